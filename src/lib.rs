@@ -1,0 +1,9 @@
+//! Thresher keeps the part of retrieved context that a question needs, word for word, with a citation for every piece.
+//!
+//! Modules in reading order; arrows between them point one way and `tests/architecture.rs` holds them.
+
+pub mod domain;
+pub mod rc;
+pub mod model;
+pub mod export;
+pub mod pipeline;
