@@ -3,6 +3,7 @@
 //! Modules in reading order; arrows between them point one way and `tests/architecture.rs` holds them.
 
 pub mod domain;
+pub mod text;
 pub mod rc;
 pub mod model;
 pub mod export;

@@ -1,0 +1,123 @@
+//! Owns the words that a full stop shortens, and the words that start a sentence even after one.
+//! Must not know where in the text they stand: `stops` asks, with the word before the stop and the word after it.
+//!
+//! Words are looked up as they are written; a word in capitals (`DR.`) also as a name would be (`Dr`).
+
+/// What a full stop after a word says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Abbreviation {
+    /// The sentence goes on: a title before a name, a word that introduces something.
+    Never,
+    /// The sentence goes on before a number, a Roman numeral or a letter.
+    Numbered,
+    /// The sentence ends before a word that clearly starts one, else it goes on.
+    Ambiguous,
+}
+
+/// The kind of abbreviation that `word` is; `None` for an ordinary word.
+pub(super) fn abbreviation(word: &str) -> Option<Abbreviation> {
+    let by_table = |word: &str| {
+        let tables = [(NEVER, Abbreviation::Never), (NUMBERED, Abbreviation::Numbered)];
+        let found = tables.into_iter().find(|(table, _)| table.contains(&word)).map(|(_, kind)| kind);
+        found.or_else(|| AMBIGUOUS.contains(&word).then_some(Abbreviation::Ambiguous))
+    };
+    by_table(word)
+        .or_else(|| by_table(&capitalized(word)?))
+        .or_else(|| is_initials(word).then_some(Abbreviation::Ambiguous))
+}
+
+/// Whether `word` starts a sentence even after an abbreviation that could also stand before a name.
+pub(super) fn is_starter(word: &str) -> bool {
+    STARTERS.contains(&word)
+}
+
+/// Whether a number after `word` is an ordinal in German: `am 3. Oktober`, `der 1. Platz`.
+pub(super) fn precedes_ordinal(word: &str) -> bool {
+    const WORDS: &[&str] = &[
+        "ab", "am", "beim", "bis", "das", "dem", "den", "der", "des", "die", "im", "vom", "zum", "zur", "Am", "Im",
+        "Das", "Der", "Die", "Vom", "Zum", "Zur", "und", "ihren", "seinen", "ihrem", "seinem",
+    ];
+    WORDS.contains(&word)
+}
+
+/// `J`, `U.S`, `a.m`, `Ph.D`, `EE.UU`: parts of one or two letters, or one letter alone.
+fn is_initials(word: &str) -> bool {
+    let short = |part: &str, chars_max| {
+        (1..=chars_max).contains(&part.chars().take(3).count()) && part.chars().all(char::is_alphabetic)
+    };
+    short(word, 1) || word.contains('.') && word.split('.').all(|part| short(part, 2))
+}
+
+/// A word in capitals as a name is written; `None` for any other word.
+fn capitalized(word: &str) -> Option<String> {
+    let (first, rest) = word.split_at_checked(1)?;
+    let shouted = word.len() > 1 && word.bytes().all(|b| b.is_ascii_uppercase());
+    shouted.then(|| first.to_owned() + &rest.to_ascii_lowercase())
+}
+
+#[rustfmt::skip]
+const NEVER: &[&str] = &[
+    // English
+    "Dr", "Drs", "Mr", "Mrs", "Ms", "Mx", "Messrs", "Prof", "Profs", "Gen", "Lt", "Col", "Maj", "Capt", "Cpt", "Sgt",
+    "Cpl", "Pvt", "Cmdr", "Cdr", "Adm", "Rev", "Hon", "Gov", "Sen", "Sens", "Rep", "Reps", "Pres", "Supt", "Insp",
+    "Msgr", "Fr", "Br", "Atty", "vs", "cf", "viz", "approx", "eg", "ie", "e.g", "i.e", "E.g", "I.e", "resp", "incl",
+    // German
+    "Hr", "Frl", "Dipl", "Ing", "ca", "bzw", "vgl", "Vgl", "ggf", "inkl", "sog", "evtl", "z.B", "Z.B", "d.h", "u.a",
+    "geb", "gest", "Mag",
+    // French
+    "MM", "Mme", "Mmes", "Mlle", "Mlles", "Mgr", "env", "p.ex",
+    // Spanish, Portuguese, Italian
+    "Sra", "Sras", "Srta", "Sres", "Dra", "Dña", "Exmo", "Exma", "aprox", "p.ej", "Sig", "Dott", "Avv",
+];
+
+#[rustfmt::skip]
+const NUMBERED: &[&str] = &[
+    // English
+    "No", "Nos", "no", "nos", "Fig", "Figs", "fig", "figs", "Tab", "tab", "Eq", "Eqs", "eq", "eqs", "Sec", "sec",
+    "Secs", "Ch", "ch", "Chap", "chap", "Vol", "vol", "Vols", "vols", "Art", "art", "Arts", "Ref", "ref", "Refs",
+    "refs", "pp", "Pp", "App", "app", "Ex", "ex", "ver", "Op", "op", "Ser", "ser", "Pt", "pt", "Rs", "est", "Mar",
+    "Sat", "Sun", "Mon", "Wed", "Def", "Thm", "Prop", "Cat", "cat", "Reg", "Ver", "Ps", "Gen", "Matt", "Cor",
+    // German
+    "Nr", "Nrn", "nr", "Abb", "Bd", "Kap", "Abs", "Anm", "Aufl", "Ziff", "Jan", "Feb", "Okt", "Dez",
+    // French, Spanish, Portuguese, Italian
+    "cap", "Cap", "pag", "Pag", "pág", "págs", "núm", "Núm", "éd", "chap", "num",
+];
+
+#[rustfmt::skip]
+const AMBIGUOUS: &[&str] = &[
+    // English
+    "Inc", "Ltd", "Corp", "Co", "Cos", "Bros", "Jr", "Sr", "Esq", "St", "Ste", "Mt", "Ft", "Ave", "Blvd", "Rd", "Hwy",
+    "Dept", "Univ", "Assn", "Jan", "Feb", "Apr", "Jun", "Jul", "Aug", "Sep", "Sept", "Oct", "Nov", "Dec", "Tues",
+    "Thurs", "al", "ed", "eds", "trans", "Calif", "Fla", "Ariz", "Conn", "Tex", "Okla", "Tenn", "Colo", "Minn", "Neb",
+    "Nev", "Kan", "Wis", "Wyo", "Va", "Ga", "Md", "Ky", "feat", "ft", "Ph.D", "Intl", "Natl", "Mfg", "PhD", "Det",
+    // German
+    "Mio", "Mrd", "Jh", "Jhd", "Jhs", "Chr", "Str", "Tel", "Hrsg", "hrsg",
+    // French, Spanish, Portuguese, Italian
+    "av", "Av", "Avda", "Ud", "Uds", "Vd", "Cía", "boul", "Sto", "Sta", "EE", "UU",
+    // Russian
+    "ул", "им", "гг", "др", "тыс", "млн", "млрд", "руб",
+];
+
+#[rustfmt::skip]
+const STARTERS: &[&str] = &[
+    // English
+    "A", "After", "Also", "Although", "And", "As", "At", "Because", "Before", "But", "By", "Despite", "During", "Each",
+    "Even", "Every", "Finally", "First", "For", "From", "He", "Her", "Here", "His", "How", "However", "If", "In", "It",
+    "Its", "It's", "Later", "Many", "Meanwhile", "Moreover", "Most", "Nevertheless", "On", "Once", "One", "Or", "Our",
+    "Several", "She", "Since", "Some", "Such", "That", "The", "Their", "Then", "There", "Therefore", "These", "They",
+    "This", "Those", "Though", "Thus", "Today", "Two", "Under", "Until", "We", "What", "When", "Where", "Which",
+    "While", "Who", "Why", "With", "You", "Your",
+    // German
+    "Aber", "Auch", "Auf", "Bei", "Das", "Dem", "Den", "Der", "Des", "Die", "Dies", "Diese", "Dieser", "Dieses",
+    "Ein", "Eine", "Er", "Es", "Im", "Ich", "Ihr", "Ihre", "Mit", "Nach", "Nur", "Sein", "Seine", "Seit", "Sie", "Und",
+    "Vom", "Wenn", "Wir", "Zum", "Zur",
+    // French
+    "Après", "Ce", "Ces", "Cet", "Cette", "Dans", "Depuis", "Elle", "Elles", "En", "Il", "Ils", "Les", "Lors", "Mais",
+    "Nous", "Pour", "Son", "Sur", "Un", "Une", "Vous",
+    // Spanish, Italian, Portuguese
+    "Además", "Aunque", "Con", "Cuando", "Desde", "Durante", "Ella", "Ellos", "Entre", "Esta", "Este", "Esto", "Pero",
+    "Según", "Sin", "Su", "Sus", "Tras", "Una", "Gli", "Nel", "Nella", "Questa", "Questo", "Também", "Ele", "Ela",
+    // Russian
+    "В", "Во", "Его", "Её", "Если", "И", "Когда", "На", "Но", "Он", "Она", "Они", "Оно", "По", "После", "При", "С",
+    "Также", "Эта", "Это", "Этот",
+];
