@@ -89,3 +89,122 @@ impl TokenSpan {
         self.start..self.end
     }
 }
+
+/// A retrieved passage as the caller sent it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chunk {
+    /// The caller's name for it; unique within a request.
+    pub id: String,
+    /// Title, read by the model in front of the text, never part of the output.
+    pub title: Option<String>,
+    /// The text that may be kept.
+    pub text: String,
+    /// Whatever the caller wants back beside the chunk.
+    pub metadata: Option<serde_json::Value>,
+}
+
+/// How much may be kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Budget {
+    /// At most this many tokens of context.
+    Tokens(usize),
+    /// At most this share of the input's tokens, in (0, 1].
+    Ratio(f64),
+    /// As much as the scores say is worth keeping.
+    Auto,
+}
+
+/// The unit that is kept or dropped as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Granularity {
+    /// Whole chunks.
+    Chunk,
+    /// Sentences.
+    #[default]
+    Sentence,
+    /// Words: the model's tokens, widened to where the text can be cut.
+    Token,
+}
+
+/// The order of chunks in the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// As the caller sent them.
+    #[default]
+    Input,
+    /// Best first.
+    Relevance,
+}
+
+/// How the context is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// `[1] text`, one block per chunk.
+    #[default]
+    Numbered,
+    /// The text alone.
+    Plain,
+    /// `<document index="1" id="...">text</document>`; the text itself is not escaped, it stays the caller's.
+    Xml,
+}
+
+/// The tokenizer that budgets and usage are counted with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenizerName {
+    /// The scoring model's own.
+    #[default]
+    Model,
+    /// OpenAI's `o200k_base`.
+    O200kBase,
+    /// OpenAI's `cl100k_base`.
+    Cl100kBase,
+}
+
+/// What to do when a request cannot be answered in time or at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnError {
+    /// An error.
+    #[default]
+    Fail,
+    /// The caller's own chunks, whole, marked as degraded.
+    Passthrough,
+}
+
+/// A question and the chunks to compress for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CompressRequest {
+    /// The question.
+    pub query: String,
+    /// The retriever's chunks, in its order.
+    pub chunks: Vec<Chunk>,
+    /// How much may be kept.
+    pub budget: Budget,
+    /// What is kept or dropped as a whole.
+    pub granularity: Granularity,
+    /// Ids of chunks that are kept whole whatever their score.
+    pub keep: Vec<String>,
+    /// Order of chunks in the context.
+    pub order: Order,
+    /// How the context is written.
+    pub format: Format,
+    /// What budgets and usage are counted with.
+    pub tokenizer: TokenizerName,
+    /// Whether per-token RC is returned.
+    pub explain: bool,
+}
+
+/// A span of the context tied to the span of the chunk that it was copied from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Piece {
+    /// Index of the chunk in the request.
+    pub chunk: usize,
+    /// Bytes of the chunk's text.
+    pub source: ByteRange,
+    /// Bytes of the context.
+    pub output: ByteRange,
+}

@@ -1,1 +1,7 @@
-fn main() {}
+//! Arguments → configuration → command. No logic of its own.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    thresher::cli::main()
+}

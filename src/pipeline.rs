@@ -1,1 +1,265 @@
-//! (being built)
+//! The life of a request, stage by stage: tokenize → blocks → logits → RC → select → assemble.
+//! HTTP, the command line, `eval` and `bench` all come through here. Stages do not know each other; this file does.
+
+pub mod assemble;
+pub mod auto;
+pub mod blocks;
+pub mod cancel;
+pub mod clock;
+pub mod count;
+pub mod explain;
+pub mod fit;
+pub mod logits;
+pub mod score;
+pub mod select;
+pub mod tokenize;
+pub mod units;
+pub mod validate;
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use self::assemble::Context;
+use self::blocks::Blocks;
+use self::cancel::Cancel;
+use self::clock::{Clock, Timings};
+use self::count::Counter;
+use self::explain::Explanation;
+use self::score::Scores;
+use self::tokenize::Passage;
+use self::units::Unit;
+use self::validate::{InvalidRequest, RequestLimits};
+use crate::domain::{ByteRange, CompressRequest};
+use crate::model::tokenizer::{ModelTokenizer, Tokens};
+use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
+use crate::rc::Estimator;
+
+/// Everything that answers requests, shared by all of them.
+pub struct Pipeline {
+    model: Arc<dyn ModelRuntime>,
+    tokenizer: Arc<ModelTokenizer>,
+    limits: RequestLimits,
+}
+
+/// A compressed context with the way back to its sources. All ranges are in bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Compressed {
+    /// The context and its pieces.
+    pub context: Context,
+    /// One per chunk of the request: in its order, or best first when asked so.
+    pub chunks: Vec<ChunkOutcome>,
+    /// Tokens before and after; none in a degraded answer, since counting may be what there was no time for.
+    pub usage: Option<Usage>,
+    /// Set when the answer is not a real one: the caller's chunks came back whole.
+    pub degraded: Option<Degraded>,
+    /// Time per stage.
+    pub timings: Timings,
+    /// Per-token RC, when asked for.
+    pub explanation: Option<Explanation>,
+}
+
+/// What became of one chunk.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChunkOutcome {
+    /// Index in the request.
+    pub index: usize,
+    /// Whether anything of it is in the context.
+    pub kept: bool,
+    /// Whether it holds nothing that could be kept.
+    pub empty: bool,
+    /// RC of the whole chunk; none when it was not scored.
+    pub score: Option<f32>,
+    /// Kept spans of its text, ascending, each with the best score of a unit in it.
+    pub spans: Vec<(ByteRange, Option<f32>)>,
+}
+
+/// Tokens of the context, before and after, counted with the caller's tokenizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Of the context if everything were kept.
+    pub tokens_in: usize,
+    /// Of the context as returned.
+    pub tokens_out: usize,
+}
+
+/// Why the caller got its own chunks back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Degraded {
+    /// The error's code.
+    pub code: &'static str,
+    /// The error's message.
+    pub message: String,
+}
+
+/// Why there is no answer.
+#[derive(Debug, Error)]
+pub enum PipelineError {
+    /// The request has to change.
+    #[error(transparent)]
+    Invalid(#[from] InvalidRequest),
+    /// The deadline has passed.
+    #[error("the deadline passed before the answer was ready")]
+    DeadlineExceeded,
+    /// The caller has gone.
+    #[error("the caller no longer waits")]
+    Cancelled,
+    /// The model failed.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+impl PipelineError {
+    /// Stable code for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Invalid(invalid) => invalid.code(),
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Cancelled => "cancelled",
+            Self::Model(_) => "model_failed",
+        }
+    }
+}
+
+/// Everything read for a request, before any of it is judged: `eval` scores the same reading in many ways.
+pub struct Reading {
+    /// The question's tokens.
+    pub question: Tokens,
+    /// The chunks' tokens and sentences.
+    pub passages: Vec<Passage>,
+    /// The chunks' keys.
+    pub blocks: Blocks,
+    /// The question over the keys.
+    pub logits: Logits,
+    /// What can be kept.
+    pub units: Vec<Unit>,
+}
+
+impl Pipeline {
+    /// Wires model, tokenizer and limits.
+    pub fn new(model: Arc<dyn ModelRuntime>, tokenizer: Arc<ModelTokenizer>, limits: RequestLimits) -> Self {
+        Self { model, tokenizer, limits }
+    }
+
+    /// The model that scores.
+    pub fn model(&self) -> &ModelInfo {
+        self.model.info()
+    }
+
+    /// The default estimator, chosen by measurement (`docs/evaluation.md`).
+    pub fn estimator(&self) -> Estimator {
+        Estimator::default()
+    }
+
+    /// Answers a request.
+    ///
+    /// # Errors
+    /// [`PipelineError::Invalid`] names what to change; a deadline or a failure of the model are said as such.
+    pub fn compress(&self, request: &CompressRequest, cancel: &Cancel) -> Result<Compressed, PipelineError> {
+        validate::check(request, &self.limits)?;
+        let mut clock = Clock::start();
+        let reading = self.read(request, cancel, &mut clock)?;
+        let scores = score::all(&reading.logits, &reading.blocks, &reading.units, self.estimator());
+        clock.lap("score");
+        cancel.check()?;
+        let fitted = self.fit(request, &reading, &scores)?;
+        clock.lap("select");
+        let explanation = request.explain.then(|| explain::tokens(&reading, self.estimator()));
+        Ok(Compressed {
+            chunks: outcomes(request, &reading, &scores, &fitted),
+            context: fitted.context,
+            usage: Some(fitted.usage),
+            degraded: None,
+            timings: clock.finish(),
+            explanation,
+        })
+    }
+
+    /// Tokens, keys and logits of a request.
+    ///
+    /// # Errors
+    /// As [`Self::compress`].
+    pub fn read(
+        &self,
+        request: &CompressRequest,
+        cancel: &Cancel,
+        clock: &mut Clock,
+    ) -> Result<Reading, PipelineError> {
+        let question = tokenize::question(&request.query, &self.tokenizer, &self.limits)?;
+        let passages = tokenize::passages(&request.chunks, &self.tokenizer, &self.limits)?;
+        clock.lap("tokenize");
+        let blocks = blocks::read(&passages, &*self.model, cancel)?;
+        clock.lap("blocks");
+        cancel.check()?;
+        let logits = logits::of_question(&question.ids, blocks.keys.view(), &*self.model)?;
+        clock.lap("logits");
+        let units = units::of(request.granularity, &request.chunks, &passages, &blocks);
+        Ok(Reading { question, passages, blocks, logits, units })
+    }
+
+    /// The best context that the request's budget allows, by `scores`.
+    ///
+    /// # Errors
+    /// [`InvalidRequest::BudgetImpossible`].
+    pub fn fit(
+        &self,
+        request: &CompressRequest,
+        reading: &Reading,
+        scores: &Scores,
+    ) -> Result<fit::Fitted, PipelineError> {
+        let counter = Counter::new(request.tokenizer, &self.tokenizer);
+        fit::budget(request, reading, scores, &counter)
+    }
+}
+
+/// The caller's own chunks, whole and in its order: the answer when there is no better one.
+pub fn passthrough(request: &CompressRequest, code: &'static str, message: String) -> Compressed {
+    let whole = |(index, chunk): (usize, &crate::domain::Chunk)| ChunkOutcome {
+        index,
+        kept: !chunk.text.is_empty(),
+        empty: chunk.text.trim().is_empty(),
+        score: None,
+        spans: match chunk.text.is_empty() {
+            true => Vec::new(),
+            false => vec![(ByteRange::new(0, chunk.text.len()), None)],
+        },
+    };
+    let chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
+    let kept: Vec<_> = chunks.iter().filter(|c| c.kept).map(kept_of).collect();
+    Compressed {
+        context: assemble::context(&request.chunks, &kept, request.format),
+        chunks,
+        usage: None,
+        degraded: Some(Degraded { code, message }),
+        timings: Timings::default(),
+        explanation: None,
+    }
+}
+
+fn kept_of(outcome: &ChunkOutcome) -> assemble::Kept {
+    assemble::Kept { chunk: outcome.index, spans: outcome.spans.iter().map(|&(span, _)| span).collect() }
+}
+
+/// One outcome per chunk: kept ones in the order of the context, the rest where the caller's order puts them.
+fn outcomes(
+    request: &CompressRequest,
+    reading: &Reading,
+    scores: &Scores,
+    fitted: &fit::Fitted,
+) -> Vec<ChunkOutcome> {
+    let mut has_units = vec![false; request.chunks.len()];
+    reading.units.iter().for_each(|unit| has_units[unit.chunk] = true);
+    let outcome = |&index: &usize| {
+        let spans = fitted.spans_of(index).iter().map(|&span| (span, best_in(reading, scores, index, span)));
+        let spans: Vec<_> = spans.collect();
+        let score = has_units[index].then(|| scores.chunks[index]);
+        ChunkOutcome { index, kept: !spans.is_empty(), empty: !has_units[index], score, spans }
+    };
+    fitted.order.iter().map(outcome).collect()
+}
+
+fn best_in(reading: &Reading, scores: &Scores, chunk: usize, span: ByteRange) -> Option<f32> {
+    let inside = reading.units.iter().zip(&scores.units);
+    inside.filter(|(unit, _)| unit.chunk == chunk && unit.bytes.overlaps(span)).map(|(_, &s)| s).max_by(f32::total_cmp)
+}
+

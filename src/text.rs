@@ -10,12 +10,15 @@ mod abbreviations;
 mod bound;
 mod lines;
 mod stops;
+mod words;
 
 #[cfg(test)]
 mod tests;
 
 use crate::domain::ByteRange;
 use lines::{Kind, Piece};
+
+pub use words::words;
 
 /// The most bytes that [`sentences`] puts in one sentence, unless a single grapheme cluster is longer.
 pub const SENTENCE_BYTES_MAX: usize = 2000;

@@ -1,0 +1,184 @@
+//! Request bodies: strict about names and types, with the place of the first mistake.
+
+use std::fmt;
+
+use serde::de::{self, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::{Deserialize, Deserializer};
+use thiserror::Error;
+
+use crate::domain::{
+    Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName,
+};
+use crate::text::offsets::OffsetUnit;
+
+/// Body of `POST /v1/compress`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompressBody {
+    query: String,
+    chunks: Vec<ChunkBody>,
+    #[serde(default)]
+    budget: Option<BudgetBody>,
+    #[serde(default)]
+    granularity: Granularity,
+    #[serde(default)]
+    keep: Vec<String>,
+    #[serde(default)]
+    order: Order,
+    #[serde(default)]
+    format: Format,
+    #[serde(default)]
+    tokenizer: TokenizerName,
+    #[serde(default)]
+    offsets: OffsetUnit,
+    #[serde(default)]
+    explain: bool,
+    #[serde(default)]
+    deadline_ms: Option<u64>,
+    #[serde(default)]
+    on_error: OnError,
+}
+
+/// What a request says about being served, apart from what it asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServeOptions {
+    /// Unit of every offset in the answer.
+    pub offsets: OffsetUnit,
+    /// Milliseconds that the caller waits.
+    pub deadline_ms: Option<u64>,
+    /// What it wants when there is no answer in time.
+    pub on_error: OnError,
+}
+
+/// A chunk: an object, or its text alone.
+#[derive(Debug, Clone)]
+struct ChunkBody(ChunkFields);
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChunkFields {
+    #[serde(default)]
+    id: Option<String>,
+    #[serde(default)]
+    title: Option<String>,
+    text: String,
+    #[serde(default)]
+    metadata: Option<serde_json::Value>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BudgetBody {
+    tokens: Option<usize>,
+    ratio: Option<f64>,
+    auto: Option<bool>,
+}
+
+/// A body that does not have the shape of a request.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{message}")]
+pub struct RequestError {
+    /// Stable code for programs.
+    pub code: &'static str,
+    /// What is wrong.
+    pub message: String,
+    /// Where, as a path into the body.
+    pub param: Option<String>,
+}
+
+/// Parses any of this module's bodies.
+///
+/// # Errors
+/// [`RequestError`] with the path of the first value that does not fit.
+pub fn parse<T: de::DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let inner = error.into_inner();
+        let param = (inner.is_data() && path != ".").then_some(path);
+        RequestError { code: code_of(&inner), message: inner.to_string(), param }
+    })?;
+    json.end().map_err(|error| RequestError { code: "invalid_json", message: error.to_string(), param: None })?;
+    Ok(value)
+}
+
+/// serde tells kinds of errors apart by their words only.
+fn code_of(error: &serde_json::Error) -> &'static str {
+    let message = error.to_string();
+    match () {
+        () if !error.is_data() => "invalid_json",
+        () if message.starts_with("unknown field") => "unknown_field",
+        () if message.starts_with("missing field") => "missing_field",
+        () if message.starts_with("unknown variant") => "unknown_value",
+        () if message.starts_with("duplicate field") => "duplicate_field",
+        () => "wrong_type",
+    }
+}
+
+impl CompressBody {
+    /// The question and how to answer it.
+    ///
+    /// # Errors
+    /// When the budget names none or several of its forms.
+    pub fn into_domain(self) -> Result<(CompressRequest, ServeOptions), RequestError> {
+        let chunk = |(index, ChunkBody(fields)): (usize, ChunkBody)| Chunk {
+            id: fields.id.unwrap_or_else(|| index.to_string()),
+            title: fields.title,
+            text: fields.text,
+            metadata: fields.metadata,
+        };
+        let request = CompressRequest {
+            query: self.query,
+            chunks: self.chunks.into_iter().enumerate().map(chunk).collect(),
+            budget: self.budget.map_or(Ok(Budget::Auto), BudgetBody::into_domain)?,
+            granularity: self.granularity,
+            keep: self.keep,
+            order: self.order,
+            format: self.format,
+            tokenizer: self.tokenizer,
+            explain: self.explain,
+        };
+        let options =
+            ServeOptions { offsets: self.offsets, deadline_ms: self.deadline_ms, on_error: self.on_error };
+        Ok((request, options))
+    }
+}
+
+impl BudgetBody {
+    fn into_domain(self) -> Result<Budget, RequestError> {
+        match self {
+            Self { tokens: Some(tokens), ratio: None, auto: None } => Ok(Budget::Tokens(tokens)),
+            Self { tokens: None, ratio: Some(ratio), auto: None } => Ok(Budget::Ratio(ratio)),
+            Self { tokens: None, ratio: None, auto: Some(true) } => Ok(Budget::Auto),
+            _ => Err(RequestError {
+                code: "budget_ambiguous",
+                message: "budget takes exactly one of \"tokens\": N, \"ratio\": R and \"auto\": true".to_owned(),
+                param: Some("budget".to_owned()),
+            }),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ChunkBody {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ChunkVisitor)
+    }
+}
+
+struct ChunkVisitor;
+
+impl<'de> Visitor<'de> for ChunkVisitor {
+    type Value = ChunkBody;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a chunk: an object with \"text\", or a string")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<ChunkBody, E> {
+        Ok(ChunkBody(ChunkFields { text: text.to_owned(), ..ChunkFields::default() }))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ChunkBody, A::Error> {
+        ChunkFields::deserialize(MapAccessDeserializer::new(map)).map(ChunkBody)
+    }
+}

@@ -1,0 +1,240 @@
+//! Answers: offsets in the caller's unit, every citation with its text.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::domain::{ByteRange, Chunk, CompressRequest};
+use crate::model::ModelInfo;
+use crate::pipeline::explain::{ChunkExplanation, Explanation};
+use crate::pipeline::clock::Timings;
+use crate::pipeline::{ChunkOutcome, Compressed, Usage};
+use crate::text::offsets::{OffsetMap, OffsetUnit};
+
+/// Answer of `POST /v1/compress`.
+#[derive(Debug, Clone, Serialize)]
+pub struct CompressAnswer {
+    context: String,
+    chunks: Vec<ChunkAnswer>,
+    citations: Vec<CitationAnswer>,
+    usage: Option<UsageAnswer>,
+    rc: RcAnswer,
+    degraded: Option<ErrorBody>,
+    timing_ms: TimingMs,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explain: Option<ExplainAnswer>,
+}
+
+/// `{"error": {...}}`.
+#[derive(Debug, Clone, Serialize)]
+pub struct ErrorAnswer {
+    /// The error.
+    pub error: ErrorBody,
+}
+
+/// An error for programs (`code`), for people (`message`), and where it is (`param`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "said above")]
+pub struct ErrorBody {
+    pub code: &'static str,
+    pub message: String,
+    pub param: Option<String>,
+}
+
+/// Milliseconds per stage, and `total`.
+#[derive(Debug, Clone, Serialize)]
+pub struct TimingMs(Map<String, Value>);
+
+#[derive(Debug, Clone, Serialize)]
+struct ChunkAnswer {
+    id: String,
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
+    kept: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    empty: bool,
+    score: Option<f32>,
+    text: String,
+    spans: Vec<SpanAnswer>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Value>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Range {
+    start: usize,
+    end: usize,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct SpanAnswer {
+    start: usize,
+    end: usize,
+    score: Option<f32>,
+    output: Range,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct CitationAnswer {
+    marker: usize,
+    chunk: String,
+    source: Range,
+    output: Range,
+    text: String,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct UsageAnswer {
+    tokens_in: usize,
+    tokens_out: usize,
+    ratio: f64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct RcAnswer {
+    estimator: String,
+    model: String,
+    fingerprint: String,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct ExplainAnswer {
+    query: Vec<Range>,
+    chunks: Vec<ExplainChunk>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct ExplainChunk {
+    id: String,
+    tokens: Vec<ExplainToken>,
+    query: Vec<ExplainQueryToken>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct ExplainToken {
+    start: usize,
+    end: usize,
+    rc: f32,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct ExplainQueryToken {
+    rc: f32,
+    source: Option<Range>,
+}
+
+/// A text and the unit in which places in it are told.
+struct Places<'a>(OffsetMap<'a>);
+
+impl<'a> Places<'a> {
+    fn new(text: &'a str, unit: OffsetUnit) -> Self {
+        Self(OffsetMap::new(text, unit))
+    }
+
+    fn range(&self, bytes: ByteRange) -> Range {
+        Range { start: self.0.from_byte(bytes.start), end: self.0.from_byte(bytes.end) }
+    }
+}
+
+impl CompressAnswer {
+    /// Puts an outcome into words. `estimator` is the one that scored.
+    pub fn new(
+        request: &CompressRequest,
+        compressed: Compressed,
+        unit: OffsetUnit,
+        model: &ModelInfo,
+        estimator: String,
+    ) -> Self {
+        let output = Places::new(&compressed.context.text, unit);
+        let sources: Vec<_> = request.chunks.iter().map(|chunk| Places::new(&chunk.text, unit)).collect();
+        // Pieces stand in the context in the order of the outcomes and of their spans.
+        let mut pieces = compressed.context.pieces.iter();
+        let (mut chunks, mut citations, mut marker) = (Vec::new(), Vec::new(), 0);
+        for outcome in &compressed.chunks {
+            marker += usize::from(outcome.kept);
+            let chunk = &request.chunks[outcome.index];
+            let pieces: Vec<_> = pieces.by_ref().take(outcome.spans.len()).collect();
+            let mut spans = Vec::with_capacity(pieces.len());
+            for (piece, &(_, score)) in pieces.iter().zip(&outcome.spans) {
+                let (source, out) = (sources[outcome.index].range(piece.source), output.range(piece.output));
+                let text = piece.source.of(&chunk.text).to_owned();
+                spans.push(SpanAnswer { start: source.start, end: source.end, score, output: out });
+                citations.push(CitationAnswer { marker, chunk: chunk.id.clone(), source, output: out, text });
+            }
+            let text = match (pieces.first(), pieces.last()) {
+                (Some(first), Some(last)) => &compressed.context.text[first.output.start..last.output.end],
+                _ => "",
+            };
+            chunks.push(ChunkAnswer::new(chunk, outcome, text, spans));
+        }
+        let explain = compressed.explanation.as_ref().map(|e| ExplainAnswer::new(request, e, unit, &sources));
+        let usage = compressed.usage.map(UsageAnswer::from);
+        let degraded = compressed.degraded.map(|d| ErrorBody { code: d.code, message: d.message, param: None });
+        let rc = RcAnswer { estimator, model: model.name.clone(), fingerprint: model.fingerprint.clone() };
+        let timing_ms = TimingMs::from(&compressed.timings);
+        Self { chunks, citations, usage, rc, degraded, timing_ms, explain, context: compressed.context.text }
+    }
+
+    /// The context alone.
+    pub fn context(&self) -> &str {
+        &self.context
+    }
+}
+
+impl ChunkAnswer {
+    fn new(chunk: &Chunk, outcome: &ChunkOutcome, text: &str, spans: Vec<SpanAnswer>) -> Self {
+        Self {
+            id: chunk.id.clone(),
+            index: outcome.index,
+            title: chunk.title.clone(),
+            kept: outcome.kept,
+            empty: outcome.empty,
+            score: outcome.score,
+            text: text.to_owned(),
+            spans,
+            metadata: chunk.metadata.clone(),
+        }
+    }
+}
+
+impl ExplainAnswer {
+    fn new(request: &CompressRequest, explanation: &Explanation, unit: OffsetUnit, sources: &[Places]) -> Self {
+        let question = Places::new(&request.query, unit);
+        let chunk = |(index, chunk): (usize, &ChunkExplanation)| {
+            let place = |bytes: ByteRange| sources[index].range(bytes);
+            let token = |&(bytes, rc): &(ByteRange, f32)| {
+                let Range { start, end } = place(bytes);
+                ExplainToken { start, end, rc }
+            };
+            let asked = |&(rc, anchor): &(f32, Option<ByteRange>)| ExplainQueryToken { rc, source: anchor.map(place) };
+            ExplainChunk {
+                id: request.chunks[index].id.clone(),
+                tokens: chunk.tokens.iter().map(token).collect(),
+                query: chunk.question.iter().map(asked).collect(),
+            }
+        };
+        Self {
+            query: explanation.question.iter().map(|&bytes| question.range(bytes)).collect(),
+            chunks: explanation.chunks.iter().enumerate().map(chunk).collect(),
+        }
+    }
+}
+
+impl From<Usage> for UsageAnswer {
+    fn from(usage: Usage) -> Self {
+        let Usage { tokens_in, tokens_out } = usage;
+        let ratio = if tokens_in == 0 { 0.0 } else { tokens_out as f64 / tokens_in as f64 };
+        Self { tokens_in, tokens_out, ratio: (ratio * 1e4).round() / 1e4 }
+    }
+}
+
+impl From<&Timings> for TimingMs {
+    fn from(timings: &Timings) -> Self {
+        let ms = |time: &Duration| Value::from((time.as_secs_f64() * 1e6).round() / 1e3);
+        let mut all: Map<_, _> = timings.stages.iter().map(|(stage, time)| ((*stage).to_owned(), ms(time))).collect();
+        all.insert("total".to_owned(), ms(&timings.total));
+        Self(all)
+    }
+}

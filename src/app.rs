@@ -1,0 +1,169 @@
+//! Builds and wires the parts: the only place that sees the whole configuration.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use axum::Router;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::admission::Admission;
+use crate::config::Config;
+use crate::domain::{
+    Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName,
+};
+use crate::http::{self, ServeLimits, Service};
+use crate::model::contract::Contract;
+use crate::model::ort::{OrtRuntime, OrtSettings};
+use crate::model::tokenizer::ModelTokenizer;
+use crate::pipeline::Pipeline;
+use crate::pipeline::cancel::Cancel;
+use crate::telemetry::{self, Prometheus};
+
+/// How often recorded samples are moved into their histograms.
+const METRICS_UPKEEP: Duration = Duration::from_secs(5);
+
+/// Loads the model and wires the pipeline.
+///
+/// # Errors
+/// What is missing or does not fit, and what to do about it.
+pub fn pipeline(config: &Config) -> anyhow::Result<Pipeline> {
+    let settings = OrtSettings {
+        runtime_lib: config.model.runtime_lib(),
+        model_dir: config.model.dir.clone(),
+        workers: config.model.workers(),
+    };
+    let runtime = OrtRuntime::load(&settings)?;
+    let tokenizer = tokenizer(&config.model.dir)?;
+    Ok(Pipeline::new(Arc::new(runtime), Arc::new(tokenizer), config.limits.clone()))
+}
+
+fn tokenizer(model_dir: &Path) -> anyhow::Result<ModelTokenizer> {
+    let contract = Contract::load(model_dir)?;
+    Ok(ModelTokenizer::from_file(&model_dir.join(&contract.tokenizer.file))?)
+}
+
+/// One real request through the whole pipeline.
+///
+/// # Errors
+/// What failed; a model that cannot answer this can answer nothing.
+pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
+    let started = Instant::now();
+    let chunk = |id: &str, text: &str| Chunk { id: id.into(), title: None, text: text.into(), metadata: None };
+    let request = CompressRequest {
+        query: "Which sentence answers?".to_owned(),
+        chunks: vec![chunk("a", "This sentence answers."), chunk("b", "Another one does not. It only stands here.")],
+        budget: Budget::Auto,
+        granularity: Granularity::Sentence,
+        keep: Vec::new(),
+        order: Order::Input,
+        format: Format::Numbered,
+        tokenizer: TokenizerName::Model,
+        explain: false,
+    };
+    pipeline.compress(&request, &Cancel::default()).context("the warm-up request failed")?;
+    Ok(started.elapsed())
+}
+
+/// Listens, loads the model, serves until `stop`, drains. The listeners are bound first: a port in use is said at once,
+/// and probes get an answer while the model loads.
+///
+/// # Errors
+/// A listener that cannot be bound, a model that cannot be loaded.
+pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
+    let public = bind("http.listen", config.http.listen).await?;
+    let admin = bind("admin.listen", config.admin.listen).await?;
+    let metrics = telemetry::install_metrics()?;
+    let service = service(&config);
+    let (stopped, drained) = stop_signals(stop, service.admission.clone());
+    let admin_router = admin_router(&service, &metrics);
+    tracing::info!(http = %public.local_addr()?, admin = %admin.local_addr()?, "listening");
+    let serving = [
+        tokio::spawn(run(public, http::router(service.clone()), stopped.clone())),
+        tokio::spawn(run(admin, admin_router, drained.subscribe())),
+    ];
+    tokio::spawn(upkeep(metrics));
+    load(config.clone(), service).await?;
+    let [public, _admin] = serving;
+    let mut stopped = stopped;
+    let _ = stopped.wait_for(|stop| *stop).await;
+    let drain = Duration::from_millis(config.http.drain_ms_max);
+    match tokio::time::timeout(drain, public).await {
+        Ok(served) => served??,
+        Err(_elapsed) => tracing::warn!(drain_ms_max = config.http.drain_ms_max, "requests in flight were cut off"),
+    }
+    drained.send_replace(true);
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn service(config: &Config) -> Service {
+    let admission = &config.admission;
+    Service {
+        pipeline: Arc::new(OnceLock::new()),
+        admission: Admission::new(admission.concurrency_max(), admission.queue_max),
+        limits: ServeLimits {
+            body_bytes_max: config.http.body_bytes_max,
+            deadline_default: Duration::from_millis(admission.deadline_ms_default),
+            deadline_max: Duration::from_millis(admission.deadline_ms_max),
+        },
+    }
+}
+
+fn admin_router(service: &Service, metrics: &Prometheus) -> Router {
+    let metrics = metrics.clone();
+    http::admin::router(http::admin::Admin {
+        service: service.clone(),
+        render: Arc::new(move || metrics.render()),
+    })
+}
+
+async fn load(config: Config, service: Service) -> anyhow::Result<()> {
+    tokio::task::spawn_blocking(move || {
+        let started = Instant::now();
+        let pipeline = pipeline(&config)?;
+        let warm_up = warm_up(&pipeline)?;
+        let (model, ms) = (pipeline.model().name.clone(), started.elapsed().as_millis() as u64);
+        tracing::info!(model, ms, warm_up_ms = warm_up.as_millis() as u64, "ready");
+        let _ = service.pipeline.set(pipeline);
+        Ok(())
+    })
+    .await?
+}
+
+/// The first channel says "take nobody new", the second "everybody is done".
+fn stop_signals(
+    stop: impl Future<Output = ()> + Send + 'static,
+    admission: Admission,
+) -> (watch::Receiver<bool>, watch::Sender<bool>) {
+    let (stopping, stopped) = watch::channel(false);
+    tokio::spawn(async move {
+        stop.await;
+        tracing::info!("draining");
+        admission.drain();
+        stopping.send_replace(true);
+    });
+    (stopped, watch::Sender::new(false))
+}
+
+async fn run(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
+    let stop = async move {
+        let _ = stop.wait_for(|stop| *stop).await;
+    };
+    axum::serve(listener, router).with_graceful_shutdown(stop).await
+}
+
+async fn upkeep(metrics: Prometheus) {
+    loop {
+        tokio::time::sleep(METRICS_UPKEEP).await;
+        metrics.upkeep();
+    }
+}
+
+async fn bind(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ({setting})"))
+}

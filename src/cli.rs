@@ -1,0 +1,62 @@
+//! The command line: thin callers of the library.
+
+mod compress;
+mod doctor;
+mod eval;
+mod export;
+mod serve;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::Config;
+
+/// Keeps the part of retrieved context that a question needs, word for word, with a citation for every piece.
+#[derive(Parser)]
+#[command(name = "thresher", version)]
+struct Args {
+    /// Settings; without it the defaults hold. The environment wins over both: THRESHER__SECTION__NAME=value.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the daemon.
+    Serve,
+    /// Compress one request: JSON in, JSON out, as POST /v1/compress.
+    Compress(compress::Args),
+    /// Turn a Hugging Face model folder into graphs and a contract.
+    Export(export::Args),
+    /// Measure selection, compression and attribution on labelled data, against other methods.
+    Eval(eval::Args),
+    /// Say what is installed, what is missing and what to do.
+    Doctor,
+}
+
+/// Runs what the arguments say. Errors go to stderr, in one line each.
+pub fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let config = || Config::load(args.config.as_deref(), std::env::vars());
+    match args.command {
+        Command::Serve => serve::run(config()?),
+        Command::Compress(args) => compress::run(&config()?, &args),
+        Command::Export(args) => export::run(&args),
+        Command::Eval(args) => eval::run(&config()?, &args),
+        Command::Doctor => doctor::run(config()),
+    }
+}

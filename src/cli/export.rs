@@ -1,0 +1,30 @@
+//! `thresher export`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::export::{ExportOptions, export};
+use crate::model::contract::Weights;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Hugging Face folder: config.json, model.safetensors (or shards), tokenizer.json.
+    #[arg(value_name = "DIR")]
+    source: PathBuf,
+    /// Folder to write; one that this command wrote before is replaced.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Name in the contract; the name of the output folder if not given.
+    #[arg(long)]
+    name: Option<String>,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let folder = || args.out.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+    let name = args.name.clone().or_else(folder).context("--out has no last part to name the model after; use --name")?;
+    let contract = export(&args.source, &args.out, &ExportOptions { weights: Weights::F32, name })?;
+    println!("{}: {} in {}", contract.name, contract.architecture, args.out.display());
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,23 @@
+//! `thresher serve`.
+
+use std::process::ExitCode;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config::Config;
+use crate::{app, telemetry};
+
+pub fn run(config: Config) -> anyhow::Result<ExitCode> {
+    let _traces = telemetry::install_tracing(&config.telemetry)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let served = runtime.block_on(async {
+        let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let stop = async move {
+            tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        };
+        app::serve(config, stop).await
+    });
+    // Work that outlived the drain is not waited for.
+    runtime.shutdown_background();
+    served.map(|()| ExitCode::SUCCESS)
+}

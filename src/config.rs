@@ -1,0 +1,254 @@
+//! Every setting, its default and its unit: from a TOML file, then the environment, then checked as a whole.
+//! Knows no part of the program but their settings.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::pipeline::validate::RequestLimits;
+
+/// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
+const ENV_PREFIX: &str = "THRESHER__";
+
+/// All settings. `config/thresher.toml` shows them with their defaults; a test holds the two together.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The public listener.
+    pub http: Http,
+    /// The listener for operators.
+    pub admin: Admin,
+    /// The model and its runtime.
+    pub model: Model,
+    /// Bounds of one request.
+    pub limits: RequestLimits,
+    /// How many requests at once.
+    pub admission: Admission,
+    /// Logs and traces.
+    pub telemetry: Telemetry,
+}
+
+/// The public listener.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Http {
+    /// Address and port.
+    pub listen: SocketAddr,
+    /// Bytes of one request body.
+    pub body_bytes_max: usize,
+    /// Milliseconds that requests in flight get after SIGTERM.
+    pub drain_ms_max: u64,
+}
+
+/// The listener for operators: `/livez`, `/readyz`, `/metrics`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Admin {
+    /// Address and port.
+    pub listen: SocketAddr,
+}
+
+/// The model and its runtime.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Model {
+    /// Folder with `contract.toml`.
+    pub dir: PathBuf,
+    /// Shared library of ONNX Runtime; empty: `THRESHER_RUNTIME_LIB`, else where `make provision` puts it.
+    pub runtime_lib: PathBuf,
+    /// Worker threads, each with sessions of its own; 0: one per core.
+    pub workers: usize,
+}
+
+/// How many requests at once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Admission {
+    /// Requests that are worked on at the same time; 0: two per core, so that one can tokenize while another reads.
+    pub concurrency_max: usize,
+    /// Requests that wait for their turn; one more is answered 429.
+    pub queue_max: usize,
+    /// Milliseconds that a request may take, waiting included, when it names no deadline.
+    pub deadline_ms_default: u64,
+    /// The longest deadline that a request may name.
+    pub deadline_ms_max: u64,
+}
+
+/// Logs and traces.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Telemetry {
+    /// Which events are logged: a level, or directives such as `info,thresher=debug`.
+    pub log: String,
+    /// `json` or `text`.
+    pub log_format: LogFormat,
+    /// OTLP endpoint for traces, over HTTP, such as `http://127.0.0.1:4318/v1/traces`; empty: none.
+    pub otlp_endpoint: String,
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For reading.
+    Text,
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self { listen: ([127, 0, 0, 1], 8080).into(), body_bytes_max: 8 * 1024 * 1024, drain_ms_max: 10_000 }
+    }
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self { listen: ([127, 0, 0, 1], 8081).into() }
+    }
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self { dir: "models/minilm-l6".into(), runtime_lib: PathBuf::new(), workers: 0 }
+    }
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Self { concurrency_max: 0, queue_max: 64, deadline_ms_default: 10_000, deadline_ms_max: 120_000 }
+    }
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self { log: "info".to_owned(), log_format: LogFormat::Json, otlp_endpoint: String::new() }
+    }
+}
+
+/// Why settings are refused.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("{path} is not TOML: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// A setting does not exist or has the wrong type.
+    #[error("{place}: {reason}")]
+    Setting {
+        /// The setting and where it was given.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Two settings contradict each other, or one is out of range.
+    #[error("{0}")]
+    Relation(String),
+}
+
+impl Config {
+    /// Defaults, then `path` if given, then `environment`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the setting and where it was given.
+    pub fn load(
+        path: Option<&Path>,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let mut table = path.map_or(Ok(toml::Table::new()), read)?;
+        for (name, value) in environment.filter(|(name, _)| name.starts_with(ENV_PREFIX)) {
+            set(&mut table, &name, &value)?;
+        }
+        let config: Self = serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
+            let place = error.path().to_string();
+            ConfigError::Setting { place, reason: error.into_inner().to_string().trim().to_owned() }
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let Self { http, admin, limits, admission, .. } = self;
+        let rules = [
+            (http.listen == admin.listen && http.listen.port() != 0, "http.listen and admin.listen are the same address"),
+            (http.body_bytes_max == 0, "http.body_bytes_max is 0: no request could be sent"),
+            (limits.chunk_count_max == 0, "limits.chunk_count_max is 0: no request could be answered"),
+            (limits.query_tokens_max == 0, "limits.query_tokens_max is 0: no request could be answered"),
+            (limits.input_tokens_max == 0, "limits.input_tokens_max is 0: no request could be answered"),
+            (admission.deadline_ms_default == 0, "admission.deadline_ms_default is 0: every request would be late"),
+            (
+                admission.deadline_ms_default > admission.deadline_ms_max,
+                "admission.deadline_ms_default is greater than admission.deadline_ms_max",
+            ),
+        ];
+        match rules.into_iter().find(|(broken, _)| *broken) {
+            Some((_, message)) => Err(ConfigError::Relation(message.to_owned())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Model {
+    /// The library to load: the setting, else `THRESHER_RUNTIME_LIB`, else where provisioning puts it.
+    pub fn runtime_lib(&self) -> PathBuf {
+        if !self.runtime_lib.as_os_str().is_empty() {
+            return self.runtime_lib.clone();
+        }
+        let file = if cfg!(target_os = "macos") { "libonnxruntime.dylib" } else { "libonnxruntime.so" };
+        std::env::var_os("THRESHER_RUNTIME_LIB")
+            .map_or_else(|| Path::new("models/.cache/onnxruntime").join(file), PathBuf::from)
+    }
+
+    /// Worker threads, resolved.
+    pub fn workers(&self) -> usize {
+        if self.workers == 0 { cores() } else { self.workers }
+    }
+}
+
+impl Admission {
+    /// Requests at the same time, resolved.
+    pub fn concurrency_max(&self) -> usize {
+        if self.concurrency_max == 0 { 2 * cores() } else { self.concurrency_max }
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+fn read(path: &Path) -> Result<toml::Table, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    text.parse().map_err(|source| ConfigError::Parse { path: path.into(), source: Box::new(source) })
+}
+
+/// Sets one setting from the environment. A value that reads as a TOML number, boolean or array is one; any other is text.
+fn set(table: &mut toml::Table, name: &str, value: &str) -> Result<(), ConfigError> {
+    let path = name[ENV_PREFIX.len()..].to_ascii_lowercase();
+    let parsed = format!("v = {value}").parse::<toml::Table>().ok().filter(|table| table.len() == 1);
+    let value = parsed.and_then(|mut table| table.remove("v")).unwrap_or_else(|| value.to_owned().into());
+    let mut table = table;
+    let (parents, leaf) = path.rsplit_once("__").unwrap_or(("", &path));
+    for parent in parents.split("__").filter(|p| !p.is_empty()) {
+        let entry = table.entry(parent).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        table = entry.as_table_mut().ok_or_else(|| ConfigError::Setting {
+            place: format!("environment variable {name}"),
+            reason: format!("{parent} is not a section"),
+        })?;
+    }
+    table.insert(leaf.to_owned(), value);
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! Measures selection, compression and attribution on labelled questions, through the pipeline that answers requests.
+//! Every quality claim of the project is printed here, with its interval.
+
+pub mod data;
+mod attribution;
+mod bootstrap;
+mod methods;
+mod plot;
+mod report;
+mod selection;
+
+use std::path::Path;
+
+use anyhow::Context;
+
+pub use self::plot::svg;
+pub use self::report::{Report, table};
+use crate::pipeline::Pipeline;
+
+/// Evaluates one file. `progress` is told after every row how many are done.
+///
+/// # Errors
+/// A file that cannot be read or is not of the shapes known here, with the line; a failure of the model.
+pub fn file(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) -> anyhow::Result<Report> {
+    let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    let report = match data::read(path)? {
+        data::Rows::Selection(rows) => selection::evaluate(&rows, pipeline, progress),
+        data::Rows::Attribution(rows) => attribution::evaluate(&rows, pipeline, progress),
+    };
+    let mut report = report.with_context(|| format!("evaluating {}", path.display()))?;
+    report.data = name;
+    Ok(report)
+}

@@ -1,0 +1,108 @@
+//! Which chunk did each labelled span of an answer come from? The answer takes the question's place: its tokens ask, the
+//! chunks' keys reply.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use ndarray::s;
+
+use super::bootstrap::estimate;
+use super::data::{AttributionRow, LabelledChunk, LabelledSpan};
+use super::methods::{self, Method};
+use super::report::{MethodReport, Report};
+use crate::domain::{Budget, ByteRange, CompressRequest, Format, Granularity, Order, TokenSpan, TokenizerName};
+use crate::pipeline::cancel::Cancel;
+use crate::pipeline::clock::Clock;
+use crate::pipeline::{Pipeline, Reading};
+use crate::rc::{self, Estimator};
+use crate::text::offsets::{OffsetMap, OffsetUnit};
+
+/// All methods that rank chunks for a span, on all rows; an answer's spans weigh the same, whatever row they stand in.
+pub fn evaluate(rows: &[AttributionRow], pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) -> Result<Report> {
+    let methods: Vec<_> =
+        methods::all(pipeline.estimator()).into_iter().filter(|method| *method != Method::Cosine).collect();
+    let mut right = vec![Vec::new(); methods.len()];
+    let mut ms = vec![0.0; methods.len()];
+    for (done, row) in rows.iter().enumerate() {
+        let started = Instant::now();
+        let reading = pipeline.read(&request(row), &Cancel::default(), &mut Clock::start())?;
+        let read_ms = started.elapsed().as_secs_f64() * 1e3;
+        let texts: Vec<_> = row.chunks.iter().map(LabelledChunk::full_text).collect();
+        for ((method, right), ms) in methods.iter().zip(&mut right).zip(&mut ms) {
+            let started = Instant::now();
+            for span in &row.spans {
+                let Some(scores) = scores(*method, row, span, &reading, &texts)? else { continue };
+                right.push(f64::from(u8::from(best(&scores) == Some(span.chunk))));
+            }
+            *ms += started.elapsed().as_secs_f64() * 1e3 + if method.reads() { read_ms } else { 0.0 };
+        }
+        progress(done + 1, rows.len());
+    }
+    let report = |((method, right), ms): ((&Method, &Vec<f64>), &f64)| {
+        let report =
+            MethodReport { accuracy: Some(estimate(right)), ms: ms / rows.len() as f64, ..MethodReport::default() };
+        (method.to_string(), report)
+    };
+    Ok(Report {
+        data: String::new(),
+        rows: rows.len(),
+        default: methods[0].to_string(),
+        methods: methods.iter().zip(&right).zip(&ms).map(report).collect(),
+        auto: None,
+    })
+}
+
+/// One score per chunk, or none when the span holds no token.
+fn scores(
+    method: Method,
+    row: &AttributionRow,
+    span: &LabelledSpan,
+    reading: &Reading,
+    texts: &[String],
+) -> Result<Option<Vec<f32>>> {
+    let bytes = OffsetMap::new(&row.answer, OffsetUnit::Codepoint).to_bytes(span.start..span.end)?;
+    let Some(tokens) = tokens_in(reading, bytes) else { return Ok(None) };
+    let cross = reading.logits.cross.slice(s![.., tokens.range(), ..]);
+    let own = reading.logits.own.slice(s![.., tokens.range(), ..]);
+    let segments = &reading.blocks.passages;
+    Ok(Some(match method {
+        Method::Bm25 => methods::bm25(bytes.of(&row.answer), texts)?,
+        Method::Rc(estimator) => rc_scores(cross, own, segments, estimator),
+        Method::MaxSim | Method::Cosine => rc::raw_maxsim(&rc::peaks(cross, segments)),
+    }))
+}
+
+fn rc_scores(
+    cross: ndarray::ArrayView3<f32>,
+    own: ndarray::ArrayView3<f32>,
+    segments: &[TokenSpan],
+    estimator: Estimator,
+) -> Vec<f32> {
+    rc::score(cross, own, segments, estimator).scores
+}
+
+fn tokens_in(reading: &Reading, bytes: ByteRange) -> Option<TokenSpan> {
+    let offsets = &reading.question.offsets;
+    let first = offsets.partition_point(|token| token.end <= bytes.start);
+    let after = offsets.partition_point(|token| token.start < bytes.end);
+    (first < after).then(|| TokenSpan::new(first, after))
+}
+
+fn best(scores: &[f32]) -> Option<usize> {
+    let better = |best: usize, i: usize| if scores[i] > scores[best] { i } else { best };
+    (0..scores.len()).reduce(better)
+}
+
+fn request(row: &AttributionRow) -> CompressRequest {
+    CompressRequest {
+        query: row.answer.clone(),
+        chunks: row.chunks.iter().map(LabelledChunk::chunk).collect(),
+        budget: Budget::Auto,
+        granularity: Granularity::Chunk,
+        keep: Vec::new(),
+        order: Order::Input,
+        format: Format::Plain,
+        tokenizer: TokenizerName::Model,
+        explain: false,
+    }
+}

@@ -1,0 +1,42 @@
+//! The listener for operators: is it alive, is it ready, what does it count.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::get;
+use metrics::gauge;
+
+use super::Service;
+
+/// What the admin routes need.
+#[derive(Clone)]
+pub struct Admin {
+    /// The public listener's state.
+    pub service: Service,
+    /// Writes all metrics in Prometheus' text format.
+    pub render: Arc<dyn Fn() -> String + Send + Sync>,
+}
+
+/// `/livez`, `/readyz`, `/metrics`.
+pub fn router(admin: Admin) -> Router {
+    Router::new()
+        .route("/livez", get(async || "ok\n"))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .with_state(admin)
+}
+
+async fn ready(State(admin): State<Admin>) -> (StatusCode, &'static str) {
+    match admin.service {
+        ref service if service.admission.is_draining() => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+        ref service if service.pipeline.get().is_none() => (StatusCode::SERVICE_UNAVAILABLE, "loading the model\n"),
+        _ => (StatusCode::OK, "ok\n"),
+    }
+}
+
+async fn metrics(State(admin): State<Admin>) -> String {
+    gauge!("requests_waiting").set(admin.service.admission.waiting() as f64);
+    (admin.render)()
+}

@@ -1,0 +1,149 @@
+//! The one table from errors to statuses.
+
+use std::any::Any;
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::header::RETRY_AFTER;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+
+use crate::admission::Refusal;
+use crate::api::{ErrorAnswer, ErrorBody, RequestError};
+use crate::pipeline::PipelineError;
+
+/// An error as the client sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpError {
+    body: ErrorBody,
+}
+
+/// An answer's error code, for the log and the metrics: the only part of an error that may be recorded.
+#[derive(Debug, Clone, Copy)]
+pub struct ErrorCode(pub &'static str);
+
+/// Code → status. A code that is not here is the caller's mistake in what it asked: 422.
+fn status(code: &str) -> StatusCode {
+    match code {
+        "invalid_json" | "unknown_field" | "missing_field" | "duplicate_field" | "wrong_type" | "unknown_value"
+        | "body_broken" => StatusCode::BAD_REQUEST,
+        "not_found" => StatusCode::NOT_FOUND,
+        "method_not_allowed" => StatusCode::METHOD_NOT_ALLOWED,
+        "body_timeout" => StatusCode::REQUEST_TIMEOUT,
+        "body_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
+        "overloaded" => StatusCode::TOO_MANY_REQUESTS,
+        "internal" | "model_failed" => StatusCode::INTERNAL_SERVER_ERROR,
+        "not_ready" | "draining" => StatusCode::SERVICE_UNAVAILABLE,
+        "deadline_exceeded" => StatusCode::GATEWAY_TIMEOUT,
+        _ => StatusCode::UNPROCESSABLE_ENTITY,
+    }
+}
+
+/// Seconds after which a client may try again, for codes where trying again can help.
+fn retry_after_s(code: &str) -> Option<u16> {
+    match code {
+        "overloaded" => Some(1),
+        "not_ready" | "draining" => Some(5),
+        _ => None,
+    }
+}
+
+impl HttpError {
+    fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self { body: ErrorBody { code, message: message.into(), param: None } }
+    }
+
+    fn at(mut self, param: &str) -> Self {
+        self.body.param = Some(param.to_owned());
+        self
+    }
+
+    pub(super) fn not_found() -> Self {
+        Self::new("not_found", "no such path; POST /v1/compress and GET /v1/models are served here")
+    }
+
+    pub(super) fn method_not_allowed() -> Self {
+        Self::new("method_not_allowed", "this path is served under another method; see the Allow header")
+    }
+
+    pub(super) fn not_ready() -> Self {
+        Self::new("not_ready", "the model is still loading; /readyz on the admin listener says when it is done")
+    }
+
+    pub(super) fn body_too_large(bytes_max: usize) -> Self {
+        Self::new("body_too_large", format!("the body is over the limit of {bytes_max} bytes (http.body_bytes_max)"))
+    }
+
+    pub(super) fn body_timeout() -> Self {
+        Self::new("body_timeout", "the body did not arrive in time (admission.deadline_ms_max)")
+    }
+
+    pub(super) fn body_broken() -> Self {
+        Self::new("body_broken", "the connection broke while the body was being read")
+    }
+
+    pub(super) fn deadline_out_of_range(max: Duration) -> Self {
+        let message = format!("deadline_ms is over the limit of {} (admission.deadline_ms_max)", max.as_millis());
+        Self::new("deadline_out_of_range", message).at("deadline_ms")
+    }
+
+    pub(super) fn code(&self) -> &'static str {
+        self.body.code
+    }
+
+    pub(super) fn message(&self) -> &str {
+        &self.body.message
+    }
+
+    /// Whether the daemon and not the caller is at fault.
+    pub(super) fn is_ours(&self) -> bool {
+        let status = status(self.body.code);
+        status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS
+    }
+}
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        let code = self.body.code;
+        let mut response = (status(code), Json(ErrorAnswer { error: self.body })).into_response();
+        if let Some(seconds) = retry_after_s(code) {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response.extensions_mut().insert(ErrorCode(code));
+        response
+    }
+}
+
+impl From<RequestError> for HttpError {
+    fn from(error: RequestError) -> Self {
+        Self { body: ErrorBody { code: error.code, message: error.message, param: error.param } }
+    }
+}
+
+impl From<PipelineError> for HttpError {
+    fn from(error: PipelineError) -> Self {
+        let param = match &error {
+            PipelineError::Invalid(invalid) => Some(invalid.param()),
+            _ => None,
+        };
+        if let PipelineError::Model(model) = &error {
+            tracing::error!(error = %model, "the model failed");
+        }
+        Self { body: ErrorBody { code: error.code(), message: error.to_string(), param } }
+    }
+}
+
+impl From<Refusal> for HttpError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Overloaded => Self::new("overloaded", "too many requests are waiting (admission.queue_max)"),
+            Refusal::Late => PipelineError::DeadlineExceeded.into(),
+            Refusal::Draining => Self::new("draining", "the daemon is shutting down"),
+        }
+    }
+}
+
+/// A panic is logged by the hook, without the request; the client learns that it was our fault.
+pub(super) fn from_panic(_panic: Box<dyn Any + Send>) -> Response {
+    HttpError::new("internal", "an internal error; the daemon's log says where").into_response()
+}

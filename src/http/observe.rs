@@ -1,0 +1,55 @@
+//! Counts and logs every request: who was asked, how it ended, how long it took. Never what it said.
+
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request};
+use axum::middleware::Next;
+use axum::response::Response;
+use metrics::{counter, gauge, histogram};
+use tracing::Instrument;
+
+use super::error::ErrorCode;
+use crate::pipeline::Compressed;
+
+/// Layer around every route.
+pub async fn request(request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let endpoint = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).to_owned();
+    let method = request.method().clone();
+    let span = tracing::info_span!("request", %method, endpoint);
+    let _in_flight = InFlight::enter();
+    let response = next.run(request).instrument(span.clone()).await;
+    let code = response.extensions().get::<ErrorCode>().map_or("ok", |code| code.0);
+    let status = response.status().as_u16();
+    counter!("requests_total", "endpoint" => endpoint.clone(), "code" => code).increment(1);
+    histogram!("request_seconds", "endpoint" => endpoint).record(started.elapsed());
+    span.in_scope(|| tracing::info!(status, code, ms = started.elapsed().as_secs_f64() * 1e3, "answered"));
+    response
+}
+
+/// Metrics of one compression.
+pub fn compressed(outcome: &Compressed) {
+    for (stage, time) in &outcome.timings.stages {
+        histogram!("stage_seconds", "stage" => *stage).record(*time);
+    }
+    if let Some(usage) = outcome.usage {
+        counter!("tokens_in_total").increment(usage.tokens_in as u64);
+        counter!("tokens_out_total").increment(usage.tokens_out as u64);
+    }
+}
+
+/// Also counted down when the client goes away in the middle.
+struct InFlight;
+
+impl InFlight {
+    fn enter() -> Self {
+        gauge!("requests_in_flight").increment(1.0);
+        Self
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        gauge!("requests_in_flight").decrement(1.0);
+    }
+}

@@ -1,0 +1,209 @@
+//! The late-interaction family in ONNX Runtime: loads a contract's graphs, checks them against it, runs them.
+//! The only place that names `ort`; the rest of the program sees [`ModelRuntime`].
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use ndarray::{Array2, Array3, ArrayView3, Axis, Ix3, s};
+use ort::environment::Environment;
+use ort::session::Session;
+use ort::session::builder::{GraphOptimizationLevel, PrepackedWeights};
+use ort::value::{Outlet, TensorRef, ValueType};
+use rayon::prelude::*;
+
+use super::contract::{Contract, Graph, IoTensor, Side, check_io};
+use super::contract::hex;
+use super::{Logits, ModelError, ModelInfo, ModelRuntime};
+
+/// Where things are and how many cores to use.
+#[derive(Debug, Clone)]
+pub struct OrtSettings {
+    /// Shared library of ONNX Runtime.
+    pub runtime_lib: PathBuf,
+    /// Folder of the contract.
+    pub model_dir: PathBuf,
+    /// Worker threads; each owns one session of each graph.
+    pub workers: usize,
+}
+
+/// Sessions of one contract, one of each graph per worker.
+///
+/// A window runs alone, on one thread: its keys then depend on its own tokens only, not on what shared its batch, on
+/// the padding that a batch brings or on how many cores there are. Windows run side by side instead, which on the
+/// CPU is also the faster way (`docs/decisions.md` has the figures).
+pub struct OrtRuntime {
+    info: ModelInfo,
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+    workers: rayon::ThreadPool,
+    passage: Sessions,
+    query: Sessions,
+}
+
+/// One graph's sessions, indexed by worker.
+struct Sessions {
+    file: String,
+    sessions: Vec<Mutex<Session>>,
+}
+
+impl OrtRuntime {
+    /// Loads the library, the contract and its graphs.
+    ///
+    /// # Errors
+    /// [`ModelError`] names what is missing or does not fit, and what to do.
+    pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
+        let environment = environment(&settings.runtime_lib)?;
+        let contract = Contract::load(&settings.model_dir)?;
+        let workers = settings.workers.max(1);
+        let passage = Sessions::load(&environment, settings, &contract, Graph::Passage)?;
+        let query = Sessions::load(&environment, settings, &contract, Graph::Query)?;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).thread_name(|i| format!("model-{i}"));
+        let (prefix, suffix) = (contract.tokenizer.prefix.clone(), contract.tokenizer.suffix.clone());
+        Ok(Self {
+            info: ModelInfo {
+                name: contract.name.clone(),
+                fingerprint: hex(&contract.fingerprint()[..16]),
+                window_tokens_max: contract.window.tokens_max - prefix.len() - suffix.len(),
+                heads: contract.readout.heads,
+                head_dim: contract.readout.head_dim,
+            },
+            workers: pool.build().map_err(|e| graph_error("thread pool", e))?,
+            prefix,
+            suffix,
+            passage,
+            query,
+        })
+    }
+
+    /// Ids with the special tokens around them, `[1, t]`.
+    fn framed(&self, ids: &[u32]) -> Array2<i64> {
+        let all = self.prefix.iter().chain(ids).chain(&self.suffix).map(|&id| i64::from(id)).collect();
+        Array2::from_shape_vec((1, self.prefix.len() + ids.len() + self.suffix.len()), all)
+            .expect("the shape counts exactly what was collected")
+    }
+
+    /// `[head, t, head_dim]` of one window, special tokens dropped.
+    fn read_one(&self, ids: &[u32]) -> Result<Array3<f32>, ModelError> {
+        let input = self.framed(ids);
+        let mask = Array2::<i64>::ones(input.dim());
+        self.passage.run(|session| {
+            let outputs = session.run(ort::inputs![
+                "input_ids" => TensorRef::from_array_view(input.view())?,
+                "attention_mask" => TensorRef::from_array_view(mask.view())?,
+            ])?;
+            let key = outputs["key"].try_extract_array::<f32>()?;
+            let key = key.index_axis(Axis(0), 0).into_dimensionality::<Ix3>().map_err(ort_error)?;
+            let first = self.prefix.len();
+            Ok(key.slice(s![.., first..first + ids.len(), ..]).to_owned())
+        })
+    }
+}
+
+impl ModelRuntime for OrtRuntime {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn read(&self, windows: &[&[u32]], go_on: &(dyn Fn() -> bool + Sync)) -> Result<Vec<Array3<f32>>, ModelError> {
+        // Longest first: the last window to finish is then a short one, and no core waits long for it.
+        let mut order: Vec<usize> = (0..windows.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(windows[i].len()));
+        let read = |&i: &usize| {
+            let keys = if go_on() { self.read_one(windows[i]) } else { Err(ModelError::Stopped) };
+            keys.map(|keys| (i, keys))
+        };
+        let mut keys = self.workers.install(|| {
+            order.par_iter().with_max_len(1).map(read).collect::<Result<Vec<_>, _>>()
+        })?;
+        keys.sort_unstable_by_key(|&(i, _)| i);
+        Ok(keys.into_iter().map(|(_, keys)| keys).collect())
+    }
+
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+        let input = self.framed(question);
+        let keys = keys.as_standard_layout();
+        let rows = self.prefix.len()..self.prefix.len() + question.len();
+        self.workers.install(|| {
+            self.query.run(|session| {
+                let outputs = session.run(ort::inputs![
+                    "input_ids" => TensorRef::from_array_view(input.view())?,
+                    "key" => TensorRef::from_array_view(keys.view())?,
+                ])?;
+                let take = |name: &str| -> Result<Array3<f32>, ort::Error> {
+                    let logits = outputs[name].try_extract_array::<f32>()?;
+                    let logits = logits.into_dimensionality::<Ix3>().map_err(ort_error)?;
+                    Ok(logits.slice(s![.., rows.clone(), ..]).to_owned())
+                };
+                let (cross, own) = (take("cross_logits")?, take("self_logits")?);
+                Ok(Logits { cross, own: own.slice(s![.., .., rows.clone()]).to_owned() })
+            })
+        })
+    }
+}
+
+impl Sessions {
+    fn load(
+        environment: &Environment,
+        settings: &OrtSettings,
+        contract: &Contract,
+        graph: Graph,
+    ) -> Result<Self, ModelError> {
+        let file = contract.graph_file(graph);
+        let path = settings.model_dir.join(file);
+        let packed = PrepackedWeights::new();
+        let sessions = (0..settings.workers.max(1))
+            .map(|_| session(environment, &path, &packed).map_err(|e| graph_error(file, e)))
+            .collect::<Result<Vec<_>, _>>()?;
+        check_io(contract, graph, &io_of(&sessions[0]))?;
+        Ok(Self { file: file.to_owned(), sessions: sessions.into_iter().map(Mutex::new).collect() })
+    }
+
+    /// Runs `work` on the session of the worker that asks.
+    fn run<T>(&self, work: impl FnOnce(&mut Session) -> Result<T, ort::Error>) -> Result<T, ModelError> {
+        let worker = rayon::current_thread_index().unwrap_or(0) % self.sessions.len();
+        let mut session = self.sessions[worker].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        work(&mut session).map_err(|e| graph_error(&self.file, e))
+    }
+}
+
+/// Loads the library and opens the environment; both happen once per process, a later call gives the first's.
+fn environment(lib: &Path) -> Result<Environment, ModelError> {
+    let error = |reason: String| ModelError::Runtime { path: lib.display().to_string(), reason };
+    let builder = ort::init_from(lib).map_err(|e| error(e.to_string()))?;
+    builder.with_name("thresher").with_telemetry(false).build().map_err(|e| error(e.to_string()))
+}
+
+/// Loads the library at `lib` and says which build it is.
+///
+/// # Errors
+/// [`ModelError::Runtime`] when it does not load.
+pub fn runtime_version(lib: &Path) -> Result<String, ModelError> {
+    let _environment = environment(lib)?;
+    Ok(ort::info().to_owned())
+}
+
+fn session(environment: &Environment, path: &Path, packed: &PrepackedWeights) -> Result<Session, ort::Error> {
+    let builder = Session::builder(environment)?
+        .with_optimization_level(GraphOptimizationLevel::All)?
+        .with_intra_threads(1)?
+        .with_prepacked_weights(packed)?;
+    let mut builder = builder;
+    builder.commit_from_file(path)
+}
+
+fn io_of(session: &Session) -> Vec<IoTensor> {
+    let tensor = |side: Side, outlet: &Outlet| match outlet.dtype() {
+        ValueType::Tensor { ty, shape, .. } => IoTensor::new(side, outlet.name(), ty.to_string(), shape),
+        other => IoTensor::new(side, outlet.name(), format!("{other:?}"), &[]),
+    };
+    let inputs = session.inputs().iter().map(|outlet| tensor(Side::Input, outlet));
+    inputs.chain(session.outputs().iter().map(|outlet| tensor(Side::Output, outlet))).collect()
+}
+
+fn ort_error(e: impl std::fmt::Display) -> ort::Error {
+    ort::Error::new(e.to_string())
+}
+
+fn graph_error(graph: &str, e: impl std::fmt::Display) -> ModelError {
+    ModelError::Graph { graph: graph.to_owned(), reason: e.to_string() }
+}

@@ -1,0 +1,84 @@
+//! A model that is arithmetic only: each token's key is a fixed pseudo-random unit vector of its id.
+//! Tests and properties run on it in microseconds; equal tokens match, others hardly.
+
+use serde_json::{Map, Value, json};
+use ndarray::{Array2, Array3, ArrayView3, Axis};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Tokenizer};
+
+use super::tokenizer::ModelTokenizer;
+use super::{Logits, ModelError, ModelInfo, ModelRuntime};
+
+const HEAD_DIM: usize = 32;
+
+/// The double. Like the real encoders it has one readout head.
+pub struct ScriptedModel {
+    info: ModelInfo,
+}
+
+impl ScriptedModel {
+    /// A model whose windows hold `window_tokens_max` tokens.
+    pub fn new(window_tokens_max: usize) -> Self {
+        let info = ModelInfo {
+            name: "scripted".to_owned(),
+            fingerprint: format!("scripted-{window_tokens_max}"),
+            window_tokens_max,
+            heads: 1,
+            head_dim: HEAD_DIM,
+        };
+        Self { info }
+    }
+
+    /// The tokenizer that belongs to it: one token per byte, whole ASCII words as one token where `words` names them.
+    ///
+    /// # Panics
+    /// Never: the vocabulary is built here.
+    pub fn tokenizer(words: &[&str]) -> ModelTokenizer {
+        let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+        alphabet.sort_unstable();
+        let vocab: Map<_, _> = alphabet.iter().zip(0..).map(|(c, id)| (c.to_string(), Value::from(id))).collect();
+        let parts = json!({
+            "model": {"type": "BPE", "vocab": vocab, "merges": []},
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
+        });
+        let mut tokenizer = Tokenizer::from_bytes(parts.to_string()).expect("a byte alphabet without merges is a BPE");
+        let added = words.iter().map(|w| AddedToken::from((*w).to_owned(), false).single_word(true));
+        let _ = tokenizer.add_tokens(added);
+        ModelTokenizer::new(tokenizer)
+    }
+}
+
+impl ModelRuntime for ScriptedModel {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn read(&self, windows: &[&[u32]], go_on: &(dyn Fn() -> bool + Sync)) -> Result<Vec<Array3<f32>>, ModelError> {
+        windows
+            .iter()
+            .map(|ids| if go_on() { Ok(vectors(ids).insert_axis(Axis(0))) } else { Err(ModelError::Stopped) })
+            .collect()
+    }
+
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+        let q = vectors(question);
+        let cross = q.dot(&keys.index_axis(Axis(0), 0).t()).insert_axis(Axis(0));
+        let own = q.dot(&q.t()).insert_axis(Axis(0));
+        Ok(Logits { cross, own })
+    }
+}
+
+/// Ids → unit vectors `[token, HEAD_DIM]`, by a splitmix generator seeded with the id.
+fn vectors(ids: &[u32]) -> Array2<f32> {
+    let mut out = Array2::zeros((ids.len(), HEAD_DIM));
+    for (mut row, &id) in out.rows_mut().into_iter().zip(ids) {
+        let mut state = u64::from(id) + 1;
+        row.mapv_inplace(|_| {
+            state = state.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31) ^ (state >> 7);
+            (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+        });
+        let norm = row.dot(&row).sqrt().max(f32::MIN_POSITIVE);
+        row /= norm;
+    }
+    out
+}

@@ -1,0 +1,49 @@
+//! Why: the RC of every token, and what each token of the question found.
+
+use super::Reading;
+use crate::domain::{ByteRange, TokenSpan};
+use crate::rc::{self, Estimator};
+
+/// Per-token RC of a request. All ranges are in bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explanation {
+    /// The question's tokens.
+    pub question: Vec<ByteRange>,
+    /// One per chunk, in the order of the request.
+    pub chunks: Vec<ChunkExplanation>,
+}
+
+/// Per-token RC of one chunk.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ChunkExplanation {
+    /// Tokens of the chunk's text with their RC, mean over the question's tokens.
+    pub tokens: Vec<(ByteRange, f32)>,
+    /// For each token of the question: its RC over the chunk, and the token that it speaks through when that token
+    /// belongs to the text and not to the title.
+    pub question: Vec<(f32, Option<ByteRange>)>,
+}
+
+/// Scores every token of every chunk.
+pub fn tokens(reading: &Reading, estimator: Estimator) -> Explanation {
+    let logits = &reading.logits;
+    let score = |spans: &[TokenSpan]| rc::score(logits.cross.view(), logits.own.view(), spans, estimator);
+    let single: Vec<_> = (0..reading.blocks.keys.len_of(ndarray::Axis(1))).map(|i| TokenSpan::new(i, i + 1)).collect();
+    let per_token = score(&single).scores;
+    let per_chunk = score(&reading.blocks.passages);
+    let chunk = |(index, span): (usize, &TokenSpan)| {
+        let passage = &reading.passages[index];
+        let first = span.start + passage.title_tokens;
+        let tokens = passage.offsets.iter().zip(&per_token[first..span.end]).map(|(&at, &rc)| (at, rc)).collect();
+        let question = (0..reading.question.ids.len()).map(|j| {
+            // The first head's key: the late family's readout has one head.
+            let key = per_chunk.peaks.key[[0, j, index]];
+            let anchor = (key as usize).checked_sub(first).and_then(|token| passage.offsets.get(token));
+            (per_chunk.per_query[[j, index]], anchor.copied())
+        });
+        ChunkExplanation { tokens, question: question.collect() }
+    };
+    Explanation {
+        question: reading.question.offsets.clone(),
+        chunks: reading.blocks.passages.iter().enumerate().map(chunk).collect(),
+    }
+}

@@ -1,0 +1,84 @@
+//! Text to tokens: the question, and every chunk with its title in front, cut into windows and sentences.
+
+use rayon::prelude::*;
+
+use super::PipelineError;
+use super::validate::{InvalidRequest, RequestLimits};
+use crate::domain::{ByteRange, Chunk, TokenSpan};
+use crate::model::tokenizer::{ModelTokenizer, Tokens};
+use crate::text;
+
+/// A chunk as the model reads it: the tokens of `"title. "`, if it has one, then those of its text.
+#[derive(Debug, Clone, Default)]
+pub struct Passage {
+    /// Vocabulary ids, title first.
+    pub ids: Vec<u32>,
+    /// How many of `ids` belong to the title.
+    pub title_tokens: usize,
+    /// Bytes of the chunk's text under each token that follows the title.
+    pub offsets: Vec<ByteRange>,
+    /// Sentences of the chunk's text.
+    pub sentences: Vec<ByteRange>,
+}
+
+impl Passage {
+    /// The passage's tokens that lie in `bytes` of the chunk's text, counted from the passage's first token.
+    pub fn tokens_in(&self, bytes: ByteRange) -> TokenSpan {
+        let first = self.offsets.partition_point(|token| token.end <= bytes.start);
+        let after = self.offsets.partition_point(|token| token.start < bytes.end);
+        TokenSpan::new(self.title_tokens + first, self.title_tokens + after.max(first))
+    }
+
+    /// Ids in windows of at most `tokens_max`; nothing is truncated.
+    pub fn windows(&self, tokens_max: usize) -> impl Iterator<Item = &[u32]> {
+        self.ids.chunks(tokens_max)
+    }
+}
+
+/// The question's tokens.
+///
+/// # Errors
+/// When there is none, or more than `limits` allows.
+pub fn question(
+    query: &str,
+    tokenizer: &ModelTokenizer,
+    limits: &RequestLimits,
+) -> Result<Tokens, PipelineError> {
+    let tokens = tokenizer.encode(query)?;
+    match tokens.ids.len() {
+        0 => Err(InvalidRequest::QueryUnreadable.into()),
+        found if found > limits.query_tokens_max => {
+            Err(InvalidRequest::QueryTooLong { found, max: limits.query_tokens_max }.into())
+        }
+        _ => Ok(tokens),
+    }
+}
+
+/// Every chunk's tokens and sentences, in the order of the chunks.
+///
+/// # Errors
+/// When the chunks have more tokens together than `limits` allows.
+pub fn passages(
+    chunks: &[Chunk],
+    tokenizer: &ModelTokenizer,
+    limits: &RequestLimits,
+) -> Result<Vec<Passage>, PipelineError> {
+    let passages = chunks.par_iter().map(|chunk| passage(chunk, tokenizer)).collect::<Result<Vec<_>, _>>()?;
+    let found = passages.iter().map(|p| p.ids.len()).sum();
+    if found > limits.input_tokens_max {
+        return Err(InvalidRequest::InputTooLong { found, max: limits.input_tokens_max }.into());
+    }
+    Ok(passages)
+}
+
+fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<Passage, PipelineError> {
+    let mut ids = match chunk.title.as_deref().map(str::trim) {
+        Some(title) if !title.is_empty() => tokenizer.encode(&format!("{title}. "))?.ids,
+        _ => Vec::new(),
+    };
+    let title_tokens = ids.len();
+    let text = tokenizer.encode(&chunk.text)?;
+    ids.extend(text.ids);
+    let sentences = text::sentences(&chunk.text);
+    Ok(Passage { ids, title_tokens, offsets: text.offsets, sentences })
+}

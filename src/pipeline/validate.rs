@@ -1,0 +1,127 @@
+//! Refuses what cannot be answered, naming the place and the limit.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::domain::{Budget, CompressRequest};
+
+/// Bounds of one request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RequestLimits {
+    /// Chunks in one request.
+    pub chunk_count_max: usize,
+    /// Model tokens of the question.
+    pub query_tokens_max: usize,
+    /// Model tokens of all chunks together.
+    pub input_tokens_max: usize,
+}
+
+impl Default for RequestLimits {
+    fn default() -> Self {
+        Self { chunk_count_max: 1_000, query_tokens_max: 512, input_tokens_max: 262_144 }
+    }
+}
+
+/// A request that its sender has to change.
+#[derive(Debug, Error, PartialEq)]
+#[allow(missing_docs, reason = "each message says it")]
+pub enum InvalidRequest {
+    #[error("query is empty")]
+    QueryEmpty,
+    #[error("query has no token that the model reads")]
+    QueryUnreadable,
+    #[error("query has {found} tokens, the limit is {max} (limits.query_tokens_max)")]
+    QueryTooLong { found: usize, max: usize },
+    #[error("chunks is empty: send at least one")]
+    ChunksEmpty,
+    #[error("{found} chunks, the limit is {max} (limits.chunk_count_max)")]
+    ChunkTooMany { found: usize, max: usize },
+    #[error("chunks have {found} tokens together, the limit is {max} (limits.input_tokens_max)")]
+    InputTooLong { found: usize, max: usize },
+    #[error("chunk id {id:?} is used by chunks[{first}] and chunks[{second}]")]
+    ChunkIdDuplicate { id: String, first: usize, second: usize },
+    #[error("keep names {id:?}, which is not the id of a chunk")]
+    KeepUnknown { id: String, position: usize },
+    #[error("budget.tokens is 0: nothing could be kept")]
+    BudgetZero,
+    #[error("budget.ratio is {ratio}: it must be greater than 0 and at most 1")]
+    RatioOutOfRange { ratio: f64 },
+    #[error("budget of {budget} tokens cannot be met: {reason} needs {needed}")]
+    BudgetImpossible { budget: usize, needed: usize, reason: &'static str },
+}
+
+impl InvalidRequest {
+    /// Stable code for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::QueryEmpty | Self::QueryUnreadable => "query_empty",
+            Self::QueryTooLong { .. } => "query_too_long",
+            Self::ChunksEmpty => "chunks_empty",
+            Self::ChunkTooMany { .. } => "chunk_too_many",
+            Self::InputTooLong { .. } => "input_too_long",
+            Self::ChunkIdDuplicate { .. } => "chunk_id_duplicate",
+            Self::KeepUnknown { .. } => "keep_unknown",
+            Self::BudgetZero => "budget_zero",
+            Self::RatioOutOfRange { .. } => "ratio_out_of_range",
+            Self::BudgetImpossible { .. } => "budget_impossible",
+        }
+    }
+
+    /// Where in the request the offending value stands.
+    pub fn param(&self) -> String {
+        match self {
+            Self::QueryEmpty | Self::QueryUnreadable | Self::QueryTooLong { .. } => "query".to_owned(),
+            Self::ChunksEmpty | Self::ChunkTooMany { .. } | Self::InputTooLong { .. } => "chunks".to_owned(),
+            Self::ChunkIdDuplicate { second, .. } => format!("chunks[{second}].id"),
+            Self::KeepUnknown { position, .. } => format!("keep[{position}]"),
+            Self::BudgetZero => "budget.tokens".to_owned(),
+            Self::RatioOutOfRange { .. } => "budget.ratio".to_owned(),
+            Self::BudgetImpossible { .. } => "budget".to_owned(),
+        }
+    }
+}
+
+/// What can be said of a request before reading a token of it.
+///
+/// # Errors
+/// The first thing wrong, in the order in which a person reads the request.
+pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), InvalidRequest> {
+    if request.query.trim().is_empty() {
+        return Err(InvalidRequest::QueryEmpty);
+    }
+    if request.chunks.is_empty() {
+        return Err(InvalidRequest::ChunksEmpty);
+    }
+    let (found, max) = (request.chunks.len(), limits.chunk_count_max);
+    if found > max {
+        return Err(InvalidRequest::ChunkTooMany { found, max });
+    }
+    ids_are_unique(request)?;
+    keep_is_known(request)?;
+    match request.budget {
+        Budget::Tokens(0) => Err(InvalidRequest::BudgetZero),
+        Budget::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => Err(InvalidRequest::RatioOutOfRange { ratio }),
+        _ => Ok(()),
+    }
+}
+
+fn ids_are_unique(request: &CompressRequest) -> Result<(), InvalidRequest> {
+    let mut first_at = std::collections::HashMap::new();
+    for (second, chunk) in request.chunks.iter().enumerate() {
+        if let Some(first) = first_at.insert(&chunk.id, second) {
+            return Err(InvalidRequest::ChunkIdDuplicate { id: chunk.id.clone(), first, second });
+        }
+    }
+    Ok(())
+}
+
+fn keep_is_known(request: &CompressRequest) -> Result<(), InvalidRequest> {
+    let ids: HashSet<&String> = request.chunks.iter().map(|c| &c.id).collect();
+    match request.keep.iter().position(|id| !ids.contains(id)) {
+        Some(position) => Err(InvalidRequest::KeepUnknown { id: request.keep[position].clone(), position }),
+        None => Ok(()),
+    }
+}

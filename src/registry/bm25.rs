@@ -1,0 +1,91 @@
+//! BM25 over a handful of texts, in memory: the lexical baseline that every estimator is measured against.
+
+use tantivy::collector::TopDocs;
+use tantivy::query::{BooleanQuery, Occur, Query, TermQuery};
+use tantivy::schema::{FAST, Field, IndexRecordOption, Schema, TEXT, Value};
+use tantivy::tokenizer::{TextAnalyzer, TokenStream};
+use tantivy::{Index, IndexReader, TantivyDocument, Term, doc};
+use thiserror::Error;
+
+/// Bytes that the writer may buffer; the least that tantivy takes.
+const WRITER_BYTES: usize = 15_000_000;
+
+/// What tantivy says when it fails.
+#[derive(Debug, Error)]
+#[error("lexical search failed: {0}")]
+pub struct LexicalError(#[from] tantivy::TantivyError);
+
+/// An index in memory over a fixed list of texts. Words are lower-cased, not stemmed.
+pub struct Bm25 {
+    reader: IndexReader,
+    analyzer: TextAnalyzer,
+    body: Field,
+    position: Field,
+    len: usize,
+}
+
+impl Bm25 {
+    /// Indexes `texts`.
+    ///
+    /// # Errors
+    /// What tantivy reports.
+    pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, LexicalError> {
+        let mut schema = Schema::builder();
+        let body = schema.add_text_field("body", TEXT);
+        let position = schema.add_u64_field("position", FAST | tantivy::schema::STORED);
+        let index = Index::create_in_ram(schema.build());
+        let mut writer = index.writer_with_num_threads(1, WRITER_BYTES)?;
+        let mut len = 0;
+        for text in texts {
+            writer.add_document(doc!(body => text, position => len as u64))?;
+            len += 1;
+        }
+        writer.commit()?;
+        Ok(Self { reader: index.reader()?, analyzer: index.tokenizer_for_field(body)?, body, position, len })
+    }
+
+    /// BM25 of every text for `query`, in the order of the texts; 0 for texts without a word of it.
+    ///
+    /// # Errors
+    /// What tantivy reports.
+    pub fn scores(&self, query: &str) -> Result<Vec<f32>, LexicalError> {
+        let mut scores = vec![0.0; self.len];
+        if self.len == 0 {
+            return Ok(scores);
+        }
+        let searcher = self.reader.searcher();
+        for (score, address) in searcher.search(&self.query(query), &TopDocs::with_limit(self.len).order_by_score())? {
+            let found: TantivyDocument = searcher.doc(address)?;
+            let position = found.get_first(self.position).and_then(|value| value.as_u64());
+            scores[position.expect("every document was stored with its position") as usize] = score;
+        }
+        Ok(scores)
+    }
+
+    fn query(&self, query: &str) -> BooleanQuery {
+        let mut words = std::collections::BTreeSet::new();
+        let mut analyzer = self.analyzer.clone();
+        analyzer.token_stream(query).process(&mut |token| {
+            words.insert(token.text.clone());
+        });
+        let term = |word: String| -> (Occur, Box<dyn Query>) {
+            let term = Term::from_field_text(self.body, &word);
+            (Occur::Should, Box::new(TermQuery::new(term, IndexRecordOption::WithFreqs)))
+        };
+        BooleanQuery::new(words.into_iter().map(term).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rare_words_count_more_than_common_ones() {
+        let texts = ["the tide and the moon", "the bridge and the road", "the tide table", ""];
+        let scores = Bm25::new(texts).and_then(|index| index.scores("Moon, the?")).expect("an index in memory");
+        assert_eq!(scores.len(), 4);
+        assert!(scores[0] > scores[1] && scores[1] > 0.0, "{scores:?}");
+        assert_eq!(scores[3], 0.0);
+    }
+}

@@ -1,0 +1,61 @@
+//! Where events and spans go: stderr, and an OTLP collector if one is named.
+
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use thiserror::Error;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt};
+
+use crate::config::{LogFormat, Telemetry};
+
+/// Why there are no logs or traces.
+#[derive(Debug, Error)]
+#[allow(missing_docs, reason = "each message says it")]
+pub enum TelemetryError {
+    #[error("telemetry.log is not a filter: {0}")]
+    Filter(#[from] tracing_subscriber::filter::ParseError),
+    #[error("telemetry.otlp_endpoint cannot be used: {0}")]
+    Otlp(#[from] opentelemetry_otlp::ExporterBuildError),
+    #[error("logging is set up already: {0}")]
+    Twice(#[from] tracing_subscriber::util::TryInitError),
+}
+
+/// Sends what is still buffered when dropped.
+#[must_use = "dropping it ends the export of traces"]
+pub struct TraceGuard(Option<SdkTracerProvider>);
+
+impl Drop for TraceGuard {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.as_ref().map(SdkTracerProvider::shutdown) {
+            eprintln!("the last traces could not be sent: {error}");
+        }
+    }
+}
+
+/// Sets up logs and traces for the whole process.
+///
+/// # Errors
+/// [`TelemetryError`] names the setting.
+pub fn install(settings: &Telemetry) -> Result<TraceGuard, TelemetryError> {
+    let filter = EnvFilter::builder().parse(&settings.log)?;
+    let lines = match settings.log_format {
+        LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).boxed(),
+        LogFormat::Text => fmt::layer().with_writer(std::io::stderr).boxed(),
+    };
+    let provider = provider(&settings.otlp_endpoint)?;
+    let spans = provider.as_ref().map(|p| tracing_opentelemetry::layer().with_tracer(p.tracer("thresher")));
+    tracing_subscriber::registry().with(filter).with(lines).with(spans).try_init()?;
+    Ok(TraceGuard(provider))
+}
+
+fn provider(endpoint: &str) -> Result<Option<SdkTracerProvider>, TelemetryError> {
+    if endpoint.is_empty() {
+        return Ok(None);
+    }
+    let exporter = SpanExporter::builder().with_http().with_endpoint(endpoint).build()?;
+    let resource = Resource::builder().with_service_name("thresher").build();
+    Ok(Some(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build()))
+}
