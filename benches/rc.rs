@@ -1,0 +1,195 @@
+//! What it costs to score: the peak pass alone, and the whole of `score` with `peak/rivals`.
+//!
+//! On: 16 query tokens, one head, 20, 100 and 1000 chunks of 200 tokens; logits from a fixed seed.
+//! Against, in the same run:
+//! - `plain`: the loops one would write first: a scalar maximum with its index, and RC by its definition, O(segments²);
+//! - `read`: nothing but summing the same logits with all threads, which no pass over them can beat;
+//! - the machine's read bandwidth: summing a buffer several times the size of the cache.
+//!
+//! `warm` passes over the same logits again and again, as after the model wrote them; `cold` goes through copies of
+//! them that together do not fit the cache.
+//!
+//!     cargo bench --bench rc
+//!
+//! takes under a minute. After criterion's own lines come the medians and ratios; copy those.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion};
+use ndarray::Array3;
+use rayon::prelude::*;
+use thresher::domain::TokenSpan;
+use thresher::rc::{Estimator, Pooling, Reference, peaks, score};
+
+const QUERIES: usize = 16;
+const CHUNK_TOKENS: usize = 200;
+const CHUNKS: [usize; 3] = [20, 100, 1000];
+/// Well beyond the last-level cache of the machines this is run on.
+const COLD_BYTES: usize = 192 << 20;
+const ESTIMATOR: Estimator = Estimator {
+    pooling: Pooling::Peak,
+    reference: Reference::Rivals,
+};
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_millis(800))
+        .without_plots()
+        .configure_from_args();
+    let buffer = vec![1.0_f32; COLD_BYTES / 4];
+    let mut group = criterion.benchmark_group("machine");
+    let seconds = median(&mut group, "read", || sum(&buffer));
+    group.finish();
+    let machine = COLD_BYTES as f64 / seconds;
+    drop(buffer);
+    let tables: Vec<_> = CHUNKS
+        .iter()
+        .map(|&chunks| bench_chunks(&mut criterion, chunks, machine))
+        .collect();
+    println!(
+        "\nthreads {}, machine's read bandwidth {:.1} GB/s",
+        rayon::current_num_threads(),
+        machine / 1e9
+    );
+    tables.iter().for_each(|table| println!("{table}"));
+}
+
+/// Medians and ratios of one size, as text.
+fn bench_chunks(criterion: &mut Criterion, chunks: usize, machine: f64) -> String {
+    let segments: Vec<_> = (0..chunks)
+        .map(|p| TokenSpan::new(p * CHUNK_TOKENS, (p + 1) * CHUNK_TOKENS))
+        .collect();
+    let cross = logits(chunks * CHUNK_TOKENS);
+    let own = Array3::zeros((1, QUERIES, QUERIES));
+    let bytes = (cross.len() * 4) as f64;
+    let mut copies = Copies {
+        all: vec![cross.clone(); COLD_BYTES.div_ceil(cross.len() * 4)],
+        at: 0,
+    };
+
+    let mut group = criterion.benchmark_group(format!("{chunks}x{CHUNK_TOKENS}"));
+    let peaks_warm = median(&mut group, "peaks/warm", || peaks(cross.view(), &segments));
+    let peaks_cold = median(&mut group, "peaks/cold", || {
+        peaks(copies.next().view(), &segments)
+    });
+    let peaks_plain = median(&mut group, "peaks/plain", || plain_peaks(&cross, &segments));
+    let score_warm = median(&mut group, "score/warm", || {
+        score(cross.view(), own.view(), &segments, ESTIMATOR)
+    });
+    let score_plain = median(&mut group, "score/plain", || {
+        plain_rivals(&plain_peaks(&cross, &segments))
+    });
+    let read_warm = median(&mut group, "read/warm", || {
+        sum(cross.as_slice().expect("standard layout"))
+    });
+    let read_cold = median(&mut group, "read/cold", || {
+        sum(copies.next().as_slice().expect("standard layout"))
+    });
+    group.finish();
+
+    let line = |name: &str, seconds: f64, peer: &str, other: f64| {
+        let (us, rate) = (seconds * 1e6, bytes / seconds / 1e9);
+        let (ratio, share) = (other / seconds, 100.0 * bytes / seconds / machine);
+        format!(
+            "{name:12} {us:9.1} us {rate:7.1} GB/s of X {ratio:6.2} x {peer:12} {share:5.0} % of the machine's read\n"
+        )
+    };
+    format!(
+        "\n{QUERIES} queries x {chunks} chunks x {CHUNK_TOKENS} tokens, X = {:.2} MB\n",
+        bytes / 1e6
+    ) + &line("peaks/warm", peaks_warm, "read/warm", read_warm)
+        + &line("peaks/cold", peaks_cold, "read/cold", read_cold)
+        + &line("peaks/warm", peaks_warm, "plain", peaks_plain)
+        + &line("score/warm", score_warm, "plain", score_plain)
+        + &line("score/warm", score_warm, "peaks/warm", peaks_warm)
+}
+
+/// Lets criterion time `f` and returns the median of what it saw, in seconds per call.
+fn median<R>(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut f: impl FnMut() -> R) -> f64 {
+    let mut seconds = Vec::new();
+    group.bench_function(name, |bencher| {
+        bencher.iter_custom(|calls| {
+            let start = Instant::now();
+            (0..calls).for_each(|_| drop(black_box(f())));
+            let elapsed = start.elapsed();
+            seconds.push(elapsed.as_secs_f64() / calls as f64);
+            elapsed
+        });
+    });
+    seconds.sort_unstable_by(f64::total_cmp);
+    // Nothing was timed when the command line filtered this one out.
+    seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Goes round and round the copies.
+struct Copies {
+    all: Vec<Array3<f32>>,
+    at: usize,
+}
+
+impl Copies {
+    fn next(&mut self) -> &Array3<f32> {
+        self.at = (self.at + 1) % self.all.len();
+        &self.all[self.at]
+    }
+}
+
+/// `[1, query, key]`, in −8..8.
+fn logits(keys: usize) -> Array3<f32> {
+    let mut state = 7_u32;
+    Array3::from_shape_simple_fn((1, QUERIES, keys), || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 20) as f32 - 8.0
+    })
+}
+
+fn sum(values: &[f32]) -> f32 {
+    values
+        .par_chunks(values.len().div_ceil(QUERIES))
+        .map(sum_of_part)
+        .sum()
+}
+
+fn sum_of_part(values: &[f32]) -> f32 {
+    let mut lanes = [0.0_f32; 32];
+    for block in values.as_chunks::<32>().0 {
+        lanes.iter_mut().zip(block).for_each(|(lane, x)| *lane += x);
+    }
+    lanes.iter().sum()
+}
+
+/// `[query][segment]`: the peak and its key.
+fn plain_peaks(cross: &Array3<f32>, segments: &[TokenSpan]) -> Vec<Vec<(f32, usize)>> {
+    let peak = |row: &[f32], segment: &TokenSpan| {
+        let mut best = (f32::MIN, segment.start);
+        for i in segment.range() {
+            if row[i] > best.0 {
+                best = (row[i], i);
+            }
+        }
+        best
+    };
+    let rows = cross.rows().into_iter();
+    rows.map(|row| {
+        segments
+            .iter()
+            .map(|segment| peak(row.to_slice().expect("standard layout"), segment))
+            .collect()
+    })
+    .collect()
+}
+
+/// `[segment]`: the definition of peak/rivals.
+fn plain_rivals(peaks: &[Vec<(f32, usize)>]) -> Vec<f32> {
+    let mut scores = vec![0.0; peaks[0].len()];
+    for row in peaks {
+        for (score, x) in scores.iter_mut().zip(row) {
+            *score += row.iter().map(|y| (x.0 - y.0).max(0.0)).sum::<f32>() / row.len() as f32;
+        }
+    }
+    scores.iter().map(|score| score / peaks.len() as f32).collect()
+}

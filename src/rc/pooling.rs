@@ -1,0 +1,348 @@
+//! From keys to segments, and from (head, query) rows to one number: owns pooling and the estimator's name.
+//! Knows nothing of which tokens a segment stands for.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ndarray::{Array2, Array3, ArrayView2, ArrayView3, Axis};
+use serde::{Deserialize, Serialize};
+
+use super::exact::SortedReference;
+use super::peaks::{KEY_NONE, Peaks};
+use super::reference::Reference;
+use super::rows::{contiguous, for_each_row};
+use super::saturated;
+use crate::domain::TokenSpan;
+
+/// How a segment's keys become one value per query token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pooling {
+    /// `mean`: the mean RC of all keys, as in the paper.
+    Mean,
+    /// `peak`: the RC of the best key.
+    Peak,
+}
+
+/// A pooling and a reference; in text `peak/rivals`, `mean/self`, ...
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Estimator {
+    /// How a segment's keys become one value.
+    pub pooling: Pooling,
+    /// What that value is compared with.
+    pub reference: Reference,
+}
+
+/// The text names no estimator.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("estimator {0:?} is not mean or peak, a slash, and one of self, rivals, both")]
+pub struct UnknownEstimator(pub String);
+
+/// RC of every segment per head and query, `[head, query, segment]`.
+///
+/// `cross` is `[head, query, key]`, `own` is `[head, query, own key]`, `peaks` those of the same `cross` and `segments`.
+///
+/// # Panics
+/// When heads, queries or segments differ between the arguments, or a segment ends beyond the key axis.
+pub fn coupled_segments(
+    cross: ArrayView3<'_, f32>,
+    own: ArrayView3<'_, f32>,
+    segments: &[TokenSpan],
+    peaks: &Peaks,
+    estimator: Estimator,
+) -> Array3<f32> {
+    let (heads, queries, _) = cross.dim();
+    assert_eq!(
+        (heads, queries),
+        (own.dim().0, own.dim().1),
+        "own logits' heads and queries"
+    );
+    assert_eq!(
+        (heads, queries, segments.len()),
+        peaks.value.dim(),
+        "peaks' shape"
+    );
+    let mut out = Array3::zeros(peaks.value.dim());
+    let elements = match estimator.pooling {
+        Pooling::Mean => cross.len(),
+        // Sorting costs some log m comparisons per element, so fewer of them are worth a thread.
+        Pooling::Peak => 8 * (out.len() + own.len()),
+    };
+    let inputs = cross.rows().into_iter().zip(own.rows());
+    let found = peaks.value.rows().into_iter().zip(peaks.key.rows());
+    let rows = inputs.zip(found).zip(out.rows_mut()).collect();
+    for_each_row(
+        elements,
+        rows,
+        |y: &mut SortedReference, (((cross, own), (value, key)), mut out)| {
+            let (value, key) = (value.as_slice(), key.as_slice());
+            let (value, key) = value.zip(key).expect("peaks are in standard layout");
+            y.refill(|buffer| estimator.reference.collect(own, (value, key), buffer));
+            match estimator.pooling {
+                Pooling::Mean => {
+                    let cross = contiguous(cross);
+                    for (out, segment) in out.iter_mut().zip(segments) {
+                        *out = saturated(y.rc_mean(&cross[segment.range()]));
+                    }
+                }
+                Pooling::Peak => {
+                    for ((out, &value), &key) in out.iter_mut().zip(value).zip(key) {
+                        *out = if key == KEY_NONE {
+                            0.0
+                        } else {
+                            saturated(y.rc(value))
+                        };
+                    }
+                }
+            }
+        },
+    );
+    out
+}
+
+/// `[head, query, segment]` → `[query, segment]`; 0 where there is no head.
+pub fn mean_over_heads(values: Array3<f32>) -> Array2<f32> {
+    let (heads, queries, segments) = values.dim();
+    if heads == 1 {
+        return values.index_axis_move(Axis(0), 0);
+    }
+    let mut sums = Array2::<f64>::zeros((queries, segments));
+    for head in values.outer_iter() {
+        sums.zip_mut_with(&head, |sum, &value| *sum += f64::from(value));
+    }
+    sums.mapv(|sum| saturated(sum / heads.max(1) as f64))
+}
+
+/// `[query, segment]` → `[segment]`, every query alike; 0 where there is no query.
+pub fn mean_over_queries(values: ArrayView2<'_, f32>) -> Vec<f32> {
+    weighted_over_queries(values, &vec![1.0; values.nrows()])
+}
+
+/// `[query, segment]` → `[segment]`: Σ_j w_j · value_j / Σ_j w_j; 0 where the weights sum to 0.
+///
+/// # Panics
+/// When there is not one weight per query, or a weight is negative or not finite.
+pub fn weighted_over_queries(values: ArrayView2<'_, f32>, weights: &[f32]) -> Vec<f32> {
+    assert_eq!(values.nrows(), weights.len(), "one weight per query");
+    let mut sums = vec![0.0; values.ncols()];
+    let mut total = 0.0;
+    for (row, &weight) in values.outer_iter().zip(weights) {
+        assert!(
+            weight >= 0.0 && weight.is_finite(),
+            "weight {weight} is no weight"
+        );
+        total += f64::from(weight);
+        for (sum, &value) in sums.iter_mut().zip(row) {
+            *sum += f64::from(weight) * f64::from(value);
+        }
+    }
+    let scale = if total > 0.0 { total } else { 1.0 };
+    sums.into_iter().map(|sum| saturated(sum / scale)).collect()
+}
+
+impl fmt::Display for Pooling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mean => "mean",
+            Self::Peak => "peak",
+        })
+    }
+}
+
+impl fmt::Display for Estimator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.pooling, self.reference)
+    }
+}
+
+impl FromStr for Estimator {
+    type Err = UnknownEstimator;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let unknown = || UnknownEstimator(text.to_owned());
+        let (pooling, reference) = text.split_once('/').ok_or_else(unknown)?;
+        let pooling = match pooling {
+            "mean" => Pooling::Mean,
+            "peak" => Pooling::Peak,
+            _ => return Err(unknown()),
+        };
+        let reference = reference.parse().map_err(|_| unknown())?;
+        Ok(Self { pooling, reference })
+    }
+}
+
+impl TryFrom<String> for Estimator {
+    type Error = UnknownEstimator;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Estimator> for String {
+    fn from(estimator: Estimator) -> Self {
+        estimator.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::{Array3, array};
+
+    use super::*;
+    use crate::rc::{peaks, raw_maxsim, score};
+
+    /// One head; cross rows, own rows, segments.
+    type Input<'a> = (&'a [&'a [f32]], &'a [&'a [f32]], &'a [(usize, usize)]);
+
+    fn rows(rows: &[&[f32]]) -> Array3<f32> {
+        let width = rows.first().map_or(0, |row| row.len());
+        Array3::from_shape_vec((1, rows.len(), width), rows.concat()).expect("rows of one length")
+    }
+
+    fn check(name: &str, estimator: &str, (cross, own, segments): Input<'_>, expect: &[f32]) {
+        let segments: Vec<_> = segments.iter().map(|&(a, b)| TokenSpan::new(a, b)).collect();
+        let estimator = estimator.parse().expect(name);
+        let scored = score(rows(cross).view(), rows(own).view(), &segments, estimator);
+        assert_eq!(scored.scores, expect, "{name}: {estimator}");
+    }
+
+    #[test]
+    fn small_cases() {
+        let own: &[&[f32]] = &[&[0.0, 4.0]];
+        let cross: &[&[f32]] = &[&[1.0, 5.0, 2.0]];
+        let two: &[(usize, usize)] = &[(0, 2), (2, 3)];
+        check(
+            "mean of (1−0)/2 and (5−0 + 5−4)/2; then 1",
+            "mean/self",
+            (cross, own, two),
+            &[1.75, 1.0],
+        );
+        check(
+            "peaks 5 and 2 against 0 and 4",
+            "peak/self",
+            (cross, own, two),
+            &[3.0, 1.0],
+        );
+        check(
+            "peaks 5 and 2 against each other",
+            "peak/rivals",
+            (cross, own, two),
+            &[1.5, 0.0],
+        );
+        check(
+            "peaks against all four",
+            "peak/both",
+            (cross, own, two),
+            &[2.25, 0.5],
+        );
+        check(
+            "keys 1, 5, 2 against 5 and 2",
+            "mean/rivals",
+            (cross, own, two),
+            &[0.75, 0.0],
+        );
+        check(
+            "an only segment has no rival",
+            "peak/rivals",
+            (cross, own, &[(0, 3)]),
+            &[0.0],
+        );
+        check(
+            "empty segment",
+            "peak/rivals",
+            (cross, own, &[(0, 2), (1, 1), (2, 3)]),
+            &[1.5, 0.0, 0.0],
+        );
+        check(
+            "only an empty segment",
+            "peak/both",
+            (cross, own, &[(3, 3)]),
+            &[0.0],
+        );
+        check("no segment", "peak/rivals", (cross, own, &[]), &[]);
+        check(
+            "nested: peaks 5, 5, 2",
+            "peak/rivals",
+            (cross, own, &[(0, 3), (0, 2), (2, 3)]),
+            &[1.0, 1.0, 0.0],
+        );
+        check("no query", "peak/rivals", (&[], &[], &[(0, 0)]), &[0.0]);
+        check("no own keys", "peak/self", (cross, &[&[]], two), &[0.0, 0.0]);
+        check(
+            "a tie gains nothing",
+            "peak/rivals",
+            (&[&[3.0, 3.0]], &[&[]], &[(0, 1), (1, 2)]),
+            &[0.0, 0.0],
+        );
+        check(
+            "mean over queries",
+            "peak/self",
+            (&[&[1.0], &[3.0]], &[&[0.0], &[0.0]], &[(0, 1)]),
+            &[2.0],
+        );
+    }
+
+    #[test]
+    fn heads_and_queries_average() {
+        let cross = array![[[1.0, 0.0], [2.0, 0.0]], [[3.0, 0.0], [4.0, 8.0]]];
+        let own = Array3::zeros((2, 2, 1));
+        let segments = [TokenSpan::new(0, 1), TokenSpan::new(1, 2)];
+        let scored = score(
+            cross.view(),
+            own.view(),
+            &segments,
+            "peak/self".parse().expect("named"),
+        );
+        assert_eq!(scored.per_query, array![[2.0, 0.0], [3.0, 4.0]]);
+        assert_eq!(scored.scores, [2.5, 2.0]);
+    }
+
+    #[test]
+    fn weights() {
+        let values = array![[1.0, 0.0], [4.0, 8.0]];
+        let check = |name, weights: &[f32], expect: [f32; 2]| {
+            assert_eq!(weighted_over_queries(values.view(), weights), expect, "{name}");
+        };
+        check("equal", &[2.0, 2.0], [2.5, 4.0]);
+        check("one query only", &[0.0, 3.0], [4.0, 8.0]);
+        check("one to three", &[1.0, 3.0], [3.25, 6.0]);
+        check("none", &[0.0, 0.0], [0.0, 0.0]);
+    }
+
+    #[test]
+    fn maxsim_ranks_an_empty_segment_last() {
+        let cross = array![[[-5.0, 3.0], [1.0, 7.0]]];
+        let segments = [(0, 1), (1, 1), (1, 2)].map(|(a, b)| TokenSpan::new(a, b));
+        assert_eq!(raw_maxsim(&peaks(cross.view(), &segments)), [-2.0, f32::MIN, 5.0]);
+    }
+
+    #[test]
+    fn text_form() {
+        for text in [
+            "mean/self",
+            "mean/rivals",
+            "mean/both",
+            "peak/self",
+            "peak/rivals",
+            "peak/both",
+        ] {
+            let estimator: Estimator = text.parse().expect(text);
+            assert_eq!(estimator.to_string(), text);
+            let json = serde_json::to_string(&estimator).expect(text);
+            assert_eq!(json, format!("{text:?}"));
+            assert_eq!(serde_json::from_str::<Estimator>(&json).expect(text), estimator);
+        }
+        for text in [
+            "",
+            "peak",
+            "peak/",
+            "/self",
+            "peak/own",
+            "Peak/self",
+            "peak/self/",
+        ] {
+            assert_eq!(text.parse::<Estimator>(), Err(UnknownEstimator(text.to_owned())));
+        }
+    }
+}
