@@ -1,0 +1,78 @@
+# Thresher's commands; `make` alone lists them. Run them from this folder.
+#
+#   GPU=1                    use the CUDA runtime (Linux x86-64)
+#   THRESHER_RUNTIME_LIB     your own libonnxruntime: nothing is fetched for it
+#   THRESHER_MODEL_SOURCE    your own Hugging Face folder: nothing is fetched for it
+
+CARGO      ?= cargo
+CARGOFLAGS ?=
+PYTHON     ?= python3
+SYSTEM     := $(shell uname -s)
+
+RUNTIME_FOLDER := models/.cache/onnxruntime$(if $(GPU),-gpu)
+RUNTIME_FILE   := libonnxruntime.$(if $(filter Darwin,$(SYSTEM)),dylib,so)
+RUNTIME_LIB    := $(or $(THRESHER_RUNTIME_LIB),$(CURDIR)/$(RUNTIME_FOLDER)/$(RUNTIME_FILE))
+MODEL_SOURCE   := $(or $(THRESHER_MODEL_SOURCE),models/.cache/all-MiniLM-L6-v2)
+MODEL_DIR      := models/minilm-l6
+
+# Not exported: to `provision`, a variable that is set means that the user brings the file.
+WITH_RUNTIME := THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)"
+RELEASE      := target/release/thresher
+
+# Caches and downloads are not ours to check.
+OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
+
+.PHONY: help provision build model demo serve test lint bench eval clean distclean python cargo
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
+
+provision: python ## fetch the pinned ONNX Runtime and default model (once; checked by SHA-256)
+	@$(PYTHON) models/provision.py $(if $(GPU),--gpu)
+
+build: cargo ## build the release binary
+	$(CARGO) build --release $(CARGOFLAGS)
+
+model: provision build ## export the default model to models/minilm-l6 (once)
+	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(RELEASE)
+
+demo: model ## start the daemon, send it a real request, print what it keeps
+	@$(WITH_RUNTIME) PYTHON="$(PYTHON)" scripts/demo.sh $(RELEASE) docs/examples/request.json
+
+serve: model ## run the daemon with config/thresher.toml
+	$(WITH_RUNTIME) $(RELEASE) serve --config config/thresher.toml
+
+test: provision cargo ## all tests, with what they need
+	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --
+	$(WITH_RUNTIME) $(CARGO) test $(CARGOFLAGS)
+	$(PYTHON) -m unittest discover -s tests -p '*_test.py'
+
+lint: python cargo ## formatting, clippy, documentation, scripts
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets $(CARGOFLAGS) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(CARGOFLAGS)
+	$(OURS) -name '*.py' -exec env PYTHONPYCACHEPREFIX=target/pycache $(PYTHON) -m py_compile {} +
+	for script in scripts/*.sh .ci/run; do bash -n "$$script" || exit 1; done
+
+bench: model ## criterion benches, then the daemon's own
+	$(WITH_RUNTIME) $(CARGO) bench $(CARGOFLAGS)
+	$(WITH_RUNTIME) $(RELEASE) bench
+
+eval: model ## measure quality on a data set: make eval EVAL_DATA=<path>
+	@test -n "$(EVAL_DATA)" || { echo "error: say what to measure on: make eval EVAL_DATA=<path>" >&2; exit 1; }
+	$(WITH_RUNTIME) $(RELEASE) eval "$(EVAL_DATA)"
+
+clean: ## remove what was built and exported; keep what was fetched
+	$(CARGO) clean
+	rm -rf "$(MODEL_DIR)"
+
+distclean: clean ## remove what was fetched, too
+	rm -rf models/.cache
+
+python:
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found: it fetches the runtime and the model" >&2; \
+	  echo "  install Python 3.8 or later with pip (apt-get install python3 python3-pip), or name one: make PYTHON=<path>" >&2; \
+	  exit 1; }
+
+cargo:
+	@command -v $(CARGO) >/dev/null || { echo "error: $(CARGO) not found: install Rust (https://rustup.rs)" >&2; exit 1; }
