@@ -215,7 +215,8 @@ impl Bert {
         // The batch axis, of size 1, serves as the axis of the one head.
         let unit = self.readout(&mut g, weights, &ids, None);
         let unit_columns = g.transpose(&unit, &[0, 2, 1]);
-        // Keys on the left: a key's logits then do not depend, to the last bit, on how many others it came with.
+        // Keys on the left: a key's logits then do not depend, to the last bit, on how many others it came with (but
+        // for a key quite alone, where ONNX Runtime takes its matrix-vector kernel). `tests/export_bits.rs` holds it.
         let by_key = g.matmul(&key, &unit_columns);
         let cross = g.transpose(&by_key, &[0, 2, 1]);
         let own = g.matmul(&unit, &unit_columns);

@@ -86,6 +86,7 @@ pub struct Graphs {
     pub passage: String,
     /// `input_ids [1, q], key [heads, n, head_dim]` → `cross_logits [heads, q, n]`, `self_logits [heads, q, q]`: raw, no
     /// softmax. `q` counts the special tokens: the runtime drops their rows, and their columns of `self_logits`.
+    /// From `n` = 2 on, a key's logits have the same bits whatever other keys they are computed with.
     pub query: String,
     /// The weights of both graphs, as ONNX external data.
     pub weights: String,
