@@ -1,12 +1,13 @@
 //! Export: a Hugging Face folder becomes ONNX graphs with their contract, without Python.
 //! Knows nothing of ONNX Runtime: it writes files, and only tests run them.
 //!
-//! `source` and `tokenizer` read what the folder says, `weights` its tensors; `bert` makes the graphs out of `graph`'s
-//! operations, which `onnx` encodes; `write` puts the folder in place. The same input gives the same bytes.
+//! `source` and `tokenizer` read what the folder says, `weights` its tensors; `bert` makes the graphs out of `linear` layers and
+//! `graph`'s operations, which `onnx` encodes; `write` puts the folder in place. The same input gives the same bytes.
 
 mod bert;
 mod error;
 mod graph;
+mod linear;
 #[allow(missing_docs, reason = "the fields are ONNX's own, documented in onnx.proto")]
 mod onnx;
 mod source;
@@ -50,7 +51,7 @@ pub fn export(source_dir: &Path, out_dir: &Path, options: &ExportOptions) -> Res
 
     let staging = write::Staging::begin(out_dir)?;
     let mut weights = write::WeightFile::create(staging.dir().join(WEIGHTS))?;
-    let stored = bert.store(&checkpoint, &mut weights)?;
+    let stored = bert.store(&checkpoint, &mut weights, options.weights)?;
     weights.finish()?;
     staging.write(PASSAGE, &bert.passage_graph(&stored, WEIGHTS))?;
     staging.write(QUERY, &bert.query_graph(&stored, WEIGHTS))?;

@@ -15,19 +15,21 @@ use thresher::{
 const DIM: usize = 384;
 const LENGTHS: [usize; 5] = [3, 17, 64, 200, 256];
 
-/// MiniLM, exported once for all tests of this file.
-fn minilm() -> &'static Path {
-    static OUT: OnceLock<TempDir> = OnceLock::new();
+/// MiniLM with these weights, exported once for all tests of this file.
+fn minilm(weights: Weights) -> &'static Path {
+    static OUT: [OnceLock<TempDir>; 2] = [OnceLock::new(), OnceLock::new()];
     let make = || {
         let out = TempDir::new().unwrap();
         let options = ExportOptions {
-            weights: Weights::F32,
+            weights,
             name: "bits".into(),
         };
         export(&minilm_source(), out.path(), &options).unwrap();
         out
     };
-    OUT.get_or_init(make).path()
+    OUT[usize::from(weights == Weights::Int8)]
+        .get_or_init(make)
+        .path()
 }
 
 /// Windows of `tokens` tokens, each different, by a fixed generator.
@@ -49,30 +51,33 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn a_window_alone_or_among_others_gives_the_same_bits() {
-    let mut passage = session(&minilm().join("passage.onnx"), 1);
-    for tokens in LENGTHS {
-        let windows = windows(4, tokens);
-        let together = keys(&mut passage, &windows);
-        for (window, found) in windows.iter().zip(together.chunks(tokens * DIM)) {
-            let alone = keys(&mut passage, std::slice::from_ref(window));
-            assert!(
-                bits(&alone) == bits(found),
-                "a window of {tokens} tokens depends on its batch"
-            );
+    for weights in [Weights::F32, Weights::Int8] {
+        let mut passage = session(&minilm(weights).join("passage.onnx"), 1);
+        for tokens in LENGTHS {
+            let windows = windows(4, tokens);
+            let together = keys(&mut passage, &windows);
+            for (window, found) in windows.iter().zip(together.chunks(tokens * DIM)) {
+                let alone = keys(&mut passage, std::slice::from_ref(window));
+                assert!(
+                    bits(&alone) == bits(found),
+                    "{weights:?}: {tokens} tokens depend on their batch"
+                );
+            }
         }
     }
 }
 
 #[test]
 fn one_or_two_threads_give_the_same_bits() {
-    let [mut one, mut two] = [1, 2].map(|threads| session(&minilm().join("passage.onnx"), threads));
-    for tokens in LENGTHS {
-        for count in [1, 3] {
+    for weights in [Weights::F32, Weights::Int8] {
+        let [mut one, mut two] =
+            [1, 2].map(|threads| session(&minilm(weights).join("passage.onnx"), threads));
+        for (tokens, count) in LENGTHS.into_iter().flat_map(|tokens| [(tokens, 1), (tokens, 3)]) {
             let windows = windows(count, tokens);
             let (found, expect) = (keys(&mut two, &windows), keys(&mut one, &windows));
             assert!(
                 bits(&found) == bits(&expect),
-                "{count} windows of {tokens} tokens depend on threads"
+                "{weights:?}: {count} windows of {tokens} depend on threads"
             );
         }
     }
@@ -80,8 +85,8 @@ fn one_or_two_threads_give_the_same_bits() {
 
 #[test]
 fn a_keys_logits_do_not_depend_on_the_other_keys_or_on_threads() {
-    let mut passage = session(&minilm().join("passage.onnx"), 1);
-    let [mut one, mut two] = [1, 2].map(|threads| session(&minilm().join("query.onnx"), threads));
+    let mut passage = session(&minilm(Weights::F32).join("passage.onnx"), 1);
+    let [mut one, mut two] = [1, 2].map(|threads| session(&minilm(Weights::F32).join("query.onnx"), threads));
     let all = keys(&mut passage, &windows(10, 200));
     let n = all.len() / DIM;
     for tokens in [3, 12, 33] {

@@ -16,9 +16,13 @@ use thresher::{
 const TOLERANCE: f64 = 1e-4;
 
 fn exported(source: &Path) -> (TempDir, Contract) {
+    exported_as(source, Weights::F32)
+}
+
+fn exported_as(source: &Path, weights: Weights) -> (TempDir, Contract) {
     let out = TempDir::new().unwrap();
     let options = ExportOptions {
-        weights: Weights::F32,
+        weights,
         name: "parity".into(),
     };
     let contract = export(source, out.path(), &options).unwrap();
@@ -86,6 +90,29 @@ fn minilm_agrees_with_transformers() {
             assert!(distance < TOLERANCE, "{text}: readout differs by {distance}");
         }
     }
+}
+
+#[test]
+fn int8_weights_stay_close_to_f32() {
+    let golden = golden(&in_checkout("models/tiny/minilm.golden.json"));
+    let [(f32_out, _), (int8_out, contract)] =
+        [Weights::F32, Weights::Int8].map(|weights| exported_as(&minilm_source(), weights));
+    assert_eq!(contract.readout.weights, Weights::Int8);
+    let [mut exact, mut rounded] =
+        [&f32_out, &int8_out].map(|out| session(&out.path().join("passage.onnx"), 1));
+    let mut cosines = Vec::new();
+    for case in &golden.cases {
+        let windows = std::slice::from_ref(&case.ids);
+        let (exact, rounded) = (keys(&mut exact, windows), keys(&mut rounded, windows));
+        let rows = exact.chunks(golden.dim).zip(rounded.chunks(golden.dim));
+        cosines.extend(rows.map(|(a, b)| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>()));
+    }
+    let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
+    let least = cosines.iter().copied().fold(1.0, f64::min);
+    assert!(
+        mean > 0.998 && least > 0.99,
+        "cosines to the exact readout: mean {mean}, least {least}"
+    );
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub struct Stored {
     pub name: String,
     /// Its shape.
     pub dims: Vec<usize>,
+    /// Its element type.
+    pub data_type: DataType,
     /// First byte in the file.
     pub offset_bytes: u64,
     /// Number of bytes.
@@ -87,7 +89,7 @@ impl GraphBuilder {
         self.graph.output.push(value_info(name, DataType::Float, axes));
     }
 
-    /// An `f32` weight in the external file.
+    /// A weight in the external file.
     pub fn weight(&mut self, stored: &Stored) -> Value {
         let entry = |key: &str, value: String| StringStringEntryProto {
             key: key.to_owned(),
@@ -95,7 +97,7 @@ impl GraphBuilder {
         };
         self.graph.initializer.push(TensorProto {
             dims: stored.dims.iter().map(|&dim| dim as i64).collect(),
-            data_type: DataType::Float.into(),
+            data_type: stored.data_type.into(),
             name: stored.name.clone(),
             external_data: vec![
                 entry("location", self.weights_file.clone()),
@@ -119,6 +121,11 @@ impl GraphBuilder {
         self.constant(DataType::Float, vec![], value.to_le_bytes().to_vec())
     }
 
+    /// A scalar byte.
+    fn const_u8(&mut self, value: u8) -> Value {
+        self.constant(DataType::Uint8, vec![], vec![value])
+    }
+
     /// Rows of `table [n, d]` by `ids [..]` → `[.., d]`.
     pub fn gather(&mut self, table: &Value, ids: &Value) -> Value {
         self.node("Gather", &[table, ids], vec![])
@@ -140,10 +147,16 @@ impl GraphBuilder {
         self.node("MatMul", &[a, b], vec![])
     }
 
-    /// `x [.., in] · weight [in, out] + bias [out]` → `[.., out]`.
-    pub fn linear(&mut self, x: &Value, weight: &Value, bias: &Value) -> Value {
-        let product = self.matmul(x, weight);
-        self.add(&product, bias)
+    /// Matrix product of bytes, of which `zero` stands for 0 on the left, with signed bytes → `i32`.
+    pub fn matmul_integer(&mut self, a: &Value, b: &Value, zero: u8) -> Value {
+        let zero = self.const_u8(zero);
+        self.node("MatMulInteger", &[a, b, &zero], vec![])
+    }
+
+    /// To the nearest integer, plus `zero`, as a byte; what lies outside saturates.
+    pub fn round_to_u8(&mut self, x: &Value, zero: u8) -> Value {
+        let (one, zero) = (self.const_f32(1.0), self.const_u8(zero));
+        self.node("QuantizeLinear", &[x, &one, &zero], vec![])
     }
 
     /// Sum, broadcast.
@@ -167,7 +180,7 @@ impl GraphBuilder {
     }
 
     /// `x` as `f32`.
-    pub fn to_f32(&mut self, x: &Value) -> Value {
+    pub fn cast_f32(&mut self, x: &Value) -> Value {
         self.node("Cast", &[x], vec![int("to", DataType::Float as i64)])
     }
 
@@ -198,6 +211,17 @@ impl GraphBuilder {
     pub fn norm(&mut self, x: &Value) -> Value {
         let last = self.const_i64(&[-1]);
         self.node("ReduceL2", &[x, &last], vec![int("keepdims", 1)])
+    }
+
+    /// Magnitude, element by element.
+    pub fn abs(&mut self, x: &Value) -> Value {
+        self.node("Abs", &[x], vec![])
+    }
+
+    /// The largest element over the last axis, which stays with size 1.
+    pub fn max_of_row(&mut self, x: &Value) -> Value {
+        let last = self.const_i64(&[-1]);
+        self.node("ReduceMax", &[x, &last], vec![int("keepdims", 1)])
     }
 
     /// The larger of the two, element by element.

@@ -125,6 +125,8 @@ pub enum DataLocation {
 pub enum DataType {
     Undefined = 0,
     Float = 1,
+    Uint8 = 2,
+    Int8 = 3,
     Int64 = 7,
 }
 

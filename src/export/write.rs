@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{ExportError, graph::Stored};
+use super::{ExportError, graph::Stored, onnx::DataType};
 use crate::model::contract::CONTRACT_FILE;
 
 /// Where a weight may begin: vector loads want whole cache lines.
@@ -131,7 +131,7 @@ impl WeightFile {
         }
     }
 
-    /// Adds a tensor of shape `dims`, rows first.
+    /// Adds an `f32` tensor of shape `dims`, rows first.
     ///
     /// # Errors
     /// The disk refuses.
@@ -139,19 +139,45 @@ impl WeightFile {
     /// # Panics
     /// When `values` is not of shape `dims`.
     pub fn push(&mut self, name: &str, dims: &[usize], values: &[f32]) -> Result<Stored, ExportError> {
+        self.push_bytes(
+            name,
+            dims,
+            DataType::Float,
+            values.iter().map(|value| value.to_le_bytes()),
+        )
+    }
+
+    /// Adds an `i8` tensor; otherwise as [`WeightFile::push`].
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn push_i8(&mut self, name: &str, dims: &[usize], values: &[i8]) -> Result<Stored, ExportError> {
+        self.push_bytes(
+            name,
+            dims,
+            DataType::Int8,
+            values.iter().map(|value| value.to_le_bytes()),
+        )
+    }
+
+    fn push_bytes<const WIDTH: usize>(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        data_type: DataType,
+        mut elements: impl ExactSizeIterator<Item = [u8; WIDTH]>,
+    ) -> Result<Stored, ExportError> {
         assert_eq!(
             dims.iter().product::<usize>(),
-            values.len(),
+            elements.len(),
             "{name} is not of shape {dims:?}"
         );
         let offset_bytes = self.written_bytes.next_multiple_of(ALIGN_BYTES);
-        let length_bytes = size_of_val(values) as u64;
+        let length_bytes = (elements.len() * WIDTH) as u64;
         let mut write = || -> io::Result<()> {
             let padding = (offset_bytes - self.written_bytes) as usize;
             self.out.write_all(&[0; ALIGN_BYTES as usize][..padding])?;
-            values
-                .iter()
-                .try_for_each(|value| self.out.write_all(&value.to_le_bytes()))
+            elements.try_for_each(|element| self.out.write_all(&element))
         };
         write().map_err(|cause| ExportError::Write {
             file: self.path.clone(),
@@ -161,6 +187,7 @@ impl WeightFile {
         Ok(Stored {
             name: name.to_owned(),
             dims: dims.to_vec(),
+            data_type,
             offset_bytes,
             length_bytes,
         })

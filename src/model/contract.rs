@@ -139,6 +139,8 @@ pub enum Weights {
     /// 32-bit floats.
     #[default]
     F32,
+    /// Signed bytes with a scale for each column, where that costs little; the rest stays `F32`.
+    Int8,
 }
 
 impl Weights {
@@ -146,6 +148,7 @@ impl Weights {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::F32 => "f32",
+            Self::Int8 => "int8",
         }
     }
 }

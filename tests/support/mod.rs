@@ -50,7 +50,9 @@ fn provisioned(variable: &str, fallbacks: &[&str]) -> PathBuf {
 /// A session on `graph` with `threads` threads inside an operation.
 pub fn session(graph: &Path, threads: usize) -> Session {
     let builder = Session::builder(runtime()).expect("a session builder");
-    let mut builder = builder.with_intra_threads(threads).expect("a thread count");
+    let builder = builder.with_intra_threads(threads).expect("a thread count");
+    // Without it a CPU that lacks VNNI takes kernels for int8 that saturate.
+    let mut builder = builder.with_precise_qmm().expect("an option");
     builder
         .commit_from_file(graph)
         .unwrap_or_else(|cause| panic!("{}: {cause}", graph.display()))
