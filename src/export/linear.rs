@@ -3,8 +3,8 @@
 //!
 //! With int8 weights, a weight is a signed byte times its column's scale; each row of `x`, a token, becomes unsigned bytes
 //! by its own largest component. The product of integers is exact, so the result depends neither on what shares the
-//! batch nor on threads. A runtime on a CPU without VNNI must ask ONNX Runtime for the precise kernels
-//! (`session.x64quantprecision`): the quick ones there saturate.
+//! batch nor on threads. On x86 without VNNI, ONNX Runtime's quick kernels saturate: there a runtime must ask for the
+//! precise ones (`session.x64quantprecision`), with which int8 is hardly faster than `f32`.
 
 use super::{
     ExportError,

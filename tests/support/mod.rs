@@ -51,11 +51,22 @@ fn provisioned(variable: &str, fallbacks: &[&str]) -> PathBuf {
 pub fn session(graph: &Path, threads: usize) -> Session {
     let builder = Session::builder(runtime()).expect("a session builder");
     let builder = builder.with_intra_threads(threads).expect("a thread count");
-    // Without it a CPU that lacks VNNI takes kernels for int8 that saturate.
-    let mut builder = builder.with_precise_qmm().expect("an option");
+    let mut builder = match int8_saturates() {
+        true => builder.with_precise_qmm().expect("an option"),
+        false => builder,
+    };
     builder
         .commit_from_file(graph)
         .unwrap_or_else(|cause| panic!("{}: {cause}", graph.display()))
+}
+
+/// Whether ONNX Runtime's quick kernels for int8 saturate here; the precise ones are much slower.
+fn int8_saturates() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return !std::arch::is_x86_feature_detected!("avx512vnni")
+        && !std::arch::is_x86_feature_detected!("avxvnni");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Runs the passage graph on windows of one length → keys `[b, t, d]`, flat.
