@@ -1,0 +1,429 @@
+//! The contract: `contract.toml`, the file that says what a model's graphs take and give.
+//! Knows nothing of ONNX Runtime: [`check_io`] is handed what a session reports.
+//!
+//! A contract is written by `thresher export` and read when a model is opened. It is checked in three steps, each
+//! dearer than the one before: [`Contract::load`] (the file itself, and that the others exist), [`check_io`] (the
+//! session's real inputs and outputs) and [`Contract::verify_files`] (the SHA-256 of every file).
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+mod io_check;
+
+pub use io_check::{Dim, Graph, IoTensor, Side, check_io};
+
+/// The name of the contract's file in a model's folder.
+pub const CONTRACT_FILE: &str = "contract.toml";
+
+/// The only schema version that this build reads and writes.
+pub const SCHEMA: u32 = 1;
+
+/// The axes of a stored key, slowest first; a KV block depends on it, so another layout is another schema value.
+pub const KEY_LAYOUT: &str = "head,token,dim";
+
+/// What a model's files promise. Field by field the same as `contract.toml`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contract {
+    /// Version of this file's own shape: [`SCHEMA`].
+    pub schema: u32,
+    /// The name under which users ask for the model.
+    pub name: String,
+    /// How the model is run.
+    pub family: Family,
+    /// The architecture that was exported, as the source's `config.json` names it (`BertModel`).
+    pub architecture: String,
+    /// Where the weights came from.
+    pub source: Source,
+    /// File names of the graphs.
+    pub graphs: Graphs,
+    /// Tokenizer and the special tokens around a window.
+    pub tokenizer: Tokenizer,
+    /// How much one forward pass reads.
+    pub window: Window,
+    /// The readout: shape and type of keys and logits.
+    pub readout: Readout,
+    /// SHA-256 in lower-case hex of every file of the model, by file name.
+    pub files: BTreeMap<String, String>,
+}
+
+/// How a model is run; each family has its own graphs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Family {
+    /// Passages and question are encoded apart; the logits are dot products of their readout vectors.
+    Late,
+}
+
+/// Where the weights came from, as far as the source's folder says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Source {
+    /// Publisher's name of the checkpoint (`config.json`, `_name_or_path`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Publisher's revision (`config.json`, `_commit_hash`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// Licence (the front matter of `README.md`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub licence: Option<String>,
+}
+
+/// File names of the graphs, relative to the contract.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Graphs {
+    /// `input_ids, attention_mask [b, t]` → `key [b, heads, t, head_dim]`, at every position, specials included.
+    pub passage: String,
+    /// `input_ids [1, q], key [heads, n, head_dim]` → `cross_logits [heads, q, n]`, `self_logits [heads, q, q]`: raw, no
+    /// softmax. `q` counts the special tokens: the runtime drops their rows, and their columns of `self_logits`.
+    /// From `n` = 2 on, a key's logits have the same bits whatever other keys they are computed with.
+    pub query: String,
+    /// The weights of both graphs, as ONNX external data.
+    pub weights: String,
+}
+
+/// Tokenizer and special tokens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tokenizer {
+    /// File name, in the format of the `tokenizers` library, without truncation or padding.
+    pub file: String,
+    /// Ids put before a window's tokens (`[CLS]`).
+    pub prefix: Vec<u32>,
+    /// Ids put after a window's tokens (`[SEP]`).
+    pub suffix: Vec<u32>,
+    /// Rows of the embedding table: every id given to a graph is below it.
+    pub vocab_size: usize,
+}
+
+/// How much one forward pass reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// Most tokens of one window, prefix and suffix included.
+    pub tokens_max: usize,
+}
+
+/// The readout: shape and type of keys and logits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Readout {
+    /// Heads of a key.
+    pub heads: usize,
+    /// Components of a key in one head.
+    pub head_dim: usize,
+    /// What the query graph multiplies ⟨q, k⟩ with; its logits have it already.
+    pub scale: f64,
+    /// Axes of a key, slowest first: [`KEY_LAYOUT`].
+    pub key_layout: String,
+    /// Element type of keys and logits at the graphs' edge: `f32`.
+    pub key_dtype: String,
+    /// Element type of the stored weights.
+    pub weights: Weights,
+}
+
+/// Element type of the stored weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Weights {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// Signed bytes with a scale for each column, where that costs little; the rest stays `F32`.
+    Int8,
+}
+
+impl Weights {
+    /// As the contract spells it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+impl Contract {
+    /// Reads `dir/contract.toml`, checks its values and that every file it names exists.
+    ///
+    /// # Errors
+    /// An unreadable or malformed file, an unknown schema version, a value that cannot hold, a missing file.
+    pub fn load(dir: &Path) -> Result<Self, ContractError> {
+        let path = dir.join(CONTRACT_FILE);
+        let text = fs::read_to_string(&path).map_err(|cause| ContractError::Read {
+            file: path.clone(),
+            cause,
+        })?;
+        let contract = Self::parse(&path, &text)?;
+        contract.check_values(&path)?;
+        for file in contract.files.keys().map(|name| dir.join(name)) {
+            if !file.is_file() {
+                return Err(ContractError::FileMissing { contract: path, file });
+            }
+        }
+        Ok(contract)
+    }
+
+    /// Writes `dir/contract.toml`; the same contract gives the same bytes.
+    ///
+    /// # Errors
+    /// A value that cannot hold, or a file that cannot be written.
+    pub fn save(&self, dir: &Path) -> Result<(), ContractError> {
+        let path = dir.join(CONTRACT_FILE);
+        self.check_values(&path)?;
+        let text = toml::to_string(self).expect("a contract has only TOML's types, tables last");
+        fs::write(&path, text).map_err(|cause| ContractError::Write { file: path, cause })
+    }
+
+    /// Hashes every file and compares; reads them whole, so it takes about a second per gigabyte.
+    ///
+    /// # Errors
+    /// The first file that cannot be read or has another hash.
+    pub fn verify_files(&self, dir: &Path) -> Result<(), ContractError> {
+        for (name, declared) in &self.files {
+            let file = dir.join(name);
+            let found = sha256_of(&file).map_err(|cause| ContractError::Read {
+                file: file.clone(),
+                cause,
+            })?;
+            if found != *declared {
+                return Err(ContractError::HashMismatch {
+                    file,
+                    declared: declared.clone(),
+                    found,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// What a stored key depends on: the hashes of graphs, weights and tokenizer, the special tokens and the readout.
+    /// The name, source and window are left out: they change no key of a given window.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let files = self.named_files().map(|(key, name)| (key, self.files.get(name)));
+        let held = (
+            files,
+            &self.tokenizer.prefix,
+            &self.tokenizer.suffix,
+            &self.readout,
+            self.schema,
+        );
+        Sha256::digest(serde_json::to_vec(&held).expect("plain values serialise")).into()
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Self, ContractError> {
+        // The version is read first: a newer schema's other keys would otherwise be reported as unknown ones.
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+        }
+        let malformed = |cause| ContractError::Malformed {
+            file: path.to_owned(),
+            cause,
+        };
+        let Version { schema } = toml::from_str(text).map_err(malformed)?;
+        if schema != SCHEMA {
+            return Err(ContractError::SchemaUnknown {
+                file: path.to_owned(),
+                found: schema,
+            });
+        }
+        toml::from_str(text).map_err(malformed)
+    }
+
+    fn check_values(&self, path: &Path) -> Result<(), ContractError> {
+        let refuse = |key: &str, reason: String| {
+            Err(ContractError::ValueInvalid {
+                file: path.to_owned(),
+                key: key.to_owned(),
+                reason,
+            })
+        };
+        for (key, name) in self.named_files() {
+            if !self.files.contains_key(name) {
+                return refuse(key, format!("`{name}` has no hash in [files]"));
+            }
+        }
+        for (name, hash) in &self.files {
+            // A contract may come with a downloaded model: it must not point outside its folder.
+            if Path::new(name)
+                .components()
+                .ne([std::path::Component::Normal(name.as_ref())])
+            {
+                return refuse("files", format!("`{name}` is not a plain file name"));
+            }
+            if hash.len() != 64 || !hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+                return refuse(
+                    "files",
+                    format!("`{hash}` of `{name}` is not 64 lower-case hex digits"),
+                );
+            }
+        }
+        let specials = self.tokenizer.prefix.len() + self.tokenizer.suffix.len();
+        if self.window.tokens_max <= specials {
+            return refuse(
+                "window.tokens_max",
+                format!(
+                    "{} leaves no room beside {specials} special tokens",
+                    self.window.tokens_max
+                ),
+            );
+        }
+        if let Some(id) = self
+            .special_ids()
+            .find(|&id| id as usize >= self.tokenizer.vocab_size)
+        {
+            return refuse(
+                "tokenizer",
+                format!(
+                    "special token id {id} is not below vocab_size {}",
+                    self.tokenizer.vocab_size
+                ),
+            );
+        }
+        let readout = &self.readout;
+        if readout.heads == 0 || readout.head_dim == 0 {
+            return refuse(
+                "readout",
+                format!("{} heads of {} components", readout.heads, readout.head_dim),
+            );
+        }
+        if !readout.scale.is_finite() || readout.scale <= 0.0 {
+            return refuse("readout.scale", format!("{} is not above 0", readout.scale));
+        }
+        if readout.key_layout != KEY_LAYOUT {
+            return refuse(
+                "readout.key_layout",
+                format!("`{}` is not `{KEY_LAYOUT}`", readout.key_layout),
+            );
+        }
+        if readout.key_dtype != "f32" {
+            return refuse(
+                "readout.key_dtype",
+                format!("`{}` is not `f32`", readout.key_dtype),
+            );
+        }
+        Ok(())
+    }
+
+    fn named_files(&self) -> [(&'static str, &String); 4] {
+        [
+            ("graphs.passage", &self.graphs.passage),
+            ("graphs.query", &self.graphs.query),
+            ("graphs.weights", &self.graphs.weights),
+            ("tokenizer.file", &self.tokenizer.file),
+        ]
+    }
+
+    fn special_ids(&self) -> impl Iterator<Item = u32> {
+        self.tokenizer
+            .prefix
+            .iter()
+            .chain(&self.tokenizer.suffix)
+            .copied()
+    }
+}
+
+/// SHA-256 of a file in lower-case hex, read piece by piece: a model's file may be larger than memory.
+pub(crate) fn sha256_of(path: &Path) -> io::Result<String> {
+    let mut hasher = Sha256::new();
+    io::copy(&mut File::open(path)?, &mut hasher)?;
+    Ok(hex(&hasher.finalize()))
+}
+
+/// Lower-case hex digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What is wrong with a contract, its files, or the graphs it speaks of.
+#[derive(Debug, thiserror::Error)]
+pub enum ContractError {
+    /// A file cannot be read.
+    #[error("cannot read {}: {cause}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
+    /// A file cannot be written.
+    #[error("cannot write {}: {cause}", file.display())]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
+    /// Not TOML, a key is missing, unknown or of the wrong type; the cause shows the line.
+    #[error("{}: {cause}", file.display())]
+    Malformed {
+        /// The contract.
+        file: PathBuf,
+        /// What the parser met.
+        #[source]
+        cause: toml::de::Error,
+    },
+    /// Written by another version of Thresher.
+    #[error("{}: schema is {found}, this version reads {SCHEMA}; export the model again", file.display())]
+    SchemaUnknown {
+        /// The contract.
+        file: PathBuf,
+        /// The version it declares.
+        found: u32,
+    },
+    /// A value that cannot hold.
+    #[error("{}: {key}: {reason}", file.display())]
+    ValueInvalid {
+        /// The contract.
+        file: PathBuf,
+        /// The key, dotted.
+        key: String,
+        /// What is wrong with its value.
+        reason: String,
+    },
+    /// A file that the contract names is not there.
+    #[error("{} names {}, which does not exist", contract.display(), file.display())]
+    FileMissing {
+        /// The contract.
+        contract: PathBuf,
+        /// The file.
+        file: PathBuf,
+    },
+    /// A file is not the one that was exported.
+    #[error("{}: contract declares SHA-256 {declared}, file has {found}", file.display())]
+    HashMismatch {
+        /// The file.
+        file: PathBuf,
+        /// The contract's hash.
+        declared: String,
+        /// The file's hash.
+        found: String,
+    },
+    /// A graph takes or gives something else than the contract says.
+    #[error("{graph}: contract declares {declared}, graph has {found}")]
+    IoMismatch {
+        /// The graph's file name.
+        graph: String,
+        /// What the contract declares.
+        declared: String,
+        /// What the graph has.
+        found: String,
+    },
+}
+
+#[cfg(test)]
+#[path = "contract/tests.rs"]
+mod tests;

@@ -1,0 +1,210 @@
+//! Tables of broken contracts and of graphs that do not keep one.
+
+use std::fs;
+
+use super::*;
+
+fn contract() -> Contract {
+    let files = ["passage.onnx", "query.onnx", "weights.bin", "tokenizer.json"];
+    Contract {
+        schema: SCHEMA,
+        name: "tiny".into(),
+        family: Family::Late,
+        architecture: "BertModel".into(),
+        source: Source {
+            licence: Some("apache-2.0".into()),
+            ..Source::default()
+        },
+        graphs: Graphs {
+            passage: files[0].into(),
+            query: files[1].into(),
+            weights: files[2].into(),
+        },
+        tokenizer: Tokenizer {
+            file: files[3].into(),
+            prefix: vec![2],
+            suffix: vec![3],
+            vocab_size: 90,
+        },
+        window: Window { tokens_max: 40 },
+        readout: Readout {
+            heads: 1,
+            head_dim: 32,
+            scale: 1.0,
+            key_layout: KEY_LAYOUT.into(),
+            key_dtype: "f32".into(),
+            weights: Weights::F32,
+        },
+        files: files
+            .map(|name| (name.to_owned(), hex(&Sha256::digest(name))))
+            .into(),
+    }
+}
+
+/// A folder whose files hold their own names.
+fn model() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    contract()
+        .files
+        .keys()
+        .for_each(|name| fs::write(dir.path().join(name), name).unwrap());
+    contract().save(dir.path()).unwrap();
+    dir
+}
+
+#[test]
+fn a_saved_contract_loads_unchanged() {
+    let dir = model();
+    assert_eq!(Contract::load(dir.path()).unwrap(), contract());
+    contract().verify_files(dir.path()).unwrap();
+}
+
+/// Replaces `from` by `to` in a good contract and expects an error that says each of `expect`.
+fn check_load(from: &str, to: &str, expect: &[&str]) {
+    let dir = model();
+    let path = dir.path().join(CONTRACT_FILE);
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "the contract has no `{from}`");
+    fs::write(&path, text.replacen(from, to, 1)).unwrap();
+    check_message(Contract::load(dir.path()), expect);
+}
+
+fn check_message<T: std::fmt::Debug>(result: Result<T, ContractError>, expect: &[&str]) {
+    let message = result.unwrap_err().to_string();
+    for part in expect {
+        assert!(message.contains(part), "`{message}` does not say `{part}`");
+    }
+}
+
+#[test]
+fn a_broken_contract_is_refused_by_file_and_key() {
+    let check = check_load;
+    check(
+        "schema = 1",
+        "schema = 2",
+        &["contract.toml", "schema is 2", "reads 1"],
+    );
+    check("schema = 1", "schema = 2\ncolour = 3", &["schema is 2"]);
+    check("schema = 1", "", &["contract.toml", "schema"]);
+    check(
+        "schema = 1",
+        "schema = 1\ncolour = 3",
+        &["contract.toml", "colour"],
+    );
+    check("head_dim = 32", "head_dim = 32\ncolour = 3", &["colour"]);
+    check("name = \"tiny\"", "", &["contract.toml", "name"]);
+    check("family = \"late\"", "family = \"early\"", &["early", "late"]);
+    check("heads = 1", "heads = -1", &["heads", "-1"]);
+    check("heads = 1", "heads = 0", &["readout", "0 heads"]);
+    check("scale = 1.0", "scale = nan", &["readout.scale", "NaN"]);
+    check("scale = 1.0", "scale = -1.0", &["readout.scale", "-1"]);
+    check(
+        "head,token,dim",
+        "token,head,dim",
+        &["readout.key_layout", "token,head,dim"],
+    );
+    check(
+        "key_dtype = \"f32\"",
+        "key_dtype = \"f64\"",
+        &["readout.key_dtype", "f64"],
+    );
+    check(
+        "tokens_max = 40",
+        "tokens_max = 2",
+        &["window.tokens_max", "2 special"],
+    );
+    check("prefix = [2]", "prefix = [90]", &["tokenizer", "90"]);
+    check(
+        "passage = \"passage.onnx\"",
+        "passage = \"other.onnx\"",
+        &["graphs.passage", "other.onnx"],
+    );
+    check(
+        "\"query.onnx\" = \"",
+        "\"query.onnx\" = \"x",
+        &["files", "query.onnx", "hex"],
+    );
+    check("[files]", "[files]\n\"../x\" = \"\"", &["files", "`../x`"]);
+    check(
+        "[files]",
+        "[files]\n\"gone.bin\" = \"0000000000000000000000000000000000000000000000000000000000000000\"",
+        &["gone.bin", "does not exist"],
+    );
+}
+
+#[test]
+fn missing_and_changed_files_are_named() {
+    let dir = model();
+    fs::write(dir.path().join("weights.bin"), "other").unwrap();
+    Contract::load(dir.path()).unwrap();
+    let hash = &contract().files["weights.bin"];
+    check_message(
+        contract().verify_files(dir.path()),
+        &["weights.bin", "declares", hash, "file has d9298a10"],
+    );
+    fs::remove_file(dir.path().join("query.onnx")).unwrap();
+    check_message(
+        Contract::load(dir.path()),
+        &["contract.toml", "query.onnx", "does not exist"],
+    );
+    fs::remove_file(dir.path().join(CONTRACT_FILE)).unwrap();
+    check_message(Contract::load(dir.path()), &["contract.toml", "cannot read"]);
+}
+
+#[test]
+fn the_fingerprint_changes_with_what_a_key_depends_on() {
+    let changed = |change: fn(&mut Contract)| {
+        let mut other = contract();
+        change(&mut other);
+        other.fingerprint() != contract().fingerprint()
+    };
+    for name in contract().files.into_keys() {
+        let mut other = contract();
+        other.files.insert(name.clone(), hex(&[7; 32]));
+        assert_ne!(other.fingerprint(), contract().fingerprint(), "{name}");
+    }
+    assert!(changed(|c| c.readout.scale = 2.0));
+    assert!(changed(|c| c.readout.heads = 2));
+    assert!(changed(|c| c.tokenizer.prefix = vec![4]));
+    assert!(!changed(|c| c.name = "other".into()));
+    assert!(!changed(|c| c.window.tokens_max = 39));
+    assert!(!changed(|c| c.source.licence = None));
+}
+
+/// Changes what a session on the query graph reports and expects an error that says each of `expect`.
+fn check_query(change: fn(&mut Vec<IoTensor>), expect: &[&str]) {
+    let mut found = contract().io(Graph::Query);
+    change(&mut found);
+    check_message(check_io(&contract(), Graph::Query, &found), expect);
+}
+
+#[test]
+fn graphs_that_break_the_contract_are_refused_by_what_both_say() {
+    let declared = "declares input `key` f32 [1, *, 32]";
+    check_query(
+        |f| f[1].dims[2] = Dim::Fixed(384),
+        &["query.onnx", declared, "graph has input `key` f32 [1, *, 384]"],
+    );
+    check_query(|f| f[1].dims[1] = Dim::Fixed(128), &[declared, "[1, 128, 32]"]);
+    check_query(|f| f[1].dims.push(Dim::Free), &[declared, "[1, *, 32, *]"]);
+    check_query(|f| f[1].dtype = "f16".into(), &[declared, "f16"]);
+    check_query(|f| f[1].name = "keys".into(), &[declared, "input `keys`"]);
+    check_query(|f| f[1].side = Side::Output, &[declared, "output `key`"]);
+    check_query(
+        |f| drop(f.remove(3)),
+        &["declares output `self_logits`", "graph has input `input_ids`"],
+    );
+    let extra = |f: &mut Vec<IoTensor>| f.push(IoTensor::new(Side::Input, "token_type_ids", "i64", &[1, -1]));
+    check_query(extra, &["graph has also input `token_type_ids` i64 [1, *]"]);
+}
+
+#[test]
+fn graphs_that_keep_the_contract_pass_in_any_order() {
+    for graph in [Graph::Passage, Graph::Query] {
+        let mut found = contract().io(graph);
+        found.reverse();
+        // Shape inference need not reach an output's axes.
+        found[0].dims.fill(Dim::Free);
+        check_io(&contract(), graph, &found).unwrap();
+    }
+}

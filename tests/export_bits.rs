@@ -1,0 +1,113 @@
+//! The bits of exported graphs in the real ONNX Runtime: what a window or key came with, and the number of threads, must
+//! not change them. The runtime's freedom to batch rests on this.
+
+mod support;
+
+use std::{path::Path, sync::OnceLock};
+
+use support::{keys, logits, minilm_source, session};
+use tempfile::TempDir;
+use thresher::{
+    export::{ExportOptions, export},
+    model::contract::Weights,
+};
+
+const DIM: usize = 384;
+const LENGTHS: [usize; 5] = [3, 17, 64, 200, 256];
+
+/// MiniLM with these weights, exported once for all tests of this file.
+fn minilm(weights: Weights) -> &'static Path {
+    static OUT: [OnceLock<TempDir>; 2] = [OnceLock::new(), OnceLock::new()];
+    let make = || {
+        let out = TempDir::new().unwrap();
+        let options = ExportOptions {
+            weights,
+            name: "bits".into(),
+        };
+        export(&minilm_source(), out.path(), &options).unwrap();
+        out
+    };
+    OUT[usize::from(weights == Weights::Int8)]
+        .get_or_init(make)
+        .path()
+}
+
+/// Windows of `tokens` tokens, each different, by a fixed generator.
+fn windows(count: usize, tokens: usize) -> Vec<Vec<i64>> {
+    let mut state = 7u64;
+    let mut id = || {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        1000 + (state >> 33) as i64 % 20_000
+    };
+    let window = |_| [vec![101], (2..tokens).map(|_| id()).collect(), vec![102]].concat();
+    (0..count).map(window).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn a_window_alone_or_among_others_gives_the_same_bits() {
+    for weights in [Weights::F32, Weights::Int8] {
+        let mut passage = session(&minilm(weights).join("passage.onnx"), 1);
+        for tokens in LENGTHS {
+            let windows = windows(4, tokens);
+            let together = keys(&mut passage, &windows);
+            for (window, found) in windows.iter().zip(together.chunks(tokens * DIM)) {
+                let alone = keys(&mut passage, std::slice::from_ref(window));
+                assert!(
+                    bits(&alone) == bits(found),
+                    "{weights:?}: {tokens} tokens depend on their batch"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn one_or_two_threads_give_the_same_bits() {
+    for weights in [Weights::F32, Weights::Int8] {
+        let [mut one, mut two] =
+            [1, 2].map(|threads| session(&minilm(weights).join("passage.onnx"), threads));
+        for (tokens, count) in LENGTHS.into_iter().flat_map(|tokens| [(tokens, 1), (tokens, 3)]) {
+            let windows = windows(count, tokens);
+            let (found, expect) = (keys(&mut two, &windows), keys(&mut one, &windows));
+            assert!(
+                bits(&found) == bits(&expect),
+                "{weights:?}: {count} windows of {tokens} depend on threads"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_keys_logits_do_not_depend_on_the_other_keys_or_on_threads() {
+    let mut passage = session(&minilm(Weights::F32).join("passage.onnx"), 1);
+    let [mut one, mut two] = [1, 2].map(|threads| session(&minilm(Weights::F32).join("query.onnx"), threads));
+    let all = keys(&mut passage, &windows(10, 200));
+    let n = all.len() / DIM;
+    for tokens in [3, 12, 33] {
+        let question = &windows(1, tokens)[0];
+        let (whole, own) = logits(&mut one, question, &all, DIM);
+        assert!(
+            bits(&whole) == bits(&logits(&mut two, question, &all, DIM).0),
+            "depends on threads"
+        );
+        // From two keys on: a single one goes another way in ONNX Runtime (a matrix-vector product), whose last bit differs.
+        for range in [0..2, 5..22, 100..300, 1998..2000, 7..1800] {
+            let (part, own_again) = logits(&mut one, question, &all[range.start * DIM..range.end * DIM], DIM);
+            let rows = whole.chunks(n).zip(part.chunks(range.len()));
+            let same = rows
+                .into_iter()
+                .all(|(whole, part)| bits(&whole[range.clone()]) == bits(part));
+            assert!(
+                same,
+                "logits of {tokens} tokens over keys {range:?} depend on the other keys"
+            );
+            assert!(bits(&own) == bits(&own_again), "self logits depend on the keys");
+        }
+    }
+}

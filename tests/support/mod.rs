@@ -1,0 +1,139 @@
+//! What the tests with the real ONNX Runtime share: where it and the real model are, sessions, goldens.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use ort::{environment::Environment, session::Session, value::TensorRef};
+use serde::Deserialize;
+
+/// A file or folder of the checkout.
+pub fn in_checkout(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// The Hugging Face folder of all-MiniLM-L6-v2.
+pub fn minilm_source() -> PathBuf {
+    provisioned("THRESHER_MODEL_SOURCE", &["models/.cache/all-MiniLM-L6-v2"])
+}
+
+/// ONNX Runtime, loaded once.
+pub fn runtime() -> &'static Environment {
+    static RUNTIME: OnceLock<Environment> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        let cache = "models/.cache/onnxruntime/libonnxruntime";
+        let library = provisioned(
+            "THRESHER_RUNTIME_LIB",
+            &[&format!("{cache}.so"), &format!("{cache}.dylib")],
+        );
+        ort::init_from(library)
+            .expect("the library loads")
+            .build()
+            .expect("an environment")
+    })
+}
+
+fn provisioned(variable: &str, fallbacks: &[&str]) -> PathBuf {
+    let fallbacks = fallbacks.iter().map(|path| in_checkout(path));
+    let mut places = env::var_os(variable)
+        .map(PathBuf::from)
+        .into_iter()
+        .chain(fallbacks);
+    places
+        .find(|path| path.exists())
+        .unwrap_or_else(|| panic!("{variable} is not provided: run `make provision` first"))
+}
+
+/// A session on `graph` with `threads` threads inside an operation.
+pub fn session(graph: &Path, threads: usize) -> Session {
+    let builder = Session::builder(runtime()).expect("a session builder");
+    let builder = builder.with_intra_threads(threads).expect("a thread count");
+    let mut builder = match int8_saturates() {
+        true => builder.with_precise_qmm().expect("an option"),
+        false => builder,
+    };
+    builder
+        .commit_from_file(graph)
+        .unwrap_or_else(|cause| panic!("{}: {cause}", graph.display()))
+}
+
+/// Whether ONNX Runtime's quick kernels for int8 saturate here; the precise ones are much slower.
+fn int8_saturates() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return !std::arch::is_x86_feature_detected!("avx512vnni")
+        && !std::arch::is_x86_feature_detected!("avxvnni");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Runs the passage graph on windows of one length → keys `[b, t, d]`, flat.
+pub fn keys(session: &mut Session, windows: &[Vec<i64>]) -> Vec<f32> {
+    let masks: Vec<Vec<i64>> = windows.iter().map(|ids| vec![1; ids.len()]).collect();
+    masked_keys(session, windows, &masks)
+}
+
+/// Runs the passage graph with these masks.
+pub fn masked_keys(session: &mut Session, windows: &[Vec<i64>], masks: &[Vec<i64>]) -> Vec<f32> {
+    let shape = [windows.len(), windows[0].len()];
+    let (ids, mask) = (windows.concat(), masks.concat());
+    let inputs = ort::inputs! {
+        "input_ids" => TensorRef::from_array_view((shape, &*ids)).unwrap(),
+        "attention_mask" => TensorRef::from_array_view((shape, &*mask)).unwrap(),
+    };
+    let outputs = session.run(inputs).unwrap();
+    outputs["key"].try_extract_tensor::<f32>().unwrap().1.to_vec()
+}
+
+/// Runs the query graph over keys `[n, d]` → `cross_logits [q, n]` and `self_logits [q, q]`.
+pub fn logits(session: &mut Session, ids: &[i64], keys: &[f32], dim: usize) -> (Vec<f32>, Vec<f32>) {
+    let inputs = ort::inputs! {
+        "input_ids" => TensorRef::from_array_view(([1, ids.len()], ids)).unwrap(),
+        "key" => TensorRef::from_array_view(([1, keys.len() / dim, dim], keys)).unwrap(),
+    };
+    let outputs = session.run(inputs).unwrap();
+    let read = |name: &str| outputs[name].try_extract_tensor::<f32>().unwrap().1.to_vec();
+    (read("cross_logits"), read("self_logits"))
+}
+
+/// What `models/tiny/make_goldens.py` wrote.
+#[derive(Deserialize)]
+pub struct Golden {
+    /// Components of a readout vector.
+    pub dim: usize,
+    /// Directions to project on, `[p, dim]`.
+    #[serde(default)]
+    pub directions: Vec<f64>,
+    /// Texts with their readout.
+    pub cases: Vec<Case>,
+}
+
+/// A text with its readout.
+#[derive(Deserialize)]
+pub struct Case {
+    /// The text, where its tokenization is tested too.
+    pub text: Option<String>,
+    /// Its tokens, special tokens included.
+    pub ids: Vec<i64>,
+    /// Unit readout vectors `[t, dim]`.
+    pub readout: Option<Vec<f64>>,
+    /// Their projections on the directions `[t, p]`.
+    pub projected: Option<Vec<f64>>,
+}
+
+/// Reads a golden file.
+pub fn golden(path: &Path) -> Golden {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// The largest difference between two flat tensors of one size.
+pub fn distance_max(found: &[f32], expect: &[f64]) -> f64 {
+    assert_eq!(found.len(), expect.len(), "sizes differ");
+    found
+        .iter()
+        .zip(expect)
+        .map(|(found, expect)| (f64::from(*found) - expect).abs())
+        .fold(0.0, f64::max)
+}
