@@ -237,9 +237,17 @@ fn numbers_names_and_marks() {
         "He waited... and left. I... I know.",
         &["He waited... and left.", "I... I know."],
     );
-    check("four dots", "He left.... I stayed…. I went.", &["He left....", "I stayed….", "I went."]);
+    check(
+        "four dots",
+        "He left.... I stayed…. I went.",
+        &["He left....", "I stayed….", "I went."],
+    );
     check("a word in brackets alone", "[...] He went.", &["[...] He went."]);
-    check("item number after a short word", "It is you. 3. Go on.", &["It is you.", "3. Go on."]);
+    check(
+        "item number after a short word",
+        "It is you. 3. Go on.",
+        &["It is you.", "3. Go on."],
+    );
     check(
         "ellipsis ends",
         "He waited... Then he left. So… Now what?",
