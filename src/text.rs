@@ -1,12 +1,13 @@
 //! Owns how a text is divided into sentences, and how offsets into it are counted.
 //! Knows nothing of chunks, tokens or scores: text in, byte ranges out.
 //!
-//! Three steps, each linear in the text: [`lines`] cuts what the layout separates (paragraphs, headings, list items,
-//! table rows, code), [`stops`] cuts prose at sentence ends, [`bound`] divides what is still too long to select.
+//! Three steps, each linear in the text: `lines` cuts what the layout separates (paragraphs, headings, list items,
+//! table rows, code), `stops` cuts prose at sentence ends, `bound` divides what is still too long to select.
 
 pub mod offsets;
 
 mod abbreviations;
+mod around;
 mod bound;
 mod lines;
 mod stops;

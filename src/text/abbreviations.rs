@@ -3,6 +3,9 @@
 //!
 //! Words are looked up as they are written; a word in capitals (`DR.`) also as a name would be (`Dr`).
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 /// What a full stop after a word says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Abbreviation {
@@ -16,15 +19,24 @@ pub(super) enum Abbreviation {
 
 /// The kind of abbreviation that `word` is; `None` for an ordinary word.
 pub(super) fn abbreviation(word: &str) -> Option<Abbreviation> {
-    let by_table = |word: &str| {
-        let tables = [(NEVER, Abbreviation::Never), (NUMBERED, Abbreviation::Numbered)];
-        let found = tables.into_iter().find(|(table, _)| table.contains(&word)).map(|(_, kind)| kind);
-        found.or_else(|| AMBIGUOUS.contains(&word).then_some(Abbreviation::Ambiguous))
-    };
-    by_table(word)
-        .or_else(|| by_table(&capitalized(word)?))
+    let listed = |word: &str| KINDS.get(word).copied();
+    listed(word)
+        .or_else(|| listed(&capitalized(word)?))
         .or_else(|| is_initials(word).then_some(Abbreviation::Ambiguous))
 }
+
+/// A word that stands in two tables is what the later one says.
+static KINDS: LazyLock<HashMap<&str, Abbreviation>> = LazyLock::new(|| {
+    let tables = [
+        (AMBIGUOUS, Abbreviation::Ambiguous),
+        (NUMBERED, Abbreviation::Numbered),
+        (NEVER, Abbreviation::Never),
+    ];
+    tables
+        .into_iter()
+        .flat_map(|(words, kind)| words.iter().map(move |&word| (word, kind)))
+        .collect()
+});
 
 /// Whether `word` starts a sentence even after an abbreviation that could also stand before a name.
 pub(super) fn is_starter(word: &str) -> bool {
@@ -34,8 +46,8 @@ pub(super) fn is_starter(word: &str) -> bool {
 /// Whether a number after `word` is an ordinal in German: `am 3. Oktober`, `der 1. Platz`.
 pub(super) fn precedes_ordinal(word: &str) -> bool {
     const WORDS: &[&str] = &[
-        "ab", "am", "beim", "bis", "das", "dem", "den", "der", "des", "die", "im", "vom", "zum", "zur", "Am", "Im",
-        "Das", "Der", "Die", "Vom", "Zum", "Zur", "und", "ihren", "seinen", "ihrem", "seinem",
+        "ab", "am", "beim", "bis", "das", "dem", "den", "der", "des", "die", "im", "vom", "zum", "zur", "Am",
+        "Im", "Das", "Der", "Die", "Vom", "Zum", "Zur", "und", "ihren", "seinen", "ihrem", "seinem",
     ];
     WORDS.contains(&word)
 }
@@ -58,7 +70,7 @@ fn capitalized(word: &str) -> Option<String> {
 #[rustfmt::skip]
 const NEVER: &[&str] = &[
     // English
-    "Dr", "Drs", "Mr", "Mrs", "Ms", "Mx", "Messrs", "Prof", "Profs", "Gen", "Lt", "Col", "Maj", "Capt", "Cpt", "Sgt",
+    "Dr", "Drs", "Mr", "Mrs", "Ms", "Mx", "Messrs", "Prof", "Profs", "Gen", "Lt", "Col", "Maj", "Capt", "Cpt", "Sgt", "TSgt", "SSgt", "Mstr",
     "Cpl", "Pvt", "Cmdr", "Cdr", "Adm", "Rev", "Hon", "Gov", "Sen", "Sens", "Rep", "Reps", "Pres", "Supt", "Insp",
     "Msgr", "Fr", "Br", "Atty", "vs", "cf", "viz", "approx", "eg", "ie", "e.g", "i.e", "E.g", "I.e", "resp", "incl",
     // German
@@ -73,14 +85,14 @@ const NEVER: &[&str] = &[
 #[rustfmt::skip]
 const NUMBERED: &[&str] = &[
     // English
-    "No", "Nos", "no", "nos", "Fig", "Figs", "fig", "figs", "Tab", "tab", "Eq", "Eqs", "eq", "eqs", "Sec", "sec",
+    "No", "Nos", "no", "nos", "nr", "Fig", "Figs", "fig", "figs", "Tab", "tab", "Eq", "Eqs", "eq", "eqs", "Sec", "sec",
     "Secs", "Ch", "ch", "Chap", "chap", "Vol", "vol", "Vols", "vols", "Art", "art", "Arts", "Ref", "ref", "Refs",
     "refs", "pp", "Pp", "App", "app", "Ex", "ex", "ver", "Op", "op", "Ser", "ser", "Pt", "pt", "Rs", "est", "Mar",
-    "Sat", "Sun", "Mon", "Wed", "Def", "Thm", "Prop", "Cat", "cat", "Reg", "Ver", "Ps", "Gen", "Matt", "Cor",
+    "Sat", "Sun", "Mon", "Wed", "Def", "Thm", "Prop", "Cat", "cat", "Reg", "Ver", "Ps", "Matt", "Cor", "KV",
     // German
-    "Nr", "Nrn", "nr", "Abb", "Bd", "Kap", "Abs", "Anm", "Aufl", "Ziff", "Jan", "Feb", "Okt", "Dez",
+    "Nr", "Nrn", "Abb", "Bd", "Kap", "Abs", "Anm", "Aufl", "Ziff", "Okt", "Dez",
     // French, Spanish, Portuguese, Italian
-    "cap", "Cap", "pag", "Pag", "pág", "págs", "núm", "Núm", "éd", "chap", "num",
+    "cap", "Cap", "pag", "Pag", "pág", "págs", "núm", "Núm", "éd", "num",
 ];
 
 #[rustfmt::skip]
@@ -89,7 +101,7 @@ const AMBIGUOUS: &[&str] = &[
     "Inc", "Ltd", "Corp", "Co", "Cos", "Bros", "Jr", "Sr", "Esq", "St", "Ste", "Mt", "Ft", "Ave", "Blvd", "Rd", "Hwy",
     "Dept", "Univ", "Assn", "Jan", "Feb", "Apr", "Jun", "Jul", "Aug", "Sep", "Sept", "Oct", "Nov", "Dec", "Tues",
     "Thurs", "al", "ed", "eds", "trans", "Calif", "Fla", "Ariz", "Conn", "Tex", "Okla", "Tenn", "Colo", "Minn", "Neb",
-    "Nev", "Kan", "Wis", "Wyo", "Va", "Ga", "Md", "Ky", "feat", "ft", "Ph.D", "Intl", "Natl", "Mfg", "PhD", "Det",
+    "Nev", "Kan", "Wis", "Wyo", "Va", "Ga", "Md", "Ky", "feat", "ft", "Hrs", "hrs", "Intl", "Natl", "Mfg", "PhD", "Det",
     // German
     "Mio", "Mrd", "Jh", "Jhd", "Jhs", "Chr", "Str", "Tel", "Hrsg", "hrsg",
     // French, Spanish, Portuguese, Italian
@@ -101,9 +113,10 @@ const AMBIGUOUS: &[&str] = &[
 #[rustfmt::skip]
 const STARTERS: &[&str] = &[
     // English
-    "A", "After", "Also", "Although", "And", "As", "At", "Because", "Before", "But", "By", "Despite", "During", "Each",
-    "Even", "Every", "Finally", "First", "For", "From", "He", "Her", "Here", "His", "How", "However", "If", "In", "It",
-    "Its", "It's", "Later", "Many", "Meanwhile", "Moreover", "Most", "Nevertheless", "On", "Once", "One", "Or", "Our",
+    "A", "According", "Additionally", "After", "All", "Also", "Although", "And", "Another", "As", "At", "Because", "Before", "Both", "But", "By",
+    "Consequently", "Despite", "During", "Each",
+    "Even", "Every", "Finally", "First", "For", "From", "He", "Her", "Here", "His", "How", "However", "I", "I'm", "I've", "If", "In", "It",
+    "Its", "It's", "Later", "Many", "Meanwhile", "Moreover", "Most", "My", "Nevertheless", "On", "Once", "One", "Or", "Our",
     "Several", "She", "Since", "Some", "Such", "That", "The", "Their", "Then", "There", "Therefore", "These", "They",
     "This", "Those", "Though", "Thus", "Today", "Two", "Under", "Until", "We", "What", "When", "Where", "Which",
     "While", "Who", "Why", "With", "You", "Your",

@@ -12,13 +12,9 @@ use icu_segmenter::SentenceSegmenter;
 use icu_segmenter::options::SentenceBreakInvariantOptions;
 use unicode_segmentation::GraphemeCursor;
 
-use super::abbreviations::{Abbreviation, abbreviation, is_starter, precedes_ordinal};
+use super::abbreviations::{Abbreviation, abbreviation, precedes_ordinal};
+use super::around::{Next, extended, is_closing, is_opening, is_roman, last_word};
 use super::lines::is_wide;
-
-/// How far a rule looks for the word next to a stop.
-const WORD_BYTES_MAX: usize = 32;
-/// The longest `[citation needed]` or `</closing tag>` that still belongs to the sentence before it.
-const CITATION_BYTES_MAX: usize = 40;
 
 /// The end of each sentence of `piece`, its own end included; the whitespace between two is on either side.
 pub(super) fn ends(piece: &str) -> Vec<usize> {
@@ -33,12 +29,20 @@ pub(super) fn ends(piece: &str) -> Vec<usize> {
             (Some(_), _) => breaks.next(),
             (None, _) => missed.next(),
         };
-        let Some(at) = next.filter(|&at| at < flat.len()) else { break };
+        let Some(at) = next.filter(|&at| at < flat.len()) else {
+            break;
+        };
         // Stops that stand together have one end: judging it once keeps the time linear.
         if at <= judged {
             continue;
         }
-        match (Boundary { text: &flat, start, at }).verdict() {
+        match (Boundary {
+            text: &flat,
+            start,
+            at,
+        })
+        .verdict()
+        {
             Verdict::Ends(end) => {
                 ends.push(end);
                 (start, judged) = (end, end);
@@ -58,7 +62,8 @@ fn unwrapped(piece: &str) -> Cow<'_, str> {
     }
 }
 
-/// Boundaries that UAX #29 never offers: after a stop, before a number or a name like `iPhone`, and after `…`.
+/// Boundaries that UAX #29 does not offer: before a number or a name like `iPhone`, after `…`, and where the lower
+/// case of a citation or a tag hides that a capital follows.
 fn missed(text: &str) -> impl Iterator<Item = usize> {
     let mut judged = 0;
     text.match_indices(['.', '…']).filter_map(move |(at, stop)| {
@@ -67,9 +72,12 @@ fn missed(text: &str) -> impl Iterator<Item = usize> {
         }
         let end = extended(text, at + stop.len());
         judged = end;
-        let next = text[end..].starts_with(char::is_whitespace).then(|| Next::after(text, end))?;
+        let next = text[end..]
+            .starts_with(char::is_whitespace)
+            .then(|| Next::after(text, end))?;
         let first = next.word.chars().next()?;
-        let offered = first.is_numeric() || next.is_camel() || stop == "…" && !next.is_lower();
+        let hidden = text[at..end].contains(['[', '<']) || stop == "…";
+        let offered = first.is_numeric() || next.is_camel() || hidden && !next.is_lower();
         offered.then_some(end)
     })
 }
@@ -94,14 +102,20 @@ impl Boundary<'_> {
             return Verdict::Ends(self.at);
         }
         let through = through.trim_end_matches(|c: char| c.is_whitespace() || is_closing(c) || is_opening(c));
-        let Some(stop) = through.chars().next_back() else { return Verdict::GoesOn(self.at) };
+        let Some(stop) = through.chars().next_back() else {
+            return Verdict::GoesOn(self.at);
+        };
         let before = &through[..through.len() - stop.len_utf8()];
         let end = extended(self.text, self.start + through.len());
         let ends = match stop {
             '.' | '…' | '․' | '．' | '!' | '?' => self.ends_at_spaced(stop, before, end),
             _ => self.ends_at_unspaced(end),
         };
-        if ends && is_cluster_boundary(self.text, end) { Verdict::Ends(end) } else { Verdict::GoesOn(end) }
+        if ends && is_cluster_boundary(self.text, end) {
+            Verdict::Ends(end)
+        } else {
+            Verdict::GoesOn(end)
+        }
     }
 
     /// After `。`, `？`, `।` and their like; in Japanese a particle takes a quotation on into its sentence.
@@ -113,7 +127,9 @@ impl Boundary<'_> {
 
     /// After a stop that only white space, or a script without spaces, makes one: not in `3.14`, `v1.2`, `a?b=c`.
     fn ends_at_spaced(&self, stop: char, before: &str, end: usize) -> bool {
-        let Some(follows) = self.text[end..].chars().next() else { return false };
+        let Some(follows) = self.text[end..].chars().next() else {
+            return false;
+        };
         let next = Next::after(self.text, end);
         if !follows.is_whitespace() {
             return is_wide(follows) && !before.ends_with(|c: char| c.is_ascii_digit());
@@ -125,7 +141,8 @@ impl Boundary<'_> {
         match stop {
             '!' | '?' => true,
             '…' => !next.is_pronoun_i(),
-            _ if before.ends_with(['.', '…']) => !next.is_pronoun_i(),
+            _ if before.ends_with("...") || before.ends_with('…') => true,
+            _ if before.ends_with('.') => !next.is_pronoun_i(),
             _ => cited || ends_at_dot(before, &next),
         }
     }
@@ -140,125 +157,47 @@ fn ends_at_dot(before: &str, next: &Next) -> bool {
     }
     if word.bytes().all(|b| b.is_ascii_digit()) && !word.is_empty() {
         let ordinal = word.len() <= 2 && precedes_ordinal(last_word(rest.trim_end()));
-        return !ordinal && !(word.len() <= 2 && next.is_number());
+        return !(ordinal || word.len() <= 2 && next.is_number());
     }
     match abbreviation(word) {
         Some(Abbreviation::Never) => false,
         Some(Abbreviation::Numbered) => !next.is_number() && !next.is_numeral(),
         Some(Abbreviation::Ambiguous) => next.is_starter(),
-        None => !next.is_number() || word.is_empty() || word.chars().count() > 3 || !word.chars().all(char::is_alphabetic),
+        None => !next.is_number() || next.is_enumerator() || !may_shorten(word),
     }
+}
+
+/// Whether an unknown word before a number looks shortened: `KV. 550`, `xii. 115`, but not `it. 5 people`.
+fn may_shorten(word: &str) -> bool {
+    let vowel = |c: char| "aeiouyAEIOUY".contains(c);
+    let roman = word
+        .bytes()
+        .all(|b| matches!(b, b'i' | b'v' | b'x' | b'l' | b'c'));
+    let short = (1..=3).contains(&word.chars().count()) && word.chars().all(char::is_alphabetic);
+    !word.is_empty() && (roman || short && !word.contains(vowel))
 }
 
 /// `1.`, `2.3.`, `IV.`, `a.` where an item starts: at the start of the sentence, or after a colon or a semicolon.
 fn is_enumerator(rest: &str, word: &str) -> bool {
-    let rest = rest.trim_end_matches(|c: char| c.is_whitespace() || matches!(c, '(' | '[' | '*' | '_' | '#' | '>' | '-' | '•'));
+    let rest = rest.trim_end_matches(|c: char| {
+        c.is_whitespace() || matches!(c, '(' | '[' | '*' | '_' | '#' | '>' | '-' | '•')
+    });
     let starts = rest.is_empty() || rest.ends_with([':', ';']);
-    let number = word.len() <= 8 && word.split('.').all(|p| matches!(p.len(), 1..=3) && p.bytes().all(|b| b.is_ascii_digit()));
-    let letters = rest.is_empty() && (is_roman(word) || word.len() == 1 && word != "I" && word.bytes().all(|b| b.is_ascii_alphabetic()));
+    let number = word.len() <= 8
+        && word
+            .split('.')
+            .all(|p| matches!(p.len(), 1..=3) && p.bytes().all(|b| b.is_ascii_digit()));
+    let letters = rest.is_empty()
+        && (is_roman(word)
+            || word.len() == 1 && word != "I" && word.bytes().all(|b| b.is_ascii_alphabetic()));
     starts && (number || letters)
-}
-
-fn is_roman(word: &str) -> bool {
-    (1..=5).contains(&word.len()) && word.bytes().all(|b| matches!(b, b'I' | b'V' | b'X'))
-}
-
-/// The letters, digits and inner dots at the end of `text`; empty when there are more than a rule would know.
-fn last_word(text: &str) -> &str {
-    let tail = text.chars().rev().take(WORD_BYTES_MAX).take_while(|&c| c.is_alphanumeric() || c == '.');
-    let len = tail.map(char::len_utf8).sum::<usize>();
-    text[text.len() - len..].trim_start_matches('.')
-}
-
-/// The first word after a boundary, past opening quotes, brackets and marks.
-struct Next<'a> {
-    word: &'a str,
-    /// The character after the word.
-    then: Option<char>,
-}
-
-impl<'a> Next<'a> {
-    fn after(text: &'a str, end: usize) -> Self {
-        let rest = text[end..].trim_start();
-        let marks = rest.chars().take(8).take_while(|c| !c.is_alphanumeric()).map(char::len_utf8).sum();
-        let rest: &str = &rest[marks..];
-        let letters = rest.chars().take(WORD_BYTES_MAX).take_while(|&c| c.is_alphanumeric() || matches!(c, '\'' | '’'));
-        let (word, rest) = rest.split_at(letters.map(char::len_utf8).sum());
-        Self { word, then: rest.chars().next() }
-    }
-
-    /// Georgian letters count as lower case in Unicode, but start sentences.
-    fn is_lower(&self) -> bool {
-        self.word.starts_with(|c: char| c.is_lowercase() && !matches!(c, '\u{10D0}'..='\u{10FF}'))
-    }
-
-    fn is_camel(&self) -> bool {
-        self.is_lower() && self.word.chars().skip(1).take(2).any(char::is_uppercase)
-    }
-
-    fn is_number(&self) -> bool {
-        self.word.starts_with(char::is_numeric)
-    }
-
-    /// A Roman numeral or a capital letter; `I` and `A` are words as well.
-    fn is_numeral(&self) -> bool {
-        let letter = self.word.len() == 1 && !matches!(self.word, "A" | "I");
-        letter && self.word.bytes().all(|b| b.is_ascii_uppercase()) || self.word.len() > 1 && is_roman(self.word)
-    }
-
-    fn is_pronoun_i(&self) -> bool {
-        self.word == "I" || self.word.starts_with("I'") || self.word.starts_with("I’")
-    }
-
-    fn is_starter(&self) -> bool {
-        is_starter(self.word) && !matches!(self.then, Some('.' | '-'))
-    }
-}
-
-/// `end` moved past what closes the sentence: marks of the same stop, quotes, brackets, emphasis, `[12]`, `</b>`.
-fn extended(text: &str, mut end: usize) -> usize {
-    loop {
-        let rest = &text[end..];
-        let Some(c) = rest.chars().next() else { return end };
-        let after = rest[c.len_utf8()..].chars().next();
-        end += match c {
-            '“' | '‘' | '«' | '»' if after.is_some_and(char::is_alphanumeric) => return end,
-            '[' | '<' => match citation(rest) {
-                Some(len) => len,
-                None => return end,
-            },
-            _ if is_closing(c) || matches!(c, '.' | '!' | '?' | '…' | '！' | '？' | '。' | '\u{FE0F}' | '\u{200D}') => c.len_utf8(),
-            // French puts a space before its closing quotation mark.
-            _ if c.is_whitespace() && after == Some('»') => match rest.chars().nth(2) {
-                Some(c) if c.is_alphanumeric() => return end,
-                _ => c.len_utf8() + '»'.len_utf8(),
-            },
-            _ => return end,
-        };
-    }
-}
-
-/// The length of the `[12]`, `[citation needed]` or `</sup>` that `text` starts with.
-fn citation(text: &str) -> Option<usize> {
-    let open = text.as_bytes()[0];
-    let close = if open == b'[' { b']' } else { b'>' };
-    let len = text.bytes().take(CITATION_BYTES_MAX).position(|b| b == close)? + 1;
-    let tag = open == b'[' || text[1..].starts_with(['/', 's']) || text.starts_with("<br");
-    tag.then_some(len)
-}
-
-/// Also quotation marks that open in some languages: right after a stop they close.
-fn is_closing(c: char) -> bool {
-    matches!(c, '"' | '\'' | ')' | ']' | '}' | '”' | '’' | '“' | '‘' | '»' | '«' | '›' | '*' | '_' | '`' | '~' | '」' | '』' | '）'
-        | '】' | '》' | '〉' | '〕' | '］' | '｝' | '＂' | '¹' | '²' | '³' | '⁴'..='⁹' | '⁰')
-}
-
-fn is_opening(c: char) -> bool {
-    matches!(c, '(' | '[' | '{' | '¿' | '¡' | '„' | '‚' | '‹' | '「' | '『' | '（' | '【' | '《' | '〈' | '〔' | '［' | '｛')
 }
 
 /// Whether a cut at `at` leaves every grapheme cluster whole.
 fn is_cluster_boundary(text: &str, at: usize) -> bool {
     let spaced = text[..at].ends_with(char::is_whitespace) || text[at..].starts_with(char::is_whitespace);
-    spaced || GraphemeCursor::new(at, text.len(), true).is_boundary(text, 0).unwrap_or(false)
+    spaced
+        || GraphemeCursor::new(at, text.len(), true)
+            .is_boundary(text, 0)
+            .unwrap_or(false)
 }
