@@ -28,10 +28,7 @@ const CHUNK_TOKENS: usize = 200;
 const CHUNKS: [usize; 3] = [20, 100, 1000];
 /// Well beyond the last-level cache of the machines this is run on.
 const COLD_BYTES: usize = 192 << 20;
-const ESTIMATOR: Estimator = Estimator {
-    pooling: Pooling::Peak,
-    reference: Reference::Rivals,
-};
+const ESTIMATOR: Estimator = Estimator { pooling: Pooling::Peak, reference: Reference::Rivals };
 
 fn main() {
     let mut criterion = Criterion::default()
@@ -46,10 +43,7 @@ fn main() {
     group.finish();
     let machine = COLD_BYTES as f64 / seconds;
     drop(buffer);
-    let tables: Vec<_> = CHUNKS
-        .iter()
-        .map(|&chunks| bench_chunks(&mut criterion, chunks, machine))
-        .collect();
+    let tables: Vec<_> = CHUNKS.iter().map(|&chunks| bench_chunks(&mut criterion, chunks, machine)).collect();
     println!(
         "\nthreads {}, machine's read bandwidth {:.1} GB/s",
         rayon::current_num_threads(),
@@ -60,35 +54,23 @@ fn main() {
 
 /// Medians and ratios of one size, as text.
 fn bench_chunks(criterion: &mut Criterion, chunks: usize, machine: f64) -> String {
-    let segments: Vec<_> = (0..chunks)
-        .map(|p| TokenSpan::new(p * CHUNK_TOKENS, (p + 1) * CHUNK_TOKENS))
-        .collect();
+    let segments: Vec<_> =
+        (0..chunks).map(|p| TokenSpan::new(p * CHUNK_TOKENS, (p + 1) * CHUNK_TOKENS)).collect();
     let cross = logits(chunks * CHUNK_TOKENS);
     let own = Array3::zeros((1, QUERIES, QUERIES));
     let bytes = (cross.len() * 4) as f64;
-    let mut copies = Copies {
-        all: vec![cross.clone(); COLD_BYTES.div_ceil(cross.len() * 4)],
-        at: 0,
-    };
+    let mut copies = Copies { all: vec![cross.clone(); COLD_BYTES.div_ceil(cross.len() * 4)], at: 0 };
 
     let mut group = criterion.benchmark_group(format!("{chunks}x{CHUNK_TOKENS}"));
     let peaks_warm = median(&mut group, "peaks/warm", || peaks(cross.view(), &segments));
-    let peaks_cold = median(&mut group, "peaks/cold", || {
-        peaks(copies.next().view(), &segments)
-    });
+    let peaks_cold = median(&mut group, "peaks/cold", || peaks(copies.next().view(), &segments));
     let peaks_plain = median(&mut group, "peaks/plain", || plain_peaks(&cross, &segments));
-    let score_warm = median(&mut group, "score/warm", || {
-        score(cross.view(), own.view(), &segments, ESTIMATOR)
-    });
-    let score_plain = median(&mut group, "score/plain", || {
-        plain_rivals(&plain_peaks(&cross, &segments))
-    });
-    let read_warm = median(&mut group, "read/warm", || {
-        sum(cross.as_slice().expect("standard layout"))
-    });
-    let read_cold = median(&mut group, "read/cold", || {
-        sum(copies.next().as_slice().expect("standard layout"))
-    });
+    let score_warm =
+        median(&mut group, "score/warm", || score(cross.view(), own.view(), &segments, ESTIMATOR));
+    let score_plain = median(&mut group, "score/plain", || plain_rivals(&plain_peaks(&cross, &segments)));
+    let read_warm = median(&mut group, "read/warm", || sum(cross.as_slice().expect("standard layout")));
+    let read_cold =
+        median(&mut group, "read/cold", || sum(copies.next().as_slice().expect("standard layout")));
     group.finish();
 
     let line = |name: &str, seconds: f64, peer: &str, other: f64| {
@@ -98,10 +80,8 @@ fn bench_chunks(criterion: &mut Criterion, chunks: usize, machine: f64) -> Strin
             "{name:12} {us:9.1} us {rate:7.1} GB/s of X {ratio:6.2} x {peer:12} {share:5.0} % of the machine's read\n"
         )
     };
-    format!(
-        "\n{QUERIES} queries x {chunks} chunks x {CHUNK_TOKENS} tokens, X = {:.2} MB\n",
-        bytes / 1e6
-    ) + &line("peaks/warm", peaks_warm, "read/warm", read_warm)
+    format!("\n{QUERIES} queries x {chunks} chunks x {CHUNK_TOKENS} tokens, X = {:.2} MB\n", bytes / 1e6)
+        + &line("peaks/warm", peaks_warm, "read/warm", read_warm)
         + &line("peaks/cold", peaks_cold, "read/cold", read_cold)
         + &line("peaks/warm", peaks_warm, "plain", peaks_plain)
         + &line("score/warm", score_warm, "plain", score_plain)
@@ -148,10 +128,7 @@ fn logits(keys: usize) -> Array3<f32> {
 }
 
 fn sum(values: &[f32]) -> f32 {
-    values
-        .par_chunks(values.len().div_ceil(QUERIES))
-        .map(sum_of_part)
-        .sum()
+    values.par_chunks(values.len().div_ceil(QUERIES)).map(sum_of_part).sum()
 }
 
 fn sum_of_part(values: &[f32]) -> f32 {
@@ -175,10 +152,7 @@ fn plain_peaks(cross: &Array3<f32>, segments: &[TokenSpan]) -> Vec<Vec<(f32, usi
     };
     let rows = cross.rows().into_iter();
     rows.map(|row| {
-        segments
-            .iter()
-            .map(|segment| peak(row.to_slice().expect("standard layout"), segment))
-            .collect()
+        segments.iter().map(|segment| peak(row.to_slice().expect("standard layout"), segment)).collect()
     })
     .collect()
 }

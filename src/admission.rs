@@ -55,7 +55,8 @@ impl Admission {
             return Ok(Permit { _permit: permit });
         }
         let _place = Place::take(&self.waiting, self.queue_max).ok_or(Refusal::Overloaded)?;
-        let permit = tokio::time::timeout_at(deadline.into(), Arc::clone(&self.permits).acquire_owned()).await;
+        let permit =
+            tokio::time::timeout_at(deadline.into(), Arc::clone(&self.permits).acquire_owned()).await;
         match permit {
             Err(_elapsed) => Err(Refusal::Late),
             Ok(permit) => Ok(Permit { _permit: permit.expect("the semaphore is never closed") }),
@@ -84,7 +85,10 @@ struct Place(Arc<AtomicUsize>);
 impl Place {
     fn take(waiting: &Arc<AtomicUsize>, queue_max: usize) -> Option<Self> {
         let more = |n| (n < queue_max).then_some(n + 1);
-        waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(Arc::clone(waiting)))
+        waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .ok()
+            .map(|_| Self(Arc::clone(waiting)))
     }
 }
 

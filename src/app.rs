@@ -13,9 +13,7 @@ use tokio::sync::watch;
 
 use crate::admission::Admission;
 use crate::config::Config;
-use crate::domain::{
-    Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName,
-};
+use crate::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
 use crate::http::{self, ServeLimits, Service};
 use crate::model::contract::Contract;
 use crate::model::ort::{OrtRuntime, OrtSettings};
@@ -39,7 +37,7 @@ pub fn pipeline(config: &Config) -> anyhow::Result<Pipeline> {
     };
     let runtime = OrtRuntime::load(&settings)?;
     let tokenizer = tokenizer(&config.model.dir)?;
-    Ok(Pipeline::new(Arc::new(runtime), Arc::new(tokenizer), config.limits.clone()))
+    Ok(Pipeline::new(Arc::new(runtime), Arc::new(tokenizer), config.limits.clone(), config.auto))
 }
 
 fn tokenizer(model_dir: &Path) -> anyhow::Result<ModelTokenizer> {
@@ -53,10 +51,14 @@ fn tokenizer(model_dir: &Path) -> anyhow::Result<ModelTokenizer> {
 /// What failed; a model that cannot answer this can answer nothing.
 pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
     let started = Instant::now();
-    let chunk = |id: &str, text: &str| Chunk { id: id.into(), title: None, text: text.into(), metadata: None };
+    let chunk =
+        |id: &str, text: &str| Chunk { id: id.into(), title: None, text: text.into(), metadata: None };
     let request = CompressRequest {
         query: "Which sentence answers?".to_owned(),
-        chunks: vec![chunk("a", "This sentence answers."), chunk("b", "Another one does not. It only stands here.")],
+        chunks: vec![
+            chunk("a", "This sentence answers."),
+            chunk("b", "Another one does not. It only stands here."),
+        ],
         budget: Budget::Auto,
         granularity: Granularity::Sentence,
         keep: Vec::new(),
@@ -94,7 +96,9 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let drain = Duration::from_millis(config.http.drain_ms_max);
     match tokio::time::timeout(drain, public).await {
         Ok(served) => served??,
-        Err(_elapsed) => tracing::warn!(drain_ms_max = config.http.drain_ms_max, "requests in flight were cut off"),
+        Err(_elapsed) => {
+            tracing::warn!(drain_ms_max = config.http.drain_ms_max, "requests in flight were cut off")
+        }
     }
     drained.send_replace(true);
     tracing::info!("stopped");

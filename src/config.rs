@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::pipeline::auto::Auto;
 use crate::pipeline::validate::RequestLimits;
 
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
@@ -24,6 +25,8 @@ pub struct Config {
     pub model: Model,
     /// Bounds of one request.
     pub limits: RequestLimits,
+    /// How much is worth keeping when no budget is named.
+    pub auto: Auto,
     /// How many requests at once.
     pub admission: Admission,
     /// Logs and traces.
@@ -184,12 +187,18 @@ impl Config {
     fn check(&self) -> Result<(), ConfigError> {
         let Self { http, admin, limits, admission, .. } = self;
         let rules = [
-            (http.listen == admin.listen && http.listen.port() != 0, "http.listen and admin.listen are the same address"),
+            (
+                http.listen == admin.listen && http.listen.port() != 0,
+                "http.listen and admin.listen are the same address",
+            ),
             (http.body_bytes_max == 0, "http.body_bytes_max is 0: no request could be sent"),
             (limits.chunk_count_max == 0, "limits.chunk_count_max is 0: no request could be answered"),
             (limits.query_tokens_max == 0, "limits.query_tokens_max is 0: no request could be answered"),
             (limits.input_tokens_max == 0, "limits.input_tokens_max is 0: no request could be answered"),
-            (admission.deadline_ms_default == 0, "admission.deadline_ms_default is 0: every request would be late"),
+            (
+                admission.deadline_ms_default == 0,
+                "admission.deadline_ms_default is 0: every request would be late",
+            ),
             (
                 admission.deadline_ms_default > admission.deadline_ms_max,
                 "admission.deadline_ms_default is greater than admission.deadline_ms_max",
@@ -231,7 +240,8 @@ fn cores() -> usize {
 }
 
 fn read(path: &Path) -> Result<toml::Table, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
     text.parse().map_err(|source| ConfigError::Parse { path: path.into(), source: Box::new(source) })
 }
 

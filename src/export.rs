@@ -63,20 +63,14 @@ pub fn export(source_dir: &Path, out_dir: &Path, options: &ExportOptions) -> Res
         family: Family::Late,
         architecture: bert.architecture.clone(),
         source: source::provenance(source_dir, &header),
-        graphs: Graphs {
-            passage: PASSAGE.into(),
-            query: QUERY.into(),
-            weights: WEIGHTS.into(),
-        },
+        graphs: Graphs { passage: PASSAGE.into(), query: QUERY.into(), weights: WEIGHTS.into() },
         tokenizer: Tokenizer {
             file: tokenizer::TOKENIZER.into(),
             prefix: tokenizer.prefix,
             suffix: tokenizer.suffix,
             vocab_size: bert.vocab_size,
         },
-        window: Window {
-            tokens_max: sequence_tokens_max.min(bert.positions),
-        },
+        window: Window { tokens_max: sequence_tokens_max.min(bert.positions) },
         readout: Readout {
             heads: 1,
             head_dim: bert.hidden,

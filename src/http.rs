@@ -18,6 +18,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 pub use self::error::HttpError;
 use crate::admission::Admission;
 use crate::pipeline::Pipeline;
+use crate::pipeline::score::Scoring;
 
 /// What handlers share.
 #[derive(Clone)]
@@ -74,7 +75,7 @@ async fn models(State(service): State<Service>) -> Result<Json<Value>, HttpError
             "window_tokens_max": model.window_tokens_max,
             "heads": model.heads,
             "head_dim": model.head_dim,
-            "estimator": pipeline.estimator().to_string(),
+            "estimator": Scoring::default().to_string(),
         }],
     })))
 }

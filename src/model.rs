@@ -22,7 +22,11 @@ pub trait ModelRuntime: Send + Sync {
     ///
     /// # Errors
     /// [`ModelError::Stopped`] when `go_on` said no; otherwise what the runtime reports.
-    fn read(&self, windows: &[&[u32]], go_on: &(dyn Fn() -> bool + Sync)) -> Result<Vec<Array3<f32>>, ModelError>;
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        go_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Array3<f32>>, ModelError>;
 
     /// Raw, pre-softmax logits of one question window over `keys` `[head, key, head_dim]`.
     ///
@@ -59,7 +63,9 @@ pub struct ModelInfo {
 #[derive(Debug, Error)]
 pub enum ModelError {
     /// The shared library of ONNX Runtime did not load.
-    #[error("cannot load ONNX Runtime from {path}: {reason}; set THRESHER_RUNTIME_LIB or run `make provision`")]
+    #[error(
+        "cannot load ONNX Runtime from {path}: {reason}; set THRESHER_RUNTIME_LIB or run `make provision`"
+    )]
     Runtime {
         /// Where it was looked for.
         path: String,

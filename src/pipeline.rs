@@ -21,25 +21,26 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use self::assemble::Context;
+use self::auto::Auto;
 use self::blocks::Blocks;
 use self::cancel::Cancel;
 use self::clock::{Clock, Timings};
 use self::count::Counter;
 use self::explain::Explanation;
-use self::score::Scores;
+use self::score::{Scores, Scoring};
 use self::tokenize::Passage;
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
 use crate::domain::{ByteRange, CompressRequest};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
-use crate::rc::Estimator;
 
 /// Everything that answers requests, shared by all of them.
 pub struct Pipeline {
     model: Arc<dyn ModelRuntime>,
     tokenizer: Arc<ModelTokenizer>,
     limits: RequestLimits,
+    auto: Auto,
 }
 
 /// A compressed context with the way back to its sources. All ranges are in bytes.
@@ -51,6 +52,8 @@ pub struct Compressed {
     pub chunks: Vec<ChunkOutcome>,
     /// Tokens before and after; none in a degraded answer, since counting may be what there was no time for.
     pub usage: Option<Usage>,
+    /// Whether anything sent has to do with the question; none in a degraded answer.
+    pub relevance: Option<Relevance>,
     /// Set when the answer is not a real one: the caller's chunks came back whole.
     pub degraded: Option<Degraded>,
     /// Time per stage.
@@ -81,6 +84,15 @@ pub struct Usage {
     pub tokens_in: usize,
     /// Of the context as returned.
     pub tokens_out: usize,
+}
+
+/// Whether anything sent has to do with the question.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Relevance {
+    /// Mean over the question's tokens of their best raw logit.
+    pub reach: f32,
+    /// Whether that is enough for this model (`auto.reach_min`).
+    pub related: bool,
 }
 
 /// Why the caller got its own chunks back.
@@ -137,18 +149,18 @@ pub struct Reading {
 
 impl Pipeline {
     /// Wires model, tokenizer and limits.
-    pub fn new(model: Arc<dyn ModelRuntime>, tokenizer: Arc<ModelTokenizer>, limits: RequestLimits) -> Self {
-        Self { model, tokenizer, limits }
+    pub fn new(
+        model: Arc<dyn ModelRuntime>,
+        tokenizer: Arc<ModelTokenizer>,
+        limits: RequestLimits,
+        auto: Auto,
+    ) -> Self {
+        Self { model, tokenizer, limits, auto }
     }
 
     /// The model that scores.
     pub fn model(&self) -> &ModelInfo {
         self.model.info()
-    }
-
-    /// The default estimator, chosen by measurement (`docs/evaluation.md`).
-    pub fn estimator(&self) -> Estimator {
-        Estimator::default()
     }
 
     /// Answers a request.
@@ -159,16 +171,17 @@ impl Pipeline {
         validate::check(request, &self.limits)?;
         let mut clock = Clock::start();
         let reading = self.read(request, cancel, &mut clock)?;
-        let scores = score::all(&reading.logits, &reading.blocks, &reading.units, self.estimator());
+        let scores = score::all(&reading.logits, &reading.blocks, &reading.units, Scoring::default());
         clock.lap("score");
         cancel.check()?;
         let fitted = self.fit(request, &reading, &scores)?;
         clock.lap("select");
-        let explanation = request.explain.then(|| explain::tokens(&reading, self.estimator()));
+        let explanation = request.explain.then(|| explain::tokens(&reading));
         Ok(Compressed {
             chunks: outcomes(request, &reading, &scores, &fitted),
             context: fitted.context,
             usage: Some(fitted.usage),
+            relevance: Some(Relevance { reach: scores.reach, related: self.auto.is_related(&scores) }),
             degraded: None,
             timings: clock.finish(),
             explanation,
@@ -208,7 +221,7 @@ impl Pipeline {
         scores: &Scores,
     ) -> Result<fit::Fitted, PipelineError> {
         let counter = Counter::new(request.tokenizer, &self.tokenizer);
-        fit::budget(request, reading, scores, &counter)
+        fit::budget(request, reading, scores, &counter, self.auto)
     }
 }
 
@@ -230,6 +243,7 @@ pub fn passthrough(request: &CompressRequest, code: &'static str, message: Strin
         context: assemble::context(&request.chunks, &kept, request.format),
         chunks,
         usage: None,
+        relevance: None,
         degraded: Some(Degraded { code, message }),
         timings: Timings::default(),
         explanation: None,
@@ -260,6 +274,8 @@ fn outcomes(
 
 fn best_in(reading: &Reading, scores: &Scores, chunk: usize, span: ByteRange) -> Option<f32> {
     let inside = reading.units.iter().zip(&scores.units);
-    inside.filter(|(unit, _)| unit.chunk == chunk && unit.bytes.overlaps(span)).map(|(_, &s)| s).max_by(f32::total_cmp)
+    inside
+        .filter(|(unit, _)| unit.chunk == chunk && unit.bytes.overlaps(span))
+        .map(|(_, &s)| s)
+        .max_by(f32::total_cmp)
 }
-

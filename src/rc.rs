@@ -19,9 +19,11 @@
 //!   is nothing found. (So a single segment scores 0 against `rivals`: it has only itself to beat.)
 
 mod bounds;
+mod coverage;
 mod exact;
 mod peaks;
 mod pooling;
+mod ranked;
 mod reference;
 mod rows;
 #[cfg(test)]
@@ -30,12 +32,14 @@ mod tests;
 use ndarray::{Array2, ArrayView3};
 
 pub use bounds::{Bounds, Weighted, bounds, bounds_of_marginals};
+pub use coverage::{COVERAGE, PICKS, with_coverage};
 pub use exact::{SortedReference, coupled, coupled_means};
 pub use peaks::{KEY_NONE, Peaks, peaks};
 pub use pooling::{
     Estimator, Pooling, UnknownEstimator, coupled_segments, mean_over_heads, mean_over_queries,
     weighted_over_queries,
 };
+pub use ranked::{RANK_POWER, ranked_rivals};
 pub use reference::{Reference, UnknownReference};
 
 use crate::domain::TokenSpan;
@@ -68,11 +72,7 @@ pub fn score(
     let rc = coupled_segments(cross, own, segments, &peaks, estimator);
     let per_query = mean_over_heads(rc);
     let scores = mean_over_queries(per_query.view());
-    Scored {
-        scores,
-        per_query,
-        peaks,
-    }
+    Scored { scores, per_query, peaks }
 }
 
 /// The mean of the peaks over heads and queries, `[segment]`: MaxSim, the baseline that RC is measured against.

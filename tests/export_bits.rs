@@ -20,25 +20,18 @@ fn minilm(weights: Weights) -> &'static Path {
     static OUT: [OnceLock<TempDir>; 2] = [OnceLock::new(), OnceLock::new()];
     let make = || {
         let out = TempDir::new().unwrap();
-        let options = ExportOptions {
-            weights,
-            name: "bits".into(),
-        };
+        let options = ExportOptions { weights, name: "bits".into() };
         export(&minilm_source(), out.path(), &options).unwrap();
         out
     };
-    OUT[usize::from(weights == Weights::Int8)]
-        .get_or_init(make)
-        .path()
+    OUT[usize::from(weights == Weights::Int8)].get_or_init(make).path()
 }
 
 /// Windows of `tokens` tokens, each different, by a fixed generator.
 fn windows(count: usize, tokens: usize) -> Vec<Vec<i64>> {
     let mut state = 7u64;
     let mut id = || {
-        state = state
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         1000 + (state >> 33) as i64 % 20_000
     };
     let window = |_| [vec![101], (2..tokens).map(|_| id()).collect(), vec![102]].concat();
@@ -58,10 +51,7 @@ fn a_window_alone_or_among_others_gives_the_same_bits() {
             let together = keys(&mut passage, &windows);
             for (window, found) in windows.iter().zip(together.chunks(tokens * DIM)) {
                 let alone = keys(&mut passage, std::slice::from_ref(window));
-                assert!(
-                    bits(&alone) == bits(found),
-                    "{weights:?}: {tokens} tokens depend on their batch"
-                );
+                assert!(bits(&alone) == bits(found), "{weights:?}: {tokens} tokens depend on their batch");
             }
         }
     }
@@ -92,21 +82,13 @@ fn a_keys_logits_do_not_depend_on_the_other_keys_or_on_threads() {
     for tokens in [3, 12, 33] {
         let question = &windows(1, tokens)[0];
         let (whole, own) = logits(&mut one, question, &all, DIM);
-        assert!(
-            bits(&whole) == bits(&logits(&mut two, question, &all, DIM).0),
-            "depends on threads"
-        );
+        assert!(bits(&whole) == bits(&logits(&mut two, question, &all, DIM).0), "depends on threads");
         // From two keys on: a single one goes another way in ONNX Runtime (a matrix-vector product), whose last bit differs.
         for range in [0..2, 5..22, 100..300, 1998..2000, 7..1800] {
             let (part, own_again) = logits(&mut one, question, &all[range.start * DIM..range.end * DIM], DIM);
             let rows = whole.chunks(n).zip(part.chunks(range.len()));
-            let same = rows
-                .into_iter()
-                .all(|(whole, part)| bits(&whole[range.clone()]) == bits(part));
-            assert!(
-                same,
-                "logits of {tokens} tokens over keys {range:?} depend on the other keys"
-            );
+            let same = rows.into_iter().all(|(whole, part)| bits(&whole[range.clone()]) == bits(part));
+            assert!(same, "logits of {tokens} tokens over keys {range:?} depend on the other keys");
             assert!(bits(&own) == bits(&own_again), "self logits depend on the keys");
         }
     }

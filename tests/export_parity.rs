@@ -21,21 +21,14 @@ fn exported(source: &Path) -> (TempDir, Contract) {
 
 fn exported_as(source: &Path, weights: Weights) -> (TempDir, Contract) {
     let out = TempDir::new().unwrap();
-    let options = ExportOptions {
-        weights,
-        name: "parity".into(),
-    };
+    let options = ExportOptions { weights, name: "parity".into() };
     let contract = export(source, out.path(), &options).unwrap();
     (out, contract)
 }
 
 #[test]
 fn tiny_models_agree_with_transformers() {
-    for (name, tolerance) in [
-        ("bert-gelu", 1e-5),
-        ("bert-tanh-masked-lm", 1e-5),
-        ("bert-relu-half", 1e-5),
-    ] {
+    for (name, tolerance) in [("bert-gelu", 1e-5), ("bert-tanh-masked-lm", 1e-5), ("bert-relu-half", 1e-5)] {
         let source = in_checkout("models/tiny").join(name);
         let golden = golden(&source.join("golden.json"));
         let (out, contract) = exported(&source);
@@ -44,11 +37,7 @@ fn tiny_models_agree_with_transformers() {
         for case in &golden.cases {
             let found = keys(&mut passage, std::slice::from_ref(&case.ids));
             let distance = distance_max(&found, case.readout.as_ref().unwrap());
-            assert!(
-                distance < tolerance,
-                "{name}, {} tokens: differs by {distance}",
-                case.ids.len()
-            );
+            assert!(distance < tolerance, "{name}, {} tokens: differs by {distance}", case.ids.len());
         }
     }
 }
@@ -57,32 +46,19 @@ fn tiny_models_agree_with_transformers() {
 fn minilm_agrees_with_transformers() {
     let golden = golden(&in_checkout("models/tiny/minilm.golden.json"));
     let (out, contract) = exported(&minilm_source());
-    assert_eq!(
-        (contract.window.tokens_max, contract.readout.head_dim),
-        (256, 384)
-    );
-    assert_eq!(
-        (&contract.tokenizer.prefix[..], &contract.tokenizer.suffix[..]),
-        (&[101][..], &[102][..])
-    );
+    assert_eq!((contract.window.tokens_max, contract.readout.head_dim), (256, 384));
+    assert_eq!((&contract.tokenizer.prefix[..], &contract.tokenizer.suffix[..]), (&[101][..], &[102][..]));
     let tokenizer = tokenizers::Tokenizer::from_file(out.path().join(&contract.tokenizer.file)).unwrap();
     let mut passage = session(&out.path().join("passage.onnx"), 1);
     for case in &golden.cases {
         let text = case.text.as_ref().unwrap();
-        let ids: Vec<i64> = tokenizer
-            .encode(text.as_str(), true)
-            .unwrap()
-            .get_ids()
-            .iter()
-            .map(|&id| id.into())
-            .collect();
+        let ids: Vec<i64> =
+            tokenizer.encode(text.as_str(), true).unwrap().get_ids().iter().map(|&id| id.into()).collect();
         assert_eq!(ids, case.ids, "{text}");
 
         let found = keys(&mut passage, &[ids]);
-        let distance = distance_max(
-            &project(&found, &golden.directions, golden.dim),
-            case.projected.as_ref().unwrap(),
-        );
+        let distance =
+            distance_max(&project(&found, &golden.directions, golden.dim), case.projected.as_ref().unwrap());
         // A projection sums `dim` components: the bound on each gives about √dim · bound on the sum.
         assert!(distance < TOLERANCE, "{text}: projections differ by {distance}");
         if let Some(expect) = &case.readout {
@@ -109,10 +85,7 @@ fn int8_weights_stay_close_to_f32() {
     }
     let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
     let least = cosines.iter().copied().fold(1.0, f64::min);
-    assert!(
-        mean > 0.998 && least > 0.99,
-        "cosines to the exact readout: mean {mean}, least {least}"
-    );
+    assert!(mean > 0.998 && least > 0.99, "cosines to the exact readout: mean {mean}, least {least}");
 }
 
 #[test]
@@ -175,16 +148,11 @@ fn sessions_keep_the_contract() {
 /// `vectors [t, dim]` on `directions [p, dim]` → `[t, p]`.
 fn project(vectors: &[f32], directions: &[f64], dim: usize) -> Vec<f32> {
     let vectors: Vec<f64> = vectors.iter().map(|&value| value.into()).collect();
-    dots(&vectors, directions, dim)
-        .into_iter()
-        .map(|value| value as f32)
-        .collect()
+    dots(&vectors, directions, dim).into_iter().map(|value| value as f32).collect()
 }
 
 /// `a [m, dim]`, `b [n, dim]` → `[m, n]`.
 fn dots(a: &[f64], b: &[f64], dim: usize) -> Vec<f64> {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum();
-    a.chunks(dim)
-        .flat_map(|a| b.chunks(dim).map(move |b| dot(a, b)))
-        .collect()
+    a.chunks(dim).flat_map(|a| b.chunks(dim).map(move |b| dot(a, b))).collect()
 }

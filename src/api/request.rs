@@ -6,9 +6,7 @@ use serde::de::{self, MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 
-use crate::domain::{
-    Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName,
-};
+use crate::domain::{Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName};
 use crate::text::offsets::OffsetUnit;
 
 /// Body of `POST /v1/compress`.
@@ -98,7 +96,11 @@ pub fn parse<T: de::DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
         let param = (inner.is_data() && path != ".").then_some(path);
         RequestError { code: code_of(&inner), message: inner.to_string(), param }
     })?;
-    json.end().map_err(|error| RequestError { code: "invalid_json", message: error.to_string(), param: None })?;
+    json.end().map_err(|error| RequestError {
+        code: "invalid_json",
+        message: error.to_string(),
+        param: None,
+    })?;
     Ok(value)
 }
 
@@ -152,7 +154,8 @@ impl BudgetBody {
             Self { tokens: None, ratio: None, auto: Some(true) } => Ok(Budget::Auto),
             _ => Err(RequestError {
                 code: "budget_ambiguous",
-                message: "budget takes exactly one of \"tokens\": N, \"ratio\": R and \"auto\": true".to_owned(),
+                message: "budget takes exactly one of \"tokens\": N, \"ratio\": R and \"auto\": true"
+                    .to_owned(),
                 param: Some("budget".to_owned()),
             }),
         }

@@ -7,8 +7,9 @@ use serde_json::{Map, Value};
 
 use crate::domain::{ByteRange, Chunk, CompressRequest};
 use crate::model::ModelInfo;
-use crate::pipeline::explain::{ChunkExplanation, Explanation};
 use crate::pipeline::clock::Timings;
+use crate::pipeline::explain::{ChunkExplanation, Explanation};
+use crate::pipeline::score::Scoring;
 use crate::pipeline::{ChunkOutcome, Compressed, Usage};
 use crate::text::offsets::{OffsetMap, OffsetUnit};
 
@@ -95,6 +96,8 @@ struct UsageAnswer {
 #[derive(Debug, Clone, Serialize)]
 struct RcAnswer {
     estimator: String,
+    reach: Option<f32>,
+    related: Option<bool>,
     model: String,
     fingerprint: String,
 }
@@ -139,13 +142,12 @@ impl<'a> Places<'a> {
 }
 
 impl CompressAnswer {
-    /// Puts an outcome into words. `estimator` is the one that scored.
+    /// Puts an outcome into words.
     pub fn new(
         request: &CompressRequest,
         compressed: Compressed,
         unit: OffsetUnit,
         model: &ModelInfo,
-        estimator: String,
     ) -> Self {
         let output = Places::new(&compressed.context.text, unit);
         let sources: Vec<_> = request.chunks.iter().map(|chunk| Places::new(&chunk.text, unit)).collect();
@@ -171,8 +173,15 @@ impl CompressAnswer {
         }
         let explain = compressed.explanation.as_ref().map(|e| ExplainAnswer::new(request, e, unit, &sources));
         let usage = compressed.usage.map(UsageAnswer::from);
-        let degraded = compressed.degraded.map(|d| ErrorBody { code: d.code, message: d.message, param: None });
-        let rc = RcAnswer { estimator, model: model.name.clone(), fingerprint: model.fingerprint.clone() };
+        let degraded =
+            compressed.degraded.map(|d| ErrorBody { code: d.code, message: d.message, param: None });
+        let rc = RcAnswer {
+            estimator: Scoring::default().to_string(),
+            reach: compressed.relevance.map(|r| r.reach),
+            related: compressed.relevance.map(|r| r.related),
+            model: model.name.clone(),
+            fingerprint: model.fingerprint.clone(),
+        };
         let timing_ms = TimingMs::from(&compressed.timings);
         Self { chunks, citations, usage, rc, degraded, timing_ms, explain, context: compressed.context.text }
     }
@@ -200,7 +209,12 @@ impl ChunkAnswer {
 }
 
 impl ExplainAnswer {
-    fn new(request: &CompressRequest, explanation: &Explanation, unit: OffsetUnit, sources: &[Places]) -> Self {
+    fn new(
+        request: &CompressRequest,
+        explanation: &Explanation,
+        unit: OffsetUnit,
+        sources: &[Places],
+    ) -> Self {
         let question = Places::new(&request.query, unit);
         let chunk = |(index, chunk): (usize, &ChunkExplanation)| {
             let place = |bytes: ByteRange| sources[index].range(bytes);
@@ -208,7 +222,10 @@ impl ExplainAnswer {
                 let Range { start, end } = place(bytes);
                 ExplainToken { start, end, rc }
             };
-            let asked = |&(rc, anchor): &(f32, Option<ByteRange>)| ExplainQueryToken { rc, source: anchor.map(place) };
+            let asked = |&(rc, anchor): &(f32, Option<ByteRange>)| ExplainQueryToken {
+                rc,
+                source: anchor.map(place),
+            };
             ExplainChunk {
                 id: request.chunks[index].id.clone(),
                 tokens: chunk.tokens.iter().map(token).collect(),
@@ -233,7 +250,8 @@ impl From<Usage> for UsageAnswer {
 impl From<&Timings> for TimingMs {
     fn from(timings: &Timings) -> Self {
         let ms = |time: &Duration| Value::from((time.as_secs_f64() * 1e6).round() / 1e3);
-        let mut all: Map<_, _> = timings.stages.iter().map(|(stage, time)| ((*stage).to_owned(), ms(time))).collect();
+        let mut all: Map<_, _> =
+            timings.stages.iter().map(|(stage, time)| ((*stage).to_owned(), ms(time))).collect();
         all.insert("total".to_owned(), ms(&timings.total));
         Self(all)
     }

@@ -29,7 +29,9 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let parsed = api::parse::<CompressBody>(&body).and_then(CompressBody::into_domain);
     let (request, options) = match parsed {
         Ok(parsed) => parsed,
-        Err(e) => return refuse(ErrorBody { code: e.code, message: e.message, param: e.param }),
+        Err(e) => {
+            return refuse(ErrorBody { code: e.code, message: e.message, param: e.param });
+        }
     };
     let pipeline = app::pipeline(config)?;
     let deadline = options.deadline_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
@@ -38,11 +40,14 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         Err(PipelineError::Invalid(e)) => {
             return refuse(ErrorBody { code: e.code(), message: e.to_string(), param: Some(e.param()) });
         }
-        Err(e) if options.on_error == OnError::Passthrough => pipeline::passthrough(&request, e.code(), e.to_string()),
-        Err(e) => return refuse(ErrorBody { code: e.code(), message: e.to_string(), param: None }),
+        Err(e) if options.on_error == OnError::Passthrough => {
+            pipeline::passthrough(&request, e.code(), e.to_string())
+        }
+        Err(e) => {
+            return refuse(ErrorBody { code: e.code(), message: e.to_string(), param: None });
+        }
     };
-    let (unit, estimator) = (options.offsets, pipeline.estimator().to_string());
-    let answer = CompressAnswer::new(&request, compressed, unit, pipeline.model(), estimator);
+    let answer = CompressAnswer::new(&request, compressed, options.offsets, pipeline.model());
     match args.context {
         true => println!("{}", answer.context()),
         false => println!("{}", serde_json::to_string_pretty(&answer)?),

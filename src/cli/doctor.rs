@@ -16,20 +16,29 @@ pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
 }
 
 fn check(config: Result<Config, ConfigError>) -> bool {
-    let Some(config) = report("settings", config, |_| "read and consistent".to_owned()) else { return false };
+    let Some(config) = report("settings", config, |_| "read and consistent".to_owned()) else {
+        return false;
+    };
     let lib = config.model.runtime_lib();
-    let runtime = report("runtime", runtime_version(&lib), |version| format!("{version} from {}", lib.display()));
+    let runtime =
+        report("runtime", runtime_version(&lib), |version| format!("{version} from {}", lib.display()));
     let dir = &config.model.dir;
     let contract = Contract::load(dir).and_then(|contract| contract.verify_files(dir).map(|()| contract));
-    let model = report("model", contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()));
+    let model =
+        report("model", contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()));
     if runtime.is_none() || model.is_none() {
         return false;
     }
     let answered = app::pipeline(&config).and_then(|pipeline| app::warm_up(&pipeline));
-    report("answer", answered, |took| format!("a request took {:.1} ms, cold", took.as_secs_f64() * 1e3)).is_some()
+    report("answer", answered, |took| format!("a request took {:.1} ms, cold", took.as_secs_f64() * 1e3))
+        .is_some()
 }
 
-fn report<T, E: std::fmt::Display>(what: &str, outcome: Result<T, E>, say: impl Fn(&T) -> String) -> Option<T> {
+fn report<T, E: std::fmt::Display>(
+    what: &str,
+    outcome: Result<T, E>,
+    say: impl Fn(&T) -> String,
+) -> Option<T> {
     match outcome {
         Ok(value) => {
             println!("  ok      {what}: {}", say(&value));

@@ -44,11 +44,13 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     if let Some(path) = &args.plot {
-        std::fs::write(path, eval::svg(&reports)?).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(path, eval::svg(&reports)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn style() -> ProgressStyle {
-    ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} rows, {eta} left").expect("the template is constant")
+    ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} rows, {eta} left")
+        .expect("the template is constant")
 }

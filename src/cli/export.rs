@@ -23,7 +23,11 @@ pub struct Args {
 
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let folder = || args.out.file_name().and_then(|name| name.to_str()).map(str::to_owned);
-    let name = args.name.clone().or_else(folder).context("--out has no last part to name the model after; use --name")?;
+    let name = args
+        .name
+        .clone()
+        .or_else(folder)
+        .context("--out has no last part to name the model after; use --name")?;
     let contract = export(&args.source, &args.out, &ExportOptions { weights: Weights::F32, name })?;
     println!("{}: {} in {}", contract.name, contract.architecture, args.out.display());
     Ok(ExitCode::SUCCESS)

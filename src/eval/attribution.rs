@@ -10,17 +10,24 @@ use super::bootstrap::estimate;
 use super::data::{AttributionRow, LabelledChunk, LabelledSpan};
 use super::methods::{self, Method};
 use super::report::{MethodReport, Report};
-use crate::domain::{Budget, ByteRange, CompressRequest, Format, Granularity, Order, TokenSpan, TokenizerName};
+use crate::domain::{
+    Budget, ByteRange, CompressRequest, Format, Granularity, Order, TokenSpan, TokenizerName,
+};
+use crate::model::Logits;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
+use crate::pipeline::score::{self, Scoring};
 use crate::pipeline::{Pipeline, Reading};
-use crate::rc::{self, Estimator};
+use crate::rc;
 use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// All methods that rank chunks for a span, on all rows; an answer's spans weigh the same, whatever row they stand in.
-pub fn evaluate(rows: &[AttributionRow], pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) -> Result<Report> {
-    let methods: Vec<_> =
-        methods::all(pipeline.estimator()).into_iter().filter(|method| *method != Method::Cosine).collect();
+pub fn evaluate(
+    rows: &[AttributionRow],
+    pipeline: &Pipeline,
+    progress: &dyn Fn(usize, usize),
+) -> Result<Report> {
+    let methods: Vec<_> = methods::all().into_iter().filter(|method| *method != Method::Cosine).collect();
     let mut right = vec![Vec::new(); methods.len()];
     let mut ms = vec![0.0; methods.len()];
     for (done, row) in rows.iter().enumerate() {
@@ -31,7 +38,9 @@ pub fn evaluate(rows: &[AttributionRow], pipeline: &Pipeline, progress: &dyn Fn(
         for ((method, right), ms) in methods.iter().zip(&mut right).zip(&mut ms) {
             let started = Instant::now();
             for span in &row.spans {
-                let Some(scores) = scores(*method, row, span, &reading, &texts)? else { continue };
+                let Some(scores) = scores(*method, row, span, &reading, &texts)? else {
+                    continue;
+                };
                 right.push(f64::from(u8::from(best(&scores) == Some(span.chunk))));
             }
             *ms += started.elapsed().as_secs_f64() * 1e3 + if method.reads() { read_ms } else { 0.0 };
@@ -39,8 +48,11 @@ pub fn evaluate(rows: &[AttributionRow], pipeline: &Pipeline, progress: &dyn Fn(
         progress(done + 1, rows.len());
     }
     let report = |((method, right), ms): ((&Method, &Vec<f64>), &f64)| {
-        let report =
-            MethodReport { accuracy: Some(estimate(right)), ms: ms / rows.len() as f64, ..MethodReport::default() };
+        let report = MethodReport {
+            accuracy: Some(estimate(right)),
+            ms: ms / rows.len() as f64,
+            ..MethodReport::default()
+        };
         (method.to_string(), report)
     };
     Ok(Report {
@@ -61,24 +73,29 @@ fn scores(
     texts: &[String],
 ) -> Result<Option<Vec<f32>>> {
     let bytes = OffsetMap::new(&row.answer, OffsetUnit::Codepoint).to_bytes(span.start..span.end)?;
-    let Some(tokens) = tokens_in(reading, bytes) else { return Ok(None) };
+    let Some(tokens) = tokens_in(reading, bytes) else {
+        return Ok(None);
+    };
     let cross = reading.logits.cross.slice(s![.., tokens.range(), ..]);
     let own = reading.logits.own.slice(s![.., tokens.range(), ..]);
     let segments = &reading.blocks.passages;
     Ok(Some(match method {
         Method::Bm25 => methods::bm25(bytes.of(&row.answer), texts)?,
-        Method::Rc(estimator) => rc_scores(cross, own, segments, estimator),
+        Method::Rc(scoring) => {
+            rc_scores(Logits { cross: cross.to_owned(), own: own.to_owned() }, segments, scoring)
+        }
         Method::MaxSim | Method::Cosine => rc::raw_maxsim(&rc::peaks(cross, segments)),
     }))
 }
 
-fn rc_scores(
-    cross: ndarray::ArrayView3<f32>,
-    own: ndarray::ArrayView3<f32>,
-    segments: &[TokenSpan],
-    estimator: Estimator,
-) -> Vec<f32> {
-    rc::score(cross, own, segments, estimator).scores
+/// One span asks for one source: coverage, which spreads over several, plays no part.
+fn rc_scores(logits: Logits, segments: &[TokenSpan], scoring: Scoring) -> Vec<f32> {
+    match scoring {
+        Scoring::RankedCoverage => rc::mean_over_queries(score::ranked(&logits, segments).view()),
+        Scoring::Plain(estimator) => {
+            rc::score(logits.cross.view(), logits.own.view(), segments, estimator).scores
+        }
+    }
 }
 
 fn tokens_in(reading: &Reading, bytes: ByteRange) -> Option<TokenSpan> {

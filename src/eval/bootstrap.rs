@@ -19,9 +19,7 @@ pub fn estimate(values: &[f64]) -> Estimate {
         return Estimate { mean, interval: [mean, mean] };
     }
     let mut random = SplitMix(SEED);
-    let mut means: Vec<f64> = (0..RESAMPLES)
-        .map(|_| mean_of_resample(values, &mut random))
-        .collect();
+    let mut means: Vec<f64> = (0..RESAMPLES).map(|_| mean_of_resample(values, &mut random)).collect();
     means.sort_unstable_by(f64::total_cmp);
     Estimate { mean, interval: [means[RESAMPLES * 25 / 1000], means[RESAMPLES * 975 / 1000 - 1]] }
 }

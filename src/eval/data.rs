@@ -87,7 +87,8 @@ pub fn read(path: &Path) -> anyhow::Result<Rows> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
     let Some((_, first)) = lines.first() else { bail!("{} holds no row", path.display()) };
-    let is_attribution = serde_json::from_str::<serde_json::Value>(first).is_ok_and(|row| row.get("spans").is_some());
+    let is_attribution =
+        serde_json::from_str::<serde_json::Value>(first).is_ok_and(|row| row.get("spans").is_some());
     match is_attribution {
         true => parse(path, &lines).map(Rows::Attribution),
         false => {

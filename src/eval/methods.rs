@@ -3,19 +3,19 @@
 use std::fmt;
 
 use anyhow::Result;
-use ndarray::{Array1, Axis, s};
+use ndarray::{Array1, Array2, Axis, s};
 
 use crate::domain::TokenSpan;
 use crate::pipeline::Reading;
-use crate::pipeline::score::{self, Scores};
+use crate::pipeline::score::{self, Scores, Scoring};
 use crate::rc::{self, Estimator, Pooling, Reference};
 use crate::registry::Bm25;
 
 /// One way to score.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Method {
-    /// An RC estimator.
-    Rc(Estimator),
+    /// RC, in one of its forms.
+    Rc(Scoring),
     /// Mean over the question's tokens of the best raw logit: ColBERT's late interaction.
     MaxSim,
     /// Cosine of mean-pooled vectors.
@@ -27,7 +27,7 @@ pub enum Method {
 impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Self::Rc(estimator) => write!(f, "{estimator}"),
+            Self::Rc(scoring) => scoring.fmt(f),
             Self::MaxSim => f.write_str("maxsim"),
             Self::Cosine => f.write_str("cosine"),
             Self::Bm25 => f.write_str("bm25"),
@@ -35,14 +35,13 @@ impl fmt::Display for Method {
     }
 }
 
-/// All methods, `default` first.
-pub fn all(default: Estimator) -> Vec<Method> {
+/// All methods, the default first.
+pub fn all() -> Vec<Method> {
     let estimators = [Pooling::Peak, Pooling::Mean]
         .into_iter()
         .flat_map(|pooling| Reference::ALL.map(|reference| Estimator { pooling, reference }));
-    let others = estimators.filter(|&estimator| estimator != default).map(Method::Rc);
-    std::iter::once(Method::Rc(default))
-        .chain(others)
+    std::iter::once(Method::Rc(Scoring::default()))
+        .chain(estimators.map(|estimator| Method::Rc(Scoring::Plain(estimator))))
         .chain([Method::MaxSim, Method::Cosine, Method::Bm25])
         .collect()
 }
@@ -71,10 +70,13 @@ impl Method {
                 return Ok(score::all(&reading.logits, &reading.blocks, &reading.units, estimator));
             }
             Self::Bm25 => (bm25(query, &texts.chunks)?, bm25(query, &texts.units)?),
-            _ => (self.segments(reading, &reading.blocks.passages), self.segments(reading, &unit_spans(reading))),
+            _ => (
+                self.segments(reading, &reading.blocks.passages),
+                self.segments(reading, &unit_spans(reading)),
+            ),
         };
         let units = reading.units.iter().zip(own).map(|(unit, own)| own + chunks[unit.chunk]).collect();
-        Ok(Scores { chunks, units })
+        Ok(Scores { chunks, units, unit_rc: Array2::zeros((0, 0)), reach: 0.0 })
     }
 
     fn segments(self, reading: &Reading, spans: &[TokenSpan]) -> Vec<f32> {

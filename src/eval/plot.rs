@@ -13,13 +13,15 @@ const HEIGHT: u32 = 340;
 /// # Errors
 /// When no report has answers, or the drawing library refuses.
 pub fn svg(reports: &[Report]) -> Result<String> {
-    let reports: Vec<_> = reports.iter().filter(|r| r.methods.iter().any(|(_, m)| !m.kept.is_empty())).collect();
+    let reports: Vec<_> =
+        reports.iter().filter(|r| r.methods.iter().any(|(_, m)| !m.kept.is_empty())).collect();
     if reports.is_empty() {
         return Err(anyhow!("none of the files has answers, so there is no compression to plot"));
     }
     let mut out = String::new();
     {
-        let root = SVGBackend::with_string(&mut out, (WIDTH * reports.len() as u32, HEIGHT)).into_drawing_area();
+        let root =
+            SVGBackend::with_string(&mut out, (WIDTH * reports.len() as u32, HEIGHT)).into_drawing_area();
         root.fill(&WHITE)?;
         for (panel, report) in root.split_evenly((1, reports.len())).iter().zip(&reports) {
             draw(panel, report)?;
@@ -30,7 +32,8 @@ pub fn svg(reports: &[Report]) -> Result<String> {
 }
 
 fn draw(panel: &DrawingArea<SVGBackend, plotters::coord::Shift>, report: &Report) -> Result<()> {
-    let lowest = report.methods.iter().flat_map(|(_, m)| &m.kept).map(|(_, e)| e.interval[0]).fold(1.0, f64::min);
+    let lowest =
+        report.methods.iter().flat_map(|(_, m)| &m.kept).map(|(_, e)| e.interval[0]).fold(1.0, f64::min);
     let mut chart = ChartBuilder::on(panel)
         .caption(format!("{}: answers that survive", report.data), ("sans-serif", 16))
         .margin(8)
@@ -46,7 +49,11 @@ fn draw(panel: &DrawingArea<SVGBackend, plotters::coord::Shift>, report: &Report
             .label(name.clone())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], color.stroke_width(width)));
     }
-    chart.configure_series_labels().position(SeriesLabelPosition::LowerLeft).background_style(WHITE.mix(0.8)).draw()?;
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerLeft)
+        .background_style(WHITE.mix(0.8))
+        .draw()?;
     Ok(())
 }
 

@@ -71,7 +71,8 @@ impl Report {
 impl MethodReport {
     fn json(&self) -> Value {
         let mut out = json!({ "ms_per_request": self.ms, "ci95": {} });
-        let single = [("recall_at_gold", self.recall_at_gold), ("mrr", self.mrr), ("accuracy", self.accuracy)];
+        let single =
+            [("recall_at_gold", self.recall_at_gold), ("mrr", self.mrr), ("accuracy", self.accuracy)];
         for (name, estimate) in single.into_iter().filter_map(|(name, e)| Some((name, e?))) {
             out[name] = json!(estimate.mean);
             out["ci95"][name] = json!(estimate.interval);
@@ -100,7 +101,8 @@ pub fn table(report: &Report) -> String {
         ("kept@16x", |m| m.kept.get(2).map(|k| k.1)),
         ("accuracy", |m| m.accuracy),
     ];
-    let used = |value: fn(&MethodReport) -> Option<Estimate>| report.methods.iter().any(|(_, m)| value(m).is_some());
+    let used =
+        |value: fn(&MethodReport) -> Option<Estimate>| report.methods.iter().any(|(_, m)| value(m).is_some());
     let columns: Vec<_> = columns.into_iter().filter(|(_, value)| used(*value)).collect();
     let _ = write!(out, "  {:<16}", "method");
     for (title, _) in &columns {
@@ -118,7 +120,10 @@ pub fn table(report: &Report) -> String {
     if let Some(auto) = &report.auto {
         let kept = if auto.kept.mean.is_nan() { "-".to_owned() } else { cell(auto.kept) };
         let (share, gold) = (cell(auto.tokens_share), cell(auto.gold_share));
-        let _ = writeln!(out, "  auto: keeps {share} of the tokens; answers survive {kept}; gold chunks kept {gold}");
+        let _ = writeln!(
+            out,
+            "  auto: keeps {share} of the tokens; answers survive {kept}; gold chunks kept {gold}"
+        );
     }
     out
 }

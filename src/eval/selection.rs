@@ -8,9 +8,7 @@ use super::bootstrap::estimate;
 use super::data::{LabelledChunk, SelectionRow};
 use super::methods::{self, Texts};
 use super::report::{AutoReport, MethodReport, Report};
-use crate::domain::{
-    Budget, CompressRequest, Format, Granularity, Order, TokenizerName,
-};
+use crate::domain::{Budget, CompressRequest, Format, Granularity, Order, TokenizerName};
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
 use crate::pipeline::score::Scores;
@@ -36,8 +34,12 @@ struct AutoSamples {
 }
 
 /// All methods on all rows.
-pub fn evaluate(rows: &[SelectionRow], pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) -> Result<Report> {
-    let methods = methods::all(pipeline.estimator());
+pub fn evaluate(
+    rows: &[SelectionRow],
+    pipeline: &Pipeline,
+    progress: &dyn Fn(usize, usize),
+) -> Result<Report> {
+    let methods = methods::all();
     let mut samples = vec![Samples::default(); methods.len()];
     let mut auto = AutoSamples::default();
     for (done, row) in rows.iter().enumerate() {
@@ -81,7 +83,8 @@ impl Samples {
         self.reciprocal_rank.push(reciprocal_rank(row, &ranked));
         if row.has_answer() {
             for (ratio, kept) in RATIOS.iter().zip(&mut self.kept) {
-                let request = CompressRequest { budget: Budget::Ratio(1.0 / f64::from(*ratio)), ..request.clone() };
+                let request =
+                    CompressRequest { budget: Budget::Ratio(1.0 / f64::from(*ratio)), ..request.clone() };
                 let survives = match pipeline.fit(&request, reading, scores) {
                     Ok(fitted) => row.answer_in(&fitted.context.text),
                     Err(PipelineError::Invalid(_)) => false,
@@ -98,7 +101,12 @@ impl Samples {
         MethodReport {
             recall_at_gold: Some(estimate(&self.recall)),
             mrr: Some(estimate(&self.reciprocal_rank)),
-            kept: RATIOS.into_iter().zip(&self.kept).filter(|_| answers).map(|(r, kept)| (r, estimate(kept))).collect(),
+            kept: RATIOS
+                .into_iter()
+                .zip(&self.kept)
+                .filter(|_| answers)
+                .map(|(r, kept)| (r, estimate(kept)))
+                .collect(),
             accuracy: None,
             ms: self.ms.iter().sum::<f64>() / self.ms.len() as f64,
         }
@@ -165,7 +173,8 @@ fn request(row: &SelectionRow) -> CompressRequest {
 }
 
 fn texts(row: &SelectionRow, request: &CompressRequest, reading: &Reading) -> Texts {
-    let unit = |unit: &crate::pipeline::units::Unit| unit.bytes.of(&request.chunks[unit.chunk].text).to_owned();
+    let unit =
+        |unit: &crate::pipeline::units::Unit| unit.bytes.of(&request.chunks[unit.chunk].text).to_owned();
     Texts {
         chunks: row.chunks.iter().map(LabelledChunk::full_text).collect(),
         units: reading.units.iter().map(unit).collect(),

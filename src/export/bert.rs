@@ -75,20 +75,10 @@ impl Bert {
     pub fn read(dir: &Path, header: &Header) -> Result<Self, ExportError> {
         let file = dir.join(CONFIG);
         let refuse = |key: &'static str, found: String, supported: String| {
-            Err(ExportError::Unsupported {
-                file: file.clone(),
-                key,
-                found,
-                supported,
-            })
+            Err(ExportError::Unsupported { file: file.clone(), key, found, supported })
         };
         let bare = (header.model_type.as_deref() == Some("bert")).then_some("BertModel");
-        let architecture = header
-            .architectures
-            .first()
-            .map(String::as_str)
-            .or(bare)
-            .unwrap_or("none");
+        let architecture = header.architectures.first().map(String::as_str).or(bare).unwrap_or("none");
         if !ARCHITECTURES.contains(&architecture) {
             return refuse("architectures", architecture.to_owned(), ARCHITECTURES.join(", "));
         }
@@ -106,11 +96,7 @@ impl Bert {
             }
         };
         if config.position_embedding_type != "absolute" {
-            return refuse(
-                "position_embedding_type",
-                config.position_embedding_type,
-                absolute(),
-            );
+            return refuse("position_embedding_type", config.position_embedding_type, absolute());
         }
         if config.type_vocab_size == 0 {
             return refuse("type_vocab_size", "0".into(), "1 and more".into());

@@ -65,10 +65,7 @@ pub struct GraphBuilder {
 impl GraphBuilder {
     /// An empty graph whose weights lie in `weights_file`, beside the graph.
     pub fn new(weights_file: impl Into<String>) -> Self {
-        Self {
-            weights_file: weights_file.into(),
-            ..Self::default()
-        }
+        Self { weights_file: weights_file.into(), ..Self::default() }
     }
 
     /// An `i64` input.
@@ -91,10 +88,7 @@ impl GraphBuilder {
 
     /// A weight in the external file.
     pub fn weight(&mut self, stored: &Stored) -> Value {
-        let entry = |key: &str, value: String| StringStringEntryProto {
-            key: key.to_owned(),
-            value,
-        };
+        let entry = |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
         self.graph.initializer.push(TensorProto {
             dims: stored.dims.iter().map(|&dim| dim as i64).collect(),
             data_type: stored.data_type.into(),
@@ -186,11 +180,7 @@ impl GraphBuilder {
 
     /// Layer normalisation over the last axis.
     pub fn layer_norm(&mut self, x: &Value, scale: &Value, bias: &Value, epsilon: f32) -> Value {
-        self.node(
-            "LayerNormalization",
-            &[x, scale, bias],
-            vec![int("axis", -1), float("epsilon", epsilon)],
-        )
+        self.node("LayerNormalization", &[x, scale, bias], vec![int("axis", -1), float("epsilon", epsilon)])
     }
 
     /// The activation, element by element.
@@ -233,12 +223,7 @@ impl GraphBuilder {
     pub fn split<const PARTS: usize>(&mut self, x: &Value) -> [Value; PARTS] {
         let outputs = std::array::from_fn(|_| self.fresh("Split"));
         let names = outputs.iter().map(|value: &Value| value.0.clone()).collect();
-        self.push(
-            "Split",
-            &[x],
-            vec![int("axis", -1), int("num_outputs", PARTS as i64)],
-            names,
-        );
+        self.push("Split", &[x], vec![int("axis", -1), int("num_outputs", PARTS as i64)], names);
         outputs
     }
 
@@ -264,10 +249,7 @@ impl GraphBuilder {
         self.graph.name = name.to_owned();
         let model = ModelProto {
             ir_version: IR_VERSION,
-            opset_import: vec![OperatorSetIdProto {
-                domain: String::new(),
-                version: OPSET,
-            }],
+            opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
             producer_name: "thresher".to_owned(),
             doc_string: doc.to_owned(),
             graph: Some(self.graph),
@@ -320,56 +302,27 @@ fn value_info(name: &str, elem_type: DataType, axes: &[Axis]) -> ValueInfoProto 
         Axis::Fixed(size) => DimensionValue::Value(size as i64),
         Axis::Named(name) => DimensionValue::Param(name.to_owned()),
     };
-    let dim = axes
-        .iter()
-        .map(|axis| Dimension {
-            value: Some(dim(axis)),
-        })
-        .collect();
-    let tensor_type = TensorTypeProto {
-        elem_type: elem_type.into(),
-        shape: Some(TensorShapeProto { dim }),
-    };
-    ValueInfoProto {
-        name: name.to_owned(),
-        r#type: Some(TypeProto {
-            tensor_type: Some(tensor_type),
-        }),
-    }
+    let dim = axes.iter().map(|axis| Dimension { value: Some(dim(axis)) }).collect();
+    let tensor_type = TensorTypeProto { elem_type: elem_type.into(), shape: Some(TensorShapeProto { dim }) };
+    ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
 }
 
 fn attribute(name: &str, r#type: AttributeType) -> AttributeProto {
-    AttributeProto {
-        name: name.to_owned(),
-        r#type: r#type.into(),
-        ..AttributeProto::default()
-    }
+    AttributeProto { name: name.to_owned(), r#type: r#type.into(), ..AttributeProto::default() }
 }
 
 fn int(name: &str, value: i64) -> AttributeProto {
-    AttributeProto {
-        i: Some(value),
-        ..attribute(name, AttributeType::Int)
-    }
+    AttributeProto { i: Some(value), ..attribute(name, AttributeType::Int) }
 }
 
 fn ints(name: &str, values: &[i64]) -> AttributeProto {
-    AttributeProto {
-        ints: values.to_vec(),
-        ..attribute(name, AttributeType::Ints)
-    }
+    AttributeProto { ints: values.to_vec(), ..attribute(name, AttributeType::Ints) }
 }
 
 fn float(name: &str, value: f32) -> AttributeProto {
-    AttributeProto {
-        f: Some(value),
-        ..attribute(name, AttributeType::Float)
-    }
+    AttributeProto { f: Some(value), ..attribute(name, AttributeType::Float) }
 }
 
 fn string(name: &str, value: &str) -> AttributeProto {
-    AttributeProto {
-        s: Some(value.as_bytes().to_vec()),
-        ..attribute(name, AttributeType::String)
-    }
+    AttributeProto { s: Some(value.as_bytes().to_vec()), ..attribute(name, AttributeType::String) }
 }

@@ -51,10 +51,7 @@ impl Linear {
             Weights::Int8 => {
                 let (values, steps) = quantised(weight);
                 let stored = out.push_i8(&weight_name, &weight.dims, &values)?;
-                (
-                    stored,
-                    Some(out.push(&format!("{name}.step"), &bias.dims, &steps)?),
-                )
+                (stored, Some(out.push(&format!("{name}.step"), &bias.dims, &steps)?))
             }
         };
         let bias = out.push(&format!("{name}.bias"), &bias.dims, &bias.values)?;
@@ -96,19 +93,12 @@ fn quantised(weight: &Tensor) -> (Vec<i8>, Vec<f32>) {
     let columns = weight.dims[1];
     let mut steps = vec![0f32; columns];
     for row in weight.values.chunks(columns) {
-        steps
-            .iter_mut()
-            .zip(row)
-            .for_each(|(step, value)| *step = step.max(value.abs() / STEPS));
+        steps.iter_mut().zip(row).for_each(|(step, value)| *step = step.max(value.abs() / STEPS));
     }
     // A column of zeros has zeros whatever it is divided by.
-    steps
-        .iter_mut()
-        .for_each(|step| *step = step.max(f32::MIN_POSITIVE));
+    steps.iter_mut().for_each(|step| *step = step.max(f32::MIN_POSITIVE));
     let by_column = weight.values.iter().zip(steps.iter().cycle());
-    let values = by_column
-        .map(|(value, step)| (value / step).round().clamp(-STEPS, STEPS) as i8)
-        .collect();
+    let values = by_column.map(|(value, step)| (value / step).round().clamp(-STEPS, STEPS) as i8).collect();
     (values, steps)
 }
 
@@ -118,10 +108,7 @@ mod tests {
 
     #[test]
     fn columns_use_all_their_steps() {
-        let weight = Tensor {
-            dims: vec![2, 3],
-            values: vec![127.0, -0.5, 0.0, -63.4, 0.25, 0.0],
-        };
+        let weight = Tensor { dims: vec![2, 3], values: vec![127.0, -0.5, 0.0, -63.4, 0.25, 0.0] };
         let (values, steps) = quantised(&weight);
         assert_eq!(values, [127, -127, 0, -63, 64, 0]);
         assert_eq!(steps, [1.0, 0.5 / 127.0, f32::MIN_POSITIVE]);

@@ -30,24 +30,15 @@ pub struct Header {
 /// # Errors
 /// The file cannot be read, or is not the JSON that is expected; the message names file, line and column.
 pub fn read_json<T: DeserializeOwned>(file: &Path) -> Result<T, ExportError> {
-    let bytes = fs::read(file).map_err(|cause| ExportError::Read {
-        file: file.to_owned(),
-        cause,
-    })?;
-    serde_json::from_slice(&bytes).map_err(|cause| ExportError::JsonMalformed {
-        file: file.to_owned(),
-        cause,
-    })
+    let bytes = fs::read(file).map_err(|cause| ExportError::Read { file: file.to_owned(), cause })?;
+    serde_json::from_slice(&bytes)
+        .map_err(|cause| ExportError::JsonMalformed { file: file.to_owned(), cause })
 }
 
 /// Where the weights came from, as far as the folder says.
 pub fn provenance(dir: &Path, header: &Header) -> Source {
     let known = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    Source {
-        name: known(&header.name_or_path),
-        revision: known(&header.commit_hash),
-        licence: licence(dir),
-    }
+    Source { name: known(&header.name_or_path), revision: known(&header.commit_hash), licence: licence(dir) }
 }
 
 /// The longest sequence that the model was trained on, where `sentence-transformers` wrote it down.
@@ -73,9 +64,7 @@ fn licence(dir: &Path) -> Option<String> {
     if lines.next() != Some("---") {
         return None;
     }
-    let value = lines
-        .take_while(|line| *line != "---")
-        .find_map(|line| line.strip_prefix("license:"))?;
+    let value = lines.take_while(|line| *line != "---").find_map(|line| line.strip_prefix("license:"))?;
     let value = value.trim().trim_matches(['"', '\'']);
     (!value.is_empty()).then(|| value.to_owned())
 }

@@ -28,27 +28,17 @@ pub struct Exported {
 /// The file is missing or malformed, has ids beyond the table, or puts no special tokens around a text.
 pub fn read(dir: &Path, rows: usize) -> Result<Exported, ExportError> {
     let file = dir.join(TOKENIZER);
-    let bytes = fs::read(&file).map_err(|cause| ExportError::Read {
-        file: file.clone(),
-        cause,
-    })?;
-    let refuse = |key: &'static str, reason: String| ExportError::Tokenizer {
-        file: file.clone(),
-        key,
-        reason,
-    };
+    let bytes = fs::read(&file).map_err(|cause| ExportError::Read { file: file.clone(), cause })?;
+    let refuse =
+        |key: &'static str, reason: String| ExportError::Tokenizer { file: file.clone(), key, reason };
 
-    let bytes = without_limits(bytes).map_err(|cause| ExportError::JsonMalformed {
-        file: file.clone(),
-        cause,
-    })?;
+    let bytes =
+        without_limits(bytes).map_err(|cause| ExportError::JsonMalformed { file: file.clone(), cause })?;
     let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|cause| refuse("model", cause.to_string()))?;
 
     let vocabulary = tokenizer.get_vocab(true);
-    if let Some((token, id)) = vocabulary
-        .iter()
-        .max_by_key(|(_, id)| **id)
-        .filter(|(_, id)| **id as usize >= rows)
+    if let Some((token, id)) =
+        vocabulary.iter().max_by_key(|(_, id)| **id).filter(|(_, id)| **id as usize >= rows)
     {
         return Err(refuse(
             "model.vocab",
@@ -61,20 +51,9 @@ pub fn read(dir: &Path, rows: usize) -> Result<Exported, ExportError> {
             format!("puts {prefix:?} before and {suffix:?} after a text, expected a token on each side");
         return Err(refuse("post_processor", reason));
     }
-    match prefix
-        .iter()
-        .chain(&suffix)
-        .find(|&&id| tokenizer.id_to_token(id).is_none())
-    {
-        Some(id) => Err(refuse(
-            "post_processor",
-            format!("special token id {id} is not in the vocabulary"),
-        )),
-        None => Ok(Exported {
-            bytes,
-            prefix,
-            suffix,
-        }),
+    match prefix.iter().chain(&suffix).find(|&&id| tokenizer.id_to_token(id).is_none()) {
+        Some(id) => Err(refuse("post_processor", format!("special token id {id} is not in the vocabulary"))),
+        None => Ok(Exported { bytes, prefix, suffix }),
     }
 }
 
@@ -89,18 +68,12 @@ fn without_limits(bytes: Vec<u8>) -> Result<Vec<u8>, serde_json::Error> {
             limited = true;
         }
     }
-    if limited {
-        serde_json::to_vec(&json)
-    } else {
-        Ok(bytes)
-    }
+    if limited { serde_json::to_vec(&json) } else { Ok(bytes) }
 }
 
 /// Asks the tokenizer itself, so that every kind of post-processor is understood.
 fn specials(tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String> {
-    let encoding = tokenizer
-        .encode_fast("a", true)
-        .map_err(|cause| cause.to_string())?;
+    let encoding = tokenizer.encode_fast("a", true).map_err(|cause| cause.to_string())?;
     let mask = encoding.get_special_tokens_mask();
     let before = mask.iter().take_while(|&&special| special == 1).count();
     let after = mask.iter().rev().take_while(|&&special| special == 1).count();

@@ -59,16 +59,8 @@ impl Checkpoint {
             return Self::open_sharded(dir, index);
         }
         let (shard, metadata) = Shard::open(&single)?;
-        let tensors = metadata
-            .tensors()
-            .into_iter()
-            .map(|(key, info)| (key, (0, info.clone())))
-            .collect();
-        Ok(Self {
-            listing: single,
-            tensors,
-            shards: vec![shard],
-        })
+        let tensors = metadata.tensors().into_iter().map(|(key, info)| (key, (0, info.clone()))).collect();
+        Ok(Self { listing: single, tensors, shards: vec![shard] })
     }
 
     /// Whether there is a tensor of this key.
@@ -91,26 +83,18 @@ impl Checkpoint {
                 found: info.shape.clone(),
             });
         }
-        let bytes = shard.read(info).map_err(|cause| ExportError::Read {
-            file: shard.path.clone(),
-            cause,
-        })?;
+        let bytes =
+            shard.read(info).map_err(|cause| ExportError::Read { file: shard.path.clone(), cause })?;
         let values = to_f32(info.dtype, &bytes).ok_or_else(|| ExportError::TensorDtype {
             file: shard.path.clone(),
             key: key.to_owned(),
             found: format!("{:?}", info.dtype),
         })?;
-        Ok(Tensor {
-            dims: info.shape.clone(),
-            values,
-        })
+        Ok(Tensor { dims: info.shape.clone(), values })
     }
 
     fn info(&self, key: &str) -> Result<&(usize, TensorInfo), ExportError> {
-        let missing = || ExportError::TensorMissing {
-            file: self.listing.clone(),
-            key: key.to_owned(),
-        };
+        let missing = || ExportError::TensorMissing { file: self.listing.clone(), key: key.to_owned() };
         self.tensors.get(key).ok_or_else(missing)
     }
 
@@ -128,43 +112,24 @@ impl Checkpoint {
             if !opened.contains_key(name.as_str()) {
                 let path = dir.join(name);
                 if !path.is_file() {
-                    return Err(ExportError::ShardMissing {
-                        index,
-                        shard: name.clone(),
-                    });
+                    return Err(ExportError::ShardMissing { index, shard: name.clone() });
                 }
                 let (shard, metadata) = Shard::open(&path)?;
                 shards.push(shard);
                 opened.insert(name, (shards.len() - 1, metadata));
             }
             let (shard, metadata) = &opened[name.as_str()];
-            let missing = || ExportError::TensorMissing {
-                file: dir.join(name),
-                key: key.clone(),
-            };
-            tensors.insert(
-                key.clone(),
-                (*shard, metadata.info(key).ok_or_else(missing)?.clone()),
-            );
+            let missing = || ExportError::TensorMissing { file: dir.join(name), key: key.clone() };
+            tensors.insert(key.clone(), (*shard, metadata.info(key).ok_or_else(missing)?.clone()));
         }
-        Ok(Self {
-            listing: index,
-            tensors,
-            shards,
-        })
+        Ok(Self { listing: index, tensors, shards })
     }
 }
 
 impl Shard {
     fn open(path: &Path) -> Result<(Self, Metadata), ExportError> {
-        let file_error = |cause| ExportError::Read {
-            file: path.to_owned(),
-            cause,
-        };
-        let malformed = |reason: String| ExportError::SafetensorsMalformed {
-            file: path.to_owned(),
-            reason,
-        };
+        let file_error = |cause| ExportError::Read { file: path.to_owned(), cause };
+        let malformed = |reason: String| ExportError::SafetensorsMalformed { file: path.to_owned(), reason };
         let mut file = File::open(path).map_err(file_error)?;
         let found_bytes = file.metadata().map_err(file_error)?.len();
         let truncated = |expected_bytes| ExportError::SafetensorsTruncated {
@@ -193,14 +158,7 @@ impl Shard {
         if found_bytes < expected_bytes {
             return Err(truncated(expected_bytes));
         }
-        Ok((
-            Self {
-                path: path.to_owned(),
-                file,
-                data_offset_bytes,
-            },
-            metadata,
-        ))
+        Ok((Self { path: path.to_owned(), file, data_offset_bytes }, metadata))
     }
 
     fn read(&self, info: &TensorInfo) -> io::Result<Vec<u8>> {
@@ -217,22 +175,10 @@ impl Shard {
 /// Little-endian floats of `dtype` as `f32`, exact; `None` when `dtype` is no float of at most 32 bits.
 fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
     let halves = |convert: fn(u16) -> f32| {
-        bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&pair| convert(u16::from_le_bytes(pair)))
-            .collect()
+        bytes.as_chunks().0.iter().map(|&pair| convert(u16::from_le_bytes(pair))).collect()
     };
     match dtype {
-        Dtype::F32 => Some(
-            bytes
-                .as_chunks()
-                .0
-                .iter()
-                .map(|&quad| f32::from_le_bytes(quad))
-                .collect(),
-        ),
+        Dtype::F32 => Some(bytes.as_chunks().0.iter().map(|&quad| f32::from_le_bytes(quad)).collect()),
         Dtype::BF16 => Some(halves(|bits| f32::from_bits(u32::from(bits) << 16))),
         Dtype::F16 => Some(halves(f16_to_f32)),
         _ => None,
@@ -274,10 +220,7 @@ mod tests {
 
     #[test]
     fn bf16_is_the_upper_half_of_f32() {
-        assert_eq!(
-            to_f32(Dtype::BF16, &[0x80, 0x3f, 0x20, 0xc0]),
-            Some(vec![1.0, -2.5])
-        );
+        assert_eq!(to_f32(Dtype::BF16, &[0x80, 0x3f, 0x20, 0xc0]), Some(vec![1.0, -2.5]));
         assert_eq!(to_f32(Dtype::I64, &[0; 8]), None);
     }
 }

@@ -29,25 +29,14 @@ impl Staging {
     /// # Errors
     /// `target` holds something that is no exported model, or the disk refuses.
     pub fn begin(target: &Path) -> Result<Self, ExportError> {
-        let target = std::path::absolute(target).map_err(|cause| ExportError::Read {
-            file: target.to_owned(),
-            cause,
-        })?;
+        let target = std::path::absolute(target)
+            .map_err(|cause| ExportError::Read { file: target.to_owned(), cause })?;
         refuse_foreign(&target)?;
         let dir = sibling(&target, "partial");
-        let failed = |cause| ExportError::Write {
-            file: dir.clone(),
-            cause,
-        };
+        let failed = |cause| ExportError::Write { file: dir.clone(), cause };
         // What a killed export left: its name is ours alone.
-        remove_dir(&dir)
-            .and_then(|()| fs::create_dir_all(&dir))
-            .map_err(failed)?;
-        Ok(Self {
-            dir,
-            target,
-            published: false,
-        })
+        remove_dir(&dir).and_then(|()| fs::create_dir_all(&dir)).map_err(failed)?;
+        Ok(Self { dir, target, published: false })
     }
 
     /// The folder to write to.
@@ -66,10 +55,7 @@ impl Staging {
             out.write_all(bytes)?;
             out.sync_all()
         };
-        write().map_err(|cause| ExportError::Write {
-            file: file.clone(),
-            cause,
-        })
+        write().map_err(|cause| ExportError::Write { file: file.clone(), cause })
     }
 
     /// Puts the folder in its place; an older export there is replaced.
@@ -90,10 +76,7 @@ impl Staging {
             }
             remove_dir(&replaced)
         };
-        swap().map_err(|cause| ExportError::Write {
-            file: self.target.clone(),
-            cause,
-        })?;
+        swap().map_err(|cause| ExportError::Write { file: self.target.clone(), cause })?;
         self.published = true;
         Ok(())
     }
@@ -122,11 +105,7 @@ impl WeightFile {
     /// The disk refuses.
     pub fn create(path: PathBuf) -> Result<Self, ExportError> {
         match File::create(&path) {
-            Ok(file) => Ok(Self {
-                path,
-                out: BufWriter::new(file),
-                written_bytes: 0,
-            }),
+            Ok(file) => Ok(Self { path, out: BufWriter::new(file), written_bytes: 0 }),
             Err(cause) => Err(ExportError::Write { file: path, cause }),
         }
     }
@@ -139,12 +118,7 @@ impl WeightFile {
     /// # Panics
     /// When `values` is not of shape `dims`.
     pub fn push(&mut self, name: &str, dims: &[usize], values: &[f32]) -> Result<Stored, ExportError> {
-        self.push_bytes(
-            name,
-            dims,
-            DataType::Float,
-            values.iter().map(|value| value.to_le_bytes()),
-        )
+        self.push_bytes(name, dims, DataType::Float, values.iter().map(|value| value.to_le_bytes()))
     }
 
     /// Adds an `i8` tensor; otherwise as [`WeightFile::push`].
@@ -152,12 +126,7 @@ impl WeightFile {
     /// # Errors
     /// The disk refuses.
     pub fn push_i8(&mut self, name: &str, dims: &[usize], values: &[i8]) -> Result<Stored, ExportError> {
-        self.push_bytes(
-            name,
-            dims,
-            DataType::Int8,
-            values.iter().map(|value| value.to_le_bytes()),
-        )
+        self.push_bytes(name, dims, DataType::Int8, values.iter().map(|value| value.to_le_bytes()))
     }
 
     fn push_bytes<const WIDTH: usize>(
@@ -167,11 +136,7 @@ impl WeightFile {
         data_type: DataType,
         mut elements: impl ExactSizeIterator<Item = [u8; WIDTH]>,
     ) -> Result<Stored, ExportError> {
-        assert_eq!(
-            dims.iter().product::<usize>(),
-            elements.len(),
-            "{name} is not of shape {dims:?}"
-        );
+        assert_eq!(dims.iter().product::<usize>(), elements.len(), "{name} is not of shape {dims:?}");
         let offset_bytes = self.written_bytes.next_multiple_of(ALIGN_BYTES);
         let length_bytes = (elements.len() * WIDTH) as u64;
         let mut write = || -> io::Result<()> {
@@ -179,18 +144,9 @@ impl WeightFile {
             self.out.write_all(&[0; ALIGN_BYTES as usize][..padding])?;
             elements.try_for_each(|element| self.out.write_all(&element))
         };
-        write().map_err(|cause| ExportError::Write {
-            file: self.path.clone(),
-            cause,
-        })?;
+        write().map_err(|cause| ExportError::Write { file: self.path.clone(), cause })?;
         self.written_bytes = offset_bytes + length_bytes;
-        Ok(Stored {
-            name: name.to_owned(),
-            dims: dims.to_vec(),
-            data_type,
-            offset_bytes,
-            length_bytes,
-        })
+        Ok(Stored { name: name.to_owned(), dims: dims.to_vec(), data_type, offset_bytes, length_bytes })
     }
 
     /// Brings the file to the disk.
@@ -199,11 +155,8 @@ impl WeightFile {
     /// The disk refuses.
     pub fn finish(self) -> Result<(), ExportError> {
         let path = self.path;
-        let sync = |out: BufWriter<File>| {
-            out.into_inner()
-                .map_err(io::IntoInnerError::into_error)?
-                .sync_all()
-        };
+        let sync =
+            |out: BufWriter<File>| out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all();
         sync(self.out).map_err(|cause| ExportError::Write { file: path, cause })
     }
 }
@@ -212,26 +165,18 @@ impl WeightFile {
 /// cost a home.
 fn refuse_foreign(target: &Path) -> Result<(), ExportError> {
     let read = || -> io::Result<Vec<String>> {
-        fs::read_dir(target)?
-            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-            .collect()
+        fs::read_dir(target)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
     };
     let entries = match read() {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(cause) => {
-            return Err(ExportError::Read {
-                file: target.to_owned(),
-                cause,
-            });
+            return Err(ExportError::Read { file: target.to_owned(), cause });
         }
         Ok(entries) => entries,
     };
     let ours = files_of_export(target);
     match entries.into_iter().find(|entry| !ours.contains(entry)) {
-        Some(entry) => Err(ExportError::OutOccupied {
-            dir: target.to_owned(),
-            entry,
-        }),
+        Some(entry) => Err(ExportError::OutOccupied { dir: target.to_owned(), entry }),
         None => Ok(()),
     }
 }

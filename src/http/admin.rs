@@ -31,7 +31,9 @@ pub fn router(admin: Admin) -> Router {
 async fn ready(State(admin): State<Admin>) -> (StatusCode, &'static str) {
     match admin.service {
         ref service if service.admission.is_draining() => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
-        ref service if service.pipeline.get().is_none() => (StatusCode::SERVICE_UNAVAILABLE, "loading the model\n"),
+        ref service if service.pipeline.get().is_none() => {
+            (StatusCode::SERVICE_UNAVAILABLE, "loading the model\n")
+        }
         _ => (StatusCode::OK, "ok\n"),
     }
 }

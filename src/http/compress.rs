@@ -75,7 +75,7 @@ fn answer(
     compressed: Compressed,
     options: ServeOptions,
 ) -> CompressAnswer {
-    CompressAnswer::new(request, compressed, options.offsets, pipeline.model(), pipeline.estimator().to_string())
+    CompressAnswer::new(request, compressed, options.offsets, pipeline.model())
 }
 
 struct GoneGuard(Cancel);

@@ -25,8 +25,8 @@ pub struct ErrorCode(pub &'static str);
 /// Code → status. A code that is not here is the caller's mistake in what it asked: 422.
 fn status(code: &str) -> StatusCode {
     match code {
-        "invalid_json" | "unknown_field" | "missing_field" | "duplicate_field" | "wrong_type" | "unknown_value"
-        | "body_broken" => StatusCode::BAD_REQUEST,
+        "invalid_json" | "unknown_field" | "missing_field" | "duplicate_field" | "wrong_type"
+        | "unknown_value" | "body_broken" => StatusCode::BAD_REQUEST,
         "not_found" => StatusCode::NOT_FOUND,
         "method_not_allowed" => StatusCode::METHOD_NOT_ALLOWED,
         "body_timeout" => StatusCode::REQUEST_TIMEOUT,
@@ -67,11 +67,17 @@ impl HttpError {
     }
 
     pub(super) fn not_ready() -> Self {
-        Self::new("not_ready", "the model is still loading; /readyz on the admin listener says when it is done")
+        Self::new(
+            "not_ready",
+            "the model is still loading; /readyz on the admin listener says when it is done",
+        )
     }
 
     pub(super) fn body_too_large(bytes_max: usize) -> Self {
-        Self::new("body_too_large", format!("the body is over the limit of {bytes_max} bytes (http.body_bytes_max)"))
+        Self::new(
+            "body_too_large",
+            format!("the body is over the limit of {bytes_max} bytes (http.body_bytes_max)"),
+        )
     }
 
     pub(super) fn body_timeout() -> Self {
@@ -83,7 +89,8 @@ impl HttpError {
     }
 
     pub(super) fn deadline_out_of_range(max: Duration) -> Self {
-        let message = format!("deadline_ms is over the limit of {} (admission.deadline_ms_max)", max.as_millis());
+        let message =
+            format!("deadline_ms is over the limit of {} (admission.deadline_ms_max)", max.as_millis());
         Self::new("deadline_out_of_range", message).at("deadline_ms")
     }
 
@@ -136,7 +143,9 @@ impl From<PipelineError> for HttpError {
 impl From<Refusal> for HttpError {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::Overloaded => Self::new("overloaded", "too many requests are waiting (admission.queue_max)"),
+            Refusal::Overloaded => {
+                Self::new("overloaded", "too many requests are waiting (admission.queue_max)")
+            }
             Refusal::Late => PipelineError::DeadlineExceeded.into(),
             Refusal::Draining => Self::new("draining", "the daemon is shutting down"),
         }

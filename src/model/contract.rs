@@ -160,10 +160,8 @@ impl Contract {
     /// An unreadable or malformed file, an unknown schema version, a value that cannot hold, a missing file.
     pub fn load(dir: &Path) -> Result<Self, ContractError> {
         let path = dir.join(CONTRACT_FILE);
-        let text = fs::read_to_string(&path).map_err(|cause| ContractError::Read {
-            file: path.clone(),
-            cause,
-        })?;
+        let text =
+            fs::read_to_string(&path).map_err(|cause| ContractError::Read { file: path.clone(), cause })?;
         let contract = Self::parse(&path, &text)?;
         contract.check_values(&path)?;
         for file in contract.files.keys().map(|name| dir.join(name)) {
@@ -192,16 +190,10 @@ impl Contract {
     pub fn verify_files(&self, dir: &Path) -> Result<(), ContractError> {
         for (name, declared) in &self.files {
             let file = dir.join(name);
-            let found = sha256_of(&file).map_err(|cause| ContractError::Read {
-                file: file.clone(),
-                cause,
-            })?;
+            let found =
+                sha256_of(&file).map_err(|cause| ContractError::Read { file: file.clone(), cause })?;
             if found != *declared {
-                return Err(ContractError::HashMismatch {
-                    file,
-                    declared: declared.clone(),
-                    found,
-                });
+                return Err(ContractError::HashMismatch { file, declared: declared.clone(), found });
             }
         }
         Ok(())
@@ -211,13 +203,7 @@ impl Contract {
     /// The name, source and window are left out: they change no key of a given window.
     pub fn fingerprint(&self) -> [u8; 32] {
         let files = self.named_files().map(|(key, name)| (key, self.files.get(name)));
-        let held = (
-            files,
-            &self.tokenizer.prefix,
-            &self.tokenizer.suffix,
-            &self.readout,
-            self.schema,
-        );
+        let held = (files, &self.tokenizer.prefix, &self.tokenizer.suffix, &self.readout, self.schema);
         Sha256::digest(serde_json::to_vec(&held).expect("plain values serialise")).into()
     }
 
@@ -227,27 +213,17 @@ impl Contract {
         struct Version {
             schema: u32,
         }
-        let malformed = |cause| ContractError::Malformed {
-            file: path.to_owned(),
-            cause,
-        };
+        let malformed = |cause| ContractError::Malformed { file: path.to_owned(), cause };
         let Version { schema } = toml::from_str(text).map_err(malformed)?;
         if schema != SCHEMA {
-            return Err(ContractError::SchemaUnknown {
-                file: path.to_owned(),
-                found: schema,
-            });
+            return Err(ContractError::SchemaUnknown { file: path.to_owned(), found: schema });
         }
         toml::from_str(text).map_err(malformed)
     }
 
     fn check_values(&self, path: &Path) -> Result<(), ContractError> {
         let refuse = |key: &str, reason: String| {
-            Err(ContractError::ValueInvalid {
-                file: path.to_owned(),
-                key: key.to_owned(),
-                reason,
-            })
+            Err(ContractError::ValueInvalid { file: path.to_owned(), key: key.to_owned(), reason })
         };
         for (key, name) in self.named_files() {
             if !self.files.contains_key(name) {
@@ -256,62 +232,38 @@ impl Contract {
         }
         for (name, hash) in &self.files {
             // A contract may come with a downloaded model: it must not point outside its folder.
-            if Path::new(name)
-                .components()
-                .ne([std::path::Component::Normal(name.as_ref())])
-            {
+            if Path::new(name).components().ne([std::path::Component::Normal(name.as_ref())]) {
                 return refuse("files", format!("`{name}` is not a plain file name"));
             }
             if hash.len() != 64 || !hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-                return refuse(
-                    "files",
-                    format!("`{hash}` of `{name}` is not 64 lower-case hex digits"),
-                );
+                return refuse("files", format!("`{hash}` of `{name}` is not 64 lower-case hex digits"));
             }
         }
         let specials = self.tokenizer.prefix.len() + self.tokenizer.suffix.len();
         if self.window.tokens_max <= specials {
             return refuse(
                 "window.tokens_max",
-                format!(
-                    "{} leaves no room beside {specials} special tokens",
-                    self.window.tokens_max
-                ),
+                format!("{} leaves no room beside {specials} special tokens", self.window.tokens_max),
             );
         }
-        if let Some(id) = self
-            .special_ids()
-            .find(|&id| id as usize >= self.tokenizer.vocab_size)
-        {
+        if let Some(id) = self.special_ids().find(|&id| id as usize >= self.tokenizer.vocab_size) {
             return refuse(
                 "tokenizer",
-                format!(
-                    "special token id {id} is not below vocab_size {}",
-                    self.tokenizer.vocab_size
-                ),
+                format!("special token id {id} is not below vocab_size {}", self.tokenizer.vocab_size),
             );
         }
         let readout = &self.readout;
         if readout.heads == 0 || readout.head_dim == 0 {
-            return refuse(
-                "readout",
-                format!("{} heads of {} components", readout.heads, readout.head_dim),
-            );
+            return refuse("readout", format!("{} heads of {} components", readout.heads, readout.head_dim));
         }
         if !readout.scale.is_finite() || readout.scale <= 0.0 {
             return refuse("readout.scale", format!("{} is not above 0", readout.scale));
         }
         if readout.key_layout != KEY_LAYOUT {
-            return refuse(
-                "readout.key_layout",
-                format!("`{}` is not `{KEY_LAYOUT}`", readout.key_layout),
-            );
+            return refuse("readout.key_layout", format!("`{}` is not `{KEY_LAYOUT}`", readout.key_layout));
         }
         if readout.key_dtype != "f32" {
-            return refuse(
-                "readout.key_dtype",
-                format!("`{}` is not `f32`", readout.key_dtype),
-            );
+            return refuse("readout.key_dtype", format!("`{}` is not `f32`", readout.key_dtype));
         }
         Ok(())
     }
@@ -326,11 +278,7 @@ impl Contract {
     }
 
     fn special_ids(&self) -> impl Iterator<Item = u32> {
-        self.tokenizer
-            .prefix
-            .iter()
-            .chain(&self.tokenizer.suffix)
-            .copied()
+        self.tokenizer.prefix.iter().chain(&self.tokenizer.suffix).copied()
     }
 }
 

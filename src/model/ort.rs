@@ -11,8 +11,8 @@ use ort::session::builder::{GraphOptimizationLevel, PrepackedWeights};
 use ort::value::{Outlet, TensorRef, ValueType};
 use rayon::prelude::*;
 
-use super::contract::{Contract, Graph, IoTensor, Side, check_io};
 use super::contract::hex;
+use super::contract::{Contract, Graph, IoTensor, Side, check_io};
 use super::{Logits, ModelError, ModelInfo, ModelRuntime};
 
 /// Where things are and how many cores to use.
@@ -104,7 +104,11 @@ impl ModelRuntime for OrtRuntime {
         &self.info
     }
 
-    fn read(&self, windows: &[&[u32]], go_on: &(dyn Fn() -> bool + Sync)) -> Result<Vec<Array3<f32>>, ModelError> {
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        go_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Array3<f32>>, ModelError> {
         // Longest first: the last window to finish is then a short one, and no core waits long for it.
         let mut order: Vec<usize> = (0..windows.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(windows[i].len()));
@@ -112,9 +116,9 @@ impl ModelRuntime for OrtRuntime {
             let keys = if go_on() { self.read_one(windows[i]) } else { Err(ModelError::Stopped) };
             keys.map(|keys| (i, keys))
         };
-        let mut keys = self.workers.install(|| {
-            order.par_iter().with_max_len(1).map(read).collect::<Result<Vec<_>, _>>()
-        })?;
+        let mut keys = self
+            .workers
+            .install(|| order.par_iter().with_max_len(1).map(read).collect::<Result<Vec<_>, _>>())?;
         keys.sort_unstable_by_key(|&(i, _)| i);
         Ok(keys.into_iter().map(|(_, keys)| keys).collect())
     }

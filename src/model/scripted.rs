@@ -1,8 +1,8 @@
 //! A model that is arithmetic only: each token's key is a fixed pseudo-random unit vector of its id.
 //! Tests and properties run on it in microseconds; equal tokens match, others hardly.
 
-use serde_json::{Map, Value, json};
 use ndarray::{Array2, Array3, ArrayView3, Axis};
+use serde_json::{Map, Value, json};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
@@ -36,12 +36,14 @@ impl ScriptedModel {
     pub fn tokenizer(words: &[&str]) -> ModelTokenizer {
         let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
         alphabet.sort_unstable();
-        let vocab: Map<_, _> = alphabet.iter().zip(0..).map(|(c, id)| (c.to_string(), Value::from(id))).collect();
+        let vocab: Map<_, _> =
+            alphabet.iter().zip(0..).map(|(c, id)| (c.to_string(), Value::from(id))).collect();
         let parts = json!({
             "model": {"type": "BPE", "vocab": vocab, "merges": []},
             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
         });
-        let mut tokenizer = Tokenizer::from_bytes(parts.to_string()).expect("a byte alphabet without merges is a BPE");
+        let mut tokenizer =
+            Tokenizer::from_bytes(parts.to_string()).expect("a byte alphabet without merges is a BPE");
         let added = words.iter().map(|w| AddedToken::from((*w).to_owned(), false).single_word(true));
         let _ = tokenizer.add_tokens(added);
         ModelTokenizer::new(tokenizer)
@@ -53,7 +55,11 @@ impl ModelRuntime for ScriptedModel {
         &self.info
     }
 
-    fn read(&self, windows: &[&[u32]], go_on: &(dyn Fn() -> bool + Sync)) -> Result<Vec<Array3<f32>>, ModelError> {
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        go_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Array3<f32>>, ModelError> {
         windows
             .iter()
             .map(|ids| if go_on() { Ok(vectors(ids).insert_axis(Axis(0))) } else { Err(ModelError::Stopped) })

@@ -54,7 +54,8 @@ impl ModelTokenizer {
     /// # Errors
     /// As [`Self::encode`].
     pub fn count(&self, text: &str) -> Result<usize, ModelError> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|e| ModelError::Tokenize(e.to_string()))?;
+        let encoding =
+            self.inner.encode_fast(text, false).map_err(|e| ModelError::Tokenize(e.to_string()))?;
         Ok(encoding.get_ids().len())
     }
 }

@@ -21,7 +21,11 @@ pub struct Blocks {
 ///
 /// # Errors
 /// What the model reports; a deadline when `cancel` says so.
-pub fn read(passages: &[Passage], model: &dyn ModelRuntime, cancel: &Cancel) -> Result<Blocks, PipelineError> {
+pub fn read(
+    passages: &[Passage],
+    model: &dyn ModelRuntime,
+    cancel: &Cancel,
+) -> Result<Blocks, PipelineError> {
     let info = model.info();
     let windows: Vec<&[u32]> = passages.iter().flat_map(|p| p.windows(info.window_tokens_max)).collect();
     let read = model.read(&windows, &|| cancel.go_on()).map_err(|error| match error {

@@ -1,8 +1,10 @@
 //! Why: the RC of every token, and what each token of the question found.
 
-use super::Reading;
+use ndarray::Axis;
+
+use super::{Reading, score};
 use crate::domain::{ByteRange, TokenSpan};
-use crate::rc::{self, Estimator};
+use crate::rc;
 
 /// Per-token RC of a request. All ranges are in bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,26 +26,28 @@ pub struct ChunkExplanation {
 }
 
 /// Scores every token of every chunk.
-pub fn tokens(reading: &Reading, estimator: Estimator) -> Explanation {
+pub fn tokens(reading: &Reading) -> Explanation {
     let logits = &reading.logits;
-    let score = |spans: &[TokenSpan]| rc::score(logits.cross.view(), logits.own.view(), spans, estimator);
-    let single: Vec<_> = (0..reading.blocks.keys.len_of(ndarray::Axis(1))).map(|i| TokenSpan::new(i, i + 1)).collect();
-    let per_token = score(&single).scores;
-    let per_chunk = score(&reading.blocks.passages);
+    let passages = &reading.blocks.passages;
+    let single: Vec<_> = (0..logits.cross.len_of(Axis(2))).map(|i| TokenSpan::new(i, i + 1)).collect();
+    let per_token = rc::mean_over_queries(score::ranked(logits, &single).view());
+    let per_chunk = score::ranked(logits, passages);
+    let peaks = rc::peaks(logits.cross.view(), passages);
     let chunk = |(index, span): (usize, &TokenSpan)| {
         let passage = &reading.passages[index];
         let first = span.start + passage.title_tokens;
-        let tokens = passage.offsets.iter().zip(&per_token[first..span.end]).map(|(&at, &rc)| (at, rc)).collect();
+        let tokens =
+            passage.offsets.iter().zip(&per_token[first..span.end]).map(|(&at, &rc)| (at, rc)).collect();
         let question = (0..reading.question.ids.len()).map(|j| {
             // The first head's key: the late family's readout has one head.
-            let key = per_chunk.peaks.key[[0, j, index]];
+            let key = peaks.key[[0, j, index]];
             let anchor = (key as usize).checked_sub(first).and_then(|token| passage.offsets.get(token));
-            (per_chunk.per_query[[j, index]], anchor.copied())
+            (per_chunk[[j, index]], anchor.copied())
         });
         ChunkExplanation { tokens, question: question.collect() }
     };
     Explanation {
         question: reading.question.offsets.clone(),
-        chunks: reading.blocks.passages.iter().enumerate().map(chunk).collect(),
+        chunks: passages.iter().enumerate().map(chunk).collect(),
     }
 }

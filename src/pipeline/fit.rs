@@ -3,12 +3,13 @@
 use rayon::prelude::*;
 
 use super::assemble::{self, Context, Kept};
+use super::auto::Auto;
 use super::count::Counter;
 use super::score::Scores;
 use super::select::{Candidates, Selection};
 use super::units::Unit;
 use super::validate::InvalidRequest;
-use super::{PipelineError, Reading, Usage, auto};
+use super::{PipelineError, Reading, Usage};
 use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, Order, TokenizerName};
 
 /// A context within its budget.
@@ -40,6 +41,7 @@ pub fn budget(
     reading: &Reading,
     scores: &Scores,
     counter: &Counter,
+    auto: Auto,
 ) -> Result<Fitted, PipelineError> {
     let desk = Desk { request, reading, counter, order: order(request, scores) };
     let keep: Vec<bool> = request.chunks.iter().map(|chunk| request.keep.contains(&chunk.id)).collect();
@@ -58,10 +60,12 @@ pub fn budget(
             let tokens = (ratio * tokens_in as f64) as usize;
             (candidates.within(tokens), tokens)
         }
-        Budget::Auto => (auto::worth_keeping(&candidates, &scores.chunks), tokens_in),
+        Budget::Auto => (auto.select(&candidates, scores), tokens_in),
     };
     let written = desk.write_within(&selection, tokens)?;
-    let Some(written) = written else { return Err(desk.impossible(&candidates, tokens)?.into()) };
+    let Some(written) = written else {
+        return Err(desk.impossible(&candidates, tokens)?.into());
+    };
     desk.finish(written, tokens_in)
 }
 
@@ -148,7 +152,8 @@ impl Desk<'_> {
         }
         let cheapest = (0..candidates.units.len()).min_by_key(|&unit| candidates.costs[unit]);
         let picked: Vec<_> = cheapest.into_iter().collect();
-        let needed = self.write(&Selection { wanted: Vec::new(), picked: picked.clone() }, picked.len())?.tokens;
+        let needed =
+            self.write(&Selection { wanted: Vec::new(), picked: picked.clone() }, picked.len())?.tokens;
         Ok(InvalidRequest::BudgetImpossible { budget, needed, reason: "the shortest unit" })
     }
 

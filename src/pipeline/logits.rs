@@ -23,7 +23,8 @@ pub fn of_question(
     }
     let windows: Vec<&[u32]> = question.chunks(window).collect();
     let own_keys = model.read(&windows, &|| true)?;
-    let all_keys: Vec<ArrayView3<f32>> = std::iter::once(keys).chain(own_keys.iter().map(|k| k.view())).collect();
+    let all_keys: Vec<ArrayView3<f32>> =
+        std::iter::once(keys).chain(own_keys.iter().map(|k| k.view())).collect();
     let all_keys = concatenate(Axis(1), &all_keys).expect("keys of one model differ in length only");
     let parts = windows
         .iter()
@@ -32,5 +33,8 @@ pub fn of_question(
     let parts: Vec<_> = parts.iter().map(|part| part.view()).collect();
     let all = concatenate(Axis(1), &parts).expect("every window saw the same keys");
     let chunks = keys.len_of(Axis(1));
-    Ok(Logits { cross: all.slice(s![.., .., ..chunks]).to_owned(), own: all.slice(s![.., .., chunks..]).to_owned() })
+    Ok(Logits {
+        cross: all.slice(s![.., .., ..chunks]).to_owned(),
+        own: all.slice(s![.., .., chunks..]).to_owned(),
+    })
 }

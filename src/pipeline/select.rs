@@ -48,7 +48,8 @@ impl Candidates<'_> {
 
     /// Unit indices that the caller leaves to us, best first; equal scores in the order of the text.
     pub fn ranked(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.units.len()).filter(|&u| !self.keep[self.units[u].chunk]).collect();
+        let mut order: Vec<usize> =
+            (0..self.units.len()).filter(|&u| !self.keep[self.units[u].chunk]).collect();
         order.sort_by(|&a, &b| self.scores[b].total_cmp(&self.scores[a]));
         order
     }

@@ -31,10 +31,14 @@ pub fn of(granularity: Granularity, chunks: &[Chunk], passages: &[Passage], bloc
         match granularity {
             Granularity::Chunk if passage.sentences.is_empty() => {}
             Granularity::Chunk => push(0, ByteRange::new(0, chunk.text.len())),
-            Granularity::Sentence => passage.sentences.iter().enumerate().for_each(|(i, &bytes)| push(i, bytes)),
+            Granularity::Sentence => {
+                passage.sentences.iter().enumerate().for_each(|(i, &bytes)| push(i, bytes))
+            }
             Granularity::Token => {
                 for (i, sentence) in passage.sentences.iter().enumerate() {
-                    text::words(sentence.of(&chunk.text)).into_iter().for_each(|w| push(i, w.shifted(sentence.start)));
+                    text::words(sentence.of(&chunk.text))
+                        .into_iter()
+                        .for_each(|w| push(i, w.shifted(sentence.start)));
                 }
             }
         }

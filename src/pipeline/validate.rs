@@ -103,7 +103,9 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
     keep_is_known(request)?;
     match request.budget {
         Budget::Tokens(0) => Err(InvalidRequest::BudgetZero),
-        Budget::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => Err(InvalidRequest::RatioOutOfRange { ratio }),
+        Budget::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
+            Err(InvalidRequest::RatioOutOfRange { ratio })
+        }
         _ => Ok(()),
     }
 }

@@ -63,9 +63,7 @@ pub fn bounds_of_marginals(mut x: Vec<Weighted>, mut y: Vec<Weighted>) -> Bounds
         x_below += take_until(&mut x_left, from);
         y_below += take_until(&mut y_left, from);
         let Some(next_x) = x_left.first() else { break };
-        let to = y_left
-            .first()
-            .map_or(next_x.value, |y| earlier(y.value, next_x.value));
+        let to = y_left.first().map_or(next_x.value, |y| earlier(y.value, next_x.value));
         let width = f64::from(to) - f64::from(from);
         let x_above = (mass - x_below).max(0.0);
         bounds.lower += (y_below - x_below).max(0.0) * width;
@@ -86,10 +84,7 @@ fn earlier(a: f32, b: f32) -> f32 {
 
 /// Drops the samples up to and including `value` from the front, and returns their weight.
 fn take_until(samples: &mut &[Weighted], value: f32) -> f64 {
-    let end = samples
-        .iter()
-        .take_while(|sample| sample.value.total_cmp(&value).is_le())
-        .count();
+    let end = samples.iter().take_while(|sample| sample.value.total_cmp(&value).is_le()).count();
     let (taken, left) = samples.split_at(end);
     *samples = left;
     total(taken)
@@ -103,11 +98,9 @@ mod tests {
         let width = x.first().map_or(0, |row| row.len());
         let x = ndarray::Array2::from_shape_vec((x.len(), width), x.concat()).expect("equal rows");
         let found = bounds(x.view(), y);
-        for (found, expect) in [
-            (found.lower, expect.0),
-            (found.independent, expect.1),
-            (found.upper, expect.2),
-        ] {
+        for (found, expect) in
+            [(found.lower, expect.0), (found.independent, expect.1), (found.upper, expect.2)]
+        {
             assert!((found - expect).abs() < 1e-12, "{name}: {found} is not {expect}");
         }
     }
@@ -120,27 +113,11 @@ mod tests {
         check("a point above a point", (&[&[3.0]], &[&[1.0]]), (2.0, 2.0, 2.0));
         check("a point below a point", (&[&[1.0]], &[&[3.0]]), (0.0, 0.0, 0.0));
         check("a tie", (&[&[1.0]], &[&[1.0]]), (0.0, 0.0, 0.0));
-        check(
-            "{0, 1} against {0, 1}",
-            (&[&[0.0, 1.0]], &[&[0.0, 1.0]]),
-            (0.0, 0.25, 0.5),
-        );
+        check("{0, 1} against {0, 1}", (&[&[0.0, 1.0]], &[&[0.0, 1.0]]), (0.0, 0.25, 0.5));
         // X is 0 or 2, each half; Y is 1 with 1/2 (query one) and 0, 3 with 1/4 each (query two).
-        check(
-            "ragged",
-            (&[&[0.0], &[2.0]], &[&[1.0], &[0.0, 3.0]]),
-            (0.25, 0.5, 0.75),
-        );
-        check(
-            "zeros tie whatever their sign",
-            (&[&[0.0]], &[&[-0.0]]),
-            (0.0, 0.0, 0.0),
-        );
-        check(
-            "half the queries have no reference",
-            (&[&[3.0], &[9.0]], &[&[1.0], &[]]),
-            (1.0, 1.0, 1.0),
-        );
+        check("ragged", (&[&[0.0], &[2.0]], &[&[1.0], &[0.0, 3.0]]), (0.25, 0.5, 0.75));
+        check("zeros tie whatever their sign", (&[&[0.0]], &[&[-0.0]]), (0.0, 0.0, 0.0));
+        check("half the queries have no reference", (&[&[3.0], &[9.0]], &[&[1.0], &[]]), (1.0, 1.0, 1.0));
     }
 
     #[test]

@@ -124,16 +124,8 @@ mod tests {
         check("tie among others", (2.0, &[2.0, 0.0, 5.0, 1.0]), 0.75);
         check("negative", (-1.0, &[-3.0, -1.0]), 1.0);
         check("signed zeros tie", (0.0, &[-0.0, 0.0]), 0.0);
-        check(
-            "common offset of 2^23",
-            (8_388_609.0, &[8_388_608.0, 8_388_610.0]),
-            0.5,
-        );
-        check(
-            "twice the largest",
-            (f32::MAX, &[f32::MIN]),
-            2.0 * f64::from(f32::MAX),
-        );
+        check("common offset of 2^23", (8_388_609.0, &[8_388_608.0, 8_388_610.0]), 0.5);
+        check("twice the largest", (f32::MAX, &[f32::MIN]), 2.0 * f64::from(f32::MAX));
     }
 
     #[test]

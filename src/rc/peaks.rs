@@ -24,18 +24,10 @@ pub struct Peaks {
 /// When a segment ends beyond the key axis, or that axis is longer than a `u32` can count.
 pub fn peaks(cross: ArrayView3<'_, f32>, segments: &[TokenSpan]) -> Peaks {
     let (heads, queries, keys) = cross.dim();
-    assert!(
-        u32::try_from(keys).is_ok_and(|n| n < KEY_NONE),
-        "{keys} keys do not fit 32 bits"
-    );
+    assert!(u32::try_from(keys).is_ok_and(|n| n < KEY_NONE), "{keys} keys do not fit 32 bits");
     let mut value = Array3::zeros((heads, queries, segments.len()));
     let mut key = Array3::zeros(value.dim());
-    let rows = cross
-        .rows()
-        .into_iter()
-        .zip(value.rows_mut())
-        .zip(key.rows_mut())
-        .collect();
+    let rows = cross.rows().into_iter().zip(value.rows_mut()).zip(key.rows_mut()).collect();
     for_each_row(cross.len(), rows, |(): &mut (), ((row, mut value), mut key)| {
         let row = contiguous(row);
         for ((value, key), segment) in value.iter_mut().zip(key.iter_mut()).zip(segments) {
@@ -91,20 +83,14 @@ fn larger(a: f32, b: f32) -> f32 {
 fn first_equal<const LANES: usize>(logits: &[f32], wanted: f32) -> usize {
     let (blocks, _) = logits.as_chunks::<LANES>();
     let holds = |block: &[f32; LANES]| block.iter().fold(false, |any, &logit| any | (logit == wanted));
-    let start = blocks
-        .iter()
-        .position(holds)
-        .map_or(logits.len() - LANES, |block| LANES * block);
+    let start = blocks.iter().position(holds).map_or(logits.len() - LANES, |block| LANES * block);
     let block = logits[start..].first_chunk().expect("LANES logits from here on");
     lane_equal::<LANES>(block, wanted).map_or(0, |lane| start + lane)
 }
 
 /// The first lane that equals `wanted`, found without branches: where the peak lies is what no processor can predict.
 fn lane_equal<const LANES: usize>(block: &[f32; LANES], wanted: f32) -> Option<usize> {
-    let mask = block
-        .iter()
-        .rev()
-        .fold(0_u32, |mask, &logit| (mask << 1) | u32::from(logit == wanted));
+    let mask = block.iter().rev().fold(0_u32, |mask, &logit| (mask << 1) | u32::from(logit == wanted));
     (mask != 0).then(|| mask.trailing_zeros() as usize)
 }
 
@@ -128,11 +114,7 @@ mod tests {
         check("key counts from the axis", (&[9.0, 1.0, 5.0], (1, 3)), (5.0, 2));
         check("ties take the first", (&[0.0, 7.0, 7.0, 7.0], (0, 4)), (7.0, 1));
         check("all negative", (&[-3.0, -2.0, -4.0], (0, 3)), (-2.0, 1));
-        check(
-            "lowest of all floats",
-            (&[f32::MIN, f32::MIN], (0, 2)),
-            (f32::MIN, 0),
-        );
+        check("lowest of all floats", (&[f32::MIN, f32::MIN], (0, 2)), (f32::MIN, 0));
         check("zeros tie whatever their sign", (&[-0.0, 0.0], (0, 2)), (0.0, 0));
     }
 
@@ -153,10 +135,7 @@ mod tests {
         let segments = [(0, 50), (10, 20), (15, 40), (3, 3)].map(|(a, b)| TokenSpan::new(a, b));
         let mut strided = Array3::zeros((50, 3, 2));
         strided.assign(&cross.view().reversed_axes());
-        assert_eq!(
-            peaks(strided.view().reversed_axes(), &segments),
-            peaks(cross.view(), &segments)
-        );
+        assert_eq!(peaks(strided.view().reversed_axes(), &segments), peaks(cross.view(), &segments));
     }
 
     #[test]

@@ -52,16 +52,8 @@ pub fn coupled_segments(
     estimator: Estimator,
 ) -> Array3<f32> {
     let (heads, queries, _) = cross.dim();
-    assert_eq!(
-        (heads, queries),
-        (own.dim().0, own.dim().1),
-        "own logits' heads and queries"
-    );
-    assert_eq!(
-        (heads, queries, segments.len()),
-        peaks.value.dim(),
-        "peaks' shape"
-    );
+    assert_eq!((heads, queries), (own.dim().0, own.dim().1), "own logits' heads and queries");
+    assert_eq!((heads, queries, segments.len()), peaks.value.dim(), "peaks' shape");
     let mut out = Array3::zeros(peaks.value.dim());
     let elements = match estimator.pooling {
         Pooling::Mean => cross.len(),
@@ -71,32 +63,24 @@ pub fn coupled_segments(
     let inputs = cross.rows().into_iter().zip(own.rows());
     let found = peaks.value.rows().into_iter().zip(peaks.key.rows());
     let rows = inputs.zip(found).zip(out.rows_mut()).collect();
-    for_each_row(
-        elements,
-        rows,
-        |y: &mut SortedReference, (((cross, own), (value, key)), mut out)| {
-            let (value, key) = (value.as_slice(), key.as_slice());
-            let (value, key) = value.zip(key).expect("peaks are in standard layout");
-            y.refill(|buffer| estimator.reference.collect(own, (value, key), buffer));
-            match estimator.pooling {
-                Pooling::Mean => {
-                    let cross = contiguous(cross);
-                    for (out, segment) in out.iter_mut().zip(segments) {
-                        *out = saturated(y.rc_mean(&cross[segment.range()]));
-                    }
-                }
-                Pooling::Peak => {
-                    for ((out, &value), &key) in out.iter_mut().zip(value).zip(key) {
-                        *out = if key == KEY_NONE {
-                            0.0
-                        } else {
-                            saturated(y.rc(value))
-                        };
-                    }
+    for_each_row(elements, rows, |y: &mut SortedReference, (((cross, own), (value, key)), mut out)| {
+        let (value, key) = (value.as_slice(), key.as_slice());
+        let (value, key) = value.zip(key).expect("peaks are in standard layout");
+        y.refill(|buffer| estimator.reference.collect(own, (value, key), buffer));
+        match estimator.pooling {
+            Pooling::Mean => {
+                let cross = contiguous(cross);
+                for (out, segment) in out.iter_mut().zip(segments) {
+                    *out = saturated(y.rc_mean(&cross[segment.range()]));
                 }
             }
-        },
-    );
+            Pooling::Peak => {
+                for ((out, &value), &key) in out.iter_mut().zip(value).zip(key) {
+                    *out = if key == KEY_NONE { 0.0 } else { saturated(y.rc(value)) };
+                }
+            }
+        }
+    });
     out
 }
 
@@ -127,10 +111,7 @@ pub fn weighted_over_queries(values: ArrayView2<'_, f32>, weights: &[f32]) -> Ve
     let mut sums = vec![0.0; values.ncols()];
     let mut total = 0.0;
     for (row, &weight) in values.outer_iter().zip(weights) {
-        assert!(
-            weight >= 0.0 && weight.is_finite(),
-            "weight {weight} is no weight"
-        );
+        assert!(weight >= 0.0 && weight.is_finite(), "weight {weight} is no weight");
         total += f64::from(weight);
         for (sum, &value) in sums.iter_mut().zip(row) {
             *sum += f64::from(weight) * f64::from(value);
@@ -212,54 +193,14 @@ mod tests {
         let own: &[&[f32]] = &[&[0.0, 4.0]];
         let cross: &[&[f32]] = &[&[1.0, 5.0, 2.0]];
         let two: &[(usize, usize)] = &[(0, 2), (2, 3)];
-        check(
-            "mean of (1−0)/2 and (5−0 + 5−4)/2; then 1",
-            "mean/self",
-            (cross, own, two),
-            &[1.75, 1.0],
-        );
-        check(
-            "peaks 5 and 2 against 0 and 4",
-            "peak/self",
-            (cross, own, two),
-            &[3.0, 1.0],
-        );
-        check(
-            "peaks 5 and 2 against each other",
-            "peak/rivals",
-            (cross, own, two),
-            &[1.5, 0.0],
-        );
-        check(
-            "peaks against all four",
-            "peak/both",
-            (cross, own, two),
-            &[2.25, 0.5],
-        );
-        check(
-            "keys 1, 5, 2 against 5 and 2",
-            "mean/rivals",
-            (cross, own, two),
-            &[0.75, 0.0],
-        );
-        check(
-            "an only segment has no rival",
-            "peak/rivals",
-            (cross, own, &[(0, 3)]),
-            &[0.0],
-        );
-        check(
-            "empty segment",
-            "peak/rivals",
-            (cross, own, &[(0, 2), (1, 1), (2, 3)]),
-            &[1.5, 0.0, 0.0],
-        );
-        check(
-            "only an empty segment",
-            "peak/both",
-            (cross, own, &[(3, 3)]),
-            &[0.0],
-        );
+        check("mean of (1−0)/2 and (5−0 + 5−4)/2; then 1", "mean/self", (cross, own, two), &[1.75, 1.0]);
+        check("peaks 5 and 2 against 0 and 4", "peak/self", (cross, own, two), &[3.0, 1.0]);
+        check("peaks 5 and 2 against each other", "peak/rivals", (cross, own, two), &[1.5, 0.0]);
+        check("peaks against all four", "peak/both", (cross, own, two), &[2.25, 0.5]);
+        check("keys 1, 5, 2 against 5 and 2", "mean/rivals", (cross, own, two), &[0.75, 0.0]);
+        check("an only segment has no rival", "peak/rivals", (cross, own, &[(0, 3)]), &[0.0]);
+        check("empty segment", "peak/rivals", (cross, own, &[(0, 2), (1, 1), (2, 3)]), &[1.5, 0.0, 0.0]);
+        check("only an empty segment", "peak/both", (cross, own, &[(3, 3)]), &[0.0]);
         check("no segment", "peak/rivals", (cross, own, &[]), &[]);
         check(
             "nested: peaks 5, 5, 2",
@@ -269,18 +210,8 @@ mod tests {
         );
         check("no query", "peak/rivals", (&[], &[], &[(0, 0)]), &[0.0]);
         check("no own keys", "peak/self", (cross, &[&[]], two), &[0.0, 0.0]);
-        check(
-            "a tie gains nothing",
-            "peak/rivals",
-            (&[&[3.0, 3.0]], &[&[]], &[(0, 1), (1, 2)]),
-            &[0.0, 0.0],
-        );
-        check(
-            "mean over queries",
-            "peak/self",
-            (&[&[1.0], &[3.0]], &[&[0.0], &[0.0]], &[(0, 1)]),
-            &[2.0],
-        );
+        check("a tie gains nothing", "peak/rivals", (&[&[3.0, 3.0]], &[&[]], &[(0, 1), (1, 2)]), &[0.0, 0.0]);
+        check("mean over queries", "peak/self", (&[&[1.0], &[3.0]], &[&[0.0], &[0.0]], &[(0, 1)]), &[2.0]);
     }
 
     #[test]
@@ -288,12 +219,7 @@ mod tests {
         let cross = array![[[1.0, 0.0], [2.0, 0.0]], [[3.0, 0.0], [4.0, 8.0]]];
         let own = Array3::zeros((2, 2, 1));
         let segments = [TokenSpan::new(0, 1), TokenSpan::new(1, 2)];
-        let scored = score(
-            cross.view(),
-            own.view(),
-            &segments,
-            "peak/self".parse().expect("named"),
-        );
+        let scored = score(cross.view(), own.view(), &segments, "peak/self".parse().expect("named"));
         assert_eq!(scored.per_query, array![[2.0, 0.0], [3.0, 4.0]]);
         assert_eq!(scored.scores, [2.5, 2.0]);
     }
@@ -319,29 +245,14 @@ mod tests {
 
     #[test]
     fn text_form() {
-        for text in [
-            "mean/self",
-            "mean/rivals",
-            "mean/both",
-            "peak/self",
-            "peak/rivals",
-            "peak/both",
-        ] {
+        for text in ["mean/self", "mean/rivals", "mean/both", "peak/self", "peak/rivals", "peak/both"] {
             let estimator: Estimator = text.parse().expect(text);
             assert_eq!(estimator.to_string(), text);
             let json = serde_json::to_string(&estimator).expect(text);
             assert_eq!(json, format!("{text:?}"));
             assert_eq!(serde_json::from_str::<Estimator>(&json).expect(text), estimator);
         }
-        for text in [
-            "",
-            "peak",
-            "peak/",
-            "/self",
-            "peak/own",
-            "Peak/self",
-            "peak/self/",
-        ] {
+        for text in ["", "peak", "peak/", "/self", "peak/own", "Peak/self", "peak/self/"] {
             assert_eq!(text.parse::<Estimator>(), Err(UnknownEstimator(text.to_owned())));
         }
     }

@@ -59,9 +59,7 @@ impl FromStr for Reference {
     type Err = UnknownReference;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let named = Self::ALL
-            .into_iter()
-            .find(|reference| reference.to_string() == text);
+        let named = Self::ALL.into_iter().find(|reference| reference.to_string() == text);
         named.ok_or_else(|| UnknownReference(text.to_owned()))
     }
 }
@@ -89,9 +87,6 @@ mod tests {
             assert_eq!(reference.to_string().parse(), Ok(reference));
         }
         let error = "own".parse::<Reference>().expect_err("the text form is self");
-        assert_eq!(
-            error.to_string(),
-            r#"reference "own" is not one of self, rivals, both"#
-        );
+        assert_eq!(error.to_string(), r#"reference "own" is not one of self, rivals, both"#);
     }
 }

@@ -9,14 +9,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-const ESTIMATORS: [&str; 6] = [
-    "mean/self",
-    "mean/rivals",
-    "mean/both",
-    "peak/self",
-    "peak/rivals",
-    "peak/both",
-];
+const ESTIMATORS: [&str; 6] =
+    ["mean/self", "mean/rivals", "mean/both", "peak/self", "peak/rivals", "peak/both"];
 
 fn estimators() -> impl Iterator<Item = Estimator> {
     ESTIMATORS.into_iter().map(|text| text.parse().expect(text))
@@ -49,10 +43,7 @@ fn assert_close<'a>(name: &str, found: impl IntoIterator<Item = &'a f32>, expect
     assert_eq!(found.len(), expect.len(), "{name}");
     for (found, expect) in found.iter().zip(expect) {
         let tolerance = 1e-5 * expect.abs().max(1e-3);
-        assert!(
-            (found - expect).abs() <= tolerance,
-            "{name}: {found} is not {expect}"
-        );
+        assert!((found - expect).abs() <= tolerance, "{name}: {found} is not {expect}");
     }
 }
 
@@ -61,11 +52,7 @@ fn goldens() {
     let text = include_str!("../../tests/fixtures/rc/goldens.json");
     let golden: Golden = serde_json::from_str(text).expect("the fixture is JSON");
     let (cross, own) = (array3(&golden.cross), array3(&golden.own));
-    let segments: Vec<_> = golden
-        .segments
-        .iter()
-        .map(|&(a, b)| TokenSpan::new(a, b))
-        .collect();
+    let segments: Vec<_> = golden.segments.iter().map(|&(a, b)| TokenSpan::new(a, b)).collect();
     assert_eq!(golden.estimators.len(), ESTIMATORS.len());
     for (name, expect) in &golden.estimators {
         let estimator = name.parse().expect(name);
@@ -73,11 +60,7 @@ fn goldens() {
         assert_close(name, &found.scores, &expect.scores);
         assert_close(name, &found.per_query, &expect.per_query.concat());
     }
-    assert_close(
-        "raw_maxsim",
-        &raw_maxsim(&peaks(cross.view(), &segments)),
-        &golden.raw_maxsim,
-    );
+    assert_close("raw_maxsim", &raw_maxsim(&peaks(cross.view(), &segments)), &golden.raw_maxsim);
 }
 
 // ---------------------------------------------------------------- the definition, O(n · m), in f64
@@ -124,19 +107,12 @@ impl Case {
     }
 
     fn map(&self, f: impl Fn(f32) -> f32) -> Self {
-        Self {
-            cross: self.cross.mapv(&f),
-            own: self.own.mapv(&f),
-            segments: self.segments.clone(),
-        }
+        Self { cross: self.cross.mapv(&f), own: self.own.mapv(&f), segments: self.segments.clone() }
     }
 
     /// The largest magnitude among the logits: what rounding is relative to.
     fn magnitude(&self) -> f32 {
-        self.cross
-            .iter()
-            .chain(&self.own)
-            .fold(0.0, |most, x| x.abs().max(most))
+        self.cross.iter().chain(&self.own).fold(0.0, |most, x| x.abs().max(most))
     }
 }
 
@@ -156,12 +132,7 @@ fn grid() -> impl Strategy<Value = f32> + Clone {
 fn any_finite() -> impl Strategy<Value = f32> + Clone {
     use proptest::num::f32::{NEGATIVE, NORMAL, POSITIVE, SUBNORMAL, ZERO};
     let near_one = (0_u32..4).prop_map(|ulps| f32::from_bits(1.0_f32.to_bits() + ulps));
-    let ends = prop_oneof![
-        Just(f32::MAX),
-        Just(f32::MIN),
-        Just(f32::MIN_POSITIVE),
-        Just(-0.0)
-    ];
+    let ends = prop_oneof![Just(f32::MAX), Just(f32::MIN), Just(f32::MIN_POSITIVE), Just(-0.0)];
     prop_oneof![4 => NORMAL | SUBNORMAL | ZERO | POSITIVE | NEGATIVE, 1 => ends, 1 => near_one]
 }
 
@@ -192,11 +163,7 @@ fn slices(y: &[Vec<f32>]) -> Vec<&[f32]> {
 }
 
 fn exact_mean(x: ArrayView2<'_, f32>, y: &[Vec<f32>]) -> f64 {
-    mean(
-        x.outer_iter()
-            .zip(y)
-            .flat_map(|(x, y)| x.to_vec().into_iter().map(move |x| definition(x, y))),
-    )
+    mean(x.outer_iter().zip(y).flat_map(|(x, y)| x.to_vec().into_iter().map(move |x| definition(x, y))))
 }
 
 fn close(found: f32, expect: f64) -> bool {
@@ -375,8 +342,7 @@ fn thread_count_does_not_change_a_bit() {
     for estimator in estimators() {
         let on = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-            pool.expect("threads can be started")
-                .install(|| case.score(estimator))
+            pool.expect("threads can be started").install(|| case.score(estimator))
         };
         assert_eq!(on(1), on(4), "{estimator}");
         // Few enough elements to stay on this thread.
@@ -385,10 +351,6 @@ fn thread_count_does_not_change_a_bit() {
             own: case.own.slice_axis(Axis(1), Slice::from(3..4)).to_owned(),
             segments: case.segments.clone(),
         };
-        assert_eq!(
-            on(4).per_query.row(3),
-            one_query.score(estimator).per_query.row(0),
-            "{estimator}"
-        );
+        assert_eq!(on(4).per_query.row(3), one_query.score(estimator).per_query.row(0), "{estimator}");
     }
 }

@@ -54,7 +54,9 @@ impl Bm25 {
             return Ok(scores);
         }
         let searcher = self.reader.searcher();
-        for (score, address) in searcher.search(&self.query(query), &TopDocs::with_limit(self.len).order_by_score())? {
+        for (score, address) in
+            searcher.search(&self.query(query), &TopDocs::with_limit(self.len).order_by_score())?
+        {
             let found: TantivyDocument = searcher.doc(address)?;
             let position = found.get_first(self.position).and_then(|value| value.as_u64());
             scores[position.expect("every document was stored with its position") as usize] = score;
@@ -83,7 +85,8 @@ mod tests {
     #[test]
     fn rare_words_count_more_than_common_ones() {
         let texts = ["the tide and the moon", "the bridge and the road", "the tide table", ""];
-        let scores = Bm25::new(texts).and_then(|index| index.scores("Moon, the?")).expect("an index in memory");
+        let scores =
+            Bm25::new(texts).and_then(|index| index.scores("Moon, the?")).expect("an index in memory");
         assert_eq!(scores.len(), 4);
         assert!(scores[0] > scores[1] && scores[1] > 0.0, "{scores:?}");
         assert_eq!(scores[3], 0.0);

@@ -4,7 +4,8 @@ use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 /// From half a millisecond, which a warm request can take, to the longest default deadline.
-const SECONDS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+const SECONDS: [f64; 14] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Renders what was recorded.
 #[derive(Clone)]
@@ -30,11 +31,27 @@ pub fn install() -> Result<Prometheus, BuildError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
         .install_recorder()?;
-    describe_counter!("requests_total", Unit::Count, "Requests answered, by endpoint and error code (ok: none)");
-    describe_histogram!("request_seconds", Unit::Seconds, "From the request's head to the answer, waiting included");
+    describe_counter!(
+        "requests_total",
+        Unit::Count,
+        "Requests answered, by endpoint and error code (ok: none)"
+    );
+    describe_histogram!(
+        "request_seconds",
+        Unit::Seconds,
+        "From the request's head to the answer, waiting included"
+    );
     describe_histogram!("stage_seconds", Unit::Seconds, "Time of a pipeline stage");
-    describe_counter!("tokens_in_total", Unit::Count, "Tokens of contexts before compression, as callers count them");
-    describe_counter!("tokens_out_total", Unit::Count, "Tokens of contexts after compression, as callers count them");
+    describe_counter!(
+        "tokens_in_total",
+        Unit::Count,
+        "Tokens of contexts before compression, as callers count them"
+    );
+    describe_counter!(
+        "tokens_out_total",
+        Unit::Count,
+        "Tokens of contexts after compression, as callers count them"
+    );
     describe_gauge!("requests_in_flight", Unit::Count, "Requests being answered or waiting");
     describe_gauge!("requests_waiting", Unit::Count, "Requests waiting for a permit");
     Ok(Prometheus(handle))

@@ -32,10 +32,7 @@ static KINDS: LazyLock<HashMap<&str, Abbreviation>> = LazyLock::new(|| {
         (NUMBERED, Abbreviation::Numbered),
         (NEVER, Abbreviation::Never),
     ];
-    tables
-        .into_iter()
-        .flat_map(|(words, kind)| words.iter().map(move |&word| (word, kind)))
-        .collect()
+    tables.into_iter().flat_map(|(words, kind)| words.iter().map(move |&word| (word, kind))).collect()
 });
 
 /// Whether `word` starts a sentence even after an abbreviation that could also stand before a name.

@@ -10,11 +10,7 @@ const CITATION_BYTES_MAX: usize = 40;
 
 /// The letters, digits and inner dots at the end of `text`; empty when there are more than a rule would know.
 pub(super) fn last_word(text: &str) -> &str {
-    let tail = text
-        .chars()
-        .rev()
-        .take(WORD_BYTES_MAX)
-        .take_while(|&c| c.is_alphanumeric() || c == '.');
+    let tail = text.chars().rev().take(WORD_BYTES_MAX).take_while(|&c| c.is_alphanumeric() || c == '.');
     let len = tail.map(char::len_utf8).sum::<usize>();
     text[text.len() - len..].trim_start_matches('.')
 }
@@ -29,28 +25,17 @@ pub(super) struct Next<'a> {
 impl<'a> Next<'a> {
     pub fn after(text: &'a str, end: usize) -> Self {
         let rest = text[end..].trim_start();
-        let marks = rest
-            .chars()
-            .take(8)
-            .take_while(|c| !c.is_alphanumeric())
-            .map(char::len_utf8)
-            .sum();
+        let marks = rest.chars().take(8).take_while(|c| !c.is_alphanumeric()).map(char::len_utf8).sum();
         let rest: &str = &rest[marks..];
-        let letters = rest
-            .chars()
-            .take(WORD_BYTES_MAX)
-            .take_while(|&c| c.is_alphanumeric() || matches!(c, '\'' | '’'));
+        let letters =
+            rest.chars().take(WORD_BYTES_MAX).take_while(|&c| c.is_alphanumeric() || matches!(c, '\'' | '’'));
         let (word, rest) = rest.split_at(letters.map(char::len_utf8).sum());
-        Self {
-            word,
-            then: rest.chars().next(),
-        }
+        Self { word, then: rest.chars().next() }
     }
 
     /// Georgian letters count as lower case in Unicode, but start sentences.
     pub fn is_lower(&self) -> bool {
-        self.word
-            .starts_with(|c: char| c.is_lowercase() && !matches!(c, '\u{10D0}'..='\u{10FF}'))
+        self.word.starts_with(|c: char| c.is_lowercase() && !matches!(c, '\u{10D0}'..='\u{10FF}'))
     }
 
     pub fn is_camel(&self) -> bool {
@@ -95,10 +80,7 @@ pub(super) fn extended(text: &str, mut end: usize) -> usize {
                 None => return end,
             },
             _ if is_closing(c)
-                || matches!(
-                    c,
-                    '.' | '!' | '?' | '…' | '！' | '？' | '。' | '\u{FE0F}' | '\u{200D}'
-                ) =>
+                || matches!(c, '.' | '!' | '?' | '…' | '！' | '？' | '。' | '\u{FE0F}' | '\u{200D}') =>
             {
                 c.len_utf8()
             }

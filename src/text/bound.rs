@@ -50,9 +50,7 @@ fn first_cut(text: &str, bytes_max: usize) -> usize {
         if end > bytes_max && at > 0 {
             break;
         }
-        let spaced = clusters
-            .peek()
-            .is_some_and(|(_, next)| next.starts_with(char::is_whitespace));
+        let spaced = clusters.peek().is_some_and(|(_, next)| next.starts_with(char::is_whitespace));
         let place = match cluster {
             "\n" | "\r\n" | "\r" | "；" | "，" | "、" | "：" if end >= bytes_max / 2 => Place::Clause,
             ";" | ":" | "," | "؛" | "،" if spaced && end >= bytes_max / 2 => Place::Clause,

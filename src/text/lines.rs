@@ -50,10 +50,7 @@ struct Line<'a> {
 pub(super) fn pieces(text: &str) -> Vec<Piece> {
     let lines = lines(text);
     let closing = fences(&lines);
-    let mut build = Builder {
-        pieces: Vec::new(),
-        open: None,
-    };
+    let mut build = Builder { pieces: Vec::new(), open: None };
     let (mut i, mut run) = (0, Run { end: 0, columns: 0 });
     while i < lines.len() {
         if let Some(close) = closing[i] {
@@ -81,18 +78,9 @@ struct Run {
 
 impl Run {
     fn from(lines: &[Line], start: usize) -> Self {
-        let len = lines[start..]
-            .iter()
-            .take_while(|l| matches!(l.shape, Shape::Text | Shape::Item))
-            .count();
-        let columns = lines[start..start + len]
-            .iter()
-            .map(|l| columns(l.text.trim_end()))
-            .max();
-        Self {
-            end: start + len,
-            columns: columns.unwrap_or(0),
-        }
+        let len = lines[start..].iter().take_while(|l| matches!(l.shape, Shape::Text | Shape::Item)).count();
+        let columns = lines[start..start + len].iter().map(|l| columns(l.text.trim_end())).max();
+        Self { end: start + len, columns: columns.unwrap_or(0) }
     }
 }
 
@@ -109,10 +97,7 @@ impl Builder {
             (Shape::Blank, _) => self.flush(),
             (Shape::Heading | Shape::Row, _) => {
                 self.flush();
-                self.pieces.push(Piece {
-                    range: ByteRange::new(line.start, end),
-                    kind: Kind::Whole,
-                });
+                self.pieces.push(Piece { range: ByteRange::new(line.start, end), kind: Kind::Whole });
             }
             (Shape::Underline, _) => self.underline(above, line, end),
             (Shape::Item, _) => self.start(line, end, Some(indent(line.text))),
@@ -137,19 +122,13 @@ impl Builder {
     /// Joins what stands right above, or is a unit of its own after a blank line.
     fn underline(&mut self, above: Option<&Line>, line: &Line, end: usize) {
         if let Some((range, _)) = self.open.take() {
-            self.pieces.push(Piece {
-                range: ByteRange::new(range.start, end),
-                kind: Kind::Prose,
-            });
+            self.pieces.push(Piece { range: ByteRange::new(range.start, end), kind: Kind::Prose });
             return;
         }
         let joins = above.is_some_and(|l| l.shape != Shape::Blank);
         match self.pieces.last_mut() {
             Some(last) if joins => last.range.end = end,
-            _ => self.pieces.push(Piece {
-                range: ByteRange::new(line.start, end),
-                kind: Kind::Whole,
-            }),
+            _ => self.pieces.push(Piece { range: ByteRange::new(line.start, end), kind: Kind::Whole }),
         }
     }
 
@@ -157,12 +136,8 @@ impl Builder {
     fn code(&mut self, lines: &[Line]) {
         let last = &lines[lines.len() - 1];
         let (start, end) = (lines[0].start, last.start + last.text.len());
-        let mut push = |start, end| {
-            self.pieces.push(Piece {
-                range: ByteRange::new(start, end),
-                kind: Kind::Whole,
-            })
-        };
+        let mut push =
+            |start, end| self.pieces.push(Piece { range: ByteRange::new(start, end), kind: Kind::Whole });
         if end - start <= CODE_BYTES_WHOLE {
             return push(start, end);
         }
@@ -180,10 +155,7 @@ impl Builder {
 
     fn flush(&mut self) {
         if let Some((range, _)) = self.open.take() {
-            self.pieces.push(Piece {
-                range,
-                kind: Kind::Prose,
-            });
+            self.pieces.push(Piece { range, kind: Kind::Prose });
         }
     }
 }
@@ -232,11 +204,7 @@ fn lines(text: &str) -> Vec<Line<'_>> {
         let len = bytes[start..].iter().position(|b| matches!(b, b'\n' | b'\r'));
         let end = len.map_or(text.len(), |len| start + len);
         let line = &text[start..end];
-        lines.push(Line {
-            start,
-            text: line,
-            shape: shape(line),
-        });
+        lines.push(Line { start, text: line, shape: shape(line) });
         start = end + if bytes[end..].starts_with(b"\r\n") { 2 } else { 1 };
     }
     lines
@@ -262,10 +230,7 @@ fn is_heading(line: &str) -> bool {
 }
 
 fn is_underline(line: &str) -> bool {
-    line.len() >= 3
-        && line
-            .bytes()
-            .all(|b| matches!(b, b'-' | b'=' | b'|' | b':' | b'+' | b' '))
+    line.len() >= 3 && line.bytes().all(|b| matches!(b, b'-' | b'=' | b'|' | b':' | b'+' | b' '))
 }
 
 /// `- x`, `* x`, `• x`, `1. x`, `12) x`, `(3) x`, `a) x`.

@@ -29,10 +29,9 @@ impl OffsetUnit {
         match self {
             Self::Byte => bytes.len(),
             Self::Codepoint => bytes.iter().filter(|&&b| begins_character(b)).count(),
-            Self::Utf16 => bytes
-                .iter()
-                .map(|&b| usize::from(begins_character(b)) + usize::from(b >= 0xF0))
-                .sum(),
+            Self::Utf16 => {
+                bytes.iter().map(|&b| usize::from(begins_character(b)) + usize::from(b >= 0xF0)).sum()
+            }
         }
     }
 }
@@ -86,24 +85,14 @@ impl<'a> OffsetMap<'a> {
     /// A map for `text`.
     pub fn new(text: &'a str, unit: OffsetUnit) -> Self {
         if unit == OffsetUnit::Byte || text.is_ascii() {
-            return Self {
-                text,
-                unit,
-                checkpoints: Vec::new(),
-                len: text.len(),
-            };
+            return Self { text, unit, checkpoints: Vec::new(), len: text.len() };
         }
         let (mut checkpoints, mut len) = (Vec::with_capacity(text.len().div_ceil(STRETCH)), 0);
         for stretch in text.as_bytes().chunks(STRETCH) {
             checkpoints.push(len);
             len += unit.count(stretch);
         }
-        Self {
-            text,
-            unit,
-            checkpoints,
-            len,
-        }
+        Self { text, unit, checkpoints, len }
     }
 
     /// The text's length in the unit.
@@ -127,16 +116,9 @@ impl<'a> OffsetMap<'a> {
             self.text.len()
         );
         let Some(&before) = self.checkpoints.get(byte / STRETCH) else {
-            return if self.checkpoints.is_empty() {
-                byte
-            } else {
-                self.len
-            };
+            return if self.checkpoints.is_empty() { byte } else { self.len };
         };
-        before
-            + self
-                .unit
-                .count(&self.text.as_bytes()[byte / STRETCH * STRETCH..byte])
+        before + self.unit.count(&self.text.as_bytes()[byte / STRETCH * STRETCH..byte])
     }
 
     /// The offsets of `range` in the unit.
@@ -150,47 +132,27 @@ impl<'a> OffsetMap<'a> {
     /// The byte at `offset`, in logarithmic time.
     pub fn to_byte(&self, offset: usize) -> Result<usize, OffsetError> {
         if offset > self.len {
-            return Err(OffsetError::Outside {
-                offset,
-                len: self.len,
-                unit: self.unit,
-            });
+            return Err(OffsetError::Outside { offset, len: self.len, unit: self.unit });
         }
-        let byte = if self.checkpoints.is_empty() {
-            offset
-        } else {
-            self.search(offset)
-        };
+        let byte = if self.checkpoints.is_empty() { offset } else { self.search(offset) };
         if self.text.is_char_boundary(byte) && self.from_byte(byte) == offset {
             Ok(byte)
         } else {
-            Err(OffsetError::Inside {
-                offset,
-                unit: self.unit,
-            })
+            Err(OffsetError::Inside { offset, unit: self.unit })
         }
     }
 
     /// The bytes of a range that is counted in the unit.
     pub fn to_bytes(&self, range: Range<usize>) -> Result<ByteRange, OffsetError> {
         if range.start > range.end {
-            return Err(OffsetError::Reversed {
-                start: range.start,
-                end: range.end,
-            });
+            return Err(OffsetError::Reversed { start: range.start, end: range.end });
         }
-        Ok(ByteRange::new(
-            self.to_byte(range.start)?,
-            self.to_byte(range.end)?,
-        ))
+        Ok(ByteRange::new(self.to_byte(range.start)?, self.to_byte(range.end)?))
     }
 
     /// The first character boundary with at least `offset` steps before it.
     fn search(&self, offset: usize) -> usize {
-        let stretch = self
-            .checkpoints
-            .partition_point(|&before| before < offset)
-            .saturating_sub(1);
+        let stretch = self.checkpoints.partition_point(|&before| before < offset).saturating_sub(1);
         let bytes = self.text.as_bytes();
         let (mut byte, mut before) = (stretch * STRETCH, self.checkpoints[stretch]);
         while byte < bytes.len() && (before < offset || !begins_character(bytes[byte])) {

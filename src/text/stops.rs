@@ -36,13 +36,7 @@ pub(super) fn ends(piece: &str) -> Vec<usize> {
         if at <= judged {
             continue;
         }
-        match (Boundary {
-            text: &flat,
-            start,
-            at,
-        })
-        .verdict()
-        {
+        match (Boundary { text: &flat, start, at }).verdict() {
             Verdict::Ends(end) => {
                 ends.push(end);
                 (start, judged) = (end, end);
@@ -72,9 +66,7 @@ fn missed(text: &str) -> impl Iterator<Item = usize> {
         }
         let end = extended(text, at + stop.len());
         judged = end;
-        let next = text[end..]
-            .starts_with(char::is_whitespace)
-            .then(|| Next::after(text, end))?;
+        let next = text[end..].starts_with(char::is_whitespace).then(|| Next::after(text, end))?;
         let first = next.word.chars().next()?;
         let hidden = text[at..end].contains(['[', '<']) || stop == "…";
         let offered = first.is_numeric() || next.is_camel() || hidden && !next.is_lower();
@@ -111,11 +103,7 @@ impl Boundary<'_> {
             '.' | '…' | '․' | '．' | '!' | '?' => self.ends_at_spaced(stop, before, end),
             _ => self.ends_at_unspaced(end),
         };
-        if ends && is_cluster_boundary(self.text, end) {
-            Verdict::Ends(end)
-        } else {
-            Verdict::GoesOn(end)
-        }
+        if ends && is_cluster_boundary(self.text, end) { Verdict::Ends(end) } else { Verdict::GoesOn(end) }
     }
 
     /// After `。`, `？`, `।` and their like; in Japanese a particle takes a quotation on into its sentence.
@@ -170,9 +158,7 @@ fn ends_at_dot(before: &str, next: &Next) -> bool {
 /// Whether an unknown word before a number looks shortened: `KV. 550`, `xii. 115`, but not `it. 5 people`.
 fn may_shorten(word: &str) -> bool {
     let vowel = |c: char| "aeiouyAEIOUY".contains(c);
-    let roman = word
-        .bytes()
-        .all(|b| matches!(b, b'i' | b'v' | b'x' | b'l' | b'c'));
+    let roman = word.bytes().all(|b| matches!(b, b'i' | b'v' | b'x' | b'l' | b'c'));
     let short = (1..=3).contains(&word.chars().count()) && word.chars().all(char::is_alphabetic);
     !word.is_empty() && (roman || short && !word.contains(vowel))
 }
@@ -184,9 +170,7 @@ fn is_enumerator(rest: &str, word: &str) -> bool {
     });
     let starts = rest.is_empty() || rest.ends_with([':', ';']);
     let number = word.len() <= 8
-        && word
-            .split('.')
-            .all(|p| matches!(p.len(), 1..=3) && p.bytes().all(|b| b.is_ascii_digit()));
+        && word.split('.').all(|p| matches!(p.len(), 1..=3) && p.bytes().all(|b| b.is_ascii_digit()));
     let letters = rest.is_empty()
         && (is_roman(word)
             || word.len() == 1 && word != "I" && word.bytes().all(|b| b.is_ascii_alphabetic()));
@@ -196,8 +180,5 @@ fn is_enumerator(rest: &str, word: &str) -> bool {
 /// Whether a cut at `at` leaves every grapheme cluster whole.
 fn is_cluster_boundary(text: &str, at: usize) -> bool {
     let spaced = text[..at].ends_with(char::is_whitespace) || text[at..].starts_with(char::is_whitespace);
-    spaced
-        || GraphemeCursor::new(at, text.len(), true)
-            .is_boundary(text, 0)
-            .unwrap_or(false)
+    spaced || GraphemeCursor::new(at, text.len(), true).is_boundary(text, 0).unwrap_or(false)
 }

@@ -25,23 +25,15 @@ pub fn runtime() -> &'static Environment {
     static RUNTIME: OnceLock<Environment> = OnceLock::new();
     RUNTIME.get_or_init(|| {
         let cache = "models/.cache/onnxruntime/libonnxruntime";
-        let library = provisioned(
-            "THRESHER_RUNTIME_LIB",
-            &[&format!("{cache}.so"), &format!("{cache}.dylib")],
-        );
-        ort::init_from(library)
-            .expect("the library loads")
-            .build()
-            .expect("an environment")
+        let library =
+            provisioned("THRESHER_RUNTIME_LIB", &[&format!("{cache}.so"), &format!("{cache}.dylib")]);
+        ort::init_from(library).expect("the library loads").build().expect("an environment")
     })
 }
 
 fn provisioned(variable: &str, fallbacks: &[&str]) -> PathBuf {
     let fallbacks = fallbacks.iter().map(|path| in_checkout(path));
-    let mut places = env::var_os(variable)
-        .map(PathBuf::from)
-        .into_iter()
-        .chain(fallbacks);
+    let mut places = env::var_os(variable).map(PathBuf::from).into_iter().chain(fallbacks);
     places
         .find(|path| path.exists())
         .unwrap_or_else(|| panic!("{variable} is not provided: run `make provision` first"))
@@ -55,9 +47,7 @@ pub fn session(graph: &Path, threads: usize) -> Session {
         true => builder.with_precise_qmm().expect("an option"),
         false => builder,
     };
-    builder
-        .commit_from_file(graph)
-        .unwrap_or_else(|cause| panic!("{}: {cause}", graph.display()))
+    builder.commit_from_file(graph).unwrap_or_else(|cause| panic!("{}: {cause}", graph.display()))
 }
 
 /// Whether ONNX Runtime's quick kernels for int8 saturate here; the precise ones are much slower.
@@ -131,9 +121,5 @@ pub fn golden(path: &Path) -> Golden {
 /// The largest difference between two flat tensors of one size.
 pub fn distance_max(found: &[f32], expect: &[f64]) -> f64 {
     assert_eq!(found.len(), expect.len(), "sizes differ");
-    found
-        .iter()
-        .zip(expect)
-        .map(|(found, expect)| (f64::from(*found) - expect).abs())
-        .fold(0.0, f64::max)
+    found.iter().zip(expect).map(|(found, expect)| (f64::from(*found) - expect).abs()).fold(0.0, f64::max)
 }

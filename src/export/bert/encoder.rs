@@ -28,18 +28,10 @@ impl Bert {
         let key = g.unsqueeze(&unit, &[1]);
         g.output_f32(
             "key",
-            &[
-                Axis::Named("b"),
-                Axis::Fixed(1),
-                Axis::Named("t"),
-                Axis::Fixed(self.hidden),
-            ],
+            &[Axis::Named("b"), Axis::Fixed(1), Axis::Named("t"), Axis::Fixed(self.hidden)],
             &key,
         );
-        g.finish(
-            "passage",
-            "key: unit readout vector of every position, special tokens included",
-        )
+        g.finish("passage", "key: unit readout vector of every position, special tokens included")
     }
 
     /// `input_ids [1, q], key [1, n, d]` → `cross_logits [1, q, n], self_logits [1, q, q]`.

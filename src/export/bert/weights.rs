@@ -57,12 +57,7 @@ impl Bert {
     ) -> Result<BertWeights, ExportError> {
         let prefixed = checkpoint.contains("bert.embeddings.word_embeddings.weight");
         let prefix = if prefixed { "bert." } else { "" };
-        let mut mover = Mover {
-            checkpoint,
-            out,
-            prefix,
-            weights,
-        };
+        let mut mover = Mover { checkpoint, out, prefix, weights };
         let (d, inner) = (self.hidden, self.intermediate);
         Ok(BertWeights {
             words: mover.table("embeddings.word_embeddings.weight", &[self.vocab_size, d])?,
@@ -109,9 +104,7 @@ impl Mover<'_> {
         let mut table = self.read(name, &[bert.positions, d])?;
         let types = self.read("embeddings.token_type_embeddings.weight", &[bert.token_types, d])?;
         for row in table.values.chunks_exact_mut(d) {
-            row.iter_mut()
-                .zip(&types.values[..d])
-                .for_each(|(value, first)| *value += first);
+            row.iter_mut().zip(&types.values[..d]).for_each(|(value, first)| *value += first);
         }
         self.out.push(name, &table.dims, &table.values)
     }
@@ -119,11 +112,7 @@ impl Mover<'_> {
     /// `name.weight` and `name.bias`, which the oldest checkpoints call gamma and beta.
     fn norm(&mut self, name: &str, d: usize) -> Result<Norm, ExportError> {
         let old = self.checkpoint.contains(&format!("{}{name}.gamma", self.prefix));
-        let (weight, bias) = if old {
-            ("gamma", "beta")
-        } else {
-            ("weight", "bias")
-        };
+        let (weight, bias) = if old { ("gamma", "beta") } else { ("weight", "bias") };
         let weight = self.read(&format!("{name}.{weight}"), &[d])?;
         let bias = self.read(&format!("{name}.{bias}"), &[d])?;
         Ok(Norm {
@@ -140,43 +129,23 @@ impl Mover<'_> {
 
     fn qkv(&mut self, name: &str, bert: &Bert) -> Result<Linear, ExportError> {
         let d = bert.hidden;
-        let mut joined = Tensor {
-            dims: vec![3 * d, d],
-            values: Vec::with_capacity(3 * d * d),
-        };
-        let mut biases = Tensor {
-            dims: vec![3 * d],
-            values: Vec::with_capacity(3 * d),
-        };
+        let mut joined = Tensor { dims: vec![3 * d, d], values: Vec::with_capacity(3 * d * d) };
+        let mut biases = Tensor { dims: vec![3 * d], values: Vec::with_capacity(3 * d) };
         // Scaling the query's weights once saves scaling its logits at every run.
         let query_scale = 1.0 / ((d / bert.heads) as f32).sqrt();
         for (part, scale) in [("query", query_scale), ("key", 1.0), ("value", 1.0)] {
             let weight = self.read(&format!("{name}.{part}.weight"), &[d, d])?;
             let bias = self.read(&format!("{name}.{part}.bias"), &[d])?;
-            joined
-                .values
-                .extend(weight.values.iter().map(|value| value * scale));
-            biases
-                .values
-                .extend(bias.values.iter().map(|value| value * scale));
+            joined.values.extend(weight.values.iter().map(|value| value * scale));
+            biases.values.extend(bias.values.iter().map(|value| value * scale));
         }
-        Linear::store(
-            self.out,
-            &format!("{name}.qkv"),
-            (&transposed(&joined), &biases),
-            Weights::F32,
-        )
+        Linear::store(self.out, &format!("{name}.qkv"), (&transposed(&joined), &biases), Weights::F32)
     }
 }
 
 /// A checkpoint stores `[out, in]`, a graph multiplies with `[in, out]`.
 fn transposed(tensor: &Tensor) -> Tensor {
-    let [rows, columns] = tensor.dims[..] else {
-        panic!("a matrix has two axes, not {:?}", tensor.dims)
-    };
+    let [rows, columns] = tensor.dims[..] else { panic!("a matrix has two axes, not {:?}", tensor.dims) };
     let value = |place: usize| tensor.values[place % rows * columns + place / rows];
-    Tensor {
-        dims: vec![columns, rows],
-        values: (0..rows * columns).map(value).collect(),
-    }
+    Tensor { dims: vec![columns, rows], values: (0..rows * columns).map(value).collect() }
 }

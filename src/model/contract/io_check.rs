@@ -48,16 +48,8 @@ pub struct IoTensor {
 impl IoTensor {
     /// From the shape convention of ONNX Runtime, where a negative axis is free.
     pub fn new(side: Side, name: impl Into<String>, dtype: impl Into<String>, dims: &[i64]) -> Self {
-        let dims = dims
-            .iter()
-            .map(|&dim| usize::try_from(dim).map_or(Dim::Free, Dim::Fixed))
-            .collect();
-        Self {
-            side,
-            name: name.into(),
-            dtype: dtype.into(),
-            dims,
-        }
+        let dims = dims.iter().map(|&dim| usize::try_from(dim).map_or(Dim::Free, Dim::Fixed)).collect();
+        Self { side, name: name.into(), dtype: dtype.into(), dims }
     }
 
     /// Whether a graph that has `self` keeps the promise `declared`. A graph may leave a declared axis open (shape
@@ -138,19 +130,12 @@ pub fn check_io(contract: &Contract, graph: Graph, found: &[IoTensor]) -> Result
             None => return Err(mismatch(promise.to_string(), list(found))),
         }
     }
-    match found
-        .iter()
-        .find(|tensor| !declared.iter().any(|promise| same(tensor, promise)))
-    {
+    match found.iter().find(|tensor| !declared.iter().any(|promise| same(tensor, promise))) {
         Some(extra) => Err(mismatch(list(&declared), format!("also {extra}"))),
         None => Ok(()),
     }
 }
 
 fn list(tensors: &[IoTensor]) -> String {
-    tensors
-        .iter()
-        .map(IoTensor::to_string)
-        .collect::<Vec<_>>()
-        .join(", ")
+    tensors.iter().map(IoTensor::to_string).collect::<Vec<_>>().join(", ")
 }

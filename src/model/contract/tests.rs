@@ -11,21 +11,9 @@ fn contract() -> Contract {
         name: "tiny".into(),
         family: Family::Late,
         architecture: "BertModel".into(),
-        source: Source {
-            licence: Some("apache-2.0".into()),
-            ..Source::default()
-        },
-        graphs: Graphs {
-            passage: files[0].into(),
-            query: files[1].into(),
-            weights: files[2].into(),
-        },
-        tokenizer: Tokenizer {
-            file: files[3].into(),
-            prefix: vec![2],
-            suffix: vec![3],
-            vocab_size: 90,
-        },
+        source: Source { licence: Some("apache-2.0".into()), ..Source::default() },
+        graphs: Graphs { passage: files[0].into(), query: files[1].into(), weights: files[2].into() },
+        tokenizer: Tokenizer { file: files[3].into(), prefix: vec![2], suffix: vec![3], vocab_size: 90 },
         window: Window { tokens_max: 40 },
         readout: Readout {
             heads: 1,
@@ -35,19 +23,14 @@ fn contract() -> Contract {
             key_dtype: "f32".into(),
             weights: Weights::F32,
         },
-        files: files
-            .map(|name| (name.to_owned(), hex(&Sha256::digest(name))))
-            .into(),
+        files: files.map(|name| (name.to_owned(), hex(&Sha256::digest(name)))).into(),
     }
 }
 
 /// A folder whose files hold their own names.
 fn model() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    contract()
-        .files
-        .keys()
-        .for_each(|name| fs::write(dir.path().join(name), name).unwrap());
+    contract().files.keys().for_each(|name| fs::write(dir.path().join(name), name).unwrap());
     contract().save(dir.path()).unwrap();
     dir
 }
@@ -79,18 +62,10 @@ fn check_message<T: std::fmt::Debug>(result: Result<T, ContractError>, expect: &
 #[test]
 fn a_broken_contract_is_refused_by_file_and_key() {
     let check = check_load;
-    check(
-        "schema = 1",
-        "schema = 2",
-        &["contract.toml", "schema is 2", "reads 1"],
-    );
+    check("schema = 1", "schema = 2", &["contract.toml", "schema is 2", "reads 1"]);
     check("schema = 1", "schema = 2\ncolour = 3", &["schema is 2"]);
     check("schema = 1", "", &["contract.toml", "schema"]);
-    check(
-        "schema = 1",
-        "schema = 1\ncolour = 3",
-        &["contract.toml", "colour"],
-    );
+    check("schema = 1", "schema = 1\ncolour = 3", &["contract.toml", "colour"]);
     check("head_dim = 32", "head_dim = 32\ncolour = 3", &["colour"]);
     check("name = \"tiny\"", "", &["contract.toml", "name"]);
     check("family = \"late\"", "family = \"early\"", &["early", "late"]);
@@ -98,32 +73,12 @@ fn a_broken_contract_is_refused_by_file_and_key() {
     check("heads = 1", "heads = 0", &["readout", "0 heads"]);
     check("scale = 1.0", "scale = nan", &["readout.scale", "NaN"]);
     check("scale = 1.0", "scale = -1.0", &["readout.scale", "-1"]);
-    check(
-        "head,token,dim",
-        "token,head,dim",
-        &["readout.key_layout", "token,head,dim"],
-    );
-    check(
-        "key_dtype = \"f32\"",
-        "key_dtype = \"f64\"",
-        &["readout.key_dtype", "f64"],
-    );
-    check(
-        "tokens_max = 40",
-        "tokens_max = 2",
-        &["window.tokens_max", "2 special"],
-    );
+    check("head,token,dim", "token,head,dim", &["readout.key_layout", "token,head,dim"]);
+    check("key_dtype = \"f32\"", "key_dtype = \"f64\"", &["readout.key_dtype", "f64"]);
+    check("tokens_max = 40", "tokens_max = 2", &["window.tokens_max", "2 special"]);
     check("prefix = [2]", "prefix = [90]", &["tokenizer", "90"]);
-    check(
-        "passage = \"passage.onnx\"",
-        "passage = \"other.onnx\"",
-        &["graphs.passage", "other.onnx"],
-    );
-    check(
-        "\"query.onnx\" = \"",
-        "\"query.onnx\" = \"x",
-        &["files", "query.onnx", "hex"],
-    );
+    check("passage = \"passage.onnx\"", "passage = \"other.onnx\"", &["graphs.passage", "other.onnx"]);
+    check("\"query.onnx\" = \"", "\"query.onnx\" = \"x", &["files", "query.onnx", "hex"]);
     check("[files]", "[files]\n\"../x\" = \"\"", &["files", "`../x`"]);
     check(
         "[files]",
@@ -143,10 +98,7 @@ fn missing_and_changed_files_are_named() {
         &["weights.bin", "declares", hash, "file has d9298a10"],
     );
     fs::remove_file(dir.path().join("query.onnx")).unwrap();
-    check_message(
-        Contract::load(dir.path()),
-        &["contract.toml", "query.onnx", "does not exist"],
-    );
+    check_message(Contract::load(dir.path()), &["contract.toml", "query.onnx", "does not exist"]);
     fs::remove_file(dir.path().join(CONTRACT_FILE)).unwrap();
     check_message(Contract::load(dir.path()), &["contract.toml", "cannot read"]);
 }
@@ -190,10 +142,7 @@ fn graphs_that_break_the_contract_are_refused_by_what_both_say() {
     check_query(|f| f[1].dtype = "f16".into(), &[declared, "f16"]);
     check_query(|f| f[1].name = "keys".into(), &[declared, "input `keys`"]);
     check_query(|f| f[1].side = Side::Output, &[declared, "output `key`"]);
-    check_query(
-        |f| drop(f.remove(3)),
-        &["declares output `self_logits`", "graph has input `input_ids`"],
-    );
+    check_query(|f| drop(f.remove(3)), &["declares output `self_logits`", "graph has input `input_ids`"]);
     let extra = |f: &mut Vec<IoTensor>| f.push(IoTensor::new(Side::Input, "token_type_ids", "i64", &[1, -1]));
     check_query(extra, &["graph has also input `token_type_ids` i64 [1, *]"]);
 }

@@ -38,33 +38,14 @@ fn offsets_of_mixed_text() {
 #[test]
 fn wrong_offsets_are_refused() {
     let map = OffsetMap::new("a😀", OffsetUnit::Utf16);
-    assert_eq!(
-        map.to_byte(2),
-        Err(OffsetError::Inside {
-            offset: 2,
-            unit: OffsetUnit::Utf16
-        })
-    );
-    assert_eq!(
-        map.to_byte(4),
-        Err(OffsetError::Outside {
-            offset: 4,
-            len: 3,
-            unit: OffsetUnit::Utf16
-        })
-    );
+    assert_eq!(map.to_byte(2), Err(OffsetError::Inside { offset: 2, unit: OffsetUnit::Utf16 }));
+    assert_eq!(map.to_byte(4), Err(OffsetError::Outside { offset: 4, len: 3, unit: OffsetUnit::Utf16 }));
     #[expect(clippy::reversed_empty_ranges, reason = "what a caller may send")]
     let reversed = map.to_bytes(3..1);
     assert_eq!(reversed, Err(OffsetError::Reversed { start: 3, end: 1 }));
     assert_eq!(map.to_bytes(1..3), Ok(ByteRange::new(1, 5)));
     let map = OffsetMap::new("é", OffsetUnit::Byte);
-    assert_eq!(
-        map.to_byte(1),
-        Err(OffsetError::Inside {
-            offset: 1,
-            unit: OffsetUnit::Byte
-        })
-    );
+    assert_eq!(map.to_byte(1), Err(OffsetError::Inside { offset: 1, unit: OffsetUnit::Byte }));
     assert!(OffsetMap::new("", OffsetUnit::Codepoint).is_empty());
 }
 

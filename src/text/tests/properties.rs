@@ -7,11 +7,8 @@ use crate::text::{sentences, sentences_within};
 
 /// Ordered, disjoint, trimmed, complete, on cluster boundaries, and none over the bound but single clusters.
 fn check(text: &str, bytes_max: usize) -> Result<(), TestCaseError> {
-    let clusters: std::collections::BTreeSet<usize> = text
-        .grapheme_indices(true)
-        .map(|(at, _)| at)
-        .chain([text.len()])
-        .collect();
+    let clusters: std::collections::BTreeSet<usize> =
+        text.grapheme_indices(true).map(|(at, _)| at).chain([text.len()]).collect();
     let whole = |at: usize| {
         clusters.contains(&at)
             || text[..at].ends_with(char::is_whitespace)
@@ -21,19 +18,9 @@ fn check(text: &str, bytes_max: usize) -> Result<(), TestCaseError> {
     for range in sentences_within(text, bytes_max) {
         prop_assert!(range.start >= last && !range.is_empty(), "order in {:?}", text);
         let (between, inside) = (&text[last..range.start], range.of(text));
-        prop_assert!(
-            between.chars().all(char::is_whitespace),
-            "lost {:?} of {:?}",
-            between,
-            text
-        );
+        prop_assert!(between.chars().all(char::is_whitespace), "lost {:?} of {:?}", between, text);
         prop_assert_eq!(inside, inside.trim());
-        prop_assert!(
-            whole(range.start) && whole(range.end),
-            "{:?} cuts a cluster of {:?}",
-            inside,
-            text
-        );
+        prop_assert!(whole(range.start) && whole(range.end), "{:?} cuts a cluster of {:?}", inside, text);
         prop_assert!(
             inside.len() <= bytes_max || inside.graphemes(true).count() == 1,
             "{:?} is too long",
@@ -42,11 +29,7 @@ fn check(text: &str, bytes_max: usize) -> Result<(), TestCaseError> {
         prop_assert!(sentences(inside).iter().all(|part| part.end <= inside.len()));
         last = range.end;
     }
-    prop_assert!(
-        text[last..].chars().all(char::is_whitespace),
-        "lost the end of {:?}",
-        text
-    );
+    prop_assert!(text[last..].chars().all(char::is_whitespace), "lost the end of {:?}", text);
     Ok(())
 }
 
