@@ -2,7 +2,7 @@
 //! The only place that names `ort`; the rest of the program sees [`ModelRuntime`].
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use ndarray::{Array2, Array3, ArrayView3, Axis, Ix3, s};
 use ort::environment::Environment;
@@ -165,16 +165,27 @@ impl Sessions {
     /// Runs `work` on the session of the worker that asks.
     fn run<T>(&self, work: impl FnOnce(&mut Session) -> Result<T, ort::Error>) -> Result<T, ModelError> {
         let worker = rayon::current_thread_index().unwrap_or(0) % self.sessions.len();
-        let mut session = self.sessions[worker].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut session = self.sessions[worker].lock().unwrap_or_else(PoisonError::into_inner);
         work(&mut session).map_err(|e| graph_error(&self.file, e))
     }
 }
 
-/// Loads the library and opens the environment; both happen once per process, a later call gives the first's.
+/// Loads the library and opens the environment. ONNX Runtime allows one of each per process: the first call's holds,
+/// and a later call with another library is refused.
 fn environment(lib: &Path) -> Result<Environment, ModelError> {
+    static OPENED: Mutex<Option<(PathBuf, Environment)>> = Mutex::new(None);
     let error = |reason: String| ModelError::Runtime { path: lib.display().to_string(), reason };
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    match opened.as_ref() {
+        Some((path, environment)) if path == lib => return Ok(environment.clone()),
+        Some((path, _)) => return Err(error(format!("this process has already loaded {}", path.display()))),
+        None => {}
+    }
     let builder = ort::init_from(lib).map_err(|e| error(e.to_string()))?;
-    builder.with_name("thresher").with_telemetry(false).build().map_err(|e| error(e.to_string()))
+    let environment =
+        builder.with_name("thresher").with_telemetry(false).build().map_err(|e| error(e.to_string()))?;
+    *opened = Some((lib.to_owned(), environment.clone()));
+    Ok(environment)
 }
 
 /// Loads the library at `lib` and says which build it is.
