@@ -5,7 +5,7 @@ set -euo pipefail
 
 source=$1 out=$2
 shift 2
-stamp=$out/.made-from
+stamp=models/.cache/$(basename "$out").made-from
 
 # Contents, not times: a checkout that touches the exporter's files costs nothing.
 inputs() {
@@ -17,15 +17,6 @@ if [ -f "$out/contract.toml" ] && inputs | cmp -s - "$stamp"; then
   echo "$out: up to date" >&2
   exit 0
 fi
-
-# The new folder takes the old one's place only when it is complete.
+"$@" export "$source" --out "$out"
 mkdir -p models/.cache
-work=$(mktemp -d models/.cache/.export-XXXXXX)
-trap 'rm -rf "$work"' EXIT
-fresh=$work/$(basename "$out")
-"$@" export "$source" --out "$fresh"
-[ -f "$fresh/contract.toml" ] || { echo "error: the export of $source wrote no contract.toml" >&2; exit 1; }
-inputs > "$fresh/.made-from"
-rm -rf "$out"
-mv "$fresh" "$out"
-echo "$out: exported from $source" >&2
+inputs > "$stamp"

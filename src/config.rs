@@ -199,6 +199,7 @@ impl Config {
                 admission.deadline_ms_default == 0,
                 "admission.deadline_ms_default is 0: every request would be late",
             ),
+            (limits.logit_count_max == 0, "limits.logit_count_max is 0: no request could be answered"),
             (
                 admission.deadline_ms_default > admission.deadline_ms_max,
                 "admission.deadline_ms_default is greater than admission.deadline_ms_max",

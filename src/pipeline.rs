@@ -178,7 +178,7 @@ impl Pipeline {
         clock.lap("select");
         let explanation = request.explain.then(|| explain::tokens(&reading));
         Ok(Compressed {
-            chunks: outcomes(request, &reading, &scores, &fitted),
+            chunks: outcomes(&reading, &scores, &fitted),
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: Some(Relevance { reach: scores.reach, related: self.auto.is_related(&scores) }),
@@ -199,7 +199,8 @@ impl Pipeline {
         clock: &mut Clock,
     ) -> Result<Reading, PipelineError> {
         let question = tokenize::question(&request.query, &self.tokenizer, &self.limits)?;
-        let passages = tokenize::passages(&request.chunks, &self.tokenizer, &self.limits)?;
+        let passages =
+            tokenize::passages(&request.chunks, question.ids.len(), &self.tokenizer, &self.limits)?;
         clock.lap("tokenize");
         let blocks = blocks::read(&passages, &*self.model, cancel)?;
         clock.lap("blocks");
@@ -254,28 +255,13 @@ fn kept_of(outcome: &ChunkOutcome) -> assemble::Kept {
     assemble::Kept { chunk: outcome.index, spans: outcome.spans.iter().map(|&(span, _)| span).collect() }
 }
 
-/// One outcome per chunk: kept ones in the order of the context, the rest where the caller's order puts them.
-fn outcomes(
-    request: &CompressRequest,
-    reading: &Reading,
-    scores: &Scores,
-    fitted: &fit::Fitted,
-) -> Vec<ChunkOutcome> {
-    let mut has_units = vec![false; request.chunks.len()];
-    reading.units.iter().for_each(|unit| has_units[unit.chunk] = true);
+/// One outcome per chunk, in the order of the answer.
+fn outcomes(reading: &Reading, scores: &Scores, fitted: &fit::Fitted) -> Vec<ChunkOutcome> {
     let outcome = |&index: &usize| {
-        let spans = fitted.spans_of(index).iter().map(|&span| (span, best_in(reading, scores, index, span)));
-        let spans: Vec<_> = spans.collect();
-        let score = has_units[index].then(|| scores.chunks[index]);
-        ChunkOutcome { index, kept: !spans.is_empty(), empty: !has_units[index], score, spans }
+        let spans: Vec<_> = fitted.spans[index].iter().map(|span| (span.bytes, Some(span.score))).collect();
+        let empty = reading.passages[index].sentences.is_empty();
+        let score = (!empty).then(|| scores.chunks[index]);
+        ChunkOutcome { index, kept: !spans.is_empty(), empty, score, spans }
     };
     fitted.order.iter().map(outcome).collect()
-}
-
-fn best_in(reading: &Reading, scores: &Scores, chunk: usize, span: ByteRange) -> Option<f32> {
-    let inside = reading.units.iter().zip(&scores.units);
-    inside
-        .filter(|(unit, _)| unit.chunk == chunk && unit.bytes.overlaps(span))
-        .map(|(_, &s)| s)
-        .max_by(f32::total_cmp)
 }

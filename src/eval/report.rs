@@ -104,13 +104,13 @@ pub fn table(report: &Report) -> String {
     let used =
         |value: fn(&MethodReport) -> Option<Estimate>| report.methods.iter().any(|(_, m)| value(m).is_some());
     let columns: Vec<_> = columns.into_iter().filter(|(_, value)| used(*value)).collect();
-    let _ = write!(out, "  {:<16}", "method");
+    let _ = write!(out, "  {:<22}", "method");
     for (title, _) in &columns {
         let _ = write!(out, " {title:>22}");
     }
     let _ = writeln!(out, " {:>9}", "ms");
     for (name, method) in &report.methods {
-        let _ = write!(out, "  {name:<16}");
+        let _ = write!(out, "  {name:<22}");
         for (_, value) in &columns {
             let cell = value(method).map_or_else(String::new, cell);
             let _ = write!(out, " {cell:>22}");

@@ -124,7 +124,7 @@ impl AutoSamples {
     ) -> Result<()> {
         let fitted = pipeline.fit(request, reading, scores)?;
         self.tokens_share.push(fitted.usage.tokens_out as f64 / fitted.usage.tokens_in.max(1) as f64);
-        let gold = row.gold.iter().filter(|&&gold| !fitted.spans_of(gold).is_empty()).count();
+        let gold = row.gold.iter().filter(|&&gold| !fitted.spans[gold].is_empty()).count();
         self.gold_share.push(gold as f64 / row.gold.len() as f64);
         if row.has_answer() {
             self.kept.push(f64::from(u8::from(row.answer_in(&fitted.context.text))));

@@ -34,23 +34,20 @@ pub fn context(chunks: &[Chunk], kept: &[Kept], format: Format) -> Context {
         let chunk = &chunks[kept.chunk];
         open(&mut out.text, chunk, position + 1, format);
         spans(&mut out, chunk, kept);
-        if format == Format::Xml {
-            out.text.push_str("\n</document>");
-        }
+        out.text.push_str(close(format));
     }
     out
 }
 
-/// What the whole chunk would add to a context in which it stands at `position`, from 0, not last.
-pub fn whole(chunk: &Chunk, position: usize, format: Format) -> String {
-    let mut text = String::with_capacity(chunk.text.len() + 64);
-    open(&mut text, chunk, position + 1, format);
-    text.push_str(&chunk.text);
-    if format == Format::Xml {
-        text.push_str("\n</document>");
-    }
-    text.push_str(BETWEEN_CHUNKS);
-    text
+/// What a chunk with `text` for its text would add to a context in which it stands at `position`, from 0, and is not
+/// last. With an empty text: what stands around it.
+pub fn block(chunk: &Chunk, text: &str, position: usize, format: Format) -> String {
+    let mut out = String::with_capacity(text.len() + 64);
+    open(&mut out, chunk, position + 1, format);
+    out.push_str(text);
+    out.push_str(close(format));
+    out.push_str(BETWEEN_CHUNKS);
+    out
 }
 
 fn open(text: &mut String, chunk: &Chunk, marker: usize, format: Format) {
@@ -65,6 +62,10 @@ fn open(text: &mut String, chunk: &Chunk, marker: usize, format: Format) {
             text.push_str(">\n");
         }
     }
+}
+
+fn close(format: Format) -> &'static str {
+    if format == Format::Xml { "\n</document>" } else { "" }
 }
 
 fn spans(out: &mut Context, chunk: &Chunk, kept: &Kept) {

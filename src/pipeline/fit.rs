@@ -10,7 +10,7 @@ use super::select::{Candidates, Selection};
 use super::units::Unit;
 use super::validate::InvalidRequest;
 use super::{PipelineError, Reading, Usage};
-use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, Order, TokenizerName};
+use crate::domain::{Budget, ByteRange, CompressRequest, Order, TokenizerName};
 
 /// A context within its budget.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,15 +21,17 @@ pub struct Fitted {
     pub usage: Usage,
     /// Every chunk's index, in the order of the answer.
     pub order: Vec<usize>,
-    /// Kept spans per chunk.
-    spans: Vec<Vec<ByteRange>>,
+    /// Kept spans per chunk, by index, ascending.
+    pub spans: Vec<Vec<KeptSpan>>,
 }
 
-impl Fitted {
-    /// Kept spans of one chunk, ascending.
-    pub fn spans_of(&self, chunk: usize) -> &[ByteRange] {
-        &self.spans[chunk]
-    }
+/// A span of a chunk's text that is kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KeptSpan {
+    /// Bytes of the chunk's text.
+    pub bytes: ByteRange,
+    /// The best score of a unit in it.
+    pub score: f32,
 }
 
 /// The best context that `request.budget` allows.
@@ -43,17 +45,19 @@ pub fn budget(
     counter: &Counter,
     auto: Auto,
 ) -> Result<Fitted, PipelineError> {
-    let desk = Desk { request, reading, counter, order: order(request, scores) };
     let keep: Vec<bool> = request.chunks.iter().map(|chunk| request.keep.contains(&chunk.id)).collect();
+    let desk =
+        Desk { request, units: &reading.units, scores, counter, keep: &keep, order: order(request, scores) };
     let costs = desk.unit_costs()?;
+    let frame_costs = desk.frame_costs()?;
     let candidates = Candidates {
         units: &reading.units,
         scores: &scores.units,
         costs: &costs,
-        chunk_cost: desk.chunk_cost()?,
+        frame_costs: &frame_costs,
         keep: &keep,
     };
-    let tokens_in = desk.tokens_in()?;
+    let tokens_in = desk.tokens_in(reading, &frame_costs)?;
     let (selection, tokens) = match request.budget {
         Budget::Tokens(tokens) => (candidates.within(tokens), tokens),
         Budget::Ratio(ratio) => {
@@ -62,25 +66,27 @@ pub fn budget(
         }
         Budget::Auto => (auto.select(&candidates, scores), tokens_in),
     };
-    let written = desk.write_within(&selection, tokens)?;
-    let Some(written) = written else {
-        return Err(desk.impossible(&candidates, tokens)?.into());
-    };
-    desk.finish(written, tokens_in)
+    match desk.write_within(&selection, tokens)? {
+        Some(written) => Ok(desk.finish(written, tokens_in)),
+        None => Err(desk.impossible(&candidates, tokens)?.into()),
+    }
 }
 
 /// What every step of fitting looks at.
 struct Desk<'a> {
     request: &'a CompressRequest,
-    reading: &'a Reading,
+    units: &'a [Unit],
+    scores: &'a Scores,
     counter: &'a Counter,
+    /// Per chunk, whether the caller wants it whole.
+    keep: &'a [bool],
     order: Vec<usize>,
 }
 
 /// A context and what it costs.
 struct Written {
     context: Context,
-    spans: Vec<Vec<ByteRange>>,
+    spans: Vec<Vec<KeptSpan>>,
     tokens: usize,
 }
 
@@ -89,36 +95,36 @@ impl Desk<'_> {
     fn unit_costs(&self) -> Result<Vec<usize>, PipelineError> {
         let text = |unit: &Unit| unit.bytes.of(&self.request.chunks[unit.chunk].text);
         match self.request.tokenizer {
-            TokenizerName::Model => Ok(self.reading.units.iter().map(|unit| unit.tokens.len()).collect()),
-            _ => self.reading.units.par_iter().map(|unit| self.counter.count(text(unit))).collect(),
+            TokenizerName::Model => Ok(self.units.iter().map(|unit| unit.tokens.len()).collect()),
+            _ => self.units.par_iter().map(|unit| self.counter.count(text(unit))).collect(),
         }
     }
 
-    /// Tokens around the text of the last chunk, whose marker is the longest.
-    fn chunk_cost(&self) -> Result<usize, PipelineError> {
-        self.frame_cost(self.request.chunks.len() - 1)
+    /// Tokens around each chunk's text.
+    fn frame_costs(&self) -> Result<Vec<usize>, PipelineError> {
+        let frame = |(i, chunk)| self.counter.count(&assemble::block(chunk, "", i, self.request.format));
+        self.request.chunks.par_iter().enumerate().map(frame).collect()
     }
 
     /// Tokens of the context if everything were kept. The model has tokenized the text already.
-    fn tokens_in(&self) -> Result<usize, PipelineError> {
-        let whole = |i: usize| match self.request.tokenizer {
-            TokenizerName::Model => Ok(self.frame_cost(i)? + self.reading.passages[i].offsets.len()),
-            _ => self.counter.count(&assemble::whole(&self.request.chunks[i], i, self.request.format)),
+    fn tokens_in(&self, reading: &Reading, frame_costs: &[usize]) -> Result<usize, PipelineError> {
+        if self.request.tokenizer == TokenizerName::Model {
+            let texts = reading.passages.iter().map(|passage| passage.offsets.len());
+            return Ok(texts.sum::<usize>() + frame_costs.iter().sum::<usize>());
+        }
+        let chunks = self.request.chunks.par_iter().enumerate();
+        let whole = |(i, chunk): (usize, &crate::domain::Chunk)| {
+            self.counter.count(&assemble::block(chunk, &chunk.text, i, self.request.format))
         };
-        (0..self.request.chunks.len()).into_par_iter().map(whole).sum()
-    }
-
-    fn frame_cost(&self, chunk: usize) -> Result<usize, PipelineError> {
-        let frame = Chunk { text: String::new(), ..self.request.chunks[chunk].clone() };
-        self.counter.count(&assemble::whole(&frame, chunk, self.request.format))
+        chunks.map(whole).sum()
     }
 
     /// The longest prefix of the selection whose context, as written, has at most `tokens`; none when not even the
     /// wanted chunks fit, or when there is text and the budget holds nothing of it.
     fn write_within(&self, selection: &Selection, tokens: usize) -> Result<Option<Written>, PipelineError> {
-        let (mut fits, mut too_many) = (None, selection.picked.len() + 1);
+        let mut fits = None;
+        let (mut least, mut too_many) = (0, selection.picked.len() + 1);
         let mut picked = selection.picked.len();
-        let mut least = 0;
         while least < too_many {
             let written = self.write(selection, picked)?;
             if written.tokens <= tokens {
@@ -129,19 +135,43 @@ impl Desk<'_> {
             }
             picked = least + (too_many - least) / 2;
         }
-        let nothing = |w: &Written| w.context.pieces.is_empty() && !self.reading.units.is_empty();
-        Ok(fits.filter(|written| self.request.budget == Budget::Auto || !nothing(written)))
+        let holds_nothing = |written: &Written| written.context.pieces.is_empty() && !self.units.is_empty();
+        Ok(fits.filter(|written| !holds_nothing(written)))
     }
 
     fn write(&self, selection: &Selection, picked: usize) -> Result<Written, PipelineError> {
-        let mut kept = vec![false; self.reading.units.len()];
+        let mut kept = vec![false; self.units.len()];
         selection.wanted.iter().chain(&selection.picked[..picked]).for_each(|&unit| kept[unit] = true);
-        let spans = merged(&self.reading.units, &kept, self.request);
-        let in_order = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty());
-        let parts: Vec<_> = in_order.map(|&chunk| Kept { chunk, spans: spans[chunk].clone() }).collect();
+        let spans = self.merged(&kept);
+        let part =
+            |&chunk: &usize| Kept { chunk, spans: spans[chunk].iter().map(|span| span.bytes).collect() };
+        let parts: Vec<_> = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty()).map(part).collect();
         let context = assemble::context(&self.request.chunks, &parts, self.request.format);
         let tokens = self.counter.count(&context.text)?;
         Ok(Written { context, spans, tokens })
+    }
+
+    /// Kept units to spans: neighbours become one, with what stands between them; a wanted chunk is one, whole.
+    fn merged(&self, kept: &[bool]) -> Vec<Vec<KeptSpan>> {
+        let mut spans: Vec<Vec<KeptSpan>> = vec![Vec::new(); self.request.chunks.len()];
+        let mut before = None;
+        for (index, unit) in self.units.iter().enumerate().filter(|(index, _)| kept[*index]) {
+            let (chunk, score) = (&mut spans[unit.chunk], self.scores.units[index]);
+            match chunk.last_mut() {
+                Some(last) if before.is_some_and(|before| before + 1 == index) => {
+                    last.bytes.end = unit.bytes.end;
+                    last.score = last.score.max(score);
+                }
+                _ => chunk.push(KeptSpan { bytes: unit.bytes, score }),
+            }
+            before = Some(index);
+        }
+        for ((chunk, spans), keep) in self.request.chunks.iter().zip(&mut spans).zip(self.keep) {
+            if let (true, Some(span)) = (keep, spans.first_mut()) {
+                span.bytes = ByteRange::new(0, chunk.text.len());
+            }
+        }
+        spans
     }
 
     fn impossible(&self, candidates: &Candidates, budget: usize) -> Result<InvalidRequest, PipelineError> {
@@ -150,18 +180,18 @@ impl Desk<'_> {
             let needed = self.write(&wanted, 0)?.tokens;
             return Ok(InvalidRequest::BudgetImpossible { budget, needed, reason: "what `keep` names" });
         }
-        let cheapest = (0..candidates.units.len()).min_by_key(|&unit| candidates.costs[unit]);
-        let picked: Vec<_> = cheapest.into_iter().collect();
-        let needed =
-            self.write(&Selection { wanted: Vec::new(), picked: picked.clone() }, picked.len())?.tokens;
+        let cost =
+            |unit: usize| candidates.costs[unit] + candidates.frame_costs[candidates.units[unit].chunk];
+        let cheapest = (0..candidates.units.len()).min_by_key(|&unit| cost(unit));
+        let cheapest = Selection { wanted: Vec::new(), picked: cheapest.into_iter().collect() };
+        let needed = self.write(&cheapest, cheapest.picked.len())?.tokens;
         Ok(InvalidRequest::BudgetImpossible { budget, needed, reason: "the shortest unit" })
     }
 
-    fn finish(self, written: Written, tokens_in: usize) -> Result<Fitted, PipelineError> {
+    fn finish(self, written: Written, tokens_in: usize) -> Fitted {
         // Tokenizers that merge across a chunk's end can count the whole one or two tokens differently than its parts.
-        let tokens_in = tokens_in.max(written.tokens);
-        let usage = Usage { tokens_in, tokens_out: written.tokens };
-        Ok(Fitted { context: written.context, usage, order: self.order, spans: written.spans })
+        let usage = Usage { tokens_in: tokens_in.max(written.tokens), tokens_out: written.tokens };
+        Fitted { context: written.context, usage, order: self.order, spans: written.spans }
     }
 }
 
@@ -172,24 +202,4 @@ fn order(request: &CompressRequest, scores: &Scores) -> Vec<usize> {
         order.sort_by(|&a, &b| scores.chunks[b].total_cmp(&scores.chunks[a]));
     }
     order
-}
-
-/// Kept units to spans per chunk: neighbours become one, with what stood between them.
-fn merged(units: &[Unit], kept: &[bool], request: &CompressRequest) -> Vec<Vec<ByteRange>> {
-    let mut spans: Vec<Vec<ByteRange>> = vec![Vec::new(); request.chunks.len()];
-    let mut before: Option<usize> = None;
-    for (index, unit) in units.iter().enumerate().filter(|(index, _)| kept[*index]) {
-        let chunk = &mut spans[unit.chunk];
-        match chunk.last_mut() {
-            Some(last) if before == Some(index.wrapping_sub(1)) => last.end = unit.bytes.end,
-            _ => chunk.push(unit.bytes),
-        }
-        before = Some(index);
-    }
-    for (chunk, spans) in request.chunks.iter().zip(&mut spans) {
-        if request.keep.contains(&chunk.id) && !spans.is_empty() {
-            *spans = vec![ByteRange::new(0, chunk.text.len())];
-        }
-    }
-    spans
 }

@@ -11,8 +11,8 @@ pub struct Candidates<'a> {
     pub scores: &'a [f32],
     /// What each unit costs in tokens of the caller's tokenizer.
     pub costs: &'a [usize],
-    /// What opening a chunk costs on top: its marker and the break before it.
-    pub chunk_cost: usize,
+    /// Per chunk, what stands around its text: marker and break.
+    pub frame_costs: &'a [usize],
     /// Per chunk, whether the caller wants it whole.
     pub keep: &'a [bool],
 }
@@ -36,7 +36,7 @@ impl Candidates<'_> {
         let mut picked = Vec::new();
         for unit in self.ranked() {
             let chunk = self.units[unit].chunk;
-            let cost = self.costs[unit] + if open[chunk] { 0 } else { self.chunk_cost };
+            let cost = self.costs[unit] + if open[chunk] { 0 } else { self.frame_costs[chunk] };
             if cost <= left {
                 left -= cost;
                 open[chunk] = true;
@@ -61,7 +61,7 @@ impl Candidates<'_> {
 
     fn wanted_cost(&self, wanted: &[usize]) -> usize {
         let units: usize = wanted.iter().map(|&u| self.costs[u]).sum();
-        let chunks = self.keep.iter().filter(|keep| **keep).count();
-        units + chunks * self.chunk_cost
+        let frames = self.frame_costs.iter().zip(self.keep).filter(|(_, keep)| **keep).map(|(cost, _)| cost);
+        units + frames.sum::<usize>()
     }
 }

@@ -57,16 +57,24 @@ pub fn question(
 /// Every chunk's tokens and sentences, in the order of the chunks.
 ///
 /// # Errors
-/// When the chunks have more tokens together than `limits` allows.
+/// When they are more, together or with the `question_tokens` that will meet them, than `limits` allows.
 pub fn passages(
     chunks: &[Chunk],
+    question_tokens: usize,
     tokenizer: &ModelTokenizer,
     limits: &RequestLimits,
 ) -> Result<Vec<Passage>, PipelineError> {
     let passages = chunks.par_iter().map(|chunk| passage(chunk, tokenizer)).collect::<Result<Vec<_>, _>>()?;
-    let found = passages.iter().map(|p| p.ids.len()).sum();
-    if found > limits.input_tokens_max {
-        return Err(InvalidRequest::InputTooLong { found, max: limits.input_tokens_max }.into());
+    let tokens: usize = passages.iter().map(|p| p.ids.len()).sum();
+    let (found, max) = (tokens, limits.input_tokens_max);
+    if found > max {
+        return Err(InvalidRequest::InputTooLong { found, max }.into());
+    }
+    let (found, max) = (tokens * question_tokens, limits.logit_count_max);
+    if found > max {
+        return Err(
+            InvalidRequest::LogitTooMany { query: question_tokens, chunks: tokens, found, max }.into()
+        );
     }
     Ok(passages)
 }

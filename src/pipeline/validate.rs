@@ -17,11 +17,18 @@ pub struct RequestLimits {
     pub query_tokens_max: usize,
     /// Model tokens of all chunks together.
     pub input_tokens_max: usize,
+    /// Tokens of the question times tokens of the chunks: each pair is a logit, four bytes while it is scored.
+    pub logit_count_max: usize,
 }
 
 impl Default for RequestLimits {
     fn default() -> Self {
-        Self { chunk_count_max: 1_000, query_tokens_max: 512, input_tokens_max: 262_144 }
+        Self {
+            chunk_count_max: 1_000,
+            query_tokens_max: 512,
+            input_tokens_max: 262_144,
+            logit_count_max: 33_554_432,
+        }
     }
 }
 
@@ -41,6 +48,10 @@ pub enum InvalidRequest {
     ChunkTooMany { found: usize, max: usize },
     #[error("chunks have {found} tokens together, the limit is {max} (limits.input_tokens_max)")]
     InputTooLong { found: usize, max: usize },
+    #[error(
+        "{query} query tokens times {chunks} chunk tokens are {found} logits, the limit is {max} (limits.logit_count_max)"
+    )]
+    LogitTooMany { query: usize, chunks: usize, found: usize, max: usize },
     #[error("chunk id {id:?} is used by chunks[{first}] and chunks[{second}]")]
     ChunkIdDuplicate { id: String, first: usize, second: usize },
     #[error("keep names {id:?}, which is not the id of a chunk")]
@@ -62,6 +73,7 @@ impl InvalidRequest {
             Self::ChunksEmpty => "chunks_empty",
             Self::ChunkTooMany { .. } => "chunk_too_many",
             Self::InputTooLong { .. } => "input_too_long",
+            Self::LogitTooMany { .. } => "logit_too_many",
             Self::ChunkIdDuplicate { .. } => "chunk_id_duplicate",
             Self::KeepUnknown { .. } => "keep_unknown",
             Self::BudgetZero => "budget_zero",
@@ -74,7 +86,10 @@ impl InvalidRequest {
     pub fn param(&self) -> String {
         match self {
             Self::QueryEmpty | Self::QueryUnreadable | Self::QueryTooLong { .. } => "query".to_owned(),
-            Self::ChunksEmpty | Self::ChunkTooMany { .. } | Self::InputTooLong { .. } => "chunks".to_owned(),
+            Self::ChunksEmpty
+            | Self::ChunkTooMany { .. }
+            | Self::InputTooLong { .. }
+            | Self::LogitTooMany { .. } => "chunks".to_owned(),
             Self::ChunkIdDuplicate { second, .. } => format!("chunks[{second}].id"),
             Self::KeepUnknown { position, .. } => format!("keep[{position}]"),
             Self::BudgetZero => "budget.tokens".to_owned(),
