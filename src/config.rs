@@ -13,6 +13,9 @@ use crate::pipeline::validate::RequestLimits;
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
 const ENV_PREFIX: &str = "THRESHER__";
 
+/// Short for `model.runtime_lib`; provisioning and the tests know it too.
+const ENV_RUNTIME_LIB: &str = "THRESHER_RUNTIME_LIB";
+
 /// All settings. `config/thresher.toml` shows them with their defaults; a test holds the two together.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -59,7 +62,7 @@ pub struct Admin {
 pub struct Model {
     /// Folder with `contract.toml`.
     pub dir: PathBuf,
-    /// Shared library of ONNX Runtime; empty: `THRESHER_RUNTIME_LIB`, else where `make provision` puts it.
+    /// Shared library of ONNX Runtime; empty: where `make provision` puts it. `THRESHER_RUNTIME_LIB` sets it too.
     pub runtime_lib: PathBuf,
     /// Worker threads, each with sessions of its own; 0: one per core.
     pub workers: usize,
@@ -173,8 +176,15 @@ impl Config {
         environment: impl Iterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
         let mut table = path.map_or(Ok(toml::Table::new()), read)?;
-        for (name, value) in environment.filter(|(name, _)| name.starts_with(ENV_PREFIX)) {
-            set(&mut table, &name, &value)?;
+        let mut environment: Vec<_> = environment.filter(|(name, _)| name.starts_with("THRESHER_")).collect();
+        // The short name first, so that the long one wins where both are set.
+        environment.sort_by_key(|(name, _)| name != ENV_RUNTIME_LIB);
+        for (name, value) in &environment {
+            match name.strip_prefix(ENV_PREFIX) {
+                Some(path) => set(&mut table, name, &path.to_ascii_lowercase(), value)?,
+                None if name == ENV_RUNTIME_LIB => set(&mut table, name, "model__runtime_lib", value)?,
+                None => {}
+            }
         }
         let config: Self = serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
             let place = error.path().to_string();
@@ -213,14 +223,13 @@ impl Config {
 }
 
 impl Model {
-    /// The library to load: the setting, else `THRESHER_RUNTIME_LIB`, else where provisioning puts it.
+    /// The library to load: the setting, else where provisioning puts it.
     pub fn runtime_lib(&self) -> PathBuf {
         if !self.runtime_lib.as_os_str().is_empty() {
             return self.runtime_lib.clone();
         }
         let file = if cfg!(target_os = "macos") { "libonnxruntime.dylib" } else { "libonnxruntime.so" };
-        std::env::var_os("THRESHER_RUNTIME_LIB")
-            .map_or_else(|| Path::new("models/.cache/onnxruntime").join(file), PathBuf::from)
+        Path::new("models/.cache/onnxruntime").join(file)
     }
 
     /// Worker threads, resolved.
@@ -246,13 +255,13 @@ fn read(path: &Path) -> Result<toml::Table, ConfigError> {
     text.parse().map_err(|source| ConfigError::Parse { path: path.into(), source: Box::new(source) })
 }
 
-/// Sets one setting from the environment. A value that reads as a TOML number, boolean or array is one; any other is text.
-fn set(table: &mut toml::Table, name: &str, value: &str) -> Result<(), ConfigError> {
-    let path = name[ENV_PREFIX.len()..].to_ascii_lowercase();
+/// Sets the setting at `path` (`section__name`) from the environment variable `name`. A value that reads as a TOML
+/// number, boolean or array is one; any other is text.
+fn set(table: &mut toml::Table, name: &str, path: &str, value: &str) -> Result<(), ConfigError> {
     let parsed = format!("v = {value}").parse::<toml::Table>().ok().filter(|table| table.len() == 1);
     let value = parsed.and_then(|mut table| table.remove("v")).unwrap_or_else(|| value.to_owned().into());
+    let (parents, leaf) = path.rsplit_once("__").unwrap_or(("", path));
     let mut table = table;
-    let (parents, leaf) = path.rsplit_once("__").unwrap_or(("", &path));
     for parent in parents.split("__").filter(|p| !p.is_empty()) {
         let entry = table.entry(parent).or_insert_with(|| toml::Value::Table(toml::Table::new()));
         table = entry.as_table_mut().ok_or_else(|| ConfigError::Setting {

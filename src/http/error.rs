@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::admission::Refusal;
 use crate::api::{ErrorAnswer, ErrorBody, RequestError};
+use crate::model::ModelError;
 use crate::pipeline::PipelineError;
 
 /// An error as the client sees it.
@@ -133,8 +134,11 @@ impl From<PipelineError> for HttpError {
             PipelineError::Invalid(invalid) => Some(invalid.param()),
             _ => None,
         };
-        if let PipelineError::Model(model) = &error {
-            tracing::error!(error = %model, "the model failed");
+        match &error {
+            // What a tokenizer says of a text may quote it.
+            PipelineError::Model(ModelError::Tokenize(_)) => tracing::error!("the tokenizer refused a text"),
+            PipelineError::Model(model) => tracing::error!(error = %model, "the model failed"),
+            _ => {}
         }
         Self { body: ErrorBody { code: error.code(), message: error.to_string(), param } }
     }

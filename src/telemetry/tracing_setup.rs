@@ -47,6 +47,7 @@ pub fn install(settings: &Telemetry) -> Result<TraceGuard, TelemetryError> {
     };
     let provider = provider(&settings.otlp_endpoint)?;
     let spans = provider.as_ref().map(|p| tracing_opentelemetry::layer().with_tracer(p.tracer("thresher")));
+    std::panic::set_hook(Box::new(log_panic));
     tracing_subscriber::registry().with(filter).with(lines).with(spans).try_init()?;
     Ok(TraceGuard(provider))
 }
@@ -58,4 +59,10 @@ fn provider(endpoint: &str) -> Result<Option<SdkTracerProvider>, TelemetryError>
     let exporter = SpanExporter::builder().with_http().with_endpoint(endpoint).build()?;
     let resource = Resource::builder().with_service_name("thresher").build();
     Ok(Some(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build()))
+}
+
+/// Says where, not what: a panic's message can quote the text it was about, as string slicing does.
+fn log_panic(panic: &std::panic::PanicHookInfo) {
+    let place = panic.location().map_or_else(|| "unknown".to_owned(), ToString::to_string);
+    tracing::error!(place, "panicked; this is a bug of ours");
 }
