@@ -84,6 +84,11 @@ impl TokenSpan {
         self.start == self.end
     }
 
+    /// The same span, `tokens` further right.
+    pub fn shifted(self, tokens: usize) -> Self {
+        Self::new(self.start + tokens, self.end + tokens)
+    }
+
     /// As a range for slicing.
     pub fn range(self) -> Range<usize> {
         self.start..self.end

@@ -31,7 +31,7 @@ use self::score::{Scores, Scoring};
 use self::tokenize::Passage;
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{ByteRange, CompressRequest};
+use crate::domain::{ByteRange, CompressRequest, Granularity};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
 
@@ -143,6 +143,8 @@ pub struct Reading {
     pub blocks: Blocks,
     /// The question over the keys.
     pub logits: Logits,
+    /// What is kept or dropped as a whole.
+    pub granularity: Granularity,
     /// What can be kept.
     pub units: Vec<Unit>,
 }
@@ -171,7 +173,7 @@ impl Pipeline {
         validate::check(request, &self.limits)?;
         let mut clock = Clock::start();
         let reading = self.read(request, cancel, &mut clock)?;
-        let scores = score::all(&reading.logits, &reading.blocks, &reading.units, Scoring::default());
+        let scores = score::all(&reading, Scoring::default());
         clock.lap("score");
         cancel.check()?;
         let fitted = self.fit(request, &reading, &scores)?;
@@ -208,7 +210,7 @@ impl Pipeline {
         let logits = logits::of_question(&question.ids, blocks.keys.view(), &*self.model)?;
         clock.lap("logits");
         let units = units::of(request.granularity, &request.chunks, &passages, &blocks);
-        Ok(Reading { question, passages, blocks, logits, units })
+        Ok(Reading { question, passages, blocks, logits, granularity: request.granularity, units })
     }
 
     /// The best context that the request's budget allows, by `scores`.

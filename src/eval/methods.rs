@@ -66,8 +66,8 @@ impl Method {
     /// What tantivy reports.
     pub fn scores(self, query: &str, reading: &Reading, texts: &Texts) -> Result<Scores> {
         let (chunks, own) = match self {
-            Self::Rc(estimator) => {
-                return Ok(score::all(&reading.logits, &reading.blocks, &reading.units, estimator));
+            Self::Rc(scoring) => {
+                return Ok(score::all(reading, scoring));
             }
             Self::Bm25 => (bm25(query, &texts.chunks)?, bm25(query, &texts.units)?),
             _ => (

@@ -4,9 +4,9 @@ use std::fmt;
 
 use ndarray::{Array2, Axis};
 
-use super::blocks::Blocks;
+use super::Reading;
 use super::units::Unit;
-use crate::domain::TokenSpan;
+use crate::domain::{ByteRange, Granularity, TokenSpan};
 use crate::model::Logits;
 use crate::rc::{self, Estimator, Reference};
 
@@ -34,27 +34,70 @@ pub struct Scores {
     pub reach: f32,
 }
 
-/// Scores chunks, and units in the light of their chunk: a sentence counts for itself and for where it stands.
-pub fn all(logits: &Logits, blocks: &Blocks, units: &[Unit], scoring: Scoring) -> Scores {
-    let spans: Vec<TokenSpan> = units.iter().map(|unit| unit.tokens).collect();
-    let reach = reach(logits);
+/// Scores chunks, and units in the light of where they stand.
+pub fn all(reading: &Reading, scoring: Scoring) -> Scores {
     match scoring {
-        Scoring::RankedCoverage => {
-            let chunks = rc::with_coverage(&ranked(logits, &blocks.passages));
-            let unit_rc = ranked(logits, &spans);
-            let own = rc::mean_over_queries(unit_rc.view());
-            let units = units.iter().zip(own).map(|(unit, own)| own * chunks[unit.chunk].sqrt()).collect();
-            Scores { chunks, units, unit_rc, reach }
-        }
-        Scoring::Plain(estimator) => {
-            let score =
-                |spans: &[TokenSpan]| rc::score(logits.cross.view(), logits.own.view(), spans, estimator);
-            let chunks = score(&blocks.passages).scores;
-            let own = score(&spans);
-            let units = units.iter().zip(own.scores).map(|(unit, own)| own + chunks[unit.chunk]).collect();
-            Scores { chunks, units, unit_rc: own.per_query, reach }
-        }
+        Scoring::RankedCoverage => ranked_coverage(reading),
+        Scoring::Plain(estimator) => plain(reading, estimator),
     }
+}
+
+/// A chunk counts for what it adds to better ones; a sentence in proportion to the square root of its chunk's score; a
+/// word for its sentence, and up to twice that where the question speaks to the word itself.
+fn ranked_coverage(reading: &Reading) -> Scores {
+    let Reading { logits, blocks, units, .. } = reading;
+    let chunk_rc = ranked(logits, &blocks.passages);
+    let chunks = rc::with_coverage(&chunk_rc);
+    let in_chunk = |(unit, rc): (&Unit, f32)| rc * chunks[unit.chunk].sqrt();
+    let rc_of = |span: fn(&Unit) -> TokenSpan| ranked(logits, &units.iter().map(span).collect::<Vec<_>>());
+    let (scores, unit_rc) = match reading.granularity {
+        Granularity::Chunk => {
+            let unit_rc = chunk_rc.select(Axis(1), &units.iter().map(|unit| unit.chunk).collect::<Vec<_>>());
+            (units.iter().map(|unit| chunks[unit.chunk]).collect(), unit_rc)
+        }
+        Granularity::Sentence => {
+            let unit_rc = rc_of(|unit| unit.tokens);
+            let own = rc::mean_over_queries(unit_rc.view());
+            (units.iter().zip(own).map(in_chunk).collect(), unit_rc)
+        }
+        Granularity::Token => {
+            let unit_rc = rc_of(|unit| unit.tokens);
+            let own = rc::mean_over_queries(unit_rc.view());
+            let best = own.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
+            let sentences = sentence_scores(logits, units);
+            let in_sentence =
+                sentences.into_iter().zip(own).map(|(sentence, own)| sentence * (1.0 + own / best));
+            (units.iter().zip(in_sentence).map(in_chunk).collect(), unit_rc)
+        }
+    };
+    Scores { chunks, units: scores, unit_rc, reach: reach(logits) }
+}
+
+/// The mean RC of each unit's sentence, one per unit; a sentence's rivals are the other sentences, each counted once.
+fn sentence_scores(logits: &Logits, units: &[Unit]) -> Vec<f32> {
+    let mut sentences: Vec<(usize, ByteRange, TokenSpan)> = Vec::new();
+    let mut sentence_of = Vec::with_capacity(units.len());
+    for unit in units {
+        if sentences
+            .last()
+            .is_none_or(|&(chunk, bytes, _)| (chunk, bytes) != (unit.chunk, unit.sentence.bytes))
+        {
+            sentences.push((unit.chunk, unit.sentence.bytes, unit.sentence.tokens));
+        }
+        sentence_of.push(sentences.len() - 1);
+    }
+    let spans: Vec<TokenSpan> = sentences.into_iter().map(|(_, _, tokens)| tokens).collect();
+    let scores = rc::mean_over_queries(ranked(logits, &spans).view());
+    sentence_of.into_iter().map(|sentence| scores[sentence]).collect()
+}
+
+fn plain(reading: &Reading, estimator: Estimator) -> Scores {
+    let Reading { logits, blocks, units, .. } = reading;
+    let score = |spans: &[TokenSpan]| rc::score(logits.cross.view(), logits.own.view(), spans, estimator);
+    let chunks = score(&blocks.passages).scores;
+    let own = score(&units.iter().map(|unit| unit.tokens).collect::<Vec<_>>());
+    let units = units.iter().zip(own.scores).map(|(unit, own)| own + chunks[unit.chunk]).collect();
+    Scores { chunks, units, unit_rc: own.per_query, reach: reach(logits) }
 }
 
 /// RC of each segment per question token against ranked rivals, `[question token, segment]`. A segment that is the only

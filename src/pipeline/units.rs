@@ -10,11 +10,20 @@ use crate::text;
 pub struct Unit {
     /// Index of the chunk in the request.
     pub chunk: usize,
-    /// Index of the unit's sentence within its chunk (of its first, for a chunk).
-    pub sentence: usize,
     /// Bytes of the chunk's text.
     pub bytes: ByteRange,
     /// Its tokens on the key axis; empty when the model reads nothing in it.
+    pub tokens: TokenSpan,
+    /// The sentence it lies in; itself, where units are sentences or chunks.
+    pub sentence: Place,
+}
+
+/// A place in a chunk, in both ways of counting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Bytes of the chunk's text.
+    pub bytes: ByteRange,
+    /// Tokens on the key axis.
     pub tokens: TokenSpan,
 }
 
@@ -23,22 +32,24 @@ pub fn of(granularity: Granularity, chunks: &[Chunk], passages: &[Passage], bloc
     let mut units = Vec::new();
     for (index, (chunk, passage)) in chunks.iter().zip(passages).enumerate() {
         let first = blocks.passages[index].start;
-        let mut push = |sentence: usize, bytes: ByteRange| {
-            let tokens = passage.tokens_in(bytes);
-            let tokens = TokenSpan::new(first + tokens.start, first + tokens.end);
-            units.push(Unit { chunk: index, sentence, bytes, tokens });
+        let place = |bytes: ByteRange| Place { bytes, tokens: passage.tokens_in(bytes).shifted(first) };
+        let mut push = |Place { bytes, tokens }: Place, sentence: Place| {
+            units.push(Unit { chunk: index, bytes, tokens, sentence });
         };
         match granularity {
             Granularity::Chunk if passage.sentences.is_empty() => {}
-            Granularity::Chunk => push(0, ByteRange::new(0, chunk.text.len())),
+            Granularity::Chunk => {
+                let whole = place(ByteRange::new(0, chunk.text.len()));
+                push(whole, whole);
+            }
             Granularity::Sentence => {
-                passage.sentences.iter().enumerate().for_each(|(i, &bytes)| push(i, bytes))
+                passage.sentences.iter().map(|&bytes| place(bytes)).for_each(|s| push(s, s))
             }
             Granularity::Token => {
-                for (i, sentence) in passage.sentences.iter().enumerate() {
-                    text::words(sentence.of(&chunk.text))
-                        .into_iter()
-                        .for_each(|w| push(i, w.shifted(sentence.start)));
+                for &bytes in &passage.sentences {
+                    let sentence = place(bytes);
+                    let words = text::words(bytes.of(&chunk.text)).into_iter();
+                    words.for_each(|word| push(place(word.shifted(bytes.start)), sentence));
                 }
             }
         }
