@@ -47,7 +47,7 @@ pub fn budget(
 ) -> Result<Fitted, PipelineError> {
     let keep: Vec<bool> = request.chunks.iter().map(|chunk| request.keep.contains(&chunk.id)).collect();
     let units = &reading.units;
-    let desk = Desk { request, units, scores, counter, keep: &keep, order: order(request, scores) };
+    let desk = Desk { request, units, scores, counter, keep: &keep, order: order(request, units, scores) };
     let costs = desk.unit_costs()?;
     let frame_costs = desk.frame_costs()?;
     let candidates =
@@ -200,11 +200,13 @@ impl Desk<'_> {
     }
 }
 
-/// Every chunk's index in the order of the answer.
-fn order(request: &CompressRequest, scores: &Scores) -> Vec<usize> {
+/// Every chunk's index in the order of the answer; by relevance, chunks without text come last whatever their titles.
+fn order(request: &CompressRequest, units: &[Unit], scores: &Scores) -> Vec<usize> {
     let mut order: Vec<usize> = (0..request.chunks.len()).collect();
     if request.order == Order::Relevance {
-        order.sort_by(|&a, &b| scores.chunks[b].total_cmp(&scores.chunks[a]));
+        let mut keys = vec![f32::NEG_INFINITY; order.len()];
+        units.iter().for_each(|unit| keys[unit.chunk] = scores.chunks[unit.chunk]);
+        order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]));
     }
     order
 }
