@@ -22,7 +22,8 @@ pub struct Context {
     pub pieces: Vec<Piece>,
 }
 
-const BETWEEN_CHUNKS: &str = "\n\n";
+/// Stands between two chunks in every format.
+pub const BETWEEN_CHUNKS: &str = "\n\n";
 
 /// Writes `kept` in the order given; the n-th chunk gets marker n.
 pub fn context(chunks: &[Chunk], kept: &[Kept], format: Format) -> Context {

@@ -46,30 +46,35 @@ pub fn budget(
     auto: Auto,
 ) -> Result<Fitted, PipelineError> {
     let keep: Vec<bool> = request.chunks.iter().map(|chunk| request.keep.contains(&chunk.id)).collect();
-    let desk =
-        Desk { request, units: &reading.units, scores, counter, keep: &keep, order: order(request, scores) };
+    let units = &reading.units;
+    let desk = Desk { request, units, scores, counter, keep: &keep, order: order(request, units, scores) };
     let costs = desk.unit_costs()?;
     let frame_costs = desk.frame_costs()?;
-    let candidates = Candidates {
-        units: &reading.units,
-        scores: &scores.units,
-        costs: &costs,
-        frame_costs: &frame_costs,
-        keep: &keep,
-    };
+    let candidates =
+        Candidates { units, scores: &scores.units, costs: &costs, frame_costs: &frame_costs, keep: &keep };
     let tokens_in = desk.tokens_in(reading, &frame_costs)?;
-    let (selection, tokens) = match request.budget {
-        Budget::Tokens(tokens) => (candidates.within(tokens), tokens),
-        Budget::Ratio(ratio) => {
-            let tokens = (ratio * tokens_in as f64) as usize;
-            (candidates.within(tokens), tokens)
-        }
-        Budget::Auto => (auto.select(&candidates, scores), tokens_in),
+    let tokens = match request.budget {
+        Budget::Tokens(tokens) => tokens,
+        // All of it is all of it, also where parts counted one by one come out a token short.
+        Budget::Ratio(1.0) => usize::MAX,
+        Budget::Ratio(ratio) => (ratio * tokens_in as f64) as usize,
+        Budget::Auto => tokens_in,
     };
-    match desk.write_within(&selection, tokens)? {
-        Some(written) => Ok(desk.finish(written, tokens_in)),
-        None => Err(desk.impossible(&candidates, tokens)?.into()),
+    let selection = match request.budget {
+        Budget::Auto => auto.select(&candidates, scores),
+        _ if tokens >= tokens_in => candidates.within(usize::MAX),
+        // The last chunk has no break behind it.
+        _ => candidates.within(tokens + counter.count(assemble::BETWEEN_CHUNKS)?),
+    };
+    if let Some(written) = desk.write_within(&selection, tokens)? {
+        return Ok(desk.finish(written, tokens_in));
     }
+    let (reason, least) = desk.write_least(&candidates)?;
+    let needed = least.tokens;
+    if needed > tokens && request.budget != Budget::Auto {
+        return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, reason }.into());
+    }
+    Ok(desk.finish(least, tokens_in))
 }
 
 /// What every step of fitting looks at.
@@ -174,18 +179,18 @@ impl Desk<'_> {
         spans
     }
 
-    fn impossible(&self, candidates: &Candidates, budget: usize) -> Result<InvalidRequest, PipelineError> {
-        let wanted = Selection { wanted: candidates.wanted(), picked: Vec::new() };
-        if !wanted.wanted.is_empty() {
-            let needed = self.write(&wanted, 0)?.tokens;
-            return Ok(InvalidRequest::BudgetImpossible { budget, needed, reason: "what `keep` names" });
+    /// The least that can be answered: what the caller wants, else the unit that costs least. Costs of units are of
+    /// units on their own, so it may fit where no selection did; only what is written counts.
+    fn write_least(&self, candidates: &Candidates) -> Result<(&'static str, Written), PipelineError> {
+        let wanted = candidates.wanted();
+        if !wanted.is_empty() {
+            return Ok(("what `keep` names", self.write(&Selection { wanted, picked: Vec::new() }, 0)?));
         }
         let cost =
             |unit: usize| candidates.costs[unit] + candidates.frame_costs[candidates.units[unit].chunk];
         let cheapest = (0..candidates.units.len()).min_by_key(|&unit| cost(unit));
-        let cheapest = Selection { wanted: Vec::new(), picked: cheapest.into_iter().collect() };
-        let needed = self.write(&cheapest, cheapest.picked.len())?.tokens;
-        Ok(InvalidRequest::BudgetImpossible { budget, needed, reason: "the shortest unit" })
+        let cheapest = Selection { wanted, picked: cheapest.into_iter().collect() };
+        Ok(("the shortest unit", self.write(&cheapest, cheapest.picked.len())?))
     }
 
     fn finish(self, written: Written, tokens_in: usize) -> Fitted {
@@ -195,11 +200,13 @@ impl Desk<'_> {
     }
 }
 
-/// Every chunk's index in the order of the answer.
-fn order(request: &CompressRequest, scores: &Scores) -> Vec<usize> {
+/// Every chunk's index in the order of the answer; by relevance, chunks without text come last whatever their titles.
+fn order(request: &CompressRequest, units: &[Unit], scores: &Scores) -> Vec<usize> {
     let mut order: Vec<usize> = (0..request.chunks.len()).collect();
     if request.order == Order::Relevance {
-        order.sort_by(|&a, &b| scores.chunks[b].total_cmp(&scores.chunks[a]));
+        let mut keys = vec![f32::NEG_INFINITY; order.len()];
+        units.iter().for_each(|unit| keys[unit.chunk] = scores.chunks[unit.chunk]);
+        order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]));
     }
     order
 }

@@ -1,0 +1,516 @@
+//! What always holds, over texts chosen to break it. The scripted model answers, so thousands of requests take seconds.
+//! Each property is one sentence of the README's promises; a bug found by one becomes a row of `once_broken`.
+
+use std::sync::{Arc, LazyLock};
+
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+use serde_json::Value;
+use thresher::api::CompressAnswer;
+use thresher::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
+use thresher::model::scripted::ScriptedModel;
+use thresher::model::tokenizer::ModelTokenizer;
+use thresher::pipeline::auto::Auto;
+use thresher::pipeline::cancel::Cancel;
+use thresher::pipeline::clock::{Clock, Timings};
+use thresher::pipeline::validate::{InvalidRequest, RequestLimits};
+use thresher::pipeline::{ChunkOutcome, Compressed, Pipeline, PipelineError, passthrough};
+use thresher::text::offsets::OffsetUnit;
+
+/// Small, so that nearly every chunk has several windows.
+const WINDOW_TOKENS: usize = 16;
+/// Words that the scripted tokenizer reads as one token: what a question and its answer have in common.
+const WORDS: [&str; 6] = ["tide", "moon", "water", "rises", "twice", "coast"];
+const GRANULARITIES: [Granularity; 3] = [Granularity::Chunk, Granularity::Sentence, Granularity::Token];
+const FORMATS: [Format; 3] = [Format::Numbered, Format::Plain, Format::Xml];
+const TOKENIZERS: [TokenizerName; 3] =
+    [TokenizerName::Model, TokenizerName::O200kBase, TokenizerName::Cl100kBase];
+const UNITS: [OffsetUnit; 3] = [OffsetUnit::Byte, OffsetUnit::Codepoint, OffsetUnit::Utf16];
+
+/// Texts that have broken others before.
+const HOSTILE: [&str; 44] = [
+    "The tide rises twice a day.",
+    "Moon and water. The coast waits!",
+    "The moon pulls the water of the coast.",
+    " ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    "\t",
+    "\u{a0}",
+    "\u{2003}\u{3000}",
+    "\u{2028}",
+    "\u{85}",
+    ".",
+    "...",
+    "?!",
+    "/",
+    "/usr/lib/a.so:12",
+    "e\u{301}\u{323} o\u{308}",
+    "\u{301}",
+    "👩‍👩‍👧‍👦",
+    "👍🏽 👋",
+    "🏳️‍🌈",
+    "🇩🇪🇫🇷🇯",
+    "\u{200d}",
+    "\u{feff}",
+    "\u{200b}\u{200b}",
+    "שלום עולם. מה שלומך?",
+    "مرحبا بالعالم؟ نعم.",
+    "\u{202e}abc\u{202c}",
+    "潮は一日に二回満ちる。月が水を引く。",
+    "天气很好。我们走吧！",
+    "น้ำขึ้นวันละสองครั้ง",
+    "밀물은 하루에 두 번 온다.",
+    "ภาษาไทยไม่มีช่องว่าง",
+    "\u{0}\u{1}\u{7f}\u{9b}",
+    "| a | b |\n|---|---|\n| tide | 2 |\n",
+    "```rust\nfn main() { println!(\"{}\", 1); }\n```\n",
+    "- one\n- two\n  - three\n",
+    "# Heading\n\nBody of it.",
+    "<document index=\"1\">\n</document>",
+    "[1] not our marker",
+    "<|endoftext|>",
+    "Dr. Smith paid $3.14, i.e. 2.50 €… Then left.",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \u{10ffff}",
+];
+
+static PIPELINE: LazyLock<Pipeline> = LazyLock::new(|| pipeline(RequestLimits::default()));
+static TOKENIZER: LazyLock<ModelTokenizer> = LazyLock::new(|| ScriptedModel::tokenizer(&WORDS));
+
+fn pipeline(limits: RequestLimits) -> Pipeline {
+    let tokenizer = ScriptedModel::tokenizer(&WORDS);
+    Pipeline::new(Arc::new(ScriptedModel::new(WINDOW_TOKENS)), tokenizer.into(), limits, Auto::default())
+}
+
+fn compress(request: &CompressRequest) -> Result<Compressed, PipelineError> {
+    PIPELINE.compress(request, &Cancel::default())
+}
+
+// ---- what is asked ----
+
+fn text() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        6 => select(&HOSTILE[..]).prop_map(str::to_owned),
+        1 => any::<String>(),
+        1 => "[a-z ]{0,40}",
+    ];
+    prop_oneof![
+        1 => select(&["", " ", "\n\t ", "\u{2003}"][..]).prop_map(str::to_owned),
+        9 => prop::collection::vec(piece, 1..8).prop_map(|pieces| pieces.concat()),
+    ]
+}
+
+fn query() -> impl Strategy<Value = String> {
+    let hostile = text().prop_filter("a question must be asked", |text| !text.trim().is_empty());
+    prop_oneof![2 => Just("How often does the tide rise?".to_owned()), 1 => hostile]
+}
+
+fn chunks() -> impl Strategy<Value = Vec<Chunk>> {
+    let chunk = (prop::option::weighted(0.3, text()), text());
+    prop::collection::vec(chunk, 1..14).prop_map(|chunks| {
+        let chunk =
+            |(index, (title, text))| Chunk { id: format!("<\"{index}\">&"), title, text, metadata: None };
+        chunks.into_iter().enumerate().map(chunk).collect()
+    })
+}
+
+fn budget() -> impl Strategy<Value = Budget> {
+    prop_oneof![
+        2 => (1_usize..400).prop_map(Budget::Tokens),
+        2 => (0.01..=1.0_f64).prop_map(Budget::Ratio),
+        2 => Just(Budget::Auto),
+    ]
+}
+
+fn request() -> impl Strategy<Value = CompressRequest> {
+    let asked = (query(), chunks(), budget());
+    let how = (select(&GRANULARITIES[..]), select(&FORMATS[..]), select(&TOKENIZERS[..]), any::<[bool; 3]>());
+    (asked, how).prop_flat_map(|((query, chunks, budget), (granularity, format, tokenizer, flags))| {
+        let ids: Vec<String> = chunks.iter().map(|chunk| chunk.id.clone()).collect();
+        let most = if flags[0] { 0 } else { ids.len().min(3) };
+        let [_, relevance, explain] = flags;
+        let order = if relevance { Order::Relevance } else { Order::Input };
+        subsequence(ids, 0..=most).prop_map(move |keep| CompressRequest {
+            query: query.clone(),
+            chunks: chunks.clone(),
+            budget,
+            granularity,
+            keep,
+            order,
+            format,
+            tokenizer,
+            explain,
+        })
+    })
+}
+
+/// A request whose budget can be met: an impossible one is asked again with the budget that the error calls for.
+fn answered(mut request: CompressRequest) -> Result<(CompressRequest, Compressed), TestCaseError> {
+    let compressed = match compress(&request) {
+        Ok(compressed) => compressed,
+        Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { budget, needed, .. })) => {
+            prop_assert_ne!(request.budget, Budget::Auto, "nobody named a budget");
+            prop_assert!(needed > budget, "{} tokens are needed, {} were granted", needed, budget);
+            request.budget = Budget::Tokens(needed);
+            match compress(&request) {
+                Ok(compressed) => compressed,
+                Err(e) => {
+                    return Err(TestCaseError::fail(format!("a budget of {needed} is not enough: {e}")));
+                }
+            }
+        }
+        Err(e) => return Err(TestCaseError::fail(e.to_string())),
+    };
+    Ok((request, compressed))
+}
+
+// ---- what holds ----
+
+/// 1. Kept text is the caller's, byte for byte, in the order asked for; what lies between is ours and as documented.
+fn text_is_the_callers(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
+    for piece in &found.context.pieces {
+        let source = piece.source.of(&request.chunks[piece.chunk].text);
+        prop_assert_eq!(source, piece.output.of(&found.context.text));
+    }
+    for outcome in &found.chunks {
+        let text = &request.chunks[outcome.index].text;
+        prop_assert_eq!(outcome.kept, !outcome.spans.is_empty());
+        let mut end = 0;
+        for (position, &(span, _)) in outcome.spans.iter().enumerate() {
+            prop_assert!(!span.is_empty());
+            prop_assert!(if position == 0 { span.start >= end } else { span.start > end }, "spans touch");
+            prop_assert!(text.is_char_boundary(span.start) && text.is_char_boundary(span.end));
+            end = span.end;
+        }
+    }
+    let rank = |outcome: &ChunkOutcome| (outcome.score.unwrap_or(f32::NEG_INFINITY), outcome.index);
+    let order: Vec<_> = found.chunks.iter().map(rank).collect();
+    let best_first = request.order == Order::Relevance && found.degraded.is_none();
+    let ordered = |a: (f32, usize), b: (f32, usize)| if best_first { a.0 >= b.0 } else { a.1 < b.1 };
+    prop_assert!(order.windows(2).all(|pair| ordered(pair[0], pair[1])), "not in the order asked for");
+    prop_assert_eq!(&found.context.text, &rewritten(request, found));
+    let spans = found.chunks.iter().flat_map(|o| o.spans.iter().map(|&(span, _)| (o.index, span)));
+    let pieces = found.context.pieces.iter().map(|piece| (piece.chunk, piece.source));
+    prop_assert!(spans.eq(pieces), "spans of chunks and pieces of the context are the same list");
+    Ok(())
+}
+
+/// The context as the documentation of the formats has it, from the outcomes alone.
+fn rewritten(request: &CompressRequest, found: &Compressed) -> String {
+    let escaped =
+        |s: &str| s.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;").replace('>', "&gt;");
+    let kept = found.chunks.iter().filter(|outcome| outcome.kept).enumerate();
+    let blocks = kept.map(|(position, outcome)| {
+        let (marker, chunk) = (position + 1, &request.chunks[outcome.index]);
+        let mut body = String::new();
+        for (n, &(span, _)) in outcome.spans.iter().enumerate() {
+            if n > 0 {
+                let gap = &chunk.text[outcome.spans[n - 1].0.end..span.start];
+                body.push(if gap.contains('\n') { '\n' } else { ' ' });
+            }
+            body.push_str(span.of(&chunk.text));
+        }
+        let title = chunk.title.as_ref().map_or(String::new(), |t| format!(" title=\"{}\"", escaped(t)));
+        match request.format {
+            Format::Plain => body,
+            Format::Numbered => format!("[{marker}] {body}"),
+            Format::Xml => {
+                format!(
+                    "<document index=\"{marker}\" id=\"{}\"{title}>\n{body}\n</document>",
+                    escaped(&chunk.id)
+                )
+            }
+        }
+    });
+    blocks.collect::<Vec<_>>().join("\n\n")
+}
+
+/// 2. Never over the budget, never longer than the input, counted apart from the pipeline.
+fn size_is_bounded(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
+    let usage = found.usage.expect("a real answer counts");
+    prop_assert_eq!(usage.tokens_out, count(request.tokenizer, &found.context.text));
+    prop_assert!(usage.tokens_out <= usage.tokens_in);
+    match request.budget {
+        Budget::Tokens(tokens) => prop_assert!(usage.tokens_out <= tokens),
+        Budget::Ratio(ratio) => prop_assert!(usage.tokens_out as f64 <= ratio * usage.tokens_in as f64),
+        Budget::Auto => {}
+    }
+    if request.format == Format::Plain {
+        let sent: Vec<&str> = request.chunks.iter().map(|chunk| &*chunk.text).collect();
+        prop_assert!(found.context.text.len() <= sent.join("\n\n").len());
+    }
+    Ok(())
+}
+
+fn count(tokenizer: TokenizerName, text: &str) -> usize {
+    match tokenizer {
+        TokenizerName::Model => TOKENIZER.encode(text).expect("bytes are tokens").ids.len(),
+        TokenizerName::O200kBase => tiktoken_rs::o200k_base_singleton().encode_ordinary(text).len(),
+        TokenizerName::Cl100kBase => tiktoken_rs::cl100k_base_singleton().encode_ordinary(text).len(),
+    }
+}
+
+/// 3. Every span of the JSON answer, cut in its unit, is the text it stands for.
+fn citations_cut_true(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
+    for unit in UNITS {
+        let answer = CompressAnswer::new(request, found.clone(), unit, PIPELINE.model());
+        let answer = serde_json::to_value(&answer).expect("an answer is JSON");
+        let context = answer["context"].as_str().expect("text");
+        let source = |id: &Value| &*request.chunks.iter().find(|c| id == &*c.id).expect("a chunk").text;
+        let citations = list(&answer["citations"]);
+        for citation in citations {
+            let text = citation["text"].as_str().map(str::to_owned);
+            prop_assert_eq!(&cut(source(&citation["chunk"]), &citation["source"], unit), &text);
+            prop_assert_eq!(&cut(context, &citation["output"], unit), &text);
+        }
+        let mut spans = 0;
+        for chunk in list(&answer["chunks"]) {
+            let cited = |c: &&Value| c["chunk"] == chunk["id"];
+            for (span, citation) in list(&chunk["spans"]).iter().zip(citations.iter().filter(cited)) {
+                prop_assert_eq!(
+                    (&span["start"], &span["end"]),
+                    (&citation["source"]["start"], &citation["source"]["end"])
+                );
+                prop_assert_eq!(&span["output"], &citation["output"]);
+                spans += 1;
+            }
+            prop_assert!(context.contains(chunk["text"].as_str().expect("text")));
+        }
+        prop_assert_eq!(spans, citations.len());
+        if request.explain && found.degraded.is_none() {
+            explanation_cuts(request, &answer["explain"], unit)?;
+        }
+    }
+    Ok(())
+}
+
+fn explanation_cuts(
+    request: &CompressRequest,
+    explain: &Value,
+    unit: OffsetUnit,
+) -> Result<(), TestCaseError> {
+    prop_assert!(list(&explain["query"]).iter().all(|range| cut(&request.query, range, unit).is_some()));
+    prop_assert_eq!(list(&explain["chunks"]).len(), request.chunks.len());
+    for (chunk, found) in request.chunks.iter().zip(list(&explain["chunks"])) {
+        prop_assert!(list(&found["tokens"]).iter().all(|token| cut(&chunk.text, token, unit).is_some()));
+        let anchors = list(&found["query"]).iter().map(|token| &token["source"]).filter(|at| !at.is_null());
+        for anchor in anchors {
+            prop_assert!(cut(&chunk.text, anchor, unit).is_some_and(|text| !text.is_empty()));
+        }
+    }
+    Ok(())
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
+}
+
+/// What `{"start", "end"}` cuts from `text`, the way a client of that unit would cut it.
+fn cut(text: &str, range: &Value, unit: OffsetUnit) -> Option<String> {
+    let at = |end: &str| range[end].as_u64().map(|n| n as usize);
+    let (start, end) = (at("start")?, at("end")?);
+    match unit {
+        OffsetUnit::Byte => text.get(start..end).map(str::to_owned),
+        OffsetUnit::Codepoint => text.chars().collect::<Vec<_>>().get(start..end).map(|c| c.iter().collect()),
+        OffsetUnit::Utf16 => {
+            String::from_utf16(text.encode_utf16().collect::<Vec<_>>().get(start..end)?).ok()
+        }
+    }
+}
+
+/// 5. Every chunk is in the answer once; what is empty says so; what the caller wants whole is whole.
+fn nothing_is_dropped_silently(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
+    let mut seen: Vec<_> = found.chunks.iter().map(|outcome| outcome.index).collect();
+    seen.sort_unstable();
+    prop_assert!(seen.into_iter().eq(0..request.chunks.len()));
+    for outcome in &found.chunks {
+        let chunk = &request.chunks[outcome.index];
+        prop_assert_eq!(outcome.empty, chunk.text.trim().is_empty(), "{:?}", chunk.text);
+        if request.keep.contains(&chunk.id) && !outcome.empty {
+            let spans: Vec<_> = outcome.spans.iter().map(|(span, _)| (span.start, span.end)).collect();
+            prop_assert_eq!(spans, vec![(0, chunk.text.len())]);
+        }
+    }
+    Ok(())
+}
+
+/// An answer but for its times.
+fn timeless(compressed: Compressed) -> Compressed {
+    Compressed { timings: Timings::default(), ..compressed }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    #[test]
+    fn an_answer_keeps_every_promise(request in request()) {
+        let (request, found) = answered(request)?;
+        text_is_the_callers(&request, &found)?;
+        size_is_bounded(&request, &found)?;
+        citations_cut_true(&request, &found)?;
+        nothing_is_dropped_silently(&request, &found)?;
+    }
+
+    #[test]
+    fn the_same_request_has_the_same_answer_on_any_number_of_threads(request in request()) {
+        let on = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+            pool.install(|| compress(&request)).map(timeless).map_err(|e| e.to_string())
+        };
+        let first = on(1);
+        prop_assert_eq!(&on(1), &first);
+        prop_assert_eq!(&on(4), &first);
+    }
+
+    #[test]
+    fn a_chunk_has_the_same_keys_alone_and_beside_others(request in request()) {
+        let read = |request: &CompressRequest| {
+            PIPELINE.read(request, &Cancel::default(), &mut Clock::start()).expect("a reading")
+        };
+        let beside = read(&request);
+        for (index, chunk) in request.chunks.iter().enumerate() {
+            let alone = read(&CompressRequest { chunks: vec![chunk.clone()], ..request.clone() });
+            let span = beside.blocks.passages[index];
+            prop_assert_eq!(beside.blocks.keys.slice(ndarray::s![.., span.range(), ..]), alone.blocks.keys);
+        }
+    }
+
+    #[test]
+    fn windows_cover_every_token(request in request()) {
+        let reading = PIPELINE.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
+        let mut start = 0;
+        for ((chunk, passage), span) in request.chunks.iter().zip(&reading.passages).zip(&reading.blocks.passages) {
+            let title = chunk.title.as_deref().map(str::trim).filter(|title| !title.is_empty());
+            let title = title.map_or(0, |title| count(TokenizerName::Model, &format!("{title}. ")));
+            let text = count(TokenizerName::Model, &chunk.text);
+            prop_assert_eq!((passage.title_tokens, passage.offsets.len(), passage.ids.len()), (title, text, title + text));
+            prop_assert!(passage.windows(WINDOW_TOKENS).all(|window| (1..=WINDOW_TOKENS).contains(&window.len())));
+            prop_assert_eq!(passage.windows(WINDOW_TOKENS).collect::<Vec<_>>().concat(), &passage.ids[..]);
+            prop_assert_eq!((span.start, span.len()), (start, passage.ids.len()));
+            start = span.end;
+        }
+        prop_assert_eq!(reading.blocks.keys.len_of(ndarray::Axis(1)), start);
+    }
+
+    #[test]
+    fn room_for_everything_keeps_everything(request in request(), by_ratio in any::<bool>()) {
+        let budget = if by_ratio { Budget::Ratio(1.0) } else { Budget::Tokens(1_000_000) };
+        let request = CompressRequest { budget, ..request };
+        let (_, found) = answered(request.clone())?;
+        for outcome in &found.chunks {
+            let text = &request.chunks[outcome.index].text;
+            let kept: String = outcome.spans.iter().map(|(span, _)| span.of(text)).collect();
+            prop_assert_eq!(kept.trim(), text.trim());
+        }
+    }
+
+    #[test]
+    fn passthrough_returns_every_chunk_whole_and_says_so(request in request()) {
+        let found = passthrough(&request, "deadline_exceeded", "too late".to_owned());
+        prop_assert_eq!(found.degraded.as_ref().map(|degraded| degraded.code), Some("deadline_exceeded"));
+        prop_assert!(found.usage.is_none() && found.relevance.is_none());
+        for (index, (outcome, chunk)) in found.chunks.iter().zip(&request.chunks).enumerate() {
+            prop_assert_eq!(outcome.index, index);
+            let whole: Vec<_> = outcome.spans.iter().map(|(span, _)| span.of(&chunk.text)).collect();
+            prop_assert_eq!(whole.concat(), &*chunk.text);
+            prop_assert_eq!(outcome.empty, chunk.text.trim().is_empty());
+        }
+        prop_assert_eq!(found.chunks.len(), request.chunks.len());
+        text_is_the_callers(&request, &found)?;
+        citations_cut_true(&request, &found)?;
+    }
+}
+
+// ---- tables ----
+
+fn plain(query: &str, texts: &[&str], budget: Budget) -> CompressRequest {
+    let chunk = |(i, text): (usize, &&str)| Chunk {
+        id: i.to_string(),
+        title: None,
+        text: (*text).to_owned(),
+        metadata: None,
+    };
+    CompressRequest {
+        query: query.to_owned(),
+        chunks: texts.iter().enumerate().map(chunk).collect(),
+        budget,
+        granularity: Granularity::Sentence,
+        keep: Vec::new(),
+        order: Order::Input,
+        format: Format::Numbered,
+        tokenizer: TokenizerName::Model,
+        explain: false,
+    }
+}
+
+#[track_caller]
+fn check(name: &str, request: CompressRequest) {
+    let all = || {
+        let (request, found) = answered(request)?;
+        text_is_the_callers(&request, &found)?;
+        size_is_bounded(&request, &found)?;
+        citations_cut_true(&request, &found)?;
+        nothing_is_dropped_silently(&request, &found)
+    };
+    if let Err(broken) = all() {
+        panic!("{name}: {broken}");
+    }
+}
+
+#[test]
+fn once_broken() {
+    let base = || plain("tide?", &["."], Budget::Tokens(1));
+    check("the budget that an error calls for is enough", base());
+    let (o200k, plain_text) = (TokenizerName::O200kBase, Format::Plain);
+    let whole =
+        CompressRequest { budget: Budget::Ratio(1.0), tokenizer: o200k, format: plain_text, ..base() };
+    check("a stop and a break are one token together", whole);
+    let titled =
+        Chunk { id: "t".to_owned(), title: Some("tide?".to_owned()), text: "\n".to_owned(), metadata: None };
+    let mut empty_first = plain("tide?", &["A coast.", "Nothing."], Budget::Auto);
+    empty_first.chunks.insert(0, titled);
+    check(
+        "an empty chunk comes last by relevance",
+        CompressRequest { order: Order::Relevance, ..empty_first },
+    );
+}
+
+#[test]
+fn a_single_word_of_300_kb_is_answered_in_every_way() {
+    let word = "ab".repeat(150_000);
+    let wide = "潮".repeat(100_000);
+    let limits = RequestLimits { input_tokens_max: 1_000_000, ..RequestLimits::default() };
+    let pipeline = pipeline(limits);
+    for granularity in GRANULARITIES {
+        for tokenizer in TOKENIZERS {
+            for text in [&*word, &*wide] {
+                let request = plain("tide", &[text, "The tide rises."], Budget::Tokens(5_000));
+                let request = CompressRequest { granularity, tokenizer, ..request };
+                let found = pipeline.compress(&request, &Cancel::default());
+                let found = found.unwrap_or_else(|e| panic!("{granularity:?}, {tokenizer:?}: {e}"));
+                let whole = |()| size_is_bounded(&request, &found);
+                text_is_the_callers(&request, &found).and_then(whole).expect("what always holds");
+                nothing_is_dropped_silently(&request, &found).expect("no chunk is lost");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_smallest_texts_are_answered() {
+    for text in HOSTILE {
+        for granularity in GRANULARITIES {
+            for format in FORMATS {
+                for tokenizer in TOKENIZERS {
+                    for budget in [Budget::Auto, Budget::Tokens(1), Budget::Ratio(0.5), Budget::Ratio(1.0)] {
+                        let request = plain("tide?", &[text, "", text, " "], budget);
+                        let name =
+                            format!("{text:?}, {granularity:?}, {format:?}, {tokenizer:?}, {budget:?}");
+                        check(&name, CompressRequest { granularity, format, tokenizer, ..request });
+                    }
+                }
+            }
+        }
+    }
+}
