@@ -30,14 +30,31 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 /// # Errors
 /// What is missing or does not fit, and what to do about it.
 pub fn pipeline(config: &Config) -> anyhow::Result<Pipeline> {
-    let settings = OrtSettings {
+    let (runtime, tokenizer) = model(config)?;
+    Ok(wire(config, runtime, tokenizer))
+}
+
+/// Loads the model.
+///
+/// # Errors
+/// As [`pipeline`].
+pub fn model(config: &Config) -> anyhow::Result<(Arc<OrtRuntime>, Arc<ModelTokenizer>)> {
+    let runtime = OrtRuntime::load(&ort_settings(config))?;
+    Ok((Arc::new(runtime), Arc::new(tokenizer(&config.model.dir)?)))
+}
+
+/// What loading the model takes.
+pub fn ort_settings(config: &Config) -> OrtSettings {
+    OrtSettings {
         runtime_lib: config.model.runtime_lib(),
         model_dir: config.model.dir.clone(),
         workers: config.model.workers(),
-    };
-    let runtime = OrtRuntime::load(&settings)?;
-    let tokenizer = tokenizer(&config.model.dir)?;
-    Ok(Pipeline::new(Arc::new(runtime), Arc::new(tokenizer), config.limits.clone(), config.auto))
+    }
+}
+
+/// A pipeline around a model that is loaded already.
+pub fn wire(config: &Config, runtime: Arc<OrtRuntime>, tokenizer: Arc<ModelTokenizer>) -> Pipeline {
+    Pipeline::new(runtime, tokenizer, config.limits.clone(), config.auto)
 }
 
 fn tokenizer(model_dir: &Path) -> anyhow::Result<ModelTokenizer> {
@@ -105,7 +122,8 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     Ok(())
 }
 
-fn service(config: &Config) -> Service {
+/// What HTTP handlers share, without a pipeline yet.
+pub fn service(config: &Config) -> Service {
     let admission = &config.admission;
     Service {
         pipeline: Arc::new(OnceLock::new()),

@@ -1,5 +1,6 @@
 //! The command line: thin callers of the library.
 
+mod bench;
 mod compress;
 mod doctor;
 mod eval;
@@ -34,6 +35,8 @@ enum Command {
     Export(export::Args),
     /// Measure selection, compression and attribution on labelled data, against other methods.
     Eval(eval::Args),
+    /// Measure speed: the model alone, the whole pipeline, HTTP, and a peer in the same run.
+    Bench(bench::Args),
     /// Say what is installed, what is missing and what to do.
     Doctor,
 }
@@ -57,6 +60,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Compress(args) => compress::run(&config()?, &args),
         Command::Export(args) => export::run(&args),
         Command::Eval(args) => eval::run(&config()?, &args),
+        Command::Bench(args) => bench::run(&config()?, &args),
         Command::Doctor => doctor::run(config()),
     }
 }

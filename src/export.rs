@@ -9,7 +9,7 @@ mod error;
 mod graph;
 mod linear;
 #[allow(missing_docs, reason = "the fields are ONNX's own, documented in onnx.proto")]
-mod onnx;
+pub(crate) mod onnx;
 mod source;
 mod tokenizer;
 mod weights;

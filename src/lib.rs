@@ -15,5 +15,6 @@ pub mod admission;
 pub mod config;
 pub mod http;
 pub mod telemetry;
+pub mod bench;
 pub mod app;
 pub mod cli;

@@ -19,6 +19,24 @@ pub struct Args {
     /// Name in the contract; the name of the output folder if not given.
     #[arg(long)]
     name: Option<String>,
+    /// How weights are stored: int8 is a quarter of the size and faster on processors with VNNI, and a little less exact.
+    #[arg(long, value_enum, default_value_t = WeightsArg::F32)]
+    weights: WeightsArg,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum WeightsArg {
+    F32,
+    Int8,
+}
+
+impl From<WeightsArg> for Weights {
+    fn from(arg: WeightsArg) -> Self {
+        match arg {
+            WeightsArg::F32 => Self::F32,
+            WeightsArg::Int8 => Self::Int8,
+        }
+    }
 }
 
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -28,7 +46,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .clone()
         .or_else(folder)
         .context("--out has no last part to name the model after; use --name")?;
-    let contract = export(&args.source, &args.out, &ExportOptions { weights: Weights::F32, name })?;
+    let contract = export(&args.source, &args.out, &ExportOptions { weights: args.weights.into(), name })?;
     println!("{}: {} in {}", contract.name, contract.architecture, args.out.display());
     Ok(ExitCode::SUCCESS)
 }

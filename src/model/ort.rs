@@ -1,15 +1,19 @@
 //! The late-interaction family in ONNX Runtime: loads a contract's graphs, checks them against it, runs them.
 //! The only place that names `ort`; the rest of the program sees [`ModelRuntime`].
 
+mod bare;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use ndarray::{Array2, Array3, ArrayView3, Axis, Ix3, s};
 use ort::environment::Environment;
-use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, PrepackedWeights};
+use ort::session::{Session, SessionOutputs};
 use ort::value::{Outlet, TensorRef, ValueType};
 use rayon::prelude::*;
+
+pub use self::bare::BatchedGraph;
 
 use super::contract::hex;
 use super::contract::{Contract, Graph, IoTensor, Side, check_io};
@@ -75,27 +79,48 @@ impl OrtRuntime {
         })
     }
 
-    /// Ids with the special tokens around them, `[1, t]`.
-    fn framed(&self, ids: &[u32]) -> Array2<i64> {
-        let all = self.prefix.iter().chain(ids).chain(&self.suffix).map(|&id| i64::from(id)).collect();
-        Array2::from_shape_vec((1, self.prefix.len() + ids.len() + self.suffix.len()), all)
-            .expect("the shape counts exactly what was collected")
-    }
-
-    /// `[head, t, head_dim]` of one window, special tokens dropped.
-    fn read_one(&self, ids: &[u32]) -> Result<Array3<f32>, ModelError> {
-        let input = self.framed(ids);
+    /// Runs the passage graph on one window, `[1, t]`, and gives `take` what it returns.
+    fn on_window<T>(
+        &self,
+        ids: &[u32],
+        take: impl FnOnce(&SessionOutputs) -> Result<T, ort::Error>,
+    ) -> Result<T, ModelError> {
+        let input = framed(&self.prefix, ids, &self.suffix);
         let mask = Array2::<i64>::ones(input.dim());
         self.passage.run(|session| {
             let outputs = session.run(ort::inputs![
                 "input_ids" => TensorRef::from_array_view(input.view())?,
                 "attention_mask" => TensorRef::from_array_view(mask.view())?,
             ])?;
+            take(&outputs)
+        })
+    }
+
+    /// `[head, t, head_dim]` of one window, special tokens dropped.
+    fn read_one(&self, ids: &[u32]) -> Result<Array3<f32>, ModelError> {
+        self.on_window(ids, |outputs| {
             let key = outputs["key"].try_extract_array::<f32>()?;
             let key = key.index_axis(Axis(0), 0).into_dimensionality::<Ix3>().map_err(ort_error)?;
             let first = self.prefix.len();
             Ok(key.slice(s![.., first..first + ids.len(), ..]).to_owned())
         })
+    }
+
+    /// `work` on every window, side by side on the workers; results in the order given.
+    fn side_by_side<T: Send>(
+        &self,
+        windows: &[&[u32]],
+        work: impl Fn(&[u32]) -> Result<T, ModelError> + Sync,
+    ) -> Result<Vec<T>, ModelError> {
+        // Longest first: the last window to finish is then a short one, and no core waits long for it.
+        let mut order: Vec<usize> = (0..windows.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(windows[i].len()));
+        let numbered = |&i: &usize| work(windows[i]).map(|done| (i, done));
+        let mut done = self
+            .workers
+            .install(|| order.par_iter().with_max_len(1).map(numbered).collect::<Result<Vec<_>, _>>())?;
+        done.sort_unstable_by_key(|&(i, _)| i);
+        Ok(done.into_iter().map(|(_, done)| done).collect())
     }
 }
 
@@ -109,22 +134,11 @@ impl ModelRuntime for OrtRuntime {
         windows: &[&[u32]],
         go_on: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Array3<f32>>, ModelError> {
-        // Longest first: the last window to finish is then a short one, and no core waits long for it.
-        let mut order: Vec<usize> = (0..windows.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(windows[i].len()));
-        let read = |&i: &usize| {
-            let keys = if go_on() { self.read_one(windows[i]) } else { Err(ModelError::Stopped) };
-            keys.map(|keys| (i, keys))
-        };
-        let mut keys = self
-            .workers
-            .install(|| order.par_iter().with_max_len(1).map(read).collect::<Result<Vec<_>, _>>())?;
-        keys.sort_unstable_by_key(|&(i, _)| i);
-        Ok(keys.into_iter().map(|(_, keys)| keys).collect())
+        self.side_by_side(windows, |ids| if go_on() { self.read_one(ids) } else { Err(ModelError::Stopped) })
     }
 
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
-        let input = self.framed(question);
+        let input = framed(&self.prefix, question, &self.suffix);
         let keys = keys.as_standard_layout();
         let rows = self.prefix.len()..self.prefix.len() + question.len();
         self.workers.install(|| {
@@ -156,7 +170,7 @@ impl Sessions {
         let path = settings.model_dir.join(file);
         let packed = PrepackedWeights::new();
         let sessions = (0..settings.workers.max(1))
-            .map(|_| session(environment, &path, &packed).map_err(|e| graph_error(file, e)))
+            .map(|_| session(environment, &path, &packed, 1).map_err(|e| graph_error(file, e)))
             .collect::<Result<Vec<_>, _>>()?;
         check_io(contract, graph, &io_of(&sessions[0]))?;
         Ok(Self { file: file.to_owned(), sessions: sessions.into_iter().map(Mutex::new).collect() })
@@ -197,10 +211,22 @@ pub fn runtime_version(lib: &Path) -> Result<String, ModelError> {
     Ok(ort::info().to_owned())
 }
 
-fn session(environment: &Environment, path: &Path, packed: &PrepackedWeights) -> Result<Session, ort::Error> {
+/// Ids with the special tokens around them, `[1, t]`.
+fn framed(prefix: &[u32], ids: &[u32], suffix: &[u32]) -> Array2<i64> {
+    let all = prefix.iter().chain(ids).chain(suffix).map(|&id| i64::from(id)).collect();
+    Array2::from_shape_vec((1, prefix.len() + ids.len() + suffix.len()), all)
+        .expect("the shape counts exactly what was collected")
+}
+
+fn session(
+    environment: &Environment,
+    path: &Path,
+    packed: &PrepackedWeights,
+    threads: usize,
+) -> Result<Session, ort::Error> {
     let builder = Session::builder(environment)?
         .with_optimization_level(GraphOptimizationLevel::All)?
-        .with_intra_threads(1)?
+        .with_intra_threads(threads)?
         .with_prepacked_weights(packed)?;
     let mut builder = builder;
     builder.commit_from_file(path)

@@ -1,0 +1,99 @@
+//! Tokens per second: the graph alone, the pipeline and the peer, taking turns on the same chunks.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use super::workload::Workload;
+use super::{Progress, Subject};
+use crate::domain::CompressRequest;
+use crate::pipeline::Pipeline;
+use crate::pipeline::cancel::Cancel;
+use crate::pipeline::clock::Timings;
+
+/// Batch sizes that the batched graph is tried with.
+pub const BATCHES: [usize; 2] = [8, 16];
+
+/// What one round took. All contenders of a round read the same chunks.
+#[derive(Debug, Clone)]
+pub struct Round {
+    /// Tokens of the chunks, special ones not counted.
+    pub tokens: usize,
+    /// Operations of one pass of the graph over them.
+    pub flops: f64,
+    /// The graph alone, on all workers.
+    pub graph: Duration,
+    /// The graph alone, in batches of [`BATCHES`].
+    pub batched: [Duration; BATCHES.len()],
+    /// The pipeline.
+    pub cold: Duration,
+    /// Its stages.
+    pub timings: Timings,
+    /// The peer.
+    pub peer: Option<Duration>,
+}
+
+/// Rounds, in order.
+pub fn measure(
+    subject: &mut Subject,
+    workload: &Workload,
+    rounds: usize,
+    progress: Progress,
+) -> anyhow::Result<Vec<Round>> {
+    let mut measured = Vec::with_capacity(rounds);
+    // The first round warms up: memory of every size is allocated, and every thread has run.
+    for index in 0..=rounds {
+        progress("throughput", index, rounds + 1);
+        let request = workload.request(index as u64, &subject.tokenizer)?;
+        let round = round(subject, &request, index)?;
+        if index > 0 {
+            measured.push(round);
+        }
+    }
+    Ok(measured)
+}
+
+fn round(subject: &mut Subject, request: &CompressRequest, index: usize) -> anyhow::Result<Round> {
+    let encode = |chunk: &crate::domain::Chunk| Ok(subject.tokenizer.encode(&chunk.text)?.ids);
+    let ids: Vec<Vec<u32>> = request.chunks.iter().map(encode).collect::<anyhow::Result<_>>()?;
+    let pipeline = subject.service.pipeline.get().context("the service has no pipeline yet")?;
+    let tokens_max = pipeline.model().window_tokens_max;
+    let windows: Vec<&[u32]> = ids.iter().flat_map(|ids| ids.chunks(tokens_max)).collect();
+    let texts: Vec<&str> = request.chunks.iter().map(|chunk| chunk.text.as_str()).collect();
+    let tokens = ids.iter().map(Vec::len).sum();
+    let mut round = Round {
+        tokens,
+        flops: subject.flops.of_windows(windows.iter().map(|ids| ids.len())),
+        graph: Duration::ZERO,
+        batched: Default::default(),
+        cold: Duration::ZERO,
+        timings: Timings::default(),
+        peer: None,
+    };
+    // Each round starts with another one, so that no contender always follows the same other.
+    for turn in 0..4 {
+        match (turn + index) % 4 {
+            0 => round.graph = timed(|| Ok(subject.runtime.run_passage_graph(&windows)?))?,
+            1 => (round.cold, round.timings) = cold(pipeline, request)?,
+            2 => {
+                for (took, batch) in round.batched.iter_mut().zip(BATCHES) {
+                    *took = timed(|| Ok(subject.batched.run(&windows, batch)?))?;
+                }
+            }
+            _ => round.peer = subject.peer.as_mut().map(|peer| peer.encode(&texts, tokens)).transpose()?,
+        }
+    }
+    Ok(round)
+}
+
+fn cold(pipeline: &Pipeline, request: &CompressRequest) -> anyhow::Result<(Duration, Timings)> {
+    let started = Instant::now();
+    let compressed = pipeline.compress(request, &Cancel::default())?;
+    Ok((started.elapsed(), compressed.timings))
+}
+
+fn timed(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Duration> {
+    let started = Instant::now();
+    work()?;
+    Ok(started.elapsed())
+}
