@@ -90,10 +90,13 @@ fn number(value: f64) -> Value {
     if value.is_nan() { Value::Null } else { json!(value) }
 }
 
+/// What a column of the table shows of a method, where it applies.
+type Column = fn(&MethodReport) -> Option<Estimate>;
+
 /// A table for people, with 95 % intervals.
 pub fn table(report: &Report) -> String {
     let mut out = format!("{}: {} rows, default {}\n", report.data, report.rows, report.default);
-    let columns: [(&str, fn(&MethodReport) -> Option<Estimate>); 6] = [
+    let columns: [(&str, Column); 6] = [
         ("R@gold", |m| m.recall_at_gold),
         ("MRR", |m| m.mrr),
         ("kept@4x", |m| m.kept.first().map(|k| k.1)),

@@ -42,7 +42,9 @@ impl Drop for TraceGuard {
 pub fn install(settings: &Telemetry) -> Result<TraceGuard, TelemetryError> {
     let filter = EnvFilter::builder().parse(&settings.log)?;
     let lines = match settings.log_format {
-        LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).boxed(),
+        LogFormat::Json => {
+            fmt::layer().json().flatten_event(true).with_span_list(false).with_writer(std::io::stderr).boxed()
+        }
         LogFormat::Text => fmt::layer().with_writer(std::io::stderr).boxed(),
     };
     let provider = provider(&settings.otlp_endpoint)?;
