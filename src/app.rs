@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::admission::Admission;
 use crate::config::Config;
-use crate::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
+use crate::domain::{Chunk, CompressRequest};
 use crate::http::{self, ServeLimits, Service};
 use crate::model::contract::Contract;
 use crate::model::ort::{OrtRuntime, OrtSettings};
@@ -70,20 +70,9 @@ pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
     let started = Instant::now();
     let chunk =
         |id: &str, text: &str| Chunk { id: id.into(), title: None, text: text.into(), metadata: None };
-    let request = CompressRequest {
-        query: "Which sentence answers?".to_owned(),
-        chunks: vec![
-            chunk("a", "This sentence answers."),
-            chunk("b", "Another one does not. It only stands here."),
-        ],
-        budget: Budget::Auto,
-        granularity: Granularity::Sentence,
-        keep: Vec::new(),
-        order: Order::Input,
-        format: Format::Numbered,
-        tokenizer: TokenizerName::Model,
-        explain: false,
-    };
+    let chunks =
+        vec![chunk("a", "This sentence answers."), chunk("b", "Another one does not. It only stands here.")];
+    let request = CompressRequest::new("Which sentence answers?", chunks);
     pipeline.compress(&request, &Cancel::default()).context("the warm-up request failed")?;
     Ok(started.elapsed())
 }

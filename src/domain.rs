@@ -203,6 +203,23 @@ pub struct CompressRequest {
     pub explain: bool,
 }
 
+impl CompressRequest {
+    /// Asks `query` of `chunks`, everything else as by default.
+    pub fn new(query: impl Into<String>, chunks: Vec<Chunk>) -> Self {
+        Self {
+            query: query.into(),
+            chunks,
+            budget: Budget::Auto,
+            granularity: Granularity::default(),
+            keep: Vec::new(),
+            order: Order::default(),
+            format: Format::default(),
+            tokenizer: TokenizerName::default(),
+            explain: false,
+        }
+    }
+}
+
 /// A span of the context tied to the span of the chunk that it was copied from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Piece {

@@ -1,7 +1,7 @@
 //! Questions and chunks to measure on: sentences of common words in an order that means nothing, from a fixed seed.
 //! The same arguments give the same texts everywhere.
 
-use crate::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
+use crate::domain::{Chunk, CompressRequest};
 use crate::model::ModelError;
 use crate::model::tokenizer::ModelTokenizer;
 
@@ -37,17 +37,8 @@ impl Workload {
             let text = text(&mut random, tokens, '.', tokenizer)?;
             Ok(Chunk { id: index.to_string(), title: None, text, metadata: None })
         };
-        Ok(CompressRequest {
-            query,
-            chunks: (0..self.chunks).map(chunk).collect::<Result<_, ModelError>>()?,
-            budget: Budget::Auto,
-            granularity: Granularity::Sentence,
-            keep: Vec::new(),
-            order: Order::Input,
-            format: Format::Numbered,
-            tokenizer: TokenizerName::Model,
-            explain: false,
-        })
+        let chunks = (0..self.chunks).map(chunk).collect::<Result<_, ModelError>>()?;
+        Ok(CompressRequest::new(query, chunks))
     }
 }
 

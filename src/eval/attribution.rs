@@ -10,9 +10,7 @@ use super::bootstrap::estimate;
 use super::data::{AttributionRow, LabelledChunk, LabelledSpan};
 use super::methods::{self, Method};
 use super::report::{MethodReport, Report};
-use crate::domain::{
-    Budget, ByteRange, CompressRequest, Format, Granularity, Order, TokenSpan, TokenizerName,
-};
+use crate::domain::{ByteRange, CompressRequest, Granularity, TokenSpan};
 use crate::model::Logits;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
@@ -111,15 +109,7 @@ fn best(scores: &[f32]) -> Option<usize> {
 }
 
 fn request(row: &AttributionRow) -> CompressRequest {
-    CompressRequest {
-        query: row.answer.clone(),
-        chunks: row.chunks.iter().map(LabelledChunk::chunk).collect(),
-        budget: Budget::Auto,
-        granularity: Granularity::Chunk,
-        keep: Vec::new(),
-        order: Order::Input,
-        format: Format::Plain,
-        tokenizer: TokenizerName::Model,
-        explain: false,
-    }
+    let chunks = row.chunks.iter().map(LabelledChunk::chunk).collect();
+    let granularity = Granularity::Chunk;
+    CompressRequest { granularity, ..CompressRequest::new(&row.answer, chunks) }
 }

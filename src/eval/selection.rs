@@ -8,7 +8,7 @@ use super::bootstrap::estimate;
 use super::data::{LabelledChunk, SelectionRow};
 use super::methods::{self, Texts};
 use super::report::{AutoReport, MethodReport, Report};
-use crate::domain::{Budget, CompressRequest, Format, Granularity, Order, TokenizerName};
+use crate::domain::{Budget, CompressRequest, Format};
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
 use crate::pipeline::score::Scores;
@@ -33,6 +33,16 @@ struct AutoSamples {
     gold_share: Vec<f64>,
 }
 
+/// One method's scores of one row, and what is needed to judge them.
+#[derive(Clone, Copy)]
+struct Judged<'a> {
+    row: &'a SelectionRow,
+    request: &'a CompressRequest,
+    pipeline: &'a Pipeline,
+    reading: &'a Reading,
+    scores: &'a Scores,
+}
+
 /// All methods on all rows.
 pub fn evaluate(
     rows: &[SelectionRow],
@@ -53,9 +63,10 @@ pub fn evaluate(
             let scores = method.scores(&row.query, &reading, &texts)?;
             let own_ms = started.elapsed().as_secs_f64() * 1e3;
             samples.ms.push(own_ms + if method.reads() { read_ms } else { 0.0 });
-            samples.add(row, &request, pipeline, &reading, &scores)?;
-            if samples.ms.len() == done + 1 && *method == methods[0] {
-                auto.add(row, &request, pipeline, &reading, &scores)?;
+            let judged = Judged { row, request: &request, pipeline, reading: &reading, scores: &scores };
+            samples.add(&judged)?;
+            if *method == methods[0] {
+                auto.add(&judged)?;
             }
         }
         progress(done + 1, rows.len());
@@ -70,14 +81,8 @@ pub fn evaluate(
 }
 
 impl Samples {
-    fn add(
-        &mut self,
-        row: &SelectionRow,
-        request: &CompressRequest,
-        pipeline: &Pipeline,
-        reading: &Reading,
-        scores: &Scores,
-    ) -> Result<()> {
+    fn add(&mut self, judged: &Judged) -> Result<()> {
+        let Judged { row, request, pipeline, reading, scores } = *judged;
         let ranked = ranked(&scores.chunks);
         self.recall.push(recall_at_gold(row, &ranked));
         self.reciprocal_rank.push(reciprocal_rank(row, &ranked));
@@ -114,14 +119,8 @@ impl Samples {
 }
 
 impl AutoSamples {
-    fn add(
-        &mut self,
-        row: &SelectionRow,
-        request: &CompressRequest,
-        pipeline: &Pipeline,
-        reading: &Reading,
-        scores: &Scores,
-    ) -> Result<()> {
+    fn add(&mut self, judged: &Judged) -> Result<()> {
+        let Judged { row, request, pipeline, reading, scores } = *judged;
         let fitted = pipeline.fit(request, reading, scores)?;
         self.tokens_share.push(fitted.usage.tokens_out as f64 / fitted.usage.tokens_in.max(1) as f64);
         let gold = row.gold.iter().filter(|&&gold| !fitted.spans[gold].is_empty()).count();
@@ -159,17 +158,8 @@ fn request(row: &SelectionRow) -> CompressRequest {
         chunk.id = index.to_string();
         chunk
     };
-    CompressRequest {
-        query: row.query.clone(),
-        chunks: row.chunks.iter().enumerate().map(numbered).collect(),
-        budget: Budget::Auto,
-        granularity: Granularity::Sentence,
-        keep: Vec::new(),
-        order: Order::Input,
-        format: Format::Plain,
-        tokenizer: TokenizerName::Model,
-        explain: false,
-    }
+    let chunks = row.chunks.iter().enumerate().map(numbered).collect();
+    CompressRequest { format: Format::Plain, ..CompressRequest::new(&row.query, chunks) }
 }
 
 fn texts(row: &SelectionRow, request: &CompressRequest, reading: &Reading) -> Texts {
