@@ -1,6 +1,7 @@
 //! Request bodies: strict about names and types, with the place of the first mistake.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::de::{self, MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer};
@@ -16,7 +17,7 @@ pub struct CompressBody {
     query: String,
     chunks: Vec<ChunkBody>,
     #[serde(default)]
-    budget: Option<BudgetBody>,
+    budget: Option<Object<BudgetBody>>,
     #[serde(default)]
     granularity: Granularity,
     #[serde(default)]
@@ -90,7 +91,7 @@ pub struct RequestError {
 /// [`RequestError`] with the path of the first value that does not fit.
 pub fn parse<T: de::DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let Object(value) = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let inner = error.into_inner();
         let param = (inner.is_data() && path != ".").then_some(path);
@@ -132,7 +133,7 @@ impl CompressBody {
         let request = CompressRequest {
             query: self.query,
             chunks: self.chunks.into_iter().enumerate().map(chunk).collect(),
-            budget: self.budget.map_or(Ok(Budget::Auto), BudgetBody::into_domain)?,
+            budget: self.budget.map_or(Ok(Budget::Auto), |Object(budget)| budget.into_domain())?,
             granularity: self.granularity,
             keep: self.keep,
             order: self.order,
@@ -159,6 +160,30 @@ impl BudgetBody {
                 param: Some("budget".to_owned()),
             }),
         }
+    }
+}
+
+/// A JSON object. Left to itself, serde also reads a struct from a list of its values.
+#[derive(Debug, Clone)]
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = Object<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Object)
     }
 }
 

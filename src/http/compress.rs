@@ -64,7 +64,8 @@ async fn compress(
     });
     match tokio::time::timeout_at(deadline.into(), work).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+        // The panic's hook has said where; the caller may have asked for its chunks back.
+        Ok(Err(_panicked)) => Err(HttpError::internal()),
         Err(_elapsed) => Err(pipeline::PipelineError::DeadlineExceeded.into()),
     }
 }

@@ -95,6 +95,10 @@ impl HttpError {
         Self::new("deadline_out_of_range", message).at("deadline_ms")
     }
 
+    pub(super) fn internal() -> Self {
+        Self::new("internal", "an internal error; the daemon's log says where")
+    }
+
     pub(super) fn code(&self) -> &'static str {
         self.body.code
     }
@@ -158,5 +162,5 @@ impl From<Refusal> for HttpError {
 
 /// A panic is logged by the hook, without the request; the client learns that it was our fault.
 pub(super) fn from_panic(_panic: Box<dyn Any + Send>) -> Response {
-    HttpError::new("internal", "an internal error; the daemon's log says where").into_response()
+    HttpError::internal().into_response()
 }

@@ -4,6 +4,7 @@
 use std::{
     env,
     path::{Path, PathBuf},
+    process::Command,
     sync::OnceLock,
 };
 
@@ -20,15 +21,33 @@ pub fn minilm_source() -> PathBuf {
     provisioned("THRESHER_MODEL_SOURCE", &["models/.cache/all-MiniLM-L6-v2"])
 }
 
+/// The shared library of ONNX Runtime.
+pub fn runtime_lib() -> PathBuf {
+    let cache = "models/.cache/onnxruntime/libonnxruntime";
+    provisioned("THRESHER_RUNTIME_LIB", &[&format!("{cache}.so"), &format!("{cache}.dylib")])
+}
+
+/// The default model, exported.
+pub fn model_dir() -> PathBuf {
+    let dir = in_checkout("models/minilm-l6");
+    assert!(dir.join("contract.toml").exists(), "models/minilm-l6 is not there: run `make test` first");
+    dir
+}
+
 /// ONNX Runtime, loaded once.
 pub fn runtime() -> &'static Environment {
     static RUNTIME: OnceLock<Environment> = OnceLock::new();
     RUNTIME.get_or_init(|| {
-        let cache = "models/.cache/onnxruntime/libonnxruntime";
-        let library =
-            provisioned("THRESHER_RUNTIME_LIB", &[&format!("{cache}.so"), &format!("{cache}.dylib")]);
-        ort::init_from(library).expect("the library loads").build().expect("an environment")
+        ort::init_from(runtime_lib()).expect("the library loads").build().expect("an environment")
     })
+}
+
+/// The binary, with the real runtime and model wherever it is started.
+pub fn thresher(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thresher"));
+    command.args(arguments);
+    command.env("THRESHER_RUNTIME_LIB", runtime_lib()).env("THRESHER__MODEL__DIR", model_dir());
+    command
 }
 
 fn provisioned(variable: &str, fallbacks: &[&str]) -> PathBuf {

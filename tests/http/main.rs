@@ -1,0 +1,576 @@
+//! The real routes over a real socket, with models that answer, wait or panic as a test needs.
+//! `process.rs` does the same to the real binary with the real model.
+
+mod process;
+#[path = "../support/mod.rs"]
+mod support;
+mod wire;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use ndarray::{Array3, ArrayView3};
+use serde_json::{Value, json};
+use thresher::admission::Admission;
+use thresher::http::admin::Admin;
+use thresher::http::{self, ServeLimits, Service};
+use thresher::model::scripted::ScriptedModel;
+use thresher::model::{Logits, ModelError, ModelInfo, ModelRuntime};
+use thresher::pipeline::Pipeline;
+use thresher::pipeline::auto::Auto;
+use thresher::pipeline::validate::RequestLimits;
+use thresher::telemetry::{self, Prometheus};
+use tokio::net::TcpListener;
+
+use self::wire::{Framing, ask, get, post, send};
+
+const BODY_BYTES_MAX: usize = 4096;
+const DEADLINE_MS_MAX: u64 = 600_000;
+/// Stands in every text of a request that a test looks for where no text may be.
+const SECRET: &str = "xyzzyplugh";
+
+// ---- a daemon for one test ----
+
+struct Daemon {
+    http: SocketAddr,
+    admin: SocketAddr,
+    service: Service,
+}
+
+/// Serves `model` to `concurrency` requests at once, `queue` waiting; without a model it is still loading.
+async fn daemon(model: Option<Arc<dyn ModelRuntime>>, concurrency: usize, queue: usize) -> Daemon {
+    let pipeline = OnceLock::new();
+    if let Some(model) = model {
+        let _ = pipeline.set(pipeline_of(model));
+    }
+    let service = Service {
+        pipeline: Arc::new(pipeline),
+        admission: Admission::new(concurrency, queue),
+        limits: ServeLimits {
+            body_bytes_max: BODY_BYTES_MAX,
+            deadline_default: Duration::from_millis(DEADLINE_MS_MAX),
+            deadline_max: Duration::from_millis(DEADLINE_MS_MAX),
+        },
+    };
+    let metrics = metrics();
+    let render = Arc::new(move || metrics.render());
+    let admin = http::admin::router(Admin { service: service.clone(), render });
+    Daemon { http: listen(http::router(service.clone())).await, admin: listen(admin).await, service }
+}
+
+fn pipeline_of(model: Arc<dyn ModelRuntime>) -> Pipeline {
+    let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon"]));
+    let limits = RequestLimits { chunk_count_max: 8, query_tokens_max: 64, ..RequestLimits::default() };
+    Pipeline::new(model, tokenizer, limits, Auto::default())
+}
+
+async fn listen(router: axum::Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address
+}
+
+/// One recorder per process is all there can be.
+fn metrics() -> Prometheus {
+    static METRICS: OnceLock<Prometheus> = OnceLock::new();
+    METRICS.get_or_init(|| telemetry::install_metrics().expect("the first recorder")).clone()
+}
+
+fn scripted() -> Arc<dyn ModelRuntime> {
+    Arc::new(ScriptedModel::new(16))
+}
+
+/// The scripted model, after `before` has run.
+struct Double<F> {
+    model: ScriptedModel,
+    before: F,
+}
+
+impl<F: Fn(&dyn Fn() -> bool) + Send + Sync> ModelRuntime for Double<F> {
+    fn info(&self) -> &ModelInfo {
+        self.model.info()
+    }
+
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        go_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Array3<f32>>, ModelError> {
+        (self.before)(&go_on);
+        self.model.read(windows, go_on)
+    }
+
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+        self.model.logits(question, keys)
+    }
+}
+
+fn double(before: impl Fn(&dyn Fn() -> bool) + Send + Sync + 'static) -> Arc<dyn ModelRuntime> {
+    Arc::new(Double { model: ScriptedModel::new(16), before })
+}
+
+/// A door that a test opens, and how many stand or stood before it.
+#[derive(Default)]
+struct Gate {
+    arrived: AtomicUsize,
+    open: AtomicBool,
+}
+
+impl Gate {
+    /// Waits until the gate is open or the work should stop.
+    fn pass(&self, go_on: &dyn Fn() -> bool) {
+        self.arrived.fetch_add(1, Ordering::SeqCst);
+        while !self.open.load(Ordering::SeqCst) && go_on() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..60_000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("waited a minute in vain until {what}");
+}
+
+// ---- requests ----
+
+fn good() -> Value {
+    json!({"query": "When is the tide?", "chunks": [{"id": "a", "text": "The tide is at noon."}, "The moon is far. Water is wet."]})
+}
+
+/// The good request with some fields replaced.
+fn with(fields: Value) -> Value {
+    let mut request = good();
+    for (name, value) in fields.as_object().expect("fields") {
+        request[name] = value.clone();
+    }
+    request
+}
+
+#[track_caller]
+fn assert_good(case: &str, response: &wire::Response) {
+    assert_eq!(response.status, 200, "{case}: then a good request: {}", response.body);
+    let answer = response.json();
+    assert!(answer["context"].as_str().is_some_and(|text| text.contains("The tide is at noon.")), "{case}");
+    assert_eq!(answer["degraded"], Value::Null, "{case}");
+}
+
+/// Sends `body` and expects `error`, as "status code param", with `message` in what it says; then a good request.
+async fn check(daemon: &Daemon, case: &str, body: impl AsRef<[u8]>, error: &str, message: &str) {
+    let response = post(daemon.http, "/v1/compress", body).await;
+    check_error(case, &response, error, message);
+    assert_good(case, &post(daemon.http, "/v1/compress", good().to_string()).await);
+}
+
+#[track_caller]
+fn check_error(case: &str, response: &wire::Response, error: &str, message: &str) {
+    let found = &response.json()["error"];
+    let text = |field: &str| found[field].as_str().unwrap_or("-");
+    let head = format!("{} {} {}", response.status, text("code"), text("param"));
+    assert_eq!(head, error, "{case}: {}", response.body);
+    assert!(text("message").contains(message), "{case}: {:?} lacks {message:?}", text("message"));
+    assert_eq!(response.header("content-type"), Some("application/json"), "{case}");
+}
+
+// ---- tests ----
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_are_no_request() {
+    let daemon = daemon(Some(scripted()), 4, 4).await;
+    let good = good().to_string();
+    let table: Vec<(&str, Vec<u8>, &str, &str)> = vec![
+        ("no body", b"".to_vec(), "400 invalid_json -", "EOF"),
+        ("broken JSON", b"{\"query\": ".to_vec(), "400 invalid_json -", "EOF"),
+        ("a comma too many", b"{\"query\": \"q\",}".to_vec(), "400 invalid_json -", "trailing comma"),
+        ("trailing garbage", format!("{good} x").into_bytes(), "400 invalid_json -", "trailing characters"),
+        ("two requests", format!("{good}{good}").into_bytes(), "400 invalid_json -", "trailing characters"),
+        ("not UTF-8", b"{\"query\": \"\xff\", \"chunks\": []}".to_vec(), "400 invalid_json -", "unicode"),
+        (
+            "half a surrogate pair",
+            br#"{"query": "\ud800", "chunks": []}"#.to_vec(),
+            "400 invalid_json -",
+            "hex escape",
+        ),
+        ("nested without end", "[".repeat(1000).into_bytes(), "400 wrong_type -", "expected an object"),
+        ("a list of the fields", br#"["q", ["a"]]"#.to_vec(), "400 wrong_type -", "expected an object"),
+        (
+            "a field twice",
+            br#"{"query": "q", "query": "r", "chunks": ["a"]}"#.to_vec(),
+            "400 duplicate_field -",
+            "`query`",
+        ),
+        (
+            "too many bytes, as declared",
+            vec![b' '; BODY_BYTES_MAX + 1],
+            "413 body_too_large -",
+            "4096 bytes (http.body_bytes_max)",
+        ),
+    ];
+    for (case, body, error, message) in table {
+        check(&daemon, case, body, error, message).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_cannot_be_answered() {
+    let daemon = daemon(Some(scripted()), 4, 4).await;
+    let nine = vec!["text"; 9];
+    let long_query = "q".repeat(65);
+    let table = [
+        (
+            "unknown field",
+            with(json!({"qeury": "q"})),
+            "400 unknown_field qeury",
+            "`qeury`, expected one of `query`",
+        ),
+        (
+            "unknown field of a chunk",
+            with(json!({"chunks": ["a", {"text": "b", "body": "c"}]})),
+            "400 unknown_field chunks[1].body",
+            "`body`",
+        ),
+        (
+            "wrong type",
+            with(json!({"chunks": ["a", {"text": 5}]})),
+            "400 wrong_type chunks[1].text",
+            "integer `5`, expected a string",
+        ),
+        (
+            "a chunk that is none",
+            with(json!({"chunks": [null]})),
+            "400 wrong_type chunks[0]",
+            "expected a chunk",
+        ),
+        ("a query that is none", with(json!({"query": null})), "400 wrong_type query", "expected a string"),
+        ("no query", json!({"chunks": ["a"]}), "400 missing_field -", "`query`"),
+        ("no chunks", json!({"query": "q"}), "400 missing_field -", "`chunks`"),
+        (
+            "a chunk without text",
+            with(json!({"chunks": [{"id": "a"}]})),
+            "400 missing_field chunks[0]",
+            "`text`",
+        ),
+        ("empty query", with(json!({"query": ""})), "422 query_empty query", "query is empty"),
+        ("blank query", with(json!({"query": " \n\t\u{3000}"})), "422 query_empty query", "query is empty"),
+        (
+            "long query",
+            with(json!({"query": long_query})),
+            "422 query_too_long query",
+            "65 tokens, the limit is 64 (limits.query_tokens_max)",
+        ),
+        ("empty chunks", with(json!({"chunks": []})), "422 chunks_empty chunks", "at least one"),
+        (
+            "too many chunks",
+            with(json!({"chunks": nine})),
+            "422 chunk_too_many chunks",
+            "9 chunks, the limit is 8 (limits.chunk_count_max)",
+        ),
+        (
+            "an id twice",
+            with(json!({"chunks": [{"id": "a", "text": "x"}, "y", {"id": "a", "text": "z"}]})),
+            "422 chunk_id_duplicate chunks[2].id",
+            "chunks[0] and chunks[2]",
+        ),
+        ("keep an unknown id", with(json!({"keep": ["a", "b"]})), "422 keep_unknown keep[1]", "\"b\""),
+        (
+            "no token",
+            with(json!({"budget": {"tokens": 0}})),
+            "422 budget_zero budget.tokens",
+            "budget.tokens is 0",
+        ),
+        (
+            "fewer tokens than none",
+            with(json!({"budget": {"tokens": -1}})),
+            "400 wrong_type budget.tokens",
+            "`-1`",
+        ),
+        (
+            "too few tokens",
+            with(json!({"budget": {"tokens": 1}})),
+            "422 budget_impossible budget",
+            "the shortest unit needs",
+        ),
+        (
+            "too few for keep",
+            with(json!({"budget": {"tokens": 5}, "keep": ["a"]})),
+            "422 budget_impossible budget",
+            "what `keep` names needs",
+        ),
+        (
+            "two budgets",
+            with(json!({"budget": {"tokens": 9, "ratio": 0.5}})),
+            "422 budget_ambiguous budget",
+            "exactly one",
+        ),
+        ("no budget", with(json!({"budget": {}})), "422 budget_ambiguous budget", "exactly one"),
+        (
+            "a budget that is a list",
+            with(json!({"budget": [9, null, null]})),
+            "400 wrong_type budget",
+            "expected an object",
+        ),
+        (
+            "a ratio of null",
+            with(json!({"budget": {"ratio": null}})),
+            "422 budget_ambiguous budget",
+            "exactly one",
+        ),
+        (
+            "a ratio of 0",
+            with(json!({"budget": {"ratio": 0}})),
+            "422 ratio_out_of_range budget.ratio",
+            "budget.ratio is 0",
+        ),
+        (
+            "a ratio over 1",
+            with(json!({"budget": {"ratio": 1.5}})),
+            "422 ratio_out_of_range budget.ratio",
+            "1.5",
+        ),
+        (
+            "a ratio under 0",
+            with(json!({"budget": {"ratio": -1}})),
+            "422 ratio_out_of_range budget.ratio",
+            "-1",
+        ),
+        (
+            "a ratio of next to nothing",
+            with(json!({"budget": {"ratio": 1e-300}})),
+            "422 budget_impossible budget",
+            "budget of 0 tokens",
+        ),
+        (
+            "unknown tokenizer",
+            with(json!({"tokenizer": "gpt2"})),
+            "400 unknown_value tokenizer",
+            "`gpt2`, expected one of `model`, `o200k_base`, `cl100k_base`",
+        ),
+        (
+            "unknown granularity",
+            with(json!({"granularity": "word"})),
+            "400 unknown_value granularity",
+            "`word`, expected one of `chunk`, `sentence`, `token`",
+        ),
+        (
+            "unknown unit of offsets",
+            with(json!({"offsets": "char"})),
+            "400 unknown_value offsets",
+            "`byte`, `codepoint`, `utf16`",
+        ),
+        (
+            "a deadline over the limit",
+            with(json!({"deadline_ms": DEADLINE_MS_MAX + 1})),
+            "422 deadline_out_of_range deadline_ms",
+            "600000 (admission.deadline_ms_max)",
+        ),
+        (
+            "a deadline that has passed",
+            with(json!({"deadline_ms": 0})),
+            "504 deadline_exceeded -",
+            "deadline",
+        ),
+    ];
+    for (case, body, error, message) in table {
+        check(&daemon, case, body.to_string(), error, message).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_of_unknown_length_is_bounded_too() {
+    let daemon = daemon(Some(scripted()), 4, 4).await;
+    let long = vec![b' '; BODY_BYTES_MAX + 1];
+    let response = ask(daemon.http, "POST", "/v1/compress", &long, Framing::Chunked).await;
+    check_error("streamed", &response, "413 body_too_large -", "4096 bytes");
+    let good = good().to_string();
+    assert_good(
+        "streamed",
+        &ask(daemon.http, "POST", "/v1/compress", good.as_bytes(), Framing::Chunked).await,
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paths_and_methods() {
+    let daemon = daemon(Some(scripted()), 4, 4).await;
+    let response = get(daemon.http, "/v2/compress").await;
+    check_error("unknown path", &response, "404 not_found -", "/v1/compress");
+    let response = get(daemon.http, "/v1/compress").await;
+    check_error("wrong method", &response, "405 method_not_allowed -", "Allow");
+    assert_eq!(response.header("allow"), Some("POST"));
+    let models = get(daemon.http, "/v1/models").await.json();
+    assert_eq!(
+        (&models["data"][0]["id"], &models["data"][0]["window_tokens_max"]),
+        (&json!("scripted"), &json!(16))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn passthrough_returns_the_chunks_whole_when_the_fault_is_ours() {
+    let (gate, panics) = (Arc::new(Gate::default()), double(|_| panic!("a bug")));
+    let waits = double({
+        let gate = Arc::clone(&gate);
+        move |go_on| gate.pass(go_on)
+    });
+    let late = with(json!({"on_error": "passthrough", "deadline_ms": 0}));
+    let now = with(json!({"on_error": "passthrough"}));
+    let busy = daemon(Some(waits), 1, 0).await;
+    let first = tokio::spawn({
+        let (address, good) = (busy.http, good().to_string());
+        async move { post(address, "/v1/compress", good).await }
+    });
+    until("the first request is at work", || gate.arrived.load(Ordering::SeqCst) == 1).await;
+    let broken = daemon(Some(panics), 1, 0).await;
+    let table = [
+        (daemon(Some(scripted()), 1, 0).await, late, "deadline_exceeded"),
+        (busy, now.clone(), "overloaded"),
+        (broken, now, "internal"),
+    ];
+    for (daemon, request, code) in &table {
+        let response = post(daemon.http, "/v1/compress", request.to_string()).await;
+        assert_eq!(response.status, 200, "{code}: {}", response.body);
+        let answer = response.json();
+        assert_eq!(answer["degraded"]["code"], *code);
+        assert_eq!(
+            answer["context"], "[1] The tide is at noon.\n\n[2] The moon is far. Water is wet.",
+            "{code}"
+        );
+        assert_eq!(answer["usage"], Value::Null, "{code}");
+        assert_eq!(answer["citations"][1]["text"], "The moon is far. Water is wet.", "{code}");
+    }
+    let invalid = with(json!({"on_error": "passthrough", "keep": ["nobody"]}));
+    let response = post(table[0].0.http, "/v1/compress", invalid.to_string()).await;
+    check_error("the caller's fault stays an error", &response, "422 keep_unknown keep[0]", "nobody");
+    gate.open.store(true, Ordering::SeqCst);
+    assert_good("the one that worked", &first.await.expect("no panic"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_than_can_wait_are_told_when_to_come_back() {
+    let gate = Arc::new(Gate::default());
+    let model = double({
+        let gate = Arc::clone(&gate);
+        move |go_on| gate.pass(go_on)
+    });
+    let daemon = daemon(Some(model), 1, 1).await;
+    let ask = || {
+        let address = daemon.http;
+        tokio::spawn(async move { post(address, "/v1/compress", good().to_string()).await })
+    };
+    let working = ask();
+    until("one is at work", || gate.arrived.load(Ordering::SeqCst) == 1).await;
+    let waiting = ask();
+    until("one waits", || daemon.service.admission.waiting() == 1).await;
+    let refused = ask().await.expect("no panic");
+    check_error("the third", &refused, "429 overloaded -", "admission.queue_max");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    gate.open.store(true, Ordering::SeqCst);
+    assert_good("the first", &working.await.expect("no panic"));
+    assert_good("the second", &waiting.await.expect("no panic"));
+    assert_good("one more", &ask().await.expect("no panic"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn loading_then_ready_then_draining() {
+    let daemon = daemon(None, 1, 0).await;
+    let admin = |path: &'static str| get(daemon.admin, path);
+    assert_eq!(admin("/livez").await.status, 200);
+    assert_eq!((admin("/readyz").await.status, &*admin("/readyz").await.body), (503, "loading the model\n"));
+    for path in ["/v1/compress", "/v1/models"] {
+        let response = match path {
+            "/v1/models" => get(daemon.http, path).await,
+            _ => post(daemon.http, path, good().to_string()).await,
+        };
+        check_error(path, &response, "503 not_ready -", "/readyz");
+        assert_eq!(response.header("retry-after"), Some("5"), "{path}");
+    }
+    let _ = daemon.service.pipeline.set(pipeline_of(scripted()));
+    assert_eq!((admin("/readyz").await.status, &*admin("/readyz").await.body), (200, "ok\n"));
+    assert_good("once loaded", &post(daemon.http, "/v1/compress", good().to_string()).await);
+    daemon.service.admission.drain();
+    assert_eq!((admin("/readyz").await.status, &*admin("/readyz").await.body), (503, "draining\n"));
+    assert_eq!(admin("/livez").await.status, 200);
+    let response = post(daemon.http, "/v1/compress", good().to_string()).await;
+    check_error("draining", &response, "503 draining -", "shutting down");
+    assert_eq!(response.header("retry-after"), Some("5"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_costs_one_answer_and_no_permit() {
+    let panics = Arc::new(AtomicBool::new(true));
+    let model = double({
+        let panics = Arc::clone(&panics);
+        move |_| assert!(!panics.load(Ordering::SeqCst), "a bug")
+    });
+    let daemon = daemon(Some(model), 1, 0).await;
+    for _ in 0..3 {
+        let response = post(daemon.http, "/v1/compress", good().to_string()).await;
+        check_error("a panic", &response, "500 internal -", "internal error");
+    }
+    panics.store(false, Ordering::SeqCst);
+    assert_good("after the panics", &post(daemon.http, "/v1/compress", good().to_string()).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_goes_away_stops_the_work() {
+    let gate = Arc::new(Gate::default());
+    let stopped = Arc::new(AtomicBool::new(false));
+    let model = double({
+        let (gate, stopped) = (Arc::clone(&gate), Arc::clone(&stopped));
+        move |go_on| {
+            gate.pass(go_on);
+            stopped.fetch_or(!go_on(), Ordering::SeqCst);
+        }
+    });
+    let daemon = daemon(Some(model), 1, 0).await;
+    let body = good().to_string();
+    let stream = send(daemon.http, "POST", "/v1/compress", body.as_bytes(), Framing::ContentLength).await;
+    until("the work has begun", || gate.arrived.load(Ordering::SeqCst) == 1).await;
+    drop(stream);
+    until("the work has stopped", || stopped.load(Ordering::SeqCst)).await;
+    gate.open.store(true, Ordering::SeqCst);
+    // The only permit comes back once the work has ended, a moment later.
+    let mut response = post(daemon.http, "/v1/compress", &body).await;
+    while response.status == 429 {
+        response = post(daemon.http, "/v1/compress", &body).await;
+    }
+    assert_good("with the permit of the one that left", &response);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_count_and_quote_nobody() {
+    let daemon = daemon(Some(scripted()), 1, 0).await;
+    let id = format!("id-{SECRET}");
+    let chunk =
+        json!({"id": id, "title": SECRET, "text": format!("The tide is {SECRET}."), "metadata": {SECRET: 1}});
+    let request = json!({"query": format!("{SECRET}?"), "chunks": [chunk], "keep": [id]});
+    assert_eq!(post(daemon.http, "/v1/compress", request.to_string()).await.status, 200);
+    let refused = with(json!({"keep": [SECRET], SECRET: 1}));
+    assert_eq!(post(daemon.http, "/v1/compress", refused.to_string()).await.status, 400);
+    assert_eq!(get(daemon.http, &format!("/{SECRET}")).await.status, 404);
+    let metrics = get(daemon.admin, "/metrics").await.body;
+    for stage in ["tokenize", "blocks", "logits", "score", "select"] {
+        assert!(
+            metrics.contains(&format!("stage_seconds_bucket{{stage=\"{stage}\",le=")),
+            "{stage}: {metrics}"
+        );
+    }
+    for line in [
+        "requests_total{endpoint=\"/v1/compress\",code=\"ok\"}",
+        "requests_total{endpoint=\"/v1/compress\",code=\"unknown_field\"}",
+        "requests_total{endpoint=\"other\",code=\"not_found\"}",
+        "request_seconds_bucket{endpoint=\"/v1/compress\",le=",
+        "# TYPE requests_in_flight gauge",
+        "requests_waiting 0",
+        "tokens_in_total ",
+        "tokens_out_total ",
+    ] {
+        assert!(metrics.contains(line), "{line} is missing in {metrics}");
+    }
+    assert!(!metrics.contains(SECRET), "{metrics}");
+}

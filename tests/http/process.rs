@@ -1,0 +1,119 @@
+//! The real binary with the real model: it gets ready, answers, finishes what it began when told to stop, and logs none
+//! of what it was sent.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::SECRET;
+use crate::support::thresher;
+use crate::wire::{get, post};
+
+/// A daemon that is killed if its test fails.
+struct Running {
+    child: Child,
+    log: Receiver<String>,
+}
+
+impl Running {
+    /// Starts the binary on free ports, one request at a time.
+    fn start() -> Self {
+        let mut child = thresher(&["serve"])
+            .env("THRESHER__HTTP__LISTEN", "127.0.0.1:0")
+            .env("THRESHER__HTTP__DRAIN_MS_MAX", "600000")
+            .env("THRESHER__ADMIN__LISTEN", "127.0.0.1:0")
+            .env("THRESHER__MODEL__WORKERS", "1")
+            .env("THRESHER__ADMISSION__CONCURRENCY_MAX", "1")
+            .env("THRESHER__ADMISSION__DEADLINE_MS_DEFAULT", "600000")
+            .env("THRESHER__ADMISSION__DEADLINE_MS_MAX", "600000")
+            .env("THRESHER__TELEMETRY__LOG", "trace")
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the binary starts");
+        let stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let (lines, log) = channel();
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+        });
+        Self { child, log }
+    }
+
+    /// The addresses that its log names; every line read on the way is kept in `seen`.
+    fn addresses(&self, seen: &mut Vec<String>) -> (SocketAddr, SocketAddr) {
+        loop {
+            let line = self.log.recv().unwrap_or_else(|_| panic!("ended before it listened: {seen:#?}"));
+            let event: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+            seen.push(line);
+            if event["message"] == "listening" {
+                let address =
+                    |name: &str| event[name].as_str().and_then(|a| a.parse().ok()).expect("an address");
+                return (address("http"), address("admin"));
+            }
+        }
+    }
+
+    fn terminate(&self) {
+        let id = self.child.id().to_string();
+        let kill = std::process::Command::new("kill").args(["-TERM", &id]).status();
+        assert!(kill.expect("kill is there").success());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn told_to_stop_it_finishes_what_it_began_and_quotes_nobody() {
+    let mut daemon = Running::start();
+    let mut log = Vec::new();
+    let (http, admin) = daemon.addresses(&mut log);
+    while get(admin, "/readyz").await.status != 200 {
+        assert!(daemon.child.try_wait().expect("a child").is_none(), "it ended while loading");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+
+    // The first one works long enough for the second to be seen waiting: both have then begun.
+    let long = format!("The {SECRET} of the coast rises with the moon, twice a day, and falls as often. ")
+        .repeat(40);
+    let chunks: Vec<_> =
+        (0..8).map(|i| json!({"id": format!("{SECRET}{i}"), "title": SECRET, "text": long})).collect();
+    let request =
+        json!({"query": format!("How often does the {SECRET} rise?"), "chunks": chunks}).to_string();
+    let ask = || {
+        tokio::spawn({
+            let request = request.clone();
+            async move { post(http, "/v1/compress", request).await }
+        })
+    };
+    let answers = [ask(), ask()];
+    while !get(admin, "/metrics").await.body.contains("requests_waiting 1") {
+        assert!(
+            !answers.iter().any(|answer| answer.is_finished()),
+            "the first was too quick to be waited for"
+        );
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    daemon.terminate();
+    for answer in answers {
+        let answer = answer.await.expect("no panic");
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert!(answer.json()["context"].as_str().is_some_and(|context| context.contains(SECRET)));
+    }
+    assert_eq!(daemon.child.wait().expect("a child").code(), Some(0));
+
+    log.extend(daemon.log.iter());
+    for message in ["ready", "answered", "draining", "stopped"] {
+        let said = |line: &String| line.contains(&format!("\"message\":\"{message}\""));
+        assert!(log.iter().any(said), "{message:?} was not logged: {log:#?}");
+    }
+    let quoting: Vec<_> = log.iter().filter(|line| line.contains(SECRET)).collect();
+    assert!(quoting.is_empty(), "{quoting:#?}");
+}
