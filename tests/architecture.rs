@@ -1,0 +1,244 @@
+//! Which module may know which: reads what every file of `src` names of the crate and holds it to one table.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Each module, in the order of the code map, and the modules it may name. `a::b` allows `b` of `a` only.
+const MAY_NAME: &[(&str, &[&str])] = &[
+    ("domain", &[]),
+    ("text", &["domain"]),
+    ("rc", &["domain"]),
+    ("model", &["domain"]),
+    ("export", &["model::contract"]),
+    ("pipeline", &["domain", "text", "rc", "model"]),
+    ("registry", &["domain"]),
+    ("api", &["domain", "text", "model", "pipeline"]),
+    ("eval", &["domain", "text", "rc", "model", "pipeline", "registry"]),
+    ("admission", &[]),
+    ("config", &["pipeline::auto", "pipeline::validate"]),
+    ("http", &["domain", "model", "pipeline", "api", "admission"]),
+    ("telemetry", &["config"]),
+    ("app", &["domain", "model", "pipeline", "admission", "config", "http", "telemetry"]),
+    ("cli", &["domain", "model", "export", "pipeline", "api", "eval", "config", "telemetry", "app"]),
+    ("main", &["cli"]),
+];
+
+/// Stages of the pipeline hand each other data: each names these files of its own folder and no others. `pipeline.rs`
+/// calls the stages; `fit` is the stage that chooses and writes, with the three that it is made of.
+const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
+    ("assemble", &[]),
+    ("auto", &["score", "select"]),
+    ("blocks", &["cancel", "tokenize"]),
+    ("cancel", &[]),
+    ("clock", &[]),
+    ("count", &[]),
+    ("explain", &["score"]),
+    ("fit", &["assemble", "auto", "count", "score", "select", "units", "validate"]),
+    ("logits", &[]),
+    ("score", &["blocks", "units"]),
+    ("select", &["units"]),
+    ("tokenize", &["validate"]),
+    ("units", &["blocks", "tokenize"]),
+    ("validate", &[]),
+];
+
+/// Libraries that one place owns.
+const OWNED: &[(&str, &[&str])] = &[
+    ("ort", &["src/model/ort.rs"]),
+    ("tantivy", &["src/registry.rs", "src/registry/"]),
+    ("tiktoken_rs", &["src/pipeline/count.rs"]),
+    ("icu_segmenter", &["src/text.rs", "src/text/"]),
+    ("safetensors", &["src/export.rs", "src/export/"]),
+    ("prost", &["src/export.rs", "src/export/"]),
+    ("axum", &["src/http.rs", "src/http/", "src/app.rs"]),
+    ("clap", &["src/cli.rs", "src/cli/"]),
+    ("anyhow", &["src/app.rs", "src/cli.rs", "src/cli/", "src/eval.rs", "src/eval/"]),
+    ("metrics", &["src/telemetry/", "src/http/"]),
+];
+
+/// A source file: where it is, and its code without comments and string literals.
+struct File {
+    path: String,
+    code: String,
+}
+
+impl File {
+    /// `domain` for `src/domain.rs`, `http` for `src/http/error.rs`.
+    fn module(&self) -> &str {
+        let path = self.path.strip_prefix("src/").expect("a file of src");
+        path.split('/').next().and_then(|first| first.split('.').next()).expect("a name")
+    }
+
+    /// Paths of the crate that the code names, without `crate::`, lists in braces taken apart.
+    fn names(&self) -> BTreeSet<String> {
+        let prefix = if self.module() == "main" { "thresher::" } else { "crate::" };
+        let mut found = BTreeSet::new();
+        for (at, _) in self.code.match_indices(prefix) {
+            let free = !self.code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+            if free {
+                expand("", &self.code[at + prefix.len()..], &mut found);
+            }
+        }
+        found
+    }
+}
+
+/// Reads a path, or a list of them in braces, from the start of `code`; returns how many bytes it took.
+fn expand(before: &str, code: &str, found: &mut BTreeSet<String>) -> usize {
+    let word = code.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(code.len());
+    let path = format!("{before}{}", &code[..word]);
+    if !code[word..].starts_with('{') || !(path.is_empty() || path.ends_with("::")) {
+        found.insert(path.trim_end_matches("::").to_owned());
+        return word;
+    }
+    let mut at = word + 1;
+    while at < code.len() && !code[at..].starts_with('}') {
+        let skip = code[at..].find(|c: char| c == '}' || c == '{' || c == '_' || c.is_alphanumeric());
+        at += skip.expect("a list ends");
+        if !code[at..].starts_with('}') {
+            at += expand(&path, &code[at..], found);
+            // `x as y`: the name it gets here is no path.
+            at += code[at..].find([',', '}']).expect("a list ends");
+        }
+    }
+    at + 1
+}
+
+fn files() -> Vec<File> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (mut open, mut paths) = (vec![root.join("src")], Vec::new());
+    while let Some(folder) = open.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() { open.push(path) } else { paths.push(path) }
+        }
+    }
+    paths.sort();
+    let read = |path: &PathBuf| {
+        let code = stripped(&std::fs::read_to_string(path).expect("a source file"));
+        File { path: path.strip_prefix(root).expect("inside").display().to_string(), code }
+    };
+    paths.iter().filter(|path| path.extension().is_some_and(|e| e == "rs")).map(read).collect()
+}
+
+/// The code alone: without comments, doc comments included, and without what stands in plain string literals.
+fn stripped(source: &str) -> String {
+    let (mut code, mut quoted) = (String::with_capacity(source.len()), false);
+    for line in source.lines() {
+        let mut chars = line.chars().peekable();
+        while let Some(c) = chars.next() {
+            match c {
+                '\\' if quoted => drop(chars.next()),
+                '"' if !code.ends_with('\'') => quoted = !quoted,
+                '/' if !quoted && chars.peek() == Some(&'/') => break,
+                _ if quoted => {}
+                _ => code.push(c),
+            }
+        }
+        code.push('\n');
+    }
+    code
+}
+
+fn allowed(name: &str, rules: &[&str]) -> bool {
+    rules
+        .iter()
+        .any(|rule| name == *rule || name.strip_prefix(rule).is_some_and(|rest| rest.starts_with("::")))
+}
+
+#[test]
+fn modules_name_only_what_the_table_allows() {
+    let mut broken = Vec::new();
+    for file in files().iter().filter(|file| file.path != "src/lib.rs") {
+        let module = file.module();
+        let Some((_, rules)) = MAY_NAME.iter().find(|(name, _)| *name == module) else {
+            panic!(
+                "{} is of no module in the table: give `{module}` a row in MAY_NAME of tests/architecture.rs with \
+                    the modules it may name, and a line in the code map of src/lib.rs",
+                file.path
+            );
+        };
+        let foreign =
+            file.names().into_iter().filter(|name| !allowed(name, &[module]) && !allowed(name, rules));
+        broken.extend(
+            foreign.map(|name| format!("{} names crate::{name}; {module} may name {rules:?}", file.path)),
+        );
+    }
+    assert!(
+        broken.is_empty(),
+        "\n{}\nmove the code, or change the table and say why in the commit",
+        broken.join("\n")
+    );
+}
+
+#[test]
+fn the_table_has_no_cycle_and_no_dead_row() {
+    let files = files();
+    let mut below: Vec<&str> = Vec::new();
+    for (module, rules) in MAY_NAME {
+        assert!(files.iter().any(|file| file.module() == *module), "{module} is gone: take its row away");
+        for rule in *rules {
+            let above = !below.contains(&rule.split("::").next().expect("a name"));
+            assert!(
+                !above,
+                "{module} may name {rule}, which has its row at or below it: that is where cycles begin"
+            );
+        }
+        below.push(module);
+    }
+}
+
+#[test]
+fn stages_name_only_the_data_of_others() {
+    for file in files() {
+        let Some(stage) = file.path.strip_prefix("src/pipeline/").and_then(|path| path.strip_suffix(".rs"))
+        else {
+            continue;
+        };
+        let stage = stage.split('/').next().expect("a name");
+        let Some((_, rules)) = STAGE_MAY_NAME.iter().find(|(name, _)| *name == stage) else {
+            panic!("{} is of no stage in the table: give `{stage}` a row in STAGE_MAY_NAME", file.path);
+        };
+        let mut named = BTreeSet::new();
+        for (at, _) in file.code.match_indices("super::") {
+            // A test module's `super` is the stage itself.
+            if !file.code[..at].contains("mod tests {") {
+                expand("", &file.code[at + "super::".len()..], &mut named);
+            }
+        }
+        for name in named.iter().filter(|name| name.starts_with(char::is_lowercase)) {
+            let name = name.split("::").next().expect("a name");
+            assert!(rules.contains(&name), "{} names the stage {name}; it may name {rules:?}", file.path);
+        }
+    }
+}
+
+#[test]
+fn libraries_stay_where_they_are_owned() {
+    for file in files() {
+        for (library, places) in OWNED {
+            let at_home = places
+                .iter()
+                .any(|place| file.path == *place || place.ends_with('/') && file.path.starts_with(place));
+            let named = file.code.match_indices(&format!("{library}::")).any(|(at, _)| {
+                !file.code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':')
+            });
+            assert!(!named || at_home, "{} names {library}, which belongs to {places:?}", file.path);
+        }
+    }
+}
+
+#[test]
+fn the_reader_sees_what_it_should() {
+    let names = |code: &str| {
+        let file = File { path: "src/x.rs".to_owned(), code: stripped(code) };
+        file.names().into_iter().collect::<Vec<_>>()
+    };
+    let check = |code: &str, expect: &[&str]| assert_eq!(names(code), expect, "{code}");
+    check("use crate::a::B;", &["a::B"]);
+    check("use crate::{a, b::{C, d::E}, f::{self, G as H}};", &["a", "b::C", "b::d::E", "f::G", "f::self"]);
+    check("use crate::a::{\n    B,\n    C,\n};\nlet x = crate::d::e(1);", &["a::B", "a::C", "d::e"]);
+    check("fn f(x: &crate::a::B) -> Vec<crate::c::D> {}", &["a::B", "c::D"]);
+    check("pub(crate) fn f() {} // crate::a\n/// crate::b\nlet s = \"crate::c\";", &[]);
+    check("let quote = '\"'; crate::a::b(); let s = \"\\\"crate::c\";", &["a::b"]);
+}

@@ -1,0 +1,147 @@
+//! Settings: the file that ships, the environment, and what is refused with which words.
+
+use std::path::{Path, PathBuf};
+
+use thresher::config::{Config, LogFormat};
+use toml::{Table, Value};
+
+/// The file that ships.
+fn shipped() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("config/thresher.toml")
+}
+
+fn load(file: &str, environment: &[(&str, &str)]) -> Result<Config, String> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("thresher.toml");
+    std::fs::write(&path, file).expect("a file");
+    let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    Config::load(Some(&path), environment).map_err(|e| e.to_string())
+}
+
+/// `section.name` of every setting.
+fn names(table: &Table) -> Vec<String> {
+    let of = |(section, settings): (&String, &Value)| {
+        let settings = settings.as_table().unwrap_or_else(|| panic!("{section} is no section"));
+        settings.keys().map(|name| format!("{section}.{name}")).collect::<Vec<_>>()
+    };
+    table.iter().flat_map(of).collect()
+}
+
+#[test]
+fn the_shipped_file_is_the_defaults_and_names_every_setting() {
+    let config = Config::load(Some(&shipped()), std::iter::empty()).expect("the shipped file loads");
+    assert_eq!(config, Config::default());
+    assert_eq!(config, load("", &[]).expect("an empty file loads"));
+    let file: Table = std::fs::read_to_string(shipped()).expect("a file").parse().expect("TOML");
+    let defaults = Table::try_from(Config::default()).expect("settings are TOML");
+    let (mut named, mut all) = (names(&file), names(&defaults));
+    named.sort();
+    all.sort();
+    assert_eq!(named, all, "config/thresher.toml names every setting once");
+}
+
+#[track_caller]
+fn check_refused(name: &str, file: &str, environment: &[(&str, &str)], expect: &[&str]) {
+    let message = load(file, environment).expect_err(name);
+    for part in expect {
+        assert!(message.contains(part), "{name}: {message:?} lacks {part:?}");
+    }
+}
+
+#[test]
+fn what_does_not_exist_or_fit_is_refused_by_name() {
+    let check = check_refused;
+    check("unknown setting", "[http]\nport = 1", &[], &["http.port", "unknown field"]);
+    check("unknown section", "[htttp]\nlisten = 1", &[], &["htttp", "unknown field"]);
+    check("a setting outside its section", "listen = \"127.0.0.1:1\"", &[], &["listen", "unknown field"]);
+    check(
+        "text for a number",
+        "[admission]\nqueue_max = \"many\"",
+        &[],
+        &["admission.queue_max", "string \"many\""],
+    );
+    check("a negative number", "[limits]\nchunk_count_max = -1", &[], &["limits.chunk_count_max", "-1"]);
+    check("no address", "[admin]\nlisten = \"localhost\"", &[], &["admin.listen", "socket address"]);
+    check(
+        "an unknown choice",
+        "[telemetry]\nlog_format = \"xml\"",
+        &[],
+        &["telemetry.log_format", "`json` or `text`"],
+    );
+    check("a value for a section", "http = 1", &[], &["http", "integer `1`"]);
+    check("not TOML", "[http", &[], &["thresher.toml is not TOML"]);
+    check("unknown, by environment", "", &[("THRESHER__HTTP__PORT", "1")], &["http.port", "unknown field"]);
+    check(
+        "wrong type, by environment",
+        "",
+        &[("THRESHER__AUTO__REACH_MIN", "low")],
+        &["auto.reach_min", "string \"low\""],
+    );
+    check("no section, by environment", "", &[("THRESHER__PORT", "1")], &["port", "unknown field"]);
+    let setting_as_section = [("THRESHER__HTTP__LISTEN__PORT", "1")];
+    let expect = ["THRESHER__HTTP__LISTEN__PORT", "listen is not a section"];
+    check("a setting as a section", "[http]\nlisten = \"127.0.0.1:1\"", &setting_as_section, &expect);
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let error = Config::load(Some(Path::new("no/such.toml")), std::iter::empty()).expect_err("no file");
+    assert!(error.to_string().starts_with("cannot read no/such.toml: "), "{error}");
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_refused() {
+    let check = |file: &str, expect: &str| check_refused(file, file, &[], &[expect]);
+    check("[http]\nlisten = \"127.0.0.1:8081\"", "http.listen and admin.listen are the same address");
+    check("[http]\nbody_bytes_max = 0", "http.body_bytes_max is 0");
+    check("[limits]\nchunk_count_max = 0", "limits.chunk_count_max is 0");
+    check("[limits]\nquery_tokens_max = 0", "limits.query_tokens_max is 0");
+    check("[limits]\ninput_tokens_max = 0", "limits.input_tokens_max is 0");
+    check("[limits]\nlogit_count_max = 0", "limits.logit_count_max is 0");
+    check("[admission]\ndeadline_ms_default = 0", "admission.deadline_ms_default is 0");
+    check(
+        "[admission]\ndeadline_ms_default = 2\ndeadline_ms_max = 1",
+        "admission.deadline_ms_default is greater than admission.deadline_ms_max",
+    );
+    let any_ports = "[http]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"";
+    assert!(load(any_ports, &[]).is_ok(), "two ports that the system chooses are not the same");
+}
+
+#[test]
+fn the_environment_wins_in_every_section() {
+    type Set = fn(&mut Config);
+    let table: &[(&str, &str, Set)] = &[
+        ("THRESHER__HTTP__LISTEN", "0.0.0.0:9000", |c| c.http.listen = ([0, 0, 0, 0], 9000).into()),
+        ("THRESHER__HTTP__BODY_BYTES_MAX", "1_000", |c| c.http.body_bytes_max = 1000),
+        ("THRESHER__ADMIN__LISTEN", "[::1]:9001", |c| {
+            c.admin.listen = "[::1]:9001".parse().expect("an address")
+        }),
+        ("THRESHER__MODEL__DIR", "/models/x y", |c| c.model.dir = "/models/x y".into()),
+        ("THRESHER__MODEL__RUNTIME_LIB", "/lib/a.so", |c| c.model.runtime_lib = "/lib/a.so".into()),
+        ("THRESHER_RUNTIME_LIB", "/lib/b.so", |c| c.model.runtime_lib = "/lib/b.so".into()),
+        ("THRESHER__MODEL__WORKERS", "3", |c| c.model.workers = 3),
+        ("THRESHER__LIMITS__CHUNK_COUNT_MAX", "7", |c| c.limits.chunk_count_max = 7),
+        ("THRESHER__AUTO__REACH_MIN", "0.25", |c| c.auto.reach_min = 0.25),
+        ("THRESHER__ADMISSION__QUEUE_MAX", "0", |c| c.admission.queue_max = 0),
+        ("THRESHER__TELEMETRY__LOG", "warn,thresher=debug", |c| {
+            c.telemetry.log = "warn,thresher=debug".to_owned()
+        }),
+        ("THRESHER__TELEMETRY__LOG_FORMAT", "text", |c| c.telemetry.log_format = LogFormat::Text),
+        ("THRESHERS__HTTP__LISTEN", "ours it is not", |_| {}),
+    ];
+    let file = std::fs::read_to_string(shipped()).expect("the shipped file");
+    for (name, value, set) in table {
+        let mut expect = Config::default();
+        set(&mut expect);
+        assert_eq!(load(&file, &[(name, value)]), Ok(expect), "{name}={value}");
+    }
+}
+
+#[test]
+fn the_long_name_of_the_runtime_wins_over_the_short_one() {
+    let (short, long) = (("THRESHER_RUNTIME_LIB", "short.so"), ("THRESHER__MODEL__RUNTIME_LIB", "long.so"));
+    for environment in [[short, long], [long, short]] {
+        let config = load("[model]\nruntime_lib = \"file.so\"", &environment).expect("it loads");
+        assert_eq!(config.model.runtime_lib(), Path::new("long.so"));
+    }
+}
