@@ -47,10 +47,17 @@ pub fn main() -> ExitCode {
     match run(args) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", in_one_line(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes; one that already quotes its cause does not say it twice.
+fn in_one_line(error: &anyhow::Error) -> String {
+    error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |line, cause| {
+        if line.contains(&cause) { line } else { format!("{line}: {cause}") }
+    })
 }
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {

@@ -160,8 +160,10 @@ impl Contract {
     /// An unreadable or malformed file, an unknown schema version, a value that cannot hold, a missing file.
     pub fn load(dir: &Path) -> Result<Self, ContractError> {
         let path = dir.join(CONTRACT_FILE);
-        let text =
-            fs::read_to_string(&path).map_err(|cause| ContractError::Read { file: path.clone(), cause })?;
+        let text = fs::read_to_string(&path).map_err(|cause| match cause.kind() {
+            io::ErrorKind::NotFound => ContractError::Absent { dir: dir.to_owned() },
+            _ => ContractError::Read { file: path.clone(), cause },
+        })?;
         let contract = Self::parse(&path, &text)?;
         contract.check_values(&path)?;
         for file in contract.files.keys().map(|name| dir.join(name)) {
@@ -297,6 +299,12 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 /// What is wrong with a contract, its files, or the graphs it speaks of.
 #[derive(Debug, thiserror::Error)]
 pub enum ContractError {
+    /// The folder holds no model.
+    #[error("no {CONTRACT_FILE} in {}; run `make model`, or make one there with `thresher export`", dir.display())]
+    Absent {
+        /// The folder.
+        dir: PathBuf,
+    },
     /// A file cannot be read.
     #[error("cannot read {}: {cause}", file.display())]
     Read {

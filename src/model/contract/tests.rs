@@ -100,7 +100,7 @@ fn missing_and_changed_files_are_named() {
     fs::remove_file(dir.path().join("query.onnx")).unwrap();
     check_message(Contract::load(dir.path()), &["contract.toml", "query.onnx", "does not exist"]);
     fs::remove_file(dir.path().join(CONTRACT_FILE)).unwrap();
-    check_message(Contract::load(dir.path()), &["contract.toml", "cannot read"]);
+    check_message(Contract::load(dir.path()), &["no contract.toml in", "`make model`"]);
 }
 
 #[test]
