@@ -1,0 +1,208 @@
+//! The commands as a shell sees them: what they print where, and how they exit. They run the real model.
+
+mod support;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+use support::{in_checkout, thresher};
+
+/// What a command left behind.
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {:?}", self.out))
+    }
+}
+
+fn run(mut command: Command, input: &str) -> Ran {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary starts");
+    // A command that refuses its arguments reads no input.
+    let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
+    let done = child.wait_with_output().expect("it ends");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Ran { code: done.status.code(), out: text(done.stdout), err: text(done.stderr) }
+}
+
+fn request() -> Value {
+    json!({
+        "query": "Who discovered penicillin?",
+        "chunks": [
+            {"id": "fleming", "text": "Alexander Fleming discovered penicillin in 1928. He was born in Scotland."},
+            {"id": "rain", "text": "Rain fell on the hills all week.", "metadata": {"page": 3}},
+        ],
+        "budget": {"tokens": 14},
+    })
+}
+
+#[test]
+fn compress_reads_standard_input_or_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("request.json");
+    std::fs::write(&path, request().to_string()).expect("a file");
+    let path = path.to_str().expect("UTF-8");
+    for (arguments, input) in [
+        (vec!["compress"], request().to_string()),
+        (vec!["compress", "-"], request().to_string()),
+        (vec!["compress", path], String::new()),
+    ] {
+        let ran = run(thresher(&arguments), &input);
+        assert_eq!((ran.code, &*ran.err), (Some(0), ""), "{arguments:?}");
+        let answer = ran.json();
+        assert_eq!(
+            answer["context"], "[1] Alexander Fleming discovered penicillin in 1928.",
+            "{arguments:?}"
+        );
+        assert_eq!(answer["citations"][0]["source"], json!({"start": 0, "end": 48}));
+        assert_eq!(answer["citations"][0]["output"], json!({"start": 4, "end": 52}));
+        assert_eq!(answer["chunks"][1]["metadata"], json!({"page": 3}));
+    }
+}
+
+#[test]
+fn compress_prints_the_context_alone() {
+    let ran = run(thresher(&["compress", "--context"]), &request().to_string());
+    assert_eq!((ran.code, &*ran.out), (Some(0), "[1] Alexander Fleming discovered penicillin in 1928.\n"));
+}
+
+#[test]
+fn compress_refuses_as_the_daemon_does() {
+    let with = |name: &str, value: Value| {
+        let mut request = request();
+        request[name] = value;
+        request.to_string()
+    };
+    let table = [
+        ("broken JSON", "{".to_owned(), "invalid_json", Value::Null),
+        ("unknown field", with("top_k", json!(3)), "unknown_field", json!("top_k")),
+        ("empty query", with("query", json!(" ")), "query_empty", json!("query")),
+        (
+            "two budgets",
+            with("budget", json!({"tokens": 1, "auto": true})),
+            "budget_ambiguous",
+            json!("budget"),
+        ),
+        ("impossible budget", with("budget", json!({"tokens": 1})), "budget_impossible", json!("budget")),
+        ("no time", with("deadline_ms", json!(0)), "deadline_exceeded", Value::Null),
+    ];
+    for (case, input, code, param) in table {
+        let ran = run(thresher(&["compress"]), &input);
+        let error = &ran.json()["error"];
+        assert_eq!((ran.code, &error["code"], &error["param"]), (Some(1), &json!(code), &param), "{case}");
+        assert_eq!(
+            ran.err,
+            format!("error: {code}: {}\n", error["message"].as_str().expect("text")),
+            "{case}"
+        );
+    }
+}
+
+#[test]
+fn compress_passes_through_when_asked_to() {
+    let mut late = request();
+    late["deadline_ms"] = json!(0);
+    late["on_error"] = json!("passthrough");
+    let ran = run(thresher(&["compress"]), &late.to_string());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let answer = ran.json();
+    assert_eq!(answer["degraded"]["code"], "deadline_exceeded");
+    for (chunk, sent) in
+        answer["chunks"].as_array().expect("a list").iter().zip(late["chunks"].as_array().expect("a list"))
+    {
+        assert_eq!(chunk["text"], sent["text"]);
+    }
+}
+
+#[test]
+fn doctor_finds_all_well() {
+    let ran = run(thresher(&["doctor"]), "");
+    assert_eq!(ran.code, Some(0), "{}", ran.out);
+    let checks: Vec<_> = ran.out.lines().filter_map(|line| line.strip_prefix("  ok      ")).collect();
+    for (check, line) in
+        ["settings: ", "runtime: ", "model: minilm-l6 in ", "answer: a request took "].iter().zip(&checks)
+    {
+        assert!(line.starts_with(check), "{line:?} is not about {check:?}");
+    }
+    assert_eq!(checks.len(), 4, "{}", ran.out);
+    assert!(ran.out.ends_with("all is well\n"), "{}", ran.out);
+}
+
+#[test]
+fn doctor_says_what_to_do() {
+    let damaged = tempfile::tempdir().expect("a folder");
+    export("models/tiny/bert-gelu", damaged.path(), Some(0));
+    let graph = damaged.path().join("query.onnx");
+    std::fs::write(&graph, "not this").expect("a file");
+    let damaged = damaged.path().to_str().expect("UTF-8");
+    let table = [
+        (
+            "no model",
+            "THRESHER__MODEL__DIR",
+            "/no/model",
+            "FAILED  model: no contract.toml in /no/model; run `make model`",
+        ),
+        ("damaged model", "THRESHER__MODEL__DIR", damaged, "contract declares SHA-256 "),
+        (
+            "no runtime",
+            "THRESHER_RUNTIME_LIB",
+            "/no/lib.so",
+            "set THRESHER_RUNTIME_LIB or run `make provision`",
+        ),
+        ("bad settings", "THRESHER__HTTP__PORT", "1", "FAILED  settings: http.port: unknown field"),
+    ];
+    for (case, variable, value, expect) in table {
+        let mut command = thresher(&["doctor"]);
+        command.env(variable, value);
+        let ran = run(command, "");
+        assert_eq!(ran.code, Some(1), "{case}: {}", ran.out);
+        assert!(ran.out.contains(expect), "{case}: {} lacks {expect:?}", ran.out);
+        assert!(ran.out.ends_with("not ready; see above\n"), "{case}: {}", ran.out);
+    }
+}
+
+/// Exports a folder of the checkout and checks how that ended.
+#[track_caller]
+fn export(source: &str, out: &Path, code: Option<i32>) -> Ran {
+    let (source, out) = (in_checkout(source), out.to_str().expect("UTF-8"));
+    let ran = run(thresher(&["export", source.to_str().expect("UTF-8"), "--out", out, "--name", "tiny"]), "");
+    assert_eq!(ran.code, code, "{}{}", ran.out, ran.err);
+    ran
+}
+
+#[test]
+fn export_says_what_it_made_or_why_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("tiny");
+    let made = export("models/tiny/bert-gelu", &out, Some(0));
+    assert_eq!(made.out, format!("tiny: BertModel in {}\n", out.display()));
+    let refused = export("models/no-such-model", &folder.path().join("other"), Some(1));
+    let start = format!("error: cannot read {}: ", in_checkout("models/no-such-model/config.json").display());
+    assert!(refused.err.starts_with(&start), "{:?}", refused.err);
+    assert_eq!(refused.err.matches("os error").count(), 1, "a cause is said once: {:?}", refused.err);
+    assert!(!folder.path().join("other").exists(), "a refused export leaves nothing");
+}
+
+#[test]
+fn bad_arguments_and_settings_exit_before_any_work() {
+    let table: [(&[&str], i32, &str); 5] = [
+        (&["compress", "--budget", "3"], 2, "unexpected argument '--budget'"),
+        (&["thresh"], 2, "unrecognized subcommand 'thresh'"),
+        (&["compress", "/no/request.json"], 1, "error: cannot read /no/request.json: "),
+        (&["serve", "--config", "/no/thresher.toml"], 1, "error: cannot read /no/thresher.toml: "),
+        (&["export", "models/tiny/bert-gelu"], 2, "--out"),
+    ];
+    for (arguments, code, expect) in table {
+        let ran = run(thresher(arguments), "");
+        assert_eq!(ran.code, Some(code), "{arguments:?}: {}", ran.err);
+        assert!(ran.err.contains(expect), "{arguments:?}: {:?}", ran.err);
+        assert_eq!(ran.out, "", "{arguments:?}");
+    }
+}

@@ -1,0 +1,90 @@
+//! What the scripted model cannot show of the real one: a window's keys depend on its own tokens alone, whatever is read
+//! beside it and by however many workers, to the last bit.
+
+mod support;
+
+use std::sync::Arc;
+
+use thresher::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
+use thresher::model::ModelRuntime;
+use thresher::model::ort::{OrtRuntime, OrtSettings};
+use thresher::model::tokenizer::ModelTokenizer;
+use thresher::pipeline::auto::Auto;
+use thresher::pipeline::cancel::Cancel;
+use thresher::pipeline::clock::Timings;
+use thresher::pipeline::validate::RequestLimits;
+use thresher::pipeline::{Compressed, Pipeline};
+
+fn runtime(workers: usize) -> OrtRuntime {
+    let settings =
+        OrtSettings { runtime_lib: support::runtime_lib(), model_dir: support::model_dir(), workers };
+    OrtRuntime::load(&settings).expect("the default model loads")
+}
+
+fn tokenizer() -> ModelTokenizer {
+    ModelTokenizer::from_file(&support::model_dir().join("tokenizer.json")).expect("its tokenizer loads")
+}
+
+/// From one token to more than a window.
+const TEXTS: [&str; 5] = [
+    "Tide.",
+    "The tide rises twice a day on most coasts. The moon pulls the water.",
+    "潮は一日に二回満ちる。 👩‍👩‍👧‍👦 e\u{301}",
+    "Rain fell on the hills all week, and nobody went out. Then the sun came back.",
+    "A table: | a | b |\n|---|---|\n| 1 | 2 |\n",
+];
+
+#[test]
+fn keys_are_the_same_alone_beside_others_and_on_any_number_of_workers() {
+    let tokenizer = tokenizer();
+    let ids = |text: &str| tokenizer.encode(text).expect("it tokenizes").ids;
+    let long = ids(&TEXTS[1].repeat(40));
+    let mut windows: Vec<Vec<u32>> = TEXTS.iter().map(|text| ids(text)).collect();
+    let (one, four) = (runtime(1), runtime(4));
+    windows.extend(long.chunks(one.info().window_tokens_max).map(<[u32]>::to_vec));
+    assert!(windows.len() > TEXTS.len() + 1, "a long text has several windows");
+    let windows: Vec<&[u32]> = windows.iter().map(|ids| &**ids).collect();
+    let beside = one.read(&windows, &|| true).expect("keys");
+    assert_eq!(four.read(&windows, &|| true).expect("keys"), beside, "workers");
+    for (window, keys) in windows.iter().zip(&beside) {
+        assert_eq!(&four.read(&[window], &|| true).expect("keys")[0], keys, "alone: {} tokens", window.len());
+        assert_eq!(keys.dim(), (one.info().heads, window.len(), one.info().head_dim));
+    }
+}
+
+#[test]
+fn an_answer_is_the_same_on_any_number_of_workers_and_threads() {
+    let chunk = |(i, text): (usize, &&str)| Chunk {
+        id: i.to_string(),
+        title: Some("Notes".to_owned()),
+        text: text.repeat(8),
+        metadata: None,
+    };
+    let request = |granularity, budget| CompressRequest {
+        query: "How often does the tide rise?".to_owned(),
+        chunks: TEXTS.iter().enumerate().map(chunk).collect(),
+        budget,
+        granularity,
+        keep: Vec::new(),
+        order: Order::Relevance,
+        format: Format::Numbered,
+        tokenizer: TokenizerName::O200kBase,
+        explain: true,
+    };
+    let answers = |workers: usize| -> Vec<Compressed> {
+        let (limits, auto) = (RequestLimits::default(), Auto::default());
+        let pipeline = Pipeline::new(Arc::new(runtime(workers)), Arc::new(tokenizer()), limits, auto);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).build().expect("a pool");
+        let ask = |granularity, budget| {
+            let answer = pipeline.compress(&request(granularity, budget), &Cancel::default());
+            Compressed { timings: Timings::default(), ..answer.expect("an answer") }
+        };
+        let granularities = [Granularity::Chunk, Granularity::Sentence, Granularity::Token];
+        let all = || granularities.map(|g| [ask(g, Budget::Auto), ask(g, Budget::Ratio(0.3))]).concat();
+        pool.install(all)
+    };
+    let one = answers(1);
+    assert_eq!(answers(1), one, "the same request twice");
+    assert_eq!(answers(4), one, "one worker and four");
+    assert!(one.iter().all(|answer| answer.context.text.contains("tide")), "and it is about the question");
+}
