@@ -91,3 +91,75 @@ fn between(gap: &str) -> &'static str {
 fn attribute(value: &str) -> String {
     value.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;").replace('>', "&gt;")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunks() -> Vec<Chunk> {
+        let chunk = |id: &str, title: Option<&str>, text: &str| Chunk {
+            id: id.to_owned(),
+            title: title.map(str::to_owned),
+            text: text.to_owned(),
+            metadata: None,
+        };
+        vec![
+            chunk("a", None, "One. Two.\nThree."),
+            chunk("\"b\" & <c>", Some("5 > 4"), "Größe 👋 zählt."),
+            chunk("d", None, "last"),
+        ]
+    }
+
+    /// Kept spans as `(chunk, ranges)`.
+    #[track_caller]
+    fn check(name: &str, format: Format, kept: &[(usize, &[(usize, usize)])], expect: &str) {
+        let kept_of = |&(chunk, spans): &(usize, &[(usize, usize)])| Kept {
+            chunk,
+            spans: spans.iter().map(|&(start, end)| ByteRange::new(start, end)).collect(),
+        };
+        let (chunks, kept) = (chunks(), kept.iter().map(kept_of).collect::<Vec<_>>());
+        let found = context(&chunks, &kept, format);
+        assert_eq!(found.text, expect, "{name}");
+        for piece in &found.pieces {
+            assert_eq!(piece.source.of(&chunks[piece.chunk].text), piece.output.of(&found.text), "{name}");
+        }
+        let spans = kept.iter().flat_map(|kept| kept.spans.iter().map(|&span| (kept.chunk, span)));
+        assert!(
+            found.pieces.iter().map(|piece| (piece.chunk, piece.source)).eq(spans),
+            "{name}: one piece a span"
+        );
+    }
+
+    #[test]
+    fn formats() {
+        use Format::{Numbered, Plain, Xml};
+        let (first, rest): (&[_], &[_]) = (&[(0, 4)], &[(0, 4), (10, 16)]);
+        check("nothing", Numbered, &[], "");
+        check("one", Numbered, &[(0, first)], "[1] One.");
+        check("one, plain", Plain, &[(0, first)], "One.");
+        check("one, as XML", Xml, &[(0, first)], "<document index=\"1\" id=\"a\">\nOne.\n</document>");
+        check("a gap without a line break", Plain, &[(0, &[(0, 4), (5, 9)])], "One. Two.");
+        check("a gap with one", Plain, &[(0, rest)], "One.\nThree.");
+        check(
+            "numbers go by place, not by index",
+            Numbered,
+            &[(2, &[(0, 4)]), (0, first)],
+            "[1] last\n\n[2] One.",
+        );
+        let wide = "<document index=\"1\" id=\"&quot;b&quot; &amp; &lt;c&gt;\" title=\"5 &gt; 4\">\nGröße 👋\n</document>";
+        check("attributes are escaped, text is not", Xml, &[(1, &[(0, 12)])], wide);
+    }
+
+    #[test]
+    fn a_block_is_what_stands_in_the_context() {
+        let chunks = chunks();
+        for format in [Format::Numbered, Format::Plain, Format::Xml] {
+            let whole =
+                |(chunk, c): (usize, &Chunk)| Kept { chunk, spans: vec![ByteRange::new(0, c.text.len())] };
+            let kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
+            let blocks = chunks.iter().enumerate().map(|(i, chunk)| block(chunk, &chunk.text, i, format));
+            let expect = context(&chunks, &kept, format).text + BETWEEN_CHUNKS;
+            assert_eq!(blocks.collect::<String>(), expect, "{format:?}");
+        }
+    }
+}

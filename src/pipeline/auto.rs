@@ -62,3 +62,44 @@ fn enough(ranked: &[usize], scores: &Scores) -> usize {
     }
     ranked.len()
 }
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array2;
+
+    use super::*;
+    use crate::domain::{ByteRange, TokenSpan};
+    use crate::pipeline::units::Unit;
+
+    /// Picks from units of one chunk each; `rc` is `[question token][unit]`, a unit's score the sum of its column.
+    #[track_caller]
+    fn check(name: &str, rc: &[&[f32]], reach: f32, keep: &[usize], expect: &[usize]) {
+        let units = rc[0].len();
+        let unit_rc = Array2::from_shape_vec((rc.len(), units), rc.concat()).expect("rows of one length");
+        let units_scores: Vec<f32> = unit_rc.columns().into_iter().map(|column| column.sum()).collect();
+        let scores = Scores { chunks: units_scores.clone(), units: units_scores, unit_rc, reach };
+        let unit =
+            |chunk| Unit { chunk, sentence: 0, bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
+        let keep: Vec<bool> = (0..units).map(|unit| keep.contains(&unit)).collect();
+        let candidates = Candidates {
+            units: &(0..units).map(unit).collect::<Vec<_>>(),
+            scores: &scores.units,
+            costs: &vec![1; units],
+            frame_costs: &vec![0; units],
+            keep: &keep,
+        };
+        assert_eq!(Auto { reach_min: 0.5 }.select(&candidates, &scores).picked, expect, "{name}");
+    }
+
+    #[test]
+    fn enough_is_what_carries_evidence_and_mass() {
+        check("nothing sent", &[&[]], 1.0, &[], &[]);
+        check("one speaks for every token", &[&[9.0, 1.0], &[9.0, 1.0]], 1.0, &[], &[0]);
+        check("two tokens, each with its unit", &[&[0.0, 5.0, 0.0], &[4.0, 0.0, 0.0]], 1.0, &[], &[1, 0]);
+        check("the evidence is there, the mass is not", &[&[3.0, 2.9, 2.8]], 1.0, &[], &[0, 1]);
+        check("nothing speaks: the best, which is the first", &[&[0.0, 0.0]], 1.0, &[], &[0]);
+        check("unrelated: the best only", &[&[0.0, 5.0], &[4.0, 0.0]], 0.4, &[], &[1]);
+        check("what the caller wants is not picked again", &[&[9.0, 1.0, 0.0]], 1.0, &[0], &[1]);
+        check("all is wanted", &[&[9.0, 1.0]], 1.0, &[0, 1], &[]);
+    }
+}

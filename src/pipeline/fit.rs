@@ -210,3 +210,99 @@ fn order(request: &CompressRequest, units: &[Unit], scores: &Scores) -> Vec<usiz
     }
     order
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ndarray::Array2;
+
+    use super::*;
+    use crate::domain::{Chunk, Format, Granularity};
+    use crate::model::scripted::ScriptedModel;
+    use crate::pipeline::Pipeline;
+    use crate::pipeline::cancel::Cancel;
+    use crate::pipeline::clock::Clock;
+    use crate::pipeline::validate::RequestLimits;
+
+    /// Scores of the four sentences below; the second chunk is the better one.
+    const UNITS: [f32; 4] = [3.0, 1.0, 2.0, 4.0];
+    const CHUNKS: [f32; 2] = [1.0, 2.0];
+
+    fn request(budget: Budget) -> CompressRequest {
+        let chunk = |(id, text): (&str, &str)| Chunk {
+            id: id.to_owned(),
+            title: None,
+            text: text.to_owned(),
+            metadata: None,
+        };
+        CompressRequest {
+            query: "?".to_owned(),
+            chunks: [("a", "Tide rises. Moon pulls. Water falls."), ("b", "Rain fell.")].map(chunk).into(),
+            budget,
+            granularity: Granularity::Sentence,
+            keep: Vec::new(),
+            order: Order::Input,
+            format: Format::Numbered,
+            tokenizer: TokenizerName::Model,
+            explain: false,
+        }
+    }
+
+    /// The context, or why there is none; a token is a byte.
+    #[track_caller]
+    fn check(name: &str, request: CompressRequest, expect: &str) {
+        let tokenizer = Arc::new(ScriptedModel::tokenizer(&[]));
+        let model = Arc::new(ScriptedModel::new(64));
+        let limits = RequestLimits::default();
+        let pipeline = Pipeline::new(model, Arc::clone(&tokenizer), limits, Auto::default());
+        let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
+        let unit_rc = Array2::from_shape_vec((1, 4), UNITS.to_vec()).expect("one row");
+        let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, reach: 1.0 };
+        let counter = Counter::new(request.tokenizer, &tokenizer);
+        let found = match budget(&request, &reading, &scores, &counter, Auto::default()) {
+            Ok(fitted) => fitted.context.text,
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(found, expect, "{name}");
+    }
+
+    #[test]
+    fn budgets() {
+        let check = |name: &str, budget, expect: &str| check(name, request(budget), expect);
+        let impossible =
+            |budget| format!("budget of {budget} tokens cannot be met: the shortest unit needs 14");
+        let rain = "[1] Rain fell.";
+        let tide_and_rain = "[1] Tide rises.\n\n[2] Rain fell.";
+        let all = "[1] Tide rises. Moon pulls. Water falls.\n\n[2] Rain fell.";
+        check("nothing fits", Budget::Tokens(13), &impossible(13));
+        check("the best fits to the token", Budget::Tokens(14), rain);
+        check("one token short of two", Budget::Tokens(30), rain);
+        check("two fit to the token", Budget::Tokens(31), tide_and_rain);
+        check("the third fits but for its joiner", Budget::Tokens(43), tide_and_rain);
+        check("a gap is a space", Budget::Tokens(44), "[1] Tide rises. Water falls.\n\n[2] Rain fell.");
+        check("neighbours keep what is between them", Budget::Tokens(56), all);
+        check("more than there is", Budget::Tokens(1_000_000), all);
+        check("all of it", Budget::Ratio(1.0), all);
+        check("of 58 tokens with the last break, half", Budget::Ratio(0.5), rain);
+        check("next to nothing", Budget::Ratio(0.01), &impossible(0));
+        check("what carries the evidence and the mass", Budget::Auto, tide_and_rain);
+    }
+
+    #[test]
+    fn orders_and_wishes() {
+        let keep = |id: &str, tokens| CompressRequest {
+            keep: vec![id.to_owned()],
+            ..request(Budget::Tokens(tokens))
+        };
+        let relevance = CompressRequest { order: Order::Relevance, ..request(Budget::Tokens(31)) };
+        check("the best chunk first", relevance, "[1] Rain fell.\n\n[2] Tide rises.");
+        let whole = "[1] Tide rises. Moon pulls. Water falls.";
+        check("a wanted chunk is whole", keep("a", 40), whole);
+        check("and leaves room for others", keep("a", 56), &format!("{whole}\n\n[2] Rain fell."));
+        let needs = "budget of 39 tokens cannot be met: what `keep` names needs 40";
+        check("a wanted chunk that is too long", keep("a", 39), needs);
+        let plain = CompressRequest { format: Format::Plain, ..request(Budget::Tokens(10)) };
+        check("no marker costs nothing", plain, "Rain fell.");
+    }
+}

@@ -65,3 +65,68 @@ impl Candidates<'_> {
         units + frames.sum::<usize>()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{ByteRange, TokenSpan};
+
+    /// Units as `(chunk, score, cost)`; a chunk's frame costs 2.
+    #[track_caller]
+    fn check(
+        name: &str,
+        units: &[(usize, f32, usize)],
+        keep: &[bool],
+        tokens: usize,
+        expect: (&[usize], &[usize]),
+    ) {
+        let unit = |&(chunk, _, _): &(usize, f32, usize)| Unit {
+            chunk,
+            sentence: 0,
+            bytes: ByteRange::new(0, 1),
+            tokens: TokenSpan::new(0, 1),
+        };
+        let candidates = Candidates {
+            units: &units.iter().map(unit).collect::<Vec<_>>(),
+            scores: &units.iter().map(|unit| unit.1).collect::<Vec<_>>(),
+            costs: &units.iter().map(|unit| unit.2).collect::<Vec<_>>(),
+            frame_costs: &vec![2; keep.len()],
+            keep,
+        };
+        let found = candidates.within(tokens);
+        assert_eq!((&*found.wanted, &*found.picked), expect, "{name}");
+    }
+
+    #[test]
+    fn the_best_that_fit() {
+        let (free, units) = ([false; 2], [(0, 1.0, 5), (0, 3.0, 4), (1, 2.0, 5)]);
+        check("nothing to choose", &[], &[false], 100, (&[], &[]));
+        check("no room", &units, &free, 5, (&[], &[]));
+        check("the best and its frame", &units, &free, 6, (&[], &[1]));
+        check("the second is passed over, the third shares a frame", &units, &free, 11, (&[], &[1, 0]));
+        check("best first", &units, &free, 18, (&[], &[1, 2, 0]));
+        check(
+            "equal scores in the order of the text",
+            &[(0, 1.0, 1), (0, 1.0, 1)],
+            &[false],
+            9,
+            (&[], &[0, 1]),
+        );
+        check(
+            "a score that is not a number is the best",
+            &[(0, 9.0, 1), (0, f32::NAN, 1)],
+            &[false],
+            3,
+            (&[], &[1]),
+        );
+    }
+
+    #[test]
+    fn what_the_caller_wants() {
+        let units = [(0, 1.0, 5), (1, 3.0, 4), (1, 2.0, 5)];
+        check("wanted whatever it costs", &units, &[true, false], 0, (&[0], &[]));
+        check("it takes from the room", &units, &[true, false], 12, (&[0], &[]));
+        check("what is left goes to the best", &units, &[true, false], 13, (&[0], &[1]));
+        check("everything is wanted", &units, &[true, true], 1, (&[0, 1, 2], &[]));
+    }
+}

@@ -5,6 +5,7 @@ mod layout;
 mod offsets;
 mod properties;
 mod prose;
+mod words;
 
 use super::sentences;
 
