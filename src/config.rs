@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tokio::sync::Semaphore;
 
 use crate::pipeline::auto::Auto;
 use crate::pipeline::validate::RequestLimits;
@@ -44,6 +45,8 @@ pub struct Http {
     pub listen: SocketAddr,
     /// Bytes of one request body.
     pub body_bytes_max: usize,
+    /// Milliseconds that a request's head, and again its body, may take to arrive.
+    pub read_ms_max: u64,
     /// Milliseconds that requests in flight get after SIGTERM.
     pub drain_ms_max: u64,
 }
@@ -106,7 +109,12 @@ pub enum LogFormat {
 
 impl Default for Http {
     fn default() -> Self {
-        Self { listen: ([127, 0, 0, 1], 8080).into(), body_bytes_max: 8 * 1024 * 1024, drain_ms_max: 10_000 }
+        Self {
+            listen: ([127, 0, 0, 1], 8080).into(),
+            body_bytes_max: 8 * 1024 * 1024,
+            read_ms_max: 10_000,
+            drain_ms_max: 10_000,
+        }
     }
 }
 
@@ -130,7 +138,7 @@ impl Default for Admission {
 
 impl Default for Telemetry {
     fn default() -> Self {
-        Self { log: "info".to_owned(), log_format: LogFormat::Json, otlp_endpoint: String::new() }
+        Self { log: "info,ort=warn".to_owned(), log_format: LogFormat::Json, otlp_endpoint: String::new() }
     }
 }
 
@@ -202,6 +210,13 @@ impl Config {
                 "http.listen and admin.listen are the same address",
             ),
             (http.body_bytes_max == 0, "http.body_bytes_max is 0: no request could be sent"),
+            (http.read_ms_max == 0, "http.read_ms_max is 0: no request could arrive"),
+            (limits.chunk_bytes_max == 0, "limits.chunk_bytes_max is 0: no request could be answered"),
+            (
+                admission.concurrency_max > Semaphore::MAX_PERMITS,
+                "admission.concurrency_max is greater than the system can count",
+            ),
+            (!self.auto.reach_min.is_finite(), "auto.reach_min is not a finite number"),
             (limits.chunk_count_max == 0, "limits.chunk_count_max is 0: no request could be answered"),
             (limits.query_tokens_max == 0, "limits.query_tokens_max is 0: no request could be answered"),
             (limits.input_tokens_max == 0, "limits.input_tokens_max is 0: no request could be answered"),

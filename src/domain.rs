@@ -32,11 +32,6 @@ impl ByteRange {
         self.start == self.end
     }
 
-    /// Whether the two ranges share at least one byte.
-    pub fn overlaps(self, other: Self) -> bool {
-        self.start < other.end && other.start < self.end
-    }
-
     /// The same range, `bytes` further right.
     pub fn shifted(self, bytes: usize) -> Self {
         Self::new(self.start + bytes, self.end + bytes)

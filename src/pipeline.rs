@@ -202,7 +202,7 @@ impl Pipeline {
     ) -> Result<Reading, PipelineError> {
         let question = tokenize::question(&request.query, &self.tokenizer, &self.limits)?;
         let passages =
-            tokenize::passages(&request.chunks, question.ids.len(), &self.tokenizer, &self.limits)?;
+            tokenize::passages(&request.chunks, question.ids.len(), &self.tokenizer, &self.limits, cancel)?;
         clock.lap("tokenize");
         let blocks = blocks::read(&passages, &*self.model, cancel)?;
         clock.lap("blocks");

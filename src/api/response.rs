@@ -98,8 +98,8 @@ struct RcAnswer {
     estimator: String,
     reach: Option<f32>,
     related: Option<bool>,
-    model: String,
-    fingerprint: String,
+    model: Option<String>,
+    fingerprint: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -137,17 +137,18 @@ impl<'a> Places<'a> {
     }
 
     fn range(&self, bytes: ByteRange) -> Range {
-        Range { start: self.0.from_byte(bytes.start), end: self.0.from_byte(bytes.end) }
+        let std::ops::Range { start, end } = self.0.from_bytes(bytes);
+        Range { start, end }
     }
 }
 
 impl CompressAnswer {
-    /// Puts an outcome into words.
+    /// Puts an outcome into words. There is no `model` where the answer was given before one was loaded.
     pub fn new(
         request: &CompressRequest,
         compressed: Compressed,
         unit: OffsetUnit,
-        model: &ModelInfo,
+        model: Option<&ModelInfo>,
     ) -> Self {
         let output = Places::new(&compressed.context.text, unit);
         let sources: Vec<_> = request.chunks.iter().map(|chunk| Places::new(&chunk.text, unit)).collect();
@@ -179,8 +180,8 @@ impl CompressAnswer {
             estimator: Scoring::default().to_string(),
             reach: compressed.relevance.map(|r| r.reach),
             related: compressed.relevance.map(|r| r.related),
-            model: model.name.clone(),
-            fingerprint: model.fingerprint.clone(),
+            model: model.map(|model| model.name.clone()),
+            fingerprint: model.map(|model| model.fingerprint.clone()),
         };
         let timing_ms = TimingMs::from(&compressed.timings);
         Self { chunks, citations, usage, rc, degraded, timing_ms, explain, context: compressed.context.text }

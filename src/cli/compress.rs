@@ -47,7 +47,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             return refuse(ErrorBody { code: e.code(), message: e.to_string(), param: None });
         }
     };
-    let answer = CompressAnswer::new(&request, compressed, options.offsets, pipeline.model());
+    let answer = CompressAnswer::new(&request, compressed, options.offsets, Some(pipeline.model()));
     match args.context {
         true => println!("{}", answer.context()),
         false => println!("{}", serde_json::to_string_pretty(&answer)?),

@@ -111,7 +111,9 @@ impl Checkpoint {
         for (key, name) in &weight_map {
             if !opened.contains_key(name.as_str()) {
                 let path = dir.join(name);
-                if !path.is_file() {
+                // A shard is a file of the folder: an index from elsewhere must not point outside it.
+                let is_plain = Path::new(name).components().eq([Component::Normal(name.as_ref())]);
+                if !is_plain || !path.is_file() {
                     return Err(ExportError::ShardMissing { index, shard: name.clone() });
                 }
                 let (shard, metadata) = Shard::open(&path)?;

@@ -2,22 +2,26 @@
 //! The only place that names `ort`; the rest of the program sees [`ModelRuntime`].
 
 mod bare;
+mod workers;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use ndarray::{Array2, Array3, ArrayView3, Axis, Ix3, s};
 use ort::environment::Environment;
-use ort::session::builder::{GraphOptimizationLevel, PrepackedWeights};
+use ort::session::builder::GraphOptimizationLevel;
 use ort::session::{Session, SessionOutputs};
 use ort::value::{Outlet, TensorRef, ValueType};
 use rayon::prelude::*;
 
 pub use self::bare::BatchedGraph;
-
-use super::contract::hex;
-use super::contract::{Contract, Graph, IoTensor, Side, check_io};
+use self::workers::Workers;
+use super::contract::{Contract, Graph, IoTensor, Side, check_io, hex};
 use super::{Logits, ModelError, ModelInfo, ModelRuntime};
+
+/// Sessions of the query graph at most. Each holds its own weights (45 MB for MiniLM), and a question is short: it need
+/// not have one per core.
+const QUERY_SESSIONS_MAX: usize = 4;
 
 /// Where things are and how many cores to use.
 #[derive(Debug, Clone)]
@@ -26,11 +30,11 @@ pub struct OrtSettings {
     pub runtime_lib: PathBuf,
     /// Folder of the contract.
     pub model_dir: PathBuf,
-    /// Worker threads; each owns one session of each graph.
+    /// Worker threads; each owns a session of the passage graph.
     pub workers: usize,
 }
 
-/// Sessions of one contract, one of each graph per worker.
+/// Sessions of one contract's graphs.
 ///
 /// A window runs alone, on one thread: its keys then depend on its own tokens only, not on what shared its batch, on
 /// the padding that a batch brings or on how many cores there are. Windows run side by side instead, which on the
@@ -39,12 +43,12 @@ pub struct OrtRuntime {
     info: ModelInfo,
     prefix: Vec<u32>,
     suffix: Vec<u32>,
-    workers: rayon::ThreadPool,
+    workers: Workers,
     passage: Sessions,
     query: Sessions,
 }
 
-/// One graph's sessions, indexed by worker.
+/// One graph's sessions; a worker uses the one at its own index, modulo their number.
 struct Sessions {
     file: String,
     sessions: Vec<Mutex<Session>>,
@@ -58,10 +62,10 @@ impl OrtRuntime {
     pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
         let environment = environment(&settings.runtime_lib)?;
         let contract = Contract::load(&settings.model_dir)?;
-        let workers = settings.workers.max(1);
-        let passage = Sessions::load(&environment, settings, &contract, Graph::Passage)?;
-        let query = Sessions::load(&environment, settings, &contract, Graph::Query)?;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).thread_name(|i| format!("model-{i}"));
+        let workers = Workers::new(settings.workers).map_err(|e| graph_error("worker threads", e))?;
+        let load = |graph, count| Sessions::load(&environment, settings, &contract, graph, count);
+        let passage = load(Graph::Passage, workers.count())?;
+        let query = load(Graph::Query, workers.count().min(QUERY_SESSIONS_MAX))?;
         let (prefix, suffix) = (contract.tokenizer.prefix.clone(), contract.tokenizer.suffix.clone());
         Ok(Self {
             info: ModelInfo {
@@ -71,7 +75,7 @@ impl OrtRuntime {
                 heads: contract.readout.heads,
                 head_dim: contract.readout.head_dim,
             },
-            workers: pool.build().map_err(|e| graph_error("thread pool", e))?,
+            workers,
             prefix,
             suffix,
             passage,
@@ -107,7 +111,7 @@ impl OrtRuntime {
     }
 
     /// `work` on every window, side by side on the workers; results in the order given.
-    fn side_by_side<T: Send>(
+    fn side_by_side<T: Send + Sync>(
         &self,
         windows: &[&[u32]],
         work: impl Fn(&[u32]) -> Result<T, ModelError> + Sync,
@@ -115,12 +119,7 @@ impl OrtRuntime {
         // Longest first: the last window to finish is then a short one, and no core waits long for it.
         let mut order: Vec<usize> = (0..windows.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(windows[i].len()));
-        let numbered = |&i: &usize| work(windows[i]).map(|done| (i, done));
-        let mut done = self
-            .workers
-            .install(|| order.par_iter().with_max_len(1).map(numbered).collect::<Result<Vec<_>, _>>())?;
-        done.sort_unstable_by_key(|&(i, _)| i);
-        Ok(done.into_iter().map(|(_, done)| done).collect())
+        self.workers.each(&order, |i| work(windows[i]))
     }
 }
 
@@ -141,7 +140,7 @@ impl ModelRuntime for OrtRuntime {
         let input = framed(&self.prefix, question, &self.suffix);
         let keys = keys.as_standard_layout();
         let rows = self.prefix.len()..self.prefix.len() + question.len();
-        self.workers.install(|| {
+        self.workers.run(|| {
             self.query.run(|session| {
                 let outputs = session.run(ort::inputs![
                     "input_ids" => TensorRef::from_array_view(input.view())?,
@@ -150,6 +149,10 @@ impl ModelRuntime for OrtRuntime {
                 let take = |name: &str| -> Result<Array3<f32>, ort::Error> {
                     let logits = outputs[name].try_extract_array::<f32>()?;
                     let logits = logits.into_dimensionality::<Ix3>().map_err(ort_error)?;
+                    // The statistic is defined for finite logits; a model that gives others is broken.
+                    if logits.iter().any(|logit| !logit.is_finite()) {
+                        return Err(ort_error(format_args!("{name} holds a value that is not finite")));
+                    }
                     Ok(logits.slice(s![.., rows.clone(), ..]).to_owned())
                 };
                 let (cross, own) = (take("cross_logits")?, take("self_logits")?);
@@ -165,13 +168,12 @@ impl Sessions {
         settings: &OrtSettings,
         contract: &Contract,
         graph: Graph,
+        count: usize,
     ) -> Result<Self, ModelError> {
         let file = contract.graph_file(graph);
         let path = settings.model_dir.join(file);
-        let packed = PrepackedWeights::new();
-        let sessions = (0..settings.workers.max(1))
-            .map(|_| session(environment, &path, &packed, 1).map_err(|e| graph_error(file, e)))
-            .collect::<Result<Vec<_>, _>>()?;
+        let load = |_| session(environment, &path, 1).map_err(|e| graph_error(file, e));
+        let sessions = (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>()?;
         check_io(contract, graph, &io_of(&sessions[0]))?;
         Ok(Self { file: file.to_owned(), sessions: sessions.into_iter().map(Mutex::new).collect() })
     }
@@ -218,17 +220,10 @@ fn framed(prefix: &[u32], ids: &[u32], suffix: &[u32]) -> Array2<i64> {
         .expect("the shape counts exactly what was collected")
 }
 
-fn session(
-    environment: &Environment,
-    path: &Path,
-    packed: &PrepackedWeights,
-    threads: usize,
-) -> Result<Session, ort::Error> {
-    let builder = Session::builder(environment)?
+fn session(environment: &Environment, path: &Path, threads: usize) -> Result<Session, ort::Error> {
+    let mut builder = Session::builder(environment)?
         .with_optimization_level(GraphOptimizationLevel::All)?
-        .with_intra_threads(threads)?
-        .with_prepacked_weights(packed)?;
-    let mut builder = builder;
+        .with_intra_threads(threads)?;
     builder.commit_from_file(path)
 }
 

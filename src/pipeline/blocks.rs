@@ -1,6 +1,6 @@
 //! Passages to keys: every window read by the model, laid one behind the other on one key axis.
 
-use ndarray::{Array3, Axis};
+use ndarray::{Array3, Axis, s};
 
 use super::PipelineError;
 use super::cancel::Cancel;
@@ -32,11 +32,7 @@ pub fn read(
         ModelError::Stopped => cancel.check().expect_err("the model stops only when work should not go on"),
         other => other.into(),
     })?;
-    let views: Vec<_> = read.iter().map(|window| window.view()).collect();
-    let keys = match views.is_empty() {
-        true => Array3::zeros((info.heads, 0, info.head_dim)),
-        false => ndarray::concatenate(Axis(1), &views).expect("windows of one model differ in length only"),
-    };
+    let keys = side_by_side(read, (info.heads, info.head_dim));
     let mut start = 0;
     let span = |p: &Passage| {
         let span = TokenSpan::new(start, start + p.ids.len());
@@ -44,4 +40,18 @@ pub fn read(
         span
     };
     Ok(Blocks { keys, passages: passages.iter().map(span).collect() })
+}
+
+/// Windows `[head, token, head_dim]` one behind the other. Each is freed once copied: all keys are in memory once, not
+/// twice.
+fn side_by_side(windows: Vec<Array3<f32>>, (heads, head_dim): (usize, usize)) -> Array3<f32> {
+    let tokens = windows.iter().map(|window| window.len_of(Axis(1))).sum();
+    let mut keys = Array3::zeros((heads, tokens, head_dim));
+    let mut start = 0;
+    for window in windows {
+        let end = start + window.len_of(Axis(1));
+        keys.slice_mut(s![.., start..end, ..]).assign(&window);
+        start = end;
+    }
+    keys
 }

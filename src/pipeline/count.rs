@@ -32,7 +32,39 @@ impl Counter {
     pub fn count(&self, text: &str) -> Result<usize, PipelineError> {
         match self {
             Self::Model(tokenizer) => Ok(tokenizer.count(text)?),
-            Self::OpenAi(bpe) => Ok(bpe.encode_ordinary(text).len()),
+            Self::OpenAi(bpe) => Ok(stretches(text).map(|stretch| bpe.encode_ordinary(stretch).len()).sum()),
         }
+    }
+}
+
+/// The splitter of OpenAI's tokenizers gives up on runs of a million spaces. Longer texts are counted in stretches; a
+/// cut can only split a token, so the sum is never too small.
+const STRETCH_BYTES: usize = 256 * 1024;
+
+fn stretches(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let (stretch, after) = rest.split_at(rest.floor_char_boundary(STRETCH_BYTES));
+        rest = after;
+        (!stretch.is_empty()).then_some(stretch)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stretches_are_the_text() {
+        for text in ["", "a", &"é".repeat(STRETCH_BYTES), &" ".repeat(3 * STRETCH_BYTES + 1)] {
+            assert_eq!(stretches(text).collect::<String>(), text);
+            assert!(stretches(text).all(|stretch| stretch.len() <= STRETCH_BYTES));
+        }
+    }
+
+    #[test]
+    fn a_million_spaces_are_counted() {
+        let counter = Counter::OpenAi(tiktoken_rs::o200k_base_singleton());
+        assert!(counter.count(&" ".repeat(1_100_000)).expect("counts") > 0);
     }
 }

@@ -1,8 +1,11 @@
 //! Text to tokens: the question, and every chunk with its title in front, cut into windows and sentences.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use rayon::prelude::*;
 
 use super::PipelineError;
+use super::cancel::Cancel;
 use super::validate::{InvalidRequest, RequestLimits};
 use crate::domain::{ByteRange, Chunk, TokenSpan};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
@@ -54,29 +57,41 @@ pub fn question(
     }
 }
 
-/// Every chunk's tokens and sentences, in the order of the chunks.
+/// Every chunk's tokens and sentences, in the order of the chunks. Ends early once they are too many.
 ///
 /// # Errors
-/// When they are more, together or with the `question_tokens` that will meet them, than `limits` allows.
+/// When they are more, together or with the `question_tokens` that will meet them, than `limits` allows; a deadline when
+/// `cancel` says so.
 pub fn passages(
     chunks: &[Chunk],
     question_tokens: usize,
     tokenizer: &ModelTokenizer,
     limits: &RequestLimits,
+    cancel: &Cancel,
 ) -> Result<Vec<Passage>, PipelineError> {
-    let passages = chunks.par_iter().map(|chunk| passage(chunk, tokenizer)).collect::<Result<Vec<_>, _>>()?;
-    let tokens: usize = passages.iter().map(|p| p.ids.len()).sum();
-    let (found, max) = (tokens, limits.input_tokens_max);
-    if found > max {
-        return Err(InvalidRequest::InputTooLong { found, max }.into());
+    let total = AtomicUsize::new(0);
+    let read = |chunk: &Chunk| {
+        cancel.check()?;
+        within(total.load(Ordering::Relaxed), question_tokens, limits)?;
+        let passage = passage(chunk, tokenizer)?;
+        total.fetch_add(passage.ids.len(), Ordering::Relaxed);
+        Ok(passage)
+    };
+    let passages = chunks.par_iter().map(read).collect::<Result<Vec<_>, PipelineError>>();
+    within(total.into_inner(), question_tokens, limits)?;
+    passages
+}
+
+fn within(tokens: usize, question_tokens: usize, limits: &RequestLimits) -> Result<(), InvalidRequest> {
+    let max = limits.input_tokens_max;
+    if tokens > max {
+        return Err(InvalidRequest::InputTooLong { max });
     }
-    let (found, max) = (tokens * question_tokens, limits.logit_count_max);
-    if found > max {
-        return Err(
-            InvalidRequest::LogitTooMany { query: question_tokens, chunks: tokens, found, max }.into()
-        );
+    let max = limits.logit_count_max;
+    if tokens.saturating_mul(question_tokens) > max {
+        return Err(InvalidRequest::LogitTooMany { question_tokens, max });
     }
-    Ok(passages)
+    Ok(())
 }
 
 fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<Passage, PipelineError> {

@@ -13,6 +13,8 @@ use crate::domain::{Budget, CompressRequest};
 pub struct RequestLimits {
     /// Chunks in one request.
     pub chunk_count_max: usize,
+    /// Bytes of one chunk's text.
+    pub chunk_bytes_max: usize,
     /// Model tokens of the question.
     pub query_tokens_max: usize,
     /// Model tokens of all chunks together.
@@ -25,6 +27,7 @@ impl Default for RequestLimits {
     fn default() -> Self {
         Self {
             chunk_count_max: 1_000,
+            chunk_bytes_max: 1_048_576,
             query_tokens_max: 512,
             input_tokens_max: 262_144,
             logit_count_max: 33_554_432,
@@ -46,12 +49,16 @@ pub enum InvalidRequest {
     ChunksEmpty,
     #[error("{found} chunks, the limit is {max} (limits.chunk_count_max)")]
     ChunkTooMany { found: usize, max: usize },
-    #[error("chunks have {found} tokens together, the limit is {max} (limits.input_tokens_max)")]
-    InputTooLong { found: usize, max: usize },
+    #[error("chunks have more than {max} tokens together (limits.input_tokens_max)")]
+    InputTooLong { max: usize },
     #[error(
-        "{query} query tokens times {chunks} chunk tokens are {found} logits, the limit is {max} (limits.logit_count_max)"
+        "{question_tokens} query tokens times all chunk tokens are more than {max} logits (limits.logit_count_max)"
     )]
-    LogitTooMany { query: usize, chunks: usize, found: usize, max: usize },
+    LogitTooMany { question_tokens: usize, max: usize },
+    #[error("chunks[{index}].text has {found} bytes, the limit is {max} (limits.chunk_bytes_max)")]
+    ChunkTooLong { index: usize, found: usize, max: usize },
+    #[error("keep names {found} chunks, there are {max}")]
+    KeepTooMany { found: usize, max: usize },
     #[error("chunk id {id:?} is used by chunks[{first}] and chunks[{second}]")]
     ChunkIdDuplicate { id: String, first: usize, second: usize },
     #[error("keep names {id:?}, which is not the id of a chunk")]
@@ -74,6 +81,8 @@ impl InvalidRequest {
             Self::ChunkTooMany { .. } => "chunk_too_many",
             Self::InputTooLong { .. } => "input_too_long",
             Self::LogitTooMany { .. } => "logit_too_many",
+            Self::ChunkTooLong { .. } => "chunk_too_long",
+            Self::KeepTooMany { .. } => "keep_too_many",
             Self::ChunkIdDuplicate { .. } => "chunk_id_duplicate",
             Self::KeepUnknown { .. } => "keep_unknown",
             Self::BudgetZero => "budget_zero",
@@ -91,6 +100,8 @@ impl InvalidRequest {
             | Self::InputTooLong { .. }
             | Self::LogitTooMany { .. } => "chunks".to_owned(),
             Self::ChunkIdDuplicate { second, .. } => format!("chunks[{second}].id"),
+            Self::ChunkTooLong { index, .. } => format!("chunks[{index}].text"),
+            Self::KeepTooMany { .. } => "keep".to_owned(),
             Self::KeepUnknown { position, .. } => format!("keep[{position}]"),
             Self::BudgetZero => "budget.tokens".to_owned(),
             Self::RatioOutOfRange { .. } => "budget.ratio".to_owned(),
@@ -114,6 +125,10 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
     if found > max {
         return Err(InvalidRequest::ChunkTooMany { found, max });
     }
+    let max = limits.chunk_bytes_max;
+    if let Some(index) = request.chunks.iter().position(|chunk| chunk.text.len() > max) {
+        return Err(InvalidRequest::ChunkTooLong { index, found: request.chunks[index].text.len(), max });
+    }
     ids_are_unique(request)?;
     keep_is_known(request)?;
     match request.budget {
@@ -136,6 +151,10 @@ fn ids_are_unique(request: &CompressRequest) -> Result<(), InvalidRequest> {
 }
 
 fn keep_is_known(request: &CompressRequest) -> Result<(), InvalidRequest> {
+    let (found, max) = (request.keep.len(), request.chunks.len());
+    if found > max {
+        return Err(InvalidRequest::KeepTooMany { found, max });
+    }
     let ids: HashSet<&String> = request.chunks.iter().map(|c| &c.id).collect();
     match request.keep.iter().position(|id| !ids.contains(id)) {
         Some(position) => Err(InvalidRequest::KeepUnknown { id: request.keep[position].clone(), position }),

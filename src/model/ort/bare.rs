@@ -3,7 +3,6 @@
 
 use ndarray::Array2;
 use ort::session::Session;
-use ort::session::builder::PrepackedWeights;
 use ort::value::TensorRef;
 
 use super::{OrtRuntime, OrtSettings, environment, graph_error, session};
@@ -21,7 +20,7 @@ impl OrtRuntime {
 
     /// How many windows run side by side.
     pub fn workers(&self) -> usize {
-        self.workers.current_num_threads()
+        self.workers.count()
     }
 }
 
@@ -43,8 +42,8 @@ impl BatchedGraph {
         let contract = Contract::load(&settings.model_dir)?;
         let file = contract.graph_file(Graph::Passage).to_owned();
         let path = settings.model_dir.join(&file);
-        let session = session(&environment, &path, &PrepackedWeights::new(), settings.workers.max(1))
-            .map_err(|e| graph_error(&file, e))?;
+        let session =
+            session(&environment, &path, settings.workers.max(1)).map_err(|e| graph_error(&file, e))?;
         let (prefix, suffix) = (contract.tokenizer.prefix, contract.tokenizer.suffix);
         Ok(Self { session, file, prefix, suffix })
     }
