@@ -18,8 +18,9 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("config", &["pipeline::auto", "pipeline::validate"]),
     ("http", &["domain", "model", "pipeline", "api", "admission"]),
     ("telemetry", &["config"]),
+    ("bench", &["domain", "model", "export::onnx", "pipeline", "http"]),
     ("app", &["domain", "model", "pipeline", "admission", "config", "http", "telemetry"]),
-    ("cli", &["domain", "model", "export", "pipeline", "api", "eval", "config", "telemetry", "app"]),
+    ("cli", &["domain", "model", "export", "pipeline", "api", "eval", "config", "telemetry", "bench", "app"]),
     ("main", &["cli"]),
 ];
 
@@ -35,7 +36,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("explain", &["score"]),
     ("fit", &["assemble", "auto", "count", "score", "select", "units", "validate"]),
     ("logits", &[]),
-    ("score", &["blocks", "units"]),
+    ("score", &["units"]),
     ("select", &["units"]),
     ("tokenize", &["validate"]),
     ("units", &["blocks", "tokenize"]),
@@ -44,15 +45,18 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
 
 /// Libraries that one place owns.
 const OWNED: &[(&str, &[&str])] = &[
-    ("ort", &["src/model/ort.rs"]),
+    ("ort", &["src/model/ort.rs", "src/model/ort/"]),
     ("tantivy", &["src/registry.rs", "src/registry/"]),
     ("tiktoken_rs", &["src/pipeline/count.rs"]),
     ("icu_segmenter", &["src/text.rs", "src/text/"]),
     ("safetensors", &["src/export.rs", "src/export/"]),
-    ("prost", &["src/export.rs", "src/export/"]),
-    ("axum", &["src/http.rs", "src/http/", "src/app.rs"]),
+    ("prost", &["src/export.rs", "src/export/", "src/bench/flops.rs"]),
+    ("axum", &["src/http.rs", "src/http/", "src/app.rs", "src/bench/latency.rs"]),
     ("clap", &["src/cli.rs", "src/cli/"]),
-    ("anyhow", &["src/app.rs", "src/cli.rs", "src/cli/", "src/eval.rs", "src/eval/"]),
+    (
+        "anyhow",
+        &["src/app.rs", "src/cli.rs", "src/cli/", "src/eval.rs", "src/eval/", "src/bench.rs", "src/bench/"],
+    ),
     ("metrics", &["src/telemetry/", "src/http/"]),
 ];
 

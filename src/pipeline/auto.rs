@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
     use crate::domain::{ByteRange, TokenSpan};
-    use crate::pipeline::units::Unit;
+    use crate::pipeline::units::{Place, Unit};
 
     /// Picks from units of one chunk each; `rc` is `[question token][unit]`, a unit's score the sum of its column.
     #[track_caller]
@@ -78,8 +78,8 @@ mod tests {
         let unit_rc = Array2::from_shape_vec((rc.len(), units), rc.concat()).expect("rows of one length");
         let units_scores: Vec<f32> = unit_rc.columns().into_iter().map(|column| column.sum()).collect();
         let scores = Scores { chunks: units_scores.clone(), units: units_scores, unit_rc, reach };
-        let unit =
-            |chunk| Unit { chunk, sentence: 0, bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
+        let place = Place { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
+        let unit = |chunk| Unit { chunk, bytes: place.bytes, tokens: place.tokens, sentence: place };
         let keep: Vec<bool> = (0..units).map(|unit| keep.contains(&unit)).collect();
         let candidates = Candidates {
             units: &(0..units).map(unit).collect::<Vec<_>>(),

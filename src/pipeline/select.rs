@@ -70,6 +70,7 @@ impl Candidates<'_> {
 mod tests {
     use super::*;
     use crate::domain::{ByteRange, TokenSpan};
+    use crate::pipeline::units::Place;
 
     /// Units as `(chunk, score, cost)`; a chunk's frame costs 2.
     #[track_caller]
@@ -80,11 +81,12 @@ mod tests {
         tokens: usize,
         expect: (&[usize], &[usize]),
     ) {
+        let place = Place { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
         let unit = |&(chunk, _, _): &(usize, f32, usize)| Unit {
             chunk,
-            sentence: 0,
-            bytes: ByteRange::new(0, 1),
-            tokens: TokenSpan::new(0, 1),
+            bytes: place.bytes,
+            tokens: place.tokens,
+            sentence: place,
         };
         let candidates = Candidates {
             units: &units.iter().map(unit).collect::<Vec<_>>(),
