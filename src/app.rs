@@ -87,21 +87,26 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let admin = bind("admin.listen", config.admin.listen).await?;
     let metrics = telemetry::install_metrics()?;
     let service = service(&config);
+    let read_max = service.limits.read_max;
     let (stopped, drained) = stop_signals(stop, service.admission.clone());
     let admin_router = admin_router(&service, &metrics);
     tracing::info!(http = %public.local_addr()?, admin = %admin.local_addr()?, "listening");
     let serving = [
-        tokio::spawn(run(public, http::router(service.clone()), stopped.clone())),
-        tokio::spawn(run(admin, admin_router, drained.subscribe())),
+        tokio::spawn(run(public, http::router(service.clone()), read_max, stopped.clone())),
+        tokio::spawn(run(admin, admin_router, read_max, drained.subscribe())),
     ];
     tokio::spawn(upkeep(metrics));
-    load(config.clone(), service).await?;
+    let mut stopping = stopped.clone();
+    tokio::select! {
+        loaded = load(config.clone(), service) => loaded?,
+        _ = stopping.wait_for(|stop| *stop) => {}
+    }
     let [public, _admin] = serving;
     let mut stopped = stopped;
     let _ = stopped.wait_for(|stop| *stop).await;
     let drain = Duration::from_millis(config.http.drain_ms_max);
     match tokio::time::timeout(drain, public).await {
-        Ok(served) => served??,
+        Ok(served) => served?,
         Err(_elapsed) => {
             tracing::warn!(drain_ms_max = config.http.drain_ms_max, "requests in flight were cut off")
         }
@@ -119,6 +124,7 @@ pub fn service(config: &Config) -> Service {
         admission: Admission::new(admission.concurrency_max(), admission.queue_max),
         limits: ServeLimits {
             body_bytes_max: config.http.body_bytes_max,
+            read_max: Duration::from_millis(config.http.read_ms_max),
             deadline_default: Duration::from_millis(admission.deadline_ms_default),
             deadline_max: Duration::from_millis(admission.deadline_ms_max),
         },
@@ -161,11 +167,11 @@ fn stop_signals(
     (stopped, watch::Sender::new(false))
 }
 
-async fn run(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
+async fn run(listener: TcpListener, router: Router, head_time: Duration, mut stop: watch::Receiver<bool>) {
     let stop = async move {
         let _ = stop.wait_for(|stop| *stop).await;
     };
-    axum::serve(listener, router).with_graceful_shutdown(stop).await
+    http::serve(listener, router, head_time, stop).await;
 }
 
 async fn upkeep(metrics: Prometheus) {

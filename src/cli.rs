@@ -61,7 +61,7 @@ fn in_one_line(error: &anyhow::Error) -> String {
 }
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let config = || Config::load(args.config.as_deref(), std::env::vars());
+    let config = || Config::load(args.config.as_deref(), environment());
     match args.command {
         Command::Serve => serve::run(config()?),
         Command::Compress(args) => compress::run(&config()?, &args),
@@ -70,4 +70,16 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Bench(args) => bench::run(&config()?, &args),
         Command::Doctor => doctor::run(config()),
     }
+}
+
+/// The environment's variables that are text; a setting cannot be anything else.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+/// Prints to standard output. A reader that has seen enough, as `head` has, is no error.
+fn print(text: impl std::fmt::Display) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout(), "{text}");
 }

@@ -1,6 +1,7 @@
 //! Every setting, its default and its unit: from a TOML file, then the environment, then checked as a whole.
 //! Knows no part of the program but their settings.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -187,15 +188,23 @@ impl Config {
         let mut environment: Vec<_> = environment.filter(|(name, _)| name.starts_with("THRESHER_")).collect();
         // The short name first, so that the long one wins where both are set.
         environment.sort_by_key(|(name, _)| name != ENV_RUNTIME_LIB);
+        let mut origins = HashMap::new();
         for (name, value) in &environment {
-            match name.strip_prefix(ENV_PREFIX) {
-                Some(path) => set(&mut table, name, &path.to_ascii_lowercase(), value)?,
-                None if name == ENV_RUNTIME_LIB => set(&mut table, name, "model__runtime_lib", value)?,
-                None => {}
-            }
+            let setting = match name.strip_prefix(ENV_PREFIX) {
+                Some(setting) => setting.to_ascii_lowercase().replace("__", "."),
+                None if name == ENV_RUNTIME_LIB => "model.runtime_lib".to_owned(),
+                None => continue,
+            };
+            set(&mut table, name, &setting, value)?;
+            origins.insert(setting, name);
         }
         let config: Self = serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
-            let place = error.path().to_string();
+            let setting = error.path().to_string();
+            let place = match (origins.get(&setting), path) {
+                (Some(name), _) => format!("environment variable {name}"),
+                (None, Some(path)) => format!("{}: {setting}", path.display()),
+                (None, None) => setting,
+            };
             ConfigError::Setting { place, reason: error.into_inner().to_string().trim().to_owned() }
         })?;
         config.check()?;
@@ -270,14 +279,14 @@ fn read(path: &Path) -> Result<toml::Table, ConfigError> {
     text.parse().map_err(|source| ConfigError::Parse { path: path.into(), source: Box::new(source) })
 }
 
-/// Sets the setting at `path` (`section__name`) from the environment variable `name`. A value that reads as a TOML
-/// number, boolean or array is one; any other is text.
-fn set(table: &mut toml::Table, name: &str, path: &str, value: &str) -> Result<(), ConfigError> {
+/// Sets `setting` (`section.name`) from the environment variable `name`. A value that reads as a TOML number, boolean or
+/// array is one; any other is text.
+fn set(table: &mut toml::Table, name: &str, setting: &str, value: &str) -> Result<(), ConfigError> {
     let parsed = format!("v = {value}").parse::<toml::Table>().ok().filter(|table| table.len() == 1);
     let value = parsed.and_then(|mut table| table.remove("v")).unwrap_or_else(|| value.to_owned().into());
-    let (parents, leaf) = path.rsplit_once("__").unwrap_or(("", path));
+    let (parents, leaf) = setting.rsplit_once('.').unwrap_or(("", setting));
     let mut table = table;
-    for parent in parents.split("__").filter(|p| !p.is_empty()) {
+    for parent in parents.split('.').filter(|p| !p.is_empty()) {
         let entry = table.entry(parent).or_insert_with(|| toml::Value::Table(toml::Table::new()));
         table = entry.as_table_mut().ok_or_else(|| ConfigError::Setting {
             place: format!("environment variable {name}"),

@@ -5,6 +5,7 @@ mod body;
 mod compress;
 mod error;
 mod observe;
+mod serve;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use self::error::HttpError;
+pub use self::serve::serve;
 use crate::admission::Admission;
 use crate::pipeline::Pipeline;
 use crate::pipeline::score::Scoring;
@@ -36,6 +38,8 @@ pub struct Service {
 pub struct ServeLimits {
     /// Bytes of one request body.
     pub body_bytes_max: usize,
+    /// For a request's head, and again for its body, to arrive.
+    pub read_max: Duration,
     /// For requests that name no deadline.
     pub deadline_default: Duration,
     /// The longest deadline that a request may name.

@@ -1,5 +1,6 @@
-//! The life of a request, stage by stage: tokenize → blocks → logits → RC → select → assemble.
-//! HTTP, the command line, `eval` and `bench` all come through here. Stages do not know each other; this file does.
+//! The life of a request, stage by stage: tokenize → blocks → logits → score → fit, which selects and assembles.
+//! HTTP, the command line, `eval` and `bench` all come through here. Only `fit` is made of stages itself: a context has
+//! to be written to be counted, and counted to be selected.
 
 pub mod assemble;
 pub mod auto;
@@ -173,12 +174,10 @@ impl Pipeline {
         validate::check(request, &self.limits)?;
         let mut clock = Clock::start();
         let reading = self.read(request, cancel, &mut clock)?;
-        let scores = score::all(&reading, Scoring::default());
-        clock.lap("score");
-        cancel.check()?;
-        let fitted = self.fit(request, &reading, &scores)?;
-        clock.lap("select");
-        let explanation = request.explain.then(|| explain::tokens(&reading));
+        let scores = clock.stage("score", || score::all(&reading, Scoring::default()));
+        let fitted = clock.stage("select", || self.fit(request, &reading, &scores, cancel))?;
+        let explain = || clock.stage("explain", || explain::tokens(&reading));
+        let explanation = request.explain.then(explain);
         Ok(Compressed {
             chunks: outcomes(&reading, &scores, &fitted),
             context: fitted.context,
@@ -200,15 +199,18 @@ impl Pipeline {
         cancel: &Cancel,
         clock: &mut Clock,
     ) -> Result<Reading, PipelineError> {
-        let question = tokenize::question(&request.query, &self.tokenizer, &self.limits)?;
-        let passages =
-            tokenize::passages(&request.chunks, question.ids.len(), &self.tokenizer, &self.limits, cancel)?;
-        clock.lap("tokenize");
-        let blocks = blocks::read(&passages, &*self.model, cancel)?;
-        clock.lap("blocks");
+        let (tokenizer, limits, model) = (&self.tokenizer, &self.limits, &*self.model);
+        let (question, passages) = clock.stage("tokenize", || -> Result<_, PipelineError> {
+            let question = tokenize::question(&request.query, tokenizer, limits)?;
+            let passages =
+                tokenize::passages(&request.chunks, question.ids.len(), tokenizer, limits, cancel)?;
+            Ok((question, passages))
+        })?;
+        let blocks = clock.stage("blocks", || blocks::read(&passages, model, cancel))?;
         cancel.check()?;
-        let logits = logits::of_question(&question.ids, blocks.keys.view(), &*self.model)?;
-        clock.lap("logits");
+        let logits =
+            clock.stage("logits", || logits::of_question(&question.ids, blocks.keys.view(), model))?;
+        cancel.check()?;
         let units = units::of(request.granularity, &request.chunks, &passages, &blocks);
         Ok(Reading { question, passages, blocks, logits, granularity: request.granularity, units })
     }
@@ -222,9 +224,10 @@ impl Pipeline {
         request: &CompressRequest,
         reading: &Reading,
         scores: &Scores,
+        cancel: &Cancel,
     ) -> Result<fit::Fitted, PipelineError> {
         let counter = Counter::new(request.tokenizer, &self.tokenizer);
-        fit::budget(request, reading, scores, &counter, self.auto)
+        fit::budget(request, reading, scores, &fit::Means { counter: &counter, auto: self.auto, cancel })
     }
 }
 

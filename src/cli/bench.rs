@@ -68,7 +68,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     progress("loading", 0, 1);
     let report = bench::run(subject(config, args)?, &workload, effort, &progress)?;
     bar.finish_and_clear();
-    print!("{}", bench::table(&report));
+    super::print(bench::table(&report));
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(report.json())? + "\n";
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;

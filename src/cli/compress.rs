@@ -49,8 +49,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     };
     let answer = CompressAnswer::new(&request, compressed, options.offsets, Some(pipeline.model()));
     match args.context {
-        true => println!("{}", answer.context()),
-        false => println!("{}", serde_json::to_string_pretty(&answer)?),
+        true => super::print(answer.context()),
+        false => super::print(serde_json::to_string_pretty(&answer)?),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -69,6 +69,6 @@ fn read(args: &Args) -> anyhow::Result<Vec<u8>> {
 /// The same error that HTTP would answer, on standard output where a program reads it.
 fn refuse(error: ErrorBody) -> anyhow::Result<ExitCode> {
     eprintln!("error: {}: {}", error.code, error.message);
-    println!("{}", serde_json::to_string_pretty(&ErrorAnswer { error })?);
+    super::print(serde_json::to_string_pretty(&ErrorAnswer { error })?);
     Ok(ExitCode::FAILURE)
 }

@@ -9,9 +9,14 @@ use crate::model::ort::runtime_version;
 
 /// One line per check; the first failure ends the checks that build on it.
 pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
-    println!("thresher {} on {}-{}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+    super::print(format_args!(
+        "thresher {} on {}-{}",
+        env!("CARGO_PKG_VERSION"),
+        std::env::consts::OS,
+        std::env::consts::ARCH
+    ));
     let healthy = check(config);
-    println!("{}", if healthy { "all is well" } else { "not ready; see above" });
+    super::print(if healthy { "all is well" } else { "not ready; see above" });
     Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -41,11 +46,11 @@ fn report<T, E: std::fmt::Display>(
 ) -> Option<T> {
     match outcome {
         Ok(value) => {
-            println!("  ok      {what}: {}", say(&value));
+            super::print(format_args!("  ok      {what}: {}", say(&value)));
             Some(value)
         }
         Err(error) => {
-            println!("  FAILED  {what}: {error:#}");
+            super::print(format_args!("  FAILED  {what}: {error:#}"));
             None
         }
     }

@@ -34,7 +34,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         };
         let report = eval::file(file, &pipeline, &progress)?;
         bar.finish_and_clear();
-        println!("{}", eval::table(&report));
+        super::print(eval::table(&report));
         reports.push(report);
     }
     if let Some(path) = &args.json {

@@ -47,6 +47,6 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .or_else(folder)
         .context("--out has no last part to name the model after; use --name")?;
     let contract = export(&args.source, &args.out, &ExportOptions { weights: args.weights.into(), name })?;
-    println!("{}: {} in {}", contract.name, contract.architecture, args.out.display());
+    super::print(format_args!("{}: {} in {}", contract.name, contract.architecture, args.out.display()));
     Ok(ExitCode::SUCCESS)
 }

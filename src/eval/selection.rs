@@ -90,7 +90,7 @@ impl Samples {
             for (ratio, kept) in RATIOS.iter().zip(&mut self.kept) {
                 let request =
                     CompressRequest { budget: Budget::Ratio(1.0 / f64::from(*ratio)), ..request.clone() };
-                let survives = match pipeline.fit(&request, reading, scores) {
+                let survives = match pipeline.fit(&request, reading, scores, &Cancel::default()) {
                     Ok(fitted) => row.answer_in(&fitted.context.text),
                     Err(PipelineError::Invalid(_)) => false,
                     Err(error) => return Err(error.into()),
@@ -121,7 +121,7 @@ impl Samples {
 impl AutoSamples {
     fn add(&mut self, judged: &Judged) -> Result<()> {
         let Judged { row, request, pipeline, reading, scores } = *judged;
-        let fitted = pipeline.fit(request, reading, scores)?;
+        let fitted = pipeline.fit(request, reading, scores, &Cancel::default())?;
         self.tokens_share.push(fitted.usage.tokens_out as f64 / fitted.usage.tokens_in.max(1) as f64);
         let gold = row.gold.iter().filter(|&&gold| !fitted.spans[gold].is_empty()).count();
         self.gold_share.push(gold as f64 / row.gold.len() as f64);

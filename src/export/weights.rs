@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs::File,
     io::{self, Read, Seek, SeekFrom},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use safetensors::{

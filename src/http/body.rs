@@ -1,27 +1,43 @@
 //! Reads a request body within its byte limit and its time.
 
-use std::time::Instant;
+use std::time::Duration;
 
-use axum::body::{Body, Bytes};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use axum::body::Body;
+use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
 use super::HttpError;
 
+/// How much of a body over its limit is read and thrown away: a client that is still sending does not read the answer,
+/// and would be told of a broken pipe instead of its mistake.
+const DISCARD_BYTES_MAX: usize = 64 * 1024 * 1024;
+
 /// The whole body.
 ///
 /// # Errors
-/// 413 when it is longer than `bytes_max`, said before reading it where the client declares its length; 408 when it does
-/// not arrive by `deadline`; 400 when the connection breaks.
-pub async fn read(body: Body, bytes_max: usize, deadline: Instant) -> Result<Bytes, HttpError> {
-    if body.size_hint().lower() > bytes_max as u64 {
+/// 413 when it is longer than `bytes_max`; 408 when it does not arrive within `time`; 400 when the connection breaks.
+pub async fn read(body: Body, bytes_max: usize, time: Duration) -> Result<Vec<u8>, HttpError> {
+    let read = tokio::time::timeout(time, collect(body, bytes_max));
+    read.await.unwrap_or_else(|_elapsed| Err(HttpError::body_timeout()))
+}
+
+async fn collect(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, HttpError> {
+    let give_up = bytes_max.saturating_add(DISCARD_BYTES_MAX);
+    let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if declared > give_up {
         return Err(HttpError::body_too_large(bytes_max));
     }
-    let read = tokio::time::timeout_at(deadline.into(), Limited::new(body, bytes_max).collect());
-    match read.await {
-        Err(_elapsed) => Err(HttpError::body_timeout()),
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(HttpError::body_too_large(bytes_max)),
-        Ok(Err(_broken)) => Err(HttpError::body_broken()),
+    let mut bytes = Vec::with_capacity(if declared <= bytes_max { declared } else { 0 });
+    let mut len = 0;
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|_| HttpError::body_broken())?.into_data() else { continue };
+        len += data.len();
+        if len > give_up {
+            break;
+        }
+        if len <= bytes_max {
+            bytes.extend_from_slice(&data);
+        }
     }
+    if len > bytes_max { Err(HttpError::body_too_large(bytes_max)) } else { Ok(bytes) }
 }

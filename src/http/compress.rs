@@ -12,21 +12,22 @@ use super::{Service, body, observe};
 use crate::api::{self, CompressAnswer, CompressBody, ServeOptions};
 use crate::domain::{CompressRequest, OnError};
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::{self, Compressed};
+use crate::pipeline::{self, Pipeline};
 
 /// Parses, waits for its turn, compresses; what the caller asked to survive, it gets back whole.
 pub async fn handle(State(service): State<Service>, body: Body) -> Result<Json<CompressAnswer>, HttpError> {
     let arrived = Instant::now();
-    let body = body::read(body, service.limits.body_bytes_max, arrived + service.limits.deadline_max).await?;
-    let (request, options) = api::parse::<CompressBody>(&body)?.into_domain()?;
-    drop(body);
+    let body = body::read(body, service.limits.body_bytes_max, service.limits.read_max).await?;
+    // A large body takes long to parse; the threads that carry connections are not for that.
+    let parsed = tokio::task::spawn_blocking(move || api::parse::<CompressBody>(&body)?.into_domain());
+    let (request, options) = parsed.await.map_err(|_panicked| HttpError::internal())??;
     let deadline = arrived + deadline(options, &service)?;
     let request = Arc::new(request);
     match compress(&service, &request, options, deadline).await {
         Err(error) if options.on_error == OnError::Passthrough && error.is_ours() => {
             let compressed = pipeline::passthrough(&request, error.code(), error.message().to_owned());
-            let answer = service.ready().map(|pipeline| answer(pipeline, &request, compressed, options));
-            answer.map(Json)
+            let model = service.pipeline.get().map(Pipeline::model);
+            Ok(Json(CompressAnswer::new(&request, compressed, options.offsets, model)))
         }
         outcome => outcome.map(Json),
     }
@@ -52,14 +53,15 @@ async fn compress(
     // Dropped with this future when the client goes away: the work then stops at its next step.
     let _gone = GoneGuard(cancel.clone());
     let work = tokio::task::spawn_blocking({
-        let (service, request) = (service.clone(), Arc::clone(request));
+        let (service, request, span) = (service.clone(), Arc::clone(request), tracing::Span::current());
         move || {
+            let _span = span.entered();
             // Held until the work has really ended, not only until nobody waits for it.
             let _permit = permit;
             let pipeline = service.ready()?;
             let compressed = pipeline.compress(&request, &cancel)?;
             observe::compressed(&compressed);
-            Ok(answer(pipeline, &request, compressed, options))
+            Ok(CompressAnswer::new(&request, compressed, options.offsets, Some(pipeline.model())))
         }
     });
     match tokio::time::timeout_at(deadline.into(), work).await {
@@ -68,15 +70,6 @@ async fn compress(
         Ok(Err(_panicked)) => Err(HttpError::internal()),
         Err(_elapsed) => Err(pipeline::PipelineError::DeadlineExceeded.into()),
     }
-}
-
-fn answer(
-    pipeline: &pipeline::Pipeline,
-    request: &CompressRequest,
-    compressed: Compressed,
-    options: ServeOptions,
-) -> CompressAnswer {
-    CompressAnswer::new(request, compressed, options.offsets, pipeline.model())
 }
 
 struct GoneGuard(Cancel);

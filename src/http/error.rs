@@ -82,7 +82,7 @@ impl HttpError {
     }
 
     pub(super) fn body_timeout() -> Self {
-        Self::new("body_timeout", "the body did not arrive in time (admission.deadline_ms_max)")
+        Self::new("body_timeout", "the body did not arrive in time (http.read_ms_max)")
     }
 
     pub(super) fn body_broken() -> Self {

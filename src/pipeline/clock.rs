@@ -11,25 +11,24 @@ pub struct Timings {
     pub total: Duration,
 }
 
-/// Measures stages one after the other.
+/// Measures stages one after the other, and makes a span of each for traces.
 pub struct Clock {
     started: Instant,
-    last: Instant,
     stages: Vec<(&'static str, Duration)>,
 }
 
 impl Clock {
-    /// Starts the first stage.
+    /// Starts a request's time.
     pub fn start() -> Self {
-        let now = Instant::now();
-        Self { started: now, last: now, stages: Vec::with_capacity(8) }
+        Self { started: Instant::now(), stages: Vec::with_capacity(8) }
     }
 
-    /// Ends a stage and starts the next.
-    pub fn lap(&mut self, stage: &'static str) {
-        let now = Instant::now();
-        self.stages.push((stage, now - self.last));
-        self.last = now;
+    /// Runs a stage.
+    pub fn stage<T>(&mut self, stage: &'static str, work: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let done = tracing::info_span!("stage", otel.name = stage).in_scope(work);
+        self.stages.push((stage, started.elapsed()));
+        done
     }
 
     /// All stages so far.

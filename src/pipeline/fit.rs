@@ -1,9 +1,12 @@
 //! Budget to context: chooses units, writes them, counts what was written, and takes away the worst until it fits.
 
+use std::collections::HashSet;
+
 use rayon::prelude::*;
 
 use super::assemble::{self, Context, Kept};
 use super::auto::Auto;
+use super::cancel::Cancel;
 use super::count::Counter;
 use super::score::Scores;
 use super::select::{Candidates, Selection};
@@ -34,20 +37,31 @@ pub struct KeptSpan {
     pub score: f32,
 }
 
+/// What fitting needs besides the request and what was read for it.
+#[derive(Clone, Copy)]
+pub struct Means<'a> {
+    /// Counts as the caller counts.
+    pub counter: &'a Counter,
+    /// Says how much is worth keeping without a budget.
+    pub auto: Auto,
+    /// Says when to stop.
+    pub cancel: &'a Cancel,
+}
+
 /// The best context that `request.budget` allows.
 ///
 /// # Errors
-/// [`InvalidRequest::BudgetImpossible`] when the budget holds not even what must be kept, or no unit at all.
+/// [`InvalidRequest::BudgetImpossible`] when the budget holds not even what must be kept, or no unit at all; a deadline.
 pub fn budget(
     request: &CompressRequest,
     reading: &Reading,
     scores: &Scores,
-    counter: &Counter,
-    auto: Auto,
+    means: &Means,
 ) -> Result<Fitted, PipelineError> {
-    let keep: Vec<bool> = request.chunks.iter().map(|chunk| request.keep.contains(&chunk.id)).collect();
+    let wanted: HashSet<&String> = request.keep.iter().collect();
+    let keep: Vec<bool> = request.chunks.iter().map(|chunk| wanted.contains(&chunk.id)).collect();
     let units = &reading.units;
-    let desk = Desk { request, units, scores, counter, keep: &keep, order: order(request, units, scores) };
+    let desk = Desk { request, units, scores, means, keep: &keep, order: order(request, units, scores) };
     let costs = desk.unit_costs()?;
     let frame_costs = desk.frame_costs()?;
     let candidates =
@@ -58,20 +72,20 @@ pub fn budget(
         // All of it is all of it, also where parts counted one by one come out a token short.
         Budget::Ratio(1.0) => usize::MAX,
         Budget::Ratio(ratio) => (ratio * tokens_in as f64) as usize,
-        Budget::Auto => tokens_in,
+        Budget::Auto => usize::MAX,
     };
     let selection = match request.budget {
-        Budget::Auto => auto.select(&candidates, scores),
+        Budget::Auto => means.auto.select(&candidates, scores),
         _ if tokens >= tokens_in => candidates.within(usize::MAX),
         // The last chunk has no break behind it.
-        _ => candidates.within(tokens + counter.count(assemble::BETWEEN_CHUNKS)?),
+        _ => candidates.within(tokens + means.counter.count(assemble::BETWEEN_CHUNKS)?),
     };
     if let Some(written) = desk.write_within(&selection, tokens)? {
         return Ok(desk.finish(written, tokens_in));
     }
     let (reason, least) = desk.write_least(&candidates)?;
     let needed = least.tokens;
-    if needed > tokens && request.budget != Budget::Auto {
+    if needed > tokens {
         return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, reason }.into());
     }
     Ok(desk.finish(least, tokens_in))
@@ -82,7 +96,7 @@ struct Desk<'a> {
     request: &'a CompressRequest,
     units: &'a [Unit],
     scores: &'a Scores,
-    counter: &'a Counter,
+    means: &'a Means<'a>,
     /// Per chunk, whether the caller wants it whole.
     keep: &'a [bool],
     order: Vec<usize>,
@@ -101,27 +115,25 @@ impl Desk<'_> {
         let text = |unit: &Unit| unit.bytes.of(&self.request.chunks[unit.chunk].text);
         match self.request.tokenizer {
             TokenizerName::Model => Ok(self.units.iter().map(|unit| unit.tokens.len()).collect()),
-            _ => self.units.par_iter().map(|unit| self.counter.count(text(unit))).collect(),
+            _ => self.units.par_iter().map(|unit| self.means.counter.count(text(unit))).collect(),
         }
     }
 
     /// Tokens around each chunk's text.
     fn frame_costs(&self) -> Result<Vec<usize>, PipelineError> {
-        let frame = |(i, chunk)| self.counter.count(&assemble::block(chunk, "", i, self.request.format));
+        let frame =
+            |(i, chunk)| self.means.counter.count(&assemble::block(chunk, "", i, self.request.format));
         self.request.chunks.par_iter().enumerate().map(frame).collect()
     }
 
     /// Tokens of the context if everything were kept. The model has tokenized the text already.
     fn tokens_in(&self, reading: &Reading, frame_costs: &[usize]) -> Result<usize, PipelineError> {
         if self.request.tokenizer == TokenizerName::Model {
-            let texts = reading.passages.iter().map(|passage| passage.offsets.len());
-            return Ok(texts.sum::<usize>() + frame_costs.iter().sum::<usize>());
+            let passages = reading.passages.iter().zip(frame_costs).filter(|(p, _)| !p.sentences.is_empty());
+            return Ok(passages.map(|(passage, frame)| passage.offsets.len() + frame).sum());
         }
-        let chunks = self.request.chunks.par_iter().enumerate();
-        let whole = |(i, chunk): (usize, &crate::domain::Chunk)| {
-            self.counter.count(&assemble::block(chunk, &chunk.text, i, self.request.format))
-        };
-        chunks.map(whole).sum()
+        let all = Selection { wanted: Vec::new(), picked: (0..self.units.len()).collect() };
+        Ok(self.write(&all, all.picked.len())?.tokens)
     }
 
     /// The longest prefix of the selection whose context, as written, has at most `tokens`; none when not even the
@@ -145,6 +157,7 @@ impl Desk<'_> {
     }
 
     fn write(&self, selection: &Selection, picked: usize) -> Result<Written, PipelineError> {
+        self.means.cancel.check()?;
         let mut kept = vec![false; self.units.len()];
         selection.wanted.iter().chain(&selection.picked[..picked]).for_each(|&unit| kept[unit] = true);
         let spans = self.merged(&kept);
@@ -152,7 +165,7 @@ impl Desk<'_> {
             |&chunk: &usize| Kept { chunk, spans: spans[chunk].iter().map(|span| span.bytes).collect() };
         let parts: Vec<_> = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty()).map(part).collect();
         let context = assemble::context(&self.request.chunks, &parts, self.request.format);
-        let tokens = self.counter.count(&context.text)?;
+        let tokens = self.means.counter.count(&context.text)?;
         Ok(Written { context, spans, tokens })
     }
 
@@ -260,7 +273,9 @@ mod tests {
         let unit_rc = Array2::from_shape_vec((1, 4), UNITS.to_vec()).expect("one row");
         let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, reach: 1.0 };
         let counter = Counter::new(request.tokenizer, &tokenizer);
-        let found = match budget(&request, &reading, &scores, &counter, Auto::default()) {
+        let (cancel, auto) = (Cancel::default(), Auto::default());
+        let means = Means { counter: &counter, auto, cancel: &cancel };
+        let found = match budget(&request, &reading, &scores, &means) {
             Ok(fitted) => fitted.context.text,
             Err(error) => error.to_string(),
         };

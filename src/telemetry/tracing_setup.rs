@@ -5,6 +5,8 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use thiserror::Error;
+use tracing::Level;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
@@ -48,9 +50,13 @@ pub fn install(settings: &Telemetry) -> Result<TraceGuard, TelemetryError> {
         LogFormat::Text => fmt::layer().with_writer(std::io::stderr).boxed(),
     };
     let provider = provider(&settings.otlp_endpoint)?;
-    let spans = provider.as_ref().map(|p| tracing_opentelemetry::layer().with_tracer(p.tracer("thresher")));
+    // Ours only, and whatever is logged: a quiet log is no reason to lose traces.
+    let ours = Targets::new().with_target(env!("CARGO_PKG_NAME"), Level::INFO);
+    let spans = provider.as_ref().map(|provider| {
+        tracing_opentelemetry::layer().with_tracer(provider.tracer("thresher")).with_filter(ours)
+    });
     std::panic::set_hook(Box::new(log_panic));
-    tracing_subscriber::registry().with(filter).with(lines).with(spans).try_init()?;
+    tracing_subscriber::registry().with(lines.with_filter(filter)).with(spans).try_init()?;
     Ok(TraceGuard(provider))
 }
 
