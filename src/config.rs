@@ -201,7 +201,7 @@ impl Config {
         let config: Self = serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
             let setting = error.path().to_string();
             let place = match (origins.get(&setting), path) {
-                (Some(name), _) => format!("environment variable {name}"),
+                (Some(name), _) => format!("environment variable {name}: {setting}"),
                 (None, Some(path)) => format!("{}: {setting}", path.display()),
                 (None, None) => setting,
             };
@@ -224,6 +224,11 @@ impl Config {
             (
                 admission.concurrency_max > Semaphore::MAX_PERMITS,
                 "admission.concurrency_max is greater than the system can count",
+            ),
+            (
+                !self.telemetry.otlp_endpoint.is_empty()
+                    && !self.telemetry.otlp_endpoint.starts_with("http://"),
+                "telemetry.otlp_endpoint must be empty or start with http://",
             ),
             (!self.auto.reach_min.is_finite(), "auto.reach_min is not a finite number"),
             (limits.chunk_count_max == 0, "limits.chunk_count_max is 0: no request could be answered"),

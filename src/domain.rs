@@ -99,8 +99,8 @@ pub struct Chunk {
     pub title: Option<String>,
     /// The text that may be kept.
     pub text: String,
-    /// Whatever the caller wants back beside the chunk.
-    pub metadata: Option<serde_json::Value>,
+    /// Whatever the caller wants back beside the chunk: JSON, as it was written.
+    pub metadata: Option<String>,
 }
 
 /// How much may be kept.

@@ -7,8 +7,7 @@
 //! ```
 //!
 //! h heads, q query tokens, n keys, s segments, m the question's own keys. [`score`] runs the whole line; each arrow is
-//! a function of its own ([`peaks`], [`coupled_segments`], [`mean_over_heads`], [`mean_over_queries`] and
-//! [`weighted_over_queries`]), so that another estimator can be put together from the same parts.
+//! a function of its own ([`peaks`], [`coupled_segments`], [`mean_over_heads`], [`mean_over_queries`]), so that another estimator can be put together from the same parts.
 //!
 //! What always holds:
 //! - No finite input gives NaN or an infinity: sums are taken in f64, and a result beyond f32 saturates at `f32::MAX`.
@@ -37,7 +36,6 @@ pub use exact::{SortedReference, coupled, coupled_means};
 pub use peaks::{KEY_NONE, Peaks, peaks};
 pub use pooling::{
     Estimator, Pooling, UnknownEstimator, coupled_segments, mean_over_heads, mean_over_queries,
-    weighted_over_queries,
 };
 pub use ranked::{RANK_POWER, ranked_rivals};
 pub use reference::{Reference, UnknownReference};

@@ -34,11 +34,11 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("count", &[]),
     ("explain", &["score"]),
-    ("fit", &["assemble", "auto", "count", "score", "select", "units", "validate"]),
+    ("fit", &["assemble", "auto", "cancel", "count", "score", "select", "units", "validate"]),
     ("logits", &[]),
     ("score", &["units"]),
     ("select", &["units"]),
-    ("tokenize", &["validate"]),
+    ("tokenize", &["cancel", "validate"]),
     ("units", &["blocks", "tokenize"]),
     ("validate", &[]),
 ];

@@ -156,7 +156,12 @@ fn doctor_says_what_to_do() {
             "/no/lib.so",
             "set THRESHER_RUNTIME_LIB or run `make provision`",
         ),
-        ("bad settings", "THRESHER__HTTP__PORT", "1", "FAILED  settings: http.port: unknown field"),
+        (
+            "bad settings",
+            "THRESHER__HTTP__PORT",
+            "1",
+            "FAILED  settings: environment variable THRESHER__HTTP__PORT: http.port: unknown field",
+        ),
     ];
     for (case, variable, value, expect) in table {
         let mut command = thresher(&["doctor"]);

@@ -51,7 +51,7 @@ fn check_refused(name: &str, file: &str, environment: &[(&str, &str)], expect: &
 #[test]
 fn what_does_not_exist_or_fit_is_refused_by_name() {
     let check = check_refused;
-    check("unknown setting", "[http]\nport = 1", &[], &["http.port", "unknown field"]);
+    check("unknown setting", "[http]\nport = 1", &[], &["thresher.toml: http.port", "unknown field"]);
     check("unknown section", "[htttp]\nlisten = 1", &[], &["htttp", "unknown field"]);
     check("a setting outside its section", "listen = \"127.0.0.1:1\"", &[], &["listen", "unknown field"]);
     check(
@@ -70,7 +70,12 @@ fn what_does_not_exist_or_fit_is_refused_by_name() {
     );
     check("a value for a section", "http = 1", &[], &["http", "integer `1`"]);
     check("not TOML", "[http", &[], &["thresher.toml is not TOML"]);
-    check("unknown, by environment", "", &[("THRESHER__HTTP__PORT", "1")], &["http.port", "unknown field"]);
+    check(
+        "unknown, by environment",
+        "",
+        &[("THRESHER__HTTP__PORT", "1")],
+        &["variable THRESHER__HTTP__PORT: http.port", "unknown field"],
+    );
     check(
         "wrong type, by environment",
         "",

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{self, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use thiserror::Error;
 
 use crate::domain::{Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName};
@@ -18,23 +19,23 @@ pub struct CompressBody {
     chunks: Vec<ChunkBody>,
     #[serde(default)]
     budget: Option<Object<BudgetBody>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "choice")]
     granularity: Granularity,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     keep: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "choice")]
     order: Order,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "choice")]
     format: Format,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "choice")]
     tokenizer: TokenizerName,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "choice")]
     offsets: OffsetUnit,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     explain: bool,
     #[serde(default)]
     deadline_ms: Option<u64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "choice")]
     on_error: OnError,
 }
 
@@ -62,7 +63,7 @@ struct ChunkFields {
     title: Option<String>,
     text: String,
     #[serde(default)]
-    metadata: Option<serde_json::Value>,
+    metadata: Option<Box<RawValue>>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -94,8 +95,9 @@ pub fn parse<T: de::DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
     let Object(value) = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let inner = error.into_inner();
+        let (code, message) = (code_of(&inner), inner.to_string());
         let param = (inner.is_data() && path != ".").then_some(path);
-        RequestError { code: code_of(&inner), message: inner.to_string(), param }
+        RequestError { code, param: with_field(param, code, &message), message }
     })?;
     json.end().map_err(|error| RequestError {
         code: "invalid_json",
@@ -103,6 +105,30 @@ pub fn parse<T: de::DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
         param: None,
     })?;
     Ok(value)
+}
+
+/// serde gives the path of the object where a field is missing or doubled, and names the field in its message.
+fn with_field(param: Option<String>, code: &str, message: &str) -> Option<String> {
+    let field =
+        matches!(code, "missing_field" | "duplicate_field").then(|| message.split('`').nth(1)).flatten();
+    match (param, field) {
+        (Some(path), Some(field)) if !path.ends_with(field) => Some(format!("{path}.{field}")),
+        (None, Some(field)) => Some(field.to_owned()),
+        (param, _) => param,
+    }
+}
+
+/// Null says what leaving a field out says: clients write their unset fields so.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
+}
+
+/// One of several words. Read as text first: of anything else, `serde_json` says that the JSON is broken.
+fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    match Option::<String>::deserialize(from)? {
+        Some(word) => T::deserialize(word.into_deserializer()),
+        None => Ok(T::default()),
+    }
 }
 
 /// serde tells kinds of errors apart by their words only.
@@ -128,7 +154,7 @@ impl CompressBody {
             id: fields.id.unwrap_or_else(|| index.to_string()),
             title: fields.title,
             text: fields.text,
-            metadata: fields.metadata,
+            metadata: fields.metadata.map(|metadata| metadata.get().to_owned()),
         };
         let request = CompressRequest {
             query: self.query,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::domain::{ByteRange, Chunk, CompressRequest};
@@ -60,7 +61,7 @@ struct ChunkAnswer {
     text: String,
     spans: Vec<SpanAnswer>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    metadata: Option<Value>,
+    metadata: Option<Box<RawValue>>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -204,7 +205,7 @@ impl ChunkAnswer {
             score: outcome.score,
             text: text.to_owned(),
             spans,
-            metadata: chunk.metadata.clone(),
+            metadata: chunk.metadata.clone().and_then(|json| RawValue::from_string(json).ok()),
         }
     }
 }

@@ -39,7 +39,10 @@ fn draw(panel: &DrawingArea<SVGBackend, plotters::coord::Shift>, report: &Report
         .margin(8)
         .x_label_area_size(34)
         .y_label_area_size(44)
-        .build_cartesian_2d((3f64..18f64).log_scale(), (lowest - 0.02).max(0.0)..1.0)?;
+        .build_cartesian_2d(
+            (3f64..18f64).log_scale().with_key_points(vec![4.0, 8.0, 16.0]),
+            (lowest - 0.02).max(0.0)..1.0,
+        )?;
     chart.configure_mesh().x_desc("compression").x_label_formatter(&|x| format!("{x:.0}×")).draw()?;
     for (index, (name, method)) in report.methods.iter().enumerate() {
         let color = Palette99::pick(index).to_rgba();

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::http::HeaderMap;
+use axum::http::header::CONTENT_ENCODING;
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
@@ -11,6 +13,17 @@ use super::HttpError;
 /// How much of a body over its limit is read and thrown away: a client that is still sending does not read the answer,
 /// and would be told of a broken pipe instead of its mistake.
 const DISCARD_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Bodies are read as they are.
+///
+/// # Errors
+/// 415 when the client has compressed it.
+pub fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
+    match headers.get(CONTENT_ENCODING) {
+        Some(encoding) if encoding != "identity" => Err(HttpError::encoding_unsupported()),
+        _ => Ok(()),
+    }
+}
 
 /// The whole body.
 ///

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
+use axum::http::HeaderMap;
 
 use super::error::HttpError;
 use super::{Service, body, observe};
@@ -15,8 +16,13 @@ use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{self, Pipeline};
 
 /// Parses, waits for its turn, compresses; what the caller asked to survive, it gets back whole.
-pub async fn handle(State(service): State<Service>, body: Body) -> Result<Json<CompressAnswer>, HttpError> {
+pub async fn handle(
+    State(service): State<Service>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<CompressAnswer>, HttpError> {
     let arrived = Instant::now();
+    body::is_plain(&headers)?;
     let body = body::read(body, service.limits.body_bytes_max, service.limits.read_max).await?;
     // A large body takes long to parse; the threads that carry connections are not for that.
     let parsed = tokio::task::spawn_blocking(move || api::parse::<CompressBody>(&body)?.into_domain());

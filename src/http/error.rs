@@ -31,6 +31,7 @@ fn status(code: &str) -> StatusCode {
         "not_found" => StatusCode::NOT_FOUND,
         "method_not_allowed" => StatusCode::METHOD_NOT_ALLOWED,
         "body_timeout" => StatusCode::REQUEST_TIMEOUT,
+        "encoding_unsupported" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "body_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         "overloaded" => StatusCode::TOO_MANY_REQUESTS,
         "internal" | "model_failed" => StatusCode::INTERNAL_SERVER_ERROR,
@@ -78,6 +79,13 @@ impl HttpError {
         Self::new(
             "body_too_large",
             format!("the body is over the limit of {bytes_max} bytes (http.body_bytes_max)"),
+        )
+    }
+
+    pub(super) fn encoding_unsupported() -> Self {
+        Self::new(
+            "encoding_unsupported",
+            "the body is compressed; send it as it is, without Content-Encoding",
         )
     }
 

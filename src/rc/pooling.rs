@@ -99,26 +99,12 @@ pub fn mean_over_heads(values: Array3<f32>) -> Array2<f32> {
 
 /// `[query, segment]` → `[segment]`, every query alike; 0 where there is no query.
 pub fn mean_over_queries(values: ArrayView2<'_, f32>) -> Vec<f32> {
-    weighted_over_queries(values, &vec![1.0; values.nrows()])
-}
-
-/// `[query, segment]` → `[segment]`: Σ_j w_j · value_j / Σ_j w_j; 0 where the weights sum to 0.
-///
-/// # Panics
-/// When there is not one weight per query, or a weight is negative or not finite.
-pub fn weighted_over_queries(values: ArrayView2<'_, f32>, weights: &[f32]) -> Vec<f32> {
-    assert_eq!(values.nrows(), weights.len(), "one weight per query");
     let mut sums = vec![0.0; values.ncols()];
-    let mut total = 0.0;
-    for (row, &weight) in values.outer_iter().zip(weights) {
-        assert!(weight >= 0.0 && weight.is_finite(), "weight {weight} is no weight");
-        total += f64::from(weight);
-        for (sum, &value) in sums.iter_mut().zip(row) {
-            *sum += f64::from(weight) * f64::from(value);
-        }
+    for row in values.outer_iter() {
+        sums.iter_mut().zip(row).for_each(|(sum, &value)| *sum += f64::from(value));
     }
-    let scale = if total > 0.0 { total } else { 1.0 };
-    sums.into_iter().map(|sum| saturated(sum / scale)).collect()
+    let queries = values.nrows().max(1) as f64;
+    sums.into_iter().map(|sum| saturated(sum / queries)).collect()
 }
 
 impl fmt::Display for Pooling {
@@ -222,18 +208,6 @@ mod tests {
         let scored = score(cross.view(), own.view(), &segments, "peak/self".parse().expect("named"));
         assert_eq!(scored.per_query, array![[2.0, 0.0], [3.0, 4.0]]);
         assert_eq!(scored.scores, [2.5, 2.0]);
-    }
-
-    #[test]
-    fn weights() {
-        let values = array![[1.0, 0.0], [4.0, 8.0]];
-        let check = |name, weights: &[f32], expect: [f32; 2]| {
-            assert_eq!(weighted_over_queries(values.view(), weights), expect, "{name}");
-        };
-        check("equal", &[2.0, 2.0], [2.5, 4.0]);
-        check("one query only", &[0.0, 3.0], [4.0, 8.0]);
-        check("one to three", &[1.0, 3.0], [3.25, 6.0]);
-        check("none", &[0.0, 0.0], [0.0, 0.0]);
     }
 
     #[test]

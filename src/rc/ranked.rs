@@ -89,4 +89,22 @@ mod tests {
         let found = ranked_rivals(&peaks(array![[[1.0, 4.0]]].view(), &segments));
         assert_eq!(found, array![[[0.0, 0.0, 3.0]]]);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn equals_the_definition(row in proptest::collection::vec(-4.0f32..4.0, 0..30)) {
+            let cross = Array3::from_shape_vec((1, 1, row.len()), row.clone()).expect("one row");
+            let segments: Vec<_> = (0..row.len()).map(|i| TokenSpan::new(i, i + 1)).collect();
+            let found = ranked_rivals(&peaks(cross.view(), &segments));
+            for (i, &p) in row.iter().enumerate() {
+                let mut rivals: Vec<f32> = row.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, y)| *y).collect();
+                rivals.sort_by(|a, b| b.total_cmp(a));
+                let weights: Vec<f64> = (1..=rivals.len()).map(|r| (r as f64).powf(-RANK_POWER)).collect();
+                let sum = |(w, y): (&f64, &f32)| w * f64::from((p - y).max(0.0));
+                let excess: f64 = weights.iter().zip(&rivals).map(sum).sum();
+                let expect = if rivals.is_empty() { 0.0 } else { excess / weights.iter().sum::<f64>() };
+                proptest::prop_assert!((f64::from(found[[0, 0, i]]) - expect).abs() < 1e-5);
+            }
+        }
+    }
 }

@@ -49,6 +49,7 @@ async fn daemon(model: Option<Arc<dyn ModelRuntime>>, concurrency: usize, queue:
         pipeline: Arc::new(pipeline),
         admission: Admission::new(concurrency, queue),
         limits: ServeLimits {
+            read_max: Duration::from_secs(30),
             body_bytes_max: BODY_BYTES_MAX,
             deadline_default: Duration::from_millis(DEADLINE_MS_MAX),
             deadline_max: Duration::from_millis(DEADLINE_MS_MAX),
@@ -62,7 +63,13 @@ async fn daemon(model: Option<Arc<dyn ModelRuntime>>, concurrency: usize, queue:
 
 fn pipeline_of(model: Arc<dyn ModelRuntime>) -> Pipeline {
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon"]));
-    let limits = RequestLimits { chunk_count_max: 8, query_tokens_max: 64, ..RequestLimits::default() };
+    let limits = RequestLimits {
+        chunk_count_max: 8,
+        chunk_bytes_max: 1_500,
+        query_tokens_max: 64,
+        input_tokens_max: 2_500,
+        logit_count_max: 50_000,
+    };
     Pipeline::new(model, tokenizer, limits, Auto::default())
 }
 
@@ -203,7 +210,7 @@ async fn bodies_that_are_no_request() {
         (
             "a field twice",
             br#"{"query": "q", "query": "r", "chunks": ["a"]}"#.to_vec(),
-            "400 duplicate_field -",
+            "400 duplicate_field query",
             "`query`",
         ),
         (
@@ -249,13 +256,51 @@ async fn requests_that_cannot_be_answered() {
             "expected a chunk",
         ),
         ("a query that is none", with(json!({"query": null})), "400 wrong_type query", "expected a string"),
-        ("no query", json!({"chunks": ["a"]}), "400 missing_field -", "`query`"),
-        ("no chunks", json!({"query": "q"}), "400 missing_field -", "`chunks`"),
+        ("no query", json!({"chunks": ["a"]}), "400 missing_field query", "`query`"),
+        ("no chunks", json!({"query": "q"}), "400 missing_field chunks", "`chunks`"),
         (
             "a chunk without text",
             with(json!({"chunks": [{"id": "a"}]})),
-            "400 missing_field chunks[0]",
+            "400 missing_field chunks[0].text",
             "`text`",
+        ),
+        ("a number for a word", with(json!({"order": 5})), "400 wrong_type order", "expected a string"),
+        ("an unknown format", with(json!({"format": "html"})), "400 unknown_value format", "`numbered`"),
+        (
+            "an unknown on_error",
+            with(json!({"on_error": "retry"})),
+            "400 unknown_value on_error",
+            "`passthrough`",
+        ),
+        (
+            "nothing that the model reads",
+            with(json!({"query": "\u{200b}"})),
+            "422 query_empty query",
+            "no token",
+        ),
+        (
+            "keep more than there is",
+            with(json!({"keep": vec!["a"; 9]})),
+            "422 keep_too_many keep",
+            "keep names 9 chunks",
+        ),
+        (
+            "a chunk over its limit",
+            with(json!({"chunks": ["x", "y".repeat(1501)]})),
+            "422 chunk_too_long chunks[1].text",
+            "1501 bytes, the limit is 1500 (limits.chunk_bytes_max)",
+        ),
+        (
+            "too many tokens together",
+            with(json!({"chunks": vec!["y".repeat(1000); 3]})),
+            "422 input_too_long chunks",
+            "more than 2500 tokens together (limits.input_tokens_max)",
+        ),
+        (
+            "too many logits",
+            with(json!({"query": "q".repeat(30), "chunks": vec!["y".repeat(1000); 2]})),
+            "422 logit_too_many chunks",
+            "limits.logit_count_max",
         ),
         ("empty query", with(json!({"query": ""})), "422 query_empty query", "query is empty"),
         ("blank query", with(json!({"query": " \n\t\u{3000}"})), "422 query_empty query", "query is empty"),
@@ -476,6 +521,20 @@ async fn more_than_can_wait_are_told_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn null_says_what_leaving_out_says_and_metadata_comes_back_as_written() {
+    let daemon = daemon(Some(scripted()), 1, 0).await;
+    let metadata = r#"{"n":12345678901234567890123,"n":1e400,"s":"\u00e9"}"#;
+    let nulls =
+        r#""budget":null,"granularity":null,"keep":null,"order":null,"format":null,"tokenizer":null,"#;
+    let more = r#""offsets":null,"explain":null,"deadline_ms":null,"on_error":null"#;
+    let chunk = format!(r#"{{"id":null,"title":null,"text":"tide","metadata":{metadata}}}"#);
+    let body = format!(r#"{{"query":"tide","chunks":[{chunk}],{nulls}{more}}}"#);
+    let response = post(daemon.http, "/v1/compress", body).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    assert!(response.body.contains(&format!(r#""metadata":{metadata}"#)), "{}", response.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn loading_then_ready_then_draining() {
     let daemon = daemon(None, 1, 0).await;
     let admin = |path: &'static str| get(daemon.admin, path);
@@ -489,6 +548,11 @@ async fn loading_then_ready_then_draining() {
         check_error(path, &response, "503 not_ready -", "/readyz");
         assert_eq!(response.header("retry-after"), Some("5"), "{path}");
     }
+    let mut patient = good();
+    patient["on_error"] = json!("passthrough");
+    let response = post(daemon.http, "/v1/compress", patient.to_string()).await;
+    assert_eq!(response.status, 200, "what is ours to answer for is passed through, also while loading");
+    assert!(response.body.contains("\"code\":\"not_ready\""), "{}", response.body);
     let _ = daemon.service.pipeline.set(pipeline_of(scripted()));
     assert_eq!((admin("/readyz").await.status, &*admin("/readyz").await.body), (200, "ok\n"));
     assert_good("once loaded", &post(daemon.http, "/v1/compress", good().to_string()).await);
