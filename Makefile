@@ -1,6 +1,7 @@
 # Thresher's commands; `make` alone lists them. Run them from this folder.
 #
 #   GPU=1                    use the CUDA runtime (Linux x86-64)
+#   BENCHFLAGS               arguments of `thresher bench`, such as "--mixed"
 #   THRESHER_RUNTIME_LIB     your own libonnxruntime: nothing is fetched for it
 #   THRESHER_MODEL_SOURCE    your own Hugging Face folder: nothing is fetched for it
 
@@ -56,7 +57,7 @@ lint: python cargo ## formatting, clippy, documentation, scripts
 
 bench: model ## criterion benches, then the daemon's own
 	$(WITH_RUNTIME) $(CARGO) bench $(CARGOFLAGS)
-	$(WITH_RUNTIME) $(RELEASE) bench
+	$(WITH_RUNTIME) $(RELEASE) bench $(BENCHFLAGS)
 
 eval: model ## measure quality on a data set: make eval EVAL_DATA=<path>
 	@test -n "$(EVAL_DATA)" || { echo "error: say what to measure on: make eval EVAL_DATA=<path>" >&2; exit 1; }

@@ -87,7 +87,8 @@ fn prepare(subject: &Subject, workload: &Workload, round: u64) -> anyhow::Result
     let tokens = request.chunks.iter().map(count).sum::<Result<_, _>>()?;
     let chunk = |chunk: &crate::domain::Chunk| json!({"id": chunk.id, "text": chunk.text});
     let chunks: Vec<_> = request.chunks.iter().map(chunk).collect();
-    let body = json!({"query": request.query, "chunks": chunks});
+    let deadline_ms = subject.service.limits.deadline_max.as_millis() as u64;
+    let body = json!({"query": request.query, "chunks": chunks, "deadline_ms": deadline_ms});
     Ok(Prepared { body: Bytes::from(body.to_string()), tokens })
 }
 

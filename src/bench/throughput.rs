@@ -14,6 +14,9 @@ use crate::pipeline::clock::Timings;
 /// Batch sizes that the batched graph is tried with.
 pub const BATCHES: [usize; 2] = [8, 16];
 
+/// The graph, the pipeline, the graph in batches, the peer.
+const CONTENDERS: usize = 4;
+
 /// What one round took. All contenders of a round read the same chunks.
 #[derive(Debug, Clone)]
 pub struct Round {
@@ -70,9 +73,8 @@ fn round(subject: &mut Subject, request: &CompressRequest, index: usize) -> anyh
         timings: Timings::default(),
         peer: None,
     };
-    // Each round starts with another one, so that no contender always follows the same other.
-    for turn in 0..4 {
-        match (turn + index) % 4 {
+    for contender in turns(index) {
+        match contender {
             0 => round.graph = timed(|| Ok(subject.runtime.run_passage_graph(&windows)?))?,
             1 => (round.cold, round.timings) = cold(pipeline, request)?,
             2 => {
@@ -86,6 +88,17 @@ fn round(subject: &mut Subject, request: &CompressRequest, index: usize) -> anyh
     Ok(round)
 }
 
+/// The order of one round's contenders. Caches and clocks are as the one before left them, so who that is has to change:
+/// a rotation alone would not do it. In every 8 rounds each stands twice in every place, and every second round runs
+/// backwards.
+fn turns(round: usize) -> [usize; CONTENDERS] {
+    let rotated = std::array::from_fn(|turn| (turn + round / 2) % CONTENDERS);
+    match round % 2 {
+        0 => rotated,
+        _ => std::array::from_fn(|turn| rotated[CONTENDERS - 1 - turn]),
+    }
+}
+
 fn cold(pipeline: &Pipeline, request: &CompressRequest) -> anyhow::Result<(Duration, Timings)> {
     let started = Instant::now();
     let compressed = pipeline.compress(request, &Cancel::default())?;
@@ -96,4 +109,23 @@ fn timed(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Duration> 
     let started = Instant::now();
     work()?;
     Ok(started.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_always_follows_the_same_other() {
+        let rounds: Vec<_> = (0..2 * CONTENDERS).map(turns).collect();
+        let follows = |first: usize, second: usize| {
+            rounds.iter().flat_map(|round| round.windows(2)).filter(|pair| pair == &[first, second]).count()
+        };
+        for contender in 0..CONTENDERS {
+            let places = (0..CONTENDERS).map(|place| rounds.iter().filter(|r| r[place] == contender).count());
+            assert!(places.into_iter().all(|times| times == 2));
+            let next = (contender + 1) % CONTENDERS;
+            assert_eq!(follows(contender, next), follows(next, contender));
+        }
+    }
 }
