@@ -273,12 +273,6 @@ async fn requests_that_cannot_be_answered() {
             "`passthrough`",
         ),
         (
-            "nothing that the model reads",
-            with(json!({"query": "\u{200b}"})),
-            "422 query_empty query",
-            "no token",
-        ),
-        (
             "keep more than there is",
             with(json!({"keep": vec!["a"; 9]})),
             "422 keep_too_many keep",
