@@ -103,6 +103,8 @@ class Provision(unittest.TestCase):
         return subprocess.Popen(
             command + list(arguments),
             env={**inherited, **local, **environment},
+            # A test run in the background has its interrupts ignored, and its children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             stderr=subprocess.PIPE,
             universal_newlines=True,
             start_new_session=True,
