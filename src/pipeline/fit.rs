@@ -231,7 +231,7 @@ mod tests {
     use ndarray::Array2;
 
     use super::*;
-    use crate::domain::{Chunk, Format, Granularity};
+    use crate::domain::{Chunk, Format};
     use crate::model::scripted::ScriptedModel;
     use crate::pipeline::Pipeline;
     use crate::pipeline::cancel::Cancel;
@@ -249,17 +249,8 @@ mod tests {
             text: text.to_owned(),
             metadata: None,
         };
-        CompressRequest {
-            query: "?".to_owned(),
-            chunks: [("a", "Tide rises. Moon pulls. Water falls."), ("b", "Rain fell.")].map(chunk).into(),
-            budget,
-            granularity: Granularity::Sentence,
-            keep: Vec::new(),
-            order: Order::Input,
-            format: Format::Numbered,
-            tokenizer: TokenizerName::Model,
-            explain: false,
-        }
+        let chunks = [("a", "Tide rises. Moon pulls. Water falls."), ("b", "Rain fell.")].map(chunk).into();
+        CompressRequest { budget, ..CompressRequest::new("?", chunks) }
     }
 
     /// The context, or why there is none; a token is a byte.
