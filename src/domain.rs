@@ -2,6 +2,7 @@
 //! Knows nothing of models, HTTP or storage.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -181,7 +182,7 @@ pub struct CompressRequest {
     /// The question.
     pub query: String,
     /// The retriever's chunks, in its order.
-    pub chunks: Vec<Chunk>,
+    pub chunks: Vec<Arc<Chunk>>,
     /// How much may be kept.
     pub budget: Budget,
     /// What is kept or dropped as a whole.
@@ -203,7 +204,7 @@ impl CompressRequest {
     pub fn new(query: impl Into<String>, chunks: Vec<Chunk>) -> Self {
         Self {
             query: query.into(),
-            chunks,
+            chunks: chunks.into_iter().map(Arc::new).collect(),
             budget: Budget::Auto,
             granularity: Granularity::default(),
             keep: Vec::new(),

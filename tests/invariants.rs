@@ -133,7 +133,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
         let order = if relevance { Order::Relevance } else { Order::Input };
         subsequence(ids, 0..=most).prop_map(move |keep| CompressRequest {
             query: query.clone(),
-            chunks: chunks.clone(),
+            chunks: chunks.iter().cloned().map(Arc::new).collect(),
             budget,
             granularity,
             keep,
@@ -433,7 +433,7 @@ fn plain(query: &str, texts: &[&str], budget: Budget) -> CompressRequest {
     };
     CompressRequest {
         query: query.to_owned(),
-        chunks: texts.iter().enumerate().map(chunk).collect(),
+        chunks: texts.iter().enumerate().map(chunk).map(Arc::new).collect(),
         budget,
         granularity: Granularity::Sentence,
         keep: Vec::new(),
@@ -469,7 +469,7 @@ fn once_broken() {
     let titled =
         Chunk { id: "t".to_owned(), title: Some("tide?".to_owned()), text: "\n".to_owned(), metadata: None };
     let mut empty_first = plain("tide?", &["A coast.", "Nothing."], Budget::Auto);
-    empty_first.chunks.insert(0, titled);
+    empty_first.chunks.insert(0, Arc::new(titled));
     check(
         "an empty chunk comes last by relevance",
         CompressRequest { order: Order::Relevance, ..empty_first },

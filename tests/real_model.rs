@@ -62,7 +62,7 @@ fn an_answer_is_the_same_on_any_number_of_workers_and_threads() {
     };
     let request = |granularity, budget| CompressRequest {
         query: "How often does the tide rise?".to_owned(),
-        chunks: TEXTS.iter().enumerate().map(chunk).collect(),
+        chunks: TEXTS.iter().enumerate().map(chunk).map(Arc::new).collect(),
         budget,
         granularity,
         keep: Vec::new(),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use serde::de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer};
@@ -158,7 +159,7 @@ impl CompressBody {
         };
         let request = CompressRequest {
             query: self.query,
-            chunks: self.chunks.into_iter().enumerate().map(chunk).collect(),
+            chunks: self.chunks.into_iter().enumerate().map(chunk).map(Arc::new).collect(),
             budget: self.budget.map_or(Ok(Budget::Auto), |Object(budget)| budget.into_domain())?,
             granularity: self.granularity,
             keep: self.keep,

@@ -83,9 +83,9 @@ pub fn measure(
 
 fn prepare(subject: &Subject, workload: &Workload, round: u64) -> anyhow::Result<Prepared> {
     let request = workload.request(round, &subject.tokenizer)?;
-    let count = |chunk: &crate::domain::Chunk| subject.tokenizer.count(&chunk.text);
+    let count = |chunk: &std::sync::Arc<crate::domain::Chunk>| subject.tokenizer.count(&chunk.text);
     let tokens = request.chunks.iter().map(count).sum::<Result<_, _>>()?;
-    let chunk = |chunk: &crate::domain::Chunk| json!({"id": chunk.id, "text": chunk.text});
+    let chunk = |chunk: &std::sync::Arc<crate::domain::Chunk>| json!({"id": chunk.id, "text": chunk.text});
     let chunks: Vec<_> = request.chunks.iter().map(chunk).collect();
     let deadline_ms = subject.service.limits.deadline_max.as_millis() as u64;
     let body = json!({"query": request.query, "chunks": chunks, "deadline_ms": deadline_ms});

@@ -57,7 +57,8 @@ pub fn measure(
 }
 
 fn round(subject: &mut Subject, request: &CompressRequest, index: usize) -> anyhow::Result<Round> {
-    let encode = |chunk: &crate::domain::Chunk| Ok(subject.tokenizer.encode(&chunk.text)?.ids);
+    let encode =
+        |chunk: &std::sync::Arc<crate::domain::Chunk>| Ok(subject.tokenizer.encode(&chunk.text)?.ids);
     let ids: Vec<Vec<u32>> = request.chunks.iter().map(encode).collect::<anyhow::Result<_>>()?;
     let pipeline = subject.service.pipeline.get().context("the service has no pipeline yet")?;
     let tokens_max = pipeline.model().window_tokens_max;

@@ -1,6 +1,7 @@
 //! Kept spans to context: the caller's text, word for word, with as little around it as the format asks for.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
 use crate::domain::{ByteRange, Chunk, Format, Piece};
 
@@ -26,7 +27,7 @@ pub struct Context {
 pub const BETWEEN_CHUNKS: &str = "\n\n";
 
 /// Writes `kept` in the order given; the n-th chunk gets marker n.
-pub fn context(chunks: &[Chunk], kept: &[Kept], format: Format) -> Context {
+pub fn context(chunks: &[Arc<Chunk>], kept: &[Kept], format: Format) -> Context {
     let mut out = Context::default();
     for (position, kept) in kept.iter().enumerate() {
         if position > 0 {
@@ -96,12 +97,14 @@ fn attribute(value: &str) -> String {
 mod tests {
     use super::*;
 
-    fn chunks() -> Vec<Chunk> {
-        let chunk = |id: &str, title: Option<&str>, text: &str| Chunk {
-            id: id.to_owned(),
-            title: title.map(str::to_owned),
-            text: text.to_owned(),
-            metadata: None,
+    fn chunks() -> Vec<Arc<Chunk>> {
+        let chunk = |id: &str, title: Option<&str>, text: &str| {
+            Arc::new(Chunk {
+                id: id.to_owned(),
+                title: title.map(str::to_owned),
+                text: text.to_owned(),
+                metadata: None,
+            })
         };
         vec![
             chunk("a", None, "One. Two.\nThree."),
@@ -154,8 +157,10 @@ mod tests {
     fn a_block_is_what_stands_in_the_context() {
         let chunks = chunks();
         for format in [Format::Numbered, Format::Plain, Format::Xml] {
-            let whole =
-                |(chunk, c): (usize, &Chunk)| Kept { chunk, spans: vec![ByteRange::new(0, c.text.len())] };
+            let whole = |(chunk, c): (usize, &Arc<Chunk>)| Kept {
+                chunk,
+                spans: vec![ByteRange::new(0, c.text.len())],
+            };
             let kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
             let blocks = chunks.iter().enumerate().map(|(i, chunk)| block(chunk, &chunk.text, i, format));
             let expect = context(&chunks, &kept, format).text + BETWEEN_CHUNKS;

@@ -1,6 +1,7 @@
 //! Budget to context: chooses units, writes them, counts what was written, and takes away the worst until it fits.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
@@ -13,7 +14,7 @@ use super::select::{Candidates, Selection};
 use super::units::Unit;
 use super::validate::InvalidRequest;
 use super::{PipelineError, Reading, Usage};
-use crate::domain::{Budget, ByteRange, CompressRequest, Order, TokenizerName};
+use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, Order, TokenizerName};
 
 /// A context within its budget.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,8 +122,9 @@ impl Desk<'_> {
 
     /// Tokens around each chunk's text.
     fn frame_costs(&self) -> Result<Vec<usize>, PipelineError> {
-        let frame =
-            |(i, chunk)| self.means.counter.count(&assemble::block(chunk, "", i, self.request.format));
+        let frame = |(i, chunk): (usize, &Arc<Chunk>)| {
+            self.means.counter.count(&assemble::block(chunk, "", i, self.request.format))
+        };
         self.request.chunks.par_iter().enumerate().map(frame).collect()
     }
 
@@ -226,12 +228,10 @@ fn order(request: &CompressRequest, units: &[Unit], scores: &Scores) -> Vec<usiz
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use ndarray::Array2;
 
     use super::*;
-    use crate::domain::{Chunk, Format};
+    use crate::domain::Format;
     use crate::model::scripted::ScriptedModel;
     use crate::pipeline::Pipeline;
     use crate::pipeline::cancel::Cancel;

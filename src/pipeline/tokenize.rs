@@ -1,5 +1,6 @@
 //! Text to tokens: the question, and every chunk with its title in front, cut into windows and sentences.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
@@ -63,14 +64,14 @@ pub fn question(
 /// When they are more, together or with the `question_tokens` that will meet them, than `limits` allows; a deadline when
 /// `cancel` says so.
 pub fn passages(
-    chunks: &[Chunk],
+    chunks: &[Arc<Chunk>],
     question_tokens: usize,
     tokenizer: &ModelTokenizer,
     limits: &RequestLimits,
     cancel: &Cancel,
 ) -> Result<Vec<Passage>, PipelineError> {
     let total = AtomicUsize::new(0);
-    let read = |chunk: &Chunk| {
+    let read = |chunk: &Arc<Chunk>| {
         cancel.check()?;
         within(total.load(Ordering::Relaxed), question_tokens, limits)?;
         let passage = passage(chunk, tokenizer)?;

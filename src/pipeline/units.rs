@@ -1,5 +1,7 @@
 //! What can be kept or dropped as a whole: chunks, sentences or words, with their place in the text and on the key axis.
 
+use std::sync::Arc;
+
 use super::blocks::Blocks;
 use super::tokenize::Passage;
 use crate::domain::{ByteRange, Chunk, Granularity, TokenSpan};
@@ -28,7 +30,12 @@ pub struct Place {
 }
 
 /// All units, in the order of the text. A chunk without text has none.
-pub fn of(granularity: Granularity, chunks: &[Chunk], passages: &[Passage], blocks: &Blocks) -> Vec<Unit> {
+pub fn of(
+    granularity: Granularity,
+    chunks: &[Arc<Chunk>],
+    passages: &[Passage],
+    blocks: &Blocks,
+) -> Vec<Unit> {
     let mut units = Vec::new();
     for (index, (chunk, passage)) in chunks.iter().zip(passages).enumerate() {
         let first = blocks.passages[index].start;
