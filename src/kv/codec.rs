@@ -1,0 +1,262 @@
+//! How keys become bytes. Knows neither where the bytes are kept nor what a question does with them.
+//!
+//! | codec | layout per head | bytes per key of d values |
+//! |---|---|---|
+//! | `f32`, `f16` | `[key, d]` | 4 d, 2 d |
+//! | `int8` | `[tile, d/4, 16 keys, 4 values]`, offset by 128 | d + 4 |
+//! | `int4` | `[tile, d/8, 16 keys, 4 bytes]`, offset by 8, two values a byte | d/2 + 4 |
+//!
+//! A quantized key has one scale: value = scale · (stored − offset). Sixteen keys lie side by side, so that one vector
+//! register holds the same four values of each: a question's token is then multiplied into sixteen keys at once and no
+//! sum ever crosses lanes. The last tile is filled up with keys of scale 0.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::f16;
+use ndarray::{Array3, ArrayView1, ArrayView3};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Keys that lie side by side in a tile.
+pub const LANES: usize = 16;
+
+/// How keys are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Codec {
+    /// As the model gives them.
+    F32,
+    /// Half precision.
+    F16,
+    /// Eight bits a value, one scale a key.
+    #[default]
+    Int8,
+    /// Four bits a value, one scale a key.
+    Int4,
+}
+
+/// A codec's name that is none.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("unknown codec {0:?}; known are f32, f16, int8 and int4")]
+pub struct UnknownCodec(String);
+
+/// Keys as bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Encoded {
+    /// `[head]` of the codec's layout.
+    pub keys: Vec<u8>,
+    /// `[head, key]`, keys filled up to whole tiles; empty for codecs without scales.
+    pub scales: Vec<f32>,
+}
+
+impl Codec {
+    /// All of them, the most exact first.
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Int8, Self::Int4];
+
+    /// Its number in a block's header.
+    pub fn id(self) -> u8 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Int8 => 2,
+            Self::Int4 => 3,
+        }
+    }
+
+    /// The codec with this number.
+    pub fn from_id(id: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|codec| codec.id() == id)
+    }
+
+    /// The largest stored magnitude of a quantized value, and what is added to make it unsigned.
+    fn range(self) -> (f32, i32) {
+        if self == Self::Int4 { (7.0, 8) } else { (127.0, 128) }
+    }
+
+    /// What was added to a quantized value to make it unsigned; 0 for the others.
+    pub fn offset(self) -> i32 {
+        if self.is_quantized() { self.range().1 } else { 0 }
+    }
+
+    /// Whether keys are small integers with a scale.
+    pub fn is_quantized(self) -> bool {
+        matches!(self, Self::Int8 | Self::Int4)
+    }
+
+    /// Bytes of one tile of a quantized codec, or of one key of the others.
+    pub fn step_bytes(self, head_dim: usize) -> usize {
+        match self {
+            Self::F32 => 4 * head_dim,
+            Self::F16 => 2 * head_dim,
+            Self::Int8 => LANES * 4 * head_dim.div_ceil(4),
+            Self::Int4 => LANES * 4 * head_dim.div_ceil(8),
+        }
+    }
+
+    /// Bytes of `tokens` keys of one head.
+    pub fn head_bytes(self, tokens: usize, head_dim: usize) -> usize {
+        let steps = if self.is_quantized() { tokens.div_ceil(LANES) } else { tokens };
+        steps * self.step_bytes(head_dim)
+    }
+
+    /// How many scales `tokens` keys of one head have.
+    pub fn head_scales(self, tokens: usize) -> usize {
+        if self.is_quantized() { tokens.next_multiple_of(LANES) } else { 0 }
+    }
+
+    /// Encodes keys `[head, token, head_dim]`.
+    pub fn encode(self, keys: ArrayView3<f32>) -> Encoded {
+        let (heads, tokens, dim) = keys.dim();
+        let mut out = Encoded {
+            keys: vec![0; heads * self.head_bytes(tokens, dim)],
+            scales: vec![0.0; heads * self.head_scales(tokens)],
+        };
+        for (head, keys) in keys.outer_iter().enumerate() {
+            let bytes = &mut out.keys[head * self.head_bytes(tokens, dim)..][..self.head_bytes(tokens, dim)];
+            let scales = &mut out.scales[head * self.head_scales(tokens)..][..self.head_scales(tokens)];
+            for (token, key) in keys.outer_iter().enumerate() {
+                match self {
+                    Self::F32 => fill(&mut bytes[token * 4 * dim..], key, f32::to_le_bytes),
+                    Self::F16 => fill(&mut bytes[token * 2 * dim..], key, |v| f16::from_f32(v).to_le_bytes()),
+                    Self::Int8 | Self::Int4 => {
+                        let tile = &mut bytes[token / LANES * self.step_bytes(dim)..][..self.step_bytes(dim)];
+                        scales[token] = self.quantize(key, token % LANES, tile);
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    /// Writes one key into its lane of a tile; its scale.
+    fn quantize(self, key: ArrayView1<f32>, lane: usize, tile: &mut [u8]) -> f32 {
+        let (largest, offset) = self.range();
+        let scale = key.iter().fold(0.0_f32, |most, v| most.max(v.abs())) / largest;
+        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        for (i, &value) in key.iter().enumerate() {
+            let stored = ((value * inverse).round().clamp(-largest, largest) as i32 + offset) as u8;
+            let (at, shift) = self.place(i, lane);
+            tile[at] |= stored << shift;
+        }
+        scale
+    }
+
+    /// Where value `i` of the key in `lane` lies in a tile: byte and bit.
+    fn place(self, i: usize, lane: usize) -> (usize, u32) {
+        match self {
+            Self::Int4 => (i / 8 * 4 * LANES + lane * 4 + i % 4, if i % 8 < 4 { 0 } else { 4 }),
+            _ => (i / 4 * 4 * LANES + lane * 4 + i % 4, 0),
+        }
+    }
+
+    /// Keys `[head, token, head_dim]` again, as near as the codec keeps them. `scale_of(head, token)` gives the scales.
+    pub fn decode(
+        self,
+        bytes: &[u8],
+        scale_of: impl Fn(usize, usize) -> f32,
+        (heads, tokens, dim): (usize, usize, usize),
+    ) -> Array3<f32> {
+        let head_bytes = self.head_bytes(tokens, dim);
+        Array3::from_shape_fn((heads, tokens, dim), |(head, token, i)| {
+            let head_bytes = &bytes[head * head_bytes..][..head_bytes];
+            match self {
+                Self::F32 => f32::from_le_bytes(at(head_bytes, token * dim + i)),
+                Self::F16 => f16::from_le_bytes(at(head_bytes, token * dim + i)).to_f32(),
+                Self::Int8 | Self::Int4 => {
+                    let tile = &head_bytes[token / LANES * self.step_bytes(dim)..];
+                    let (at, shift) = self.place(i, token % LANES);
+                    let mask = if self == Self::Int4 { 0xf } else { 0xff };
+                    let stored = i32::from((tile[at] >> shift) & mask) - self.range().1;
+                    stored as f32 * scale_of(head, token)
+                }
+            }
+        })
+    }
+}
+
+fn fill<const N: usize>(out: &mut [u8], key: ArrayView1<f32>, bytes: impl Fn(f32) -> [u8; N]) {
+    out.chunks_exact_mut(N).zip(key).for_each(|(out, &value)| out.copy_from_slice(&bytes(value)));
+}
+
+/// The `i`-th number of `N` bytes.
+fn at<const N: usize>(bytes: &[u8], i: usize) -> [u8; N] {
+    bytes[i * N..][..N].try_into().expect("N bytes were taken")
+}
+
+impl fmt::Display for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        })
+    }
+}
+
+impl FromStr for Codec {
+    type Err = UnknownCodec;
+
+    fn from_str(name: &str) -> Result<Self, UnknownCodec> {
+        let known = Self::ALL.into_iter().find(|codec| codec.to_string() == name);
+        known.ok_or_else(|| UnknownCodec(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The largest error of a value, in units of its key's largest.
+    fn error_of(codec: Codec, shape: (usize, usize, usize)) -> f32 {
+        let keys = Array3::from_shape_fn(shape, |(h, t, i)| {
+            (((h * 7 + t * 31 + i * 17) % 101) as f32 - 50.0) / 30.0
+        });
+        let encoded = codec.encode(keys.view());
+        assert_eq!(encoded.keys.len(), shape.0 * codec.head_bytes(shape.1, shape.2));
+        let head_scales = codec.head_scales(shape.1);
+        let scale_of = |head: usize, token: usize| encoded.scales[head * head_scales + token];
+        let decoded = codec.decode(&encoded.keys, scale_of, shape);
+        let mut worst = 0.0_f32;
+        for (key, found) in keys.lanes(ndarray::Axis(2)).into_iter().zip(decoded.lanes(ndarray::Axis(2))) {
+            let most = key.iter().fold(f32::MIN_POSITIVE, |most, v| most.max(v.abs()));
+            let error = key.iter().zip(found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            worst = worst.max(error / most);
+        }
+        worst
+    }
+
+    #[test]
+    fn what_each_codec_loses() {
+        for shape in [(1, 1, 4), (1, 16, 8), (2, 17, 384), (3, 40, 30), (1, 0, 8)] {
+            for (codec, bound) in [
+                (Codec::F32, 0.0),
+                (Codec::F16, 4.9e-4),
+                (Codec::Int8, 0.501 / 127.0),
+                (Codec::Int4, 0.501 / 7.0),
+            ] {
+                let error = error_of(codec, shape);
+                assert!(error <= bound, "{codec} {shape:?}: {error} over {bound}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_of_zeros_stays_one() {
+        let encoded = Codec::Int8.encode(Array3::zeros((1, 1, 8)).view());
+        assert_eq!(encoded.scales, vec![0.0; LANES]);
+    }
+
+    #[test]
+    fn names_and_numbers_lead_back() {
+        for codec in Codec::ALL {
+            assert_eq!((codec.to_string().parse(), Codec::from_id(codec.id())), (Ok(codec), Some(codec)));
+        }
+        assert_eq!(
+            "int3".parse::<Codec>().unwrap_err().to_string(),
+            "unknown codec \"int3\"; known are f32, f16, int8 and int4"
+        );
+        assert_eq!(Codec::from_id(9), None);
+    }
+}

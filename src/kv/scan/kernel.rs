@@ -1,0 +1,167 @@
+//! One block's rows of logits: which instructions, in which order. Knows nothing of segments or threads.
+
+use std::sync::OnceLock;
+
+use super::{Question, Scratch, exact_rows};
+use crate::kv::block::Block;
+use crate::kv::codec::{Codec, LANES};
+
+/// Question tokens that are multiplied into a tile at once.
+pub(super) const QUERIES: usize = 8;
+
+/// Values of a key that are multiplied by one instruction.
+pub(super) const GROUP: usize = 4;
+
+/// Sums of products `[query, key]` of a tile.
+pub(super) type Sums = [[i32; LANES]; QUERIES];
+
+/// The instructions that quantized keys are scanned with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// Any processor.
+    Portable,
+    /// x86-64 with AVX2.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// x86-64 with AVX-512 VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+}
+
+impl Kernel {
+    /// Those that this processor has, the slowest first.
+    pub fn available() -> Vec<Self> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let mut found = vec![Self::Portable];
+            if is_x86_feature_detected!("avx2") {
+                found.push(Self::Avx2);
+            }
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vnni")
+            {
+                found.push(Self::Avx512Vnni);
+            }
+            found
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        vec![Self::Portable]
+    }
+
+    /// The fastest that this processor has.
+    pub fn best() -> Self {
+        static BEST: OnceLock<Kernel> = OnceLock::new();
+        *BEST.get_or_init(|| *Self::available().last().expect("one is portable"))
+    }
+
+    /// Hands every row of logits, one per head and question token, to `take(head, query, row)`.
+    ///
+    /// # Panics
+    /// When question and block differ in heads or dimensions, or this processor lacks the kernel.
+    pub(super) fn rows(
+        self,
+        question: &Question,
+        block: &Block,
+        scratch: &mut Scratch,
+        take: impl FnMut(usize, usize, &[f32]),
+    ) {
+        let (heads, tokens, dim) = block.shape();
+        let asked = (question.exact.dim().0, question.exact.dim().2);
+        assert_eq!((heads, dim), asked, "heads and dimensions of block and question");
+        scratch.rows.resize(QUERIES * tokens.next_multiple_of(LANES), 0.0);
+        match (block.codec(), self) {
+            (Codec::F32 | Codec::F16, _) => exact_rows(question, block, take),
+            (Codec::Int8, Self::Portable) => {
+                quantized_rows(question, block, scratch, block.codec().offset(), take, int8_tile)
+            }
+            (Codec::Int4, Self::Portable) => {
+                quantized_rows(question, block, scratch, block.codec().offset(), take, int4_tile)
+            }
+            #[cfg(target_arch = "x86_64")]
+            (_, simd) => super::x86::rows(simd, question, block, scratch, take),
+        }
+    }
+}
+
+/// Rows from sums of `tile_sums`, whose keys stand `offset` too high: inlined into functions of every instruction set.
+#[inline(always)]
+pub(super) fn quantized_rows(
+    question: &Question,
+    block: &Block,
+    scratch: &mut Scratch,
+    offset: i32,
+    mut take: impl FnMut(usize, usize, &[f32]),
+    tile_sums: impl Fn(&[u8], &[[i32; QUERIES]]) -> Sums,
+) {
+    let (_, tokens, dim) = block.shape();
+    let padded = tokens.next_multiple_of(LANES);
+    let tile_bytes = block.codec().step_bytes(dim);
+    for (head, asked) in question.heads.iter().enumerate() {
+        let (keys, scales) = (block.head_keys(head), block.head_scales(head).as_chunks::<4>().0);
+        for (batch, packed) in asked.packed.iter().enumerate() {
+            let first = batch * QUERIES;
+            let queries = QUERIES.min(asked.scales.len() - first);
+            for (tile, keys) in keys.chunks_exact(tile_bytes).enumerate() {
+                let sums = tile_sums(keys, packed);
+                let scales: &[[u8; 4]; LANES] =
+                    scales[tile * LANES..].first_chunk().expect("scales are filled up to whole tiles");
+                for (j, sums) in sums[..queries].iter().enumerate() {
+                    let (scale, added) = (asked.scales[first + j], offset * asked.sums[first + j]);
+                    let row: &mut [f32; LANES] = scratch.rows[j * padded + tile * LANES..]
+                        .first_chunk_mut()
+                        .expect("rows hold whole tiles");
+                    for lane in 0..LANES {
+                        row[lane] = (sums[lane] - added) as f32 * (f32::from_le_bytes(scales[lane]) * scale);
+                    }
+                }
+            }
+            for j in 0..queries {
+                take(head, first + j, &scratch.rows[j * padded..][..tokens]);
+            }
+        }
+    }
+}
+
+/// The largest of `logits`; `f32::MIN` when there is none. Lanes keep maxima of their own, so that the compiler can use
+/// vectors.
+#[inline(always)]
+pub(super) fn peak(logits: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    let (blocks, rest) = logits.as_chunks::<LANES>();
+    let mut lanes = [f32::MIN; LANES];
+    for block in blocks {
+        for lane in 0..LANES {
+            lanes[lane] = larger(block[lane], lanes[lane]);
+        }
+    }
+    let of_rest = rest.iter().copied().fold(f32::MIN, larger);
+    lanes.into_iter().fold(of_rest, larger)
+}
+
+fn int8_tile(keys: &[u8], packed: &[[i32; QUERIES]]) -> Sums {
+    let mut sums = [[0; LANES]; QUERIES];
+    for (keys, queries) in keys.chunks_exact(GROUP * LANES).zip(packed) {
+        add(&mut sums, queries, |lane, i| i32::from(keys[GROUP * lane + i]));
+    }
+    sums
+}
+
+fn int4_tile(keys: &[u8], packed: &[[i32; QUERIES]]) -> Sums {
+    let mut sums = [[0; LANES]; QUERIES];
+    for (keys, queries) in keys.chunks_exact(GROUP * LANES).zip(packed.chunks_exact(2)) {
+        add(&mut sums, &queries[0], |lane, i| i32::from(keys[GROUP * lane + i] & 0xf));
+        add(&mut sums, &queries[1], |lane, i| i32::from(keys[GROUP * lane + i] >> 4));
+    }
+    sums
+}
+
+#[inline(always)]
+fn add(sums: &mut Sums, queries: &[i32; QUERIES], key: impl Fn(usize, usize) -> i32) {
+    for (sums, query) in sums.iter_mut().zip(queries) {
+        let query = query.to_le_bytes().map(|v| i32::from(v as i8));
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            *sum += (0..GROUP).map(|i| query[i] * key(lane, i)).sum::<i32>();
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The scan's inner product in the vector instructions of x86-64. All unsafe code of the crate is here: loads from
+//! arrays of known length, and calls that `Kernel` makes only where the processor has the instructions.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+
+use super::kernel::{Kernel, QUERIES, Sums, quantized_rows};
+use super::{Question, Scratch};
+use crate::kv::block::Block;
+use crate::kv::codec::{Codec, LANES};
+
+/// Bytes of one vector of a tile.
+const STEP: usize = 4 * LANES;
+
+/// Rows by the instructions of `kernel`.
+///
+/// # Panics
+/// When this processor lacks them.
+pub(super) fn rows(
+    kernel: Kernel,
+    question: &Question,
+    block: &Block,
+    scratch: &mut Scratch,
+    take: impl FnMut(usize, usize, &[f32]),
+) {
+    assert!(Kernel::available().contains(&kernel), "{kernel:?} is not of this processor");
+    // SAFETY: the line above has asked the processor for the features that each function is compiled for.
+    unsafe {
+        match (kernel, block.codec()) {
+            (Kernel::Avx512Vnni, Codec::Int4) => int4_avx512(question, block, scratch, take),
+            (Kernel::Avx512Vnni, _) => int8_avx512(question, block, scratch, take),
+            (_, Codec::Int4) => int4_avx2(question, block, scratch, take),
+            _ => int8_avx2(question, block, scratch, take),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn int8_avx512(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+    quantized_rows(q, b, s, b.codec().offset(), take, |keys, packed| {
+        let mut sums = [_mm512_setzero_si512(); QUERIES];
+        for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed) {
+            let keys = load_512(keys);
+            for (sum, &query) in sums.iter_mut().zip(queries) {
+                *sum = _mm512_dpbusd_epi32(*sum, keys, _mm512_set1_epi32(query));
+            }
+        }
+        sums.map(|sums| store_512(sums))
+    });
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn int4_avx512(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+    let low_bits = _mm512_set1_epi8(0xf);
+    quantized_rows(q, b, s, b.codec().offset(), take, |keys, packed| {
+        let mut sums = [_mm512_setzero_si512(); QUERIES];
+        for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed.as_chunks::<2>().0) {
+            let keys = load_512(keys);
+            let low = _mm512_and_si512(keys, low_bits);
+            let high = _mm512_and_si512(_mm512_srli_epi16::<4>(keys), low_bits);
+            for (j, sum) in sums.iter_mut().enumerate() {
+                *sum = _mm512_dpbusd_epi32(*sum, low, _mm512_set1_epi32(queries[0][j]));
+                *sum = _mm512_dpbusd_epi32(*sum, high, _mm512_set1_epi32(queries[1][j]));
+            }
+        }
+        sums.map(|sums| store_512(sums))
+    });
+}
+
+/// The instruction for unsigned times signed bytes saturates at 16 bits, so keys lose their offset and give their sign to
+/// the question: 127 · 127 · 2 still fits.
+#[target_feature(enable = "avx2")]
+fn int8_avx2(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+    let (offset, ones) = (_mm256_set1_epi8(-128), _mm256_set1_epi16(1));
+    quantized_rows(q, b, s, 0, take, |keys, packed| {
+        let mut sums = [[_mm256_setzero_si256(); 2]; QUERIES];
+        for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed) {
+            for half in 0..2 {
+                let keys = _mm256_xor_si256(load_256(keys, half), offset);
+                let magnitude = _mm256_abs_epi8(keys);
+                for (sum, &query) in sums.iter_mut().zip(queries) {
+                    let signed = _mm256_sign_epi8(_mm256_set1_epi32(query), keys);
+                    let pairs = _mm256_maddubs_epi16(magnitude, signed);
+                    sum[half] = _mm256_add_epi32(sum[half], _mm256_madd_epi16(pairs, ones));
+                }
+            }
+        }
+        sums.map(|sums| store_256(sums))
+    });
+}
+
+#[target_feature(enable = "avx2")]
+fn int4_avx2(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+    let (low_bits, ones) = (_mm256_set1_epi8(0xf), _mm256_set1_epi16(1));
+    quantized_rows(q, b, s, b.codec().offset(), take, |keys, packed| {
+        let mut sums = [[_mm256_setzero_si256(); 2]; QUERIES];
+        for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed.as_chunks::<2>().0) {
+            for half in 0..2 {
+                let keys = load_256(keys, half);
+                let low = _mm256_and_si256(keys, low_bits);
+                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(keys), low_bits);
+                for (j, sum) in sums.iter_mut().enumerate() {
+                    // Four products of at most 15 · 127 fit 16 bits.
+                    let low = _mm256_maddubs_epi16(low, _mm256_set1_epi32(queries[0][j]));
+                    let high = _mm256_maddubs_epi16(high, _mm256_set1_epi32(queries[1][j]));
+                    let both = _mm256_madd_epi16(_mm256_add_epi16(low, high), ones);
+                    sum[half] = _mm256_add_epi32(sum[half], both);
+                }
+            }
+        }
+        sums.map(|sums| store_256(sums))
+    });
+}
+
+#[target_feature(enable = "avx512f")]
+fn load_512(bytes: &[u8; STEP]) -> __m512i {
+    // SAFETY: 64 bytes are read from an array of 64; the instruction asks for no alignment.
+    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+}
+
+#[target_feature(enable = "avx512f")]
+fn store_512(sums: __m512i) -> [i32; LANES] {
+    let mut out = [0; LANES];
+    // SAFETY: 64 bytes are written to sixteen numbers of four.
+    unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), sums) };
+    out
+}
+
+/// One half of a step's bytes.
+#[target_feature(enable = "avx2")]
+fn load_256(bytes: &[u8; STEP], half: usize) -> __m256i {
+    let half: &[u8; STEP / 2] = &bytes.as_chunks().0[half];
+    // SAFETY: 32 bytes are read from an array of 32.
+    unsafe { _mm256_loadu_si256(half.as_ptr().cast()) }
+}
+
+#[target_feature(enable = "avx2")]
+fn store_256(sums: [__m256i; 2]) -> [i32; LANES] {
+    let mut out = [0; LANES];
+    for (out, sums) in out.as_chunks_mut::<8>().0.iter_mut().zip(sums) {
+        // SAFETY: 32 bytes are written to eight numbers of four.
+        unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), sums) };
+    }
+    out
+}
+
+const _: () = assert!(STEP == 64);
+const _: () = assert!(size_of::<Sums>() == 4 * LANES * QUERIES);
