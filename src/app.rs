@@ -15,11 +15,12 @@ use crate::admission::Admission;
 use crate::config::Config;
 use crate::domain::{Chunk, CompressRequest};
 use crate::http::{self, ServeLimits, Service};
+use crate::kv::store::KvStore;
 use crate::model::contract::Contract;
 use crate::model::ort::{OrtRuntime, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
-use crate::pipeline::Pipeline;
 use crate::pipeline::cancel::Cancel;
+use crate::pipeline::{Pipeline, Settings};
 use crate::telemetry::{self, Prometheus};
 
 /// How often recorded samples are moved into their histograms.
@@ -31,7 +32,7 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 /// What is missing or does not fit, and what to do about it.
 pub fn pipeline(config: &Config) -> anyhow::Result<Pipeline> {
     let (runtime, tokenizer) = model(config)?;
-    Ok(wire(config, runtime, tokenizer))
+    Ok(wire(config, runtime, tokenizer, Arc::new(KvStore::without_tiers())))
 }
 
 /// Loads the model.
@@ -53,8 +54,15 @@ pub fn ort_settings(config: &Config) -> OrtSettings {
 }
 
 /// A pipeline around a model that is loaded already.
-pub fn wire(config: &Config, runtime: Arc<OrtRuntime>, tokenizer: Arc<ModelTokenizer>) -> Pipeline {
-    Pipeline::new(runtime, tokenizer, config.limits.clone(), config.auto)
+pub fn wire(
+    config: &Config,
+    runtime: Arc<OrtRuntime>,
+    tokenizer: Arc<ModelTokenizer>,
+    store: Arc<KvStore>,
+) -> Pipeline {
+    let (limits, auto) = (config.limits.clone(), config.auto);
+    let settings = Settings { limits, auto, codec: config.kv.codec, scan: config.kv.scan };
+    Pipeline::new(runtime, tokenizer, store, settings)
 }
 
 fn tokenizer(model_dir: &Path) -> anyhow::Result<ModelTokenizer> {

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::Semaphore;
 
+use crate::kv::codec::Codec;
 use crate::pipeline::auto::Auto;
+use crate::pipeline::scan::ScanBy;
 use crate::pipeline::validate::RequestLimits;
 
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
@@ -28,6 +30,8 @@ pub struct Config {
     pub admin: Admin,
     /// The model and its runtime.
     pub model: Model,
+    /// Blocks of chunks that have been read.
+    pub kv: Kv,
     /// Bounds of one request.
     pub limits: RequestLimits,
     /// How much is worth keeping when no budget is named.
@@ -70,6 +74,16 @@ pub struct Model {
     pub runtime_lib: PathBuf,
     /// Worker threads, each with sessions of its own; 0: one per core.
     pub workers: usize,
+}
+
+/// Blocks of chunks that have been read.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kv {
+    /// How keys are stored.
+    pub codec: Codec,
+    /// What computes logits over them.
+    pub scan: ScanBy,
 }
 
 /// How many requests at once.

@@ -15,17 +15,24 @@ use anyhow::Context;
 
 pub use self::plot::svg;
 pub use self::report::{Report, table};
+use crate::kv::codec::Codec;
 use crate::pipeline::Pipeline;
 
-/// Evaluates one file. `progress` is told after every row how many are done.
+/// Evaluates one file. The `pipeline` keeps blocks as the model gives them; `codec` is what the default method is measured
+/// with, and the others beside it. `progress` is told after every row how many are done.
 ///
 /// # Errors
 /// A file that cannot be read or is not of the shapes known here, with the line; a failure of the model.
-pub fn file(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) -> anyhow::Result<Report> {
+pub fn file(
+    path: &Path,
+    pipeline: &Pipeline,
+    codec: Codec,
+    progress: &dyn Fn(usize, usize),
+) -> anyhow::Result<Report> {
     let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     let report = match data::read(path)? {
-        data::Rows::Selection(rows) => selection::evaluate(&rows, pipeline, progress),
-        data::Rows::Attribution(rows) => attribution::evaluate(&rows, pipeline, progress),
+        data::Rows::Selection(rows) => selection::evaluate(&rows, pipeline, codec, progress),
+        data::Rows::Attribution(rows) => attribution::evaluate(&rows, pipeline, codec, progress),
     };
     let mut report = report.with_context(|| format!("evaluating {}", path.display()))?;
     report.data = name;

@@ -9,6 +9,12 @@ pub mod tokenizer;
 use ndarray::{Array3, ArrayView3};
 use thiserror::Error;
 
+/// Whether a window is still wanted, by its index.
+pub type Wanted<'a> = &'a (dyn Fn(usize) -> bool + Sync);
+
+/// Takes a window's keys `[head, token, head_dim]`, with its index.
+pub type Done<'a> = &'a (dyn Fn(usize, ArrayView3<f32>) + Sync);
+
 /// What the rest of the program may ask of a model.
 ///
 /// Implementations return the same bytes for the same input, whatever else runs beside it (DESIGN: batching, cache
@@ -17,22 +23,33 @@ pub trait ModelRuntime: Send + Sync {
     /// The model's name, fingerprint and dimensions.
     fn info(&self) -> &ModelInfo;
 
-    /// Reads windows, each on its own: keys `[head, token, head_dim]` per window, in the order given, special tokens
-    /// dropped. `go_on` is asked before each window; the first `false` stops the work.
+    /// Reads windows, each on its own. `done(i, keys)` is given the keys `[head, token, head_dim]` of window `i`, special
+    /// tokens dropped, as soon as they are there, in any order. `wanted(i)` is asked shortly before window `i` is read;
+    /// one that nobody wants any more is passed over.
     ///
     /// # Errors
-    /// [`ModelError::Stopped`] when `go_on` said no; otherwise what the runtime reports.
-    fn read(
-        &self,
-        windows: &[&[u32]],
-        go_on: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Vec<Array3<f32>>, ModelError>;
+    /// The first that the runtime reports; windows after it may have been left out.
+    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError>;
 
-    /// Raw, pre-softmax logits of one question window over `keys` `[head, key, head_dim]`.
+    /// Raw, pre-softmax logits of one question window over `keys` `[head, key, head_dim]`, by the query graph itself.
     ///
     /// # Errors
     /// What the runtime reports.
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError>;
+
+    /// One question window, apart from any keys.
+    ///
+    /// Logits are linear in the keys, so the logits over the unit vectors are the question's vectors, to the bit: every
+    /// other term of each product is 0.
+    ///
+    /// # Errors
+    /// What the runtime reports.
+    fn question(&self, question: &[u32]) -> Result<Encoded, ModelError> {
+        let (heads, dim) = (self.info().heads, self.info().head_dim);
+        let units = Array3::from_shape_fn((heads, dim, dim), |(_, i, j)| f32::from(u8::from(i == j)));
+        let Logits { cross: vectors, own } = self.logits(question, units.view())?;
+        Ok(Encoded { vectors, own })
+    }
 }
 
 /// Raw logits of a question.
@@ -41,6 +58,15 @@ pub struct Logits {
     /// Over the chunks' keys: `[head, question_token, key]`.
     pub cross: Array3<f32>,
     /// Over the question's own keys: `[head, question_token, question_token]`.
+    pub own: Array3<f32>,
+}
+
+/// A question window that has been through the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Encoded {
+    /// `[head, question_token, head_dim]`: their products with keys are the raw logits over them.
+    pub vectors: Array3<f32>,
+    /// The logits over the window's own keys: `[head, question_token, question_token]`.
     pub own: Array3<f32>,
 }
 
@@ -94,7 +120,4 @@ pub enum ModelError {
         /// What the runtime said.
         reason: String,
     },
-    /// The caller no longer wants the answer.
-    #[error("stopped: nobody waits for the answer")]
-    Stopped,
 }

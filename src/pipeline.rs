@@ -1,4 +1,4 @@
-//! The life of a request, stage by stage: tokenize → blocks → logits → score → fit, which selects and assembles.
+//! The life of a request, stage by stage: tokenize → blocks → question → scan → score → fit, which selects and assembles.
 //! HTTP, the command line, `eval` and `bench` all come through here. Only `fit` is made of stages itself: a context has
 //! to be written to be counted, and counted to be selected.
 
@@ -10,7 +10,8 @@ pub mod clock;
 pub mod count;
 pub mod explain;
 pub mod fit;
-pub mod logits;
+pub mod question;
+pub mod scan;
 pub mod score;
 pub mod select;
 pub mod tokenize;
@@ -19,20 +20,25 @@ pub mod validate;
 
 use std::sync::Arc;
 
+use ndarray::Array3;
 use thiserror::Error;
 
 use self::assemble::Context;
 use self::auto::Auto;
-use self::blocks::Blocks;
+use self::blocks::{Blocks, Bounds, Reader};
 use self::cancel::Cancel;
 use self::clock::{Clock, Timings};
 use self::count::Counter;
 use self::explain::Explanation;
+use self::question::Question;
+use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
-use self::tokenize::Passage;
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{ByteRange, CompressRequest, Granularity};
+use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity};
+use crate::kv;
+use crate::kv::codec::Codec;
+use crate::kv::store::{KvStore, Sources};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
 
@@ -40,8 +46,21 @@ use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
 pub struct Pipeline {
     model: Arc<dyn ModelRuntime>,
     tokenizer: Arc<ModelTokenizer>,
-    limits: RequestLimits,
-    auto: Auto,
+    reader: Reader,
+    settings: Settings,
+}
+
+/// How requests are answered.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Settings {
+    /// Bounds of one request.
+    pub limits: RequestLimits,
+    /// How much is worth keeping when no budget is named.
+    pub auto: Auto,
+    /// How blocks are stored.
+    pub codec: Codec,
+    /// What computes logits.
+    pub scan: ScanBy,
 }
 
 /// A compressed context with the way back to its sources. All ranges are in bytes.
@@ -57,6 +76,8 @@ pub struct Compressed {
     pub relevance: Option<Relevance>,
     /// Set when the answer is not a real one: the caller's chunks came back whole.
     pub degraded: Option<Degraded>,
+    /// Where the chunks' blocks came from; none in a degraded answer.
+    pub sources: Option<Sources>,
     /// Time per stage.
     pub timings: Timings,
     /// Per-token RC, when asked for.
@@ -135,30 +156,47 @@ impl PipelineError {
 }
 
 /// Everything read for a request, before any of it is judged: `eval` scores the same reading in many ways.
+#[derive(Clone)]
 pub struct Reading {
     /// The question's tokens.
-    pub question: Tokens,
-    /// The chunks' tokens and sentences.
-    pub passages: Vec<Passage>,
-    /// The chunks' keys.
+    pub tokens: Tokens,
+    /// The question as the model sees it.
+    pub question: Question,
+    /// The chunks' keys, and where their tokens and sentences stand.
     pub blocks: Blocks,
-    /// The question over the keys.
-    pub logits: Logits,
     /// What is kept or dropped as a whole.
     pub granularity: Granularity,
     /// What can be kept.
     pub units: Vec<Unit>,
+    /// `[head, question_token, key]` by the query graph, where settings ask for it.
+    pub graph_logits: Option<Array3<f32>>,
+}
+
+impl Reading {
+    /// The same reading with its blocks in another codec, as far as theirs has kept them.
+    pub fn recoded(&self, codec: Codec) -> Self {
+        let blocks = self.blocks.blocks.iter().map(|block| block.recoded(codec)).collect();
+        Self { blocks: Blocks { blocks, ..self.blocks.clone() }, graph_logits: None, ..self.clone() }
+    }
+
+    /// All raw logits, over the chunks' keys and the question's own. The default scoring does without them.
+    pub fn logits(&self) -> Logits {
+        let blocks: Vec<_> = self.blocks.blocks.iter().collect();
+        let scanned = || kv::scan::logits(&self.question.vectors, &blocks);
+        Logits { cross: self.graph_logits.clone().unwrap_or_else(scanned), own: self.question.own.clone() }
+    }
 }
 
 impl Pipeline {
-    /// Wires model, tokenizer and limits.
+    /// Wires model, tokenizer and store.
     pub fn new(
         model: Arc<dyn ModelRuntime>,
         tokenizer: Arc<ModelTokenizer>,
-        limits: RequestLimits,
-        auto: Auto,
+        store: Arc<KvStore>,
+        settings: Settings,
     ) -> Self {
-        Self { model, tokenizer, limits, auto }
+        let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, settings.codec, b"");
+        Self { model, tokenizer, reader, settings }
     }
 
     /// The model that scores.
@@ -171,10 +209,11 @@ impl Pipeline {
     /// # Errors
     /// [`PipelineError::Invalid`] names what to change; a deadline or a failure of the model are said as such.
     pub fn compress(&self, request: &CompressRequest, cancel: &Cancel) -> Result<Compressed, PipelineError> {
-        validate::check(request, &self.limits)?;
+        validate::check(request, &self.settings.limits)?;
         let mut clock = Clock::start();
         let reading = self.read(request, cancel, &mut clock)?;
-        let scores = clock.stage("score", || score::all(&reading, Scoring::default()));
+        let peaks = clock.stage("scan", || scan::peaks(&reading, cancel))?;
+        let scores = clock.stage("score", || score::ranked_coverage(&reading, &peaks));
         let fitted = clock.stage("select", || self.fit(request, &reading, &scores, cancel))?;
         let explain = || clock.stage("explain", || explain::tokens(&reading));
         let explanation = request.explain.then(explain);
@@ -182,14 +221,18 @@ impl Pipeline {
             chunks: outcomes(&reading, &scores, &fitted),
             context: fitted.context,
             usage: Some(fitted.usage),
-            relevance: Some(Relevance { reach: scores.reach, related: self.auto.is_related(&scores) }),
+            relevance: Some(Relevance {
+                reach: scores.reach,
+                related: self.settings.auto.is_related(&scores),
+            }),
             degraded: None,
+            sources: Some(reading.blocks.sources),
             timings: clock.finish(),
             explanation,
         })
     }
 
-    /// Tokens, keys and logits of a request.
+    /// Question and blocks of a request.
     ///
     /// # Errors
     /// As [`Self::compress`].
@@ -199,20 +242,50 @@ impl Pipeline {
         cancel: &Cancel,
         clock: &mut Clock,
     ) -> Result<Reading, PipelineError> {
-        let (tokenizer, limits, model) = (&self.tokenizer, &self.limits, &*self.model);
-        let (question, passages) = clock.stage("tokenize", || -> Result<_, PipelineError> {
-            let question = tokenize::question(&request.query, tokenizer, limits)?;
-            let passages =
-                tokenize::passages(&request.chunks, question.ids.len(), tokenizer, limits, cancel)?;
-            Ok((question, passages))
-        })?;
-        let blocks = clock.stage("blocks", || blocks::read(&passages, model, cancel))?;
+        let (limits, model) = (&self.settings.limits, &*self.model);
+        let tokens =
+            clock.stage("tokenize", || tokenize::question(&request.query, &self.tokenizer, limits))?;
+        let bounds = Bounds { limits, question_tokens: tokens.ids.len() };
+        let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, bounds, cancel))?;
         cancel.check()?;
-        let logits =
-            clock.stage("logits", || logits::of_question(&question.ids, blocks.keys.view(), model))?;
+        let question = clock.stage("question", || question::encode(&tokens.ids, model))?;
         cancel.check()?;
-        let units = units::of(request.granularity, &request.chunks, &passages, &blocks);
-        Ok(Reading { question, passages, blocks, logits, granularity: request.granularity, units })
+        let graph_logits = match self.settings.scan {
+            ScanBy::Fused => None,
+            ScanBy::Onnx => Some(clock.stage("graph", || scan::by_graph(&tokens.ids, &blocks, model))?),
+        };
+        let units = units::of(request.granularity, &request.chunks, &blocks);
+        Ok(Reading { tokens, question, blocks, granularity: request.granularity, units, graph_logits })
+    }
+
+    /// RC of each chunk for `query`, as [`Self::compress`] scores chunks.
+    ///
+    /// # Errors
+    /// As [`Self::compress`].
+    pub fn rank(
+        &self,
+        query: &str,
+        chunks: &[Arc<Chunk>],
+        cancel: &Cancel,
+    ) -> Result<Vec<f32>, PipelineError> {
+        let granularity = Granularity::Chunk;
+        let request = CompressRequest {
+            granularity,
+            chunks: chunks.to_vec(),
+            ..CompressRequest::new(query, Vec::new())
+        };
+        validate::check(&request, &self.settings.limits)?;
+        let reading = self.read(&request, cancel, &mut Clock::start())?;
+        Ok(score::all(&reading, Scoring::default(), cancel)?.chunks)
+    }
+
+    /// Reads chunks so that later requests find their blocks; how many were not there yet.
+    ///
+    /// # Errors
+    /// As [`Self::compress`].
+    pub fn warm(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> Result<usize, PipelineError> {
+        let bounds = Bounds { limits: &self.settings.limits, question_tokens: 1 };
+        Ok(self.reader.blocks(chunks, bounds, cancel)?.sources.read)
     }
 
     /// The best context that the request's budget allows, by `scores`.
@@ -227,7 +300,12 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<fit::Fitted, PipelineError> {
         let counter = Counter::new(request.tokenizer, &self.tokenizer);
-        fit::budget(request, reading, scores, &fit::Means { counter: &counter, auto: self.auto, cancel })
+        fit::budget(
+            request,
+            reading,
+            scores,
+            &fit::Means { counter: &counter, auto: self.settings.auto, cancel },
+        )
     }
 }
 
@@ -251,6 +329,7 @@ pub fn passthrough(request: &CompressRequest, code: &'static str, message: Strin
         usage: None,
         relevance: None,
         degraded: Some(Degraded { code, message }),
+        sources: None,
         timings: Timings::default(),
         explanation: None,
     }
@@ -264,7 +343,7 @@ fn kept_of(outcome: &ChunkOutcome) -> assemble::Kept {
 fn outcomes(reading: &Reading, scores: &Scores, fitted: &fit::Fitted) -> Vec<ChunkOutcome> {
     let outcome = |&index: &usize| {
         let spans: Vec<_> = fitted.spans[index].iter().map(|span| (span.bytes, Some(span.score))).collect();
-        let empty = reading.passages[index].sentences.is_empty();
+        let empty = reading.blocks.blocks[index].sentences().len() == 0;
         let score = (!empty).then(|| scores.chunks[index]);
         ChunkOutcome { index, kept: !spans.is_empty(), empty, score, spans }
     };

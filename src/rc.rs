@@ -33,7 +33,7 @@ use ndarray::{Array2, ArrayView3};
 pub use bounds::{Bounds, Weighted, bounds, bounds_of_marginals};
 pub use coverage::{COVERAGE, PICKS, with_coverage};
 pub use exact::{SortedReference, coupled, coupled_means};
-pub use peaks::{KEY_NONE, Peaks, peaks};
+pub use peaks::{EMPTY, KEY_NONE, Peaks, peaks};
 pub use pooling::{
     Estimator, Pooling, UnknownEstimator, coupled_segments, mean_over_heads, mean_over_queries,
 };

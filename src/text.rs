@@ -24,6 +24,9 @@ pub use words::words;
 /// The most bytes that [`sentences`] puts in one sentence, unless a single grapheme cluster is longer.
 pub const SENTENCE_BYTES_MAX: usize = 2000;
 
+/// Changes whenever [`sentences`] may cut a text otherwise: what was cut by older rules is then cut anew.
+pub const RULES_VERSION: u32 = 1;
+
 /// The sentences of `text`, in order.
 ///
 /// What always holds: ranges are disjoint, not empty, on character boundaries, without whitespace at either end, and

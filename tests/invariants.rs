@@ -8,13 +8,13 @@ use proptest::sample::{select, subsequence};
 use serde_json::Value;
 use thresher::api::CompressAnswer;
 use thresher::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
+use thresher::kv::store::KvStore;
 use thresher::model::scripted::ScriptedModel;
 use thresher::model::tokenizer::ModelTokenizer;
-use thresher::pipeline::auto::Auto;
 use thresher::pipeline::cancel::Cancel;
 use thresher::pipeline::clock::{Clock, Timings};
 use thresher::pipeline::validate::{InvalidRequest, RequestLimits};
-use thresher::pipeline::{ChunkOutcome, Compressed, Pipeline, PipelineError, passthrough};
+use thresher::pipeline::{ChunkOutcome, Compressed, Pipeline, PipelineError, Settings, passthrough};
 use thresher::text::offsets::OffsetUnit;
 
 /// Small, so that nearly every chunk has several windows.
@@ -80,7 +80,8 @@ static TOKENIZER: LazyLock<ModelTokenizer> = LazyLock::new(|| ScriptedModel::tok
 
 fn pipeline(limits: RequestLimits) -> Pipeline {
     let tokenizer = ScriptedModel::tokenizer(&WORDS);
-    Pipeline::new(Arc::new(ScriptedModel::new(WINDOW_TOKENS)), tokenizer.into(), limits, Auto::default())
+    let (model, store) = (Arc::new(ScriptedModel::new(WINDOW_TOKENS)), Arc::new(KvStore::without_tiers()));
+    Pipeline::new(model, tokenizer.into(), store, Settings { limits, ..Settings::default() })
 }
 
 fn compress(request: &CompressRequest) -> Result<Compressed, PipelineError> {
@@ -364,33 +365,29 @@ proptest! {
     }
 
     #[test]
-    fn a_chunk_has_the_same_keys_alone_and_beside_others(request in request()) {
+    fn a_chunk_has_the_same_block_alone_and_beside_others(request in request()) {
         let read = |request: &CompressRequest| {
-            PIPELINE.read(request, &Cancel::default(), &mut Clock::start()).expect("a reading")
+            PIPELINE.read(request, &Cancel::default(), &mut Clock::start()).expect("a reading").blocks
         };
         let beside = read(&request);
-        for (index, chunk) in request.chunks.iter().enumerate() {
+        for (chunk, block) in request.chunks.iter().zip(&beside.blocks) {
             let alone = read(&CompressRequest { chunks: vec![chunk.clone()], ..request.clone() });
-            let span = beside.blocks.passages[index];
-            prop_assert_eq!(beside.blocks.keys.slice(ndarray::s![.., span.range(), ..]), alone.blocks.keys);
+            prop_assert_eq!(block.bytes(), alone.blocks[0].bytes());
         }
     }
 
     #[test]
-    fn windows_cover_every_token(request in request()) {
-        let reading = PIPELINE.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
+    fn blocks_hold_every_token(request in request()) {
+        let blocks = PIPELINE.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading").blocks;
         let mut start = 0;
-        for ((chunk, passage), span) in request.chunks.iter().zip(&reading.passages).zip(&reading.blocks.passages) {
+        for ((chunk, block), span) in request.chunks.iter().zip(&blocks.blocks).zip(&blocks.spans) {
             let title = chunk.title.as_deref().map(str::trim).filter(|title| !title.is_empty());
             let title = title.map_or(0, |title| count(TokenizerName::Model, &format!("{title}. ")));
             let text = count(TokenizerName::Model, &chunk.text);
-            prop_assert_eq!((passage.title_tokens, passage.offsets.len(), passage.ids.len()), (title, text, title + text));
-            prop_assert!(passage.windows(WINDOW_TOKENS).all(|window| (1..=WINDOW_TOKENS).contains(&window.len())));
-            prop_assert_eq!(passage.windows(WINDOW_TOKENS).collect::<Vec<_>>().concat(), &passage.ids[..]);
-            prop_assert_eq!((span.start, span.len()), (start, passage.ids.len()));
+            prop_assert_eq!((block.title_tokens(), block.text_tokens(), block.offsets().len()), (title, text, text));
+            prop_assert_eq!((span.start, span.len()), (start, title + text));
             start = span.end;
         }
-        prop_assert_eq!(reading.blocks.keys.len_of(ndarray::Axis(1)), start);
     }
 
     #[test]

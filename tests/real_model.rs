@@ -3,17 +3,19 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use ndarray::{Array3, ArrayView3};
 use thresher::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
+use thresher::kv::codec::Codec;
+use thresher::kv::store::KvStore;
 use thresher::model::ModelRuntime;
 use thresher::model::ort::{OrtRuntime, OrtSettings};
 use thresher::model::tokenizer::ModelTokenizer;
-use thresher::pipeline::auto::Auto;
 use thresher::pipeline::cancel::Cancel;
-use thresher::pipeline::clock::Timings;
-use thresher::pipeline::validate::RequestLimits;
-use thresher::pipeline::{Compressed, Pipeline};
+use thresher::pipeline::clock::{Clock, Timings};
+use thresher::pipeline::scan::ScanBy;
+use thresher::pipeline::{Compressed, Pipeline, Reading, Settings};
 
 fn runtime(workers: usize) -> OrtRuntime {
     let settings =
@@ -34,6 +36,19 @@ const TEXTS: [&str; 5] = [
     "A table: | a | b |\n|---|---|\n| 1 | 2 |\n",
 ];
 
+fn pipeline(workers: usize, settings: Settings) -> Pipeline {
+    let store = Arc::new(KvStore::without_tiers());
+    Pipeline::new(Arc::new(runtime(workers)), Arc::new(tokenizer()), store, settings)
+}
+
+/// Keys of windows, in their order.
+fn keys(runtime: &OrtRuntime, windows: &[&[u32]]) -> Vec<Array3<f32>> {
+    let found: Vec<OnceLock<Array3<f32>>> = windows.iter().map(|_| OnceLock::new()).collect();
+    let done = |i: usize, keys: ArrayView3<f32>| found[i].set(keys.to_owned()).expect("each window once");
+    runtime.read(windows, &|_| true, &done).expect("keys");
+    found.into_iter().map(|keys| keys.into_inner().expect("all windows")).collect()
+}
+
 #[test]
 fn keys_are_the_same_alone_beside_others_and_on_any_number_of_workers() {
     let tokenizer = tokenizer();
@@ -44,10 +59,11 @@ fn keys_are_the_same_alone_beside_others_and_on_any_number_of_workers() {
     windows.extend(long.chunks(one.info().window_tokens_max).map(<[u32]>::to_vec));
     assert!(windows.len() > TEXTS.len() + 1, "a long text has several windows");
     let windows: Vec<&[u32]> = windows.iter().map(|ids| &**ids).collect();
-    let beside = one.read(&windows, &|| true).expect("keys");
-    assert_eq!(four.read(&windows, &|| true).expect("keys"), beside, "workers");
-    for (window, keys) in windows.iter().zip(&beside) {
-        assert_eq!(&four.read(&[window], &|| true).expect("keys")[0], keys, "alone: {} tokens", window.len());
+    let beside = keys(&one, &windows);
+    assert_eq!(keys(&four, &windows), beside, "workers");
+    for (window, beside) in windows.iter().zip(&beside) {
+        assert_eq!(&keys(&four, &[window])[0], beside, "alone: {} tokens", window.len());
+        let keys = beside;
         assert_eq!(keys.dim(), (one.info().heads, window.len(), one.info().head_dim));
     }
 }
@@ -72,8 +88,7 @@ fn an_answer_is_the_same_on_any_number_of_workers_and_threads() {
         explain: true,
     };
     let answers = |workers: usize| -> Vec<Compressed> {
-        let (limits, auto) = (RequestLimits::default(), Auto::default());
-        let pipeline = Pipeline::new(Arc::new(runtime(workers)), Arc::new(tokenizer()), limits, auto);
+        let pipeline = pipeline(workers, Settings::default());
         let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).build().expect("a pool");
         let ask = |granularity, budget| {
             let answer = pipeline.compress(&request(granularity, budget), &Cancel::default());
@@ -87,4 +102,25 @@ fn an_answer_is_the_same_on_any_number_of_workers_and_threads() {
     assert_eq!(answers(1), one, "the same request twice");
     assert_eq!(answers(4), one, "one worker and four");
     assert!(one.iter().all(|answer| answer.context.text.contains("tide")), "and it is about the question");
+}
+
+/// The scan over blocks against the query graph itself, over the same blocks decoded: the question's rounding to eight bits
+/// is all that may lie between them; exact blocks leave nothing but the order of sums.
+#[test]
+fn the_scan_is_the_query_graph_within_the_questions_rounding() {
+    let chunks = TEXTS.iter().enumerate().map(|(i, text)| Chunk {
+        id: i.to_string(),
+        title: Some("Notes".to_owned()),
+        text: text.repeat(12),
+        metadata: None,
+    });
+    let request = CompressRequest::new("How often does the tide rise?", chunks.collect());
+    for (codec, bound) in [(Codec::F32, 2e-6), (Codec::F16, 2e-6), (Codec::Int8, 0.01), (Codec::Int4, 0.01)] {
+        let by_graph = pipeline(2, Settings { codec, scan: ScanBy::Onnx, ..Settings::default() });
+        let reading = by_graph.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
+        let by_graph = reading.graph_logits.clone().expect("it was asked for");
+        let scanned = Reading { graph_logits: None, ..reading }.logits().cross;
+        let worst = (&by_graph - &scanned).iter().fold(0.0_f32, |worst, error| worst.max(error.abs()));
+        assert!(worst <= bound, "{codec}: off by {worst}");
+    }
 }

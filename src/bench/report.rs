@@ -51,7 +51,7 @@ impl Report {
                 "requests": concurrent.len(),
             },
             "stages_ms": stages(&rounds),
-            "question_ms": stage(&rounds, "logits"),
+            "question_ms": stage(&rounds, "question"),
             "flops": {
                 "per_token": round_to(rounds.iter().map(|r| r.flops / r.tokens as f64).sum::<f64>()
                     / rounds.len() as f64, 0),

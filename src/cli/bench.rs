@@ -13,6 +13,7 @@ use crate::bench::peer::{Peer, PeerSettings};
 use crate::bench::workload::Workload;
 use crate::bench::{self, Effort, Subject};
 use crate::config::Config;
+use crate::kv::store::KvStore;
 use crate::model::ort::BatchedGraph;
 
 #[derive(clap::Args)]
@@ -79,7 +80,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
 fn subject(config: &Config, args: &Args) -> anyhow::Result<Subject> {
     let (runtime, tokenizer) = app::model(config)?;
     let service = app::service(config);
-    let pipeline = app::wire(config, Arc::clone(&runtime), Arc::clone(&tokenizer));
+    let pipeline =
+        app::wire(config, Arc::clone(&runtime), Arc::clone(&tokenizer), Arc::new(KvStore::without_tiers()));
     let _ = service.pipeline.set(pipeline);
     let peer = args.peer.clone().map(|python| PeerSettings {
         python,

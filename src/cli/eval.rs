@@ -7,7 +7,8 @@ use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
-use crate::config::Config;
+use crate::config::{Config, Kv};
+use crate::kv::codec::Codec;
 use crate::{app, eval};
 
 #[derive(clap::Args)]
@@ -24,7 +25,9 @@ pub struct Args {
 }
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
-    let pipeline = app::pipeline(config)?;
+    // Blocks as the model gives them: `eval` encodes each in every codec.
+    let exact = Config { kv: Kv { codec: Codec::F32, ..config.kv.clone() }, ..config.clone() };
+    let pipeline = app::pipeline(&exact)?;
     let mut reports = Vec::new();
     for file in &args.files {
         let bar = ProgressBar::new(0).with_style(style()).with_message(file.display().to_string());
@@ -32,7 +35,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             bar.set_length(all as u64);
             bar.set_position(done as u64);
         };
-        let report = eval::file(file, &pipeline, &progress)?;
+        let report = eval::file(file, &pipeline, config.kv.codec, &progress)?;
         bar.finish_and_clear();
         super::print(eval::table(&report));
         reports.push(report);

@@ -8,14 +8,15 @@ use ndarray::s;
 
 use super::bootstrap::estimate;
 use super::data::{AttributionRow, LabelledChunk, LabelledSpan};
-use super::methods::{self, Method};
+use super::methods::{self, Method, Seen};
 use super::report::{MethodReport, Report};
 use crate::domain::{ByteRange, CompressRequest, Granularity, TokenSpan};
+use crate::kv::codec::Codec;
 use crate::model::Logits;
+use crate::pipeline::Pipeline;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
 use crate::pipeline::score::{self, Scoring};
-use crate::pipeline::{Pipeline, Reading};
 use crate::rc;
 use crate::text::offsets::{OffsetMap, OffsetUnit};
 
@@ -23,20 +24,23 @@ use crate::text::offsets::{OffsetMap, OffsetUnit};
 pub fn evaluate(
     rows: &[AttributionRow],
     pipeline: &Pipeline,
+    codec: Codec,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Report> {
-    let methods: Vec<_> = methods::all().into_iter().filter(|method| *method != Method::Cosine).collect();
+    let methods: Vec<_> =
+        methods::all(codec).into_iter().filter(|method| *method != Method::Cosine).collect();
     let mut right = vec![Vec::new(); methods.len()];
     let mut ms = vec![0.0; methods.len()];
     for (done, row) in rows.iter().enumerate() {
         let started = Instant::now();
         let reading = pipeline.read(&request(row), &Cancel::default(), &mut Clock::start())?;
+        let seen = Seen::new(reading);
         let read_ms = started.elapsed().as_secs_f64() * 1e3;
         let texts: Vec<_> = row.chunks.iter().map(LabelledChunk::full_text).collect();
         for ((method, right), ms) in methods.iter().zip(&mut right).zip(&mut ms) {
             let started = Instant::now();
             for span in &row.spans {
-                let Some(scores) = scores(*method, row, span, &reading, &texts)? else {
+                let Some(scores) = scores(*method, row, span, &seen, &texts)? else {
                     continue;
                 };
                 right.push(f64::from(u8::from(best(&scores) == Some(span.chunk))));
@@ -67,21 +71,23 @@ fn scores(
     method: Method,
     row: &AttributionRow,
     span: &LabelledSpan,
-    reading: &Reading,
+    seen: &Seen,
     texts: &[String],
 ) -> Result<Option<Vec<f32>>> {
     let bytes = OffsetMap::new(&row.answer, OffsetUnit::Codepoint).to_bytes(span.start..span.end)?;
-    let Some(tokens) = tokens_in(reading, bytes) else {
+    let Some(tokens) = tokens_in(seen, bytes) else {
         return Ok(None);
     };
-    let cross = reading.logits.cross.slice(s![.., tokens.range(), ..]);
-    let own = reading.logits.own.slice(s![.., tokens.range(), ..]);
-    let segments = &reading.blocks.passages;
+    let logits = seen.logits(method.codec());
+    let cross = logits.cross.slice(s![.., tokens.range(), ..]);
+    let own = logits.own.slice(s![.., tokens.range(), ..]);
+    let segments = &seen.reading.blocks.spans;
     Ok(Some(match method {
         Method::Bm25 => methods::bm25(bytes.of(&row.answer), texts)?,
-        Method::Rc(scoring) => {
+        Method::Rc(scoring, _) => {
             rc_scores(Logits { cross: cross.to_owned(), own: own.to_owned() }, segments, scoring)
         }
+        Method::Coded(codec) => return scores(Method::Rc(Scoring::default(), codec), row, span, seen, texts),
         Method::MaxSim | Method::Cosine => rc::raw_maxsim(&rc::peaks(cross, segments)),
     }))
 }
@@ -96,8 +102,8 @@ fn rc_scores(logits: Logits, segments: &[TokenSpan], scoring: Scoring) -> Vec<f3
     }
 }
 
-fn tokens_in(reading: &Reading, bytes: ByteRange) -> Option<TokenSpan> {
-    let offsets = &reading.question.offsets;
+fn tokens_in(seen: &Seen, bytes: ByteRange) -> Option<TokenSpan> {
+    let offsets = &seen.reading.tokens.offsets;
     let first = offsets.partition_point(|token| token.end <= bytes.start);
     let after = offsets.partition_point(|token| token.start < bytes.end);
     (first < after).then(|| TokenSpan::new(first, after))

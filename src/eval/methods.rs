@@ -3,10 +3,13 @@
 use std::fmt;
 
 use anyhow::Result;
-use ndarray::{Array1, Array2, Axis, s};
+use ndarray::{Array1, Array2, Axis, concatenate, s};
 
 use crate::domain::TokenSpan;
+use crate::kv::codec::Codec;
+use crate::model::Logits;
 use crate::pipeline::Reading;
+use crate::pipeline::cancel::Cancel;
 use crate::pipeline::score::{self, Scores, Scoring};
 use crate::rc::{self, Estimator, Pooling, Reference};
 use crate::registry::Bm25;
@@ -14,8 +17,10 @@ use crate::registry::Bm25;
 /// One way to score.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Method {
-    /// RC, in one of its forms.
-    Rc(Scoring),
+    /// RC, in one of its forms, over blocks of a codec.
+    Rc(Scoring, Codec),
+    /// The default, over blocks of another codec.
+    Coded(Codec),
     /// Mean over the question's tokens of the best raw logit: ColBERT's late interaction.
     MaxSim,
     /// Cosine of mean-pooled vectors.
@@ -27,7 +32,8 @@ pub enum Method {
 impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Self::Rc(scoring) => scoring.fmt(f),
+            Self::Rc(scoring, _) => scoring.fmt(f),
+            Self::Coded(codec) => write!(f, "{} over {codec}", Scoring::default()),
             Self::MaxSim => f.write_str("maxsim"),
             Self::Cosine => f.write_str("cosine"),
             Self::Bm25 => f.write_str("bm25"),
@@ -35,15 +41,47 @@ impl fmt::Display for Method {
     }
 }
 
-/// All methods, the default first.
-pub fn all() -> Vec<Method> {
+/// All methods: the default over blocks of `codec` first, then over those of the other codecs. What is not the default is
+/// measured over keys as the model gives them.
+pub fn all(codec: Codec) -> Vec<Method> {
     let estimators = [Pooling::Peak, Pooling::Mean]
         .into_iter()
         .flat_map(|pooling| Reference::ALL.map(|reference| Estimator { pooling, reference }));
-    std::iter::once(Method::Rc(Scoring::default()))
-        .chain(estimators.map(|estimator| Method::Rc(Scoring::Plain(estimator))))
+    let others = Codec::ALL.into_iter().filter(|other| *other != codec);
+    std::iter::once(Method::Rc(Scoring::default(), codec))
+        .chain(others.map(Method::Coded))
+        .chain(estimators.map(|estimator| Method::Rc(Scoring::Plain(estimator), Codec::F32)))
         .chain([Method::MaxSim, Method::Cosine, Method::Bm25])
         .collect()
+}
+
+/// A row as it was read, its keys as the model gave them, and what several methods need of it.
+pub struct Seen {
+    /// Blocks of exact keys.
+    pub reading: Reading,
+    /// The same, and its logits, in each codec.
+    coded: Vec<(Codec, Reading, Logits)>,
+}
+
+impl Seen {
+    /// Encodes what was read in every codec.
+    pub fn new(reading: Reading) -> Self {
+        let coded = |codec| {
+            let reading = reading.recoded(codec);
+            let logits = reading.logits();
+            (codec, reading, logits)
+        };
+        Self { coded: Codec::ALL.into_iter().map(coded).collect(), reading }
+    }
+
+    /// Raw logits over blocks of `codec`.
+    pub fn logits(&self, codec: Codec) -> &Logits {
+        &self.of(codec).2
+    }
+
+    fn of(&self, codec: Codec) -> &(Codec, Reading, Logits) {
+        self.coded.iter().find(|(of, ..)| *of == codec).expect("every codec has its reading")
+    }
 }
 
 /// Texts that lexical methods read beside a reading.
@@ -60,29 +98,37 @@ impl Method {
         self != Self::Bm25
     }
 
+    /// The codec of the blocks that it is measured over.
+    pub fn codec(self) -> Codec {
+        match self {
+            Self::Rc(_, codec) | Self::Coded(codec) => codec,
+            _ => Codec::F32,
+        }
+    }
+
     /// Scores of chunks, and of units in the light of their chunk, as the pipeline has them.
     ///
     /// # Errors
     /// What tantivy reports.
-    pub fn scores(self, query: &str, reading: &Reading, texts: &Texts) -> Result<Scores> {
+    pub fn scores(self, query: &str, seen: &Seen, texts: &Texts) -> Result<Scores> {
+        let reading = &seen.reading;
         let (chunks, own) = match self {
-            Self::Rc(scoring) => {
-                return Ok(score::all(reading, scoring));
+            Self::Rc(scoring, codec) => {
+                return Ok(score::all(&seen.of(codec).1, scoring, &Cancel::default())?);
             }
+            Self::Coded(codec) => return Self::Rc(Scoring::default(), codec).scores(query, seen, texts),
             Self::Bm25 => (bm25(query, &texts.chunks)?, bm25(query, &texts.units)?),
-            _ => (
-                self.segments(reading, &reading.blocks.passages),
-                self.segments(reading, &unit_spans(reading)),
-            ),
+            _ => (self.segments(seen, &reading.blocks.spans), self.segments(seen, &unit_spans(reading))),
         };
         let units = reading.units.iter().zip(own).map(|(unit, own)| own + chunks[unit.chunk]).collect();
         Ok(Scores { chunks, units, unit_rc: Array2::zeros((0, 0)), reach: 0.0 })
     }
 
-    fn segments(self, reading: &Reading, spans: &[TokenSpan]) -> Vec<f32> {
+    fn segments(self, seen: &Seen, spans: &[TokenSpan]) -> Vec<f32> {
+        let logits = seen.logits(self.codec());
         match self {
-            Self::MaxSim => rc::raw_maxsim(&rc::peaks(reading.logits.cross.view(), spans)),
-            _ => cosine(reading, spans),
+            Self::MaxSim => rc::raw_maxsim(&rc::peaks(logits.cross.view(), spans)),
+            _ => cosine(&seen.reading, logits, spans),
         }
     }
 }
@@ -98,15 +144,13 @@ pub fn bm25(query: &str, texts: &[String]) -> Result<Vec<f32>> {
 
 /// Cosine of the question's mean vector and each segment's mean key. The question's mean logit over the keys is, up to
 /// the question's own length, that product; each segment still has to be divided by the length of its mean.
-fn cosine(reading: &Reading, spans: &[TokenSpan]) -> Vec<f32> {
-    let question: Array1<f32> = reading
-        .logits
-        .cross
-        .index_axis(Axis(0), 0)
-        .mean_axis(Axis(0))
-        .expect("a question has at least one token");
-    let keys = reading.blocks.keys.index_axis(Axis(0), 0);
-    let own_length = reading.logits.own.index_axis(Axis(0), 0).mean().unwrap_or(1.0).max(f32::EPSILON).sqrt();
+fn cosine(reading: &Reading, logits: &Logits, spans: &[TokenSpan]) -> Vec<f32> {
+    let question: Array1<f32> =
+        logits.cross.index_axis(Axis(0), 0).mean_axis(Axis(0)).expect("a question has at least one token");
+    let keys: Vec<_> = reading.blocks.blocks.iter().map(|block| block.keys()).collect();
+    let keys: Vec<_> = keys.iter().map(|keys| keys.index_axis(Axis(0), 0)).collect();
+    let keys = concatenate(Axis(0), &keys).expect("keys of one model differ in length only");
+    let own_length = logits.own.index_axis(Axis(0), 0).mean().unwrap_or(1.0).max(f32::EPSILON).sqrt();
     let of = |span: &TokenSpan| {
         if span.is_empty() {
             return 0.0;

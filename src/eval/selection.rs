@@ -6,9 +6,10 @@ use anyhow::Result;
 
 use super::bootstrap::estimate;
 use super::data::{LabelledChunk, SelectionRow};
-use super::methods::{self, Texts};
+use super::methods::{self, Seen, Texts};
 use super::report::{AutoReport, MethodReport, Report};
 use crate::domain::{Budget, CompressRequest, Format};
+use crate::kv::codec::Codec;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
 use crate::pipeline::score::Scores;
@@ -47,23 +48,25 @@ struct Judged<'a> {
 pub fn evaluate(
     rows: &[SelectionRow],
     pipeline: &Pipeline,
+    codec: Codec,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Report> {
-    let methods = methods::all();
+    let methods = methods::all(codec);
     let mut samples = vec![Samples::default(); methods.len()];
     let mut auto = AutoSamples::default();
     for (done, row) in rows.iter().enumerate() {
         let request = request(row);
         let started = Instant::now();
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
+        let seen = Seen::new(reading);
         let read_ms = started.elapsed().as_secs_f64() * 1e3;
-        let texts = texts(row, &request, &reading);
+        let texts = texts(row, &request, &seen.reading);
         for (method, samples) in methods.iter().zip(&mut samples) {
             let started = Instant::now();
-            let scores = method.scores(&row.query, &reading, &texts)?;
+            let scores = method.scores(&row.query, &seen, &texts)?;
             let own_ms = started.elapsed().as_secs_f64() * 1e3;
             samples.ms.push(own_ms + if method.reads() { read_ms } else { 0.0 });
-            let judged = Judged { row, request: &request, pipeline, reading: &reading, scores: &scores };
+            let judged = Judged { row, request: &request, pipeline, reading: &seen.reading, scores: &scores };
             samples.add(&judged)?;
             if *method == methods[0] {
                 auto.add(&judged)?;

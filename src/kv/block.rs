@@ -174,6 +174,18 @@ impl Block {
         self.codec.decode(&self.bytes[HEADER_BYTES..self.bounds[0]], scale_of, self.shape())
     }
 
+    /// The same chunk in another codec, as far as this one has kept it.
+    pub fn recoded(&self, codec: Codec) -> Self {
+        let (keys, offsets, sentences) = (self.keys(), self.offsets(), self.sentences().collect::<Vec<_>>());
+        let parts = Parts {
+            keys: keys.view(),
+            title_tokens: self.title_tokens,
+            offsets: &offsets,
+            sentences: &sentences,
+        };
+        Self::encode(parts, codec)
+    }
+
     /// Sentences of the text, in its order.
     pub fn sentences(&self) -> impl ExactSizeIterator<Item = Sentence> + '_ {
         let stored = &self.bytes[self.bounds[1]..self.bounds[2]];

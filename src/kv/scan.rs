@@ -16,7 +16,6 @@ use rayon::prelude::*;
 pub use self::kernel::Kernel;
 use self::kernel::{GROUP, QUERIES};
 use super::block::Block;
-use super::codec::Codec;
 use crate::domain::TokenSpan;
 
 /// Keys that are worth a thread of their own.
@@ -198,6 +197,7 @@ fn exact_rows(question: &Question, block: &Block, mut take: impl FnMut(usize, us
 mod tests {
     use super::*;
     use crate::kv::block::Parts;
+    use crate::kv::codec::Codec;
 
     const LENGTHS: [usize; 7] = [0, 1, 15, 16, 17, 100, 205];
 

@@ -5,23 +5,24 @@ mod bare;
 mod workers;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use ndarray::{Array2, Array3, ArrayView3, Axis, Ix3, s};
+use ndarray::{Array2, Array3, ArrayView3, Ix3, Ix4, s};
 use ort::environment::Environment;
+use ort::session::Session;
 use ort::session::builder::GraphOptimizationLevel;
-use ort::session::{Session, SessionOutputs};
 use ort::value::{Outlet, TensorRef, ValueType};
 use rayon::prelude::*;
 
 pub use self::bare::BatchedGraph;
 use self::workers::Workers;
 use super::contract::{Contract, Graph, IoTensor, Side, check_io, hex};
-use super::{Logits, ModelError, ModelInfo, ModelRuntime};
+use super::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
 
-/// Sessions of the query graph at most. Each holds its own weights (45 MB for MiniLM), and a question is short: it need
-/// not have one per core.
+/// Sessions of the query graph at most, and threads of each. A question is short: one thread for it would leave the other
+/// cores idle while somebody waits, and more than four find nothing to do.
 const QUERY_SESSIONS_MAX: usize = 4;
+const QUERY_THREADS_MAX: usize = 4;
 
 /// Where things are and how many cores to use.
 #[derive(Debug, Clone)]
@@ -36,22 +37,28 @@ pub struct OrtSettings {
 
 /// Sessions of one contract's graphs.
 ///
-/// A window runs alone, on one thread: its keys then depend on its own tokens only, not on what shared its batch, on
-/// the padding that a batch brings or on how many cores there are. Windows run side by side instead, which on the
-/// CPU is also the faster way (`docs/decisions.md` has the figures).
+/// Windows run on one thread each, side by side, alone or with others of their length: their keys then depend on their own
+/// tokens only, not on the padding that other batches bring or on how many cores there are; on the CPU it is also the
+/// faster way (`docs/decisions.md` has the figures). A question runs on the thread that asks, helped by idle cores.
 pub struct OrtRuntime {
     info: ModelInfo,
-    prefix: Vec<u32>,
-    suffix: Vec<u32>,
-    workers: Workers,
-    passage: Sessions,
-    query: Sessions,
+    frame: Frame,
+    workers: Workers<Array3<f32>>,
+    query: Pool,
 }
 
-/// One graph's sessions; a worker uses the one at its own index, modulo their number.
-struct Sessions {
+/// Special tokens around a window.
+#[derive(Debug, Clone)]
+struct Frame {
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+}
+
+/// The query graph's sessions; who asks takes one that is free, or waits for its turn.
+struct Pool {
     file: String,
-    sessions: Vec<Mutex<Session>>,
+    idle: Mutex<Vec<Session>>,
+    returned: Condvar,
 }
 
 impl OrtRuntime {
@@ -62,64 +69,41 @@ impl OrtRuntime {
     pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
         let environment = environment(&settings.runtime_lib)?;
         let contract = Contract::load(&settings.model_dir)?;
-        let workers = Workers::new(settings.workers).map_err(|e| graph_error("worker threads", e))?;
-        let load = |graph, count| Sessions::load(&environment, settings, &contract, graph, count);
-        let passage = load(Graph::Passage, workers.count())?;
-        let query = load(Graph::Query, workers.count().min(QUERY_SESSIONS_MAX))?;
-        let (prefix, suffix) = (contract.tokenizer.prefix.clone(), contract.tokenizer.suffix.clone());
+        let cores = settings.workers.max(1);
+        let load =
+            |graph, count, threads| sessions(&environment, settings, &contract, graph, (count, threads));
+        let passage = load(Graph::Passage, cores, 1)?;
+        let query = load(Graph::Query, cores.min(QUERY_SESSIONS_MAX), cores.min(QUERY_THREADS_MAX))?;
+        let frame = Frame::of(&contract);
+        let file: Arc<str> = contract.graph_file(Graph::Passage).into();
+        let run = |mut session: Session| {
+            let (frame, file) = (frame.clone(), Arc::clone(&file));
+            move |windows: &[Box<[u32]>]| {
+                run_passage(&mut session, &frame, windows).map_err(|e| graph_error(&file, e))
+            }
+        };
+        let workers = Workers::start(passage.into_iter().map(run).collect::<Vec<_>>());
         Ok(Self {
             info: ModelInfo {
                 name: contract.name.clone(),
                 fingerprint: hex(&contract.fingerprint()[..16]),
-                window_tokens_max: contract.window.tokens_max - prefix.len() - suffix.len(),
+                window_tokens_max: contract.window.tokens_max - frame.prefix.len() - frame.suffix.len(),
                 heads: contract.readout.heads,
                 head_dim: contract.readout.head_dim,
             },
-            workers,
-            prefix,
-            suffix,
-            passage,
-            query,
+            workers: workers.map_err(|e| graph_error("worker threads", e))?,
+            frame,
+            query: Pool {
+                file: contract.graph_file(Graph::Query).to_owned(),
+                idle: Mutex::new(query),
+                returned: Condvar::new(),
+            },
         })
     }
 
-    /// Runs the passage graph on one window, `[1, t]`, and gives `take` what it returns.
-    fn on_window<T>(
-        &self,
-        ids: &[u32],
-        take: impl FnOnce(&SessionOutputs) -> Result<T, ort::Error>,
-    ) -> Result<T, ModelError> {
-        let input = framed(&self.prefix, ids, &self.suffix);
-        let mask = Array2::<i64>::ones(input.dim());
-        self.passage.run(|session| {
-            let outputs = session.run(ort::inputs![
-                "input_ids" => TensorRef::from_array_view(input.view())?,
-                "attention_mask" => TensorRef::from_array_view(mask.view())?,
-            ])?;
-            take(&outputs)
-        })
-    }
-
-    /// `[head, t, head_dim]` of one window, special tokens dropped.
-    fn read_one(&self, ids: &[u32]) -> Result<Array3<f32>, ModelError> {
-        self.on_window(ids, |outputs| {
-            let key = outputs["key"].try_extract_array::<f32>()?;
-            let key = key.index_axis(Axis(0), 0).into_dimensionality::<Ix3>().map_err(ort_error)?;
-            let first = self.prefix.len();
-            Ok(key.slice(s![.., first..first + ids.len(), ..]).to_owned())
-        })
-    }
-
-    /// `work` on every window, side by side on the workers; results in the order given.
-    fn side_by_side<T: Send + Sync>(
-        &self,
-        windows: &[&[u32]],
-        work: impl Fn(&[u32]) -> Result<T, ModelError> + Sync,
-    ) -> Result<Vec<T>, ModelError> {
-        // Longest first: the last window to finish is then a short one, and no core waits long for it.
-        let mut order: Vec<usize> = (0..windows.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(windows[i].len()));
-        self.workers.each(&order, |i| work(windows[i]))
+    /// How many windows run side by side.
+    pub fn workers(&self) -> usize {
+        self.workers.count()
     }
 }
 
@@ -128,62 +112,113 @@ impl ModelRuntime for OrtRuntime {
         &self.info
     }
 
-    fn read(
-        &self,
-        windows: &[&[u32]],
-        go_on: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Vec<Array3<f32>>, ModelError> {
-        self.side_by_side(windows, |ids| if go_on() { self.read_one(ids) } else { Err(ModelError::Stopped) })
+    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
+        self.workers.each(windows, wanted, |i, keys| done(i, keys.view()))
     }
 
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
-        let input = framed(&self.prefix, question, &self.suffix);
+        let input = self.frame.around(&[question]);
         let keys = keys.as_standard_layout();
-        let rows = self.prefix.len()..self.prefix.len() + question.len();
-        self.workers.run(|| {
-            self.query.run(|session| {
-                let outputs = session.run(ort::inputs![
-                    "input_ids" => TensorRef::from_array_view(input.view())?,
-                    "key" => TensorRef::from_array_view(keys.view())?,
-                ])?;
-                let take = |name: &str| -> Result<Array3<f32>, ort::Error> {
-                    let logits = outputs[name].try_extract_array::<f32>()?;
-                    let logits = logits.into_dimensionality::<Ix3>().map_err(ort_error)?;
-                    // The statistic is defined for finite logits; a model that gives others is broken.
-                    if logits.iter().any(|logit| !logit.is_finite()) {
-                        return Err(ort_error(format_args!("{name} holds a value that is not finite")));
-                    }
-                    Ok(logits.slice(s![.., rows.clone(), ..]).to_owned())
-                };
-                let (cross, own) = (take("cross_logits")?, take("self_logits")?);
-                Ok(Logits { cross, own: own.slice(s![.., .., rows.clone()]).to_owned() })
-            })
+        let first = self.frame.prefix.len();
+        let rows = first..first + question.len();
+        self.query.run(|session| {
+            let outputs = session.run(ort::inputs![
+                "input_ids" => TensorRef::from_array_view(input.view())?,
+                "key" => TensorRef::from_array_view(keys.view())?,
+            ])?;
+            let take = |name: &str| -> Result<Array3<f32>, ort::Error> {
+                let logits = outputs[name].try_extract_array::<f32>()?;
+                let logits = logits.into_dimensionality::<Ix3>().map_err(ort_error)?;
+                // The statistic is defined for finite logits; a model that gives others is broken.
+                if logits.iter().any(|logit| !logit.is_finite()) {
+                    return Err(ort_error(format_args!("{name} holds a value that is not finite")));
+                }
+                Ok(logits.slice(s![.., rows.clone(), ..]).to_owned())
+            };
+            let (cross, own) = (take("cross_logits")?, take("self_logits")?);
+            Ok(Logits { cross, own: own.slice(s![.., .., rows.clone()]).to_owned() })
         })
     }
 }
 
-impl Sessions {
-    fn load(
-        environment: &Environment,
-        settings: &OrtSettings,
-        contract: &Contract,
-        graph: Graph,
-        count: usize,
-    ) -> Result<Self, ModelError> {
-        let file = contract.graph_file(graph);
-        let path = settings.model_dir.join(file);
-        let load = |_| session(environment, &path, 1).map_err(|e| graph_error(file, e));
-        let sessions = (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>()?;
-        check_io(contract, graph, &io_of(&sessions[0]))?;
-        Ok(Self { file: file.to_owned(), sessions: sessions.into_iter().map(Mutex::new).collect() })
+/// Keys `[head, t, head_dim]` of windows of one length, `[window, t]`, special tokens dropped.
+fn run_passage(
+    session: &mut Session,
+    frame: &Frame,
+    windows: &[Box<[u32]>],
+) -> Result<Vec<Array3<f32>>, ort::Error> {
+    let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
+    let input = frame.around(&windows);
+    let mask = Array2::<i64>::ones(input.dim());
+    let outputs = session.run(ort::inputs![
+        "input_ids" => TensorRef::from_array_view(input.view())?,
+        "attention_mask" => TensorRef::from_array_view(mask.view())?,
+    ])?;
+    let keys = outputs["key"].try_extract_array::<f32>()?;
+    let keys = keys.into_dimensionality::<Ix4>().map_err(ort_error)?;
+    // A key that is not finite has no scale to be stored with.
+    if keys.iter().any(|value| !value.is_finite()) {
+        return Err(ort_error("key holds a value that is not finite"));
+    }
+    let first = frame.prefix.len();
+    let tokens = input.ncols() - frame.suffix.len();
+    Ok(keys.outer_iter().map(|window| window.slice(s![.., first..tokens, ..]).to_owned()).collect())
+}
+
+impl Frame {
+    fn of(contract: &Contract) -> Self {
+        Self { prefix: contract.tokenizer.prefix.clone(), suffix: contract.tokenizer.suffix.clone() }
     }
 
-    /// Runs `work` on the session of the worker that asks.
-    fn run<T>(&self, work: impl FnOnce(&mut Session) -> Result<T, ort::Error>) -> Result<T, ModelError> {
-        let worker = rayon::current_thread_index().unwrap_or(0) % self.sessions.len();
-        let mut session = self.sessions[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        work(&mut session).map_err(|e| graph_error(&self.file, e))
+    /// Ids of windows of one length with the special tokens around each, `[window, t]`.
+    fn around(&self, windows: &[&[u32]]) -> Array2<i64> {
+        let framed = windows.iter().flat_map(|ids| self.prefix.iter().chain(*ids).chain(&self.suffix));
+        let tokens = self.prefix.len() + windows[0].len() + self.suffix.len();
+        Array2::from_shape_vec((windows.len(), tokens), framed.map(|&id| i64::from(id)).collect())
+            .expect("a run's windows have one length")
     }
+}
+
+impl Pool {
+    /// Runs `work` on the next free session.
+    fn run<T>(&self, work: impl FnOnce(&mut Session) -> Result<T, ort::Error>) -> Result<T, ModelError> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle =
+            self.returned.wait_while(idle, |idle| idle.is_empty()).unwrap_or_else(PoisonError::into_inner);
+        let session = idle.pop().expect("waited until there is one");
+        drop(idle);
+        let mut lent = Lent { pool: self, session: Some(session) };
+        work(lent.session.as_mut().expect("it is lent")).map_err(|e| graph_error(&self.file, e))
+    }
+}
+
+/// A session that goes back, also when its user panics.
+struct Lent<'a> {
+    pool: &'a Pool,
+    session: Option<Session>,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(self.session.take());
+        self.pool.returned.notify_one();
+    }
+}
+
+/// So many sessions of a graph, with so many threads each, checked against the contract.
+fn sessions(
+    environment: &Environment,
+    settings: &OrtSettings,
+    contract: &Contract,
+    graph: Graph,
+    (count, threads): (usize, usize),
+) -> Result<Vec<Session>, ModelError> {
+    let file = contract.graph_file(graph);
+    let path = settings.model_dir.join(file);
+    let load = |_| session(environment, &path, threads).map_err(|e| graph_error(file, e));
+    let sessions = (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>()?;
+    check_io(contract, graph, &io_of(&sessions[0]))?;
+    Ok(sessions)
 }
 
 /// Loads the library and opens the environment. ONNX Runtime allows one of each per process: the first call's holds,
@@ -213,17 +248,12 @@ pub fn runtime_version(lib: &Path) -> Result<String, ModelError> {
     Ok(ort::info().to_owned())
 }
 
-/// Ids with the special tokens around them, `[1, t]`.
-fn framed(prefix: &[u32], ids: &[u32], suffix: &[u32]) -> Array2<i64> {
-    let all = prefix.iter().chain(ids).chain(suffix).map(|&id| i64::from(id)).collect();
-    Array2::from_shape_vec((1, prefix.len() + ids.len() + suffix.len()), all)
-        .expect("the shape counts exactly what was collected")
-}
-
 fn session(environment: &Environment, path: &Path, threads: usize) -> Result<Session, ort::Error> {
     let mut builder = Session::builder(environment)?
         .with_optimization_level(GraphOptimizationLevel::All)?
-        .with_intra_threads(threads)?;
+        .with_intra_threads(threads)?
+        // Threads that wait for a question would take the cores from those that read.
+        .with_intra_op_spinning(false)?;
     builder.commit_from_file(path)
 }
 

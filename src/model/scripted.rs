@@ -1,13 +1,13 @@
 //! A model that is arithmetic only: each token's key is a fixed pseudo-random unit vector of its id.
 //! Tests and properties run on it in microseconds; equal tokens match, others hardly.
 
-use ndarray::{Array2, Array3, ArrayView3, Axis};
+use ndarray::{Array2, ArrayView3, Axis};
 use serde_json::{Map, Value, json};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
 use super::tokenizer::ModelTokenizer;
-use super::{Logits, ModelError, ModelInfo, ModelRuntime};
+use super::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
 
 const HEAD_DIM: usize = 32;
 
@@ -55,15 +55,11 @@ impl ModelRuntime for ScriptedModel {
         &self.info
     }
 
-    fn read(
-        &self,
-        windows: &[&[u32]],
-        go_on: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Vec<Array3<f32>>, ModelError> {
-        windows
-            .iter()
-            .map(|ids| if go_on() { Ok(vectors(ids).insert_axis(Axis(0))) } else { Err(ModelError::Stopped) })
-            .collect()
+    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
+        for (i, ids) in windows.iter().enumerate().filter(|(i, _)| wanted(*i)) {
+            done(i, vectors(ids).insert_axis(Axis(0)).view());
+        }
+        Ok(())
     }
 
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {

@@ -1,57 +1,214 @@
-//! Passages to keys: every window read by the model, laid one behind the other on one key axis.
+//! Chunks to blocks: from the store where they have been read before, else from the model, every window on its own.
 
-use ndarray::{Array3, Axis, s};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ndarray::{Array3, ArrayView3, s};
+use rayon::prelude::*;
 
 use super::PipelineError;
 use super::cancel::Cancel;
-use super::tokenize::Passage;
-use crate::domain::TokenSpan;
-use crate::model::{ModelError, ModelRuntime};
+use super::tokenize::{self, Passage};
+use super::validate::RequestLimits;
+use crate::domain::{Chunk, TokenSpan};
+use crate::kv::block::{Block, Parts};
+use crate::kv::codec::Codec;
+use crate::kv::key::{BlockKey, KeySpace};
+use crate::kv::store::{Claim, KvStore, Sources};
+use crate::model::tokenizer::ModelTokenizer;
+use crate::model::{ModelInfo, ModelRuntime};
+use crate::text;
 
-/// Keys of all passages.
-#[derive(Debug)]
+/// Blocks of all chunks, on one key axis.
+#[derive(Debug, Clone)]
 pub struct Blocks {
-    /// `[head, key, head_dim]`.
-    pub keys: Array3<f32>,
-    /// Where each passage's tokens stand on the key axis.
-    pub passages: Vec<TokenSpan>,
+    /// One per chunk.
+    pub blocks: Vec<Block>,
+    /// Where each chunk's tokens stand on the key axis.
+    pub spans: Vec<TokenSpan>,
+    /// Where the blocks came from.
+    pub sources: Sources,
 }
 
-/// Reads every passage.
+/// Reads chunks, each once.
+pub struct Reader {
+    model: Arc<dyn ModelRuntime>,
+    tokenizer: Arc<ModelTokenizer>,
+    store: Arc<KvStore>,
+    codec: Codec,
+    keys: KeySpace,
+}
+
+/// The bounds that a request's chunks have to keep, together with the question that will meet them.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds<'a> {
+    /// Of one request.
+    pub limits: &'a RequestLimits,
+    /// Tokens of the question.
+    pub question_tokens: usize,
+}
+
+impl Reader {
+    /// Reads with `model` and keeps what it reads in `store`. Blocks of other tenants, told apart by their `salt`, are
+    /// never found.
+    pub fn new(
+        model: Arc<dyn ModelRuntime>,
+        tokenizer: Arc<ModelTokenizer>,
+        store: Arc<KvStore>,
+        codec: Codec,
+        salt: &[u8],
+    ) -> Self {
+        let keys = key_space(model.info(), codec, salt);
+        Self { model, tokenizer, store, codec, keys }
+    }
+
+    /// The blocks of `chunks`.
+    ///
+    /// # Errors
+    /// When they have more tokens than `bounds` allow; what the model reports; a deadline when `cancel` says so.
+    pub fn blocks(
+        &self,
+        chunks: &[Arc<Chunk>],
+        bounds: Bounds,
+        cancel: &Cancel,
+    ) -> Result<Blocks, PipelineError> {
+        let keys: Vec<BlockKey> = chunks.par_iter().with_min_len(64).map(|chunk| self.key(chunk)).collect();
+        let wanted = {
+            let cancel = cancel.clone();
+            Arc::new(move || cancel.go_on())
+        };
+        let (found, sources) = self.store.get(&keys, wanted, |known_tokens, claims| {
+            self.read(chunks, claims, known_tokens, bounds, cancel)
+        })?;
+        let blocks = found.into_iter().collect::<Option<Vec<_>>>();
+        let blocks =
+            blocks.ok_or_else(|| cancel.check().expect_err("blocks are left out only when nobody waits"))?;
+        let mut start = 0;
+        let span = |block: &Block| {
+            let span = TokenSpan::new(start, start + block.tokens());
+            start = span.end;
+            span
+        };
+        let spans = blocks.iter().map(span).collect();
+        bounds.check(start)?;
+        Ok(Blocks { blocks, spans, sources })
+    }
+
+    /// The key of a chunk's block.
+    pub fn key(&self, chunk: &Chunk) -> BlockKey {
+        self.keys.key(chunk.title.as_deref(), &chunk.text)
+    }
+
+    /// Reads the chunks that nobody has read yet, and lands each as soon as its last window is there. A chunk that only
+    /// another request still waits for is read for it.
+    fn read(
+        &self,
+        chunks: &[Arc<Chunk>],
+        claims: &[Claim],
+        known_tokens: usize,
+        bounds: Bounds,
+        cancel: &Cancel,
+    ) -> Result<(), PipelineError> {
+        let total = AtomicUsize::new(known_tokens);
+        let passage = |claim: &Claim| -> Result<_, PipelineError> {
+            cancel.check()?;
+            bounds.check(total.load(Ordering::Relaxed))?;
+            let passage = tokenize::passage(&chunks[claim.index()], &self.tokenizer)?;
+            total.fetch_add(passage.ids.len(), Ordering::Relaxed);
+            Ok(passage)
+        };
+        let passages = claims.par_iter().map(passage).collect::<Result<Vec<_>, _>>();
+        bounds.check(total.into_inner())?;
+        let passages = passages?;
+        let info = self.model.info();
+        let pending: Vec<Pending> = passages.iter().map(|passage| Pending::new(passage, info)).collect();
+        for (claim, pending) in
+            claims.iter().zip(&pending).filter(|(_, pending)| pending.passage.ids.is_empty())
+        {
+            claim.land(pending.encode(self.codec));
+        }
+        let tokens_max = info.window_tokens_max;
+        let windows: Vec<(usize, usize, &[u32])> = passages
+            .iter()
+            .enumerate()
+            .flat_map(|(i, p)| {
+                p.windows(tokens_max).enumerate().map(move |(w, ids)| (i, w * tokens_max, ids))
+            })
+            .collect();
+        let ids: Vec<&[u32]> = windows.iter().map(|&(.., ids)| ids).collect();
+        let done = |window: usize, keys: ArrayView3<f32>| {
+            let (i, first, _) = windows[window];
+            if pending[i].add(first, keys) {
+                claims[i].land(pending[i].encode(self.codec));
+            }
+        };
+        Ok(self.model.read(&ids, &|window| claims[windows[window].0].is_wanted(), &done)?)
+    }
+}
+
+impl Bounds<'_> {
+    fn check(&self, tokens: usize) -> Result<(), PipelineError> {
+        Ok(self.limits.check_tokens(tokens, self.question_tokens)?)
+    }
+}
+
+/// Everything but the chunk that a block depends on.
+fn key_space(model: &ModelInfo, codec: Codec, salt: &[u8]) -> KeySpace {
+    let window = (model.window_tokens_max as u64).to_le_bytes();
+    let rules = text::RULES_VERSION.to_le_bytes();
+    KeySpace::new(&[model.fingerprint.as_bytes(), &window, &[codec.id()], &rules, salt])
+}
+
+/// Keys `[head, token, head_dim]` of windows, one behind the other.
 ///
 /// # Errors
-/// What the model reports; a deadline when `cancel` says so.
-pub fn read(
-    passages: &[Passage],
-    model: &dyn ModelRuntime,
-    cancel: &Cancel,
-) -> Result<Blocks, PipelineError> {
+/// What the model reports.
+pub fn keys_of(windows: &[&[u32]], model: &dyn ModelRuntime) -> Result<Array3<f32>, PipelineError> {
     let info = model.info();
-    let windows: Vec<&[u32]> = passages.iter().flat_map(|p| p.windows(info.window_tokens_max)).collect();
-    let read = model.read(&windows, &|| cancel.go_on()).map_err(|error| match error {
-        ModelError::Stopped => cancel.check().expect_err("the model stops only when work should not go on"),
-        other => other.into(),
+    let passage = Passage { ids: windows.concat(), ..Passage::default() };
+    let pending = Pending::new(&passage, info);
+    let starts: Vec<usize> = windows
+        .iter()
+        .scan(0, |start, window| Some(std::mem::replace(start, *start + window.len())))
+        .collect();
+    model.read(windows, &|_| true, &|i, keys| {
+        pending.add(starts[i], keys);
     })?;
-    let keys = side_by_side(read, (info.heads, info.head_dim));
-    let mut start = 0;
-    let span = |p: &Passage| {
-        let span = TokenSpan::new(start, start + p.ids.len());
-        start = span.end;
-        span
-    };
-    Ok(Blocks { keys, passages: passages.iter().map(span).collect() })
+    Ok(pending.keys.into_inner().expect("copying does not panic").0)
 }
 
-/// Windows `[head, token, head_dim]` one behind the other. Each is freed once copied: all keys are in memory once, not
-/// twice.
-fn side_by_side(windows: Vec<Array3<f32>>, (heads, head_dim): (usize, usize)) -> Array3<f32> {
-    let tokens = windows.iter().map(|window| window.len_of(Axis(1))).sum();
-    let mut keys = Array3::zeros((heads, tokens, head_dim));
-    let mut start = 0;
-    for window in windows {
-        let end = start + window.len_of(Axis(1));
-        keys.slice_mut(s![.., start..end, ..]).assign(&window);
-        start = end;
+/// A passage whose windows come in one by one.
+struct Pending<'a> {
+    passage: &'a Passage,
+    /// `[head, token, head_dim]`, and how many tokens are still missing.
+    keys: Mutex<(Array3<f32>, usize)>,
+}
+
+impl<'a> Pending<'a> {
+    fn new(passage: &'a Passage, info: &ModelInfo) -> Self {
+        // Room is made when the first window comes: a request's chunks are not all in memory at once.
+        let keys = Array3::zeros((info.heads, 0, info.head_dim));
+        Self { passage, keys: Mutex::new((keys, passage.ids.len())) }
     }
-    keys
+
+    /// Takes the keys of the window that begins at token `first`; whether they were the last.
+    fn add(&self, first: usize, window: ArrayView3<f32>) -> bool {
+        let mut keys = self.keys.lock().expect("copying does not panic");
+        let (heads, tokens, dim) = window.dim();
+        if keys.0.is_empty() {
+            keys.0 = Array3::zeros((heads, self.passage.ids.len(), dim));
+        }
+        keys.0.slice_mut(s![.., first..first + tokens, ..]).assign(&window);
+        keys.1 -= tokens;
+        keys.1 == 0
+    }
+
+    /// All keys, which are given up.
+    fn encode(&self, codec: Codec) -> Block {
+        let empty = Array3::zeros((0, 0, 0));
+        let keys = std::mem::replace(&mut self.keys.lock().expect("copying does not panic").0, empty);
+        let Passage { title_tokens, offsets, sentences, .. } = self.passage;
+        Block::encode(Parts { keys: keys.view(), title_tokens: *title_tokens, offsets, sentences }, codec)
+    }
 }

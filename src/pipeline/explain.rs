@@ -27,27 +27,26 @@ pub struct ChunkExplanation {
 
 /// Scores every token of every chunk.
 pub fn tokens(reading: &Reading) -> Explanation {
-    let logits = &reading.logits;
-    let passages = &reading.blocks.passages;
+    let logits = &reading.logits();
+    let passages = &reading.blocks.spans;
     let single: Vec<_> = (0..logits.cross.len_of(Axis(2))).map(|i| TokenSpan::new(i, i + 1)).collect();
     let per_token = rc::mean_over_queries(score::ranked(logits, &single).view());
     let per_chunk = score::ranked(logits, passages);
     let peaks = rc::peaks(logits.cross.view(), passages);
     let chunk = |(index, span): (usize, &TokenSpan)| {
-        let passage = &reading.passages[index];
-        let first = span.start + passage.title_tokens;
-        let tokens =
-            passage.offsets.iter().zip(&per_token[first..span.end]).map(|(&at, &rc)| (at, rc)).collect();
-        let question = (0..reading.question.ids.len()).map(|j| {
+        let block = &reading.blocks.blocks[index];
+        let (first, offsets) = (span.start + block.title_tokens(), block.offsets());
+        let tokens = offsets.iter().zip(&per_token[first..span.end]).map(|(&at, &rc)| (at, rc)).collect();
+        let question = (0..reading.tokens.ids.len()).map(|j| {
             // The first head's key: the late family's readout has one head.
             let key = peaks.key[[0, j, index]];
-            let anchor = (key as usize).checked_sub(first).and_then(|token| passage.offsets.get(token));
+            let anchor = (key as usize).checked_sub(first).and_then(|token| offsets.get(token));
             (per_chunk[[j, index]], anchor.copied())
         });
         ChunkExplanation { tokens, question: question.collect() }
     };
     Explanation {
-        question: reading.question.offsets.clone(),
+        question: reading.tokens.offsets.clone(),
         chunks: passages.iter().enumerate().map(chunk).collect(),
     }
 }

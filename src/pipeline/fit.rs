@@ -131,8 +131,9 @@ impl Desk<'_> {
     /// Tokens of the context if everything were kept. The model has tokenized the text already.
     fn tokens_in(&self, reading: &Reading, frame_costs: &[usize]) -> Result<usize, PipelineError> {
         if self.request.tokenizer == TokenizerName::Model {
-            let passages = reading.passages.iter().zip(frame_costs).filter(|(p, _)| !p.sentences.is_empty());
-            return Ok(passages.map(|(passage, frame)| passage.offsets.len() + frame).sum());
+            let blocks = reading.blocks.blocks.iter().zip(frame_costs);
+            let with_text = blocks.filter(|(block, _)| block.sentences().len() > 0);
+            return Ok(with_text.map(|(block, frame)| block.text_tokens() + frame).sum());
         }
         let all = Selection { wanted: Vec::new(), picked: (0..self.units.len()).collect() };
         Ok(self.write(&all, all.picked.len())?.tokens)
@@ -232,11 +233,11 @@ mod tests {
 
     use super::*;
     use crate::domain::Format;
+    use crate::kv::store::KvStore;
     use crate::model::scripted::ScriptedModel;
-    use crate::pipeline::Pipeline;
     use crate::pipeline::cancel::Cancel;
     use crate::pipeline::clock::Clock;
-    use crate::pipeline::validate::RequestLimits;
+    use crate::pipeline::{Pipeline, Settings};
 
     /// Scores of the four sentences below; the second chunk is the better one.
     const UNITS: [f32; 4] = [3.0, 1.0, 2.0, 4.0];
@@ -258,8 +259,8 @@ mod tests {
     fn check(name: &str, request: CompressRequest, expect: &str) {
         let tokenizer = Arc::new(ScriptedModel::tokenizer(&[]));
         let model = Arc::new(ScriptedModel::new(64));
-        let limits = RequestLimits::default();
-        let pipeline = Pipeline::new(model, Arc::clone(&tokenizer), limits, Auto::default());
+        let store = Arc::new(KvStore::without_tiers());
+        let pipeline = Pipeline::new(model, Arc::clone(&tokenizer), store, Settings::default());
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
         let unit_rc = Array2::from_shape_vec((1, 4), UNITS.to_vec()).expect("one row");
         let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, reach: 1.0 };

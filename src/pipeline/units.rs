@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::blocks::Blocks;
-use super::tokenize::Passage;
+use super::tokenize::tokens_under;
 use crate::domain::{ByteRange, Chunk, Granularity, TokenSpan};
+use crate::kv::block::{Block, Sentence};
 use crate::text;
 
 /// A piece of one chunk that is kept or dropped as a whole.
@@ -30,36 +31,57 @@ pub struct Place {
 }
 
 /// All units, in the order of the text. A chunk without text has none.
-pub fn of(
-    granularity: Granularity,
-    chunks: &[Arc<Chunk>],
-    passages: &[Passage],
-    blocks: &Blocks,
-) -> Vec<Unit> {
+pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> Vec<Unit> {
     let mut units = Vec::new();
-    for (index, (chunk, passage)) in chunks.iter().zip(passages).enumerate() {
-        let first = blocks.passages[index].start;
-        let place = |bytes: ByteRange| Place { bytes, tokens: passage.tokens_in(bytes).shifted(first) };
+    for (index, (chunk, block)) in chunks.iter().zip(&blocks.blocks).enumerate() {
+        let first = blocks.spans[index].start;
+        let place = |bytes: ByteRange, tokens: TokenSpan| Place { bytes, tokens: tokens.shifted(first) };
         let mut push = |Place { bytes, tokens }: Place, sentence: Place| {
             units.push(Unit { chunk: index, bytes, tokens, sentence });
         };
         match granularity {
-            Granularity::Chunk if passage.sentences.is_empty() => {}
+            Granularity::Chunk if block.sentences().len() == 0 => {}
             Granularity::Chunk => {
-                let whole = place(ByteRange::new(0, chunk.text.len()));
+                let text = TokenSpan::new(block.title_tokens(), block.tokens());
+                let whole = place(ByteRange::new(0, chunk.text.len()), text);
                 push(whole, whole);
             }
             Granularity::Sentence => {
-                passage.sentences.iter().map(|&bytes| place(bytes)).for_each(|s| push(s, s))
+                block.sentences().map(|s| place(s.bytes, s.tokens)).for_each(|s| push(s, s));
             }
             Granularity::Token => {
-                for &bytes in &passage.sentences {
-                    let sentence = place(bytes);
-                    let words = text::words(bytes.of(&chunk.text)).into_iter();
-                    words.for_each(|word| push(place(word.shifted(bytes.start)), sentence));
+                for (sentence, words) in words(chunk, block) {
+                    let sentence = place(sentence.bytes, sentence.tokens);
+                    words.into_iter().for_each(|(bytes, tokens)| push(place(bytes, tokens), sentence));
                 }
             }
         }
     }
     units
+}
+
+/// Each sentence with its words.
+fn words(chunk: &Chunk, block: &Block) -> Vec<(Sentence, Vec<(ByteRange, TokenSpan)>)> {
+    let offsets = block.offsets();
+    let of_sentence = |sentence: Sentence| {
+        let word = |word: ByteRange| {
+            let bytes = word.shifted(sentence.bytes.start);
+            (bytes, tokens_under(&offsets, block.title_tokens(), bytes))
+        };
+        (sentence, text::words(sentence.bytes.of(&chunk.text)).into_iter().map(word).collect())
+    };
+    block.sentences().map(of_sentence).collect()
+}
+
+/// The sentences that units lie in, with their chunks, each once and in order; and for each unit the index of its own.
+pub fn sentences_of(units: &[Unit]) -> (Vec<(usize, Place)>, Vec<usize>) {
+    let mut sentences: Vec<(usize, Place)> = Vec::new();
+    let index = |unit: &Unit| {
+        if sentences.last() != Some(&(unit.chunk, unit.sentence)) {
+            sentences.push((unit.chunk, unit.sentence));
+        }
+        sentences.len() - 1
+    };
+    let indices = units.iter().map(index).collect();
+    (sentences, indices)
 }

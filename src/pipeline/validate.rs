@@ -35,6 +35,24 @@ impl Default for RequestLimits {
     }
 }
 
+impl RequestLimits {
+    /// Whether chunks of `tokens` tokens may meet a question of `question_tokens`.
+    ///
+    /// # Errors
+    /// Which limit they are over.
+    pub fn check_tokens(&self, tokens: usize, question_tokens: usize) -> Result<(), InvalidRequest> {
+        let max = self.input_tokens_max;
+        if tokens > max {
+            return Err(InvalidRequest::InputTooLong { max });
+        }
+        let max = self.logit_count_max;
+        if tokens.saturating_mul(question_tokens) > max {
+            return Err(InvalidRequest::LogitTooMany { question_tokens, max });
+        }
+        Ok(())
+    }
+}
+
 /// A request that its sender has to change.
 #[derive(Debug, Error, PartialEq)]
 #[allow(missing_docs, reason = "each message says it")]

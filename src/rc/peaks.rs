@@ -6,13 +6,16 @@ use ndarray::{Array3, ArrayView3};
 use super::rows::{contiguous, for_each_row};
 use crate::domain::TokenSpan;
 
+/// The peak of an empty segment: below every logit that a model can give.
+pub const EMPTY: f32 = f32::MIN;
+
 /// The key of an empty segment's peak: there is none.
 pub const KEY_NONE: u32 = u32::MAX;
 
 /// The best key of every segment, per head and query.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Peaks {
-    /// `[head, query, segment]`: the largest logit; `f32::MIN` for an empty segment.
+    /// `[head, query, segment]`: the largest logit; [`EMPTY`] for an empty segment.
     pub value: Array3<f32>,
     /// `[head, query, segment]`: where it is on the key axis, the first of equals; [`KEY_NONE`] for an empty segment.
     pub key: Array3<u32>,
@@ -42,7 +45,7 @@ fn peak(row: &[f32], segment: TokenSpan) -> (f32, u32) {
     let logits = &row[segment.range()];
     // The second look finds the segment in the first-level cache: memory is read once.
     let at = match logits.len() {
-        0 => return (f32::MIN, KEY_NONE),
+        0 => return (EMPTY, KEY_NONE),
         1..4 => first_equal::<1>(logits, max::<1>(logits)),
         4..16 => first_equal::<4>(logits, max::<4>(logits)),
         _ => first_equal::<16>(logits, max::<16>(logits)),

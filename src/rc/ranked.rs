@@ -1,9 +1,9 @@
 //! Rivals by rank: the strongest rivals of a segment weigh most in what it is compared with.
 //! Owns the weights and their exact evaluation; knows nothing of where peaks come from.
 
-use ndarray::{Array3, Axis};
+use ndarray::{Array3, ArrayView3, Axis};
 
-use super::peaks::{KEY_NONE, Peaks};
+use super::peaks::EMPTY;
 use super::rows::for_each_row;
 use super::saturated;
 
@@ -14,21 +14,20 @@ use super::saturated;
 /// (`docs/evaluation.md`).
 pub const RANK_POWER: f64 = 1.25;
 
-/// RC of every segment's peak against the peaks of the *other* segments, weighted by their rank:
-/// Z = Σ_r w_r · max(p − y_(r), 0), y_(1) ≥ y_(2) ≥ …, per head and query, `[head, query, segment]`.
+/// RC of every segment's peak, `[head, query, segment]`, against the peaks of the *other* segments, weighted by their rank:
+/// Z = Σ_r w_r · max(p − y_(r), 0), y_(1) ≥ y_(2) ≥ …, per head and query.
 ///
 /// Exact in O(s log s) per query: a segment's rivals that it beats are the ones that sort behind it, and their ranks
 /// among its rivals are their places in the whole order; so a suffix sum of weights and one of weighted peaks answer
 /// every segment. An empty segment scores 0 and is no rival; so does a segment without rivals.
-pub fn ranked_rivals(peaks: &Peaks) -> Array3<f32> {
-    let mut out = Array3::zeros(peaks.value.dim());
-    let weights = weights(peaks.value.len_of(Axis(2)));
+pub fn ranked_rivals(peaks: ArrayView3<'_, f32>) -> Array3<f32> {
+    let mut out = Array3::zeros(peaks.dim());
+    let weights = weights(peaks.len_of(Axis(2)));
     let elements = 8 * out.len();
-    let found = peaks.value.rows().into_iter().zip(peaks.key.rows());
-    let rows = found.zip(out.rows_mut()).collect();
-    for_each_row(elements, rows, |order: &mut Vec<usize>, ((value, key), mut out)| {
+    let rows = peaks.rows().into_iter().zip(out.rows_mut()).collect();
+    for_each_row(elements, rows, |order: &mut Vec<usize>, (value, mut out)| {
         order.clear();
-        order.extend((0..value.len()).filter(|&segment| key[segment] != KEY_NONE));
+        order.extend((0..value.len()).filter(|&segment| value[segment] != EMPTY));
         order.sort_unstable_by(|&a, &b| value[b].total_cmp(&value[a]).then(a.cmp(&b)));
         let rivals = order.len().saturating_sub(1);
         let total: f64 = weights[..rivals].iter().sum();
@@ -62,7 +61,7 @@ mod tests {
     fn check(name: &str, peaks_of: &[f32], expect: &[f64]) {
         let cross = Array3::from_shape_vec((1, 1, peaks_of.len()), peaks_of.to_vec()).expect("one row");
         let segments: Vec<_> = (0..peaks_of.len()).map(|i| TokenSpan::new(i, i + 1)).collect();
-        let found = ranked_rivals(&peaks(cross.view(), &segments));
+        let found = ranked_rivals(peaks(cross.view(), &segments).value.view());
         for (found, expect) in found.iter().zip(expect) {
             assert!((f64::from(*found) - expect).abs() < 1e-6, "{name}: {found} for {expect}");
         }
@@ -86,7 +85,7 @@ mod tests {
     #[test]
     fn an_empty_segment_is_no_rival() {
         let segments = [(0, 1), (1, 1), (1, 2)].map(|(a, b)| TokenSpan::new(a, b));
-        let found = ranked_rivals(&peaks(array![[[1.0, 4.0]]].view(), &segments));
+        let found = ranked_rivals(peaks(array![[[1.0, 4.0]]].view(), &segments).value.view());
         assert_eq!(found, array![[[0.0, 0.0, 3.0]]]);
     }
 
@@ -95,7 +94,7 @@ mod tests {
         fn equals_the_definition(row in proptest::collection::vec(-4.0f32..4.0, 0..30)) {
             let cross = Array3::from_shape_vec((1, 1, row.len()), row.clone()).expect("one row");
             let segments: Vec<_> = (0..row.len()).map(|i| TokenSpan::new(i, i + 1)).collect();
-            let found = ranked_rivals(&peaks(cross.view(), &segments));
+            let found = ranked_rivals(peaks(cross.view(), &segments).value.view());
             for (i, &p) in row.iter().enumerate() {
                 let mut rivals: Vec<f32> = row.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, y)| *y).collect();
                 rivals.sort_by(|a, b| b.total_cmp(a));

@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ndarray::{Array3, ArrayView3};
+use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::admission::Admission;
 use thresher::http::admin::Admin;
 use thresher::http::{self, ServeLimits, Service};
+use thresher::kv::store::KvStore;
 use thresher::model::scripted::ScriptedModel;
-use thresher::model::{Logits, ModelError, ModelInfo, ModelRuntime};
-use thresher::pipeline::Pipeline;
-use thresher::pipeline::auto::Auto;
+use thresher::model::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
 use thresher::pipeline::validate::RequestLimits;
+use thresher::pipeline::{Pipeline, Settings};
 use thresher::telemetry::{self, Prometheus};
 use tokio::net::TcpListener;
 
@@ -70,7 +70,8 @@ fn pipeline_of(model: Arc<dyn ModelRuntime>) -> Pipeline {
         input_tokens_max: 2_500,
         logit_count_max: 50_000,
     };
-    Pipeline::new(model, tokenizer, limits, Auto::default())
+    let store = Arc::new(KvStore::without_tiers());
+    Pipeline::new(model, tokenizer, store, Settings { limits, ..Settings::default() })
 }
 
 async fn listen(router: axum::Router) -> SocketAddr {
@@ -101,13 +102,9 @@ impl<F: Fn(&dyn Fn() -> bool) + Send + Sync> ModelRuntime for Double<F> {
         self.model.info()
     }
 
-    fn read(
-        &self,
-        windows: &[&[u32]],
-        go_on: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Vec<Array3<f32>>, ModelError> {
-        (self.before)(&go_on);
-        self.model.read(windows, go_on)
+    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
+        (self.before)(&|| (0..windows.len()).any(wanted));
+        self.model.read(windows, wanted, done)
     }
 
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
@@ -612,7 +609,7 @@ async fn metrics_count_and_quote_nobody() {
     assert_eq!(post(daemon.http, "/v1/compress", refused.to_string()).await.status, 400);
     assert_eq!(get(daemon.http, &format!("/{SECRET}")).await.status, 404);
     let metrics = get(daemon.admin, "/metrics").await.body;
-    for stage in ["tokenize", "blocks", "logits", "score", "select"] {
+    for stage in ["tokenize", "blocks", "question", "scan", "score", "select"] {
         assert!(
             metrics.contains(&format!("stage_seconds_bucket{{stage=\"{stage}\",le=")),
             "{stage}: {metrics}"

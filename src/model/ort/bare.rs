@@ -15,12 +15,7 @@ impl OrtRuntime {
     /// # Errors
     /// What the runtime reports.
     pub fn run_passage_graph(&self, windows: &[&[u32]]) -> Result<(), ModelError> {
-        self.side_by_side(windows, |ids| self.on_window(ids, |_| Ok(()))).map(drop)
-    }
-
-    /// How many windows run side by side.
-    pub fn workers(&self) -> usize {
-        self.workers.count()
+        self.workers.each(windows, |_| true, |_, keys| drop(keys))
     }
 }
 

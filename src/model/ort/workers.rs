@@ -1,145 +1,298 @@
-//! The threads that run graphs, and whose turn it is.
-//! Knows nothing of what they run.
+//! The threads that run windows, whose turn it is, and which windows share a run.
+//! Knows nothing of what a run does.
 
-use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
-
-use rayon::ThreadPool;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
 
 use crate::model::ModelError;
 
-/// How many pieces of one call lie in the queue for each worker: enough that no worker waits for the caller to hand out
-/// the next, and so few that a small request never stands behind the whole of a large one.
+/// Tokens that one run takes, unless a single window has more.
+///
+/// Windows of one length share a run: nothing is padded, and each keeps the bits that it has alone. On the CPU only short
+/// windows gain (18 tokens: eight together take two thirds of their time alone); from 64 tokens on it makes no difference
+/// (`docs/performance.md`).
+pub const RUN_TOKENS: usize = 144;
+
+/// Runs of one call that lie in the queue for each worker: enough that no worker waits for the caller to hand out the
+/// next, and so few that a small request never stands behind the whole of a large one.
 const QUEUED_PER_WORKER: usize = 2;
 
-/// A fixed number of threads that take pieces of work in the order in which they were handed in.
-pub struct Workers {
-    pool: ThreadPool,
+/// Runs windows of equal length: one result per window.
+pub trait Run<T>: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static {}
+impl<T, F: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static> Run<T> for F {}
+
+/// Threads that take windows in the order in which they were handed in.
+pub struct Workers<T> {
+    queue: Arc<Queue<T>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-impl Workers {
-    /// `count` threads, at least one.
+struct Queue<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+struct State<T> {
+    jobs: VecDeque<Job<T>>,
+    closed: bool,
+}
+
+struct Job<T> {
+    window: Box<[u32]>,
+    at: usize,
+    /// Set when the call has failed: what it still has in the queue is dropped.
+    given_up: Arc<AtomicBool>,
+    reply: mpsc::Sender<(usize, Result<T, ModelError>)>,
+}
+
+impl<T: Send + 'static> Workers<T> {
+    /// One thread for each of `runs`.
     ///
     /// # Errors
     /// When the system gives no threads.
-    pub fn new(count: usize) -> Result<Self, rayon::ThreadPoolBuildError> {
-        let name = |i| format!("model-{i}");
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(count.max(1)).thread_name(name).build()?;
-        Ok(Self { pool })
+    pub fn start(runs: impl IntoIterator<Item = impl Run<T>>) -> std::io::Result<Self> {
+        let state = State { jobs: VecDeque::new(), closed: false };
+        let queue = Arc::new(Queue { state: Mutex::new(state), changed: Condvar::new() });
+        let start = |(i, run)| {
+            let queue = Arc::clone(&queue);
+            std::thread::Builder::new().name(format!("model-{i}")).spawn(move || queue.work(run))
+        };
+        let threads = runs.into_iter().enumerate().map(start).collect::<Result<_, _>>()?;
+        Ok(Self { queue, threads })
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.pool.current_num_threads()
+        self.threads.len()
     }
 
-    /// One piece of work, on the next free worker.
-    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.pool.install(work)
-    }
-
-    /// `work(i)` for every `i` of `order`, side by side; results at place `i`. The first failure ends it.
-    ///
-    /// Must not be called from a worker: the caller hands out pieces as others are done, so that calls take turns.
+    /// Runs every window that `wanted` still names when its turn comes, and gives `done` what came of it, on the calling
+    /// thread. Long windows go first: the last to finish is then a short one, and no worker waits long for it.
     ///
     /// # Errors
-    /// The failure that came first in `order`.
-    pub fn each<T: Send + Sync>(
+    /// The first failure; it ends the call.
+    pub fn each(
         &self,
-        order: &[usize],
-        work: impl Fn(usize) -> Result<T, ModelError> + Sync,
-    ) -> Result<Vec<T>, ModelError> {
-        let slots: Vec<OnceLock<T>> = order.iter().map(|_| OnceLock::new()).collect();
-        let failed: Mutex<Option<(usize, ModelError)>> = Mutex::new(None);
-        let has_failed = || failed.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        self.pool.in_place_scope(|scope| {
-            let (done, next) = mpsc::channel();
-            for (turn, &i) in order.iter().enumerate() {
-                if turn >= QUEUED_PER_WORKER * self.count() {
-                    let _ = next.recv();
+        windows: &[&[u32]],
+        wanted: impl Fn(usize) -> bool,
+        mut done: impl FnMut(usize, T),
+    ) -> Result<(), ModelError> {
+        let mut order: Vec<usize> = (0..windows.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(windows[i].len()));
+        let mut order = order.into_iter().peekable();
+        let given_up = Arc::new(AtomicBool::new(false));
+        let (reply, replies) = mpsc::channel();
+        let (mut jobs_out, mut tokens_out) = (0, 0);
+        loop {
+            while let Some(&at) = order.peek()
+                && self.has_room(jobs_out, tokens_out)
+            {
+                order.next();
+                if wanted(at) {
+                    (jobs_out, tokens_out) = (jobs_out + 1, tokens_out + windows[at].len());
+                    let (window, given_up) = (windows[at].into(), Arc::clone(&given_up));
+                    self.queue.push(Job { window, at, given_up, reply: reply.clone() });
                 }
-                if has_failed() {
-                    break;
+            }
+            if jobs_out == 0 {
+                return Ok(());
+            }
+            let (at, result) = replies.recv().expect("this call holds a sender itself");
+            (jobs_out, tokens_out) = (jobs_out - 1, tokens_out - windows[at].len());
+            match result {
+                Ok(result) => done(at, result),
+                Err(error) => {
+                    given_up.store(true, Ordering::Relaxed);
+                    return Err(error);
                 }
-                let (done, work, slots, failed) = (Done(done.clone()), &work, &slots, &failed);
-                scope.spawn(move |_| {
-                    let _done = done;
-                    match work(i) {
-                        Ok(result) => drop(slots[i].set(result)),
-                        Err(error) => keep_first(failed, turn, error),
-                    }
-                });
             }
-        });
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some((_, error)) => Err(error),
-            None => {
-                Ok(slots.into_iter().map(|slot| slot.into_inner().expect("every piece was done")).collect())
+        }
+    }
+
+    /// Whether a call with so much in the queue may hand out more: two runs a worker, long windows or full of short ones.
+    fn has_room(&self, jobs_out: usize, tokens_out: usize) -> bool {
+        let runs = QUEUED_PER_WORKER * self.count();
+        jobs_out < runs || tokens_out < runs * RUN_TOKENS
+    }
+}
+
+impl<T> Queue<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, job: Job<T>) {
+        self.lock().jobs.push_back(job);
+        self.changed.notify_one();
+    }
+
+    /// Until the queue is closed. A panic is that run's failure, not the thread's end.
+    fn work(&self, mut run: impl Run<T>) {
+        while let Some((windows, jobs)) = self.next_run() {
+            let results = catch_unwind(AssertUnwindSafe(|| run(&windows)))
+                .unwrap_or_else(|_panic| Err(panicked()))
+                .map_or_else(|error| vec![Err(error)], |found| found.into_iter().map(Ok).collect());
+            let mut results = results.into_iter();
+            for (at, reply) in jobs {
+                // One error for all of a run: the others' callers hear of the run, not of what it said first.
+                let _ = reply.send((at, results.next().unwrap_or_else(|| Err(panicked()))));
             }
+        }
+    }
+
+    /// Waits for the windows of the next run, and where their results go; none when the queue is closed.
+    #[allow(clippy::type_complexity, reason = "windows apart, as the run takes them")]
+    fn next_run(
+        &self,
+    ) -> Option<(Vec<Box<[u32]>>, Vec<(usize, mpsc::Sender<(usize, Result<T, ModelError>)>)>)> {
+        let mut state = self.lock();
+        loop {
+            if let Some(jobs) = state.next_run() {
+                return Some(jobs.into_iter().map(|job| (job.window, (job.at, job.reply))).unzip());
+            }
+            if state.closed {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-fn keep_first(failed: &Mutex<Option<(usize, ModelError)>>, turn: usize, error: ModelError) {
-    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-    if failed.as_ref().is_none_or(|&(first, _)| turn < first) {
-        *failed = Some((turn, error));
+impl<T> State<T> {
+    /// The oldest job that somebody waits for, with those of its length that fit beside it, whoever asked for them.
+    fn next_run(&mut self) -> Option<Vec<Job<T>>> {
+        self.jobs.retain(|job| !job.given_up.load(Ordering::Relaxed));
+        let first = self.jobs.pop_front()?;
+        let tokens = first.window.len();
+        let beside = (RUN_TOKENS / tokens.max(1)).saturating_sub(1);
+        let mut run = vec![first];
+        let mut at = 0;
+        while run.len() <= beside && at < self.jobs.len() {
+            match self.jobs[at].window.len() == tokens {
+                true => run.extend(self.jobs.remove(at)),
+                false => at += 1,
+            }
+        }
+        Some(run)
     }
 }
 
-/// Tells the caller that a piece has ended, also when it panicked.
-struct Done(mpsc::Sender<()>);
-
-impl Drop for Done {
+impl<T> Drop for Workers<T> {
     fn drop(&mut self) {
-        let _ = self.0.send(());
+        self.queue.lock().closed = true;
+        self.queue.changed.notify_all();
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
+}
+
+fn panicked() -> ModelError {
+    ModelError::Graph { graph: "the model".to_owned(), reason: "a run ended without a result".to_owned() }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     use super::*;
 
-    #[test]
-    fn results_stand_where_they_belong() {
-        let workers = Workers::new(3).expect("threads");
-        let order: Vec<usize> = (0..50).rev().collect();
-        let squares = workers.each(&order, |i| Ok(i * i)).expect("nothing fails");
-        assert_eq!(squares, (0..50).map(|i| i * i).collect::<Vec<_>>());
-        assert!(workers.each(&[], Ok).expect("nothing to do").is_empty());
+    /// Workers whose results are the windows' sums; every run's size is recorded.
+    fn workers(count: usize) -> (Workers<u32>, Arc<Mutex<Vec<usize>>>) {
+        let runs = Arc::new(Mutex::new(Vec::new()));
+        let run = |_| {
+            let runs = Arc::clone(&runs);
+            move |windows: &[Box<[u32]>]| {
+                runs.lock().expect("no panic").push(windows.len());
+                std::thread::sleep(Duration::from_millis(1));
+                match windows.iter().any(|window| window.contains(&u32::MAX)) {
+                    true => Err(panicked()),
+                    false => Ok(windows.iter().map(|window| window.iter().sum()).collect()),
+                }
+            }
+        };
+        (Workers::start((0..count).map(run).collect::<Vec<_>>()).expect("threads"), runs)
+    }
+
+    /// Sums by index, and which windows were left out.
+    fn each(
+        workers: &Workers<u32>,
+        windows: &[Vec<u32>],
+        wanted: impl Fn(usize) -> bool,
+    ) -> Vec<Option<u32>> {
+        let mut found = vec![None; windows.len()];
+        let windows: Vec<&[u32]> = windows.iter().map(Vec::as_slice).collect();
+        workers.each(&windows, wanted, |i, sum| found[i] = Some(sum)).expect("nothing fails");
+        found
     }
 
     #[test]
-    fn a_failure_ends_the_work() {
-        let workers = Workers::new(1).expect("threads");
-        let ran = AtomicUsize::new(0);
-        let order: Vec<usize> = (0..100).collect();
-        let outcome = workers.each(&order, |_| -> Result<(), _> {
-            ran.fetch_add(1, Ordering::Relaxed);
-            Err(ModelError::Stopped)
+    fn results_stand_where_they_belong() {
+        let (workers, _) = workers(3);
+        let windows: Vec<Vec<u32>> = (0..50).map(|i| vec![i; 1 + (i as usize * 7) % 60]).collect();
+        let sums = windows.iter().map(|window| Some(window.iter().sum())).collect::<Vec<_>>();
+        assert_eq!(each(&workers, &windows, |_| true), sums);
+        assert_eq!(each(&workers, &[], |_| true), []);
+        let odd = |i: usize| i % 2 == 1;
+        let of_odd: Vec<_> = sums.iter().enumerate().map(|(i, sum)| sum.filter(|_| odd(i))).collect();
+        assert_eq!(each(&workers, &windows, odd), of_odd);
+    }
+
+    #[test]
+    fn windows_of_one_length_share_runs_up_to_the_budget() {
+        let (workers, runs) = workers(1);
+        each(&workers, &vec![vec![1; 16]; 90], |_| true);
+        let runs = runs.lock().expect("no panic");
+        assert!(runs.iter().all(|&size| size <= RUN_TOKENS / 16), "{runs:?}");
+        assert!(runs.len() < 20, "{runs:?}");
+    }
+
+    #[test]
+    fn a_failure_ends_its_call_and_no_other() {
+        let (workers, runs) = workers(1);
+        std::thread::scope(|scope| {
+            let failing = scope.spawn(|| {
+                let window: &[u32] = &[u32::MAX; 100];
+                workers.each(&[window; 100], |_| true, |_, _| ())
+            });
+            assert_eq!(each(&workers, &vec![vec![1; 90]; 20], |_| true), vec![Some(90); 20]);
+            assert!(failing.join().expect("no panic").is_err());
         });
-        assert!(matches!(outcome, Err(ModelError::Stopped)));
-        assert!(ran.load(Ordering::Relaxed) <= 1 + QUEUED_PER_WORKER);
+        assert!(runs.lock().expect("no panic").len() < 60);
+    }
+
+    #[test]
+    fn a_panic_is_a_failure_and_the_worker_lives() {
+        let run = |windows: &[Box<[u32]>]| match windows[0][0] {
+            0 => panic!("on purpose"),
+            n => Ok(vec![n; windows.len()]),
+        };
+        let workers = Workers::start([run]).expect("threads");
+        assert!(workers.each(&[&[0]], |_| true, |_, _: u32| ()).is_err());
+        assert_eq!(each(&workers, &[vec![7]], |_| true), [Some(7)]);
     }
 
     #[test]
     fn a_small_call_does_not_wait_for_all_of_a_large_one() {
-        let workers = Workers::new(1).expect("threads");
-        let (done, large_started) = (AtomicUsize::new(0), OnceLock::new());
+        let (workers, _) = workers(1);
+        let done = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            let large: Vec<usize> = (0..200).collect();
-            let (workers, done, large_started) = (&workers, &done, &large_started);
-            let large = scope.spawn(move || {
-                workers.each(&large, |_| {
-                    large_started.get_or_init(|| ());
-                    std::thread::sleep(std::time::Duration::from_millis(1));
-                    done.fetch_add(1, Ordering::Relaxed);
-                    Ok(())
-                })
+            let large = scope.spawn(|| {
+                let window: &[u32] = &[1; 200];
+                workers.each(
+                    &[window; 200],
+                    |_| true,
+                    |_, _| {
+                        done.fetch_add(1, Ordering::Relaxed);
+                    },
+                )
             });
-            large_started.wait();
-            workers.each(&[0], |_| Ok(())).expect("nothing fails");
+            while done.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            each(&workers, &[vec![1]], |_| true);
             assert!(done.load(Ordering::Relaxed) < 200, "the small call came last");
             large.join().expect("no panic").expect("nothing fails");
         });

@@ -1,0 +1,380 @@
+//! Where blocks are found: the tiers in turn, then the requests that are reading them right now.
+//! Knows neither how a chunk is read nor what its block is for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use metrics::counter;
+
+use super::block::Block;
+use super::flights::{Flight, Flights, Leader, Outcome, Role, Wanted};
+use super::key::BlockKey;
+
+/// Blocks that can be had, and how to have each made only once.
+pub struct KvStore {
+    flights: Arc<Flights>,
+    tiers: Arc<dyn Tiers>,
+}
+
+/// Where a block came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// Memory.
+    Memory,
+    /// Disk.
+    Disk,
+    /// The tier that sidecars share.
+    Shared,
+    /// Another request that was reading it.
+    Joined,
+    /// This request.
+    Read,
+}
+
+/// How many blocks of a request came from where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sources {
+    /// From memory.
+    pub memory: usize,
+    /// From disk.
+    pub disk: usize,
+    /// From the tier that sidecars share.
+    pub shared: usize,
+    /// From another request that was reading them.
+    pub joined: usize,
+    /// Read by this request.
+    pub read: usize,
+}
+
+/// What keeps blocks. Implementations bound what they keep, and check what they give: a damaged block is none.
+pub trait Tiers: Send + Sync {
+    /// A block in memory; must not wait.
+    fn resident(&self, key: &BlockKey) -> Option<Bytes>;
+
+    /// Blocks that are not in memory, from wherever else they are kept, in the order of `keys`; may wait.
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>>;
+
+    /// Keeps a block; must not wait.
+    fn keep(&self, key: BlockKey, bytes: Bytes);
+
+    /// Drops what turned out not to be a block.
+    fn remove(&self, key: &BlockKey);
+}
+
+/// Keeps nothing. Chunks asked for at the same time are still read once.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoTiers;
+
+impl Tiers for NoTiers {
+    fn resident(&self, _: &BlockKey) -> Option<Bytes> {
+        None
+    }
+
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
+        vec![None; keys.len()]
+    }
+
+    fn keep(&self, _: BlockKey, _: Bytes) {}
+
+    fn remove(&self, _: &BlockKey) {}
+}
+
+/// A chunk that this request has to read, since nobody else has or does.
+pub struct Claim {
+    index: usize,
+    leader: Leader,
+    tiers: Arc<dyn Tiers>,
+}
+
+impl KvStore {
+    /// A store over `tiers`.
+    pub fn new(tiers: Arc<dyn Tiers>) -> Self {
+        Self { flights: Arc::default(), tiers }
+    }
+
+    /// A store that keeps nothing; chunks asked for at the same time are still read once.
+    pub fn without_tiers() -> Self {
+        Self::new(Arc::new(NoTiers))
+    }
+
+    /// The blocks of `keys`. Those that no tier has and nobody reads are claimed, and `read` is called to land them; it is
+    /// told how many tokens the others have. A block is left out only when `wanted` said that nobody waits for it.
+    ///
+    /// # Errors
+    /// What `read` reports.
+    pub fn get<E>(
+        &self,
+        keys: &[BlockKey],
+        wanted: Wanted,
+        read: impl Fn(usize, &[Claim]) -> Result<(), E>,
+    ) -> Result<(Vec<Option<Block>>, Sources), E> {
+        let mut found = Found { blocks: vec![None; keys.len()], sources: Sources::default() };
+        for (index, key) in keys.iter().enumerate() {
+            if let Some(block) = self.tiers.resident(key).and_then(|bytes| self.parse(key, bytes)) {
+                found.put(&[index], block, Source::Memory);
+            }
+        }
+        // A chunk may stand in a request twice.
+        let mut missing: HashMap<BlockKey, Vec<usize>> = HashMap::new();
+        for (index, key) in keys.iter().enumerate().filter(|(index, _)| found.blocks[*index].is_none()) {
+            missing.entry(*key).or_default().push(index);
+        }
+        while !missing.is_empty() && wanted() {
+            let (claims, followed) = self.join(&missing, &wanted);
+            let claims = self.fetch(claims, &mut missing, &mut found);
+            if !claims.is_empty() {
+                let tokens = found.blocks.iter().flatten().map(Block::tokens).sum();
+                read(tokens, &claims)?;
+            }
+            for claim in claims {
+                if let Some(block) = claim.leader.landed() {
+                    found.put(&missing.remove(&claim.leader.key()).unwrap_or_default(), block, Source::Read);
+                }
+            }
+            for (key, flight) in followed {
+                if let Some(Outcome::Landed(block)) = flight.wait(&wanted) {
+                    found.put(&missing.remove(&key).unwrap_or_default(), block, Source::Joined);
+                }
+            }
+        }
+        found.count();
+        Ok((found.blocks, found.sources))
+    }
+
+    /// Leads or follows the flight of every missing block.
+    fn join(
+        &self,
+        missing: &HashMap<BlockKey, Vec<usize>>,
+        wanted: &Wanted,
+    ) -> (Vec<Claim>, Vec<(BlockKey, Arc<Flight>)>) {
+        let (mut claims, mut followed) = (Vec::new(), Vec::new());
+        for (key, indices) in missing {
+            match self.flights.join(*key, wanted) {
+                Role::Leader(leader) => {
+                    claims.push(Claim { index: indices[0], leader, tiers: Arc::clone(&self.tiers) });
+                }
+                Role::Follower(flight) => followed.push((*key, flight)),
+            }
+        }
+        // In the order of the request, whatever the order of the map.
+        claims.sort_by_key(|claim| claim.index);
+        (claims, followed)
+    }
+
+    /// Lands what a tier has; gives back what none has.
+    fn fetch(
+        &self,
+        claims: Vec<Claim>,
+        missing: &mut HashMap<BlockKey, Vec<usize>>,
+        found: &mut Found,
+    ) -> Vec<Claim> {
+        if claims.is_empty() {
+            return claims;
+        }
+        let keys: Vec<BlockKey> = claims.iter().map(|claim| claim.leader.key()).collect();
+        let fetched = self.tiers.fetch(&keys);
+        let mut unread = Vec::new();
+        for (claim, fetched) in claims.into_iter().zip(fetched) {
+            let key = claim.leader.key();
+            // Another request may have landed it between the look into memory and the flight.
+            let fetched = fetched.or_else(|| Some((self.tiers.resident(&key)?, Source::Memory)));
+            let block = fetched.and_then(|(bytes, source)| Some((self.parse(&key, bytes)?, source)));
+            match block {
+                Some((block, source)) => {
+                    claim.leader.land(block.clone());
+                    found.put(&missing.remove(&key).unwrap_or_default(), block, source);
+                }
+                None => unread.push(claim),
+            }
+        }
+        unread
+    }
+
+    /// What a tier gave as a block; the tier forgets what is none.
+    fn parse(&self, key: &BlockKey, bytes: Bytes) -> Option<Block> {
+        let block = Block::parse(bytes);
+        if let Err(error) = &block {
+            tracing::warn!(%key, %error, "a tier gave bytes that are no block");
+            self.tiers.remove(key);
+        }
+        block.ok()
+    }
+}
+
+impl Claim {
+    /// Which of the keys asked for it is.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Whether any request still waits for it.
+    pub fn is_wanted(&self) -> bool {
+        self.leader.is_wanted()
+    }
+
+    /// The block, for all tiers and for everyone who waits.
+    pub fn land(&self, block: Block) {
+        self.tiers.keep(self.leader.key(), block.bytes().clone());
+        self.leader.land(block);
+    }
+}
+
+/// Blocks of a request, as they come in.
+struct Found {
+    blocks: Vec<Option<Block>>,
+    sources: Sources,
+}
+
+impl Found {
+    fn put(&mut self, indices: &[usize], block: Block, source: Source) {
+        let count = match source {
+            Source::Memory => &mut self.sources.memory,
+            Source::Disk => &mut self.sources.disk,
+            Source::Shared => &mut self.sources.shared,
+            Source::Joined => &mut self.sources.joined,
+            Source::Read => &mut self.sources.read,
+        };
+        *count += indices.len();
+        indices.iter().for_each(|&index| self.blocks[index] = Some(block.clone()));
+    }
+
+    fn count(&self) {
+        let Sources { memory, disk, shared, joined, read } = self.sources;
+        for (source, blocks) in
+            [("memory", memory), ("disk", disk), ("shared", shared), ("joined", joined), ("read", read)]
+        {
+            counter!("kv_lookups_total", "source" => source).increment(blocks as u64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use ndarray::Array3;
+
+    use super::*;
+    use crate::kv::block::Parts;
+    use crate::kv::codec::Codec;
+
+    /// Memory without bound, and what else it is told to have.
+    #[derive(Default)]
+    struct Map {
+        memory: Mutex<HashMap<BlockKey, Bytes>>,
+        disk: Mutex<HashMap<BlockKey, Bytes>>,
+    }
+
+    impl Tiers for Map {
+        fn resident(&self, key: &BlockKey) -> Option<Bytes> {
+            self.memory.lock().expect("no panic").get(key).cloned()
+        }
+
+        fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
+            let disk = self.disk.lock().expect("no panic");
+            keys.iter().map(|key| Some((disk.get(key)?.clone(), Source::Disk))).collect()
+        }
+
+        fn keep(&self, key: BlockKey, bytes: Bytes) {
+            self.memory.lock().expect("no panic").insert(key, bytes);
+        }
+
+        fn remove(&self, key: &BlockKey) {
+            self.memory.lock().expect("no panic").remove(key);
+            self.disk.lock().expect("no panic").remove(key);
+        }
+    }
+
+    fn key(n: u8) -> BlockKey {
+        BlockKey::from_bytes([n; 32])
+    }
+
+    /// A block of `n` tokens: the token count tells blocks apart.
+    fn block(n: u8) -> Block {
+        let keys = Array3::zeros((1, usize::from(n), 4));
+        let offsets = vec![(0..1).into(); usize::from(n)];
+        Block::encode(
+            Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[] },
+            Codec::F32,
+        )
+    }
+
+    fn always() -> Wanted {
+        Arc::new(|| true)
+    }
+
+    /// Asks for `keys`; their blocks' token counts, and where they came from.
+    fn get(store: &KvStore, keys: &[u8], reads: &AtomicUsize) -> (Vec<usize>, Sources) {
+        let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
+        let read = |_, claims: &[Claim]| {
+            for claim in claims {
+                reads.fetch_add(1, Ordering::Relaxed);
+                std::thread::yield_now();
+                claim.land(block(keys[claim.index()]));
+            }
+            Ok::<_, Infallible>(())
+        };
+        let Ok((found, sources)) = store.get(&all, always(), read);
+        (found.into_iter().map(|block| block.expect("nobody left").tokens()).collect(), sources)
+    }
+
+    #[test]
+    fn tiers_in_turn() {
+        let tiers = Arc::new(Map::default());
+        tiers.disk.lock().expect("no panic").insert(key(2), block(2).bytes().clone());
+        tiers.disk.lock().expect("no panic").insert(key(3), Bytes::from_static(b"no block"));
+        let store = KvStore::new(tiers);
+        let reads = AtomicUsize::new(0);
+        let check = |name: &str, keys: &[u8], expect: Sources| {
+            let (tokens, sources) = get(&store, keys, &reads);
+            assert_eq!(tokens, keys.iter().map(|&n| usize::from(n)).collect::<Vec<_>>(), "{name}");
+            assert_eq!(sources, expect, "{name}");
+        };
+        check("none", &[], Sources::default());
+        check("read once, though asked for twice", &[1, 1], Sources { read: 2, ..Sources::default() });
+        check("then from memory", &[1, 1, 1], Sources { memory: 3, ..Sources::default() });
+        check(
+            "from disk beside one to read",
+            &[2, 4, 1],
+            Sources { memory: 1, disk: 1, read: 1, ..Sources::default() },
+        );
+        check("what is no block is read anew", &[3], Sources { read: 1, ..Sources::default() });
+        assert_eq!(reads.into_inner(), 3);
+    }
+
+    #[test]
+    fn many_requests_read_a_chunk_once() {
+        let store = KvStore::new(Arc::new(Map::default()));
+        let reads = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for i in 0..8_u8 {
+                let (store, reads) = (&store, &reads);
+                scope.spawn(move || {
+                    let keys: Vec<u8> = (0..40).map(|n| (n + 5 * i) % 40).collect();
+                    let (tokens, _) = get(store, &keys, reads);
+                    assert_eq!(tokens, keys.iter().map(|&n| usize::from(n)).collect::<Vec<_>>());
+                });
+            }
+        });
+        assert_eq!(reads.into_inner(), 40);
+    }
+
+    #[test]
+    fn a_failure_is_its_own_callers_and_the_next_one_reads() {
+        let store = KvStore::new(Arc::new(Map::default()));
+        let failed = store.get(&[key(1)], always(), |_, _| Err("model"));
+        assert_eq!(failed.map(|_| ()), Err("model"));
+        assert_eq!(get(&store, &[1], &AtomicUsize::new(0)).1.read, 1);
+    }
+
+    #[test]
+    fn nobody_who_waits_gets_nothing() {
+        let store = KvStore::new(Arc::new(NoTiers));
+        let (found, _) =
+            store.get(&[key(1)], Arc::new(|| false), |_, _| Ok::<_, Infallible>(())).expect("no failure");
+        assert!(found[0].is_none());
+    }
+}
