@@ -2,3 +2,4 @@
 //! Knows nothing of models, requests or scores.
 
 pub mod key;
+pub mod local;
