@@ -75,7 +75,8 @@ pub struct LocalStats {
     pub disk: TierStats,
 }
 
-/// The two tiers. A clone is another handle on the same ones; the directory is let go with the last handle.
+/// The two tiers. A clone is another handle on the same ones. The last one to go waits for the write queue and lets go of the
+/// directory.
 ///
 /// A key names one content for good (it is a hash of all that the block depends on): a block that is on disk already is not
 /// written again.

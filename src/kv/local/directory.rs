@@ -28,7 +28,7 @@ const NOT_FOREIGN: [&str; 2] = [LOCK, "lost+found"];
 /// An open directory: nobody else has it.
 pub struct Directory {
     blocks: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 /// A block's file. The number grows with every file written: it tells the newer of two, and no clock is asked.
@@ -67,7 +67,7 @@ impl Directory {
             write_format(&format).map_err(access("write", &format))?;
         }
         fs::create_dir_all(&blocks).map_err(access("create", &blocks))?;
-        let directory = Self { blocks, _lock: lock };
+        let directory = Self { blocks, lock };
         directory.probe()?;
         let files = directory.scan()?;
         Ok((directory, files))
@@ -142,6 +142,13 @@ impl Directory {
         }
         files.sort_unstable();
         Ok(files)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that is just being started may still share the file.
+        let _ = self.lock.unlock();
     }
 }
 

@@ -1,12 +1,14 @@
 //! The disk tier: which blocks are on disk, and the threads that read and write them.
 //! Knows nothing of the memory tier.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -40,6 +42,8 @@ pub struct Shared {
     pub slots: Bounded<Slot>,
     /// What is counted.
     pub meters: Meters,
+    /// Keys with how many removals of them wait in the queue: what stands before those must not appear.
+    unwanted: Mutex<HashMap<BlockKey, usize>>,
 }
 
 /// A block's place on disk.
@@ -55,6 +59,7 @@ pub struct Slot {
 pub struct Disk {
     shared: Arc<Shared>,
     commands: Sender<Command>,
+    writer: Option<JoinHandle<()>>,
     queued_bytes: Arc<AtomicU64>,
     queue_bytes_max: u64,
     readers: ThreadPool,
@@ -69,7 +74,12 @@ impl Disk {
         let (directory, files) = Directory::open(dir)?;
         let number = files.last().map_or(0, |file| file.number + 1);
         let slots = Bounded::new(bytes_max.saturating_sub(DIRECTORY_BYTES));
-        let shared = Arc::new(Shared { directory, slots, meters: Meters::new(TierName::Disk) });
+        let shared = Arc::new(Shared {
+            directory,
+            slots,
+            meters: Meters::new(TierName::Disk),
+            unwanted: Mutex::default(),
+        });
         files.into_iter().for_each(|file| shared.found(file));
         let TierStats { entries, bytes } = shared.slots.stats();
         shared.meters.holds(TierStats { entries, bytes });
@@ -79,12 +89,12 @@ impl Disk {
         let queued_bytes = Arc::new(AtomicU64::new(0));
         let writer = Writer::new(Arc::clone(&shared), Arc::clone(&queued_bytes), number);
         let thread = thread::Builder::new().name("kv-write".to_owned()).spawn(move || writer.run(&received));
-        thread.map_err(|e| LocalError::Thread { thread: "writing", reason: e.to_string() })?;
+        let writer = thread.map_err(|e| LocalError::Thread { thread: "writing", reason: e.to_string() })?;
         let readers =
             ThreadPoolBuilder::new().num_threads(READ_THREADS).thread_name(|n| format!("kv-read-{n}"));
         let readers =
             readers.build().map_err(|e| LocalError::Thread { thread: "reading", reason: e.to_string() })?;
-        Ok(Self { shared, commands, queued_bytes, queue_bytes_max, readers })
+        Ok(Self { shared, commands, writer: Some(writer), queued_bytes, queue_bytes_max, readers })
     }
 
     /// Takes the block as used.
@@ -127,9 +137,12 @@ impl Disk {
 
     /// Forgets the block, and with it what waits to be written under this key.
     pub fn remove(&self, key: &BlockKey) {
+        *self.shared.unwanted().entry(*key).or_default() += 1;
         self.shared.forget(key, |_| true);
-        // Closed: nothing waits.
-        let _ = self.commands.send(Command::Remove(*key));
+        if self.commands.send(Command::Remove(*key)).is_err() {
+            // Closed: nothing waits.
+            self.shared.removed(key);
+        }
     }
 
     /// Returns when all that was asked for before is done.
@@ -156,6 +169,17 @@ impl Disk {
     }
 }
 
+impl Drop for Disk {
+    /// Waits for what is queued.
+    fn drop(&mut self) {
+        // An error: it has ended already.
+        let _ = self.commands.send(Command::Close(oneshot::channel().0));
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
 impl Shared {
     /// The block in `file`, if it is what was written. One that is not is forgotten, so that the next insert writes it anew.
     fn read(&self, file: &BlockFile) -> Option<Bytes> {
@@ -176,6 +200,25 @@ impl Shared {
             self.meters.damaged.increment(1);
         }
         None
+    }
+
+    /// Whether a removal of the block is still to come.
+    pub fn is_unwanted(&self, key: &BlockKey) -> bool {
+        self.unwanted().contains_key(key)
+    }
+
+    /// One removal of the block has come.
+    pub fn removed(&self, key: &BlockKey) {
+        if let Entry::Occupied(mut waiting) = self.unwanted().entry(*key) {
+            *waiting.get_mut() -= 1;
+            if *waiting.get() == 0 {
+                waiting.remove();
+            }
+        }
+    }
+
+    fn unwanted(&self) -> MutexGuard<'_, HashMap<BlockKey, usize>> {
+        self.unwanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets the block if `condition` holds; says whether it did.

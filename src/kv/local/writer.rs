@@ -17,7 +17,7 @@ use crate::kv::key::BlockKey;
 pub enum Command {
     /// Write this block.
     Write(BlockKey, Bytes),
-    /// Forget this one.
+    /// What stood before this under the key has been removed.
     Remove(BlockKey),
     /// Say that all before is done.
     Flush(oneshot::Sender<()>),
@@ -47,14 +47,12 @@ impl Writer {
                     self.write(key, &bytes);
                     self.queued_bytes.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
                 }
-                Command::Remove(key) => drop(self.shared.forget(&key, |_| true)),
+                Command::Remove(key) => self.shared.removed(&key),
                 // Who waits may have gone.
                 Command::Flush(done) => drop(done.send(())),
                 Command::Close(done) => {
-                    // The directory first: who waits may want to open it anew.
-                    drop(self);
                     let _ = done.send(());
-                    return;
+                    break;
                 }
             }
         }
@@ -62,7 +60,7 @@ impl Writer {
 
     /// Room first, then the file: the directory is within its bound at every moment.
     fn write(&mut self, key: BlockKey, bytes: &Bytes) {
-        let Shared { directory, slots, meters } = &*self.shared;
+        let Shared { directory, slots, meters, .. } = &*self.shared;
         if slots.peek(&key).is_some() {
             return;
         }
@@ -75,18 +73,23 @@ impl Writer {
         meters.evictions.increment(evicted.len() as u64);
         let deleted = evicted.iter().map(|(_, slot)| directory.delete(&slot.file));
         let room = deleted.fold(Ok(()), io::Result::and);
-        let written = room.and_then(|()| directory.write(&file, bytes));
+        // Asked only now: a removal from here on finds the slot.
+        let written = match self.shared.is_unwanted(&key) {
+            true => Ok(false),
+            false => room.and_then(|()| directory.write(&file, bytes)).map(|()| true),
+        };
         match &written {
-            // Removed while it was being written: it must not come back.
-            Ok(()) if !slots.replace(key, Slot { file, whole: true }) => drop(directory.delete(&file)),
-            Ok(()) => meters.written.increment(1),
+            // Not if it was removed meanwhile.
+            Ok(true) if slots.replace(key, Slot { file, whole: true }) => meters.written.increment(1),
+            Ok(true) => drop(directory.delete(&file)),
+            Ok(false) => drop(slots.remove_if(&key, |_| true)),
             Err(_) => {
                 slots.remove_if(&key, |_| true);
                 meters.failed.increment(1);
             }
         }
         meters.holds(slots.stats());
-        self.report(written);
+        self.report(written.map(|_| ()));
     }
 
     /// Logs the first failure and the recovery, not every block.
