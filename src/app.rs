@@ -9,13 +9,16 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use axum::Router;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::admission::Admission;
 use crate::config::Config;
 use crate::domain::{Chunk, CompressRequest};
 use crate::http::{self, ServeLimits, Service};
+use crate::kv::local::{LocalSettings, LocalTiers};
 use crate::kv::store::KvStore;
+use crate::kv::tiers::AllTiers;
 use crate::model::contract::Contract;
 use crate::model::ort::{OrtRuntime, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
@@ -26,13 +29,28 @@ use crate::telemetry::{self, Prometheus};
 /// How often recorded samples are moved into their histograms.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
-/// Loads the model and wires the pipeline.
+/// Loads the model and wires the pipeline; no block outlives its request.
 ///
 /// # Errors
 /// What is missing or does not fit, and what to do about it.
 pub fn pipeline(config: &Config) -> anyhow::Result<Pipeline> {
+    with_store(config, Arc::new(KvStore::without_tiers()))
+}
+
+fn with_store(config: &Config, store: Arc<KvStore>) -> anyhow::Result<Pipeline> {
     let (runtime, tokenizer) = model(config)?;
-    Ok(wire(config, runtime, tokenizer, Arc::new(KvStore::without_tiers())))
+    Ok(wire(config, runtime, tokenizer, store))
+}
+
+/// Bounds and place of the tiers.
+pub fn local_settings(config: &Config) -> LocalSettings {
+    let kv = &config.kv;
+    LocalSettings {
+        memory_bytes_max: kv.memory_bytes_max,
+        disk_bytes_max: kv.disk_bytes_max,
+        write_queue_bytes_max: kv.write_queue_bytes_max,
+        dir: Some(kv.dir.clone()).filter(|dir| !dir.as_os_str().is_empty()),
+    }
 }
 
 /// Loads the model.
@@ -94,6 +112,8 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let public = bind("http.listen", config.http.listen).await?;
     let admin = bind("admin.listen", config.admin.listen).await?;
     let metrics = telemetry::install_metrics()?;
+    let local = LocalTiers::open(&local_settings(&config))?;
+    let store = Arc::new(KvStore::new(Arc::new(AllTiers::new(local.clone(), Handle::current()))));
     let service = service(&config);
     let read_max = service.limits.read_max;
     let (stopped, drained) = stop_signals(stop, service.admission.clone());
@@ -106,7 +126,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     tokio::spawn(upkeep(metrics));
     let mut stopping = stopped.clone();
     tokio::select! {
-        loaded = load(config.clone(), service) => loaded?,
+        loaded = load(config.clone(), store, service) => loaded?,
         _ = stopping.wait_for(|stop| *stop) => {}
     }
     let [public, _admin] = serving;
@@ -119,6 +139,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
             tracing::warn!(drain_ms_max = config.http.drain_ms_max, "requests in flight were cut off")
         }
     }
+    local.close().await;
     drained.send_replace(true);
     tracing::info!("stopped");
     Ok(())
@@ -147,10 +168,10 @@ fn admin_router(service: &Service, metrics: &Prometheus) -> Router {
     })
 }
 
-async fn load(config: Config, service: Service) -> anyhow::Result<()> {
+async fn load(config: Config, store: Arc<KvStore>, service: Service) -> anyhow::Result<()> {
     tokio::task::spawn_blocking(move || {
         let started = Instant::now();
-        let pipeline = pipeline(&config)?;
+        let pipeline = with_store(&config, store)?;
         let warm_up = warm_up(&pipeline)?;
         let (model, ms) = (pipeline.model().name.clone(), started.elapsed().as_millis() as u64);
         tracing::info!(model, ms, warm_up_ms = warm_up.as_millis() as u64, "ready");

@@ -17,6 +17,9 @@ use crate::pipeline::validate::RequestLimits;
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
 const ENV_PREFIX: &str = "THRESHER__";
 
+/// A disk tier for less is a mistake in the unit.
+const KV_DISK_BYTES_MIN: u64 = 16 << 20;
+
 /// Short for `model.runtime_lib`; provisioning and the tests know it too.
 const ENV_RUNTIME_LIB: &str = "THRESHER_RUNTIME_LIB";
 
@@ -76,10 +79,18 @@ pub struct Model {
     pub workers: usize,
 }
 
-/// Blocks of chunks that have been read.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+/// Blocks of chunks that have been read: about 400 bytes a token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Kv {
+    /// Bytes of blocks in memory, with what it costs to keep them; 0: none.
+    pub memory_bytes_max: u64,
+    /// The disk tier's directory, of this daemon alone; empty: no disk tier.
+    pub dir: PathBuf,
+    /// Bytes on disk, as the file system counts them; 0: no disk tier.
+    pub disk_bytes_max: u64,
+    /// Bytes of blocks that wait to be written to disk, beside `memory_bytes_max`; what finds it full is in memory only.
+    pub write_queue_bytes_max: u64,
     /// How keys are stored.
     pub codec: Codec,
     /// What computes logits over them.
@@ -142,6 +153,19 @@ impl Default for Admin {
 impl Default for Model {
     fn default() -> Self {
         Self { dir: "models/minilm-l6".into(), runtime_lib: PathBuf::new(), workers: 0 }
+    }
+}
+
+impl Default for Kv {
+    fn default() -> Self {
+        Self {
+            memory_bytes_max: 1 << 30,
+            dir: "data/kv".into(),
+            disk_bytes_max: 8 << 30,
+            write_queue_bytes_max: 64 << 20,
+            codec: Codec::default(),
+            scan: ScanBy::default(),
+        }
     }
 }
 
@@ -226,7 +250,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let Self { http, admin, limits, admission, .. } = self;
+        let Self { http, admin, kv, limits, admission, .. } = self;
         let rules = [
             (
                 http.listen == admin.listen && http.listen.port() != 0,
@@ -234,6 +258,14 @@ impl Config {
             ),
             (http.body_bytes_max == 0, "http.body_bytes_max is 0: no request could be sent"),
             (http.read_ms_max == 0, "http.read_ms_max is 0: no request could arrive"),
+            (
+                kv.disk() && kv.write_queue_bytes_max == 0,
+                "kv.write_queue_bytes_max is 0: nothing would be written; for no disk tier set kv.dir to \"\"",
+            ),
+            (
+                kv.disk() && kv.disk_bytes_max < KV_DISK_BYTES_MIN,
+                "kv.disk_bytes_max is less than 16777216, which holds next to nothing; for no disk tier set it to 0",
+            ),
             (limits.chunk_bytes_max == 0, "limits.chunk_bytes_max is 0: no request could be answered"),
             (
                 admission.concurrency_max > Semaphore::MAX_PERMITS,
@@ -278,6 +310,13 @@ impl Model {
     /// Worker threads, resolved.
     pub fn workers(&self) -> usize {
         if self.workers == 0 { cores() } else { self.workers }
+    }
+}
+
+impl Kv {
+    /// Whether there is to be a disk tier.
+    pub fn disk(&self) -> bool {
+        !self.dir.as_os_str().is_empty() && self.disk_bytes_max > 0
     }
 }
 

@@ -5,5 +5,7 @@ pub mod block;
 pub mod codec;
 pub mod flights;
 pub mod key;
+pub mod local;
 pub mod scan;
 pub mod store;
+pub mod tiers;

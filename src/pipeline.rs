@@ -38,7 +38,8 @@ use self::validate::{InvalidRequest, RequestLimits};
 use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity};
 use crate::kv;
 use crate::kv::codec::Codec;
-use crate::kv::store::{KvStore, Sources};
+use crate::kv::store::KvStore;
+pub use crate::kv::store::Sources;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
 

@@ -100,6 +100,8 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[http]\nlisten = \"127.0.0.1:8081\"", "http.listen and admin.listen are the same address");
     check("[http]\nbody_bytes_max = 0", "http.body_bytes_max is 0");
     check("[limits]\nchunk_count_max = 0", "limits.chunk_count_max is 0");
+    check("[kv]\nwrite_queue_bytes_max = 0", "kv.write_queue_bytes_max is 0");
+    check("[kv]\ndisk_bytes_max = 8", "kv.disk_bytes_max is less than 16777216");
     check("[limits]\nquery_tokens_max = 0", "limits.query_tokens_max is 0");
     check("[limits]\ninput_tokens_max = 0", "limits.input_tokens_max is 0");
     check("[limits]\nlogit_count_max = 0", "limits.logit_count_max is 0");
@@ -108,6 +110,9 @@ fn settings_that_contradict_each_other_are_refused() {
         "[admission]\ndeadline_ms_default = 2\ndeadline_ms_max = 1",
         "admission.deadline_ms_default is greater than admission.deadline_ms_max",
     );
+    let no_disk = "[kv]\nwrite_queue_bytes_max = 0\n";
+    assert!(load(&format!("{no_disk}dir = \"\""), &[]).is_ok(), "no directory, no disk tier");
+    assert!(load(&format!("{no_disk}disk_bytes_max = 0"), &[]).is_ok(), "no bytes, no disk tier");
     let any_ports = "[http]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"";
     assert!(load(any_ports, &[]).is_ok(), "two ports that the system chooses are not the same");
 }
@@ -125,6 +130,8 @@ fn the_environment_wins_in_every_section() {
         ("THRESHER__MODEL__RUNTIME_LIB", "/lib/a.so", |c| c.model.runtime_lib = "/lib/a.so".into()),
         ("THRESHER_RUNTIME_LIB", "/lib/b.so", |c| c.model.runtime_lib = "/lib/b.so".into()),
         ("THRESHER__MODEL__WORKERS", "3", |c| c.model.workers = 3),
+        ("THRESHER__KV__MEMORY_BYTES_MAX", "0", |c| c.kv.memory_bytes_max = 0),
+        ("THRESHER__KV__DIR", "", |c| c.kv.dir = "".into()),
         ("THRESHER__LIMITS__CHUNK_COUNT_MAX", "7", |c| c.limits.chunk_count_max = 7),
         ("THRESHER__AUTO__REACH_MIN", "0.25", |c| c.auto.reach_min = 0.25),
         ("THRESHER__ADMISSION__QUEUE_MAX", "0", |c| c.admission.queue_max = 0),

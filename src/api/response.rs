@@ -11,7 +11,7 @@ use crate::model::ModelInfo;
 use crate::pipeline::clock::Timings;
 use crate::pipeline::explain::{ChunkExplanation, Explanation};
 use crate::pipeline::score::Scoring;
-use crate::pipeline::{ChunkOutcome, Compressed, Usage};
+use crate::pipeline::{ChunkOutcome, Compressed, Sources, Usage};
 use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// Answer of `POST /v1/compress`.
@@ -23,6 +23,7 @@ pub struct CompressAnswer {
     usage: Option<UsageAnswer>,
     rc: RcAnswer,
     degraded: Option<ErrorBody>,
+    blocks: Option<Sources>,
     timing_ms: TimingMs,
     #[serde(skip_serializing_if = "Option::is_none")]
     explain: Option<ExplainAnswer>,
@@ -185,7 +186,9 @@ impl CompressAnswer {
             fingerprint: model.map(|model| model.fingerprint.clone()),
         };
         let timing_ms = TimingMs::from(&compressed.timings);
-        Self { chunks, citations, usage, rc, degraded, timing_ms, explain, context: compressed.context.text }
+        let blocks = compressed.sources;
+        let context = compressed.context.text;
+        Self { chunks, citations, usage, rc, degraded, blocks, timing_ms, explain, context }
     }
 
     /// The context alone.

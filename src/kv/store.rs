@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use metrics::counter;
+use serde::Serialize;
 
 use super::block::Block;
 use super::flights::{Flight, Flights, Leader, Outcome, Role, Wanted};
@@ -33,7 +34,7 @@ pub enum Source {
 }
 
 /// How many blocks of a request came from where.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Sources {
     /// From memory.
     pub memory: usize,

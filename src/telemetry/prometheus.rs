@@ -54,5 +54,30 @@ pub fn install() -> Result<Prometheus, BuildError> {
     );
     describe_gauge!("requests_in_flight", Unit::Count, "Requests being answered or waiting");
     describe_gauge!("requests_waiting", Unit::Count, "Requests waiting for a permit");
+    describe_kv();
     Ok(Prometheus(handle))
+}
+
+/// The block store's local tiers.
+fn describe_kv() {
+    describe_counter!(
+        "kv_lookups_total",
+        Unit::Count,
+        "Blocks that requests asked for, by where they came from"
+    );
+    describe_gauge!("kv_bytes", Unit::Bytes, "Bytes that a tier holds, with what it costs to keep them");
+    describe_gauge!("kv_entries", Unit::Count, "Blocks that a tier holds");
+    describe_counter!("kv_evictions_total", Unit::Count, "Blocks that made room for others");
+    describe_counter!(
+        "kv_damaged_total",
+        Unit::Count,
+        "Blocks that were not what had been written; discarded"
+    );
+    describe_counter!("kv_unreadable_total", Unit::Count, "Blocks that the system would not give; kept");
+    describe_counter!(
+        "kv_writes_total",
+        Unit::Count,
+        "Blocks to keep, by outcome (dropped: the queue was full)"
+    );
+    describe_gauge!("kv_failing", Unit::Count, "1 while blocks cannot be written");
 }

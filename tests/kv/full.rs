@@ -1,0 +1,101 @@
+//! A disk that takes no more: the tiers go on from memory, say so once, and write again when there is room.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::{MIB, child, files, folder, found, insert, metric, open, settings, wait};
+
+const FAILING: &str = "kv_failing{tier=\"disk\"}";
+
+#[test]
+fn files_that_may_not_grow_are_said_once_and_small_ones_are_written() {
+    let (_folder, dir) = folder();
+    let output = child::limited(&child::command("short", &dir), 64).output().expect("a child");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    for expect in
+        ["resident 20 on disk 0\n", "failing 1\n", "failed 20\n", "then on disk 1\n", "then failing 0\n"]
+    {
+        assert!(said.contains(expect), "{said:?} lacks {expect:?}");
+    }
+    for once in ["cannot be written to disk (kv.dir) and are kept in memory only", "written to disk again"] {
+        assert_eq!(said.matches(once).count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn a_directory_that_goes_away_and_comes_back() {
+    let (_folder, dir) = folder();
+    let (tiers, metrics) = open(&settings(64 * MIB, 64 * MIB, &dir)).expect("it opens");
+    insert(&tiers, 0..10);
+    wait(tiers.flush());
+    let (blocks, away) = (dir.join("blocks"), dir.join("away"));
+    fs::rename(&blocks, &away).expect("it moves");
+    insert(&tiers, 10..20);
+    wait(tiers.flush());
+    assert_eq!((found(&tiers, 0..20), metric(&metrics, FAILING)), (20, 1), "from memory");
+    fs::rename(&away, &blocks).expect("it moves");
+    insert(&tiers, 10..20);
+    wait(tiers.flush());
+    assert_eq!((files(&dir).len(), metric(&metrics, FAILING)), (20, 0), "written again");
+}
+
+/// A small file system in memory, unmounted at the end.
+struct Mount<'a>(&'a Path);
+
+impl<'a> Mount<'a> {
+    /// None where this user may not mount.
+    fn new(at: &'a Path, options: &str) -> Option<Self> {
+        fs::create_dir_all(at).expect("a folder");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at);
+        mount.output().is_ok_and(|output| output.status.success()).then_some(Self(at))
+    }
+}
+
+impl Drop for Mount<'_> {
+    fn drop(&mut self) {
+        // Lazily: what is still open does not keep it.
+        let _ = Command::new("umount").arg("-l").arg(self.0).output();
+    }
+}
+
+#[test]
+fn a_disk_without_room() {
+    let (folder, _) = folder();
+    let at = folder.path().join("disk");
+    let Some(_mount) = Mount::new(&at, "size=4m") else { return eprintln!("skipped: may not mount") };
+    let (dir, filler) = (at.join("kv"), at.join("filler"));
+    let (tiers, metrics) = open(&settings(64 * MIB, 64 * MIB, &dir)).expect("it opens");
+    insert(&tiers, 0..10);
+    wait(tiers.flush());
+    // What others write to the disk, until it is full.
+    let _ = fs::write(&filler, vec![0; 4 << 20]);
+    insert(&tiers, 10..100);
+    wait(tiers.flush());
+    assert_eq!((found(&tiers, 0..100), metric(&metrics, FAILING)), (100, 1), "from memory");
+    assert_eq!(tiers.stats().disk.entries as usize, files(&dir).len());
+
+    // A start on a full disk is no error.
+    wait(tiers.close());
+    drop(tiers);
+    let (tiers, metrics) = open(&settings(64 * MIB, 64 * MIB, &dir)).expect("it opens");
+    assert!(found(&tiers, 0..100) >= 10);
+    fs::remove_file(filler).expect("the filler");
+    insert(&tiers, 0..50);
+    wait(tiers.flush());
+    assert_eq!(metric(&metrics, FAILING), 0, "written again");
+    assert!(tiers.stats().disk.entries >= 50);
+}
+
+#[test]
+fn a_disk_that_is_read_only_is_named_at_the_start() {
+    let (folder, _) = folder();
+    let at = folder.path().join("disk");
+    let Some(_mount) = Mount::new(&at, "ro") else { return eprintln!("skipped: may not mount") };
+    let error = open(&settings(0, MIB, &at.join("kv"))).err().expect("it is refused").to_string();
+    assert!(error.contains("cannot create") && error.contains("kv.dir"), "{error}");
+    let error = open(&settings(0, MIB, &at)).err().expect("it is refused").to_string();
+    assert!(error.contains("cannot write") && error.contains("kv.dir"), "{error}");
+}
