@@ -25,7 +25,7 @@ use thiserror::Error;
 
 use self::assemble::Context;
 use self::auto::Auto;
-use self::blocks::{Blocks, Bounds, Reader};
+use self::blocks::{Blocks, Reader};
 use self::cancel::Cancel;
 use self::clock::{Clock, Timings};
 use self::count::Counter;
@@ -246,16 +246,18 @@ impl Pipeline {
         let (limits, model) = (&self.settings.limits, &*self.model);
         let tokens =
             clock.stage("tokenize", || tokenize::question(&request.query, &self.tokenizer, limits))?;
-        let bounds = Bounds { limits, question_tokens: tokens.ids.len() };
-        let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, bounds, cancel))?;
+        let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, limits, cancel))?;
         cancel.check()?;
+        let units = units::of(request.granularity, &request.chunks, &blocks);
+        let all_logits = request.explain || self.settings.scan == ScanBy::Onnx;
+        let held = if all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
+        limits.check_logits(tokens.ids.len(), held)?;
         let question = clock.stage("question", || question::encode(&tokens.ids, model))?;
         cancel.check()?;
         let graph_logits = match self.settings.scan {
             ScanBy::Fused => None,
             ScanBy::Onnx => Some(clock.stage("graph", || scan::by_graph(&tokens.ids, &blocks, model))?),
         };
-        let units = units::of(request.granularity, &request.chunks, &blocks);
         Ok(Reading { tokens, question, blocks, granularity: request.granularity, units, graph_logits })
     }
 
@@ -285,8 +287,7 @@ impl Pipeline {
     /// # Errors
     /// As [`Self::compress`].
     pub fn warm(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> Result<usize, PipelineError> {
-        let bounds = Bounds { limits: &self.settings.limits, question_tokens: 1 };
-        Ok(self.reader.blocks(chunks, bounds, cancel)?.sources.read)
+        Ok(self.reader.blocks(chunks, &self.settings.limits, cancel)?.sources.read)
     }
 
     /// The best context that the request's budget allows, by `scores`.

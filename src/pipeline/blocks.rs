@@ -31,6 +31,13 @@ pub struct Blocks {
     pub sources: Sources,
 }
 
+impl Blocks {
+    /// Tokens of all chunks.
+    pub fn tokens(&self) -> usize {
+        self.spans.last().map_or(0, |last| last.end)
+    }
+}
+
 /// Reads chunks, each once.
 pub struct Reader {
     model: Arc<dyn ModelRuntime>,
@@ -38,15 +45,6 @@ pub struct Reader {
     store: Arc<KvStore>,
     codec: Codec,
     keys: KeySpace,
-}
-
-/// The bounds that a request's chunks have to keep, together with the question that will meet them.
-#[derive(Debug, Clone, Copy)]
-pub struct Bounds<'a> {
-    /// Of one request.
-    pub limits: &'a RequestLimits,
-    /// Tokens of the question.
-    pub question_tokens: usize,
 }
 
 impl Reader {
@@ -66,11 +64,11 @@ impl Reader {
     /// The blocks of `chunks`.
     ///
     /// # Errors
-    /// When they have more tokens than `bounds` allow; what the model reports; a deadline when `cancel` says so.
+    /// When they have more tokens than `limits` allow; what the model reports; a deadline when `cancel` says so.
     pub fn blocks(
         &self,
         chunks: &[Arc<Chunk>],
-        bounds: Bounds,
+        limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
         let keys: Vec<BlockKey> = chunks.par_iter().with_min_len(64).map(|chunk| self.key(chunk)).collect();
@@ -79,7 +77,7 @@ impl Reader {
             Arc::new(move || cancel.go_on())
         };
         let (found, sources) = self.store.get(&keys, wanted, |known_tokens, claims| {
-            self.read(chunks, claims, known_tokens, bounds, cancel)
+            self.read(chunks, claims, known_tokens, limits, cancel)
         })?;
         let blocks = found.into_iter().collect::<Option<Vec<_>>>();
         let blocks =
@@ -91,7 +89,7 @@ impl Reader {
             span
         };
         let spans = blocks.iter().map(span).collect();
-        bounds.check(start)?;
+        limits.check_tokens(start)?;
         Ok(Blocks { blocks, spans, sources })
     }
 
@@ -107,19 +105,19 @@ impl Reader {
         chunks: &[Arc<Chunk>],
         claims: &[Claim],
         known_tokens: usize,
-        bounds: Bounds,
+        limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<(), PipelineError> {
         let total = AtomicUsize::new(known_tokens);
         let passage = |claim: &Claim| -> Result<_, PipelineError> {
             cancel.check()?;
-            bounds.check(total.load(Ordering::Relaxed))?;
+            limits.check_tokens(total.load(Ordering::Relaxed))?;
             let passage = tokenize::passage(&chunks[claim.index()], &self.tokenizer)?;
             total.fetch_add(passage.ids.len(), Ordering::Relaxed);
             Ok(passage)
         };
         let passages = claims.par_iter().map(passage).collect::<Result<Vec<_>, _>>();
-        bounds.check(total.into_inner())?;
+        limits.check_tokens(total.into_inner())?;
         let passages = passages?;
         let info = self.model.info();
         let pending: Vec<Pending> = passages.iter().map(|passage| Pending::new(passage, info)).collect();
@@ -144,12 +142,6 @@ impl Reader {
             }
         };
         Ok(self.model.read(&ids, &|window| claims[windows[window].0].is_wanted(), &done)?)
-    }
-}
-
-impl Bounds<'_> {
-    fn check(&self, tokens: usize) -> Result<(), PipelineError> {
-        Ok(self.limits.check_tokens(tokens, self.question_tokens)?)
     }
 }
 

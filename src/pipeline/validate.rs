@@ -19,7 +19,7 @@ pub struct RequestLimits {
     pub query_tokens_max: usize,
     /// Model tokens of all chunks together.
     pub input_tokens_max: usize,
-    /// Tokens of the question times tokens of the chunks: each pair is a logit, four bytes while it is scored.
+    /// Tokens of the question times units that are scored, or times tokens of the chunks where each is explained.
     pub logit_count_max: usize,
 }
 
@@ -29,27 +29,30 @@ impl Default for RequestLimits {
             chunk_count_max: 1_000,
             chunk_bytes_max: 1_048_576,
             query_tokens_max: 512,
-            input_tokens_max: 262_144,
+            input_tokens_max: 4_194_304,
             logit_count_max: 33_554_432,
         }
     }
 }
 
 impl RequestLimits {
-    /// Whether chunks of `tokens` tokens may meet a question of `question_tokens`.
+    /// Whether a request's chunks may have `tokens` tokens together.
     ///
     /// # Errors
-    /// Which limit they are over.
-    pub fn check_tokens(&self, tokens: usize, question_tokens: usize) -> Result<(), InvalidRequest> {
+    /// [`InvalidRequest::InputTooLong`].
+    pub fn check_tokens(&self, tokens: usize) -> Result<(), InvalidRequest> {
         let max = self.input_tokens_max;
-        if tokens > max {
-            return Err(InvalidRequest::InputTooLong { max });
-        }
+        if tokens > max { Err(InvalidRequest::InputTooLong { max }) } else { Ok(()) }
+    }
+
+    /// Whether a request may hold the logits of `question_tokens` over so many `keys`, or peaks over so many segments.
+    ///
+    /// # Errors
+    /// [`InvalidRequest::LogitTooMany`].
+    pub fn check_logits(&self, question_tokens: usize, keys: usize) -> Result<(), InvalidRequest> {
         let max = self.logit_count_max;
-        if tokens.saturating_mul(question_tokens) > max {
-            return Err(InvalidRequest::LogitTooMany { question_tokens, max });
-        }
-        Ok(())
+        let found = question_tokens.saturating_mul(keys);
+        if found > max { Err(InvalidRequest::LogitTooMany { question_tokens, keys, max }) } else { Ok(()) }
     }
 }
 
@@ -70,9 +73,10 @@ pub enum InvalidRequest {
     #[error("chunks have more than {max} tokens together (limits.input_tokens_max)")]
     InputTooLong { max: usize },
     #[error(
-        "{question_tokens} query tokens times all chunk tokens are more than {max} logits (limits.logit_count_max)"
+        "{question_tokens} query tokens times {keys} units (tokens, where all of them are explained) are more than {max} \
+         (limits.logit_count_max): ask shorter, of fewer chunks, with a larger granularity or without explain"
     )]
-    LogitTooMany { question_tokens: usize, max: usize },
+    LogitTooMany { question_tokens: usize, keys: usize, max: usize },
     #[error("chunks[{index}].text has {found} bytes, the limit is {max} (limits.chunk_bytes_max)")]
     ChunkTooLong { index: usize, found: usize, max: usize },
     #[error("keep names {found} chunks, there are {max}")]

@@ -20,15 +20,20 @@ pub const RANK_POWER: f64 = 1.25;
 /// Exact in O(s log s) per query: a segment's rivals that it beats are the ones that sort behind it, and their ranks
 /// among its rivals are their places in the whole order; so a suffix sum of weights and one of weighted peaks answer
 /// every segment. An empty segment scores 0 and is no rival; so does a segment without rivals.
+///
+/// # Panics
+/// With more segments than a `u32` can count.
 pub fn ranked_rivals(peaks: ArrayView3<'_, f32>) -> Array3<f32> {
     let mut out = Array3::zeros(peaks.dim());
+    assert!(u32::try_from(peaks.len_of(Axis(2))).is_ok(), "segments do not fit 32 bits");
     let weights = weights(peaks.len_of(Axis(2)));
     let elements = 8 * out.len();
     let rows = peaks.rows().into_iter().zip(out.rows_mut()).collect();
-    for_each_row(elements, rows, |order: &mut Vec<usize>, (value, mut out)| {
+    for_each_row(elements, rows, |order: &mut Vec<u64>, (value, mut out)| {
         order.clear();
-        order.extend((0..value.len()).filter(|&segment| value[segment] != EMPTY));
-        order.sort_unstable_by(|&a, &b| value[b].total_cmp(&value[a]).then(a.cmp(&b)));
+        let present = value.iter().enumerate().filter(|(_, peak)| **peak != EMPTY);
+        order.extend(present.map(|(segment, &peak)| packed(peak, segment)));
+        order.sort_unstable();
         let rivals = order.len().saturating_sub(1);
         let total: f64 = weights[..rivals].iter().sum();
         // Σ w and Σ w·y over the rivals that sort behind the segment in hand.
@@ -36,12 +41,26 @@ pub fn ranked_rivals(peaks: ArrayView3<'_, f32>) -> Array3<f32> {
         for place in (0..rivals).rev() {
             let w = weights[place] / total;
             weight += w;
-            weighted += w * f64::from(value[order[place + 1]]);
-            let excess = f64::from(value[order[place]]) * weight - weighted;
-            out[order[place]] = saturated(excess.max(0.0));
+            weighted += w * f64::from(value[segment(order[place + 1])]);
+            let segment = segment(order[place]);
+            let excess = f64::from(value[segment]) * weight - weighted;
+            out[segment] = saturated(excess.max(0.0));
         }
     });
     out
+}
+
+/// A peak and its segment as one number, so that sorting never looks anything up: larger peaks first, equal ones in the
+/// order of their segments.
+fn packed(peak: f32, segment: usize) -> u64 {
+    let bits = peak.to_bits();
+    // Negative numbers sort backwards by their bits; so turned, all sort as `total_cmp` has them, largest first.
+    let descending = if bits >> 31 == 0 { !bits & 0x7fff_ffff } else { bits };
+    u64::from(descending) << 32 | segment as u64
+}
+
+fn segment(packed: u64) -> usize {
+    (packed & u64::from(u32::MAX)) as usize
 }
 
 /// `weights[r]` is r+1 to the power −[`RANK_POWER`], not normalised.
@@ -87,6 +106,15 @@ mod tests {
         let segments = [(0, 1), (1, 1), (1, 2)].map(|(a, b)| TokenSpan::new(a, b));
         let found = ranked_rivals(peaks(array![[[1.0, 4.0]]].view(), &segments).value.view());
         assert_eq!(found, array![[[0.0, 0.0, 3.0]]]);
+    }
+
+    #[test]
+    fn packed_numbers_sort_as_the_peaks_do() {
+        let peaks = [f32::MAX, 2.5, 1e-40, 0.0, -0.0, -1e-40, -1.0, f32::MIN];
+        let mut sorted: Vec<u64> = (0..peaks.len()).rev().map(|i| packed(peaks[i], i)).collect();
+        sorted.sort_unstable();
+        assert_eq!(sorted.into_iter().map(segment).collect::<Vec<_>>(), (0..peaks.len()).collect::<Vec<_>>());
+        assert!(packed(1.0, 3) < packed(1.0, 4));
     }
 
     proptest::proptest! {

@@ -289,7 +289,7 @@ async fn requests_that_cannot_be_answered() {
         ),
         (
             "too many logits",
-            with(json!({"query": "q".repeat(30), "chunks": vec!["y".repeat(1000); 2]})),
+            with(json!({"query": "q".repeat(30), "chunks": vec!["y".repeat(1000); 2], "explain": true})),
             "422 logit_too_many chunks",
             "limits.logit_count_max",
         ),
