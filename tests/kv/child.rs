@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{MIB, insert, open, settings, sized, wait};
 
@@ -60,18 +61,25 @@ fn write(dir: &Path, from: u64, disk_bytes_max: u64) {
     }
 }
 
-/// Inserts four times what may be kept in memory; says how many bytes the process grew.
+/// Several threads insert, in turns of different length, many times what may be kept in memory; says how many bytes the
+/// process grew.
 fn resident() {
-    let (tiers, _) =
-        open(&super::LocalSettings { dir: None, ..settings(64 * MIB, 0, Path::new("")) }).expect("it opens");
-    let before = resident_bytes();
-    let mut most = 0;
-    for n in 0..4_000 {
-        let (key, bytes) = sized(n, 1_000 + (n * 7919 % 140_000) as usize);
-        tiers.insert(key, bytes);
-        most = most.max(resident_bytes());
+    let none = super::LocalSettings { dir: None, ..settings(64 * MIB, 0, Path::new("")) };
+    let (tiers, _) = open(&none).expect("it opens");
+    let (before, most) = (resident_bytes(), AtomicU64::new(0));
+    for turn in 0..4 {
+        let (tiers, most) = (&tiers, &most);
+        let work = move |thread: u64| {
+            for n in 0..if thread == turn { 1_000 } else { 400 } {
+                let n = (turn << 32) + (thread << 16) + n;
+                let (key, bytes) = sized(n, 1_000 + (n * 7919 % 140_000) as usize);
+                tiers.insert(key, bytes);
+                most.fetch_max(resident_bytes(), Ordering::Relaxed);
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|thread| drop(scope.spawn(move || work(thread)))));
     }
-    println!("grew {}", most - before);
+    println!("grew {}", most.into_inner() - before);
 }
 
 fn resident_bytes() -> u64 {
