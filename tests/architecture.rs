@@ -10,13 +10,14 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("rc", &["domain"]),
     ("model", &["domain"]),
     ("export", &["model::contract"]),
+    ("shared", &[]),
     ("kv", &["domain"]),
     ("pipeline", &["domain", "text", "rc", "model", "kv"]),
     ("registry", &["domain"]),
     ("api", &["domain", "text", "model", "pipeline"]),
     ("eval", &["domain", "text", "rc", "model", "pipeline", "registry"]),
     ("admission", &[]),
-    ("config", &["pipeline::auto", "pipeline::validate"]),
+    ("config", &["shared::SharedSettings", "pipeline::auto", "pipeline::validate"]),
     ("http", &["domain", "model", "pipeline", "api", "admission"]),
     ("telemetry", &["config"]),
     ("bench", &["domain", "model", "export::onnx", "pipeline", "http"]),
@@ -58,7 +59,9 @@ const OWNED: &[(&str, &[&str])] = &[
         "anyhow",
         &["src/app.rs", "src/cli.rs", "src/cli/", "src/eval.rs", "src/eval/", "src/bench.rs", "src/bench/"],
     ),
-    ("metrics", &["src/telemetry/", "src/http/"]),
+    ("redis", &["src/shared.rs", "src/shared/"]),
+    ("rustls", &["src/shared/"]),
+    ("metrics", &["src/telemetry/", "src/http/", "src/shared/"]),
 ];
 
 /// A source file: where it is, and its code without comments and string literals.
