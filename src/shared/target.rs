@@ -41,7 +41,7 @@ pub enum Connection {
 
 enum Clients {
     Single(Box<Client>),
-    Cluster(ClusterClient),
+    Cluster(Box<ClusterClient>),
 }
 
 impl fmt::Debug for Target {
@@ -114,7 +114,7 @@ impl Target {
             if let Some(certificates) = certificates {
                 builder = builder.certs(certificates);
             }
-            return Ok(Clients::Cluster(builder.build().map_err(unusable)?));
+            return Ok(Clients::Cluster(Box::new(builder.build().map_err(unusable)?)));
         }
         let address = addresses.into_iter().next().ok_or(SharedError::Disabled)?;
         let client = match certificates.filter(|_| matches!(address.addr(), ConnectionAddr::TcpTls { .. })) {

@@ -21,7 +21,8 @@ async fn what_was_put_comes_back_in_order() {
     let found = shared.get_many(&asked.iter().map(|n| key(*n)).collect::<Vec<_>>()).await;
     let expect: Vec<_> = asked.iter().map(|n| (*n < 200).then(|| value(*n))).collect();
     assert_eq!(found, expect);
-    assert_eq!(shared.get_many(&[key(0); 0]).await, [] as [Option<Bytes>; 0]);
+    let nothing: [thresher::kv::key::BlockKey; 0] = [];
+    assert_eq!(shared.get_many(&nothing).await, [] as [Option<Bytes>; 0]);
     let name = format!("thresher:b:{}", key(7));
     assert!((600_000..=604_800).contains(&server.cli(&["TTL", &name]).parse::<i64>().expect("seconds")));
     let another = well(&settings(&server.url())).await;

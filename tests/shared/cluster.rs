@@ -2,6 +2,7 @@
 
 use thresher::shared::{FieldChange, Shared, SharedSettings};
 
+use crate::login::LEAST;
 use crate::server::{Server, available, cluster};
 use crate::{bounded, eventually, get, key, settings, store, value, well};
 
@@ -94,7 +95,16 @@ async fn slots_may_move() {
         return;
     }
     let servers = cluster(3, 0);
-    let shared = well(&settings_of(&servers[..1])).await;
+    let mut rights = vec!["ACL", "SETUSER", "thresher", "on", ">secret"];
+    rights.extend(LEAST.split_whitespace());
+    servers.iter().for_each(|server| assert_eq!(server.cli(&rights), "OK"));
+    let login = servers[0].file("password", "secret");
+    let user = SharedSettings {
+        username: "thresher".to_owned(),
+        password_file: login,
+        ..settings_of(&servers[..1])
+    };
+    let shared = well(&user).await;
     store(&shared, 0..100).await;
     let ids: Vec<String> = servers.iter().map(|server| server.cli(&["CLUSTER", "MYID"])).collect();
     let place = format!("127.0.0.1:{}", servers[0].port);
