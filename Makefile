@@ -4,6 +4,7 @@
 #   BENCHFLAGS               arguments of `thresher bench`, such as "--mixed"
 #   THRESHER_RUNTIME_LIB     your own libonnxruntime: nothing is fetched for it
 #   THRESHER_MODEL_SOURCE    your own Hugging Face folder: nothing is fetched for it
+#   THRESHER_TEST_REDIS      "skip": test without redis-server, the shared tier not at all
 
 CARGO      ?= cargo
 CARGOFLAGS ?=
@@ -23,7 +24,7 @@ RELEASE      := target/release/thresher
 # Caches and downloads are not ours to check.
 OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo serve test lint bench eval clean distclean python cargo
+.PHONY: help provision build model demo serve test lint bench eval clean distclean python cargo redis
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -43,7 +44,7 @@ demo: model ## start the daemon, send it a real request, print what it keeps
 serve: model ## run the daemon with config/thresher.toml
 	$(WITH_RUNTIME) $(RELEASE) serve --config config/thresher.toml
 
-test: provision cargo ## all tests, with what they need
+test: provision redis cargo ## all tests, with what they need
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --
 	$(WITH_RUNTIME) $(CARGO) test $(CARGOFLAGS)
 	$(PYTHON) -m unittest discover -s tests -p '*_test.py'
@@ -77,3 +78,6 @@ python:
 
 cargo:
 	@command -v $(CARGO) >/dev/null || { echo "error: $(CARGO) not found: install Rust (https://rustup.rs)" >&2; exit 1; }
+
+redis:
+	@scripts/redis.sh

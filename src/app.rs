@@ -24,6 +24,7 @@ use crate::model::ort::{OrtRuntime, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{Pipeline, Settings};
+use crate::shared::Shared;
 use crate::telemetry::{self, Prometheus};
 
 /// How often recorded samples are moved into their histograms.
@@ -42,14 +43,24 @@ fn with_store(config: &Config, store: Arc<KvStore>) -> anyhow::Result<Pipeline> 
     Ok(wire(config, runtime, tokenizer, store))
 }
 
-/// Bounds and place of the tiers.
-pub fn local_settings(config: &Config) -> LocalSettings {
+/// Opens the tiers that the configuration names. Must run inside a Tokio runtime.
+///
+/// # Errors
+/// A directory that cannot be used, settings that cannot be; a shared tier that is down is none.
+pub fn tiers(config: &Config) -> anyhow::Result<AllTiers> {
+    let local = LocalTiers::open(&local_settings(config))?;
+    let shared = config.shared.enabled().then(|| Shared::connect(&config.shared)).transpose()?;
+    Ok(AllTiers::new(local, shared, Handle::current()))
+}
+
+/// Bounds and place of the local tiers.
+fn local_settings(config: &Config) -> LocalSettings {
     let kv = &config.kv;
     LocalSettings {
         memory_bytes_max: kv.memory_bytes_max,
         disk_bytes_max: kv.disk_bytes_max,
         write_queue_bytes_max: kv.write_queue_bytes_max,
-        dir: Some(kv.dir.clone()).filter(|dir| !dir.as_os_str().is_empty()),
+        dir: kv.disk().then(|| kv.dir.clone()),
     }
 }
 
@@ -112,8 +123,8 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let public = bind("http.listen", config.http.listen).await?;
     let admin = bind("admin.listen", config.admin.listen).await?;
     let metrics = telemetry::install_metrics()?;
-    let local = LocalTiers::open(&local_settings(&config))?;
-    let store = Arc::new(KvStore::new(Arc::new(AllTiers::new(local.clone(), Handle::current()))));
+    let tiers = tiers(&config)?;
+    let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));
     let service = service(&config);
     let read_max = service.limits.read_max;
     let (stopped, drained) = stop_signals(stop, service.admission.clone());
@@ -139,7 +150,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
             tracing::warn!(drain_ms_max = config.http.drain_ms_max, "requests in flight were cut off")
         }
     }
-    local.close().await;
+    tiers.close(drain).await;
     drained.send_replace(true);
     tracing::info!("stopped");
     Ok(())

@@ -13,6 +13,7 @@ use crate::kv::codec::Codec;
 use crate::pipeline::auto::Auto;
 use crate::pipeline::scan::ScanBy;
 use crate::pipeline::validate::RequestLimits;
+use crate::shared::SharedSettings;
 
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
 const ENV_PREFIX: &str = "THRESHER__";
@@ -41,6 +42,8 @@ pub struct Config {
     pub auto: Auto,
     /// How many requests at once.
     pub admission: Admission,
+    /// The tier of blocks that all sidecars share.
+    pub shared: SharedSettings,
     /// Logs and traces.
     pub telemetry: Telemetry,
 }
@@ -178,7 +181,11 @@ impl Default for Admission {
 
 impl Default for Telemetry {
     fn default() -> Self {
-        Self { log: "info,ort=warn".to_owned(), log_format: LogFormat::Json, otlp_endpoint: String::new() }
+        Self {
+            log: "info,ort=warn,redis=off".to_owned(),
+            log_format: LogFormat::Json,
+            otlp_endpoint: String::new(),
+        }
     }
 }
 
@@ -293,7 +300,7 @@ impl Config {
         ];
         match rules.into_iter().find(|(broken, _)| *broken) {
             Some((_, message)) => Err(ConfigError::Relation(message.to_owned())),
-            None => Ok(()),
+            None => self.shared.nonsense().map_or(Ok(()), |said| Err(ConfigError::Relation(said.to_owned()))),
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod text;
 pub mod rc;
 pub mod model;
 pub mod export;
+pub mod shared;
 pub mod kv;
 pub mod pipeline;
 pub mod registry;

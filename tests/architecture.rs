@@ -10,17 +10,21 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("rc", &["domain"]),
     ("model", &["domain"]),
     ("export", &["model::contract"]),
-    ("kv", &["domain"]),
+    ("shared", &[]),
+    ("kv", &["domain", "shared"]),
     ("pipeline", &["domain", "text", "rc", "model", "kv"]),
     ("registry", &["domain"]),
     ("api", &["domain", "text", "model", "pipeline"]),
     ("eval", &["domain", "text", "rc", "model", "kv", "pipeline", "registry"]),
     ("admission", &[]),
-    ("config", &["kv::codec", "pipeline::auto", "pipeline::scan", "pipeline::validate"]),
+    (
+        "config",
+        &["shared::SharedSettings", "kv::codec", "pipeline::auto", "pipeline::scan", "pipeline::validate"],
+    ),
     ("http", &["domain", "model", "pipeline", "api", "admission"]),
     ("telemetry", &["config"]),
     ("bench", &["domain", "model", "export::onnx", "pipeline", "http"]),
-    ("app", &["domain", "model", "kv", "pipeline", "admission", "config", "http", "telemetry"]),
+    ("app", &["domain", "model", "shared", "kv", "pipeline", "admission", "config", "http", "telemetry"]),
     (
         "cli",
         &[
@@ -74,8 +78,10 @@ const OWNED: &[(&str, &[&str])] = &[
         "anyhow",
         &["src/app.rs", "src/cli.rs", "src/cli/", "src/eval.rs", "src/eval/", "src/bench.rs", "src/bench/"],
     ),
-    ("metrics", &["src/telemetry/", "src/http/", "src/kv/"]),
+    ("metrics", &["src/telemetry/", "src/http/", "src/kv/", "src/shared/"]),
     ("quick_cache", &["src/kv/local/bounded.rs"]),
+    ("redis", &["src/shared.rs", "src/shared/"]),
+    ("rustls", &["src/shared/"]),
 ];
 
 /// A source file: where it is, and its code without comments and string literals.

@@ -113,6 +113,12 @@ fn settings_that_contradict_each_other_are_refused() {
     let no_disk = "[kv]\nwrite_queue_bytes_max = 0\n";
     assert!(load(&format!("{no_disk}dir = \"\""), &[]).is_ok(), "no directory, no disk tier");
     assert!(load(&format!("{no_disk}disk_bytes_max = 0"), &[]).is_ok(), "no bytes, no disk tier");
+    check("[shared]\ntimeout_ms = 0", "shared.timeout_ms is 0");
+    check("[shared]\nttl_s = 0", "shared.ttl_s is 0");
+    check("[shared]\nttl_s = 5000000000", "shared.ttl_s is more");
+    check("[shared]\nbreaker_failures = 0", "shared.breaker_failures is 0");
+    check("[shared]\nbreaker_probe_ms = 0", "shared.breaker_probe_ms is 0");
+    check("[shared]\nclient_key_file = \"k\"", "one is set without the other");
     let any_ports = "[http]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"";
     assert!(load(any_ports, &[]).is_ok(), "two ports that the system chooses are not the same");
 }
@@ -135,6 +141,10 @@ fn the_environment_wins_in_every_section() {
         ("THRESHER__LIMITS__CHUNK_COUNT_MAX", "7", |c| c.limits.chunk_count_max = 7),
         ("THRESHER__AUTO__REACH_MIN", "0.25", |c| c.auto.reach_min = 0.25),
         ("THRESHER__ADMISSION__QUEUE_MAX", "0", |c| c.admission.queue_max = 0),
+        ("THRESHER__SHARED__URLS", "redis://u:p@a, redis://b", |c| {
+            c.shared.urls = ["redis://u:p@a", "redis://b"].into_iter().collect()
+        }),
+        ("THRESHER__SHARED__CLUSTER", "true", |c| c.shared.cluster = true),
         ("THRESHER__TELEMETRY__LOG", "warn,thresher=debug", |c| {
             c.telemetry.log = "warn,thresher=debug".to_owned()
         }),

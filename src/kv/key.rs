@@ -53,6 +53,12 @@ impl BlockKey {
     }
 }
 
+impl AsRef<[u8; 32]> for BlockKey {
+    fn as_ref(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
 impl fmt::Display for BlockKey {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

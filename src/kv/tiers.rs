@@ -1,26 +1,39 @@
 //! The tiers in turn: memory, disk, the one that sidecars share. What a slow one has is kept in the faster ones.
 //! Knows nothing of who asks.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
 use super::key::BlockKey;
 use super::local::{LocalTiers, TierName};
 use super::store::{Source, Tiers};
+use crate::shared::Shared;
 
 /// Keys that are asked for at once: what they bring is in memory together, whatever the tiers' bounds.
-const KEYS_AT_ONCE: usize = 1024;
+const KEYS_AT_ONCE: usize = 512;
 
-/// This machine's tiers, and the shared one when there is one.
+/// This machine's tiers, and the one that sidecars share when there is one. A clone is another handle on the same ones.
+#[derive(Clone)]
 pub struct AllTiers {
     local: LocalTiers,
+    shared: Option<Shared>,
     runtime: Handle,
 }
 
 impl AllTiers {
-    /// Over `local`; waits for I/O on `runtime`.
-    pub fn new(local: LocalTiers, runtime: Handle) -> Self {
-        Self { local, runtime }
+    /// Waits for I/O on `runtime`.
+    pub fn new(local: LocalTiers, shared: Option<Shared>, runtime: Handle) -> Self {
+        Self { local, shared, runtime }
+    }
+
+    /// Writes what still waits to be written: to disk whatever it takes, to the shared tier within `patience`.
+    pub async fn close(&self, patience: Duration) {
+        if let Some(shared) = &self.shared {
+            let _ = tokio::time::timeout(patience, shared.flush()).await;
+        }
+        self.local.close().await;
     }
 
     async fn find(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
@@ -28,8 +41,20 @@ impl AllTiers {
             TierName::Memory => Source::Memory,
             TierName::Disk => Source::Disk,
         };
-        let found = self.local.get_many(keys).await;
-        found.into_iter().map(|hit| hit.map(|(bytes, tier)| (bytes, source(tier)))).collect()
+        let found = self.local.get_many(keys).await.into_iter();
+        let mut found: Vec<_> = found.map(|hit| hit.map(|(bytes, tier)| (bytes, source(tier)))).collect();
+        let Some(shared) = &self.shared else { return found };
+        let missing: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
+        let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
+        for (i, bytes) in missing.into_iter().zip(shared.get_many(&asked).await) {
+            found[i] = bytes.map(|bytes| {
+                // An allocation of its own: a part of the server's reply would keep the whole reply in memory.
+                let bytes = Bytes::from(bytes.to_vec());
+                self.local.insert(keys[i], bytes.clone());
+                (bytes, Source::Shared)
+            });
+        }
+        found
     }
 }
 
@@ -43,6 +68,9 @@ impl Tiers for AllTiers {
     }
 
     fn keep(&self, key: BlockKey, bytes: Bytes) {
+        if let Some(shared) = &self.shared {
+            shared.put(&key, bytes.clone());
+        }
         self.local.insert(key, bytes);
     }
 

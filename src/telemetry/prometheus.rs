@@ -55,6 +55,18 @@ pub fn install() -> Result<Prometheus, BuildError> {
     describe_gauge!("requests_in_flight", Unit::Count, "Requests being answered or waiting");
     describe_gauge!("requests_waiting", Unit::Count, "Requests waiting for a permit");
     describe_kv();
+    describe_counter!(
+        "shared_requests_total",
+        Unit::Count,
+        "Blocks and commands of the shared tier, by operation and outcome"
+    );
+    describe_histogram!("shared_seconds", Unit::Seconds, "Time of a call of the shared tier");
+    describe_gauge!("shared_queue_bytes", Unit::Bytes, "Blocks that wait to be written to the shared tier");
+    describe_gauge!(
+        "shared_breaker_open",
+        Unit::Count,
+        "Share of the shared tier's servers that are left alone, 0 to 1"
+    );
     Ok(Prometheus(handle))
 }
 

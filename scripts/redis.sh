@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Sees to it that there is a redis-server for the tests: installs Debian's package where it is missing and we may.
+# THRESHER_TEST_REDIS=skip goes without; the tests that need it then pass without testing anything.
+set -euo pipefail
+
+if [ "${THRESHER_TEST_REDIS:-}" = skip ]; then
+  echo "THRESHER_TEST_REDIS=skip: the shared tier is not tested" >&2
+  exit 0
+fi
+command -v redis-server >/dev/null && command -v redis-cli >/dev/null && exit 0
+
+if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
+  echo "error: redis-server not found: the tests of the shared tier start their own" >&2
+  echo "  install it (apt-get install redis-server, brew install redis), or set THRESHER_TEST_REDIS=skip" >&2
+  exit 1
+fi
+
+echo "installing redis-server with apt-get" >&2
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# The package starts a service where one can be started; the tests do not use it.
+apt-get install -y -qq --no-install-recommends redis-server >/dev/null

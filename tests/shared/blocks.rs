@@ -1,0 +1,160 @@
+//! What comes back, and what is a miss.
+
+use std::path::Path;
+
+use bytes::Bytes;
+use thresher::shared::{BLOCK_BYTES_MAX, Shared, SharedSettings};
+
+use crate::server::{Server, available};
+use crate::{counted, get, key, metrics, settings, store, value, well};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_put_comes_back_in_order() {
+    if !available() {
+        return;
+    }
+    metrics();
+    let server = Server::start(&[]);
+    let shared = well(&settings(&server.url())).await;
+    store(&shared, 0..200).await;
+    let asked: Vec<u8> = vec![7, 3, 250, 7, 199, 251, 0];
+    let found = shared.get_many(&asked.iter().map(|n| key(*n)).collect::<Vec<_>>()).await;
+    let expect: Vec<_> = asked.iter().map(|n| (*n < 200).then(|| value(*n))).collect();
+    assert_eq!(found, expect);
+    let nothing: [thresher::kv::key::BlockKey; 0] = [];
+    assert_eq!(shared.get_many(&nothing).await, [] as [Option<Bytes>; 0]);
+    let name = format!("thresher:b:{}", key(7));
+    assert!((600_000..=604_800).contains(&server.cli(&["TTL", &name]).parse::<i64>().expect("seconds")));
+    let another = well(&settings(&server.url())).await;
+    assert_eq!(get(&another, 3).await, Some(value(3)), "another sidecar finds it");
+    let apart = well(&SharedSettings { prefix: "other:".to_owned(), ..settings(&server.url()) }).await;
+    assert_eq!(get(&apart, 3).await, None, "another prefix does not");
+    assert!(counted("get", "hit") > 0 && counted("get", "miss") > 0 && counted("put", "written") > 0);
+    let text = metrics();
+    for name in ["shared_breaker_open 0", "shared_queue_bytes 0", "shared_seconds_count{op=\"get\"}"] {
+        assert!(text.contains(name.split(' ').next().expect("a name")), "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_damaged_or_not_ours_is_a_miss_until_it_is_put_again() {
+    if !available() {
+        return;
+    }
+    metrics();
+    let server = Server::start(&[]);
+    let shared = well(&settings(&server.url())).await;
+    let name = format!("thresher:b:{}", key(1));
+    let other = format!("thresher:b:{}", key(2));
+    let before = counted("get", "damaged");
+    let table: &[(&str, &[&[&str]])] = &[
+        ("a flipped byte of the value", &[&["SETRANGE", &name, "500", "x"]]),
+        ("a flipped byte of the hash", &[&["SETRANGE", &name, "5", "x"]]),
+        ("another version", &[&["SETRANGE", &name, "0", "x"]]),
+        ("a byte more", &[&["APPEND", &name, "x"]]),
+        ("another program's value", &[&["SET", &name, "hello"]]),
+        ("another key's value", &[&["COPY", &other, &name, "REPLACE"]]),
+        ("a list", &[&["DEL", &name], &["RPUSH", &name, "x"]]),
+        ("a hash", &[&["DEL", &name], &["HSET", &name, "x", "y"]]),
+    ];
+    for (case, commands) in table {
+        store(&shared, [1, 2]).await;
+        assert_eq!(get(&shared, 1).await, Some(value(1)), "{case}: before");
+        for command in *commands {
+            server.cli(command);
+        }
+        assert_eq!(get(&shared, 1).await, None, "{case}");
+        assert_eq!(get(&shared, 2).await, Some(value(2)), "{case}: the others");
+    }
+    assert!(counted("get", "damaged") >= before + table.len() as u64);
+    store(&shared, [1]).await;
+    assert_eq!(get(&shared, 1).await, Some(value(1)), "put again");
+    assert!(shared.is_well(), "damage is no failure of the server");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sizes_have_bounds() {
+    if !available() {
+        return;
+    }
+    metrics();
+    let server = Server::start(&[]);
+    let small =
+        SharedSettings { write_queue_bytes_max: 12 << 20, timeout_ms: 2000, ..settings(&server.url()) };
+    let shared = well(&small).await;
+    let largest = Bytes::from(vec![1; BLOCK_BYTES_MAX]);
+    shared.put(&key(1), largest.clone());
+    shared.put(&key(2), largest.clone());
+    shared.put(&key(3), Bytes::from(vec![1; BLOCK_BYTES_MAX + 1]));
+    shared.put(&key(4), Bytes::new());
+    shared.flush().await;
+    let found = shared.get_many(&[key(1), key(2), key(3), key(4)]).await;
+    assert_eq!(found, [Some(largest), None, None, Some(Bytes::new())]);
+    assert!(counted("put", "dropped") > 0, "the queue holds one of the two");
+    assert!(counted("put", "too_large") > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_keeps_out_what_others_wrote() {
+    if !available() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let with = |name: &str, secret: &str| SharedSettings {
+        secret_file: server.file(name, secret),
+        ..settings(&server.url())
+    };
+    let (open, ours, theirs) = (
+        well(&settings(&server.url())).await,
+        well(&with("ours", "secret\n")).await,
+        well(&with("theirs", "another")).await,
+    );
+    for (writer, number) in [(&open, 1), (&ours, 2), (&theirs, 3)] {
+        store(writer, [number]).await;
+        for reader in [&open, &ours, &theirs] {
+            let same = std::ptr::eq(reader, writer);
+            assert_eq!(get(reader, number).await.is_some(), same, "value {number}");
+        }
+    }
+    // Moved to where `ours` looks, a value of others is damage.
+    let names = server.cli(&["KEYS", "thresher:b:*"]);
+    let of = |number: u8| {
+        let hash = key(number).to_string();
+        names.lines().find(|name| name.ends_with(&hash)).expect("a key").to_owned()
+    };
+    server.cli(&["COPY", &of(1), &of(2), "REPLACE"]);
+    assert_eq!(get(&ours, 2).await, None);
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_without_secrets() {
+    let check = |case: &str, change: &dyn Fn(&mut SharedSettings), expect: &str| {
+        let mut settings = settings("redis://user:hunter2@127.0.0.1:1");
+        change(&mut settings);
+        let message = Shared::connect(&settings).err().expect(case).to_string();
+        assert!(message.contains(expect), "{case}: {message}");
+        assert!(!message.contains("hunter2"), "{case}: {message}");
+        assert!(!format!("{settings:?}").contains("hunter2"), "{case}");
+    };
+    let urls = |urls: &'static [&str]| move |s: &mut SharedSettings| s.urls = urls.iter().copied().collect();
+    check("no server", &urls(&[]), "shared.urls is empty");
+    check("two servers", &urls(&["redis://a", "redis://b"]), "set shared.cluster");
+    check("no URL", &urls(&["user:hunter2@host"]), "shared.urls[0] is refused: it must begin with");
+    check("another scheme", &urls(&["http://user:hunter2@host"]), "it must begin with");
+    check("a bad port", &urls(&["redis://user:hunter2@host:99999999"]), "%-escapes");
+    check("no check of certificates", &urls(&["rediss://user:hunter2@host/#insecure"]), "shared.ca_file");
+    let second = |s: &mut SharedSettings| {
+        s.cluster = true;
+        s.urls = ["redis://a", "redis://u:hunter2@b/3"].into_iter().collect();
+    };
+    check("a database of a cluster", &second, "shared.urls[1] is refused: a cluster has no database");
+    check("no file", &|s| s.ca_file = "no/such.pem".into(), "cannot read no/such.pem (shared.ca_file)");
+    check("no PEM", &|s| s.ca_file = "Cargo.toml".into(), "Cargo.toml (shared.ca_file) holds no PEM");
+    check("no password", &|s| s.password_file = "no/such".into(), "(shared.password_file)");
+    check(
+        "an empty secret",
+        &|s| s.secret_file = "/dev/null".into(),
+        "/dev/null (shared.secret_file) holds no text",
+    );
+    assert!(Path::new("Cargo.toml").exists());
+}

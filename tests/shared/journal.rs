@@ -1,0 +1,203 @@
+//! Journals: changes that are whole, followers that miss nothing or say so.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use thresher::shared::{Event, FieldChange, Follower, Journal, SharedError, SharedSettings};
+
+use crate::server::{Server, available, cluster};
+use crate::{HEAL_MAX, counted, eventually, metrics, settings, well};
+
+async fn next(follower: &mut Follower) -> Option<Event> {
+    tokio::time::timeout(HEAL_MAX, follower.next()).await.expect("an event")
+}
+
+/// The values of the next `count` entries' field `n`.
+async fn numbers(follower: &mut Follower, count: usize) -> Vec<String> {
+    let mut found = Vec::new();
+    while found.len() < count {
+        let Some(Event::Entry(entry)) = next(follower).await else { panic!("lost after {found:?}") };
+        assert_eq!(entry.fields[0].0, "n");
+        found.push(String::from_utf8(entry.fields[0].1.to_vec()).expect("text"));
+    }
+    found
+}
+
+async fn append(journal: &Journal, number: usize) {
+    let text = number.to_string();
+    journal.append(&[(b"n", text.as_bytes())]).await.expect("appended");
+}
+
+async fn scan(journal: &Journal) -> BTreeMap<Bytes, Bytes> {
+    let (mut fields, mut cursor) = (BTreeMap::new(), None);
+    loop {
+        let page = journal.scan_fields(cursor).await.expect("a page");
+        fields.extend(page.fields);
+        match page.next {
+            Some(next) => cursor = Some(next),
+            None => return fields,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_and_entries_are_one() {
+    if !available() {
+        return;
+    }
+    metrics();
+    let (server, nodes) = (Server::start(&[]), cluster(3, 0));
+    let urls = nodes.iter().map(Server::url).collect();
+    let tiers = [settings(&server.url()), SharedSettings { urls, cluster: true, ..settings("") }];
+    for tier in tiers {
+        let shared = well(&tier).await;
+        let journal = shared.journal("chunks", 10_000).expect("a name");
+        assert_eq!(journal.last_id().await.expect("an answer"), None);
+        let mut follower = journal.follow(None);
+        let binary: &[u8] = b"\0\r\n\xff*3";
+        let changes =
+            [FieldChange::Put(b"a", b"1"), FieldChange::Put(binary, binary), FieldChange::Delete(b"c")];
+        let first = journal.change(&changes, &[(b"n", b"1"), (binary, b"")]).await.expect("a change");
+        let second = journal.change(&[FieldChange::Delete(b"a")], &[(b"n", b"2")]).await.expect("a change");
+        assert!(second > first);
+        assert_eq!(journal.last_id().await.expect("an answer"), Some(second));
+        let Some(Event::Entry(entry)) = next(&mut follower).await else { panic!("lost") };
+        let expect =
+            vec![(Bytes::from("n"), Bytes::from("1")), (Bytes::copy_from_slice(binary), Bytes::new())];
+        assert_eq!((entry.id, entry.fields), (first, expect));
+        assert_eq!(numbers(&mut follower, 1).await, ["2"]);
+        assert_eq!(scan(&journal).await, BTreeMap::from([(Bytes::from(binary), Bytes::from(binary))]));
+
+        for number in 0..1000_usize {
+            let field = number.to_string();
+            journal.put_field(field.as_bytes(), b"x").await.expect("a field");
+        }
+        journal.delete_field(b"7").await.expect("a field");
+        assert_eq!(scan(&journal).await.len(), 1000);
+        let mut late = journal.follow(Some(first));
+        assert_eq!(numbers(&mut late, 1).await, ["2"], "behind its place only");
+        let other = shared.journal("other", 10_000).expect("a name");
+        assert_eq!(scan(&other).await.len(), 0);
+    }
+    let shared = well(&settings(&server.url())).await;
+    for name in ["", "a b", "a}", "ä"] {
+        assert!(matches!(shared.journal(name, 1), Err(SharedError::Name(_))), "{name:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_goes_on_after_a_restart() {
+    if !available() {
+        return;
+    }
+    let mut server = Server::start(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let shared = well(&settings(&server.url())).await;
+    let journal = shared.journal("chunks", 10_000).expect("a name");
+    let mut follower = journal.follow(None);
+    for number in 0..300 {
+        append(&journal, number).await;
+    }
+    let expect = |range: std::ops::Range<usize>| range.map(|n| n.to_string()).collect::<Vec<_>>();
+    assert_eq!(numbers(&mut follower, 300).await, expect(0..300));
+    server.kill();
+    eventually("a change says that it was not made", async || {
+        let error = journal.append(&[(b"n", b"never")]).await.expect_err("no server");
+        matches!(error, SharedError::Down)
+    })
+    .await;
+    server.up();
+    eventually("the tier is well", async || shared.is_well()).await;
+    for number in 300..600 {
+        append(&journal, number).await;
+    }
+    assert_eq!(numbers(&mut follower, 300).await, expect(300..600));
+    let mut another = journal.follow(None);
+    assert_eq!(numbers(&mut another, 600).await, expect(0..600));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_says_when_entries_may_be_missing() {
+    if !available() {
+        return;
+    }
+    metrics();
+    let server = Server::start(&[]);
+    let shared = well(&settings(&server.url())).await;
+    let lost = async |mut follower: Follower| {
+        eventually("lost", async || matches!(next(&mut follower).await, Some(Event::Lost))).await;
+        assert_eq!(next(&mut follower).await, None, "the last event");
+    };
+
+    let trimmed = shared.journal("trimmed", 100).expect("a name");
+    append(&trimmed, 0).await;
+    let first = trimmed.last_id().await.expect("an answer");
+    for number in 1..1000 {
+        append(&trimmed, number).await;
+    }
+    lost(trimmed.follow(first)).await;
+    lost(trimmed.follow(None)).await;
+    let mut follower = trimmed.follow(trimmed.last_id().await.expect("an answer"));
+    append(&trimmed, 1000).await;
+    assert_eq!(numbers(&mut follower, 1).await, ["1000"], "who is up to date goes on");
+
+    server.cli(&["FLUSHALL"]);
+    lost(follower).await;
+
+    let begun = shared.journal("begun", 100).expect("a name");
+    append(&begun, 0).await;
+    let mut follower = begun.follow(None);
+    assert_eq!(numbers(&mut follower, 1).await, ["0"]);
+    server.cli(&["DEL", "thresher:{j:begun}:log"]);
+    append(&begun, 1).await;
+    lost(follower).await;
+    assert!(counted("journal", "lost") >= 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_ours_is_passed_over() {
+    if !available() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let secret = server.file("secret", "secret");
+    let shared = well(&SharedSettings { secret_file: secret, ..settings(&server.url()) }).await;
+    let journal = shared.journal("chunks", 100).expect("a name");
+    let mut follower = journal.follow(None);
+    journal.change(&[FieldChange::Put(b"a", b"1")], &[(b"n", b"1")]).await.expect("a change");
+    let keys = server.cli(&["KEYS", "*"]);
+    let key = |end: &str| keys.lines().find(|key| key.ends_with(end)).expect("a key").to_owned();
+    server.cli(&["XADD", &key("log"), "*", "n", "forged"]);
+    server.cli(&["HSET", &key("now"), "b", "forged"]);
+    assert_eq!(numbers(&mut follower, 1).await, ["1"]);
+    append(&journal, 2).await;
+    assert_eq!(numbers(&mut follower, 1).await, ["2"]);
+    assert_eq!(scan(&journal).await, BTreeMap::from([(Bytes::from("a"), Bytes::from("1"))]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_was_not_made_is_an_error() {
+    if !available() {
+        return;
+    }
+    let server = Server::start(&["--maxmemory-policy", "noeviction"]);
+    let shared = well(&settings(&server.url())).await;
+    let journal = shared.journal("chunks", 100).expect("a name");
+    append(&journal, 0).await;
+    let change = async || journal.change(&[FieldChange::Put(b"a", b"1")], &[(b"n", b"1")]).await;
+    let refused = |error: SharedError, expect: &str| match error {
+        SharedError::Refused { reason } => assert!(reason.contains(expect), "{reason}"),
+        other => panic!("{other}"),
+    };
+    server.cli(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    refused(change().await.expect_err("full"), "memory is full");
+    assert_eq!(server.cli(&["EXISTS", "thresher:{j:chunks}:now"]), "0", "neither or both");
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    server.cli(&["SET", "thresher:{j:wrong}:log", "text"]);
+    let wrong = shared.journal("wrong", 100).expect("a name");
+    refused(wrong.append(&[(b"n", b"1")]).await.expect_err("another type"), "another type");
+    server.signal("-STOP");
+    let error = change().await.expect_err("no answer");
+    assert!(matches!(error, SharedError::Unconfirmed { .. }), "{error}");
+    server.signal("-CONT");
+    eventually("changes are made again", async || change().await.is_ok()).await;
+}
