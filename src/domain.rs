@@ -153,7 +153,7 @@ pub enum Format {
 }
 
 /// The tokenizer that budgets and usage are counted with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerName {
     /// The scoring model's own.

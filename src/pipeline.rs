@@ -28,8 +28,9 @@ use self::auto::Auto;
 use self::blocks::{Blocks, Reader};
 use self::cancel::Cancel;
 use self::clock::{Clock, Timings};
-use self::count::Counter;
+use self::count::{Counter, FrameCosts};
 use self::explain::Explanation;
+use self::fit::Means;
 use self::question::Question;
 use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
@@ -48,6 +49,7 @@ pub struct Pipeline {
     model: Arc<dyn ModelRuntime>,
     tokenizer: Arc<ModelTokenizer>,
     reader: Reader,
+    frames: FrameCosts,
     settings: Settings,
 }
 
@@ -197,7 +199,7 @@ impl Pipeline {
         settings: Settings,
     ) -> Self {
         let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, settings.codec, b"");
-        Self { model, tokenizer, reader, settings }
+        Self { model, tokenizer, reader, frames: FrameCosts::new(), settings }
     }
 
     /// The model that scores.
@@ -302,12 +304,8 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<fit::Fitted, PipelineError> {
         let counter = Counter::new(request.tokenizer, &self.tokenizer);
-        fit::budget(
-            request,
-            reading,
-            scores,
-            &fit::Means { counter: &counter, auto: self.settings.auto, cancel },
-        )
+        let means = Means { counter: &counter, frames: &self.frames, auto: self.settings.auto, cancel };
+        fit::budget(request, reading, scores, &means)
     }
 }
 

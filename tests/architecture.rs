@@ -79,7 +79,7 @@ const OWNED: &[(&str, &[&str])] = &[
         &["src/app.rs", "src/cli.rs", "src/cli/", "src/eval.rs", "src/eval/", "src/bench.rs", "src/bench/"],
     ),
     ("metrics", &["src/telemetry/", "src/http/", "src/kv/", "src/shared/"]),
-    ("quick_cache", &["src/kv/local/bounded.rs"]),
+    ("quick_cache", &["src/kv/local/bounded.rs", "src/pipeline/count.rs"]),
     ("redis", &["src/shared.rs", "src/shared/"]),
     ("rustls", &["src/shared/"]),
 ];

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use quick_cache::sync::Cache;
+
 use super::PipelineError;
 use crate::domain::TokenizerName;
 use crate::model::tokenizer::ModelTokenizer;
@@ -34,6 +36,51 @@ impl Counter {
             Self::Model(tokenizer) => Ok(tokenizer.count(text)?),
             Self::OpenAi(bpe) => Ok(stretches(text).map(|stretch| bpe.encode_ordinary(stretch).len()).sum()),
         }
+    }
+}
+
+/// Costs of what stands around chunks. There are few such texts, `[1] ` and the like, and they are asked for by every
+/// request: counting them anew costs more than scanning the chunks.
+pub struct FrameCosts(Cache<(TokenizerName, String), usize>);
+
+/// Frames that are remembered.
+const FRAMES_MAX: usize = 1 << 16;
+
+/// Longer frames hold the caller's titles and hardly come again.
+const FRAME_BYTES_MAX: usize = 48;
+
+impl FrameCosts {
+    /// Nothing remembered yet.
+    pub fn new() -> Self {
+        Self(Cache::new(FRAMES_MAX))
+    }
+
+    /// As [`Counter::count`], for a text that may have been counted before with the tokenizer `name`.
+    ///
+    /// # Errors
+    /// As [`Counter::count`].
+    pub fn count(
+        &self,
+        counter: &Counter,
+        name: TokenizerName,
+        frame: String,
+    ) -> Result<usize, PipelineError> {
+        if frame.len() > FRAME_BYTES_MAX {
+            return counter.count(&frame);
+        }
+        let key = (name, frame);
+        if let Some(cost) = self.0.get(&key) {
+            return Ok(cost);
+        }
+        let cost = counter.count(&key.1)?;
+        self.0.insert(key, cost);
+        Ok(cost)
+    }
+}
+
+impl Default for FrameCosts {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

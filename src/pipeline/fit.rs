@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::assemble::{self, Context, Kept};
 use super::auto::Auto;
 use super::cancel::Cancel;
-use super::count::Counter;
+use super::count::{Counter, FrameCosts};
 use super::score::Scores;
 use super::select::{Candidates, Selection};
 use super::units::Unit;
@@ -43,6 +43,8 @@ pub struct KeptSpan {
 pub struct Means<'a> {
     /// Counts as the caller counts.
     pub counter: &'a Counter,
+    /// Knows what stands around chunks.
+    pub frames: &'a FrameCosts,
     /// Says how much is worth keeping without a budget.
     pub auto: Auto,
     /// Says when to stop.
@@ -122,10 +124,12 @@ impl Desk<'_> {
 
     /// Tokens around each chunk's text.
     fn frame_costs(&self) -> Result<Vec<usize>, PipelineError> {
+        let Means { counter, frames, .. } = self.means;
         let frame = |(i, chunk): (usize, &Arc<Chunk>)| {
-            self.means.counter.count(&assemble::block(chunk, "", i, self.request.format))
+            let frame = assemble::block(chunk, "", i, self.request.format);
+            frames.count(counter, self.request.tokenizer, frame)
         };
-        self.request.chunks.par_iter().enumerate().map(frame).collect()
+        self.request.chunks.par_iter().enumerate().with_min_len(256).map(frame).collect()
     }
 
     /// Tokens of the context if everything were kept. The model has tokenized the text already.
@@ -266,7 +270,7 @@ mod tests {
         let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, reach: 1.0 };
         let counter = Counter::new(request.tokenizer, &tokenizer);
         let (cancel, auto) = (Cancel::default(), Auto::default());
-        let means = Means { counter: &counter, auto, cancel: &cancel };
+        let means = Means { counter: &counter, frames: &FrameCosts::new(), auto, cancel: &cancel };
         let found = match budget(&request, &reading, &scores, &means) {
             Ok(fitted) => fitted.context.text,
             Err(error) => error.to_string(),

@@ -1,5 +1,7 @@
 //! Scores to kept units, within a budget.
 
+use rayon::prelude::*;
+
 use super::units::Unit;
 
 /// What a selection chooses from.
@@ -50,7 +52,7 @@ impl Candidates<'_> {
     pub fn ranked(&self) -> Vec<usize> {
         let mut order: Vec<usize> =
             (0..self.units.len()).filter(|&u| !self.keep[self.units[u].chunk]).collect();
-        order.sort_by(|&a, &b| self.scores[b].total_cmp(&self.scores[a]));
+        order.par_sort_by(|&a, &b| self.scores[b].total_cmp(&self.scores[a]));
         order
     }
 
