@@ -32,7 +32,7 @@ use self::score::{Scores, Scoring};
 use self::tokenize::Passage;
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{ByteRange, CompressRequest, Granularity};
+use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
 
@@ -215,6 +215,37 @@ impl Pipeline {
         Ok(Reading { question, passages, blocks, logits, granularity: request.granularity, units })
     }
 
+    /// Scores of `chunks` for `query`, in their order; a higher one is better.
+    ///
+    /// # Errors
+    /// As [`Self::compress`].
+    pub fn rank(
+        &self,
+        query: &str,
+        chunks: &[Arc<Chunk>],
+        cancel: &Cancel,
+    ) -> Result<Vec<f32>, PipelineError> {
+        let request = CompressRequest {
+            granularity: Granularity::Chunk,
+            chunks: chunks.to_vec(),
+            registered: true,
+            ..CompressRequest::new(query, Vec::new())
+        };
+        validate::check(&request, &self.limits)?;
+        let reading = self.read(&request, cancel, &mut Clock::start())?;
+        Ok(score::all(&reading, Scoring::default()).chunks)
+    }
+
+    /// Reads `chunks` before anybody asks for them; returns how many were read.
+    ///
+    /// # Errors
+    /// As [`Self::compress`].
+    pub fn warm(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> Result<usize, PipelineError> {
+        let request = CompressRequest { chunks: chunks.to_vec(), ..CompressRequest::new("?", Vec::new()) };
+        self.read(&request, cancel, &mut Clock::start())?;
+        Ok(chunks.len())
+    }
+
     /// The best context that the request's budget allows, by `scores`.
     ///
     /// # Errors
@@ -233,7 +264,7 @@ impl Pipeline {
 
 /// The caller's own chunks, whole and in its order: the answer when there is no better one.
 pub fn passthrough(request: &CompressRequest, code: &'static str, message: String) -> Compressed {
-    let whole = |(index, chunk): (usize, &Arc<crate::domain::Chunk>)| ChunkOutcome {
+    let whole = |(index, chunk): (usize, &Arc<Chunk>)| ChunkOutcome {
         index,
         kept: !chunk.text.is_empty(),
         empty: chunk.text.trim().is_empty(),
