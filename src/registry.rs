@@ -10,6 +10,8 @@ mod cache;
 mod content;
 mod directory;
 pub mod filter;
+mod follow;
+pub mod log;
 mod open;
 mod reading;
 mod schema;
@@ -22,7 +24,7 @@ pub mod warm;
 mod tests;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use thiserror::Error;
@@ -31,6 +33,8 @@ pub use self::bm25::{Bm25, LexicalError};
 pub use self::content::content_id;
 pub use self::directory::Progress;
 use self::filter::{Filter, FilterError};
+use self::follow::Followed;
+use self::log::{ChangeLog, LogError};
 pub use self::search::Hit;
 pub use self::settings::RegistrySettings;
 use self::store::Store;
@@ -39,7 +43,8 @@ use crate::domain::Chunk;
 
 /// All registered chunks. Shared by everything that serves requests; dropping the last one stops its writer.
 pub struct Registry {
-    store: Store,
+    store: Arc<Store>,
+    followed: OnceLock<Followed>,
 }
 
 /// Why the registry cannot do what it was asked.
@@ -88,6 +93,9 @@ pub enum RegistryError {
     /// Too many batches wait to be written.
     #[error("too many batches wait to be written; try again")]
     Overloaded,
+    /// The log that sidecars share does not answer: a change that it does not know would be known here alone.
+    #[error("{0}; whether the change was made is not known, sending it again is harmless")]
+    Log(LogError),
     /// The writer is gone: the daemon is stopping, or it had a bug.
     #[error("the registry's writer has stopped")]
     Stopped,
@@ -107,6 +115,7 @@ impl RegistryError {
             Self::Write(_) => "registry_write_failed",
             Self::Read(_) => "registry_read_failed",
             Self::Overloaded => "overloaded",
+            Self::Log(_) => "change_log_unavailable",
             Self::Stopped => "registry_stopped",
             Self::Filter(filter) => filter.code,
         }
@@ -128,7 +137,13 @@ impl Registry {
     /// # Errors
     /// What is wrong with the folder and what to do; never an empty registry instead of a damaged one.
     pub fn open(settings: &RegistrySettings) -> Result<Self, RegistryError> {
-        Ok(Self { store: Store::open(settings)? })
+        Ok(Self { store: Arc::new(Store::open(settings)?), followed: OnceLock::new() })
+    }
+
+    /// From now on changes go through `log`, and what others write into it is registered here, too. Chunks that are
+    /// registered here and not there are given to a log that is new to this registry. Within a Tokio runtime; once.
+    pub fn follow(&self, log: Arc<dyn ChangeLog>) {
+        self.followed.get_or_init(|| Followed::start(Arc::clone(&self.store), log));
     }
 
     /// Applies `changes` in their order, durably when it returns: one outcome per change. Batches that wait at the same
@@ -137,7 +152,19 @@ impl Registry {
     /// # Errors
     /// [`RegistryError`]; then none of the changes was applied.
     pub async fn write(&self, changes: Vec<Change>) -> Result<Vec<Outcome>, RegistryError> {
-        self.store.write(changes).await
+        let Some(followed) = self.followed.get() else { return self.store.write(changes).await };
+        // Only who knows all that is in the log can say what a change would change.
+        if let Some(end) = followed.log.end().await? {
+            followed.caught_up(end).await?;
+        }
+        let outcomes = self.store.foresee(&changes);
+        let changed = changes.into_iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_change());
+        let changed: Vec<Change> = changed.map(|(change, _)| change).collect();
+        if !changed.is_empty() {
+            let position = followed.log.publish(changed).await?;
+            followed.caught_up(position).await?;
+        }
+        Ok(outcomes)
     }
 
     /// The chunks of `ids`, in their order; none where an id is not registered.

@@ -71,6 +71,8 @@ pub struct Shared {
     turn: watch::Sender<()>,
     /// Nobody reads ahead any more.
     gave_up: AtomicBool,
+    /// Kept with every commit: how far the log that others write, too, has been applied.
+    position: Mutex<Option<String>>,
 }
 
 /// Changes that are applied together or not at all.
@@ -98,15 +100,11 @@ impl Store {
             cache: Mutex::new(Cache::new(settings.cache_bytes_max)),
             turn: watch::Sender::new(()),
             gave_up: AtomicBool::new(false),
+            position: Mutex::new(position),
         });
         let (jobs, waiting) = mpsc::channel(WAITING_MAX);
-        let writer = Writer {
-            index: writer,
-            shared: Arc::clone(&shared),
-            position,
-            pending: HashMap::new(),
-            order: Vec::new(),
-        };
+        let writer =
+            Writer { index: writer, shared: Arc::clone(&shared), pending: HashMap::new(), order: Vec::new() };
         let writer = std::thread::Builder::new()
             .name("registry-writer".to_owned())
             .spawn(move || writer.run(waiting))
@@ -124,6 +122,43 @@ impl Store {
             TrySendError::Closed(_) => RegistryError::Stopped,
         })?;
         answer.await.unwrap_or(Err(RegistryError::Stopped))
+    }
+
+    /// Applies what came from a log, with its place; `held` leaves the commit to a later call.
+    pub async fn follow(
+        &self,
+        changes: Vec<Change>,
+        position: Option<String>,
+        held: bool,
+    ) -> Result<(), RegistryError> {
+        let (reply, answer) = oneshot::channel();
+        // All who follow the log have to come to the same: there is no limit here.
+        let job = Job { changes, position, held, count_max: usize::MAX, reply };
+        let jobs = self.jobs.as_ref().ok_or(RegistryError::Stopped)?;
+        jobs.send(job).await.map_err(|_| RegistryError::Stopped)?;
+        answer.await.unwrap_or(Err(RegistryError::Stopped)).map(drop)
+    }
+
+    /// The place in a log that the last commit kept.
+    pub fn position(&self) -> Option<String> {
+        lock(&self.shared.position).clone()
+    }
+
+    /// What `changes` would do to what is registered now.
+    pub fn foresee(&self, changes: &[Change]) -> Vec<Outcome> {
+        let directory = self.directory();
+        let mut count = directory.len();
+        let mut after: HashMap<&str, Option<u64>> = HashMap::new();
+        let outcome = |change| {
+            let id = id_of(change);
+            let before = after.get(id).copied().unwrap_or_else(|| directory.content(id));
+            let outcome = Outcome::of(change, before, &mut count, self.count_max);
+            if outcome.is_change() {
+                after.insert(id, content_after(change));
+            }
+            outcome
+        };
+        changes.iter().map(outcome).collect()
     }
 
     /// What the warmer and questions need.
@@ -264,8 +299,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Writer {
     index: IndexWriter,
     shared: Arc<Shared>,
-    /// Kept with every commit: how far the log that others write, too, has been applied.
-    position: Option<String>,
     /// Not committed yet: what each id holds then.
     pending: HashMap<String, Pending>,
     /// Its ids in the order in which they came, which is that of reading ahead; some come twice.
@@ -313,15 +346,16 @@ impl Writer {
 
     fn apply(&mut self, group: &[Job]) -> Result<Vec<Vec<Outcome>>, TantivyError> {
         let mut outcomes = Vec::with_capacity(group.len());
-        let (mut position, mut held) = (self.position.clone(), true);
+        let before = lock(&self.shared.position).clone();
+        let (mut position, mut held) = (before.clone(), true);
         let mut count = self.count();
         for job in group {
-            let each = |change| self.change(change, &mut count, job.count_max);
+            let each = |change| self.change(change, &mut count, job);
             outcomes.push(job.changes.iter().map(each).collect::<Result<Vec<_>, _>>()?);
             position = job.position.clone().or(position);
             held &= job.held;
         }
-        if !held && (!self.pending.is_empty() || position != self.position) {
+        if !held && (!self.pending.is_empty() || position != before) {
             self.commit(position)?;
         }
         for outcome in outcomes.iter().flatten() {
@@ -330,48 +364,31 @@ impl Writer {
         Ok(outcomes)
     }
 
-    fn change(
-        &mut self,
-        change: &Change,
-        count: &mut usize,
-        count_max: usize,
-    ) -> Result<Outcome, TantivyError> {
-        let id = match change {
-            Change::Put(chunk) => &chunk.id,
-            Change::Delete(id) => id,
-        };
+    fn change(&mut self, change: &Change, count: &mut usize, job: &Job) -> Result<Outcome, TantivyError> {
+        let id = id_of(change);
         let before = match self.pending.get(id) {
             Some(Pending::Gone) => None,
             Some(Pending::Holds { content, .. }) => Some(*content),
             None => self.shared.directory().content(id),
         };
-        let outcome = match change {
-            Change::Delete(_) if before.is_none() => return Ok(Outcome::Unknown),
-            Change::Delete(_) => {
-                *count -= 1;
-                self.pending.insert(id.clone(), Pending::Gone);
-                Outcome::Deleted
-            }
-            Change::Put(chunk) => {
-                let content = content_of(chunk);
-                if before == Some(content) {
-                    return Ok(Outcome::Unchanged);
-                }
-                if before.is_none() && *count >= count_max {
-                    return Ok(Outcome::Full);
-                }
-                *count += usize::from(before.is_none());
-                self.pending.insert(id.clone(), Pending::Holds { content, chunk: Some(Arc::clone(chunk)) });
-                if before.is_some() { Outcome::Updated } else { Outcome::Created }
-            }
-        };
-        self.order.push(id.clone());
+        let outcome = Outcome::of(change, before, count, job.count_max);
+        if !outcome.is_change() {
+            return Ok(outcome);
+        }
         if before.is_some() {
             self.index.delete_term(self.shared.fields.term(id));
         }
-        if let Change::Put(chunk) = change {
-            self.index.add_document(self.shared.fields.document(chunk))?;
-        }
+        let pending = match change {
+            Change::Delete(_) => Pending::Gone,
+            Change::Put(chunk) => {
+                self.index.add_document(self.shared.fields.document(chunk))?;
+                // A commit that waits for more can be as large as the registry: it keeps no texts in memory.
+                let kept = (!job.held).then(|| Arc::clone(chunk));
+                Pending::Holds { content: content_of(chunk), chunk: kept }
+            }
+        };
+        self.pending.insert(id.to_owned(), pending);
+        self.order.push(id.to_owned());
         Ok(outcome)
     }
 
@@ -383,7 +400,7 @@ impl Writer {
             commit.set_payload(position);
         }
         commit.commit()?;
-        self.position = position;
+        *lock(&self.shared.position) = position;
         // From here on it is there, whatever else fails.
         let reloaded = self.shared.reader.reload();
         let mut directory = self.shared.directory();
@@ -433,7 +450,44 @@ impl Job {
     }
 }
 
+fn id_of(change: &Change) -> &str {
+    match change {
+        Change::Put(chunk) => &chunk.id,
+        Change::Delete(id) => id,
+    }
+}
+
+fn content_after(change: &Change) -> Option<u64> {
+    match change {
+        Change::Put(chunk) => Some(content_of(chunk)),
+        Change::Delete(_) => None,
+    }
+}
+
 impl Outcome {
+    /// What `change` does to an id that held `before`, where there are `count` chunks of at most `count_max`.
+    fn of(change: &Change, before: Option<u64>, count: &mut usize, count_max: usize) -> Self {
+        match (before, content_after(change)) {
+            (None, None) => Self::Unknown,
+            (Some(_), None) => {
+                *count -= 1;
+                Self::Deleted
+            }
+            (None, Some(_)) if *count >= count_max => Self::Full,
+            (None, Some(_)) => {
+                *count += 1;
+                Self::Created
+            }
+            (Some(before), Some(after)) if before == after => Self::Unchanged,
+            (Some(_), Some(_)) => Self::Updated,
+        }
+    }
+
+    /// Whether anything is different now.
+    pub fn is_change(self) -> bool {
+        matches!(self, Self::Created | Self::Updated | Self::Deleted)
+    }
+
     /// In metrics and answers.
     pub fn name(self) -> &'static str {
         match self {
