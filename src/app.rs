@@ -106,7 +106,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let [public, _admin] = serving;
     let mut stopped = stopped;
     let _ = stopped.wait_for(|stop| *stop).await;
-    if let Some(warmer) = warmer {
+    if let Some(warmer) = &warmer {
         warmer.stop();
     }
     let drain = Duration::from_millis(config.http.drain_ms_max);

@@ -1,12 +1,13 @@
 //! Chunks that callers register once and later name by id: durable, searchable, known to all sidecars that share a log.
 //! The only user of `tantivy`. Knows nothing of models, requests or transports.
 //!
-//! `store` keeps them on disk, `directory` which there are, `cache` the ones in use, `warm` has them read ahead, `search`
-//! finds them by words and `filter`, `log` follows what other sidecars register.
+//! `store` keeps them on disk through one `writer`; `directory` knows which there are, `cache` holds those in use. `warm`
+//! has them read ahead, `search` finds them by words and `filter`, `follow` applies the `log` that sidecars share.
 
 mod analyzer;
 mod bm25;
 mod cache;
+mod change;
 mod content;
 mod directory;
 pub mod filter;
@@ -19,6 +20,7 @@ mod search;
 mod settings;
 mod store;
 pub mod warm;
+mod writer;
 
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,7 @@ use std::time::Instant;
 use thiserror::Error;
 
 pub use self::bm25::{Bm25, LexicalError};
+pub use self::change::{Change, Outcome};
 pub use self::content::content_id;
 pub use self::directory::Progress;
 use self::filter::{Filter, FilterError};
@@ -38,7 +41,6 @@ use self::log::{ChangeLog, LogError};
 pub use self::search::Hit;
 pub use self::settings::RegistrySettings;
 use self::store::Store;
-pub use self::store::{Change, Outcome};
 use crate::domain::Chunk;
 
 /// All registered chunks. Shared by everything that serves requests; dropping the last one stops its writer.

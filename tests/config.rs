@@ -103,10 +103,23 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[limits]\nquery_tokens_max = 0", "limits.query_tokens_max is 0");
     check("[limits]\ninput_tokens_max = 0", "limits.input_tokens_max is 0");
     check("[limits]\nlogit_count_max = 0", "limits.logit_count_max is 0");
+    check("[limits]\nregistered_chunk_count_max = 0", "limits.registered_chunk_count_max is 0");
+    check("[registry]\nchunk_count_max = 0", "registry.chunk_count_max is 0");
+    check("[registry]\nbatch_count_max = 0", "registry.batch_count_max is 0");
+    check("[registry]\ncandidate_count_max = 0", "registry.candidate_count_max is 0");
+    check("[registry]\ncandidate_count_default = 2000", "registry.candidate_count_default is not from 1");
+    check(
+        "[registry]\nprefilter_to = 20000",
+        "registry.prefilter_to is not from 1 to registry.prefilter_above",
+    );
     check("[admission]\ndeadline_ms_default = 0", "admission.deadline_ms_default is 0");
     check(
         "[admission]\ndeadline_ms_default = 2\ndeadline_ms_max = 1",
         "admission.deadline_ms_default is greater than admission.deadline_ms_max",
+    );
+    assert!(
+        load("[registry]\nprefilter_above = 0", &[]).is_ok(),
+        "without a prefilter its size says nothing"
     );
     let any_ports = "[http]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"";
     assert!(load(any_ports, &[]).is_ok(), "two ports that the system chooses are not the same");
@@ -126,6 +139,7 @@ fn the_environment_wins_in_every_section() {
         ("THRESHER_RUNTIME_LIB", "/lib/b.so", |c| c.model.runtime_lib = "/lib/b.so".into()),
         ("THRESHER__MODEL__WORKERS", "3", |c| c.model.workers = 3),
         ("THRESHER__LIMITS__CHUNK_COUNT_MAX", "7", |c| c.limits.chunk_count_max = 7),
+        ("THRESHER__REGISTRY__DIR", "", |c| c.registry.dir = "".into()),
         ("THRESHER__AUTO__REACH_MIN", "0.25", |c| c.auto.reach_min = 0.25),
         ("THRESHER__ADMISSION__QUEUE_MAX", "0", |c| c.admission.queue_max = 0),
         ("THRESHER__TELEMETRY__LOG", "warn,thresher=debug", |c| {

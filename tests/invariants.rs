@@ -141,6 +141,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
             format,
             tokenizer,
             explain,
+            registered: false,
         })
     })
 }
@@ -441,6 +442,7 @@ fn plain(query: &str, texts: &[&str], budget: Budget) -> CompressRequest {
         format: Format::Numbered,
         tokenizer: TokenizerName::Model,
         explain: false,
+        registered: false,
     }
 }
 

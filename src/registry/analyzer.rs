@@ -161,7 +161,7 @@ mod tests {
         check("東京都の潮", &["東京", "京都", "都の", "の潮"]);
         check("潮 tide潮汐", &["潮", "tide", "潮汐"]);
         check("학교에서", &["학교", "교에", "에서"]);
-        check("น้ำขึ้น", &["น้ำ", "น้ำขึ้", "ขึ้น"].as_slice().get(1..).expect("pairs"));
+        check("น้ำขึ้น", &["น้ำขึ้", "ขึ้น"]);
         assert_eq!(words(&"x".repeat(1000))[0].len(), WORD_BYTES_MAX);
     }
 }

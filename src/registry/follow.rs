@@ -1,5 +1,5 @@
-//! Follows a log into the index: entry by entry, from the place that was committed last; from all that the log adds up to
-//! when entries are missing.
+//! Follows a log into the index: entry by entry from the place that was committed last; from all that the log adds
+//! up to when entries are missing.
 //! Knows nothing of where the log is kept.
 //!
 //! The log is the truth: what is registered here goes into it first and comes back through it, so that all who follow it
@@ -15,9 +15,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::RegistryError;
+use super::change::Change;
 use super::content::id_hash;
 use super::log::{ChangeLog, Event, LogError, Position};
-use super::store::{Change, Store};
+use super::store::Store;
 
 /// Changes that are committed together while catching up.
 const CHANGES_MAX: usize = 2_000;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::store::Change;
+use super::change::Change;
 use crate::domain::Chunk;
 
 /// An answer that comes later.

@@ -73,7 +73,7 @@ fn refused(dir: &Path, cause: TantivyError) -> RegistryError {
     }
 }
 
-/// Reads every file against its checksum, about a second per gigabyte: a bit that has flipped is found now, not when a
+/// Reads every file against its checksum, as fast as the disk gives them: a bit that has flipped is found now, not when a
 /// request meets it.
 fn whole(dir: &Path, index: &Index) -> Result<(), RegistryError> {
     let damaged = |reason: String| RegistryError::Damaged { dir: dir.into(), reason };
