@@ -1,8 +1,15 @@
 //! The native JSON shapes of requests and answers, and their way to and from the domain.
 //! HTTP and the command line speak through it; it knows no transport.
 
+mod chunks;
 mod request;
 mod response;
+mod search;
 
+pub use chunks::{
+    Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisterLimits,
+    RegisteredAnswer,
+};
 pub use request::{CompressBody, RequestError, ServeOptions, parse};
-pub use response::{CompressAnswer, ErrorAnswer, ErrorBody, TimingMs};
+pub use response::{CompressAnswer, ErrorAnswer, ErrorBody, Prefiltered, TimingMs};
+pub use search::{Rank, SearchAnswer, SearchBody, SearchLimits, SearchRequest};

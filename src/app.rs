@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use crate::admission::Admission;
 use crate::config::Config;
 use crate::domain::{Chunk, CompressRequest};
-use crate::http::{self, ServeLimits, Service};
+use crate::http::{self, RegistryLimits, ServeLimits, Service};
 use crate::kv::local::{LocalSettings, LocalTiers};
 use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
@@ -24,6 +24,8 @@ use crate::model::ort::{OrtRuntime, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{Pipeline, Settings};
+use crate::registry::Registry;
+use crate::registry::warm::{self, Warmer};
 use crate::shared::Shared;
 use crate::telemetry::{self, Prometheus};
 
@@ -136,13 +138,16 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     ];
     tokio::spawn(upkeep(metrics));
     let mut stopping = stopped.clone();
-    tokio::select! {
-        loaded = load(config.clone(), store, service) => loaded?,
-        _ = stopping.wait_for(|stop| *stop) => {}
-    }
+    let warmer = tokio::select! {
+        loaded = load(config.clone(), store, service) => Some(loaded?),
+        _ = stopping.wait_for(|stop| *stop) => None,
+    };
     let [public, _admin] = serving;
     let mut stopped = stopped;
     let _ = stopped.wait_for(|stop| *stop).await;
+    if let Some(warmer) = &warmer {
+        warmer.stop();
+    }
     let drain = Duration::from_millis(config.http.drain_ms_max);
     match tokio::time::timeout(drain, public).await {
         Ok(served) => served?,
@@ -161,12 +166,14 @@ pub fn service(config: &Config) -> Service {
     let admission = &config.admission;
     Service {
         pipeline: Arc::new(OnceLock::new()),
+        registry: Arc::new(OnceLock::new()),
         admission: Admission::new(admission.concurrency_max(), admission.queue_max),
         limits: ServeLimits {
             body_bytes_max: config.http.body_bytes_max,
             read_max: Duration::from_millis(config.http.read_ms_max),
             deadline_default: Duration::from_millis(admission.deadline_ms_default),
             deadline_max: Duration::from_millis(admission.deadline_ms_max),
+            registry: RegistryLimits::new(&config.registry, &config.limits),
         },
     }
 }
@@ -179,17 +186,45 @@ fn admin_router(service: &Service, metrics: &Prometheus) -> Router {
     })
 }
 
-async fn load(config: Config, store: Arc<KvStore>, service: Service) -> anyhow::Result<()> {
+/// The registry first: it can take chunks while the model loads.
+async fn load(config: Config, store: Arc<KvStore>, service: Service) -> anyhow::Result<Warmer> {
     tokio::task::spawn_blocking(move || {
+        let started = Instant::now();
+        let registry = Registry::open(&config.registry)?;
+        let (chunks, ms) = (registry.progress().registered, started.elapsed().as_millis() as u64);
+        tracing::info!(chunks, ms, "registry open");
+        let registry = service.registry.get_or_init(|| registry);
         let started = Instant::now();
         let pipeline = with_store(&config, store)?;
         let warm_up = warm_up(&pipeline)?;
         let (model, ms) = (pipeline.model().name.clone(), started.elapsed().as_millis() as u64);
         tracing::info!(model, ms, warm_up_ms = warm_up.as_millis() as u64, "ready");
         let _ = service.pipeline.set(pipeline);
-        Ok(())
+        let ahead = Ahead { service: service.clone(), cancel: Cancel::default() };
+        Ok(Warmer::start(registry, Arc::new(ahead))?)
     })
     .await?
+}
+
+/// Reads registered chunks ahead through the pipeline of requests, behind them.
+struct Ahead {
+    service: Service,
+    cancel: Cancel,
+}
+
+impl warm::Reader for Ahead {
+    fn read(&self, chunks: &[Arc<Chunk>]) -> Result<(), String> {
+        let pipeline = self.service.pipeline.get().expect("the warmer starts after the pipeline");
+        pipeline.warm(chunks, &self.cancel).map(drop).map_err(|error| error.code().to_owned())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.service.admission.waiting() > 0
+    }
+
+    fn stop(&self) {
+        self.cancel.cancel();
+    }
 }
 
 /// The first channel says "take nobody new", the second "everybody is done".

@@ -13,6 +13,7 @@ use crate::kv::codec::Codec;
 use crate::pipeline::auto::Auto;
 use crate::pipeline::scan::ScanBy;
 use crate::pipeline::validate::RequestLimits;
+use crate::registry::RegistrySettings;
 use crate::shared::SharedSettings;
 
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
@@ -38,6 +39,8 @@ pub struct Config {
     pub kv: Kv,
     /// Bounds of one request.
     pub limits: RequestLimits,
+    /// Registered chunks.
+    pub registry: RegistrySettings,
     /// How much is worth keeping when no budget is named.
     pub auto: Auto,
     /// How many requests at once.
@@ -258,7 +261,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let Self { http, admin, kv, limits, admission, .. } = self;
+        let Self { http, admin, kv, limits, registry, admission, .. } = self;
         let rules = [
             (
                 http.listen == admin.listen && http.listen.port() != 0,
@@ -286,6 +289,23 @@ impl Config {
             ),
             (!self.auto.reach_min.is_finite(), "auto.reach_min is not a finite number"),
             (limits.chunk_count_max == 0, "limits.chunk_count_max is 0: no request could be answered"),
+            (
+                limits.registered_chunk_count_max == 0,
+                "limits.registered_chunk_count_max is 0: no request could name a chunk",
+            ),
+            (registry.chunk_count_max == 0, "registry.chunk_count_max is 0: nothing could be registered"),
+            (registry.batch_count_max == 0, "registry.batch_count_max is 0: nothing could be registered"),
+            (registry.candidate_count_max == 0, "registry.candidate_count_max is 0: nothing could be found"),
+            (
+                registry.candidate_count_default == 0
+                    || registry.candidate_count_default > registry.candidate_count_max,
+                "registry.candidate_count_default is not from 1 to registry.candidate_count_max",
+            ),
+            (
+                registry.prefilter_above > 0
+                    && (registry.prefilter_to == 0 || registry.prefilter_to > registry.prefilter_above),
+                "registry.prefilter_to is not from 1 to registry.prefilter_above",
+            ),
             (limits.query_tokens_max == 0, "limits.query_tokens_max is 0: no request could be answered"),
             (limits.input_tokens_max == 0, "limits.input_tokens_max is 0: no request could be answered"),
             (

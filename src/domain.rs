@@ -183,6 +183,8 @@ pub struct CompressRequest {
     pub query: String,
     /// The retriever's chunks, in its order.
     pub chunks: Vec<Arc<Chunk>>,
+    /// Whether the chunks were named by their ids in the registry: more of them are allowed then.
+    pub registered: bool,
     /// How much may be kept.
     pub budget: Budget,
     /// What is kept or dropped as a whole.
@@ -205,6 +207,7 @@ impl CompressRequest {
         Self {
             query: query.into(),
             chunks: chunks.into_iter().map(Arc::new).collect(),
+            registered: false,
             budget: Budget::Auto,
             granularity: Granularity::default(),
             keep: Vec::new(),

@@ -2,10 +2,13 @@
 
 pub mod admin;
 mod body;
+mod chunks;
 mod compress;
 mod error;
 mod observe;
+mod search;
 mod serve;
+mod work;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -19,14 +22,19 @@ use tower_http::catch_panic::CatchPanicLayer;
 pub use self::error::HttpError;
 pub use self::serve::serve;
 use crate::admission::Admission;
+use crate::api::{RegisterLimits, SearchLimits};
 use crate::pipeline::Pipeline;
 use crate::pipeline::score::Scoring;
+use crate::pipeline::validate::RequestLimits;
+use crate::registry::{Registry, RegistrySettings};
 
 /// What handlers share.
 #[derive(Clone)]
 pub struct Service {
     /// Filled once the model is loaded and warmed up.
     pub pipeline: Arc<OnceLock<Pipeline>>,
+    /// Filled once the registry is open, before the pipeline.
+    pub registry: Arc<OnceLock<Registry>>,
     /// Who may work.
     pub admission: Admission,
     /// Bounds of being served.
@@ -44,6 +52,46 @@ pub struct ServeLimits {
     pub deadline_default: Duration,
     /// The longest deadline that a request may name.
     pub deadline_max: Duration,
+    /// Bounds of registered chunks.
+    pub registry: RegistryLimits,
+}
+
+/// Bounds of registered chunks.
+#[derive(Debug, Clone, Copy)]
+pub struct RegistryLimits {
+    /// Of registering.
+    pub register: RegisterLimits,
+    /// Of searching.
+    pub search: SearchLimits,
+    /// Registered chunks, in all.
+    pub chunk_count_max: usize,
+    /// Registered chunks that one request may name.
+    pub named_count_max: usize,
+    /// A request that names more is prefiltered; 0: never.
+    pub prefilter_above: usize,
+    /// To this many.
+    pub prefilter_to: usize,
+}
+
+impl RegistryLimits {
+    /// Those of the settings.
+    pub fn new(registry: &RegistrySettings, requests: &RequestLimits) -> Self {
+        Self {
+            register: RegisterLimits {
+                batch_count_max: registry.batch_count_max,
+                chunk_bytes_max: requests.chunk_bytes_max,
+                metadata_bytes_max: registry.metadata_bytes_max,
+            },
+            search: SearchLimits {
+                candidate_count_default: registry.candidate_count_default,
+                candidate_count_max: registry.candidate_count_max,
+            },
+            chunk_count_max: registry.chunk_count_max,
+            named_count_max: requests.registered_chunk_count_max,
+            prefilter_above: registry.prefilter_above,
+            prefilter_to: registry.prefilter_to,
+        }
+    }
 }
 
 impl Service {
@@ -51,12 +99,22 @@ impl Service {
     fn ready(&self) -> Result<&Pipeline, HttpError> {
         self.pipeline.get().ok_or_else(HttpError::not_ready)
     }
+
+    /// The registry, once there is one.
+    fn registry(&self) -> Result<&Registry, HttpError> {
+        self.registry.get().ok_or_else(HttpError::registry_not_ready)
+    }
 }
 
 /// All public routes.
 pub fn router(service: Service) -> Router {
     Router::new()
         .route("/v1/compress", post(compress::handle))
+        .route("/v1/chunks", get(chunks::list).post(chunks::register))
+        // `POST /v1/chunks/delete` is one of these, so that a chunk may have any id.
+        .route("/v1/chunks/{id}", get(chunks::get_one).delete(chunks::delete_one).post(chunks::delete_batch))
+        .route("/v1/registry", get(chunks::progress))
+        .route("/v1/search", post(search::handle))
         .route("/v1/models", get(models))
         .fallback(async || HttpError::not_found())
         .method_not_allowed_fallback(async || HttpError::method_not_allowed())

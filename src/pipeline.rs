@@ -277,6 +277,7 @@ impl Pipeline {
         let request = CompressRequest {
             granularity,
             chunks: chunks.to_vec(),
+            registered: true,
             ..CompressRequest::new(query, Vec::new())
         };
         validate::check(&request, &self.settings.limits)?;
@@ -311,7 +312,7 @@ impl Pipeline {
 
 /// The caller's own chunks, whole and in its order: the answer when there is no better one.
 pub fn passthrough(request: &CompressRequest, code: &'static str, message: String) -> Compressed {
-    let whole = |(index, chunk): (usize, &Arc<crate::domain::Chunk>)| ChunkOutcome {
+    let whole = |(index, chunk): (usize, &Arc<Chunk>)| ChunkOutcome {
         index,
         kept: !chunk.text.is_empty(),
         empty: chunk.text.trim().is_empty(),

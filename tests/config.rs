@@ -105,6 +105,15 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[limits]\nquery_tokens_max = 0", "limits.query_tokens_max is 0");
     check("[limits]\ninput_tokens_max = 0", "limits.input_tokens_max is 0");
     check("[limits]\nlogit_count_max = 0", "limits.logit_count_max is 0");
+    check("[limits]\nregistered_chunk_count_max = 0", "limits.registered_chunk_count_max is 0");
+    check("[registry]\nchunk_count_max = 0", "registry.chunk_count_max is 0");
+    check("[registry]\nbatch_count_max = 0", "registry.batch_count_max is 0");
+    check("[registry]\ncandidate_count_max = 0", "registry.candidate_count_max is 0");
+    check("[registry]\ncandidate_count_default = 2000", "registry.candidate_count_default is not from 1");
+    check(
+        "[registry]\nprefilter_to = 20000",
+        "registry.prefilter_to is not from 1 to registry.prefilter_above",
+    );
     check("[admission]\ndeadline_ms_default = 0", "admission.deadline_ms_default is 0");
     check(
         "[admission]\ndeadline_ms_default = 2\ndeadline_ms_max = 1",
@@ -119,6 +128,10 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[shared]\nbreaker_failures = 0", "shared.breaker_failures is 0");
     check("[shared]\nbreaker_probe_ms = 0", "shared.breaker_probe_ms is 0");
     check("[shared]\nclient_key_file = \"k\"", "one is set without the other");
+    assert!(
+        load("[registry]\nprefilter_above = 0", &[]).is_ok(),
+        "without a prefilter its size says nothing"
+    );
     let any_ports = "[http]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"";
     assert!(load(any_ports, &[]).is_ok(), "two ports that the system chooses are not the same");
 }
@@ -139,6 +152,7 @@ fn the_environment_wins_in_every_section() {
         ("THRESHER__KV__MEMORY_BYTES_MAX", "0", |c| c.kv.memory_bytes_max = 0),
         ("THRESHER__KV__DIR", "", |c| c.kv.dir = "".into()),
         ("THRESHER__LIMITS__CHUNK_COUNT_MAX", "7", |c| c.limits.chunk_count_max = 7),
+        ("THRESHER__REGISTRY__DIR", "", |c| c.registry.dir = "".into()),
         ("THRESHER__AUTO__REACH_MIN", "0.25", |c| c.auto.reach_min = 0.25),
         ("THRESHER__ADMISSION__QUEUE_MAX", "0", |c| c.admission.queue_max = 0),
         ("THRESHER__SHARED__URLS", "redis://u:p@a, redis://b", |c| {

@@ -142,6 +142,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
             format,
             tokenizer,
             explain,
+            registered: false,
         })
     })
 }
@@ -438,6 +439,7 @@ fn plain(query: &str, texts: &[&str], budget: Budget) -> CompressRequest {
         format: Format::Numbered,
         tokenizer: TokenizerName::Model,
         explain: false,
+        registered: false,
     }
 }
 

@@ -86,6 +86,7 @@ fn an_answer_is_the_same_on_any_number_of_workers_and_threads() {
         format: Format::Numbered,
         tokenizer: TokenizerName::O200kBase,
         explain: true,
+        registered: false,
     };
     let answers = |workers: usize| -> Vec<Compressed> {
         let pipeline = pipeline(workers, Settings::default());

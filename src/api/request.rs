@@ -17,7 +17,10 @@ use crate::text::offsets::OffsetUnit;
 #[serde(deny_unknown_fields)]
 pub struct CompressBody {
     query: String,
-    chunks: Vec<ChunkBody>,
+    #[serde(default)]
+    chunks: Option<Vec<ChunkBody>>,
+    #[serde(default)]
+    chunk_ids: Option<Vec<String>>,
     #[serde(default)]
     budget: Option<Object<BudgetBody>>,
     #[serde(default, deserialize_with = "choice")]
@@ -53,18 +56,18 @@ pub struct ServeOptions {
 
 /// A chunk: an object, or its text alone.
 #[derive(Debug, Clone)]
-struct ChunkBody(ChunkFields);
+pub(super) struct ChunkBody(pub(super) ChunkFields);
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ChunkFields {
+pub(super) struct ChunkFields {
     #[serde(default)]
-    id: Option<String>,
+    pub(super) id: Option<String>,
     #[serde(default)]
-    title: Option<String>,
-    text: String,
+    pub(super) title: Option<String>,
+    pub(super) text: String,
     #[serde(default)]
-    metadata: Option<Box<RawValue>>,
+    pub(super) metadata: Option<Box<RawValue>>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -92,8 +95,13 @@ pub struct RequestError {
 /// # Errors
 /// [`RequestError`] with the path of the first value that does not fit.
 pub fn parse<T: de::DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
+    read(body).map(|Object(value)| value)
+}
+
+/// Parses any JSON that is nothing but a `T`.
+pub(super) fn read<T: de::DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let Object(value) = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let inner = error.into_inner();
         let (code, message) = (code_of(&inner), inner.to_string());
@@ -120,12 +128,16 @@ fn with_field(param: Option<String>, code: &str, message: &str) -> Option<String
 }
 
 /// Null says what leaving a field out says: clients write their unset fields so.
-fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+pub(super) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 /// One of several words. Read as text first: of anything else, `serde_json` says that the JSON is broken.
-fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
     match Option::<String>::deserialize(from)? {
         Some(word) => T::deserialize(word.into_deserializer()),
         None => Ok(T::default()),
@@ -145,21 +157,80 @@ fn code_of(error: &serde_json::Error) -> &'static str {
     }
 }
 
+impl RequestError {
+    pub(super) fn new(code: &'static str, message: impl Into<String>, param: impl Into<String>) -> Self {
+        Self { code, message: message.into(), param: Some(param.into()) }
+    }
+
+    /// A query string that cannot be read.
+    pub fn query(message: &str) -> Self {
+        Self { code: "query_string_invalid", message: message.to_owned(), param: None }
+    }
+
+    /// A filter in a query string that is not JSON.
+    pub fn filter_is_no_json(cause: &serde_json::Error) -> Self {
+        Self::new("filter_invalid", format!("the filter is not JSON: {cause}"), "filter")
+    }
+}
+
 impl CompressBody {
-    /// The question and how to answer it.
+    /// The question.
+    pub fn query(&self) -> &str {
+        &self.query
+    }
+
+    /// Ids of registered chunks, where the request names such instead of sending its own.
+    pub fn chunk_ids(&self) -> Option<&[String]> {
+        self.chunk_ids.as_deref()
+    }
+
+    /// Whether the request brings chunks of its own.
+    pub fn has_chunks(&self) -> bool {
+        self.chunks.is_some()
+    }
+
+    /// Ids of chunks that are kept whole.
+    pub fn keep(&self) -> &[String] {
+        &self.keep
+    }
+
+    /// The question and how to answer it. `registered` are the chunks of [`Self::chunk_ids`], where there is a registry.
     ///
     /// # Errors
-    /// When the budget names none or several of its forms.
-    pub fn into_domain(self) -> Result<(CompressRequest, ServeOptions), RequestError> {
+    /// When the request names none or both kinds of chunks, or registered ones where none can be; when the budget names
+    /// none or several of its forms.
+    pub fn into_domain(
+        self,
+        registered: Option<Vec<Arc<Chunk>>>,
+    ) -> Result<(CompressRequest, ServeOptions), RequestError> {
         let chunk = |(index, ChunkBody(fields)): (usize, ChunkBody)| Chunk {
             id: fields.id.unwrap_or_else(|| index.to_string()),
             title: fields.title,
             text: fields.text,
             metadata: fields.metadata.map(|metadata| metadata.get().to_owned()),
         };
+        let by_id = self.chunk_ids.is_some();
+        let chunks = match (self.chunks, self.chunk_ids, registered) {
+            (Some(chunks), None, _) => chunks.into_iter().enumerate().map(chunk).map(Arc::new).collect(),
+            (None, Some(_), Some(registered)) => registered,
+            (None, Some(_), None) => {
+                let message =
+                    "chunk_ids names chunks that a daemon has registered; here only `chunks` can be read";
+                return Err(RequestError::new("registry_absent", message, "chunk_ids"));
+            }
+            (Some(_), Some(_), _) => {
+                let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
+                return Err(RequestError::new("chunks_ambiguous", message, "chunk_ids"));
+            }
+            (None, None, _) => {
+                let message = "missing field `chunks`, or `chunk_ids` to name registered ones";
+                return Err(RequestError::new("missing_field", message, "chunks"));
+            }
+        };
         let request = CompressRequest {
             query: self.query,
-            chunks: self.chunks.into_iter().enumerate().map(chunk).map(Arc::new).collect(),
+            chunks,
+            registered: by_id,
             budget: self.budget.map_or(Ok(Budget::Auto), |Object(budget)| budget.into_domain())?,
             granularity: self.granularity,
             keep: self.keep,

@@ -27,6 +27,23 @@ pub struct CompressAnswer {
     timing_ms: TimingMs,
     #[serde(skip_serializing_if = "Option::is_none")]
     explain: Option<ExplainAnswer>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefilter: Option<PrefilterAnswer>,
+}
+
+/// Which of the named chunks the lexical prefilter left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prefiltered {
+    /// Chunks that the request named.
+    pub from: usize,
+    /// Places of those that are left, ascending.
+    pub places: Vec<usize>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct PrefilterAnswer {
+    from: usize,
+    to: usize,
 }
 
 /// `{"error": {...}}`.
@@ -187,8 +204,17 @@ impl CompressAnswer {
         };
         let timing_ms = TimingMs::from(&compressed.timings);
         let blocks = compressed.sources;
-        let context = compressed.context.text;
-        Self { chunks, citations, usage, rc, degraded, blocks, timing_ms, explain, context }
+        let (context, prefilter) = (compressed.context.text, None);
+        Self { chunks, citations, usage, rc, degraded, blocks, timing_ms, explain, prefilter, context }
+    }
+
+    /// The answer for the chunks that a prefilter left: it says so, and every index is the place in the request.
+    pub fn prefiltered(mut self, prefiltered: &Prefiltered) -> Self {
+        for chunk in &mut self.chunks {
+            chunk.index = prefiltered.places[chunk.index];
+        }
+        self.prefilter = Some(PrefilterAnswer { from: prefiltered.from, to: prefiltered.places.len() });
+        self
     }
 
     /// The context alone.

@@ -26,7 +26,7 @@ pub struct Args {
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let body = read(args)?;
-    let parsed = api::parse::<CompressBody>(&body).and_then(CompressBody::into_domain);
+    let parsed = api::parse::<CompressBody>(&body).and_then(|body| body.into_domain(None));
     let (request, options) = match parsed {
         Ok(parsed) => parsed,
         Err(e) => {

@@ -40,5 +40,13 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, &'static str) {
 
 async fn metrics(State(admin): State<Admin>) -> String {
     gauge!("requests_waiting").set(admin.service.admission.waiting() as f64);
+    if let Some(registry) = admin.service.registry.get() {
+        let progress = registry.progress();
+        for (state, count) in
+            [("warm", progress.warm), ("queued", progress.queued), ("failed", progress.failed)]
+        {
+            gauge!("registry_chunks", "state" => state).set(count as f64);
+        }
+    }
     (admin.render)()
 }

@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_ENCODING;
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
-use super::HttpError;
+use super::{HttpError, Service, work};
 
 /// How much of a body over its limit is read and thrown away: a client that is still sending does not read the answer,
 /// and would be told of a broken pipe instead of its mistake.
@@ -18,7 +18,7 @@ const DISCARD_BYTES_MAX: usize = 64 * 1024 * 1024;
 ///
 /// # Errors
 /// 415 when the client has compressed it.
-pub fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
+fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
     match headers.get(CONTENT_ENCODING) {
         Some(encoding) if encoding != "identity" => Err(HttpError::encoding_unsupported()),
         _ => Ok(()),
@@ -29,9 +29,24 @@ pub fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
 ///
 /// # Errors
 /// 413 when it is longer than `bytes_max`; 408 when it does not arrive within `time`; 400 when the connection breaks.
-pub async fn read(body: Body, bytes_max: usize, time: Duration) -> Result<Vec<u8>, HttpError> {
+async fn read(body: Body, bytes_max: usize, time: Duration) -> Result<Vec<u8>, HttpError> {
     let read = tokio::time::timeout(time, collect(body, bytes_max));
     read.await.unwrap_or_else(|_elapsed| Err(HttpError::body_timeout()))
+}
+
+/// The body of a request, parsed. A large one takes long; the threads that carry connections are not for that.
+///
+/// # Errors
+/// As [`is_plain`] and [`read`], and what `parse` says.
+pub async fn parsed<T: Send + 'static>(
+    service: &Service,
+    headers: &HeaderMap,
+    body: Body,
+    parse: impl FnOnce(&[u8]) -> Result<T, HttpError> + Send + 'static,
+) -> Result<T, HttpError> {
+    is_plain(headers)?;
+    let body = read(body, service.limits.body_bytes_max, service.limits.read_max).await?;
+    work::aside(move || parse(&body)).await
 }
 
 async fn collect(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, HttpError> {

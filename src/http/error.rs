@@ -12,6 +12,10 @@ use crate::admission::Refusal;
 use crate::api::{ErrorAnswer, ErrorBody, RequestError};
 use crate::model::ModelError;
 use crate::pipeline::PipelineError;
+use crate::registry::RegistryError;
+
+/// Unknown ids that a message quotes.
+const IDS_QUOTED_MAX: usize = 10;
 
 /// An error as the client sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,16 +30,26 @@ pub struct ErrorCode(pub &'static str);
 /// Code → status. A code that is not here is the caller's mistake in what it asked: 422.
 fn status(code: &str) -> StatusCode {
     match code {
-        "invalid_json" | "unknown_field" | "missing_field" | "duplicate_field" | "wrong_type"
-        | "unknown_value" | "body_broken" => StatusCode::BAD_REQUEST,
-        "not_found" => StatusCode::NOT_FOUND,
+        "invalid_json"
+        | "unknown_field"
+        | "missing_field"
+        | "duplicate_field"
+        | "wrong_type"
+        | "unknown_value"
+        | "body_broken"
+        | "filter_invalid"
+        | "query_string_invalid" => StatusCode::BAD_REQUEST,
+        "not_found" | "chunk_not_found" => StatusCode::NOT_FOUND,
         "method_not_allowed" => StatusCode::METHOD_NOT_ALLOWED,
         "body_timeout" => StatusCode::REQUEST_TIMEOUT,
         "encoding_unsupported" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "body_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         "overloaded" => StatusCode::TOO_MANY_REQUESTS,
-        "internal" | "model_failed" => StatusCode::INTERNAL_SERVER_ERROR,
-        "not_ready" | "draining" => StatusCode::SERVICE_UNAVAILABLE,
+        "internal" | "model_failed" | "registry_read_failed" | "registry_stopped" => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+        "registry_write_failed" => StatusCode::INSUFFICIENT_STORAGE,
+        "not_ready" | "draining" | "change_log_unavailable" => StatusCode::SERVICE_UNAVAILABLE,
         "deadline_exceeded" => StatusCode::GATEWAY_TIMEOUT,
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     }
@@ -45,7 +59,7 @@ fn status(code: &str) -> StatusCode {
 fn retry_after_s(code: &str) -> Option<u16> {
     match code {
         "overloaded" => Some(1),
-        "not_ready" | "draining" => Some(5),
+        "not_ready" | "draining" | "change_log_unavailable" | "registry_write_failed" => Some(5),
         _ => None,
     }
 }
@@ -61,7 +75,9 @@ impl HttpError {
     }
 
     pub(super) fn not_found() -> Self {
-        Self::new("not_found", "no such path; POST /v1/compress and GET /v1/models are served here")
+        let message = "no such path; served here are /v1/compress, /v1/chunks, /v1/chunks/{id}, /v1/registry, /v1/search \
+                       and /v1/models";
+        Self::new("not_found", message)
     }
 
     pub(super) fn method_not_allowed() -> Self {
@@ -101,6 +117,54 @@ impl HttpError {
         let message =
             format!("deadline_ms is over the limit of {} (admission.deadline_ms_max)", max.as_millis());
         Self::new("deadline_out_of_range", message).at("deadline_ms")
+    }
+
+    pub(super) fn registry_not_ready() -> Self {
+        Self::new(
+            "not_ready",
+            "the registry is still being opened; /readyz on the admin listener says when all is ready",
+        )
+    }
+
+    pub(super) fn chunk_not_found(id: &str) -> Self {
+        Self::new("chunk_not_found", format!("no chunk {id:?} is registered"))
+    }
+
+    pub(super) fn page_out_of_range(max: usize) -> Self {
+        Self::new("count_out_of_range", format!("limit is not a number from 1 to {max}")).at("limit")
+    }
+
+    pub(super) fn ids_empty() -> Self {
+        Self::new("chunks_empty", "chunk_ids is empty: name at least one").at("chunk_ids")
+    }
+
+    pub(super) fn ids_too_many(found: usize, max: usize) -> Self {
+        let message = format!("{found} chunks, the limit is {max} (limits.registered_chunk_count_max)");
+        Self::new("chunk_too_many", message).at("chunk_ids")
+    }
+
+    pub(super) fn id_twice(id: &str, first: usize, second: usize) -> Self {
+        let message = format!("chunk id {id:?} is named by chunk_ids[{first}] and chunk_ids[{second}]");
+        Self::new("chunk_id_duplicate", message).at(&format!("chunk_ids[{second}]"))
+    }
+
+    /// `missing` are places in `ids`, at least one.
+    pub(super) fn ids_unknown(ids: &[String], missing: &[usize]) -> Self {
+        let first: Vec<String> =
+            missing.iter().take(IDS_QUOTED_MAX).map(|&place| format!("{:?}", ids[place])).collect();
+        let more = missing.len().saturating_sub(IDS_QUOTED_MAX);
+        let and = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let message = format!("chunk_ids names chunks that are not registered: {}{and}", first.join(", "));
+        Self::new("chunk_unknown", message).at(&format!("chunk_ids[{}]", missing[0]))
+    }
+
+    /// The pipeline calls chunks by their place in `chunks`; this request has them elsewhere.
+    pub(super) fn of_chunks_in(mut self, field: &str) -> Self {
+        if let Some(rest) = self.body.param.as_deref().and_then(|param| param.strip_prefix("chunks")) {
+            let place = rest.split('.').next().unwrap_or_default();
+            self.body.param = Some(format!("{field}{place}"));
+        }
+        self
     }
 
     pub(super) fn internal() -> Self {
@@ -152,6 +216,20 @@ impl From<PipelineError> for HttpError {
             PipelineError::Model(model) => tracing::error!(error = %model, "the model failed"),
             _ => {}
         }
+        Self { body: ErrorBody { code: error.code(), message: error.to_string(), param } }
+    }
+}
+
+impl From<RegistryError> for HttpError {
+    fn from(error: RegistryError) -> Self {
+        let param = match &error {
+            RegistryError::Filter(filter) => Some(filter.param.clone()),
+            RegistryError::Read(cause) => {
+                tracing::error!(%cause, "the registry could not be read");
+                None
+            }
+            _ => None,
+        };
         Self { body: ErrorBody { code: error.code(), message: error.to_string(), param } }
     }
 }

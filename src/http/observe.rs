@@ -10,6 +10,7 @@ use tracing::Instrument;
 
 use super::error::ErrorCode;
 use crate::pipeline::Compressed;
+use crate::pipeline::clock::Timings;
 
 /// Layer around every route.
 pub async fn request(request: Request, next: Next) -> Response {
@@ -29,12 +30,17 @@ pub async fn request(request: Request, next: Next) -> Response {
 
 /// Metrics of one compression.
 pub fn compressed(outcome: &Compressed) {
-    for (stage, time) in &outcome.timings.stages {
-        histogram!("stage_seconds", "stage" => *stage).record(*time);
-    }
+    stages(&outcome.timings);
     if let Some(usage) = outcome.usage {
         counter!("tokens_in_total").increment(usage.tokens_in as u64);
         counter!("tokens_out_total").increment(usage.tokens_out as u64);
+    }
+}
+
+/// Metrics of the stages that a request went through.
+pub fn stages(timings: &Timings) {
+    for (stage, time) in &timings.stages {
+        histogram!("stage_seconds", "stage" => *stage).record(*time);
     }
 }
 

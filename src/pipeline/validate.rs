@@ -13,6 +13,8 @@ use crate::domain::{Budget, CompressRequest};
 pub struct RequestLimits {
     /// Chunks in one request.
     pub chunk_count_max: usize,
+    /// Registered chunks that one request may name.
+    pub registered_chunk_count_max: usize,
     /// Bytes of one chunk's text.
     pub chunk_bytes_max: usize,
     /// Model tokens of the question.
@@ -27,6 +29,7 @@ impl Default for RequestLimits {
     fn default() -> Self {
         Self {
             chunk_count_max: 1_000,
+            registered_chunk_count_max: 100_000,
             chunk_bytes_max: 1_048_576,
             query_tokens_max: 512,
             input_tokens_max: 4_194_304,
@@ -143,7 +146,8 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
     if request.chunks.is_empty() {
         return Err(InvalidRequest::ChunksEmpty);
     }
-    let (found, max) = (request.chunks.len(), limits.chunk_count_max);
+    let max = if request.registered { limits.registered_chunk_count_max } else { limits.chunk_count_max };
+    let found = request.chunks.len();
     if found > max {
         return Err(InvalidRequest::ChunkTooMany { found, max });
     }

@@ -52,6 +52,22 @@ pub fn install() -> Result<Prometheus, BuildError> {
         Unit::Count,
         "Tokens of contexts after compression, as callers count them"
     );
+    describe_gauge!(
+        "registry_chunks",
+        Unit::Count,
+        "Registered chunks, by how far reading them ahead has come"
+    );
+    describe_counter!(
+        "registry_changes_total",
+        Unit::Count,
+        "Changes of what is registered, by what they did"
+    );
+    describe_counter!("registry_warmed_total", Unit::Count, "Registered chunks read ahead, by how it ended");
+    describe_histogram!(
+        "registry_commit_seconds",
+        Unit::Seconds,
+        "Time until a commit of the registry is durable"
+    );
     describe_gauge!("requests_in_flight", Unit::Count, "Requests being answered or waiting");
     describe_gauge!("requests_waiting", Unit::Count, "Requests waiting for a permit");
     describe_kv();

@@ -2,6 +2,7 @@
 //! `process.rs` does the same to the real binary with the real model.
 
 mod process;
+mod registry;
 #[path = "../support/mod.rs"]
 mod support;
 mod wire;
@@ -15,12 +16,13 @@ use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::admission::Admission;
 use thresher::http::admin::Admin;
-use thresher::http::{self, ServeLimits, Service};
+use thresher::http::{self, RegistryLimits, ServeLimits, Service};
 use thresher::kv::store::KvStore;
 use thresher::model::scripted::ScriptedModel;
 use thresher::model::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
 use thresher::pipeline::validate::RequestLimits;
 use thresher::pipeline::{Pipeline, Settings};
+use thresher::registry::{Registry, RegistrySettings};
 use thresher::telemetry::{self, Prometheus};
 use tokio::net::TcpListener;
 
@@ -45,14 +47,18 @@ async fn daemon(model: Option<Arc<dyn ModelRuntime>>, concurrency: usize, queue:
     if let Some(model) = model {
         let _ = pipeline.set(pipeline_of(model));
     }
+    let (registry, settings) = (OnceLock::new(), registry_settings());
+    let _ = registry.set(Registry::open(&settings).expect("a registry in memory"));
     let service = Service {
         pipeline: Arc::new(pipeline),
+        registry: Arc::new(registry),
         admission: Admission::new(concurrency, queue),
         limits: ServeLimits {
             read_max: Duration::from_secs(30),
             body_bytes_max: BODY_BYTES_MAX,
             deadline_default: Duration::from_millis(DEADLINE_MS_MAX),
             deadline_max: Duration::from_millis(DEADLINE_MS_MAX),
+            registry: RegistryLimits::new(&settings, &request_limits()),
         },
     };
     let metrics = metrics();
@@ -63,15 +69,33 @@ async fn daemon(model: Option<Arc<dyn ModelRuntime>>, concurrency: usize, queue:
 
 fn pipeline_of(model: Arc<dyn ModelRuntime>) -> Pipeline {
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon"]));
-    let limits = RequestLimits {
+    let store = Arc::new(KvStore::without_tiers());
+    Pipeline::new(model, tokenizer, store, Settings { limits: request_limits(), ..Settings::default() })
+}
+
+fn request_limits() -> RequestLimits {
+    RequestLimits {
         chunk_count_max: 8,
+        registered_chunk_count_max: 12,
         chunk_bytes_max: 1_500,
         query_tokens_max: 64,
         input_tokens_max: 2_500,
         logit_count_max: 50_000,
-    };
-    let store = Arc::new(KvStore::without_tiers());
-    Pipeline::new(model, tokenizer, store, Settings { limits, ..Settings::default() })
+    }
+}
+
+fn registry_settings() -> RegistrySettings {
+    RegistrySettings {
+        dir: "".into(),
+        chunk_count_max: 20,
+        batch_count_max: 15,
+        metadata_bytes_max: 64,
+        candidate_count_default: 5,
+        candidate_count_max: 10,
+        prefilter_above: 10,
+        prefilter_to: 2,
+        ..RegistrySettings::default()
+    }
 }
 
 async fn listen(router: axum::Router) -> SocketAddr {

@@ -28,6 +28,7 @@ impl Running {
             .env("THRESHER__HTTP__DRAIN_MS_MAX", "600000")
             .env("THRESHER__ADMIN__LISTEN", "127.0.0.1:0")
             .env("THRESHER__MODEL__WORKERS", "1")
+            .env("THRESHER__REGISTRY__DIR", "")
             .env("THRESHER__ADMISSION__CONCURRENCY_MAX", "1")
             .env("THRESHER__ADMISSION__DEADLINE_MS_DEFAULT", "600000")
             .env("THRESHER__ADMISSION__DEADLINE_MS_MAX", "600000")

@@ -1,0 +1,311 @@
+//! Registering chunks, naming them, listing them and taking them away: bodies and answers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::request::{ChunkBody, RequestError, read};
+use super::response::ErrorBody;
+use crate::domain::Chunk;
+use crate::registry::{Outcome, Progress, content_id};
+
+/// Bytes of an id; a term of the index, and part of a URL.
+pub const ID_BYTES_MAX: usize = 512;
+/// Objects and lists inside each other that filters can reach.
+const METADATA_DEPTH_MAX: usize = 16;
+
+/// Body of `POST /v1/chunks`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegisterBody {
+    /// Read one by one: one that is wrong does not spoil the others.
+    chunks: Vec<Box<RawValue>>,
+    #[serde(default, deserialize_with = "super::request::or_default")]
+    wait: bool,
+    #[serde(default)]
+    deadline_ms: Option<u64>,
+}
+
+/// Body of `POST /v1/chunks/delete`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteBody {
+    /// The ids to take away.
+    pub ids: Vec<String>,
+}
+
+/// Bounds of what may be registered.
+#[derive(Debug, Clone, Copy)]
+pub struct RegisterLimits {
+    /// Chunks in one batch.
+    pub batch_count_max: usize,
+    /// Bytes of a text, and of a title.
+    pub chunk_bytes_max: usize,
+    /// Bytes of metadata as JSON.
+    pub metadata_bytes_max: usize,
+}
+
+/// A batch, read: which chunks are to be registered, and what is wrong with the others.
+#[derive(Debug)]
+pub struct Batch {
+    entries: Vec<Result<Arc<Chunk>, Rejected>>,
+    /// Whether the caller waits until the model has read them.
+    pub wait: bool,
+    /// How long it waits, in all.
+    pub deadline_ms: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Rejected {
+    id: Option<String>,
+    error: ErrorBody,
+}
+
+/// Answer of `POST /v1/chunks` and of `POST /v1/chunks/delete`.
+#[derive(Debug, Clone, Serialize)]
+pub struct ChangesAnswer {
+    chunks: Vec<ChangeAnswer>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warming: Option<ProgressAnswer>,
+}
+
+/// What became of one chunk.
+#[derive(Debug, Clone, Serialize)]
+pub struct ChangeAnswer {
+    index: usize,
+    id: Option<String>,
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorBody>,
+}
+
+/// A registered chunk.
+#[derive(Debug, Clone, Serialize)]
+pub struct RegisteredAnswer {
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
+    text: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Box<RawValue>>,
+}
+
+/// Answer of `GET /v1/chunks`.
+#[derive(Debug, Clone, Serialize)]
+pub struct PageAnswer {
+    chunks: Vec<RegisteredAnswer>,
+    next: Option<String>,
+}
+
+/// How many chunks are registered, and how many of them the model has read.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ProgressAnswer {
+    registered: usize,
+    warm: usize,
+    queued: usize,
+    failed: usize,
+}
+
+impl RegisterBody {
+    /// Reads every chunk.
+    ///
+    /// # Errors
+    /// When there is none, or more than `limits` allows. What is wrong with a single chunk is said in the batch.
+    pub fn into_batch(self, limits: &RegisterLimits) -> Result<Batch, RequestError> {
+        within(self.chunks.len(), limits.batch_count_max, "chunks")?;
+        let mut first_at = HashMap::new();
+        let mut entries = Vec::with_capacity(self.chunks.len());
+        for (index, raw) in self.chunks.iter().enumerate() {
+            let entry = chunk(raw.get(), limits).and_then(|chunk| match first_at.entry(chunk.id.clone()) {
+                std::collections::hash_map::Entry::Vacant(place) => {
+                    place.insert(index);
+                    Ok(Arc::new(chunk))
+                }
+                std::collections::hash_map::Entry::Occupied(first) => {
+                    let message =
+                        format!("chunk id {:?} is used by chunks[{}] already", chunk.id, first.get());
+                    Err(RequestError::new("chunk_id_duplicate", message, "id"))
+                }
+            });
+            entries.push(entry.map_err(|error| Rejected::new(index, raw.get(), error)));
+        }
+        Ok(Batch { entries, wait: self.wait, deadline_ms: self.deadline_ms })
+    }
+}
+
+impl DeleteBody {
+    /// The ids.
+    ///
+    /// # Errors
+    /// When there is none, or more than `count_max`.
+    pub fn into_ids(self, count_max: usize) -> Result<Vec<String>, RequestError> {
+        within(self.ids.len(), count_max, "ids")?;
+        Ok(self.ids)
+    }
+}
+
+fn within(found: usize, max: usize, param: &str) -> Result<(), RequestError> {
+    match found {
+        0 => Err(RequestError::new("chunks_empty", format!("{param} is empty: send at least one"), param)),
+        _ if found > max => {
+            let message =
+                format!("{param} has {found} entries, the limit is {max} (registry.batch_count_max)");
+            Err(RequestError::new("chunk_too_many", message, param))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, RequestError> {
+    let ChunkBody(fields) = read(json.as_bytes())?;
+    let metadata = fields.metadata.map(|metadata| metadata.get().to_owned());
+    if let Some(id) = &fields.id {
+        check_id(id)?;
+    }
+    if fields.text.trim().is_empty() {
+        return Err(RequestError::new(
+            "text_empty",
+            "the text is empty: nothing of it could be found",
+            "text",
+        ));
+    }
+    let max = limits.chunk_bytes_max;
+    for (name, len) in [("text", fields.text.len()), ("title", fields.title.as_ref().map_or(0, String::len))]
+    {
+        if len > max {
+            let message = format!("the {name} has {len} bytes, the limit is {max} (limits.chunk_bytes_max)");
+            return Err(RequestError::new("chunk_too_long", message, name));
+        }
+    }
+    if let Some(metadata) = &metadata {
+        check_metadata(metadata, limits.metadata_bytes_max)?;
+    }
+    let id =
+        fields.id.unwrap_or_else(|| content_id(fields.title.as_deref(), &fields.text, metadata.as_deref()));
+    Ok(Chunk { id, title: fields.title, text: fields.text, metadata })
+}
+
+fn check_id(id: &str) -> Result<(), RequestError> {
+    let wrong = match id.len() {
+        0 => "the id is empty: leave it out to get one".to_owned(),
+        len if len > ID_BYTES_MAX => format!("the id has {len} bytes, the limit is {ID_BYTES_MAX}"),
+        _ if id.contains(char::is_control) => "the id has a control character".to_owned(),
+        _ => return Ok(()),
+    };
+    Err(RequestError::new("chunk_id_invalid", wrong, "id"))
+}
+
+fn check_metadata(json: &str, bytes_max: usize) -> Result<(), RequestError> {
+    let wrong = |code, message: String| Err(RequestError::new(code, message, "metadata"));
+    if json.len() > bytes_max {
+        let message = format!(
+            "the metadata has {} bytes, the limit is {bytes_max} (registry.metadata_bytes_max)",
+            json.len()
+        );
+        return wrong("metadata_too_long", message);
+    }
+    match serde_json::from_str::<Value>(json) {
+        Err(error) => wrong("metadata_unreadable", format!("the metadata cannot be searched: {error}")),
+        Ok(value) if !value.is_object() => {
+            wrong("metadata_not_object", "the metadata is not an object: filters name its fields".to_owned())
+        }
+        Ok(value) if depth(&value) > METADATA_DEPTH_MAX => {
+            wrong("metadata_too_deep", format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"))
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// The parser has bounded it already.
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(values) => 1 + values.iter().map(depth).max().unwrap_or(0),
+        Value::Object(object) => 1 + object.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+impl Rejected {
+    fn new(index: usize, json: &str, error: RequestError) -> Self {
+        #[derive(Deserialize)]
+        struct Named {
+            id: String,
+        }
+        let param = match error.param {
+            Some(param) => format!("chunks[{index}].{param}"),
+            None => format!("chunks[{index}]"),
+        };
+        let id = serde_json::from_str::<Named>(json).ok().map(|named| named.id);
+        Self { id, error: ErrorBody { code: error.code, message: error.message, param: Some(param) } }
+    }
+}
+
+impl Batch {
+    /// The chunks that can be registered.
+    pub fn chunks(&self) -> impl Iterator<Item = &Arc<Chunk>> {
+        self.entries.iter().flatten()
+    }
+
+    /// Every chunk of the batch with what became of it; `outcomes` are those of [`Self::chunks`].
+    ///
+    /// # Panics
+    /// When there are fewer outcomes than chunks.
+    pub fn answer(self, outcomes: &[Outcome], count_max: usize, warming: Progress) -> ChangesAnswer {
+        let mut outcomes = outcomes.iter();
+        let answer = |(index, entry): (usize, Result<Arc<Chunk>, Rejected>)| match entry {
+            Err(Rejected { id, error }) => ChangeAnswer { index, id, status: "failed", error: Some(error) },
+            Ok(chunk) => {
+                let id = Some(chunk.id.clone());
+                match outcomes.next().expect("one per chunk") {
+                    Outcome::Full => {
+                        let message =
+                            format!("{count_max} chunks are registered already (registry.chunk_count_max)");
+                        let param = Some(format!("chunks[{index}]"));
+                        let error = Some(ErrorBody { code: "registry_full", message, param });
+                        ChangeAnswer { index, id, status: "failed", error }
+                    }
+                    outcome => ChangeAnswer { index, id, status: outcome.name(), error: None },
+                }
+            }
+        };
+        let chunks = self.entries.into_iter().enumerate().map(answer).collect();
+        ChangesAnswer { chunks, warming: Some(warming.into()) }
+    }
+}
+
+impl ChangesAnswer {
+    /// What became of each of `ids`.
+    pub fn deleted(ids: Vec<String>, outcomes: &[Outcome]) -> Self {
+        let answer = |(index, (id, outcome)): (usize, (String, &Outcome))| ChangeAnswer {
+            index,
+            id: Some(id),
+            status: outcome.name(),
+            error: None,
+        };
+        Self { chunks: ids.into_iter().zip(outcomes).enumerate().map(answer).collect(), warming: None }
+    }
+}
+
+impl From<&Chunk> for RegisteredAnswer {
+    fn from(chunk: &Chunk) -> Self {
+        let Chunk { id, title, text, metadata } = chunk.clone();
+        let metadata = metadata.and_then(|json| RawValue::from_string(json).ok());
+        Self { id, title, text, metadata }
+    }
+}
+
+impl PageAnswer {
+    /// A page of the list.
+    pub fn new(chunks: &[Arc<Chunk>], next: Option<String>) -> Self {
+        Self { chunks: chunks.iter().map(|chunk| RegisteredAnswer::from(&**chunk)).collect(), next }
+    }
+}
+
+impl From<Progress> for ProgressAnswer {
+    fn from(Progress { registered, warm, queued, failed }: Progress) -> Self {
+        Self { registered, warm, queued, failed }
+    }
+}

@@ -1,0 +1,137 @@
+//! Searching registered chunks: body and answer.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::chunks::RegisteredAnswer;
+use super::request::{RequestError, choice};
+use super::response::TimingMs;
+use crate::registry::Hit;
+use crate::registry::filter::Filter;
+
+/// Results when a search names no number.
+const LIMIT_DEFAULT: usize = 10;
+
+/// Body of `POST /v1/search`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SearchBody {
+    query: String,
+    #[serde(default)]
+    limit: Option<usize>,
+    #[serde(default)]
+    candidates: Option<usize>,
+    #[serde(default)]
+    filter: Option<Value>,
+    #[serde(default, deserialize_with = "choice")]
+    rank: Rank,
+    #[serde(default)]
+    deadline_ms: Option<u64>,
+}
+
+/// What the results are ordered by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rank {
+    /// The model's RC over the candidates that BM25 finds.
+    #[default]
+    Rc,
+    /// BM25 alone.
+    Bm25,
+}
+
+/// A search, read.
+#[derive(Debug, Clone)]
+pub struct SearchRequest {
+    /// The question.
+    pub query: String,
+    /// Results.
+    pub limit: usize,
+    /// Chunks that the model reads; at least as many as results.
+    pub candidates: usize,
+    /// Which chunks are searched.
+    pub filter: Option<Filter>,
+    /// What the results are ordered by.
+    pub rank: Rank,
+    /// Milliseconds that the caller waits.
+    pub deadline_ms: Option<u64>,
+}
+
+/// Bounds of a search.
+#[derive(Debug, Clone, Copy)]
+pub struct SearchLimits {
+    /// Candidates when a search names no number.
+    pub candidate_count_default: usize,
+    /// The most that it may name, and the most results.
+    pub candidate_count_max: usize,
+}
+
+/// Answer of `POST /v1/search`.
+#[derive(Debug, Clone, Serialize)]
+pub struct SearchAnswer {
+    results: Vec<ResultAnswer>,
+    rank: Rank,
+    candidates: usize,
+    timing_ms: TimingMs,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct ResultAnswer {
+    score: f32,
+    bm25: f32,
+    #[serde(flatten)]
+    chunk: RegisteredAnswer,
+}
+
+impl SearchBody {
+    /// The search.
+    ///
+    /// # Errors
+    /// A blank query, a number out of range, a filter that is none.
+    pub fn into_domain(self, limits: &SearchLimits) -> Result<SearchRequest, RequestError> {
+        if self.query.trim().is_empty() {
+            return Err(RequestError::new("query_empty", "query is empty", "query"));
+        }
+        let max = limits.candidate_count_max;
+        let within = |name: &str, count: usize| match count {
+            1.. if count <= max => Ok(count),
+            _ => {
+                let message = format!("{name} is {count}: from 1 to {max} (registry.candidate_count_max)");
+                Err(RequestError::new("count_out_of_range", message, name))
+            }
+        };
+        let limit = within("limit", self.limit.unwrap_or(LIMIT_DEFAULT.min(max)))?;
+        let default = limits.candidate_count_default.max(limit);
+        let candidates = within("candidates", self.candidates.unwrap_or(default))?;
+        let filter = self.filter.filter(|filter| !filter.is_null());
+        let filter = filter.map(|filter| Filter::parse(&filter, "filter")).transpose()?;
+        let Self { query, rank, deadline_ms, .. } = self;
+        let candidates = if rank == Rank::Bm25 { limit } else { candidates.max(limit) };
+        Ok(SearchRequest { query, limit, candidates, filter, rank, deadline_ms })
+    }
+}
+
+impl SearchAnswer {
+    /// The best of `hits` by `scores`, best first; equals in the order in which they were found.
+    pub fn new(
+        request: &SearchRequest,
+        hits: Vec<Hit>,
+        scores: Option<Vec<f32>>,
+        timing_ms: TimingMs,
+    ) -> Self {
+        let candidates = hits.len();
+        let scores = scores.unwrap_or_else(|| hits.iter().map(|hit| hit.bm25).collect());
+        let mut scored: Vec<(f32, Hit)> = scores.into_iter().zip(hits).collect();
+        scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+        scored.truncate(request.limit);
+        let result =
+            |(score, hit): (f32, Hit)| ResultAnswer { score, bm25: hit.bm25, chunk: (&*hit.chunk).into() };
+        Self { results: scored.into_iter().map(result).collect(), rank: request.rank, candidates, timing_ms }
+    }
+}
+
+impl From<crate::registry::filter::FilterError> for RequestError {
+    fn from(error: crate::registry::filter::FilterError) -> Self {
+        Self { code: error.code, message: error.message, param: Some(error.param) }
+    }
+}

@@ -1,0 +1,156 @@
+//! `/v1/chunks` and `/v1/registry`: registered chunks, and how far reading them ahead has come.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, Query, RawQuery, State};
+use axum::http::HeaderMap;
+use serde::Deserialize;
+
+use super::error::HttpError;
+use super::{Service, body, work};
+use crate::admission::Refusal;
+use crate::api::{
+    self, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RequestError,
+};
+use crate::pipeline::PipelineError;
+use crate::registry::filter::Filter;
+use crate::registry::{Change, Outcome};
+
+/// Chunks on a page.
+const PAGE_COUNT_DEFAULT: usize = 100;
+const PAGE_COUNT_MAX: usize = 1_000;
+
+/// `POST /v1/chunks`: registers what is right in a batch, and says what is wrong with the rest.
+pub async fn register(
+    State(service): State<Service>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<ChangesAnswer>, HttpError> {
+    let arrived = Instant::now();
+    let limits = service.limits.registry;
+    let batch = body::parsed(&service, &headers, body, move |body| {
+        Ok(api::parse::<RegisterBody>(body)?.into_batch(&limits.register)?)
+    })
+    .await?;
+    let deadline = work::deadline(arrived, batch.deadline_ms, &service)?;
+    let (ids, changes): (Vec<String>, Vec<Change>) =
+        batch.chunks().map(|chunk| (chunk.id.clone(), Change::Put(Arc::clone(chunk)))).unzip();
+    let outcomes = write(&service, changes, deadline).await?;
+    let registry = service.registry()?;
+    let warming =
+        if batch.wait { registry.settled(&ids, deadline).await } else { registry.progress_of(&ids) };
+    Ok(Json(batch.answer(&outcomes, limits.chunk_count_max, warming)))
+}
+
+/// `POST /v1/chunks/delete`: takes several away; those that are not there are said, and no error.
+pub async fn delete_batch(
+    State(service): State<Service>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<ChangesAnswer>, HttpError> {
+    // The other words in this place are ids, which are not posted to.
+    if id != "delete" {
+        return Err(HttpError::method_not_allowed());
+    }
+    let arrived = Instant::now();
+    let max = service.limits.registry.register.batch_count_max;
+    let ids =
+        body::parsed(
+            &service,
+            &headers,
+            body,
+            move |body| Ok(api::parse::<DeleteBody>(body)?.into_ids(max)?),
+        )
+        .await?;
+    let deadline = work::deadline(arrived, None, &service)?;
+    let outcomes = write(&service, ids.iter().cloned().map(Change::Delete).collect(), deadline).await?;
+    Ok(Json(ChangesAnswer::deleted(ids, &outcomes)))
+}
+
+/// `DELETE /v1/chunks/{id}`.
+pub async fn delete_one(
+    State(service): State<Service>,
+    Path(id): Path<String>,
+) -> Result<Json<ChangesAnswer>, HttpError> {
+    let deadline = work::deadline(Instant::now(), None, &service)?;
+    let outcomes = write(&service, vec![Change::Delete(id.clone())], deadline).await?;
+    match outcomes[..] {
+        [Outcome::Unknown] => Err(HttpError::chunk_not_found(&id)),
+        _ => Ok(Json(ChangesAnswer::deleted(vec![id], &outcomes))),
+    }
+}
+
+/// `GET /v1/chunks/{id}`.
+pub async fn get_one(
+    State(service): State<Service>,
+    Path(id): Path<String>,
+) -> Result<Json<RegisteredAnswer>, HttpError> {
+    let found = work::aside(move || match service.registry()?.get(&[&id])?.remove(0) {
+        Some(chunk) => Ok(chunk),
+        None => Err(HttpError::chunk_not_found(&id)),
+    });
+    Ok(Json((&*found.await?).into()))
+}
+
+/// Parameters of `GET /v1/chunks`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListQuery {
+    limit: Option<String>,
+    after: Option<String>,
+    filter: Option<String>,
+}
+
+/// `GET /v1/chunks`: a page of them in the order of their ids.
+pub async fn list(
+    State(service): State<Service>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<PageAnswer>, HttpError> {
+    let uri =
+        format!("/?{}", query.unwrap_or_default()).parse().map_err(|_| RequestError::query("not a query"))?;
+    let Query(query) =
+        Query::<ListQuery>::try_from_uri(&uri).map_err(|e| RequestError::query(&e.body_text()))?;
+    let limit = match query.limit.as_deref().map(str::parse) {
+        None => PAGE_COUNT_DEFAULT,
+        Some(Ok(limit @ 1..=PAGE_COUNT_MAX)) => limit,
+        Some(_) => return Err(HttpError::page_out_of_range(PAGE_COUNT_MAX)),
+    };
+    let page = work::aside(move || {
+        let filter = match &query.filter {
+            None => None,
+            Some(json) => {
+                let value = serde_json::from_str(json).map_err(|e| RequestError::filter_is_no_json(&e))?;
+                Some(Filter::parse(&value, "filter").map_err(RequestError::from)?)
+            }
+        };
+        Ok(service.registry()?.list(query.after.as_deref(), limit, filter.as_ref())?)
+    });
+    let page = page.await?;
+    Ok(Json(PageAnswer::new(&page.chunks, page.next)))
+}
+
+/// `GET /v1/registry`: how far reading ahead has come.
+pub async fn progress(State(service): State<Service>) -> Result<Json<ProgressAnswer>, HttpError> {
+    Ok(Json(service.registry()?.progress().into()))
+}
+
+/// Changes what is registered. A caller that is told of a deadline does not know whether the change was made; making it
+/// again is harmless.
+async fn write(
+    service: &Service,
+    changes: Vec<Change>,
+    deadline: Instant,
+) -> Result<Vec<Outcome>, HttpError> {
+    if service.admission.is_draining() {
+        return Err(Refusal::Draining.into());
+    }
+    let registry = service.registry()?;
+    match tokio::time::timeout_at(deadline.into(), registry.write(changes)).await {
+        Ok(outcomes) => Ok(outcomes?),
+        Err(_elapsed) => Err(PipelineError::DeadlineExceeded.into()),
+    }
+}

@@ -1,0 +1,56 @@
+//! `POST /v1/search`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+
+use super::error::HttpError;
+use super::{Service, body, observe, work};
+use crate::api::{self, Rank, SearchAnswer, SearchBody};
+use crate::pipeline::clock::Clock;
+
+/// Finds candidates by words and has the model rank them.
+pub async fn handle(
+    State(service): State<Service>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<SearchAnswer>, HttpError> {
+    let arrived = Instant::now();
+    let limits = service.limits.registry.search;
+    let request = body::parsed(&service, &headers, body, move |body| {
+        Ok(api::parse::<SearchBody>(body)?.into_domain(&limits)?)
+    })
+    .await?;
+    let deadline = work::deadline(arrived, request.deadline_ms, &service)?;
+    service.registry()?;
+    if request.rank == Rank::Rc {
+        service.ready()?;
+    }
+    let working = service.clone();
+    work::admitted(&service, deadline, move |cancel| {
+        cancel.check()?;
+        let registry = working.registry()?;
+        let mut clock = Clock::start();
+        let hits = clock.stage("search", || {
+            registry.search(&request.query, request.filter.as_ref(), request.candidates)
+        })?;
+        let scores = match request.rank {
+            Rank::Rc if !hits.is_empty() => {
+                let chunks: Vec<_> = hits.iter().map(|hit| Arc::clone(&hit.chunk)).collect();
+                let pipeline = working.ready()?;
+                let ranked = clock.stage("rank", || pipeline.rank(&request.query, &chunks, cancel));
+                Some(ranked.map_err(|error| HttpError::from(error).of_chunks_in("candidates"))?)
+            }
+            _ => None,
+        };
+        let timings = clock.finish();
+        observe::stages(&timings);
+        Ok(SearchAnswer::new(&request, hits, scores, (&timings).into()))
+    })
+    .await
+    .map(Json)
+}

@@ -1,0 +1,64 @@
+//! Runs what takes time off the threads that carry connections: with a permit, until a deadline, while somebody waits.
+
+use std::time::{Duration, Instant};
+
+use super::{HttpError, Service};
+use crate::pipeline::PipelineError;
+use crate::pipeline::cancel::Cancel;
+
+/// When a request that arrived at `arrived` is late.
+///
+/// # Errors
+/// When it names a deadline over the limit.
+pub fn deadline(arrived: Instant, asked_ms: Option<u64>, service: &Service) -> Result<Instant, HttpError> {
+    match asked_ms.map(Duration::from_millis) {
+        None => Ok(arrived + service.limits.deadline_default),
+        Some(asked) if asked <= service.limits.deadline_max => Ok(arrived + asked),
+        Some(_) => Err(HttpError::deadline_out_of_range(service.limits.deadline_max)),
+    }
+}
+
+/// Does something short on another thread.
+///
+/// # Errors
+/// What it says; an internal error when it panics.
+pub async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, HttpError> + Send + 'static,
+) -> Result<T, HttpError> {
+    // The panic's hook has said where; the caller may have asked for its chunks back.
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_panicked| Err(HttpError::internal()))
+}
+
+/// Waits for a permit, then works until `deadline`; stops at its next step when the client goes away.
+///
+/// # Errors
+/// What the work says; a refusal; a deadline.
+pub async fn admitted<T: Send + 'static>(
+    service: &Service,
+    deadline: Instant,
+    work: impl FnOnce(&Cancel) -> Result<T, HttpError> + Send + 'static,
+) -> Result<T, HttpError> {
+    let permit = service.admission.enter(deadline).await?;
+    let cancel = Cancel::at(Some(deadline));
+    // Dropped with this future when the client goes away: the work then stops at its next step.
+    let _gone = GoneGuard(cancel.clone());
+    let span = tracing::Span::current();
+    let work = aside(move || {
+        let _span = span.entered();
+        // Held until the work has really ended, not only until nobody waits for it.
+        let _permit = permit;
+        work(&cancel)
+    });
+    match tokio::time::timeout_at(deadline.into(), work).await {
+        Ok(outcome) => outcome,
+        Err(_elapsed) => Err(PipelineError::DeadlineExceeded.into()),
+    }
+}
+
+struct GoneGuard(Cancel);
+
+impl Drop for GoneGuard {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}

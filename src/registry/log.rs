@@ -1,0 +1,179 @@
+//! The log in which sidecars write what they register, so that each of them can follow: what it has to do, and how a
+//! change is written into it.
+//! Knows nothing of where it is kept, or of the index that follows it.
+
+pub mod memory;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::change::Change;
+use crate::domain::Chunk;
+
+/// An answer that comes later.
+pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A log of changes, and what they add up to. All who share it see the same changes in the same order.
+///
+/// What an implementation owes: [`Self::publish`] is atomic, in the log and in what it adds up to; positions only grow;
+/// a follower misses nothing, or says that it may have.
+pub trait ChangeLog: Send + Sync {
+    /// Names this log: the same for all who share it, and another one once its content has been lost. Made on first use.
+    fn identity(&self) -> Later<'_, Result<String, LogError>>;
+
+    /// Appends `changes` as one entry, all or none; its place.
+    fn publish(&self, changes: Vec<Change>) -> Later<'_, Result<Position, LogError>>;
+
+    /// The place of the last entry; none in an empty log.
+    fn end(&self) -> Later<'_, Result<Option<Position>, LogError>>;
+
+    /// Follows behind `position`, from the beginning when there is none.
+    fn follow(&self, position: Option<Position>) -> Box<dyn Follow>;
+
+    /// Part of the chunks that the log adds up to: from the beginning, or where the page before ended. A chunk that is
+    /// there all the time is on one page at least; one may be on two.
+    fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>>;
+}
+
+/// Somebody who follows a log.
+pub trait Follow: Send {
+    /// The next entry, however long it takes. Dropping what it returned loses no entry.
+    fn next(&mut self) -> Later<'_, Event>;
+}
+
+/// What a follower has to say.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The next entry.
+    Entry(Position, Vec<Change>),
+    /// Entries may be missing here: the log was trimmed past this place, or lost. The follower has nothing more to say.
+    Lost,
+}
+
+/// A page of what a log adds up to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LogPage {
+    /// Chunks, in no order.
+    pub chunks: Vec<Arc<Chunk>>,
+    /// Where the next page begins; none after the last.
+    pub next: Option<String>,
+}
+
+/// The place of an entry; later ones are greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Position {
+    /// The log's clock in milliseconds.
+    pub ms: u64,
+    /// Tells entries of one millisecond apart.
+    pub seq: u64,
+}
+
+/// The log does not answer.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("the change log that sidecars share is unavailable: {reason}")]
+pub struct LogError {
+    /// What it, or the way to it, said.
+    pub reason: String,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}-{}", self.ms, self.seq)
+    }
+}
+
+impl FromStr for Position {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (ms, seq) = text.split_once('-').unwrap_or((text, "0"));
+        Ok(Self { ms: ms.parse()?, seq: seq.parse()? })
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct ChunkWire {
+    id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
+    text: String,
+    /// JSON in a text: it comes back as it was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    metadata: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ChangeWire {
+    Put(ChunkWire),
+    Delete(String),
+}
+
+impl ChunkWire {
+    fn new(chunk: &Chunk) -> Self {
+        let Chunk { id, title, text, metadata } = chunk.clone();
+        Self { id, title, text, metadata }
+    }
+
+    fn chunk(self) -> Arc<Chunk> {
+        let Self { id, title, text, metadata } = self;
+        Arc::new(Chunk { id, title, text, metadata })
+    }
+}
+
+/// A chunk as bytes.
+pub fn encode_chunk(chunk: &Chunk) -> Vec<u8> {
+    serde_json::to_vec(&ChunkWire::new(chunk)).expect("texts are JSON")
+}
+
+/// A chunk from [`encode_chunk`]'s bytes; none when they are damaged.
+pub fn decode_chunk(bytes: &[u8]) -> Option<Arc<Chunk>> {
+    serde_json::from_slice(bytes).ok().map(ChunkWire::chunk)
+}
+
+/// Changes as bytes.
+pub fn encode_changes(changes: &[Change]) -> Vec<u8> {
+    let wire = |change: &Change| match change {
+        Change::Put(chunk) => ChangeWire::Put(ChunkWire::new(chunk)),
+        Change::Delete(id) => ChangeWire::Delete(id.clone()),
+    };
+    serde_json::to_vec(&changes.iter().map(wire).collect::<Vec<_>>()).expect("texts are JSON")
+}
+
+/// Changes from [`encode_changes`]' bytes; none when they are damaged.
+pub fn decode_changes(bytes: &[u8]) -> Option<Vec<Change>> {
+    let change = |wire| match wire {
+        ChangeWire::Put(chunk) => Change::Put(chunk.chunk()),
+        ChangeWire::Delete(id) => Change::Delete(id),
+    };
+    serde_json::from_slice::<Vec<ChangeWire>>(bytes).ok().map(|wires| wires.into_iter().map(change).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_come_back_as_they_were() {
+        let metadata = Some("{\"n\": 1e400}".to_owned());
+        let chunk =
+            Arc::new(Chunk { id: "ü\n".to_owned(), title: None, text: "\u{0}潮".to_owned(), metadata });
+        let changes = vec![Change::Put(Arc::clone(&chunk)), Change::Delete("x".to_owned())];
+        assert_eq!(decode_changes(&encode_changes(&changes)), Some(changes));
+        assert_eq!(decode_chunk(&encode_chunk(&chunk)), Some(chunk));
+        assert_eq!((decode_changes(b"[{\"put\"").is_none(), decode_chunk(b"{}")), (true, None));
+    }
+
+    #[test]
+    fn positions_read_and_order() {
+        let position = |text: &str| text.parse::<Position>().expect("a position");
+        assert_eq!(position("12-3").to_string(), "12-3");
+        assert!(position("9-10") > position("9-9") && position("10-0") > position("9-10"));
+    }
+}

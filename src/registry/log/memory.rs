@@ -1,0 +1,177 @@
+//! A log in the memory of one process: for tests, and the plainest reading of what a log has to do.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use super::{ChangeLog, Event, Follow, Later, LogError, LogPage, Position};
+use crate::domain::Chunk;
+use crate::registry::Change;
+
+/// Chunks on a page; small, so that tests see several.
+const PAGE_COUNT: usize = 3;
+
+/// A log. Clones are the same log.
+#[derive(Clone)]
+pub struct MemoryLog {
+    state: Arc<Mutex<State>>,
+    turn: Arc<watch::Sender<()>>,
+}
+
+#[derive(Default)]
+struct State {
+    entries: VecDeque<(Position, Vec<Change>)>,
+    chunks: BTreeMap<String, Arc<Chunk>>,
+    /// Of the last entry ever, and of the last that was trimmed away.
+    end: Option<Position>,
+    trimmed: Option<Position>,
+    clock: u64,
+    lives: u64,
+    down: bool,
+}
+
+impl Default for MemoryLog {
+    fn default() -> Self {
+        Self { state: Arc::default(), turn: Arc::new(watch::Sender::new(())) }
+    }
+}
+
+impl MemoryLog {
+    /// Whether it answers.
+    pub fn set_down(&self, down: bool) {
+        self.state().down = down;
+        self.turn.send_replace(());
+    }
+
+    /// Forgets all but the last `keep` entries; what they add up to stays.
+    pub fn trim(&self, keep: usize) {
+        let mut state = self.state();
+        while state.entries.len() > keep {
+            state.trimmed = state.entries.pop_front().map(|(position, _)| position);
+        }
+        drop(state);
+        self.turn.send_replace(());
+    }
+
+    /// Loses everything, as a server without a disk does when it restarts.
+    pub fn lose(&self) {
+        let mut state = self.state();
+        let (lives, clock) = (state.lives + 1, state.clock);
+        *state = State { lives, clock, ..State::default() };
+        drop(state);
+        self.turn.send_replace(());
+    }
+
+    /// Ids of the chunks that it adds up to, ascending.
+    pub fn ids(&self) -> Vec<String> {
+        self.state().chunks.keys().cloned().collect()
+    }
+
+    /// Entries that are in it.
+    pub fn len(&self) -> usize {
+        self.state().entries.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, LogError> {
+        let mut state = self.state();
+        match state.down {
+            true => Err(LogError { reason: "it is down".to_owned() }),
+            false => Ok(work(&mut state)),
+        }
+    }
+}
+
+impl State {
+    fn append(&mut self, changes: Vec<Change>) -> Position {
+        self.clock += 1;
+        let position = Position { ms: self.clock / 4, seq: self.clock % 4 };
+        for change in &changes {
+            match change {
+                Change::Put(chunk) => drop(self.chunks.insert(chunk.id.clone(), Arc::clone(chunk))),
+                Change::Delete(id) => drop(self.chunks.remove(id)),
+            }
+        }
+        self.entries.push_back((position, changes));
+        self.end = Some(position);
+        position
+    }
+
+    fn page(&self, cursor: Option<String>) -> LogPage {
+        let behind = |id: &String| cursor.as_ref().is_none_or(|cursor| id > cursor);
+        let mut left = self.chunks.iter().filter(|(id, _)| behind(id));
+        let page: Vec<_> = left.by_ref().take(PAGE_COUNT).collect();
+        let next = left.next().and_then(|_| page.last().map(|(id, _)| (*id).clone()));
+        LogPage { chunks: page.into_iter().map(|(_, chunk)| Arc::clone(chunk)).collect(), next }
+    }
+
+    /// None while there is nothing to say.
+    fn event(&self, at: Option<Position>, life: u64) -> Option<Event> {
+        if life != self.lives || self.trimmed > at || at > self.end {
+            return Some(Event::Lost);
+        }
+        let next = self.entries.iter().find(|(position, _)| Some(*position) > at)?;
+        Some(Event::Entry(next.0, next.1.clone()))
+    }
+}
+
+impl ChangeLog for MemoryLog {
+    fn identity(&self) -> Later<'_, Result<String, LogError>> {
+        Box::pin(async { self.ask(|state| format!("memory-{}", state.lives)) })
+    }
+
+    fn publish(&self, changes: Vec<Change>) -> Later<'_, Result<Position, LogError>> {
+        Box::pin(async {
+            let position = self.ask(|state| state.append(changes))?;
+            self.turn.send_replace(());
+            Ok(position)
+        })
+    }
+
+    fn end(&self) -> Later<'_, Result<Option<Position>, LogError>> {
+        Box::pin(async { self.ask(|state| state.end) })
+    }
+
+    fn follow(&self, position: Option<Position>) -> Box<dyn Follow> {
+        let life = self.state().lives;
+        Box::new(Following { log: self.clone(), turns: self.turn.subscribe(), at: position, life })
+    }
+
+    fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>> {
+        Box::pin(async { self.ask(|state| state.page(cursor)) })
+    }
+}
+
+struct Following {
+    log: MemoryLog,
+    turns: watch::Receiver<()>,
+    at: Option<Position>,
+    life: u64,
+}
+
+impl Follow for Following {
+    fn next(&mut self) -> Later<'_, Event> {
+        Box::pin(async {
+            loop {
+                self.turns.mark_unchanged();
+                // While it is down there is nothing to say.
+                if let Ok(Some(event)) = self.log.ask(|state| state.event(self.at, self.life)) {
+                    if let Event::Entry(position, _) = &event {
+                        self.at = Some(*position);
+                    }
+                    return event;
+                }
+                let _ = self.turns.changed().await;
+            }
+        })
+    }
+}

@@ -1,0 +1,113 @@
+//! Opens the index in its folder, or says what is wrong with it; never an empty one in the place of a damaged one.
+
+use std::path::Path;
+
+use tantivy::directory::MmapDirectory;
+use tantivy::directory::error::LockError;
+use tantivy::{Index, IndexWriter, TantivyError};
+
+use super::directory::Directory;
+use super::schema::{Fields, schema};
+use super::{RegistryError, analyzer};
+
+/// Bytes that the writer buffers before it writes a segment.
+const WRITER_BYTES: usize = 64 * 1024 * 1024;
+
+/// An index that this process alone writes.
+pub struct Opened {
+    pub index: Index,
+    pub writer: IndexWriter,
+    pub fields: Fields,
+}
+
+/// Opens the index in `dir`, in memory when that is empty.
+pub fn open(dir: &Path) -> Result<Opened, RegistryError> {
+    let (schema, fields) = schema();
+    let (index, existed) = match dir.as_os_str().is_empty() {
+        true => (Index::create_in_ram(schema.clone()), false),
+        false => on_disk(dir, &schema)?,
+    };
+    if index.schema() != schema {
+        return Err(RegistryError::OtherVersion { dir: dir.into() });
+    }
+    index.tokenizers().register(analyzer::NAME, analyzer::analyzer());
+    // One thread: a commit then makes one segment, and half a core is enough for what requests send.
+    let writer = index.writer_with_num_threads(1, WRITER_BYTES).map_err(|cause| refused(dir, cause))?;
+    if existed {
+        whole(dir, &index)?;
+    }
+    Ok(Opened { index, writer, fields })
+}
+
+fn on_disk(dir: &Path, schema: &tantivy::schema::Schema) -> Result<(Index, bool), RegistryError> {
+    let not_writable = |reason: String| RegistryError::NotWritable { dir: dir.into(), reason };
+    std::fs::create_dir_all(dir).map_err(|e| not_writable(e.to_string()))?;
+    let mmap = MmapDirectory::open(dir).map_err(|e| not_writable(e.to_string()))?;
+    let damaged = |reason: String| RegistryError::Damaged { dir: dir.into(), reason };
+    match Index::exists(&mmap) {
+        Ok(true) => Ok((Index::open(mmap).map_err(|e| damaged(e.to_string()))?, true)),
+        Ok(false) if holds_files(dir).map_err(|e| not_writable(e.to_string()))? => {
+            Err(damaged("it has files but no meta.json".to_owned()))
+        }
+        Ok(false) => Index::create(mmap, schema.clone(), tantivy::IndexSettings::default())
+            .map(|index| (index, false))
+            .map_err(|cause| refused(dir, cause)),
+        Err(cause) => Err(damaged(cause.to_string())),
+    }
+}
+
+/// Whether there is more than the hidden files (locks, lists) that an index leaves while it is being made.
+fn holds_files(dir: &Path) -> std::io::Result<bool> {
+    let names = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name()));
+    let names = names.collect::<std::io::Result<Vec<_>>>()?;
+    Ok(names.iter().any(|name| !name.to_string_lossy().starts_with('.')))
+}
+
+fn refused(dir: &Path, cause: TantivyError) -> RegistryError {
+    match cause {
+        TantivyError::LockFailure(LockError::LockBusy, _) => RegistryError::InUse { dir: dir.into() },
+        TantivyError::LockFailure(LockError::IoError(cause), _) => {
+            RegistryError::NotWritable { dir: dir.into(), reason: cause.to_string() }
+        }
+        other => RegistryError::NotWritable { dir: dir.into(), reason: other.to_string() },
+    }
+}
+
+/// Reads every file against its checksum, as fast as the disk gives them: a bit that has flipped is found now, not when a
+/// request meets it.
+fn whole(dir: &Path, index: &Index) -> Result<(), RegistryError> {
+    let damaged = |reason: String| RegistryError::Damaged { dir: dir.into(), reason };
+    let broken = index.validate_checksum().map_err(|e| damaged(e.to_string()))?;
+    match broken.iter().min() {
+        None => Ok(()),
+        Some(first) => Err(damaged(format!(
+            "{} of its files, {} among them, do not match their checksums",
+            broken.len(),
+            first.display()
+        ))),
+    }
+}
+
+/// Every chunk that is in the index.
+pub fn directory(searcher: &tantivy::Searcher, fields: &Fields) -> Result<Directory, TantivyError> {
+    let mut directory = Directory::default();
+    for segment in searcher.segment_readers() {
+        let content = segment.fast_fields().u64("content")?;
+        let ids = segment.inverted_index(fields.id)?;
+        let mut terms = ids.terms().stream()?;
+        while terms.advance() {
+            let id =
+                std::str::from_utf8(terms.key()).map_err(|e| TantivyError::InternalError(e.to_string()))?;
+            let mut docs =
+                ids.read_postings_from_terminfo(terms.value(), tantivy::schema::IndexRecordOption::Basic)?;
+            while tantivy::DocSet::doc(&docs) != tantivy::TERMINATED {
+                let doc = tantivy::DocSet::doc(&docs);
+                if !segment.is_deleted(doc) {
+                    directory.found(id, content.first(doc).unwrap_or_default());
+                }
+                tantivy::DocSet::advance(&mut docs);
+            }
+        }
+    }
+    Ok(directory)
+}

@@ -1,0 +1,558 @@
+//! The registry as its callers see it: what is written is there, found, listed and gone; what is broken is refused.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::filter::Filter;
+use super::warm::{Reader, Warmer};
+use super::*;
+
+fn settings(dir: &std::path::Path) -> RegistrySettings {
+    RegistrySettings { dir: dir.into(), ..RegistrySettings::default() }
+}
+
+fn in_memory() -> Registry {
+    Registry::open(&settings("".as_ref())).expect("a registry in memory")
+}
+
+fn chunk(id: &str, text: &str) -> Chunk {
+    Chunk { id: id.to_owned(), title: None, text: text.to_owned(), metadata: None }
+}
+
+fn with(id: &str, text: &str, metadata: Value) -> Change {
+    Change::Put(Arc::new(Chunk { metadata: Some(metadata.to_string()), ..chunk(id, text) }))
+}
+
+fn put(id: &str, text: &str) -> Change {
+    Change::Put(Arc::new(chunk(id, text)))
+}
+
+fn delete(id: &str) -> Change {
+    Change::Delete(id.to_owned())
+}
+
+/// What a set of changes does, in words.
+#[track_caller]
+fn write(registry: &Registry, changes: Vec<Change>) -> String {
+    let outcomes = block_on(registry.write(changes)).expect("the writer writes");
+    outcomes.into_iter().map(Outcome::name).collect::<Vec<_>>().join(" ")
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime").block_on(work)
+}
+
+fn ids(chunks: &[Arc<Chunk>]) -> String {
+    chunks.iter().map(|chunk| &*chunk.id).collect::<Vec<_>>().join(" ")
+}
+
+fn found(registry: &Registry, query: &str, filter: Option<Value>) -> Result<BTreeSet<String>, RegistryError> {
+    let filter = filter.map(|filter| Filter::parse(&filter, "filter").expect("a filter"));
+    let hits = registry.search(query, filter.as_ref(), 100)?;
+    Ok(hits.into_iter().map(|hit| hit.chunk.id.clone()).collect())
+}
+
+#[test]
+fn changes_and_what_they_did() {
+    let registry = in_memory();
+    let check = |changes, expect: &str| assert_eq!(write(&registry, changes), expect);
+    check(vec![put("a", "tide"), put("b", "moon")], "created created");
+    check(vec![put("a", "tide"), put("b", "sun")], "unchanged updated");
+    check(
+        vec![delete("a"), delete("a"), put("a", "ebb"), put("a", "flood")],
+        "deleted unknown created updated",
+    );
+    check(vec![with("a", "flood", json!({"x": 1}))], "updated");
+    check(vec![delete("none")], "unknown");
+    check(vec![], "");
+    let found = registry.get(&["b", "none", "a"]).expect("readable");
+    let texts: Vec<_> = found.iter().map(|chunk| chunk.as_ref().map(|chunk| &*chunk.text)).collect();
+    assert_eq!(texts, [Some("sun"), None, Some("flood")]);
+    assert_eq!(registry.missing(&["b", "none", "a", ""]), [1, 3]);
+}
+
+#[test]
+fn a_full_registry_takes_changes_but_no_more_chunks() {
+    let settings = RegistrySettings { chunk_count_max: 2, ..settings("".as_ref()) };
+    let registry = Registry::open(&settings).expect("in memory");
+    let check = |changes, expect: &str| assert_eq!(write(&registry, changes), expect);
+    check(vec![put("a", "1"), put("b", "1"), put("c", "1")], "created created full");
+    check(vec![put("a", "2"), delete("b"), put("c", "1")], "updated deleted created");
+    check(vec![put("d", "1")], "full");
+}
+
+#[test]
+fn a_new_version_is_never_hidden_by_an_old_one() {
+    let registry = RegistrySettings { cache_bytes_max: 0, ..settings("".as_ref()) };
+    for registry in [in_memory(), Registry::open(&registry).expect("without a cache")] {
+        for version in 0..20 {
+            let text = format!("version {version}");
+            write(&registry, vec![put("a", &text), put("b", &text)]);
+            let found = registry.get(&["a", "b"]).expect("readable");
+            assert!(found.iter().flatten().all(|chunk| chunk.text == text) && found.len() == 2);
+            assert_eq!(registry.search("version", None, 9).expect("readable").len(), 2, "old ones are gone");
+        }
+    }
+}
+
+#[test]
+fn pages_in_the_order_of_ids() {
+    let registry = in_memory();
+    let odd = |n: usize| with(&format!("{n:02}"), "text", json!({"odd": n % 2 == 1}));
+    write(&registry, (0..10).rev().map(odd).collect());
+    let check = |after, limit, filter: Option<Value>, expect: &str, next: Option<&str>| {
+        let filter = filter.map(|filter| Filter::parse(&filter, "filter").expect("a filter"));
+        let page = registry.list(after, limit, filter.as_ref()).expect("a page");
+        assert_eq!((&*ids(&page.chunks), page.next.as_deref()), (expect, next), "{after:?}");
+    };
+    check(None, 3, None, "00 01 02", Some("02"));
+    check(Some("02"), 3, None, "03 04 05", Some("05"));
+    check(Some("06"), 3, None, "07 08 09", None);
+    check(Some("0"), 1, None, "00", Some("00"));
+    check(Some("09"), 3, None, "", None);
+    check(Some("02"), 2, Some(json!({"odd": true})), "03 05", Some("05"));
+    check(Some("05"), 9, Some(json!({"odd": true})), "07 09", None);
+}
+
+#[test]
+fn words_find_texts_and_titles() {
+    let registry = in_memory();
+    let titled = Chunk { title: Some("Estuaries".to_owned()), ..chunk("title", "Where rivers end.") };
+    write(
+        &registry,
+        vec![
+            put("tide", "The tide is high. The tide is low."),
+            put("moon", "The moon makes the tide."),
+            put("de", "Die Flut kommt über die Küste."),
+            put("zh", "潮汐由月球引力引起。"),
+            Change::Put(Arc::new(titled)),
+        ],
+    );
+    let check = |query: &str, expect: &[&str]| {
+        let hits = registry.search(query, None, 10).expect("an index");
+        assert_eq!(hits.iter().map(|hit| &*hit.chunk.id).collect::<Vec<_>>(), expect, "{query}");
+        assert!(hits.windows(2).all(|pair| pair[0].bm25 >= pair[1].bm25));
+    };
+    check("Tide?", &["tide", "moon"]);
+    check("tide moon", &["moon", "tide"]);
+    check("estuaries", &["title"]);
+    check("kuste FLUT", &["de"]);
+    check("月球", &["zh"]);
+    check("nothing of this", &[]);
+    check("?!", &[]);
+    check("", &[]);
+    assert_eq!(registry.search("the", None, 0).expect("an index"), []);
+}
+
+#[test]
+fn filters_by_value_range_and_logic() {
+    let registry = in_memory();
+    write(
+        &registry,
+        vec![
+            with("a", "x", json!({"lang": "en", "year": 2020, "tags": ["sea", "moon"], "ok": true})),
+            with(
+                "b",
+                "x",
+                json!({"lang": "de", "year": 2021.5, "by": {"name": "Ada Lovelace"}, "ok": false}),
+            ),
+            with("c", "x", json!({"lang": "en", "year": -3, "at": "2024-05-01T12:00:00.25+02:00", "a.b": 7})),
+            with(
+                "d",
+                "x",
+                json!({"lang": null, "year": 2020.0, "at": "2024-05-01T10:00:01Z", "big": u64::MAX}),
+            ),
+            put("e", "x"),
+        ],
+    );
+    let check = |filter: Value, expect: &str| {
+        let found = found(&registry, "x", Some(filter.clone())).expect("an index");
+        assert_eq!(found.into_iter().collect::<Vec<_>>().join(" "), expect, "{filter}");
+    };
+    check(json!({"lang": "en"}), "a c");
+    check(json!({"lang": "EN"}), "");
+    check(json!({"by.name": "Ada Lovelace"}), "b");
+    check(json!({"by.name": "Ada"}), "");
+    check(json!({"tags": "moon"}), "a");
+    check(json!({"ok": true}), "a");
+    check(json!({"year": 2020}), "a d");
+    check(json!({"year": 2020.0}), "a d");
+    check(json!({"year": 2021.5}), "b");
+    check(json!({"year": "2020"}), "");
+    check(json!({"big": u64::MAX}), "d");
+    check(json!({"a.b": 7}), "c");
+    check(json!({"year": {"in": [-3, 2021.5, "en"]}}), "b c");
+    check(json!({"year": {"gte": 2020, "lt": 2021.5}}), "a d");
+    check(json!({"year": {"gt": 2020}}), "b");
+    check(json!({"year": {"gt": 2019.5, "lte": 2020.5}}), "a d");
+    check(json!({"year": {"gte": -3, "lte": u64::MAX}}), "a b c d");
+    check(json!({"big": {"gt": 1}}), "d");
+    check(json!({"big": {"gt": -1, "lt": 1e18}}), "");
+    check(json!({"year": {"lt": 0}}), "c");
+    check(json!({"year": {"lte": 1e300}}), "a b c d");
+    check(json!({"at": {"gte": "2024-05-01T10:00:00Z"}}), "c d");
+    check(json!({"at": {"gt": "2024-05-01T10:00:00.25Z"}}), "d");
+    check(json!({"at": "2024-05-01T10:00:00.25Z"}), "c");
+    check(json!({"at": "2024-05-01T10:00:00Z"}), "");
+    check(json!({"lang": {"exists": true}}), "a b c");
+    check(json!({"lang": {"exists": false}}), "d e");
+    check(json!({"by": {"exists": true}}), "b");
+    check(json!({"not": {"lang": "en"}}), "b d e");
+    check(json!({"not": {"year": {"gte": 0}}, "lang": "en"}), "c");
+    check(json!({"or": [{"lang": "de"}, {"tags": "sea"}]}), "a b");
+    check(json!({"and": [{"lang": "en"}, {"or": [{"year": -3}, {"ok": false}]}]}), "c");
+}
+
+#[test]
+fn unknown_fields_are_named_unless_nothing_is_registered() {
+    let registry = in_memory();
+    assert!(
+        found(&registry, "x", Some(json!({"lnag": "en"})))
+            .expect("an empty registry knows no field")
+            .is_empty()
+    );
+    write(&registry, vec![with("a", "x", json!({"lang": "en"})), with("b", "x", json!({"old": 1}))]);
+    let refused = |filter: Value| match found(&registry, "x", Some(filter)) {
+        Err(RegistryError::Filter(error)) => format!("{} {}", error.code, error.param),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(json!({"lnag": "en"})), "filter_field_unknown filter.lnag");
+    assert_eq!(
+        refused(json!({"not": {"lang.x": {"exists": true}}})),
+        "filter_field_unknown filter.not.lang.x"
+    );
+    assert!(found(&registry, "x", Some(json!({"old": 1}))).is_ok());
+    write(&registry, vec![delete("b")]);
+    assert_eq!(refused(json!({"old": 1})), "filter_field_unknown filter.old");
+}
+
+#[test]
+fn the_prefilter_keeps_the_best_of_those_named() {
+    let registry = in_memory();
+    let texts = ["sun", "tide", "rain", "tide tide moon", "snow", "moon"];
+    write(&registry, texts.iter().enumerate().map(|(n, text)| put(&n.to_string(), text)).collect());
+    let check = |ids: &[&str], keep, expect: &[usize]| {
+        assert_eq!(
+            registry.prefilter("the tide and the moon", ids, keep).expect("an index"),
+            expect,
+            "{ids:?}"
+        );
+    };
+    check(&["0", "1", "2", "3", "4", "5"], 3, &[1, 3, 5]);
+    check(&["0", "1", "2", "3", "4", "5"], 5, &[0, 1, 2, 3, 5]);
+    check(&["4", "2", "0"], 2, &[0, 1]);
+    check(&["5", "0"], 9, &[0, 1]);
+    check(&[], 9, &[]);
+}
+
+#[test]
+fn what_is_on_disk_is_there_after_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path().join("deep/registry");
+    let registry = Registry::open(&settings(&dir)).expect("a new one");
+    write(&registry, vec![with("a", "tide", json!({"n": 1})), put("b", "moon")]);
+    write(&registry, vec![delete("b"), put("c", "sun")]);
+    assert!(matches!(Registry::open(&settings(&dir)), Err(RegistryError::InUse { .. })), "locked");
+    drop(registry);
+    let registry = Registry::open(&settings(&dir)).expect("it is there");
+    assert_eq!(ids(&registry.list(None, 9, None).expect("a page").chunks), "a c");
+    assert_eq!(registry.progress(), Progress { registered: 2, warm: 0, queued: 2, failed: 0 });
+    let found = registry.get(&["a"]).expect("readable").remove(0).expect("registered");
+    assert_eq!((&*found.text, found.metadata.as_deref()), ("tide", Some("{\"n\":1}")));
+    assert_eq!(write(&registry, vec![put("c", "sun")]), "unchanged");
+}
+
+#[test]
+fn a_damaged_folder_is_refused_and_said() {
+    type Damage = fn(&std::path::Path);
+    let files = |dir: &std::path::Path, ending: &str| -> Vec<PathBuf> {
+        let paths = std::fs::read_dir(dir).expect("a folder").map(|entry| entry.expect("an entry").path());
+        paths.filter(|path| path.to_string_lossy().ends_with(ending)).collect()
+    };
+    let check = |name: &str, damage: &dyn Fn(&std::path::Path), expect: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let registry = Registry::open(&settings(folder.path())).expect("a new one");
+        write(&registry, vec![put("a", "tide")]);
+        drop(registry);
+        damage(folder.path());
+        let message = match Registry::open(&settings(folder.path())) {
+            Ok(registry) => panic!("{name}: opened with {:?}", registry.progress()),
+            Err(error) => error.to_string(),
+        };
+        assert!(message.contains(expect), "{name}: {message}");
+        assert!(message.contains(&folder.path().display().to_string()), "{name}: {message}");
+    };
+    let no_meta: Damage = |dir| std::fs::remove_file(dir.join("meta.json")).expect("it was there");
+    check("no meta.json", &no_meta, "no meta.json; restore the folder from a backup");
+    let half: Damage = |dir| std::fs::write(dir.join("meta.json"), "{\"segm").expect("writable");
+    check("half a meta.json", &half, "is damaged");
+    let no_store = |dir: &std::path::Path| {
+        files(dir, ".store").iter().for_each(|f| std::fs::remove_file(f).expect("it was there"))
+    };
+    check("no store", &no_store, "is damaged");
+    let flipped = |dir: &std::path::Path| {
+        let path = files(dir, ".store").remove(0);
+        let mut bytes = std::fs::read(&path).expect("readable");
+        bytes[3] ^= 1;
+        let mut permissions = std::fs::metadata(&path).expect("a file").permissions();
+        #[allow(clippy::permissions_set_readonly_false, reason = "a file of a test")]
+        permissions.set_readonly(false);
+        std::fs::set_permissions(&path, permissions).expect("ours");
+        std::fs::write(&path, bytes).expect("writable");
+    };
+    check("a bit", &flipped, "do not match their checksums");
+    let other: Damage = |dir| {
+        let meta = std::fs::read_to_string(dir.join("meta.json")).expect("readable");
+        std::fs::write(dir.join("meta.json"), meta.replace(analyzer::NAME, "thresher_words_0"))
+            .expect("writable");
+    };
+    check("another version", &other, "another version of thresher");
+}
+
+#[test]
+fn a_folder_that_is_none_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").expect("writable");
+    for dir in [file.clone(), file.join("below")] {
+        let error = Registry::open(&settings(&dir)).err().expect("no folder").to_string();
+        assert!(error.contains("(registry.dir) cannot be written"), "{error}");
+    }
+}
+
+#[test]
+fn batches_of_many_callers_are_all_there() {
+    let registry = Arc::new(in_memory());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().expect("a runtime");
+    let callers: Vec<_> = (0..32)
+        .map(|caller| {
+            let registry = Arc::clone(&registry);
+            runtime.spawn(async move {
+                for round in 0..4 {
+                    let batch = (0..5).map(|n| put(&format!("{caller}-{round}-{n}"), "text")).collect();
+                    assert_eq!(registry.write(batch).await.expect("written"), vec![Outcome::Created; 5]);
+                    assert!(
+                        registry.missing(&[format!("{caller}-{round}-4")]).is_empty(),
+                        "read your writes"
+                    );
+                }
+            })
+        })
+        .collect();
+    callers.into_iter().for_each(|caller| runtime.block_on(caller).expect("no panic"));
+    assert_eq!(registry.progress().registered, 32 * 4 * 5);
+    assert_eq!(registry.search("text", None, 1_000).expect("an index").len(), 640);
+}
+
+/// Notes what it is given; fails where the text says so.
+#[derive(Default)]
+struct Notes {
+    read: Mutex<Vec<String>>,
+    pieces: AtomicUsize,
+}
+
+impl Reader for Notes {
+    fn read(&self, chunks: &[Arc<Chunk>]) -> Result<(), String> {
+        self.pieces.fetch_add(1, Ordering::SeqCst);
+        if chunks.iter().any(|chunk| chunk.text.contains("bad")) {
+            return Err("a bad one".to_owned());
+        }
+        self.read.lock().expect("no panic").extend(chunks.iter().map(|chunk| chunk.id.clone()));
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    fn stop(&self) {}
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+#[test]
+fn registered_chunks_are_read_ahead_and_again_after_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let registry = Registry::open(&settings(folder.path())).expect("a new one");
+    let notes = Arc::new(Notes::default());
+    let warmer = Warmer::start(&registry, Arc::<Notes>::clone(&notes)).expect("a thread");
+    let names: Vec<String> = (0..10).map(|n| n.to_string()).collect();
+    write(&registry, names.iter().map(|id| put(id, "good")).collect());
+    let progress = block_on(registry.settled(&names, soon()));
+    assert_eq!(progress, Progress { registered: 10, warm: 10, queued: 0, failed: 0 });
+    assert_eq!(*notes.read.lock().expect("no panic"), names, "in the order in which they came");
+    assert!(notes.pieces.load(Ordering::SeqCst) >= 3, "in small pieces");
+    write(&registry, vec![put("1", "good again")]);
+    assert_eq!(block_on(registry.settled(&["1"], soon())).warm, 1);
+    drop((warmer, registry));
+
+    let registry = Registry::open(&settings(folder.path())).expect("it is there");
+    assert_eq!(registry.progress().queued, 10);
+    let late = block_on(registry.settled(&names, Instant::now() + Duration::from_millis(5)));
+    assert_eq!(late.queued, 10, "nobody reads yet, the deadline is kept");
+    let warmer = Warmer::start(&registry, Arc::new(Notes::default())).expect("a thread");
+    assert_eq!(block_on(registry.settled(&names, soon())).warm, 10);
+    drop(warmer);
+    write(&registry, vec![put("late", "good")]);
+    assert_eq!(
+        block_on(registry.settled(&["late"], soon())).queued,
+        1,
+        "nobody waits for a warmer that is gone"
+    );
+}
+
+#[test]
+fn a_chunk_that_cannot_be_read_does_not_hold_up_the_others() {
+    let registry = in_memory();
+    let _warmer = Warmer::start(&registry, Arc::new(Notes::default())).expect("a thread");
+    write(&registry, vec![put("a", "good"), put("b", "bad"), put("c", "good")]);
+    let progress = block_on(registry.settled(&["a", "b", "c"], soon()));
+    assert_eq!(progress, Progress { registered: 3, warm: 2, queued: 0, failed: 1 });
+}
+
+// ---- several registries that share a log ----
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().expect("a runtime")
+}
+
+/// A registry that follows `log`, in memory or in a folder that another one has just left.
+fn follower(log: &log::memory::MemoryLog, dir: &std::path::Path) -> Registry {
+    let registry = loop {
+        match Registry::open(&settings(dir)) {
+            Ok(registry) => break registry,
+            Err(RegistryError::InUse { .. }) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    registry.follow(Arc::new(log.clone()));
+    registry
+}
+
+fn all(registry: &Registry) -> String {
+    let chunks = registry.list(None, 1_000, None).expect("a page").chunks;
+    chunks.iter().map(|chunk| format!("{}={}", chunk.id, chunk.text)).collect::<Vec<_>>().join(" ")
+}
+
+async fn comes_to(registry: &Registry, expect: &str) {
+    for _ in 0..6_000 {
+        if all(registry) == expect {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("waited in vain: {} is not {expect}", all(registry));
+}
+
+async fn outcomes(registry: &Registry, changes: Vec<Change>) -> String {
+    let outcomes = registry.write(changes).await.expect("the log answers");
+    outcomes.into_iter().map(Outcome::name).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn what_one_registers_all_know() {
+    let memory = "".as_ref();
+    runtime().block_on(async {
+        let log = log::memory::MemoryLog::default();
+        let (one, two) = (follower(&log, memory), follower(&log, memory));
+        assert_eq!(outcomes(&one, vec![put("a", "1"), put("b", "1")]).await, "created created");
+        assert_eq!(all(&one), "a=1 b=1", "who wrote it reads it at once");
+        assert_eq!(
+            outcomes(&two, vec![put("a", "1"), put("b", "2")]).await,
+            "unchanged updated",
+            "of another's"
+        );
+        assert_eq!(
+            outcomes(&one, vec![delete("a"), delete("a"), put("b", "2")]).await,
+            "deleted unknown unchanged"
+        );
+        assert_eq!(log.len(), 3, "what changes nothing is not written");
+        comes_to(&two, "b=2").await;
+        let late = follower(&log, memory);
+        comes_to(&late, "b=2").await;
+        assert_eq!(late.search("2", None, 9).expect("an index").len(), 1);
+        let writers = (0..20).map(|n| {
+            let registry = if n % 2 == 0 { &one } else { &two };
+            registry.write(vec![put("x", &n.to_string()), put(&format!("y{n}"), "1")])
+        });
+        for writer in writers.collect::<Vec<_>>() {
+            writer.await.expect("the log answers");
+        }
+        let end = all(&two);
+        comes_to(&one, &end).await;
+        comes_to(&late, &end).await;
+    });
+}
+
+#[test]
+fn who_was_away_catches_up_from_where_it_was() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let memory = "".as_ref();
+    runtime().block_on(async {
+        let log = log::memory::MemoryLog::default();
+        let one = follower(&log, memory);
+        let away = follower(&log, folder.path());
+        outcomes(&away, vec![put("a", "1"), put("b", "1"), put("c", "1")]).await;
+        drop(away);
+        outcomes(&one, vec![put("a", "2"), delete("b")]).await;
+        outcomes(&one, vec![put("d", "1")]).await;
+        let back = follower(&log, folder.path());
+        comes_to(&back, "a=2 c=1 d=1").await;
+        drop(back);
+
+        outcomes(&one, vec![delete("a"), put("e", "1")]).await;
+        outcomes(&one, vec![put("e", "2"), put("b", "3")]).await;
+        log.trim(1);
+        let back = follower(&log, folder.path());
+        comes_to(&back, "b=3 c=1 d=1 e=2").await;
+        assert_eq!(outcomes(&back, vec![put("f", "1")]).await, "created");
+        comes_to(&one, "b=3 c=1 d=1 e=2 f=1").await;
+    });
+}
+
+#[test]
+fn chunks_of_before_the_log_are_given_to_it_and_a_log_that_was_lost_gets_them_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let alone = Registry::open(&settings(folder.path())).expect("a new one");
+    write(&alone, vec![put("a", "mine"), put("b", "mine")]);
+    drop(alone);
+    runtime().block_on(async {
+        let log = log::memory::MemoryLog::default();
+        let one = follower(&log, "".as_ref());
+        outcomes(&one, vec![put("b", "theirs"), put("c", "theirs")]).await;
+        let joined = follower(&log, folder.path());
+        let both = "a=mine b=theirs c=theirs";
+        comes_to(&joined, both).await;
+        comes_to(&one, both).await;
+        log.lose();
+        comes_to(&joined, both).await;
+        outcomes(&one, vec![put("d", "new")]).await;
+        comes_to(&joined, &format!("{both} d=new")).await;
+        while log.ids() != ["a", "b", "c", "d"] {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+#[test]
+fn a_log_that_is_down_takes_nothing_and_costs_no_reader() {
+    runtime().block_on(async {
+        let log = log::memory::MemoryLog::default();
+        let one = follower(&log, "".as_ref());
+        outcomes(&one, vec![put("a", "1")]).await;
+        log.set_down(true);
+        let refused = one.write(vec![put("b", "1")]).await.expect_err("it is down");
+        assert_eq!(refused.code(), "change_log_unavailable");
+        assert_eq!(all(&one), "a=1");
+        let two = follower(&log, "".as_ref());
+        log.set_down(false);
+        comes_to(&two, "a=1").await;
+        assert_eq!(outcomes(&one, vec![put("b", "1")]).await, "created");
+    });
+}

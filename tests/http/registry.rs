@@ -1,0 +1,372 @@
+//! Registered chunks over the wire: every endpoint's answer and every refusal.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+use thresher::domain::Chunk;
+use thresher::registry::warm::{Reader, Warmer};
+
+use crate::wire::{self, Framing, ask, get, post};
+use crate::{Daemon, SECRET, check_error, daemon, double, scripted};
+
+/// Registers chunks and expects all of them to be taken.
+async fn register(daemon: &Daemon, chunks: Value) -> Value {
+    let response = post(daemon.http, "/v1/chunks", json!({"chunks": chunks}).to_string()).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    response.json()
+}
+
+async fn delete(daemon: &Daemon, path: &str) -> wire::Response {
+    ask(daemon.http, "DELETE", path, b"", Framing::ContentLength).await
+}
+
+/// "status id" of every chunk of an answer.
+fn statuses(answer: &Value) -> Vec<String> {
+    let chunks = answer["chunks"].as_array().expect("chunks");
+    chunks.iter().map(|c| format!("{} {}", c["status"].as_str().expect("a status"), c["id"])).collect()
+}
+
+fn tides() -> Value {
+    json!([
+        {"id": "a", "title": "Tides", "text": "The tide is at noon.", "metadata": {"lang": "en", "year": 2020}},
+        {"id": "b", "text": "The moon is far. Water is wet.", "metadata": {"lang": "de", "year": 2021}},
+        {"id": "c", "text": "The tide and the moon.", "metadata": {"lang": "en"}},
+    ])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_is_taken_but_for_what_is_wrong_in_it() {
+    let daemon = daemon(Some(scripted()), 1, 0).await;
+    let answer = register(&daemon, tides()).await;
+    assert_eq!(statuses(&answer), ["created \"a\"", "created \"b\"", "created \"c\""]);
+    assert_eq!(answer["warming"], json!({"registered": 3, "warm": 0, "queued": 3, "failed": 0}));
+    let chunks = json!([
+        {"id": "a", "title": "Tides", "text": "The tide is at noon.", "metadata": {"lang": "en", "year": 2020}},
+        {"id": "b", "text": "Other."},
+        "no id",
+        {"text": "no id"},
+        {"id": "e", "text": " \n"},
+        {"id": "f", "text": "x".repeat(1501)},
+        {"id": "g", "text": "x", "metadata": {"long": "x".repeat(64)}},
+        {"id": "h", "text": "x", "metadata": [1]},
+        {"id": "", "text": "x"},
+        {"id": "tab\t", "text": "x"},
+        {"id": "b", "text": "again"},
+        {"id": "i", "text": "x", "body": 1},
+        {"id": "j"},
+        {"id": 5, "text": "x"},
+        7,
+    ]);
+    let answer = register(&daemon, chunks).await;
+    let errors: Vec<String> = answer["chunks"]
+        .as_array()
+        .expect("chunks")
+        .iter()
+        .map(|chunk| {
+            let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+            let (status, error) = (text(&chunk["status"]), &chunk["error"]);
+            format!("{} {status} {} {}", chunk["index"], text(&error["code"]), text(&error["param"]))
+        })
+        .collect();
+    let expect = [
+        "0 unchanged - -",
+        "1 updated - -",
+        "2 created - -",
+        "3 failed chunk_id_duplicate chunks[3].id",
+        "4 failed text_empty chunks[4].text",
+        "5 failed chunk_too_long chunks[5].text",
+        "6 failed metadata_too_long chunks[6].metadata",
+        "7 failed metadata_not_object chunks[7].metadata",
+        "8 failed chunk_id_invalid chunks[8].id",
+        "9 failed chunk_id_invalid chunks[9].id",
+        "10 failed chunk_id_duplicate chunks[10].id",
+        "11 failed unknown_field chunks[11].body",
+        "12 failed missing_field chunks[12].text",
+        "13 failed wrong_type chunks[13].id",
+        "14 failed wrong_type chunks[14]",
+    ];
+    assert_eq!(errors, expect);
+    assert_eq!(answer["chunks"][11]["id"], "i", "also a chunk that is wrong is named");
+    assert_eq!(answer["chunks"][14]["id"], Value::Null);
+    let id = answer["chunks"][2]["id"].as_str().expect("an id").to_owned();
+    assert_eq!(
+        get(daemon.http, &format!("/v1/chunks/{id}")).await.json(),
+        json!({"id": id, "text": "no id"})
+    );
+    let many: Vec<String> = (0..15).map(|n| format!("text {n}")).collect();
+    register(&daemon, json!(many)).await;
+    let full = register(&daemon, json!(["the last", "one too many"])).await;
+    assert_eq!(full["chunks"][0]["status"], "created");
+    assert_eq!(full["chunks"][1]["error"]["code"], "registry_full");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_register_nothing() {
+    let daemon = daemon(Some(scripted()), 1, 0).await;
+    let table = [
+        ("/v1/chunks", json!({"chunks": []}), "422 chunks_empty chunks", "at least one"),
+        (
+            "/v1/chunks",
+            json!({"chunks": vec!["x"; 16]}),
+            "422 chunk_too_many chunks",
+            "registry.batch_count_max",
+        ),
+        ("/v1/chunks", json!({"chunks": "x"}), "400 wrong_type chunks", "a sequence"),
+        ("/v1/chunks", json!({}), "400 missing_field chunks", "`chunks`"),
+        ("/v1/chunks", json!({"chunks": ["x"], "now": 1}), "400 unknown_field now", "`now`"),
+        ("/v1/chunks", json!(["x"]), "400 wrong_type -", "an object"),
+        (
+            "/v1/chunks",
+            json!({"chunks": ["x"], "deadline_ms": 600_001}),
+            "422 deadline_out_of_range deadline_ms",
+            "admission.deadline_ms_max",
+        ),
+        ("/v1/chunks/delete", json!({"ids": []}), "422 chunks_empty ids", "at least one"),
+        ("/v1/chunks/delete", json!({"ids": [1]}), "400 wrong_type ids[0]", "a string"),
+        ("/v1/chunks/other", json!({"ids": ["a"]}), "405 method_not_allowed -", "Allow"),
+    ];
+    for (path, body, error, message) in table {
+        let response = post(daemon.http, path, body.to_string()).await;
+        check_error(&body.to_string(), &response, error, message);
+    }
+    let half = post(daemon.http, "/v1/chunks", "{\"chunks\": [\"x\"").await;
+    check_error("half a body", &half, "400 invalid_json -", "EOF");
+    assert_eq!(get(daemon.http, "/v1/registry").await.json()["registered"], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_come_back_are_listed_and_go() {
+    let daemon = daemon(Some(scripted()), 1, 0).await;
+    register(&daemon, tides()).await;
+    let odd = "delete /ü?#%";
+    register(&daemon, json!([{"id": odd, "text": "x"}, {"id": "delete", "text": "y"}])).await;
+    let a = get(daemon.http, "/v1/chunks/a").await.json();
+    assert_eq!(a, tides()[0]);
+    assert_eq!(get(daemon.http, "/v1/chunks/delete%20%2F%C3%BC%3F%23%25").await.json()["id"], odd);
+    assert_eq!(get(daemon.http, "/v1/chunks/delete").await.json()["text"], "y");
+    let missing = get(daemon.http, "/v1/chunks/none").await;
+    check_error("an unknown one", &missing, "404 chunk_not_found -", "\"none\"");
+
+    let page = get(daemon.http, "/v1/chunks?limit=2").await.json();
+    assert_eq!((&page["chunks"][0], &page["next"]), (&tides()[0], &json!("b")));
+    let page = get(daemon.http, "/v1/chunks?limit=2&after=b").await.json();
+    assert_eq!((&page["chunks"][0]["id"], &page["next"]), (&json!("c"), &json!("delete")));
+    let filtered = get(daemon.http, "/v1/chunks?filter=%7B%22lang%22%3A%22en%22%7D").await.json();
+    assert_eq!(filtered["chunks"].as_array().expect("chunks").len(), 2);
+    for (query, error) in [
+        ("limit=0", "422 count_out_of_range limit"),
+        ("limit=1001", "422 count_out_of_range limit"),
+        ("limit=many", "422 count_out_of_range limit"),
+        ("page=2", "400 query_string_invalid -"),
+        ("filter=%7B", "400 filter_invalid filter"),
+        ("filter=%7B%22a%22%3Anull%7D", "400 filter_invalid filter.a"),
+        ("filter=%7B%22lnag%22%3A1%7D", "422 filter_field_unknown filter.lnag"),
+    ] {
+        check_error(query, &get(daemon.http, &format!("/v1/chunks?{query}")).await, error, "");
+    }
+
+    let gone = delete(&daemon, "/v1/chunks/a").await;
+    assert_eq!((gone.status, statuses(&gone.json())), (200, vec!["deleted \"a\"".to_owned()]));
+    check_error("again", &delete(&daemon, "/v1/chunks/a").await, "404 chunk_not_found -", "\"a\"");
+    let answer =
+        post(daemon.http, "/v1/chunks/delete", json!({"ids": ["b", "a", "delete"]}).to_string()).await;
+    assert_eq!(statuses(&answer.json()), ["deleted \"b\"", "unknown \"a\"", "deleted \"delete\""]);
+    assert_eq!(get(daemon.http, "/v1/registry").await.json()["registered"], 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_name_registered_chunks() {
+    let daemon = daemon(Some(scripted()), 1, 0).await;
+    register(&daemon, tides()).await;
+    let ask = |body: Value| {
+        let address = daemon.http;
+        async move { post(address, "/v1/compress", body.to_string()).await }
+    };
+    let named = ask(json!({"query": "When is the tide?", "chunk_ids": ["c", "a"], "keep": ["a"]})).await;
+    assert_eq!(named.status, 200, "{}", named.body);
+    let chunks = json!([tides()[2], tides()[0]]);
+    let mut sent = ask(json!({"query": "When is the tide?", "chunks": chunks, "keep": ["a"]})).await.json();
+    let mut named = named.json();
+    (named["timing_ms"], sent["timing_ms"]) = (Value::Null, Value::Null);
+    assert_eq!(named, sent, "named or sent, the answer is the same");
+
+    let names: Vec<String> = (0..13).map(|n| n.to_string()).collect();
+    let table = [
+        (
+            json!({"chunk_ids": ["a", "x", "b", "y"]}),
+            "422 chunk_unknown chunk_ids[1]",
+            "not registered: \"x\", \"y\"",
+        ),
+        (json!({"chunk_ids": ["a", "b", "a"]}), "422 chunk_id_duplicate chunk_ids[2]", "chunk_ids[0]"),
+        (json!({"chunk_ids": []}), "422 chunks_empty chunk_ids", "at least one"),
+        (json!({"chunk_ids": names}), "422 chunk_too_many chunk_ids", "limits.registered_chunk_count_max"),
+        (json!({"chunk_ids": names[..11]}), "422 chunk_unknown chunk_ids[0]", "\"9\" and 1 more"),
+        (json!({"chunk_ids": ["a"], "chunks": ["x"]}), "422 chunks_ambiguous chunk_ids", "not both"),
+        (json!({"chunk_ids": [5]}), "400 wrong_type chunk_ids[0]", "a string"),
+        (json!({}), "400 missing_field chunks", "`chunk_ids`"),
+        (json!({"chunk_ids": ["a"], "keep": ["b"]}), "422 keep_unknown keep[0]", "\"b\""),
+    ];
+    for (mut body, error, message) in table {
+        body["query"] = json!("tide");
+        check_error(&body.to_string(), &ask(body.clone()).await, error, message);
+    }
+    let long: Vec<Value> = ["x", "y"].iter().map(|id| json!({"id": id, "text": "y".repeat(1400)})).collect();
+    register(&daemon, json!(long)).await;
+    let refused = ask(json!({"query": "t", "chunk_ids": ["x", "y"]})).await;
+    check_error("too long together", &refused, "422 input_too_long chunk_ids", "limits.input_tokens_max");
+    let late = json!({"query": "t", "chunk_ids": ["b", "a"], "deadline_ms": 0, "on_error": "passthrough"});
+    let passed = ask(late).await.json();
+    assert_eq!(passed["context"], "[1] The moon is far. Water is wet.\n\n[2] The tide is at noon.");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn very_many_are_prefiltered_and_it_is_said() {
+    let daemon = daemon(Some(scripted()), 1, 0).await;
+    let mut chunks: Vec<Value> =
+        (0..9).map(|n| json!({"id": n.to_string(), "text": format!("Sun {n}.")})).collect();
+    chunks.extend(tides().as_array().expect("chunks").clone());
+    register(&daemon, json!(chunks)).await;
+    let names: Vec<&str> = chunks.iter().filter_map(|chunk| chunk["id"].as_str()).collect();
+    let body = json!({"query": "tide moon", "chunk_ids": names, "keep": ["4"]});
+    let answer = post(daemon.http, "/v1/compress", body.to_string()).await.json();
+    assert_eq!(answer["prefilter"], json!({"from": 12, "to": 3}), "{answer}");
+    let places: Vec<_> =
+        answer["chunks"].as_array().expect("chunks").iter().map(|c| (&c["id"], &c["index"])).collect();
+    assert_eq!(places[0], (&json!("4"), &json!(4)), "what is to be kept is never prefiltered");
+    assert!(places.contains(&(&json!("c"), &json!(11))), "{places:?}");
+    let few = json!({"query": "tide moon", "chunk_ids": names[..10]});
+    let answer = post(daemon.http, "/v1/compress", few.to_string()).await.json();
+    assert_eq!((answer.get("prefilter"), answer["chunks"].as_array().map(Vec::len)), (None, Some(10)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn searches_by_words_and_by_rc() {
+    let daemon = daemon(Some(scripted()), 1, 0).await;
+    let search = |body: Value| {
+        let address = daemon.http;
+        async move { post(address, "/v1/search", body.to_string()).await }
+    };
+    let ids = |answer: &Value| -> Vec<String> {
+        let results = answer["results"].as_array().unwrap_or_else(|| panic!("{answer}"));
+        results.iter().map(|result| result["id"].as_str().expect("an id").to_owned()).collect()
+    };
+    assert!(
+        ids(&search(json!({"query": "tide", "filter": {"x": 1}})).await.json()).is_empty(),
+        "nothing yet"
+    );
+    register(&daemon, tides()).await;
+    let answer = search(json!({"query": "tide", "rank": "bm25"})).await.json();
+    assert_eq!((ids(&answer), &answer["rank"]), (vec!["c".to_owned(), "a".to_owned()], &json!("bm25")));
+    assert_eq!(answer["results"][0]["score"], answer["results"][0]["bm25"]);
+    let answer = search(json!({"query": "tide moon"})).await.json();
+    assert_eq!((ids(&answer).len(), &answer["candidates"]), (3, &json!(3)), "{answer}");
+    let result = &answer["results"][0];
+    for field in ["id", "score", "bm25", "text", "metadata"] {
+        assert!(result.get(field).is_some(), "{field}: {result}");
+    }
+    let best: Vec<f64> =
+        answer["results"].as_array().expect("results").iter().filter_map(|r| r["score"].as_f64()).collect();
+    assert!(best.windows(2).all(|pair| pair[0] >= pair[1]), "{best:?}");
+    let one = search(json!({"query": "tide moon", "limit": 1, "candidates": 3})).await.json();
+    assert_eq!((&one["results"][0], &one["candidates"]), (&answer["results"][0], &json!(3)));
+    let filtered = search(json!({"query": "tide moon", "filter": {"year": {"gte": 2021}}})).await.json();
+    assert_eq!(ids(&filtered), ["b"]);
+    for (body, error, message) in [
+        (json!({"query": " "}), "422 query_empty query", "empty"),
+        (json!({"query": "x", "limit": 0}), "422 count_out_of_range limit", "from 1 to 10"),
+        (json!({"query": "x", "limit": 11}), "422 count_out_of_range limit", "registry.candidate_count_max"),
+        (json!({"query": "x", "candidates": 11}), "422 count_out_of_range candidates", "from 1 to 10"),
+        (json!({"query": "x", "rank": "best"}), "400 unknown_value rank", "`rc`"),
+        (json!({"query": "x", "filter": 5}), "400 filter_invalid filter", "an object"),
+        (
+            json!({"query": "x", "filter": {"year": {"near": 5}}}),
+            "400 filter_invalid filter.year.near",
+            "\"near\"",
+        ),
+        (json!({"query": "x", "filter": {"yaer": 5}}), "422 filter_field_unknown filter.yaer", "\"yaer\""),
+        (json!({"query": "x", "deadline_ms": 0}), "504 deadline_exceeded -", "deadline"),
+        (json!({"query": "x".repeat(65) + " tide"}), "422 query_too_long query", "limits.query_tokens_max"),
+    ] {
+        check_error(&body.to_string(), &search(body.clone()).await, error, message);
+    }
+}
+
+struct Counting(AtomicUsize);
+
+impl Reader for Counting {
+    fn read(&self, chunks: &[Arc<Chunk>]) -> Result<(), String> {
+        self.0.fetch_add(chunks.len(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    fn stop(&self) {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_is_answered_when_all_is_read() {
+    let daemon = daemon(Some(scripted()), 1, 0).await;
+    let body = json!({"chunks": tides(), "wait": true, "deadline_ms": 20}).to_string();
+    let late = post(daemon.http, "/v1/chunks", &body).await;
+    assert_eq!(
+        (late.status, &late.json()["warming"]["queued"]),
+        (200, &json!(3)),
+        "registered, if not read yet"
+    );
+    let counting = Arc::new(Counting(AtomicUsize::new(0)));
+    let registry = daemon.service.registry.get().expect("open");
+    let _warmer = Warmer::start(registry, Arc::<Counting>::clone(&counting)).expect("a thread");
+    let body = json!({"chunks": ["one more"], "wait": true}).to_string();
+    let answer = post(daemon.http, "/v1/chunks", body).await.json();
+    assert_eq!(answer["warming"], json!({"registered": 1, "warm": 1, "queued": 0, "failed": 0}));
+    while get(daemon.http, "/v1/registry").await.json()["queued"] != 0 {}
+    assert_eq!(counting.0.load(Ordering::SeqCst), 4);
+    let metrics = get(daemon.admin, "/metrics").await.body;
+    for line in [
+        "registry_chunks{state=\"warm\"}",
+        "registry_changes_total{outcome=\"created\"}",
+        "registry_commit_seconds_bucket",
+    ] {
+        assert!(metrics.contains(line), "{line} is missing in {metrics}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chunk_that_goes_while_it_is_asked_about_stays_for_that_request() {
+    let gate = Arc::new(crate::Gate::default());
+    let waits = double({
+        let gate = Arc::clone(&gate);
+        move |go_on| gate.pass(go_on)
+    });
+    let daemon = daemon(Some(waits), 1, 0).await;
+    register(&daemon, tides()).await;
+    let asked = tokio::spawn({
+        let address = daemon.http;
+        let body = json!({"query": "tide", "chunk_ids": ["a"]}).to_string();
+        async move { post(address, "/v1/compress", body).await }
+    });
+    crate::until("the request is at work", || gate.arrived.load(Ordering::SeqCst) == 1).await;
+    assert_eq!(delete(&daemon, "/v1/chunks/a").await.status, 200);
+    gate.open.store(true, Ordering::SeqCst);
+    let answer = asked.await.expect("no panic");
+    assert_eq!(answer.json()["context"], "[1] The tide is at noon.", "{}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn loading_and_draining() {
+    let daemon = daemon(None, 1, 0).await;
+    register(&daemon, tides()).await;
+    let search = json!({"query": "tide"}).to_string();
+    check_error("no model yet", &post(daemon.http, "/v1/search", &search).await, "503 not_ready -", "model");
+    let words = json!({"query": "tide", "rank": "bm25"}).to_string();
+    assert_eq!(post(daemon.http, "/v1/search", words).await.status, 200, "words need no model");
+    daemon.service.admission.drain();
+    let refused = post(daemon.http, "/v1/chunks", json!({"chunks": [SECRET]}).to_string()).await;
+    check_error("draining", &refused, "503 draining -", "shutting down");
+    check_error("draining", &delete(&daemon, "/v1/chunks/a").await, "503 draining -", "shutting down");
+    assert!(!get(daemon.admin, "/metrics").await.body.contains(SECRET));
+}
