@@ -19,7 +19,14 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("admission", &[]),
     (
         "config",
-        &["shared::SharedSettings", "kv::codec", "pipeline::auto", "pipeline::scan", "pipeline::validate"],
+        &[
+            "shared::SharedSettings",
+            "registry::RegistrySettings",
+            "kv::codec",
+            "pipeline::auto",
+            "pipeline::scan",
+            "pipeline::validate",
+        ],
     ),
     ("http", &["domain", "model", "pipeline", "registry", "api", "admission"]),
     ("telemetry", &["config"]),

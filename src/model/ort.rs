@@ -19,10 +19,9 @@ use self::workers::Workers;
 use super::contract::{Contract, Graph, IoTensor, Side, check_io, hex};
 use super::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
 
-/// Sessions of the query graph at most, and threads of each. A question is short: one thread for it would leave the other
-/// cores idle while somebody waits, and more than four find nothing to do.
-const QUERY_SESSIONS_MAX: usize = 4;
-const QUERY_THREADS_MAX: usize = 4;
+/// Cores that share one session of the query graph, as its threads. A question is short: one thread for it would leave the
+/// others idle while somebody waits, and a session for each core would hold its weights (45 MB for MiniLM) once more.
+const CORES_PER_QUERY_SESSION: usize = 4;
 
 /// Where things are and how many cores to use.
 #[derive(Debug, Clone)]
@@ -73,7 +72,8 @@ impl OrtRuntime {
         let load =
             |graph, count, threads| sessions(&environment, settings, &contract, graph, (count, threads));
         let passage = load(Graph::Passage, cores, 1)?;
-        let query = load(Graph::Query, cores.min(QUERY_SESSIONS_MAX), cores.min(QUERY_THREADS_MAX))?;
+        let sessions = cores.div_ceil(CORES_PER_QUERY_SESSION);
+        let query = load(Graph::Query, sessions, cores.min(CORES_PER_QUERY_SESSION))?;
         let frame = Frame::of(&contract);
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();
         let run = |mut session: Session| {
