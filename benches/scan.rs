@@ -1,0 +1,98 @@
+//! A 16-token question over blocks of 100 chunks of 200 tokens: each codec on each kernel, and what bounds it.
+//!
+//! Run with `cargo bench --bench scan`. One thread scans where it says so; `peaks` uses all cores, as requests do. The peer
+//! is the same product as a matrix product in single precision (ndarray over matrixmultiply), keys decoded beforehand; the
+//! floor for memory is reading every byte of the blocks once.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ndarray::{Array2, Array3, Axis, s};
+use thresher::domain::TokenSpan;
+use thresher::kv::block::{Block, Parts};
+use thresher::kv::codec::Codec;
+use thresher::kv::scan::{self, Kernel, Part, Question};
+
+const CHUNKS: usize = 100;
+const TOKENS: usize = 200;
+const DIM: usize = 384;
+const QUERIES: usize = 16;
+const SENTENCE_TOKENS: usize = 25;
+
+/// Unit vectors by a fixed generator.
+fn vectors(tokens: usize, seed: u64) -> Array3<f32> {
+    let mut state = seed;
+    let mut out = Array3::from_shape_simple_fn((1, tokens, DIM), || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    });
+    for mut key in out.lanes_mut(Axis(2)) {
+        let norm = key.dot(&key).sqrt();
+        key /= norm;
+    }
+    out
+}
+
+fn blocks(codec: Codec) -> Vec<Block> {
+    let offsets: Vec<_> = (0..TOKENS).map(|t| (5 * t..5 * t + 4).into()).collect();
+    let block = |i| {
+        let keys = vectors(TOKENS, i);
+        Block::encode(Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[] }, codec)
+    };
+    (0..CHUNKS as u64).map(block).collect()
+}
+
+fn scans(c: &mut Criterion) {
+    let question = Question::new(vectors(QUERIES, 77));
+    let segments: Vec<TokenSpan> = std::iter::once(TokenSpan::new(0, TOKENS))
+        .chain(
+            (0..TOKENS / SENTENCE_TOKENS)
+                .map(|i| TokenSpan::new(i, i + 1))
+                .map(|s| TokenSpan::new(s.start * SENTENCE_TOKENS, s.end * SENTENCE_TOKENS)),
+        )
+        .collect();
+    let mut group = c.benchmark_group("scan 100x200 keys, 16 question tokens");
+    group.sample_size(30);
+    for codec in Codec::ALL {
+        let blocks = blocks(codec);
+        let bytes: usize = blocks.iter().map(|block| block.bytes().len()).sum();
+        println!("{codec}: {:.1} bytes a token", bytes as f64 / (CHUNKS * TOKENS) as f64);
+        group.throughput(Throughput::Bytes(bytes as u64));
+        let kernels = if codec.is_quantized() { Kernel::available() } else { vec![Kernel::best()] };
+        for kernel in kernels {
+            let name = if codec.is_quantized() { format!("{codec} {kernel:?}") } else { codec.to_string() };
+            group.bench_function(format!("logits, one thread: {name}"), |b| {
+                let all: Vec<&Block> = blocks.iter().collect();
+                let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
+                b.iter(|| one.install(|| scan::logits_by(kernel, black_box(&question), &all)));
+            });
+        }
+        let parts: Vec<Part> = blocks.iter().map(|block| Part { block, segments: &segments }).collect();
+        group.bench_function(format!("peaks of chunks and sentences, all cores: {codec}"), |b| {
+            b.iter(|| scan::peaks(black_box(&question), &parts, &|| true));
+        });
+        group.bench_function(format!("floor: every byte read once, one thread: {codec}"), |b| {
+            b.iter(|| blocks.iter().map(|block| checksum(block.bytes())).fold(0, u64::wrapping_add));
+        });
+    }
+    let keys: Vec<_> = (0..CHUNKS as u64).map(|i| vectors(TOKENS, i)).collect();
+    let asked: Array2<f32> = question.exact().slice(s![0, .., ..]).to_owned();
+    group.bench_function("peer: single-precision matrix product, one thread", |b| {
+        b.iter(|| keys.iter().map(|keys| product(&asked, keys)).sum::<f32>());
+    });
+    group.finish();
+}
+
+fn product(question: &Array2<f32>, keys: &Array3<f32>) -> f32 {
+    let logits: Array2<f32> = question.dot(&keys.slice(s![0, .., ..]).t());
+    logits[[0, 0]]
+}
+
+/// Reads all bytes, as fast as memory gives them.
+fn checksum(bytes: &[u8]) -> u64 {
+    let (words, _) = bytes.as_chunks::<8>();
+    words.iter().fold(0, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)))
+}
+
+criterion_group!(benches, scans);
+criterion_main!(benches);
