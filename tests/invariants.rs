@@ -1,14 +1,17 @@
 //! What always holds, over texts chosen to break it. The scripted model answers, so thousands of requests take seconds.
 //! Each property is one sentence of the README's promises; a bug found by one becomes a row of `once_broken`.
 
-use std::sync::{Arc, LazyLock};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex};
 
+use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::Value;
 use thresher::api::CompressAnswer;
 use thresher::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
-use thresher::kv::store::KvStore;
+use thresher::kv::key::BlockKey;
+use thresher::kv::store::{KvStore, Source, Tiers};
 use thresher::model::scripted::ScriptedModel;
 use thresher::model::tokenizer::ModelTokenizer;
 use thresher::pipeline::cancel::Cancel;
@@ -79,9 +82,34 @@ static PIPELINE: LazyLock<Pipeline> = LazyLock::new(|| pipeline(RequestLimits::d
 static TOKENIZER: LazyLock<ModelTokenizer> = LazyLock::new(|| ScriptedModel::tokenizer(&WORDS));
 
 fn pipeline(limits: RequestLimits) -> Pipeline {
-    let tokenizer = ScriptedModel::tokenizer(&WORDS);
-    let (model, store) = (Arc::new(ScriptedModel::new(WINDOW_TOKENS)), Arc::new(KvStore::without_tiers()));
-    Pipeline::new(model, tokenizer.into(), store, Settings { limits, ..Settings::default() })
+    over(KvStore::without_tiers(), limits)
+}
+
+fn over(store: KvStore, limits: RequestLimits) -> Pipeline {
+    let (model, tokenizer) = (Arc::new(ScriptedModel::new(WINDOW_TOKENS)), ScriptedModel::tokenizer(&WORDS));
+    Pipeline::new(model, tokenizer.into(), store.into(), Settings { limits, ..Settings::default() })
+}
+
+/// Keeps every block in memory, for good.
+#[derive(Default)]
+struct Memory(Mutex<HashMap<BlockKey, Bytes>>);
+
+impl Tiers for Memory {
+    fn resident(&self, key: &BlockKey) -> Option<Bytes> {
+        self.0.lock().expect("no panic").get(key).cloned()
+    }
+
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
+        vec![None; keys.len()]
+    }
+
+    fn keep(&self, key: BlockKey, bytes: Bytes) {
+        self.0.lock().expect("no panic").insert(key, bytes);
+    }
+
+    fn remove(&self, key: &BlockKey) {
+        self.0.lock().expect("no panic").remove(key);
+    }
 }
 
 fn compress(request: &CompressRequest) -> Result<Compressed, PipelineError> {
@@ -337,9 +365,9 @@ fn nothing_is_dropped_silently(request: &CompressRequest, found: &Compressed) ->
     Ok(())
 }
 
-/// An answer but for its times.
+/// An answer but for its times and where its blocks came from.
 fn timeless(compressed: Compressed) -> Compressed {
-    Compressed { timings: Timings::default(), ..compressed }
+    Compressed { timings: Timings::default(), sources: None, ..compressed }
 }
 
 proptest! {
@@ -363,6 +391,16 @@ proptest! {
         let first = on(1);
         prop_assert_eq!(&on(1), &first);
         prop_assert_eq!(&on(4), &first);
+    }
+
+    #[test]
+    fn what_was_kept_changes_no_answer(requests in prop::collection::vec(request(), 1..4)) {
+        let warm = over(KvStore::new(Arc::new(Memory::default())), RequestLimits::default());
+        for request in requests.iter().chain(&requests) {
+            let answer = |pipeline: &Pipeline| pipeline.compress(request, &Cancel::default()).map(timeless);
+            let (warm, cold) = (answer(&warm), answer(&PIPELINE));
+            prop_assert_eq!(warm.map_err(|e| e.to_string()), cold.map_err(|e| e.to_string()));
+        }
     }
 
     #[test]

@@ -12,12 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::admission::Admission;
 use thresher::http::admin::Admin;
 use thresher::http::{self, RegistryLimits, ServeLimits, Service};
-use thresher::kv::store::KvStore;
+use thresher::kv::key::BlockKey;
+use thresher::kv::store::{KvStore, Source, Tiers};
 use thresher::model::scripted::ScriptedModel;
 use thresher::model::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
 use thresher::pipeline::validate::RequestLimits;
@@ -43,10 +45,13 @@ struct Daemon {
 
 /// Serves `model` to `concurrency` requests at once, `queue` waiting; without a model it is still loading.
 async fn daemon(model: Option<Arc<dyn ModelRuntime>>, concurrency: usize, queue: usize) -> Daemon {
+    let pipeline = model.map(|model| pipeline_of(model, KvStore::without_tiers()));
+    daemon_of(pipeline, concurrency, queue).await
+}
+
+async fn daemon_of(loaded: Option<Pipeline>, concurrency: usize, queue: usize) -> Daemon {
     let pipeline = OnceLock::new();
-    if let Some(model) = model {
-        let _ = pipeline.set(pipeline_of(model));
-    }
+    let _ = loaded.map(|loaded| pipeline.set(loaded));
     let (registry, settings) = (OnceLock::new(), registry_settings());
     let _ = registry.set(Registry::open(&settings).expect("a registry in memory"));
     let service = Service {
@@ -67,10 +72,14 @@ async fn daemon(model: Option<Arc<dyn ModelRuntime>>, concurrency: usize, queue:
     Daemon { http: listen(http::router(service.clone())).await, admin: listen(admin).await, service }
 }
 
-fn pipeline_of(model: Arc<dyn ModelRuntime>) -> Pipeline {
+fn pipeline_of(model: Arc<dyn ModelRuntime>, store: KvStore) -> Pipeline {
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon"]));
-    let store = Arc::new(KvStore::without_tiers());
-    Pipeline::new(model, tokenizer, store, Settings { limits: request_limits(), ..Settings::default() })
+    Pipeline::new(
+        model,
+        tokenizer,
+        store.into(),
+        Settings { limits: request_limits(), ..Settings::default() },
+    )
 }
 
 fn request_limits() -> RequestLimits {
@@ -155,6 +164,25 @@ impl Gate {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// Tiers that have nothing and count who looked.
+#[derive(Default)]
+struct Looks(AtomicUsize);
+
+impl Tiers for Looks {
+    fn resident(&self, _: &BlockKey) -> Option<Bytes> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        None
+    }
+
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
+        vec![None; keys.len()]
+    }
+
+    fn keep(&self, _: BlockKey, _: Bytes) {}
+
+    fn remove(&self, _: &BlockKey) {}
 }
 
 async fn until(what: &str, holds: impl Fn() -> bool) {
@@ -568,7 +596,7 @@ async fn loading_then_ready_then_draining() {
     let response = post(daemon.http, "/v1/compress", patient.to_string()).await;
     assert_eq!(response.status, 200, "what is ours to answer for is passed through, also while loading");
     assert!(response.body.contains("\"code\":\"not_ready\""), "{}", response.body);
-    let _ = daemon.service.pipeline.set(pipeline_of(scripted()));
+    let _ = daemon.service.pipeline.set(pipeline_of(scripted(), KvStore::without_tiers()));
     assert_eq!((admin("/readyz").await.status, &*admin("/readyz").await.body), (200, "ok\n"));
     assert_good("once loaded", &post(daemon.http, "/v1/compress", good().to_string()).await);
     daemon.service.admission.drain();
@@ -619,6 +647,37 @@ async fn a_client_that_goes_away_stops_the_work() {
         response = post(daemon.http, "/v1/compress", &body).await;
     }
     assert_good("with the permit of the one that left", &response);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_are_read_once_for_all_who_wait_though_the_first_leaves() {
+    let gate = Arc::new(Gate::default());
+    let model = double({
+        let gate = Arc::clone(&gate);
+        move |go_on| gate.pass(go_on)
+    });
+    let looks = Arc::new(Looks::default());
+    let daemon = daemon_of(Some(pipeline_of(model, KvStore::new(looks.clone()))), 4, 4).await;
+    let body = good().to_string();
+    let first = send(daemon.http, "POST", "/v1/compress", body.as_bytes(), Framing::ContentLength).await;
+    until("the first one reads", || gate.arrived.load(Ordering::SeqCst) == 1).await;
+    let others = [(); 2].map(|()| {
+        let (http, body) = (daemon.http, body.clone());
+        tokio::spawn(async move { post(http, "/v1/compress", body).await })
+    });
+    until("all have looked for both chunks, the first one twice", || looks.0.load(Ordering::SeqCst) == 8)
+        .await;
+    // What follows a look is to wait for the flight: no more than a lock away.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop(first);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    gate.open.store(true, Ordering::SeqCst);
+    for other in others {
+        let response = other.await.expect("no panic");
+        assert_good("another's reading", &response);
+        assert_eq!(response.json()["blocks"]["joined"], 2, "{}", response.body);
+    }
+    assert_eq!(gate.arrived.load(Ordering::SeqCst), 1, "the model was asked once");
 }
 
 #[tokio::test(flavor = "multi_thread")]

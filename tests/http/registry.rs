@@ -310,7 +310,7 @@ impl Reader for Counting {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_is_answered_when_all_is_read() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
-    let body = json!({"chunks": tides(), "wait": true, "deadline_ms": 20}).to_string();
+    let body = json!({"chunks": tides(), "wait": true, "deadline_ms": 1500}).to_string();
     let late = post(daemon.http, "/v1/chunks", &body).await;
     assert_eq!(
         (late.status, &late.json()["warming"]["queued"]),
