@@ -25,6 +25,7 @@ use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{Pipeline, Settings};
 use crate::registry::Registry;
+use crate::registry::log::journal::JournalLog;
 use crate::registry::warm::{self, Warmer};
 use crate::shared::Shared;
 use crate::telemetry::{self, Prometheus};
@@ -50,9 +51,17 @@ fn with_store(config: &Config, store: Arc<KvStore>) -> anyhow::Result<Pipeline> 
 /// # Errors
 /// A directory that cannot be used, settings that cannot be; a shared tier that is down is none.
 pub fn tiers(config: &Config) -> anyhow::Result<AllTiers> {
+    with_shared(config, shared(config)?)
+}
+
+fn with_shared(config: &Config, shared: Option<Shared>) -> anyhow::Result<AllTiers> {
     let local = LocalTiers::open(&local_settings(config))?;
-    let shared = config.shared.enabled().then(|| Shared::connect(&config.shared)).transpose()?;
     Ok(AllTiers::new(local, shared, Handle::current()))
+}
+
+/// The tier that sidecars share, where one is named.
+fn shared(config: &Config) -> anyhow::Result<Option<Shared>> {
+    Ok(config.shared.enabled().then(|| Shared::connect(&config.shared)).transpose()?)
 }
 
 /// Bounds and place of the local tiers.
@@ -125,7 +134,8 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let public = bind("http.listen", config.http.listen).await?;
     let admin = bind("admin.listen", config.admin.listen).await?;
     let metrics = telemetry::install_metrics()?;
-    let tiers = tiers(&config)?;
+    let shared = shared(&config)?;
+    let tiers = with_shared(&config, shared.clone())?;
     let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));
     let service = service(&config);
     let read_max = service.limits.read_max;
@@ -139,7 +149,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     tokio::spawn(upkeep(metrics));
     let mut stopping = stopped.clone();
     let warmer = tokio::select! {
-        loaded = load(config.clone(), store, service) => Some(loaded?),
+        loaded = load(config.clone(), store, shared, service) => Some(loaded?),
         _ = stopping.wait_for(|stop| *stop) => None,
     };
     let [public, _admin] = serving;
@@ -186,11 +196,21 @@ fn admin_router(service: &Service, metrics: &Prometheus) -> Router {
     })
 }
 
-/// The registry first: it can take chunks while the model loads.
-async fn load(config: Config, store: Arc<KvStore>, service: Service) -> anyhow::Result<Warmer> {
+/// The registry first: it can take chunks while the model loads. Nobody waits for the log that sidecars share: what is
+/// registered here is known until others have more to say.
+async fn load(
+    config: Config,
+    store: Arc<KvStore>,
+    shared: Option<Shared>,
+    service: Service,
+) -> anyhow::Result<Warmer> {
     tokio::task::spawn_blocking(move || {
         let started = Instant::now();
         let registry = Registry::open(&config.registry)?;
+        // Before anybody can write: a change that is not in the log would be known here alone.
+        if let Some(shared) = &shared {
+            registry.follow(Arc::new(JournalLog::new(shared)?));
+        }
         let (chunks, ms) = (registry.progress().registered, started.elapsed().as_millis() as u64);
         tracing::info!(chunks, ms, "registry open");
         let registry = service.registry.get_or_init(|| registry);

@@ -96,7 +96,7 @@ pub enum RegistryError {
     #[error("too many batches wait to be written; try again")]
     Overloaded,
     /// The log that sidecars share does not answer: a change that it does not know would be known here alone.
-    #[error("{0}; whether the change was made is not known, sending it again is harmless")]
+    #[error(transparent)]
     Log(LogError),
     /// The writer is gone: the daemon is stopping, or it had a bug.
     #[error("the registry's writer has stopped")]
@@ -152,7 +152,7 @@ impl Registry {
     /// time are committed together.
     ///
     /// # Errors
-    /// [`RegistryError`]; then none of the changes was applied.
+    /// [`RegistryError`]; then none of the changes was applied, unless a log says otherwise. Making them again is harmless.
     pub async fn write(&self, changes: Vec<Change>) -> Result<Vec<Outcome>, RegistryError> {
         let Some(followed) = self.followed.get() else { return self.store.write(changes).await };
         // Only who knows all that is in the log can say what a change would change.

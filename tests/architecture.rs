@@ -13,7 +13,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("shared", &[]),
     ("kv", &["domain", "shared"]),
     ("pipeline", &["domain", "text", "rc", "model", "kv"]),
-    ("registry", &["domain"]),
+    ("registry", &["domain", "shared"]),
     ("api", &["domain", "text", "model", "pipeline", "registry"]),
     ("eval", &["domain", "text", "rc", "model", "kv", "pipeline", "registry"]),
     ("admission", &[]),

@@ -25,7 +25,9 @@ const CHANGES_MAX: usize = 2_000;
 /// Chunks of this registry that go into one entry of a log that lacks them.
 const ENTRY_COUNT: usize = 64;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Failures in a row that are worth a word: a log that is being connected to at the start is none.
+const FAILURES_SAID: u32 = 4;
 
 /// A log, and how far it has been followed.
 pub struct Followed {
@@ -83,14 +85,17 @@ enum Extra {
 
 impl Follower {
     async fn run(self) {
-        let mut pause = PAUSE_MIN;
+        let (mut pause, mut failures) = (PAUSE_MIN, 0);
         loop {
             let before = *self.applied.borrow();
             let Err(cause) = self.session().await else { continue };
             if *self.applied.borrow() != before {
-                pause = PAUSE_MIN;
+                (pause, failures) = (PAUSE_MIN, 0);
             }
-            tracing::warn!(%cause, "the registry cannot follow the change log");
+            failures += 1;
+            if failures == FAILURES_SAID {
+                tracing::warn!(%cause, "the registry cannot follow the change log; it takes no changes until it can");
+            }
             tokio::time::sleep(pause).await;
             pause = (2 * pause).min(PAUSE_MAX);
         }
@@ -104,6 +109,7 @@ impl Follower {
             Some(place) => place.position.parse().ok().filter(|at| *at != Position::default()),
             None => self.adopt(&identity, Extra::Publish).await?,
         };
+        tracing::info!(position = %position.unwrap_or_default(), "the registry follows the change log");
         self.applied.send_replace(Some(position.unwrap_or_default()));
         let mut following = self.log.follow(position);
         loop {
@@ -126,8 +132,10 @@ impl Follower {
                     Err(_nothing_yet) => break,
                 }
             }
-            if let Some(position) = position.filter(|_| !changes.is_empty()) {
-                self.store.follow(changes, Some(kept(&identity, position)), false).await?;
+            if let Some(position) = position {
+                if !changes.is_empty() {
+                    self.store.follow(changes, Some(kept(&identity, position)), false).await?;
+                }
                 self.applied.send_replace(Some(position));
             }
             if lost {
@@ -169,8 +177,10 @@ impl Follower {
         if extra == Extra::Publish {
             // Before the place is committed: after a crash in between they are still known to be ours.
             for ids in ours.chunks(ENTRY_COUNT) {
-                let chunks = self.store.get(ids)?.into_iter().flatten().map(Change::Put).collect();
-                self.log.publish(chunks).await?;
+                let chunks: Vec<_> = self.store.get(ids)?.into_iter().flatten().map(Change::Put).collect();
+                if !chunks.is_empty() {
+                    self.log.publish(chunks).await?;
+                }
             }
         }
         tracing::info!(

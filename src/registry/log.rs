@@ -2,6 +2,7 @@
 //! change is written into it.
 //! Knows nothing of where it is kept, or of the index that follows it.
 
+pub mod journal;
 pub mod memory;
 
 use std::fmt;
@@ -21,13 +22,14 @@ pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A log of changes, and what they add up to. All who share it see the same changes in the same order.
 ///
-/// What an implementation owes: [`Self::publish`] is atomic, in the log and in what it adds up to; positions only grow;
-/// a follower misses nothing, or says that it may have.
+/// What an implementation owes: an entry changes the log and what it adds up to at one moment; positions only grow; a
+/// follower misses nothing, or says that it may have.
 pub trait ChangeLog: Send + Sync {
     /// Names this log: the same for all who share it, and another one once its content has been lost. Made on first use.
     fn identity(&self) -> Later<'_, Result<String, LogError>>;
 
-    /// Appends `changes` as one entry, all or none; its place.
+    /// Appends `changes` in their order, as one entry or as several where they are many; the place of the last. After an
+    /// error some of the first may have been made; publishing all again is harmless.
     fn publish(&self, changes: Vec<Change>) -> Later<'_, Result<Position, LogError>>;
 
     /// The place of the last entry; none in an empty log.
@@ -74,11 +76,11 @@ pub struct Position {
     pub seq: u64,
 }
 
-/// The log does not answer.
+/// The log does not answer, or refuses.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("the change log that sidecars share is unavailable: {reason}")]
 pub struct LogError {
-    /// What it, or the way to it, said.
+    /// What it, or the way to it, said, and whether anything may have been changed.
     pub reason: String,
 }
 

@@ -17,11 +17,11 @@ use super::mend::jittered;
 use super::observe;
 use super::target::Patience;
 
-/// Entries of one read.
-const READ_ENTRIES: usize = 256;
+/// Entries of one read, which stands in memory whole.
+const READ_ENTRIES: usize = 64;
 
 /// Events that wait for the caller; reading stops there.
-const EVENTS_MAX: usize = 1024;
+const EVENTS_MAX: usize = 64;
 
 /// How long a server holds a read when nothing is new; then the follower looks whether the journal is still the same.
 const BLOCK: Duration = Duration::from_secs(2);
@@ -34,6 +34,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 pub enum Event {
     /// The next entry.
     Entry(Entry),
+    /// An entry stands here that is damaged, or that somebody wrote who does not know the secret.
+    Damaged(EntryId),
     /// Entries may be missing here: the journal was trimmed past this place, emptied, or a failover lost its end. The
     /// last event of a follower: read the hash anew and follow from there.
     Lost,
@@ -87,13 +89,13 @@ impl Reader {
         let (mut pause, mut told) = (Duration::ZERO, false);
         loop {
             match self.read().await {
-                Ok(Some(entries)) => {
+                Ok(Some(read)) => {
                     if std::mem::take(&mut told) {
                         tracing::info!(journal = self.journal.stream, "following the journal again");
                     }
                     pause = Duration::ZERO;
-                    for entry in entries {
-                        if events.send(Event::Entry(entry)).await.is_err() {
+                    for event in read {
+                        if events.send(event).await.is_err() {
                             return;
                         }
                     }
@@ -118,7 +120,7 @@ impl Reader {
     }
 
     /// The entries behind `at`, none after a while; `None` when it cannot be said that they are all.
-    async fn read(&mut self) -> Result<Option<Vec<Entry>>, Failure> {
+    async fn read(&mut self) -> Result<Option<Vec<Event>>, Failure> {
         if !self.link.is_up() {
             self.link.connect().await?;
             // Not only behind a read: what a first read finds may already be beyond a gap, and a read may wait long.
@@ -136,13 +138,13 @@ impl Reader {
             return Ok(None);
         }
         let raw = entries(answer).ok_or(Failure::Strange)?;
-        // One that is damaged, or was sealed with another secret, is no entry of this journal; it is passed over, also
-        // when nothing follows it.
-        let behind = raw.iter().filter_map(id).max();
-        let entries: Vec<Entry> =
-            raw.into_iter().filter_map(|entry| self.journal.read_entry(entry)).collect();
-        self.at = behind.unwrap_or(self.at);
-        Ok(Some(entries))
+        let raw = raw.into_iter().map(parted).collect::<Option<Vec<_>>>().ok_or(Failure::Strange)?;
+        self.at = raw.last().map_or(self.at, |(id, _)| *id);
+        let event = |(id, fields)| match self.journal.read_fields(fields) {
+            Some(fields) => Event::Entry(Entry { id, fields }),
+            None => Event::Damaged(id),
+        };
+        Ok(Some(raw.into_iter().map(event).collect()))
     }
 
     /// Whether nothing can be missing behind `at`: the entry there has not been trimmed; or, at the beginning, nothing ever
@@ -189,9 +191,9 @@ fn entries(answer: Value) -> Option<Vec<Value>> {
     }
 }
 
-fn id(entry: &Value) -> Option<EntryId> {
-    match entry {
-        Value::Array(parts) => text(parts.first()?)?.parse().ok(),
-        _ => None,
-    }
+/// `[id, fields]`, apart.
+fn parted(entry: Value) -> Option<(EntryId, Value)> {
+    let Value::Array(parts) = entry else { return None };
+    let [id, fields] = <[Value; 2]>::try_from(parts).ok()?;
+    Some((text(&id)?.parse().ok()?, fields))
 }

@@ -59,6 +59,18 @@ pub enum FieldChange<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor(String);
 
+impl From<String> for Cursor {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl From<Cursor> for String {
+    fn from(cursor: Cursor) -> Self {
+        cursor.0
+    }
+}
+
 /// Part of a hash.
 #[derive(Debug, Clone)]
 pub struct Page {
@@ -123,6 +135,27 @@ impl Journal {
         self.one(self.change_command(&FieldChange::Put(field, value))).await.map(drop)
     }
 
+    /// What a field of the hash holds, `value` if nothing or something damaged: all who ask at once get the same answer.
+    ///
+    /// # Errors
+    /// As [`Journal::change`].
+    pub async fn field_or_put(&self, field: &[u8], value: &[u8]) -> Result<Bytes, SharedError> {
+        // What is damaged is there for the first and is replaced by the second.
+        for name in ["HSETNX", "HSET"] {
+            let (mut set, mut get) = (cmd(name), cmd("HGET"));
+            set.arg(&self.hash).arg(field).arg(self.seal_field(field, value));
+            get.arg(&self.hash).arg(field);
+            let mut commands = pipe();
+            commands.atomic().add_command(set).ignore().add_command(get);
+            let Value::Array(mut answer) = self.send(&commands).await? else { break };
+            let Some(Value::BulkString(found)) = answer.pop() else { break };
+            if let Some(found) = self.open(&self.hash, field, Bytes::from(found)) {
+                return Ok(found);
+            }
+        }
+        Err(unconfirmed(&Failure::Strange))
+    }
+
     /// Takes a field of the hash away, without an entry.
     ///
     /// # Errors
@@ -183,16 +216,14 @@ impl Journal {
         &self.inner.core
     }
 
-    /// An entry as it comes over the wire; `None`: damaged, and counted.
-    pub(super) fn read_entry(&self, value: Value) -> Option<Entry> {
-        let Value::Array(parts) = value else { return None };
-        let [id, Value::Array(flat)] = <[Value; 2]>::try_from(parts).ok()? else { return None };
+    /// The fields of an entry as they come over the wire; `None`: damaged, and counted.
+    pub(super) fn read_fields(&self, value: Value) -> Option<Vec<(Bytes, Bytes)>> {
+        let Value::Array(flat) = value else { return None };
         let open = |(field, value): (Bytes, Bytes)| {
             let value = self.open(&self.stream, &field, value)?;
             Some((field, value))
         };
-        let fields = pairs(flat)?.into_iter().map(open).collect::<Option<_>>()?;
-        Some(Entry { id: text(&id)?.parse().ok()?, fields })
+        pairs(flat)?.into_iter().map(open).collect()
     }
 
     fn open(&self, key: &str, field: &[u8], value: Bytes) -> Option<Bytes> {
@@ -205,8 +236,7 @@ impl Journal {
         match change {
             FieldChange::Put(field, value) => {
                 let mut command = cmd("HSET");
-                let sealed = self.core().seal.close(&[self.hash.as_bytes(), field], value);
-                command.arg(&self.hash).arg(*field).arg(sealed);
+                command.arg(&self.hash).arg(*field).arg(self.seal_field(field, value));
                 command
             }
             FieldChange::Delete(field) => {
@@ -215,6 +245,10 @@ impl Journal {
                 command
             }
         }
+    }
+
+    fn seal_field(&self, field: &[u8], value: &[u8]) -> Vec<u8> {
+        self.core().seal.close(&[self.hash.as_bytes(), field], value)
     }
 
     fn append_command(&self, entry: Fields) -> Cmd {

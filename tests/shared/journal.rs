@@ -154,7 +154,7 @@ async fn a_follower_says_when_entries_may_be_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_ours_is_passed_over() {
+async fn what_is_not_ours_is_said_to_be_damaged() {
     if !available() {
         return;
     }
@@ -169,9 +169,37 @@ async fn what_is_not_ours_is_passed_over() {
     server.cli(&["XADD", &key("log"), "*", "n", "forged"]);
     server.cli(&["HSET", &key("now"), "b", "forged"]);
     assert_eq!(numbers(&mut follower, 1).await, ["1"]);
+    let forged = journal.last_id().await.expect("an answer").expect("an entry");
+    assert_eq!(next(&mut follower).await, Some(Event::Damaged(forged)));
     append(&journal, 2).await;
     assert_eq!(numbers(&mut follower, 1).await, ["2"]);
     assert_eq!(scan(&journal).await, BTreeMap::from([(Bytes::from("a"), Bytes::from("1"))]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_field_is_put_once() {
+    if !available() {
+        return;
+    }
+    let (server, nodes) = (Server::start(&[]), cluster(3, 0));
+    let urls = nodes.iter().map(Server::url).collect();
+    for tier in [settings(&server.url()), SharedSettings { urls, cluster: true, ..settings("") }] {
+        let tiers = [well(&tier).await, well(&tier).await];
+        let journals = [0, 1].map(|at| tiers[at].journal("chunks", 100).expect("a name"));
+        let (one, two) =
+            tokio::join!(journals[0].field_or_put(b"a", b"1"), journals[1].field_or_put(b"a", b"2"));
+        let (one, two) = (one.expect("an answer"), two.expect("an answer"));
+        assert_eq!(one, two);
+        assert_eq!(journals[0].field_or_put(b"a", b"3").await.expect("an answer"), one);
+        assert_eq!(scan(&journals[0]).await, BTreeMap::from([(Bytes::from("a"), one)]));
+    }
+    let shared = well(&settings(&server.url())).await;
+    let journal = shared.journal("chunks", 100).expect("a name");
+    server.cli(&["HSET", "thresher:{j:chunks}:now", "a", "damaged"]);
+    assert_eq!(journal.field_or_put(b"a", b"3").await.expect("an answer"), "3");
+    assert_eq!(journal.field_or_put(b"a", b"4").await.expect("an answer"), "3");
+    server.cli(&["FLUSHALL"]);
+    assert_eq!(journal.field_or_put(b"a", b"4").await.expect("an answer"), "4");
 }
 
 #[tokio::test(flavor = "multi_thread")]

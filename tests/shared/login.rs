@@ -9,7 +9,7 @@ use crate::server::{Server, available};
 use crate::{bounded, eventually, get, key, settings, store, value, well};
 
 /// The rights that docs/deployment.md names.
-pub const LEAST: &str = "~thresher:* resetchannels -@all +getrange +set +hset +hdel +hscan +xadd +xread +xrange +xrevrange +xlen \
+pub const LEAST: &str = "~thresher:* resetchannels -@all +getrange +set +hset +hsetnx +hget +hdel +hscan +xadd +xread +xrange +xrevrange +xlen \
      +multi +exec +ping +cluster|slots";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,6 +51,7 @@ async fn a_user_with_the_least_rights_is_enough() {
     journal.delete_field(b"b").await.expect("allowed");
     assert_eq!(journal.scan_fields(None).await.expect("allowed").fields.len(), 1);
     assert!(journal.last_id().await.expect("allowed").is_some());
+    assert_eq!(journal.field_or_put(b"c", b"1").await.expect("allowed"), "1");
     assert!(bounded(follower.next()).await.is_some());
     let elsewhere = SharedSettings { prefix: "other:".to_owned(), ..user };
     let shared = Shared::connect(&elsewhere).expect("settings are right");

@@ -85,7 +85,7 @@ impl MemoryLog {
     fn ask<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, LogError> {
         let mut state = self.state();
         match state.down {
-            true => Err(LogError { reason: "it is down".to_owned() }),
+            true => Err(LogError { reason: "it is down: nothing was changed".to_owned() }),
             false => Ok(work(&mut state)),
         }
     }

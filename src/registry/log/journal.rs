@@ -1,0 +1,227 @@
+//! The log on a journal of the shared tier: its entries are the stream, what they add up to is the hash.
+//! Knows nothing of servers, or of the index that follows it.
+
+use std::hash::{BuildHasher, RandomState};
+
+use super::{
+    ChangeLog, Event, Follow, Later, LogError, LogPage, Position, decode_changes, decode_chunk,
+    encode_changes, encode_chunk,
+};
+use crate::registry::Change;
+use crate::shared::{self, Cursor, EntryId, FieldChange, Follower, Journal, Shared, SharedError};
+
+/// The journal's name.
+const NAME: &str = "chunks";
+/// Entries that are kept: a sidecar that missed more reads all that they add up to.
+const ENTRIES_MAX: usize = 4_096;
+/// Bytes of text in one entry, unless a single chunk has more: the server and all who follow hold several at once.
+const ENTRY_BYTES_MAX: usize = 256 * 1024;
+/// The field of the hash that names the log. Others begin with [`CHUNK`].
+const IDENTITY: &[u8] = b"identity";
+/// What an id has before it as a field.
+const CHUNK: &[u8] = b"c:";
+/// The one field of an entry.
+const CHANGES: &[u8] = b"changes";
+
+/// A log that all sidecars of one shared tier have in common.
+pub struct JournalLog {
+    journal: Journal,
+}
+
+impl JournalLog {
+    /// The log of `shared`. Asks nothing of it yet.
+    ///
+    /// # Errors
+    /// None that a caller could cause.
+    pub fn new(shared: &Shared) -> Result<Self, SharedError> {
+        Ok(Self { journal: shared.journal(NAME, ENTRIES_MAX)? })
+    }
+
+    async fn publish_entry(&self, changes: &[Change]) -> Result<Position, SharedError> {
+        let fields: Vec<_> = changes.iter().map(field_of).collect();
+        let fields: Vec<_> = fields
+            .iter()
+            .map(|(field, value)| match value {
+                Some(value) => FieldChange::Put(field, value),
+                None => FieldChange::Delete(field),
+            })
+            .collect();
+        let id = self.journal.change(&fields, &[(CHANGES, &encode_changes(changes))]).await?;
+        Ok(position(id))
+    }
+}
+
+impl ChangeLog for JournalLog {
+    fn identity(&self) -> Later<'_, Result<String, LogError>> {
+        Box::pin(async {
+            let found = self.journal.field_or_put(IDENTITY, new_identity().as_bytes()).await;
+            Ok(String::from_utf8_lossy(&found.map_err(|error| not_read(&error))?).into_owned())
+        })
+    }
+
+    fn publish(&self, changes: Vec<Change>) -> Later<'_, Result<Position, LogError>> {
+        Box::pin(async move {
+            let mut end = Position::default();
+            for (made, entry) in entries(&changes).into_iter().enumerate() {
+                end = self.publish_entry(entry).await.map_err(|error| not_written(&error, made > 0))?;
+            }
+            Ok(end)
+        })
+    }
+
+    fn end(&self) -> Later<'_, Result<Option<Position>, LogError>> {
+        Box::pin(async {
+            let id = self.journal.last_id().await.map_err(|error| not_read(&error))?;
+            Ok(id.map(position))
+        })
+    }
+
+    fn follow(&self, from: Option<Position>) -> Box<dyn Follow> {
+        let from = from.map(|Position { ms, seq }| EntryId { ms, seq });
+        Box::new(Following(self.journal.follow(from)))
+    }
+
+    fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>> {
+        Box::pin(async {
+            let page = self.journal.scan_fields(cursor.map(Cursor::from)).await;
+            let page = page.map_err(|error| not_read(&error))?;
+            let chunks = page.fields.iter().filter(|(field, _)| field.starts_with(CHUNK));
+            // What cannot be read is as good as deleted; the shared tier has counted it.
+            let chunks = chunks.filter_map(|(_, value)| decode_chunk(value)).collect();
+            Ok(LogPage { chunks, next: page.next.map(String::from) })
+        })
+    }
+}
+
+struct Following(Follower);
+
+impl Follow for Following {
+    fn next(&mut self) -> Later<'_, Event> {
+        Box::pin(async {
+            let Some(shared::Event::Entry(entry)) = self.0.next().await else {
+                // A damaged entry may have been a change: it is one that is missing.
+                return Event::Lost;
+            };
+            let changes = entry.fields.iter().find(|(field, _)| field == CHANGES);
+            match changes.and_then(|(_, value)| decode_changes(value)) {
+                Some(changes) => Event::Entry(position(entry.id), changes),
+                None => Event::Lost,
+            }
+        })
+    }
+}
+
+/// Cuts a batch into entries, in its order.
+fn entries(changes: &[Change]) -> Vec<&[Change]> {
+    let (mut entries, mut start, mut bytes) = (Vec::new(), 0, 0);
+    for (at, change) in changes.iter().enumerate() {
+        let more = bytes_of(change);
+        if bytes + more > ENTRY_BYTES_MAX && at > start {
+            entries.push(&changes[start..at]);
+            (start, bytes) = (at, 0);
+        }
+        bytes += more;
+    }
+    entries.push(&changes[start..]);
+    entries
+}
+
+fn bytes_of(change: &Change) -> usize {
+    let long = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    match change {
+        Change::Put(chunk) => chunk.id.len() + chunk.text.len() + long(&chunk.title) + long(&chunk.metadata),
+        Change::Delete(id) => id.len(),
+    }
+}
+
+/// A change of the hash: what the field holds then; none when it is gone.
+fn field_of(change: &Change) -> (Vec<u8>, Option<Vec<u8>>) {
+    let field = |id: &str| [CHUNK, id.as_bytes()].concat();
+    match change {
+        Change::Put(chunk) => (field(&chunk.id), Some(encode_chunk(chunk))),
+        Change::Delete(id) => (field(id), None),
+    }
+}
+
+/// A name that no other log has: random, since lost logs begin again under the same key.
+fn new_identity() -> String {
+    let random = || RandomState::new().hash_one(std::time::SystemTime::now());
+    format!("{:016x}{:016x}", random(), random())
+}
+
+fn position(EntryId { ms, seq }: EntryId) -> Position {
+    Position { ms, seq }
+}
+
+fn not_read(error: &SharedError) -> LogError {
+    let reason = match error {
+        SharedError::Unconfirmed { reason } => format!("{reason}: nothing was changed"),
+        other => other.to_string(),
+    };
+    LogError { reason }
+}
+
+fn not_written(error: &SharedError, begun: bool) -> LogError {
+    let reason = match error {
+        SharedError::Unconfirmed { reason } => {
+            format!("{reason}: the change may have been made; sending it again is harmless")
+        }
+        // The words of the error are those of one entry.
+        SharedError::Refused { reason } if begun => part(reason),
+        _ if begun => part("no connection"),
+        other => other.to_string(),
+    };
+    LogError { reason }
+}
+
+fn part(reason: &str) -> String {
+    format!("{reason}: a part of the changes was made; sending all again is harmless")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::domain::Chunk;
+
+    #[test]
+    fn a_batch_is_cut_where_an_entry_would_be_too_large() {
+        let change = |bytes: usize| {
+            let text = "x".repeat(bytes);
+            Change::Put(Arc::new(Chunk { id: String::new(), title: None, text, metadata: None }))
+        };
+        let check = |bytes: &[usize], expect: &[usize]| {
+            let changes: Vec<Change> = bytes.iter().map(|&bytes| change(bytes)).collect();
+            let entries = entries(&changes);
+            assert_eq!(entries.iter().map(|entry| entry.len()).collect::<Vec<_>>(), expect, "{bytes:?}");
+            assert!(entries.concat() == changes, "{bytes:?}: the order");
+        };
+        let max = ENTRY_BYTES_MAX;
+        check(&[1, 2, 3], &[3]);
+        check(&[max], &[1]);
+        check(&[max - 1, 1, 1], &[2, 1]);
+        check(&[3 * max], &[1]);
+        check(&[1, 3 * max, 1], &[1, 1, 1]);
+        check(&[max / 2 + 1; 3], &[1, 1, 1]);
+    }
+
+    #[test]
+    fn errors_say_whether_anything_was_changed() {
+        let unconfirmed = || SharedError::Unconfirmed { reason: "late".to_owned() };
+        let check = |error: LogError, expect: &str| assert!(error.to_string().ends_with(expect), "{error}");
+        check(not_read(&unconfirmed()), "late: nothing was changed");
+        check(not_read(&SharedError::Down), "no connection: nothing was changed");
+        check(not_written(&SharedError::Down, false), "no connection: nothing was changed");
+        check(
+            not_written(&SharedError::Down, true),
+            "a part of the changes was made; sending all again is harmless",
+        );
+        check(not_written(&unconfirmed(), true), "may have been made; sending it again is harmless");
+    }
+
+    #[test]
+    fn identities_differ() {
+        assert_ne!(new_identity(), new_identity());
+    }
+}
