@@ -203,7 +203,8 @@ async fn run(listener: TcpListener, router: Router, head_time: Duration, mut sto
     http::serve(listener, router, head_time, stop).await;
 }
 
-async fn upkeep(metrics: Prometheus) {
+/// Keeps what was recorded from growing with every request.
+pub async fn upkeep(metrics: Prometheus) {
     loop {
         tokio::time::sleep(METRICS_UPKEEP).await;
         metrics.upkeep();

@@ -19,7 +19,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("config", &["kv::codec", "pipeline::auto", "pipeline::scan", "pipeline::validate"]),
     ("http", &["domain", "model", "pipeline", "api", "admission"]),
     ("telemetry", &["config"]),
-    ("bench", &["domain", "model", "export::onnx", "pipeline", "http"]),
+    ("bench", &["domain", "model", "export::onnx", "kv::local", "pipeline", "http"]),
     ("app", &["domain", "model", "kv", "pipeline", "admission", "config", "http", "telemetry"]),
     (
         "cli",
@@ -68,7 +68,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("icu_segmenter", &["src/text.rs", "src/text/"]),
     ("safetensors", &["src/export.rs", "src/export/"]),
     ("prost", &["src/export.rs", "src/export/", "src/bench/flops.rs"]),
-    ("axum", &["src/http.rs", "src/http/", "src/app.rs", "src/bench/latency.rs"]),
+    ("axum", &["src/http.rs", "src/http/", "src/app.rs"]),
     ("clap", &["src/cli.rs", "src/cli/"]),
     (
         "anyhow",
