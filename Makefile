@@ -1,7 +1,7 @@
 # Thresher's commands; `make` alone lists them. Run them from this folder.
 #
 #   GPU=1                    use the CUDA runtime (Linux x86-64)
-#   BENCHFLAGS               arguments of `thresher bench`, such as "--mixed"
+#   BENCHFLAGS               arguments of `thresher bench`, such as "--chunks 1000"
 #   THRESHER_RUNTIME_LIB     your own libonnxruntime: nothing is fetched for it
 #   THRESHER_MODEL_SOURCE    your own Hugging Face folder: nothing is fetched for it
 #   THRESHER_TEST_REDIS      "skip": test without redis-server, the shared tier not at all
@@ -24,7 +24,7 @@ RELEASE      := target/release/thresher
 # Caches and downloads are not ours to check.
 OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo serve test lint bench eval clean distclean python cargo redis
+.PHONY: help provision build model demo serve test lint bench soak eval clean distclean python cargo redis
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -59,6 +59,10 @@ lint: python cargo ## formatting, clippy, documentation, scripts
 bench: model ## criterion benches, then the daemon's own
 	$(WITH_RUNTIME) $(CARGO) bench $(CARGOFLAGS)
 	$(WITH_RUNTIME) $(RELEASE) bench $(BENCHFLAGS)
+
+soak: provision cargo ## a minute of requests of every kind: memory stays within its bounds, none is lost
+	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --
+	@$(WITH_RUNTIME) scripts/soak.sh 60 $(CARGO) run --quiet $(CARGOFLAGS) --
 
 eval: model ## measure quality on a data set: make eval EVAL_DATA=<path>
 	@test -n "$(EVAL_DATA)" || { echo "error: say what to measure on: make eval EVAL_DATA=<path>" >&2; exit 1; }

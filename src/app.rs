@@ -65,7 +65,7 @@ fn shared(config: &Config) -> anyhow::Result<Option<Shared>> {
 }
 
 /// Bounds and place of the local tiers.
-fn local_settings(config: &Config) -> LocalSettings {
+pub fn local_settings(config: &Config) -> LocalSettings {
     let kv = &config.kv;
     LocalSettings {
         memory_bytes_max: kv.memory_bytes_max,
@@ -269,7 +269,8 @@ async fn run(listener: TcpListener, router: Router, head_time: Duration, mut sto
     http::serve(listener, router, head_time, stop).await;
 }
 
-async fn upkeep(metrics: Prometheus) {
+/// Keeps what was recorded from growing with every request.
+pub async fn upkeep(metrics: Prometheus) {
     loop {
         tokio::time::sleep(METRICS_UPKEEP).await;
         metrics.upkeep();

@@ -30,7 +30,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ),
     ("http", &["domain", "model", "pipeline", "registry", "api", "admission"]),
     ("telemetry", &["config"]),
-    ("bench", &["domain", "model", "export::onnx", "pipeline", "http"]),
+    ("bench", &["domain", "model", "export::onnx", "kv::local", "pipeline", "http"]),
     (
         "app",
         &[
@@ -93,7 +93,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("icu_segmenter", &["src/text.rs", "src/text/"]),
     ("safetensors", &["src/export.rs", "src/export/"]),
     ("prost", &["src/export.rs", "src/export/", "src/bench/flops.rs"]),
-    ("axum", &["src/http.rs", "src/http/", "src/app.rs", "src/bench/latency.rs"]),
+    ("axum", &["src/http.rs", "src/http/", "src/app.rs"]),
     ("clap", &["src/cli.rs", "src/cli/"]),
     (
         "anyhow",

@@ -1,132 +1,52 @@
-//! Tokens per second: the graph alone, the pipeline and the peer, taking turns on the same chunks.
+//! How fast chunks are read that nobody has read before: the model's graph alone, the whole pipeline around it, HTTP around
+//! that, and a peer, taking turns. Knows nothing of chunks that are kept: no two rounds share one.
 
-use std::time::{Duration, Instant};
+mod latency;
+mod report;
+mod rounds;
 
-use anyhow::Context;
-
+use super::flops::Flops;
+use super::peer::Peer;
 use super::workload::Workload;
 use super::{Progress, Subject};
-use crate::domain::CompressRequest;
-use crate::pipeline::Pipeline;
-use crate::pipeline::cancel::Cancel;
-use crate::pipeline::clock::Timings;
+use crate::model::ort::BatchedGraph;
 
-/// Batch sizes that the batched graph is tried with.
-pub const BATCHES: [usize; 2] = [8, 16];
+pub use self::report::{Report, table};
 
-/// The graph, the pipeline, the graph in batches, the peer.
-const CONTENDERS: usize = 4;
-
-/// What one round took. All contenders of a round read the same chunks.
-#[derive(Debug, Clone)]
-pub struct Round {
-    /// Tokens of the chunks, special ones not counted.
-    pub tokens: usize,
-    /// Operations of one pass of the graph over them.
-    pub flops: f64,
-    /// The graph alone, on all workers.
-    pub graph: Duration,
-    /// The graph alone, in batches of [`BATCHES`].
-    pub batched: [Duration; BATCHES.len()],
-    /// The pipeline.
-    pub cold: Duration,
-    /// Its stages.
-    pub timings: Timings,
-    /// The peer.
-    pub peer: Option<Duration>,
+/// What stands beside the pipeline.
+pub struct Contenders {
+    /// The passage graph in padded batches.
+    pub batched: BatchedGraph,
+    /// Arithmetic of the graph.
+    pub flops: Flops,
+    /// Another program that reads the same texts.
+    pub peer: Option<Peer>,
 }
 
-/// Rounds, in order.
-pub fn measure(
-    subject: &mut Subject,
+/// How long to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Rounds of throughput, after one that does not count.
+    pub rounds: usize,
+    /// HTTP requests in a row.
+    pub requests: usize,
+    /// Clients that then send at the same time.
+    pub clients: usize,
+}
+
+/// Measures everything.
+///
+/// # Errors
+/// A failure of the model, the listener or the peer; a peer that does not read the same tokens.
+pub fn run(
+    subject: &Subject,
+    mut contenders: Contenders,
     workload: &Workload,
-    rounds: usize,
+    effort: Effort,
     progress: Progress,
-) -> anyhow::Result<Vec<Round>> {
-    let mut measured = Vec::with_capacity(rounds);
-    // The first round warms up: memory of every size is allocated, and every thread has run.
-    for index in 0..=rounds {
-        progress("throughput", index, rounds + 1);
-        let request = workload.request(index as u64, &subject.tokenizer)?;
-        let round = round(subject, &request, index)?;
-        if index > 0 {
-            measured.push(round);
-        }
-    }
-    Ok(measured)
-}
-
-fn round(subject: &mut Subject, request: &CompressRequest, index: usize) -> anyhow::Result<Round> {
-    let encode =
-        |chunk: &std::sync::Arc<crate::domain::Chunk>| Ok(subject.tokenizer.encode(&chunk.text)?.ids);
-    let ids: Vec<Vec<u32>> = request.chunks.iter().map(encode).collect::<anyhow::Result<_>>()?;
-    let pipeline = subject.service.pipeline.get().context("the service has no pipeline yet")?;
-    let tokens_max = pipeline.model().window_tokens_max;
-    let windows: Vec<&[u32]> = ids.iter().flat_map(|ids| ids.chunks(tokens_max)).collect();
-    let texts: Vec<&str> = request.chunks.iter().map(|chunk| chunk.text.as_str()).collect();
-    let tokens = ids.iter().map(Vec::len).sum();
-    let mut round = Round {
-        tokens,
-        flops: subject.flops.of_windows(windows.iter().map(|ids| ids.len())),
-        graph: Duration::ZERO,
-        batched: Default::default(),
-        cold: Duration::ZERO,
-        timings: Timings::default(),
-        peer: None,
-    };
-    for contender in turns(index) {
-        match contender {
-            0 => round.graph = timed(|| Ok(subject.runtime.run_passage_graph(&windows)?))?,
-            1 => (round.cold, round.timings) = cold(pipeline, request)?,
-            2 => {
-                for (took, batch) in round.batched.iter_mut().zip(BATCHES) {
-                    *took = timed(|| Ok(subject.batched.run(&windows, batch)?))?;
-                }
-            }
-            _ => round.peer = subject.peer.as_mut().map(|peer| peer.encode(&texts, tokens)).transpose()?,
-        }
-    }
-    Ok(round)
-}
-
-/// The order of one round's contenders. Caches and clocks are as the one before left them, so who that is has to change:
-/// a rotation alone would not do it. In every 8 rounds each stands twice in every place, and every second round runs
-/// backwards.
-fn turns(round: usize) -> [usize; CONTENDERS] {
-    let rotated = std::array::from_fn(|turn| (turn + round / 2) % CONTENDERS);
-    match round % 2 {
-        0 => rotated,
-        _ => std::array::from_fn(|turn| rotated[CONTENDERS - 1 - turn]),
-    }
-}
-
-fn cold(pipeline: &Pipeline, request: &CompressRequest) -> anyhow::Result<(Duration, Timings)> {
-    let started = Instant::now();
-    let compressed = pipeline.compress(request, &Cancel::default())?;
-    Ok((started.elapsed(), compressed.timings))
-}
-
-fn timed(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Duration> {
-    let started = Instant::now();
-    work()?;
-    Ok(started.elapsed())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nobody_always_follows_the_same_other() {
-        let rounds: Vec<_> = (0..2 * CONTENDERS).map(turns).collect();
-        let follows = |first: usize, second: usize| {
-            rounds.iter().flat_map(|round| round.windows(2)).filter(|pair| pair == &[first, second]).count()
-        };
-        for contender in 0..CONTENDERS {
-            let places = (0..CONTENDERS).map(|place| rounds.iter().filter(|r| r[place] == contender).count());
-            assert!(places.into_iter().all(|times| times == 2));
-            let next = (contender + 1) % CONTENDERS;
-            assert_eq!(follows(contender, next), follows(next, contender));
-        }
-    }
+) -> anyhow::Result<Report> {
+    let rounds = rounds::measure(subject, &mut contenders, workload, effort.rounds, progress)?;
+    let peer = contenders.peer.map(Peer::finish);
+    let latency = latency::measure(subject, workload, effort, progress)?;
+    Ok(Report::new(subject, workload, effort, rounds, latency, peer))
 }

@@ -27,7 +27,7 @@ impl Workload {
     /// # Errors
     /// When the tokenizer refuses a text.
     pub fn request(&self, round: u64, tokenizer: &ModelTokenizer) -> Result<CompressRequest, ModelError> {
-        let mut random = Random(round.wrapping_mul(0x2545_F491_4F6C_DD1D) + 1);
+        let mut random = Random::new(round, "");
         let query = text(&mut random, self.query_tokens, '?', tokenizer)?;
         let chunk = |index: usize| {
             let tokens = match self.mixed {
@@ -40,6 +40,31 @@ impl Workload {
         let chunks = (0..self.chunks).map(chunk).collect::<Result<_, ModelError>>()?;
         Ok(CompressRequest::new(query, chunks))
     }
+
+    /// Another question, of the length that a request's has.
+    ///
+    /// # Errors
+    /// As [`Self::request`].
+    pub fn question(&self, n: u64, tokenizer: &ModelTokenizer) -> Result<String, ModelError> {
+        text(&mut Random::new(n, "question"), self.query_tokens, '?', tokenizer)
+    }
+}
+
+/// Tokens of each of a request's chunks.
+///
+/// # Errors
+/// When the tokenizer refuses a text.
+pub fn ids(request: &CompressRequest, tokenizer: &ModelTokenizer) -> Result<Vec<Vec<u32>>, ModelError> {
+    request.chunks.iter().map(|chunk| Ok(tokenizer.encode(&chunk.text)?.ids)).collect()
+}
+
+/// Sentences of about `words` words together: never fewer, and never a sentence more than it takes.
+pub fn prose(random: &mut Random, words: usize) -> String {
+    let (mut text, mut written) = (String::new(), 0);
+    while written < words {
+        written += sentence(&mut text, random);
+    }
+    text
 }
 
 /// Sentences of exactly `tokens` tokens together (with a tokenizer that merges across words, of about as many).
@@ -86,10 +111,30 @@ fn capital(word: &str) -> String {
 }
 
 /// splitmix64: the same numbers everywhere.
-struct Random(u64);
+#[derive(Debug, Clone)]
+pub struct Random(u64);
 
 impl Random {
-    fn between(&mut self, min: usize, max: usize) -> usize {
+    /// The `n`-th series of those for `purpose`.
+    pub fn new(n: u64, purpose: &str) -> Self {
+        let purpose =
+            purpose.bytes().fold(0, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3));
+        Self((n ^ purpose).wrapping_mul(0x2545_F491_4F6C_DD1D).wrapping_add(1))
+    }
+
+    /// In [0, 1), evenly.
+    pub fn share(&mut self) -> f64 {
+        self.between(0, (1 << 53) - 1) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// From `min` to `max`, each magnitude as often as another: as many from 1 to 10 as from 10 to 100.
+    pub fn magnitude(&mut self, min: usize, max: usize) -> usize {
+        let (low, high) = ((min as f64).ln(), (max as f64 + 1.0).ln());
+        ((low + self.share() * (high - low)).exp() as usize).clamp(min, max)
+    }
+
+    /// From `min` to `max`, evenly.
+    pub fn between(&mut self, min: usize, max: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut bits = self.0;
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -140,8 +185,19 @@ mod tests {
         let request = request(false, 0);
         assert_eq!(request.query.len(), 16);
         assert!(request.chunks.iter().all(|chunk| chunk.text.len() == 200));
-        let single = text(&mut Random(1), 1, '.', &ScriptedModel::tokenizer(&[])).expect("as above");
+        let single = text(&mut Random::new(0, ""), 1, '.', &ScriptedModel::tokenizer(&[])).expect("as above");
         assert_eq!(single.len(), 1);
+    }
+
+    #[test]
+    fn magnitudes_are_even_on_a_logarithmic_scale() {
+        let mut random = Random::new(1, "test");
+        let drawn: Vec<usize> = (0..3_000).map(|_| random.magnitude(1, 999)).collect();
+        assert!(drawn.iter().all(|n| (1..=999).contains(n)));
+        for (low, high) in [(1, 9), (10, 99), (100, 999)] {
+            let share = drawn.iter().filter(|n| (low..=high).contains(*n)).count();
+            assert!((900..1_100).contains(&share), "{share} of 3000 from {low} to {high}");
+        }
     }
 
     #[test]

@@ -1,26 +1,35 @@
 //! `thresher bench`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
 
 use crate::app;
+use crate::bench::daemon::{Daemon, Parts};
 use crate::bench::flops::Flops;
 use crate::bench::peer::{Peer, PeerSettings};
+use crate::bench::source::Source;
 use crate::bench::workload::Workload;
-use crate::bench::{self, Effort, Subject};
+use crate::bench::{Progress, Subject, soak, targets, throughput, warm};
 use crate::config::Config;
+use crate::kv::local::LocalTiers;
 use crate::kv::store::KvStore;
+use crate::kv::tiers::AllTiers;
 use crate::model::ort::BatchedGraph;
+use crate::registry::Registry;
+use crate::telemetry;
 
 #[derive(clap::Args)]
+#[command(after_long_help = DEFINITIONS)]
 pub struct Args {
-    /// Chunks of a request.
-    #[arg(long, default_value_t = 20, value_name = "N", value_parser = positive)]
-    chunks: usize,
+    /// Chunks of a request [default: 100; 20 with --throughput].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    chunks: Option<usize>,
     /// Tokens of a chunk.
     #[arg(long, default_value_t = 200, value_name = "T", value_parser = positive)]
     tokens: usize,
@@ -30,13 +39,28 @@ pub struct Args {
     /// Tokens of the question.
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = positive)]
     query_tokens: usize,
-    /// Rounds of throughput; five times as many requests are sent over HTTP.
-    #[arg(long, default_value_t = 20, value_name = "R", value_parser = positive)]
-    rounds: usize,
+    /// Register the chunks and name them by id, instead of sending their text with each question.
+    #[arg(long, conflicts_with_all = ["throughput", "peer", "soak"])]
+    registered: bool,
+    /// Rounds: of chunks read and asked about [default: 3]; of reading [default: 20 with --throughput].
+    #[arg(long, value_name = "R", value_parser = positive)]
+    rounds: Option<usize>,
+    /// Warm requests, of all rounds together; fewer where they take long.
+    #[arg(long, default_value_t = 300, value_name = "N", value_parser = positive)]
+    requests: usize,
+    /// Clients at the same time [default: 32; 8 with --throughput or --soak].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    clients: Option<usize>,
+    /// As if the machine had so many cores: threads of the model, of the daemon and of its arithmetic.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    workers: Option<usize>,
     /// Write the results as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Let sentence-transformers read the same chunks, with this Python (benches/peers/README.md).
+    /// Measure how fast new chunks are read instead: the graph alone, in batches, the pipeline, HTTP.
+    #[arg(long)]
+    throughput: bool,
+    /// Let sentence-transformers read the same chunks, with this Python (benches/peers/README.md); as --throughput.
     #[arg(long, value_name = "PYTHON")]
     peer: Option<PathBuf>,
     /// The Hugging Face folder that the peer reads.
@@ -45,58 +69,195 @@ pub struct Args {
     /// Texts of the peer's batches.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive, requires = "peer")]
     peer_batch: usize,
+    /// Send requests of all kinds for so long instead, and fail if memory leaves its bounds or a request fails.
+    #[arg(long, value_name = "SECONDS", value_parser = positive, conflicts_with_all = ["throughput", "peer", "chunks", "mixed"])]
+    soak: Option<usize>,
 }
 
-/// Requests over HTTP for each round.
+const DEFINITIONS: &str = "\
+All requests go over HTTP to a daemon in this process, with its settings, and with tiers in a directory of their own under \
+the system's temporary one ($TMPDIR). Limits that a workload would break are raised for it. A request's time is from the \
+first byte sent to the last one received; writing the body and reading the answer's JSON are not in it.
+
+In the JSON, in milliseconds, medians unless said otherwise:
+  question_encode_ms  the model's bare graph over the question's window alone, on one session with all worker threads \
+inside it; its runs alternate with the warm requests
+  pairs_ms            the bare graph over question and chunk together, for every chunk, windows side by side on the \
+workers: what a cross-encoder of this size costs. Run on at most 100 pairs (pairs_measured) and multiplied beyond
+  cold_ms             a request about chunks that nobody has read
+  warm_ms             p50 and p99 of requests that each put another question to chunks that have been read, after one \
+request that does not count
+  bytes_per_token     bytes of the chunks' blocks over their tokens
+  rss_mb, rss_peak_mb resident memory of this process, daemon, client and bare graphs together, in millions of bytes; \
+null where the system does not say
+  ratios              each taken within a round (or request), then the median with quartiles
+
+--soak keeps 64 MiB of blocks in memory and 256 MiB on disk, or less where the settings say less, and exits with 1 when \
+resident memory was ever above kv.memory_bytes_max + kv.write_queue_bytes_max + 300 MB, or when a request failed that \
+should not.";
+
+/// Requests over HTTP for each round of throughput.
 const REQUESTS_PER_ROUND: usize = 5;
-/// Clients that send at the same time.
-const CLIENTS: usize = 8;
+
+/// What a soak keeps at most: so little that both tiers have to let go of blocks all the time.
+const SOAK_MEMORY_BYTES_MAX: u64 = 64 << 20;
+const SOAK_DISK_BYTES_MAX: u64 = 256 << 20;
+
+/// A slow machine is no reason for a request to fail.
+const DEADLINE: Duration = Duration::from_secs(3600);
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
+    let is_throughput = args.throughput || args.peer.is_some();
     let workload = Workload {
-        chunks: args.chunks,
+        chunks: args.chunks.unwrap_or(if is_throughput { 20 } else { 100 }),
         tokens: args.tokens,
         query_tokens: args.query_tokens,
         mixed: args.mixed,
     };
-    let effort = Effort { rounds: args.rounds, requests: REQUESTS_PER_ROUND * args.rounds, clients: CLIENTS };
-    let bar = ProgressBar::new(0).with_style(style()).with_message("loading");
+    let config = settings(config, args, &workload);
+    let bar = ProgressBar::new(0).with_style(style());
     let progress = |what: &str, done: usize, all: usize| {
         bar.set_message(what.to_owned());
         bar.set_length(all as u64);
         bar.set_position(done as u64);
     };
     progress("loading", 0, 1);
-    let report = bench::run(subject(config, args)?, &workload, effort, &progress)?;
+    let subject = subject(&config)?;
+    let (table, json, passed) = if args.soak.is_some() {
+        let report = soak::run(&subject, soak_settings(&config, args), &progress)?;
+        (soak::table(&report), report.json().clone(), report.passed())
+    } else if is_throughput {
+        let report = throughput(&subject, &config, args, &workload, &progress)?;
+        (throughput::table(&report), report.json().clone(), true)
+    } else {
+        let batched = BatchedGraph::load(&app::ort_settings(&config))?;
+        let source = if args.registered { Source::Registered } else { Source::Inline };
+        let report = warm::run(&subject, batched, &workload, source, effort(args), &progress)?;
+        (warm::table(&report), report.json().clone(), true)
+    };
     bar.finish_and_clear();
-    super::print(bench::table(&report));
+    super::print(table);
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(report.json())? + "\n";
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        write(path, &json)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn subject(config: &Config, args: &Args) -> anyhow::Result<Subject> {
-    let (runtime, tokenizer) = app::model(config)?;
-    let service = app::service(config);
-    let pipeline =
-        app::wire(config, Arc::clone(&runtime), Arc::clone(&tokenizer), Arc::new(KvStore::without_tiers()));
-    let _ = service.pipeline.set(pipeline);
+fn throughput(
+    subject: &Subject,
+    config: &Config,
+    args: &Args,
+    workload: &Workload,
+    progress: Progress,
+) -> anyhow::Result<throughput::Report> {
     let peer = args.peer.clone().map(|python| PeerSettings {
         python,
         model: args.peer_model.clone(),
-        threads: runtime.workers(),
+        threads: subject.runtime.workers(),
         batch: args.peer_batch,
     });
-    Ok(Subject {
+    let contenders = throughput::Contenders {
         batched: BatchedGraph::load(&app::ort_settings(config))?,
         flops: Flops::of_model(&config.model.dir)?,
         peer: peer.map(Peer::start).transpose()?,
-        runtime,
-        tokenizer,
-        service,
-    })
+    };
+    let rounds = args.rounds.unwrap_or(20);
+    let (requests, clients) = (REQUESTS_PER_ROUND * rounds, args.clients.unwrap_or(8));
+    let effort = throughput::Effort { rounds, requests, clients };
+    throughput::run(subject, contenders, workload, effort, progress)
+}
+
+fn effort(args: &Args) -> warm::Effort {
+    warm::Effort {
+        rounds: args.rounds.unwrap_or(3),
+        requests: args.requests,
+        asking_max: Duration::from_secs(5),
+        cold_rounds: 8,
+        clients: args.clients.unwrap_or(targets::CLIENTS),
+        crowd: Duration::from_secs(5),
+    }
+}
+
+fn soak_settings(config: &Config, args: &Args) -> soak::Settings {
+    soak::Settings {
+        time: Duration::from_secs(args.soak.unwrap_or_default() as u64),
+        clients: args.clients.unwrap_or(8),
+        memory_bytes_max: config.kv.memory_bytes_max,
+        write_queue_bytes_max: config.kv.write_queue_bytes_max,
+        disk_bytes_max: config.kv.disk_bytes_max,
+    }
+}
+
+/// The settings that hold, with the limits that the workload would break raised.
+fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
+    let mut config = config.clone();
+    if let Some(workers) = args.workers {
+        config.model.workers = workers;
+        if config.admission.concurrency_max == 0 {
+            // As without the setting: two per core.
+            config.admission.concurrency_max = 2 * workers;
+        }
+        // Nothing has used it yet; were it so, the model's threads alone would be bounded.
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(workers).build_global();
+    }
+    let raise = |limit: &mut usize, to: usize| *limit = (*limit).max(to);
+    let tokens_max = 2 * workload.chunks * workload.tokens;
+    raise(&mut config.limits.chunk_count_max, workload.chunks);
+    raise(&mut config.limits.registered_chunk_count_max, workload.chunks);
+    raise(&mut config.registry.prefilter_above, workload.chunks);
+    raise(&mut config.limits.query_tokens_max, workload.query_tokens);
+    raise(&mut config.limits.input_tokens_max, tokens_max);
+    raise(&mut config.limits.logit_count_max, tokens_max * workload.query_tokens);
+    // A token is about six bytes, seldom twelve.
+    raise(&mut config.http.body_bytes_max, 12 * tokens_max);
+    raise(&mut config.admission.queue_max, args.clients.unwrap_or(targets::CLIENTS));
+    let deadline_ms_max = &mut config.admission.deadline_ms_max;
+    *deadline_ms_max = (*deadline_ms_max).max(DEADLINE.as_millis() as u64);
+    if args.soak.is_some() {
+        let kv = &mut config.kv;
+        kv.memory_bytes_max = kv.memory_bytes_max.min(SOAK_MEMORY_BYTES_MAX);
+        kv.disk_bytes_max = kv.disk_bytes_max.min(SOAK_DISK_BYTES_MAX);
+    }
+    config
+}
+
+/// The daemon as `serve` wires it, but for its directories, and alone: no shared tier, nothing read ahead.
+fn subject(config: &Config) -> anyhow::Result<Subject> {
+    let mut config = config.clone();
+    let dir =
+        tempfile::Builder::new().prefix("thresher-bench-").tempdir().context("no temporary directory")?;
+    if config.kv.disk() {
+        config.kv.dir = dir.path().join("kv");
+    }
+    config.registry.dir = dir.path().join("registry");
+    let mut threads = tokio::runtime::Builder::new_multi_thread();
+    let runtime = threads.worker_threads(config.model.workers()).enable_all().build()?;
+    let metrics = telemetry::install_metrics()?;
+    runtime.spawn(app::upkeep(metrics));
+    let local = LocalTiers::open(&app::local_settings(&config))?;
+    let tiers = AllTiers::new(local.clone(), None, runtime.handle().clone());
+    let (model, tokenizer) = app::model(&config)?;
+    let service = app::service(&config);
+    let _ = service.registry.set(Registry::open(&config.registry)?);
+    let store = Arc::new(KvStore::new(Arc::new(tiers)));
+    let pipeline = app::wire(&config, Arc::clone(&model), Arc::clone(&tokenizer), store);
+    app::warm_up(&pipeline)?;
+    let _ = service.pipeline.set(pipeline);
+    let daemon = Daemon::start(Parts { runtime, service, local, dir })?;
+    let dir = daemon.dir().to_owned();
+    daemon.spawn(async move {
+        // Who interrupts a run does not want what it wrote.
+        if tokio::signal::ctrl_c().await.is_ok() {
+            let _ = std::fs::remove_dir_all(dir);
+            std::process::exit(130);
+        }
+    });
+    Ok(Subject { runtime: model, tokenizer, daemon })
+}
+
+fn write(path: &Path, json: &Value) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(json)? + "\n";
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn positive(text: &str) -> Result<usize, String> {

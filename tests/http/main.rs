@@ -51,7 +51,9 @@ async fn daemon(model: Option<Arc<dyn ModelRuntime>>, concurrency: usize, queue:
 
 async fn daemon_of(loaded: Option<Pipeline>, concurrency: usize, queue: usize) -> Daemon {
     let pipeline = OnceLock::new();
-    let _ = loaded.map(|loaded| pipeline.set(loaded));
+    if let Some(loaded) = loaded {
+        let _ = pipeline.set(loaded);
+    }
     let (registry, settings) = (OnceLock::new(), registry_settings());
     let _ = registry.set(Registry::open(&settings).expect("a registry in memory"));
     let service = Service {

@@ -1,8 +1,9 @@
 //! The real binary with the real model and folders of its own, gone when dropped.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -38,6 +39,8 @@ struct Process {
     child: Child,
     http: SocketAddr,
     admin: SocketAddr,
+    /// What it logs: shown where a test fails.
+    said: Arc<Mutex<Vec<String>>>,
 }
 
 impl Sidecar {
@@ -74,10 +77,11 @@ impl Sidecar {
             .filter_map(|line| serde_json::from_str::<Value>(&line).ok())
             .find(|event| event["message"] == "listening")
             .expect("it listens");
-        // Shown where a test fails.
-        std::thread::spawn(move || lines.for_each(|line| drop(writeln!(std::io::stderr(), "{line}"))));
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&said);
+        std::thread::spawn(move || lines.for_each(|line| kept.lock().expect("no panic").push(line)));
         let address = |name: &str| listening[name].as_str().and_then(|a| a.parse().ok()).expect("an address");
-        self.process = Some(Process { child, http: address("http"), admin: address("admin") });
+        self.process = Some(Process { child, http: address("http"), admin: address("admin"), said });
         eventually("it is ready", async || get(self.process().admin, "/readyz").await.status == 200).await;
     }
 
@@ -119,5 +123,8 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            self.said.lock().expect("no panic").iter().for_each(|line| eprintln!("{line}"));
+        }
     }
 }

@@ -4,11 +4,13 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
+use super::Effort;
 use super::latency::Latency;
-use super::statistics::{Spread, quantile, sorted, spread};
-use super::throughput::{BATCHES, Round};
-use super::workload::Workload;
-use super::{Effort, Subject};
+use super::rounds::{BATCHES, Round};
+use crate::bench::Subject;
+use crate::bench::json::{self, round_to, spread_json};
+use crate::bench::statistics::{quantile, sorted, spread};
+use crate::bench::workload::Workload;
 
 /// What was measured. Rates are medians over rounds, ratios medians of each round's ratio, spreads quartiles.
 #[derive(Debug, Clone)]
@@ -29,9 +31,8 @@ impl Report {
         let cold = |r: &Round| r.cold.as_secs_f64();
         let graph = |r: &Round| r.graph.as_secs_f64();
         let sequential = sorted(latency.sequential.iter().map(|d| d.as_secs_f64() * 1e3));
-        let concurrent = sorted(latency.concurrent.iter().map(|d| d.as_secs_f64() * 1e3));
+        let concurrent = sorted(latency.concurrent.took.iter().map(|d| d.as_secs_f64() * 1e3));
         let tokens = rounds.iter().map(|r| r.tokens).sum::<usize>() as f64 / rounds.len() as f64;
-        let model = subject.service.pipeline.get().map(|pipeline| pipeline.model());
         let mut json = json!({
             "cold_tokens_per_s": round_to(rate(&cold).median, 0),
             "graph_tokens_per_s": round_to(rate(&graph).median, 0),
@@ -45,7 +46,7 @@ impl Report {
             "concurrent": {
                 "clients": effort.clients,
                 "tokens_per_s": round_to(
-                    latency.concurrent_tokens as f64 / latency.concurrent_took.as_secs_f64(), 0),
+                    latency.concurrent_tokens as f64 / latency.concurrent.elapsed.as_secs_f64(), 0),
                 "p50_ms": round_to(quantile(&concurrent, 0.5), 2),
                 "p99_ms": round_to(quantile(&concurrent, 0.99), 2),
                 "requests": concurrent.len(),
@@ -68,13 +69,8 @@ impl Report {
                 "tokens_per_request": round_to(tokens, 0),
                 "rounds": effort.rounds,
             },
-            "model": model.map(|m| json!({"name": m.name, "fingerprint": m.fingerprint})),
-            "machine": {
-                "arch": std::env::consts::ARCH,
-                "os": std::env::consts::OS,
-                "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-                "workers": subject.runtime.workers(),
-            },
+            "model": json::model(subject),
+            "machine": json::machine(subject),
             "version": env!("CARGO_PKG_VERSION"),
         });
         if let Some(mut peer) = peer {
@@ -108,20 +104,6 @@ fn stages(rounds: &[Round]) -> Value {
 fn stage(rounds: &[Round], name: &str) -> Value {
     let found = rounds.iter().flat_map(|r| r.timings.stages.iter().find(|(stage, _)| *stage == name));
     round_to(spread(found.map(|(_, took)| took.as_secs_f64() * 1e3)).median, 3)
-}
-
-fn spread_json(spread: Spread) -> Value {
-    json!({
-        "median": round_to(spread.median, 4),
-        "low": round_to(spread.low, 4),
-        "high": round_to(spread.high, 4),
-    })
-}
-
-/// Digits that mean nothing are left out.
-fn round_to(value: f64, digits: i32) -> Value {
-    let scale = 10_f64.powi(digits);
-    json!((value * scale).round() / scale)
 }
 
 /// For people.

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Sends the daemon requests of every kind for a while, over tiers so small that both let go of blocks within it. Fails when
+# resident memory was above its bounds plus 300 MB, or when a request was lost; no time is asserted.
+# usage: soak.sh SECONDS THRESHER...    (THRESHER is the command that runs the binary)
+set -euo pipefail
+
+seconds=$1
+shift
+THRESHER__KV__MEMORY_BYTES_MAX=$((16 << 20)) THRESHER__KV__DISK_BYTES_MAX=$((32 << 20)) \
+  THRESHER__KV__WRITE_QUEUE_BYTES_MAX=$((16 << 20)) \
+  "$@" bench --soak "$seconds"

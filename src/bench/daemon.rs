@@ -1,0 +1,95 @@
+//! The daemon in this process: the real router and accept loop on a free port of the loopback interface, over tiers in a
+//! directory that goes with it. Knows nothing of what is asked of it.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+use crate::http::{self, Service};
+use crate::kv::local::{LocalStats, LocalTiers};
+use crate::pipeline::Pipeline;
+
+/// What work in flight gets when the daemon is dropped.
+const STOP: Duration = Duration::from_secs(5);
+
+/// What a daemon is made of.
+pub struct Parts {
+    /// What requests run on.
+    pub runtime: Runtime,
+    /// The service, with its pipeline.
+    pub service: Service,
+    /// The pipeline's tiers.
+    pub local: LocalTiers,
+    /// The directory that they are in.
+    pub dir: TempDir,
+}
+
+/// A daemon that answers until it is dropped.
+pub struct Daemon {
+    address: SocketAddr,
+    // Dropped in this order: work in flight, what it needs, the directory that this needs.
+    runtime: Option<Runtime>,
+    service: Service,
+    local: LocalTiers,
+    dir: TempDir,
+}
+
+impl Daemon {
+    /// Listens.
+    ///
+    /// # Errors
+    /// When the system gives no port; when the service has no pipeline.
+    pub fn start(parts: Parts) -> anyhow::Result<Self> {
+        let Parts { runtime, service, local, dir } = parts;
+        service.pipeline.get().context("the service has no pipeline yet")?;
+        let listener =
+            runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).context("no port to listen on")?;
+        let address = listener.local_addr()?;
+        let router = http::router(service.clone());
+        runtime.spawn(http::serve(listener, router, service.limits.read_max, std::future::pending()));
+        Ok(Self { address, runtime: Some(runtime), service, local, dir })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The directory that goes when it does.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Runs `task` beside it.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.as_ref().expect("it is taken on drop only").spawn(task);
+    }
+
+    /// What it answers with.
+    pub fn pipeline(&self) -> &Pipeline {
+        self.service.pipeline.get().expect("looked at when it was started")
+    }
+
+    /// The longest deadline that a request may name, in milliseconds.
+    pub fn deadline_ms_max(&self) -> u64 {
+        self.service.limits.deadline_max.as_millis() as u64
+    }
+
+    /// What its tiers hold now.
+    pub fn stats(&self) -> LocalStats {
+        self.local.stats()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(STOP);
+        }
+    }
+}

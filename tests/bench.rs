@@ -1,0 +1,111 @@
+//! `thresher bench` as its users see it: the JSON that it writes, and how it exits. Short runs with the real model; no time
+//! is asserted.
+
+mod support;
+
+use std::process::Output;
+
+use serde_json::Value;
+use support::thresher;
+
+/// Runs `thresher bench` with these arguments; what it wrote as JSON.
+fn bench(arguments: &[&str]) -> (Output, Value) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let json = folder.path().join("bench.json");
+    let mut command = thresher(&["bench", "--workers", "2", "--json", json.to_str().expect("UTF-8")]);
+    command.args(arguments).env("TMPDIR", folder.path());
+    let done = command.output().expect("the binary starts");
+    let text = std::fs::read_to_string(&json).unwrap_or_else(|e| panic!("{e}: {done:?}"));
+    let entries = std::fs::read_dir(folder.path()).expect("a folder");
+    let names = entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
+    assert!(!names.into_iter().any(|name| name.starts_with("thresher-")), "the tiers' directory is gone");
+    (done, serde_json::from_str(&text).expect("JSON"))
+}
+
+/// Numbers that have to be there, and greater than 0.
+#[track_caller]
+fn has_numbers(json: &Value, paths: &[&str]) {
+    for path in paths {
+        let number = json.pointer(path).and_then(Value::as_f64);
+        assert!(number.is_some_and(|number| number > 0.0), "{path} in {json:#}");
+    }
+}
+
+#[test]
+fn a_warm_run_writes_what_it_measured() {
+    let shape = ["--chunks", "3", "--tokens", "20", "--rounds", "2", "--requests", "4", "--clients", "2"];
+    let (done, json) = bench(&shape);
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    assert_eq!(
+        (&json["chunks"], &json["tokens"], &json["pairs_measured"]),
+        (&3.into(), &20.into(), &3.into())
+    );
+    has_numbers(
+        &json,
+        &["/question_encode_ms", "/pairs_ms", "/cold_ms", "/warm_ms/p50", "/warm_ms/p99", "/bytes_per_token"],
+    );
+    has_numbers(
+        &json,
+        &["/ratios/warm_over_question/median", "/concurrent/requests_per_s", "/cold/graph_ms"],
+    );
+    assert_eq!(json["warm"]["blocks"]["memory"], 3, "warm chunks come from memory");
+    assert_eq!(json["warm"]["stages_ms"].as_object().map(|stages| stages.contains_key("scan")), Some(true));
+    let met: Vec<_> =
+        json["targets"].as_array().expect("a list").iter().map(|target| &target["met"]).collect();
+    assert_eq!(met, [&Value::Null; 4], "no target was set for this shape");
+    if cfg!(target_os = "linux") {
+        has_numbers(&json, &["/rss_mb", "/rss_peak_mb"]);
+    }
+}
+
+#[test]
+fn registered_chunks_are_asked_about_by_their_ids() {
+    let shape = [
+        "--registered",
+        "--chunks",
+        "3",
+        "--tokens",
+        "20",
+        "--rounds",
+        "1",
+        "--requests",
+        "2",
+        "--clients",
+        "2",
+    ];
+    let (done, json) = bench(&shape);
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    assert_eq!(json["workload"]["source"], "registered");
+    assert_eq!(json["warm"]["blocks"]["memory"], 3);
+}
+
+#[test]
+fn the_rates_of_reading_are_still_there() {
+    let shape = ["--throughput", "--chunks", "2", "--tokens", "10", "--rounds", "1", "--clients", "2"];
+    let (done, json) = bench(&shape);
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    has_numbers(
+        &json,
+        &[
+            "/cold_tokens_per_s",
+            "/graph_tokens_per_s",
+            "/latency_ms/p50",
+            "/concurrent/p99_ms",
+            "/flops/per_token",
+        ],
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_soak_counts_requests_and_memory() {
+    let (done, json) = bench(&["--soak", "4", "--clients", "3"]);
+    let met = |name: &str| json["met"][name] == true;
+    assert_eq!(done.status.code(), Some(i32::from(!(met("memory") && met("requests")))), "{json:#}");
+    assert_eq!((met("requests"), &json["requests"]["failures"]), (true, &serde_json::json!({})));
+    has_numbers(
+        &json,
+        &["/rss_mb/base", "/rss_mb/max", "/rss_mb/bounds", "/requests/answered", "/blocks/read"],
+    );
+    assert_eq!(json["rss_mb"]["at_most"].as_f64(), json["rss_mb"]["bounds"].as_f64().map(|mb| mb + 300.0));
+}
