@@ -55,6 +55,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "kv",
             "pipeline",
             "api",
+            "registry",
             "eval",
             "config",
             "telemetry",

@@ -1,6 +1,8 @@
 //! What always holds, over texts chosen to break it. The scripted model answers, so thousands of requests take seconds.
 //! Each property is one sentence of the README's promises; a bug found by one becomes a row of `once_broken`.
 
+mod support;
+
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -80,6 +82,16 @@ const HOSTILE: [&str; 44] = [
 
 static PIPELINE: LazyLock<Pipeline> = LazyLock::new(|| pipeline(RequestLimits::default()));
 static TOKENIZER: LazyLock<ModelTokenizer> = LazyLock::new(|| ScriptedModel::tokenizer(&WORDS));
+
+/// The real tokenizer, whose words are read each for itself, before a model that takes any id.
+static WORD_PIPELINE: LazyLock<Pipeline> = LazyLock::new(|| {
+    let (model, store) = (Arc::new(ScriptedModel::new(WINDOW_TOKENS)), KvStore::without_tiers());
+    Pipeline::new(model, Arc::clone(&WORD_TOKENIZER), store.into(), Settings::default())
+});
+static WORD_TOKENIZER: LazyLock<Arc<ModelTokenizer>> = LazyLock::new(|| {
+    let path = support::model_dir().join("tokenizer.json");
+    Arc::new(ModelTokenizer::from_file(&path).expect("the default model's tokenizer"))
+});
 
 fn pipeline(limits: RequestLimits) -> Pipeline {
     over(KvStore::without_tiers(), limits)
@@ -380,6 +392,17 @@ proptest! {
         size_is_bounded(&request, &found)?;
         citations_cut_true(&request, &found)?;
         nothing_is_dropped_silently(&request, &found)?;
+    }
+
+    #[test]
+    fn tokens_that_were_read_are_counted_as_if_they_were_written(request in request()) {
+        prop_assert!(WORD_TOKENIZER.splits_at_blanks() && !TOKENIZER.splits_at_blanks());
+        let request = CompressRequest { tokenizer: TokenizerName::Model, ..request };
+        // A question of no words, or a budget for nothing: refused, as elsewhere.
+        let Ok(found) = WORD_PIPELINE.compress(&request, &Cancel::default()) else { return Ok(()) };
+        let usage = found.usage.expect("a real answer counts");
+        let written = WORD_TOKENIZER.encode(&found.context.text).expect("text is tokens").ids.len();
+        prop_assert_eq!(usage.tokens_out, written);
     }
 
     #[test]

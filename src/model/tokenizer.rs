@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tokenizers::Tokenizer;
+use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 
 use super::ModelError;
 use crate::domain::ByteRange;
@@ -19,6 +19,7 @@ pub struct Tokens {
 /// A Hugging Face tokenizer with truncation and padding switched off.
 pub struct ModelTokenizer {
     inner: Tokenizer,
+    splits_at_blanks: bool,
 }
 
 impl ModelTokenizer {
@@ -36,7 +37,14 @@ impl ModelTokenizer {
     pub fn new(mut inner: Tokenizer) -> Self {
         inner.with_padding(None);
         inner.with_truncation(None).expect("taking truncation away cannot conflict with anything");
-        Self { inner }
+        let splits_at_blanks = splits_at_blanks(&inner);
+        Self { inner, splits_at_blanks }
+    }
+
+    /// Whether what stands between two [`is_blank`]s has the same tokens wherever it stands, so that parts of a text that
+    /// are cut there can be counted one by one. False where it is not known.
+    pub fn splits_at_blanks(&self) -> bool {
+        self.splits_at_blanks
     }
 
     /// Token ids and byte offsets of `text`.
@@ -58,4 +66,25 @@ impl ModelTokenizer {
             self.inner.encode_fast(text, false).map_err(|e| ModelError::Tokenize(e.to_string()))?;
         Ok(encoding.get_ids().len())
     }
+}
+
+/// Whether no tokenizer that [`ModelTokenizer::splits_at_blanks`] makes a token across `byte`. Other white space is taken out by
+/// some before they split.
+pub fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
+}
+
+/// BERT's normalizer maps characters one by one (marks are put in order, never across a blank), its splitter cuts at every
+/// blank, and WordPiece sees a word at a time.
+fn splits_at_blanks(tokenizer: &Tokenizer) -> bool {
+    let normalizes = matches!(tokenizer.get_normalizer(), None | Some(NormalizerWrapper::BertNormalizer(_)));
+    let splits = matches!(tokenizer.get_pre_tokenizer(), Some(PreTokenizerWrapper::BertPreTokenizer(_)));
+    let reads_words = matches!(tokenizer.get_model(), ModelWrapper::WordPiece(_));
+    // Added tokens are looked for in the text itself, before it is split.
+    let added = tokenizer.get_added_tokens_decoder();
+    let mut added = added.values();
+    normalizes
+        && splits
+        && reads_words
+        && added.all(|token| !token.lstrip && !token.rstrip && !token.content.bytes().any(is_blank))
 }

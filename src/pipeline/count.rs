@@ -27,6 +27,14 @@ impl Counter {
         }
     }
 
+    /// Whether parts of a text that are cut at blanks can be counted one by one.
+    pub fn splits_at_blanks(&self) -> bool {
+        match self {
+            Self::Model(tokenizer) => tokenizer.splits_at_blanks(),
+            Self::OpenAi(_) => false,
+        }
+    }
+
     /// Number of tokens in `text`; text that looks like a control token counts as text.
     ///
     /// # Errors

@@ -14,7 +14,8 @@ use super::select::{Candidates, Selection};
 use super::units::Unit;
 use super::validate::InvalidRequest;
 use super::{PipelineError, Reading, Usage};
-use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, Order, TokenizerName};
+use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, Order, TokenSpan, TokenizerName};
+use crate::model::tokenizer::is_blank;
 
 /// A context within its budget.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +35,8 @@ pub struct Fitted {
 pub struct KeptSpan {
     /// Bytes of the chunk's text.
     pub bytes: ByteRange,
+    /// The tokens that the model has read in it, on the key axis.
+    pub tokens: TokenSpan,
     /// The best score of a unit in it.
     pub score: f32,
 }
@@ -64,12 +67,13 @@ pub fn budget(
     let wanted: HashSet<&String> = request.keep.iter().collect();
     let keep: Vec<bool> = request.chunks.iter().map(|chunk| wanted.contains(&chunk.id)).collect();
     let units = &reading.units;
-    let desk = Desk { request, units, scores, means, keep: &keep, order: order(request, units, scores) };
+    let order = order(request, units, scores);
+    let desk = Desk { request, reading, units, scores, means, keep: &keep, order };
     let costs = desk.unit_costs()?;
     let frame_costs = desk.frame_costs()?;
     let candidates =
         Candidates { units, scores: &scores.units, costs: &costs, frame_costs: &frame_costs, keep: &keep };
-    let tokens_in = desk.tokens_in(reading, &frame_costs)?;
+    let tokens_in = desk.tokens_in(&frame_costs)?;
     let tokens = match request.budget {
         Budget::Tokens(tokens) => tokens,
         // All of it is all of it, also where parts counted one by one come out a token short.
@@ -97,6 +101,7 @@ pub fn budget(
 /// What every step of fitting looks at.
 struct Desk<'a> {
     request: &'a CompressRequest,
+    reading: &'a Reading,
     units: &'a [Unit],
     scores: &'a Scores,
     means: &'a Means<'a>,
@@ -133,9 +138,9 @@ impl Desk<'_> {
     }
 
     /// Tokens of the context if everything were kept. The model has tokenized the text already.
-    fn tokens_in(&self, reading: &Reading, frame_costs: &[usize]) -> Result<usize, PipelineError> {
+    fn tokens_in(&self, frame_costs: &[usize]) -> Result<usize, PipelineError> {
         if self.request.tokenizer == TokenizerName::Model {
-            let blocks = reading.blocks.blocks.iter().zip(frame_costs);
+            let blocks = self.reading.blocks.blocks.iter().zip(frame_costs);
             let with_text = blocks.filter(|(block, _)| block.sentences().len() > 0);
             return Ok(with_text.map(|(block, frame)| block.text_tokens() + frame).sum());
         }
@@ -172,8 +177,35 @@ impl Desk<'_> {
             |&chunk: &usize| Kept { chunk, spans: spans[chunk].iter().map(|span| span.bytes).collect() };
         let parts: Vec<_> = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty()).map(part).collect();
         let context = assemble::context(&self.request.chunks, &parts, self.request.format);
-        let tokens = self.means.counter.count(&context.text)?;
+        let tokens = self.written_tokens(&context, &parts, &spans)?;
         Ok(Written { context, spans, tokens })
+    }
+
+    /// Tokens of a context as it is written. Blanks stand around every span of it: where tokens do not cross those, a span
+    /// that stood between blanks already has the tokens that were read in it.
+    fn written_tokens(
+        &self,
+        context: &Context,
+        parts: &[Kept],
+        spans: &[Vec<KeptSpan>],
+    ) -> Result<usize, PipelineError> {
+        let Means { counter, frames, .. } = self.means;
+        if !counter.splits_at_blanks() {
+            return counter.count(&context.text);
+        }
+        let mut tokens = 0;
+        for (position, part) in parts.iter().enumerate() {
+            let chunk = &self.request.chunks[part.chunk];
+            let frame = assemble::block(chunk, "", position, self.request.format);
+            tokens += frames.count(counter, self.request.tokenizer, frame)?;
+            for span in &spans[part.chunk] {
+                tokens += match is_between_blanks(&chunk.text, span.bytes) {
+                    true => span.tokens.len(),
+                    false => counter.count(span.bytes.of(&chunk.text))?,
+                };
+            }
+        }
+        Ok(tokens)
     }
 
     /// Kept units to spans: neighbours become one, with what stands between them; a wanted chunk is one, whole.
@@ -185,15 +217,19 @@ impl Desk<'_> {
             match chunk.last_mut() {
                 Some(last) if before.is_some_and(|before| before + 1 == index) => {
                     last.bytes.end = unit.bytes.end;
+                    last.tokens.end = unit.tokens.end;
                     last.score = last.score.max(score);
                 }
-                _ => chunk.push(KeptSpan { bytes: unit.bytes, score }),
+                _ => chunk.push(KeptSpan { bytes: unit.bytes, tokens: unit.tokens, score }),
             }
             before = Some(index);
         }
-        for ((chunk, spans), keep) in self.request.chunks.iter().zip(&mut spans).zip(self.keep) {
-            if let (true, Some(span)) = (keep, spans.first_mut()) {
-                span.bytes = ByteRange::new(0, chunk.text.len());
+        let read = &self.reading.blocks;
+        for (chunk, spans) in spans.iter_mut().enumerate().filter(|(chunk, _)| self.keep[*chunk]) {
+            if let Some(span) = spans.first_mut() {
+                span.bytes = ByteRange::new(0, self.request.chunks[chunk].text.len());
+                let all = read.spans[chunk];
+                span.tokens = TokenSpan::new(all.start + read.blocks[chunk].title_tokens(), all.end);
             }
         }
         spans
@@ -218,6 +254,13 @@ impl Desk<'_> {
         let usage = Usage { tokens_in: tokens_in.max(written.tokens), tokens_out: written.tokens };
         Fitted { context: written.context, usage, order: self.order, spans: written.spans }
     }
+}
+
+/// Whether nothing but blanks, or the text's ends, touches `bytes`.
+fn is_between_blanks(text: &str, bytes: ByteRange) -> bool {
+    let text = text.as_bytes();
+    let before = bytes.start.checked_sub(1).is_none_or(|before| is_blank(text[before]));
+    before && text.get(bytes.end).is_none_or(|&after| is_blank(after))
 }
 
 /// Every chunk's index in the order of the answer; by relevance, chunks without text come last whatever their titles.
