@@ -43,6 +43,7 @@ enum Command {
 
 /// Runs what the arguments say. Errors go to stderr, in one line each.
 pub fn main() -> ExitCode {
+    crate::allocator::one_arena();
     let args = Args::parse();
     match run(args) {
         Ok(code) => code,

@@ -89,8 +89,7 @@ pub struct Model {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Kv {
-    /// Bytes of blocks in memory, with what it costs to keep them; 0: none. glibc keeps freed memory for each thread: without
-    /// `MALLOC_ARENA_MAX=1` in the environment the process may hold up to 1.8 times as much.
+    /// Bytes of blocks in memory, with what it costs to keep them; 0: none.
     pub memory_bytes_max: u64,
     /// The disk tier's directory, of this daemon alone; empty: no disk tier.
     pub dir: PathBuf,

@@ -18,5 +18,6 @@ pub mod config;
 pub mod http;
 pub mod telemetry;
 pub mod bench;
+pub mod allocator;
 pub mod app;
 pub mod cli;

@@ -30,6 +30,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ),
     ("http", &["domain", "model", "pipeline", "registry", "api", "admission"]),
     ("telemetry", &["config"]),
+    ("allocator", &[]),
     ("bench", &["domain", "model", "export::onnx", "kv::local", "pipeline", "http"]),
     (
         "app",
@@ -60,6 +61,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "config",
             "telemetry",
             "bench",
+            "allocator",
             "app",
         ],
     ),
