@@ -8,12 +8,14 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ndarray::{Array2, Array3, Axis, s};
+use rayon::prelude::*;
 use thresher::domain::TokenSpan;
 use thresher::kv::block::{Block, Parts};
 use thresher::kv::codec::Codec;
 use thresher::kv::scan::{self, Kernel, Part, Question};
 
 const CHUNKS: usize = 100;
+const LARGE: usize = 1_000;
 const TOKENS: usize = 200;
 const DIM: usize = 384;
 const QUERIES: usize = 16;
@@ -79,6 +81,20 @@ fn scans(c: &mut Criterion) {
     let asked: Array2<f32> = question.exact().slice(s![0, .., ..]).to_owned();
     group.bench_function("peer: single-precision matrix product, one thread", |b| {
         b.iter(|| keys.iter().map(|keys| product(&asked, keys)).sum::<f32>());
+    });
+    group.finish();
+
+    // More than the caches hold: what a large request meets.
+    let blocks: Vec<Block> = (0..LARGE / CHUNKS).flat_map(|_| blocks(Codec::Int8)).collect();
+    let parts: Vec<Part> = blocks.iter().map(|block| Part { block, segments: &segments }).collect();
+    let mut group = c.benchmark_group("scan 1000x200 keys, 16 question tokens");
+    group.sample_size(20);
+    group.throughput(Throughput::Bytes(blocks.iter().map(|block| block.bytes().len() as u64).sum()));
+    group.bench_function("peaks of chunks and sentences, all cores: int8", |b| {
+        b.iter(|| scan::peaks(black_box(&question), &parts, &|| true));
+    });
+    group.bench_function("floor: every byte read once, all cores", |b| {
+        b.iter(|| blocks.par_iter().map(|block| checksum(block.bytes())).reduce(|| 0, u64::wrapping_add));
     });
     group.finish();
 }
