@@ -75,11 +75,13 @@ pub fn local_settings(config: &Config) -> LocalSettings {
     }
 }
 
-/// Loads the model.
+/// Loads the model, after its files were found to be those that its contract names: blocks that are kept, and shared with
+/// other sidecars, are named by what the contract says.
 ///
 /// # Errors
 /// As [`pipeline`].
 pub fn model(config: &Config) -> anyhow::Result<(Arc<OrtRuntime>, Arc<ModelTokenizer>)> {
+    Contract::load(&config.model.dir)?.verify_files(&config.model.dir)?;
     let runtime = OrtRuntime::load(&ort_settings(config))?;
     Ok((Arc::new(runtime), Arc::new(tokenizer(&config.model.dir)?)))
 }

@@ -54,8 +54,7 @@ impl<T: Send + 'static> Workers<T> {
     /// # Errors
     /// When the system gives no threads.
     pub fn start(runs: impl IntoIterator<Item = impl Run<T>>) -> std::io::Result<Self> {
-        let state = State { jobs: VecDeque::new(), closed: false };
-        let queue = Arc::new(Queue { state: Mutex::new(state), changed: Condvar::new() });
+        let queue = Arc::new(Queue::new());
         let start = |(i, run)| {
             let queue = Arc::clone(&queue);
             std::thread::Builder::new().name(format!("model-{i}")).spawn(move || queue.work(run))
@@ -120,6 +119,11 @@ impl<T: Send + 'static> Workers<T> {
 }
 
 impl<T> Queue<T> {
+    fn new() -> Self {
+        let state = State { jobs: VecDeque::new(), closed: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,14 +135,23 @@ impl<T> Queue<T> {
 
     /// Until the queue is closed. A panic is that run's failure, not the thread's end.
     fn work(&self, mut run: impl Run<T>) {
+        let mut run = |windows: &[Box<[u32]>]| {
+            let found =
+                catch_unwind(AssertUnwindSafe(|| run(windows))).unwrap_or_else(|_panic| Err(panicked()))?;
+            if found.len() == windows.len() { Ok(found) } else { Err(panicked()) }
+        };
         while let Some((windows, jobs)) = self.next_run() {
-            let results = catch_unwind(AssertUnwindSafe(|| run(&windows)))
-                .unwrap_or_else(|_panic| Err(panicked()))
-                .map_or_else(|error| vec![Err(error)], |found| found.into_iter().map(Ok).collect());
-            let mut results = results.into_iter();
-            for (at, reply) in jobs {
-                // One error for all of a run: the others' callers hear of the run, not of what it said first.
-                let _ = reply.send((at, results.next().unwrap_or_else(|| Err(panicked()))));
+            let results: Vec<_> = match run(&windows) {
+                Ok(found) => found.into_iter().map(Ok).collect(),
+                Err(error) if windows.len() == 1 => vec![Err(error)],
+                // Windows of several callers share a run: each fails for its own alone.
+                Err(_) => windows
+                    .iter()
+                    .map(|window| run(std::slice::from_ref(window))?.pop().ok_or_else(panicked))
+                    .collect(),
+            };
+            for ((at, reply), result) in jobs.into_iter().zip(results) {
+                let _ = reply.send((at, result));
             }
         }
     }
@@ -261,6 +274,22 @@ mod tests {
             assert!(failing.join().expect("no panic").is_err());
         });
         assert!(runs.lock().expect("no panic").len() < 60);
+    }
+
+    #[test]
+    fn a_window_that_fails_takes_none_of_its_run_with_it() {
+        let failing: Vec<Box<[u32]>> = vec![[1; 4].into(), [u32::MAX; 4].into(), [2; 4].into()];
+        let (queue, (reply, replies)) = (Queue::new(), mpsc::channel());
+        for (at, window) in failing.into_iter().enumerate() {
+            queue.push(Job { window, at, given_up: Arc::default(), reply: reply.clone() });
+        }
+        queue.lock().closed = true;
+        queue.work(|windows: &[Box<[u32]>]| match windows.iter().any(|window| window[0] == u32::MAX) {
+            true => Err(panicked()),
+            false => Ok(windows.iter().map(|window| window[0]).collect()),
+        });
+        let found: Vec<_> = replies.try_iter().map(|(at, result)| (at, result.ok())).collect();
+        assert_eq!(found, [(0, Some(1)), (1, None), (2, Some(2))]);
     }
 
     #[test]
