@@ -17,15 +17,15 @@ pub type Done<'a> = &'a (dyn Fn(usize, ArrayView3<f32>) + Sync);
 
 /// What the rest of the program may ask of a model.
 ///
-/// Implementations return the same bytes for the same input, whatever else runs beside it (DESIGN: batching, cache
-/// state and thread count change nothing). Callers hand over windows that fit [`ModelInfo::window_tokens_max`].
+/// Implementations return the same bytes for the same input, whatever else runs beside it: batching, cache state and thread
+/// count change nothing. Callers hand over windows that fit [`ModelInfo::window_tokens_max`].
 pub trait ModelRuntime: Send + Sync {
     /// The model's name, fingerprint and dimensions.
     fn info(&self) -> &ModelInfo;
 
     /// Reads windows, each on its own. `done(i, keys)` is given the keys `[head, token, head_dim]` of window `i`, special
-    /// tokens dropped, as soon as they are there, in any order. `wanted(i)` is asked shortly before window `i` is read;
-    /// one that nobody wants any more is passed over.
+    /// tokens dropped, as soon as they are there, in any order. `wanted(i)` is asked when window `i` goes into the queue, two runs
+    /// ahead at most; one that nobody wants any more is passed over. Windows are read in their order.
     ///
     /// # Errors
     /// The first that the runtime reports; windows after it may have been left out.

@@ -12,6 +12,10 @@ use super::block::Block;
 use super::flights::{Flight, Flights, Leader, Outcome, Role, Wanted};
 use super::key::BlockKey;
 
+/// Chunks that a request claims at a time. Who asks for one of them waits for these at most, not for all of a large request;
+/// and what a request may not have is refused before all of it is in memory.
+const PIECE: usize = 64;
+
 /// Blocks that can be had, and how to have each made only once.
 pub struct KvStore {
     flights: Arc<Flights>,
@@ -99,8 +103,9 @@ impl KvStore {
         Self::new(Arc::new(NoTiers))
     }
 
-    /// The blocks of `keys`. Those that no tier has and nobody reads are claimed, and `read` is called to land them; it is
-    /// told how many tokens the others have. A block is left out only when `wanted` said that nobody waits for it.
+    /// The blocks of `keys`, [`PIECE`] after [`PIECE`]. Those that no tier has and nobody reads are claimed, and `read` is
+    /// called to land them; it is told how many tokens all have that are there, and called without claims, too, so that it
+    /// can refuse what is too much. A block is left out only when `wanted` said that nobody waits for it.
     ///
     /// # Errors
     /// What `read` reports.
@@ -118,29 +123,46 @@ impl KvStore {
         }
         // A chunk may stand in a request twice.
         let mut missing: HashMap<BlockKey, Vec<usize>> = HashMap::new();
+        let mut order = Vec::new();
         for (index, key) in keys.iter().enumerate().filter(|(index, _)| found.blocks[*index].is_none()) {
-            missing.entry(*key).or_default().push(index);
-        }
-        while !missing.is_empty() && wanted() {
-            let (claims, followed) = self.join(&missing, &wanted);
-            let claims = self.fetch(claims, &mut missing, &mut found);
-            if !claims.is_empty() {
-                let tokens = found.blocks.iter().flatten().map(Block::tokens).sum();
-                read(tokens, &claims)?;
+            let indices = missing.entry(*key).or_default();
+            if indices.is_empty() {
+                order.push(*key);
             }
+            indices.push(index);
+        }
+        for piece in order.chunks(PIECE) {
+            let mut missing = piece.iter().filter_map(|key| missing.remove_entry(key)).collect();
+            self.get_piece(&mut missing, &mut found, &wanted, &read)?;
+        }
+        found.count();
+        Ok((found.blocks, found.sources))
+    }
+
+    /// Finds or reads what is `missing`, in as many turns as others give up what was waited for.
+    fn get_piece<E>(
+        &self,
+        missing: &mut HashMap<BlockKey, Vec<usize>>,
+        found: &mut Found,
+        wanted: &Wanted,
+        read: impl Fn(usize, &[Claim]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while !missing.is_empty() && wanted() {
+            let (claims, followed) = self.join(missing, wanted);
+            let claims = self.fetch(claims, missing, found);
+            read(found.blocks.iter().flatten().map(Block::tokens).sum(), &claims)?;
             for claim in claims {
                 if let Some(block) = claim.leader.landed() {
                     found.put(&missing.remove(&claim.leader.key()).unwrap_or_default(), block, Source::Read);
                 }
             }
             for (key, flight) in followed {
-                if let Some(Outcome::Landed(block)) = flight.wait(&wanted) {
+                if let Some(Outcome::Landed(block)) = flight.wait(wanted) {
                     found.put(&missing.remove(&key).unwrap_or_default(), block, Source::Joined);
                 }
             }
         }
-        found.count();
-        Ok((found.blocks, found.sources))
+        Ok(())
     }
 
     /// Leads or follows the flight of every missing block.
@@ -361,6 +383,51 @@ mod tests {
             }
         });
         assert_eq!(reads.into_inner(), 40);
+    }
+
+    #[test]
+    fn a_large_request_holds_no_more_than_a_piece_of_itself() {
+        let store = KvStore::new(Arc::new(Map::default()));
+        let keys: Vec<u8> = (0..=200).collect();
+        let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
+        let told = Mutex::new(Vec::new());
+        let read = |tokens, claims: &[Claim]| {
+            assert!(claims.len() <= PIECE);
+            told.lock().expect("no panic").push((tokens, claims.len()));
+            // A chunk of a later piece is read by who wants it now, not waited for.
+            let last = &keys[200..];
+            if claims[0].index() == 0 {
+                assert_eq!(get(&store, last, &AtomicUsize::new(0)).1.read, 1);
+            }
+            claims.iter().for_each(|claim| claim.land(block(keys[claim.index()])));
+            Ok::<_, Infallible>(())
+        };
+        let Ok((_, sources)) = store.get(&all, always(), |tokens, claims| match claims {
+            [] => Ok(told.lock().expect("no panic").push((tokens, 0))),
+            _ => read(tokens, claims),
+        });
+        assert_eq!((sources.read, sources.memory), (200, 1));
+        let sum = |n: usize| (0..n).sum::<usize>();
+        assert_eq!(
+            told.into_inner().expect("no panic"),
+            [(0, 64), (sum(64), 64), (sum(128), 64), (sum(192) + 200, 8)]
+        );
+    }
+
+    #[test]
+    fn what_is_too_much_is_refused_before_all_of_it_is_there() {
+        let tiers = Arc::new(Map::default());
+        for n in 0..=255 {
+            tiers.disk.lock().expect("no panic").insert(key(n), block(n).bytes().clone());
+        }
+        let keys: Vec<BlockKey> = (0..=255).map(key).collect();
+        let calls = AtomicUsize::new(0);
+        let refused = KvStore::new(tiers).get(&keys, always(), |tokens, claims| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            assert!(claims.is_empty());
+            if tokens > 5_000 { Err(tokens) } else { Ok(()) }
+        });
+        assert_eq!((refused.map(drop), calls.into_inner()), (Err((0..128).sum()), 2));
     }
 
     #[test]

@@ -108,6 +108,10 @@ impl Reader {
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<(), PipelineError> {
+        limits.check_tokens(known_tokens)?;
+        if claims.is_empty() {
+            return Ok(());
+        }
         let total = AtomicUsize::new(known_tokens);
         let passage = |claim: &Claim| -> Result<_, PipelineError> {
             cancel.check()?;
@@ -127,13 +131,14 @@ impl Reader {
             claim.land(pending.encode(self.codec));
         }
         let tokens_max = info.window_tokens_max;
-        let windows: Vec<(usize, usize, &[u32])> = passages
-            .iter()
-            .enumerate()
-            .flat_map(|(i, p)| {
-                p.windows(tokens_max).enumerate().map(move |(w, ids)| (i, w * tokens_max, ids))
-            })
-            .collect();
+        // Long chunks first: the last to finish is then a short one, and no worker waits long for it. Windows of one chunk stand
+        // together, so that only few chunks are in memory as full numbers.
+        let mut order: Vec<usize> = (0..passages.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(passages[i].ids.len()));
+        let windows_of = |i: usize| {
+            passages[i].windows(tokens_max).enumerate().map(move |(w, ids)| (i, w * tokens_max, ids))
+        };
+        let windows: Vec<(usize, usize, &[u32])> = order.into_iter().flat_map(windows_of).collect();
         let ids: Vec<&[u32]> = windows.iter().map(|&(.., ids)| ids).collect();
         let done = |window: usize, keys: ArrayView3<f32>| {
             let (i, first, _) = windows[window];
@@ -179,7 +184,7 @@ struct Pending<'a> {
 
 impl<'a> Pending<'a> {
     fn new(passage: &'a Passage, info: &ModelInfo) -> Self {
-        // Room is made when the first window comes: a request's chunks are not all in memory at once.
+        // Room is made when the first window comes: chunks that are not begun take none.
         let keys = Array3::zeros((info.heads, 0, info.head_dim));
         Self { passage, keys: Mutex::new((keys, passage.ids.len())) }
     }

@@ -15,7 +15,10 @@ impl OrtRuntime {
     /// # Errors
     /// What the runtime reports.
     pub fn run_passage_graph(&self, windows: &[&[u32]]) -> Result<(), ModelError> {
-        self.workers.each(windows, |_| true, |_, keys| drop(keys))
+        // Long windows first, as the pipeline has them: the last to finish is a short one.
+        let mut windows = windows.to_vec();
+        windows.sort_by_key(|window| std::cmp::Reverse(window.len()));
+        self.workers.each(&windows, |_| true, |_, keys| drop(keys))
     }
 }
 

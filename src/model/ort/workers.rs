@@ -68,8 +68,8 @@ impl<T: Send + 'static> Workers<T> {
         self.threads.len()
     }
 
-    /// Runs every window that `wanted` still names when its turn comes, and gives `done` what came of it, on the calling
-    /// thread. Long windows go first: the last to finish is then a short one, and no worker waits long for it.
+    /// Runs windows in their order, but for those that `wanted` no longer names when they would go into the queue, and gives
+    /// `done` what came of each, on the calling thread.
     ///
     /// # Errors
     /// The first failure; it ends the call.
@@ -79,9 +79,7 @@ impl<T: Send + 'static> Workers<T> {
         wanted: impl Fn(usize) -> bool,
         mut done: impl FnMut(usize, T),
     ) -> Result<(), ModelError> {
-        let mut order: Vec<usize> = (0..windows.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(windows[i].len()));
-        let mut order = order.into_iter().peekable();
+        let mut order = (0..windows.len()).peekable();
         let given_up = Arc::new(AtomicBool::new(false));
         let (reply, replies) = mpsc::channel();
         let (mut jobs_out, mut tokens_out) = (0, 0);
