@@ -292,6 +292,10 @@ impl Config {
                 limits.registered_chunk_count_max == 0,
                 "limits.registered_chunk_count_max is 0: no request could name a chunk",
             ),
+            (
+                limits.registered_bytes_max == 0,
+                "limits.registered_bytes_max is 0: no request could name a chunk",
+            ),
             (registry.chunk_count_max == 0, "registry.chunk_count_max is 0: nothing could be registered"),
             (registry.batch_count_max == 0, "registry.batch_count_max is 0: nothing could be registered"),
             (registry.candidate_count_max == 0, "registry.candidate_count_max is 0: nothing could be found"),

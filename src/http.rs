@@ -67,6 +67,8 @@ pub struct RegistryLimits {
     pub chunk_count_max: usize,
     /// Registered chunks that one request may name.
     pub named_count_max: usize,
+    /// Bytes of their text.
+    pub named_bytes_max: usize,
     /// A request that names more is prefiltered; 0: never.
     pub prefilter_above: usize,
     /// To this many.
@@ -88,6 +90,7 @@ impl RegistryLimits {
             },
             chunk_count_max: registry.chunk_count_max,
             named_count_max: requests.registered_chunk_count_max,
+            named_bytes_max: requests.registered_bytes_max,
             prefilter_above: registry.prefilter_above,
             prefilter_to: registry.prefilter_to,
         }

@@ -174,24 +174,9 @@ impl RequestError {
 }
 
 impl CompressBody {
-    /// The question.
-    pub fn query(&self) -> &str {
-        &self.query
-    }
-
     /// Ids of registered chunks, where the request names such instead of sending its own.
     pub fn chunk_ids(&self) -> Option<&[String]> {
         self.chunk_ids.as_deref()
-    }
-
-    /// Whether the request brings chunks of its own.
-    pub fn has_chunks(&self) -> bool {
-        self.chunks.is_some()
-    }
-
-    /// Ids of chunks that are kept whole.
-    pub fn keep(&self) -> &[String] {
-        &self.keep
     }
 
     /// The question and how to answer it. `registered` are the chunks of [`Self::chunk_ids`], where there is a registry.

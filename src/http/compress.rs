@@ -1,5 +1,6 @@
 //! `POST /v1/compress`.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,14 +14,27 @@ use super::error::HttpError;
 use super::{Service, body, observe, work};
 use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
 use crate::domain::{Chunk, CompressRequest, OnError};
+use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{self, Pipeline};
+use crate::registry::Registry;
 
-/// A request with the chunks it is about: what happens to them in the registry from now on does not concern it.
+/// A request as it was sent.
 struct Asked {
+    /// Without chunks yet, where it names registered ones.
     request: CompressRequest,
     options: ServeOptions,
+    /// Ids of registered chunks, where it names such.
+    ids: Option<Vec<String>>,
+}
+
+/// A request with the chunks it is about: what happens to them in the registry from now on does not concern it.
+struct Resolved<'a> {
+    request: Cow<'a, CompressRequest>,
     prefiltered: Option<Prefiltered>,
 }
+
+/// Registered chunks that are looked up at a time.
+const LOOKUP_COUNT: usize = 1_000;
 
 /// Parses, waits for its turn, compresses; what the caller asked to survive, it gets back whole.
 pub async fn handle(
@@ -29,17 +43,14 @@ pub async fn handle(
     body: Body,
 ) -> Result<Json<CompressAnswer>, HttpError> {
     let arrived = Instant::now();
-    let asking = service.clone();
-    let asked =
-        body::parsed(&service, &headers, body, move |body| Asked::new(api::parse(body)?, &asking)).await?;
+    let asked = body::parsed(&service, &headers, body, |body| Asked::new(api::parse(body)?)).await?;
     let deadline = work::deadline(arrived, asked.options.deadline_ms, &service)?;
     let asked = Arc::new(asked);
     match compress(&service, &asked, deadline).await {
         Err(error) if asked.options.on_error == OnError::Passthrough && error.is_ours() => {
-            let compressed = pipeline::passthrough(&asked.request, error.code(), error.message().to_owned());
-            Ok(Json(asked.answer(compressed, service.pipeline.get())))
+            passed(&service, asked, error).await.map(Json)
         }
-        Err(error) if asked.request.registered => Err(error.of_chunks_in("chunk_ids")),
+        Err(error) if asked.ids.is_some() => Err(error.of_chunks_in("chunk_ids")),
         outcome => outcome.map(Json),
     }
 }
@@ -53,50 +64,85 @@ async fn compress(
     let (working, asked) = (service.clone(), Arc::clone(asked));
     work::admitted(service, deadline, move |cancel| {
         let pipeline = working.ready()?;
-        let compressed = pipeline.compress(&asked.request, cancel)?;
+        let resolved = asked.resolved(&working, working.limits.registry.named_bytes_max, cancel)?;
+        let compressed = pipeline.compress(&resolved.request, cancel)?;
         observe::compressed(&compressed);
-        Ok(asked.answer(compressed, Some(pipeline)))
+        Ok(asked.answer(&resolved, compressed, Some(pipeline)))
+    })
+    .await
+}
+
+/// The chunks as they are, and why. Registered ones that nobody could have sent are not: then the error is the answer.
+async fn passed(service: &Service, asked: Arc<Asked>, error: HttpError) -> Result<CompressAnswer, HttpError> {
+    let service = service.clone();
+    work::aside(move || {
+        let Ok(resolved) = asked.resolved(&service, service.limits.body_bytes_max, &Cancel::default()) else {
+            return Err(error);
+        };
+        let compressed = pipeline::passthrough(&resolved.request, error.code(), error.message().to_owned());
+        Ok(asked.answer(&resolved, compressed, service.pipeline.get()))
     })
     .await
 }
 
 impl Asked {
-    fn new(body: CompressBody, service: &Service) -> Result<Self, HttpError> {
-        // Both kinds of chunks at once is a mistake that needs no registry to be seen.
-        let named = body.chunk_ids().filter(|_| !body.has_chunks());
-        let (registered, prefiltered) = match named {
-            None => (None, None),
-            Some(ids) => {
-                let (chunks, prefiltered) = resolve(ids, &body, service)?;
-                (Some(chunks), prefiltered)
-            }
-        };
-        let (request, options) = body.into_domain(registered)?;
-        Ok(Self { request, options, prefiltered })
+    fn new(body: CompressBody) -> Result<Self, HttpError> {
+        let ids = body.chunk_ids().map(<[_]>::to_vec);
+        let (request, options) = body.into_domain(ids.is_some().then(Vec::new))?;
+        Ok(Self { request, options, ids })
     }
 
-    fn answer(&self, compressed: pipeline::Compressed, pipeline: Option<&Pipeline>) -> CompressAnswer {
+    /// The request with its chunks, of at most `bytes_max` where they are registered ones.
+    fn resolved(
+        &self,
+        service: &Service,
+        bytes_max: usize,
+        cancel: &Cancel,
+    ) -> Result<Resolved<'_>, HttpError> {
+        let Some(ids) = &self.ids else {
+            return Ok(Resolved { request: Cow::Borrowed(&self.request), prefiltered: None });
+        };
+        let (registry, limits) = (service.registry()?, service.limits.registry);
+        check_ids(ids, limits.named_count_max)?;
+        let lookup = Lookup { registry, ids, bytes_max, cancel };
+        let (chunks, prefiltered) = if limits.prefilter_above == 0 || ids.len() <= limits.prefilter_above {
+            (lookup.chunks((0..ids.len()).collect())?, None)
+        } else {
+            // Unknown ids are refused whether the prefilter would have kept them or not.
+            let missing = registry.missing(ids);
+            if !missing.is_empty() {
+                return Err(HttpError::ids_unknown(ids, &missing));
+            }
+            let CompressRequest { query, keep, .. } = &self.request;
+            let places = kept(registry.prefilter(query, ids, limits.prefilter_to)?, ids, keep);
+            (lookup.chunks(places.clone())?, Some(Prefiltered { from: ids.len(), places }))
+        };
+        let request = Cow::Owned(CompressRequest { chunks, ..self.request.clone() });
+        Ok(Resolved { request, prefiltered })
+    }
+
+    fn answer(
+        &self,
+        resolved: &Resolved,
+        compressed: pipeline::Compressed,
+        pipeline: Option<&Pipeline>,
+    ) -> CompressAnswer {
         let model = pipeline.map(Pipeline::model);
-        let answer = CompressAnswer::new(&self.request, compressed, self.options.offsets, model);
-        match &self.prefiltered {
+        let answer = CompressAnswer::new(&resolved.request, compressed, self.options.offsets, model);
+        match &resolved.prefiltered {
             None => answer,
             Some(prefiltered) => answer.prefiltered(prefiltered),
         }
     }
 }
 
-/// The registered chunks that `ids` name, the best of them only when they are very many.
-fn resolve(
-    ids: &[String],
-    body: &CompressBody,
-    service: &Service,
-) -> Result<(Vec<Arc<Chunk>>, Option<Prefiltered>), HttpError> {
-    let (registry, limits) = (service.registry()?, service.limits.registry);
+/// Some, not too many, each once.
+fn check_ids(ids: &[String], count_max: usize) -> Result<(), HttpError> {
     if ids.is_empty() {
         return Err(HttpError::ids_empty());
     }
-    if ids.len() > limits.named_count_max {
-        return Err(HttpError::ids_too_many(ids.len(), limits.named_count_max));
+    if ids.len() > count_max {
+        return Err(HttpError::ids_too_many(ids.len(), count_max));
     }
     let mut first_at = HashMap::with_capacity(ids.len());
     for (second, id) in ids.iter().enumerate() {
@@ -104,27 +150,39 @@ fn resolve(
             return Err(HttpError::id_twice(id, first, second));
         }
     }
-    let unknown = |found: &[Option<Arc<Chunk>>], places: &[usize]| {
-        let missing = found.iter().zip(places).filter(|(chunk, _)| chunk.is_none()).map(|(_, &place)| place);
-        HttpError::ids_unknown(ids, &missing.collect::<Vec<_>>())
-    };
-    if limits.prefilter_above == 0 || ids.len() <= limits.prefilter_above {
-        let found = registry.get(ids)?;
-        let places: Vec<usize> = (0..ids.len()).collect();
-        let known: Option<Vec<_>> = found.iter().cloned().collect();
-        return known.map(|chunks| (chunks, None)).ok_or_else(|| unknown(&found, &places));
+    Ok(())
+}
+
+/// Finds registered chunks, while somebody waits for them and within a request's bytes.
+struct Lookup<'a> {
+    registry: &'a Registry,
+    ids: &'a [String],
+    bytes_max: usize,
+    cancel: &'a Cancel,
+}
+
+impl Lookup<'_> {
+    /// The chunks whose ids stand at `places`.
+    fn chunks(&self, places: Vec<usize>) -> Result<Vec<Arc<Chunk>>, HttpError> {
+        let (mut chunks, mut missing, mut bytes) = (Vec::with_capacity(places.len()), Vec::new(), 0);
+        for places in places.chunks(LOOKUP_COUNT) {
+            self.cancel.check()?;
+            let names: Vec<&str> = places.iter().map(|&place| &*self.ids[place]).collect();
+            for (chunk, &place) in self.registry.get(&names)?.into_iter().zip(places) {
+                match chunk {
+                    None => missing.push(place),
+                    Some(chunk) => {
+                        bytes += chunk.text.len();
+                        chunks.push(chunk);
+                    }
+                }
+            }
+            if bytes > self.bytes_max {
+                return Err(HttpError::named_too_long(self.bytes_max));
+            }
+        }
+        if missing.is_empty() { Ok(chunks) } else { Err(HttpError::ids_unknown(self.ids, &missing)) }
     }
-    // Unknown ids are refused whether the prefilter would have kept them or not.
-    let missing = registry.missing(ids);
-    if !missing.is_empty() {
-        return Err(HttpError::ids_unknown(ids, &missing));
-    }
-    let places = kept(registry.prefilter(body.query(), ids, limits.prefilter_to)?, ids, body.keep());
-    let names: Vec<&str> = places.iter().map(|&place| &*ids[place]).collect();
-    let found = registry.get(&names)?;
-    let known: Option<Vec<_>> = found.iter().cloned().collect();
-    let chunks = known.ok_or_else(|| unknown(&found, &places))?;
-    Ok((chunks, Some(Prefiltered { from: ids.len(), places })))
 }
 
 /// What the caller wants kept whatever its score is kept here, too.

@@ -143,6 +143,11 @@ impl HttpError {
         Self::new("chunk_too_many", message).at("chunk_ids")
     }
 
+    pub(super) fn named_too_long(max: usize) -> Self {
+        let message = format!("the chunks have more than {max} bytes of text (limits.registered_bytes_max)");
+        Self::new("input_too_long", message).at("chunk_ids")
+    }
+
     pub(super) fn id_twice(id: &str, first: usize, second: usize) -> Self {
         let message = format!("chunk id {id:?} is named by chunk_ids[{first}] and chunk_ids[{second}]");
         Self::new("chunk_id_duplicate", message).at(&format!("chunk_ids[{second}]"))

@@ -15,6 +15,8 @@ pub struct RequestLimits {
     pub chunk_count_max: usize,
     /// Registered chunks that one request may name.
     pub registered_chunk_count_max: usize,
+    /// Bytes of text of the registered chunks that one request names.
+    pub registered_bytes_max: usize,
     /// Bytes of one chunk's text.
     pub chunk_bytes_max: usize,
     /// Model tokens of the question.
@@ -30,6 +32,7 @@ impl Default for RequestLimits {
         Self {
             chunk_count_max: 1_000,
             registered_chunk_count_max: 100_000,
+            registered_bytes_max: 67_108_864,
             chunk_bytes_max: 1_048_576,
             query_tokens_max: 512,
             input_tokens_max: 4_194_304,

@@ -88,6 +88,7 @@ fn request_limits() -> RequestLimits {
     RequestLimits {
         chunk_count_max: 8,
         registered_chunk_count_max: 12,
+        registered_bytes_max: 4_000,
         chunk_bytes_max: 1_500,
         query_tokens_max: 64,
         input_tokens_max: 2_500,

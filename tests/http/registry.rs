@@ -215,6 +215,9 @@ async fn requests_name_registered_chunks() {
     register(&daemon, json!(long)).await;
     let refused = ask(json!({"query": "t", "chunk_ids": ["x", "y"]})).await;
     check_error("too long together", &refused, "422 input_too_long chunk_ids", "limits.input_tokens_max");
+    register(&daemon, json!([{"id": "z", "text": "z".repeat(1400)}])).await;
+    let refused = ask(json!({"query": "t", "chunk_ids": ["x", "y", "z"]})).await;
+    check_error("too many bytes", &refused, "422 input_too_long chunk_ids", "limits.registered_bytes_max");
     let late = json!({"query": "t", "chunk_ids": ["b", "a"], "deadline_ms": 0, "on_error": "passthrough"});
     let passed = ask(late).await.json();
     assert_eq!(passed["context"], "[1] The moon is far. Water is wet.\n\n[2] The tide is at noon.");
