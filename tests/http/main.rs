@@ -560,6 +560,14 @@ async fn more_than_can_wait_are_told_when_to_come_back() {
     let refused = ask().await.expect("no panic");
     check_error("the third", &refused, "429 overloaded -", "admission.queue_max");
     assert_eq!(refused.header("retry-after"), Some("1"));
+    let named = json!({"query": "tide", "chunk_ids": ["nobody has looked for it"]}).to_string();
+    let refused = post(daemon.http, "/v1/compress", named).await;
+    check_error(
+        "ids are not looked up before their turn",
+        &refused,
+        "429 overloaded -",
+        "admission.queue_max",
+    );
     gate.open.store(true, Ordering::SeqCst);
     assert_good("the first", &working.await.expect("no panic"));
     assert_good("the second", &waiting.await.expect("no panic"));
