@@ -125,15 +125,11 @@ impl Client {
 }
 
 impl Caller {
-    /// Asks and reads the answer, whatever it says.
+    /// Sends a body and reads the answer, whatever it says.
     ///
     /// # Errors
     /// When none comes.
-    pub async fn send(&self, body: Bytes) -> anyhow::Result<Answer> {
-        self.post("/v1/compress", body).await
-    }
-
-    async fn post(&self, path: &str, body: Bytes) -> anyhow::Result<Answer> {
+    pub async fn post(&self, path: &str, body: Bytes) -> anyhow::Result<Answer> {
         let uri = format!("http://{}{path}", self.address);
         let request = Request::post(uri).header(CONTENT_TYPE, "application/json").body(Full::new(body))?;
         let started = Instant::now();
@@ -145,7 +141,7 @@ impl Caller {
     }
 
     async fn ask(&self, body: Bytes) -> anyhow::Result<Answer> {
-        self.send(body).await?.accepted()
+        self.post("/v1/compress", body).await?.accepted()
     }
 }
 

@@ -6,13 +6,18 @@
 pub struct Resident {
     /// Now.
     pub now_mb: f64,
-    /// At most, since the process began.
+    /// At most, since the process began or [`forget_peak`].
     pub peak_mb: f64,
 }
 
 /// Of this process; none where the system does not say it as Linux does.
 pub fn resident() -> Option<Resident> {
     parse(&std::fs::read_to_string("/proc/self/status").ok()?)
+}
+
+/// Forgets what was resident at most until now, where the system can.
+pub fn forget_peak() {
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
 fn parse(status: &str) -> Option<Resident> {

@@ -1,5 +1,5 @@
-//! Minutes of everything at once: requests of all sizes about chunks that come again or do not, clients that leave, deadlines
-//! that nobody can keep, bodies that are none. Asserts no time: only that memory stays within its bounds and that what
+//! Minutes of everything at once: requests of all sizes about chunks that come again or do not, registering, searching, clients
+//! that leave, deadlines that nobody can keep, bodies that are none. Asserts no time: only that memory stays within its bounds and that what
 //! should be answered is. Knows nothing of how the daemon does that.
 
 mod chunks;
@@ -45,6 +45,8 @@ pub struct Settings {
     pub memory_bytes_max: u64,
     /// Bound of what waits to be written to disk.
     pub write_queue_bytes_max: u64,
+    /// Bound of the registered chunks in memory.
+    pub registry_bytes_max: u64,
     /// Bound of the disk tier: there are several times as many chunks as it holds.
     pub disk_bytes_max: u64,
 }
@@ -78,6 +80,10 @@ pub fn run(subject: &Subject, settings: Settings, progress: Progress) -> anyhow:
     let client = Client::new(subject.daemon.address())?;
     let chunks = Chunks::for_disk(settings.disk_bytes_max);
     let mix = Mix::new(chunks, subject.daemon.deadline_ms_max());
+    for registration in mix.registrations() {
+        client.register(registration)?;
+    }
+    memory::forget_peak();
     let base = memory::resident().context("this system does not say what a process has in memory")?;
     let count = mix.chunks().len();
     let started = Instant::now();
@@ -143,11 +149,13 @@ async fn send(shared: &Shared, ask: &Ask) -> anyhow::Result<Option<(u16, Bytes)>
             hang_up(shared, &ask.body).await?;
             return Ok(None);
         }
-        Kind::LeaveWhileWaiting(after) => match timeout(after, shared.caller.send(ask.body.clone())).await {
-            Err(_left) => return Ok(None),
-            Ok(answer) => answer?,
-        },
-        _ => shared.caller.send(ask.body.clone()).await?,
+        Kind::LeaveWhileWaiting(after) => {
+            match timeout(after, shared.caller.post(ask.path, ask.body.clone())).await {
+                Err(_left) => return Ok(None),
+                Ok(answer) => answer?,
+            }
+        }
+        _ => shared.caller.post(ask.path, ask.body.clone()).await?,
     };
     Ok(Some((answer.status.as_u16(), answer.body)))
 }

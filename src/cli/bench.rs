@@ -92,9 +92,9 @@ request that does not count
 null where the system does not say
   ratios              each taken within a round (or request), then the median with quartiles
 
---soak keeps 64 MiB of blocks in memory and 256 MiB on disk, or less where the settings say less, and exits with 1 when \
-resident memory was ever above kv.memory_bytes_max + kv.write_queue_bytes_max + 300 MB, or when a request failed that \
-should not.";
+--soak keeps 64 MiB of blocks in memory, 256 MiB on disk and 16 MiB of registered chunks in memory, or less where the \
+settings say less, and exits with 1 when resident memory was ever above kv.memory_bytes_max + kv.write_queue_bytes_max + \
+registry.cache_bytes_max + 300 MB, or when a request failed that should not.";
 
 /// Requests over HTTP for each round of throughput.
 const REQUESTS_PER_ROUND: usize = 5;
@@ -102,6 +102,7 @@ const REQUESTS_PER_ROUND: usize = 5;
 /// What a soak keeps at most: so little that both tiers have to let go of blocks all the time.
 const SOAK_MEMORY_BYTES_MAX: u64 = 64 << 20;
 const SOAK_DISK_BYTES_MAX: u64 = 256 << 20;
+const SOAK_REGISTRY_BYTES_MAX: usize = 16 << 20;
 
 /// A slow machine is no reason for a request to fail.
 const DEADLINE: Duration = Duration::from_secs(3600);
@@ -184,6 +185,7 @@ fn soak_settings(config: &Config, args: &Args) -> soak::Settings {
         clients: args.clients.unwrap_or(8),
         memory_bytes_max: config.kv.memory_bytes_max,
         write_queue_bytes_max: config.kv.write_queue_bytes_max,
+        registry_bytes_max: config.registry.cache_bytes_max as u64,
         disk_bytes_max: config.kv.disk_bytes_max,
     }
 }
@@ -218,6 +220,8 @@ fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
         let kv = &mut config.kv;
         kv.memory_bytes_max = kv.memory_bytes_max.min(SOAK_MEMORY_BYTES_MAX);
         kv.disk_bytes_max = kv.disk_bytes_max.min(SOAK_DISK_BYTES_MAX);
+        let registry = &mut config.registry;
+        registry.cache_bytes_max = registry.cache_bytes_max.min(SOAK_REGISTRY_BYTES_MAX);
     }
     config
 }

@@ -1,6 +1,7 @@
 //! What a soak sends: most requests should be answered, some are left, late or wrong, and say so.
 //! Knows nothing of sockets.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +19,18 @@ const LEAVE_WHILE_WAITING: usize = 6;
 const HURRY: usize = 6;
 const BAD: usize = 5;
 
+/// Of a hundred of the rest, how many are not about chunks that they bring.
+const REGISTER: usize = 5;
+const SEARCH: usize = 8;
+const NAMED: usize = 12;
+
+/// Chunks that are registered before the first request: those that come most often.
+const REGISTERED: usize = 200;
+/// Chunks that are registered in one call at most.
+const REGISTER_MAX: usize = 30;
+
+const COMPRESS: &str = "/v1/compress";
+
 /// Bodies that are none, and how they are refused.
 const BAD_BODIES: [(&str, u16); 6] = [
     ("{", 400),
@@ -32,6 +45,8 @@ const BAD_BODIES: [(&str, u16); 6] = [
 pub struct Ask {
     /// What becomes of it.
     pub kind: Kind,
+    /// Where it is sent.
+    pub path: &'static str,
     /// Its body.
     pub body: Bytes,
     /// How many chunks it is about.
@@ -77,10 +92,52 @@ impl Mix {
         let kind = draw_kind(random);
         if let Kind::Bad(_) = kind {
             let (body, status) = BAD_BODIES[random.between(0, BAD_BODIES.len() - 1)];
-            return Ask { kind: Kind::Bad(status), body: Bytes::from_static(body.as_bytes()), chunks: 0 };
+            let body = Bytes::from_static(body.as_bytes());
+            return Ask { kind: Kind::Bad(status), path: COMPRESS, body, chunks: 0 };
+        }
+        if kind == Kind::Answered {
+            let drawn = random.between(0, 99);
+            if drawn < REGISTER {
+                let first = self.chunks.draw(random);
+                let end = (first + random.between(1, REGISTER_MAX)).min(self.chunks.len());
+                return Ask { kind, path: "/v1/chunks", body: self.registration(first..end), chunks: 0 };
+            }
+            if drawn < REGISTER + SEARCH {
+                let words = random.between(1, 12);
+                let body = json!({"query": prose(random, words), "deadline_ms": self.deadline_ms_max});
+                return Ask { kind, path: "/v1/search", body: body.to_string().into(), chunks: 0 };
+            }
+            if drawn < REGISTER + SEARCH + NAMED {
+                let first = random.between(0, REGISTERED - 1);
+                let ids: Vec<String> =
+                    (first..random.between(first, REGISTERED - 1) + 1).map(|n| n.to_string()).collect();
+                let (words, chunks) = (random.between(3, 30), ids.len());
+                let query = prose(random, words);
+                let body = json!({"query": query, "chunk_ids": ids, "deadline_ms": self.deadline_ms_max});
+                return Ask { kind, path: COMPRESS, body: body.to_string().into(), chunks };
+            }
         }
         let chunks = random.magnitude(1, CHUNKS_MAX);
-        Ask { kind, body: self.body(kind, chunks, random).into(), chunks }
+        Ask { kind, path: COMPRESS, body: self.body(kind, chunks, random).into(), chunks }
+    }
+
+    /// Bodies that register what requests name.
+    pub fn registrations(&self) -> impl Iterator<Item = Bytes> {
+        (0..REGISTERED)
+            .step_by(REGISTER_MAX)
+            .map(|first| self.registration(first..(first + REGISTER_MAX).min(REGISTERED)))
+    }
+
+    fn registration(&self, chunks: Range<usize>) -> Bytes {
+        let mut body = "{\"chunks\":[".to_owned();
+        for chunk in chunks.clone() {
+            if chunk > chunks.start {
+                body.push(',');
+            }
+            self.chunks.append(chunk, chunk, &mut body);
+        }
+        body.push_str("]}");
+        body.into()
     }
 
     fn body(&self, kind: Kind, chunks: usize, random: &mut Random) -> String {
@@ -158,8 +215,19 @@ mod tests {
         check("bad", share(|kind| matches!(kind, Kind::Bad(_))), BAD);
         for ask in asked.iter().filter(|ask| !matches!(ask.kind, Kind::Bad(_))) {
             let body: Value = serde_json::from_slice(&ask.body).expect("JSON");
-            assert_eq!(body["chunks"].as_array().map(Vec::len), Some(ask.chunks));
-            assert!((1..=CHUNKS_MAX).contains(&ask.chunks));
+            let count = |name: &str| body[name].as_array().map(Vec::len);
+            match ask.path {
+                COMPRESS => {
+                    assert_eq!(count("chunks").or(count("chunk_ids")), Some(ask.chunks));
+                    assert!((1..=CHUNKS_MAX).contains(&ask.chunks));
+                }
+                "/v1/chunks" => assert!(count("chunks").is_some_and(|count| count <= REGISTER_MAX)),
+                path => assert_eq!(path, "/v1/search"),
+            }
         }
+        let of = |path: &str| asked.iter().filter(|ask| ask.path == path).count();
+        assert!(of("/v1/chunks") > 40 && of("/v1/search") > 60);
+        let named = asked.iter().filter(|ask| ask.body.starts_with(b"{\"query\"") && ask.path == COMPRESS);
+        assert!(named.count() > 100);
     }
 }

@@ -124,8 +124,8 @@ pub struct Report {
 impl Report {
     pub(super) fn new(subject: &Subject, seen: &Seen) -> Self {
         let Seen { settings, base_mb, samples_mb, peak_mb, chunks, tally } = seen;
-        let max = samples_mb.iter().copied().fold(*base_mb, f64::max);
-        let bounds = settings.memory_bytes_max + settings.write_queue_bytes_max;
+        let max = samples_mb.iter().copied().fold(peak_mb.max(*base_mb), f64::max);
+        let bounds = settings.memory_bytes_max + settings.write_queue_bytes_max + settings.registry_bytes_max;
         let most = (bounds + SLACK_BYTES) as f64 / 1e6;
         let within = max <= most;
         let half = |samples: &[f64]| round_to(quantile(&sorted(samples.iter().copied()), 0.5), 1);
@@ -202,7 +202,7 @@ pub fn table(report: &Report) -> String {
     };
     let met = |name: &str| if json["met"][name] == json!(true) { "met" } else { "missed" };
     let mut out = format!(
-        "{} s, {} clients, {} chunks, memory and write queue bounded at {} MB, disk at {} MB\n\n",
+        "{} s, {} clients, {} chunks, memory, write queue and registered chunks bounded at {} MB, disk at {} MB\n\n",
         json["soak_s"],
         json["clients"],
         json["chunks"],
@@ -246,7 +246,7 @@ mod tests {
     fn endings_are_told_apart() {
         let check = |name: &str, kind: Kind, status: u16, body: &'static str, failed: usize| {
             let mut tally = Tally::default();
-            let ask = Ask { kind, body: Bytes::new(), chunks: 1 };
+            let ask = Ask { kind, path: "", body: Bytes::new(), chunks: 1 };
             tally.count(&ask, Ok(Some((status, Bytes::from_static(body.as_bytes())))));
             assert_eq!(tally.failures(), failed, "{name}: {tally:?}");
         };
@@ -265,7 +265,7 @@ mod tests {
         check("taken", Kind::Bad(422), 200, answer, 1);
         check("refused otherwise", Kind::Bad(422), 400, "", 1);
         let mut tally = Tally::default();
-        let ask = Ask { kind: Kind::Answered, body: Bytes::new(), chunks: 1 };
+        let ask = Ask { kind: Kind::Answered, path: "", body: Bytes::new(), chunks: 1 };
         tally.count(&ask, Err(anyhow::anyhow!("reset")));
         assert_eq!(tally.failures(), 1, "no answer at all");
     }
