@@ -6,6 +6,7 @@ mod attribution;
 mod bootstrap;
 mod methods;
 mod plot;
+mod prefilter;
 mod report;
 mod selection;
 

@@ -63,6 +63,7 @@ pub fn evaluate(
         default: methods[0].to_string(),
         methods: methods.iter().zip(&right).zip(&ms).map(report).collect(),
         auto: None,
+        prefilter: None,
     })
 }
 

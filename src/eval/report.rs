@@ -19,6 +19,17 @@ pub struct Report {
     pub methods: Vec<(String, MethodReport)>,
     /// The default method without a budget.
     pub auto: Option<AutoReport>,
+    /// What the registry's prefilter keeps, among the chunks of all rows.
+    pub prefilter: Option<PrefilterReport>,
+}
+
+/// What the registry's prefilter keeps of what is needed.
+#[derive(Debug, Clone)]
+pub struct PrefilterReport {
+    /// Chunks that every question was put to.
+    pub chunks: usize,
+    /// How many chunks are kept → share of the gold chunks among them.
+    pub kept: Vec<(usize, Estimate)>,
 }
 
 /// Results of one method; what does not apply to a file is none.
@@ -63,6 +74,13 @@ impl Report {
                     "gold_share": auto.gold_share.interval,
                 },
             });
+        }
+        if let Some(prefilter) = &self.prefilter {
+            report["prefilter"] = json!({"chunks": prefilter.chunks, "gold_share": {}, "ci95": {}});
+            for (keep, share) in &prefilter.kept {
+                report["prefilter"]["gold_share"][keep.to_string()] = json!(share.mean);
+                report["prefilter"]["ci95"][keep.to_string()] = json!(share.interval);
+            }
         }
         report
     }
@@ -127,6 +145,12 @@ pub fn table(report: &Report) -> String {
             out,
             "  auto: keeps {share} of the tokens; answers survive {kept}; gold chunks kept {gold}"
         );
+    }
+    if let Some(PrefilterReport { chunks, kept }) = &report.prefilter {
+        let kept: Vec<String> =
+            kept.iter().map(|(keep, share)| format!("{keep}: {}", cell(*share))).collect();
+        let _ =
+            writeln!(out, "  prefilter of {chunks} chunks, gold chunks kept in the best {}", kept.join("; "));
     }
     out
 }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::bootstrap::estimate;
 use super::data::{LabelledChunk, SelectionRow};
 use super::methods::{self, Seen, Texts};
+use super::prefilter;
 use super::report::{AutoReport, MethodReport, Report};
 use crate::domain::{Budget, CompressRequest, Format};
 use crate::kv::codec::Codec;
@@ -80,6 +81,7 @@ pub fn evaluate(
         default: methods[0].to_string(),
         methods: methods.iter().zip(&samples).map(|(method, s)| (method.to_string(), s.report())).collect(),
         auto: Some(auto.report()),
+        prefilter: Some(prefilter::evaluate(rows)?),
     })
 }
 
