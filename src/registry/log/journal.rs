@@ -4,8 +4,8 @@
 use std::hash::{BuildHasher, RandomState};
 
 use super::{
-    ChangeLog, Event, Follow, Later, LogError, LogPage, Position, decode_changes, decode_chunk,
-    encode_changes, encode_chunk,
+    ChangeLog, Event, Later, LogError, LogPage, Position, Tail, decode_changes, decode_chunk, encode_changes,
+    encode_chunk,
 };
 use crate::registry::Change;
 use crate::shared::{self, Cursor, EntryId, FieldChange, Follower, Journal, Shared, SharedError};
@@ -76,9 +76,9 @@ impl ChangeLog for JournalLog {
         })
     }
 
-    fn follow(&self, from: Option<Position>) -> Box<dyn Follow> {
+    fn follow(&self, from: Option<Position>) -> Box<dyn Tail> {
         let from = from.map(|Position { ms, seq }| EntryId { ms, seq });
-        Box::new(Following(self.journal.follow(from)))
+        Box::new(JournalTail(self.journal.follow(from)))
     }
 
     fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>> {
@@ -93,9 +93,9 @@ impl ChangeLog for JournalLog {
     }
 }
 
-struct Following(Follower);
+struct JournalTail(Follower);
 
-impl Follow for Following {
+impl Tail for JournalTail {
     fn next(&mut self) -> Later<'_, Event> {
         Box::pin(async {
             let Some(shared::Event::Entry(entry)) = self.0.next().await else {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use super::{ChangeLog, Event, Follow, Later, LogError, LogPage, Position};
+use super::{ChangeLog, Event, Later, LogError, LogPage, Position, Tail};
 use crate::domain::Chunk;
 use crate::registry::Change;
 
@@ -29,6 +29,10 @@ struct State {
     clock: u64,
     lives: u64,
     down: bool,
+    /// Whether pages are answered later.
+    holds_pages: bool,
+    /// Pages that are answered before one fails.
+    pages_left: Option<usize>,
 }
 
 impl Default for MemoryLog {
@@ -54,13 +58,30 @@ impl MemoryLog {
         self.turn.send_replace(());
     }
 
-    /// Loses everything, as a server without a disk does when it restarts.
-    pub fn lose(&self) {
+    /// Loses everything, as a server without a disk does when it restarts, perhaps with a clock that goes wrong.
+    pub fn lose(&self, clock_set_back: bool) {
         let mut state = self.state();
-        let (lives, clock) = (state.lives + 1, state.clock);
-        *state = State { lives, clock, ..State::default() };
+        let clock = if clock_set_back { 0 } else { state.clock };
+        let (lives, holds_pages) = (state.lives + 1, state.holds_pages);
+        *state = State { lives, clock, holds_pages, ..State::default() };
         drop(state);
         self.turn.send_replace(());
+    }
+
+    /// Whether pages are answered only once this is called again.
+    pub fn hold_pages(&self, holds: bool) {
+        self.state().holds_pages = holds;
+        self.turn.send_replace(());
+    }
+
+    /// One page fails after `count` more.
+    pub fn fail_page_after(&self, count: usize) {
+        self.state().pages_left = Some(count);
+    }
+
+    /// Whether that has happened.
+    pub fn page_has_failed(&self) -> bool {
+        self.state().pages_left.is_none()
     }
 
     /// Ids of the chunks that it adds up to, ascending.
@@ -141,24 +162,38 @@ impl ChangeLog for MemoryLog {
         Box::pin(async { self.ask(|state| state.end) })
     }
 
-    fn follow(&self, position: Option<Position>) -> Box<dyn Follow> {
+    fn follow(&self, position: Option<Position>) -> Box<dyn Tail> {
         let life = self.state().lives;
-        Box::new(Following { log: self.clone(), turns: self.turn.subscribe(), at: position, life })
+        Box::new(MemoryTail { log: self.clone(), turns: self.turn.subscribe(), at: position, life })
     }
 
     fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>> {
-        Box::pin(async { self.ask(|state| state.page(cursor)) })
+        Box::pin(async {
+            let mut turns = self.turn.subscribe();
+            while self.state().holds_pages {
+                let _ = turns.changed().await;
+            }
+            let left = self.ask(|state| {
+                let left = state.pages_left;
+                state.pages_left = left.and_then(|left| left.checked_sub(1));
+                left
+            })?;
+            match left {
+                Some(0) => Err(LogError { reason: "this page fails: nothing was changed".to_owned() }),
+                _ => self.ask(|state| state.page(cursor)),
+            }
+        })
     }
 }
 
-struct Following {
+struct MemoryTail {
     log: MemoryLog,
     turns: watch::Receiver<()>,
     at: Option<Position>,
     life: u64,
 }
 
-impl Follow for Following {
+impl Tail for MemoryTail {
     fn next(&mut self) -> Later<'_, Event> {
         Box::pin(async {
             loop {
