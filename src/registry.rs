@@ -154,7 +154,8 @@ impl Registry {
     /// time are committed together.
     ///
     /// # Errors
-    /// [`RegistryError`]; then none of the changes was applied, unless a log says otherwise. Making them again is harmless.
+    /// [`RegistryError`]; then none of the changes was applied, unless a log says otherwise. After [`RegistryError::Read`]
+    /// they may be, but cannot be seen yet. Making them again is harmless.
     pub async fn write(&self, changes: Vec<Change>) -> Result<Vec<Outcome>, RegistryError> {
         match self.membership.get() {
             Some(membership) => membership.write(changes).await,
@@ -230,10 +231,16 @@ impl Registry {
     /// warmer any more.
     pub async fn settled(&self, ids: &[impl AsRef<str>], deadline: Instant) -> Progress {
         let mut turns = self.store.turns();
+        let mut at = 0;
         loop {
-            let progress = self.progress_of(ids);
-            if progress.queued == 0 || self.store.shared().gave_up() {
-                return progress;
+            // Each turn looks at those that it was about, not at all: batches are read in about their order.
+            at = self.store.directory().first_queued(ids, at);
+            if at == ids.len() {
+                // One may have changed behind this place.
+                at = self.store.directory().first_queued(ids, 0);
+            }
+            if at == ids.len() || self.store.shared().gave_up() {
+                return self.progress_of(ids);
             }
             match tokio::time::timeout_at(deadline.into(), turns.changed()).await {
                 Ok(Ok(())) => {}

@@ -23,7 +23,8 @@ pub enum Extra {
     Publish,
 }
 
-/// Makes the index what the log called `name` adds up to, in one commit; where to follow from then.
+/// Makes the index what the log called `name` adds up to, in one commit; where to follow from then. Chunks that are
+/// damaged in the log and sound here are given to it again.
 pub async fn adopt(
     store: &Arc<Store>,
     log: &dyn ChangeLog,
@@ -34,9 +35,10 @@ pub async fn adopt(
     store.follow(Vec::new(), Commit::Forget).await?;
     // Taken before the pages: what changes meanwhile comes again.
     let position = log.end().await?.unwrap_or_default();
-    let (mut cursor, mut theirs) = (None, HashSet::new());
+    let (mut cursor, mut theirs, mut unreadable) = (None, HashSet::new(), HashSet::new());
     loop {
         let page = log.page(cursor).await?;
+        unreadable.extend(page.unreadable);
         theirs.extend(page.chunks.iter().map(|chunk| id_hash(&chunk.id)));
         store.follow(page.chunks.into_iter().map(Change::Put).collect(), Commit::Later).await?;
         cursor = page.next;
@@ -50,7 +52,8 @@ pub async fn adopt(
         move || store.ids(None).filter(|id| !theirs.contains(&id_hash(id))).collect::<Vec<_>>()
     })
     .await?;
-    let (given, deleted): (Vec<_>, Vec<_>) = ours.into_iter().partition(|_| extra == Extra::Publish);
+    let give = |id: &Arc<str>| extra == Extra::Publish || unreadable.contains(&**id);
+    let (given, deleted): (Vec<_>, Vec<_>) = ours.into_iter().partition(give);
     // Before the place is committed: after a crash in between they are still known to be ours.
     for ids in given.chunks(ENTRY_COUNT) {
         let (store, ids) = (Arc::clone(store), ids.to_vec());

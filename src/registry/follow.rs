@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -22,6 +22,8 @@ use super::writer::Commit;
 
 /// Changes that are committed together while catching up.
 const CHANGES_MAX: usize = 2_000;
+/// Batches that wait for the log, each perhaps megabytes; one more is told to come back.
+const WAITING_MAX: usize = 64;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Who has followed for so long is not in a loop of losses and adoptions.
@@ -35,6 +37,7 @@ pub struct Membership {
     log: Arc<dyn ChangeLog>,
     applied: watch::Receiver<Applied>,
     doubt: Arc<Notify>,
+    waiting: Semaphore,
     task: JoinHandle<()>,
 }
 
@@ -54,11 +57,19 @@ impl Membership {
             missing: false,
             met: None,
         };
-        Self { store, log, applied, doubt, task: tokio::spawn(task.run()) }
+        Self {
+            store,
+            log,
+            applied,
+            doubt,
+            waiting: Semaphore::new(WAITING_MAX),
+            task: tokio::spawn(task.run()),
+        }
     }
 
     /// As [`super::Registry::write`].
     pub async fn write(&self, changes: Vec<Change>) -> Result<Vec<Outcome>, RegistryError> {
+        let _place = self.waiting.try_acquire().map_err(|_full| RegistryError::Overloaded)?;
         // Only who knows all that is in the log can say what a change would change.
         let end = self.met().await?;
         self.caught_up(&end).await?;

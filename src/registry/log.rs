@@ -63,6 +63,8 @@ pub enum Event {
 pub struct LogPage {
     /// Chunks, in no order.
     pub chunks: Vec<Arc<Chunk>>,
+    /// Ids of chunks that are damaged there: who has them may publish them again.
+    pub unreadable: Vec<String>,
     /// Where the next page begins; none after the last.
     pub next: Option<String>,
 }

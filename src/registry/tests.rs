@@ -363,6 +363,7 @@ impl Reader for Notes {
         if chunks.iter().any(|chunk| chunk.text.contains("bad")) {
             return Err("a bad one".to_owned());
         }
+        assert!(chunks.iter().all(|chunk| !chunk.text.contains("worse")), "a panic of the reader");
         self.read.lock().expect("no panic").extend(chunks.iter().map(|chunk| chunk.id.clone()));
         Ok(())
     }
@@ -411,9 +412,18 @@ fn registered_chunks_are_read_ahead_and_again_after_a_restart() {
 
 #[test]
 fn a_chunk_that_cannot_be_read_does_not_hold_up_the_others() {
+    the_others_are_read("bad");
+}
+
+#[test]
+fn a_chunk_that_makes_the_reader_panic_does_not_hold_up_the_others() {
+    the_others_are_read("worse");
+}
+
+fn the_others_are_read(text: &str) {
     let registry = in_memory();
     let _warmer = Warmer::start(&registry, Arc::new(Notes::default())).expect("a thread");
-    write(&registry, vec![put("a", "good"), put("b", "bad"), put("c", "good")]);
+    write(&registry, vec![put("a", "good"), put("b", text), put("c", "good")]);
     let progress = block_on(registry.settled(&["a", "b", "c"], soon()));
     assert_eq!(progress, Progress { registered: 3, warm: 2, queued: 0, failed: 1 });
 }

@@ -49,6 +49,8 @@ pub struct Writer {
     order: Vec<String>,
     /// Chunks, what is pending included.
     count: usize,
+    /// Whether readers have not seen the last commit.
+    unseen: bool,
 }
 
 enum Pending {
@@ -60,7 +62,7 @@ impl Writer {
     /// Writes into `index`, and tells who reads it.
     pub fn new(index: IndexWriter, shared: Arc<Shared>) -> Self {
         let count = shared.directory().len();
-        Self { index, shared, pending: HashMap::new(), order: Vec::new(), count }
+        Self { index, shared, pending: HashMap::new(), order: Vec::new(), count, unseen: false }
     }
 
     /// Applies jobs until nobody can send any more.
@@ -80,13 +82,23 @@ impl Writer {
                         let _ = job.reply.send(Ok(outcomes));
                     }
                 }
-                Err(cause) => {
-                    tracing::error!(%cause, "a commit of the registry failed");
+                Err(RegistryError::Read(cause)) => {
+                    tracing::error!(%cause, "a commit of the registry cannot be seen");
+                    for job in group {
+                        let _ = job.reply.send(Err(RegistryError::Read(cause.clone())));
+                    }
+                }
+                Err(failure) => {
+                    let cause = match failure {
+                        RegistryError::Write(cause) => cause,
+                        other => other.to_string(),
+                    };
+                    tracing::error!(cause, "a commit of the registry failed");
                     if let Err(cause) = self.forget() {
                         tracing::error!(%cause, "the registry could not go back to its last commit");
                     }
                     for job in group {
-                        let _ = job.reply.send(Err(RegistryError::Write(cause.to_string())));
+                        let _ = job.reply.send(Err(RegistryError::Write(cause.clone())));
                     }
                 }
             }
@@ -95,17 +107,20 @@ impl Writer {
         drop(self.index);
     }
 
-    fn apply(&mut self, group: &[Job]) -> Result<Vec<Vec<Outcome>>, TantivyError> {
+    fn apply(&mut self, group: &[Job]) -> Result<Vec<Vec<Outcome>>, RegistryError> {
+        if self.unseen {
+            self.show()?;
+        }
         let mut outcomes = Vec::with_capacity(group.len());
         // Who follows waits for every job: what is pending before a group was left by earlier ones.
         if group.iter().any(|job| job.commit == Commit::Forget) && !self.pending.is_empty() {
-            self.forget()?;
+            self.forget().map_err(write_failed)?;
         }
         let before = lock(&self.shared.place).clone();
         let (mut place, mut now) = (before.clone(), false);
         for job in group {
             let each = |change| self.change(change, job);
-            let done = job.changes.iter().map(each).collect::<Result<Vec<_>, _>>()?;
+            let done = job.changes.iter().map(each).collect::<Result<Vec<_>, _>>().map_err(write_failed)?;
             match &job.commit {
                 Commit::Local if done.iter().any(|outcome| outcome.is_change()) => {
                     (place, now) = (None, true)
@@ -153,17 +168,18 @@ impl Writer {
         Ok(outcome)
     }
 
-    /// Makes what is pending durable, then visible.
-    fn commit(&mut self, place: Option<Place>) -> Result<(), TantivyError> {
+    /// Makes what is pending durable, then visible. [`RegistryError::Read`]: it is durable.
+    fn commit(&mut self, place: Option<Place>) -> Result<(), RegistryError> {
         let started = Instant::now();
-        let mut commit = self.index.prepare_commit()?;
+        let mut commit = self.index.prepare_commit().map_err(write_failed)?;
         if let Some(place) = &place {
             commit.set_payload(&serde_json::to_string(place).expect("two texts are JSON"));
         }
-        commit.commit()?;
+        commit.commit().map_err(write_failed)?;
         *lock(&self.shared.place) = place;
         // From here on it is there, whatever else fails.
-        let reloaded = self.shared.reader.reload();
+        self.unseen = true;
+        let shown = self.show();
         let mut directory = self.shared.directory();
         let mut cache = lock(&self.shared.cache);
         cache.advance();
@@ -186,7 +202,13 @@ impl Writer {
         drop((directory, cache));
         self.shared.turn();
         histogram!("registry_commit_seconds").record(started.elapsed());
-        reloaded
+        shown
+    }
+
+    fn show(&mut self) -> Result<(), RegistryError> {
+        self.shared.reader.reload()?;
+        self.unseen = false;
+        Ok(())
     }
 
     /// Goes back to the last commit.
@@ -196,6 +218,10 @@ impl Writer {
         self.count = self.shared.directory().len();
         self.index.rollback().map(drop)
     }
+}
+
+fn write_failed(cause: TantivyError) -> RegistryError {
+    RegistryError::Write(cause.to_string())
 }
 
 impl Job {

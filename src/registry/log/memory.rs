@@ -1,13 +1,13 @@
 //! A log in the memory of one process: for tests, and the plainest reading of what a log has to do.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
 use super::{ChangeLog, Event, Later, LogError, LogPage, Position, Tail};
 use crate::domain::Chunk;
-use crate::registry::Change;
+use crate::registry::change::{Change, id_of};
 
 /// Chunks on a page; small, so that tests see several.
 const PAGE_COUNT: usize = 3;
@@ -33,6 +33,8 @@ struct State {
     holds_pages: bool,
     /// Pages that are answered before one fails.
     pages_left: Option<usize>,
+    /// Ids of chunks that cannot be read.
+    damaged: BTreeSet<String>,
 }
 
 impl Default for MemoryLog {
@@ -72,6 +74,11 @@ impl MemoryLog {
     pub fn hold_pages(&self, holds: bool) {
         self.state().holds_pages = holds;
         self.turn.send_replace(());
+    }
+
+    /// Damages the chunk of `id`, until it is written again.
+    pub fn damage(&self, id: &str) {
+        self.state().damaged.insert(id.to_owned());
     }
 
     /// One page fails after `count` more.
@@ -117,6 +124,7 @@ impl State {
         self.clock += 1;
         let position = Position { ms: self.clock / 4, seq: self.clock % 4 };
         for change in &changes {
+            self.damaged.remove(id_of(change));
             match change {
                 Change::Put(chunk) => drop(self.chunks.insert(chunk.id.clone(), Arc::clone(chunk))),
                 Change::Delete(id) => drop(self.chunks.remove(id)),
@@ -132,7 +140,13 @@ impl State {
         let mut left = self.chunks.iter().filter(|(id, _)| behind(id));
         let page: Vec<_> = left.by_ref().take(PAGE_COUNT).collect();
         let next = left.next().and_then(|_| page.last().map(|(id, _)| (*id).clone()));
-        LogPage { chunks: page.into_iter().map(|(_, chunk)| Arc::clone(chunk)).collect(), next }
+        let (damaged, sound): (Vec<_>, Vec<_>) =
+            page.into_iter().partition(|(id, _)| self.damaged.contains(*id));
+        LogPage {
+            chunks: sound.into_iter().map(|(_, chunk)| Arc::clone(chunk)).collect(),
+            unreadable: damaged.into_iter().map(|(id, _)| id.clone()).collect(),
+            next,
+        }
     }
 
     /// None while there is nothing to say.

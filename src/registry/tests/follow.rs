@@ -198,6 +198,33 @@ fn what_was_deleted_in_a_log_that_was_just_lost_stays_deleted() {
 }
 
 #[test]
+fn batches_that_wait_for_the_log_are_bounded() {
+    runtime().block_on(async {
+        let log = MemoryLog::default();
+        log.hold_pages(true);
+        let one = Arc::new(follower(&log, "".as_ref()));
+        let writers: Vec<_> = (0..100)
+            .map(|n| {
+                let one = Arc::clone(&one);
+                tokio::spawn(async move { one.write(vec![put(&n.to_string(), "1")]).await })
+            })
+            .collect();
+        while writers.iter().filter(|writer| writer.is_finished()).count() < 36 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        log.hold_pages(false);
+        let mut refused = 0;
+        for writer in writers {
+            if let Err(error) = writer.await.expect("no panic") {
+                assert_eq!(error.code(), "overloaded");
+                refused += 1;
+            }
+        }
+        assert_eq!((refused, one.progress().registered), (36, 64));
+    });
+}
+
+#[test]
 fn an_empty_log_that_is_lost_is_met_again() {
     runtime().block_on(async {
         let log = MemoryLog::default();
@@ -232,6 +259,28 @@ fn an_adoption_that_was_cut_leaves_nothing_behind() {
         comes_to(&late, left).await;
         assert_eq!(outcomes(&late, vec![put("8", "1")]).await, "created");
         assert_eq!(all(&late), format!("{left} 8=1"));
+    });
+}
+
+#[test]
+fn a_chunk_that_is_damaged_in_the_log_is_kept_and_given_to_it_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    runtime().block_on(async {
+        let log = MemoryLog::default();
+        let one = follower(&log, "".as_ref());
+        let away = follower(&log, folder.path());
+        outcomes(&away, vec![put("a", "1"), put("b", "1"), put("c", "1")]).await;
+        drop(away);
+        outcomes(&one, vec![delete("b")]).await;
+        outcomes(&one, vec![put("d", "1")]).await;
+        log.damage("a");
+        log.damage("d");
+        log.trim(1);
+        let back = follower(&log, folder.path());
+        comes_to(&back, "a=1 c=1").await;
+        let late = follower(&log, "".as_ref());
+        comes_to(&late, "a=1 c=1").await;
+        assert_eq!(all(&one), "a=1 c=1 d=1");
     });
 }
 
