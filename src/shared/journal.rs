@@ -16,7 +16,8 @@ use super::{Core, Inner, SharedError, observe};
 /// Fields that one page of a scan asks for, each perhaps a megabyte; small hashes come whole.
 const PAGE_FIELDS: usize = 32;
 
-/// How long a page may take: it is the only answer that can be many megabytes, and nobody's request waits for it.
+/// How long a page may take: it is the only answer that can be many megabytes. In a cluster the limit of its client, that
+/// of writes, is reached first.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Field names and values of an entry.
