@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-use tantivy::{IndexReader, ReloadPolicy};
+use tantivy::{IndexReader, ReloadPolicy, Warmer};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -54,8 +54,14 @@ pub struct Shared {
 impl Store {
     /// Opens the index and starts its writer.
     pub fn open(settings: &RegistrySettings) -> Result<Self, RegistryError> {
+        Self::with(settings, Vec::new())
+    }
+
+    /// With `warmers`, which are asked before a commit can be seen.
+    fn with(settings: &RegistrySettings, warmers: Vec<Weak<dyn Warmer>>) -> Result<Self, RegistryError> {
         let open::Opened { index, writer, fields } = open::open(&settings.dir)?;
-        let reader: IndexReader = index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into()?;
+        let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).warmers(warmers);
+        let reader: IndexReader = reader.try_into()?;
         let directory = open::directory(&reader.searcher(), &fields)?;
         let place = index.load_metas()?.payload.and_then(|kept| serde_json::from_str(&kept).ok());
         let shared = Arc::new(Shared {
@@ -273,4 +279,45 @@ pub async fn blocking<T: Send + 'static>(
 /// A thread that panicked left nothing half done that the next one could see.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use tantivy::{Searcher, SearcherGeneration, TantivyError};
+
+    use super::*;
+
+    /// Keeps commits from being seen.
+    struct Refuses(AtomicBool);
+
+    impl Warmer for Refuses {
+        fn warm(&self, _: &Searcher) -> tantivy::Result<()> {
+            match self.0.load(Ordering::SeqCst) {
+                true => Err(TantivyError::InternalError("refused".to_owned())),
+                false => Ok(()),
+            }
+        }
+
+        fn garbage_collect(&self, _: &[&SearcherGeneration]) {}
+    }
+
+    #[tokio::test]
+    async fn a_commit_that_cannot_be_seen_is_said_so_and_seen_before_the_next() {
+        let refuses = Arc::new(Refuses(AtomicBool::new(false)));
+        let warmer: Arc<dyn Warmer> = Arc::<Refuses>::clone(&refuses);
+        let settings = RegistrySettings { dir: "".into(), cache_bytes_max: 0, ..RegistrySettings::default() };
+        let store = Store::with(&settings, vec![Arc::downgrade(&warmer)]).expect("in memory");
+        let chunk = Chunk { id: "a".to_owned(), title: None, text: "tide".to_owned(), metadata: None };
+        let put = || vec![Change::Put(Arc::new(chunk.clone()))];
+        let found = || store.search("tide", None, 9).expect("an index").len();
+        refuses.0.store(true, Ordering::SeqCst);
+        for _ in 0..2 {
+            let error = store.write(put()).await.expect_err("it cannot be seen");
+            assert!(matches!(error, RegistryError::Read(_)), "{error}");
+        }
+        refuses.0.store(false, Ordering::SeqCst);
+        assert_eq!(found(), 0);
+        assert_eq!(store.write(put()).await.expect("it can be seen"), [Outcome::Unchanged], "it was there");
+        assert_eq!(found(), 1);
+    }
 }
