@@ -159,7 +159,7 @@ async fn write_around_adoption(log: &MemoryLog, registry: &Arc<Registry>, change
         let registry = Arc::clone(registry);
         async move { registry.write(changes).await }
     });
-    // Long enough for a writer that waits for nothing; one that waits as it should fails here under no load.
+    // Long enough for a writer that waits for nothing to do harm; one that waits as it should passes under any load.
     tokio::time::sleep(Duration::from_millis(100)).await;
     log.hold_pages(false);
     writer.await.expect("no panic").expect("the log answers");
