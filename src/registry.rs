@@ -2,8 +2,10 @@
 //! The only user of `tantivy`. Knows nothing of models, requests or transports.
 //!
 //! `store` keeps them on disk through one `writer`; `directory` knows which there are, `cache` holds those in use. `warm`
-//! has them read ahead, `search` finds them by words and `filter`, `follow` applies the `log` that sidecars share.
+//! has them read ahead, `search` finds them by words and `filter`, `follow` applies the `log` that sidecars share, `adopt`
+//! all that it adds up to.
 
+mod adopt;
 mod analyzer;
 mod bm25;
 mod cache;
@@ -36,7 +38,7 @@ pub use self::change::{Change, Outcome};
 pub use self::content::content_id;
 pub use self::directory::Progress;
 use self::filter::{Filter, FilterError};
-use self::follow::Followed;
+use self::follow::Membership;
 use self::log::{ChangeLog, LogError};
 pub use self::search::Hit;
 pub use self::settings::RegistrySettings;
@@ -46,7 +48,7 @@ use crate::domain::Chunk;
 /// All registered chunks. Shared by everything that serves requests; dropping the last one stops its writer.
 pub struct Registry {
     store: Arc<Store>,
-    followed: OnceLock<Followed>,
+    membership: OnceLock<Membership>,
 }
 
 /// Why the registry cannot do what it was asked.
@@ -139,34 +141,26 @@ impl Registry {
     /// # Errors
     /// What is wrong with the folder and what to do; never an empty registry instead of a damaged one.
     pub fn open(settings: &RegistrySettings) -> Result<Self, RegistryError> {
-        Ok(Self { store: Arc::new(Store::open(settings)?), followed: OnceLock::new() })
+        Ok(Self { store: Arc::new(Store::open(settings)?), membership: OnceLock::new() })
     }
 
     /// From now on changes go through `log`, and what others write into it is registered here, too. Chunks that are
     /// registered here and not there are given to a log that is new to this registry. Within a Tokio runtime; once.
     pub fn follow(&self, log: Arc<dyn ChangeLog>) {
-        self.followed.get_or_init(|| Followed::start(Arc::clone(&self.store), log));
+        self.membership.get_or_init(|| Membership::start(Arc::clone(&self.store), log));
     }
 
     /// Applies `changes` in their order, durably when it returns: one outcome per change. Batches that wait at the same
     /// time are committed together.
     ///
     /// # Errors
-    /// [`RegistryError`]; then none of the changes was applied, unless a log says otherwise. Making them again is harmless.
+    /// [`RegistryError`]; then none of the changes was applied, unless a log says otherwise. After [`RegistryError::Read`]
+    /// they may be, but cannot be seen yet. Making them again is harmless.
     pub async fn write(&self, changes: Vec<Change>) -> Result<Vec<Outcome>, RegistryError> {
-        let Some(followed) = self.followed.get() else { return self.store.write(changes).await };
-        // Only who knows all that is in the log can say what a change would change.
-        if let Some(end) = followed.log.end().await? {
-            followed.caught_up(end).await?;
+        match self.membership.get() {
+            Some(membership) => membership.write(changes).await,
+            None => self.store.write(changes).await,
         }
-        let outcomes = self.store.foresee(&changes);
-        let changed = changes.into_iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_change());
-        let changed: Vec<Change> = changed.map(|(change, _)| change).collect();
-        if !changed.is_empty() {
-            let position = followed.log.publish(changed).await?;
-            followed.caught_up(position).await?;
-        }
-        Ok(outcomes)
     }
 
     /// The chunks of `ids`, in their order; none where an id is not registered.
@@ -237,10 +231,16 @@ impl Registry {
     /// warmer any more.
     pub async fn settled(&self, ids: &[impl AsRef<str>], deadline: Instant) -> Progress {
         let mut turns = self.store.turns();
+        let mut at = 0;
         loop {
-            let progress = self.progress_of(ids);
-            if progress.queued == 0 || self.store.shared().gave_up() {
-                return progress;
+            // Each turn looks at those that it was about, not at all: batches are read in about their order.
+            at = self.store.directory().first_queued(ids, at);
+            if at == ids.len() {
+                // One may have changed behind this place.
+                at = self.store.directory().first_queued(ids, 0);
+            }
+            if at == ids.len() || self.store.shared().gave_up() {
+                return self.progress_of(ids);
             }
             match tokio::time::timeout_at(deadline.into(), turns.changed()).await {
                 Ok(Ok(())) => {}

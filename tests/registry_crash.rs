@@ -1,4 +1,5 @@
-//! A process that is killed while it registers: whatever it was told is registered is there afterwards.
+//! A process that is killed while it registers, and a disk without room: what it was told is registered is there
+//! afterwards, and what was refused is not.
 //! The child is this test binary, told by its environment what to do.
 
 use std::io::{BufRead, BufReader};
@@ -75,4 +76,55 @@ fn what_was_told_to_be_registered_outlives_a_kill() {
         assert!(found.iter().all(Option::is_some), "all that is listed can be read");
         assert_eq!(registry.search("round", None, registered + 1).expect("an index").len(), registered);
     }
+}
+
+/// A small file system in memory, unmounted at the end.
+struct Mount<'a>(&'a Path);
+
+impl<'a> Mount<'a> {
+    /// None where this user may not mount.
+    fn new(at: &'a Path, options: &str) -> Option<Self> {
+        std::fs::create_dir_all(at).expect("a folder");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at);
+        mount.output().is_ok_and(|output| output.status.success()).then_some(Self(at))
+    }
+}
+
+impl Drop for Mount<'_> {
+    fn drop(&mut self) {
+        // Lazily: what is still open does not keep it.
+        let _ = Command::new("umount").arg("-l").arg(self.0).output();
+    }
+}
+
+#[test]
+fn a_batch_for_which_the_disk_has_no_room_is_not_there_and_the_next_one_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path().join("disk");
+    let Some(_mount) = Mount::new(&at, "size=4m") else { return eprintln!("skipped: may not mount") };
+    let (dir, filler) = (at.join("registry"), at.join("filler"));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().expect("a runtime");
+    let registry = open(&dir);
+    let write = |round| runtime.block_on(registry.write(batch(round)));
+    let state = |registry: &Registry| {
+        let page = registry.list(None, 100, None).expect("readable");
+        let found = registry.search("round", None, 100).expect("an index").len();
+        (page.chunks.len(), found, registry.progress().registered)
+    };
+    write(0).expect("there is room");
+    // What others write to the disk, until it is full.
+    let _ = std::fs::write(&filler, vec![0; 4 << 20]);
+    for round in 1..4 {
+        let refused = write(round).expect_err("there is no room").to_string();
+        assert!(refused.contains("the registry could not be written"), "{refused}");
+        assert_eq!(state(&registry), (5, 5, 5), "what was there before can be read");
+    }
+    std::fs::remove_file(filler).expect("the filler");
+    write(4).expect("there is room again");
+    assert_eq!(state(&registry), (10, 10, 10));
+    drop(registry);
+    let registry = open(&dir);
+    assert_eq!(state(&registry), (10, 10, 10));
+    assert!(registry.missing(&["000004-0", "000001-0"]) == [1], "what was refused is not there");
 }

@@ -20,15 +20,24 @@ pub fn analyzer() -> TextAnalyzer {
     TextAnalyzer::builder(Words).filter(LowerCaser).filter(AsciiFoldingFilter).build()
 }
 
-/// The distinct words of a question, in the order of their first use.
+/// Distinct words of a question that are searched for: each costs a look at every segment.
+pub const WORDS_MAX: usize = 1_024;
+
+/// Bytes of a question that are looked at.
+const QUESTION_BYTES_MAX: usize = 256 * 1024;
+
+/// The first [`WORDS_MAX`] distinct words of a question, in the order of their first use.
 pub fn words(question: &str) -> Vec<String> {
     let (mut words, mut seen) = (Vec::new(), std::collections::HashSet::new());
     let mut analyzer = analyzer();
-    analyzer.token_stream(question).process(&mut |token| {
-        if seen.insert(token.text.clone()) {
-            words.push(token.text.clone());
+    let looked_at = question.floor_char_boundary(QUESTION_BYTES_MAX);
+    let mut tokens = analyzer.token_stream(&question[..looked_at]);
+    while words.len() < WORDS_MAX && tokens.advance() {
+        let word = &tokens.token().text;
+        if seen.insert(word.clone()) {
+            words.push(word.clone());
         }
-    });
+    }
     words
 }
 
@@ -163,5 +172,17 @@ mod tests {
         check("학교에서", &["학교", "교에", "에서"]);
         check("น้ำขึ้น", &["น้ำขึ้", "ขึ้น"]);
         assert_eq!(words(&"x".repeat(1000))[0].len(), WORD_BYTES_MAX);
+    }
+
+    #[test]
+    fn long_questions_have_so_many_words() {
+        let check = |text: &str, count: usize, last: &str| {
+            let words = words(text);
+            assert_eq!((words.len(), words.last().map_or("", String::as_str)), (count, last));
+        };
+        let numbers: Vec<String> = (0..2_000).map(|n| n.to_string()).collect();
+        check(&numbers.join(" "), WORDS_MAX, "1023");
+        check(&["0 ".repeat(5_000), numbers[..100].join(" ")].concat(), 100, "99");
+        check(&["潮".repeat(QUESTION_BYTES_MAX), numbers.join(" ")].concat(), 1, "潮潮");
     }
 }

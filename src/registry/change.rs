@@ -49,9 +49,10 @@ pub fn content_after(change: &Change) -> Option<u64> {
 }
 
 impl Outcome {
-    /// What `change` does to an id that held `before`, where there are `count` chunks of at most `count_max`.
-    pub fn of(change: &Change, before: Option<u64>, count: &mut usize, count_max: usize) -> Self {
-        match (before, content_after(change)) {
+    /// What a change does to an id that held `before` and shall hold `after`, where there are `count` chunks of at most
+    /// `count_max`.
+    pub fn of(before: Option<u64>, after: Option<u64>, count: &mut usize, count_max: usize) -> Self {
+        match (before, after) {
             (None, None) => Self::Unknown,
             (Some(_), None) => {
                 *count -= 1;

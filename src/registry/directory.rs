@@ -183,6 +183,12 @@ impl Directory {
         progress
     }
 
+    /// The place of the first of `ids` from `from` on that is queued; their number if none is.
+    pub fn first_queued(&self, ids: &[impl AsRef<str>], from: usize) -> usize {
+        let queued = |id: &str| self.entries.get(id).is_some_and(|entry| entry.warmth == Warmth::Cold);
+        (from..ids.len()).find(|&at| queued(ids[at].as_ref())).unwrap_or(ids.len())
+    }
+
     fn uncount(&mut self, warmth: Warmth) {
         match warmth {
             Warmth::Cold => {}

@@ -1,202 +1,222 @@
-//! Follows a log into the index: entry by entry from the place that was committed last; from all that the log adds
-//! up to when entries are missing.
+//! Follows a log into the index: entry by entry from the place that was committed last, after an adoption where that does
+//! not do.
 //! Knows nothing of where the log is kept.
 //!
 //! The log is the truth: what is registered here goes into it first and comes back through it, so that all who follow it
 //! apply the same changes in the same order. The place is kept with the commit: after a crash nothing is missed, and
 //! what is applied twice changes nothing.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::RegistryError;
-use super::change::Change;
-use super::content::id_hash;
-use super::log::{ChangeLog, Event, LogError, Position};
-use super::store::Store;
+use super::adopt::{Extra, adopt};
+use super::change::{Change, Outcome};
+use super::log::{ChangeLog, Event, LogError, Place, Position};
+use super::store::{Store, blocking};
+use super::writer::Commit;
 
 /// Changes that are committed together while catching up.
 const CHANGES_MAX: usize = 2_000;
-/// Chunks of this registry that go into one entry of a log that lacks them.
-const ENTRY_COUNT: usize = 64;
+/// Batches that wait for the log, each perhaps megabytes; one more is told to come back.
+const WAITING_MAX: usize = 64;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Who has followed for so long is not in a loop of losses and adoptions.
+const CALM: Duration = Duration::from_secs(30);
 /// Failures in a row that are worth a word: a log that is being connected to at the start is none.
 const FAILURES_SAID: u32 = 4;
 
-/// A log, and how far it has been followed.
-pub struct Followed {
-    pub log: Arc<dyn ChangeLog>,
+/// How a registry takes part in a log: a task follows it, writers go through it.
+pub struct Membership {
+    store: Arc<Store>,
+    log: Arc<dyn ChangeLog>,
     applied: watch::Receiver<Applied>,
+    doubt: Arc<Notify>,
+    waiting: Semaphore,
     task: JoinHandle<()>,
 }
 
-/// How far; none before the log has been reached for the first time since the start.
-type Applied = Option<Position>;
+/// How far which log has been applied; none while it has not been met: since the start, or since entries were missing.
+type Applied = Option<Place>;
 
-/// What is kept with a commit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
-    log: String,
-    position: String,
-}
-
-impl Followed {
+impl Membership {
     /// Starts to follow `log` into `store`; within a Tokio runtime.
     pub fn start(store: Arc<Store>, log: Arc<dyn ChangeLog>) -> Self {
         let (sender, applied) = watch::channel(None);
-        let follower = Follower { store, log: Arc::clone(&log), applied: sender };
-        Self { log, applied, task: tokio::spawn(follower.run()) }
+        let doubt = Arc::new(Notify::new());
+        let task = FollowTask {
+            store: Arc::clone(&store),
+            log: Arc::clone(&log),
+            applied: sender,
+            doubt: Arc::clone(&doubt),
+            missing: false,
+            met: None,
+        };
+        Self {
+            store,
+            log,
+            applied,
+            doubt,
+            waiting: Semaphore::new(WAITING_MAX),
+            task: tokio::spawn(task.run()),
+        }
     }
 
-    /// Waits until everything up to `position` is in the index.
-    pub async fn caught_up(&self, position: Position) -> Result<(), RegistryError> {
+    /// As [`super::Registry::write`].
+    pub async fn write(&self, changes: Vec<Change>) -> Result<Vec<Outcome>, RegistryError> {
+        let _place = self.waiting.try_acquire().map_err(|_full| RegistryError::Overloaded)?;
+        // Only who knows all that is in the log can say what a change would change.
+        let end = self.met().await?;
+        self.caught_up(&end).await?;
+        let store = Arc::clone(&self.store);
+        let (changes, outcomes) = blocking(move || {
+            let outcomes = store.foresee(&changes);
+            (changes, outcomes)
+        })
+        .await?;
+        let changed = changes.into_iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_change());
+        let changed: Vec<Change> = changed.map(|(change, _)| change).collect();
+        if !changed.is_empty() {
+            let position = self.log.publish(changed).await?;
+            // Names do not come back: if it has this one still, it had it then.
+            if self.log.identity().await? != end.log {
+                return Err(lost().into());
+            }
+            self.caught_up(&Place { position, ..end }).await?;
+        }
+        Ok(outcomes)
+    }
+
+    /// Waits until this registry has met the log that is there now; where that ends.
+    async fn met(&self) -> Result<Place, RegistryError> {
         let mut applied = self.applied.clone();
-        let there = applied.wait_for(|applied| applied.is_some_and(|applied| applied >= position)).await;
-        there.map(drop).map_err(|_| RegistryError::Stopped)
+        loop {
+            let log = self.log.identity().await?;
+            let end = self.log.end().await?;
+            match applied.borrow_and_update().as_ref() {
+                Some(met) if met.log == log => {
+                    return Ok(Place { log, position: end.unwrap_or_default() });
+                }
+                // Nobody who follows an empty log can tell when it is lost.
+                Some(_) => self.doubt.notify_one(),
+                None => {}
+            }
+            applied.changed().await.map_err(|_| RegistryError::Stopped)?;
+        }
+    }
+
+    /// Waits until everything up to `place` is in the index, or its log is there no more.
+    async fn caught_up(&self, place: &Place) -> Result<(), RegistryError> {
+        let mut applied = self.applied.clone();
+        let there = |applied: &Applied| {
+            let other_or_there = |at: &Place| at.log != place.log || at.position >= place.position;
+            applied.as_ref().is_some_and(other_or_there)
+        };
+        let applied = applied.wait_for(there).await.map_err(|_| RegistryError::Stopped)?;
+        match applied.as_ref().is_some_and(|at| at.log == place.log) {
+            true => Ok(()),
+            false => Err(lost().into()),
+        }
     }
 }
 
-impl Drop for Followed {
+impl Drop for Membership {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-struct Follower {
+struct FollowTask {
     store: Arc<Store>,
     log: Arc<dyn ChangeLog>,
     applied: watch::Sender<Applied>,
+    /// Somebody has seen that the log has another name.
+    doubt: Arc<Notify>,
+    /// Whether entries behind the kept place are.
+    missing: bool,
+    /// When this session met the log.
+    met: Option<Instant>,
 }
 
-/// What happens to chunks that this registry has and the log lacks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Extra {
-    /// They were deleted while nobody looked.
-    Delete,
-    /// The log is new to this registry, or has lost its content: it gets them.
-    Publish,
-}
-
-impl Follower {
-    async fn run(self) {
+impl FollowTask {
+    async fn run(mut self) {
         let (mut pause, mut failures) = (PAUSE_MIN, 0);
         loop {
-            let before = *self.applied.borrow();
-            let Err(cause) = self.session().await else { continue };
-            if *self.applied.borrow() != before {
-                (pause, failures) = (PAUSE_MIN, 0);
+            let ended = self.session().await;
+            self.applied.send_replace(None);
+            let met = self.met.take();
+            if met.is_some_and(|met| met.elapsed() >= CALM) {
+                pause = PAUSE_MIN;
             }
-            failures += 1;
-            if failures == FAILURES_SAID {
-                tracing::warn!(%cause, "the registry cannot follow the change log; it takes no changes until it can");
+            failures = if met.is_some() { 0 } else { failures };
+            if let Err(cause) = ended {
+                failures += 1;
+                if failures == FAILURES_SAID {
+                    tracing::warn!(%cause, "the registry cannot follow the change log; it takes no changes until it can");
+                }
             }
             tokio::time::sleep(pause).await;
             pause = (2 * pause).min(PAUSE_MAX);
         }
     }
 
-    /// Follows until entries are missing.
-    async fn session(&self) -> Result<(), RegistryError> {
+    /// Follows until entries are missing, or the log may be another one.
+    async fn session(&mut self) -> Result<(), RegistryError> {
         let identity = self.log.identity().await?;
-        let place: Option<Place> = self.store.position().and_then(|kept| serde_json::from_str(&kept).ok());
-        let mut position = match place.filter(|place| place.log == identity) {
-            Some(place) => place.position.parse().ok().filter(|at| *at != Position::default()),
-            None => self.adopt(&identity, Extra::Publish).await?,
+        let kept = self.store.place().filter(|place| place.log == identity);
+        let mut place = match kept {
+            Some(place) if !self.missing => place,
+            Some(_) => adopt(&self.store, &*self.log, identity, Extra::Delete).await?,
+            None => adopt(&self.store, &*self.log, identity, Extra::Publish).await?,
         };
-        tracing::info!(position = %position.unwrap_or_default(), "the registry follows the change log");
-        self.applied.send_replace(Some(position.unwrap_or_default()));
-        let mut following = self.log.follow(position);
+        self.missing = false;
+        tracing::info!(position = %place.position, "the registry follows the change log");
+        self.met = Some(Instant::now());
+        self.applied.send_replace(Some(place.clone()));
+        let mut tail = self.log.follow(Some(place.position).filter(|at| *at != Position::default()));
         loop {
-            let (mut changes, mut lost) = (Vec::new(), false);
-            let mut event = following.next().await;
+            let mut changes = Vec::new();
+            let mut event = tokio::select! {
+                event = tail.next() => event,
+                () = self.doubt.notified() => return Ok(()),
+            };
             loop {
                 match event {
-                    Event::Entry(at, mut entry) => {
-                        position = Some(at);
+                    Event::Entry(position, mut entry) => {
+                        place.position = position;
                         changes.append(&mut entry);
                     }
-                    Event::Lost => lost = true,
+                    Event::Lost => self.missing = true,
                 }
-                if lost || changes.len() >= CHANGES_MAX {
+                if self.missing || changes.len() >= CHANGES_MAX {
                     break;
                 }
                 // What has come already joins the commit.
-                match tokio::time::timeout(Duration::ZERO, following.next()).await {
+                match tokio::time::timeout(Duration::ZERO, tail.next()).await {
                     Ok(next) => event = next,
                     Err(_nothing_yet) => break,
                 }
             }
-            if let Some(position) = position {
-                if !changes.is_empty() {
-                    self.store.follow(changes, Some(kept(&identity, position)), false).await?;
-                }
-                self.applied.send_replace(Some(position));
+            if !changes.is_empty() {
+                self.store.follow(changes, Commit::At(place.clone())).await?;
             }
-            if lost {
-                // A log that has lost its content has another name, and is met as a new one by the next session.
-                if self.log.identity().await? == identity {
-                    tracing::warn!("entries of the change log are missing: reading all that it adds up to");
-                    let position = self.adopt(&identity, Extra::Delete).await?;
-                    self.applied.send_replace(Some(position.unwrap_or_default()));
-                }
+            if self.missing {
+                tracing::warn!("entries of the change log are missing: reading all that it adds up to");
                 return Ok(());
             }
+            self.applied.send_replace(Some(place.clone()));
         }
-    }
-
-    /// Makes the index what the log adds up to, in one commit; where to follow from then.
-    async fn adopt(&self, identity: &str, extra: Extra) -> Result<Option<Position>, RegistryError> {
-        // Taken before the pages: what changes meanwhile comes again.
-        let position = self.log.end().await?;
-        let (mut cursor, mut theirs) = (None, HashSet::new());
-        loop {
-            let page = self.log.page(cursor).await?;
-            theirs.extend(page.chunks.iter().map(|chunk| id_hash(&chunk.id)));
-            self.store.follow(page.chunks.into_iter().map(Change::Put).collect(), None, true).await?;
-            cursor = page.next;
-            if cursor.is_none() {
-                break;
-            }
-        }
-        let ours: Vec<String> = {
-            let directory = self.store.directory();
-            let extra = directory.after(None).filter(|id| !theirs.contains(&id_hash(id)));
-            extra.map(ToString::to_string).collect()
-        };
-        let deleted = match extra {
-            Extra::Delete => ours.iter().cloned().map(Change::Delete).collect(),
-            Extra::Publish => Vec::new(),
-        };
-        let place = kept(identity, position.unwrap_or_default());
-        if extra == Extra::Publish {
-            // Before the place is committed: after a crash in between they are still known to be ours.
-            for ids in ours.chunks(ENTRY_COUNT) {
-                let chunks: Vec<_> = self.store.get(ids)?.into_iter().flatten().map(Change::Put).collect();
-                if !chunks.is_empty() {
-                    self.log.publish(chunks).await?;
-                }
-            }
-        }
-        tracing::info!(
-            theirs = theirs.len(),
-            ours = ours.len(),
-            ?extra,
-            "the registry has met the change log"
-        );
-        self.store.follow(deleted, Some(place), false).await?;
-        Ok(position)
     }
 }
 
-fn kept(log: &str, position: Position) -> String {
-    let place = Place { log: log.to_owned(), position: position.to_string() };
-    serde_json::to_string(&place).expect("two texts are JSON")
+fn lost() -> LogError {
+    let reason = "it has lost its content: the change may have been made; sending it again is harmless";
+    LogError { reason: reason.to_owned() }
 }
 
 impl From<LogError> for RegistryError {

@@ -23,7 +23,7 @@ pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// A log of changes, and what they add up to. All who share it see the same changes in the same order.
 ///
 /// What an implementation owes: an entry changes the log and what it adds up to at one moment; positions only grow; a
-/// follower misses nothing, or says that it may have.
+/// tail misses nothing, or says that it may have.
 pub trait ChangeLog: Send + Sync {
     /// Names this log: the same for all who share it, and another one once its content has been lost. Made on first use.
     fn identity(&self) -> Later<'_, Result<String, LogError>>;
@@ -36,25 +36,25 @@ pub trait ChangeLog: Send + Sync {
     fn end(&self) -> Later<'_, Result<Option<Position>, LogError>>;
 
     /// Follows behind `position`, from the beginning when there is none.
-    fn follow(&self, position: Option<Position>) -> Box<dyn Follow>;
+    fn follow(&self, position: Option<Position>) -> Box<dyn Tail>;
 
     /// Part of the chunks that the log adds up to: from the beginning, or where the page before ended. A chunk that is
     /// there all the time is on one page at least; one may be on two.
     fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>>;
 }
 
-/// Somebody who follows a log.
-pub trait Follow: Send {
+/// What comes behind a place of a log.
+pub trait Tail: Send {
     /// The next entry, however long it takes. Dropping what it returned loses no entry.
     fn next(&mut self) -> Later<'_, Event>;
 }
 
-/// What a follower has to say.
+/// What a tail has to say.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// The next entry.
     Entry(Position, Vec<Change>),
-    /// Entries may be missing here: the log was trimmed past this place, or lost. The follower has nothing more to say.
+    /// Entries may be missing here: the log was trimmed past this place, or lost. The tail has nothing more to say.
     Lost,
 }
 
@@ -63,17 +63,29 @@ pub enum Event {
 pub struct LogPage {
     /// Chunks, in no order.
     pub chunks: Vec<Arc<Chunk>>,
+    /// Ids of chunks that are damaged there: who has them may publish them again.
+    pub unreadable: Vec<String>,
     /// Where the next page begins; none after the last.
     pub next: Option<String>,
 }
 
 /// The place of an entry; later ones are greater.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Position {
     /// The log's clock in milliseconds.
     pub ms: u64,
     /// Tells entries of one millisecond apart.
     pub seq: u64,
+}
+
+/// A place of one log: those of different logs do not compare.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its [`ChangeLog::identity`].
+    pub log: String,
+    /// Up to here; the default is before the first entry.
+    pub position: Position,
 }
 
 /// The log does not answer, or refuses.
@@ -87,6 +99,20 @@ pub struct LogError {
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{}-{}", self.ms, self.seq)
+    }
+}
+
+impl From<Position> for String {
+    fn from(position: Position) -> Self {
+        position.to_string()
+    }
+}
+
+impl TryFrom<String> for Position {
+    type Error = std::num::ParseIntError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
     }
 }
 

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-use tantivy::{IndexReader, ReloadPolicy};
+use tantivy::{IndexReader, ReloadPolicy, Warmer};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -15,14 +15,18 @@ use super::change::{Change, Outcome, content_after, id_of};
 use super::content::id_hash;
 use super::directory::Directory;
 use super::filter::Filter;
+use super::log::Place;
 use super::schema::Fields;
 use super::search::{Hit, Questions};
-use super::writer::{Job, Writer};
+use super::writer::{Commit, Job, Writer};
 use super::{Page, RegistryError, RegistrySettings, open, reading};
 use crate::domain::Chunk;
 
 /// Batches that wait for the writer; one more is told to come back.
 const WAITING_MAX: usize = 64;
+
+/// Ids that are taken from the directory at a time.
+const PIECE_COUNT: usize = 1_024;
 
 /// Chunks on disk, the list of them and those in use.
 pub struct Store {
@@ -44,16 +48,22 @@ pub struct Shared {
     /// Nobody reads ahead any more.
     gave_up: AtomicBool,
     /// Kept with every commit: how far the log that others write, too, has been applied.
-    pub position: Mutex<Option<String>>,
+    pub place: Mutex<Option<Place>>,
 }
 
 impl Store {
     /// Opens the index and starts its writer.
     pub fn open(settings: &RegistrySettings) -> Result<Self, RegistryError> {
+        Self::with(settings, Vec::new())
+    }
+
+    /// With `warmers`, which are asked before a commit can be seen.
+    fn with(settings: &RegistrySettings, warmers: Vec<Weak<dyn Warmer>>) -> Result<Self, RegistryError> {
         let open::Opened { index, writer, fields } = open::open(&settings.dir)?;
-        let reader: IndexReader = index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into()?;
+        let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).warmers(warmers);
+        let reader: IndexReader = reader.try_into()?;
         let directory = open::directory(&reader.searcher(), &fields)?;
-        let position = index.load_metas()?.payload;
+        let place = index.load_metas()?.payload.and_then(|kept| serde_json::from_str(&kept).ok());
         let shared = Arc::new(Shared {
             fields,
             reader,
@@ -61,7 +71,7 @@ impl Store {
             cache: Mutex::new(Cache::new(settings.cache_bytes_max)),
             turn: watch::Sender::new(()),
             gave_up: AtomicBool::new(false),
-            position: Mutex::new(position),
+            place: Mutex::new(place),
         });
         let (jobs, waiting) = mpsc::channel(WAITING_MAX);
         let writer = Writer::new(writer, Arc::clone(&shared));
@@ -75,7 +85,7 @@ impl Store {
     /// As [`super::Registry::write`].
     pub async fn write(&self, changes: Vec<Change>) -> Result<Vec<Outcome>, RegistryError> {
         let (reply, answer) = oneshot::channel();
-        let job = Job { changes, position: None, held: false, count_max: self.count_max, reply };
+        let job = Job { changes, commit: Commit::Local, count_max: self.count_max, reply };
         let jobs = self.jobs.as_ref().ok_or(RegistryError::Stopped)?;
         jobs.try_send(job).map_err(|error| match error {
             TrySendError::Full(_) => RegistryError::Overloaded,
@@ -84,41 +94,50 @@ impl Store {
         answer.await.unwrap_or(Err(RegistryError::Stopped))
     }
 
-    /// Applies what came from a log, with its place; `held` leaves the commit to a later call.
-    pub async fn follow(
-        &self,
-        changes: Vec<Change>,
-        position: Option<String>,
-        held: bool,
-    ) -> Result<(), RegistryError> {
+    /// Applies what came from a log.
+    pub async fn follow(&self, changes: Vec<Change>, commit: Commit) -> Result<(), RegistryError> {
         let (reply, answer) = oneshot::channel();
         // All who follow the log have to come to the same: there is no limit here.
-        let job = Job { changes, position, held, count_max: usize::MAX, reply };
+        let job = Job { changes, commit, count_max: usize::MAX, reply };
         let jobs = self.jobs.as_ref().ok_or(RegistryError::Stopped)?;
         jobs.send(job).await.map_err(|_| RegistryError::Stopped)?;
         answer.await.unwrap_or(Err(RegistryError::Stopped)).map(drop)
     }
 
     /// The place in a log that the last commit kept.
-    pub fn position(&self) -> Option<String> {
-        lock(&self.shared.position).clone()
+    pub fn place(&self) -> Option<Place> {
+        lock(&self.shared.place).clone()
     }
 
     /// What `changes` would do to what is registered now.
     pub fn foresee(&self, changes: &[Change]) -> Vec<Outcome> {
+        // Hashed before anybody is kept from the directory.
+        let contents: Vec<Option<u64>> = changes.iter().map(content_after).collect();
         let directory = self.directory();
         let mut count = directory.len();
-        let mut after: HashMap<&str, Option<u64>> = HashMap::new();
-        let outcome = |change| {
+        let mut changed: HashMap<&str, Option<u64>> = HashMap::new();
+        let outcome = |(change, after)| {
             let id = id_of(change);
-            let before = after.get(id).copied().unwrap_or_else(|| directory.content(id));
-            let outcome = Outcome::of(change, before, &mut count, self.count_max);
+            let before = changed.get(id).copied().unwrap_or_else(|| directory.content(id));
+            let outcome = Outcome::of(before, after, &mut count, self.count_max);
             if outcome.is_change() {
-                after.insert(id, content_after(change));
+                changed.insert(id, after);
             }
             outcome
         };
-        changes.iter().map(outcome).collect()
+        changes.iter().zip(contents).map(outcome).collect()
+    }
+
+    /// Ids after `after`, in their order. The directory is not kept from others meanwhile: one that comes or goes in
+    /// between may be among them or not.
+    pub fn ids(&self, after: Option<&str>) -> impl Iterator<Item = Arc<str>> {
+        let mut last: Option<Arc<str>> = after.map(Arc::from);
+        let piece = move || {
+            let piece: Vec<_> = self.directory().after(last.as_deref()).take(PIECE_COUNT).cloned().collect();
+            last = piece.last().cloned();
+            (!piece.is_empty()).then_some(piece)
+        };
+        std::iter::from_fn(piece).fuse().flatten()
     }
 
     /// What the warmer and questions need.
@@ -151,9 +170,8 @@ impl Store {
         let searcher = self.shared.reader.searcher();
         let questions = Questions { searcher: &searcher, fields: &self.shared.fields };
         let passing = filter.map(|filter| questions.passing(filter)).transpose()?;
-        let passes = |id: &&Arc<str>| passing.as_ref().is_none_or(|passing| passing.contains(&id_hash(id)));
-        let mut ids: Vec<Arc<str>> =
-            self.directory().after(after).filter(passes).take(limit.saturating_add(1)).cloned().collect();
+        let passes = |id: &Arc<str>| passing.as_ref().is_none_or(|passing| passing.contains(&id_hash(id)));
+        let mut ids: Vec<Arc<str>> = self.ids(after).filter(passes).take(limit.saturating_add(1)).collect();
         let more = ids.len() > limit;
         ids.truncate(limit);
         let next = more.then(|| ids.last().map(ToString::to_string)).flatten();
@@ -251,7 +269,55 @@ impl Shared {
     }
 }
 
+/// Does `work` where it keeps no other task from going on; within a Tokio runtime.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RegistryError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_panicked_or_stopping| RegistryError::Stopped)
+}
+
 /// A thread that panicked left nothing half done that the next one could see.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use tantivy::{Searcher, SearcherGeneration, TantivyError};
+
+    use super::*;
+
+    /// Keeps commits from being seen.
+    struct Refuses(AtomicBool);
+
+    impl Warmer for Refuses {
+        fn warm(&self, _: &Searcher) -> tantivy::Result<()> {
+            match self.0.load(Ordering::SeqCst) {
+                true => Err(TantivyError::InternalError("refused".to_owned())),
+                false => Ok(()),
+            }
+        }
+
+        fn garbage_collect(&self, _: &[&SearcherGeneration]) {}
+    }
+
+    #[tokio::test]
+    async fn a_commit_that_cannot_be_seen_is_said_so_and_seen_before_the_next() {
+        let refuses = Arc::new(Refuses(AtomicBool::new(false)));
+        let warmer: Arc<dyn Warmer> = Arc::<Refuses>::clone(&refuses);
+        let settings = RegistrySettings { dir: "".into(), cache_bytes_max: 0, ..RegistrySettings::default() };
+        let store = Store::with(&settings, vec![Arc::downgrade(&warmer)]).expect("in memory");
+        let chunk = Chunk { id: "a".to_owned(), title: None, text: "tide".to_owned(), metadata: None };
+        let put = || vec![Change::Put(Arc::new(chunk.clone()))];
+        let found = || store.search("tide", None, 9).expect("an index").len();
+        refuses.0.store(true, Ordering::SeqCst);
+        for _ in 0..2 {
+            let error = store.write(put()).await.expect_err("it cannot be seen");
+            assert!(matches!(error, RegistryError::Read(_)), "{error}");
+        }
+        refuses.0.store(false, Ordering::SeqCst);
+        assert_eq!(found(), 0);
+        assert_eq!(store.write(put()).await.expect("it can be seen"), [Outcome::Unchanged], "it was there");
+        assert_eq!(found(), 1);
+    }
 }

@@ -1,5 +1,7 @@
 //! The registry as its callers see it: what is written is there, found, listed and gone; what is broken is refused.
 
+mod follow;
+
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -361,6 +363,7 @@ impl Reader for Notes {
         if chunks.iter().any(|chunk| chunk.text.contains("bad")) {
             return Err("a bad one".to_owned());
         }
+        assert!(chunks.iter().all(|chunk| !chunk.text.contains("worse")), "a panic of the reader");
         self.read.lock().expect("no panic").extend(chunks.iter().map(|chunk| chunk.id.clone()));
         Ok(())
     }
@@ -409,150 +412,18 @@ fn registered_chunks_are_read_ahead_and_again_after_a_restart() {
 
 #[test]
 fn a_chunk_that_cannot_be_read_does_not_hold_up_the_others() {
+    the_others_are_read("bad");
+}
+
+#[test]
+fn a_chunk_that_makes_the_reader_panic_does_not_hold_up_the_others() {
+    the_others_are_read("worse");
+}
+
+fn the_others_are_read(text: &str) {
     let registry = in_memory();
     let _warmer = Warmer::start(&registry, Arc::new(Notes::default())).expect("a thread");
-    write(&registry, vec![put("a", "good"), put("b", "bad"), put("c", "good")]);
+    write(&registry, vec![put("a", "good"), put("b", text), put("c", "good")]);
     let progress = block_on(registry.settled(&["a", "b", "c"], soon()));
     assert_eq!(progress, Progress { registered: 3, warm: 2, queued: 0, failed: 1 });
-}
-
-// ---- several registries that share a log ----
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().expect("a runtime")
-}
-
-/// A registry that follows `log`, in memory or in a folder that another one has just left.
-fn follower(log: &log::memory::MemoryLog, dir: &std::path::Path) -> Registry {
-    let registry = loop {
-        match Registry::open(&settings(dir)) {
-            Ok(registry) => break registry,
-            Err(RegistryError::InUse { .. }) => std::thread::sleep(Duration::from_millis(5)),
-            Err(error) => panic!("{error}"),
-        }
-    };
-    registry.follow(Arc::new(log.clone()));
-    registry
-}
-
-fn all(registry: &Registry) -> String {
-    let chunks = registry.list(None, 1_000, None).expect("a page").chunks;
-    chunks.iter().map(|chunk| format!("{}={}", chunk.id, chunk.text)).collect::<Vec<_>>().join(" ")
-}
-
-async fn comes_to(registry: &Registry, expect: &str) {
-    for _ in 0..6_000 {
-        if all(registry) == expect {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("waited in vain: {} is not {expect}", all(registry));
-}
-
-async fn outcomes(registry: &Registry, changes: Vec<Change>) -> String {
-    let outcomes = registry.write(changes).await.expect("the log answers");
-    outcomes.into_iter().map(Outcome::name).collect::<Vec<_>>().join(" ")
-}
-
-#[test]
-fn what_one_registers_all_know() {
-    let memory = "".as_ref();
-    runtime().block_on(async {
-        let log = log::memory::MemoryLog::default();
-        let (one, two) = (follower(&log, memory), follower(&log, memory));
-        assert_eq!(outcomes(&one, vec![put("a", "1"), put("b", "1")]).await, "created created");
-        assert_eq!(all(&one), "a=1 b=1", "who wrote it reads it at once");
-        assert_eq!(
-            outcomes(&two, vec![put("a", "1"), put("b", "2")]).await,
-            "unchanged updated",
-            "of another's"
-        );
-        assert_eq!(
-            outcomes(&one, vec![delete("a"), delete("a"), put("b", "2")]).await,
-            "deleted unknown unchanged"
-        );
-        assert_eq!(log.len(), 3, "what changes nothing is not written");
-        comes_to(&two, "b=2").await;
-        let late = follower(&log, memory);
-        comes_to(&late, "b=2").await;
-        assert_eq!(late.search("2", None, 9).expect("an index").len(), 1);
-        let writers = (0..20).map(|n| {
-            let registry = if n % 2 == 0 { &one } else { &two };
-            registry.write(vec![put("x", &n.to_string()), put(&format!("y{n}"), "1")])
-        });
-        for writer in writers.collect::<Vec<_>>() {
-            writer.await.expect("the log answers");
-        }
-        let end = all(&two);
-        comes_to(&one, &end).await;
-        comes_to(&late, &end).await;
-    });
-}
-
-#[test]
-fn who_was_away_catches_up_from_where_it_was() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let memory = "".as_ref();
-    runtime().block_on(async {
-        let log = log::memory::MemoryLog::default();
-        let one = follower(&log, memory);
-        let away = follower(&log, folder.path());
-        outcomes(&away, vec![put("a", "1"), put("b", "1"), put("c", "1")]).await;
-        drop(away);
-        outcomes(&one, vec![put("a", "2"), delete("b")]).await;
-        outcomes(&one, vec![put("d", "1")]).await;
-        let back = follower(&log, folder.path());
-        comes_to(&back, "a=2 c=1 d=1").await;
-        drop(back);
-
-        outcomes(&one, vec![delete("a"), put("e", "1")]).await;
-        outcomes(&one, vec![put("e", "2"), put("b", "3")]).await;
-        log.trim(1);
-        let back = follower(&log, folder.path());
-        comes_to(&back, "b=3 c=1 d=1 e=2").await;
-        assert_eq!(outcomes(&back, vec![put("f", "1")]).await, "created");
-        comes_to(&one, "b=3 c=1 d=1 e=2 f=1").await;
-    });
-}
-
-#[test]
-fn chunks_of_before_the_log_are_given_to_it_and_a_log_that_was_lost_gets_them_back() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let alone = Registry::open(&settings(folder.path())).expect("a new one");
-    write(&alone, vec![put("a", "mine"), put("b", "mine")]);
-    drop(alone);
-    runtime().block_on(async {
-        let log = log::memory::MemoryLog::default();
-        let one = follower(&log, "".as_ref());
-        outcomes(&one, vec![put("b", "theirs"), put("c", "theirs")]).await;
-        let joined = follower(&log, folder.path());
-        let both = "a=mine b=theirs c=theirs";
-        comes_to(&joined, both).await;
-        comes_to(&one, both).await;
-        log.lose();
-        comes_to(&joined, both).await;
-        outcomes(&one, vec![put("d", "new")]).await;
-        comes_to(&joined, &format!("{both} d=new")).await;
-        while log.ids() != ["a", "b", "c", "d"] {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-}
-
-#[test]
-fn a_log_that_is_down_takes_nothing_and_costs_no_reader() {
-    runtime().block_on(async {
-        let log = log::memory::MemoryLog::default();
-        let one = follower(&log, "".as_ref());
-        outcomes(&one, vec![put("a", "1")]).await;
-        log.set_down(true);
-        let refused = one.write(vec![put("b", "1")]).await.expect_err("it is down");
-        assert_eq!(refused.code(), "change_log_unavailable");
-        assert_eq!(all(&one), "a=1");
-        let two = follower(&log, "".as_ref());
-        log.set_down(false);
-        comes_to(&two, "a=1").await;
-        assert_eq!(outcomes(&one, vec![put("b", "1")]).await, "created");
-    });
 }

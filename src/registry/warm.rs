@@ -1,6 +1,7 @@
 //! Has registered chunks read by the model ahead of the requests that will name them: small pieces, one at a time.
 //! Knows nothing of the model: it is handed something that reads.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -114,10 +115,14 @@ impl Work {
     fn read(&self, piece: Vec<Cold>) -> bool {
         let ids: Vec<&str> = piece.iter().map(|cold| &*cold.id).collect();
         // Not through the cache: a whole registry passes here after a start.
-        let read = self.shared.get(&ids, false).map_err(|error| error.to_string()).and_then(|chunks| {
+        let work = || {
+            let chunks = self.shared.get(&ids, false).map_err(|error| error.to_string())?;
             let chunks: Vec<Arc<Chunk>> = chunks.into_iter().flatten().collect();
             if chunks.is_empty() { Ok(()) } else { self.reader.read(&chunks) }
-        });
+        };
+        // One chunk that makes the reader panic shall not keep all others from being read. What the reader then leaves is
+        // what it leaves to requests, which survive a panic as well.
+        let read = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("it panicked".to_owned()));
         let mut directory = self.shared.directory();
         if !self.goes_on() && read.is_err() {
             piece.into_iter().rev().for_each(|cold| directory.give_back(cold));

@@ -10,8 +10,8 @@ use tantivy::{IndexWriter, TantivyError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::RegistryError;
-use super::change::{Change, Outcome, id_of};
-use super::content::content_of;
+use super::change::{Change, Outcome, content_after, id_of};
+use super::log::Place;
 use super::store::{Shared, lock};
 use crate::domain::Chunk;
 
@@ -21,12 +21,22 @@ const COMMIT_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Changes that are applied together or not at all.
 pub struct Job {
     pub changes: Vec<Change>,
-    /// Kept with the commit; none leaves what is there.
-    pub position: Option<String>,
-    /// Whether the commit may wait for a later job.
-    pub held: bool,
+    pub commit: Commit,
     pub count_max: usize,
     pub reply: oneshot::Sender<Result<Vec<Outcome>, RegistryError>>,
+}
+
+/// When changes become durable, and what is kept with them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Commit {
+    /// Now. They came from no log: if they change anything, this registry is at no place of one any more.
+    Local,
+    /// Now; they came from a log and lead to this place.
+    At(Place),
+    /// With a later job.
+    Later,
+    /// As [`Commit::Later`], once what waits for a later job has been forgotten.
+    Forget,
 }
 
 /// Owns the index' writer.
@@ -37,6 +47,10 @@ pub struct Writer {
     pending: HashMap<String, Pending>,
     /// Its ids in the order in which they came, which is that of reading ahead; some come twice.
     order: Vec<String>,
+    /// Chunks, what is pending included.
+    count: usize,
+    /// Whether readers have not seen the last commit.
+    unseen: bool,
 }
 
 enum Pending {
@@ -47,7 +61,8 @@ enum Pending {
 impl Writer {
     /// Writes into `index`, and tells who reads it.
     pub fn new(index: IndexWriter, shared: Arc<Shared>) -> Self {
-        Self { index, shared, pending: HashMap::new(), order: Vec::new() }
+        let count = shared.directory().len();
+        Self { index, shared, pending: HashMap::new(), order: Vec::new(), count, unseen: false }
     }
 
     /// Applies jobs until nobody can send any more.
@@ -67,15 +82,23 @@ impl Writer {
                         let _ = job.reply.send(Ok(outcomes));
                     }
                 }
-                Err(cause) => {
-                    tracing::error!(%cause, "a commit of the registry failed");
-                    self.pending.clear();
-                    self.order.clear();
-                    if let Err(cause) = self.index.rollback() {
+                Err(RegistryError::Read(cause)) => {
+                    tracing::error!(%cause, "a commit of the registry cannot be seen");
+                    for job in group {
+                        let _ = job.reply.send(Err(RegistryError::Read(cause.clone())));
+                    }
+                }
+                Err(failure) => {
+                    let cause = match failure {
+                        RegistryError::Write(cause) => cause,
+                        other => other.to_string(),
+                    };
+                    tracing::error!(cause, "a commit of the registry failed");
+                    if let Err(cause) = self.forget() {
                         tracing::error!(%cause, "the registry could not go back to its last commit");
                     }
                     for job in group {
-                        let _ = job.reply.send(Err(RegistryError::Write(cause.to_string())));
+                        let _ = job.reply.send(Err(RegistryError::Write(cause.clone())));
                     }
                 }
             }
@@ -84,19 +107,31 @@ impl Writer {
         drop(self.index);
     }
 
-    fn apply(&mut self, group: &[Job]) -> Result<Vec<Vec<Outcome>>, TantivyError> {
-        let mut outcomes = Vec::with_capacity(group.len());
-        let before = lock(&self.shared.position).clone();
-        let (mut position, mut held) = (before.clone(), true);
-        let mut count = self.count();
-        for job in group {
-            let each = |change| self.change(change, &mut count, job);
-            outcomes.push(job.changes.iter().map(each).collect::<Result<Vec<_>, _>>()?);
-            position = job.position.clone().or(position);
-            held &= job.held;
+    fn apply(&mut self, group: &[Job]) -> Result<Vec<Vec<Outcome>>, RegistryError> {
+        if self.unseen {
+            self.show()?;
         }
-        if !held && (!self.pending.is_empty() || position != before) {
-            self.commit(position)?;
+        let mut outcomes = Vec::with_capacity(group.len());
+        // Who follows waits for every job: what is pending before a group was left by earlier ones.
+        if group.iter().any(|job| job.commit == Commit::Forget) && !self.pending.is_empty() {
+            self.forget().map_err(write_failed)?;
+        }
+        let before = lock(&self.shared.place).clone();
+        let (mut place, mut now) = (before.clone(), false);
+        for job in group {
+            let each = |change| self.change(change, job);
+            let done = job.changes.iter().map(each).collect::<Result<Vec<_>, _>>().map_err(write_failed)?;
+            match &job.commit {
+                Commit::Local if done.iter().any(|outcome| outcome.is_change()) => {
+                    (place, now) = (None, true)
+                }
+                Commit::At(at) => (place, now) = (Some(at.clone()), true),
+                Commit::Local | Commit::Later | Commit::Forget => {}
+            }
+            outcomes.push(done);
+        }
+        if now && (!self.pending.is_empty() || place != before) {
+            self.commit(place)?;
         }
         for outcome in outcomes.iter().flatten() {
             counter!("registry_changes_total", "outcome" => outcome.name()).increment(1);
@@ -104,45 +139,47 @@ impl Writer {
         Ok(outcomes)
     }
 
-    fn change(&mut self, change: &Change, count: &mut usize, job: &Job) -> Result<Outcome, TantivyError> {
+    fn change(&mut self, change: &Change, job: &Job) -> Result<Outcome, TantivyError> {
         let id = id_of(change);
         let before = match self.pending.get(id) {
             Some(Pending::Gone) => None,
             Some(Pending::Holds { content, .. }) => Some(*content),
             None => self.shared.directory().content(id),
         };
-        let outcome = Outcome::of(change, before, count, job.count_max);
+        let after = content_after(change);
+        let outcome = Outcome::of(before, after, &mut self.count, job.count_max);
         if !outcome.is_change() {
             return Ok(outcome);
         }
         if before.is_some() {
             self.index.delete_term(self.shared.fields.term(id));
         }
-        let pending = match change {
-            Change::Delete(_) => Pending::Gone,
-            Change::Put(chunk) => {
+        let pending = match (change, after) {
+            (Change::Put(chunk), Some(content)) => {
                 self.index.add_document(self.shared.fields.document(chunk))?;
                 // A commit that waits for more can be as large as the registry: it keeps no texts in memory.
-                let kept = (!job.held).then(|| Arc::clone(chunk));
-                Pending::Holds { content: content_of(chunk), chunk: kept }
+                let now = matches!(job.commit, Commit::Local | Commit::At(_));
+                Pending::Holds { content, chunk: now.then(|| Arc::clone(chunk)) }
             }
+            _ => Pending::Gone,
         };
         self.pending.insert(id.to_owned(), pending);
         self.order.push(id.to_owned());
         Ok(outcome)
     }
 
-    /// Makes what is pending durable, then visible.
-    fn commit(&mut self, position: Option<String>) -> Result<(), TantivyError> {
+    /// Makes what is pending durable, then visible. [`RegistryError::Read`]: it is durable.
+    fn commit(&mut self, place: Option<Place>) -> Result<(), RegistryError> {
         let started = Instant::now();
-        let mut commit = self.index.prepare_commit()?;
-        if let Some(position) = &position {
-            commit.set_payload(position);
+        let mut commit = self.index.prepare_commit().map_err(write_failed)?;
+        if let Some(place) = &place {
+            commit.set_payload(&serde_json::to_string(place).expect("two texts are JSON"));
         }
-        commit.commit()?;
-        *lock(&self.shared.position) = position;
+        commit.commit().map_err(write_failed)?;
+        *lock(&self.shared.place) = place;
         // From here on it is there, whatever else fails.
-        let reloaded = self.shared.reader.reload();
+        self.unseen = true;
+        let shown = self.show();
         let mut directory = self.shared.directory();
         let mut cache = lock(&self.shared.cache);
         cache.advance();
@@ -165,19 +202,26 @@ impl Writer {
         drop((directory, cache));
         self.shared.turn();
         histogram!("registry_commit_seconds").record(started.elapsed());
-        reloaded
+        shown
     }
 
-    fn count(&self) -> usize {
-        let directory = self.shared.directory();
-        self.pending.iter().fold(directory.len(), |count, (id, pending)| {
-            match (pending, directory.content(id).is_some()) {
-                (Pending::Gone, true) => count - 1,
-                (Pending::Holds { .. }, false) => count + 1,
-                _ => count,
-            }
-        })
+    fn show(&mut self) -> Result<(), RegistryError> {
+        self.shared.reader.reload()?;
+        self.unseen = false;
+        Ok(())
     }
+
+    /// Goes back to the last commit.
+    fn forget(&mut self) -> Result<(), TantivyError> {
+        self.pending.clear();
+        self.order.clear();
+        self.count = self.shared.directory().len();
+        self.index.rollback().map(drop)
+    }
+}
+
+fn write_failed(cause: TantivyError) -> RegistryError {
+    RegistryError::Write(cause.to_string())
 }
 
 impl Job {

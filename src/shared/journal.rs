@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use redis::{Cmd, Pipeline, Value, cmd, pipe};
@@ -13,8 +13,12 @@ use super::failure::Failure;
 use super::follow::Follower;
 use super::{Core, Inner, SharedError, observe};
 
-/// Fields that one page of a scan asks for; small hashes come whole.
-const PAGE_FIELDS: usize = 256;
+/// Fields that one page of a scan asks for, each perhaps a megabyte; small hashes come whole.
+const PAGE_FIELDS: usize = 32;
+
+/// How long a page may take: it is the only answer that can be many megabytes. In a cluster the limit of its client, that
+/// of writes, is reached first.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Field names and values of an entry.
 pub type Fields<'a> = &'a [(&'a [u8], &'a [u8])];
@@ -76,6 +80,8 @@ impl From<Cursor> for String {
 pub struct Page {
     /// Fields and values. One can come on two pages; one that was there all the time comes at least once.
     pub fields: Vec<(Bytes, Bytes)>,
+    /// Fields whose values are damaged.
+    pub damaged: Vec<Bytes>,
     /// Where the next page begins; `None`: that was the last.
     pub next: Option<Cursor>,
 }
@@ -164,7 +170,7 @@ impl Journal {
         self.one(self.change_command(&FieldChange::Delete(field))).await.map(drop)
     }
 
-    /// A part of the hash, from the beginning or where a page before ended. Damaged values are left out and counted.
+    /// A part of the hash, from the beginning or where a page before ended. Damaged values are counted.
     ///
     /// # Errors
     /// As [`Journal::change`].
@@ -172,18 +178,22 @@ impl Journal {
         let mut command = cmd("HSCAN");
         command.arg(&self.hash).arg(from.map_or_else(|| "0".to_owned(), |cursor| cursor.0));
         command.arg("COUNT").arg(PAGE_FIELDS);
-        let answer = self.one(command).await?;
+        let timeout = self.core().write_timeout.max(PAGE_TIMEOUT);
+        let answer = self.one_within(command, timeout).await?;
         let strange = || unconfirmed(&Failure::Strange);
         let Value::Array(parts) = answer else { return Err(strange()) };
         let Ok([cursor, Value::Array(flat)]) = <[Value; 2]>::try_from(parts) else { return Err(strange()) };
         let cursor = text(&cursor).ok_or_else(strange)?;
         let fields = pairs(flat).ok_or_else(strange)?;
-        let open = |(field, value): (Bytes, Bytes)| {
-            let value = self.open(&self.hash, &field, value)?;
-            Some((field, value))
-        };
-        let fields = fields.into_iter().filter_map(open).collect();
-        Ok(Page { fields, next: (cursor != "0").then(|| Cursor(cursor.to_owned())) })
+        let next = (cursor != "0").then(|| Cursor(cursor.to_owned()));
+        let mut page = Page { fields: Vec::with_capacity(fields.len()), damaged: Vec::new(), next };
+        for (field, value) in fields {
+            match self.open(&self.hash, &field, value) {
+                Some(value) => page.fields.push((field, value)),
+                None => page.damaged.push(field),
+            }
+        }
+        Ok(page)
     }
 
     /// Where the stream ends; `None`: it is empty. Take it before a scan, then follow from it: whatever changes during the
@@ -262,9 +272,12 @@ impl Journal {
     }
 
     async fn one(&self, command: Cmd) -> Result<Value, SharedError> {
+        self.one_within(command, self.core().write_timeout).await
+    }
+
+    async fn one_within(&self, command: Cmd, timeout: Duration) -> Result<Value, SharedError> {
         let started = Instant::now();
-        let core = self.core();
-        let answer = core.writes.send(&command, (started + core.write_timeout).into()).await;
+        let answer = self.core().writes.send(&command, (started + timeout).into()).await;
         done(started, answer)
     }
 

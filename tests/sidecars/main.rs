@@ -151,6 +151,7 @@ async fn over_one_server() {
     let (mut one, mut two) = tokio::join!(Sidecar::start(&place), Sidecar::start(&place));
     the_second_is_warm_from_the_first(&one, &two).await;
     what_one_registers_the_other_has(&mut one, &mut two).await;
+    a_chunk_that_is_damaged_on_the_server_is_given_again(&servers[0], &one, &two).await;
     a_server_that_goes_takes_no_request_with_it(&mut servers[0], &one, &two).await;
     a_server_that_is_not_there_at_start_is_waited_for_by_writers_only(&mut servers[0], &one, &mut two).await;
 }
@@ -165,6 +166,20 @@ async fn over_a_cluster() {
     let (mut one, mut two) = tokio::join!(Sidecar::start(&place), Sidecar::start(&place));
     the_second_is_warm_from_the_first(&one, &two).await;
     what_one_registers_the_other_has(&mut one, &mut two).await;
+}
+
+/// The log loses all entries, and one chunk of what they added up to is damaged.
+async fn a_chunk_that_is_damaged_on_the_server_is_given_again(server: &Server, one: &Sidecar, two: &Sidecar) {
+    let now = "thresher:{j:chunks}:now";
+    server.cli(&["HSET", now, "c:bus", "damaged"]);
+    server.cli(&["XTRIM", "thresher:{j:chunks}:log", "MAXLEN", "0"]);
+    for (here, there, id) in [(one, two, "ship"), (two, one, "boat")] {
+        register(here, id, "It leaves at noon.").await;
+        eventually("both have read all anew", async || knows(there, id).await).await;
+        assert_eq!(there.delete(&format!("/v1/chunks/{id}")).await.status, 200);
+        assert!(knows(one, "bus").await && knows(two, "bus").await, "it was sound in both");
+    }
+    eventually("it is sound", async || server.cli(&["HGET", now, "c:bus"]) != "damaged").await;
 }
 
 // ---- when the server goes ----

@@ -4,8 +4,8 @@
 use std::hash::{BuildHasher, RandomState};
 
 use super::{
-    ChangeLog, Event, Follow, Later, LogError, LogPage, Position, decode_changes, decode_chunk,
-    encode_changes, encode_chunk,
+    ChangeLog, Event, Later, LogError, LogPage, Position, Tail, decode_changes, decode_chunk, encode_changes,
+    encode_chunk,
 };
 use crate::registry::Change;
 use crate::shared::{self, Cursor, EntryId, FieldChange, Follower, Journal, Shared, SharedError};
@@ -37,16 +37,16 @@ impl JournalLog {
         Ok(Self { journal: shared.journal(NAME, ENTRIES_MAX)? })
     }
 
-    async fn publish_entry(&self, changes: &[Change]) -> Result<Position, SharedError> {
-        let fields: Vec<_> = changes.iter().map(field_of).collect();
-        let fields: Vec<_> = fields
+    async fn publish_entry(&self, entry: &EntryBytes) -> Result<Position, SharedError> {
+        let fields: Vec<_> = entry
+            .fields
             .iter()
             .map(|(field, value)| match value {
                 Some(value) => FieldChange::Put(field, value),
                 None => FieldChange::Delete(field),
             })
             .collect();
-        let id = self.journal.change(&fields, &[(CHANGES, &encode_changes(changes))]).await?;
+        let id = self.journal.change(&fields, &[(CHANGES, &entry.changes)]).await?;
         Ok(position(id))
     }
 }
@@ -62,7 +62,8 @@ impl ChangeLog for JournalLog {
     fn publish(&self, changes: Vec<Change>) -> Later<'_, Result<Position, LogError>> {
         Box::pin(async move {
             let mut end = Position::default();
-            for (made, entry) in entries(&changes).into_iter().enumerate() {
+            let encode = move || entries(&changes).into_iter().map(EntryBytes::new).collect::<Vec<_>>();
+            for (made, entry) in elsewhere(encode).await?.iter().enumerate() {
                 end = self.publish_entry(entry).await.map_err(|error| not_written(&error, made > 0))?;
             }
             Ok(end)
@@ -76,26 +77,55 @@ impl ChangeLog for JournalLog {
         })
     }
 
-    fn follow(&self, from: Option<Position>) -> Box<dyn Follow> {
+    fn follow(&self, from: Option<Position>) -> Box<dyn Tail> {
         let from = from.map(|Position { ms, seq }| EntryId { ms, seq });
-        Box::new(Following(self.journal.follow(from)))
+        Box::new(JournalTail(self.journal.follow(from)))
     }
 
     fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>> {
         Box::pin(async {
             let page = self.journal.scan_fields(cursor.map(Cursor::from)).await;
             let page = page.map_err(|error| not_read(&error))?;
-            let chunks = page.fields.iter().filter(|(field, _)| field.starts_with(CHUNK));
-            // What cannot be read is as good as deleted; the shared tier has counted it.
-            let chunks = chunks.filter_map(|(_, value)| decode_chunk(value)).collect();
-            Ok(LogPage { chunks, next: page.next.map(String::from) })
+            elsewhere(move || log_page(page)).await
         })
     }
 }
 
-struct Following(Follower);
+/// An entry as it is sent.
+struct EntryBytes {
+    /// Fields of the hash, and what they hold then; none when they are gone.
+    fields: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+    changes: Vec<u8>,
+}
 
-impl Follow for Following {
+impl EntryBytes {
+    fn new(changes: &[Change]) -> Self {
+        Self { fields: changes.iter().map(field_of).collect(), changes: encode_changes(changes) }
+    }
+}
+
+/// JSON of megabytes is read and written where it keeps nobody waiting.
+async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, LogError> {
+    let stopped = |_| LogError { reason: "the daemon is stopping: nothing was changed".to_owned() };
+    tokio::task::spawn_blocking(work).await.map_err(stopped)
+}
+
+fn log_page(page: shared::Page) -> LogPage {
+    let mut found = LogPage { chunks: Vec::new(), unreadable: Vec::new(), next: page.next.map(String::from) };
+    let sound = page.fields.into_iter().map(|(field, value)| (field, decode_chunk(&value)));
+    for (field, chunk) in sound.chain(page.damaged.into_iter().map(|field| (field, None))) {
+        let Some(id) = field.strip_prefix(CHUNK) else { continue };
+        match chunk {
+            Some(chunk) => found.chunks.push(chunk),
+            None => found.unreadable.push(String::from_utf8_lossy(id).into_owned()),
+        }
+    }
+    found
+}
+
+struct JournalTail(Follower);
+
+impl Tail for JournalTail {
     fn next(&mut self) -> Later<'_, Event> {
         Box::pin(async {
             let Some(shared::Event::Entry(entry)) = self.0.next().await else {
@@ -182,6 +212,8 @@ fn part(reason: &str) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use bytes::Bytes;
+
     use super::*;
     use crate::domain::Chunk;
 
@@ -218,6 +250,25 @@ mod tests {
             "a part of the changes was made; sending all again is harmless",
         );
         check(not_written(&unconfirmed(), true), "may have been made; sending it again is harmless");
+    }
+
+    #[test]
+    fn a_damaged_chunk_is_named_and_other_fields_are_passed_over() {
+        let chunk = Chunk { id: "a".to_owned(), title: None, text: "1".to_owned(), metadata: None };
+        let field = |name: &'static str| Bytes::from_static(name.as_bytes());
+        let page = log_page(shared::Page {
+            fields: vec![
+                (field("identity"), field("x")),
+                (field("c:a"), encode_chunk(&chunk).into()),
+                (field("c:b"), field("no JSON")),
+            ],
+            damaged: vec![field("c:c"), field("identity")],
+            next: None,
+        });
+        assert_eq!(
+            (page.chunks, page.unreadable),
+            (vec![Arc::new(chunk)], vec!["b".to_owned(), "c".to_owned()])
+        );
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! A log in the memory of one process: for tests, and the plainest reading of what a log has to do.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use super::{ChangeLog, Event, Follow, Later, LogError, LogPage, Position};
+use super::{ChangeLog, Event, Later, LogError, LogPage, Position, Tail};
 use crate::domain::Chunk;
-use crate::registry::Change;
+use crate::registry::change::{Change, id_of};
 
 /// Chunks on a page; small, so that tests see several.
 const PAGE_COUNT: usize = 3;
@@ -29,6 +29,12 @@ struct State {
     clock: u64,
     lives: u64,
     down: bool,
+    /// Whether pages are answered later.
+    holds_pages: bool,
+    /// Pages that are answered before one fails.
+    pages_left: Option<usize>,
+    /// Ids of chunks that cannot be read.
+    damaged: BTreeSet<String>,
 }
 
 impl Default for MemoryLog {
@@ -54,13 +60,35 @@ impl MemoryLog {
         self.turn.send_replace(());
     }
 
-    /// Loses everything, as a server without a disk does when it restarts.
-    pub fn lose(&self) {
+    /// Loses everything, as a server without a disk does when it restarts, perhaps with a clock that goes wrong.
+    pub fn lose(&self, clock_set_back: bool) {
         let mut state = self.state();
-        let (lives, clock) = (state.lives + 1, state.clock);
-        *state = State { lives, clock, ..State::default() };
+        let clock = if clock_set_back { 0 } else { state.clock };
+        let (lives, holds_pages) = (state.lives + 1, state.holds_pages);
+        *state = State { lives, clock, holds_pages, ..State::default() };
         drop(state);
         self.turn.send_replace(());
+    }
+
+    /// Whether pages are answered only once this is called again.
+    pub fn hold_pages(&self, holds: bool) {
+        self.state().holds_pages = holds;
+        self.turn.send_replace(());
+    }
+
+    /// Damages the chunk of `id`, until it is written again.
+    pub fn damage(&self, id: &str) {
+        self.state().damaged.insert(id.to_owned());
+    }
+
+    /// One page fails after `count` more.
+    pub fn fail_page_after(&self, count: usize) {
+        self.state().pages_left = Some(count);
+    }
+
+    /// Whether that has happened.
+    pub fn page_has_failed(&self) -> bool {
+        self.state().pages_left.is_none()
     }
 
     /// Ids of the chunks that it adds up to, ascending.
@@ -96,6 +124,7 @@ impl State {
         self.clock += 1;
         let position = Position { ms: self.clock / 4, seq: self.clock % 4 };
         for change in &changes {
+            self.damaged.remove(id_of(change));
             match change {
                 Change::Put(chunk) => drop(self.chunks.insert(chunk.id.clone(), Arc::clone(chunk))),
                 Change::Delete(id) => drop(self.chunks.remove(id)),
@@ -111,7 +140,13 @@ impl State {
         let mut left = self.chunks.iter().filter(|(id, _)| behind(id));
         let page: Vec<_> = left.by_ref().take(PAGE_COUNT).collect();
         let next = left.next().and_then(|_| page.last().map(|(id, _)| (*id).clone()));
-        LogPage { chunks: page.into_iter().map(|(_, chunk)| Arc::clone(chunk)).collect(), next }
+        let (damaged, sound): (Vec<_>, Vec<_>) =
+            page.into_iter().partition(|(id, _)| self.damaged.contains(*id));
+        LogPage {
+            chunks: sound.into_iter().map(|(_, chunk)| Arc::clone(chunk)).collect(),
+            unreadable: damaged.into_iter().map(|(id, _)| id.clone()).collect(),
+            next,
+        }
     }
 
     /// None while there is nothing to say.
@@ -141,24 +176,38 @@ impl ChangeLog for MemoryLog {
         Box::pin(async { self.ask(|state| state.end) })
     }
 
-    fn follow(&self, position: Option<Position>) -> Box<dyn Follow> {
+    fn follow(&self, position: Option<Position>) -> Box<dyn Tail> {
         let life = self.state().lives;
-        Box::new(Following { log: self.clone(), turns: self.turn.subscribe(), at: position, life })
+        Box::new(MemoryTail { log: self.clone(), turns: self.turn.subscribe(), at: position, life })
     }
 
     fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>> {
-        Box::pin(async { self.ask(|state| state.page(cursor)) })
+        Box::pin(async {
+            let mut turns = self.turn.subscribe();
+            while self.state().holds_pages {
+                let _ = turns.changed().await;
+            }
+            let left = self.ask(|state| {
+                let left = state.pages_left;
+                state.pages_left = left.and_then(|left| left.checked_sub(1));
+                left
+            })?;
+            match left {
+                Some(0) => Err(LogError { reason: "this page fails: nothing was changed".to_owned() }),
+                _ => self.ask(|state| state.page(cursor)),
+            }
+        })
     }
 }
 
-struct Following {
+struct MemoryTail {
     log: MemoryLog,
     turns: watch::Receiver<()>,
     at: Option<Position>,
     life: u64,
 }
 
-impl Follow for Following {
+impl Tail for MemoryTail {
     fn next(&mut self) -> Later<'_, Event> {
         Box::pin(async {
             loop {
