@@ -68,8 +68,8 @@ impl Tiers for AllTiers {
 
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
         let mut patience = self.shared.as_ref().map_or(Duration::ZERO, Shared::patience);
-        let mut find = |keys| self.runtime.block_on(self.find(keys, &mut patience));
-        keys.chunks(KEYS_AT_ONCE).flat_map(|keys| find(keys)).collect()
+        let find = |keys: &[BlockKey]| self.runtime.block_on(self.find(keys, &mut patience));
+        keys.chunks(KEYS_AT_ONCE).flat_map(find).collect()
     }
 
     fn keep(&self, key: BlockKey, bytes: Bytes) {
