@@ -3,8 +3,8 @@
 //!
 //! Quantized keys meet a question quantized to eight bits, one scale a token. Their products are summed in integers, so
 //! every kernel gives the same bits; the logit is that sum times both scales. Against exact arithmetic on the decoded keys
-//! it is off by at most `scale_q / 2 · Σ|k|`, the question's rounding: below 0.01 for unit vectors (0.006 of 384 values when
-//! one value stands out, 0.001 when none does). Exact codecs meet the exact question.
+//! it is off by at most `scale_q / 2 · Σ|k|`, the question's rounding: below 0.01 for the unit vectors of
+//! the tests, a value that stands out included. Exact codecs meet the exact question.
 
 mod kernel;
 #[cfg(target_arch = "x86_64")]
