@@ -28,6 +28,7 @@ use thiserror::Error;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 pub use follow::{Event, Follower};
 pub use journal::{Cursor, Entry, EntryId, FieldChange, Journal, Page};
@@ -145,7 +146,7 @@ struct Core {
     gets: Semaphore,
     room: Room,
     /// Why and until when nothing is written.
-    refusal: Mutex<Option<(&'static str, tokio::time::Instant)>>,
+    refusal: Mutex<Option<(&'static str, Instant)>>,
     said: Mutex<Said>,
     wake: Arc<Notify>,
 }
@@ -170,8 +171,26 @@ impl Shared {
 
     /// The values under `keys`, in their order. What is missing, damaged or not there within `shared.timeout_ms` is `None`.
     pub async fn get_many<K: AsRef<[u8; 32]>>(&self, keys: &[K]) -> Vec<Option<Bytes>> {
+        self.get_many_within(keys, &mut self.patience()).await
+    }
+
+    /// What a request may wait for this tier: `shared.timeout_ms`.
+    pub fn patience(&self) -> Duration {
+        self.0.core.timeout
+    }
+
+    /// As [`Self::get_many`], for one of several calls that share their patience: each leaves what it did not use. Nothing is
+    /// asked for when none is left.
+    pub async fn get_many_within<K: AsRef<[u8; 32]>>(
+        &self,
+        keys: &[K],
+        patience: &mut Duration,
+    ) -> Vec<Option<Bytes>> {
+        let started = Instant::now();
         let names: Vec<String> = keys.iter().map(|key| self.0.core.name(key.as_ref())).collect();
-        self.0.core.get_many(&names).await
+        let found = self.0.core.get_many(&names, *patience).await;
+        *patience = patience.saturating_sub(started.elapsed());
+        found
     }
 
     /// Writes `value` in the background, over whatever stands there. Returns at once; a full queue, a value over

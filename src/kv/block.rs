@@ -7,7 +7,7 @@ use bytes::Bytes;
 use ndarray::{Array3, ArrayView3};
 use thiserror::Error;
 
-use super::codec::Codec;
+use super::codec::{Codec, LANES};
 use crate::domain::{ByteRange, TokenSpan};
 
 /// First bytes of every block; the last one is the layout's version.
@@ -103,26 +103,37 @@ impl Block {
         let codec = Codec::from_id(header[4]).ok_or(BadBlock("of an unknown codec"))?;
         let number = |i: usize| number(&header[8..], i);
         let [heads, head_dim, tokens, title_tokens, sentences, offsets] = std::array::from_fn(number);
-        let too_large = BadBlock("larger than memory");
-        let keys = (codec.head_bytes(tokens, head_dim)).checked_mul(heads);
-        let scales = (4 * codec.head_scales(tokens)).checked_mul(heads);
-        let (Some(keys), Some(scales)) = (keys, scales) else { return Err(too_large) };
-        let scales_at = HEADER_BYTES.checked_add(keys).ok_or(too_large)?;
-        let sentences_at = scales_at.checked_add(scales).ok_or(BadBlock("larger than memory"))?;
-        let offsets_at =
-            sentences_at.checked_add(SENTENCE_BYTES * sentences).ok_or(BadBlock("larger than memory"))?;
-        if offsets_at > bytes.len() {
-            return Err(BadBlock("cut off"));
+        if heads == 0 || head_dim == 0 {
+            return Err(BadBlock("of keys without values"));
         }
         if title_tokens + offsets != tokens {
             return Err(BadBlock("of tokens without a place"));
         }
-        let bounds = [scales_at, sentences_at, offsets_at];
+        let bounds = bounds(codec, (heads, tokens, head_dim), sentences);
+        let bounds = bounds.ok_or(BadBlock("larger than memory"))?;
+        // A token's place takes two bytes at least.
+        if bytes.len().checked_sub(bounds[2]).is_none_or(|left| left / 2 < offsets) {
+            return Err(BadBlock("cut off"));
+        }
         let block = Self { bytes, codec, heads, head_dim, tokens, title_tokens, sentences, bounds };
-        if block.sentences().any(|s| s.tokens.end > tokens) {
-            return Err(BadBlock("of sentences beyond its tokens"));
+        let mut text_at = 0;
+        for Sentence { bytes, tokens: span } in block.sentences() {
+            if span.start > span.end || span.end > tokens {
+                return Err(BadBlock("of sentences beyond its tokens"));
+            }
+            if bytes.start < text_at || bytes.end < bytes.start {
+                return Err(BadBlock("of sentences out of order"));
+            }
+            text_at = bytes.end;
         }
         Ok(block)
+    }
+
+    /// Whether it can be the block of a chunk: made by `codec` of a model with so many heads and dimensions, and its
+    /// sentences are pieces of `text`. Bytes that others can write have to say so before anything relies on it.
+    pub fn fits(&self, (heads, head_dim): (usize, usize), codec: Codec, text: &str) -> bool {
+        (self.heads, self.head_dim, self.codec) == (heads, head_dim, codec)
+            && self.sentences().all(|s| text.get(s.bytes.start..s.bytes.end).is_some())
     }
 
     /// Its bytes, as tiers store them.
@@ -211,6 +222,24 @@ impl Block {
     }
 }
 
+/// Where keys end, scales end and sentences end, if this machine can hold them, also as numbers of four bytes.
+fn bounds(
+    codec: Codec,
+    (heads, tokens, head_dim): (usize, usize, usize),
+    sentences: usize,
+) -> Option<[usize; 3]> {
+    // All are below 2^32: their product is below 2^96.
+    let [heads, tokens, head_dim] = [heads, tokens, head_dim].map(|n| n as u128);
+    let lanes = LANES as u128;
+    isize::try_from(4 * heads * head_dim * tokens.next_multiple_of(lanes).max(lanes)).ok()?;
+    // No codec takes more than four bytes a value, so nothing below overflows.
+    let (heads, tokens, head_dim) = (heads as usize, tokens as usize, head_dim as usize);
+    let scales_at = heads.checked_mul(codec.head_bytes(tokens, head_dim))?.checked_add(HEADER_BYTES)?;
+    let sentences_at = (4 * heads).checked_mul(codec.head_scales(tokens))?.checked_add(scales_at)?;
+    let offsets_at = SENTENCE_BYTES.checked_mul(sentences)?.checked_add(sentences_at)?;
+    Some([scales_at, sentences_at, offsets_at])
+}
+
 fn put(bytes: &mut Vec<u8>, number: usize) {
     let number = u32::try_from(number).expect("requests are bounded far below 2^32 tokens and bytes");
     bytes.extend(number.to_le_bytes());
@@ -264,6 +293,8 @@ fn varint(bytes: &mut impl Iterator<Item = u8>) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn block(codec: Codec, tokens: usize, title_tokens: usize) -> (Block, Vec<ByteRange>, Vec<Sentence>) {
@@ -302,23 +333,102 @@ mod tests {
         assert_eq!(exact.keys()[[1, 3, 2]], ((1 + 9 + 10) % 17) as f32 - 8.0);
     }
 
-    #[test]
-    fn damage_never_panics() {
-        let (whole, ..) = block(Codec::Int8, 37, 5);
-        let whole = whole.bytes();
-        for cut in 0..whole.len() {
-            let _ = Block::parse(whole.slice(..cut)).map(|block| block.offsets());
+    /// Everything that is asked of a block, which may hold anything that was parsed.
+    fn use_all_of(block: &Block) {
+        let (heads, tokens, dim) = block.shape();
+        assert_eq!(block.keys().dim(), (heads, tokens, dim));
+        assert_eq!(
+            (block.offsets().len(), block.text_tokens()),
+            (tokens - block.title_tokens(), block.text_tokens())
+        );
+        for head in [0, heads - 1] {
+            assert_eq!(block.head_keys(head).len(), block.codec().head_bytes(tokens, dim));
+            assert_eq!(block.head_scales(head).len(), 4 * block.codec().head_scales(tokens));
         }
-        for at in 0..HEADER_BYTES {
-            for flip in [1, 0x80, 0xff] {
-                let mut bytes = whole.to_vec();
-                bytes[at] ^= flip;
-                let _ = Block::parse(bytes.into()).map(|block| (block.keys().len(), block.offsets()));
+        let mut at = 0;
+        for Sentence { bytes, tokens: span } in block.sentences() {
+            assert!(at <= bytes.start && bytes.start <= bytes.end);
+            assert!(span.start <= span.end && span.end <= tokens);
+            at = bytes.end;
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+
+        #[test]
+        fn what_is_parsed_can_be_used_whatever_others_wrote(
+            codec in prop::sample::select(&Codec::ALL[..]),
+            tokens in 0_usize..40,
+            // Numbers of the header, then of the whole.
+            numbers in prop::collection::vec((2_usize..8, prop_oneof![0_u32..48, any::<u32>(), Just(u32::MAX), Just(1 << 31)]), 0..4),
+            bytes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+            cut in prop::option::of(any::<prop::sample::Index>()),
+        ) {
+            let mut whole = block(codec, tokens, tokens / 3).0.bytes().to_vec();
+            for (at, number) in numbers {
+                whole[4 * at..][..4].copy_from_slice(&number.to_le_bytes());
+            }
+            for (at, byte) in bytes {
+                let at = at.index(whole.len());
+                whole[at] = byte;
+            }
+            if let Some(cut) = cut {
+                whole.truncate(cut.index(whole.len() + 1));
+            }
+            if let Ok(block) = Block::parse(whole.into()) {
+                use_all_of(&block);
             }
         }
-        let refused = |bytes: &[u8]| Block::parse(bytes.to_vec().into()).unwrap_err().to_string();
-        assert_eq!(refused(b"thr"), "not a block: shorter than a header");
-        assert_eq!(refused(&[b'x'; 80]), "not a block: of another layout");
-        assert_eq!(refused(&whole[..100]), "not a block: cut off");
+    }
+
+    #[test]
+    fn what_later_code_relies_on_is_refused() {
+        let (whole, ..) = block(Codec::Int8, 37, 5);
+        let sentences_at = whole.bounds[1];
+        let refused = |bytes: &[u8]| Block::parse(bytes.to_vec().into()).unwrap_err().0;
+        let check = |name: &str, numbers: &[(usize, u32)], expect: &str| {
+            let mut bytes = whole.bytes().to_vec();
+            for &(at, number) in numbers {
+                bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+            }
+            assert_eq!(refused(&bytes), expect, "{name}");
+        };
+        let [heads, dim, tokens, title, sentences] = [8, 12, 16, 20, 24];
+        let half = 1 << 31;
+        let wraps = [(4, 0), (dim, half), (tokens, half), (title, half - 32), (sentences, 0)];
+        check("keys of 2^64 bytes, which wrap to none", &wraps, "larger than memory");
+        check("no head", &[(heads, 0)], "of keys without values");
+        check("no dimension", &[(dim, 0)], "of keys without values");
+        check("more tokens than places", &[(tokens, 38)], "of tokens without a place");
+        check(
+            "a huge chunk without dimensions",
+            &[(dim, 0), (tokens, u32::MAX), (title, u32::MAX - 32)],
+            "of keys without values",
+        );
+        check("sentences beyond the end", &[(sentences, u32::MAX)], "cut off");
+        check("a sentence's tokens reversed", &[(sentences_at + 8, 11)], "of sentences beyond its tokens");
+        check("a sentence's tokens beyond", &[(sentences_at + 12, 38)], "of sentences beyond its tokens");
+        check("a sentence's bytes reversed", &[(sentences_at, 70)], "of sentences out of order");
+        check("two sentences over each other", &[(sentences_at + 4, 71)], "of sentences out of order");
+        assert_eq!(refused(b"thr"), "shorter than a header");
+        assert_eq!(refused(&[b'x'; 80]), "of another layout");
+        assert_eq!(refused(&whole.bytes()[..100]), "cut off");
+        assert_eq!(refused(&whole.bytes()[..whole.bounds[2] + 2 * 32 - 1]), "cut off", "within the places");
+    }
+
+    #[test]
+    fn a_block_of_another_model_codec_or_text_does_not_fit() {
+        let (block, ..) = block(Codec::Int8, 20, 0);
+        let text = "a".repeat(139);
+        assert!(block.fits((2, 12), Codec::Int8, &text));
+        assert!(!block.fits((1, 12), Codec::Int8, &text), "heads");
+        assert!(!block.fits((2, 24), Codec::Int8, &text), "dimensions");
+        assert!(!block.fits((2, 12), Codec::Int4, &text), "codec");
+        assert!(!block.fits((2, 12), Codec::Int8, &text[1..]), "a sentence ends beyond the text");
+        assert!(
+            !block.fits((2, 12), Codec::Int8, &format!("{}\u{e9}{}", &text[..69], &text[..69])),
+            "within a letter"
+        );
     }
 }

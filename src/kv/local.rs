@@ -12,6 +12,7 @@ mod writer;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -169,6 +170,14 @@ impl LocalTiers {
     pub async fn close(&self) {
         if let Some(disk) = &self.disk {
             disk.close().await;
+        }
+    }
+
+    /// As [`Self::close`], for `patience` at most: what is not written by then is given up, and the last handle to go does
+    /// not wait for it. To be called within a Tokio runtime.
+    pub async fn close_within(&self, patience: Duration) {
+        if let Some(disk) = &self.disk {
+            disk.close_within(patience).await;
         }
     }
 

@@ -28,15 +28,18 @@ impl AllTiers {
         Self { local, shared, runtime }
     }
 
-    /// Writes what still waits to be written: to disk whatever it takes, to the shared tier within `patience`.
+    /// Writes what still waits to be written, to disk and to the shared tier, within `patience`; the rest is given up.
     pub async fn close(&self, patience: Duration) {
-        if let Some(shared) = &self.shared {
-            let _ = tokio::time::timeout(patience, shared.flush()).await;
-        }
-        self.local.close().await;
+        let flush = async {
+            if let Some(shared) = &self.shared {
+                let _ = tokio::time::timeout(patience, shared.flush()).await;
+            }
+        };
+        tokio::join!(flush, self.local.close_within(patience));
     }
 
-    async fn find(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
+    /// `patience`: what is left of a request's for the shared tier.
+    async fn find(&self, keys: &[BlockKey], patience: &mut Duration) -> Vec<Option<(Bytes, Source)>> {
         let source = |tier| match tier {
             TierName::Memory => Source::Memory,
             TierName::Disk => Source::Disk,
@@ -46,7 +49,7 @@ impl AllTiers {
         let Some(shared) = &self.shared else { return found };
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        for (i, bytes) in missing.into_iter().zip(shared.get_many(&asked).await) {
+        for (i, bytes) in missing.into_iter().zip(shared.get_many_within(&asked, patience).await) {
             found[i] = bytes.map(|bytes| {
                 // An allocation of its own: a part of the server's reply would keep the whole reply in memory.
                 let bytes = Bytes::from(bytes.to_vec());
@@ -64,7 +67,9 @@ impl Tiers for AllTiers {
     }
 
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
-        keys.chunks(KEYS_AT_ONCE).flat_map(|keys| self.runtime.block_on(self.find(keys))).collect()
+        let mut patience = self.shared.as_ref().map_or(Duration::ZERO, Shared::patience);
+        let find = |keys: &[BlockKey]| self.runtime.block_on(self.find(keys, &mut patience));
+        keys.chunks(KEYS_AT_ONCE).flat_map(find).collect()
     }
 
     fn keep(&self, key: BlockKey, bytes: Bytes) {

@@ -209,3 +209,33 @@ impl<'a> Pending<'a> {
         Block::encode(Parts { keys: keys.view(), title_tokens: *title_tokens, offsets, sentences }, codec)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_block_depends_on_changes_its_key() {
+        let model = ModelInfo {
+            name: "m".to_owned(),
+            fingerprint: "f".to_owned(),
+            window_tokens_max: 510,
+            heads: 2,
+            head_dim: 64,
+        };
+        let key = |model: &ModelInfo, codec, salt: &[u8]| key_space(model, codec, salt).key(None, "text");
+        let usual = key(&model, Codec::Int8, b"");
+        let check = |name: &str, change: &dyn Fn(&mut ModelInfo), codec, salt: &[u8]| {
+            let mut other = model.clone();
+            change(&mut other);
+            assert_ne!(key(&other, codec, salt), usual, "{name}");
+        };
+        // The tokenizer's files and the readout are in the model's fingerprint: see `Contract::fingerprint`.
+        check("fingerprint", &|model| model.fingerprint.push('f'), Codec::Int8, b"");
+        check("window", &|model| model.window_tokens_max += 1, Codec::Int8, b"");
+        check("codec", &|_| {}, Codec::Int4, b"");
+        check("tenant", &|_| {}, Codec::Int8, b"salt");
+        let renamed = ModelInfo { name: "n".to_owned(), ..model.clone() };
+        assert_eq!(key(&renamed, Codec::Int8, b""), usual, "a name changes nothing");
+    }
+}

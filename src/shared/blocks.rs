@@ -2,6 +2,7 @@
 //! Knows nothing of what the values are.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
@@ -36,10 +37,10 @@ struct Tally {
 }
 
 impl Core {
-    /// The values under `names`, in their order; `None` for whatever is not there in time.
-    pub(super) async fn get_many(&self, names: &[String]) -> Vec<Option<Bytes>> {
+    /// The values under `names`, in their order; `None` for whatever is not there within `patience`.
+    pub(super) async fn get_many(&self, names: &[String], patience: Duration) -> Vec<Option<Bytes>> {
         let started = Instant::now();
-        let (deadline, table) = (started + self.timeout, self.nodes.table());
+        let (deadline, table) = (started + patience, self.nodes.table());
         let mut found = vec![None; names.len()];
         let mut tallies = vec![Tally::default(); table.nodes().len()];
         let mut counts = std::collections::BTreeMap::<&str, usize>::new();

@@ -4,6 +4,8 @@ use std::fs::{self, File, FileTimes};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use thresher::kv::local::LocalSettings;
+
 use super::{disk_only, files, filled, folder, found, insert, metric, open, wait};
 
 const COUNT: u64 = 24;
@@ -116,22 +118,34 @@ fn files_that_are_no_blocks_are_left_alone_and_parts_are_cleared_away() {
     assert_eq!(found(&tiers, 0..COUNT), COUNT as usize - 1);
 }
 
-#[test]
-fn clocks_do_not_matter() {
+/// Which of equal blocks are left in a store that is opened with room for half, after their files got these times.
+fn left_of(time: impl Fn(u32) -> Option<SystemTime>) -> Vec<bool> {
     let (_folder, dir) = folder();
-    filled(&dir, 0..COUNT);
+    let (keys, blocks): (Vec<_>, Vec<_>) = (0..COUNT).map(|n| super::sized(n, 20_000)).unzip();
+    let (tiers, _) = open(&disk_only(&dir)).expect("it opens");
+    keys.iter().zip(blocks).for_each(|(key, bytes)| tiers.insert(*key, bytes));
+    wait(tiers.close());
+    drop(tiers);
+    // Names begin with the number of the write: these are in its order.
     for (n, file) in files(&dir).iter().enumerate() {
-        let days = Duration::from_secs(86_400 * 365 * 20);
-        let at = if n % 2 == 0 { SystemTime::UNIX_EPOCH } else { SystemTime::now() + days };
+        let Some(at) = time(n as u32) else { continue };
         let opened = File::options().write(true).open(file).expect("a file");
         opened.set_times(FileTimes::new().set_modified(at).set_accessed(at)).expect("times");
     }
-    let (tiers, _) = open(&disk_only(&dir)).expect("it opens");
-    assert_eq!(found(&tiers, 0..COUNT), COUNT as usize);
-    // By construction: nobody here asks what time it is.
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kv/local");
-    for entry in fs::read_dir(source).expect("the source") {
-        let code = fs::read_to_string(entry.expect("an entry").path()).expect("a source file");
-        assert!(!code.contains("SystemTime") && !code.contains("Instant") && !code.contains("modified("));
-    }
+    let disk_bytes_max = (64 << 10) + COUNT / 2 * 25_000;
+    let (tiers, _) = open(&LocalSettings { disk_bytes_max, ..disk_only(&dir) }).expect("it opens");
+    wait(tiers.get_many(&keys)).iter().map(Option::is_some).collect()
+}
+
+#[test]
+fn what_is_evicted_does_not_depend_on_clocks() {
+    const YEAR: Duration = Duration::from_secs(86_400 * 365);
+    let usual = left_of(|_| None);
+    assert!(usual.contains(&true) && usual.contains(&false), "{usual:?}");
+    let check = |name: &str, time: &dyn Fn(u32) -> SystemTime| {
+        assert_eq!(left_of(|n| Some(time(n))), usual, "{name}");
+    };
+    check("the first seem the newest", &|n| SystemTime::now() + YEAR * (COUNT as u32 - n));
+    check("the first seem the oldest", &|n| SystemTime::UNIX_EPOCH + YEAR * n);
+    check("by turns", &|n| if n % 2 == 0 { SystemTime::UNIX_EPOCH } else { SystemTime::now() + 20 * YEAR });
 }

@@ -98,3 +98,37 @@ fn a_start_that_was_cut_off_is_taken_up() {
     wait(tiers.flush());
     assert_eq!(found(&tiers, 0..3), 3);
 }
+
+#[test]
+fn of_starts_at_the_same_time_one_opens_and_the_others_hear_that_it_is_in_use() {
+    for _ in 0..400 {
+        let (_folder, dir) = folder();
+        let barrier = std::sync::Barrier::new(8);
+        let opened: Vec<_> = std::thread::scope(|scope| {
+            let start = || {
+                barrier.wait();
+                open(&disk_only(&dir)).map_err(|error| error.to_string())
+            };
+            let threads = [(); 8].map(|()| scope.spawn(start));
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        let refused: Vec<_> = opened.iter().filter_map(|opened| opened.as_ref().err()).collect();
+        assert_eq!(refused.len(), 7, "{refused:?}");
+        assert!(refused.iter().all(|error| error.contains("is in use by another process")), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_name_with_the_largest_number_is_nobodys() {
+    let (_folder, dir) = folder();
+    filled(&dir, 0..3);
+    let first = files(&dir).remove(0);
+    let name = first.file_name().expect("a name").to_string_lossy().into_owned();
+    for number in ["ffffffffffffffff", "fffffffffffffffe"] {
+        fs::copy(&first, dir.join("blocks").join(format!("{number}{}", &name[16..]))).expect("a copy");
+    }
+    let (tiers, _) = open(&disk_only(&dir)).expect("it opens");
+    insert(&tiers, 3..6);
+    wait(tiers.flush());
+    assert_eq!((found(&tiers, 0..6), files(&dir).len()), (6, 8));
+}

@@ -7,7 +7,12 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 
+use thresher::kv::key::BlockKey;
+use thresher::kv::local::{LocalSettings, LocalTiers};
+use thresher::kv::store::Tiers;
+use thresher::kv::tiers::AllTiers;
 use thresher::shared::{Shared, SharedSettings};
 
 use crate::server::{Server, available};
@@ -341,4 +346,32 @@ async fn states_are_logged_once() {
     assert!(text.contains("the shared tier does not answer") && text.contains("the shared tier answers"));
     // Other tests of this process log too, a few lines each.
     assert!(text.matches("does not answer").count() < 60, "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_waits_once_however_many_blocks_it_asks_for() {
+    if !available() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let gate = Gate::to(server.port).await;
+    let url = format!("redis://127.0.0.1:{}", gate.port);
+    let shared = well(&SharedSettings { breaker_failures: 1000, ..settings(&url) }).await;
+    let none = LocalSettings { memory_bytes_max: 0, disk_bytes_max: 0, write_queue_bytes_max: 0, dir: None };
+    let tiers = AllTiers::new(LocalTiers::open(&none).expect("it opens"), Some(shared), Handle::current());
+    let key = |n: u32| BlockKey::from_bytes(*blake3::hash(&n.to_le_bytes()).as_bytes());
+    let keys: Vec<_> = (0..4096).map(key).collect();
+    gate.stalled.store(true, Ordering::Relaxed);
+    let found = tokio::task::spawn_blocking(move || tiers.fetch(&keys)).await.expect("no panic");
+    assert!(found.iter().all(Option::is_none));
+    // What was asked for arrives now: the commands of one call, none of the seven batches after it.
+    gate.stalled.store(false, Ordering::Relaxed);
+    let asked = || {
+        let said = server.cli(&["INFO", "commandstats"]);
+        let calls = said.lines().find_map(|line| line.strip_prefix("cmdstat_getrange:calls="));
+        calls.and_then(|rest| rest.split(',').next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    eventually("it arrives", async || asked() > 0).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(asked() <= 128 + 8, "{} commands", asked());
 }

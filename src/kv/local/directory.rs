@@ -51,11 +51,17 @@ impl Directory {
     pub fn open(dir: &Path) -> Result<(Self, Vec<BlockFile>), LocalError> {
         fs::create_dir_all(dir).map_err(|source| LocalError::Create { path: dir.into(), source })?;
         let format = dir.join(FORMAT);
-        let found = read_format(&format).map_err(access("read", &format))?;
-        if found.is_none() {
-            refuse_foreign(dir)?;
+        let read = || read_format(&format).map_err(access("read", &format));
+        // Before the lock, which is a file: nothing is made in a directory that is somebody's.
+        if read()?.is_none()
+            && let Err(foreign) = refuse_foreign(dir)
+            // Unless another process that is just starting has made it a block store meanwhile.
+            && read()?.is_none()
+        {
+            return Err(foreign);
         }
         let lock = lock(dir)?;
+        let found = read()?;
         let blocks = dir.join(BLOCKS);
         let current = found.as_deref() == Some(FORMAT_NOW.as_bytes());
         if !current {
@@ -164,7 +170,8 @@ impl BlockFile {
 
     fn parse(name: &str) -> Option<Self> {
         let mut parts = name.split('-');
-        let number = u64::from_str_radix(parts.next()?, 16).ok()?;
+        // The larger half is never reached by counting: such a name is not ours, and the next number always fits.
+        let number = u64::from_str_radix(parts.next()?, 16).ok().filter(|number| *number < 1 << 63)?;
         let key = blake3::Hash::from_hex(parts.next()?).ok()?;
         let len = u64::from_str_radix(parts.next()?, 16).ok()?;
         let file = Self { number, key: BlockKey::from_bytes(*key.as_bytes()), len };

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use bytes::Bytes;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -60,6 +61,7 @@ pub struct Disk {
     shared: Arc<Shared>,
     commands: Sender<Command>,
     writer: Option<JoinHandle<()>>,
+    given_up: AtomicBool,
     queued_bytes: Arc<AtomicU64>,
     queue_bytes_max: u64,
     readers: ThreadPool,
@@ -90,11 +92,19 @@ impl Disk {
         let writer = Writer::new(Arc::clone(&shared), Arc::clone(&queued_bytes), number);
         let thread = thread::Builder::new().name("kv-write".to_owned()).spawn(move || writer.run(&received));
         let writer = thread.map_err(|e| LocalError::Thread { thread: "writing", reason: e.to_string() })?;
-        let readers =
-            ThreadPoolBuilder::new().num_threads(READ_THREADS).thread_name(|n| format!("kv-read-{n}"));
+        let panicked = shared.meters.unreadable.clone();
+        let readers = ThreadPoolBuilder::new()
+            .num_threads(READ_THREADS)
+            .thread_name(|n| format!("kv-read-{n}"))
+            // Without it the pool would end the process: one block is a miss.
+            .panic_handler(move |_| {
+                tracing::error!("reading a block panicked; it is read anew by the model");
+                panicked.increment(1);
+            });
         let readers =
             readers.build().map_err(|e| LocalError::Thread { thread: "reading", reason: e.to_string() })?;
-        Ok(Self { shared, commands, writer: Some(writer), queued_bytes, queue_bytes_max, readers })
+        let (writer, given_up) = (Some(writer), AtomicBool::new(false));
+        Ok(Self { shared, commands, writer, given_up, queued_bytes, queue_bytes_max, readers })
     }
 
     /// Takes the block as used.
@@ -155,6 +165,16 @@ impl Disk {
         self.wait(Command::Close).await;
     }
 
+    /// As [`Self::close`], but what is not written within `patience` is given up: nobody waits for it any more, nor when
+    /// this goes.
+    pub async fn close_within(&self, patience: Duration) {
+        if tokio::time::timeout(patience, self.close()).await.is_err() {
+            self.given_up.store(true, Ordering::Relaxed);
+            let queued_bytes = self.queued_bytes.load(Ordering::Relaxed);
+            tracing::warn!(queued_bytes, "the disk (kv.dir) is too slow: blocks that wait are not written");
+        }
+    }
+
     /// What it holds now.
     pub fn stats(&self) -> TierStats {
         self.shared.slots.stats()
@@ -170,10 +190,13 @@ impl Disk {
 }
 
 impl Drop for Disk {
-    /// Waits for what is queued.
+    /// Waits for what is queued, unless it was given up.
     fn drop(&mut self) {
         // An error: it has ended already.
         let _ = self.commands.send(Command::Close(oneshot::channel().0));
+        if *self.given_up.get_mut() {
+            return;
+        }
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
         }
@@ -253,5 +276,37 @@ impl Weighed for Slot {
             .checked_next_multiple_of(PAGE_BYTES)
             .unwrap_or(u64::MAX)
             .saturating_add(FILE_BYTES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_that_panics_is_a_miss_and_the_process_goes_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        let open = || Disk::open(folder.path(), 1 << 20, 1 << 20).expect("it opens");
+        let disk = metrics::with_local_recorder(&recorder, open);
+        let key = BlockKey::from_bytes([1; 32]);
+        let wait = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        disk.write_later(key, Bytes::from_static(b"bytes"));
+        wait.block_on(disk.flush());
+        let (sender, received) = mpsc::channel::<Bytes>();
+        let keeps = sender.clone();
+        disk.read_later(key, move |_| {
+            let _keeps = keeps;
+            panic!("a test's");
+        });
+        disk.read_later(key, move |bytes| sender.send(bytes).expect("a test that waits"));
+        assert_eq!(
+            received.iter().collect::<Vec<_>>(),
+            [&b"bytes"[..]],
+            "nobody waits for what does not come"
+        );
+        let counted = || recorder.handle().render().contains("kv_unreadable_total{tier=\"disk\"} 1");
+        let tries = (0..2_000).take_while(|_| !counted()).map(|_| thread::sleep(Duration::from_millis(5)));
+        assert!(tries.count() < 2_000, "it is counted");
     }
 }

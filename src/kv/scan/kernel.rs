@@ -31,22 +31,29 @@ pub enum Kernel {
 impl Kernel {
     /// Those that this processor has, the slowest first.
     pub fn available() -> Vec<Self> {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let mut found = vec![Self::Portable];
-            if is_x86_feature_detected!("avx2") {
-                found.push(Self::Avx2);
+        let all = [
+            Self::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni,
+        ];
+        all.into_iter().filter(|kernel| kernel.is_available()).collect()
+    }
+
+    /// Whether this processor has it; the library asks the processor once.
+    pub(super) fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vnni")
             }
-            if is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vnni")
-            {
-                found.push(Self::Avx512Vnni);
-            }
-            found
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        vec![Self::Portable]
     }
 
     /// The fastest that this processor has.

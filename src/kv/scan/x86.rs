@@ -23,7 +23,7 @@ pub(super) fn rows(
     scratch: &mut Scratch,
     take: impl FnMut(usize, usize, &[f32]),
 ) {
-    assert!(Kernel::available().contains(&kernel), "{kernel:?} is not of this processor");
+    assert!(kernel.is_available(), "{kernel:?} is not of this processor");
     // SAFETY: the line above has asked the processor for the features that each function is compiled for.
     unsafe {
         match (kernel, block.codec()) {
