@@ -5,6 +5,7 @@
 #   THRESHER_RUNTIME_LIB     your own libonnxruntime: nothing is fetched for it
 #   THRESHER_MODEL_SOURCE    your own Hugging Face folder: nothing is fetched for it
 #   THRESHER_TEST_REDIS      "skip": test without redis-server, the shared tier not at all
+#   THRESHER_TEST_MOUNT      "require": fail, not only say so, where a full disk cannot be tested
 
 CARGO      ?= cargo
 CARGOFLAGS ?=

@@ -174,7 +174,7 @@ impl Shared {
         self.get_many_within(keys, &mut self.patience()).await
     }
 
-    /// What a request may wait for this tier: `shared.timeout_ms`.
+    /// What a lookup may wait for this tier: `shared.timeout_ms`.
     pub fn patience(&self) -> Duration {
         self.0.core.timeout
     }

@@ -105,7 +105,8 @@ impl KvStore {
 
     /// The blocks of `keys`, [`PIECE`] after [`PIECE`]. Those that no tier has and nobody reads are claimed, and `read` is
     /// called to land them; it is told how many tokens all have that are there, and called without claims, too, so that it
-    /// can refuse what is too much. A block is left out only when `wanted` said that nobody waits for it.
+    /// can refuse what is too much. What a tier has under the key of chunk `i` counts only if `fits(i, block)`: others may
+    /// write there. A block is left out only when `wanted` said that nobody waits for it.
     ///
     /// # Errors
     /// What `read` reports.
@@ -113,11 +114,13 @@ impl KvStore {
         &self,
         keys: &[BlockKey],
         wanted: Wanted,
+        fits: impl Fn(usize, &Block) -> bool,
         read: impl Fn(usize, &[Claim]) -> Result<(), E>,
     ) -> Result<(Vec<Option<Block>>, Sources), E> {
         let mut found = Found { blocks: vec![None; keys.len()], sources: Sources::default() };
         for (index, key) in keys.iter().enumerate() {
-            if let Some(block) = self.tiers.resident(key).and_then(|bytes| self.parse(key, bytes)) {
+            let fits = |block: &Block| fits(index, block);
+            if let Some(block) = self.tiers.resident(key).and_then(|bytes| self.parse(key, bytes, fits)) {
                 found.put(&[index], block, Source::Memory);
             }
         }
@@ -133,7 +136,7 @@ impl KvStore {
         }
         for piece in order.chunks(PIECE) {
             let mut missing = piece.iter().filter_map(|key| missing.remove_entry(key)).collect();
-            self.get_piece(&mut missing, &mut found, &wanted, &read)?;
+            self.get_piece(&mut missing, &mut found, &wanted, &fits, &read)?;
         }
         found.count();
         Ok((found.blocks, found.sources))
@@ -145,11 +148,12 @@ impl KvStore {
         missing: &mut HashMap<BlockKey, Vec<usize>>,
         found: &mut Found,
         wanted: &Wanted,
+        fits: &impl Fn(usize, &Block) -> bool,
         read: impl Fn(usize, &[Claim]) -> Result<(), E>,
     ) -> Result<(), E> {
         while !missing.is_empty() && wanted() {
             let (claims, followed) = self.join(missing, wanted);
-            let claims = self.fetch(claims, missing, found);
+            let claims = self.fetch(claims, fits, missing, found);
             read(found.blocks.iter().flatten().map(Block::tokens).sum(), &claims)?;
             for claim in claims {
                 if let Some(block) = claim.leader.landed() {
@@ -189,6 +193,7 @@ impl KvStore {
     fn fetch(
         &self,
         claims: Vec<Claim>,
+        fits: &impl Fn(usize, &Block) -> bool,
         missing: &mut HashMap<BlockKey, Vec<usize>>,
         found: &mut Found,
     ) -> Vec<Claim> {
@@ -202,7 +207,8 @@ impl KvStore {
             let key = claim.leader.key();
             // Another request may have landed it between the look into memory and the flight.
             let fetched = fetched.or_else(|| Some((self.tiers.resident(&key)?, Source::Memory)));
-            let block = fetched.and_then(|(bytes, source)| Some((self.parse(&key, bytes)?, source)));
+            let fits = |block: &Block| fits(claim.index, block);
+            let block = fetched.and_then(|(bytes, source)| Some((self.parse(&key, bytes, fits)?, source)));
             match block {
                 Some((block, source)) => {
                     claim.leader.land(block.clone());
@@ -214,9 +220,11 @@ impl KvStore {
         unread
     }
 
-    /// What a tier gave as a block; the tier forgets what is none.
-    fn parse(&self, key: &BlockKey, bytes: Bytes) -> Option<Block> {
-        let block = Block::parse(bytes);
+    /// What a tier gave as a block; the tier forgets what is none, or another chunk's.
+    fn parse(&self, key: &BlockKey, bytes: Bytes, fits: impl Fn(&Block) -> bool) -> Option<Block> {
+        let block = Block::parse(bytes).map_err(|error| error.to_string());
+        let block =
+            block.and_then(|block| fits(&block).then_some(block).ok_or("of another chunk or model".into()));
         if let Err(error) = &block {
             tracing::warn!(%key, %error, "a tier gave bytes that are no block");
             self.tiers.remove(key);
@@ -340,7 +348,7 @@ mod tests {
             }
             Ok::<_, Infallible>(())
         };
-        let Ok((found, sources)) = store.get(&all, always(), read);
+        let Ok((found, sources)) = store.get(&all, always(), |_, _| true, read);
         (found.into_iter().map(|block| block.expect("nobody left").tokens()).collect(), sources)
     }
 
@@ -366,6 +374,23 @@ mod tests {
         );
         check("what is no block is read anew", &[3], Sources { read: 1, ..Sources::default() });
         assert_eq!(reads.into_inner(), 3);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_read_anew() {
+        let tiers = Arc::new(Map::default());
+        tiers.memory.lock().expect("no panic").insert(key(1), block(9).bytes().clone());
+        tiers.disk.lock().expect("no panic").insert(key(2), block(9).bytes().clone());
+        let store = KvStore::new(tiers);
+        let read = |_, claims: &[Claim]| {
+            claims.iter().for_each(|claim| claim.land(block(claim.index() as u8 + 1)));
+            Ok::<_, Infallible>(())
+        };
+        let fits = |index: usize, block: &Block| block.tokens() == index + 1;
+        let Ok((_, sources)) = store.get(&[key(1), key(2)], always(), fits, read);
+        assert_eq!(sources, Sources { read: 2, ..Sources::default() });
+        let Ok((_, sources)) = store.get(&[key(1), key(2)], always(), fits, read);
+        assert_eq!(sources, Sources { memory: 2, ..Sources::default() }, "what was there is replaced");
     }
 
     #[test]
@@ -402,13 +427,18 @@ mod tests {
             claims.iter().for_each(|claim| claim.land(block(keys[claim.index()])));
             Ok::<_, Infallible>(())
         };
-        let Ok((_, sources)) = store.get(&all, always(), |tokens, claims| match claims {
-            [] => {
-                told.lock().expect("no panic").push((tokens, 0));
-                Ok(())
-            }
-            _ => read(tokens, claims),
-        });
+        let Ok((_, sources)) = store.get(
+            &all,
+            always(),
+            |_, _| true,
+            |tokens, claims| match claims {
+                [] => {
+                    told.lock().expect("no panic").push((tokens, 0));
+                    Ok(())
+                }
+                _ => read(tokens, claims),
+            },
+        );
         assert_eq!((sources.read, sources.memory), (200, 1));
         let sum = |n: usize| (0..n).sum::<usize>();
         assert_eq!(
@@ -425,18 +455,28 @@ mod tests {
         }
         let keys: Vec<BlockKey> = (0..=255).map(key).collect();
         let calls = AtomicUsize::new(0);
-        let refused = KvStore::new(tiers).get(&keys, always(), |tokens, claims| {
-            calls.fetch_add(1, Ordering::Relaxed);
-            assert!(claims.is_empty());
-            if tokens > 5_000 { Err(tokens) } else { Ok(()) }
-        });
+        let refused = KvStore::new(tiers).get(
+            &keys,
+            always(),
+            |_, _| true,
+            |tokens, claims| {
+                calls.fetch_add(1, Ordering::Relaxed);
+                assert!(claims.is_empty());
+                if tokens > 5_000 { Err(tokens) } else { Ok(()) }
+            },
+        );
         assert_eq!((refused.map(drop), calls.into_inner()), (Err((0..128).sum()), 2));
     }
 
     #[test]
     fn a_failure_is_its_own_callers_and_the_next_one_reads() {
         let store = KvStore::new(Arc::new(Map::default()));
-        let failed = store.get(&[key(1)], always(), |_, _| Err("model"));
+        let failed = store.get(
+            &[key(1)],
+            always(),
+            |_, _| true,
+            |_, claims| if claims.is_empty() { Ok(()) } else { Err("model") },
+        );
         assert_eq!(failed.map(|_| ()), Err("model"));
         assert_eq!(get(&store, &[1], &AtomicUsize::new(0)).1.read, 1);
     }
@@ -444,8 +484,9 @@ mod tests {
     #[test]
     fn nobody_who_waits_gets_nothing() {
         let store = KvStore::new(Arc::new(NoTiers));
-        let (found, _) =
-            store.get(&[key(1)], Arc::new(|| false), |_, _| Ok::<_, Infallible>(())).expect("no failure");
+        let (found, _) = store
+            .get(&[key(1)], Arc::new(|| false), |_, _| true, |_, _| Ok::<_, Infallible>(()))
+            .expect("no failure");
         assert!(found[0].is_none());
     }
 }

@@ -76,7 +76,10 @@ impl Reader {
             let cancel = cancel.clone();
             Arc::new(move || cancel.go_on())
         };
-        let (found, sources) = self.store.get(&keys, wanted, |known_tokens, claims| {
+        let info = self.model.info();
+        let fits =
+            |i: usize, block: &Block| block.fits((info.heads, info.head_dim), self.codec, &chunks[i].text);
+        let (found, sources) = self.store.get(&keys, wanted, fits, |known_tokens, claims| {
             self.read(chunks, claims, known_tokens, limits, cancel)
         })?;
         let blocks = found.into_iter().collect::<Option<Vec<_>>>();
