@@ -7,5 +7,5 @@ set -euo pipefail
 seconds=$1
 shift
 THRESHER__KV__MEMORY_BYTES_MAX=$((16 << 20)) THRESHER__KV__DISK_BYTES_MAX=$((32 << 20)) \
-  THRESHER__KV__WRITE_QUEUE_BYTES_MAX=$((16 << 20)) THRESHER__REGISTRY__CACHE_BYTES_MAX=$((4 << 20)) \
+  THRESHER__REGISTRY__CACHE_BYTES_MAX=$((4 << 20)) \
   "$@" bench --soak "$seconds"

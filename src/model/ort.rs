@@ -2,6 +2,7 @@
 //! The only place that names `ort`; the rest of the program sees [`ModelRuntime`].
 
 mod bare;
+mod numerics;
 mod workers;
 
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use rayon::prelude::*;
 
 pub use self::bare::BatchedGraph;
 use self::workers::Workers;
-use super::contract::{Contract, Graph, IoTensor, Side, check_io, hex};
+use super::contract::{Contract, Graph, IoTensor, Side, check_io};
 use super::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
 
 /// Cores that share one session of the query graph, as its threads. A question is short: one thread for it would leave the
@@ -86,7 +87,7 @@ impl OrtRuntime {
         Ok(Self {
             info: ModelInfo {
                 name: contract.name.clone(),
-                fingerprint: hex(&contract.fingerprint()[..16]),
+                fingerprint: numerics::fingerprint(&contract),
                 window_tokens_max: contract.window.tokens_max - frame.prefix.len() - frame.suffix.len(),
                 heads: contract.readout.heads,
                 head_dim: contract.readout.head_dim,
