@@ -103,7 +103,8 @@ pub fn wire(
     store: Arc<KvStore>,
 ) -> Pipeline {
     let (limits, auto) = (config.limits.clone(), config.auto);
-    let settings = Settings { limits, auto, codec: config.kv.codec, scan: config.kv.scan };
+    let kv = &config.kv;
+    let settings = Settings { limits, auto, codec: kv.codec, salt: kv.salt.clone(), scan: kv.scan };
     Pipeline::new(runtime, tokenizer, store, settings)
 }
 

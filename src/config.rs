@@ -99,6 +99,8 @@ pub struct Kv {
     pub write_queue_bytes_max: u64,
     /// How keys are stored.
     pub codec: Codec,
+    /// Part of every block's name: sidecars with different ones never find each other's blocks.
+    pub salt: String,
     /// What computes logits over them.
     pub scan: ScanBy,
 }
@@ -170,6 +172,7 @@ impl Default for Kv {
             disk_bytes_max: 8 << 30,
             write_queue_bytes_max: 64 << 20,
             codec: Codec::default(),
+            salt: String::new(),
             scan: ScanBy::default(),
         }
     }

@@ -62,6 +62,8 @@ pub struct Settings {
     pub auto: Auto,
     /// How blocks are stored.
     pub codec: Codec,
+    /// Blocks of pipelines with another one are never found.
+    pub salt: String,
     /// What computes logits.
     pub scan: ScanBy,
 }
@@ -198,7 +200,8 @@ impl Pipeline {
         store: Arc<KvStore>,
         settings: Settings,
     ) -> Self {
-        let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, settings.codec, b"");
+        let (codec, salt) = (settings.codec, settings.salt.as_bytes());
+        let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, codec, salt);
         Self { model, tokenizer, reader, frames: FrameCosts::new(), settings }
     }
 

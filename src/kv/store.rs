@@ -103,7 +103,7 @@ impl KvStore {
         Self::new(Arc::new(NoTiers))
     }
 
-    /// The blocks of `keys`, [`PIECE`] after [`PIECE`]. Those that no tier has and nobody reads are claimed, and `read` is
+    /// The blocks of `keys`, `PIECE` after `PIECE`. Those that no tier has and nobody reads are claimed, and `read` is
     /// called to land them; it is told how many tokens all have that are there, and called without claims, too, so that it
     /// can refuse what is too much. What a tier has under the key of chunk `i` counts only if `fits(i, block)`: others may
     /// write there. A block is left out only when `wanted` said that nobody waits for it.
