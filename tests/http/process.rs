@@ -119,3 +119,15 @@ async fn told_to_stop_it_finishes_what_it_began_and_quotes_nobody() {
     let quoting: Vec<_> = log.iter().filter(|line| line.contains(SECRET)).collect();
     assert!(quoting.is_empty(), "{quoting:#?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn told_to_stop_while_the_model_loads_it_ends_well() {
+    // Somewhere in between its library is busy.
+    for ms in (0..250).step_by(5) {
+        let mut daemon = Running::start();
+        daemon.addresses(&mut Vec::new());
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+        daemon.terminate();
+        assert_eq!(daemon.child.wait().expect("a child").code(), Some(0), "after {ms} ms");
+    }
+}
