@@ -14,6 +14,7 @@ mod link;
 mod mend;
 mod nodes;
 mod observe;
+mod renew;
 mod seal;
 mod settings;
 mod target;
@@ -37,9 +38,10 @@ pub use settings::{ServerUrls, SharedSettings};
 use link::Link;
 use mend::Said;
 use nodes::Nodes;
+use renew::Renewals;
 use seal::Seal;
 use target::{Patience, Target};
-use writer::{Queued, Room};
+use writer::{Queued, Room, Write};
 
 /// Bytes of one value: larger ones are not written, and no more than this is read.
 pub const BLOCK_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -145,6 +147,8 @@ struct Core {
     ttl_s: u64,
     gets: Semaphore,
     room: Room,
+    renewals: Renewals,
+    started: Instant,
     /// Why and until when nothing is written.
     refusal: Mutex<Option<(&'static str, Instant)>>,
     said: Mutex<Said>,
@@ -197,8 +201,22 @@ impl Shared {
     /// [`BLOCK_BYTES_MAX`] or a server that is down drops it, counted.
     pub fn put<K: AsRef<[u8; 32]>>(&self, key: &K, value: Bytes) {
         let core = &self.0.core;
-        if let Err(outcome) = core.queue(&self.0.entries, core.name(key.as_ref()), value) {
+        if let Err(outcome) = core.queue(&self.0.entries, core.name(key.as_ref()), value, Write::Put) {
             observe::count("put", outcome, 1);
+        }
+    }
+
+    /// Tells that `value` is in use: in the background, and seldom for one key, its time to expire begins anew, or it is
+    /// written again if the server has lost it. Costs next to nothing; gives way to what is put.
+    pub fn renew<K: AsRef<[u8; 32]>>(&self, key: &K, value: &Bytes) {
+        let (core, key) = (&self.0.core, key.as_ref());
+        let age = core.started.elapsed();
+        if !core.renewals.is_due(key, age) || !core.room.is_wide() {
+            return;
+        }
+        // What is not queued is tried again when it is used again.
+        if core.queue(&self.0.entries, core.name(key), value.clone(), Write::Renew).is_ok() {
+            core.renewals.done(key, age);
         }
     }
 
@@ -248,6 +266,8 @@ impl Core {
             ttl_s: settings.ttl_s,
             gets: Semaphore::new(GETS_MAX),
             room: Room::new(settings.write_queue_bytes_max),
+            renewals: Renewals::new(Duration::from_secs(settings.ttl_s)),
+            started: Instant::now(),
             refusal: Mutex::new(None),
             said: Mutex::new(Said::Nothing),
             wake,

@@ -1,4 +1,5 @@
-//! The tiers in turn: memory, disk, the one that sidecars share. What a slow one has is kept in the faster ones.
+//! The tiers in turn: memory, disk, the one that sidecars share. What a slow one has is kept in the faster ones, and what a
+//! fast one has and uses is kept alive in the one that sidecars share.
 //! Knows nothing of who asks.
 
 use std::time::Duration;
@@ -47,6 +48,9 @@ impl AllTiers {
         let found = self.local.get_many(keys).await.into_iter();
         let mut found: Vec<_> = found.map(|hit| hit.map(|(bytes, tier)| (bytes, source(tier)))).collect();
         let Some(shared) = &self.shared else { return found };
+        for (key, (bytes, _)) in keys.iter().zip(&found).filter_map(|(key, hit)| Some((key, hit.as_ref()?))) {
+            shared.renew(key, bytes);
+        }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
         for (i, bytes) in missing.into_iter().zip(shared.get_many_within(&asked, patience).await) {
@@ -63,7 +67,11 @@ impl AllTiers {
 
 impl Tiers for AllTiers {
     fn resident(&self, key: &BlockKey) -> Option<Bytes> {
-        self.local.get_resident(key)
+        let bytes = self.local.get_resident(key)?;
+        if let Some(shared) = &self.shared {
+            shared.renew(key, &bytes);
+        }
+        Some(bytes)
     }
 
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {

@@ -36,7 +36,7 @@ pub struct SharedSettings {
     /// Milliseconds that a request waits for its blocks. A change of a journal and a background write get
     /// [`SharedSettings::PATIENCE_FACTOR`] times as long, a second at least.
     pub timeout_ms: u64,
-    /// Seconds until a block that nobody wrote again expires.
+    /// Seconds until a block that no sidecar uses expires.
     pub ttl_s: u64,
     /// Bytes of blocks that wait to be written; more are dropped and counted.
     pub write_queue_bytes_max: usize,

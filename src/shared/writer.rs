@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use redis::cmd;
+use redis::{Value, cmd};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -25,7 +25,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct Queued {
     name: String,
     payload: Bytes,
+    write: Write,
     bytes: OwnedSemaphorePermit,
+}
+
+/// What is to become of a value.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Write {
+    /// It stands there, whatever stood there before.
+    Put,
+    /// What stands there lives on; the value is sent only if nothing does.
+    Renew,
 }
 
 /// Bytes that may wait, as permits: an entry that is gone for whatever reason has given its bytes back.
@@ -45,6 +55,11 @@ impl Room {
         let taken = Arc::clone(&self.free).try_acquire_many_owned(permits).ok();
         self.show();
         taken
+    }
+
+    /// Whether at least half of it is free.
+    pub fn is_wide(&self) -> bool {
+        self.free.available_permits() >= self.bytes_max / 2
     }
 
     fn show(&self) {
@@ -80,6 +95,7 @@ impl Core {
         entries: &UnboundedSender<Queued>,
         name: String,
         payload: Bytes,
+        write: Write,
     ) -> Result<(), &'static str> {
         if payload.len() > BLOCK_BYTES_MAX {
             return Err("too_large");
@@ -89,7 +105,7 @@ impl Core {
             return Err("skipped");
         }
         let bytes = self.room.take(OVERHEAD_BYTES + name.len() + payload.len()).ok_or("dropped")?;
-        entries.send(Queued { name, payload, bytes }).map_err(|_| "dropped")
+        entries.send(Queued { name, payload, write, bytes }).map_err(|_| "dropped")
     }
 
     async fn write(&self, entry: Queued) {
@@ -100,15 +116,12 @@ impl Core {
         } else if let Some(refused) = self.paused() {
             refused
         } else {
-            let value = self.seal.close(&[entry.name.as_bytes()], &entry.payload);
-            let mut command = cmd("SET");
-            command.arg(&entry.name).arg(value).arg("EX").arg(self.ttl_s);
-            let written = self.writes.send(&command, started + self.write_timeout).await;
+            let sent = self.send(&entry, started + self.write_timeout).await;
             observe::time("put", started.elapsed());
-            match written {
-                Ok(_) => {
+            match sent {
+                Ok(outcome) => {
                     self.writable();
-                    "written"
+                    outcome
                 }
                 Err(failure) => {
                     self.refused(&failure);
@@ -119,6 +132,21 @@ impl Core {
         observe::count("put", outcome, 1);
         drop(entry.bytes);
         self.room.show();
+    }
+
+    async fn send(&self, entry: &Queued, deadline: Instant) -> Result<&'static str, Failure> {
+        if entry.write == Write::Renew {
+            let mut command = cmd("EXPIRE");
+            command.arg(&entry.name).arg(self.ttl_s);
+            if self.writes.send(&command, deadline).await? == Value::Int(1) {
+                return Ok("renewed");
+            }
+        }
+        let value = self.seal.close(&[entry.name.as_bytes()], &entry.payload);
+        let mut command = cmd("SET");
+        command.arg(&entry.name).arg(value).arg("EX").arg(self.ttl_s);
+        self.writes.send(&command, deadline).await?;
+        Ok("written")
     }
 
     fn paused(&self) -> Option<&'static str> {

@@ -1,12 +1,13 @@
 //! What comes back, and what is a miss.
 
 use std::path::Path;
+use std::time::Duration;
 
 use bytes::Bytes;
 use thresher::shared::{BLOCK_BYTES_MAX, Shared, SharedSettings};
 
 use crate::server::{Server, available};
-use crate::{counted, get, key, metrics, settings, store, value, well};
+use crate::{counted, eventually, get, key, metrics, settings, store, value, well};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_put_comes_back_in_order() {
@@ -70,6 +71,33 @@ async fn what_is_damaged_or_not_ours_is_a_miss_until_it_is_put_again() {
     store(&shared, [1]).await;
     assert_eq!(get(&shared, 1).await, Some(value(1)), "put again");
     assert!(shared.is_well(), "damage is no failure of the server");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_use_lives_on_and_comes_back_to_a_server_that_lost_it() {
+    if !available() {
+        return;
+    }
+    metrics();
+    let server = Server::start(&[]);
+    let shared = well(&SharedSettings { ttl_s: 4, ..settings(&server.url()) }).await;
+    store(&shared, [1, 2]).await;
+    let renewed = counted("put", "renewed");
+    // Half as long again as they live.
+    for _ in 0..60 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        shared.renew(&key(1), &value(1));
+    }
+    shared.flush().await;
+    assert_eq!((get(&shared, 1).await, get(&shared, 2).await), (Some(value(1)), None));
+    assert!((2..=10).contains(&(counted("put", "renewed") - renewed)), "once a second, of 60 times");
+    server.cli(&["FLUSHALL"]);
+    eventually("it is written again", async || {
+        shared.renew(&key(1), &value(1));
+        shared.flush().await;
+        get(&shared, 1).await == Some(value(1))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

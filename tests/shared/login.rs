@@ -9,7 +9,7 @@ use crate::server::{Server, available};
 use crate::{bounded, eventually, get, key, settings, store, value, well};
 
 /// The rights that docs/deployment.md names.
-pub const LEAST: &str = "~thresher:* resetchannels -@all +getrange +set +hset +hsetnx +hget +hdel +hscan +xadd +xread +xrange +xrevrange +xlen \
+pub const LEAST: &str = "~thresher:* resetchannels -@all +getrange +set +expire +hset +hsetnx +hget +hdel +hscan +xadd +xread +xrange +xrevrange +xlen \
      +multi +exec +ping +cluster|slots";
 
 #[tokio::test(flavor = "multi_thread")]
