@@ -45,6 +45,11 @@ async fn a_user_with_the_least_rights_is_enough() {
     let shared = well(&user).await;
     store(&shared, [1]).await;
     assert_eq!(get(&shared, 1).await, Some(value(1)));
+    for number in [1, 2] {
+        shared.renew(&key(number), &value(number));
+    }
+    shared.flush().await;
+    assert_eq!(get(&shared, 2).await, Some(value(2)), "was not there");
     let journal = shared.journal("chunks", 100).expect("a name");
     let mut follower = journal.follow(None);
     journal.change(&[FieldChange::Put(b"a", b"1")], &[(b"a", b"1")]).await.expect("allowed");

@@ -154,6 +154,7 @@ async fn over_one_server() {
     a_chunk_that_is_damaged_on_the_server_is_given_again(&servers[0], &one, &two).await;
     a_server_that_goes_takes_no_request_with_it(&mut servers[0], &one, &two).await;
     a_server_that_is_not_there_at_start_is_waited_for_by_writers_only(&mut servers[0], &one, &mut two).await;
+    what_a_server_lost_comes_from_who_uses_it(&servers[0], &mut one, &Sidecar::start(&place).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -247,4 +248,25 @@ async fn a_server_that_is_not_there_at_start_is_waited_for_by_writers_only(
     server.up();
     eventually("changes are taken", async || two.post("/v1/chunks", chunk.clone()).await.status == 200).await;
     eventually("the other knows", async || knows(one, "late").await).await;
+}
+
+/// Blocks alone: the log of registered chunks stays.
+async fn what_a_server_lost_comes_from_who_uses_it(server: &Server, one: &mut Sidecar, new: &Sidecar) {
+    let question = question("ebb");
+    compressed(one, &question).await;
+    eventually("all is written", async || one.metric("shared_queue_bytes").await == 0.0).await;
+    let script = "for _, key in ipairs(redis.call('KEYS', 'thresher:b:*')) do redis.call('DEL', key) end";
+    server.cli(&["EVAL", script, "0"]);
+    // Who starts anew does not know what the server has.
+    one.stop().await;
+    one.up().await;
+    eventually("it is connected", async || one.metric("shared_breaker_open").await == 0.0).await;
+    assert_eq!(compressed(one, &question).await["blocks"]["disk"], 6);
+    eventually("they are written again", async || {
+        // When the connection was not there yet, the next use tells the server.
+        compressed(one, &question).await;
+        one.metric(WRITTEN).await >= 6.0
+    })
+    .await;
+    assert_eq!(compressed(new, &question).await["blocks"]["shared"], 6);
 }
