@@ -22,6 +22,9 @@ const ENV_PREFIX: &str = "THRESHER__";
 /// A disk tier for less is a mistake in the unit.
 const KV_DISK_BYTES_MIN: u64 = 16 << 20;
 
+/// Far more than there are cores.
+const WORKERS_MAX: usize = 1024;
+
 /// Short for `model.runtime_lib`; provisioning and the tests know it too.
 const ENV_RUNTIME_LIB: &str = "THRESHER_RUNTIME_LIB";
 
@@ -244,7 +247,17 @@ impl Config {
             let setting = match name.strip_prefix(ENV_PREFIX) {
                 Some(setting) => setting.to_ascii_lowercase().replace("__", "."),
                 None if name == ENV_RUNTIME_LIB => "model.runtime_lib".to_owned(),
-                None => continue,
+                None => match nearly(name) {
+                    Some(meant) => {
+                        let reason = format!("this is no setting; write {meant}");
+                        return Err(ConfigError::Setting {
+                            place: format!("environment variable {name}"),
+                            reason,
+                        });
+                    }
+                    // Orchestrators set variables that begin with the name of a service.
+                    None => continue,
+                },
             };
             set(&mut table, name, &setting, value)?;
             origins.insert(setting, name);
@@ -256,7 +269,7 @@ impl Config {
                 (None, Some(path)) => format!("{}: {setting}", path.display()),
                 (None, None) => setting,
             };
-            ConfigError::Setting { place, reason: error.into_inner().to_string().trim().to_owned() }
+            ConfigError::Setting { place, reason: plain(error.into_inner().message()) }
         })?;
         config.check()?;
         Ok(config)
@@ -290,6 +303,10 @@ impl Config {
                 "telemetry.otlp_endpoint must be empty or start with http://",
             ),
             (!self.auto.reach_min.is_finite(), "auto.reach_min is not a finite number"),
+            (
+                self.model.workers > WORKERS_MAX,
+                "model.workers is more than 1024: each takes memory of its own",
+            ),
             (limits.chunk_count_max == 0, "limits.chunk_count_max is 0: no request could be answered"),
             (
                 limits.registered_chunk_count_max == 0,
@@ -359,6 +376,32 @@ impl Admission {
     pub fn concurrency_max(&self) -> usize {
         if self.concurrency_max == 0 { 2 * cores() } else { self.concurrency_max }
     }
+}
+
+/// The variable that is meant by one with single underscores, where there is such a setting.
+fn nearly(name: &str) -> Option<String> {
+    let settings = toml::Table::try_from(Config::default()).ok()?;
+    let section = |(section, values): (&String, &toml::Value)| {
+        let name = name.strip_prefix(&format!("THRESHER_{}_", section.to_ascii_uppercase()))?;
+        let exists = values.as_table()?.contains_key(&name.to_ascii_lowercase());
+        exists.then(|| format!("{ENV_PREFIX}{}__{name}", section.to_ascii_uppercase()))
+    };
+    settings.iter().find_map(section)
+}
+
+/// What serde says, without the names of Rust's types.
+fn plain(reason: &str) -> String {
+    let Some((found, expected)) = reason.trim().rsplit_once(", expected ") else {
+        return reason.trim().to_owned();
+    };
+    let expected = match expected {
+        "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "f32" | "f64" => "a number",
+        "path string" => "text",
+        kind if kind.starts_with("struct ") => "a section with settings",
+        other => other,
+    };
+    format!("{found}, expected {expected}")
 }
 
 fn cores() -> usize {

@@ -95,6 +95,17 @@ pub enum SharedError {
     /// A name of a journal that keys cannot hold.
     #[error("{0:?} is no name of a journal: letters, digits, '-', '_' and '.' make one")]
     Name(String),
+    /// A user without a password: the server would be asked as its default user.
+    #[error("shared.username is set without a password: name its file in shared.password_file")]
+    Login,
+    /// A server does not answer.
+    #[error("{place} does not answer: {reason}")]
+    Silent {
+        /// Which one, without user and password.
+        place: String,
+        /// What happened.
+        reason: String,
+    },
     /// There is no connection: nothing was changed.
     #[error("the shared tier has no connection: nothing was changed")]
     Down,
@@ -171,6 +182,20 @@ impl Shared {
         tasks.spawn(mend::mend(Arc::clone(&core)));
         tasks.spawn(writer::write(Arc::clone(&core), queued));
         Ok(Self(Arc::new(Inner { core, entries, _tasks: tasks })))
+    }
+
+    /// Looks once whether every server answers, without beginning anything.
+    ///
+    /// # Errors
+    /// [`SharedError`] names the setting, or the server and what happened.
+    pub async fn probe(settings: &SharedSettings) -> Result<(), SharedError> {
+        if !settings.enabled() {
+            return Err(SharedError::Disabled);
+        }
+        match Core::new(settings)?.look(0).await {
+            None => Ok(()),
+            Some((place, failure)) => Err(SharedError::Silent { place, reason: failure.to_string() }),
+        }
     }
 
     /// The values under `keys`, in their order. What is missing, damaged or not there within `shared.timeout_ms` is `None`.

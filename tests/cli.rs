@@ -121,17 +121,33 @@ fn compress_passes_through_when_asked_to() {
     }
 }
 
+/// The command with directories of its own in `folder`.
+fn doctor(folder: &Path) -> Command {
+    let mut command = thresher(&["doctor"]);
+    command.env("THRESHER__KV__DIR", folder.join("kv"));
+    command.env("THRESHER__REGISTRY__DIR", folder.join("registry"));
+    command
+}
+
 #[test]
 fn doctor_finds_all_well() {
-    let ran = run(thresher(&["doctor"]), "");
+    let folder = tempfile::tempdir().expect("a folder");
+    let ran = run(doctor(folder.path()), "");
     assert_eq!(ran.code, Some(0), "{}", ran.out);
     let checks: Vec<_> = ran.out.lines().filter_map(|line| line.strip_prefix("  ok      ")).collect();
-    for (check, line) in
-        ["settings: ", "runtime: ", "model: minilm-l6 in ", "answer: a request took "].iter().zip(&checks)
-    {
+    let expect = [
+        "settings: ",
+        "runtime: ",
+        "model: minilm-l6 in ",
+        "blocks: 0 in /",
+        "registry: 0 chunks in /",
+        "shared tier: none",
+        "answer: a request took ",
+    ];
+    for (check, line) in expect.iter().zip(&checks) {
         assert!(line.starts_with(check), "{line:?} is not about {check:?}");
     }
-    assert_eq!(checks.len(), 4, "{}", ran.out);
+    assert_eq!(checks.len(), expect.len(), "{}", ran.out);
     assert!(ran.out.ends_with("all is well\n"), "{}", ran.out);
 }
 
@@ -142,6 +158,7 @@ fn doctor_says_what_to_do() {
     let graph = damaged.path().join("query.onnx");
     std::fs::write(&graph, "not this").expect("a file");
     let damaged = damaged.path().to_str().expect("UTF-8");
+    let folder = tempfile::tempdir().expect("a folder");
     let table = [
         (
             "no model",
@@ -157,6 +174,19 @@ fn doctor_says_what_to_do() {
             "set THRESHER_RUNTIME_LIB or run `make provision`",
         ),
         (
+            "no directory for blocks",
+            "THRESHER__KV__DIR",
+            "/dev/null/kv",
+            "FAILED  blocks: cannot create /dev/null/kv",
+        ),
+        ("no registry", "THRESHER__REGISTRY__DIR", "/dev/null/r", "FAILED  registry: "),
+        (
+            "no server",
+            "THRESHER__SHARED__URLS",
+            "redis://user:hunter2@127.0.0.1:1",
+            "FAILED  shared tier: redis://***@127.0.0.1:1 does not answer: connection lost: connection refused",
+        ),
+        (
             "bad settings",
             "THRESHER__HTTP__PORT",
             "1",
@@ -164,7 +194,7 @@ fn doctor_says_what_to_do() {
         ),
     ];
     for (case, variable, value, expect) in table {
-        let mut command = thresher(&["doctor"]);
+        let mut command = doctor(folder.path());
         command.env(variable, value);
         let ran = run(command, "");
         assert_eq!(ran.code, Some(1), "{case}: {}", ran.out);

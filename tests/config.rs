@@ -58,7 +58,7 @@ fn what_does_not_exist_or_fit_is_refused_by_name() {
         "text for a number",
         "[admission]\nqueue_max = \"many\"",
         &[],
-        &["admission.queue_max", "string \"many\""],
+        &["admission.queue_max", "string \"many\", expected a whole number"],
     );
     check("a negative number", "[limits]\nchunk_count_max = -1", &[], &["limits.chunk_count_max", "-1"]);
     check("no address", "[admin]\nlisten = \"localhost\"", &[], &["admin.listen", "socket address"]);
@@ -68,7 +68,12 @@ fn what_does_not_exist_or_fit_is_refused_by_name() {
         &[],
         &["telemetry.log_format", "`json` or `text`"],
     );
-    check("a value for a section", "http = 1", &[], &["http", "integer `1`"]);
+    check(
+        "a value for a section",
+        "http = 1",
+        &[],
+        &["http", "integer `1`, expected a section with settings"],
+    );
     check("not TOML", "[http", &[], &["thresher.toml is not TOML"]);
     check(
         "unknown, by environment",
@@ -81,6 +86,12 @@ fn what_does_not_exist_or_fit_is_refused_by_name() {
         "",
         &[("THRESHER__AUTO__REACH_MIN", "low")],
         &["auto.reach_min", "string \"low\""],
+    );
+    check(
+        "single underscores",
+        "",
+        &[("THRESHER_SERVICE_PORT", "1"), ("THRESHER_KV_CODEC", "f16")],
+        &["THRESHER_KV_CODEC: this is no setting; write THRESHER__KV__CODEC"],
     );
     check("no section, by environment", "", &[("THRESHER__PORT", "1")], &["port", "unknown field"]);
     let setting_as_section = [("THRESHER__HTTP__LISTEN__PORT", "1")];
@@ -102,6 +113,7 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[limits]\nchunk_count_max = 0", "limits.chunk_count_max is 0");
     check("[kv]\nwrite_queue_bytes_max = 0", "kv.write_queue_bytes_max is 0");
     check("[kv]\ndisk_bytes_max = 8", "kv.disk_bytes_max is less than 16777216");
+    check("[model]\nworkers = 100000", "model.workers is more than 1024");
     check("[limits]\nquery_tokens_max = 0", "limits.query_tokens_max is 0");
     check("[limits]\ninput_tokens_max = 0", "limits.input_tokens_max is 0");
     check("[limits]\nlogit_count_max = 0", "limits.logit_count_max is 0");
@@ -165,6 +177,8 @@ fn the_environment_wins_in_every_section() {
         }),
         ("THRESHER__TELEMETRY__LOG_FORMAT", "text", |c| c.telemetry.log_format = LogFormat::Text),
         ("THRESHERS__HTTP__LISTEN", "ours it is not", |_| {}),
+        ("THRESHER_SERVICE_HOST", "an orchestrator's", |_| {}),
+        ("THRESHER__KV__SALT", "tenant", |c| c.kv.salt = "tenant".to_owned()),
     ];
     let file = std::fs::read_to_string(shipped()).expect("the shipped file");
     for (name, value, set) in table {

@@ -239,7 +239,9 @@ impl Rejected {
             None => format!("chunks[{index}]"),
         };
         let id = serde_json::from_str::<Named>(json).ok().map(|named| named.id);
-        Self { id, error: ErrorBody { code: error.code, message: error.message, param: Some(param) } }
+        // Lines and columns are those of the chunk alone, which the caller never saw so.
+        let message = error.message.split(" at line ").next().unwrap_or_default().to_owned();
+        Self { id, error: ErrorBody { code: error.code, message, param: Some(param) } }
     }
 }
 

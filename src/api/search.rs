@@ -103,10 +103,14 @@ impl SearchBody {
         let limit = within("limit", self.limit.unwrap_or(LIMIT_DEFAULT.min(max)))?;
         let default = limits.candidate_count_default.max(limit);
         let candidates = within("candidates", self.candidates.unwrap_or(default))?;
+        if candidates < limit {
+            let message = format!("candidates is {candidates}, fewer than the {limit} results of limit");
+            return Err(RequestError::new("count_out_of_range", message, "candidates"));
+        }
         let filter = self.filter.filter(|filter| !filter.is_null());
         let filter = filter.map(|filter| Filter::parse(&filter, "filter")).transpose()?;
         let Self { query, rank, deadline_ms, .. } = self;
-        let candidates = if rank == Rank::Bm25 { limit } else { candidates.max(limit) };
+        let candidates = if rank == Rank::Bm25 { limit } else { candidates };
         Ok(SearchRequest { query, limit, candidates, filter, rank, deadline_ms })
     }
 }

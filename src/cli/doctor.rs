@@ -4,8 +4,11 @@ use std::process::ExitCode;
 
 use crate::app;
 use crate::config::{Config, ConfigError};
+use crate::kv::local::{LocalError, LocalTiers};
 use crate::model::contract::Contract;
 use crate::model::ort::runtime_version;
+use crate::registry::{Registry, RegistryError};
+use crate::shared::{Shared, SharedError};
 
 /// One line per check; the first failure ends the checks that build on it.
 pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
@@ -31,12 +34,54 @@ fn check(config: Result<Config, ConfigError>) -> bool {
     let contract = Contract::load(dir).and_then(|contract| contract.verify_files(dir).map(|()| contract));
     let model =
         report("model", contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()));
+    let kept = [
+        report("blocks", blocks(&config), String::clone),
+        report("registry", registry(&config), String::clone),
+        report("shared tier", shared(&config), String::clone),
+    ];
     if runtime.is_none() || model.is_none() {
         return false;
     }
     let answered = app::pipeline(&config).and_then(|pipeline| app::warm_up(&pipeline));
-    report("answer", answered, |took| format!("a request took {:.1} ms, cold", took.as_secs_f64() * 1e3))
-        .is_some()
+    let answered =
+        report("answer", answered, |took| format!("a request took {:.1} ms, cold", took.as_secs_f64() * 1e3));
+    answered.is_some() && kept.iter().all(Option::is_some)
+}
+
+/// Opens the directory as `serve` would. One that another process has is in order: a daemon may be running.
+fn blocks(config: &Config) -> Result<String, LocalError> {
+    let settings = app::local_settings(config);
+    let Some(dir) = settings.dir.as_ref().map(|dir| dir.display().to_string()) else {
+        return Ok("in memory only (kv.dir, kv.disk_bytes_max)".to_owned());
+    };
+    match LocalTiers::open(&settings) {
+        Ok(tiers) => Ok(format!("{} in {dir}", tiers.stats().disk.entries)),
+        Err(LocalError::InUse { .. }) => Ok(format!("{dir} is in use, by a daemon that runs")),
+        Err(error) => Err(error),
+    }
+}
+
+fn registry(config: &Config) -> Result<String, RegistryError> {
+    let dir = &config.registry.dir;
+    if dir.as_os_str().is_empty() {
+        return Ok("in memory only (registry.dir)".to_owned());
+    }
+    match Registry::open(&config.registry) {
+        Ok(registry) => Ok(format!("{} chunks in {}", registry.progress().registered, dir.display())),
+        Err(RegistryError::InUse { .. }) => Ok(format!("{} is in use, by a daemon that runs", dir.display())),
+        Err(error) => Err(error),
+    }
+}
+
+/// The daemon would go on without it; who names one wants to know.
+fn shared(config: &Config) -> Result<String, SharedError> {
+    if !config.shared.enabled() {
+        return Ok("none (shared.urls)".to_owned());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime of this thread alone");
+    runtime.block_on(Shared::probe(&config.shared))?;
+    Ok(format!("{} answers", config.shared.urls))
 }
 
 fn report<T, E: std::fmt::Display>(

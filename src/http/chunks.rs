@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query, RawQuery, State};
+use axum::extract::{FromRequestParts, Path, Query, RawQuery, State};
 use axum::http::HeaderMap;
+use axum::http::request::Parts;
 use serde::Deserialize;
 
 use super::error::HttpError;
@@ -22,6 +23,19 @@ use crate::registry::{Change, Outcome};
 /// Chunks on a page.
 const PAGE_COUNT_DEFAULT: usize = 100;
 const PAGE_COUNT_MAX: usize = 1_000;
+
+/// The id at the end of a path, percent-decoded.
+pub struct ChunkId(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for ChunkId {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
+        let Path(id) =
+            Path::from_request_parts(parts, state).await.map_err(|_| HttpError::path_is_no_text())?;
+        Ok(Self(id))
+    }
+}
 
 /// `POST /v1/chunks`: registers what is right in a batch, and says what is wrong with the rest.
 pub async fn register(
@@ -48,7 +62,7 @@ pub async fn register(
 /// `POST /v1/chunks/delete`: takes several away; those that are not there are said, and no error.
 pub async fn delete_batch(
     State(service): State<Service>,
-    Path(id): Path<String>,
+    ChunkId(id): ChunkId,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<ChangesAnswer>, HttpError> {
@@ -74,7 +88,7 @@ pub async fn delete_batch(
 /// `DELETE /v1/chunks/{id}`.
 pub async fn delete_one(
     State(service): State<Service>,
-    Path(id): Path<String>,
+    ChunkId(id): ChunkId,
 ) -> Result<Json<ChangesAnswer>, HttpError> {
     let deadline = work::deadline(Instant::now(), None, &service)?;
     let outcomes = write(&service, vec![Change::Delete(id.clone())], deadline).await?;
@@ -87,7 +101,7 @@ pub async fn delete_one(
 /// `GET /v1/chunks/{id}`.
 pub async fn get_one(
     State(service): State<Service>,
-    Path(id): Path<String>,
+    ChunkId(id): ChunkId,
 ) -> Result<Json<RegisteredAnswer>, HttpError> {
     let found = work::aside(move || match service.registry()?.get(&[&id])?.remove(0) {
         Some(chunk) => Ok(chunk),

@@ -75,8 +75,8 @@ impl HttpError {
     }
 
     pub(super) fn not_found() -> Self {
-        let message = "no such path; served here are /v1/compress, /v1/chunks, /v1/chunks/{id}, /v1/registry, /v1/search \
-                       and /v1/models";
+        let message = "no such path; served here are /v1/compress, /v1/chunks, /v1/chunks/{id}, /v1/chunks/delete, \
+                       /v1/registry, /v1/search and /v1/models";
         Self::new("not_found", message)
     }
 
@@ -128,6 +128,10 @@ impl HttpError {
 
     pub(super) fn chunk_not_found(id: &str) -> Self {
         Self::new("chunk_not_found", format!("no chunk {id:?} is registered"))
+    }
+
+    pub(super) fn path_is_no_text() -> Self {
+        Self::new("chunk_id_invalid", "the id in the path is not UTF-8, percent-encoded")
     }
 
     pub(super) fn page_out_of_range(max: usize) -> Self {

@@ -359,7 +359,7 @@ pub enum ContractError {
         file: PathBuf,
     },
     /// A file is not the one that was exported.
-    #[error("{}: contract declares SHA-256 {declared}, file has {found}", file.display())]
+    #[error("{}: contract declares SHA-256 {declared}, file has {found}; export the model again (`make model` makes the default one)", file.display())]
     HashMismatch {
         /// The file.
         file: PathBuf,

@@ -27,13 +27,16 @@ pub enum Failure {
 }
 
 /// Codes that a client's message may hold in its middle, and what stands for them.
-const KNOWN: [(&str, &str); 9] = [
+const KNOWN: [(&str, &str); 12] = [
     ("WRONGPASS", "WRONGPASS"),
     ("NOAUTH", "NOAUTH"),
     ("NOPERM", "NOPERM"),
     ("LOADING", "LOADING"),
     ("CLUSTERDOWN", "CLUSTERDOWN"),
     ("cluster support disabled", "no cluster"),
+    ("DB index is out of range", "no such database"),
+    ("without any password configured", "it has no password"),
+    ("unknown command", "it does not know a command: it may be too old"),
     ("AuthenticationFailed", "authentication failed"),
     ("invalid peer certificate", "invalid certificate"),
     ("Connection refused", "connection refused"),
@@ -51,7 +54,7 @@ impl Failure {
             (Some("WRONGTYPE"), _) => Self::WrongType,
             (Some("OOM"), _) => Self::Full,
             (Some("READONLY"), _) => Self::ReadOnly,
-            (Some(code), _) => Self::Refused(plain(code)),
+            (Some(code), _) => Self::Refused(known(&error.to_string()).unwrap_or_else(|| plain(code))),
             (None, ErrorKind::UnexpectedReturnType) => Self::Strange,
             (None, _) => Self::Lost(reason(error)),
         }
@@ -76,12 +79,14 @@ fn plain(code: &str) -> String {
     if plain { code.to_owned() } else { "unknown code".to_owned() }
 }
 
+fn known(text: &str) -> Option<String> {
+    KNOWN.iter().find(|(mark, _)| text.contains(mark)).map(|(_, name)| (*name).to_owned())
+}
+
 /// The system's words; of the library's, which may hold the server's, only what is known to be harmless.
 fn reason(error: &RedisError) -> String {
-    let text = error.to_string();
-    let known = KNOWN.iter().find(|(mark, _)| text.contains(mark)).map(|(_, name)| (*name).to_owned());
     let system = || std::error::Error::source(error).map(ToString::to_string);
-    known.or_else(system).unwrap_or_else(|| error.category().to_owned())
+    known(&error.to_string()).or_else(system).unwrap_or_else(|| error.category().to_owned())
 }
 
 impl fmt::Display for Failure {
@@ -116,7 +121,7 @@ mod tests {
         check(
             "ERR",
             "unknown command 'AUTH', with args beginning with: 'secret'",
-            Failure::Refused("ERR".into()),
+            Failure::Refused("it does not know a command: it may be too old".into()),
         );
         check("secret", "", Failure::Refused("unknown code".into()));
         let io = |kind| Failure::from_redis(&std::io::Error::from(kind).into());

@@ -278,26 +278,30 @@ impl Journal {
     async fn one_within(&self, command: Cmd, timeout: Duration) -> Result<Value, SharedError> {
         let started = Instant::now();
         let answer = self.core().writes.send(&command, (started + timeout).into()).await;
-        done(started, answer)
+        self.done(started, answer)
     }
 
     async fn send(&self, commands: &Pipeline) -> Result<Value, SharedError> {
         let started = Instant::now();
         let core = self.core();
-        done(started, core.writes.send_all(commands, core.write_timeout).await)
+        self.done(started, core.writes.send_all(commands, core.write_timeout).await)
     }
-}
 
-fn done(started: Instant, answer: Result<Value, Failure>) -> Result<Value, SharedError> {
-    observe::time("journal", started.elapsed());
-    observe::count("journal", answer.as_ref().err().map_or("ok", Failure::label), 1);
-    answer.map_err(|failure| match failure {
-        Failure::NoConnection => SharedError::Down,
-        Failure::Lost(_) | Failure::Timeout | Failure::Strange => unconfirmed(&failure),
-        Failure::WrongType | Failure::Full | Failure::ReadOnly | Failure::Refused(_) => {
-            SharedError::Refused { reason: failure.to_string() }
-        }
-    })
+    fn done(&self, started: Instant, answer: Result<Value, Failure>) -> Result<Value, SharedError> {
+        observe::time("journal", started.elapsed());
+        observe::count("journal", answer.as_ref().err().map_or("ok", Failure::label), 1);
+        answer.map_err(|failure| match failure {
+            Failure::NoConnection => SharedError::Down,
+            Failure::Lost(_) | Failure::Timeout | Failure::Strange => unconfirmed(&failure),
+            Failure::WrongType => {
+                let reason = format!("{} or {} is another program's", self.stream, self.hash);
+                SharedError::Refused { reason }
+            }
+            Failure::Full | Failure::ReadOnly | Failure::Refused(_) => {
+                SharedError::Refused { reason: failure.to_string() }
+            }
+        })
+    }
 }
 
 fn unconfirmed(failure: &Failure) -> SharedError {

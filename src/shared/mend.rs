@@ -58,7 +58,7 @@ pub fn jittered(pause: Duration) -> Duration {
 
 impl Core {
     /// Connects what is not connected, asks every server. Returns one that is not well.
-    async fn look(&self, failed_looks: u32) -> Option<(String, Failure)> {
+    pub(super) async fn look(&self, failed_looks: u32) -> Option<(String, Failure)> {
         let again = self.cluster && failed_looks > 0 && failed_looks.is_multiple_of(LOOKS_TO_RECONNECT);
         for link in [&self.reads, &self.writes] {
             if again || !link.is_up() {
@@ -66,7 +66,7 @@ impl Core {
                 // A new try beside a connection that partly works may fail.
                 if let Err(failure) = connected.or_else(|failure| link.is_up().then_some(()).ok_or(failure)) {
                     self.nodes.table().nodes().iter().for_each(|node| node.open());
-                    return Some((String::new(), failure));
+                    return Some((self.target.place(), failure));
                 }
             }
         }
@@ -136,7 +136,7 @@ impl Core {
             (Said::Ill, Some((node, failure))) => {
                 tracing::warn!(node, reason = %failure, open_share, "the shared tier does not answer; requests go on without it");
             }
-            (Said::Well, _) => tracing::info!("the shared tier answers"),
+            (Said::Well, _) => tracing::info!(secret = self.seal.name(), "the shared tier answers"),
             // Opened and not looked at yet.
             _ => return,
         }

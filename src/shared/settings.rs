@@ -135,6 +135,12 @@ fn shown(url: &str) -> String {
     if scheme.is_empty() { place.to_owned() } else { format!("{scheme}://{place}") }
 }
 
+impl fmt::Display for ServerUrls {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.shown().collect::<Vec<_>>().join(", "))
+    }
+}
+
 impl fmt::Debug for ServerUrls {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.debug_list().entries(self.shown()).finish()

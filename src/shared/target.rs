@@ -67,6 +67,11 @@ impl Target {
         Ok(target)
     }
 
+    /// The addresses, without user and password.
+    pub fn place(&self) -> String {
+        self.0.urls.to_string()
+    }
+
     /// Connects.
     ///
     /// # Errors
@@ -177,6 +182,9 @@ fn address(
     }
     if let Some(password) = password {
         login = login.set_password(password);
+    }
+    if login.username().is_some() && login.password().is_none() {
+        return Err(SharedError::Login);
     }
     Ok(address.set_redis_settings(login).set_tcp_settings(at_once()))
 }
