@@ -64,6 +64,15 @@ fn shared(config: &Config) -> anyhow::Result<Option<Shared>> {
     Ok(config.shared.enabled().then(|| Shared::connect(&config.shared)).transpose()?)
 }
 
+/// Looks once whether the tier that sidecars share answers.
+///
+/// # Errors
+/// The setting that cannot be, or which server does not answer and why.
+pub fn probe_shared(config: &Config) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(Shared::probe(&config.shared))?)
+}
+
 /// Bounds and place of the local tiers.
 pub fn local_settings(config: &Config) -> LocalSettings {
     let kv = &config.kv;

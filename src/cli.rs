@@ -79,6 +79,14 @@ fn environment() -> impl Iterator<Item = (String, String)> {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
+/// Ends the process at once: work that outlived the drain, or a model that is still being loaded, is not waited for. The
+/// handlers of an ordinary exit would free what ONNX Runtime's threads still use.
+#[allow(unsafe_code, reason = "a call into the C library")]
+fn leave(code: i32) -> ! {
+    // SAFETY: takes a number and does not return: nothing can see what it leaves behind.
+    unsafe { libc::_exit(code) }
+}
+
 /// Prints to standard output. A reader that has seen enough, as `head` has, is no error.
 fn print(text: impl std::fmt::Display) {
     use std::io::Write;

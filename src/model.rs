@@ -75,7 +75,7 @@ pub struct Encoded {
 pub struct ModelInfo {
     /// Name from the contract.
     pub name: String,
-    /// Hash over graphs, tokenizer and readout: a block made under another fingerprint is another block.
+    /// Hash over graphs, tokenizer, window and readout: a block made under another fingerprint is another block.
     pub fingerprint: String,
     /// Tokens of text that one window holds, special tokens not counted.
     pub window_tokens_max: usize,

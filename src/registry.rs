@@ -89,7 +89,7 @@ pub enum RegistryError {
         dir: PathBuf,
     },
     /// A batch could not be written; nothing of it is there.
-    #[error("the registry could not be written: {0}; is the disk full?")]
+    #[error("the registry could not be written: {0}; is registry.dir still there, and room on its disk?")]
     Write(String),
     /// What was stored could not be read.
     #[error("the registry could not be read: {0}")]

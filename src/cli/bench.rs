@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app;
 use crate::bench::daemon::{Daemon, Parts};
@@ -115,6 +116,10 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         query_tokens: args.query_tokens,
         mixed: args.mixed,
     };
+    // Not found out at the end of a long run.
+    if let Some(path) = &args.json {
+        create(path)?;
+    }
     let config = settings(config, args, &workload);
     let bar = ProgressBar::new(0).with_style(style());
     let progress = |what: &str, done: usize, all: usize| {
@@ -252,12 +257,20 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
     let dir = daemon.dir().to_owned();
     daemon.spawn(async move {
         // Who interrupts a run does not want what it wrote.
-        if tokio::signal::ctrl_c().await.is_ok() {
-            let _ = std::fs::remove_dir_all(dir);
-            std::process::exit(130);
-        }
+        let Ok(mut term) = signal(SignalKind::terminate()) else { return };
+        let code = tokio::select! {
+            _ = tokio::signal::ctrl_c() => 130,
+            _ = term.recv() => 143,
+        };
+        let _ = std::fs::remove_dir_all(dir);
+        super::leave(code)
     });
     Ok(Subject { runtime: model, tokenizer, daemon })
+}
+
+fn create(path: &Path) -> anyhow::Result<()> {
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    file.map(drop).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn write(path: &Path, json: &Value) -> anyhow::Result<()> {

@@ -8,7 +8,6 @@ use crate::kv::local::{LocalError, LocalTiers};
 use crate::model::contract::Contract;
 use crate::model::ort::runtime_version;
 use crate::registry::{Registry, RegistryError};
-use crate::shared::{Shared, SharedError};
 
 /// One line per check; the first failure ends the checks that build on it.
 pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
@@ -74,13 +73,11 @@ fn registry(config: &Config) -> Result<String, RegistryError> {
 }
 
 /// The daemon would go on without it; who names one wants to know.
-fn shared(config: &Config) -> Result<String, SharedError> {
+fn shared(config: &Config) -> anyhow::Result<String> {
     if !config.shared.enabled() {
         return Ok("none (shared.urls)".to_owned());
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime of this thread alone");
-    runtime.block_on(Shared::probe(&config.shared))?;
+    app::probe_shared(config)?;
     Ok(format!("{} answers", config.shared.urls))
 }
 

@@ -18,13 +18,5 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
         app::serve(config, stop).await
     })?;
     drop(traces);
-    leave()
-}
-
-/// Ends the process at once: work that outlived the drain, or a model that is still being loaded, is not waited for. The
-/// handlers of an ordinary exit would free what ONNX Runtime's threads still use.
-#[allow(unsafe_code, reason = "a call into the C library")]
-fn leave() -> ! {
-    // SAFETY: takes a number and does not return: nothing can see what it leaves behind.
-    unsafe { libc::_exit(0) }
+    super::leave(0)
 }

@@ -201,11 +201,12 @@ impl Contract {
         Ok(())
     }
 
-    /// What a stored key depends on: the hashes of graphs, weights and tokenizer, the special tokens and the readout.
-    /// The name, source and window are left out: they change no key of a given window.
+    /// What stored keys depend on: the hashes of graphs, weights and tokenizer, the special tokens, the window that long
+    /// texts are cut into, and the readout. The name and the source are left out.
     pub fn fingerprint(&self) -> [u8; 32] {
         let files = self.named_files().map(|(key, name)| (key, self.files.get(name)));
-        let held = (files, &self.tokenizer.prefix, &self.tokenizer.suffix, &self.readout, self.schema);
+        let Self { tokenizer, window, readout, schema, .. } = self;
+        let held = (files, &tokenizer.prefix, &tokenizer.suffix, window, readout, schema);
         Sha256::digest(serde_json::to_vec(&held).expect("plain values serialise")).into()
     }
 

@@ -155,9 +155,8 @@ impl Reader {
 
 /// Everything but the chunk that a block depends on.
 fn key_space(model: &ModelInfo, codec: Codec, salt: &[u8]) -> KeySpace {
-    let window = (model.window_tokens_max as u64).to_le_bytes();
     let rules = text::RULES_VERSION.to_le_bytes();
-    KeySpace::new(&[model.fingerprint.as_bytes(), &window, &[codec.id()], &rules, salt])
+    KeySpace::new(&[model.fingerprint.as_bytes(), &[codec.id()], &rules, salt])
 }
 
 /// Keys `[head, token, head_dim]` of windows, one behind the other.
@@ -233,9 +232,8 @@ mod tests {
             change(&mut other);
             assert_ne!(key(&other, codec, salt), usual, "{name}");
         };
-        // The tokenizer's files and the readout are in the model's fingerprint: see `Contract::fingerprint`.
+        // Tokenizer, window and readout are in the model's fingerprint: see `Contract::fingerprint`.
         check("fingerprint", &|model| model.fingerprint.push('f'), Codec::Int8, b"");
-        check("window", &|model| model.window_tokens_max += 1, Codec::Int8, b"");
         check("codec", &|_| {}, Codec::Int4, b"");
         check("tenant", &|_| {}, Codec::Int8, b"salt");
         let renamed = ModelInfo { name: "n".to_owned(), ..model.clone() };

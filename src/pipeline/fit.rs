@@ -246,7 +246,7 @@ impl Desk<'_> {
             |unit: usize| candidates.costs[unit] + candidates.frame_costs[candidates.units[unit].chunk];
         let cheapest = (0..candidates.units.len()).min_by_key(|&unit| cost(unit));
         let cheapest = Selection { wanted, picked: cheapest.into_iter().collect() };
-        Ok(("the shortest unit", self.write(&cheapest, cheapest.picked.len())?))
+        Ok(("the shortest unit of this `granularity`", self.write(&cheapest, cheapest.picked.len())?))
     }
 
     fn finish(self, written: Written, tokens_in: usize) -> Fitted {
@@ -324,8 +324,11 @@ mod tests {
     #[test]
     fn budgets() {
         let check = |name: &str, budget, expect: &str| check(name, request(budget), expect);
-        let impossible =
-            |budget| format!("budget of {budget} tokens cannot be met: the shortest unit needs 14");
+        let impossible = |budget| {
+            format!(
+                "budget of {budget} tokens cannot be met: the shortest unit of this `granularity` needs 14"
+            )
+        };
         let rain = "[1] Rain fell.";
         let tide_and_rain = "[1] Tide rises.\n\n[2] Rain fell.";
         let all = "[1] Tide rises. Moon pulls. Water falls.\n\n[2] Rain fell.";

@@ -386,7 +386,7 @@ async fn requests_that_cannot_be_answered() {
             "too few tokens",
             with(json!({"budget": {"tokens": 1}})),
             "422 budget_impossible budget",
-            "the shortest unit needs",
+            "the shortest unit of this `granularity` needs",
         ),
         (
             "too few for keep",

@@ -222,7 +222,8 @@ async fn a_change_that_was_not_made_is_an_error() {
     server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
     server.cli(&["SET", "thresher:{j:wrong}:log", "text"]);
     let wrong = shared.journal("wrong", 100).expect("a name");
-    refused(wrong.append(&[(b"n", b"1")]).await.expect_err("another type"), "another type");
+    let expect = "thresher:{j:wrong}:log or thresher:{j:wrong}:now is another program's";
+    refused(wrong.append(&[(b"n", b"1")]).await.expect_err("text"), expect);
     server.signal("-STOP");
     let error = change().await.expect_err("no answer");
     assert!(matches!(error, SharedError::Unconfirmed { .. }), "{error}");

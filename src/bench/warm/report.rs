@@ -181,7 +181,8 @@ pub fn table(report: &Report) -> String {
     );
     let note = format!("{} of them run; {} of warm", json["pairs_measured"], ratio("pairs_over_warm"));
     line("every pair", shown("/pairs_ms", 1), "ms", note);
-    line("HTTP, cold", shown("/cold_ms", 1), "ms", String::new());
+    let cold = format!("HTTP, cold, {} chunks", json["chunks"]);
+    line(&cold, shown("/cold_ms", 1), "ms", "the first request of each round".to_owned());
     let note = format!(
         "{} requests; {} of the bare question",
         json["warm"]["requests"],
@@ -193,7 +194,8 @@ pub fn table(report: &Report) -> String {
         line(&format!("  stage {stage}"), shown(&format!("/warm/stages_ms/{stage}"), 3), "ms", String::new());
     }
     let cold = format!("HTTP, cold, {} chunks", json["cold"]["chunks"]);
-    let note = format!("bare graph {} ms; {} of it", shown("/cold/graph_ms", 1), ratio("cold_over_graph"));
+    let note =
+        format!("apart; bare graph {} ms; {} of it", shown("/cold/graph_ms", 1), ratio("cold_over_graph"));
     line(&cold, shown("/cold/request_ms", 1), "ms", note);
     let clients = format!("HTTP, warm, {} clients", json["concurrent"]["clients"]);
     let note =
