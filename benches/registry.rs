@@ -116,14 +116,14 @@ fn main() {
     let mut random = Random(42);
     let mut question = move || (0..8).map(|_| random.word()).collect::<Vec<_>>().join(" ");
     measure("search, 8 words, 100 candidates", 25, || {
-        registry.search(&question(), None, 100).expect("an index")
+        registry.search(&question(), None, 100, usize::MAX).expect("an index")
     });
     let filter = serde_json::json!({"lang": "en", "year": {"gte": 2010}});
     let filter = Filter::parse(&filter, "filter").expect("a filter");
     let mut random = Random(42);
     let mut question = move || (0..8).map(|_| random.word()).collect::<Vec<_>>().join(" ");
     measure("the same with a filter that a seventh pass", 25, || {
-        registry.search(&question(), Some(&filter), 100).expect("an index")
+        registry.search(&question(), Some(&filter), 100, usize::MAX).expect("an index")
     });
     let mut random = Random(42);
     let question = (0..8).map(|_| random.word()).collect::<Vec<_>>().join(" ");

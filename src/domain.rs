@@ -104,6 +104,15 @@ pub struct Chunk {
     pub metadata: Option<String>,
 }
 
+impl Chunk {
+    /// Bytes of all its texts.
+    pub fn bytes(&self) -> usize {
+        let Self { id, title, text, metadata } = self;
+        let part = |part: &Option<String>| part.as_ref().map_or(0, String::len);
+        id.len() + part(title) + text.len() + part(metadata)
+    }
+}
+
 /// How much may be kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {

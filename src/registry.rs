@@ -100,6 +100,14 @@ pub enum RegistryError {
     /// The log that sidecars share does not answer: a change that it does not know would be known here alone.
     #[error(transparent)]
     Log(LogError),
+    /// What a search found is too much to hold.
+    #[error(
+        "what was found has more than {bytes_max} bytes of text (limits.registered_bytes_max): ask for less"
+    )]
+    FoundTooLong {
+        /// The limit.
+        bytes_max: usize,
+    },
     /// The writer is gone: the daemon is stopping, or it had a bug.
     #[error("the registry's writer has stopped")]
     Stopped,
@@ -120,6 +128,7 @@ impl RegistryError {
             Self::Read(_) => "registry_read_failed",
             Self::Overloaded => "overloaded",
             Self::Log(_) => "change_log_unavailable",
+            Self::FoundTooLong { .. } => "input_too_long",
             Self::Stopped => "registry_stopped",
             Self::Filter(filter) => filter.code,
         }
@@ -177,7 +186,8 @@ impl Registry {
         (0..ids.len()).filter(|&at| directory.content(ids[at].as_ref()).is_none()).collect()
     }
 
-    /// At most `limit` chunks after `after`, in the order of their ids, that pass `filter`.
+    /// At most `limit` chunks after `after`, in the order of their ids, that pass `filter`; fewer when they have `bytes_max`
+    /// bytes already.
     ///
     /// # Errors
     /// [`RegistryError`]; a filter on a field that no chunk has.
@@ -185,23 +195,25 @@ impl Registry {
         &self,
         after: Option<&str>,
         limit: usize,
+        bytes_max: usize,
         filter: Option<&Filter>,
     ) -> Result<Page, RegistryError> {
-        self.store.list(after, limit, filter)
+        self.store.list(after, limit, bytes_max, filter)
     }
 
     /// The `limit` best chunks for `query` by BM25 over titles and texts that pass `filter`, best first, then by id. Chunks
     /// without a word of the query are not found.
     ///
     /// # Errors
-    /// [`RegistryError`]; a filter on a field that no chunk has.
+    /// [`RegistryError`]; a filter on a field that no chunk has; chunks with more than `bytes_max` bytes of text together.
     pub fn search(
         &self,
         query: &str,
         filter: Option<&Filter>,
         limit: usize,
+        bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
-        self.store.search(query, filter, limit)
+        self.store.search(query, filter, limit, bytes_max)
     }
 
     /// Places in `ids` of the `keep` best for `query` by BM25, ascending. Where it has no opinion the earlier ones stay.

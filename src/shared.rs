@@ -2,7 +2,7 @@
 //! journals of changes. The only user of `redis`.
 //! Knows nothing of what values hold, nor of what a change is about.
 //!
-//! Reading never fails and never waits longer than `shared.timeout_ms`: what is not there in time is not there. A server
+//! A read never fails and never waits longer than `shared.timeout_ms`: what is not there in time is not there. A server
 //! that does not answer is left alone until it does; `mend` looks after it. Values carry a hash over themselves and their
 //! key, so that damage is a miss.
 
@@ -200,26 +200,8 @@ impl Shared {
 
     /// The values under `keys`, in their order. What is missing, damaged or not there within `shared.timeout_ms` is `None`.
     pub async fn get_many<K: AsRef<[u8; 32]>>(&self, keys: &[K]) -> Vec<Option<Bytes>> {
-        self.get_many_within(keys, &mut self.patience()).await
-    }
-
-    /// What a lookup may wait for this tier: `shared.timeout_ms`.
-    pub fn patience(&self) -> Duration {
-        self.0.core.timeout
-    }
-
-    /// As [`Self::get_many`], for one of several calls that share their patience: each leaves what it did not use. Nothing is
-    /// asked for when none is left.
-    pub async fn get_many_within<K: AsRef<[u8; 32]>>(
-        &self,
-        keys: &[K],
-        patience: &mut Duration,
-    ) -> Vec<Option<Bytes>> {
-        let started = Instant::now();
         let names: Vec<String> = keys.iter().map(|key| self.0.core.name(key.as_ref())).collect();
-        let found = self.0.core.get_many(&names, *patience).await;
-        *patience = patience.saturating_sub(started.elapsed());
-        found
+        self.0.core.get_many(&names, self.0.core.timeout).await
     }
 
     /// Writes `value` in the background, over whatever stands there. Returns at once; a full queue, a value over

@@ -139,8 +139,8 @@ fn doctor_finds_all_well() {
         "settings: ",
         "runtime: ",
         "model: minilm-l6 in ",
-        "blocks: 0 in /",
-        "registry: 0 chunks in /",
+        "kv.dir: /",
+        "registry.dir: /",
         "shared tier: none",
         "answer: a request took ",
     ];
@@ -177,9 +177,14 @@ fn doctor_says_what_to_do() {
             "no directory for blocks",
             "THRESHER__KV__DIR",
             "/dev/null/kv",
-            "FAILED  blocks: cannot create /dev/null/kv",
+            "FAILED  kv.dir: cannot write in /dev/null: ",
         ),
-        ("no registry", "THRESHER__REGISTRY__DIR", "/dev/null/r", "FAILED  registry: "),
+        (
+            "no registry",
+            "THRESHER__REGISTRY__DIR",
+            "/dev/null/r",
+            "FAILED  registry.dir: cannot write in /dev/null: ",
+        ),
         (
             "no server",
             "THRESHER__SHARED__URLS",

@@ -1,13 +1,14 @@
 //! `thresher doctor`: finds runtime, model and versions, tries them, and says what to do about what is missing.
 
+use std::path::Path;
 use std::process::ExitCode;
+
+use anyhow::Context as _;
 
 use crate::app;
 use crate::config::{Config, ConfigError};
-use crate::kv::local::{LocalError, LocalTiers};
 use crate::model::contract::Contract;
 use crate::model::ort::runtime_version;
-use crate::registry::{Registry, RegistryError};
 
 /// One line per check; the first failure ends the checks that build on it.
 pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
@@ -33,9 +34,10 @@ fn check(config: Result<Config, ConfigError>) -> bool {
     let contract = Contract::load(dir).and_then(|contract| contract.verify_files(dir).map(|()| contract));
     let model =
         report("model", contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()));
+    let registry = &config.registry.dir;
     let kept = [
-        report("blocks", blocks(&config), String::clone),
-        report("registry", registry(&config), String::clone),
+        report("kv.dir", directory(&config.kv.dir, !config.kv.disk()), String::clone),
+        report("registry.dir", directory(registry, registry.as_os_str().is_empty()), String::clone),
         report("shared tier", shared(&config), String::clone),
     ];
     if runtime.is_none() || model.is_none() {
@@ -47,29 +49,18 @@ fn check(config: Result<Config, ConfigError>) -> bool {
     answered.is_some() && kept.iter().all(Option::is_some)
 }
 
-/// Opens the directory as `serve` would. One that another process has is in order: a daemon may be running.
-fn blocks(config: &Config) -> Result<String, LocalError> {
-    let settings = app::local_settings(config);
-    let Some(dir) = settings.dir.as_ref().map(|dir| dir.display().to_string()) else {
-        return Ok("in memory only (kv.dir, kv.disk_bytes_max)".to_owned());
-    };
-    match LocalTiers::open(&settings) {
-        Ok(tiers) => Ok(format!("{} in {dir}", tiers.stats().disk.entries)),
-        Err(LocalError::InUse { .. }) => Ok(format!("{dir} is in use, by a daemon that runs")),
-        Err(error) => Err(error),
+/// Whether files can be made in the directory, or the directory where it shall be. Changes nothing there: a daemon may have
+/// it.
+fn directory(dir: &Path, in_memory: bool) -> anyhow::Result<String> {
+    if in_memory {
+        return Ok("in memory only".to_owned());
     }
-}
-
-fn registry(config: &Config) -> Result<String, RegistryError> {
-    let dir = &config.registry.dir;
-    if dir.as_os_str().is_empty() {
-        return Ok("in memory only (registry.dir)".to_owned());
-    }
-    match Registry::open(&config.registry) {
-        Ok(registry) => Ok(format!("{} chunks in {}", registry.progress().registered, dir.display())),
-        Err(RegistryError::InUse { .. }) => Ok(format!("{} is in use, by a daemon that runs", dir.display())),
-        Err(error) => Err(error),
-    }
+    let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("."));
+    // Without a name, gone when it is closed.
+    let made = tempfile::tempfile_in(there);
+    made.with_context(|| format!("cannot write in {}", there.display()))?;
+    let note = if there == dir { "" } else { ", which is not there yet" };
+    Ok(format!("{}{note}", dir.display()))
 }
 
 /// The daemon would go on without it; who names one wants to know.

@@ -119,7 +119,7 @@ pub struct ListQuery {
     filter: Option<String>,
 }
 
-/// `GET /v1/chunks`: a page of them in the order of their ids.
+/// `GET /v1/chunks`: a page of them in the order of their ids; no larger than what one may send.
 pub async fn list(
     State(service): State<Service>,
     RawQuery(query): RawQuery,
@@ -133,7 +133,11 @@ pub async fn list(
         Some(Ok(limit @ 1..=PAGE_COUNT_MAX)) => limit,
         Some(_) => return Err(HttpError::page_out_of_range(PAGE_COUNT_MAX)),
     };
-    let page = work::aside(move || {
+    let bytes_max = service.limits.body_bytes_max;
+    let deadline = work::deadline(Instant::now(), None, &service)?;
+    let working = service.clone();
+    let page = work::admitted(&service, deadline, move |cancel| {
+        cancel.check()?;
         let filter = match &query.filter {
             None => None,
             Some(json) => {
@@ -141,7 +145,7 @@ pub async fn list(
                 Some(Filter::parse(&value, "filter").map_err(RequestError::from)?)
             }
         };
-        Ok(service.registry()?.list(query.after.as_deref(), limit, filter.as_ref())?)
+        Ok(working.registry()?.list(query.after.as_deref(), limit, bytes_max, filter.as_ref())?)
     });
     let page = page.await?;
     Ok(Json(PageAnswer::new(&page.chunks, page.next)))

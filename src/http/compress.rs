@@ -48,6 +48,10 @@ pub async fn handle(
     let asked = Arc::new(asked);
     match compress(&service, &asked, deadline).await {
         Err(error) if asked.options.on_error == OnError::Passthrough && error.is_ours() => {
+            // Looking chunks up is work: who is told that there is too much of it does not cause more.
+            if asked.ids.is_some() && error.code() == "overloaded" {
+                return Err(error);
+            }
             passed(&service, asked, error).await.map(Json)
         }
         Err(error) if asked.ids.is_some() => Err(error.of_chunks_in("chunk_ids")),

@@ -233,6 +233,7 @@ impl From<RegistryError> for HttpError {
     fn from(error: RegistryError) -> Self {
         let param = match &error {
             RegistryError::Filter(filter) => Some(filter.param.clone()),
+            RegistryError::FoundTooLong { .. } => Some("candidates".to_owned()),
             RegistryError::Read(cause) => {
                 tracing::error!(%cause, "the registry could not be read");
                 None

@@ -31,12 +31,13 @@ pub async fn handle(
         service.ready()?;
     }
     let working = service.clone();
+    let bytes_max = service.limits.registry.named_bytes_max;
     work::admitted(&service, deadline, move |cancel| {
         cancel.check()?;
         let registry = working.registry()?;
         let mut clock = Clock::start();
         let hits = clock.stage("search", || {
-            registry.search(&request.query, request.filter.as_ref(), request.candidates)
+            registry.search(&request.query, request.filter.as_ref(), request.candidates, bytes_max)
         })?;
         let scores = match request.rank {
             Rank::Rc if !hits.is_empty() => {

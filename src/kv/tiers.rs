@@ -12,9 +12,6 @@ use super::local::{LocalTiers, TierName};
 use super::store::{Source, Tiers};
 use crate::shared::Shared;
 
-/// Keys that are asked for at once: what they bring is in memory together, whatever the tiers' bounds.
-const KEYS_AT_ONCE: usize = 512;
-
 /// This machine's tiers, and the one that sidecars share when there is one. A clone is another handle on the same ones.
 #[derive(Clone)]
 pub struct AllTiers {
@@ -39,8 +36,7 @@ impl AllTiers {
         tokio::join!(flush, self.local.close_within(patience));
     }
 
-    /// `patience`: what is left of a request's for the shared tier.
-    async fn find(&self, keys: &[BlockKey], patience: &mut Duration) -> Vec<Option<(Bytes, Source)>> {
+    async fn find(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
         let source = |tier| match tier {
             TierName::Memory => Source::Memory,
             TierName::Disk => Source::Disk,
@@ -53,10 +49,11 @@ impl AllTiers {
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        for (i, bytes) in missing.into_iter().zip(shared.get_many_within(&asked, patience).await) {
+        for (i, bytes) in missing.into_iter().zip(shared.get_many(&asked).await) {
             found[i] = bytes.map(|bytes| {
                 // An allocation of its own: a part of the server's reply would keep the whole reply in memory.
                 let bytes = Bytes::from(bytes.to_vec());
+                shared.renew(&keys[i], &bytes);
                 self.local.insert(keys[i], bytes.clone());
                 (bytes, Source::Shared)
             });
@@ -75,9 +72,7 @@ impl Tiers for AllTiers {
     }
 
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
-        let mut patience = self.shared.as_ref().map_or(Duration::ZERO, Shared::patience);
-        let find = |keys: &[BlockKey]| self.runtime.block_on(self.find(keys, &mut patience));
-        keys.chunks(KEYS_AT_ONCE).flat_map(find).collect()
+        self.runtime.block_on(self.find(keys))
     }
 
     fn keep(&self, key: BlockKey, bytes: Bytes) {

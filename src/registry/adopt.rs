@@ -10,6 +10,7 @@ use super::content::id_hash;
 use super::log::{ChangeLog, LogError, Place};
 use super::store::{Store, blocking};
 use super::writer::Commit;
+use crate::domain::Chunk;
 
 /// Chunks of this registry that go into one entry of a log that lacks them.
 const ENTRY_COUNT: usize = 64;
@@ -19,7 +20,8 @@ const ENTRY_COUNT: usize = 64;
 pub enum Extra {
     /// They were deleted while nobody looked.
     Delete,
-    /// The log is new to this registry, or has lost its content: it gets them.
+    /// The log is new to this registry, or has lost its content or its end: it gets them, unless it has others under
+    /// their ids by then.
     Publish,
 }
 
@@ -31,8 +33,6 @@ pub async fn adopt(
     name: String,
     extra: Extra,
 ) -> Result<Place, RegistryError> {
-    // What one that was cut has left may have been deleted since.
-    store.follow(Vec::new(), Commit::Forget).await?;
     // Taken before the pages: what changes meanwhile comes again.
     let position = log.end().await?.unwrap_or_default();
     let (mut cursor, mut theirs, mut unreadable) = (None, HashSet::new(), HashSet::new());
@@ -58,7 +58,12 @@ pub async fn adopt(
     for ids in given.chunks(ENTRY_COUNT) {
         let (store, ids) = (Arc::clone(store), ids.to_vec());
         let chunks = blocking(move || store.get(&ids)).await??;
-        let chunks: Vec<_> = chunks.into_iter().flatten().map(Change::Put).collect();
+        // What somebody has registered since the pages were read is newer.
+        let give = |chunk: Arc<Chunk>| match unreadable.contains(&chunk.id) {
+            true => Change::Put(chunk),
+            false => Change::Offer(chunk),
+        };
+        let chunks: Vec<_> = chunks.into_iter().flatten().map(give).collect();
         if !chunks.is_empty() {
             log.publish(chunks).await?;
         }

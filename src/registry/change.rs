@@ -11,6 +11,8 @@ use crate::domain::Chunk;
 pub enum Change {
     /// Registers the chunk under its id, or replaces the one that is there.
     Put(Arc<Chunk>),
+    /// Registers the chunk if its id holds nothing.
+    Offer(Arc<Chunk>),
     /// Takes the id away.
     Delete(String),
 }
@@ -35,16 +37,24 @@ pub enum Outcome {
 /// The id that it is about.
 pub fn id_of(change: &Change) -> &str {
     match change {
-        Change::Put(chunk) => &chunk.id,
+        Change::Put(chunk) | Change::Offer(chunk) => &chunk.id,
         Change::Delete(id) => id,
     }
 }
 
-/// What the id holds afterwards; none when it is gone.
-pub fn content_after(change: &Change) -> Option<u64> {
+/// What it brings for its id; none when it takes it away.
+pub fn content_brought(change: &Change) -> Option<u64> {
     match change {
-        Change::Put(chunk) => Some(content_of(chunk)),
+        Change::Put(chunk) | Change::Offer(chunk) => Some(content_of(chunk)),
         Change::Delete(_) => None,
+    }
+}
+
+/// What the id holds afterwards, where it held `before` and the change brings `brought`; none when it is gone.
+pub fn content_after(change: &Change, before: Option<u64>, brought: Option<u64>) -> Option<u64> {
+    match change {
+        Change::Offer(_) => before.or(brought),
+        Change::Put(_) | Change::Delete(_) => brought,
     }
 }
 

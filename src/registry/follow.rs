@@ -7,9 +7,10 @@
 //! what is applied twice changes nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Mutex, Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -38,24 +39,35 @@ pub struct Membership {
     applied: watch::Receiver<Applied>,
     doubt: Arc<Notify>,
     waiting: Semaphore,
+    /// One batch at a time is counted.
+    counting: Mutex<()>,
+    /// New chunks that are in the log, or about to be, and not registered here yet.
+    coming: AtomicUsize,
     task: JoinHandle<()>,
 }
 
-/// How far which log has been applied; none while it has not been met: since the start, or since entries were missing.
-type Applied = Option<Place>;
+/// How far the log has been applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Applied {
+    /// It has not been met: since the start, or since entries were missing.
+    Unmet,
+    /// All up to here.
+    To(Place),
+    /// Entries could not be written here.
+    Failed(String),
+}
 
 impl Membership {
     /// Starts to follow `log` into `store`; within a Tokio runtime.
     pub fn start(store: Arc<Store>, log: Arc<dyn ChangeLog>) -> Self {
-        let (sender, applied) = watch::channel(None);
+        let (sender, applied) = watch::channel(Applied::Unmet);
         let doubt = Arc::new(Notify::new());
         let task = FollowTask {
             store: Arc::clone(&store),
             log: Arc::clone(&log),
             applied: sender,
             doubt: Arc::clone(&doubt),
-            missing: false,
-            met: None,
+            extra: None,
         };
         Self {
             store,
@@ -63,6 +75,8 @@ impl Membership {
             applied,
             doubt,
             waiting: Semaphore::new(WAITING_MAX),
+            counting: Mutex::default(),
+            coming: AtomicUsize::default(),
             task: tokio::spawn(task.run()),
         }
     }
@@ -73,12 +87,7 @@ impl Membership {
         // Only who knows all that is in the log can say what a change would change.
         let end = self.met().await?;
         self.caught_up(&end).await?;
-        let store = Arc::clone(&self.store);
-        let (changes, outcomes) = blocking(move || {
-            let outcomes = store.foresee(&changes);
-            (changes, outcomes)
-        })
-        .await?;
+        let (changes, outcomes, _coming) = self.foresee(changes).await?;
         let changed = changes.into_iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_change());
         let changed: Vec<Change> = changed.map(|(change, _)| change).collect();
         if !changed.is_empty() {
@@ -92,19 +101,37 @@ impl Membership {
         Ok(outcomes)
     }
 
+    /// What `changes` would do. Until the last of what is returned is dropped, the new chunks among them count for others.
+    async fn foresee(
+        &self,
+        changes: Vec<Change>,
+    ) -> Result<(Vec<Change>, Vec<Outcome>, Coming<'_>), RegistryError> {
+        let _counting = self.counting.lock().await;
+        let (store, others) = (Arc::clone(&self.store), self.coming.load(Ordering::Relaxed));
+        let (changes, outcomes) = blocking(move || {
+            let outcomes = store.foresee(&changes, others);
+            (changes, outcomes)
+        })
+        .await?;
+        let count = outcomes.iter().filter(|outcome| **outcome == Outcome::Created).count();
+        self.coming.fetch_add(count, Ordering::Relaxed);
+        Ok((changes, outcomes, Coming { all: &self.coming, count }))
+    }
+
     /// Waits until this registry has met the log that is there now; where that ends.
     async fn met(&self) -> Result<Place, RegistryError> {
         let mut applied = self.applied.clone();
         loop {
             let log = self.log.identity().await?;
             let end = self.log.end().await?;
-            match applied.borrow_and_update().as_ref() {
-                Some(met) if met.log == log => {
+            match &*applied.borrow_and_update() {
+                Applied::To(met) if met.log == log => {
                     return Ok(Place { log, position: end.unwrap_or_default() });
                 }
                 // Nobody who follows an empty log can tell when it is lost.
-                Some(_) => self.doubt.notify_one(),
-                None => {}
+                Applied::To(_) => self.doubt.notify_one(),
+                Applied::Failed(cause) => return Err(RegistryError::Write(cause.clone())),
+                Applied::Unmet => {}
             }
             applied.changed().await.map_err(|_| RegistryError::Stopped)?;
         }
@@ -113,15 +140,28 @@ impl Membership {
     /// Waits until everything up to `place` is in the index, or its log is there no more.
     async fn caught_up(&self, place: &Place) -> Result<(), RegistryError> {
         let mut applied = self.applied.clone();
-        let there = |applied: &Applied| {
-            let other_or_there = |at: &Place| at.log != place.log || at.position >= place.position;
-            applied.as_ref().is_some_and(other_or_there)
+        let decided = |applied: &Applied| match applied {
+            Applied::To(at) => at.log != place.log || at.position >= place.position,
+            Applied::Failed(_) => true,
+            Applied::Unmet => false,
         };
-        let applied = applied.wait_for(there).await.map_err(|_| RegistryError::Stopped)?;
-        match applied.as_ref().is_some_and(|at| at.log == place.log) {
-            true => Ok(()),
-            false => Err(lost().into()),
+        match &*applied.wait_for(decided).await.map_err(|_| RegistryError::Stopped)? {
+            Applied::To(at) if at.log == place.log => Ok(()),
+            Applied::Failed(cause) => Err(RegistryError::Write(cause.clone())),
+            _ => Err(lost().into()),
         }
+    }
+}
+
+/// New chunks of one batch, while they are on their way.
+struct Coming<'a> {
+    all: &'a AtomicUsize,
+    count: usize,
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.count, Ordering::Relaxed);
     }
 }
 
@@ -137,27 +177,30 @@ struct FollowTask {
     applied: watch::Sender<Applied>,
     /// Somebody has seen that the log has another name.
     doubt: Arc<Notify>,
-    /// Whether entries behind the kept place are.
-    missing: bool,
-    /// When this session met the log.
-    met: Option<Instant>,
+    /// Entries are missing, or the kept place is in the log no more: what happens to chunks that the log lacks.
+    extra: Option<Extra>,
 }
 
 impl FollowTask {
     async fn run(mut self) {
         let (mut pause, mut failures) = (PAUSE_MIN, 0);
         loop {
+            let started = Instant::now();
             let ended = self.session().await;
-            self.applied.send_replace(None);
-            let met = self.met.take();
-            if met.is_some_and(|met| met.elapsed() >= CALM) {
-                pause = PAUSE_MIN;
+            self.applied.send_replace(match &ended {
+                Err(RegistryError::Write(cause)) => Applied::Failed(cause.clone()),
+                _ => Applied::Unmet,
+            });
+            if started.elapsed() >= CALM {
+                (pause, failures) = (PAUSE_MIN, 0);
             }
-            failures = if met.is_some() { 0 } else { failures };
-            if let Err(cause) = ended {
-                failures += 1;
-                if failures == FAILURES_SAID {
-                    tracing::warn!(%cause, "the registry cannot follow the change log; it takes no changes until it can");
+            match ended {
+                Ok(()) => failures = 0,
+                Err(cause) => {
+                    failures += 1;
+                    if failures == FAILURES_SAID {
+                        tracing::warn!(%cause, "the registry cannot follow the change log; it takes no changes until it can");
+                    }
                 }
             }
             tokio::time::sleep(pause).await;
@@ -167,17 +210,18 @@ impl FollowTask {
 
     /// Follows until entries are missing, or the log may be another one.
     async fn session(&mut self) -> Result<(), RegistryError> {
+        // What an adoption that was cut has left may have been deleted since, or be of another log.
+        self.store.follow(Vec::new(), Commit::Forget).await?;
         let identity = self.log.identity().await?;
         let kept = self.store.place().filter(|place| place.log == identity);
-        let mut place = match kept {
-            Some(place) if !self.missing => place,
-            Some(_) => adopt(&self.store, &*self.log, identity, Extra::Delete).await?,
-            None => adopt(&self.store, &*self.log, identity, Extra::Publish).await?,
+        let mut place = match (kept, self.extra) {
+            (Some(place), None) => place,
+            (Some(_), Some(extra)) => adopt(&self.store, &*self.log, identity, extra).await?,
+            (None, _) => adopt(&self.store, &*self.log, identity, Extra::Publish).await?,
         };
-        self.missing = false;
+        self.extra = None;
         tracing::info!(position = %place.position, "the registry follows the change log");
-        self.met = Some(Instant::now());
-        self.applied.send_replace(Some(place.clone()));
+        self.applied.send_replace(Applied::To(place.clone()));
         let mut tail = self.log.follow(Some(place.position).filter(|at| *at != Position::default()));
         loop {
             let mut changes = Vec::new();
@@ -191,9 +235,10 @@ impl FollowTask {
                         place.position = position;
                         changes.append(&mut entry);
                     }
-                    Event::Lost => self.missing = true,
+                    Event::Missing => self.extra = Some(Extra::Delete),
+                    Event::Rewound => self.extra = Some(Extra::Publish),
                 }
-                if self.missing || changes.len() >= CHANGES_MAX {
+                if self.extra.is_some() || changes.len() >= CHANGES_MAX {
                     break;
                 }
                 // What has come already joins the commit.
@@ -205,11 +250,18 @@ impl FollowTask {
             if !changes.is_empty() {
                 self.store.follow(changes, Commit::At(place.clone())).await?;
             }
-            if self.missing {
-                tracing::warn!("entries of the change log are missing: reading all that it adds up to");
-                return Ok(());
+            match self.extra {
+                Some(Extra::Delete) => {
+                    tracing::warn!("entries of the change log are missing: reading all that it adds up to");
+                    return Ok(());
+                }
+                Some(Extra::Publish) => {
+                    tracing::warn!("the change log has lost its end: it gets what is registered here");
+                    return Ok(());
+                }
+                None => {}
             }
-            self.applied.send_replace(Some(place.clone()));
+            self.applied.send_replace(Applied::To(place.clone()));
         }
     }
 }

@@ -23,7 +23,7 @@ pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// A log of changes, and what they add up to. All who share it see the same changes in the same order.
 ///
 /// What an implementation owes: an entry changes the log and what it adds up to at one moment; positions only grow; a
-/// tail misses nothing, or says that it may have.
+/// tail misses nothing, or says what it may have missed.
 pub trait ChangeLog: Send + Sync {
     /// Names this log: the same for all who share it, and another one once its content has been lost. Made on first use.
     fn identity(&self) -> Later<'_, Result<String, LogError>>;
@@ -54,8 +54,10 @@ pub trait Tail: Send {
 pub enum Event {
     /// The next entry.
     Entry(Position, Vec<Change>),
-    /// Entries may be missing here: the log was trimmed past this place, or lost. The tail has nothing more to say.
-    Lost,
+    /// Entries are missing here: the log was trimmed past this place, or one is damaged. The tail has nothing more to say.
+    Missing,
+    /// This place is in the log no more: it has lost its end, or all. The tail has nothing more to say.
+    Rewound,
 }
 
 /// A page of what a log adds up to.
@@ -140,6 +142,7 @@ struct ChunkWire {
 #[serde(rename_all = "snake_case")]
 enum ChangeWire {
     Put(ChunkWire),
+    Offer(ChunkWire),
     Delete(String),
 }
 
@@ -169,6 +172,7 @@ pub fn decode_chunk(bytes: &[u8]) -> Option<Arc<Chunk>> {
 pub fn encode_changes(changes: &[Change]) -> Vec<u8> {
     let wire = |change: &Change| match change {
         Change::Put(chunk) => ChangeWire::Put(ChunkWire::new(chunk)),
+        Change::Offer(chunk) => ChangeWire::Offer(ChunkWire::new(chunk)),
         Change::Delete(id) => ChangeWire::Delete(id.clone()),
     };
     serde_json::to_vec(&changes.iter().map(wire).collect::<Vec<_>>()).expect("texts are JSON")
@@ -178,6 +182,7 @@ pub fn encode_changes(changes: &[Change]) -> Vec<u8> {
 pub fn decode_changes(bytes: &[u8]) -> Option<Vec<Change>> {
     let change = |wire| match wire {
         ChangeWire::Put(chunk) => Change::Put(chunk.chunk()),
+        ChangeWire::Offer(chunk) => Change::Offer(chunk.chunk()),
         ChangeWire::Delete(id) => Change::Delete(id),
     };
     serde_json::from_slice::<Vec<ChangeWire>>(bytes).ok().map(|wires| wires.into_iter().map(change).collect())
@@ -192,7 +197,11 @@ mod tests {
         let metadata = Some("{\"n\": 1e400}".to_owned());
         let chunk =
             Arc::new(Chunk { id: "ü\n".to_owned(), title: None, text: "\u{0}潮".to_owned(), metadata });
-        let changes = vec![Change::Put(Arc::clone(&chunk)), Change::Delete("x".to_owned())];
+        let changes = vec![
+            Change::Put(Arc::clone(&chunk)),
+            Change::Delete("x".to_owned()),
+            Change::Offer(Arc::clone(&chunk)),
+        ];
         assert_eq!(decode_changes(&encode_changes(&changes)), Some(changes));
         assert_eq!(decode_chunk(&encode_chunk(&chunk)), Some(chunk));
         assert_eq!((decode_changes(b"[{\"put\"").is_none(), decode_chunk(b"{}")), (true, None));

@@ -13,7 +13,7 @@ use tantivy::query::{
 };
 use tantivy::schema::IndexRecordOption;
 use tantivy::schema::document::OwnedValue;
-use tantivy::{DateTime, DocId, Score, Searcher, SegmentOrdinal, SegmentReader, TantivyError, Term};
+use tantivy::{DateTime, DocId, Score, Searcher, SegmentOrdinal, SegmentReader, Term};
 
 use super::content::id_hash;
 use super::filter::{Filter, FilterError, Test};
@@ -37,12 +37,13 @@ pub struct Questions<'a> {
 }
 
 impl Questions<'_> {
-    /// The best chunks for `query`.
+    /// The best chunks for `query`, of `bytes_max` bytes of text at most.
     pub fn best(
         &self,
         query: &str,
         filter: Option<&Filter>,
         limit: usize,
+        bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
         let Some(words) = self.words(query) else { return Ok(Vec::new()) };
         let query: Box<dyn Query> = match filter {
@@ -56,11 +57,15 @@ impl Questions<'_> {
             return Ok(Vec::new());
         }
         let found = self.searcher.search(&*query, &TopDocs::with_limit(limit).order_by_score())?;
-        let hit = |(bm25, address)| {
+        let (mut hits, mut bytes) = (Vec::with_capacity(found.len()), 0);
+        for (bm25, address) in found {
             let chunk = reading::chunk(self.searcher, self.fields, address)?;
-            Ok(Hit { chunk, bm25 })
-        };
-        let mut hits = found.into_iter().map(hit).collect::<Result<Vec<Hit>, TantivyError>>()?;
+            bytes += chunk.text.len();
+            if bytes > bytes_max {
+                return Err(RegistryError::FoundTooLong { bytes_max });
+            }
+            hits.push(Hit { chunk, bm25 });
+        }
         hits.sort_by(|a, b| b.bm25.total_cmp(&a.bm25).then_with(|| a.chunk.id.cmp(&b.chunk.id)));
         Ok(hits)
     }

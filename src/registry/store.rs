@@ -11,7 +11,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::cache::Cache;
-use super::change::{Change, Outcome, content_after, id_of};
+use super::change::{Change, Outcome, content_after, content_brought, id_of};
 use super::content::id_hash;
 use super::directory::Directory;
 use super::filter::Filter;
@@ -27,6 +27,9 @@ const WAITING_MAX: usize = 64;
 
 /// Ids that are taken from the directory at a time.
 const PIECE_COUNT: usize = 1_024;
+
+/// Chunks that a page reads at a time.
+const LIST_COUNT: usize = 8;
 
 /// Chunks on disk, the list of them and those in use.
 pub struct Store {
@@ -109,16 +112,17 @@ impl Store {
         lock(&self.shared.place).clone()
     }
 
-    /// What `changes` would do to what is registered now.
-    pub fn foresee(&self, changes: &[Change]) -> Vec<Outcome> {
+    /// What `changes` would do to what is registered now, where `coming` more chunks are on their way.
+    pub fn foresee(&self, changes: &[Change], coming: usize) -> Vec<Outcome> {
         // Hashed before anybody is kept from the directory.
-        let contents: Vec<Option<u64>> = changes.iter().map(content_after).collect();
+        let contents: Vec<Option<u64>> = changes.iter().map(content_brought).collect();
         let directory = self.directory();
-        let mut count = directory.len();
+        let mut count = directory.len() + coming;
         let mut changed: HashMap<&str, Option<u64>> = HashMap::new();
-        let outcome = |(change, after)| {
+        let outcome = |(change, brought)| {
             let id = id_of(change);
             let before = changed.get(id).copied().unwrap_or_else(|| directory.content(id));
+            let after = content_after(change, before, brought);
             let outcome = Outcome::of(before, after, &mut count, self.count_max);
             if outcome.is_change() {
                 changed.insert(id, after);
@@ -165,6 +169,7 @@ impl Store {
         &self,
         after: Option<&str>,
         limit: usize,
+        bytes_max: usize,
         filter: Option<&Filter>,
     ) -> Result<Page, RegistryError> {
         let searcher = self.shared.reader.searcher();
@@ -174,9 +179,22 @@ impl Store {
         let mut ids: Vec<Arc<str>> = self.ids(after).filter(passes).take(limit.saturating_add(1)).collect();
         let more = ids.len() > limit;
         ids.truncate(limit);
-        let next = more.then(|| ids.last().map(ToString::to_string)).flatten();
-        // One that was deleted a moment ago is in neither.
-        Ok(Page { chunks: self.get(&ids)?.into_iter().flatten().collect(), next })
+        let (mut chunks, mut listed, mut bytes) = (Vec::new(), 0, 0);
+        while listed < ids.len() && bytes < bytes_max {
+            let piece = &ids[listed..ids.len().min(listed + LIST_COUNT)];
+            for chunk in self.get(piece)? {
+                if bytes >= bytes_max {
+                    break;
+                }
+                listed += 1;
+                // One that was deleted a moment ago is in neither.
+                bytes += chunk.as_ref().map_or(0, |chunk| chunk.bytes());
+                chunks.extend(chunk);
+            }
+        }
+        let more = more || listed < ids.len();
+        let next = more.then(|| ids[..listed].last().map(ToString::to_string)).flatten();
+        Ok(Page { chunks, next })
     }
 
     /// As [`super::Registry::search`].
@@ -185,9 +203,10 @@ impl Store {
         query: &str,
         filter: Option<&Filter>,
         limit: usize,
+        bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
         let searcher = self.shared.reader.searcher();
-        Questions { searcher: &searcher, fields: &self.shared.fields }.best(query, filter, limit)
+        Questions { searcher: &searcher, fields: &self.shared.fields }.best(query, filter, limit, bytes_max)
     }
 
     /// As [`super::Registry::prefilter`].
@@ -309,7 +328,7 @@ mod tests {
         let store = Store::with(&settings, vec![Arc::downgrade(&warmer)]).expect("in memory");
         let chunk = Chunk { id: "a".to_owned(), title: None, text: "tide".to_owned(), metadata: None };
         let put = || vec![Change::Put(Arc::new(chunk.clone()))];
-        let found = || store.search("tide", None, 9).expect("an index").len();
+        let found = || store.search("tide", None, 9, 999).expect("an index").len();
         refuses.0.store(true, Ordering::SeqCst);
         for _ in 0..2 {
             let error = store.write(put()).await.expect_err("it cannot be seen");

@@ -54,7 +54,7 @@ fn ids(chunks: &[Arc<Chunk>]) -> String {
 
 fn found(registry: &Registry, query: &str, filter: Option<Value>) -> Result<BTreeSet<String>, RegistryError> {
     let filter = filter.map(|filter| Filter::parse(&filter, "filter").expect("a filter"));
-    let hits = registry.search(query, filter.as_ref(), 100)?;
+    let hits = registry.search(query, filter.as_ref(), 100, usize::MAX)?;
     Ok(hits.into_iter().map(|hit| hit.chunk.id.clone()).collect())
 }
 
@@ -96,7 +96,11 @@ fn a_new_version_is_never_hidden_by_an_old_one() {
             write(&registry, vec![put("a", &text), put("b", &text)]);
             let found = registry.get(&["a", "b"]).expect("readable");
             assert!(found.iter().flatten().all(|chunk| chunk.text == text) && found.len() == 2);
-            assert_eq!(registry.search("version", None, 9).expect("readable").len(), 2, "old ones are gone");
+            assert_eq!(
+                registry.search("version", None, 9, usize::MAX).expect("readable").len(),
+                2,
+                "old ones are gone"
+            );
         }
     }
 }
@@ -108,7 +112,7 @@ fn pages_in_the_order_of_ids() {
     write(&registry, (0..10).rev().map(odd).collect());
     let check = |after, limit, filter: Option<Value>, expect: &str, next: Option<&str>| {
         let filter = filter.map(|filter| Filter::parse(&filter, "filter").expect("a filter"));
-        let page = registry.list(after, limit, filter.as_ref()).expect("a page");
+        let page = registry.list(after, limit, usize::MAX, filter.as_ref()).expect("a page");
         assert_eq!((&*ids(&page.chunks), page.next.as_deref()), (expect, next), "{after:?}");
     };
     check(None, 3, None, "00 01 02", Some("02"));
@@ -118,6 +122,25 @@ fn pages_in_the_order_of_ids() {
     check(Some("09"), 3, None, "", None);
     check(Some("02"), 2, Some(json!({"odd": true})), "03 05", Some("05"));
     check(Some("05"), 9, Some(json!({"odd": true})), "07 09", None);
+}
+
+#[test]
+fn pages_and_findings_have_bounds_in_bytes() {
+    let registry = in_memory();
+    let text = format!("tide {}", "x".repeat(95));
+    write(&registry, (0..20).map(|n| put(&format!("{n:02}"), &text)).collect());
+    let check = |after, bytes_max, expect: &str, next: Option<&str>| {
+        let page = registry.list(after, 5, bytes_max, None).expect("a page");
+        assert_eq!((&*ids(&page.chunks), page.next.as_deref()), (expect, next), "{bytes_max}");
+    };
+    check(None, 1_000, "00 01 02 03 04", Some("04"));
+    check(None, 250, "00 01 02", Some("02"));
+    check(None, 1, "00", Some("00"));
+    check(Some("16"), 250, "17 18 19", None);
+    check(Some("17"), 1, "18", Some("18"));
+    assert_eq!(registry.search("tide", None, 9, 900).expect("an index").len(), 9);
+    let error = registry.search("tide", None, 9, 899).expect_err("more than that");
+    assert_eq!(error.code(), "input_too_long");
 }
 
 #[test]
@@ -135,7 +158,7 @@ fn words_find_texts_and_titles() {
         ],
     );
     let check = |query: &str, expect: &[&str]| {
-        let hits = registry.search(query, None, 10).expect("an index");
+        let hits = registry.search(query, None, 10, usize::MAX).expect("an index");
         assert_eq!(hits.iter().map(|hit| &*hit.chunk.id).collect::<Vec<_>>(), expect, "{query}");
         assert!(hits.windows(2).all(|pair| pair[0].bm25 >= pair[1].bm25));
     };
@@ -147,7 +170,7 @@ fn words_find_texts_and_titles() {
     check("nothing of this", &[]);
     check("?!", &[]);
     check("", &[]);
-    assert_eq!(registry.search("the", None, 0).expect("an index"), []);
+    assert_eq!(registry.search("the", None, 0, usize::MAX).expect("an index"), []);
 }
 
 #[test]
@@ -261,7 +284,7 @@ fn what_is_on_disk_is_there_after_a_restart() {
     assert!(matches!(Registry::open(&settings(&dir)), Err(RegistryError::InUse { .. })), "locked");
     drop(registry);
     let registry = Registry::open(&settings(&dir)).expect("it is there");
-    assert_eq!(ids(&registry.list(None, 9, None).expect("a page").chunks), "a c");
+    assert_eq!(ids(&registry.list(None, 9, usize::MAX, None).expect("a page").chunks), "a c");
     assert_eq!(registry.progress(), Progress { registered: 2, warm: 0, queued: 2, failed: 0 });
     let found = registry.get(&["a"]).expect("readable").remove(0).expect("registered");
     assert_eq!((&*found.text, found.metadata.as_deref()), ("tide", Some("{\"n\":1}")));
@@ -347,7 +370,7 @@ fn batches_of_many_callers_are_all_there() {
         .collect();
     callers.into_iter().for_each(|caller| runtime.block_on(caller).expect("no panic"));
     assert_eq!(registry.progress().registered, 32 * 4 * 5);
-    assert_eq!(registry.search("text", None, 1_000).expect("an index").len(), 640);
+    assert_eq!(registry.search("text", None, 1_000, usize::MAX).expect("an index").len(), 640);
 }
 
 /// Notes what it is given; fails where the text says so.

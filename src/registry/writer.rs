@@ -10,7 +10,7 @@ use tantivy::{IndexWriter, TantivyError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::RegistryError;
-use super::change::{Change, Outcome, content_after, id_of};
+use super::change::{Change, Outcome, content_after, content_brought, id_of};
 use super::log::Place;
 use super::store::{Shared, lock};
 use crate::domain::Chunk;
@@ -146,7 +146,7 @@ impl Writer {
             Some(Pending::Holds { content, .. }) => Some(*content),
             None => self.shared.directory().content(id),
         };
-        let after = content_after(change);
+        let after = content_after(change, before, content_brought(change));
         let outcome = Outcome::of(before, after, &mut self.count, job.count_max);
         if !outcome.is_change() {
             return Ok(outcome);
@@ -155,7 +155,7 @@ impl Writer {
             self.index.delete_term(self.shared.fields.term(id));
         }
         let pending = match (change, after) {
-            (Change::Put(chunk), Some(content)) => {
+            (Change::Put(chunk) | Change::Offer(chunk), Some(content)) => {
                 self.index.add_document(self.shared.fields.document(chunk))?;
                 // A commit that waits for more can be as large as the registry: it keeps no texts in memory.
                 let now = matches!(job.commit, Commit::Local | Commit::At(_));
@@ -227,7 +227,7 @@ fn write_failed(cause: TantivyError) -> RegistryError {
 impl Job {
     fn bytes(&self) -> usize {
         let bytes = |change: &Change| match change {
-            Change::Put(chunk) => chunk.text.len(),
+            Change::Put(chunk) | Change::Offer(chunk) => chunk.text.len(),
             Change::Delete(id) => id.len(),
         };
         self.changes.iter().map(bytes).sum()

@@ -20,6 +20,10 @@ const PAGE_FIELDS: usize = 32;
 /// of writes, is reached first.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// The one field of the marks that stand behind entries. Who follows stands on one: looking whether it is still there costs
+/// a few bytes, where an entry may be megabytes.
+const MARK: &str = "mark";
+
 /// Field names and values of an entry.
 pub type Fields<'a> = &'a [(&'a [u8], &'a [u8])];
 
@@ -29,6 +33,7 @@ pub struct Journal {
     inner: Arc<Inner>,
     pub(super) stream: String,
     pub(super) hash: String,
+    /// In the stream, marks included.
     pub(super) entries_max: usize,
 }
 
@@ -46,7 +51,7 @@ pub struct EntryId {
 pub struct Entry {
     /// Its place.
     pub id: EntryId,
-    /// Its fields, in their order.
+    /// Its fields, in their order; none: the mark behind an entry.
     pub fields: Vec<(Bytes, Bytes)>,
 }
 
@@ -55,6 +60,8 @@ pub struct Entry {
 pub enum FieldChange<'a> {
     /// Sets a field.
     Put(&'a [u8], &'a [u8]),
+    /// Sets a field that is not there.
+    Offer(&'a [u8], &'a [u8]),
     /// Takes a field away.
     Delete(&'a [u8]),
 }
@@ -97,10 +104,10 @@ impl Journal {
             None => format!("{}{{j:{name}}}", inner.core.prefix),
         };
         let (stream, hash) = (format!("{base}:log"), format!("{base}:now"));
-        Ok(Self { inner, stream, hash, entries_max: entries_max.max(1) })
+        Ok(Self { inner, stream, hash, entries_max: 2 * entries_max.max(1) })
     }
 
-    /// Changes the hash and appends `entry`, both or neither, and at one moment for all readers.
+    /// Changes the hash and appends `entry` and a mark, all or nothing, and at one moment for all readers; the mark's place.
     ///
     /// # Errors
     /// [`SharedError::Down`] and [`SharedError::Refused`]: nothing was changed. [`SharedError::Unconfirmed`]: it may have
@@ -115,7 +122,10 @@ impl Journal {
         changes.iter().for_each(|change| {
             commands.add_command(self.change_command(change)).ignore();
         });
-        commands.add_command(self.append_command(entry));
+        commands.add_command(self.append_command(entry)).ignore();
+        let mut mark = self.append();
+        mark.arg(MARK).arg("");
+        commands.add_command(mark);
         let answer = self.send(&commands).await?;
         let id = |value: &Value| text(value)?.parse().ok();
         match &answer {
@@ -125,27 +135,19 @@ impl Journal {
         .ok_or_else(|| unconfirmed(&Failure::Strange))
     }
 
-    /// Appends `entry`.
-    ///
-    /// # Errors
-    /// As [`Journal::change`].
-    pub async fn append(&self, entry: Fields<'_>) -> Result<EntryId, SharedError> {
-        self.change(&[], entry).await
-    }
-
-    /// Sets a field of the hash, without an entry: for compaction.
-    ///
-    /// # Errors
-    /// As [`Journal::change`].
-    pub async fn put_field(&self, field: &[u8], value: &[u8]) -> Result<(), SharedError> {
-        self.one(self.change_command(&FieldChange::Put(field, value))).await.map(drop)
-    }
-
     /// What a field of the hash holds, `value` if nothing or something damaged: all who ask at once get the same answer.
+    /// A server that takes no writes is enough where there is something.
     ///
     /// # Errors
     /// As [`Journal::change`].
     pub async fn field_or_put(&self, field: &[u8], value: &[u8]) -> Result<Bytes, SharedError> {
+        let mut get = cmd("HGET");
+        get.arg(&self.hash).arg(field);
+        if let Value::BulkString(found) = self.one(get).await?
+            && let Some(found) = self.open(&self.hash, field, Bytes::from(found))
+        {
+            return Ok(found);
+        }
         // What is damaged is there for the first and is replaced by the second.
         for name in ["HSETNX", "HSET"] {
             let (mut set, mut get) = (cmd(name), cmd("HGET"));
@@ -160,14 +162,6 @@ impl Journal {
             }
         }
         Err(unconfirmed(&Failure::Strange))
-    }
-
-    /// Takes a field of the hash away, without an entry.
-    ///
-    /// # Errors
-    /// As [`Journal::change`].
-    pub async fn delete_field(&self, field: &[u8]) -> Result<(), SharedError> {
-        self.one(self.change_command(&FieldChange::Delete(field))).await.map(drop)
     }
 
     /// A part of the hash, from the beginning or where a page before ended. Damaged values are counted.
@@ -196,7 +190,7 @@ impl Journal {
         Ok(page)
     }
 
-    /// Where the stream ends; `None`: it is empty. Take it before a scan, then follow from it: whatever changes during the
+    /// Where the stream ends, on a mark; `None`: it is empty. Take it before a scan, then follow from it: whatever changes during the
     /// scan is read again.
     ///
     /// # Errors
@@ -233,7 +227,11 @@ impl Journal {
             let value = self.open(&self.stream, &field, value)?;
             Some((field, value))
         };
-        pairs(flat)?.into_iter().map(open).collect()
+        let pairs = pairs(flat)?;
+        if matches!(&pairs[..], [(field, _)] if field == MARK) {
+            return Some(Vec::new());
+        }
+        pairs.into_iter().map(open).collect()
     }
 
     fn open(&self, key: &str, field: &[u8], value: Bytes) -> Option<Bytes> {
@@ -249,6 +247,11 @@ impl Journal {
                 command.arg(&self.hash).arg(*field).arg(self.seal_field(field, value));
                 command
             }
+            FieldChange::Offer(field, value) => {
+                let mut command = cmd("HSETNX");
+                command.arg(&self.hash).arg(*field).arg(self.seal_field(field, value));
+                command
+            }
             FieldChange::Delete(field) => {
                 let mut command = cmd("HDEL");
                 command.arg(&self.hash).arg(*field);
@@ -261,9 +264,14 @@ impl Journal {
         self.core().seal.close(&[self.hash.as_bytes(), field], value)
     }
 
-    fn append_command(&self, entry: Fields) -> Cmd {
+    fn append(&self) -> Cmd {
         let mut command = cmd("XADD");
         command.arg(&self.stream).arg("MAXLEN").arg("~").arg(self.entries_max).arg("*");
+        command
+    }
+
+    fn append_command(&self, entry: Fields) -> Cmd {
+        let mut command = self.append();
         for (field, value) in entry {
             let sealed = self.core().seal.close(&[self.stream.as_bytes(), field], value);
             command.arg(*field).arg(sealed);

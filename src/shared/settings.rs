@@ -33,7 +33,7 @@ pub struct SharedSettings {
     pub secret_file: PathBuf,
     /// What every key begins with.
     pub prefix: String,
-    /// Milliseconds that a request waits for its blocks. A change of a journal and a background write get
+    /// Milliseconds that a request waits for blocks, 64 at a time. A change of a journal and a background write get
     /// [`SharedSettings::PATIENCE_FACTOR`] times as long, a second at least.
     pub timeout_ms: u64,
     /// Seconds until a block that no sidecar uses expires.

@@ -38,6 +38,12 @@ pub enum Write {
     Renew,
 }
 
+/// What became of it.
+enum Sent {
+    Written,
+    Renewed,
+}
+
 /// Bytes that may wait, as permits: an entry that is gone for whatever reason has given its bytes back.
 pub struct Room {
     free: Arc<Semaphore>,
@@ -119,9 +125,11 @@ impl Core {
             let sent = self.send(&entry, started + self.write_timeout).await;
             observe::time("put", started.elapsed());
             match sent {
-                Ok(outcome) => {
+                // A full server takes new times to expire, and nothing else.
+                Ok(Sent::Renewed) => "renewed",
+                Ok(Sent::Written) => {
                     self.writable();
-                    outcome
+                    "written"
                 }
                 Err(failure) => {
                     self.refused(&failure);
@@ -134,19 +142,19 @@ impl Core {
         self.room.show();
     }
 
-    async fn send(&self, entry: &Queued, deadline: Instant) -> Result<&'static str, Failure> {
+    async fn send(&self, entry: &Queued, deadline: Instant) -> Result<Sent, Failure> {
         if entry.write == Write::Renew {
             let mut command = cmd("EXPIRE");
             command.arg(&entry.name).arg(self.ttl_s);
             if self.writes.send(&command, deadline).await? == Value::Int(1) {
-                return Ok("renewed");
+                return Ok(Sent::Renewed);
             }
         }
         let value = self.seal.close(&[entry.name.as_bytes()], &entry.payload);
         let mut command = cmd("SET");
         command.arg(&entry.name).arg(value).arg("EX").arg(self.ttl_s);
         self.writes.send(&command, deadline).await?;
-        Ok("written")
+        Ok(Sent::Written)
     }
 
     fn paused(&self) -> Option<&'static str> {

@@ -1,8 +1,6 @@
 //! A disk that takes no more: the tiers go on from memory, say so once, and write again when there is room.
 
 use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,6 +9,7 @@ use thresher::kv::store::Tiers as _;
 use thresher::kv::tiers::AllTiers;
 use tokio::runtime::Runtime;
 
+use super::mount::Mount;
 use super::{MIB, block, child, files, folder, found, insert, metric, open, settings, wait};
 
 const FAILING: &str = "kv_failing{tier=\"disk\"}";
@@ -69,33 +68,6 @@ fn a_disk_that_is_stuck_keeps_nobody_from_ending() {
     // Lets the writer go, whether the test passes or not.
     drop(File::open(&stuck));
     in_time.expect("the end does not wait for the disk");
-}
-
-/// A small file system in memory, unmounted at the end.
-struct Mount<'a>(&'a Path);
-
-impl<'a> Mount<'a> {
-    /// None, said on stderr, where this user may not mount; a failure where THRESHER_TEST_MOUNT=require says so.
-    fn new(at: &'a Path, options: &str) -> Option<Self> {
-        fs::create_dir_all(at).expect("a folder");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at);
-        let mounted = mount.output().is_ok_and(|output| output.status.success());
-        if !mounted {
-            let required = std::env::var("THRESHER_TEST_MOUNT").is_ok_and(|value| value == "require");
-            assert!(!required, "cannot mount a file system at {}", at.display());
-            // Past the test runner, which shows nothing of tests that pass.
-            let _ = writeln!(io::stderr(), "not tested: may not mount a file system at {}", at.display());
-        }
-        mounted.then_some(Self(at))
-    }
-}
-
-impl Drop for Mount<'_> {
-    fn drop(&mut self) {
-        // Lazily: what is still open does not keep it.
-        let _ = Command::new("umount").arg("-l").arg(self.0).output();
-    }
 }
 
 #[test]

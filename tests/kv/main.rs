@@ -4,6 +4,8 @@ mod child;
 mod damage;
 mod full;
 mod kill;
+#[path = "../support/mount.rs"]
+mod mount;
 mod open;
 mod tiers;
 

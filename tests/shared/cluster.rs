@@ -85,7 +85,7 @@ async fn a_replica_takes_over() {
     .await;
     servers[0].kill();
     eventually("all keys are hits again", async || hits(&shared).await == 100).await;
-    eventually("the journal goes on", async || journal.append(&[(b"b", b"2")]).await.is_ok()).await;
+    eventually("the journal goes on", async || journal.change(&[], &[(b"b", b"2")]).await.is_ok()).await;
     assert_eq!(journal.scan_fields(None).await.expect("a page").fields.len(), 1);
 }
 

@@ -13,7 +13,7 @@ use thresher::kv::key::BlockKey;
 use thresher::kv::local::{LocalSettings, LocalTiers};
 use thresher::kv::store::Tiers;
 use thresher::kv::tiers::AllTiers;
-use thresher::shared::{Shared, SharedSettings};
+use thresher::shared::{FieldChange, Shared, SharedSettings};
 
 use crate::server::{Server, available};
 use crate::{bounded, counted, eventually, get, key, metrics, settings, store, value, well};
@@ -233,7 +233,7 @@ async fn a_bounded_server_evicts_and_goes_on() {
     let server = Server::start(&["--maxmemory-policy", "volatile-lru", "--maxmemory", "3mb"]);
     let shared = well(&settings(&server.url())).await;
     let journal = shared.journal("kept", 100).expect("a name");
-    journal.put_field(b"a", b"1").await.expect("a field");
+    journal.change(&[FieldChange::Put(b"a", b"1")], &[(b"a", b"1")]).await.expect("a change");
     for round in 0..40_u8 {
         for number in 0..100_u8 {
             let mut bytes = [number; 32];
@@ -349,7 +349,7 @@ async fn states_are_logged_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_waits_once_however_many_blocks_it_asks_for() {
+async fn a_lookup_waits_once_however_many_blocks_it_asks_for() {
     if !available() {
         return;
     }
@@ -364,7 +364,7 @@ async fn a_request_waits_once_however_many_blocks_it_asks_for() {
     gate.stalled.store(true, Ordering::Relaxed);
     let found = tokio::task::spawn_blocking(move || tiers.fetch(&keys)).await.expect("no panic");
     assert!(found.iter().all(Option::is_none));
-    // What was asked for arrives now: the commands of one call, none of the seven batches after it.
+    // What was asked for arrives now: the commands that were under way, none of those behind them.
     gate.stalled.store(false, Ordering::Relaxed);
     let asked = || {
         let said = server.cli(&["INFO", "commandstats"]);

@@ -53,8 +53,9 @@ async fn a_user_with_the_least_rights_is_enough() {
     let journal = shared.journal("chunks", 100).expect("a name");
     let mut follower = journal.follow(None);
     journal.change(&[FieldChange::Put(b"a", b"1")], &[(b"a", b"1")]).await.expect("allowed");
-    journal.delete_field(b"b").await.expect("allowed");
-    assert_eq!(journal.scan_fields(None).await.expect("allowed").fields.len(), 1);
+    let changes = [FieldChange::Delete(b"b"), FieldChange::Offer(b"d", b"1")];
+    journal.change(&changes, &[(b"d", b"1")]).await.expect("allowed");
+    assert_eq!(journal.scan_fields(None).await.expect("allowed").fields.len(), 2);
     assert!(journal.last_id().await.expect("allowed").is_some());
     assert_eq!(journal.field_or_put(b"c", b"1").await.expect("allowed"), "1");
     assert!(bounded(follower.next()).await.is_some());

@@ -94,6 +94,18 @@ impl Sidecar {
         eventually("it has stopped", async || process.child.try_wait().expect("a child").is_some()).await;
     }
 
+    /// Ends the process at once, wherever it is.
+    pub fn kill(&mut self) {
+        let mut process = self.process.take().expect("a process");
+        process.child.kill().expect("SIGKILL");
+        process.child.wait().expect("a child");
+    }
+
+    /// Its public listener.
+    pub fn http(&self) -> SocketAddr {
+        self.process().http
+    }
+
     pub async fn post(&self, path: &str, body: Value) -> Response {
         let call = post(self.process().http, path, body.to_string());
         tokio::time::timeout(WAIT_MAX, call).await.expect("an answer")

@@ -11,6 +11,7 @@ mod support;
 #[path = "../http/wire.rs"]
 mod wire;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -77,6 +78,14 @@ async fn knows(sidecar: &Sidecar, id: &str) -> bool {
     sidecar.get(&format!("/v1/chunks/{id}")).await.status == 200
 }
 
+/// All ids.
+async fn listed(sidecar: &Sidecar) -> Vec<String> {
+    let page = sidecar.get("/v1/chunks?limit=1000").await.json();
+    assert_eq!(page["next"], Value::Null, "one page");
+    let chunks = page["chunks"].as_array().expect("a page").clone();
+    chunks.iter().map(|chunk| chunk["id"].as_str().expect("an id").to_owned()).collect()
+}
+
 async fn found(sidecar: &Sidecar, words: &str) -> Vec<String> {
     let answer = sidecar.post("/v1/search", json!({"query": words})).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -131,12 +140,7 @@ async fn what_one_registers_the_other_has(one: &mut Sidecar, two: &mut Sidecar) 
         200
     );
     two.up().await;
-    let ids = async || {
-        let page = two.get("/v1/chunks").await.json();
-        let chunks = page["chunks"].as_array().expect("a page").clone();
-        chunks.iter().map(|chunk| chunk["id"].as_str().expect("an id").to_owned()).collect::<Vec<_>>()
-    };
-    eventually("it has caught up", async || ids().await == ["bus", "long7", "train"]).await;
+    eventually("it has caught up", async || listed(two).await == ["bus", "long7", "train"]).await;
     assert_eq!(found(two, "leaves ten").await[0], "bus");
     assert_eq!(one.delete("/v1/chunks/long7").await.status, 200);
 }
@@ -155,6 +159,55 @@ async fn over_one_server() {
     a_server_that_goes_takes_no_request_with_it(&mut servers[0], &one, &two).await;
     a_server_that_is_not_there_at_start_is_waited_for_by_writers_only(&mut servers[0], &one, &mut two).await;
     what_a_server_lost_comes_from_who_uses_it(&servers[0], &mut one, &Sidecar::start(&place).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_killed_while_it_follows_misses_nothing() {
+    const KILLS: usize = 10;
+    if !available() {
+        return;
+    }
+    let servers = [Server::start(&[])];
+    let place = Place::of(&servers);
+    let (mut one, two) = tokio::join!(Sidecar::start(&place), Sidecar::start(&place));
+    // Chunks that were answered for, and of the other sidecar whatever it had begun.
+    let (mut there, mut perhaps) = (BTreeSet::new(), BTreeSet::new());
+    for kill in 0..KILLS {
+        let killed = tokio::spawn({
+            let http = one.http();
+            async move {
+                let mut told = Vec::new();
+                for n in 0.. {
+                    let id = format!("one{kill}-{n}");
+                    let body =
+                        json!({"chunks": [{"id": id, "text": "Of the one that is killed."}]}).to_string();
+                    match tokio::spawn(wire::post(http, "/v1/chunks", body)).await {
+                        Ok(answer) if answer.status == 200 => told.push(id),
+                        _ => return (told, id),
+                    }
+                }
+                unreachable!("it is killed")
+            }
+        });
+        for n in 0..4 {
+            register(&two, &format!("two{kill}-{n}"), "It stays.").await;
+            there.insert(format!("two{kill}-{n}"));
+        }
+        for gone in (kill > 0).then(|| format!("two{}-0", kill - 1)).into_iter() {
+            assert_eq!(two.delete(&format!("/v1/chunks/{gone}")).await.status, 200);
+            there.remove(&gone);
+        }
+        tokio::time::sleep(Duration::from_millis(13 * kill as u64)).await;
+        one.kill();
+        let (told, begun) = killed.await.expect("no panic");
+        there.extend(told);
+        perhaps.insert(begun);
+        one.up().await;
+    }
+    eventually("both have the same", async || listed(&one).await == listed(&two).await).await;
+    let all: BTreeSet<String> = listed(&one).await.into_iter().collect();
+    assert!(there.is_subset(&all), "lost: {:?}", there.difference(&all));
+    assert!(all.difference(&there).all(|id| perhaps.contains(id)), "came back: {:?}", all.difference(&there));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use super::{
     ChangeLog, Event, Later, LogError, LogPage, Position, Tail, decode_changes, decode_chunk, encode_changes,
     encode_chunk,
 };
-use crate::registry::Change;
+use crate::registry::change::{Change, id_of};
 use crate::shared::{self, Cursor, EntryId, FieldChange, Follower, Journal, Shared, SharedError};
 
 /// The journal's name.
@@ -42,8 +42,9 @@ impl JournalLog {
             .fields
             .iter()
             .map(|(field, value)| match value {
-                Some(value) => FieldChange::Put(field, value),
-                None => FieldChange::Delete(field),
+                FieldBytes::Put(value) => FieldChange::Put(field, value),
+                FieldBytes::Offer(value) => FieldChange::Offer(field, value),
+                FieldBytes::Delete => FieldChange::Delete(field),
             })
             .collect();
         let id = self.journal.change(&fields, &[(CHANGES, &entry.changes)]).await?;
@@ -93,9 +94,15 @@ impl ChangeLog for JournalLog {
 
 /// An entry as it is sent.
 struct EntryBytes {
-    /// Fields of the hash, and what they hold then; none when they are gone.
-    fields: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+    /// Fields of the hash, and what becomes of them.
+    fields: Vec<(Vec<u8>, FieldBytes)>,
     changes: Vec<u8>,
+}
+
+enum FieldBytes {
+    Put(Vec<u8>),
+    Offer(Vec<u8>),
+    Delete,
 }
 
 impl EntryBytes {
@@ -128,14 +135,19 @@ struct JournalTail(Follower);
 impl Tail for JournalTail {
     fn next(&mut self) -> Later<'_, Event> {
         Box::pin(async {
-            let Some(shared::Event::Entry(entry)) = self.0.next().await else {
+            let entry = match self.0.next().await {
+                Some(shared::Event::Entry(entry)) => entry,
+                Some(shared::Event::Rewound) => return Event::Rewound,
                 // A damaged entry may have been a change: it is one that is missing.
-                return Event::Lost;
+                Some(shared::Event::Damaged | shared::Event::Trimmed) | None => return Event::Missing,
             };
+            if entry.fields.is_empty() {
+                return Event::Entry(position(entry.id), Vec::new());
+            }
             let changes = entry.fields.iter().find(|(field, _)| field == CHANGES);
             match changes.and_then(|(_, value)| decode_changes(value)) {
                 Some(changes) => Event::Entry(position(entry.id), changes),
-                None => Event::Lost,
+                None => Event::Missing,
             }
         })
     }
@@ -157,20 +169,21 @@ fn entries(changes: &[Change]) -> Vec<&[Change]> {
 }
 
 fn bytes_of(change: &Change) -> usize {
-    let long = |text: &Option<String>| text.as_ref().map_or(0, String::len);
     match change {
-        Change::Put(chunk) => chunk.id.len() + chunk.text.len() + long(&chunk.title) + long(&chunk.metadata),
+        Change::Put(chunk) | Change::Offer(chunk) => chunk.bytes(),
         Change::Delete(id) => id.len(),
     }
 }
 
-/// A change of the hash: what the field holds then; none when it is gone.
-fn field_of(change: &Change) -> (Vec<u8>, Option<Vec<u8>>) {
-    let field = |id: &str| [CHUNK, id.as_bytes()].concat();
-    match change {
-        Change::Put(chunk) => (field(&chunk.id), Some(encode_chunk(chunk))),
-        Change::Delete(id) => (field(id), None),
-    }
+/// A change of the hash.
+fn field_of(change: &Change) -> (Vec<u8>, FieldBytes) {
+    let field = [CHUNK, id_of(change).as_bytes()].concat();
+    let bytes = match change {
+        Change::Put(chunk) => FieldBytes::Put(encode_chunk(chunk)),
+        Change::Offer(chunk) => FieldBytes::Offer(encode_chunk(chunk)),
+        Change::Delete(_) => FieldBytes::Delete,
+    };
+    (field, bytes)
 }
 
 /// A name that no other log has: random, since lost logs begin again under the same key.

@@ -31,6 +31,9 @@ struct State {
     down: bool,
     /// Whether pages are answered later.
     holds_pages: bool,
+    /// Whether publishing waits, and how many batches do.
+    holds_publishing: bool,
+    held: usize,
     /// Pages that are answered before one fails.
     pages_left: Option<usize>,
     /// Ids of chunks that cannot be read.
@@ -60,6 +63,22 @@ impl MemoryLog {
         self.turn.send_replace(());
     }
 
+    /// Loses the last `count` entries and what they changed, as a server does that comes back from a copy.
+    pub fn rewind(&self, count: usize) {
+        let mut state = self.state();
+        let kept = state.entries.len().saturating_sub(count);
+        let entries: Vec<_> = state.entries.drain(..).take(kept).collect();
+        assert_eq!(state.trimmed, None, "what was trimmed cannot be played again");
+        (state.chunks, state.end) = (BTreeMap::new(), None);
+        for (position, changes) in entries {
+            state.play(&changes);
+            state.end = Some(position);
+            state.entries.push_back((position, changes));
+        }
+        drop(state);
+        self.turn.send_replace(());
+    }
+
     /// Loses everything, as a server without a disk does when it restarts, perhaps with a clock that goes wrong.
     pub fn lose(&self, clock_set_back: bool) {
         let mut state = self.state();
@@ -74,6 +93,24 @@ impl MemoryLog {
     pub fn hold_pages(&self, holds: bool) {
         self.state().holds_pages = holds;
         self.turn.send_replace(());
+    }
+
+    /// Whether publishing waits until this is called again.
+    pub fn hold_publishing(&self, holds: bool) {
+        self.state().holds_publishing = holds;
+        self.turn.send_replace(());
+    }
+
+    /// Batches that wait to be published.
+    pub fn held(&self) -> usize {
+        self.state().held
+    }
+
+    /// Appends an entry, whoever is kept waiting.
+    pub fn append(&self, changes: Vec<Change>) -> Position {
+        let position = self.state().append(changes);
+        self.turn.send_replace(());
+        position
     }
 
     /// Damages the chunk of `id`, until it is written again.
@@ -123,16 +160,24 @@ impl State {
     fn append(&mut self, changes: Vec<Change>) -> Position {
         self.clock += 1;
         let position = Position { ms: self.clock / 4, seq: self.clock % 4 };
-        for change in &changes {
-            self.damaged.remove(id_of(change));
-            match change {
-                Change::Put(chunk) => drop(self.chunks.insert(chunk.id.clone(), Arc::clone(chunk))),
-                Change::Delete(id) => drop(self.chunks.remove(id)),
-            }
-        }
+        self.play(&changes);
         self.entries.push_back((position, changes));
         self.end = Some(position);
         position
+    }
+
+    fn play(&mut self, changes: &[Change]) {
+        for change in changes {
+            match change {
+                Change::Put(chunk) => drop(self.chunks.insert(chunk.id.clone(), Arc::clone(chunk))),
+                Change::Offer(chunk) => {
+                    self.chunks.entry(chunk.id.clone()).or_insert_with(|| Arc::clone(chunk));
+                    continue;
+                }
+                Change::Delete(id) => drop(self.chunks.remove(id)),
+            }
+            self.damaged.remove(id_of(change));
+        }
     }
 
     fn page(&self, cursor: Option<String>) -> LogPage {
@@ -151,8 +196,12 @@ impl State {
 
     /// None while there is nothing to say.
     fn event(&self, at: Option<Position>, life: u64) -> Option<Event> {
-        if life != self.lives || self.trimmed > at || at > self.end {
-            return Some(Event::Lost);
+        let is_there = |at| self.entries.iter().any(|(position, _)| *position == at);
+        match at {
+            _ if life != self.lives => return Some(Event::Rewound),
+            _ if self.trimmed > at => return Some(Event::Missing),
+            Some(at) if self.trimmed != Some(at) && !is_there(at) => return Some(Event::Rewound),
+            _ => {}
         }
         let next = self.entries.iter().find(|(position, _)| Some(*position) > at)?;
         Some(Event::Entry(next.0, next.1.clone()))
@@ -166,9 +215,14 @@ impl ChangeLog for MemoryLog {
 
     fn publish(&self, changes: Vec<Change>) -> Later<'_, Result<Position, LogError>> {
         Box::pin(async {
-            let position = self.ask(|state| state.append(changes))?;
-            self.turn.send_replace(());
-            Ok(position)
+            let mut turns = self.turn.subscribe();
+            self.state().held += 1;
+            while self.state().holds_publishing {
+                let _ = turns.changed().await;
+            }
+            self.state().held -= 1;
+            self.ask(|_| ())?;
+            Ok(self.append(changes))
         })
     }
 

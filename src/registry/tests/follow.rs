@@ -25,7 +25,7 @@ fn reopened(dir: &std::path::Path) -> Registry {
 }
 
 fn all(registry: &Registry) -> String {
-    let chunks = registry.list(None, 1_000, None).expect("a page").chunks;
+    let chunks = registry.list(None, 1_000, usize::MAX, None).expect("a page").chunks;
     chunks.iter().map(|chunk| format!("{}={}", chunk.id, chunk.text)).collect::<Vec<_>>().join(" ")
 }
 
@@ -65,7 +65,7 @@ fn what_one_registers_all_know() {
         comes_to(&two, "b=2").await;
         let late = follower(&log, memory);
         comes_to(&late, "b=2").await;
-        assert_eq!(late.search("2", None, 9).expect("an index").len(), 1);
+        assert_eq!(late.search("2", None, 9, 99).expect("an index").len(), 1);
         let writers = (0..20).map(|n| {
             let registry = if n % 2 == 0 { &one } else { &two };
             registry.write(vec![put("x", &n.to_string()), put(&format!("y{n}"), "1")])
@@ -309,5 +309,82 @@ fn what_was_registered_without_the_log_is_given_to_it_when_it_is_followed_again(
         let one = follower(&log, folder.path());
         comes_to(&one, "a=1 c=1").await;
         assert_eq!(log.ids(), ["a", "c"]);
+    });
+}
+
+#[test]
+fn what_a_log_has_lost_with_its_end_is_given_to_it_again() {
+    runtime().block_on(async {
+        let log = MemoryLog::default();
+        let (one, two) = (follower(&log, "".as_ref()), follower(&log, "".as_ref()));
+        outcomes(&one, vec![put("a", "1"), put("b", "1")]).await;
+        outcomes(&one, vec![put("c", "1")]).await;
+        comes_to(&two, "a=1 b=1 c=1").await;
+        // A server came back from a copy that had not heard of the last entry.
+        log.rewind(1);
+        while log.ids() != ["a", "b", "c"] {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(outcomes(&two, vec![delete("a"), put("d", "1")]).await, "deleted created");
+        for registry in [&one, &two] {
+            comes_to(registry, "b=1 c=1 d=1").await;
+        }
+    });
+}
+
+#[test]
+fn what_is_registered_while_a_lost_log_is_met_is_newer_than_what_was_there() {
+    let folder = alone(vec![put("a", "old"), put("b", "old")]);
+    runtime().block_on(async {
+        let log = MemoryLog::default();
+        let one = follower(&log, "".as_ref());
+        outcomes(&one, vec![put("c", "1")]).await;
+        log.hold_publishing(true);
+        let joined = follower(&log, folder.path());
+        // It has read all pages, without these, and is about to give what it has.
+        while log.held() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        log.append(vec![put("a", "new")]);
+        log.hold_publishing(false);
+        for registry in [&one, &joined] {
+            comes_to(registry, "a=new b=old c=1").await;
+        }
+        assert_eq!(outcomes(&joined, vec![put("a", "new")]).await, "unchanged");
+    });
+}
+
+#[test]
+fn a_bound_on_chunks_holds_for_batches_that_come_together() {
+    runtime().block_on(async {
+        let log = MemoryLog::default();
+        let bounded = RegistrySettings { chunk_count_max: 10, ..settings("".as_ref()) };
+        let one = Registry::open(&bounded).expect("in memory");
+        one.follow(Arc::new(log.clone()));
+        let batch = |n: usize| (0..4).map(|m| put(&format!("{n}-{m}"), "1")).collect();
+        let written = futures_util::future::join_all((0..8).map(|n| one.write(batch(n)))).await;
+        let all: Vec<_> =
+            written.into_iter().flat_map(|outcomes| outcomes.expect("the log answers")).collect();
+        let created = all.iter().filter(|outcome| **outcome == Outcome::Created).count();
+        assert_eq!((created, one.progress().registered, all.len()), (10, 10, 32));
+        assert_eq!(outcomes(&one, vec![delete("0-0")]).await.len(), 7);
+    });
+}
+
+#[test]
+fn a_folder_that_is_gone_is_said_at_once_and_the_others_have_the_change() {
+    let folder = tempfile::tempdir().expect("a folder");
+    runtime().block_on(async {
+        let log = MemoryLog::default();
+        let (one, other) = (follower(&log, folder.path()), follower(&log, "".as_ref()));
+        outcomes(&one, vec![put("a", "1")]).await;
+        std::fs::remove_dir_all(folder.path()).expect("it was there");
+        for id in ["b", "c"] {
+            let error = one.write(vec![put(id, "1")]).await.expect_err("nothing can be written");
+            assert_eq!(error.code(), "registry_write_failed", "{error}");
+        }
+        assert_eq!(all(&one), "a=1");
+        comes_to(&other, &log.ids().iter().map(|id| format!("{id}=1")).collect::<Vec<_>>().join(" ")).await;
+        assert_eq!(log.ids()[..2], ["a", "b"]);
     });
 }
