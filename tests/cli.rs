@@ -92,6 +92,12 @@ fn compress_refuses_as_the_daemon_does() {
         ),
         ("impossible budget", with("budget", json!({"tokens": 1})), "budget_impossible", json!("budget")),
         ("no time", with("deadline_ms", json!(0)), "deadline_exceeded", Value::Null),
+        (
+            "registered chunks",
+            json!({"query": "q", "chunk_ids": ["a"]}).to_string(),
+            "registry_absent",
+            json!("chunk_ids"),
+        ),
     ];
     for (case, input, code, param) in table {
         let ran = run(thresher(&["compress"]), &input);

@@ -31,12 +31,17 @@ pub fn open(dir: &Path) -> Result<Opened, RegistryError> {
         return Err(RegistryError::OtherVersion { dir: dir.into() });
     }
     index.tokenizers().register(analyzer::NAME, analyzer::analyzer());
-    // One thread: a commit then makes one segment, and half a core is enough for what requests send.
-    let writer = index.writer_with_num_threads(1, WRITER_BYTES).map_err(|cause| refused(dir, cause))?;
+    let writer = writer(&index).map_err(|cause| refused(dir, cause))?;
     if existed {
         whole(dir, &index)?;
     }
     Ok(Opened { index, writer, fields })
+}
+
+/// The one writer of `index`.
+pub fn writer(index: &Index) -> Result<IndexWriter, TantivyError> {
+    // One thread: a commit then makes one segment, and half a core is enough for what requests send.
+    index.writer_with_num_threads(1, WRITER_BYTES)
 }
 
 fn on_disk(dir: &Path, schema: &tantivy::schema::Schema) -> Result<(Index, bool), RegistryError> {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metrics::{counter, histogram};
-use tantivy::{IndexWriter, TantivyError};
+use tantivy::{Index, IndexWriter, TantivyError};
 use tokio::sync::{mpsc, oneshot};
 
-use super::RegistryError;
 use super::change::{Change, Outcome, content_after, content_brought, id_of};
 use super::log::Place;
 use super::store::{Shared, lock};
+use super::{RegistryError, open};
 use crate::domain::Chunk;
 
 /// Bytes of text after which no more batches join a commit.
@@ -41,7 +41,9 @@ pub enum Commit {
 
 /// Owns the index' writer.
 pub struct Writer {
-    index: IndexWriter,
+    index: Index,
+    /// None after it could not go back to its last commit: it is then of no more use.
+    writer: Option<IndexWriter>,
     shared: Arc<Shared>,
     /// Not committed yet: what each id holds then.
     pending: HashMap<String, Pending>,
@@ -60,9 +62,17 @@ enum Pending {
 
 impl Writer {
     /// Writes into `index`, and tells who reads it.
-    pub fn new(index: IndexWriter, shared: Arc<Shared>) -> Self {
-        let count = shared.directory().len();
-        Self { index, shared, pending: HashMap::new(), order: Vec::new(), count, unseen: false }
+    pub fn new(writer: IndexWriter, shared: Arc<Shared>) -> Self {
+        let (index, count) = (writer.index().clone(), shared.directory().len());
+        Self {
+            index,
+            writer: Some(writer),
+            shared,
+            pending: HashMap::new(),
+            order: Vec::new(),
+            count,
+            unseen: false,
+        }
     }
 
     /// Applies jobs until nobody can send any more.
@@ -104,12 +114,15 @@ impl Writer {
             }
         }
         // Merges under way are finished or forgotten; either way the last commit stands.
-        drop(self.index);
+        drop(self.writer);
     }
 
     fn apply(&mut self, group: &[Job]) -> Result<Vec<Vec<Outcome>>, RegistryError> {
         if self.unseen {
             self.show()?;
+        }
+        if self.writer.is_none() {
+            self.writer = Some(open::writer(&self.index).map_err(write_failed)?);
         }
         let mut outcomes = Vec::with_capacity(group.len());
         // Who follows waits for every job: what is pending before a group was left by earlier ones.
@@ -151,12 +164,13 @@ impl Writer {
         if !outcome.is_change() {
             return Ok(outcome);
         }
+        let writer = self.writer.as_mut().expect("opened before any change");
         if before.is_some() {
-            self.index.delete_term(self.shared.fields.term(id));
+            writer.delete_term(self.shared.fields.term(id));
         }
         let pending = match (change, after) {
             (Change::Put(chunk) | Change::Offer(chunk), Some(content)) => {
-                self.index.add_document(self.shared.fields.document(chunk))?;
+                writer.add_document(self.shared.fields.document(chunk))?;
                 // A commit that waits for more can be as large as the registry: it keeps no texts in memory.
                 let now = matches!(job.commit, Commit::Local | Commit::At(_));
                 Pending::Holds { content, chunk: now.then(|| Arc::clone(chunk)) }
@@ -171,7 +185,8 @@ impl Writer {
     /// Makes what is pending durable, then visible. [`RegistryError::Read`]: it is durable.
     fn commit(&mut self, place: Option<Place>) -> Result<(), RegistryError> {
         let started = Instant::now();
-        let mut commit = self.index.prepare_commit().map_err(write_failed)?;
+        let writer = self.writer.as_mut().expect("opened before any change");
+        let mut commit = writer.prepare_commit().map_err(write_failed)?;
         if let Some(place) = &place {
             commit.set_payload(&serde_json::to_string(place).expect("two texts are JSON"));
         }
@@ -216,7 +231,10 @@ impl Writer {
         self.pending.clear();
         self.order.clear();
         self.count = self.shared.directory().len();
-        self.index.rollback().map(drop)
+        let Some(mut writer) = self.writer.take() else { return Ok(()) };
+        writer.rollback()?;
+        self.writer = Some(writer);
+        Ok(())
     }
 }
 

@@ -26,6 +26,7 @@ use thresher::pipeline::validate::RequestLimits;
 use thresher::pipeline::{Pipeline, Settings};
 use thresher::registry::{Registry, RegistrySettings};
 use thresher::telemetry::{self, Prometheus};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use self::wire::{Framing, ask, get, post, send};
@@ -50,13 +51,22 @@ async fn daemon(model: Option<Arc<dyn ModelRuntime>>, concurrency: usize, queue:
 }
 
 async fn daemon_of(loaded: Option<Pipeline>, concurrency: usize, queue: usize) -> Daemon {
+    serve(service(loaded, concurrency, queue, &registry_settings())).await
+}
+
+fn service(
+    loaded: Option<Pipeline>,
+    concurrency: usize,
+    queue: usize,
+    settings: &RegistrySettings,
+) -> Service {
     let pipeline = OnceLock::new();
     if let Some(loaded) = loaded {
         let _ = pipeline.set(loaded);
     }
-    let (registry, settings) = (OnceLock::new(), registry_settings());
-    let _ = registry.set(Registry::open(&settings).expect("a registry in memory"));
-    let service = Service {
+    let registry = OnceLock::new();
+    let _ = registry.set(Registry::open(settings).expect("a registry"));
+    Service {
         pipeline: Arc::new(pipeline),
         registry: Arc::new(registry),
         admission: Admission::new(concurrency, queue),
@@ -65,9 +75,12 @@ async fn daemon_of(loaded: Option<Pipeline>, concurrency: usize, queue: usize) -
             body_bytes_max: BODY_BYTES_MAX,
             deadline_default: Duration::from_millis(DEADLINE_MS_MAX),
             deadline_max: Duration::from_millis(DEADLINE_MS_MAX),
-            registry: RegistryLimits::new(&settings, &request_limits()),
+            registry: RegistryLimits::new(settings, &request_limits()),
         },
-    };
+    }
+}
+
+async fn serve(service: Service) -> Daemon {
     let metrics = metrics();
     let render = Arc::new(move || metrics.render());
     let admin = http::admin::router(Admin { service: service.clone(), render });
@@ -484,6 +497,25 @@ async fn a_body_of_unknown_length_is_bounded_too() {
         "streamed",
         &ask(daemon.http, "POST", "/v1/compress", good.as_bytes(), Framing::Chunked).await,
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_do_not_arrive_as_they_should() {
+    let mut service = service(None, 1, 0, &registry_settings());
+    service.limits.read_max = Duration::from_millis(50);
+    let daemon = serve(service).await;
+    let answer = async |head: &str| {
+        let mut stream = tokio::net::TcpStream::connect(daemon.http).await.expect("the daemon listens");
+        let head = format!("POST /v1/compress HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{head}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.expect("the daemon reads");
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.expect("a response");
+        wire::parse(&response)
+    };
+    let late = answer("content-length: 5").await;
+    check_error("it never comes", &late, "408 body_timeout -", "http.read_ms_max");
+    let zipped = answer("content-encoding: gzip\r\ncontent-length: 0").await;
+    check_error("it is compressed", &zipped, "415 encoding_unsupported -", "Content-Encoding");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 use thresher::domain::Chunk;
+use thresher::registry::RegistrySettings;
 use thresher::registry::warm::{Reader, Warmer};
 
 use crate::wire::{self, Framing, ask, get, post};
-use crate::{Daemon, SECRET, check_error, daemon, double, scripted};
+use crate::{Daemon, SECRET, check_error, daemon, double, registry_settings, scripted, serve, service};
 
 /// Registers chunks and expects all of them to be taken.
 async fn register(daemon: &Daemon, chunks: Value) -> Value {
@@ -99,6 +100,72 @@ async fn a_batch_is_taken_but_for_what_is_wrong_in_it() {
     let full = register(&daemon, json!(["the last", "one too many"])).await;
     assert_eq!(full["chunks"][0]["status"], "created");
     assert_eq!(full["chunks"][1]["error"]["code"], "registry_full");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_that_filters_could_not_read() {
+    let settings = RegistrySettings { metadata_bytes_max: 1_000, ..registry_settings() };
+    let daemon = serve(service(None, 1, 0, &settings)).await;
+    let deep = |levels: usize| format!("{}1{}", "{\"a\":".repeat(levels), "}".repeat(levels));
+    for (metadata, expect) in [
+        (deep(16), Value::Null),
+        (deep(17), json!("metadata_too_deep")),
+        ("{\"n\": 1e999}".to_owned(), json!("metadata_unreadable")),
+    ] {
+        let body = format!("{{\"chunks\": [{{\"id\": \"a\", \"text\": \"x\", \"metadata\": {metadata}}}]}}");
+        let answer = post(daemon.http, "/v1/chunks", body).await.json();
+        assert_eq!(answer["chunks"][0]["error"]["code"], expect, "{metadata}: {answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_folder_is_gone_batches_are_refused_and_what_is_there_is_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = RegistrySettings { dir: folder.path().join("registry"), ..registry_settings() };
+    let daemon = serve(service(None, 1, 0, &settings)).await;
+    register(&daemon, tides()).await;
+    let away = folder.path().join("away");
+    std::fs::rename(&settings.dir, &away).expect("it moves");
+    for body in [json!({"chunks": ["x"]}), json!({"chunks": ["x"], "wait": true})] {
+        let refused = post(daemon.http, "/v1/chunks", body.to_string()).await;
+        check_error("no folder", &refused, "507 registry_write_failed -", "registry.dir");
+        assert_eq!(refused.header("retry-after"), Some("5"));
+    }
+    assert_eq!(get(daemon.http, "/v1/registry").await.json()["registered"], 3);
+    assert_eq!(get(daemon.http, "/v1/chunks/a").await.status, 200);
+    std::fs::rename(&away, &settings.dir).expect("it moves back");
+    assert_eq!(statuses(&register(&daemon, json!([{"id": "x", "text": "Back."}])).await), ["created \"x\""]);
+    let search = json!({"query": "back tide", "rank": "bm25"}).to_string();
+    let found = post(daemon.http, "/v1/search", search).await.json();
+    assert_eq!(found["results"].as_array().map(Vec::len), Some(3), "{found}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_are_no_larger_than_bodies() {
+    let daemon = daemon(Some(scripted()), 1, 0).await;
+    let text = "x".repeat(1_400);
+    let chunks: Vec<_> =
+        (0..9).map(|n| json!({"id": n.to_string(), "text": format!("tide {text}")})).collect();
+    for chunks in chunks.chunks(2) {
+        register(&daemon, json!(chunks)).await;
+    }
+    let (mut ids, mut path) = (Vec::new(), "/v1/chunks".to_owned());
+    loop {
+        let page = get(daemon.http, &path).await.json();
+        let listed = page["chunks"].as_array().expect("chunks");
+        assert!(listed.len() <= 3, "{}", listed.len());
+        ids.extend(listed.iter().map(|chunk| chunk["id"].as_str().expect("an id").to_owned()));
+        match page["next"].as_str() {
+            Some(next) => path = format!("/v1/chunks?after={next}"),
+            None => break,
+        }
+    }
+    assert_eq!(ids.join(""), "012345678");
+    let search = json!({"query": "tide", "rank": "bm25"}).to_string();
+    let refused = post(daemon.http, "/v1/search", search).await;
+    check_error("too much", &refused, "422 input_too_long candidates", "limits.registered_bytes_max");
+    let search = json!({"query": "tide", "rank": "bm25", "limit": 2}).to_string();
+    assert_eq!(post(daemon.http, "/v1/search", search).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -280,6 +347,11 @@ async fn searches_by_words_and_by_rc() {
         (json!({"query": "x", "limit": 0}), "422 count_out_of_range limit", "from 1 to 10"),
         (json!({"query": "x", "limit": 11}), "422 count_out_of_range limit", "registry.candidate_count_max"),
         (json!({"query": "x", "candidates": 11}), "422 count_out_of_range candidates", "from 1 to 10"),
+        (
+            json!({"query": "x", "limit": 4, "candidates": 3}),
+            "422 count_out_of_range candidates",
+            "fewer than the 4 results",
+        ),
         (json!({"query": "x", "rank": "best"}), "400 unknown_value rank", "`rc`"),
         (json!({"query": "x", "filter": 5}), "400 filter_invalid filter", "an object"),
         (

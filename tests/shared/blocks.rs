@@ -31,9 +31,9 @@ async fn what_was_put_comes_back_in_order() {
     let apart = well(&SharedSettings { prefix: "other:".to_owned(), ..settings(&server.url()) }).await;
     assert_eq!(get(&apart, 3).await, None, "another prefix does not");
     assert!(counted("get", "hit") > 0 && counted("get", "miss") > 0 && counted("put", "written") > 0);
-    let text = metrics();
-    for name in ["shared_breaker_open 0", "shared_queue_bytes 0", "shared_seconds_count{op=\"get\"}"] {
-        assert!(text.contains(name.split(' ').next().expect("a name")), "{name}");
+    // The tests of this process share their metrics: what they hold is another's business, too.
+    for name in ["shared_breaker_open ", "shared_queue_bytes ", "shared_seconds_count{op=\"get\"} "] {
+        assert!(metrics().contains(name), "{name}");
     }
 }
 

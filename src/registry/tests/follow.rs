@@ -376,15 +376,19 @@ fn a_folder_that_is_gone_is_said_at_once_and_the_others_have_the_change() {
     let folder = tempfile::tempdir().expect("a folder");
     runtime().block_on(async {
         let log = MemoryLog::default();
-        let (one, other) = (follower(&log, folder.path()), follower(&log, "".as_ref()));
+        let (dir, away) = (folder.path().join("registry"), folder.path().join("away"));
+        let (one, other) = (follower(&log, &dir), follower(&log, "".as_ref()));
         outcomes(&one, vec![put("a", "1")]).await;
-        std::fs::remove_dir_all(folder.path()).expect("it was there");
+        std::fs::rename(&dir, &away).expect("it moves");
         for id in ["b", "c"] {
             let error = one.write(vec![put(id, "1")]).await.expect_err("nothing can be written");
             assert_eq!(error.code(), "registry_write_failed", "{error}");
         }
         assert_eq!(all(&one), "a=1");
-        comes_to(&other, &log.ids().iter().map(|id| format!("{id}=1")).collect::<Vec<_>>().join(" ")).await;
         assert_eq!(log.ids()[..2], ["a", "b"]);
+        let all = log.ids().iter().map(|id| format!("{id}=1")).collect::<Vec<_>>().join(" ");
+        comes_to(&other, &all).await;
+        std::fs::rename(&away, &dir).expect("it moves back");
+        comes_to(&one, &all).await;
     });
 }
