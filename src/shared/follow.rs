@@ -161,8 +161,8 @@ impl Reader {
         Ok(raw.into_iter().map(event).collect())
     }
 
-    /// The last event, if it is time for it. Nothing is missing behind `at` while the entry there has not been trimmed; or, at the beginning, while nothing ever
-    /// was, since a stream is only trimmed to [`Journal::entries_max`] or more.
+    /// The last event, if it is time for it. Nothing is missing behind `at` while the entry there is; or, at the beginning,
+    /// while nothing ever was trimmed: a stream is trimmed to [`Journal::entries_max`] or more.
     async fn last(&self) -> Result<Option<Event>, Failure> {
         if self.at == EntryId::default() {
             let mut command = cmd("XLEN");
