@@ -43,7 +43,8 @@ demo: model ## start the daemon, send it a real request, print what it keeps
 	@$(WITH_RUNTIME) PYTHON="$(PYTHON)" scripts/demo.sh $(RELEASE) docs/examples/request.json
 
 serve: model ## run the daemon with config/thresher.toml
-	$(WITH_RUNTIME) $(RELEASE) serve --config config/thresher.toml
+	@# The daemon takes the shell's place, so that who ends make ends it.
+	exec env $(WITH_RUNTIME) $(RELEASE) serve --config config/thresher.toml
 
 test: provision redis cargo ## all tests, with what they need
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --

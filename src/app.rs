@@ -130,8 +130,9 @@ pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
     let started = Instant::now();
     let chunk =
         |id: &str, text: &str| Chunk { id: id.into(), title: None, text: text.into(), metadata: None };
-    let chunks =
-        vec![chunk("a", "This sentence answers."), chunk("b", "Another one does not. It only stands here.")];
+    // Long enough to show how fast chunks are read here.
+    let long = "This sentence answers. Another one does not, it only stands here and is long. ".repeat(12);
+    let chunks = vec![chunk("a", &long), chunk("b", &long.replace("sentence", "question"))];
     let request = CompressRequest::new("Which sentence answers?", chunks);
     pipeline.compress(&request, &Cancel::default()).context("the warm-up request failed")?;
     Ok(started.elapsed())

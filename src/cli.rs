@@ -7,6 +7,7 @@ mod eval;
 mod export;
 mod serve;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -87,8 +88,15 @@ fn leave(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Prints to standard output. A reader that has seen enough, as `head` has, is no error.
+/// Prints to standard output, or ends the process where that takes no more; a reader that has seen enough, as `head` has, is
+/// no error.
 fn print(text: impl std::fmt::Display) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stdout(), "{text}");
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("error: cannot write to standard output: {error}");
+            std::process::exit(1)
+        }
+        _ => {}
+    }
 }

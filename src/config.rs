@@ -13,6 +13,7 @@ use crate::kv::codec::Codec;
 use crate::pipeline::auto::Auto;
 use crate::pipeline::scan::ScanBy;
 use crate::pipeline::validate::RequestLimits;
+use crate::plain;
 use crate::registry::RegistrySettings;
 use crate::shared::SharedSettings;
 
@@ -112,7 +113,8 @@ pub struct Kv {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admission {
-    /// Requests that are worked on at the same time; 0: two per core, so that one can tokenize while another reads.
+    /// Requests that are worked on at the same time; 0: eight per core, so that those who have chunks read by the model do not
+    /// keep back those who have not.
     pub concurrency_max: usize,
     /// Requests that wait for their turn; one more is answered 429.
     pub queue_max: usize,
@@ -190,7 +192,7 @@ impl Default for Admission {
 impl Default for Telemetry {
     fn default() -> Self {
         Self {
-            log: "info,ort=warn,redis=off".to_owned(),
+            log: "info,ort=warn,redis=off,tantivy=error".to_owned(),
             log_format: LogFormat::Json,
             otlp_endpoint: String::new(),
         }
@@ -264,12 +266,16 @@ impl Config {
         }
         let config: Self = serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
             let setting = error.path().to_string();
-            let place = match (origins.get(&setting), path) {
+            // Of a section that does not exist, the section is at fault.
+            let within = |(name, _): &(&String, &&String)| name.starts_with(&format!("{setting}."));
+            let origin =
+                origins.get(&setting).or_else(|| origins.iter().find(within).map(|(_, origin)| origin));
+            let place = match (origin, path) {
                 (Some(name), _) => format!("environment variable {name}: {setting}"),
                 (None, Some(path)) => format!("{}: {setting}", path.display()),
                 (None, None) => setting,
             };
-            ConfigError::Setting { place, reason: plain(error.into_inner().message()) }
+            ConfigError::Setting { place, reason: plain::message(error.into_inner().message()) }
         })?;
         config.check()?;
         Ok(config)
@@ -281,6 +287,10 @@ impl Config {
             (
                 http.listen == admin.listen && http.listen.port() != 0,
                 "http.listen and admin.listen are the same address",
+            ),
+            (
+                kv.disk() && kv.dir == registry.dir,
+                "kv.dir and registry.dir are the same folder: each needs one of its own",
             ),
             (http.body_bytes_max == 0, "http.body_bytes_max is 0: no request could be sent"),
             (http.read_ms_max == 0, "http.read_ms_max is 0: no request could arrive"),
@@ -341,6 +351,13 @@ impl Config {
                 "admission.deadline_ms_default is greater than admission.deadline_ms_max",
             ),
         ];
+        if let Some(word) = self.telemetry.log.split(',').map(str::trim).find(|word| !is_log_directive(word))
+        {
+            let message = format!(
+                "telemetry.log holds {word:?}: a directive is a level (off, error, warn, info, debug, trace) or target=level"
+            );
+            return Err(ConfigError::Relation(message));
+        }
         match rules.into_iter().find(|(broken, _)| *broken) {
             Some((_, message)) => Err(ConfigError::Relation(message.to_owned())),
             None => self.shared.nonsense().map_or(Ok(()), |said| Err(ConfigError::Relation(said.to_owned()))),
@@ -372,15 +389,19 @@ impl Kv {
 }
 
 impl Admission {
+    /// Requests at the same time for each core, where the setting names no number.
+    pub const PER_CORE: usize = 8;
+
     /// Requests at the same time, resolved.
     pub fn concurrency_max(&self) -> usize {
-        if self.concurrency_max == 0 { 2 * cores() } else { self.concurrency_max }
+        if self.concurrency_max == 0 { Self::PER_CORE * cores() } else { self.concurrency_max }
     }
 }
 
 /// The variable that is meant by one with single underscores, where there is such a setting.
 fn nearly(name: &str) -> Option<String> {
     let settings = toml::Table::try_from(Config::default()).ok()?;
+    let name = name.replace("__", "_");
     let section = |(section, values): (&String, &toml::Value)| {
         let name = name.strip_prefix(&format!("THRESHER_{}_", section.to_ascii_uppercase()))?;
         let exists = values.as_table()?.contains_key(&name.to_ascii_lowercase());
@@ -389,19 +410,10 @@ fn nearly(name: &str) -> Option<String> {
     settings.iter().find_map(section)
 }
 
-/// What serde says, without the names of Rust's types.
-fn plain(reason: &str) -> String {
-    let Some((found, expected)) = reason.trim().rsplit_once(", expected ") else {
-        return reason.trim().to_owned();
-    };
-    let expected = match expected {
-        "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more",
-        "f32" | "f64" => "a number",
-        "path string" => "text",
-        kind if kind.starts_with("struct ") => "a section with settings",
-        other => other,
-    };
-    format!("{found}, expected {expected}")
+/// A bare word that is no level would be taken for a target, of which everything is logged, and nothing else.
+fn is_log_directive(word: &str) -> bool {
+    let levels = ["off", "error", "warn", "info", "debug", "trace"];
+    word.is_empty() || word.contains(['=', '[']) || levels.contains(&&*word.to_ascii_lowercase())
 }
 
 fn cores() -> usize {

@@ -10,6 +10,7 @@ pub mod export;
 pub mod shared;
 pub mod kv;
 pub mod pipeline;
+pub mod plain;
 pub mod registry;
 pub mod api;
 pub mod eval;

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod count;
 pub mod explain;
 pub mod fit;
+pub mod pace;
 pub mod question;
 pub mod scan;
 pub mod score;
@@ -19,6 +20,7 @@ pub mod units;
 pub mod validate;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ndarray::Array3;
 use thiserror::Error;
@@ -140,6 +142,17 @@ pub enum PipelineError {
     /// The deadline has passed.
     #[error("the deadline passed before the answer was ready")]
     DeadlineExceeded,
+    /// The model has too much to read for others.
+    #[error(
+        "{bytes} bytes of text have to be read, which takes about {:.1} s beside others: too long for the deadline",
+        expected.as_secs_f64()
+    )]
+    WouldBeLate {
+        /// Text of chunks that have not been read.
+        bytes: usize,
+        /// How long that would take.
+        expected: Duration,
+    },
     /// The caller has gone.
     #[error("the caller no longer waits")]
     Cancelled,
@@ -154,6 +167,7 @@ impl PipelineError {
         match self {
             Self::Invalid(invalid) => invalid.code(),
             Self::DeadlineExceeded => "deadline_exceeded",
+            Self::WouldBeLate { .. } => "overloaded",
             Self::Cancelled => "cancelled",
             Self::Model(_) => "model_failed",
         }
@@ -314,16 +328,16 @@ impl Pipeline {
 }
 
 /// The caller's own chunks, whole and in its order: the answer when there is no better one.
-pub fn passthrough(request: &CompressRequest, code: &'static str, message: String) -> Compressed {
-    let whole = |(index, chunk): (usize, &Arc<Chunk>)| ChunkOutcome {
-        index,
-        kept: !chunk.text.is_empty(),
-        empty: chunk.text.trim().is_empty(),
-        score: None,
-        spans: match chunk.text.is_empty() {
-            true => Vec::new(),
-            false => vec![(ByteRange::new(0, chunk.text.len()), None)],
-        },
+pub fn passthrough(
+    request: &CompressRequest,
+    code: &'static str,
+    message: String,
+    total: Duration,
+) -> Compressed {
+    let whole = |(index, chunk): (usize, &Arc<Chunk>)| {
+        let empty = chunk.text.trim().is_empty();
+        let all = (!empty).then(|| (ByteRange::new(0, chunk.text.len()), None));
+        ChunkOutcome { index, kept: !empty, empty, score: None, spans: Vec::from_iter(all) }
     };
     let chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
     let kept: Vec<_> = chunks.iter().filter(|c| c.kept).map(kept_of).collect();
@@ -334,7 +348,7 @@ pub fn passthrough(request: &CompressRequest, code: &'static str, message: Strin
         relevance: None,
         degraded: Some(Degraded { code, message }),
         sources: None,
-        timings: Timings::default(),
+        timings: Timings { total, ..Timings::default() },
         explanation: None,
     }
 }

@@ -153,6 +153,14 @@ impl Registry {
         Ok(Self { store: Arc::new(Store::open(settings)?), membership: OnceLock::new() })
     }
 
+    /// What [`Self::open`] would say of a folder, as far as it can be seen without changing anything in it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn inspect(dir: &std::path::Path) -> Result<(), RegistryError> {
+        open::inspect(dir)
+    }
+
     /// From now on changes go through `log`, and what others write into it is registered here, too. Chunks that are
     /// registered here and not there are given to a log that is new to this registry. Within a Tokio runtime; once.
     pub fn follow(&self, log: Arc<dyn ChangeLog>) {

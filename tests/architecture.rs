@@ -14,7 +14,8 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("kv", &["domain", "shared"]),
     ("pipeline", &["domain", "text", "rc", "model", "kv"]),
     ("registry", &["domain", "shared"]),
-    ("api", &["domain", "text", "model", "pipeline", "registry"]),
+    ("plain", &[]),
+    ("api", &["domain", "text", "model", "pipeline", "registry", "plain"]),
     ("eval", &["domain", "text", "rc", "model", "kv", "pipeline", "registry"]),
     ("admission", &[]),
     (
@@ -26,6 +27,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "pipeline::auto",
             "pipeline::scan",
             "pipeline::validate",
+            "plain",
         ],
     ),
     ("http", &["domain", "model", "pipeline", "registry", "api", "admission"]),
@@ -73,7 +75,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
 const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("assemble", &[]),
     ("auto", &["score", "select"]),
-    ("blocks", &["cancel", "tokenize", "validate"]),
+    ("blocks", &["cancel", "pace", "tokenize", "validate"]),
     ("cancel", &[]),
     ("clock", &[]),
     ("count", &[]),

@@ -5,6 +5,7 @@ mod support;
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -466,7 +467,7 @@ proptest! {
 
     #[test]
     fn passthrough_returns_every_chunk_whole_and_says_so(request in request()) {
-        let found = passthrough(&request, "deadline_exceeded", "too late".to_owned());
+        let found = passthrough(&request, "deadline_exceeded", "too late".to_owned(), Duration::ZERO);
         prop_assert_eq!(found.degraded.as_ref().map(|degraded| degraded.code), Some("deadline_exceeded"));
         prop_assert!(found.usage.is_none() && found.relevance.is_none());
         for (index, (outcome, chunk)) in found.chunks.iter().zip(&request.chunks).enumerate() {

@@ -192,6 +192,7 @@ fn check_id(id: &str) -> Result<(), RequestError> {
     let wrong = match id.len() {
         0 => "the id is empty: leave it out to get one".to_owned(),
         len if len > ID_BYTES_MAX => format!("the id has {len} bytes, the limit is {ID_BYTES_MAX}"),
+        _ if id == "." || id == ".." => format!("the id is {id:?}, which clients take out of paths"),
         _ if id.contains(char::is_control) => "the id has a control character".to_owned(),
         _ => return Ok(()),
     };
@@ -208,6 +209,10 @@ fn check_metadata(json: &str, bytes_max: usize) -> Result<(), RequestError> {
         return wrong("metadata_too_long", message);
     }
     match serde_json::from_str::<Value>(json) {
+        // The parser goes no deeper than 128.
+        Err(error) if error.to_string().contains("recursion limit") => {
+            wrong("metadata_too_deep", format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"))
+        }
         Err(error) => wrong("metadata_unreadable", format!("the metadata cannot be searched: {error}")),
         Ok(value) if !value.is_object() => {
             wrong("metadata_not_object", "the metadata is not an object: filters name its fields".to_owned())

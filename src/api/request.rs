@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use thiserror::Error;
 
 use crate::domain::{Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName};
+use crate::plain;
 use crate::text::offsets::OffsetUnit;
 
 /// Body of `POST /v1/compress`.
@@ -104,7 +105,7 @@ pub(super) fn read<T: de::DeserializeOwned>(body: &[u8]) -> Result<T, RequestErr
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let inner = error.into_inner();
-        let (code, message) = (code_of(&inner), inner.to_string());
+        let (code, message) = (code_of(&inner), plain::message(&inner.to_string()));
         let param = (inner.is_data() && path != ".").then_some(path);
         RequestError { code, param: with_field(param, code, &message), message }
     })?;

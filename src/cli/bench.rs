@@ -17,7 +17,7 @@ use crate::bench::peer::{Peer, PeerSettings};
 use crate::bench::source::Source;
 use crate::bench::workload::Workload;
 use crate::bench::{Progress, Subject, soak, targets, throughput, warm};
-use crate::config::Config;
+use crate::config::{Admission, Config};
 use crate::kv::local::LocalTiers;
 use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
@@ -201,8 +201,7 @@ fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
     if let Some(workers) = args.workers {
         config.model.workers = workers;
         if config.admission.concurrency_max == 0 {
-            // As without the setting: two per core.
-            config.admission.concurrency_max = 2 * workers;
+            config.admission.concurrency_max = Admission::PER_CORE * workers;
         }
         // Nothing has used it yet; were it so, the model's threads alone would be bounded.
         let _ = rayon::ThreadPoolBuilder::new().num_threads(workers).build_global();

@@ -30,21 +30,23 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let (request, options) = match parsed {
         Ok(parsed) => parsed,
         Err(e) => {
-            return refuse(ErrorBody { code: e.code, message: e.message, param: e.param });
+            return refuse(args, ErrorBody { code: e.code, message: e.message, param: e.param });
         }
     };
     let pipeline = app::pipeline(config)?;
-    let deadline = options.deadline_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
+    let started = Instant::now();
+    let deadline = options.deadline_ms.map(|ms| started + Duration::from_millis(ms));
     let compressed = match pipeline.compress(&request, &Cancel::at(deadline)) {
         Ok(compressed) => compressed,
         Err(PipelineError::Invalid(e)) => {
-            return refuse(ErrorBody { code: e.code(), message: e.to_string(), param: Some(e.param()) });
+            let param = Some(e.param());
+            return refuse(args, ErrorBody { code: e.code(), message: e.to_string(), param });
         }
         Err(e) if options.on_error == OnError::Passthrough => {
-            pipeline::passthrough(&request, e.code(), e.to_string())
+            pipeline::passthrough(&request, e.code(), e.to_string(), started.elapsed())
         }
         Err(e) => {
-            return refuse(ErrorBody { code: e.code(), message: e.to_string(), param: None });
+            return refuse(args, ErrorBody { code: e.code(), message: e.to_string(), param: None });
         }
     };
     let answer = CompressAnswer::new(&request, compressed, options.offsets, Some(pipeline.model()));
@@ -66,9 +68,11 @@ fn read(args: &Args) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// The same error that HTTP would answer, on standard output where a program reads it.
-fn refuse(error: ErrorBody) -> anyhow::Result<ExitCode> {
+/// The same error that HTTP would answer, on standard output where a program reads it; not where it expects a context.
+fn refuse(args: &Args, error: ErrorBody) -> anyhow::Result<ExitCode> {
     eprintln!("error: {}: {}", error.code, error.message);
-    super::print(serde_json::to_string_pretty(&ErrorAnswer { error })?);
+    if !args.context {
+        super::print(serde_json::to_string_pretty(&ErrorAnswer { error })?);
+    }
     Ok(ExitCode::FAILURE)
 }

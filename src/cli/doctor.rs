@@ -1,5 +1,7 @@
 //! `thresher doctor`: finds runtime, model and versions, tries them, and says what to do about what is missing.
 
+use std::io::{ErrorKind, Write as _};
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -7,8 +9,10 @@ use anyhow::Context as _;
 
 use crate::app;
 use crate::config::{Config, ConfigError};
+use crate::kv::local::{LocalError, LocalTiers};
 use crate::model::contract::Contract;
 use crate::model::ort::runtime_version;
+use crate::registry::{Registry, RegistryError};
 
 /// One line per check; the first failure ends the checks that build on it.
 pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
@@ -34,10 +38,16 @@ fn check(config: Result<Config, ConfigError>) -> bool {
     let contract = Contract::load(dir).and_then(|contract| contract.verify_files(dir).map(|()| contract));
     let model =
         report("model", contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()));
-    let registry = &config.registry.dir;
+    let (kv, registry) = (&config.kv, &config.registry.dir);
+    let is_used = |error: &LocalError| matches!(error, LocalError::InUse { .. });
+    let blocks = directory(&kv.dir, !kv.disk(), LocalTiers::inspect, is_used);
+    let is_used = |error: &RegistryError| matches!(error, RegistryError::InUse { .. });
+    let chunks = directory(registry, registry.as_os_str().is_empty(), Registry::inspect, is_used);
     let kept = [
-        report("kv.dir", directory(&config.kv.dir, !config.kv.disk()), String::clone),
-        report("registry.dir", directory(registry, registry.as_os_str().is_empty()), String::clone),
+        report("http.listen", listener(config.http.listen), String::clone),
+        report("admin.listen", listener(config.admin.listen), String::clone),
+        report("kv.dir", blocks, String::clone),
+        report("registry.dir", chunks, String::clone),
         report("shared tier", shared(&config), String::clone),
     ];
     if runtime.is_none() || model.is_none() {
@@ -49,18 +59,39 @@ fn check(config: Result<Config, ConfigError>) -> bool {
     answered.is_some() && kept.iter().all(Option::is_some)
 }
 
-/// Whether files can be made in the directory, or the directory where it shall be. Changes nothing there: a daemon may have
-/// it.
-fn directory(dir: &Path, in_memory: bool) -> anyhow::Result<String> {
+/// What `serve` would find in a directory, and whether files can be made there. Changes nothing: a daemon may have it.
+fn directory<E: std::error::Error + Send + Sync + 'static>(
+    dir: &Path,
+    in_memory: bool,
+    inspect: impl Fn(&Path) -> Result<(), E>,
+    is_in_use: impl Fn(&E) -> bool,
+) -> anyhow::Result<String> {
     if in_memory {
         return Ok("in memory only".to_owned());
     }
+    match inspect(dir) {
+        Err(error) if is_in_use(&error) => {
+            return Ok(format!("{} is in use; a daemon is running", dir.display()));
+        }
+        inspected => inspected?,
+    }
     let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("."));
+    let cannot = || format!("cannot write in {}", there.display());
     // Without a name, gone when it is closed.
-    let made = tempfile::tempfile_in(there);
-    made.with_context(|| format!("cannot write in {}", there.display()))?;
+    let mut file = tempfile::tempfile_in(there).with_context(cannot)?;
+    file.write_all(&[0; 4096]).and_then(|()| file.sync_all()).with_context(cannot)?;
     let note = if there == dir { "" } else { ", which is not there yet" };
     Ok(format!("{}{note}", dir.display()))
+}
+
+fn listener(address: SocketAddr) -> anyhow::Result<String> {
+    match TcpListener::bind(address) {
+        Ok(_) => Ok(format!("{address} is free")),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            Ok(format!("{address} is taken; by a daemon that runs, or by another program"))
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot listen on {address}")),
+    }
 }
 
 /// The daemon would go on without it; who names one wants to know.
@@ -72,7 +103,7 @@ fn shared(config: &Config) -> anyhow::Result<String> {
     Ok(format!("{} answers", config.shared.urls))
 }
 
-fn report<T, E: std::fmt::Display>(
+fn report<T, E: Into<anyhow::Error>>(
     what: &str,
     outcome: Result<T, E>,
     say: impl Fn(&T) -> String,
@@ -83,7 +114,7 @@ fn report<T, E: std::fmt::Display>(
             Some(value)
         }
         Err(error) => {
-            super::print(format_args!("  FAILED  {what}: {error:#}"));
+            super::print(format_args!("  FAILED  {what}: {}", super::in_one_line(&error.into())));
             None
         }
     }

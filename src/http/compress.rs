@@ -52,7 +52,7 @@ pub async fn handle(
             if asked.ids.is_some() && error.code() == "overloaded" {
                 return Err(error);
             }
-            passed(&service, asked, error).await.map(Json)
+            passed(&service, asked, error, arrived).await.map(Json)
         }
         Err(error) if asked.ids.is_some() => Err(error.of_chunks_in("chunk_ids")),
         outcome => outcome.map(Json),
@@ -77,13 +77,19 @@ async fn compress(
 }
 
 /// The chunks as they are, and why. Registered ones that nobody could have sent are not: then the error is the answer.
-async fn passed(service: &Service, asked: Arc<Asked>, error: HttpError) -> Result<CompressAnswer, HttpError> {
+async fn passed(
+    service: &Service,
+    asked: Arc<Asked>,
+    error: HttpError,
+    arrived: Instant,
+) -> Result<CompressAnswer, HttpError> {
     let service = service.clone();
     work::aside(move || {
         let Ok(resolved) = asked.resolved(&service, service.limits.body_bytes_max, &Cancel::default()) else {
             return Err(error);
         };
-        let compressed = pipeline::passthrough(&resolved.request, error.code(), error.message().to_owned());
+        let (code, message) = (error.code(), error.message().to_owned());
+        let compressed = pipeline::passthrough(&resolved.request, code, message, arrived.elapsed());
         Ok(asked.answer(&resolved, compressed, service.pipeline.get()))
     })
     .await

@@ -104,6 +104,14 @@ impl LocalTiers {
         Ok(Self { memory, disk: disk.map(Arc::new) })
     }
 
+    /// What [`Self::open`] would say of a directory, as far as it can be seen without changing anything in it.
+    ///
+    /// # Errors
+    /// [`LocalError`].
+    pub fn inspect(dir: &std::path::Path) -> Result<(), LocalError> {
+        directory::Directory::inspect(dir)
+    }
+
     /// The block, if it is in memory: no I/O, no copy. The disk tier takes it as used, too.
     pub fn get_resident(&self, key: &BlockKey) -> Option<Bytes> {
         let bytes = self.memory.get(key)?;

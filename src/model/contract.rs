@@ -352,7 +352,7 @@ pub enum ContractError {
         reason: String,
     },
     /// A file that the contract names is not there.
-    #[error("{} names {}, which does not exist", contract.display(), file.display())]
+    #[error("{} names {}, which does not exist; export the model again", contract.display(), file.display())]
     FileMissing {
         /// The contract.
         contract: PathBuf,

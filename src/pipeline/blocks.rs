@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use super::PipelineError;
 use super::cancel::Cancel;
+use super::pace::Pace;
 use super::tokenize::{self, Passage};
 use super::validate::RequestLimits;
 use crate::domain::{Chunk, TokenSpan};
@@ -45,6 +46,7 @@ pub struct Reader {
     store: Arc<KvStore>,
     codec: Codec,
     keys: KeySpace,
+    pace: Pace,
 }
 
 impl Reader {
@@ -58,7 +60,7 @@ impl Reader {
         salt: &[u8],
     ) -> Self {
         let keys = key_space(model.info(), codec, salt);
-        Self { model, tokenizer, store, codec, keys }
+        Self { model, tokenizer, store, codec, keys, pace: Pace::default() }
     }
 
     /// The blocks of `chunks`.
@@ -115,6 +117,10 @@ impl Reader {
         if claims.is_empty() {
             return Ok(());
         }
+        let bytes_of = |claim: &Claim| chunks[claim.index()].text.len();
+        let bytes = claims.iter().map(bytes_of).sum();
+        let late = |expected| PipelineError::WouldBeLate { bytes, expected };
+        let reading = self.pace.begin(bytes, cancel.patience()).map_err(late)?;
         let total = AtomicUsize::new(known_tokens);
         let passage = |claim: &Claim| -> Result<_, PipelineError> {
             cancel.check()?;
@@ -146,6 +152,7 @@ impl Reader {
         let done = |window: usize, keys: ArrayView3<f32>| {
             let (i, first, _) = windows[window];
             if pending[i].add(first, keys) {
+                reading.read(bytes_of(&claims[i]));
                 claims[i].land(pending[i].encode(self.codec));
             }
         };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::PipelineError;
 
@@ -22,6 +22,11 @@ impl Cancel {
     /// The caller no longer waits.
     pub fn cancel(&self) {
         self.gone.store(true, Ordering::Relaxed);
+    }
+
+    /// How long anybody still waits; none: as long as it takes.
+    pub fn patience(&self) -> Option<Duration> {
+        self.deadline.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
     /// Whether work should go on.

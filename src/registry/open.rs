@@ -38,6 +38,32 @@ pub fn open(dir: &Path) -> Result<Opened, RegistryError> {
     Ok(Opened { index, writer, fields })
 }
 
+/// What [`open`] would say of `dir`, as far as it can be seen without changing anything in it.
+pub fn inspect(dir: &Path) -> Result<(), RegistryError> {
+    let damaged = |reason: String| RegistryError::Damaged { dir: dir.into(), reason };
+    if !dir.exists() {
+        return Ok(());
+    }
+    let in_use = std::fs::File::open(dir.join(".tantivy-writer.lock")).map(|file| file.try_lock());
+    if matches!(in_use, Ok(Err(std::fs::TryLockError::WouldBlock))) {
+        return Err(RegistryError::InUse { dir: dir.into() });
+    }
+    let mmap = MmapDirectory::open(dir).map_err(|e| damaged(e.to_string()))?;
+    match Index::exists(&mmap).map_err(|e| damaged(e.to_string()))? {
+        true => {
+            let index = Index::open(mmap).map_err(|e| damaged(e.to_string()))?;
+            match index.schema() == schema().0 {
+                true => whole(dir, &index),
+                false => Err(RegistryError::OtherVersion { dir: dir.into() }),
+            }
+        }
+        false if holds_files(dir).map_err(|e| damaged(e.to_string()))? => {
+            Err(damaged("it has files but no meta.json".to_owned()))
+        }
+        false => Ok(()),
+    }
+}
+
 /// The one writer of `index`.
 pub fn writer(index: &Index) -> Result<IndexWriter, TantivyError> {
     // One thread: a commit then makes one segment, and half a core is enough for what requests send.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metrics::{counter, histogram};
+use tantivy::directory::error::{LockError, OpenReadError, OpenWriteError};
 use tantivy::{Index, IndexWriter, TantivyError};
 use tokio::sync::{mpsc, oneshot};
 
@@ -103,7 +104,6 @@ impl Writer {
                         RegistryError::Write(cause) => cause,
                         other => other.to_string(),
                     };
-                    tracing::error!(cause, "a commit of the registry failed");
                     if let Err(cause) = self.forget() {
                         tracing::error!(%cause, "the registry could not go back to its last commit");
                     }
@@ -238,8 +238,17 @@ impl Writer {
     }
 }
 
+/// The whole of it is for the log; a caller has no use for the library's words, nor for paths of this machine.
 fn write_failed(cause: TantivyError) -> RegistryError {
-    RegistryError::Write(cause.to_string())
+    tracing::error!(%cause, "a commit of the registry failed");
+    let system = match &cause {
+        TantivyError::IoError(system) => Some(system),
+        TantivyError::OpenWriteError(OpenWriteError::IoError { io_error, .. }) => Some(io_error),
+        TantivyError::OpenReadError(OpenReadError::IoError { io_error, .. }) => Some(io_error),
+        TantivyError::LockFailure(LockError::IoError(system), _) => Some(system),
+        _ => None,
+    };
+    RegistryError::Write(system.map_or("its index failed".to_owned(), |system| system.kind().to_string()))
 }
 
 impl Job {

@@ -27,7 +27,7 @@ pub enum Failure {
 }
 
 /// Codes that a client's message may hold in its middle, and what stands for them.
-const KNOWN: [(&str, &str); 12] = [
+const KNOWN: [(&str, &str); 13] = [
     ("WRONGPASS", "WRONGPASS"),
     ("NOAUTH", "NOAUTH"),
     ("NOPERM", "NOPERM"),
@@ -35,6 +35,7 @@ const KNOWN: [(&str, &str); 12] = [
     ("CLUSTERDOWN", "CLUSTERDOWN"),
     ("cluster support disabled", "no cluster"),
     ("DB index is out of range", "no such database"),
+    ("refused to switch database", "no such database, or no right to select it"),
     ("without any password configured", "it has no password"),
     ("unknown command", "it does not know a command: it may be too old"),
     ("AuthenticationFailed", "authentication failed"),

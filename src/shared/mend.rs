@@ -88,7 +88,9 @@ impl Core {
                 Err(failure) => {
                     // Without requests, this is how a failure is found.
                     node.failed(self.failures_max);
-                    ill = Some((node.address.clone(), failure));
+                    let place =
+                        if node.address.is_empty() { self.target.place() } else { node.address.clone() };
+                    ill = Some((place, failure));
                 }
             }
         }
@@ -121,7 +123,8 @@ impl Core {
 
     /// A request found that a server does not answer.
     pub(super) fn opened(&self, address: &str, failure: &Failure) {
-        self.say(Some((address, failure)));
+        let place = self.target.place();
+        self.say(Some((if address.is_empty() { &place } else { address }, failure)));
         self.wake.notify_one();
     }
 

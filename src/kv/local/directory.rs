@@ -79,6 +79,24 @@ impl Directory {
         Ok((directory, files))
     }
 
+    /// What [`Self::open`] would say of the directory, as far as it can be seen without changing anything in it.
+    ///
+    /// # Errors
+    /// [`LocalError`].
+    pub fn inspect(dir: &Path) -> Result<(), LocalError> {
+        if !dir.exists() {
+            return Ok(());
+        }
+        let format = dir.join(FORMAT);
+        if read_format(&format).map_err(access("read", &format))?.is_none() {
+            refuse_foreign(dir)?;
+        }
+        match File::open(dir.join(LOCK)).map(|file| file.try_lock()) {
+            Ok(Err(TryLockError::WouldBlock)) => Err(LocalError::InUse { path: dir.into() }),
+            _ => Ok(()),
+        }
+    }
+
     /// Writes a block's file: whole under its name, or not at all. Not synced: see [`super::LocalTiers::flush`].
     ///
     /// # Errors

@@ -1,0 +1,53 @@
+//! What serde says of values that do not fit, without the names of Rust's types.
+//! Knows nothing of whose values they are.
+
+/// The message in words that a caller of any language knows.
+pub fn message(said: &str) -> String {
+    let said = said.trim();
+    if said.contains("hex escape") {
+        let (_, place) = said.split_once(" at line ").unwrap_or_default();
+        return format!("half of a surrogate pair: \\ud800 to \\udfff come in pairs, at line {place}");
+    }
+    let Some((found, expected)) = said.rsplit_once(", expected ") else { return said.to_owned() };
+    let (expected, place) = match expected.split_once(" at line ") {
+        Some((expected, place)) => (expected, format!(" at line {place}")),
+        None => (expected, String::new()),
+    };
+    let expected = match expected {
+        "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "f32" | "f64" => "a number",
+        "a sequence" => "a list",
+        "a boolean" => "true or false",
+        "path string" => "text",
+        kind if kind.starts_with("struct ") => "an object or section",
+        other => other,
+    };
+    format!("{found}, expected {expected}{place}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_of_rust_are_not_named() {
+        let check = |said: &str, expect: &str| assert_eq!(message(said), expect);
+        check(
+            "invalid value: integer `-1`, expected usize at line 1 column 9",
+            "invalid value: integer `-1`, expected a whole number, 0 or more at line 1 column 9",
+        );
+        check(
+            "invalid type: string \"low\", expected f32",
+            "invalid type: string \"low\", expected a number",
+        );
+        check(
+            "unexpected end of hex escape at line 1 column 17",
+            "half of a surrogate pair: \\ud800 to \\udfff come in pairs, at line 1 column 17",
+        );
+        check("EOF while parsing a value", "EOF while parsing a value");
+        check(
+            "unknown variant `x`, expected one of `a`, `b`",
+            "unknown variant `x`, expected one of `a`, `b`",
+        );
+    }
+}
