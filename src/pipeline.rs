@@ -335,9 +335,11 @@ pub fn passthrough(
     total: Duration,
 ) -> Compressed {
     let whole = |(index, chunk): (usize, &Arc<Chunk>)| {
+        // Whole is whole: blanks, too.
+        let kept = !chunk.text.is_empty();
+        let all = kept.then(|| (ByteRange::new(0, chunk.text.len()), None));
         let empty = chunk.text.trim().is_empty();
-        let all = (!empty).then(|| (ByteRange::new(0, chunk.text.len()), None));
-        ChunkOutcome { index, kept: !empty, empty, score: None, spans: Vec::from_iter(all) }
+        ChunkOutcome { index, kept, empty, score: None, spans: Vec::from_iter(all) }
     };
     let chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
     let kept: Vec<_> = chunks.iter().filter(|c| c.kept).map(kept_of).collect();

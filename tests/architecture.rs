@@ -81,6 +81,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("count", &[]),
     ("explain", &["score"]),
     ("fit", &["assemble", "auto", "cancel", "count", "score", "select", "units", "validate"]),
+    ("pace", &[]),
     ("question", &["blocks"]),
     ("scan", &["blocks", "cancel", "units"]),
     ("score", &["cancel", "scan", "units"]),

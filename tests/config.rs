@@ -68,12 +68,7 @@ fn what_does_not_exist_or_fit_is_refused_by_name() {
         &[],
         &["telemetry.log_format", "`json` or `text`"],
     );
-    check(
-        "a value for a section",
-        "http = 1",
-        &[],
-        &["http", "integer `1`, expected a section with settings"],
-    );
+    check("a value for a section", "http = 1", &[], &["http", "integer `1`, expected an object or section"]);
     check("not TOML", "[http", &[], &["thresher.toml is not TOML"]);
     check(
         "unknown, by environment",
@@ -93,7 +88,10 @@ fn what_does_not_exist_or_fit_is_refused_by_name() {
         &[("THRESHER_SERVICE_PORT", "1"), ("THRESHER_KV_CODEC", "f16")],
         &["THRESHER_KV_CODEC: this is no setting; write THRESHER__KV__CODEC"],
     );
-    check("no section, by environment", "", &[("THRESHER__PORT", "1")], &["port", "unknown field"]);
+    check("an underscore too few", "", &[("THRESHER_KV__DIR", "x")], &["write THRESHER__KV__DIR"]);
+    let no_section = &["variable THRESHER__NOPE__X: nope", "unknown field"];
+    check("no section, by environment", "", &[("THRESHER__NOPE__X", "1")], no_section);
+    check("a setting without one", "", &[("THRESHER__PORT", "1")], &["port", "unknown field"]);
     let setting_as_section = [("THRESHER__HTTP__LISTEN__PORT", "1")];
     let expect = ["THRESHER__HTTP__LISTEN__PORT", "listen is not a section"];
     check("a setting as a section", "[http]\nlisten = \"127.0.0.1:1\"", &setting_as_section, &expect);
@@ -113,6 +111,9 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[limits]\nchunk_count_max = 0", "limits.chunk_count_max is 0");
     check("[kv]\nwrite_queue_bytes_max = 0", "kv.write_queue_bytes_max is 0");
     check("[kv]\ndisk_bytes_max = 8", "kv.disk_bytes_max is less than 16777216");
+    check("[kv]\ndir = \"d\"\n[registry]\ndir = \"d\"", "kv.dir and registry.dir are the same folder");
+    check("[telemetry]\nlog = \"info,inof\"", "telemetry.log holds \"inof\"");
+    assert!(load("[telemetry]\nlog = \"info, thresher=debug\"", &[]).is_ok());
     check("[model]\nworkers = 100000", "model.workers is more than 1024");
     check("[limits]\nquery_tokens_max = 0", "limits.query_tokens_max is 0");
     check("[limits]\ninput_tokens_max = 0", "limits.input_tokens_max is 0");

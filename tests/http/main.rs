@@ -268,7 +268,7 @@ async fn bodies_that_are_no_request() {
             "half a surrogate pair",
             br#"{"query": "\ud800", "chunks": []}"#.to_vec(),
             "400 invalid_json -",
-            "hex escape",
+            "come in pairs",
         ),
         ("nested without end", "[".repeat(1000).into_bytes(), "400 wrong_type -", "expected an object"),
         ("a list of the fields", br#"["q", ["a"]]"#.to_vec(), "400 wrong_type -", "expected an object"),

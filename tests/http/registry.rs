@@ -179,7 +179,7 @@ async fn bodies_that_register_nothing() {
             "422 chunk_too_many chunks",
             "registry.batch_count_max",
         ),
-        ("/v1/chunks", json!({"chunks": "x"}), "400 wrong_type chunks", "a sequence"),
+        ("/v1/chunks", json!({"chunks": "x"}), "400 wrong_type chunks", "a list"),
         ("/v1/chunks", json!({}), "400 missing_field chunks", "`chunks`"),
         ("/v1/chunks", json!({"chunks": ["x"], "now": 1}), "400 unknown_field now", "`now`"),
         ("/v1/chunks", json!(["x"]), "400 wrong_type -", "an object"),
