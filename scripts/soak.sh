@@ -8,4 +8,4 @@ seconds=$1
 shift
 THRESHER__KV__MEMORY_BYTES_MAX=$((16 << 20)) THRESHER__KV__DISK_BYTES_MAX=$((32 << 20)) \
   THRESHER__REGISTRY__CACHE_BYTES_MAX=$((4 << 20)) \
-  "$@" bench --soak "$seconds"
+  "$@" bench --soak "$seconds" --clients 4

@@ -73,7 +73,8 @@ impl Tally {
         };
         match (ask.kind, status) {
             (Kind::Bad(expected), status) if status == expected => self.refused += 1,
-            (Kind::Hurry, 504) => self.late += 1,
+            // Late, or told before that it would be.
+            (Kind::Hurry, 504 | 429) => self.late += 1,
             (Kind::Bad(_), _) | (_, 400..) => {
                 let code = serde_json::from_slice::<ErrorAnswer>(&body).map(|answer| answer.error.code);
                 self.fail(format!("{status} {}", code.as_deref().unwrap_or("without a code")));
@@ -258,6 +259,8 @@ mod tests {
         check("no JSON", Kind::Answered, 200, "", 1);
         check("a hurried answer", Kind::Hurry, 200, answer, 0);
         check("a hurried one that is late", Kind::Hurry, 504, "", 0);
+        check("a hurried one that would be late", Kind::Hurry, 429, "", 0);
+        check("one that had all the time", Kind::Answered, 429, "", 1);
         check("a hurried one that failed", Kind::Hurry, 500, "", 1);
         check("passed through", Kind::HurryOrPassthrough, 200, degraded, 0);
         check("not passed through", Kind::HurryOrPassthrough, 504, "", 1);
