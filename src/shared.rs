@@ -260,7 +260,10 @@ impl Core {
         Ok(Self {
             reads: link(look_timeout / 2),
             writes: link(write_timeout),
-            nodes: Nodes::new(&settings.prefix),
+            nodes: Nodes::new(
+                &settings.prefix,
+                if settings.cluster { String::new() } else { target.place() },
+            ),
             seal: Seal::new(secret.as_deref().map(str::as_bytes)),
             target,
             prefix: settings.prefix.clone(),

@@ -208,18 +208,16 @@ fn check_metadata(json: &str, bytes_max: usize) -> Result<(), RequestError> {
         );
         return wrong("metadata_too_long", message);
     }
+    let too_deep =
+        || wrong("metadata_too_deep", format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"));
     match serde_json::from_str::<Value>(json) {
         // The parser goes no deeper than 128.
-        Err(error) if error.to_string().contains("recursion limit") => {
-            wrong("metadata_too_deep", format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"))
-        }
+        Err(error) if error.to_string().contains("recursion limit") => too_deep(),
         Err(error) => wrong("metadata_unreadable", format!("the metadata cannot be searched: {error}")),
         Ok(value) if !value.is_object() => {
             wrong("metadata_not_object", "the metadata is not an object: filters name its fields".to_owned())
         }
-        Ok(value) if depth(&value) > METADATA_DEPTH_MAX => {
-            wrong("metadata_too_deep", format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"))
-        }
+        Ok(value) if depth(&value) > METADATA_DEPTH_MAX => too_deep(),
         Ok(_) => Ok(()),
     }
 }

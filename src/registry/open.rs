@@ -49,18 +49,10 @@ pub fn inspect(dir: &Path) -> Result<(), RegistryError> {
         return Err(RegistryError::InUse { dir: dir.into() });
     }
     let mmap = MmapDirectory::open(dir).map_err(|e| damaged(e.to_string()))?;
-    match Index::exists(&mmap).map_err(|e| damaged(e.to_string()))? {
-        true => {
-            let index = Index::open(mmap).map_err(|e| damaged(e.to_string()))?;
-            match index.schema() == schema().0 {
-                true => whole(dir, &index),
-                false => Err(RegistryError::OtherVersion { dir: dir.into() }),
-            }
-        }
-        false if holds_files(dir).map_err(|e| damaged(e.to_string()))? => {
-            Err(damaged("it has files but no meta.json".to_owned()))
-        }
-        false => Ok(()),
+    match existing(dir, &mmap)? {
+        Some(index) if index.schema() != schema().0 => Err(RegistryError::OtherVersion { dir: dir.into() }),
+        Some(index) => whole(dir, &index),
+        None => Ok(()),
     }
 }
 
@@ -74,15 +66,24 @@ fn on_disk(dir: &Path, schema: &tantivy::schema::Schema) -> Result<(Index, bool)
     let not_writable = |reason: String| RegistryError::NotWritable { dir: dir.into(), reason };
     std::fs::create_dir_all(dir).map_err(|e| not_writable(e.to_string()))?;
     let mmap = MmapDirectory::open(dir).map_err(|e| not_writable(e.to_string()))?;
+    match existing(dir, &mmap)? {
+        Some(index) => Ok((index, true)),
+        None => Index::create(mmap, schema.clone(), tantivy::IndexSettings::default())
+            .map(|index| (index, false))
+            .map_err(|cause| refused(dir, cause)),
+    }
+}
+
+/// The index that is in `dir`; none where there is nothing.
+fn existing(dir: &Path, mmap: &MmapDirectory) -> Result<Option<Index>, RegistryError> {
     let damaged = |reason: String| RegistryError::Damaged { dir: dir.into(), reason };
-    match Index::exists(&mmap) {
-        Ok(true) => Ok((Index::open(mmap).map_err(|e| damaged(e.to_string()))?, true)),
+    let not_writable = |reason: String| RegistryError::NotWritable { dir: dir.into(), reason };
+    match Index::exists(mmap) {
+        Ok(true) => Index::open(mmap.clone()).map(Some).map_err(|e| damaged(e.to_string())),
         Ok(false) if holds_files(dir).map_err(|e| not_writable(e.to_string()))? => {
             Err(damaged("it has files but no meta.json".to_owned()))
         }
-        Ok(false) => Index::create(mmap, schema.clone(), tantivy::IndexSettings::default())
-            .map(|index| (index, false))
-            .map_err(|cause| refused(dir, cause)),
+        Ok(false) => Ok(None),
         Err(cause) => Err(damaged(cause.to_string())),
     }
 }

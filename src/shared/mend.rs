@@ -88,9 +88,7 @@ impl Core {
                 Err(failure) => {
                     // Without requests, this is how a failure is found.
                     node.failed(self.failures_max);
-                    let place =
-                        if node.address.is_empty() { self.target.place() } else { node.address.clone() };
-                    ill = Some((place, failure));
+                    ill = Some((node.address.clone(), failure));
                 }
             }
         }
@@ -123,8 +121,7 @@ impl Core {
 
     /// A request found that a server does not answer.
     pub(super) fn opened(&self, address: &str, failure: &Failure) {
-        let place = self.target.place();
-        self.say(Some((if address.is_empty() { &place } else { address }, failure)));
+        self.say(Some((address, failure)));
         self.wake.notify_one();
     }
 

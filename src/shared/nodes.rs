@@ -12,7 +12,7 @@ const SLOTS: usize = 16_384;
 
 /// A server and whether it is worth asking.
 pub struct Node {
-    /// `host:port`; empty for the one server that is no cluster's.
+    /// `host:port`, or whatever the one server that is no cluster's is called; empty for a cluster's until its slots are known.
     pub address: String,
     /// A key of this node that nobody writes.
     pub probe: String,
@@ -87,8 +87,8 @@ pub struct Nodes {
 
 impl Nodes {
     /// One node, until a cluster's slots are known.
-    pub fn new(prefix: &str) -> Self {
-        let node = Node::new(String::new(), format!("{prefix}probe"));
+    pub fn new(prefix: &str, address: String) -> Self {
+        let node = Node::new(address, format!("{prefix}probe"));
         let table = Table { nodes: vec![Arc::new(node)], slots: Vec::new() };
         Self { prefix: prefix.to_owned(), table: RwLock::new(Arc::new(table)) }
     }
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn nodes_keep_their_breakers_when_slots_move() {
-        let nodes = Nodes::new("p:");
+        let nodes = Nodes::new("p:", String::new());
         nodes.learn(&answer(&[(0, 9999, 1), (10000, 16383, 2)]));
         let table = nodes.table();
         assert_eq!(table.nodes().len(), 2);
