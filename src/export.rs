@@ -2,14 +2,12 @@
 //! Knows nothing of ONNX Runtime: it writes files, and only tests run them.
 //!
 //! `source` and `tokenizer` read what the folder says, `weights` its tensors; `bert` makes the graphs out of `linear` layers and
-//! `graph`'s operations, which `onnx` encodes; `write` puts the folder in place. The same input gives the same bytes.
+//! `graph`'s operations, which `model::onnx` encodes; `write` puts the folder in place. The same input gives the same bytes.
 
 mod bert;
 mod error;
 mod graph;
 mod linear;
-#[allow(missing_docs, reason = "the fields are ONNX's own, documented in onnx.proto")]
-pub(crate) mod onnx;
 mod source;
 mod tokenizer;
 mod weights;

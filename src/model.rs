@@ -2,6 +2,8 @@
 //! Knows nothing of requests, scores or budgets.
 
 pub mod contract;
+#[allow(missing_docs, reason = "the fields are ONNX's own, documented in onnx.proto")]
+pub(crate) mod onnx;
 pub mod ort;
 pub mod scripted;
 pub mod tokenizer;

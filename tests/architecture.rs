@@ -9,7 +9,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("text", &["domain"]),
     ("rc", &["domain"]),
     ("model", &["domain"]),
-    ("export", &["model::contract"]),
+    ("export", &["model::contract", "model::onnx"]),
     ("shared", &[]),
     ("kv", &["domain", "shared"]),
     ("pipeline", &["domain", "text", "rc", "model", "kv"]),
@@ -33,7 +33,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("http", &["domain", "model", "pipeline", "registry", "api", "admission"]),
     ("telemetry", &["config"]),
     ("allocator", &[]),
-    ("bench", &["domain", "model", "export::onnx", "kv::local", "pipeline", "http"]),
+    ("bench", &["domain", "model", "kv::local", "pipeline", "http"]),
     (
         "app",
         &[
@@ -98,7 +98,8 @@ const OWNED: &[(&str, &[&str])] = &[
     ("tiktoken_rs", &["src/pipeline/count.rs"]),
     ("icu_segmenter", &["src/text.rs", "src/text/"]),
     ("safetensors", &["src/export.rs", "src/export/"]),
-    ("prost", &["src/export.rs", "src/export/", "src/bench/flops.rs"]),
+    ("prost", &["src/model/onnx.rs", "src/export/graph.rs"]),
+    ("memmap2", &["src/model/ort/weights.rs"]),
     ("axum", &["src/http.rs", "src/http/", "src/app.rs"]),
     ("clap", &["src/cli.rs", "src/cli/"]),
     (

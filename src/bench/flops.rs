@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::Context;
-use prost::Message;
 
-use crate::export::onnx::ModelProto;
 use crate::model::contract::{Contract, Graph};
+use crate::model::onnx::read_graph;
 
 /// Floating-point operations; a multiplication and an addition are two.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,9 +28,7 @@ impl Flops {
     pub fn of_model(dir: &Path) -> anyhow::Result<Self> {
         let contract = Contract::load(dir)?;
         let path = dir.join(contract.graph_file(Graph::Passage));
-        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let model = ModelProto::decode(&*bytes).with_context(|| format!("{} is not ONNX", path.display()))?;
-        let graph = model.graph.with_context(|| format!("{} holds no graph", path.display()))?;
+        let graph = read_graph(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let dims: HashMap<_, _> = graph.initializer.iter().map(|w| (w.name.as_str(), &w.dims)).collect();
         let specials = contract.tokenizer.prefix.len() + contract.tokenizer.suffix.len();
         let mut flops = Self { dense: 0.0, attention: 0.0, specials };

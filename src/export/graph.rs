@@ -6,7 +6,7 @@
 
 use prost::Message;
 
-use super::onnx::{
+use crate::model::onnx::{
     AttributeProto, AttributeType, DataLocation, DataType, Dimension, DimensionValue, GraphProto, IR_VERSION,
     ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto, TensorShapeProto,
     TensorTypeProto, TypeProto, ValueInfoProto,

@@ -7,8 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{ExportError, graph::Stored, onnx::DataType};
+use super::{ExportError, graph::Stored};
 use crate::model::contract::CONTRACT_FILE;
+use crate::model::onnx::DataType;
 
 /// Where a weight may begin: vector loads want whole cache lines.
 const ALIGN_BYTES: u64 = 64;

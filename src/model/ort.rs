@@ -3,6 +3,7 @@
 
 mod bare;
 mod numerics;
+mod weights;
 mod workers;
 
 use std::path::{Path, PathBuf};
@@ -11,18 +12,19 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use ndarray::{Array2, Array3, ArrayView3, Ix3, Ix4, s};
 use ort::environment::Environment;
 use ort::session::Session;
-use ort::session::builder::GraphOptimizationLevel;
+use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::value::{Outlet, TensorRef, ValueType};
 use rayon::prelude::*;
 
 pub use self::bare::BatchedGraph;
+use self::weights::{SharedWeights, WeightedSession};
 use self::workers::Workers;
 use super::contract::{Contract, Graph, IoTensor, Side, check_io};
 use super::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
 
-/// Cores that share one session of the query graph, as its threads. A question is short: one thread for it would leave the
-/// others idle while somebody waits, and a session for each core would hold its weights (45 MB for MiniLM) once more.
-const CORES_PER_QUERY_SESSION: usize = 4;
+/// Threads that one question runs on at most. It is short: one alone would leave the others idle while somebody waits, and more
+/// than these wait for each other.
+const QUERY_THREADS_MAX: usize = 4;
 
 /// Where things are and how many cores to use.
 #[derive(Debug, Clone)]
@@ -57,7 +59,7 @@ struct Frame {
 /// The query graph's sessions; who asks takes one that is free, or waits for its turn.
 struct Pool {
     file: String,
-    idle: Mutex<Vec<Session>>,
+    idle: Mutex<Vec<WeightedSession>>,
     returned: Condvar,
 }
 
@@ -70,14 +72,23 @@ impl OrtRuntime {
         let environment = environment(&settings.runtime_lib)?;
         let contract = Contract::load(&settings.model_dir)?;
         let cores = settings.workers.max(1);
-        let load =
-            |graph, count, threads| sessions(&environment, settings, &contract, graph, (count, threads));
+        let weights = SharedWeights::open(&contract, &settings.model_dir)?;
+        let load = |graph, count, threads| {
+            let file = contract.graph_file(graph);
+            let path = settings.model_dir.join(file);
+            let load = |_| weights.session(builder(&environment, threads)?, &path);
+            let sessions = (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>();
+            let sessions = sessions.map_err(|e| graph_error(file, e))?;
+            check_io(&contract, graph, &io_of(&sessions[0]))?;
+            Ok::<_, ModelError>(sessions)
+        };
         let passage = load(Graph::Passage, cores, 1)?;
-        let sessions = cores.div_ceil(CORES_PER_QUERY_SESSION);
-        let query = load(Graph::Query, sessions, cores.min(CORES_PER_QUERY_SESSION))?;
+        // As many questions at a time as cores: a question does not keep more than one of them busy all the time.
+        let query = load(Graph::Query, cores, cores.min(QUERY_THREADS_MAX))?;
+        weights.drop_pages();
         let frame = Frame::of(&contract);
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();
-        let run = |mut session: Session| {
+        let run = |mut session: WeightedSession| {
             let (frame, file) = (frame.clone(), Arc::clone(&file));
             move |windows: &[Box<[u32]>]| {
                 run_passage(&mut session, &frame, windows).map_err(|e| graph_error(&file, e))
@@ -196,7 +207,7 @@ impl Pool {
 /// A session that goes back, also when its user panics.
 struct Lent<'a> {
     pool: &'a Pool,
-    session: Option<Session>,
+    session: Option<WeightedSession>,
 }
 
 impl Drop for Lent<'_> {
@@ -207,21 +218,6 @@ impl Drop for Lent<'_> {
 }
 
 /// So many sessions of a graph, with so many threads each, checked against the contract.
-fn sessions(
-    environment: &Environment,
-    settings: &OrtSettings,
-    contract: &Contract,
-    graph: Graph,
-    (count, threads): (usize, usize),
-) -> Result<Vec<Session>, ModelError> {
-    let file = contract.graph_file(graph);
-    let path = settings.model_dir.join(file);
-    let load = |_| session(environment, &path, threads).map_err(|e| graph_error(file, e));
-    let sessions = (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>()?;
-    check_io(contract, graph, &io_of(&sessions[0]))?;
-    Ok(sessions)
-}
-
 /// Loads the library and opens the environment. ONNX Runtime allows one of each per process: the first call's holds,
 /// and a later call with another library is refused.
 fn environment(lib: &Path) -> Result<Environment, ModelError> {
@@ -249,13 +245,14 @@ pub fn runtime_version(lib: &Path) -> Result<String, ModelError> {
     Ok(ort::info().to_owned())
 }
 
-fn session(environment: &Environment, path: &Path, threads: usize) -> Result<Session, ort::Error> {
-    let mut builder = Session::builder(environment)?
+/// What every session is told, with so many threads inside it.
+fn builder(environment: &Environment, threads: usize) -> Result<SessionBuilder, ort::Error> {
+    let builder = Session::builder(environment)?
         .with_optimization_level(GraphOptimizationLevel::All)?
         .with_intra_threads(threads)?
         // Threads that wait for a question would take the cores from those that read.
         .with_intra_op_spinning(false)?;
-    builder.commit_from_file(path)
+    Ok(builder)
 }
 
 fn io_of(session: &Session) -> Vec<IoTensor> {

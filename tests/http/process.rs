@@ -22,6 +22,11 @@ struct Running {
 impl Running {
     /// Starts the binary on free ports, one request at a time.
     fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts it with these settings, too.
+    fn start_with(settings: &[(&str, &str)]) -> Self {
         let mut child = thresher(&["serve"])
             .env("THRESHER__HTTP__LISTEN", "127.0.0.1:0")
             .env("THRESHER__KV__DIR", "")
@@ -33,6 +38,7 @@ impl Running {
             .env("THRESHER__ADMISSION__DEADLINE_MS_DEFAULT", "600000")
             .env("THRESHER__ADMISSION__DEADLINE_MS_MAX", "600000")
             .env("THRESHER__TELEMETRY__LOG", "trace")
+            .envs(settings.iter().copied())
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -59,6 +65,16 @@ impl Running {
         }
     }
 
+    /// The same, once it is ready.
+    async fn ready(&mut self, seen: &mut Vec<String>) -> (SocketAddr, SocketAddr) {
+        let (http, admin) = self.addresses(seen);
+        while get(admin, "/readyz").await.status != 200 {
+            assert!(self.child.try_wait().expect("a child").is_none(), "it ended while loading");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        (http, admin)
+    }
+
     fn terminate(&self) {
         let id = self.child.id().to_string();
         let kill = std::process::Command::new("kill").args(["-TERM", &id]).status();
@@ -76,11 +92,7 @@ impl Drop for Running {
 async fn told_to_stop_it_finishes_what_it_began_and_quotes_nobody() {
     let mut daemon = Running::start();
     let mut log = Vec::new();
-    let (http, admin) = daemon.addresses(&mut log);
-    while get(admin, "/readyz").await.status != 200 {
-        assert!(daemon.child.try_wait().expect("a child").is_none(), "it ended while loading");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let (http, admin) = daemon.ready(&mut log).await;
 
     // The first one works long enough for the second to be seen waiting: both have then begun.
     let long = format!("The {SECRET} of the coast rises with the moon, twice a day, and falls as often. ")
@@ -130,4 +142,64 @@ async fn told_to_stop_while_the_model_loads_it_ends_well() {
         daemon.terminate();
         assert_eq!(daemon.child.wait().expect("a child").code(), Some(0), "after {ms} ms");
     }
+}
+
+/// Chunks that nobody has sent before, of some 400 tokens each.
+fn unread(name: &str, count: usize) -> Vec<String> {
+    let text = |i| {
+        format!("{name} {i}: ")
+            + &"the tide rises with the moon, twice a day, and falls as often; ".repeat(25)
+    };
+    (0..count).map(text).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_that_would_be_read_too_late_are_refused_before_they_are_begun() {
+    let mut daemon = Running::start_with(&[("THRESHER__ADMISSION__CONCURRENCY_MAX", "8")]);
+    let (http, _) = daemon.ready(&mut Vec::new()).await;
+    let ask = async |body: Value| post(http, "/v1/compress", body.to_string()).await;
+    let warm = json!({"query": "What rises?", "chunks": unread("warm", 2)});
+    assert_eq!(ask(warm.clone()).await.status, 200, "now it knows how fast it reads");
+    // Half a minute of work for one thread, given up when the test ends.
+    let long = json!({"query": "What rises?", "chunks": unread("long", 300)}).to_string();
+    let long = tokio::spawn(async move { post(http, "/v1/compress", long).await });
+    // Until the long one is at it, others are begun, and late.
+    let mut number = 0;
+    let refused = loop {
+        assert!(!long.is_finished(), "the long one is over");
+        number += 1;
+        let chunks = unread(&format!("late {number}"), 100);
+        let response = ask(json!({"query": "What rises?", "chunks": chunks, "deadline_ms": 300})).await;
+        match response.status {
+            429 => break response,
+            status => assert_eq!(status, 504, "{}", response.body),
+        }
+    };
+    let answer = refused.json();
+    assert_eq!(answer["error"]["code"], "overloaded", "{answer}");
+    assert!(
+        answer["error"]["message"].as_str().is_some_and(|m| m.contains("too long for the deadline")),
+        "{answer}"
+    );
+    assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    assert_eq!(ask(warm).await.status, 200, "what has been read is answered beside it");
+    long.abort();
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_share_the_weights_that_they_multiply_with() {
+    // Memory of its own: what is mapped from a file does not count.
+    let mut megabytes = Vec::new();
+    for workers in ["1", "9"] {
+        let mut daemon = Running::start_with(&[("THRESHER__MODEL__WORKERS", workers)]);
+        daemon.ready(&mut Vec::new()).await;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("Linux says it");
+        let kb: f64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+        megabytes.push(kb / 1e3);
+    }
+    let (one, nine) = (megabytes[0], megabytes[1]);
+    // Packed for each, eight more workers would take 340 MB.
+    assert!(nine - one < 8.0 * 15.0, "{one:.0} MB with one worker, {nine:.0} MB with nine");
 }

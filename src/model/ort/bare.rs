@@ -5,7 +5,7 @@ use ndarray::Array2;
 use ort::session::Session;
 use ort::value::TensorRef;
 
-use super::{OrtRuntime, OrtSettings, environment, graph_error, session};
+use super::{OrtRuntime, OrtSettings, builder, environment, graph_error};
 use crate::model::ModelError;
 use crate::model::contract::{Contract, Graph};
 
@@ -40,8 +40,9 @@ impl BatchedGraph {
         let contract = Contract::load(&settings.model_dir)?;
         let file = contract.graph_file(Graph::Passage).to_owned();
         let path = settings.model_dir.join(&file);
-        let session =
-            session(&environment, &path, settings.workers.max(1)).map_err(|e| graph_error(&file, e))?;
+        let session = builder(&environment, settings.workers.max(1))
+            .and_then(|mut builder| builder.commit_from_file(path))
+            .map_err(|e| graph_error(&file, e))?;
         let (prefix, suffix) = (contract.tokenizer.prefix, contract.tokenizer.suffix);
         Ok(Self { session, file, prefix, suffix })
     }

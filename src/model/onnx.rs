@@ -1,13 +1,26 @@
-//! The part of ONNX's protobuf that an export writes, declared by hand with the tags of `onnx.proto`.
-//! Knows nothing of models; readers skip what they do not know, so the messages hold only the fields that are used.
+//! The part of ONNX's protobuf that an export writes and a session's weights are found by, declared by hand with the tags of `onnx.proto`.
+//! Knows nothing of architectures; readers skip what they do not know, so the messages hold only the fields that are used.
 //!
 //! `onnx.proto` is proto2 with every field optional; proto3 fields encode the same except that a zero is left out,
 //! which a reader takes for the default, zero. Where an explicit zero matters the field is an `Option`.
+
+use std::io;
+use std::path::Path;
 
 use prost::{Enumeration, Message, Oneof};
 
 /// The IR that belongs to opset 20: ONNX Runtime reads it from 1.17 on.
 pub const IR_VERSION: i64 = 9;
+
+/// The graph in a file.
+///
+/// # Errors
+/// A file that cannot be read; `InvalidData` for one that is not ONNX.
+pub fn read_graph(path: &Path) -> io::Result<GraphProto> {
+    let model = ModelProto::decode(&*std::fs::read(path)?)
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("it is not ONNX: {e}")))?;
+    model.graph.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it holds no graph"))
+}
 
 /// A whole file.
 #[derive(Clone, PartialEq, Message)]
