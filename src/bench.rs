@@ -1,13 +1,14 @@
 //! Measures speed and memory on a workload of its own, against the model's bare graph in the same run. Every claim of
 //! speed is printed here, with its spread. Knows no settings: what it measures is handed to it, wired.
 //!
-//! Three ways: [`warm`] asks about chunks that have been read before and holds the answers against the targets;
+//! Four ways: [`warm`] asks about chunks that have been read before and holds the answers against the targets;
 //! [`throughput`] reads chunks that nobody has read, beside the graph alone and a peer; [`soak`] sends everything at once
-//! for minutes and watches resident memory.
+//! for minutes and watches resident memory; [`overload`] sends more new chunks than can be read.
 
 pub mod client;
 pub mod daemon;
 pub mod flops;
+pub mod overload;
 pub mod peer;
 pub mod soak;
 pub mod source;

@@ -109,3 +109,14 @@ fn a_soak_counts_requests_and_memory() {
     );
     assert_eq!(json["rss_mb"]["at_most"].as_f64(), json["rss_mb"]["bounds"].as_f64().map(|mb| mb + 300.0));
 }
+
+#[test]
+fn an_overload_counts_how_requests_end() {
+    let (done, json) = bench(&["--overload", "3", "--clients", "6", "--chunks", "40"]);
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    has_numbers(
+        &json,
+        &["/alone/answers_per_s", "/alone/warm_p50_ms", "/warm/answered", "/warm/answered_ms/p50"],
+    );
+    assert_eq!(json["cold"]["failed"], 0, "{json:#}");
+}

@@ -16,7 +16,7 @@ use crate::bench::flops::Flops;
 use crate::bench::peer::{Peer, PeerSettings};
 use crate::bench::source::Source;
 use crate::bench::workload::Workload;
-use crate::bench::{Progress, Subject, soak, targets, throughput, warm};
+use crate::bench::{Progress, Subject, overload, soak, targets, throughput, warm};
 use crate::config::{Admission, Config};
 use crate::kv::local::LocalTiers;
 use crate::kv::store::KvStore;
@@ -28,7 +28,7 @@ use crate::telemetry;
 #[derive(clap::Args)]
 #[command(after_long_help = DEFINITIONS)]
 pub struct Args {
-    /// Chunks of a request [default: 100; 20 with --throughput].
+    /// Chunks of a request [default: 100; 20 with --throughput or --overload].
     #[arg(long, value_name = "N", value_parser = positive)]
     chunks: Option<usize>,
     /// Tokens of a chunk.
@@ -49,7 +49,7 @@ pub struct Args {
     /// Warm requests, of all rounds together; fewer where they take long.
     #[arg(long, default_value_t = 300, value_name = "N", value_parser = positive)]
     requests: usize,
-    /// Clients at the same time [default: 32; 8 with --throughput or --soak].
+    /// Clients at the same time [default: 32; 8 with --throughput or --soak; 40 with --overload].
     #[arg(long, value_name = "N", value_parser = positive)]
     clients: Option<usize>,
     /// As if the machine had so many cores: threads of the model, of the daemon and of its arithmetic.
@@ -73,6 +73,9 @@ pub struct Args {
     /// Send requests of all kinds for so long instead, and fail if memory leaves its bounds or a request fails.
     #[arg(long, value_name = "SECONDS", value_parser = positive, conflicts_with_all = ["throughput", "peer", "chunks", "mixed"])]
     soak: Option<usize>,
+    /// Send more new chunks than can be read for so long instead, and a request about chunks that have been read now and then.
+    #[arg(long, value_name = "SECONDS", value_parser = positive, conflicts_with_all = ["throughput", "peer", "soak", "mixed", "registered"])]
+    overload: Option<usize>,
 }
 
 const DEFINITIONS: &str = "\
@@ -111,7 +114,7 @@ const DEADLINE: Duration = Duration::from_secs(3600);
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let is_throughput = args.throughput || args.peer.is_some();
     let workload = Workload {
-        chunks: args.chunks.unwrap_or(if is_throughput { 20 } else { 100 }),
+        chunks: args.chunks.unwrap_or(if is_throughput || args.overload.is_some() { 20 } else { 100 }),
         tokens: args.tokens,
         query_tokens: args.query_tokens,
         mixed: args.mixed,
@@ -132,6 +135,13 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let (table, json, passed) = if args.soak.is_some() {
         let report = soak::run(&subject, soak_settings(&config, args), &progress)?;
         (soak::table(&report), report.json().clone(), report.passed())
+    } else if let Some(seconds) = args.overload {
+        let clients = args.clients.unwrap_or(40);
+        let (chunks, tokens) = (workload.chunks, workload.tokens);
+        let settings =
+            overload::Settings { time: Duration::from_secs(seconds as u64), clients, chunks, tokens };
+        let report = overload::run(&subject, settings, &progress)?;
+        (overload::table(&report), report.json().clone(), true)
     } else if is_throughput {
         let report = throughput(&subject, &config, args, &workload, &progress)?;
         (throughput::table(&report), report.json().clone(), true)
