@@ -8,6 +8,10 @@ pub fn message(said: &str) -> String {
         let (_, place) = said.split_once(" at line ").unwrap_or_default();
         return format!("half of a surrogate pair: \\ud800 to \\udfff come in pairs, at line {place}");
     }
+    // Of a name's place, toml says no more.
+    if said.ends_with("unit variant, expected string only") {
+        return "invalid type: expected text".to_owned();
+    }
     let Some((found, expected)) = said.rsplit_once(", expected ") else { return said.to_owned() };
     let (expected, place) = match expected.split_once(" at line ") {
         Some((expected, place)) => (expected, format!(" at line {place}")),
@@ -44,6 +48,7 @@ mod tests {
             "unexpected end of hex escape at line 1 column 17",
             "half of a surrogate pair: \\ud800 to \\udfff come in pairs, at line 1 column 17",
         );
+        check("invalid type: unit variant, expected string only", "invalid type: expected text");
         check("EOF while parsing a value", "EOF while parsing a value");
         check(
             "unknown variant `x`, expected one of `a`, `b`",

@@ -57,7 +57,8 @@ pub struct LabelledSpan {
 /// A candidate.
 #[derive(Debug, Clone, Deserialize)]
 pub struct LabelledChunk {
-    /// Its name.
+    /// Its name, possibly empty.
+    #[serde(default)]
     pub id: String,
     /// Its title, possibly empty.
     #[serde(default)]

@@ -33,8 +33,9 @@ pub fn evaluate(rows: &[SelectionRow]) -> Result<PrefilterReport> {
     let registry = Registry::open(&settings)?;
     tokio::runtime::Builder::new_current_thread().build()?.block_on(registry.write(chunks))?;
     let mut sizes: Vec<usize> =
-        KEPT.into_iter().chain([names.len() / 10]).filter(|&n| n < names.len()).collect();
+        KEPT.into_iter().chain([names.len() / 10]).filter(|n| (1..names.len()).contains(n)).collect();
     sizes.sort_unstable();
+    sizes.dedup();
     let recall = |keep: usize| -> Result<Vec<f64>> {
         let of_row = |row: &SelectionRow| {
             let kept = registry.prefilter(&row.query, &names, keep)?;

@@ -146,7 +146,9 @@ pub fn table(report: &Report) -> String {
             "  auto: keeps {share} of the tokens; answers survive {kept}; gold chunks kept {gold}"
         );
     }
-    if let Some(PrefilterReport { chunks, kept }) = &report.prefilter {
+    if let Some(PrefilterReport { chunks, kept }) = &report.prefilter
+        && !kept.is_empty()
+    {
         let kept: Vec<String> =
             kept.iter().map(|(keep, share)| format!("{keep}: {}", cell(*share))).collect();
         let _ =
