@@ -85,7 +85,7 @@ pub struct Model {
     pub dir: PathBuf,
     /// Shared library of ONNX Runtime; empty: where `make provision` puts it. `THRESHER_RUNTIME_LIB` sets it too.
     pub runtime_lib: PathBuf,
-    /// Worker threads, each with sessions of its own; 0: one per core.
+    /// Windows that are read side by side; 0: one per core.
     pub workers: usize,
 }
 

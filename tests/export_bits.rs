@@ -5,11 +5,16 @@ mod support;
 
 use std::{path::Path, sync::OnceLock};
 
-use support::{keys, logits, minilm_source, session};
+use ndarray::{Array3, ArrayView3};
+use support::{int8_saturates, keys, logits, minilm_source, runtime_lib, session};
 use tempfile::TempDir;
 use thresher::{
     export::{ExportOptions, export},
-    model::contract::Weights,
+    model::{
+        ModelRuntime,
+        contract::Weights,
+        ort::{OrtRuntime, OrtSettings},
+    },
 };
 
 const DIM: usize = 384;
@@ -90,6 +95,43 @@ fn a_keys_logits_do_not_depend_on_the_other_keys_or_on_threads() {
             let same = rows.into_iter().all(|(whole, part)| bits(&whole[range.clone()]) == bits(part));
             assert!(same, "logits of {tokens} tokens over keys {range:?} depend on the other keys");
             assert!(bits(&own) == bits(&own_again), "self logits depend on the keys");
+        }
+    }
+}
+
+/// ONNX Runtime looks weights that are handed to it up by name, after it has rewritten the graph.
+#[test]
+fn sessions_that_share_weights_give_the_bits_of_plain_ones() {
+    for weights in [Weights::F32, Weights::Int8] {
+        if weights == Weights::Int8 && int8_saturates() {
+            continue;
+        }
+        let (model_dir, runtime_lib) = (minilm(weights).to_owned(), runtime_lib());
+        let mut passage = session(&model_dir.join("passage.onnx"), 1);
+        let mut query = session(&model_dir.join("query.onnx"), 1);
+        let shared = OrtRuntime::load(&OrtSettings { runtime_lib, model_dir, workers: 3 }).unwrap();
+        for tokens in LENGTHS {
+            let framed = &windows(1, tokens)[0];
+            let expect = keys(&mut passage, std::slice::from_ref(framed));
+            let ids: Vec<u32> = framed[1..tokens - 1].iter().map(|&id| id as u32).collect();
+            let inner = DIM..(tokens - 1) * DIM;
+            // Each worker has a session of its own.
+            let found = |_, found: ArrayView3<f32>| {
+                let found = found.iter().copied().collect::<Vec<_>>();
+                assert!(bits(&found) == bits(&expect[inner.clone()]), "{weights:?}: keys of {tokens} tokens");
+            };
+            shared.read(&[&*ids; 9], &|_| true, &found).unwrap();
+            let (cross, own) = logits(&mut query, framed, &expect, DIM);
+            let units = Array3::from_shape_vec((1, tokens, DIM), expect.clone()).unwrap();
+            let found = shared.logits(&ids, units.view()).unwrap();
+            let rows = tokens..(tokens - 1) * tokens;
+            assert!(
+                bits(found.cross.as_slice().unwrap()) == bits(&cross[rows]),
+                "{weights:?}: logits of {tokens} tokens"
+            );
+            let inner = |row: &[f32]| row[1..tokens - 1].to_vec();
+            let own: Vec<f32> = own.chunks(tokens).skip(1).take(tokens - 2).flat_map(inner).collect();
+            assert!(bits(&found.own.iter().copied().collect::<Vec<_>>()) == bits(&own), "{weights:?}: own");
         }
     }
 }

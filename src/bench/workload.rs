@@ -58,6 +58,14 @@ pub fn ids(request: &CompressRequest, tokenizer: &ModelTokenizer) -> Result<Vec<
     request.chunks.iter().map(|chunk| Ok(tokenizer.encode(&chunk.text)?.ids)).collect()
 }
 
+/// Tokens of a word, by the default tokenizer.
+const TOKENS_PER_WORD: f64 = 1.4;
+
+/// Sentences of about `tokens` tokens together.
+pub fn prose_of(random: &mut Random, tokens: usize) -> String {
+    prose(random, (tokens as f64 / TOKENS_PER_WORD) as usize)
+}
+
 /// Sentences of about `words` words together: never fewer, and never a sentence more than it takes.
 pub fn prose(random: &mut Random, words: usize) -> String {
     let (mut text, mut written) = (String::new(), 0);

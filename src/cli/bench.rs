@@ -71,10 +71,10 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive, requires = "peer")]
     peer_batch: usize,
     /// Send requests of all kinds for so long instead, and fail if memory leaves its bounds or a request fails.
-    #[arg(long, value_name = "SECONDS", value_parser = positive, conflicts_with_all = ["throughput", "peer", "chunks", "mixed"])]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, conflicts_with_all = ["throughput", "peer", "chunks", "tokens", "query_tokens", "mixed", "rounds", "requests"])]
     soak: Option<usize>,
     /// Send more new chunks than can be read for so long instead, and a request about chunks that have been read now and then.
-    #[arg(long, value_name = "SECONDS", value_parser = positive, conflicts_with_all = ["throughput", "peer", "soak", "mixed", "registered"])]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, conflicts_with_all = ["throughput", "peer", "soak", "mixed", "registered", "rounds", "requests"])]
     overload: Option<usize>,
 }
 
@@ -98,7 +98,9 @@ null where the system does not say
 
 --soak keeps 64 MiB of blocks in memory, 256 MiB on disk and 16 MiB of registered chunks in memory, or less where the \
 settings say less, and exits with 1 when resident memory was ever above kv.memory_bytes_max + kv.write_queue_bytes_max + \
-registry.cache_bytes_max + 300 MB, or when a request failed that should not.";
+registry.cache_bytes_max + 300 MB, or when a request failed that should not.
+
+--overload: each client sends a request about new chunks with the default deadline, and the next one when it is answered, or a second after it was not. In the JSON: alone, one client before them; cold, how their requests ended, each per second of the whole run; warm, requests about chunks that have been read, one every 200 ms, beside them. Exits with 1 when a request was neither answered, nor refused (429), nor late (504).";
 
 /// Requests over HTTP for each round of throughput.
 const REQUESTS_PER_ROUND: usize = 5;
@@ -136,12 +138,9 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         let report = soak::run(&subject, soak_settings(&config, args), &progress)?;
         (soak::table(&report), report.json().clone(), report.passed())
     } else if let Some(seconds) = args.overload {
-        let clients = args.clients.unwrap_or(40);
-        let (chunks, tokens) = (workload.chunks, workload.tokens);
-        let settings =
-            overload::Settings { time: Duration::from_secs(seconds as u64), clients, chunks, tokens };
-        let report = overload::run(&subject, settings, &progress)?;
-        (overload::table(&report), report.json().clone(), true)
+        let (time, clients) = (Duration::from_secs(seconds as u64), clients(args));
+        let report = overload::run(&subject, overload::Settings { time, clients, workload }, &progress)?;
+        (overload::table(&report), report.json().clone(), report.passed())
     } else if is_throughput {
         let report = throughput(&subject, &config, args, &workload, &progress)?;
         (throughput::table(&report), report.json().clone(), true)
@@ -178,9 +177,18 @@ fn throughput(
         peer: peer.map(Peer::start).transpose()?,
     };
     let rounds = args.rounds.unwrap_or(20);
-    let (requests, clients) = (REQUESTS_PER_ROUND * rounds, args.clients.unwrap_or(8));
+    let (requests, clients) = (REQUESTS_PER_ROUND * rounds, clients(args));
     let effort = throughput::Effort { rounds, requests, clients };
     throughput::run(subject, contenders, workload, effort, progress)
+}
+
+/// At the same time.
+fn clients(args: &Args) -> usize {
+    args.clients.unwrap_or(match args {
+        Args { overload: Some(_), .. } => 40,
+        Args { soak: Some(_), .. } | Args { throughput: true, .. } | Args { peer: Some(_), .. } => 8,
+        _ => targets::CLIENTS,
+    })
 }
 
 fn effort(args: &Args) -> warm::Effort {
@@ -189,7 +197,7 @@ fn effort(args: &Args) -> warm::Effort {
         requests: args.requests,
         asking_max: Duration::from_secs(5),
         cold_rounds: 8,
-        clients: args.clients.unwrap_or(targets::CLIENTS),
+        clients: clients(args),
         crowd: Duration::from_secs(5),
     }
 }
@@ -197,7 +205,7 @@ fn effort(args: &Args) -> warm::Effort {
 fn soak_settings(config: &Config, args: &Args) -> soak::Settings {
     soak::Settings {
         time: Duration::from_secs(args.soak.unwrap_or_default() as u64),
-        clients: args.clients.unwrap_or(8),
+        clients: clients(args),
         memory_bytes_max: config.kv.memory_bytes_max,
         write_queue_bytes_max: config.kv.write_queue_bytes_max,
         registry_bytes_max: config.registry.cache_bytes_max as u64,
@@ -227,7 +235,7 @@ fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
     // A token is about six bytes, seldom twelve.
     raise(&mut config.http.body_bytes_max, 12 * tokens_max);
     raise(&mut config.limits.registered_bytes_max, 12 * tokens_max);
-    raise(&mut config.admission.queue_max, args.clients.unwrap_or(targets::CLIENTS));
+    raise(&mut config.admission.queue_max, clients(args));
     let deadline_ms_max = &mut config.admission.deadline_ms_max;
     *deadline_ms_max = (*deadline_ms_max).max(DEADLINE.as_millis() as u64);
     if args.soak.is_some() {

@@ -72,6 +72,11 @@ impl Flights {
         Role::Leader(Leader { key, flight, flights: Arc::clone(self) })
     }
 
+    /// Whether `key` is being read.
+    pub fn has(&self, key: &BlockKey) -> bool {
+        self.lock().contains_key(key)
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<BlockKey, Arc<Flight>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

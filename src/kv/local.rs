@@ -121,6 +121,11 @@ impl LocalTiers {
         Some(bytes)
     }
 
+    /// Whether the block is on disk, as far as is known without looking.
+    pub fn has_on_disk(&self, key: &BlockKey) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.has(key))
+    }
+
     /// The block from the first tier that has it.
     pub async fn get(&self, key: &BlockKey) -> Option<Hit> {
         self.get_many(std::slice::from_ref(key)).await.pop().flatten()

@@ -57,6 +57,11 @@ pub trait Tiers: Send + Sync {
     /// A block in memory; must not wait.
     fn resident(&self, key: &BlockKey) -> Option<Bytes>;
 
+    /// Whether this machine has a block that is not in memory, as far as is known without looking; must not wait.
+    fn at_hand(&self, _: &BlockKey) -> bool {
+        false
+    }
+
     /// Blocks that are not in memory, from wherever else they are kept, in the order of `keys`; may wait.
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>>;
 
@@ -85,6 +90,16 @@ impl Tiers for NoTiers {
     fn remove(&self, _: &BlockKey) {}
 }
 
+/// What a request is asked to read.
+pub struct Unread<'a> {
+    /// Chunks to read now; there may be none.
+    pub claims: &'a [Claim],
+    /// Chunks of the request that come after them and will probably have to be read, too, by their places in it.
+    pub later: Vec<usize>,
+    /// Tokens of the request's blocks that are there.
+    pub known_tokens: usize,
+}
+
 /// A chunk that this request has to read, since nobody else has or does.
 pub struct Claim {
     index: usize,
@@ -104,8 +119,7 @@ impl KvStore {
     }
 
     /// The blocks of `keys`, `PIECE` after `PIECE`. Those that no tier has and nobody reads are claimed, and `read` is
-    /// called to land them; it is told how many tokens all have that are there, and called without claims, too, so that it
-    /// can refuse what is too much. What a tier has under the key of chunk `i` counts only if `fits(i, block)`: others may
+    /// called to land them; it is called without claims, too, so that it can refuse what is too much. What a tier has under the key of chunk `i` counts only if `fits(i, block)`: others may
     /// write there. A block is left out only when `wanted` said that nobody waits for it.
     ///
     /// # Errors
@@ -115,7 +129,7 @@ impl KvStore {
         keys: &[BlockKey],
         wanted: Wanted,
         fits: impl Fn(usize, &Block) -> bool,
-        read: impl Fn(usize, &[Claim]) -> Result<(), E>,
+        read: impl Fn(Unread) -> Result<(), E>,
     ) -> Result<(Vec<Option<Block>>, Sources), E> {
         let mut found = Found { blocks: vec![None; keys.len()], sources: Sources::default() };
         for (index, key) in keys.iter().enumerate() {
@@ -126,17 +140,22 @@ impl KvStore {
         }
         // A chunk may stand in a request twice.
         let mut missing: HashMap<BlockKey, Vec<usize>> = HashMap::new();
-        let mut order = Vec::new();
+        let mut order: Vec<(BlockKey, usize)> = Vec::new();
         for (index, key) in keys.iter().enumerate().filter(|(index, _)| found.blocks[*index].is_none()) {
             let indices = missing.entry(*key).or_default();
             if indices.is_empty() {
-                order.push(*key);
+                order.push((*key, index));
             }
             indices.push(index);
         }
-        for piece in order.chunks(PIECE) {
-            let mut missing = piece.iter().filter_map(|key| missing.remove_entry(key)).collect();
-            self.get_piece(&mut missing, &mut found, &wanted, &fits, &read)?;
+        // Those behind the first piece that nobody here has or reads, by their places in `order`.
+        let away = |at: &usize| !self.tiers.at_hand(&order[*at].0) && !self.flights.has(&order[*at].0);
+        let away: Vec<usize> = (PIECE.min(order.len())..order.len()).filter(away).collect();
+        for (n, piece) in order.chunks(PIECE).enumerate() {
+            let mut missing = piece.iter().filter_map(|(key, _)| missing.remove_entry(key)).collect();
+            let behind = away.partition_point(|&at| at < (n + 1) * PIECE);
+            let later: Vec<usize> = away[behind..].iter().map(|&at| order[at].1).collect();
+            self.get_piece(&mut missing, &later, &mut found, &wanted, &fits, &read)?;
         }
         found.count();
         Ok((found.blocks, found.sources))
@@ -146,15 +165,20 @@ impl KvStore {
     fn get_piece<E>(
         &self,
         missing: &mut HashMap<BlockKey, Vec<usize>>,
+        later: &[usize],
         found: &mut Found,
         wanted: &Wanted,
         fits: &impl Fn(usize, &Block) -> bool,
-        read: impl Fn(usize, &[Claim]) -> Result<(), E>,
+        read: impl Fn(Unread) -> Result<(), E>,
     ) -> Result<(), E> {
         while !missing.is_empty() && wanted() {
             let (claims, followed) = self.join(missing, wanted);
+            let away = claims.iter().filter(|claim| !self.tiers.at_hand(&claim.leader.key())).count();
             let claims = self.fetch(claims, fits, missing, found);
-            read(found.blocks.iter().flatten().map(Block::tokens).sum(), &claims)?;
+            // What other sidecars have is known when it has been asked for: of later chunks as much as of these.
+            let unread = (later.len() * claims.len()).div_ceil(away.max(1)).min(later.len());
+            let known_tokens = found.blocks.iter().flatten().map(Block::tokens).sum();
+            read(Unread { claims: &claims, later: later[..unread].to_vec(), known_tokens })?;
             for claim in claims {
                 if let Some(block) = claim.leader.landed() {
                     found.put(&missing.remove(&claim.leader.key()).unwrap_or_default(), block, Source::Read);
@@ -297,6 +321,7 @@ mod tests {
     struct Map {
         memory: Mutex<HashMap<BlockKey, Bytes>>,
         disk: Mutex<HashMap<BlockKey, Bytes>>,
+        elsewhere: Mutex<HashMap<BlockKey, Bytes>>,
     }
 
     impl Tiers for Map {
@@ -305,8 +330,14 @@ mod tests {
         }
 
         fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
-            let disk = self.disk.lock().expect("no panic");
-            keys.iter().map(|key| Some((disk.get(key)?.clone(), Source::Disk))).collect()
+            let of = |map: &Mutex<HashMap<_, Bytes>>, key| map.lock().expect("no panic").get(key).cloned();
+            let disk = |key| Some((of(&self.disk, key)?, Source::Disk));
+            let elsewhere = |key| Some((of(&self.elsewhere, key)?, Source::Shared));
+            keys.iter().map(|key| disk(key).or_else(|| elsewhere(key))).collect()
+        }
+
+        fn at_hand(&self, key: &BlockKey) -> bool {
+            self.disk.lock().expect("no panic").contains_key(key)
         }
 
         fn keep(&self, key: BlockKey, bytes: Bytes) {
@@ -340,7 +371,7 @@ mod tests {
     /// Asks for `keys`; their blocks' token counts, and where they came from.
     fn get(store: &KvStore, keys: &[u8], reads: &AtomicUsize) -> (Vec<usize>, Sources) {
         let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
-        let read = |_, claims: &[Claim]| {
+        let read = |Unread { claims, .. }: Unread| {
             for claim in claims {
                 reads.fetch_add(1, Ordering::Relaxed);
                 std::thread::yield_now();
@@ -382,7 +413,7 @@ mod tests {
         tiers.memory.lock().expect("no panic").insert(key(1), block(9).bytes().clone());
         tiers.disk.lock().expect("no panic").insert(key(2), block(9).bytes().clone());
         let store = KvStore::new(tiers);
-        let read = |_, claims: &[Claim]| {
+        let read = |Unread { claims, .. }: Unread| {
             claims.iter().for_each(|claim| claim.land(block(claim.index() as u8 + 1)));
             Ok::<_, Infallible>(())
         };
@@ -416,35 +447,58 @@ mod tests {
         let keys: Vec<u8> = (0..=200).collect();
         let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
         let told = Mutex::new(Vec::new());
-        let read = |tokens, claims: &[Claim]| {
+        let read = |Unread { claims, later, known_tokens }: Unread| {
             assert!(claims.len() <= PIECE);
-            told.lock().expect("no panic").push((tokens, claims.len()));
+            told.lock().expect("no panic").push((known_tokens, claims.len(), later.len()));
             // A chunk of a later piece is read by who wants it now, not waited for.
             let last = &keys[200..];
-            if claims[0].index() == 0 {
+            if claims.first().is_some_and(|claim| claim.index() == 0) {
                 assert_eq!(get(&store, last, &AtomicUsize::new(0)).1.read, 1);
             }
             claims.iter().for_each(|claim| claim.land(block(keys[claim.index()])));
             Ok::<_, Infallible>(())
         };
-        let Ok((_, sources)) = store.get(
-            &all,
-            always(),
-            |_, _| true,
-            |tokens, claims| match claims {
-                [] => {
-                    told.lock().expect("no panic").push((tokens, 0));
-                    Ok(())
-                }
-                _ => read(tokens, claims),
-            },
-        );
+        let Ok((_, sources)) = store.get(&all, always(), |_, _| true, read);
         assert_eq!((sources.read, sources.memory), (200, 1));
         let sum = |n: usize| (0..n).sum::<usize>();
         assert_eq!(
             told.into_inner().expect("no panic"),
-            [(0, 64), (sum(64), 64), (sum(128), 64), (sum(192) + 200, 8)]
+            [(0, 64, 137), (sum(64), 64, 73), (sum(128), 64, 9), (sum(192) + 200, 8, 0)]
         );
+    }
+
+    #[test]
+    fn what_comes_later_is_told_as_far_as_it_is_known() {
+        let tiers = Arc::new(Map::default());
+        let stored = |n: u8| (key(n), block(n).bytes().clone());
+        // Ahead: half of the first piece. Behind: in memory, on disk, in both, being read, and 16 that nobody has.
+        let (ahead, behind): (Vec<u8>, Vec<u8>) = ((0..64).collect(), (64..128).collect());
+        tiers.memory.lock().expect("no panic").extend(behind[..20].iter().map(|&n| stored(n)));
+        tiers.disk.lock().expect("no panic").extend(behind[16..40].iter().map(|&n| stored(n)));
+        let store = KvStore::new(Arc::clone(&tiers) as Arc<dyn Tiers>);
+        let keys: Vec<BlockKey> = ahead.iter().chain(&behind).map(|&n| key(n)).collect();
+        let check = |name: &str, expect: std::ops::Range<usize>| {
+            let seen = Mutex::new(None);
+            let stopped = store.get(
+                &keys,
+                always(),
+                |_, _| true,
+                |Unread { later, .. }| {
+                    *seen.lock().expect("no panic") = Some(later);
+                    Err(())
+                },
+            );
+            assert!(stopped.is_err(), "{name}");
+            let seen = seen.into_inner().expect("no panic").expect("it was asked");
+            assert_eq!(seen, expect.collect::<Vec<_>>(), "{name}");
+        };
+        check("what neither memory nor disk has", 104..128);
+        let reading: Vec<_> = (120..128).map(|n| store.flights.join(key(n), &always())).collect();
+        check("nor another request reads", 104..120);
+        drop(reading);
+        let elsewhere: Vec<_> = ahead[..48].iter().map(|&n| stored(n)).collect();
+        tiers.elsewhere.lock().expect("no panic").extend(elsewhere);
+        check("as large a part as of the first", 104..110);
     }
 
     #[test]
@@ -459,10 +513,10 @@ mod tests {
             &keys,
             always(),
             |_, _| true,
-            |tokens, claims| {
+            |Unread { claims, known_tokens, .. }| {
                 calls.fetch_add(1, Ordering::Relaxed);
                 assert!(claims.is_empty());
-                if tokens > 5_000 { Err(tokens) } else { Ok(()) }
+                if known_tokens > 5_000 { Err(known_tokens) } else { Ok(()) }
             },
         );
         assert_eq!((refused.map(drop), calls.into_inner()), (Err((0..128).sum()), 2));
@@ -475,7 +529,7 @@ mod tests {
             &[key(1)],
             always(),
             |_, _| true,
-            |_, claims| if claims.is_empty() { Ok(()) } else { Err("model") },
+            |Unread { claims, .. }| if claims.is_empty() { Ok(()) } else { Err("model") },
         );
         assert_eq!(failed.map(|_| ()), Err("model"));
         assert_eq!(get(&store, &[1], &AtomicUsize::new(0)).1.read, 1);
@@ -485,7 +539,7 @@ mod tests {
     fn nobody_who_waits_gets_nothing() {
         let store = KvStore::new(Arc::new(NoTiers));
         let (found, _) = store
-            .get(&[key(1)], Arc::new(|| false), |_, _| true, |_, _| Ok::<_, Infallible>(()))
+            .get(&[key(1)], Arc::new(|| false), |_, _| true, |_| Ok::<_, Infallible>(()))
             .expect("no failure");
         assert!(found[0].is_none());
     }

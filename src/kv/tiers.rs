@@ -71,6 +71,10 @@ impl Tiers for AllTiers {
         Some(bytes)
     }
 
+    fn at_hand(&self, key: &BlockKey) -> bool {
+        self.local.has_on_disk(key)
+    }
+
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
         self.runtime.block_on(self.find(keys))
     }

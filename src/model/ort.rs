@@ -26,6 +26,9 @@ use super::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
 /// than these wait for each other.
 const QUERY_THREADS_MAX: usize = 4;
 
+/// Threads of all sessions of the query graph together, for each core: while some wait for each other, others work.
+const QUERY_THREADS_PER_CORE: usize = 2;
+
 /// Where things are and how many cores to use.
 #[derive(Debug, Clone)]
 pub struct OrtSettings {
@@ -83,8 +86,8 @@ impl OrtRuntime {
             Ok::<_, ModelError>(sessions)
         };
         let passage = load(Graph::Passage, cores, 1)?;
-        // As many questions at a time as cores: a question does not keep more than one of them busy all the time.
-        let query = load(Graph::Query, cores, cores.min(QUERY_THREADS_MAX))?;
+        let threads = cores.min(QUERY_THREADS_MAX);
+        let query = load(Graph::Query, (QUERY_THREADS_PER_CORE * cores).div_ceil(threads), threads)?;
         weights.drop_pages();
         let frame = Frame::of(&contract);
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();
@@ -155,7 +158,7 @@ impl ModelRuntime for OrtRuntime {
 
 /// Keys `[head, t, head_dim]` of windows of one length, `[window, t]`, special tokens dropped.
 fn run_passage(
-    session: &mut Session,
+    session: &mut WeightedSession,
     frame: &Frame,
     windows: &[Box<[u32]>],
 ) -> Result<Vec<Array3<f32>>, ort::Error> {
@@ -193,7 +196,10 @@ impl Frame {
 
 impl Pool {
     /// Runs `work` on the next free session.
-    fn run<T>(&self, work: impl FnOnce(&mut Session) -> Result<T, ort::Error>) -> Result<T, ModelError> {
+    fn run<T>(
+        &self,
+        work: impl FnOnce(&mut WeightedSession) -> Result<T, ort::Error>,
+    ) -> Result<T, ModelError> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let mut idle =
             self.returned.wait_while(idle, |idle| idle.is_empty()).unwrap_or_else(PoisonError::into_inner);
@@ -217,10 +223,12 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// So many sessions of a graph, with so many threads each, checked against the contract.
 /// Loads the library and opens the environment. ONNX Runtime allows one of each per process: the first call's holds,
 /// and a later call with another library is refused.
-fn environment(lib: &Path) -> Result<Environment, ModelError> {
+///
+/// # Errors
+/// [`ModelError::Runtime`] when it does not load.
+pub fn environment(lib: &Path) -> Result<Environment, ModelError> {
     static OPENED: Mutex<Option<(PathBuf, Environment)>> = Mutex::new(None);
     let error = |reason: String| ModelError::Runtime { path: lib.display().to_string(), reason };
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -255,7 +263,7 @@ fn builder(environment: &Environment, threads: usize) -> Result<SessionBuilder, 
     Ok(builder)
 }
 
-fn io_of(session: &Session) -> Vec<IoTensor> {
+fn io_of(session: &WeightedSession) -> Vec<IoTensor> {
     let tensor = |side: Side, outlet: &Outlet| match outlet.dtype() {
         ValueType::Tensor { ty, shape, .. } => IoTensor::new(side, outlet.name(), ty.to_string(), shape),
         other => IoTensor::new(side, outlet.name(), format!("{other:?}"), &[]),

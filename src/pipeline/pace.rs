@@ -61,6 +61,12 @@ impl Pace {
         })
     }
 
+    /// One that is known.
+    #[cfg(test)]
+    pub fn of(bytes_per_s: f64) -> Self {
+        Self(Mutex::new(State { bytes_per_s: Some(bytes_per_s), ..State::default() }))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,6 +83,14 @@ pub struct Reading<'a> {
 }
 
 impl Reading<'_> {
+    /// So many bytes are left of it, as is now known better than when it began.
+    pub fn expect(&self, bytes: usize) {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.pace.state();
+        state.bytes_left = state.bytes_left - *left + bytes;
+        *left = bytes;
+    }
+
     /// So many of its bytes have been read.
     pub fn read(&self, bytes: usize) {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,16 +121,12 @@ impl Drop for Reading<'_> {
 mod tests {
     use super::*;
 
-    fn paced(bytes_per_s: f64) -> Pace {
-        Pace(Mutex::new(State { bytes_per_s: Some(bytes_per_s), ..State::default() }))
-    }
-
     /// A second, and the margin.
     const SECOND: Option<Duration> = Some(Duration::from_millis(1_600));
 
     #[test]
     fn who_would_be_late_beside_others_is_told_so() {
-        let pace = paced(1_000.0);
+        let pace = Pace::of(1_000.0);
         let first = pace.begin(5_000, SECOND).expect("alone");
         let second = pace.begin(500, SECOND).expect("half a second of each");
         assert_eq!(pace.begin(501, SECOND).err(), Some(Duration::from_millis(1_503)), "three take turns");
@@ -127,6 +137,9 @@ mod tests {
         first.read(4_900);
         drop(pace.begin(800, SECOND).expect("behind what is left, and others like it"));
         assert!(pace.begin(801, SECOND).is_err());
+        first.expect(200);
+        drop(pace.begin(600, SECOND).expect("twice what is left, and these"));
+        assert!(pace.begin(601, SECOND).is_err());
         drop(first);
         drop(pace.begin(5_000, SECOND).expect("alone again"));
         let state = pace.state();

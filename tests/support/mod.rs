@@ -10,6 +10,7 @@ use std::{
 
 use ort::{environment::Environment, session::Session, value::TensorRef};
 use serde::Deserialize;
+use thresher::model::ort::environment;
 
 /// A file or folder of the checkout.
 pub fn in_checkout(path: &str) -> PathBuf {
@@ -37,9 +38,7 @@ pub fn model_dir() -> PathBuf {
 /// ONNX Runtime, loaded once.
 pub fn runtime() -> &'static Environment {
     static RUNTIME: OnceLock<Environment> = OnceLock::new();
-    RUNTIME.get_or_init(|| {
-        ort::init_from(runtime_lib()).expect("the library loads").build().expect("an environment")
-    })
+    RUNTIME.get_or_init(|| environment(&runtime_lib()).expect("the library loads"))
 }
 
 /// The binary, with the real runtime and model wherever it is started.
@@ -70,7 +69,7 @@ pub fn session(graph: &Path, threads: usize) -> Session {
 }
 
 /// Whether ONNX Runtime's quick kernels for int8 saturate here; the precise ones are much slower.
-fn int8_saturates() -> bool {
+pub fn int8_saturates() -> bool {
     #[cfg(target_arch = "x86_64")]
     return !std::arch::is_x86_feature_detected!("avx512vnni")
         && !std::arch::is_x86_feature_detected!("avxvnni");

@@ -3,13 +3,10 @@
 
 use serde_json::json;
 
-use crate::bench::workload::{Random, prose};
+use crate::bench::workload::{Random, prose, prose_of};
 
 /// Tokens of a chunk; as many short ones as long ones, by magnitude.
 const TOKENS: (usize, usize) = (20, 600);
-
-/// Tokens of a word of the workload, by the default tokenizer.
-const TOKENS_PER_WORD: f64 = 1.4;
 
 /// What a chunk takes on disk: its tokens' mean times what a block takes for one.
 const CHUNK_BYTES: u64 = 70_000;
@@ -50,8 +47,8 @@ impl Chunks {
 
 /// Every seventh has a title, every eleventh metadata.
 fn write(random: &mut Random, n: u64) -> Box<str> {
-    let words = random.magnitude(TOKENS.0, TOKENS.1) as f64 / TOKENS_PER_WORD;
-    let mut chunk = json!({"text": prose(random, words as usize)});
+    let tokens = random.magnitude(TOKENS.0, TOKENS.1);
+    let mut chunk = json!({"text": prose_of(random, tokens)});
     if n.is_multiple_of(7) {
         chunk["title"] = json!(prose(random, 3));
     }

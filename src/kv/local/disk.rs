@@ -107,6 +107,11 @@ impl Disk {
         Ok(Self { shared, commands, writer, given_up, queued_bytes, queue_bytes_max, readers })
     }
 
+    /// Whether the block is there.
+    pub fn has(&self, key: &BlockKey) -> bool {
+        self.shared.slots.peek(key).is_some_and(|slot| slot.whole)
+    }
+
     /// Takes the block as used.
     pub fn touch(&self, key: &BlockKey) {
         self.shared.slots.get(key);

@@ -2,7 +2,6 @@
 //! Knows nothing of what the graphs compute.
 
 use std::fs::File;
-use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
@@ -10,10 +9,10 @@ use std::sync::Arc;
 use memmap2::Mmap;
 use ort::AsPointer;
 use ort::memory::{Allocator, MemoryInfo};
-use ort::session::Session;
 use ort::session::builder::{PrepackedWeights, SessionBuilder};
+use ort::session::{Session, SessionInputs, SessionOutputs};
 use ort::sys::ONNXTensorElementDataType as ElementType;
-use ort::value::DynValue;
+use ort::value::{DynValue, Outlet};
 
 use super::{graph_error, ort_error};
 use crate::model::ModelError;
@@ -29,7 +28,7 @@ pub struct SharedWeights {
     packed: PrepackedWeights,
 }
 
-/// A session that reads shared weights. The session goes first, then the mapping that it reads.
+/// A session that reads shared weights. The session goes first, then the mapping that it reads; nothing here hands it out alone.
 pub struct WeightedSession {
     session: Session,
     _mapped: Arc<Mmap>,
@@ -71,35 +70,50 @@ impl SharedWeights {
     }
 
     /// The tensor over the mapped bytes; none if ONNX Runtime has to find its bytes itself, or what is wrong with them.
+    #[allow(unsafe_code, reason = "a tensor over borrowed bytes")]
     fn tensor(&self, tensor: &TensorProto) -> Result<Option<Arc<DynValue>>, ort::Error> {
-        let entry =
-            |key| tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| &*entry.value);
-        let number = |key| entry(key).and_then(|number| number.parse::<usize>().ok());
-        let Some((element, size)) = element(tensor) else { return Ok(None) };
-        let in_shape =
-            |bytes: usize, &dim: &i64| usize::try_from(dim).ok().and_then(|dim| bytes.checked_mul(dim));
-        let expected = tensor.dims.iter().try_fold(size, in_shape);
-        let bytes = number("offset")
-            .zip(number("length"))
-            .and_then(|(offset, length)| self.mapped.get(offset..offset.checked_add(length)?))
-            .filter(|bytes| Some(bytes.len()) == expected && bytes.as_ptr().align_offset(size) == 0)
-            .filter(|_| entry("location") == Some(&*self.file));
-        bytes.map(|bytes| in_place(bytes, &tensor.dims, element).map(Arc::new)).transpose()
+        let Some((bytes, element)) = place(tensor, &self.file, &self.mapped) else { return Ok(None) };
+        // SAFETY: `place` has found as many aligned elements as `dims` say; the session that gets the tensor holds the mapping,
+        // and lets go of it last.
+        unsafe { in_place(bytes, &tensor.dims, element) }.map(|value| Some(Arc::new(value)))
     }
 }
 
-impl Deref for WeightedSession {
-    type Target = Session;
+impl WeightedSession {
+    /// Runs the graph.
+    ///
+    /// # Errors
+    /// What the runtime reports.
+    pub fn run<'s, 'i, 'v: 'i, const N: usize>(
+        &'s mut self,
+        inputs: impl Into<SessionInputs<'i, 'v, N>>,
+    ) -> Result<SessionOutputs<'s>, ort::Error> {
+        self.session.run(inputs)
+    }
 
-    fn deref(&self) -> &Session {
-        &self.session
+    /// What the graph takes.
+    pub fn inputs(&self) -> &[Outlet] {
+        self.session.inputs()
+    }
+
+    /// What it gives.
+    pub fn outputs(&self) -> &[Outlet] {
+        self.session.outputs()
     }
 }
 
-impl DerefMut for WeightedSession {
-    fn deref_mut(&mut self) -> &mut Session {
-        &mut self.session
-    }
+/// Where the tensor's bytes lie in `mapped`, the bytes of `file`: as many as its shape says, aligned for its elements.
+fn place<'a>(tensor: &TensorProto, file: &str, mapped: &'a [u8]) -> Option<(&'a [u8], ElementType)> {
+    let entry = |key| tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| &*entry.value);
+    let number = |key| entry(key).and_then(|number| number.parse::<usize>().ok());
+    let (element, size) = element(tensor)?;
+    let in_shape =
+        |bytes: usize, &dim: &i64| usize::try_from(dim).ok().and_then(|dim| bytes.checked_mul(dim));
+    let expected = tensor.dims.iter().try_fold(size, in_shape)?;
+    let (offset, length) = (number("offset")?, number("length")?);
+    let bytes = mapped.get(offset..offset.checked_add(length)?)?;
+    let fits = entry("location") == Some(file) && length == expected;
+    (fits && bytes.as_ptr().align_offset(size) == 0).then_some((bytes, element))
 }
 
 /// The type of a tensor's elements and their size in bytes, if it is one that exports store.
@@ -124,16 +138,17 @@ fn map(path: &Path) -> std::io::Result<Mmap> {
     unsafe { Mmap::map(&file) }
 }
 
-/// A tensor whose elements are these bytes, where they lie. It is to be dropped before them.
-#[allow(
-    unsafe_code,
-    reason = "ort makes tensors over borrowed bytes only for the time of a run, not of a session"
-)]
-fn in_place(bytes: &[u8], dims: &[i64], element: ElementType) -> Result<DynValue, ort::Error> {
+/// A tensor whose elements are these bytes, where they lie: ort itself makes such tensors for the time of a run only, not of a
+/// session.
+///
+/// # Safety
+/// `bytes` hold as many elements as `dims` say, aligned for them, and outlive the tensor and every session that it is given to.
+#[allow(unsafe_code, reason = "a call into the C library")]
+unsafe fn in_place(bytes: &[u8], dims: &[i64], element: ElementType) -> Result<DynValue, ort::Error> {
     let (memory, allocator, mut made) = (MemoryInfo::default(), Allocator::default(), ptr::null_mut());
     let data = bytes.as_ptr().cast_mut().cast();
-    // SAFETY: the caller has seen that `bytes` hold as many elements of this type as the shape says, aligned for it; all
-    // pointers live through the call, which keeps none but that to the bytes. ONNX Runtime never writes to a session's weights.
+    // SAFETY: all pointers live through the call, which keeps none but that to the bytes. ONNX Runtime never writes to a
+    // session's weights.
     let status = unsafe {
         (ort::api().CreateTensorWithDataAsOrtValue)(
             memory.ptr(),
@@ -150,4 +165,57 @@ fn in_place(bytes: &[u8], dims: &[i64], element: ElementType) -> Result<DynValue
     let made = ptr::NonNull::new(made).ok_or_else(|| ort_error("no tensor was made"))?;
     // SAFETY: the value is new and nobody else's. The allocator is not asked to free the bytes, which are not its own.
     Ok(unsafe { DynValue::from_ptr(made, Some(&allocator)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::onnx::StringStringEntryProto;
+
+    #[test]
+    fn only_what_lies_in_the_file_as_its_shape_says_is_taken() {
+        /// Sixteen floats, aligned as a mapping is.
+        #[repr(align(64))]
+        struct File([u8; 64]);
+        let file = File([0; 64]);
+        let mapped = &file.0;
+        let taken = |dims: &[i64], data_type: DataType, entries: [(&str, &str); 3]| {
+            let entry = |(key, value): (&str, &str)| StringStringEntryProto {
+                key: key.to_owned(),
+                value: value.to_owned(),
+            };
+            let tensor = TensorProto {
+                dims: dims.to_vec(),
+                data_type: data_type.into(),
+                external_data: entries.map(entry).into(),
+                ..TensorProto::default()
+            };
+            place(&tensor, "weights.bin", mapped).map(|(bytes, _)| bytes.len())
+        };
+        let at = |offset, length| [("location", "weights.bin"), ("offset", offset), ("length", length)];
+        let check =
+            |name: &str, found: Option<usize>, expect: Option<usize>| assert_eq!(found, expect, "{name}");
+        let float = DataType::Float;
+        check("a matrix", taken(&[2, 4], float, at("0", "32")), Some(32));
+        check("to the last byte", taken(&[4], float, at("48", "16")), Some(16));
+        check("a scalar", taken(&[], float, at("4", "4")), Some(4));
+        check("bytes", taken(&[3], DataType::Int8, at("5", "3")), Some(3));
+        check("nothing", taken(&[0], float, at("64", "0")), Some(0));
+        check("beyond the end", taken(&[4], float, at("52", "16")), None);
+        check("so far that it wraps", taken(&[4], float, at("18446744073709551612", "16")), None);
+        check("more than the shape", taken(&[3], float, at("0", "16")), None);
+        check("less than the shape", taken(&[5], float, at("0", "16")), None);
+        check("a shape without end", taken(&[i64::MAX, i64::MAX], float, at("0", "16")), None);
+        check("a negative shape", taken(&[-4], float, at("0", "16")), None);
+        check("between elements", taken(&[4], float, at("2", "16")), None);
+        check("another type", taken(&[4], DataType::Undefined, at("0", "16")), None);
+        check("no number", taken(&[4], float, at("0", "0x10")), None);
+        let elsewhere = [("location", "other.bin"), ("offset", "0"), ("length", "16")];
+        check("another file", taken(&[4], float, elsewhere), None);
+        check(
+            "no offset",
+            taken(&[4], float, [("location", "weights.bin"), ("x", "0"), ("length", "16")]),
+            None,
+        );
+    }
 }
