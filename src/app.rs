@@ -246,9 +246,12 @@ struct Ahead {
 }
 
 impl warm::Reader for Ahead {
-    fn read(&self, chunks: &[Arc<Chunk>]) -> Result<(), String> {
+    fn read(&self, chunks: &[Arc<Chunk>], wanted: warm::Wanted) -> Result<(), String> {
         let pipeline = self.service.pipeline.get().expect("the warmer starts after the pipeline");
-        pipeline.warm(chunks, &self.cancel).map(drop).map_err(|error| error.code().to_owned())
+        pipeline
+            .warm(chunks, &self.cancel.while_wanted(wanted))
+            .map(drop)
+            .map_err(|error| error.code().to_owned())
     }
 
     fn is_busy(&self) -> bool {

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::config::Config;
+use crate::process;
 
 /// Keeps the part of retrieved context that a question needs, word for word, with a citation for every piece.
 #[derive(Parser)]
@@ -44,7 +45,7 @@ enum Command {
 
 /// Runs what the arguments say. Errors go to stderr, in one line each.
 pub fn main() -> ExitCode {
-    crate::allocator::one_arena();
+    process::prepare();
     let args = Args::parse();
     match run(args) {
         Ok(code) => code,
@@ -78,14 +79,6 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-}
-
-/// Ends the process at once: work that outlived the drain, or a model that is still being loaded, is not waited for. The
-/// handlers of an ordinary exit would free what ONNX Runtime's threads still use.
-#[allow(unsafe_code, reason = "a call into the C library")]
-fn leave(code: i32) -> ! {
-    // SAFETY: takes a number and does not return: nothing can see what it leaves behind.
-    unsafe { libc::_exit(code) }
 }
 
 /// Prints to standard output, or ends the process where that takes no more; a reader that has seen enough, as `head` has, is

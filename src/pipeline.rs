@@ -140,7 +140,10 @@ pub enum PipelineError {
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
     /// The deadline has passed.
-    #[error("the deadline passed before the answer was ready")]
+    #[error(
+        "the deadline passed before the answer was ready; chunks that have been read are kept, so ask again, with a longer \
+         deadline_ms where one chunk is long"
+    )]
     DeadlineExceeded,
     /// The model has too much to read for others.
     #[error(

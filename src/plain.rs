@@ -12,6 +12,9 @@ pub fn message(said: &str) -> String {
     if said.ends_with("unit variant, expected string only") {
         return "invalid type: expected text".to_owned();
     }
+    if said.ends_with("invalid socket address syntax") {
+        return "not an address with a port, such as 127.0.0.1:8080".to_owned();
+    }
     let Some((found, expected)) = said.rsplit_once(", expected ") else { return said.to_owned() };
     let (expected, place) = match expected.split_once(" at line ") {
         Some((expected, place)) => (expected, format!(" at line {place}")),
@@ -49,6 +52,7 @@ mod tests {
             "half of a surrogate pair: \\ud800 to \\udfff come in pairs, at line 1 column 17",
         );
         check("invalid type: unit variant, expected string only", "invalid type: expected text");
+        check("invalid socket address syntax", "not an address with a port, such as 127.0.0.1:8080");
         check("EOF while parsing a value", "EOF while parsing a value");
         check(
             "unknown variant `x`, expected one of `a`, `b`",

@@ -32,7 +32,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ),
     ("http", &["domain", "model", "pipeline", "registry", "api", "admission"]),
     ("telemetry", &["config"]),
-    ("allocator", &[]),
+    ("process", &[]),
     ("bench", &["domain", "model", "kv::local", "pipeline", "http"]),
     (
         "app",
@@ -63,7 +63,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "config",
             "telemetry",
             "bench",
-            "allocator",
+            "process",
             "app",
         ],
     ),

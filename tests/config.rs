@@ -61,7 +61,7 @@ fn what_does_not_exist_or_fit_is_refused_by_name() {
         &["admission.queue_max", "string \"many\", expected a whole number"],
     );
     check("a negative number", "[limits]\nchunk_count_max = -1", &[], &["limits.chunk_count_max", "-1"]);
-    check("no address", "[admin]\nlisten = \"localhost\"", &[], &["admin.listen", "socket address"]);
+    check("no address", "[admin]\nlisten = \"localhost\"", &[], &["admin.listen", "such as 127.0.0.1:8080"]);
     check(
         "an unknown choice",
         "[telemetry]\nlog_format = \"xml\"",

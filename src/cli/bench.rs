@@ -23,7 +23,7 @@ use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
 use crate::model::ort::BatchedGraph;
 use crate::registry::Registry;
-use crate::telemetry;
+use crate::{process, telemetry};
 
 #[derive(clap::Args)]
 #[command(after_long_help = DEFINITIONS)]
@@ -280,7 +280,7 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
             _ = term.recv() => 143,
         };
         let _ = std::fs::remove_dir_all(dir);
-        super::leave(code)
+        process::leave(code)
     });
     Ok(Subject { runtime: model, tokenizer, daemon })
 }

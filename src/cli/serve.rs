@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
-use crate::{app, telemetry};
+use crate::{app, process, telemetry};
 
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     let traces = telemetry::install_tracing(&config.telemetry)?;
@@ -18,5 +18,5 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
         app::serve(config, stop).await
     })?;
     drop(traces);
-    super::leave(0)
+    process::leave(0)
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::HeaderMap;
-use axum::http::header::CONTENT_ENCODING;
+use axum::http::header::{CONTENT_ENCODING, EXPECT};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
@@ -45,13 +45,22 @@ pub async fn parsed<T: Send + 'static>(
     parse: impl FnOnce(&[u8]) -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
     is_plain(headers)?;
+    // Who asks before it sends needs no answer that waits for the rest.
+    if headers.contains_key(EXPECT) && declared(&body) > service.limits.body_bytes_max {
+        return Err(HttpError::body_too_large(service.limits.body_bytes_max));
+    }
     let body = read(body, service.limits.body_bytes_max, service.limits.read_max).await?;
     work::aside(move || parse(&body)).await
 }
 
+/// Bytes that the body says it has; 0 where it does not say.
+fn declared(body: &Body) -> usize {
+    usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX)
+}
+
 async fn collect(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, HttpError> {
     let give_up = bytes_max.saturating_add(DISCARD_BYTES_MAX);
-    let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    let declared = declared(&body);
     if declared > give_up {
         return Err(HttpError::body_too_large(bytes_max));
     }

@@ -21,8 +21,9 @@ pub async fn request(request: Request, next: Next) -> Response {
     // Served under the route of single chunks, which are not posted to.
     let endpoint = if method == Method::POST { endpoint.replace("{id}", "delete") } else { endpoint };
     let span = tracing::info_span!("request", %method, endpoint);
-    let _in_flight = InFlight::enter();
+    let mut in_flight = InFlight::enter(started, endpoint.clone(), span.clone());
     let response = next.run(request).instrument(span.clone()).await;
+    in_flight.answered = true;
     let code = response.extensions().get::<ErrorCode>().map_or("ok", |code| code.0);
     let status = response.status().as_u16();
     counter!("requests_total", "endpoint" => endpoint.clone(), "code" => code).increment(1);
@@ -47,18 +48,29 @@ pub fn stages(timings: &Timings) {
     }
 }
 
-/// Also counted down when the client goes away in the middle.
-struct InFlight;
+/// A request on its way. Dropped before it is answered, its client has gone: that is counted and logged as an outcome, too.
+struct InFlight {
+    started: Instant,
+    endpoint: String,
+    span: tracing::Span,
+    answered: bool,
+}
 
 impl InFlight {
-    fn enter() -> Self {
+    fn enter(started: Instant, endpoint: String, span: tracing::Span) -> Self {
         gauge!("requests_in_flight").increment(1.0);
-        Self
+        Self { started, endpoint, span, answered: false }
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         gauge!("requests_in_flight").decrement(1.0);
+        if !self.answered {
+            let (code, endpoint) = ("client_gone", std::mem::take(&mut self.endpoint));
+            counter!("requests_total", "endpoint" => endpoint, "code" => code).increment(1);
+            let ms = self.started.elapsed().as_secs_f64() * 1e3;
+            self.span.in_scope(|| tracing::info!(code, ms, "not answered"));
+        }
     }
 }

@@ -9,10 +9,17 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 /// What the system's refusal to accept (no file descriptors, say) is given to pass.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// How a connection of HTTP/2 begins.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// How often is looked whether more of a beginning has come.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Serves until `stop`, then takes nobody new and returns when all answers are out.
 pub async fn serve(
@@ -26,22 +33,52 @@ pub async fn serve(
     builder.http2().timer(TokioTimer::new());
     let graceful = GracefulShutdown::new();
     let mut stop = std::pin::pin!(stop);
+    let (stopping, stopped) = watch::channel(());
+    let mut refused = false;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = &mut stop => break,
         };
-        let Ok((stream, _peer)) = accepted else {
-            tokio::time::sleep(ACCEPT_RETRY).await;
-            continue;
+        let stream = match accepted {
+            Ok((stream, _peer)) => stream,
+            Err(cause) => {
+                // Once, until it goes well again: a system without file descriptors refuses ten times a second.
+                if !std::mem::replace(&mut refused, true) {
+                    tracing::warn!(%cause, "no connection is accepted; tried again until it goes");
+                }
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
         };
+        refused = false;
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
-        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-        // How a connection ends is its client's affair; what it asked has been counted.
-        let connection = graceful.watch(connection);
-        tokio::spawn(async move { drop(connection.await) });
+        let (builder, router, watcher) = (builder.clone(), router.clone(), graceful.watcher());
+        let mut stopped = stopped.clone();
+        tokio::spawn(async move {
+            // The builder's own time begins when it knows which HTTP is spoken.
+            tokio::select! {
+                () = begun(&stream) => {}
+                () = tokio::time::sleep(head_time) => return,
+                _ = stopped.changed() => return,
+            }
+            let service = TowerToHyperService::new(router);
+            let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+            // How a connection ends is its client's affair; what it asked has been counted.
+            drop(watcher.watch(connection).await);
+        });
     }
-    drop(listener);
+    drop((listener, stopping));
     graceful.shutdown().await;
+}
+
+/// Waits until the first bytes say which HTTP is spoken, or the connection ends.
+async fn begun(stream: &TcpStream) {
+    let mut bytes = [0; PREFACE.len()];
+    while let Ok(length @ 1..) = stream.peek(&mut bytes).await {
+        if length == PREFACE.len() || bytes[..length] != PREFACE[..length] {
+            return;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }

@@ -6,17 +6,26 @@ use std::time::{Duration, Instant};
 
 use super::PipelineError;
 
+/// Whether work is still wanted.
+pub type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Asked between pieces of work; clones share one fate.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Cancel {
     deadline: Option<Instant>,
     gone: Arc<AtomicBool>,
+    wanted: Option<Wanted>,
 }
 
 impl Cancel {
     /// Stops at `deadline`, if there is one.
     pub fn at(deadline: Option<Instant>) -> Self {
-        Self { deadline, gone: Arc::default() }
+        Self { deadline, ..Self::default() }
+    }
+
+    /// The same, which also stops when `wanted` says so.
+    pub fn while_wanted(&self, wanted: Wanted) -> Self {
+        Self { wanted: Some(wanted), ..self.clone() }
     }
 
     /// The caller no longer waits.
@@ -31,16 +40,19 @@ impl Cancel {
 
     /// Whether work should go on.
     pub fn go_on(&self) -> bool {
-        !self.gone.load(Ordering::Relaxed) && self.deadline.is_none_or(|at| Instant::now() < at)
+        !self.gone.load(Ordering::Relaxed)
+            && self.deadline.is_none_or(|at| Instant::now() < at)
+            && self.wanted.as_ref().is_none_or(|wanted| wanted())
     }
 
     /// # Errors
     /// [`PipelineError::Cancelled`] or [`PipelineError::DeadlineExceeded`] once work should stop.
     pub fn check(&self) -> Result<(), PipelineError> {
+        let late = || self.deadline.is_some_and(|at| Instant::now() >= at);
         match self.go_on() {
             true => Ok(()),
-            false if self.gone.load(Ordering::Relaxed) => Err(PipelineError::Cancelled),
-            false => Err(PipelineError::DeadlineExceeded),
+            false if !self.gone.load(Ordering::Relaxed) && late() => Err(PipelineError::DeadlineExceeded),
+            false => Err(PipelineError::Cancelled),
         }
     }
 }

@@ -157,6 +157,11 @@ impl Directory {
         }
     }
 
+    /// Whether it is still registered as it was when it was taken.
+    pub fn is_current(&self, taken: &Cold) -> bool {
+        self.content(&taken.id) == Some(taken.content)
+    }
+
     /// Nobody came to read it.
     pub fn give_back(&mut self, taken: Cold) {
         self.fresh.push_front(taken.id);

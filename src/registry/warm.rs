@@ -25,14 +25,18 @@ const GIVE_WAY_MS_MAX: u64 = 500;
 /// How often is looked whether there is still somebody to give way to, or a reason to stop.
 const LOOK_MS: u64 = 10;
 
+/// Whether chunks are still to be read.
+pub type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// What reads chunks.
 pub trait Reader: Send + Sync + 'static {
     /// Reads `chunks` so that a request finds them read, or says what went wrong. Chunks that are read already should cost
-    /// next to nothing: after a restart all of them come again.
+    /// next to nothing: after a restart all of them come again. Once `wanted` says that none of them is registered any more,
+    /// it should return, whatever it says.
     ///
     /// # Errors
     /// A message for the log, without any of the chunks' text.
-    fn read(&self, chunks: &[Arc<Chunk>]) -> Result<(), String>;
+    fn read(&self, chunks: &[Arc<Chunk>], wanted: Wanted) -> Result<(), String>;
 
     /// Whether requests are waiting.
     fn is_busy(&self) -> bool;
@@ -114,15 +118,24 @@ impl Work {
 
     fn read(&self, piece: Vec<Cold>) -> bool {
         let ids: Vec<&str> = piece.iter().map(|cold| &*cold.id).collect();
+        let wanted: Wanted = {
+            let (shared, piece) = (Arc::clone(&self.shared), piece.clone());
+            Arc::new(move || {
+                let directory = shared.directory();
+                piece.iter().any(|cold| directory.is_current(cold))
+            })
+        };
         // Not through the cache: a whole registry passes here after a start.
         let work = || {
             let chunks = self.shared.get(&ids, false).map_err(|error| error.to_string())?;
             let chunks: Vec<Arc<Chunk>> = chunks.into_iter().flatten().collect();
-            if chunks.is_empty() { Ok(()) } else { self.reader.read(&chunks) }
+            if chunks.is_empty() { Ok(()) } else { self.reader.read(&chunks, Arc::clone(&wanted)) }
         };
         // One chunk that makes the reader panic shall not keep all others from being read. What the reader then leaves is
         // what it leaves to requests, which survive a panic as well.
         let read = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("it panicked".to_owned()));
+        // What has gone or changed meanwhile is no failure.
+        let read = if wanted() { read } else { Ok(()) };
         let mut directory = self.shared.directory();
         if !self.goes_on() && read.is_err() {
             piece.into_iter().rev().for_each(|cold| directory.give_back(cold));

@@ -8,10 +8,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::SECRET;
 use crate::support::thresher;
-use crate::wire::{get, post};
+use crate::wire::{Framing, get, parse, post, send};
 
 /// A daemon that is killed if its test fails.
 struct Running {
@@ -39,6 +41,8 @@ impl Running {
             .env("THRESHER__ADMISSION__DEADLINE_MS_MAX", "600000")
             .env("THRESHER__TELEMETRY__LOG", "trace")
             .envs(settings.iter().copied())
+            // What the program itself sees to.
+            .env_remove("ORT_DISABLE_TELEMETRY")
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -202,4 +206,63 @@ async fn workers_share_the_weights_that_they_multiply_with() {
     let (one, nine) = (megabytes[0], megabytes[1]);
     // With weights of their own eight more workers would take 340 MB for passages alone.
     assert!(nine - one < 200.0, "{one:.0} MB with one worker, {nine:.0} MB with nine");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_do_not_begin_are_closed_and_slow_ones_are_served() {
+    let mut daemon = Running::start_with(&[("THRESHER__HTTP__READ_MS_MAX", "400")]);
+    let (http, _) = daemon.ready(&mut Vec::new()).await;
+    let open = async |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(http).await.expect("the daemon listens");
+        stream.write_all(bytes).await.expect("it takes bytes");
+        stream
+    };
+    for begun in ["", "P", "PRI * HTTP/2.0\r\n", "POST /v1/compress HTTP/1.1\r\nhost: x\r\n"] {
+        let mut stream = open(begun.as_bytes()).await;
+        let mut rest = Vec::new();
+        let closed = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut rest)).await;
+        assert!(closed.is_ok(), "{begun:?} is still open");
+        assert!(!String::from_utf8_lossy(&rest).contains("200 OK"), "{begun:?}: {rest:?}");
+    }
+    let mut stream = open(b"P").await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let body = r#"{"query": "tide", "chunks": ["The tide is at noon."]}"#;
+    let length = body.len();
+    let rest = format!(
+        "OST /v1/compress HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(rest.as_bytes()).await.expect("it is still open");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("an answer");
+    assert_eq!(parse(&answer).status, 200, "{answer}");
+    // Who asks first is not told to send what is too much.
+    let mut stream = open(
+        b"POST /v1/compress HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: 20000000\r\n\r\n",
+    )
+    .await;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("an answer");
+    assert_eq!(parse(&answer).status, 413, "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_go_are_counted_and_nothing_is_written_where_nobody_asked_for_it() {
+    let home = tempfile::tempdir().expect("a folder");
+    let path = home.path().to_str().expect("UTF-8");
+    let mut daemon = Running::start_with(&[("HOME", path), ("TMPDIR", path), ("XDG_CACHE_HOME", path)]);
+    let (http, admin) = daemon.ready(&mut Vec::new()).await;
+    let body = json!({"query": "What rises?", "chunks": unread("left", 300)}).to_string();
+    let stream = send(http, "POST", "/v1/compress", body.as_bytes(), Framing::ContentLength).await;
+    while !get(admin, "/metrics").await.body.contains("requests_in_flight 1") {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(stream);
+    let counted = "requests_total{endpoint=\"/v1/compress\",code=\"client_gone\"} 1";
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while !get(admin, "/metrics").await.body.contains(counted) {
+        assert!(std::time::Instant::now() < until, "nobody has seen that it left");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let written: Vec<_> = std::fs::read_dir(home.path()).expect("a folder").collect();
+    assert!(written.is_empty(), "{written:?}");
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 use thresher::domain::Chunk;
 use thresher::registry::RegistrySettings;
-use thresher::registry::warm::{Reader, Warmer};
+use thresher::registry::warm::{Reader, Wanted, Warmer};
 
 use crate::wire::{self, Framing, ask, get, post};
 use crate::{Daemon, SECRET, check_error, daemon, double, registry_settings, scripted, serve, service};
@@ -370,7 +370,7 @@ async fn searches_by_words_and_by_rc() {
 struct Counting(AtomicUsize);
 
 impl Reader for Counting {
-    fn read(&self, chunks: &[Arc<Chunk>]) -> Result<(), String> {
+    fn read(&self, chunks: &[Arc<Chunk>], _: Wanted) -> Result<(), String> {
         self.0.fetch_add(chunks.len(), Ordering::SeqCst);
         Ok(())
     }
