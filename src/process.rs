@@ -33,9 +33,9 @@ fn one_arena() {
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 fn one_arena() {}
 
-/// ONNX Runtime's published builds (from 1.29) tell their maker about the machine and the program, and keep a device id in the user's home,
-/// unless this variable is set before they are loaded: switching events off later is too late for the first. Who sets it has
-/// the last word.
+/// ONNX Runtime's published builds (from 1.29) tell their maker about the machine and the program, and keep a device id in the
+/// user's home, unless this variable is set before they are loaded: switching events off later is too late for the first.
+/// Who sets it has the last word.
 #[allow(unsafe_code, reason = "the environment is changed")]
 fn quiet_runtime() {
     const NAME: &str = "ORT_DISABLE_TELEMETRY";

@@ -1,4 +1,5 @@
-//! The part of ONNX's protobuf that an export writes and a session's weights are found by, declared by hand with the tags of `onnx.proto`.
+//! The part of ONNX's protobuf that an export writes and a session's weights are found by, declared by hand with the tags of
+//! `onnx.proto`.
 //! Knows nothing of architectures; readers skip what they do not know, so the messages hold only the fields that are used.
 //!
 //! `onnx.proto` is proto2 with every field optional; proto3 fields encode the same except that a zero is left out,

@@ -1,0 +1,236 @@
+//! The store over tiers of maps: where blocks come from, who reads them, and what readers are told.
+
+use std::convert::Infallible;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ndarray::Array3;
+
+use super::*;
+use crate::kv::block::Parts;
+use crate::kv::codec::Codec;
+
+/// Memory without bound, and what else it is told to have.
+#[derive(Default)]
+struct Map {
+    memory: Mutex<HashMap<BlockKey, Bytes>>,
+    disk: Mutex<HashMap<BlockKey, Bytes>>,
+    elsewhere: Mutex<HashMap<BlockKey, Bytes>>,
+}
+
+impl Tiers for Map {
+    fn resident(&self, key: &BlockKey) -> Option<Bytes> {
+        self.memory.lock().expect("no panic").get(key).cloned()
+    }
+
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
+        let of = |map: &Mutex<HashMap<_, Bytes>>, key| map.lock().expect("no panic").get(key).cloned();
+        let disk = |key| Some((of(&self.disk, key)?, Source::Disk));
+        let elsewhere = |key| Some((of(&self.elsewhere, key)?, Source::Shared));
+        keys.iter().map(|key| disk(key).or_else(|| elsewhere(key))).collect()
+    }
+
+    fn at_hand(&self, key: &BlockKey) -> bool {
+        self.disk.lock().expect("no panic").contains_key(key)
+    }
+
+    fn keep(&self, key: BlockKey, bytes: Bytes) {
+        self.memory.lock().expect("no panic").insert(key, bytes);
+    }
+
+    fn remove(&self, key: &BlockKey) {
+        self.memory.lock().expect("no panic").remove(key);
+        self.disk.lock().expect("no panic").remove(key);
+    }
+}
+
+fn key(n: u8) -> BlockKey {
+    BlockKey::from_bytes([n; 32])
+}
+
+/// A block of `n` tokens: the token count tells blocks apart.
+fn block(n: u8) -> Block {
+    let keys = Array3::zeros((1, usize::from(n), 4));
+    let offsets = vec![(0..1).into(); usize::from(n)];
+    Block::encode(Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[] }, Codec::F32)
+}
+
+fn always() -> Wanted {
+    Arc::new(|| true)
+}
+
+/// Asks for `keys`; their blocks' token counts, and where they came from.
+fn get(store: &KvStore, keys: &[u8], reads: &AtomicUsize) -> (Vec<usize>, Sources) {
+    let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
+    let read = |Unread { claims, .. }: Unread| {
+        for claim in claims {
+            reads.fetch_add(1, Ordering::Relaxed);
+            std::thread::yield_now();
+            claim.land(block(keys[claim.index()]));
+        }
+        Ok::<_, Infallible>(())
+    };
+    let Ok((found, sources)) = store.get(&all, always(), |_, _| true, read);
+    (found.into_iter().map(|block| block.expect("nobody left").tokens()).collect(), sources)
+}
+
+#[test]
+fn tiers_in_turn() {
+    let tiers = Arc::new(Map::default());
+    tiers.disk.lock().expect("no panic").insert(key(2), block(2).bytes().clone());
+    tiers.disk.lock().expect("no panic").insert(key(3), Bytes::from_static(b"no block"));
+    let store = KvStore::new(tiers);
+    let reads = AtomicUsize::new(0);
+    let check = |name: &str, keys: &[u8], expect: Sources| {
+        let (tokens, sources) = get(&store, keys, &reads);
+        assert_eq!(tokens, keys.iter().map(|&n| usize::from(n)).collect::<Vec<_>>(), "{name}");
+        assert_eq!(sources, expect, "{name}");
+    };
+    check("none", &[], Sources::default());
+    check("read once, though asked for twice", &[1, 1], Sources { read: 2, ..Sources::default() });
+    check("then from memory", &[1, 1, 1], Sources { memory: 3, ..Sources::default() });
+    check(
+        "from disk beside one to read",
+        &[2, 4, 1],
+        Sources { memory: 1, disk: 1, read: 1, ..Sources::default() },
+    );
+    check("what is no block is read anew", &[3], Sources { read: 1, ..Sources::default() });
+    assert_eq!(reads.into_inner(), 3);
+}
+
+#[test]
+fn what_does_not_fit_is_read_anew() {
+    let tiers = Arc::new(Map::default());
+    tiers.memory.lock().expect("no panic").insert(key(1), block(9).bytes().clone());
+    tiers.disk.lock().expect("no panic").insert(key(2), block(9).bytes().clone());
+    let store = KvStore::new(tiers);
+    let read = |Unread { claims, .. }: Unread| {
+        claims.iter().for_each(|claim| claim.land(block(claim.index() as u8 + 1)));
+        Ok::<_, Infallible>(())
+    };
+    let fits = |index: usize, block: &Block| block.tokens() == index + 1;
+    let Ok((_, sources)) = store.get(&[key(1), key(2)], always(), fits, read);
+    assert_eq!(sources, Sources { read: 2, ..Sources::default() });
+    let Ok((_, sources)) = store.get(&[key(1), key(2)], always(), fits, read);
+    assert_eq!(sources, Sources { memory: 2, ..Sources::default() }, "what was there is replaced");
+}
+
+#[test]
+fn many_requests_read_a_chunk_once() {
+    let store = KvStore::new(Arc::new(Map::default()));
+    let reads = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for i in 0..8_u8 {
+            let (store, reads) = (&store, &reads);
+            scope.spawn(move || {
+                let keys: Vec<u8> = (0..40).map(|n| (n + 5 * i) % 40).collect();
+                let (tokens, _) = get(store, &keys, reads);
+                assert_eq!(tokens, keys.iter().map(|&n| usize::from(n)).collect::<Vec<_>>());
+            });
+        }
+    });
+    assert_eq!(reads.into_inner(), 40);
+}
+
+#[test]
+fn a_large_request_holds_no_more_than_a_piece_of_itself() {
+    let store = KvStore::new(Arc::new(Map::default()));
+    let keys: Vec<u8> = (0..=200).collect();
+    let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
+    let told = Mutex::new(Vec::new());
+    let read = |Unread { claims, later, known_tokens }: Unread| {
+        assert!(claims.len() <= PIECE);
+        told.lock().expect("no panic").push((known_tokens, claims.len(), later.len()));
+        // A chunk of a later piece is read by who wants it now, not waited for.
+        let last = &keys[200..];
+        if claims.first().is_some_and(|claim| claim.index() == 0) {
+            assert_eq!(get(&store, last, &AtomicUsize::new(0)).1.read, 1);
+        }
+        claims.iter().for_each(|claim| claim.land(block(keys[claim.index()])));
+        Ok::<_, Infallible>(())
+    };
+    let Ok((_, sources)) = store.get(&all, always(), |_, _| true, read);
+    assert_eq!((sources.read, sources.memory), (200, 1));
+    let sum = |n: usize| (0..n).sum::<usize>();
+    assert_eq!(
+        told.into_inner().expect("no panic"),
+        [(0, 64, 137), (sum(64), 64, 73), (sum(128), 64, 9), (sum(192) + 200, 8, 0)]
+    );
+}
+
+#[test]
+fn what_comes_later_is_told_as_far_as_it_is_known() {
+    let tiers = Arc::new(Map::default());
+    let stored = |n: u8| (key(n), block(n).bytes().clone());
+    // Ahead: half of the first piece. Behind: in memory, on disk, in both, being read, and 16 that nobody has.
+    let (ahead, behind): (Vec<u8>, Vec<u8>) = ((0..64).collect(), (64..128).collect());
+    tiers.memory.lock().expect("no panic").extend(behind[..20].iter().map(|&n| stored(n)));
+    tiers.disk.lock().expect("no panic").extend(behind[16..40].iter().map(|&n| stored(n)));
+    let store = KvStore::new(Arc::clone(&tiers) as Arc<dyn Tiers>);
+    let keys: Vec<BlockKey> = ahead.iter().chain(&behind).map(|&n| key(n)).collect();
+    let check = |name: &str, expect: std::ops::Range<usize>| {
+        let seen = Mutex::new(None);
+        let stopped = store.get(
+            &keys,
+            always(),
+            |_, _| true,
+            |Unread { later, .. }| {
+                *seen.lock().expect("no panic") = Some(later);
+                Err(())
+            },
+        );
+        assert!(stopped.is_err(), "{name}");
+        let seen = seen.into_inner().expect("no panic").expect("it was asked");
+        assert_eq!(seen, expect.collect::<Vec<_>>(), "{name}");
+    };
+    check("what neither memory nor disk has", 104..128);
+    let reading: Vec<_> = (120..128).map(|n| store.flights.join(key(n), &always())).collect();
+    check("nor another request reads", 104..120);
+    drop(reading);
+    let elsewhere: Vec<_> = ahead[..48].iter().map(|&n| stored(n)).collect();
+    tiers.elsewhere.lock().expect("no panic").extend(elsewhere);
+    check("as large a part as of the first", 104..110);
+}
+
+#[test]
+fn what_is_too_much_is_refused_before_all_of_it_is_there() {
+    let tiers = Arc::new(Map::default());
+    for n in 0..=255 {
+        tiers.disk.lock().expect("no panic").insert(key(n), block(n).bytes().clone());
+    }
+    let keys: Vec<BlockKey> = (0..=255).map(key).collect();
+    let calls = AtomicUsize::new(0);
+    let refused = KvStore::new(tiers).get(
+        &keys,
+        always(),
+        |_, _| true,
+        |Unread { claims, known_tokens, .. }| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            assert!(claims.is_empty());
+            if known_tokens > 5_000 { Err(known_tokens) } else { Ok(()) }
+        },
+    );
+    assert_eq!((refused.map(drop), calls.into_inner()), (Err((0..128).sum()), 2));
+}
+
+#[test]
+fn a_failure_is_its_own_callers_and_the_next_one_reads() {
+    let store = KvStore::new(Arc::new(Map::default()));
+    let failed = store.get(
+        &[key(1)],
+        always(),
+        |_, _| true,
+        |Unread { claims, .. }| if claims.is_empty() { Ok(()) } else { Err("model") },
+    );
+    assert_eq!(failed.map(|_| ()), Err("model"));
+    assert_eq!(get(&store, &[1], &AtomicUsize::new(0)).1.read, 1);
+}
+
+#[test]
+fn nobody_who_waits_gets_nothing() {
+    let store = KvStore::new(Arc::new(NoTiers));
+    let (found, _) = store
+        .get(&[key(1)], Arc::new(|| false), |_, _| true, |_| Ok::<_, Infallible>(()))
+        .expect("no failure");
+    assert!(found[0].is_none());
+}
