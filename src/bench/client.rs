@@ -146,6 +146,11 @@ impl Caller {
 }
 
 impl Answer {
+    /// Until its last byte, in milliseconds.
+    pub fn ms(&self) -> f64 {
+        self.took.as_secs_f64() * 1e3
+    }
+
     fn accepted(self) -> anyhow::Result<Self> {
         let Self { status, body, .. } = &self;
         ensure!(status.is_success(), "the server answered {status}: {}", String::from_utf8_lossy(body));

@@ -76,8 +76,8 @@ pub fn run(subject: &Subject, settings: Settings, progress: Progress) -> anyhow:
     let (mut cold_ms, mut warm_ms) = (Vec::new(), Vec::new());
     for n in 0..ALONE {
         progress("alone", n, ALONE);
-        cold_ms.push(ms(alone(&chunks(workload, &mut random), &mut random)?.took));
-        warm_ms.push(ms(alone(&warm, &mut random)?.took));
+        cold_ms.push(alone(&chunks(workload, &mut random), &mut random)?.ms());
+        warm_ms.push(alone(&warm, &mut random)?.ms());
     }
     let shared =
         Arc::new(Shared { caller: client.caller(), settings, until: Instant::now() + settings.time });
@@ -158,8 +158,8 @@ async fn post(caller: &Caller, body: Bytes, tally: &Mutex<Tally>) -> Option<Stat
     let mut tally = tally.lock().expect("counting does not panic");
     let status = answer.as_ref().ok().map(|answer| answer.status);
     match (answer, status) {
-        (Ok(answer), Some(StatusCode::OK)) => tally.answered_ms.push(ms(answer.took)),
-        (Ok(answer), Some(StatusCode::TOO_MANY_REQUESTS)) => tally.refused_ms.push(ms(answer.took)),
+        (Ok(answer), Some(StatusCode::OK)) => tally.answered_ms.push(answer.ms()),
+        (Ok(answer), Some(StatusCode::TOO_MANY_REQUESTS)) => tally.refused_ms.push(answer.ms()),
         (_, Some(StatusCode::GATEWAY_TIMEOUT)) => tally.late += 1,
         _ => tally.failed += 1,
     }
@@ -175,10 +175,6 @@ fn chunks(workload: Workload, random: &mut Random) -> Vec<String> {
 fn ask(workload: Workload, chunks: &[String], deadline_ms: Option<u64>, random: &mut Random) -> Bytes {
     let query = prose_of(random, workload.query_tokens);
     json!({"query": query, "chunks": chunks, "deadline_ms": deadline_ms}).to_string().into()
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }
 
 /// None of nothing.

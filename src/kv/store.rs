@@ -95,7 +95,7 @@ pub struct Unread<'a> {
     /// Chunks to read now; there may be none.
     pub claims: &'a [Claim],
     /// Chunks of the request that come after them and will probably have to be read, too, by their places in it.
-    pub later: Vec<usize>,
+    pub later: &'a [usize],
     /// Tokens of the request's blocks that are there.
     pub known_tokens: usize,
 }
@@ -152,11 +152,11 @@ impl KvStore {
         // Those behind the first piece that nobody here has or reads, by their places in `order`.
         let away = |at: &usize| !self.tiers.at_hand(&order[*at].0) && !self.flights.has(&order[*at].0);
         let away: Vec<usize> = (PIECE.min(order.len())..order.len()).filter(away).collect();
+        let later: Vec<usize> = away.iter().map(|&at| order[at].1).collect();
         for (n, piece) in order.chunks(PIECE).enumerate() {
             let mut missing = piece.iter().filter_map(|(key, _)| missing.remove_entry(key)).collect();
             let behind = away.partition_point(|&at| at < (n + 1) * PIECE);
-            let later: Vec<usize> = away[behind..].iter().map(|&at| order[at].1).collect();
-            self.get_piece(&mut missing, &later, &mut found, &wanted, &fits, &read)?;
+            self.get_piece(&mut missing, &later[behind..], &mut found, &wanted, &fits, &read)?;
         }
         found.count();
         Ok((found.blocks, found.sources))
@@ -179,7 +179,7 @@ impl KvStore {
             // What other sidecars have is known when it has been asked for: of later chunks as much as of these.
             let unread = (later.len() * claims.len()).div_ceil(away.max(1)).min(later.len());
             let known_tokens = found.blocks.iter().flatten().map(Block::tokens).sum();
-            read(Unread { claims: &claims, later: later[..unread].to_vec(), known_tokens })?;
+            read(Unread { claims: &claims, later: &later[..unread], known_tokens })?;
             for claim in claims {
                 if let Some(block) = claim.leader.landed() {
                     found.put(&missing.remove(&claim.leader.key()).unwrap_or_default(), block, Source::Read);

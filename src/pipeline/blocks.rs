@@ -85,7 +85,7 @@ impl Reader {
         let reading = OnceCell::new();
         let (found, sources) = self
             .store
-            .get(&keys, wanted, fits, |unread| self.read(chunks, &unread, &reading, limits, cancel))?;
+            .get(&keys, wanted, fits, |unread| self.read(chunks, unread, &reading, limits, cancel))?;
         let blocks = found.into_iter().collect::<Option<Vec<_>>>();
         let blocks =
             blocks.ok_or_else(|| cancel.check().expect_err("blocks are left out only when nobody waits"))?;
@@ -110,12 +110,12 @@ impl Reader {
     fn read<'a>(
         &'a self,
         chunks: &[Arc<Chunk>],
-        unread: &Unread,
+        unread: Unread,
         reading: &OnceCell<Reading<'a>>,
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<(), PipelineError> {
-        let &Unread { claims, ref later, known_tokens } = unread;
+        let Unread { claims, later, known_tokens } = unread;
         limits.check_tokens(known_tokens)?;
         if claims.is_empty() {
             return Ok(());

@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::PipelineError;
-
-/// Whether work is still wanted.
-pub type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
+use crate::kv::flights::Wanted;
 
 /// Asked between pieces of work; clones share one fate.
 #[derive(Clone, Default)]

@@ -8,7 +8,6 @@ use anyhow::ensure;
 use super::answer::AnswerBody;
 use super::{Asked, COLD_SETS, Cold, Effort, Means, PAIRS_MAX, Round};
 use crate::bench::Progress;
-use crate::bench::client::Answer;
 use crate::bench::workload::{self, Workload};
 use crate::domain::CompressRequest;
 
@@ -82,7 +81,7 @@ pub fn round(
         );
         if index > 0 {
             let (stages, sources) = (parsed.stages(), parsed.sources);
-            asked.push(Asked { encode_ms, warm_ms: ms(&answer), stages, sources });
+            asked.push(Asked { encode_ms, warm_ms: answer.ms(), stages, sources });
         }
     }
     Ok(Round { fill_ms, pairs_ms, asked })
@@ -98,7 +97,7 @@ fn fill(means: &Means, set: &CompressRequest) -> anyhow::Result<f64> {
     let answer = means.client.ask(body)?;
     let sources = AnswerBody::parse(&answer.body)?.sources;
     ensure!(sources.read == set.chunks.len(), "chunks that should be new were there already: {sources:?}");
-    Ok(ms(&answer))
+    Ok(answer.ms())
 }
 
 /// The bare graph over a question, by all threads at once.
@@ -124,10 +123,6 @@ impl Means<'_> {
     fn window_tokens_max(&self) -> usize {
         self.subject.daemon.pipeline().model().window_tokens_max
     }
-}
-
-fn ms(answer: &Answer) -> f64 {
-    answer.took.as_secs_f64() * 1e3
 }
 
 /// Milliseconds of `work`.

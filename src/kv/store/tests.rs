@@ -175,7 +175,7 @@ fn what_comes_later_is_told_as_far_as_it_is_known() {
             always(),
             |_, _| true,
             |Unread { later, .. }| {
-                *seen.lock().expect("no panic") = Some(later);
+                *seen.lock().expect("no panic") = Some(later.to_vec());
                 Err(())
             },
         );
