@@ -26,7 +26,7 @@ fn minilm(weights: Weights) -> &'static Path {
     let make = || {
         let out = TempDir::new().unwrap();
         let options = ExportOptions { weights, name: "bits".into() };
-        export(&minilm_source(), out.path(), &options).unwrap();
+        export(&minilm_source(), out.path(), &options, &|_, _| {}).unwrap();
         out
     };
     OUT[usize::from(weights == Weights::Int8)].get_or_init(make).path()

@@ -9,7 +9,7 @@ use support::{distance_max, golden, in_checkout, keys, logits, masked_keys, mini
 use tempfile::TempDir;
 use thresher::{
     export::{ExportOptions, export},
-    model::contract::{Contract, Dim, Graph, IoTensor, Side, Weights, check_io},
+    model::contract::{Contract, Dim, Family, Graph, IoTensor, Late, Side, Weights, check_io},
 };
 
 /// Largest difference of a component of a unit vector, or of a logit.
@@ -22,8 +22,13 @@ fn exported(source: &Path) -> (TempDir, Contract) {
 fn exported_as(source: &Path, weights: Weights) -> (TempDir, Contract) {
     let out = TempDir::new().unwrap();
     let options = ExportOptions { weights, name: "parity".into() };
-    let contract = export(source, out.path(), &options).unwrap();
+    let contract = export(source, out.path(), &options, &|_, _| {}).unwrap();
     (out, contract)
+}
+
+fn late(contract: &Contract) -> &Late {
+    let Family::Late(late) = &contract.family else { panic!("{} is late", contract.name) };
+    late
 }
 
 #[test]
@@ -32,7 +37,7 @@ fn tiny_models_agree_with_transformers() {
         let source = in_checkout("models/tiny").join(name);
         let golden = golden(&source.join("golden.json"));
         let (out, contract) = exported(&source);
-        assert_eq!(contract.readout.head_dim, golden.dim, "{name}");
+        assert_eq!(late(&contract).head_dim, golden.dim, "{name}");
         let mut passage = session(&out.path().join("passage.onnx"), 1);
         for case in &golden.cases {
             let found = keys(&mut passage, std::slice::from_ref(&case.ids));
@@ -46,7 +51,7 @@ fn tiny_models_agree_with_transformers() {
 fn minilm_agrees_with_transformers() {
     let golden = golden(&in_checkout("models/tiny/minilm.golden.json"));
     let (out, contract) = exported(&minilm_source());
-    assert_eq!((contract.window.tokens_max, contract.readout.head_dim), (256, 384));
+    assert_eq!((contract.window.tokens_max, late(&contract).head_dim), (256, 384));
     assert_eq!((&contract.tokenizer.prefix[..], &contract.tokenizer.suffix[..]), (&[101][..], &[102][..]));
     let tokenizer = tokenizers::Tokenizer::from_file(out.path().join(&contract.tokenizer.file)).unwrap();
     let mut passage = session(&out.path().join("passage.onnx"), 1);
@@ -73,7 +78,7 @@ fn int8_weights_stay_close_to_f32() {
     let golden = golden(&in_checkout("models/tiny/minilm.golden.json"));
     let [(f32_out, _), (int8_out, contract)] =
         [Weights::F32, Weights::Int8].map(|weights| exported_as(&minilm_source(), weights));
-    assert_eq!(contract.readout.weights, Weights::Int8);
+    assert_eq!(contract.weights.dtype, Weights::Int8);
     let [mut exact, mut rounded] =
         [&f32_out, &int8_out].map(|out| session(&out.path().join("passage.onnx"), 1));
     let mut cosines = Vec::new();

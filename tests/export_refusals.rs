@@ -24,7 +24,7 @@ fn source(name: &str) -> TempDir {
 }
 
 fn run(source: &Path, out: &Path) -> Result<Contract, ExportError> {
-    export(source, out, &ExportOptions { weights: Weights::F32, name: "tiny".into() })
+    export(source, out, &ExportOptions { weights: Weights::F32, name: "tiny".into() }, &|_, _| {})
 }
 
 /// Breaks a copy of `model` and expects an error that says each of `expect`, and nothing written.
@@ -99,13 +99,88 @@ fn missing_and_malformed_files_are_named() {
     check(SINGLE, set("config.json", "/hidden_size", json!("32")), &["config.json", "\"32\""]);
 }
 
+/// Breaks a copy of a tiny decoder by setting a key of its configuration.
+fn check_decoder(model: &str, key: &'static str, value: Value, expect: &[&str]) {
+    check(model, edit("config.json", |config| config[key] = value), expect);
+}
+
+#[test]
+fn what_decoders_are_not_exported_with_is_refused_by_name() {
+    let check = check_decoder;
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0});
+    check(
+        "llama",
+        "rope_scaling",
+        yarn,
+        &["config.json", "rope_scaling is `yarn`", "default, linear, llama3"],
+    );
+    let cut = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+    check("llama", "rope_scaling", cut, &["original_max_position_embeddings is `missing`"]);
+    let newer = json!({"rope_type": "dynamic", "rope_theta": 1e4});
+    check("llama", "rope_parameters", newer, &["rope_scaling is `dynamic`"]);
+    check("llama", "hidden_act", json!("mish"), &["hidden_act is `mish`", "silu"]);
+    check("llama", "num_key_value_heads", json!(3), &["num_key_value_heads is `3`", "divisors of 4"]);
+    check("llama", "partial_rotary_factor", json!(0.5), &["partial_rotary_factor is `0.5`", "supported: 1"]);
+    check("gpt-neox", "rotary_pct", json!(0.07), &["rotary_pct is `0.07`", "even part of 16"]);
+    check("llama", "quantization_config", json!({"bits": 4}), &["quantization_config", "null"]);
+    check("llama", "attn_logit_softcapping", json!(50.0), &["attn_logit_softcapping is `50.0`"]);
+    check("llama", "logits_scaling", json!(8.0), &["logits_scaling is `8.0`", "null, 1"]);
+    check("llama", "hidden_size", json!(null), &["hidden_size is `missing`"]);
+    check("llama", "num_hidden_layers", json!("2"), &["num_hidden_layers", "string"]);
+    check("llama", "num_hidden_layers", json!(0), &["a size of 0"]);
+    check("llama", "max_position_embeddings", json!(1), &["max_position_embeddings is `1`"]);
+    check("mistral-sliding", "sliding_window", json!(0), &["sliding_window is `0`"]);
+    check("qwen2", "layer_types", json!(["full_attention"]), &["layer_types is `1 types`", "3, one a layer"]);
+    let chunked = json!(["full_attention", "chunked_attention", "full_attention"]);
+    check("qwen2", "layer_types", chunked, &["layer_types is `chunked_attention`"]);
+    check("qwen2", "use_sliding_window", json!(false), &["sliding_window is `off`", "sliding_attention"]);
+    check(
+        "gpt2",
+        "scale_attn_by_inverse_layer_idx",
+        json!(true),
+        &["scale_attn_by_inverse_layer_idx is `true`"],
+    );
+    check("gpt2", "n_head", json!(3), &["n_head is `3`", "divisors of the hidden size 20"]);
+}
+
+#[test]
+fn decoders_of_another_kind_than_they_say_are_refused() {
+    // Llama's code would leave the norms of queries and keys out, and the biases.
+    let llama = |c: &mut Value| c["architectures"] = json!(["LlamaForCausalLM"]);
+    check("qwen3", edit("config.json", llama), &["k_norm.weight", "LlamaForCausalLM does not use"]);
+    check(
+        "qwen2-full",
+        edit("config.json", llama),
+        &["self_attn.k_proj.bias", "LlamaForCausalLM does not use"],
+    );
+    let longer = |c: &mut Value| c["num_hidden_layers"] = json!(3);
+    check("llama", edit("config.json", longer), &["no tensor `model.layers.2."]);
+    let shorter = |c: &mut Value| c["num_hidden_layers"] = json!(1);
+    check("llama", edit("config.json", shorter), &["model.layers.1.", "does not use"]);
+    check("llama", remove("tokenizer.json"), &["tokenizer.json", "cannot read"]);
+}
+
+#[test]
+fn weights_are_of_types_that_the_family_has() {
+    let check = |model: &str, weights: Weights, expect: &[&str]| {
+        let (source, parent) = (source(model), TempDir::new().unwrap());
+        let options = ExportOptions { weights, name: "tiny".into() };
+        let refused =
+            export(source.path(), &parent.path().join("out"), &options, &|_, _| {}).unwrap_err().to_string();
+        expect.iter().for_each(|part| assert!(refused.contains(part), "`{refused}` does not say `{part}`"));
+        assert_eq!(names(parent.path()), [""; 0]);
+    };
+    check("llama", Weights::Int8, &["--weights int8", "LlamaForCausalLM", "f32, f16"]);
+    check(SINGLE, Weights::F16, &["--weights f16", "BertModel", "f32, int8"]);
+}
+
 #[test]
 fn unsupported_configurations_say_what_is_supported() {
     let config = |key: &'static str, value: Value| set("config.json", key, value);
     check(
         SINGLE,
-        config("/architectures", json!(["LlamaForCausalLM"])),
-        &["config.json", "architectures", "`LlamaForCausalLM`", "BertModel"],
+        config("/architectures", json!(["T5ForConditionalGeneration"])),
+        &["config.json", "architectures", "`T5ForConditionalGeneration`", "BertModel", "LlamaForCausalLM"],
     );
     check(SINGLE, config("/hidden_act", json!("silu")), &["config.json", "hidden_act is `silu`", "gelu_new"]);
     check(

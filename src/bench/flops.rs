@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 
-use crate::model::contract::{Contract, Graph};
+use crate::model::contract::{Contract, Family, Graph};
 use crate::model::onnx::read_graph;
 
 /// Floating-point operations; a multiplication and an addition are two.
@@ -32,7 +32,10 @@ impl Flops {
         let dims: HashMap<_, _> = graph.initializer.iter().map(|w| (w.name.as_str(), &w.dims)).collect();
         let specials = contract.tokenizer.prefix.len() + contract.tokenizer.suffix.len();
         let mut flops = Self { dense: 0.0, attention: 0.0, specials };
-        let width = contract.readout.heads * contract.readout.head_dim;
+        let Family::Late(late) = &contract.family else {
+            bail!("{} is no late-interaction model", contract.name)
+        };
+        let width = late.heads * late.head_dim;
         for node in &graph.node {
             match node.op_type.as_str() {
                 "MatMul" | "MatMulInteger" => {

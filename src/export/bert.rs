@@ -15,7 +15,7 @@ use super::{
 };
 
 /// Class names of checkpoints that hold a BERT encoder; what they add to it is left out.
-const ARCHITECTURES: [&str; 7] = [
+pub const ARCHITECTURES: [&str; 7] = [
     "BertModel",
     "BertForMaskedLM",
     "BertForPreTraining",
@@ -67,21 +67,23 @@ fn absolute() -> String {
     "absolute".to_owned()
 }
 
+/// The class name of the checkpoint, if it is one of [`ARCHITECTURES`].
+pub fn architecture(header: &Header) -> Option<&str> {
+    let bare = (header.model_type.as_deref() == Some("bert")).then_some("BertModel");
+    let named = header.architectures.first().map(String::as_str).or(bare);
+    named.filter(|name| ARCHITECTURES.contains(name))
+}
+
 impl Bert {
-    /// Reads `dir/config.json`, whose `header` has been read already.
+    /// Reads `dir/config.json` of a checkpoint that is an `architecture`.
     ///
     /// # Errors
     /// A file that is malformed, or a value that this export does not support.
-    pub fn read(dir: &Path, header: &Header) -> Result<Self, ExportError> {
+    pub fn read(dir: &Path, architecture: &str) -> Result<Self, ExportError> {
         let file = dir.join(CONFIG);
         let refuse = |key: &'static str, found: String, supported: String| {
             Err(ExportError::Unsupported { file: file.clone(), key, found, supported })
         };
-        let bare = (header.model_type.as_deref() == Some("bert")).then_some("BertModel");
-        let architecture = header.architectures.first().map(String::as_str).or(bare).unwrap_or("none");
-        if !ARCHITECTURES.contains(&architecture) {
-            return refuse("architectures", architecture.to_owned(), ARCHITECTURES.join(", "));
-        }
         let config: Config = read_json(&file)?;
         let activation = match config.hidden_act.as_str() {
             "gelu" => Activation::Gelu,

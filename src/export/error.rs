@@ -35,6 +35,17 @@ pub enum ExportError {
         #[source]
         cause: serde_json::Error,
     },
+    /// A value of the configuration is missing or of the wrong type.
+    #[error("{}: {key}: {cause}", file.display())]
+    ConfigValue {
+        /// The configuration.
+        file: PathBuf,
+        /// Its key.
+        key: &'static str,
+        /// What the parser met.
+        #[source]
+        cause: serde_json::Error,
+    },
     /// The configuration asks for what this export does not do.
     #[error("{}: {key} is `{found}`, supported: {supported}", file.display())]
     Unsupported {
@@ -102,6 +113,34 @@ pub enum ExportError {
         key: String,
         /// Its element type, as safetensors names it.
         found: String,
+    },
+    /// A tensor's value does not fit the type that weights are to be stored in.
+    #[error("tensor `{key}` holds {value}, which is too large for f16; export with --weights f32")]
+    TooLargeForF16 {
+        /// The tensor.
+        key: String,
+        /// The value.
+        value: f32,
+    },
+    /// The checkpoint holds what the architecture does not have: it is another architecture than it says.
+    #[error("{} has tensor `{key}`, which {architecture} does not use", file.display())]
+    TensorUnknown {
+        /// The checkpoint, or the index of its shards.
+        file: PathBuf,
+        /// The first such tensor.
+        key: String,
+        /// What the configuration says the checkpoint is.
+        architecture: String,
+    },
+    /// Weights of this type are not made of such models.
+    #[error("--weights {weights} is not for {architecture}; supported: {supported}")]
+    WeightsUnsupported {
+        /// The type that was asked for.
+        weights: &'static str,
+        /// The architecture.
+        architecture: String,
+        /// Types that work.
+        supported: &'static str,
     },
     /// The tokenizer does not fit the model.
     #[error("{}: {key}: {reason}", file.display())]

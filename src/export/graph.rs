@@ -1,8 +1,10 @@
 //! Builds an ONNX graph operation by operation; the layer between a model's code and the protobuf messages.
-//! Knows nothing of architectures: an encoder and a decoder are written with the same operations.
+//! Knows nothing of architectures: an encoder and a decoder are written with the same operations (`ops`).
 //!
 //! A [`Value`] is the name of a tensor. Operations are named in the order in which they are made, so the same calls
 //! give the same bytes. Only operators of the standard opset are used: the graphs run on every execution provider.
+
+mod ops;
 
 use prost::Message;
 
@@ -43,7 +45,7 @@ pub enum Axis {
     Named(&'static str),
 }
 
-/// Which GELU.
+/// What stands between two linear layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// x·Φ(x), exact.
@@ -52,6 +54,8 @@ pub enum Activation {
     GeluTanh,
     /// max(x, 0).
     Relu,
+    /// x·σ(x).
+    Silu,
 }
 
 /// A graph being built. Cloning gives two graphs with a common beginning, which share their weights on disk.
@@ -86,8 +90,17 @@ impl GraphBuilder {
         self.graph.output.push(value_info(name, DataType::Float, axes));
     }
 
-    /// A weight in the external file.
+    /// Gives `value` a name of its own inside the graph, by which the graph can be cut there.
+    pub fn named(&mut self, name: &str, value: &Value) -> Value {
+        self.push("Identity", &[value], vec![], vec![name.to_owned()]);
+        Value(name.to_owned())
+    }
+
+    /// A weight in the external file; one that is used twice is there once.
     pub fn weight(&mut self, stored: &Stored) -> Value {
+        if self.graph.initializer.iter().any(|tensor| tensor.name == stored.name) {
+            return Value(stored.name.clone());
+        }
         let entry = |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
         self.graph.initializer.push(TensorProto {
             dims: stored.dims.iter().map(|&dim| dim as i64).collect(),
@@ -115,133 +128,15 @@ impl GraphBuilder {
         self.constant(DataType::Float, vec![], value.to_le_bytes().to_vec())
     }
 
+    /// A small `f32` vector.
+    pub fn const_f32s(&mut self, values: &[f32]) -> Value {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.constant(DataType::Float, vec![values.len() as i64], bytes)
+    }
+
     /// A scalar byte.
     fn const_u8(&mut self, value: u8) -> Value {
         self.constant(DataType::Uint8, vec![], vec![value])
-    }
-
-    /// Rows of `table [n, d]` by `ids [..]` → `[.., d]`.
-    pub fn gather(&mut self, table: &Value, ids: &Value) -> Value {
-        self.node("Gather", &[table, ids], vec![])
-    }
-
-    /// The size of axis `axis` of `x`, as an `i64` vector of one.
-    pub fn size_of_axis(&mut self, x: &Value, axis: i64) -> Value {
-        self.node("Shape", &[x], vec![int("start", axis), int("end", axis + 1)])
-    }
-
-    /// The first `count` rows of `x [n, ..]`.
-    pub fn first_rows(&mut self, x: &Value, count: &Value) -> Value {
-        let zero = self.const_i64(&[0]);
-        self.node("Slice", &[x, &zero, count, &zero], vec![])
-    }
-
-    /// Matrix product over the last two axes, the others broadcast.
-    pub fn matmul(&mut self, a: &Value, b: &Value) -> Value {
-        self.node("MatMul", &[a, b], vec![])
-    }
-
-    /// Matrix product of bytes, of which `zero` stands for 0 on the left, with signed bytes → `i32`.
-    pub fn matmul_integer(&mut self, a: &Value, b: &Value, zero: u8) -> Value {
-        let zero = self.const_u8(zero);
-        self.node("MatMulInteger", &[a, b, &zero], vec![])
-    }
-
-    /// To the nearest integer, plus `zero`, as a byte; what lies outside saturates.
-    pub fn round_to_u8(&mut self, x: &Value, zero: u8) -> Value {
-        let (one, zero) = (self.const_f32(1.0), self.const_u8(zero));
-        self.node("QuantizeLinear", &[x, &one, &zero], vec![])
-    }
-
-    /// Sum, broadcast.
-    pub fn add(&mut self, a: &Value, b: &Value) -> Value {
-        self.node("Add", &[a, b], vec![])
-    }
-
-    /// Difference, broadcast.
-    pub fn sub(&mut self, a: &Value, b: &Value) -> Value {
-        self.node("Sub", &[a, b], vec![])
-    }
-
-    /// Product, broadcast.
-    pub fn mul(&mut self, a: &Value, b: &Value) -> Value {
-        self.node("Mul", &[a, b], vec![])
-    }
-
-    /// Quotient, broadcast.
-    pub fn div(&mut self, a: &Value, b: &Value) -> Value {
-        self.node("Div", &[a, b], vec![])
-    }
-
-    /// `x` as `f32`.
-    pub fn cast_f32(&mut self, x: &Value) -> Value {
-        self.node("Cast", &[x], vec![int("to", DataType::Float as i64)])
-    }
-
-    /// Layer normalisation over the last axis.
-    pub fn layer_norm(&mut self, x: &Value, scale: &Value, bias: &Value, epsilon: f32) -> Value {
-        self.node("LayerNormalization", &[x, scale, bias], vec![int("axis", -1), float("epsilon", epsilon)])
-    }
-
-    /// The activation, element by element.
-    pub fn activate(&mut self, x: &Value, activation: Activation) -> Value {
-        match activation {
-            Activation::Gelu => self.node("Gelu", &[x], vec![]),
-            Activation::GeluTanh => self.node("Gelu", &[x], vec![string("approximate", "tanh")]),
-            Activation::Relu => self.node("Relu", &[x], vec![]),
-        }
-    }
-
-    /// Softmax over the last axis.
-    pub fn softmax(&mut self, x: &Value) -> Value {
-        self.node("Softmax", &[x], vec![int("axis", -1)])
-    }
-
-    /// Euclidean norm over the last axis, which stays with size 1.
-    pub fn norm(&mut self, x: &Value) -> Value {
-        let last = self.const_i64(&[-1]);
-        self.node("ReduceL2", &[x, &last], vec![int("keepdims", 1)])
-    }
-
-    /// Magnitude, element by element.
-    pub fn abs(&mut self, x: &Value) -> Value {
-        self.node("Abs", &[x], vec![])
-    }
-
-    /// The largest element over the last axis, which stays with size 1.
-    pub fn max_of_row(&mut self, x: &Value) -> Value {
-        let last = self.const_i64(&[-1]);
-        self.node("ReduceMax", &[x, &last], vec![int("keepdims", 1)])
-    }
-
-    /// The larger of the two, element by element.
-    pub fn max(&mut self, a: &Value, b: &Value) -> Value {
-        self.node("Max", &[a, b], vec![])
-    }
-
-    /// The last axis in equal parts.
-    pub fn split<const PARTS: usize>(&mut self, x: &Value) -> [Value; PARTS] {
-        let outputs = std::array::from_fn(|_| self.fresh("Split"));
-        let names = outputs.iter().map(|value: &Value| value.0.clone()).collect();
-        self.push("Split", &[x], vec![int("axis", -1), int("num_outputs", PARTS as i64)], names);
-        outputs
-    }
-
-    /// Axes in another order: axis `i` of the result is axis `order[i]` of `x`.
-    pub fn transpose(&mut self, x: &Value, order: &[i64]) -> Value {
-        self.node("Transpose", &[x], vec![ints("perm", order)])
-    }
-
-    /// The same elements in another shape; 0 keeps an axis, -1 takes what is left.
-    pub fn reshape(&mut self, x: &Value, shape: &[i64]) -> Value {
-        let shape = self.const_i64(shape);
-        self.node("Reshape", &[x, &shape], vec![])
-    }
-
-    /// New axes of size 1 at these places of the result.
-    pub fn unsqueeze(&mut self, x: &Value, axes: &[i64]) -> Value {
-        let axes = self.const_i64(axes);
-        self.node("Unsqueeze", &[x, &axes], vec![])
     }
 
     /// The finished file.

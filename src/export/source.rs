@@ -41,6 +41,24 @@ pub fn provenance(dir: &Path, header: &Header) -> Source {
     Source { name: known(&header.name_or_path), revision: known(&header.commit_hash), licence: licence(dir) }
 }
 
+/// The configuration's value at `key`, where it is there and not null.
+///
+/// # Errors
+/// It is of another type.
+pub fn optional<T: DeserializeOwned>(
+    config: &serde_json::Map<String, serde_json::Value>,
+    key: &'static str,
+    file: &Path,
+) -> Result<Option<T>, ExportError> {
+    match config.get(key) {
+        None | Some(serde_json::Value::Null) => Ok(None),
+        Some(value) => match T::deserialize(value) {
+            Ok(value) => Ok(Some(value)),
+            Err(cause) => Err(ExportError::ConfigValue { file: file.to_owned(), key, cause }),
+        },
+    }
+}
+
 /// The longest sequence that the model was trained on, where `sentence-transformers` wrote it down.
 ///
 /// # Errors

@@ -22,11 +22,20 @@ pub struct Exported {
     pub suffix: Vec<u32>,
 }
 
+/// What stands around a text that a model reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Specials {
+    /// At least one token on each side.
+    Around,
+    /// Those that begin a text, if any; texts have no end, since others follow.
+    Before,
+}
+
 /// Reads `dir/tokenizer.json` for a model whose embedding table has `rows` rows.
 ///
 /// # Errors
-/// The file is missing or malformed, has ids beyond the table, or puts no special tokens around a text.
-pub fn read(dir: &Path, rows: usize) -> Result<Exported, ExportError> {
+/// The file is missing or malformed, has ids beyond the table, or lacks special tokens that there must be.
+pub fn read(dir: &Path, rows: usize, wanted: Specials) -> Result<Exported, ExportError> {
     let file = dir.join(TOKENIZER);
     let bytes = fs::read(&file).map_err(|cause| ExportError::Read { file: file.clone(), cause })?;
     let refuse =
@@ -45,8 +54,10 @@ pub fn read(dir: &Path, rows: usize) -> Result<Exported, ExportError> {
             format!("token `{token}` has id {id}, the model embeds {rows} tokens"),
         ));
     }
-    let (prefix, suffix) = specials(&tokenizer).map_err(|reason| refuse("post_processor", reason))?;
-    if prefix.is_empty() || suffix.is_empty() {
+    let (prefix, mut suffix) = specials(&tokenizer).map_err(|reason| refuse("post_processor", reason))?;
+    if wanted == Specials::Before {
+        suffix.clear();
+    } else if prefix.is_empty() || suffix.is_empty() {
         let reason =
             format!("puts {prefix:?} before and {suffix:?} after a text, expected a token on each side");
         return Err(refuse("post_processor", reason));

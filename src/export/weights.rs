@@ -2,12 +2,14 @@
 //! Knows nothing of architectures; tensors are read one at a time, so a checkpoint may be larger than memory.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    cell::RefCell,
+    collections::{BTreeMap, HashMap, HashSet},
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::{Component, Path, PathBuf},
 };
 
+use half::f16;
 use safetensors::{
     Dtype,
     tensor::{Metadata, TensorInfo},
@@ -22,6 +24,9 @@ const INDEX: &str = "model.safetensors.index.json";
 /// A safetensors file begins with the length of its header, little-endian.
 const LENGTH_BYTES: u64 = 8;
 
+/// Columns that are turned into rows together.
+const TRANSPOSED_AT_ONCE: usize = 32;
+
 /// A checkpoint's tensors, by key.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -29,6 +34,8 @@ pub struct Checkpoint {
     listing: PathBuf,
     tensors: HashMap<String, (usize, TensorInfo)>,
     shards: Vec<Shard>,
+    /// Keys that were asked for.
+    read: RefCell<HashSet<String>>,
 }
 
 /// A tensor's shape and elements, rows first.
@@ -60,7 +67,7 @@ impl Checkpoint {
         }
         let (shard, metadata) = Shard::open(&single)?;
         let tensors = metadata.tensors().into_iter().map(|(key, info)| (key, (0, info.clone()))).collect();
-        Ok(Self { listing: single, tensors, shards: vec![shard] })
+        Ok(Self { listing: single, tensors, shards: vec![shard], read: RefCell::default() })
     }
 
     /// Whether there is a tensor of this key.
@@ -74,6 +81,7 @@ impl Checkpoint {
     /// It is missing, of another shape, of a type that is no float, or cannot be read.
     pub fn read(&self, key: &str, dims: &[usize]) -> Result<Tensor, ExportError> {
         let (shard, info) = self.info(key)?;
+        self.read.borrow_mut().insert(key.to_owned());
         let shard = &self.shards[*shard];
         if info.shape != dims {
             return Err(ExportError::TensorShape {
@@ -91,6 +99,17 @@ impl Checkpoint {
             found: format!("{:?}", info.dtype),
         })?;
         Ok(Tensor { dims: info.shape.clone(), values })
+    }
+
+    /// The file that lists all tensors.
+    pub fn listing(&self) -> &Path {
+        &self.listing
+    }
+
+    /// The first key, by name, that nobody has read and `ignored` does not know.
+    pub fn unread(&self, ignored: impl Fn(&str) -> bool) -> Option<&str> {
+        let read = self.read.borrow();
+        self.tensors.keys().filter(|key| !read.contains(*key) && !ignored(key)).min().map(String::as_str)
     }
 
     fn info(&self, key: &str) -> Result<&(usize, TensorInfo), ExportError> {
@@ -124,7 +143,27 @@ impl Checkpoint {
             let missing = || ExportError::TensorMissing { file: dir.join(name), key: key.clone() };
             tensors.insert(key.clone(), (*shard, metadata.info(key).ok_or_else(missing)?.clone()));
         }
-        Ok(Self { listing: index, tensors, shards })
+        Ok(Self { listing: index, tensors, shards, read: RefCell::default() })
+    }
+}
+
+impl Tensor {
+    /// A matrix with its axes exchanged: a checkpoint stores `[out, in]`, a graph multiplies with `[in, out]`.
+    ///
+    /// # Panics
+    /// When it is no matrix.
+    pub fn transposed(&self) -> Self {
+        let [rows, columns] = self.dims[..] else { panic!("a matrix has two axes, not {:?}", self.dims) };
+        let mut values = vec![0.0; rows * columns];
+        // Some columns at a time: what is read of a row stays in the cache until its neighbours are written.
+        for (strip, out) in values.chunks_mut((TRANSPOSED_AT_ONCE * rows).max(1)).enumerate() {
+            let first = strip * TRANSPOSED_AT_ONCE;
+            for row in 0..rows {
+                let read = &self.values[row * columns + first..][..out.len() / rows];
+                read.iter().enumerate().for_each(|(column, value)| out[column * rows + row] = *value);
+            }
+        }
+        Self { dims: vec![columns, rows], values }
     }
 }
 
@@ -182,20 +221,8 @@ fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
     match dtype {
         Dtype::F32 => Some(bytes.as_chunks().0.iter().map(|&quad| f32::from_le_bytes(quad)).collect()),
         Dtype::BF16 => Some(halves(|bits| f32::from_bits(u32::from(bits) << 16))),
-        Dtype::F16 => Some(halves(f16_to_f32)),
+        Dtype::F16 => Some(halves(|bits| f16::from_bits(bits).to_f32())),
         _ => None,
-    }
-}
-
-/// IEEE 754 half to single: sign, 5 bits of exponent with bias 15, 10 bits of fraction.
-fn f16_to_f32(bits: u16) -> f32 {
-    let sign = u32::from(bits >> 15) << 31;
-    let (exponent, fraction) = (u32::from(bits >> 10 & 0x1f), u32::from(bits & 0x3ff));
-    match exponent {
-        // Zero and subnormals count in steps of 2⁻²⁴, which single precision holds exactly.
-        0 => f32::from_bits(sign | (fraction as f32 * 2f32.powi(-24)).to_bits()),
-        0x1f => f32::from_bits(sign | 0x7f80_0000 | fraction << 13),
-        _ => f32::from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13),
     }
 }
 
@@ -204,20 +231,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_convert_exactly() {
-        let check =
-            |bits: u16, expect: f32| assert_eq!(f16_to_f32(bits).to_bits(), expect.to_bits(), "{bits:#06x}");
-        check(0x0000, 0.0);
-        check(0x8000, -0.0);
-        check(0x0001, 2f32.powi(-24));
-        check(0x83ff, -1023.0 * 2f32.powi(-24));
-        check(0x0400, 2f32.powi(-14));
-        check(0x3c00, 1.0);
-        check(0xc100, -2.5);
-        check(0x7bff, 65504.0);
-        check(0x7c00, f32::INFINITY);
-        check(0xfc00, f32::NEG_INFINITY);
-        assert!(f16_to_f32(0x7e00).is_nan());
+    fn rows_become_columns() {
+        for (rows, columns) in [(1, 1), (2, 3), (3, 32), (5, 33), (70, 64), (0, 4)] {
+            let tensor =
+                Tensor { dims: vec![rows, columns], values: (0..rows * columns).map(|i| i as f32).collect() };
+            let turned = tensor.transposed();
+            assert_eq!(turned.dims, [columns, rows]);
+            for (i, value) in tensor.values.iter().enumerate() {
+                assert_eq!(turned.values[i % columns * rows + i / columns], *value, "{rows}x{columns}, {i}");
+            }
+        }
     }
 
     #[test]

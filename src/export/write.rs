@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use half::f16;
+
 use super::{ExportError, graph::Stored};
 use crate::model::contract::CONTRACT_FILE;
 use crate::model::onnx::DataType;
@@ -128,6 +130,20 @@ impl WeightFile {
     /// The disk refuses.
     pub fn push_i8(&mut self, name: &str, dims: &[usize], values: &[i8]) -> Result<Stored, ExportError> {
         self.push_bytes(name, dims, DataType::Int8, values.iter().map(|value| value.to_le_bytes()))
+    }
+
+    /// Adds values rounded to `f16`; otherwise as [`WeightFile::push`].
+    ///
+    /// # Errors
+    /// A value that is too large for `f16`; the disk refuses.
+    pub fn push_f16(&mut self, name: &str, dims: &[usize], values: &[f32]) -> Result<Stored, ExportError> {
+        if let Some(value) =
+            values.iter().find(|value| value.is_finite() && f16::from_f32(**value).is_infinite())
+        {
+            return Err(ExportError::TooLargeForF16 { key: name.to_owned(), value: *value });
+        }
+        let halves = values.iter().map(|value| f16::from_f32(*value).to_le_bytes());
+        self.push_bytes(name, dims, DataType::Float16, halves)
     }
 
     fn push_bytes<const WIDTH: usize>(

@@ -9,58 +9,80 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+pub mod cut;
+mod decoder;
+mod error;
 mod io_check;
 
+pub use decoder::{Chosen, Decoder, HeadChoice, Rotary};
+pub use error::ContractError;
 pub use io_check::{Dim, Graph, IoTensor, Side, check_io};
 
 /// The name of the contract's file in a model's folder.
 pub const CONTRACT_FILE: &str = "contract.toml";
 
 /// The only schema version that this build reads and writes.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// The axes of a stored key, slowest first; a KV block depends on it, so another layout is another schema value.
 pub const KEY_LAYOUT: &str = "head,token,dim";
 
-/// What a model's files promise. Field by field the same as `contract.toml`.
+/// What a model's files promise. Field by field the same as `contract.toml`, where the table `[late]` or `[decoder]` names the
+/// family.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "Flat", into = "Flat")]
 pub struct Contract {
     /// Version of this file's own shape: [`SCHEMA`].
     pub schema: u32,
     /// The name under which users ask for the model.
     pub name: String,
-    /// How the model is run.
-    pub family: Family,
     /// The architecture that was exported, as the source's `config.json` names it (`BertModel`).
     pub architecture: String,
     /// Where the weights came from.
     pub source: Source,
-    /// File names of the graphs.
-    pub graphs: Graphs,
     /// Tokenizer and the special tokens around a window.
     pub tokenizer: Tokenizer,
     /// How much one forward pass reads.
     pub window: Window,
-    /// The readout: shape and type of keys and logits.
-    pub readout: Readout,
+    /// The weights of all graphs.
+    pub weights: StoredWeights,
+    /// How the model is run; each family has its own graphs.
+    pub family: Family,
     /// SHA-256 in lower-case hex of every file of the model, by file name.
     pub files: BTreeMap<String, String>,
 }
 
-/// How a model is run; each family has its own graphs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
+/// How a model is run.
+#[derive(Debug, Clone, PartialEq)]
 pub enum Family {
     /// Passages and question are encoded apart; the logits are dot products of their readout vectors.
-    Late,
+    Late(Late),
+    /// The question runs over the keys and values of passages that were read before; the logits are those of its own attention.
+    Decoder(Decoder),
+}
+
+/// [`Contract`] as it stands in the file.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Flat {
+    schema: u32,
+    name: String,
+    architecture: String,
+    source: Source,
+    tokenizer: Tokenizer,
+    window: Window,
+    weights: StoredWeights,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    late: Option<Late>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decoder: Option<Decoder>,
+    files: BTreeMap<String, String>,
 }
 
 /// Where the weights came from, as far as the source's folder says.
@@ -76,20 +98,6 @@ pub struct Source {
     /// Licence (the front matter of `README.md`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub licence: Option<String>,
-}
-
-/// File names of the graphs, relative to the contract.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Graphs {
-    /// `input_ids, attention_mask [b, t]` → `key [b, heads, t, head_dim]`, at every position, specials included.
-    pub passage: String,
-    /// `input_ids [1, q], key [heads, n, head_dim]` → `cross_logits [heads, q, n]`, `self_logits [heads, q, q]`: raw, no
-    /// softmax. `q` counts the special tokens: the runtime drops their rows, and their columns of `self_logits`.
-    /// From `n` = 2 on, a key's logits have the same bits whatever other keys they are computed with.
-    pub query: String,
-    /// The weights of both graphs, as ONNX external data.
-    pub weights: String,
 }
 
 /// Tokenizer and special tokens.
@@ -114,10 +122,26 @@ pub struct Window {
     pub tokens_max: usize,
 }
 
-/// The readout: shape and type of keys and logits.
+/// The weights of all graphs, as ONNX external data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoredWeights {
+    /// File name.
+    pub file: String,
+    /// Element type.
+    pub dtype: Weights,
+}
+
+/// Late interaction: its graphs and its readout.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Readout {
+pub struct Late {
+    /// `input_ids, attention_mask [b, t]` → `key [b, heads, t, head_dim]`, at every position, specials included.
+    pub passage: String,
+    /// `input_ids [1, q], key [heads, n, head_dim]` → `cross_logits [heads, q, n]`, `self_logits [heads, q, q]`: raw, no
+    /// softmax. `q` counts the special tokens: the runtime drops their rows, and their columns of `self_logits`.
+    /// From `n` = 2 on, a key's logits have the same bits whatever other keys they are computed with.
+    pub query: String,
     /// Heads of a key.
     pub heads: usize,
     /// Components of a key in one head.
@@ -128,8 +152,6 @@ pub struct Readout {
     pub key_layout: String,
     /// Element type of keys and logits at the graphs' edge: `f32`.
     pub key_dtype: String,
-    /// Element type of the stored weights.
-    pub weights: Weights,
 }
 
 /// Element type of the stored weights.
@@ -139,6 +161,8 @@ pub enum Weights {
     /// 32-bit floats.
     #[default]
     F32,
+    /// 16-bit floats; layers multiply in them, and all else is computed in 32 bits.
+    F16,
     /// Signed bytes with a scale for each column, where that costs little; the rest stays `F32`.
     Int8,
 }
@@ -148,6 +172,7 @@ impl Weights {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::F32 => "f32",
+            Self::F16 => "f16",
             Self::Int8 => "int8",
         }
     }
@@ -202,11 +227,18 @@ impl Contract {
     }
 
     /// What stored keys depend on: the hashes of graphs, weights and tokenizer, the special tokens, the window that long
-    /// texts are cut into, and the readout. The name and the source are left out.
+    /// texts are cut into, and the family's shapes. The name and the source are left out, and so are the heads that a
+    /// calibration chose, but for how many layers they need.
     pub fn fingerprint(&self) -> [u8; 32] {
-        let files = self.named_files().map(|(key, name)| (key, self.files.get(name)));
-        let Self { tokenizer, window, readout, schema, .. } = self;
-        let held = (files, &tokenizer.prefix, &tokenizer.suffix, window, readout, schema);
+        let files = self.named_files().into_iter().map(|(key, name)| (key, self.files.get(name)));
+        let shapes = match &self.family {
+            Family::Late(late) => serde_json::to_value(late),
+            Family::Decoder(decoder) => serde_json::to_value((decoder.shape(), decoder.depth())),
+        };
+        let Self { tokenizer, window, weights, schema, .. } = self;
+        let files = files.collect::<Vec<_>>();
+        let shapes = shapes.expect("plain values serialise");
+        let held = (files, &tokenizer.prefix, &tokenizer.suffix, window, weights.dtype, shapes, schema);
         Sha256::digest(serde_json::to_vec(&held).expect("plain values serialise")).into()
     }
 
@@ -255,33 +287,70 @@ impl Contract {
                 format!("special token id {id} is not below vocab_size {}", self.tokenizer.vocab_size),
             );
         }
-        let readout = &self.readout;
-        if readout.heads == 0 || readout.head_dim == 0 {
-            return refuse("readout", format!("{} heads of {} components", readout.heads, readout.head_dim));
+        match &self.family {
+            Family::Late(late) => late.check(),
+            Family::Decoder(decoder) => decoder.check(self.window.tokens_max),
         }
-        if !readout.scale.is_finite() || readout.scale <= 0.0 {
-            return refuse("readout.scale", format!("{} is not above 0", readout.scale));
-        }
-        if readout.key_layout != KEY_LAYOUT {
-            return refuse("readout.key_layout", format!("`{}` is not `{KEY_LAYOUT}`", readout.key_layout));
-        }
-        if readout.key_dtype != "f32" {
-            return refuse("readout.key_dtype", format!("`{}` is not `f32`", readout.key_dtype));
-        }
-        Ok(())
+        .or_else(|(key, reason)| refuse(key, reason))
     }
 
-    fn named_files(&self) -> [(&'static str, &String); 4] {
-        [
-            ("graphs.passage", &self.graphs.passage),
-            ("graphs.query", &self.graphs.query),
-            ("graphs.weights", &self.graphs.weights),
-            ("tokenizer.file", &self.tokenizer.file),
-        ]
+    fn named_files(&self) -> Vec<(&'static str, &String)> {
+        let mut files = match &self.family {
+            Family::Late(late) => vec![("late.passage", &late.passage), ("late.query", &late.query)],
+            Family::Decoder(decoder) => vec![("decoder.graph", &decoder.graph)],
+        };
+        files.extend([("weights.file", &self.weights.file), ("tokenizer.file", &self.tokenizer.file)]);
+        files
     }
 
     fn special_ids(&self) -> impl Iterator<Item = u32> {
         self.tokenizer.prefix.iter().chain(&self.tokenizer.suffix).copied()
+    }
+}
+
+impl Late {
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.heads == 0 || self.head_dim == 0 {
+            return Err(("late", format!("{} heads of {} components", self.heads, self.head_dim)));
+        }
+        if !self.scale.is_finite() || self.scale <= 0.0 {
+            return Err(("late.scale", format!("{} is not above 0", self.scale)));
+        }
+        if self.key_layout != KEY_LAYOUT {
+            return Err(("late.key_layout", format!("`{}` is not `{KEY_LAYOUT}`", self.key_layout)));
+        }
+        if self.key_dtype != "f32" {
+            return Err(("late.key_dtype", format!("`{}` is not `f32`", self.key_dtype)));
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<Flat> for Contract {
+    type Error = &'static str;
+
+    fn try_from(flat: Flat) -> Result<Self, Self::Error> {
+        let family = match (flat.late, flat.decoder) {
+            (Some(late), None) => Family::Late(late),
+            (None, Some(decoder)) => Family::Decoder(decoder),
+            (None, None) => return Err("there is neither a table [late] nor [decoder]"),
+            (Some(_), Some(_)) => {
+                return Err("there are both [late] and [decoder]: a model is of one family");
+            }
+        };
+        let Flat { schema, name, architecture, source, tokenizer, window, weights, files, .. } = flat;
+        Ok(Self { schema, name, architecture, source, tokenizer, window, weights, family, files })
+    }
+}
+
+impl From<Contract> for Flat {
+    fn from(contract: Contract) -> Self {
+        let (late, decoder) = match contract.family {
+            Family::Late(late) => (Some(late), None),
+            Family::Decoder(decoder) => (None, Some(decoder)),
+        };
+        let Contract { schema, name, architecture, source, tokenizer, window, weights, files, .. } = contract;
+        Self { schema, name, architecture, source, tokenizer, window, weights, late, decoder, files }
     }
 }
 
@@ -295,90 +364,6 @@ pub(crate) fn sha256_of(path: &Path) -> io::Result<String> {
 /// Lower-case hex digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// What is wrong with a contract, its files, or the graphs it speaks of.
-#[derive(Debug, thiserror::Error)]
-pub enum ContractError {
-    /// The folder holds no model.
-    #[error("no {CONTRACT_FILE} in {}; run `make model`, or make one there with `thresher export`", dir.display())]
-    Absent {
-        /// The folder.
-        dir: PathBuf,
-    },
-    /// A file cannot be read.
-    #[error("cannot read {}: {cause}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// Why not.
-        #[source]
-        cause: io::Error,
-    },
-    /// A file cannot be written.
-    #[error("cannot write {}: {cause}", file.display())]
-    Write {
-        /// The file.
-        file: PathBuf,
-        /// Why not.
-        #[source]
-        cause: io::Error,
-    },
-    /// Not TOML, a key is missing, unknown or of the wrong type; the cause shows the line.
-    #[error("{}: {cause}", file.display())]
-    Malformed {
-        /// The contract.
-        file: PathBuf,
-        /// What the parser met.
-        #[source]
-        cause: toml::de::Error,
-    },
-    /// Written by another version of Thresher.
-    #[error("{}: schema is {found}, this version reads {SCHEMA}; export the model again", file.display())]
-    SchemaUnknown {
-        /// The contract.
-        file: PathBuf,
-        /// The version it declares.
-        found: u32,
-    },
-    /// A value that cannot hold.
-    #[error("{}: {key}: {reason}", file.display())]
-    ValueInvalid {
-        /// The contract.
-        file: PathBuf,
-        /// The key, dotted.
-        key: String,
-        /// What is wrong with its value.
-        reason: String,
-    },
-    /// A file that the contract names is not there.
-    #[error("{} names {}, which does not exist; export the model again", contract.display(), file.display())]
-    FileMissing {
-        /// The contract.
-        contract: PathBuf,
-        /// The file.
-        file: PathBuf,
-    },
-    /// A file is not the one that was exported.
-    #[error("{}: contract declares SHA-256 {declared}, file has {found}; export the model again (`make model` makes the default one)", file.display())]
-    HashMismatch {
-        /// The file.
-        file: PathBuf,
-        /// The contract's hash.
-        declared: String,
-        /// The file's hash.
-        found: String,
-    },
-    /// A graph takes or gives something else than the contract says.
-    #[error("{graph}: contract declares {declared}, graph has {found}")]
-    IoMismatch {
-        /// The graph's file name.
-        graph: String,
-        /// What the contract declares.
-        declared: String,
-        /// What the graph has.
-        found: String,
-    },
 }
 
 #[cfg(test)]

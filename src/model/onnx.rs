@@ -142,6 +142,7 @@ pub enum DataType {
     Uint8 = 2,
     Int8 = 3,
     Int64 = 7,
+    Float16 = 10,
 }
 
 /// A key with its value.

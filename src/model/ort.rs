@@ -19,7 +19,7 @@ use rayon::prelude::*;
 pub use self::bare::BatchedGraph;
 use self::weights::{SharedWeights, WeightedSession};
 use self::workers::Workers;
-use super::contract::{Contract, Graph, IoTensor, Side, check_io};
+use super::contract::{Contract, Family, Graph, IoTensor, Side, check_io};
 use super::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
 
 /// Threads that one question runs on at most. It is short: one alone would leave the others idle while somebody waits, and more
@@ -74,6 +74,7 @@ impl OrtRuntime {
     pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
         let environment = environment(&settings.runtime_lib)?;
         let contract = Contract::load(&settings.model_dir)?;
+        let Family::Late(late) = &contract.family else { unreachable!("todo") };
         let cores = settings.workers.max(1);
         let weights = SharedWeights::open(&contract, &settings.model_dir)?;
         let load = |graph, count, threads| {
@@ -103,8 +104,8 @@ impl OrtRuntime {
                 name: contract.name.clone(),
                 fingerprint: numerics::fingerprint(&contract),
                 window_tokens_max: contract.window.tokens_max - frame.prefix.len() - frame.suffix.len(),
-                heads: contract.readout.heads,
-                head_dim: contract.readout.head_dim,
+                heads: late.heads,
+                head_dim: late.head_dim,
             },
             workers: workers.map_err(|e| graph_error("worker threads", e))?,
             frame,

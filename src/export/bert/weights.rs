@@ -124,7 +124,7 @@ impl Mover<'_> {
     fn linear(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<Linear, ExportError> {
         let weight = self.read(&format!("{name}.weight"), &[outputs, inputs])?;
         let bias = self.read(&format!("{name}.bias"), &[outputs])?;
-        Linear::store(self.out, name, (&transposed(&weight), &bias), self.weights)
+        Linear::store(self.out, name, (&weight.transposed(), Some(&bias)), self.weights)
     }
 
     fn qkv(&mut self, name: &str, bert: &Bert) -> Result<Linear, ExportError> {
@@ -139,13 +139,6 @@ impl Mover<'_> {
             joined.values.extend(weight.values.iter().map(|value| value * scale));
             biases.values.extend(bias.values.iter().map(|value| value * scale));
         }
-        Linear::store(self.out, &format!("{name}.qkv"), (&transposed(&joined), &biases), Weights::F32)
+        Linear::store(self.out, &format!("{name}.qkv"), (&joined.transposed(), Some(&biases)), Weights::F32)
     }
-}
-
-/// A checkpoint stores `[out, in]`, a graph multiplies with `[in, out]`.
-fn transposed(tensor: &Tensor) -> Tensor {
-    let [rows, columns] = tensor.dims[..] else { panic!("a matrix has two axes, not {:?}", tensor.dims) };
-    let value = |place: usize| tensor.values[place % rows * columns + place / rows];
-    Tensor { dims: vec![columns, rows], values: (0..rows * columns).map(value).collect() }
 }

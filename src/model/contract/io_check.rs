@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{Contract, ContractError};
+use super::{Contract, ContractError, Decoder, Family, Late};
 
 /// One of a model's graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub enum Graph {
     Passage,
     /// Question and keys to logits.
     Query,
+    /// Tokens and what was read before to keys, values and logits.
+    Decoder,
 }
 
 /// Whether a graph takes or gives a tensor.
@@ -83,31 +85,66 @@ impl fmt::Display for Dim {
 }
 
 impl Contract {
-    /// What `graph` takes and gives, in the graph's order.
+    /// What `graph` takes and gives, in the graph's order; nothing where the family has no such graph.
     pub fn io(&self, graph: Graph) -> Vec<IoTensor> {
-        let (h, d) = (self.readout.heads as i64, self.readout.head_dim as i64);
-        let key = self.readout.key_dtype.as_str();
-        match graph {
-            Graph::Passage => vec![
-                IoTensor::new(Side::Input, "input_ids", "i64", &[-1, -1]),
-                IoTensor::new(Side::Input, "attention_mask", "i64", &[-1, -1]),
-                IoTensor::new(Side::Output, "key", key, &[-1, h, -1, d]),
-            ],
-            Graph::Query => vec![
-                IoTensor::new(Side::Input, "input_ids", "i64", &[1, -1]),
-                IoTensor::new(Side::Input, "key", key, &[h, -1, d]),
-                IoTensor::new(Side::Output, "cross_logits", key, &[h, -1, -1]),
-                IoTensor::new(Side::Output, "self_logits", key, &[h, -1, -1]),
-            ],
+        match (&self.family, graph) {
+            (Family::Late(late), Graph::Passage) => late.passage_io(),
+            (Family::Late(late), Graph::Query) => late.query_io(),
+            (Family::Decoder(decoder), Graph::Decoder) => decoder.io(self.tokenizer.vocab_size),
+            _ => Vec::new(),
         }
     }
 
-    /// The file name of `graph`.
+    /// The file name of `graph`; empty where the family has no such graph.
     pub fn graph_file(&self, graph: Graph) -> &str {
-        match graph {
-            Graph::Passage => &self.graphs.passage,
-            Graph::Query => &self.graphs.query,
+        match (&self.family, graph) {
+            (Family::Late(late), Graph::Passage) => &late.passage,
+            (Family::Late(late), Graph::Query) => &late.query,
+            (Family::Decoder(decoder), Graph::Decoder) => &decoder.graph,
+            _ => "",
         }
+    }
+}
+
+impl Late {
+    fn passage_io(&self) -> Vec<IoTensor> {
+        let (h, d, key) = (self.heads as i64, self.head_dim as i64, self.key_dtype.as_str());
+        vec![
+            IoTensor::new(Side::Input, "input_ids", "i64", &[-1, -1]),
+            IoTensor::new(Side::Input, "attention_mask", "i64", &[-1, -1]),
+            IoTensor::new(Side::Output, "key", key, &[-1, h, -1, d]),
+        ]
+    }
+
+    fn query_io(&self) -> Vec<IoTensor> {
+        let (h, d, key) = (self.heads as i64, self.head_dim as i64, self.key_dtype.as_str());
+        vec![
+            IoTensor::new(Side::Input, "input_ids", "i64", &[1, -1]),
+            IoTensor::new(Side::Input, "key", key, &[h, -1, d]),
+            IoTensor::new(Side::Output, "cross_logits", key, &[h, -1, -1]),
+            IoTensor::new(Side::Output, "self_logits", key, &[h, -1, -1]),
+        ]
+    }
+}
+
+impl Decoder {
+    fn io(&self, vocab_size: usize) -> Vec<IoTensor> {
+        let (h, kv, d) = (self.heads as i64, self.kv_heads as i64, self.head_dim as i64);
+        let mut io: Vec<_> = ["input_ids", "position_ids", "key_position_ids"]
+            .map(|name| IoTensor::new(Side::Input, name, "i64", &[-1, -1]))
+            .into();
+        let mut tensor = |side, name: String, dims: &[i64]| {
+            io.push(IoTensor::new(side, name, self.kv_dtype.as_str(), dims));
+        };
+        for layer in 0..self.layers {
+            tensor(Side::Input, format!("past.{layer}.key"), &[-1, kv, -1, d]);
+            tensor(Side::Input, format!("past.{layer}.value"), &[-1, kv, -1, d]);
+            tensor(Side::Output, format!("present.{layer}.key"), &[-1, kv, -1, d]);
+            tensor(Side::Output, format!("present.{layer}.value"), &[-1, kv, -1, d]);
+            tensor(Side::Output, format!("attn_logits.{layer}"), &[-1, h, -1, -1]);
+        }
+        tensor(Side::Output, "logits".to_owned(), &[-1, -1, vocab_size as i64]);
+        io
     }
 }
 

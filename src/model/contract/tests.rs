@@ -9,42 +9,74 @@ fn contract() -> Contract {
     Contract {
         schema: SCHEMA,
         name: "tiny".into(),
-        family: Family::Late,
         architecture: "BertModel".into(),
         source: Source { licence: Some("apache-2.0".into()), ..Source::default() },
-        graphs: Graphs { passage: files[0].into(), query: files[1].into(), weights: files[2].into() },
         tokenizer: Tokenizer { file: files[3].into(), prefix: vec![2], suffix: vec![3], vocab_size: 90 },
         window: Window { tokens_max: 40 },
-        readout: Readout {
+        weights: StoredWeights { file: files[2].into(), dtype: Weights::F32 },
+        family: Family::Late(Late {
+            passage: files[0].into(),
+            query: files[1].into(),
             heads: 1,
             head_dim: 32,
             scale: 1.0,
             key_layout: KEY_LAYOUT.into(),
             key_dtype: "f32".into(),
-            weights: Weights::F32,
-        },
+        }),
         files: files.map(|name| (name.to_owned(), hex(&Sha256::digest(name)))).into(),
     }
 }
 
+fn late(contract: &mut Contract) -> &mut Late {
+    let Family::Late(late) = &mut contract.family else { panic!("the tests' contract is of a late model") };
+    late
+}
+
+fn decoder() -> Contract {
+    let mut contract = contract();
+    contract.files.remove("passage.onnx");
+    contract.family = Family::Decoder(Decoder {
+        graph: "query.onnx".into(),
+        layers: 3,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 8,
+        scale: 0.125,
+        context_tokens_max: 64,
+        kv_dtype: "f32".into(),
+        rotary: Some(Rotary { dim: 4, frequencies: vec![1.0, 0.01] }),
+        chosen: Some(Chosen {
+            heads: vec![(0, 3), (1, 0)],
+            by: HeadChoice::ExpectedRc,
+            held_out: 0.5,
+            held_out_all: 0.25,
+            questions: 60,
+            data: hex(&[1; 32]),
+        }),
+    });
+    contract
+}
+
 /// A folder whose files hold their own names.
-fn model() -> tempfile::TempDir {
+fn model(contract: &Contract) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    contract().files.keys().for_each(|name| fs::write(dir.path().join(name), name).unwrap());
-    contract().save(dir.path()).unwrap();
+    contract.files.keys().for_each(|name| fs::write(dir.path().join(name), name).unwrap());
+    contract.save(dir.path()).unwrap();
     dir
 }
 
 #[test]
 fn a_saved_contract_loads_unchanged() {
-    let dir = model();
-    assert_eq!(Contract::load(dir.path()).unwrap(), contract());
-    contract().verify_files(dir.path()).unwrap();
+    for contract in [contract(), decoder()] {
+        let dir = model(&contract);
+        assert_eq!(Contract::load(dir.path()).unwrap(), contract);
+        contract.verify_files(dir.path()).unwrap();
+    }
 }
 
 /// Replaces `from` by `to` in a good contract and expects an error that says each of `expect`.
-fn check_load(from: &str, to: &str, expect: &[&str]) {
-    let dir = model();
+fn check_load(good: &Contract, (from, to): (&str, &str), expect: &[&str]) {
+    let dir = model(good);
     let path = dir.path().join(CONTRACT_FILE);
     let text = fs::read_to_string(&path).unwrap();
     assert!(text.contains(from), "the contract has no `{from}`");
@@ -61,23 +93,23 @@ fn check_message<T: std::fmt::Debug>(result: Result<T, ContractError>, expect: &
 
 #[test]
 fn a_broken_contract_is_refused_by_file_and_key() {
-    let check = check_load;
-    check("schema = 1", "schema = 2", &["contract.toml", "schema is 2", "reads 1"]);
-    check("schema = 1", "schema = 2\ncolour = 3", &["schema is 2"]);
-    check("schema = 1", "", &["contract.toml", "schema"]);
-    check("schema = 1", "schema = 1\ncolour = 3", &["contract.toml", "colour"]);
+    let check = |from: &str, to: &str, expect: &[&str]| check_load(&contract(), (from, to), expect);
+    check("schema = 2", "schema = 1", &["contract.toml", "schema is 1", "reads 2", "export the model again"]);
+    check("schema = 2", "schema = 3\ncolour = 3", &["schema is 3"]);
+    check("schema = 2", "", &["contract.toml", "schema"]);
+    check("schema = 2", "schema = 2\ncolour = 3", &["contract.toml", "colour"]);
     check("head_dim = 32", "head_dim = 32\ncolour = 3", &["colour"]);
     check("name = \"tiny\"", "", &["contract.toml", "name"]);
-    check("family = \"late\"", "family = \"early\"", &["early", "late"]);
+    check("[late]", "[early]", &["early", "late", "decoder"]);
     check("heads = 1", "heads = -1", &["heads", "-1"]);
-    check("heads = 1", "heads = 0", &["readout", "0 heads"]);
-    check("scale = 1.0", "scale = nan", &["readout.scale", "NaN"]);
-    check("scale = 1.0", "scale = -1.0", &["readout.scale", "-1"]);
-    check("head,token,dim", "token,head,dim", &["readout.key_layout", "token,head,dim"]);
-    check("key_dtype = \"f32\"", "key_dtype = \"f64\"", &["readout.key_dtype", "f64"]);
+    check("heads = 1", "heads = 0", &["late", "0 heads"]);
+    check("scale = 1.0", "scale = nan", &["late.scale", "NaN"]);
+    check("scale = 1.0", "scale = -1.0", &["late.scale", "-1"]);
+    check("head,token,dim", "token,head,dim", &["late.key_layout", "token,head,dim"]);
+    check("key_dtype = \"f32\"", "key_dtype = \"f64\"", &["late.key_dtype", "f64"]);
     check("tokens_max = 40", "tokens_max = 2", &["window.tokens_max", "2 special"]);
     check("prefix = [2]", "prefix = [90]", &["tokenizer", "90"]);
-    check("passage = \"passage.onnx\"", "passage = \"other.onnx\"", &["graphs.passage", "other.onnx"]);
+    check("passage = \"passage.onnx\"", "passage = \"other.onnx\"", &["late.passage", "other.onnx"]);
     check("\"query.onnx\" = \"", "\"query.onnx\" = \"x", &["files", "query.onnx", "hex"]);
     check("[files]", "[files]\n\"../x\" = \"\"", &["files", "`../x`"]);
     check(
@@ -88,8 +120,50 @@ fn a_broken_contract_is_refused_by_file_and_key() {
 }
 
 #[test]
+fn a_broken_decoder_is_refused_by_file_and_key() {
+    let check = |from: &str, to: &str, expect: &[&str]| check_load(&decoder(), (from, to), expect);
+    check("layers = 3", "layers = 0", &["decoder", "0 layers"]);
+    check("kv_heads = 2", "kv_heads = 3", &["decoder.kv_heads", "3 does not divide 4"]);
+    check("scale = 0.125", "scale = inf", &["decoder.scale", "inf"]);
+    check("kv_dtype = \"f32\"", "kv_dtype = \"f16\"", &["decoder.kv_dtype", "f16"]);
+    check("context_tokens_max = 64", "context_tokens_max = 39", &["window.tokens_max", "40", "39"]);
+    check("dim = 4", "dim = 6", &["decoder.rotary", "6 components of 8", "2 pairs"]);
+    check("0.01", "nan", &["decoder.rotary.frequencies", "NaN"]);
+    check("[0, 3]", "[0, 4]", &["decoder.chosen.heads", "head 4 of layer 0", "3 layers of 4 heads"]);
+    check("by = \"expected_rc\"", "by = \"luck\"", &["luck", "expected_rc", "accuracy"]);
+    let mut unsorted = decoder();
+    chosen(&mut unsorted).heads.reverse();
+    check_message(unsorted.save(tempfile::tempdir().unwrap().path()), &["decoder.chosen.heads", "ascending"]);
+    chosen(&mut unsorted).heads.clear();
+    check_message(unsorted.save(tempfile::tempdir().unwrap().path()), &["decoder.chosen.heads", "none"]);
+}
+
+fn chosen(contract: &mut Contract) -> &mut Chosen {
+    let Family::Decoder(Decoder { chosen: Some(chosen), .. }) = &mut contract.family else {
+        panic!("it has chosen heads")
+    };
+    chosen
+}
+
+#[test]
+fn a_decoders_fingerprint_changes_with_the_layers_that_are_kept_not_with_the_heads() {
+    let with = |heads: &[(usize, usize)]| {
+        let mut contract = decoder();
+        chosen(&mut contract).heads = heads.to_vec();
+        contract.fingerprint()
+    };
+    assert_eq!(with(&[(1, 0)]), with(&[(0, 1), (1, 3)]));
+    assert_ne!(with(&[(1, 0)]), with(&[(2, 0)]));
+    let mut all = decoder();
+    let Family::Decoder(inner) = &mut all.family else { panic!("a decoder") };
+    inner.chosen = None;
+    assert_eq!((inner.depth(), inner.readout().len()), (3, 12));
+    assert_eq!(all.fingerprint(), with(&[(2, 0)]));
+}
+
+#[test]
 fn missing_and_changed_files_are_named() {
-    let dir = model();
+    let dir = model(&contract());
     fs::write(dir.path().join("weights.bin"), "other").unwrap();
     Contract::load(dir.path()).unwrap();
     let hash = &contract().files["weights.bin"];
@@ -115,8 +189,8 @@ fn the_fingerprint_changes_with_what_a_key_depends_on() {
         other.files.insert(name.clone(), hex(&[7; 32]));
         assert_ne!(other.fingerprint(), contract().fingerprint(), "{name}");
     }
-    assert!(changed(|c| c.readout.scale = 2.0));
-    assert!(changed(|c| c.readout.heads = 2));
+    assert!(changed(|c| late(c).scale = 2.0));
+    assert!(changed(|c| late(c).heads = 2));
     assert!(changed(|c| c.tokenizer.prefix = vec![4]));
     assert!(changed(|c| c.window.tokens_max = 39));
     assert!(!changed(|c| c.name = "other".into()));

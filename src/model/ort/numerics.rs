@@ -10,12 +10,12 @@ use crate::model::contract::{Contract, Weights, hex};
 /// are one and the same for a fleet. With weights in eight bits, ONNX Runtime's kernels differ in more: on x86 without VNNI
 /// they saturate.
 pub fn fingerprint(contract: &Contract) -> String {
-    name(&contract.fingerprint(), contract.readout.weights, ort::info(), kernels())
+    name(&contract.fingerprint(), contract.weights.dtype, ort::info(), kernels())
 }
 
 fn name(contract: &[u8; 32], weights: Weights, build: &str, kernels: &str) -> String {
     match weights {
-        Weights::F32 => hex(&contract[..16]),
+        Weights::F32 | Weights::F16 => hex(&contract[..16]),
         Weights::Int8 => {
             let held = Sha256::new()
                 .chain_update(contract)

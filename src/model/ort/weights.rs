@@ -40,7 +40,7 @@ impl SharedWeights {
     /// # Errors
     /// [`ModelError::Graph`] when the file cannot be mapped.
     pub fn open(contract: &Contract, dir: &Path) -> Result<Self, ModelError> {
-        let file = contract.graphs.weights.clone();
+        let file = contract.weights.file.clone();
         let mapped = map(&dir.join(&file)).map_err(|e| graph_error(&file, e))?;
         Ok(Self { file, mapped: Arc::new(mapped), packed: PrepackedWeights::new() })
     }
@@ -120,6 +120,7 @@ fn place<'a>(tensor: &TensorProto, file: &str, mapped: &'a [u8]) -> Option<(&'a 
 fn element(tensor: &TensorProto) -> Option<(ElementType, usize)> {
     match DataType::try_from(tensor.data_type) {
         Ok(DataType::Float) => Some((ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4)),
+        Ok(DataType::Float16) => Some((ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2)),
         Ok(DataType::Uint8) => Some((ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, 1)),
         Ok(DataType::Int8) => Some((ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, 1)),
         Ok(DataType::Int64) => Some((ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, 8)),
