@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use thresher::domain::TokenSpan;
 use thresher::kv::block::{Block, Parts};
 use thresher::kv::codec::Codec;
-use thresher::kv::scan::{self, Kernel, Part, Question};
+use thresher::kv::scan::{self, Kernel, Look, Part, Question};
 
 const CHUNKS: usize = 100;
 const LARGE: usize = 1_000;
@@ -45,7 +45,7 @@ fn blocks(codec: Codec) -> Vec<Block> {
 }
 
 fn scans(c: &mut Criterion) {
-    let question = Question::new(vectors(QUERIES, 77));
+    let question = Question::new(vectors(QUERIES, 77), &[0]);
     let segments: Vec<TokenSpan> = std::iter::once(TokenSpan::new(0, TOKENS))
         .chain(
             (0..TOKENS / SENTENCE_TOKENS)
@@ -64,21 +64,22 @@ fn scans(c: &mut Criterion) {
         for kernel in kernels {
             let name = if codec.is_quantized() { format!("{codec} {kernel:?}") } else { codec.to_string() };
             group.bench_function(format!("logits, one thread: {name}"), |b| {
-                let all: Vec<&Block> = blocks.iter().collect();
+                let all: Vec<Look> = blocks.iter().map(|block| whole(&question, block)).collect();
                 let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
-                b.iter(|| one.install(|| scan::logits_by(kernel, black_box(&question), &all)));
+                b.iter(|| one.install(|| scan::logits_by(kernel, black_box(&all))));
             });
         }
-        let parts: Vec<Part> = blocks.iter().map(|block| Part { block, segments: &segments }).collect();
+        let part = |block| Part { look: whole(&question, block), segments: &segments };
+        let parts: Vec<Part> = blocks.iter().map(part).collect();
         group.bench_function(format!("peaks of chunks and sentences, all cores: {codec}"), |b| {
-            b.iter(|| scan::peaks(black_box(&question), &parts, &|| true));
+            b.iter(|| scan::peaks(black_box(&parts), &|| true));
         });
         group.bench_function(format!("floor: every byte read once, one thread: {codec}"), |b| {
             b.iter(|| blocks.iter().map(|block| checksum(block.bytes())).fold(0, u64::wrapping_add));
         });
     }
     let keys: Vec<_> = (0..CHUNKS as u64).map(|i| vectors(TOKENS, i)).collect();
-    let asked: Array2<f32> = question.exact().slice(s![0, .., ..]).to_owned();
+    let asked: Array2<f32> = vectors(QUERIES, 77).slice(s![0, .., ..]).to_owned();
     group.bench_function("peer: single-precision matrix product, one thread", |b| {
         b.iter(|| keys.iter().map(|keys| product(&asked, keys)).sum::<f32>());
     });
@@ -86,17 +87,22 @@ fn scans(c: &mut Criterion) {
 
     // More than the caches hold: what a large request meets.
     let blocks: Vec<Block> = (0..LARGE / CHUNKS).flat_map(|_| blocks(Codec::Int8)).collect();
-    let parts: Vec<Part> = blocks.iter().map(|block| Part { block, segments: &segments }).collect();
+    let part = |block| Part { look: whole(&question, block), segments: &segments };
+    let parts: Vec<Part> = blocks.iter().map(part).collect();
     let mut group = c.benchmark_group("scan 1000x200 keys, 16 question tokens");
     group.sample_size(20);
     group.throughput(Throughput::Bytes(blocks.iter().map(|block| block.bytes().len() as u64).sum()));
     group.bench_function("peaks of chunks and sentences, all cores: int8", |b| {
-        b.iter(|| scan::peaks(black_box(&question), &parts, &|| true));
+        b.iter(|| scan::peaks(black_box(&parts), &|| true));
     });
     group.bench_function("floor: every byte read once, all cores", |b| {
         b.iter(|| blocks.par_iter().map(|block| checksum(block.bytes())).reduce(|| 0, u64::wrapping_add));
     });
     group.finish();
+}
+
+fn whole<'a>(question: &'a Question, block: &'a Block) -> Look<'a> {
+    Look { question, block, tokens: TokenSpan::new(0, block.tokens()) }
 }
 
 fn product(question: &Array2<f32>, keys: &Array3<f32>) -> f32 {

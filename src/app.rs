@@ -19,8 +19,9 @@ use crate::http::{self, RegistryLimits, ServeLimits, Service};
 use crate::kv::local::{LocalSettings, LocalTiers};
 use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
+use crate::model::ModelRuntime;
 use crate::model::contract::Contract;
-use crate::model::ort::{OrtRuntime, OrtSettings};
+use crate::model::ort::{Loaded, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{Pipeline, Settings};
@@ -41,9 +42,18 @@ pub fn pipeline(config: &Config) -> anyhow::Result<Pipeline> {
     with_store(config, Arc::new(KvStore::without_tiers()))
 }
 
+/// The same, for a decoder whose heads are all read, whichever its contract has chosen.
+///
+/// # Errors
+/// As [`pipeline`].
+pub fn pipeline_of_all_heads(config: &Config) -> anyhow::Result<Pipeline> {
+    let (model, tokenizer) = verified(config, &OrtSettings { all_heads: true, ..ort_settings(config) })?;
+    Ok(wire(config, model.runtime(), tokenizer, Arc::new(KvStore::without_tiers())))
+}
+
 fn with_store(config: &Config, store: Arc<KvStore>) -> anyhow::Result<Pipeline> {
-    let (runtime, tokenizer) = model(config)?;
-    Ok(wire(config, runtime, tokenizer, store))
+    let (model, tokenizer) = model(config)?;
+    Ok(wire(config, model.runtime(), tokenizer, store))
 }
 
 /// Opens the tiers that the configuration names. Must run inside a Tokio runtime.
@@ -89,10 +99,14 @@ pub fn local_settings(config: &Config) -> LocalSettings {
 ///
 /// # Errors
 /// As [`pipeline`].
-pub fn model(config: &Config) -> anyhow::Result<(Arc<OrtRuntime>, Arc<ModelTokenizer>)> {
+pub fn model(config: &Config) -> anyhow::Result<(Loaded, Arc<ModelTokenizer>)> {
+    verified(config, &ort_settings(config))
+}
+
+fn verified(config: &Config, settings: &OrtSettings) -> anyhow::Result<(Loaded, Arc<ModelTokenizer>)> {
     Contract::load(&config.model.dir)?.verify_files(&config.model.dir)?;
-    let runtime = OrtRuntime::load(&ort_settings(config))?;
-    Ok((Arc::new(runtime), Arc::new(tokenizer(&config.model.dir)?)))
+    let model = Loaded::load(settings)?;
+    Ok((model, Arc::new(tokenizer(&config.model.dir)?)))
 }
 
 /// What loading the model takes.
@@ -101,19 +115,30 @@ pub fn ort_settings(config: &Config) -> OrtSettings {
         runtime_lib: config.model.runtime_lib(),
         model_dir: config.model.dir.clone(),
         workers: config.model.workers(),
+        device: config.model.device,
+        device_memory_bytes_max: config.model.device_memory_bytes_max,
+        all_heads: false,
     }
 }
 
 /// A pipeline around a model that is loaded already.
 pub fn wire(
     config: &Config,
-    runtime: Arc<OrtRuntime>,
+    runtime: Arc<dyn ModelRuntime>,
     tokenizer: Arc<ModelTokenizer>,
     store: Arc<KvStore>,
 ) -> Pipeline {
     let (limits, auto) = (config.limits.clone(), config.auto);
     let kv = &config.kv;
-    let settings = Settings { limits, auto, codec: kv.codec, salt: kv.salt.clone(), scan: kv.scan };
+    let settings = Settings {
+        limits,
+        auto,
+        codec: kv.codec,
+        salt: kv.salt.clone(),
+        scan: kv.scan,
+        placement: config.model.placement,
+        scoring: config.rc.estimator,
+    };
     Pipeline::new(runtime, tokenizer, store, settings)
 }
 

@@ -23,13 +23,13 @@ mod statistics;
 use std::sync::Arc;
 
 use self::daemon::Daemon;
-use crate::model::ort::OrtRuntime;
+use crate::model::ort::LateRuntime;
 use crate::model::tokenizer::ModelTokenizer;
 
 /// What is measured.
 pub struct Subject {
     /// The model, whose graph is run alone.
-    pub runtime: Arc<OrtRuntime>,
+    pub runtime: Arc<LateRuntime>,
     /// Counts the workload's tokens.
     pub tokenizer: Arc<ModelTokenizer>,
     /// The daemon, with a pipeline on the same model.

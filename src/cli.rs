@@ -1,6 +1,7 @@
 //! The command line: thin callers of the library.
 
 mod bench;
+mod calibrate;
 mod compress;
 mod doctor;
 mod eval;
@@ -35,6 +36,8 @@ enum Command {
     Compress(compress::Args),
     /// Turn a Hugging Face model folder into graphs and a contract.
     Export(export::Args),
+    /// Choose the heads of a decoder that RC is taken over, by your own questions.
+    Calibrate(calibrate::Args),
     /// Measure selection, compression and attribution on labelled data, against other methods.
     Eval(eval::Args),
     /// Measure speed: the model alone, the whole pipeline, HTTP, and a peer in the same run.
@@ -69,6 +72,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Serve => serve::run(config()?),
         Command::Compress(args) => compress::run(&config()?, &args),
         Command::Export(args) => export::run(&args),
+        Command::Calibrate(args) => calibrate::run(&config()?, &args),
         Command::Eval(args) => eval::run(&config()?, &args),
         Command::Bench(args) => bench::run(&config()?, &args),
         Command::Doctor => doctor::run(config()),

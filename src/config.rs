@@ -10,8 +10,11 @@ use thiserror::Error;
 use tokio::sync::Semaphore;
 
 use crate::kv::codec::Codec;
+use crate::model::device::DeviceChoice;
+use crate::pipeline::Placement;
 use crate::pipeline::auto::Auto;
 use crate::pipeline::scan::ScanBy;
+use crate::pipeline::score::Scoring;
 use crate::pipeline::validate::RequestLimits;
 use crate::plain;
 use crate::registry::RegistrySettings;
@@ -39,6 +42,8 @@ pub struct Config {
     pub admin: Admin,
     /// The model and its runtime.
     pub model: Model,
+    /// The statistic.
+    pub rc: Rc,
     /// Blocks of chunks that have been read.
     pub kv: Kv,
     /// Bounds of one request.
@@ -87,6 +92,20 @@ pub struct Model {
     pub runtime_lib: PathBuf,
     /// Windows that are read side by side; 0: one per core.
     pub workers: usize,
+    /// Where the model runs.
+    pub device: DeviceChoice,
+    /// Bytes of a GPU's memory that it may take; 0: all.
+    pub device_memory_bytes_max: u64,
+    /// How a decoder's blocks stand in front of a question.
+    pub placement: Placement,
+}
+
+/// The statistic.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rc {
+    /// How chunks and units are scored.
+    pub estimator: Scoring,
 }
 
 /// Blocks of chunks that have been read: about 400 bytes a token.
@@ -165,7 +184,14 @@ impl Default for Admin {
 
 impl Default for Model {
     fn default() -> Self {
-        Self { dir: "models/minilm-l6".into(), runtime_lib: PathBuf::new(), workers: 0 }
+        Self {
+            dir: "models/minilm-l6".into(),
+            runtime_lib: PathBuf::new(),
+            workers: 0,
+            device: DeviceChoice::default(),
+            device_memory_bytes_max: 0,
+            placement: Placement::default(),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 pub mod data;
 mod attribution;
 mod bootstrap;
+pub mod heads;
 mod methods;
 mod plot;
 mod prefilter;

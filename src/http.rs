@@ -24,7 +24,6 @@ pub use self::serve::serve;
 use crate::admission::Admission;
 use crate::api::{RegisterLimits, SearchLimits};
 use crate::pipeline::Pipeline;
-use crate::pipeline::score::Scoring;
 use crate::pipeline::validate::RequestLimits;
 use crate::registry::{Registry, RegistrySettings};
 
@@ -138,9 +137,10 @@ async fn models(State(service): State<Service>) -> Result<Json<Value>, HttpError
             "object": "model",
             "fingerprint": model.fingerprint,
             "window_tokens_max": model.window_tokens_max,
-            "heads": model.heads,
+            "heads": model.readout.len(),
             "head_dim": model.head_dim,
-            "estimator": Scoring::default().to_string(),
+            "estimator": pipeline.estimator(),
+            "device": model.device.name,
         }],
     })))
 }

@@ -2,19 +2,26 @@
 //! Knows nothing of requests, scores or budgets.
 
 pub mod contract;
+pub mod device;
 #[allow(missing_docs, reason = "the fields are ONNX's own, documented in onnx.proto")]
 pub(crate) mod onnx;
 pub mod ort;
+pub mod rotary;
 pub mod scripted;
 pub mod tokenizer;
 
-use ndarray::{Array3, ArrayView3};
+use std::ops::Range;
+
+use ndarray::{Array3, ArrayView3, Axis, s};
 use thiserror::Error;
+
+use self::contract::Rotary;
+use self::device::DeviceInUse;
 
 /// Whether a window is still wanted, by its index.
 pub type Wanted<'a> = &'a (dyn Fn(usize) -> bool + Sync);
 
-/// Takes a window's keys `[head, token, head_dim]`, with its index.
+/// Takes a window's planes `[plane, token, head_dim]`, with its index.
 pub type Done<'a> = &'a (dyn Fn(usize, ArrayView3<f32>) + Sync);
 
 /// What the rest of the program may ask of a model.
@@ -25,7 +32,7 @@ pub trait ModelRuntime: Send + Sync {
     /// The model's name, fingerprint and dimensions.
     fn info(&self) -> &ModelInfo;
 
-    /// Reads windows, each on its own. `done(i, keys)` is given the keys `[head, token, head_dim]` of window `i`, special
+    /// Reads windows, each on its own. `done(i, planes)` is given the planes `[plane, token, head_dim]` of window `i`, special
     /// tokens dropped, as soon as they are there, in any order. `wanted(i)` is asked when window `i` goes into the queue, two runs
     /// ahead at most; one that nobody wants any more is passed over. Windows are read in their order.
     ///
@@ -33,24 +40,51 @@ pub trait ModelRuntime: Send + Sync {
     /// The first that the runtime reports; windows after it may have been left out.
     fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError>;
 
-    /// Raw, pre-softmax logits of one question window over `keys` `[head, key, head_dim]`, by the query graph itself.
+    /// A question. A decoder's looks back on `past`; that of others is the same whatever it looks back on, and is one window at most.
     ///
     /// # Errors
-    /// What the runtime reports.
-    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError>;
+    /// What the runtime reports; [`ModelError::Stopped`] when nobody waits for it any more.
+    fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError>;
 
-    /// One question window, apart from any keys.
-    ///
-    /// Logits are linear in the keys, so the logits over the unit vectors are the question's vectors, to the bit: every
-    /// other term of each product is 0.
+    /// Raw, pre-softmax logits of one question window over `keys` `[head, key, head_dim]`, by the query graph itself: what the scan
+    /// of blocks is checked against.
     ///
     /// # Errors
-    /// What the runtime reports.
-    fn question(&self, question: &[u32]) -> Result<Encoded, ModelError> {
-        let (heads, dim) = (self.info().heads, self.info().head_dim);
-        let units = Array3::from_shape_fn((heads, dim, dim), |(_, i, j)| f32::from(u8::from(i == j)));
-        let Logits { cross: vectors, own } = self.logits(question, units.view())?;
-        Ok(Encoded { vectors, own })
+    /// What the runtime reports; [`ModelError::NoQueryGraph`] where the family has none.
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError>;
+}
+
+/// What a decoder's question looks back on: keys and values that were read before, moved to their places.
+pub trait Past: Sync {
+    /// The place of every token, the special tokens in front not included.
+    fn places(&self) -> &[i64];
+
+    /// The place of the question's first token.
+    fn question_place(&self) -> i64;
+
+    /// Writes one plane of all tokens, `[token, head_dim]`: keys as they are at their places, values as they were read.
+    fn read_plane(&self, plane: usize, out: &mut [f32]);
+
+    /// Whether somebody still waits.
+    fn go_on(&self) -> bool;
+}
+
+/// Nothing to look back on.
+pub struct NoPast;
+
+impl Past for NoPast {
+    fn places(&self) -> &[i64] {
+        &[]
+    }
+
+    fn question_place(&self) -> i64 {
+        0
+    }
+
+    fn read_plane(&self, _plane: usize, _out: &mut [f32]) {}
+
+    fn go_on(&self) -> bool {
+        true
     }
 }
 
@@ -63,28 +97,82 @@ pub struct Logits {
     pub own: Array3<f32>,
 }
 
-/// A question window that has been through the model.
+/// A question that has been through the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Encoded {
     /// `[head, question_token, head_dim]`: their products with keys are the raw logits over them.
     pub vectors: Array3<f32>,
-    /// The logits over the window's own keys: `[head, question_token, question_token]`.
-    pub own: Array3<f32>,
+    /// The question's own keys, or its logits over them.
+    pub own: Own,
+}
+
+/// A question looking at itself.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Own {
+    /// `[head, question_token, question_token]`: raw logits.
+    Logits(Array3<f32>),
+    /// `[head, question_token, head_dim]`: keys. Of a model with hundreds of heads all logits would be too many.
+    Keys(Array3<f32>),
+}
+
+impl Encoded {
+    /// Raw logits of these heads over the question's own keys, `[head, question_token, question_token]`.
+    pub fn own(&self, heads: Range<usize>) -> Array3<f32> {
+        match &self.own {
+            Own::Logits(logits) => logits.slice(s![heads, .., ..]).to_owned(),
+            Own::Keys(keys) => {
+                let tokens = keys.len_of(Axis(1));
+                let mut logits = Array3::zeros((heads.len(), tokens, tokens));
+                for (mut logits, head) in logits.outer_iter_mut().zip(heads) {
+                    let (vectors, keys) =
+                        (self.vectors.slice(s![head, .., ..]), keys.slice(s![head, .., ..]));
+                    logits.assign(&vectors.dot(&keys.t()));
+                }
+                logits
+            }
+        }
+    }
 }
 
 /// A model's identity and dimensions.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ModelInfo {
     /// Name from the contract.
     pub name: String,
-    /// Hash over graphs, tokenizer, window and readout: a block made under another fingerprint is another block.
+    /// Hash over graphs, tokenizer, window and shapes: a block made under another fingerprint is another block.
     pub fingerprint: String,
     /// Tokens of text that one window holds, special tokens not counted.
     pub window_tokens_max: usize,
-    /// Readout heads.
-    pub heads: usize,
-    /// Values per key and head.
+    /// Planes of a block: the keys of each head and, of a decoder, the values.
+    pub planes: usize,
+    /// Values per token and plane.
     pub head_dim: usize,
+    /// For each head that RC is taken over, the plane of its keys.
+    pub readout: Vec<usize>,
+    /// What else there is to know of a decoder.
+    pub decoder: Option<DecoderInfo>,
+    /// Where it runs.
+    pub device: DeviceInUse,
+}
+
+/// What a question of a decoder has to know to look back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecoderInfo {
+    /// Most tokens that are attended to at once, special tokens and question included.
+    pub context_tokens_max: usize,
+    /// Special tokens in front of every window; a window's own tokens begin at this place.
+    pub prefix_tokens: usize,
+    /// Key heads of a layer: a block's planes are each layer's keys, then its values.
+    pub kv_heads: usize,
+    /// How keys turn with their place; without it they cannot be moved.
+    pub rotary: Option<Rotary>,
+}
+
+impl DecoderInfo {
+    /// Most tokens of a question: beside it, there is room for a window.
+    pub fn question_tokens_max(&self, window_tokens_max: usize) -> usize {
+        self.context_tokens_max - self.prefix_tokens - window_tokens_max
+    }
 }
 
 /// Why a model could not answer.
@@ -110,6 +198,34 @@ pub enum ModelError {
         path: String,
         /// What the parser said.
         reason: String,
+    },
+    /// The device that was asked for cannot be used.
+    #[error(
+        "cannot run on {device}: {reason}; a GPU needs the CUDA build of ONNX Runtime (`make provision GPU=1`), CUDA 13, and a driver; \
+         `model.device = \"auto\"` takes the processor where there is none"
+    )]
+    Device {
+        /// As it was asked for.
+        device: String,
+        /// What the runtime said.
+        reason: String,
+    },
+    /// The contract is of another family than is needed here.
+    #[error("{name} is no {expected}")]
+    OtherFamily {
+        /// The model's name.
+        name: String,
+        /// What is needed.
+        expected: &'static str,
+    },
+    /// Nobody waits for the answer any more.
+    #[error("nobody waits for the answer")]
+    Stopped,
+    /// The model has no graph that computes logits apart from its own attention.
+    #[error("{model} is a decoder and has no query graph; set kv.scan to \"fused\"")]
+    NoQueryGraph {
+        /// The model's name.
+        model: String,
     },
     /// Text that the tokenizer refuses.
     #[error("cannot tokenize: {0}")]

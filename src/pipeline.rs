@@ -19,6 +19,7 @@ pub mod tokenize;
 pub mod units;
 pub mod validate;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,13 +34,13 @@ use self::clock::{Clock, Timings};
 use self::count::{Counter, FrameCosts};
 use self::explain::Explanation;
 use self::fit::Means;
+pub use self::question::Placement;
 use self::question::Question;
 use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
 use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity};
-use crate::kv;
 use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
@@ -68,6 +69,10 @@ pub struct Settings {
     pub salt: String,
     /// What computes logits.
     pub scan: ScanBy,
+    /// How a decoder's blocks stand in front of a question.
+    pub placement: Placement,
+    /// How chunks and units are scored.
+    pub scoring: Scoring,
 }
 
 /// A compressed context with the way back to its sources. All ranges are in bytes.
@@ -79,7 +84,7 @@ pub struct Compressed {
     pub chunks: Vec<ChunkOutcome>,
     /// Tokens before and after; none in a degraded answer, since counting may be what there was no time for.
     pub usage: Option<Usage>,
-    /// Whether anything sent has to do with the question; none in a degraded answer.
+    /// Whether anything sent has to do with the question; none in a degraded answer, and where the model's logits do not say.
     pub relevance: Option<Relevance>,
     /// Set when the answer is not a real one: the caller's chunks came back whole.
     pub degraded: Option<Degraded>,
@@ -192,6 +197,8 @@ pub struct Reading {
     pub units: Vec<Unit>,
     /// `[head, question_token, key]` by the query graph, where settings ask for it.
     pub graph_logits: Option<Array3<f32>>,
+    /// Whether a raw logit says by itself how near two tokens are.
+    pub reaches: bool,
 }
 
 impl Reading {
@@ -201,11 +208,9 @@ impl Reading {
         Self { blocks: Blocks { blocks, ..self.blocks.clone() }, graph_logits: None, ..self.clone() }
     }
 
-    /// All raw logits, over the chunks' keys and the question's own. The default scoring does without them.
-    pub fn logits(&self) -> Logits {
-        let blocks: Vec<_> = self.blocks.blocks.iter().collect();
-        let scanned = || kv::scan::logits(&self.question.vectors, &blocks);
-        Logits { cross: self.graph_logits.clone().unwrap_or_else(scanned), own: self.question.own.clone() }
+    /// Raw logits of some heads, over the chunks' keys and the question's own. The default scoring does without them.
+    pub fn logits(&self, heads: Range<usize>) -> Logits {
+        Logits { cross: scan::logits(self, heads.clone()), own: self.question.own(heads) }
     }
 }
 
@@ -227,6 +232,11 @@ impl Pipeline {
         self.model.info()
     }
 
+    /// The name of the rule that it scores by.
+    pub fn estimator(&self) -> String {
+        self.settings.scoring.to_string()
+    }
+
     /// Answers a request.
     ///
     /// # Errors
@@ -235,8 +245,13 @@ impl Pipeline {
         validate::check(request, &self.settings.limits)?;
         let mut clock = Clock::start();
         let reading = self.read(request, cancel, &mut clock)?;
-        let peaks = clock.stage("scan", || scan::peaks(&reading, cancel))?;
-        let scores = clock.stage("score", || score::ranked_coverage(&reading, &peaks));
+        let scores = match self.settings.scoring {
+            Scoring::RankedCoverage => {
+                let contrast = clock.stage("scan", || score::contrast(&reading, cancel))?;
+                clock.stage("score", || score::ranked_coverage(&reading, contrast))
+            }
+            plain => clock.stage("scan", || score::all(&reading, plain, cancel))?,
+        };
         let fitted = clock.stage("select", || self.fit(request, &reading, &scores, cancel))?;
         let explain = || clock.stage("explain", || explain::tokens(&reading));
         let explanation = request.explain.then(explain);
@@ -244,10 +259,9 @@ impl Pipeline {
             chunks: outcomes(&reading, &scores, &fitted),
             context: fitted.context,
             usage: Some(fitted.usage),
-            relevance: Some(Relevance {
-                reach: scores.reach,
-                related: self.settings.auto.is_related(&scores),
-            }),
+            relevance: scores
+                .reach
+                .map(|reach| Relevance { reach, related: self.settings.auto.is_related(&scores) }),
             degraded: None,
             sources: Some(reading.blocks.sources),
             timings: clock.finish(),
@@ -268,19 +282,23 @@ impl Pipeline {
         let (limits, model) = (&self.settings.limits, &*self.model);
         let tokens =
             clock.stage("tokenize", || tokenize::question(&request.query, &self.tokenizer, limits))?;
+        limits.check_question(tokens.ids.len(), question::tokens_max(model.info()))?;
         let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, limits, cancel))?;
         cancel.check()?;
         let units = units::of(request.granularity, &request.chunks, &blocks);
         let all_logits = request.explain || self.settings.scan == ScanBy::Onnx;
         let held = if all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
         limits.check_logits(tokens.ids.len(), held)?;
-        let question = clock.stage("question", || question::encode(&tokens.ids, model))?;
+        let placement = self.settings.placement;
+        let question =
+            clock.stage("question", || question::encode(&tokens.ids, &blocks, model, placement, cancel))?;
         cancel.check()?;
         let graph_logits = match self.settings.scan {
             ScanBy::Fused => None,
             ScanBy::Onnx => Some(clock.stage("graph", || scan::by_graph(&tokens.ids, &blocks, model))?),
         };
-        Ok(Reading { tokens, question, blocks, granularity: request.granularity, units, graph_logits })
+        let (granularity, reaches) = (request.granularity, model.info().decoder.is_none());
+        Ok(Reading { tokens, question, blocks, granularity, units, graph_logits, reaches })
     }
 
     /// RC of each chunk for `query`, as [`Self::compress`] scores chunks.
@@ -302,7 +320,7 @@ impl Pipeline {
         };
         validate::check(&request, &self.settings.limits)?;
         let reading = self.read(&request, cancel, &mut Clock::start())?;
-        Ok(score::all(&reading, Scoring::default(), cancel)?.chunks)
+        Ok(score::all(&reading, self.settings.scoring, cancel)?.chunks)
     }
 
     /// Reads chunks so that later requests find their blocks; how many were not there yet.

@@ -35,7 +35,7 @@ pub use coverage::{COVERAGE, PICKS, with_coverage};
 pub use exact::{SortedReference, coupled, coupled_means};
 pub use peaks::{EMPTY, KEY_NONE, Peaks, peaks};
 pub use pooling::{
-    Estimator, Pooling, UnknownEstimator, coupled_segments, mean_over_heads, mean_over_queries,
+    Estimator, HeadMean, Pooling, UnknownEstimator, coupled_segments, mean_over_heads, mean_over_queries,
 };
 pub use ranked::{RANK_POWER, ranked_rivals};
 pub use reference::{Reference, UnknownReference};

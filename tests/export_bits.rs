@@ -6,15 +6,11 @@ mod support;
 use std::{path::Path, sync::OnceLock};
 
 use ndarray::{Array3, ArrayView3};
-use support::{int8_saturates, keys, logits, minilm_source, runtime_lib, session};
+use support::{int8_saturates, keys, logits, minilm_source, ort_settings, session};
 use tempfile::TempDir;
 use thresher::{
     export::{ExportOptions, export},
-    model::{
-        ModelRuntime,
-        contract::Weights,
-        ort::{OrtRuntime, OrtSettings},
-    },
+    model::{ModelRuntime, contract::Weights, ort::LateRuntime},
 };
 
 const DIM: usize = 384;
@@ -106,10 +102,10 @@ fn sessions_that_share_weights_give_the_bits_of_plain_ones() {
         if weights == Weights::Int8 && int8_saturates() {
             continue;
         }
-        let (model_dir, runtime_lib) = (minilm(weights).to_owned(), runtime_lib());
+        let model_dir = minilm(weights);
         let mut passage = session(&model_dir.join("passage.onnx"), 1);
         let mut query = session(&model_dir.join("query.onnx"), 1);
-        let shared = OrtRuntime::load(&OrtSettings { runtime_lib, model_dir, workers: 3 }).unwrap();
+        let shared = LateRuntime::load(&ort_settings(model_dir, 3)).unwrap();
         for tokens in LENGTHS {
             let framed = &windows(1, tokens)[0];
             let expect = keys(&mut passage, std::slice::from_ref(framed));

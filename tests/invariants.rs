@@ -297,7 +297,7 @@ fn count(tokenizer: TokenizerName, text: &str) -> usize {
 /// 3. Every span of the JSON answer, cut in its unit, is the text it stands for.
 fn citations_cut_true(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
     for unit in UNITS {
-        let answer = CompressAnswer::new(request, found.clone(), unit, Some(PIPELINE.model()));
+        let answer = CompressAnswer::new(request, found.clone(), unit, Some(&PIPELINE));
         let answer = serde_json::to_value(&answer).expect("an answer is JSON");
         let context = answer["context"].as_str().expect("text");
         let source = |id: &Value| &*request.chunks.iter().find(|c| id == &*c.id).expect("a chunk").text;

@@ -10,17 +10,16 @@ use thresher::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Orde
 use thresher::kv::codec::Codec;
 use thresher::kv::store::KvStore;
 use thresher::model::ModelRuntime;
-use thresher::model::ort::{OrtRuntime, OrtSettings};
+use thresher::model::ort::LateRuntime;
 use thresher::model::tokenizer::ModelTokenizer;
 use thresher::pipeline::cancel::Cancel;
 use thresher::pipeline::clock::{Clock, Timings};
 use thresher::pipeline::scan::ScanBy;
 use thresher::pipeline::{Compressed, Pipeline, Reading, Settings};
 
-fn runtime(workers: usize) -> OrtRuntime {
-    let settings =
-        OrtSettings { runtime_lib: support::runtime_lib(), model_dir: support::model_dir(), workers };
-    OrtRuntime::load(&settings).expect("the default model loads")
+fn runtime(workers: usize) -> LateRuntime {
+    LateRuntime::load(&support::ort_settings(&support::model_dir(), workers))
+        .expect("the default model loads")
 }
 
 fn tokenizer() -> ModelTokenizer {
@@ -42,7 +41,7 @@ fn pipeline(workers: usize, settings: Settings) -> Pipeline {
 }
 
 /// Keys of windows, in their order.
-fn keys(runtime: &OrtRuntime, windows: &[&[u32]]) -> Vec<Array3<f32>> {
+fn keys(runtime: &LateRuntime, windows: &[&[u32]]) -> Vec<Array3<f32>> {
     let found: Vec<OnceLock<Array3<f32>>> = windows.iter().map(|_| OnceLock::new()).collect();
     let done = |i: usize, keys: ArrayView3<f32>| found[i].set(keys.to_owned()).expect("each window once");
     runtime.read(windows, &|_| true, &done).expect("keys");
@@ -64,7 +63,7 @@ fn keys_are_the_same_alone_beside_others_and_on_any_number_of_workers() {
     for (window, beside) in windows.iter().zip(&beside) {
         assert_eq!(&keys(&four, &[window])[0], beside, "alone: {} tokens", window.len());
         let keys = beside;
-        assert_eq!(keys.dim(), (one.info().heads, window.len(), one.info().head_dim));
+        assert_eq!(keys.dim(), (one.info().planes, window.len(), one.info().head_dim));
     }
 }
 
@@ -120,7 +119,7 @@ fn the_scan_is_the_query_graph_within_the_questions_rounding() {
         let by_graph = pipeline(2, Settings { codec, scan: ScanBy::Onnx, ..Settings::default() });
         let reading = by_graph.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
         let by_graph = reading.graph_logits.clone().expect("it was asked for");
-        let scanned = Reading { graph_logits: None, ..reading }.logits().cross;
+        let scanned = Reading { graph_logits: None, ..reading }.logits(0..1).cross;
         let worst = (&by_graph - &scanned).iter().fold(0.0_f32, |worst, error| worst.max(error.abs()));
         assert!(worst <= bound, "{codec}: off by {worst}");
     }

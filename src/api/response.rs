@@ -7,11 +7,10 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::domain::{ByteRange, Chunk, CompressRequest};
-use crate::model::ModelInfo;
 use crate::pipeline::clock::Timings;
 use crate::pipeline::explain::{ChunkExplanation, Explanation};
 use crate::pipeline::score::Scoring;
-use crate::pipeline::{ChunkOutcome, Compressed, Sources, Usage};
+use crate::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage};
 use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// Answer of `POST /v1/compress`.
@@ -162,13 +161,14 @@ impl<'a> Places<'a> {
 }
 
 impl CompressAnswer {
-    /// Puts an outcome into words. There is no `model` where the answer was given before one was loaded.
+    /// Puts an outcome into words. It is `by` no pipeline where the answer was given before there was one.
     pub fn new(
         request: &CompressRequest,
         compressed: Compressed,
         unit: OffsetUnit,
-        model: Option<&ModelInfo>,
+        by: Option<&Pipeline>,
     ) -> Self {
+        let model = by.map(Pipeline::model);
         let output = Places::new(&compressed.context.text, unit);
         let sources: Vec<_> = request.chunks.iter().map(|chunk| Places::new(&chunk.text, unit)).collect();
         // Pieces stand in the context in the order of the outcomes and of their spans.
@@ -196,7 +196,7 @@ impl CompressAnswer {
         let degraded =
             compressed.degraded.map(|d| ErrorBody { code: d.code, message: d.message, param: None });
         let rc = RcAnswer {
-            estimator: Scoring::default().to_string(),
+            estimator: by.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),
             reach: compressed.relevance.map(|r| r.reach),
             related: compressed.relevance.map(|r| r.related),
             model: model.map(|model| model.name.clone()),

@@ -22,6 +22,7 @@ use crate::kv::local::LocalTiers;
 use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
 use crate::model::ort::BatchedGraph;
+use crate::model::ort::Loaded;
 use crate::registry::Registry;
 use crate::{process, telemetry};
 
@@ -264,10 +265,14 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
     let local = LocalTiers::open(&app::local_settings(&config))?;
     let tiers = AllTiers::new(local.clone(), None, runtime.handle().clone());
     let (model, tokenizer) = app::model(&config)?;
+    let Loaded::Late(late) = &model else {
+        anyhow::bail!("bench measures late-interaction models, and this is a decoder")
+    };
+    let late = Arc::clone(late);
     let service = app::service(&config);
     let _ = service.registry.set(Registry::open(&config.registry)?);
     let store = Arc::new(KvStore::new(Arc::new(tiers)));
-    let pipeline = app::wire(&config, Arc::clone(&model), Arc::clone(&tokenizer), store);
+    let pipeline = app::wire(&config, model.runtime(), Arc::clone(&tokenizer), store);
     app::warm_up(&pipeline)?;
     let _ = service.pipeline.set(pipeline);
     let daemon = Daemon::start(Parts { runtime, service, local, dir })?;
@@ -282,7 +287,7 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
         let _ = std::fs::remove_dir_all(dir);
         process::leave(code)
     });
-    Ok(Subject { runtime: model, tokenizer, daemon })
+    Ok(Subject { runtime: late, tokenizer, daemon })
 }
 
 fn create(path: &Path) -> anyhow::Result<()> {

@@ -49,7 +49,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             return refuse(args, ErrorBody { code: e.code(), message: e.to_string(), param: None });
         }
     };
-    let answer = CompressAnswer::new(&request, compressed, options.offsets, Some(pipeline.model()));
+    let answer = CompressAnswer::new(&request, compressed, options.offsets, Some(&pipeline));
     match args.context {
         true => super::print(answer.context()),
         false => super::print(serde_json::to_string_pretty(&answer)?),

@@ -96,7 +96,9 @@ fn scores(
 /// One span asks for one source: coverage, which spreads over several, plays no part.
 fn rc_scores(logits: Logits, segments: &[TokenSpan], scoring: Scoring) -> Vec<f32> {
     match scoring {
-        Scoring::RankedCoverage => rc::mean_over_queries(score::ranked(&logits, segments).view()),
+        Scoring::RankedCoverage => {
+            rc::mean_over_queries(rc::mean_over_heads(score::ranked(&logits, segments)).view())
+        }
         Scoring::Plain(estimator) => {
             rc::score(logits.cross.view(), logits.own.view(), segments, estimator).scores
         }

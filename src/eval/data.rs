@@ -58,13 +58,17 @@ pub struct LabelledSpan {
 #[derive(Debug, Clone, Deserialize)]
 pub struct LabelledChunk {
     /// Its name, possibly empty.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_empty")]
     pub id: String,
     /// Its title, possibly empty.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_empty")]
     pub title: String,
     /// Its text.
     pub text: String,
+}
+
+fn or_empty<'de, D: serde::Deserializer<'de>>(value: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 impl LabelledChunk {
@@ -100,6 +104,19 @@ pub fn read(path: &Path) -> anyhow::Result<Rows> {
             Ok(Rows::Selection(rows))
         }
     }
+}
+
+/// The rows of a file, whatever their shape.
+///
+/// # Errors
+/// With the line's number, when one does not fit; when there is none.
+pub fn read_lines<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
+    if lines.is_empty() {
+        bail!("{} holds no row", path.display());
+    }
+    parse(path, &lines)
 }
 
 fn parse<T: serde::de::DeserializeOwned>(path: &Path, lines: &[(usize, &str)]) -> anyhow::Result<Vec<T>> {

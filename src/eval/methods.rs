@@ -68,7 +68,7 @@ impl Seen {
     pub fn new(reading: Reading) -> Self {
         let coded = |codec| {
             let reading = reading.recoded(codec);
-            let logits = reading.logits();
+            let logits = reading.logits(0..reading.question.heads());
             (codec, reading, logits)
         };
         Self { coded: Codec::ALL.into_iter().map(coded).collect(), reading }
@@ -121,7 +121,7 @@ impl Method {
             _ => (self.segments(seen, &reading.blocks.spans), self.segments(seen, &unit_spans(reading))),
         };
         let units = reading.units.iter().zip(own).map(|(unit, own)| own + chunks[unit.chunk]).collect();
-        Ok(Scores { chunks, units, unit_rc: Array2::zeros((0, 0)), reach: 0.0 })
+        Ok(Scores { chunks, units, unit_rc: Array2::zeros((0, 0)), reach: None })
     }
 
     fn segments(self, seen: &Seen, spans: &[TokenSpan]) -> Vec<f32> {

@@ -177,19 +177,21 @@ fn texts(row: &SelectionRow, request: &CompressRequest, reading: &Reading) -> Te
 }
 
 /// Chunk indices, best first; equal scores in the order of the request.
-fn ranked(scores: &[f32]) -> Vec<usize> {
+pub fn ranked(scores: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
     order
 }
 
 fn recall_at_gold(row: &SelectionRow, ranked: &[usize]) -> f64 {
-    let of = |gold: &Vec<usize>| {
-        let found = ranked.iter().take(gold.len()).filter(|chunk| gold.contains(chunk)).count();
-        found as f64 / gold.len().max(1) as f64
-    };
     let sets = if row.gold_sets.is_empty() { std::slice::from_ref(&row.gold) } else { &row.gold_sets };
-    sets.iter().map(of).fold(0.0, f64::max)
+    sets.iter().map(|gold| recall(gold, ranked)).fold(0.0, f64::max)
+}
+
+/// Share of `gold` among as many of the best-ranked chunks.
+pub fn recall(gold: &[usize], ranked: &[usize]) -> f64 {
+    let found = ranked.iter().take(gold.len()).filter(|chunk| gold.contains(chunk)).count();
+    found as f64 / gold.len().max(1) as f64
 }
 
 fn reciprocal_rank(row: &SelectionRow, ranked: &[usize]) -> f64 {

@@ -10,12 +10,9 @@ use prost::Message;
 
 use crate::model::onnx::{
     AttributeProto, AttributeType, DataLocation, DataType, Dimension, DimensionValue, GraphProto, IR_VERSION,
-    ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto, TensorShapeProto,
+    ModelProto, NodeProto, OPSET, OperatorSetIdProto, StringStringEntryProto, TensorProto, TensorShapeProto,
     TensorTypeProto, TypeProto, ValueInfoProto,
 };
-
-/// Operator set of every graph: the first with `Gelu`.
-const OPSET: i64 = 20;
 
 /// A tensor in the graph.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -137,8 +137,7 @@ impl Asked {
         compressed: pipeline::Compressed,
         pipeline: Option<&Pipeline>,
     ) -> CompressAnswer {
-        let model = pipeline.map(Pipeline::model);
-        let answer = CompressAnswer::new(&resolved.request, compressed, self.options.offsets, model);
+        let answer = CompressAnswer::new(&resolved.request, compressed, self.options.offsets, pipeline);
         match &resolved.prefiltered {
             None => answer,
             Some(prefiltered) => answer.prefiltered(prefiltered),

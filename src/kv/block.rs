@@ -180,9 +180,22 @@ impl Block {
 
     /// Keys `[head, token, head_dim]`, as near as the codec keeps them.
     pub fn keys(&self) -> Array3<f32> {
-        let scale_of =
-            |head: usize, token: usize| f32::from_bits(number(self.head_scales(head), token) as u32);
-        self.codec.decode(&self.bytes[HEADER_BYTES..self.bounds[0]], scale_of, self.shape())
+        let mut keys = Array3::zeros(self.shape());
+        for (plane, mut keys) in keys.outer_iter_mut().enumerate() {
+            let keys = keys.as_slice_mut().expect("a new array is contiguous");
+            self.read_plane(plane, TokenSpan::new(0, self.tokens), keys);
+        }
+        keys
+    }
+
+    /// Writes some tokens of one plane, `[token, head_dim]`, as near as the codec keeps them.
+    ///
+    /// # Panics
+    /// When the block has no such plane or tokens, or `out` is of another size.
+    pub fn read_plane(&self, plane: usize, tokens: TokenSpan, out: &mut [f32]) {
+        assert!(plane < self.heads && tokens.end <= self.tokens, "plane {plane}, tokens to {}", tokens.end);
+        assert_eq!(out.len(), tokens.len() * self.head_dim, "room for the tokens");
+        self.codec.decode_into(self.head_keys(plane), self.head_scales(plane), tokens, self.head_dim, out);
     }
 
     /// The same chunk in another codec, as far as this one has kept it.

@@ -14,9 +14,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use half::f16;
-use ndarray::{Array3, ArrayView1, ArrayView3};
+use ndarray::{ArrayView1, ArrayView3};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::domain::TokenSpan;
 
 /// Keys that lie side by side in a tile.
 pub const LANES: usize = 16;
@@ -150,28 +152,42 @@ impl Codec {
         }
     }
 
-    /// Keys `[head, token, head_dim]` again, as near as the codec keeps them. `scale_of(head, token)` gives the scales.
-    pub fn decode(
-        self,
-        bytes: &[u8],
-        scale_of: impl Fn(usize, usize) -> f32,
-        (heads, tokens, dim): (usize, usize, usize),
-    ) -> Array3<f32> {
-        let head_bytes = self.head_bytes(tokens, dim);
-        Array3::from_shape_fn((heads, tokens, dim), |(head, token, i)| {
-            let head_bytes = &bytes[head * head_bytes..][..head_bytes];
+    /// Writes keys of one head, `[token, head_dim]`, as near as the codec keeps them. `scales` are those of all its keys.
+    pub fn decode_into(self, keys: &[u8], scales: &[u8], tokens: TokenSpan, dim: usize, out: &mut [f32]) {
+        let scale_of = |token: usize| f32::from_le_bytes(at(scales, token));
+        for (token, out) in tokens.range().zip(out.chunks_exact_mut(dim)) {
             match self {
-                Self::F32 => f32::from_le_bytes(at(head_bytes, token * dim + i)),
-                Self::F16 => f16::from_le_bytes(at(head_bytes, token * dim + i)).to_f32(),
-                Self::Int8 | Self::Int4 => {
-                    let tile = &head_bytes[token / LANES * self.step_bytes(dim)..];
-                    let (at, shift) = self.place(i, token % LANES);
-                    let mask = if self == Self::Int4 { 0xf } else { 0xff };
-                    let stored = i32::from((tile[at] >> shift) & mask) - self.range().1;
-                    stored as f32 * scale_of(head, token)
+                Self::F32 => {
+                    let stored = keys[4 * dim * token..].as_chunks().0;
+                    out.iter_mut().zip(stored).for_each(|(out, &stored)| *out = f32::from_le_bytes(stored));
+                }
+                Self::F16 => {
+                    let stored = keys[2 * dim * token..].as_chunks().0;
+                    out.iter_mut()
+                        .zip(stored)
+                        .for_each(|(out, &stored)| *out = f16::from_le_bytes(stored).to_f32());
+                }
+                Self::Int8 => {
+                    let tile = &keys[token / LANES * self.step_bytes(dim)..][..self.step_bytes(dim)];
+                    let (scale, offset) = (scale_of(token), self.range().1);
+                    // The same as below, four values at a time: a decoder's keys and values are all decoded for each question.
+                    for (group, out) in tile.as_chunks::<{ 4 * LANES }>().0.iter().zip(out.chunks_mut(4)) {
+                        let four = &group[4 * (token % LANES)..][..4];
+                        out.iter_mut()
+                            .zip(four)
+                            .for_each(|(out, v)| *out = (i32::from(*v) - offset) as f32 * scale);
+                    }
+                }
+                Self::Int4 => {
+                    let (tile, lane) = (&keys[token / LANES * self.step_bytes(dim)..], token % LANES);
+                    let (scale, offset) = (scale_of(token), self.range().1);
+                    for (i, out) in out.iter_mut().enumerate() {
+                        let (at, shift) = self.place(i, lane);
+                        *out = (i32::from((tile[at] >> shift) & 0xf) - offset) as f32 * scale;
+                    }
                 }
             }
-        })
+        }
     }
 }
 
@@ -206,6 +222,8 @@ impl FromStr for Codec {
 
 #[cfg(test)]
 mod tests {
+    use ndarray::Array3;
+
     use super::*;
 
     /// The largest error of a value, in units of its key's largest.
@@ -215,9 +233,18 @@ mod tests {
         });
         let encoded = codec.encode(keys.view());
         assert_eq!(encoded.keys.len(), shape.0 * codec.head_bytes(shape.1, shape.2));
-        let head_scales = codec.head_scales(shape.1);
-        let scale_of = |head: usize, token: usize| encoded.scales[head * head_scales + token];
-        let decoded = codec.decode(&encoded.keys, scale_of, shape);
+        let mut decoded = Array3::zeros(shape);
+        for (head, mut decoded) in decoded.outer_iter_mut().enumerate() {
+            let keys = &encoded.keys[head * codec.head_bytes(shape.1, shape.2)..];
+            let scales = &encoded.scales[head * codec.head_scales(shape.1)..];
+            let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            // In two parts, as parts of a block are.
+            for tokens in [TokenSpan::new(0, shape.1 / 3), TokenSpan::new(shape.1 / 3, shape.1)] {
+                let mut part = decoded.slice_mut(ndarray::s![tokens.range(), ..]);
+                let out = part.as_slice_mut().expect("rows of a new array are contiguous");
+                codec.decode_into(keys, &scales, tokens, shape.2, out);
+            }
+        }
         let mut worst = 0.0_f32;
         for (key, found) in keys.lanes(ndarray::Axis(2)).into_iter().zip(decoded.lanes(ndarray::Axis(2))) {
             let most = key.iter().fold(f32::MIN_POSITIVE, |most, v| most.max(v.abs()));

@@ -355,7 +355,10 @@ impl From<Contract> for Flat {
 }
 
 /// SHA-256 of a file in lower-case hex, read piece by piece: a model's file may be larger than memory.
-pub(crate) fn sha256_of(path: &Path) -> io::Result<String> {
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn sha256_of(path: &Path) -> io::Result<String> {
     let mut hasher = Sha256::new();
     io::copy(&mut File::open(path)?, &mut hasher)?;
     Ok(hex(&hasher.finalize()))

@@ -5,22 +5,72 @@
 //! `onnx.proto` is proto2 with every field optional; proto3 fields encode the same except that a zero is left out,
 //! which a reader takes for the default, zero. Where an explicit zero matters the field is an `Option`.
 
+mod cut;
+
 use std::io;
 use std::path::Path;
 
 use prost::{Enumeration, Message, Oneof};
 
+pub use self::cut::cut;
+
+/// Operator set of every graph: the first with `Gelu`.
+pub const OPSET: i64 = 20;
+
 /// The IR that belongs to opset 20: ONNX Runtime reads it from 1.17 on.
 pub const IR_VERSION: i64 = 9;
+
+impl ModelProto {
+    /// The bytes of a file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.encode_to_vec()
+    }
+}
+
+/// The smallest graph: `y` is `x`, a number.
+pub fn identity() -> ModelProto {
+    let number = |name: &str| {
+        let shape = TensorShapeProto { dim: vec![Dimension { value: Some(DimensionValue::Value(1)) }] };
+        let tensor_type = TensorTypeProto { elem_type: DataType::Float.into(), shape: Some(shape) };
+        ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
+    };
+    let node = NodeProto {
+        input: vec!["x".to_owned()],
+        output: vec!["y".to_owned()],
+        name: "y".to_owned(),
+        op_type: "Identity".to_owned(),
+        ..NodeProto::default()
+    };
+    ModelProto {
+        ir_version: IR_VERSION,
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
+        graph: Some(GraphProto {
+            node: vec![node],
+            name: "identity".to_owned(),
+            input: vec![number("x")],
+            output: vec![number("y")],
+            ..GraphProto::default()
+        }),
+        ..ModelProto::default()
+    }
+}
+
+/// A file's whole message.
+///
+/// # Errors
+/// A file that cannot be read; `InvalidData` for one that is not ONNX.
+pub fn read_model(path: &Path) -> io::Result<ModelProto> {
+    ModelProto::decode(&*std::fs::read(path)?)
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("it is not ONNX: {e}")))
+}
 
 /// The graph in a file.
 ///
 /// # Errors
-/// A file that cannot be read; `InvalidData` for one that is not ONNX.
+/// As [`read_model`], and `InvalidData` for one without a graph.
 pub fn read_graph(path: &Path) -> io::Result<GraphProto> {
-    let model = ModelProto::decode(&*std::fs::read(path)?)
-        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("it is not ONNX: {e}")))?;
-    model.graph.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it holds no graph"))
+    let graph = read_model(path)?.graph;
+    graph.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it holds no graph"))
 }
 
 /// A whole file.

@@ -6,8 +6,9 @@ use serde_json::{Map, Value, json};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
+use super::device::DeviceInUse;
 use super::tokenizer::ModelTokenizer;
-use super::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
+use super::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted};
 
 const HEAD_DIM: usize = 32;
 
@@ -23,8 +24,11 @@ impl ScriptedModel {
             name: "scripted".to_owned(),
             fingerprint: format!("scripted-{window_tokens_max}"),
             window_tokens_max,
-            heads: 1,
+            planes: 1,
             head_dim: HEAD_DIM,
+            readout: vec![0],
+            decoder: None,
+            device: DeviceInUse::cpu(),
         };
         Self { info }
     }
@@ -60,6 +64,12 @@ impl ModelRuntime for ScriptedModel {
             done(i, vectors(ids).insert_axis(Axis(0)).view());
         }
         Ok(())
+    }
+
+    fn question(&self, question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
+        let q = vectors(question);
+        let own = q.dot(&q.t()).insert_axis(Axis(0));
+        Ok(Encoded { vectors: q.insert_axis(Axis(0)), own: Own::Logits(own) })
     }
 
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {

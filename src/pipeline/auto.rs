@@ -30,9 +30,9 @@ impl Default for Auto {
 }
 
 impl Auto {
-    /// Whether anything sent has to do with the question.
+    /// Whether anything sent has to do with the question; where the model's logits do not say, it is taken to have.
     pub fn is_related(&self, scores: &Scores) -> bool {
-        scores.reach >= self.reach_min
+        scores.reach.is_none_or(|reach| reach >= self.reach_min)
     }
 
     /// The units that are worth keeping, and those the caller wants.
@@ -77,7 +77,8 @@ mod tests {
         let units = rc[0].len();
         let unit_rc = Array2::from_shape_vec((rc.len(), units), rc.concat()).expect("rows of one length");
         let units_scores: Vec<f32> = unit_rc.columns().into_iter().map(|column| column.sum()).collect();
-        let scores = Scores { chunks: units_scores.clone(), units: units_scores, unit_rc, reach };
+        let scores =
+            Scores { chunks: units_scores.clone(), units: units_scores, unit_rc, reach: Some(reach) };
         let place = Place { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
         let unit = |chunk| Unit { chunk, bytes: place.bytes, tokens: place.tokens, sentence: place };
         let keep: Vec<bool> = (0..units).map(|unit| keep.contains(&unit)).collect();

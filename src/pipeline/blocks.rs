@@ -81,7 +81,7 @@ impl Reader {
         };
         let info = self.model.info();
         let fits =
-            |i: usize, block: &Block| block.fits((info.heads, info.head_dim), self.codec, &chunks[i].text);
+            |i: usize, block: &Block| block.fits((info.planes, info.head_dim), self.codec, &chunks[i].text);
         let reading = OnceCell::new();
         let (found, sources) = self
             .store
@@ -200,14 +200,14 @@ pub fn keys_of(windows: &[&[u32]], model: &dyn ModelRuntime) -> Result<Array3<f3
 /// A passage whose windows come in one by one.
 struct Pending<'a> {
     passage: &'a Passage,
-    /// `[head, token, head_dim]`, and how many tokens are still missing.
+    /// `[plane, token, head_dim]`, and how many tokens are still missing.
     keys: Mutex<(Array3<f32>, usize)>,
 }
 
 impl<'a> Pending<'a> {
     fn new(passage: &'a Passage, info: &ModelInfo) -> Self {
         // Room is made when the first window comes: chunks that are not begun take none.
-        let keys = Array3::zeros((info.heads, 0, info.head_dim));
+        let keys = Array3::zeros((info.planes, 0, info.head_dim));
         Self { passage, keys: Mutex::new((keys, passage.ids.len())) }
     }
 
@@ -237,6 +237,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::model::device::DeviceInUse;
     use crate::model::scripted::ScriptedModel;
 
     #[test]
@@ -270,8 +271,11 @@ mod tests {
             name: "m".to_owned(),
             fingerprint: "f".to_owned(),
             window_tokens_max: 510,
-            heads: 2,
+            planes: 2,
             head_dim: 64,
+            readout: vec![0, 1],
+            decoder: None,
+            device: DeviceInUse::cpu(),
         };
         let key = |model: &ModelInfo, codec, salt: &[u8]| key_space(model, codec, salt).key(None, "text");
         let usual = key(&model, Codec::Int8, b"");

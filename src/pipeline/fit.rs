@@ -310,7 +310,7 @@ mod tests {
         let pipeline = Pipeline::new(model, Arc::clone(&tokenizer), store, Settings::default());
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
         let unit_rc = Array2::from_shape_vec((1, 4), UNITS.to_vec()).expect("one row");
-        let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, reach: 1.0 };
+        let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, reach: Some(1.0) };
         let counter = Counter::new(request.tokenizer, &tokenizer);
         let (cancel, auto) = (Cancel::default(), Auto::default());
         let means = Means { counter: &counter, frames: &FrameCosts::new(), auto, cancel: &cancel };

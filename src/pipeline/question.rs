@@ -1,41 +1,174 @@
-//! The question as the model sees it: vectors whose products with keys are its raw logits.
+//! The question as the model sees it: vectors whose products with keys are its raw logits. A decoder's question looks back on the
+//! blocks, in groups that its context holds.
+
+mod past;
+mod place;
+
+use std::collections::HashMap;
+use std::ops::Range;
 
 use ndarray::{Array3, Axis, concatenate, s};
 
+use self::past::BlocksAsPast;
+pub use self::place::Placement;
+use self::place::View;
 use super::PipelineError;
-use crate::kv::scan;
-use crate::model::{Encoded, ModelRuntime};
+use super::blocks::{self, Blocks};
+use super::cancel::Cancel;
+use crate::domain::TokenSpan;
+use crate::kv::scan::{self, Look};
+use crate::model::contract::Rotary;
+use crate::model::{DecoderInfo, Encoded, ModelError, ModelInfo, ModelRuntime, NoPast, Own};
+
+/// Questions, turned differently, that are ready at once.
+const TURNED_AT_ONCE: usize = 256;
 
 /// A question that has been through the model.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// What is scanned over blocks.
-    pub vectors: scan::Question,
-    /// Its logits over its own keys, `[head, question_token, question_token]`.
-    pub own: Array3<f32>,
+    /// `[head]`: planes of its keys.
+    planes: Vec<usize>,
+    rotary: Option<Rotary>,
+    /// What it saw, and what became of it there; together all tokens of all blocks, in order. A late model's question sees everything
+    /// at once.
+    views: Vec<(View, Encoded)>,
 }
 
-/// Encodes `ids`, whatever their number: a question longer than a window is read in windows, as a chunk is.
+/// A piece of a block, as one view of the question meets it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Index of the block.
+    pub block: usize,
+    /// Its tokens, counted from the block's first.
+    pub tokens: TokenSpan,
+    /// How many places further than its keys lie the question met it.
+    pub moved: i64,
+}
+
+/// Reads `ids`, whatever their number.
 ///
 /// # Errors
-/// What the model reports.
-pub fn encode(ids: &[u32], model: &dyn ModelRuntime) -> Result<Question, PipelineError> {
-    let windows: Vec<&[u32]> = ids.chunks(model.info().window_tokens_max).collect();
-    let mut parts = windows.iter().map(|window| model.question(window)).collect::<Result<Vec<_>, _>>()?;
-    if parts.len() == 1 {
-        let Encoded { vectors, own } = parts.remove(0);
-        return Ok(Question { vectors: scan::Question::new(vectors), own });
-    }
-    let vectors = joined(parts.iter().map(|part| part.vectors.view()));
-    // Its own logits reach across windows, which no window has seen: they are taken over the keys of all.
-    let keys = super::blocks::keys_of(&windows, model)?;
-    let mut own = Array3::zeros((vectors.dim().0, ids.len(), ids.len()));
-    for (head, mut own) in own.outer_iter_mut().enumerate() {
-        own.assign(&vectors.slice(s![head, .., ..]).dot(&keys.slice(s![head, .., ..]).t()));
-    }
-    Ok(Question { vectors: scan::Question::new(vectors), own })
+/// What the model reports; a deadline when `cancel` says so.
+pub fn encode(
+    ids: &[u32],
+    blocks: &Blocks,
+    model: &dyn ModelRuntime,
+    placement: Placement,
+    cancel: &Cancel,
+) -> Result<Question, PipelineError> {
+    let info = model.info();
+    let views = match &info.decoder {
+        None => vec![(View::of_all(blocks), alone(ids, model)?)],
+        Some(decoder) => looking_back(ids, blocks, (model, decoder), placement, cancel)?,
+    };
+    let rotary = info.decoder.as_ref().and_then(|decoder| decoder.rotary.clone());
+    Ok(Question { planes: info.readout.clone(), rotary, views })
 }
 
-fn joined<'a>(parts: impl Iterator<Item = ndarray::ArrayView3<'a, f32>>) -> Array3<f32> {
-    concatenate(Axis(1), &parts.collect::<Vec<_>>()).expect("windows of one model differ in length only")
+/// A late model's question, apart from the blocks: one that is longer than a window is read in windows, as a chunk is.
+fn alone(ids: &[u32], model: &dyn ModelRuntime) -> Result<Encoded, PipelineError> {
+    let windows: Vec<&[u32]> = ids.chunks(model.info().window_tokens_max).collect();
+    let read = |window: &&[u32]| model.question(window, &NoPast);
+    let mut parts = windows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    if parts.len() == 1 {
+        return Ok(parts.remove(0));
+    }
+    let vectors: Vec<_> = parts.iter().map(|part| part.vectors.view()).collect();
+    let vectors = concatenate(Axis(1), &vectors).expect("windows of one model differ in length only");
+    // Its own logits reach across windows, which no window has seen: they are taken over the keys of all.
+    let keys = blocks::keys_of(&windows, model)?.select(Axis(0), &model.info().readout);
+    Ok(Encoded { vectors, own: Own::Keys(keys) })
+}
+
+/// A decoder's question, over each group of blocks that fits its context.
+fn looking_back(
+    ids: &[u32],
+    blocks: &Blocks,
+    (model, decoder): (&dyn ModelRuntime, &DecoderInfo),
+    placement: Placement,
+    cancel: &Cancel,
+) -> Result<Vec<(View, Encoded)>, PipelineError> {
+    let views = place::views(blocks, (model.info(), decoder), ids.len(), placement);
+    let look = |view: View| {
+        let past = BlocksAsPast::new(&view, blocks, (model.info(), decoder), cancel);
+        match model.question(ids, &past) {
+            Ok(encoded) => Ok((view, encoded)),
+            Err(ModelError::Stopped) => {
+                Err(cancel.check().expect_err("a question stops only when nobody waits"))
+            }
+            Err(error) => Err(error.into()),
+        }
+    };
+    views.into_iter().map(look).collect()
+}
+
+/// Longest question that a model reads beside a window.
+pub fn tokens_max(model: &ModelInfo) -> Option<usize> {
+    model.decoder.as_ref().map(|decoder| decoder.question_tokens_max(model.window_tokens_max))
+}
+
+impl Question {
+    /// Heads that RC is taken over.
+    pub fn heads(&self) -> usize {
+        self.planes.len()
+    }
+
+    /// Tokens of the question.
+    pub fn tokens(&self) -> usize {
+        self.views.first().map_or(0, |(_, encoded)| encoded.vectors.len_of(Axis(1)))
+    }
+
+    /// Raw logits of some heads over the question's own keys, `[head, question_token, question_token]`: where it saw several groups,
+    /// as it was in front of the first.
+    pub fn own(&self, heads: Range<usize>) -> Array3<f32> {
+        match self.views.first() {
+            Some((_, encoded)) => encoded.own(heads),
+            None => Array3::zeros((heads.len(), 0, 0)),
+        }
+    }
+
+    /// Gives `scan` all pieces in order, some at a time, each with some heads of the question as it met them; none when `scan` gave
+    /// none.
+    pub fn each<T>(
+        &self,
+        heads: Range<usize>,
+        blocks: &Blocks,
+        mut scan: impl FnMut(&[(Piece, Look)]) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        let mut found = Vec::new();
+        for (view, encoded) in &self.views {
+            let mut rest = &view.pieces[..];
+            while !rest.is_empty() {
+                let mut turns: HashMap<i64, usize> = HashMap::new();
+                let known = rest.iter().take_while(|piece| {
+                    let next = turns.len();
+                    turns.entry(piece.moved).or_insert(next);
+                    turns.len() <= TURNED_AT_ONCE
+                });
+                let (now, later) = rest.split_at(known.count());
+                turns.retain(|_, at| *at < TURNED_AT_ONCE);
+                let mut by_turn: Vec<(usize, i64)> = turns.iter().map(|(moved, at)| (*at, *moved)).collect();
+                by_turn.sort_unstable();
+                let questions: Vec<scan::Question> =
+                    by_turn.iter().map(|&(_, moved)| self.turned(encoded, heads.clone(), moved)).collect();
+                let look = |piece: &Piece| {
+                    let question = &questions[turns[&piece.moved]];
+                    (*piece, Look { question, block: &blocks.blocks[piece.block], tokens: piece.tokens })
+                };
+                found.push(scan(&now.iter().map(look).collect::<Vec<_>>())?);
+                rest = later;
+            }
+        }
+        Some(found)
+    }
+
+    /// Some heads of the question, for keys that lie so many places before where it met them.
+    fn turned(&self, encoded: &Encoded, heads: Range<usize>, moved: i64) -> scan::Question {
+        let mut vectors = encoded.vectors.slice(s![heads.clone(), .., ..]).to_owned();
+        if let Some(rotary) = self.rotary.as_ref().filter(|_| moved != 0) {
+            let dim = vectors.len_of(Axis(2));
+            rotary.turn_all(vectors.as_slice_mut().expect("a new array is contiguous"), dim, -moved);
+        }
+        scan::Question::new(vectors, &self.planes[heads])
+    }
 }

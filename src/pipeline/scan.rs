@@ -1,13 +1,16 @@
 //! The question over the blocks: the peak of every chunk, unit and sentence.
 
-use ndarray::{Array3, Axis, concatenate};
+use std::ops::Range;
+
+use ndarray::{Array3, Axis, concatenate, s};
 
 use super::blocks::Blocks;
 use super::cancel::Cancel;
+use super::question::Piece;
 use super::units::sentences_of;
 use super::{PipelineError, Reading};
 use crate::domain::{Granularity, TokenSpan};
-use crate::kv::scan::{self, Part};
+use crate::kv::scan::{self, Look, Part};
 use crate::model::ModelRuntime;
 use crate::rc;
 
@@ -33,54 +36,110 @@ pub struct Peaks {
     pub sentences: Array3<f32>,
 }
 
-/// Scans all blocks once.
+/// Segments of all blocks, those of each block together: the whole chunk, its units, their sentences. Counted from the block's
+/// first token.
+struct Segments {
+    spans: Vec<TokenSpan>,
+    /// Where each block's begin, which is its whole.
+    chunks: Vec<usize>,
+    units: Vec<usize>,
+    sentences: Vec<usize>,
+}
+
+impl Segments {
+    fn of(reading: &Reading) -> Self {
+        let units: Vec<(usize, TokenSpan)> =
+            reading.units.iter().map(|unit| (unit.chunk, unit.tokens)).collect();
+        let sentences: Vec<(usize, TokenSpan)> = match reading.granularity {
+            Granularity::Token => {
+                sentences_of(&reading.units).0.iter().map(|&(chunk, s)| (chunk, s.tokens)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let (mut of_units, mut of_sentences) = (units.iter().peekable(), sentences.iter().peekable());
+        let chunks = Vec::with_capacity(reading.blocks.blocks.len());
+        let mut all = Self { spans: Vec::new(), chunks, units: Vec::new(), sentences: Vec::new() };
+        for (chunk, span) in reading.blocks.spans.iter().enumerate() {
+            all.chunks.push(all.spans.len());
+            all.spans.push(TokenSpan::new(0, span.end - span.start));
+            let mut take = |from: &mut std::iter::Peekable<std::slice::Iter<(usize, TokenSpan)>>,
+                            columns: &mut Vec<usize>| {
+                while let Some((_, tokens)) = from.next_if(|(of, _)| *of == chunk) {
+                    columns.push(all.spans.len());
+                    all.spans.push(TokenSpan::new(tokens.start - span.start, tokens.end - span.start));
+                }
+            };
+            take(&mut of_units, &mut all.units);
+            take(&mut of_sentences, &mut all.sentences);
+        }
+        all
+    }
+
+    /// Where in [`Self::spans`] those of a block stand.
+    fn of_block(&self, block: usize) -> Range<usize> {
+        self.chunks[block]..self.chunks.get(block + 1).copied().unwrap_or(self.spans.len())
+    }
+}
+
+/// Scans all blocks once, for some heads of the question.
 ///
 /// # Errors
 /// A deadline when `cancel` says so.
-pub fn peaks(reading: &Reading, cancel: &Cancel) -> Result<Peaks, PipelineError> {
-    let units: Vec<(usize, TokenSpan)> = reading.units.iter().map(|unit| (unit.chunk, unit.tokens)).collect();
-    let sentences: Vec<(usize, TokenSpan)> = match reading.granularity {
-        Granularity::Token => {
-            sentences_of(&reading.units).0.iter().map(|&(chunk, s)| (chunk, s.tokens)).collect()
-        }
-        _ => Vec::new(),
-    };
+pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<Peaks, PipelineError> {
     if let Some(cross) = &reading.graph_logits {
-        let of = |segments: &[(usize, TokenSpan)]| {
-            let segments: Vec<_> = segments.iter().map(|&(_, tokens)| tokens).collect();
-            rc::peaks(cross.view(), &segments).value
+        let of = |spans: &[TokenSpan]| rc::peaks(cross.view(), spans).value;
+        let units: Vec<TokenSpan> = reading.units.iter().map(|unit| unit.tokens).collect();
+        let sentences: Vec<TokenSpan> = match reading.granularity {
+            Granularity::Token => sentences_of(&reading.units).0.iter().map(|(_, s)| s.tokens).collect(),
+            _ => Vec::new(),
         };
-        let chunks = rc::peaks(cross.view(), &reading.blocks.spans).value;
-        return Ok(Peaks { chunks, units: of(&units), sentences: of(&sentences) });
+        return Ok(Peaks { chunks: of(&reading.blocks.spans), units: of(&units), sentences: of(&sentences) });
     }
-    let (mut units, mut sentences) = (units.iter().peekable(), sentences.iter().peekable());
-    // Each block's segments stand together: the whole chunk, its units, their sentences.
-    let (mut segments, mut bounds) = (Vec::new(), Vec::with_capacity(reading.blocks.blocks.len()));
-    let (mut unit_columns, mut sentence_columns) = (Vec::new(), Vec::new());
-    for (chunk, span) in reading.blocks.spans.iter().enumerate() {
-        bounds.push(segments.len());
-        segments.push(TokenSpan::new(0, span.end - span.start));
-        let mut take = |from: &mut std::iter::Peekable<std::slice::Iter<(usize, TokenSpan)>>,
-                        columns: &mut Vec<usize>| {
-            while let Some((_, tokens)) = from.next_if(|(of, _)| *of == chunk) {
-                columns.push(segments.len());
-                segments.push(TokenSpan::new(tokens.start - span.start, tokens.end - span.start));
-            }
-        };
-        take(&mut units, &mut unit_columns);
-        take(&mut sentences, &mut sentence_columns);
-    }
-    let ends = bounds[1..].iter().copied().chain([segments.len()]);
-    let part = |((block, &start), end)| Part { block, segments: &segments[start..end] };
-    let parts: Vec<Part> = reading.blocks.blocks.iter().zip(&bounds).zip(ends).map(part).collect();
-    let found = scan::peaks(&reading.question.vectors, &parts, &|| cancel.go_on());
+    let segments = Segments::of(reading);
+    let mut blocks = Vec::with_capacity(reading.blocks.blocks.len());
+    let scan = |looks: &[(Piece, Look)]| {
+        blocks.extend(looks.iter().map(|(piece, _)| piece.block));
+        let parts = looks
+            .iter()
+            .map(|&(piece, look)| Part { look, segments: &segments.spans[segments.of_block(piece.block)] });
+        scan::peaks(&parts.collect::<Vec<_>>(), &|| cancel.go_on())
+    };
+    let found = reading.question.each(heads.clone(), &reading.blocks, scan);
     let found = found.ok_or_else(|| cancel.check().expect_err("a scan stops only when nobody waits"))?;
+    let found = joined(found, Axis(2));
+    let found = if blocks.len() == segments.chunks.len() { found } else { whole(&found, &blocks, &segments) };
     let columns = |columns: &[usize]| found.select(Axis(2), columns);
     Ok(Peaks {
-        chunks: columns(&bounds),
-        units: columns(&unit_columns),
-        sentences: columns(&sentence_columns),
+        chunks: columns(&segments.chunks),
+        units: columns(&segments.units),
+        sentences: columns(&segments.sentences),
     })
+}
+
+/// Peaks of segments whose block was met in pieces, the largest of each piece's. `blocks` are those of the pieces, whose columns
+/// stand one behind the other in `found`.
+fn whole(found: &Array3<f32>, blocks: &[usize], segments: &Segments) -> Array3<f32> {
+    let (heads, queries, _) = found.dim();
+    let mut whole = Array3::from_elem((heads, queries, segments.spans.len()), rc::EMPTY);
+    let mut from = 0;
+    for &block in blocks {
+        let to = segments.of_block(block);
+        let met = found.slice(s![.., .., from..from + to.len()]);
+        from += to.len();
+        whole.slice_mut(s![.., .., to]).zip_mut_with(&met, |whole, &met| *whole = whole.max(met));
+    }
+    whole
+}
+
+/// Raw logits of some heads of the question over all blocks' keys, `[head, question_token, key]`.
+pub fn logits(reading: &Reading, heads: Range<usize>) -> Array3<f32> {
+    if let Some(cross) = &reading.graph_logits {
+        return cross.clone();
+    }
+    let scan = |looks: &[(Piece, Look)]| {
+        Some(scan::logits(&looks.iter().map(|(_, look)| *look).collect::<Vec<_>>()))
+    };
+    joined(reading.question.each(heads, &reading.blocks, scan).expect("this scan never stops"), Axis(2))
 }
 
 /// Raw logits of a question over all blocks' keys by the query graph, `[head, question_token, key]`, window by window.
@@ -92,15 +151,17 @@ pub fn by_graph(
     blocks: &Blocks,
     model: &dyn ModelRuntime,
 ) -> Result<Array3<f32>, PipelineError> {
-    let keys: Vec<_> = blocks.blocks.iter().map(|block| block.keys()).collect();
-    let keys = joined(&keys);
+    let keys = joined(blocks.blocks.iter().map(|block| block.keys()).collect(), Axis(1));
     let window = |ids| Ok(model.logits(ids, keys.view())?.cross);
     let windows = question.chunks(model.info().window_tokens_max).map(window);
-    Ok(joined(&windows.collect::<Result<Vec<_>, PipelineError>>()?))
+    Ok(joined(windows.collect::<Result<Vec<_>, PipelineError>>()?, Axis(1)))
 }
 
-/// Parts one behind the other on the middle axis.
-fn joined(parts: &[Array3<f32>]) -> Array3<f32> {
+/// Parts one behind the other.
+fn joined(mut parts: Vec<Array3<f32>>, axis: Axis) -> Array3<f32> {
+    if parts.len() == 1 {
+        return parts.remove(0);
+    }
     let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
-    concatenate(Axis(1), &views).expect("parts of one model differ in length only")
+    concatenate(axis, &views).expect("parts of one request differ in length only")
 }

@@ -51,6 +51,17 @@ impl RequestLimits {
         if tokens > max { Err(InvalidRequest::InputTooLong { max }) } else { Ok(()) }
     }
 
+    /// Whether a model that reads at most `model_max` tokens of a question beside a chunk may be asked so many; none: any number.
+    ///
+    /// # Errors
+    /// [`InvalidRequest::QueryBeyondModel`].
+    pub fn check_question(&self, found: usize, model_max: Option<usize>) -> Result<(), InvalidRequest> {
+        match model_max {
+            Some(max) if found > max => Err(InvalidRequest::QueryBeyondModel { found, max }),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether a request may hold the logits of `question_tokens` over so many `keys`, or peaks over so many segments.
     ///
     /// # Errors
@@ -72,6 +83,8 @@ pub enum InvalidRequest {
     QueryUnreadable,
     #[error("query has {found} tokens, the limit is {max} (limits.query_tokens_max)")]
     QueryTooLong { found: usize, max: usize },
+    #[error("query has {found} tokens, the model's context has room for {max} beside a chunk")]
+    QueryBeyondModel { found: usize, max: usize },
     #[error("chunks is empty: send at least one")]
     ChunksEmpty,
     #[error("{found} chunks, the limit is {max} (limits.chunk_count_max)")]
@@ -104,7 +117,7 @@ impl InvalidRequest {
     pub fn code(&self) -> &'static str {
         match self {
             Self::QueryEmpty | Self::QueryUnreadable => "query_empty",
-            Self::QueryTooLong { .. } => "query_too_long",
+            Self::QueryTooLong { .. } | Self::QueryBeyondModel { .. } => "query_too_long",
             Self::ChunksEmpty => "chunks_empty",
             Self::ChunkTooMany { .. } => "chunk_too_many",
             Self::InputTooLong { .. } => "input_too_long",
@@ -122,7 +135,10 @@ impl InvalidRequest {
     /// Where in the request the offending value stands.
     pub fn param(&self) -> String {
         match self {
-            Self::QueryEmpty | Self::QueryUnreadable | Self::QueryTooLong { .. } => "query".to_owned(),
+            Self::QueryEmpty
+            | Self::QueryUnreadable
+            | Self::QueryTooLong { .. }
+            | Self::QueryBeyondModel { .. } => "query".to_owned(),
             Self::ChunksEmpty
             | Self::ChunkTooMany { .. }
             | Self::InputTooLong { .. }

@@ -91,10 +91,47 @@ pub fn mean_over_heads(values: Array3<f32>) -> Array2<f32> {
         return values.index_axis_move(Axis(0), 0);
     }
     let mut sums = Array2::<f64>::zeros((queries, segments));
-    for head in values.outer_iter() {
-        sums.zip_mut_with(&head, |sum, &value| *sum += f64::from(value));
-    }
+    values.outer_iter().for_each(|head| sums.zip_mut_with(&head, |sum, &value| *sum += f64::from(value)));
     sums.mapv(|sum| saturated(sum / heads.max(1) as f64))
+}
+
+/// [`mean_over_heads`] of heads that come some at a time: those of hundreds of heads are never there at once.
+#[derive(Debug, Default)]
+pub struct HeadMean {
+    /// What came first; alone, it is not summed.
+    first: Option<Array3<f32>>,
+    /// `[query, segment]`, and of how many heads.
+    sums: Option<(Array2<f64>, usize)>,
+}
+
+impl HeadMean {
+    /// Adds `[head, query, segment]`.
+    ///
+    /// # Panics
+    /// When queries or segments differ from those before.
+    pub fn add(&mut self, values: Array3<f32>) {
+        if self.first.is_none() && self.sums.is_none() {
+            self.first = Some(values);
+            return;
+        }
+        let (_, queries, segments) = values.dim();
+        let (sums, heads) = self.sums.get_or_insert_with(|| (Array2::zeros((queries, segments)), 0));
+        for values in self.first.take().iter().chain([&values]) {
+            *heads += values.len_of(Axis(0));
+            values
+                .outer_iter()
+                .for_each(|head| sums.zip_mut_with(&head, |sum, &value| *sum += f64::from(value)));
+        }
+    }
+
+    /// `[query, segment]`; without a head nothing, `[0, 0]`.
+    pub fn finish(self) -> Array2<f32> {
+        match (self.first, self.sums) {
+            (Some(first), _) => mean_over_heads(first),
+            (None, Some((sums, heads))) => sums.mapv(|sum| saturated(sum / heads as f64)),
+            (None, None) => Array2::zeros((0, 0)),
+        }
+    }
 }
 
 /// `[query, segment]` → `[segment]`, every query alike; 0 where there is no query.

@@ -21,7 +21,7 @@ use thresher::http::{self, RegistryLimits, ServeLimits, Service};
 use thresher::kv::key::BlockKey;
 use thresher::kv::store::{KvStore, Source, Tiers};
 use thresher::model::scripted::ScriptedModel;
-use thresher::model::{Done, Logits, ModelError, ModelInfo, ModelRuntime, Wanted};
+use thresher::model::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Past, Wanted};
 use thresher::pipeline::validate::RequestLimits;
 use thresher::pipeline::{Pipeline, Settings};
 use thresher::registry::{Registry, RegistrySettings};
@@ -154,6 +154,10 @@ impl<F: Fn(&dyn Fn() -> bool) + Send + Sync> ModelRuntime for Double<F> {
     fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
         (self.before)(&|| (0..windows.len()).any(wanted));
         self.model.read(windows, wanted, done)
+    }
+
+    fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
+        self.model.question(question, past)
     }
 
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {

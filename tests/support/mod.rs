@@ -10,7 +10,8 @@ use std::{
 
 use ort::{environment::Environment, session::Session, value::TensorRef};
 use serde::Deserialize;
-use thresher::model::ort::environment;
+use thresher::model::device::DeviceChoice;
+use thresher::model::ort::{OrtSettings, environment};
 
 /// A file or folder of the checkout.
 pub fn in_checkout(path: &str) -> PathBuf {
@@ -33,6 +34,18 @@ pub fn model_dir() -> PathBuf {
     let dir = in_checkout("models/minilm-l6");
     assert!(dir.join("contract.toml").exists(), "models/minilm-l6 is not there: run `make test` first");
     dir
+}
+
+/// What loading a model takes, on the processor.
+pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
+    OrtSettings {
+        runtime_lib: runtime_lib(),
+        model_dir: model_dir.to_owned(),
+        workers,
+        device: DeviceChoice::Cpu,
+        device_memory_bytes_max: 0,
+        all_heads: false,
+    }
 }
 
 /// ONNX Runtime, loaded once.

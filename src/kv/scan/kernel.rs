@@ -1,9 +1,10 @@
 //! One block's rows of logits: which instructions, in which order. Knows nothing of segments or threads.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
-use super::{Question, Scratch, exact_rows};
-use crate::kv::block::Block;
+use super::{Look, Scratch, exact_rows};
+use crate::domain::TokenSpan;
 use crate::kv::codec::{Codec, LANES};
 
 /// Question tokens that are multiplied into a tile at once.
@@ -65,47 +66,46 @@ impl Kernel {
     /// Hands every row of logits, one per head and question token, to `take(head, query, row)`.
     ///
     /// # Panics
-    /// When question and block differ in heads or dimensions, or this processor lacks the kernel.
-    pub(super) fn rows(
-        self,
-        question: &Question,
-        block: &Block,
-        scratch: &mut Scratch,
-        take: impl FnMut(usize, usize, &[f32]),
-    ) {
-        let (heads, tokens, dim) = block.shape();
-        let asked = (question.exact.dim().0, question.exact.dim().2);
-        assert_eq!((heads, dim), asked, "heads and dimensions of block and question");
-        scratch.rows.resize(QUERIES * tokens.next_multiple_of(LANES), 0.0);
-        match (block.codec(), self) {
-            (Codec::F32 | Codec::F16, _) => exact_rows(question, block, take),
-            (Codec::Int8, Self::Portable) => {
-                quantized_rows(question, block, scratch, block.codec().offset(), take, int8_tile)
-            }
-            (Codec::Int4, Self::Portable) => {
-                quantized_rows(question, block, scratch, block.codec().offset(), take, int4_tile)
-            }
+    /// When question and block differ in dimensions, the block lacks a plane that the question is for, its tokens end before
+    /// those that are looked at, or this processor lacks the kernel.
+    pub(super) fn rows(self, look: Look, scratch: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+        let (planes, tokens, dim) = look.block.shape();
+        assert_eq!(dim, look.question.exact.dim().2, "dimensions of block and question");
+        assert!(look.question.planes.iter().all(|&plane| plane < planes), "the block has {planes} planes");
+        assert!(look.tokens.end <= tokens, "tokens to {} of {tokens}", look.tokens.end);
+        scratch.rows.resize(QUERIES * LANES * tiles_of(look.tokens).len(), 0.0);
+        let (codec, offset) = (look.block.codec(), look.block.codec().offset());
+        match (codec, self) {
+            (Codec::F32 | Codec::F16, _) => exact_rows(look, take),
+            (Codec::Int8, Self::Portable) => quantized_rows(look, scratch, offset, take, int8_tile),
+            (Codec::Int4, Self::Portable) => quantized_rows(look, scratch, offset, take, int4_tile),
             #[cfg(target_arch = "x86_64")]
-            (_, simd) => super::x86::rows(simd, question, block, scratch, take),
+            (_, simd) => super::x86::rows(simd, look, scratch, take),
         }
     }
+}
+
+/// The tiles that hold these tokens.
+fn tiles_of(tokens: TokenSpan) -> Range<usize> {
+    tokens.start / LANES..tokens.end.div_ceil(LANES).max(tokens.start / LANES)
 }
 
 /// Rows from sums of `tile_sums`, whose keys stand `offset` too high: inlined into functions of every instruction set.
 #[inline(always)]
 pub(super) fn quantized_rows(
-    question: &Question,
-    block: &Block,
+    Look { question, block, tokens }: Look,
     scratch: &mut Scratch,
     offset: i32,
     mut take: impl FnMut(usize, usize, &[f32]),
     tile_sums: impl Fn(&[u8], &[[i32; QUERIES]]) -> Sums,
 ) {
-    let (_, tokens, dim) = block.shape();
-    let padded = tokens.next_multiple_of(LANES);
+    let (_, _, dim) = block.shape();
+    let tiles = tiles_of(tokens);
+    let (padded, before) = (LANES * tiles.len(), tokens.start - LANES * tiles.start);
     let tile_bytes = block.codec().step_bytes(dim);
-    for (head, asked) in question.heads.iter().enumerate() {
-        let (keys, scales) = (block.head_keys(head), block.head_scales(head).as_chunks::<4>().0);
+    for (head, (asked, &plane)) in question.heads.iter().zip(&question.planes).enumerate() {
+        let keys = &block.head_keys(plane)[tile_bytes * tiles.start..tile_bytes * tiles.end];
+        let scales = &block.head_scales(plane).as_chunks::<4>().0[LANES * tiles.start..];
         for (batch, packed) in asked.packed.iter().enumerate() {
             let first = batch * QUERIES;
             let queries = QUERIES.min(asked.scales.len() - first);
@@ -124,7 +124,7 @@ pub(super) fn quantized_rows(
                 }
             }
             for j in 0..queries {
-                take(head, first + j, &scratch.rows[j * padded..][..tokens]);
+                take(head, first + j, &scratch.rows[j * padded + before..][..tokens.len()]);
             }
         }
     }

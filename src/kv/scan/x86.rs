@@ -5,8 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::kernel::{Kernel, QUERIES, Sums, quantized_rows};
-use super::{Question, Scratch};
-use crate::kv::block::Block;
+use super::{Look, Scratch};
 use crate::kv::codec::{Codec, LANES};
 
 /// Bytes of one vector of a tile.
@@ -18,26 +17,25 @@ const STEP: usize = 4 * LANES;
 /// When this processor lacks them.
 pub(super) fn rows(
     kernel: Kernel,
-    question: &Question,
-    block: &Block,
+    look: Look,
     scratch: &mut Scratch,
     take: impl FnMut(usize, usize, &[f32]),
 ) {
     assert!(kernel.is_available(), "{kernel:?} is not of this processor");
     // SAFETY: the line above has asked the processor for the features that each function is compiled for.
     unsafe {
-        match (kernel, block.codec()) {
-            (Kernel::Avx512Vnni, Codec::Int4) => int4_avx512(question, block, scratch, take),
-            (Kernel::Avx512Vnni, _) => int8_avx512(question, block, scratch, take),
-            (_, Codec::Int4) => int4_avx2(question, block, scratch, take),
-            _ => int8_avx2(question, block, scratch, take),
+        match (kernel, look.block.codec()) {
+            (Kernel::Avx512Vnni, Codec::Int4) => int4_avx512(look, scratch, take),
+            (Kernel::Avx512Vnni, _) => int8_avx512(look, scratch, take),
+            (_, Codec::Int4) => int4_avx2(look, scratch, take),
+            _ => int8_avx2(look, scratch, take),
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn int8_avx512(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
-    quantized_rows(q, b, s, b.codec().offset(), take, |keys, packed| {
+fn int8_avx512(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+    quantized_rows(look, s, look.block.codec().offset(), take, |keys, packed| {
         let mut sums = [_mm512_setzero_si512(); QUERIES];
         for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed) {
             let keys = load_512(keys);
@@ -50,9 +48,9 @@ fn int8_avx512(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize,
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn int4_avx512(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+fn int4_avx512(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
     let low_bits = _mm512_set1_epi8(0xf);
-    quantized_rows(q, b, s, b.codec().offset(), take, |keys, packed| {
+    quantized_rows(look, s, look.block.codec().offset(), take, |keys, packed| {
         let mut sums = [_mm512_setzero_si512(); QUERIES];
         for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed.as_chunks::<2>().0) {
             let keys = load_512(keys);
@@ -70,9 +68,9 @@ fn int4_avx512(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize,
 /// The instruction for unsigned times signed bytes saturates at 16 bits, so keys lose their offset and give their sign to
 /// the question: 127 · 127 · 2 still fits.
 #[target_feature(enable = "avx2")]
-fn int8_avx2(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+fn int8_avx2(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
     let (offset, ones) = (_mm256_set1_epi8(-128), _mm256_set1_epi16(1));
-    quantized_rows(q, b, s, 0, take, |keys, packed| {
+    quantized_rows(look, s, 0, take, |keys, packed| {
         let mut sums = [[_mm256_setzero_si256(); 2]; QUERIES];
         for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed) {
             for half in 0..2 {
@@ -90,9 +88,9 @@ fn int8_avx2(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize, u
 }
 
 #[target_feature(enable = "avx2")]
-fn int4_avx2(q: &Question, b: &Block, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+fn int4_avx2(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
     let (low_bits, ones) = (_mm256_set1_epi8(0xf), _mm256_set1_epi16(1));
-    quantized_rows(q, b, s, b.codec().offset(), take, |keys, packed| {
+    quantized_rows(look, s, look.block.codec().offset(), take, |keys, packed| {
         let mut sums = [[_mm256_setzero_si256(); 2]; QUERIES];
         for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed.as_chunks::<2>().0) {
             for half in 0..2 {

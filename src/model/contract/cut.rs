@@ -7,6 +7,9 @@ pub const COS: &str = "rotary.cos";
 /// `[b, 1, t, dim / 2]`: its sine.
 pub const SIN: &str = "rotary.sin";
 
+/// How the names of what is added to logits begin.
+pub const SEEN: &str = "seen.";
+
 /// `[b, t, d]`: what goes into `layer`.
 pub fn hidden(layer: usize) -> String {
     format!("hidden.{layer}")
@@ -14,7 +17,7 @@ pub fn hidden(layer: usize) -> String {
 
 /// `[b, 1, t, p + t]`: what is added to the logits of layers that see so many places back.
 pub fn bias(window: Option<usize>) -> String {
-    window.map_or("seen.all".to_owned(), |places| format!("seen.{places}"))
+    window.map_or(format!("{SEEN}all"), |places| format!("{SEEN}{places}"))
 }
 
 /// `[b, heads, t, head_dim]`: queries in their places, scaled; their products with keys are the raw logits.

@@ -5,11 +5,12 @@ use ndarray::Array2;
 use ort::session::Session;
 use ort::value::TensorRef;
 
-use super::{OrtRuntime, OrtSettings, builder, environment, graph_error};
+use super::device::Device;
+use super::{LateRuntime, OrtSettings, builder, environment, graph_error};
 use crate::model::ModelError;
 use crate::model::contract::{Contract, Graph};
 
-impl OrtRuntime {
+impl LateRuntime {
     /// Runs the passage graph once on each window, as `read` does, and drops what it returns: reading cannot be faster.
     ///
     /// # Errors
@@ -34,13 +35,14 @@ impl BatchedGraph {
     /// Loads the passage graph once, with `settings.workers` threads inside it.
     ///
     /// # Errors
-    /// As [`OrtRuntime::load`].
+    /// As [`LateRuntime::load`].
     pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
         let environment = environment(&settings.runtime_lib)?;
         let contract = Contract::load(&settings.model_dir)?;
         let file = contract.graph_file(Graph::Passage).to_owned();
         let path = settings.model_dir.join(&file);
-        let session = builder(&environment, settings.workers.max(1))
+        let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
+        let session = builder(&environment, &device, settings.workers.max(1))
             .and_then(|mut builder| builder.commit_from_file(path))
             .map_err(|e| graph_error(&file, e))?;
         let (prefix, suffix) = (contract.tokenizer.prefix, contract.tokenizer.suffix);

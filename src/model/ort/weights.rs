@@ -14,10 +14,14 @@ use ort::session::{Session, SessionInputs, SessionOutputs};
 use ort::sys::ONNXTensorElementDataType as ElementType;
 use ort::value::{DynValue, Outlet};
 
+use super::device::Device;
 use super::{graph_error, ort_error};
 use crate::model::ModelError;
 use crate::model::contract::Contract;
-use crate::model::onnx::{DataType, TensorProto, read_graph};
+use crate::model::onnx::{DataType, GraphProto, ModelProto, TensorProto, read_graph};
+
+/// Where ONNX Runtime looks for the weights of a graph that is in no file.
+const WEIGHTS_FOLDER: &str = "session.model_external_initializers_file_folder_path";
 
 /// Before it multiplies with a matrix, ONNX Runtime packs it: copies it into the order that its kernels read. Sessions that are handed
 /// the same tensors and the same container find what the first of them has packed. What needs no packing they read where it lies.
@@ -26,6 +30,8 @@ pub struct SharedWeights {
     file: String,
     mapped: Arc<Mmap>,
     packed: PrepackedWeights,
+    /// Sessions on a GPU have weights in its memory.
+    shared: bool,
 }
 
 /// A session that reads shared weights. The session goes first, then the mapping that it reads; nothing here hands it out alone.
@@ -39,24 +45,51 @@ impl SharedWeights {
     ///
     /// # Errors
     /// [`ModelError::Graph`] when the file cannot be mapped.
-    pub fn open(contract: &Contract, dir: &Path) -> Result<Self, ModelError> {
+    pub fn open(contract: &Contract, dir: &Path, device: &Device) -> Result<Self, ModelError> {
         let file = contract.weights.file.clone();
         let mapped = map(&dir.join(&file)).map_err(|e| graph_error(&file, e))?;
-        Ok(Self { file, mapped: Arc::new(mapped), packed: PrepackedWeights::new() })
+        Ok(Self { file, mapped: Arc::new(mapped), packed: PrepackedWeights::new(), shared: device.is_cpu() })
     }
 
     /// Loads a graph's session with these weights; `builder` holds everything else that it is told.
     ///
     /// # Errors
     /// A graph that cannot be read; what the runtime reports.
-    pub fn session(&self, mut builder: SessionBuilder, path: &Path) -> Result<WeightedSession, ort::Error> {
-        builder = builder.with_prepacked_weights(&self.packed)?;
-        for tensor in &read_graph(path).map_err(ort_error)?.initializer {
-            if let Some(value) = self.tensor(tensor)? {
-                builder = builder.with_initializer(&tensor.name, value)?;
+    pub fn session(&self, builder: SessionBuilder, path: &Path) -> Result<WeightedSession, ort::Error> {
+        let graph = read_graph(path).map_err(ort_error)?;
+        self.commit(builder, &graph, |mut builder| builder.commit_from_file(path))
+    }
+
+    /// The same for a graph that is in no file, but has its weights in this one, in `dir`.
+    ///
+    /// # Errors
+    /// What the runtime reports.
+    pub fn session_of(
+        &self,
+        builder: SessionBuilder,
+        model: &ModelProto,
+        dir: &Path,
+    ) -> Result<WeightedSession, ort::Error> {
+        let builder = builder.with_config_entry(WEIGHTS_FOLDER, dir.to_string_lossy())?;
+        let graph = model.graph.as_ref().ok_or_else(|| ort_error("it holds no graph"))?;
+        self.commit(builder, graph, |mut builder| builder.commit_from_memory(&model.to_bytes()))
+    }
+
+    fn commit(
+        &self,
+        mut builder: SessionBuilder,
+        graph: &GraphProto,
+        commit: impl FnOnce(SessionBuilder) -> Result<Session, ort::Error>,
+    ) -> Result<WeightedSession, ort::Error> {
+        if self.shared {
+            builder = builder.with_prepacked_weights(&self.packed)?;
+            for tensor in &graph.initializer {
+                if let Some(value) = self.tensor(tensor)? {
+                    builder = builder.with_initializer(&tensor.name, value)?;
+                }
             }
         }
-        Ok(WeightedSession { session: builder.commit_from_file(path)?, _mapped: Arc::clone(&self.mapped) })
+        Ok(WeightedSession { session: commit(builder)?, _mapped: Arc::clone(&self.mapped) })
     }
 
     /// Lets the system take back what the mapping has in memory: once all sessions are loaded, most of it is not read again.
@@ -89,6 +122,31 @@ impl WeightedSession {
         inputs: impl Into<SessionInputs<'i, 'v, N>>,
     ) -> Result<SessionOutputs<'s>, ort::Error> {
         self.session.run(inputs)
+    }
+
+    /// Runs the graph on values that lie where they are: takes each input from `value_of`, and gives each of `outputs` at its place.
+    ///
+    /// # Errors
+    /// What the runtime reports.
+    pub fn run_in_place<'v>(
+        &mut self,
+        value_of: impl Fn(&str) -> Option<&'v DynValue>,
+        outputs: &[(&str, &MemoryInfo)],
+    ) -> Result<Vec<DynValue>, ort::Error> {
+        let mut binding = self.session.create_binding()?;
+        for input in self.session.inputs() {
+            let name = input.name();
+            let value = value_of(name).ok_or_else(|| ort_error(format_args!("nobody gives `{name}`")))?;
+            binding.bind_input(name, value)?;
+        }
+        for (name, memory) in outputs {
+            binding.bind_output_to_device(*name, memory)?;
+        }
+        let mut found = self.session.run_binding(&binding)?;
+        let take = |(name, _): &(&str, &MemoryInfo)| {
+            found.remove(name).ok_or_else(|| ort_error(format_args!("no `{name}` came of it")))
+        };
+        outputs.iter().map(take).collect()
     }
 
     /// What the graph takes.

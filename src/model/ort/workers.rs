@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use crate::model::ModelError;
 
-/// Tokens that one run takes, unless a single window has more.
+/// Tokens that one run on the processor takes, unless a single window has more.
 ///
 /// Windows of one length share a run: nothing is padded, and each keeps the bits that it has alone. On the CPU only short
 /// windows gain (18 tokens: eight together take two thirds of their time alone); from 64 tokens on it makes no difference
@@ -33,6 +33,7 @@ pub struct Workers<T> {
 struct Queue<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
+    run_tokens: usize,
 }
 
 struct State<T> {
@@ -49,12 +50,12 @@ struct Job<T> {
 }
 
 impl<T: Send + 'static> Workers<T> {
-    /// One thread for each of `runs`.
+    /// One thread for each of `runs`, which take about so many tokens at once.
     ///
     /// # Errors
     /// When the system gives no threads.
-    pub fn start(runs: impl IntoIterator<Item = impl Run<T>>) -> std::io::Result<Self> {
-        let queue = Arc::new(Queue::new());
+    pub fn start(runs: impl IntoIterator<Item = impl Run<T>>, run_tokens: usize) -> std::io::Result<Self> {
+        let queue = Arc::new(Queue::new(run_tokens));
         let start = |(i, run)| {
             let queue = Arc::clone(&queue);
             std::thread::Builder::new().name(format!("model-{i}")).spawn(move || queue.work(run))
@@ -112,14 +113,14 @@ impl<T: Send + 'static> Workers<T> {
     /// Whether a call with so much in the queue may hand out more: two runs a worker, long windows or full of short ones.
     fn has_room(&self, jobs_out: usize, tokens_out: usize) -> bool {
         let runs = QUEUED_PER_WORKER * self.count();
-        jobs_out < runs || tokens_out < runs * RUN_TOKENS
+        jobs_out < runs || tokens_out < runs * self.queue.run_tokens
     }
 }
 
 impl<T> Queue<T> {
-    fn new() -> Self {
+    fn new(run_tokens: usize) -> Self {
         let state = State { jobs: VecDeque::new(), closed: false };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
+        Self { state: Mutex::new(state), changed: Condvar::new(), run_tokens }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -161,7 +162,7 @@ impl<T> Queue<T> {
     ) -> Option<(Vec<Box<[u32]>>, Vec<(usize, mpsc::Sender<(usize, Result<T, ModelError>)>)>)> {
         let mut state = self.lock();
         loop {
-            if let Some(jobs) = state.next_run() {
+            if let Some(jobs) = state.next_run(self.run_tokens) {
                 return Some(jobs.into_iter().map(|job| (job.window, (job.at, job.reply))).unzip());
             }
             if state.closed {
@@ -174,11 +175,11 @@ impl<T> Queue<T> {
 
 impl<T> State<T> {
     /// The oldest job that somebody waits for, with those of its length that fit beside it, whoever asked for them.
-    fn next_run(&mut self) -> Option<Vec<Job<T>>> {
+    fn next_run(&mut self, run_tokens: usize) -> Option<Vec<Job<T>>> {
         self.jobs.retain(|job| !job.given_up.load(Ordering::Relaxed));
         let first = self.jobs.pop_front()?;
         let tokens = first.window.len();
-        let beside = (RUN_TOKENS / tokens.max(1)).saturating_sub(1);
+        let beside = (run_tokens / tokens.max(1)).saturating_sub(1);
         let mut run = vec![first];
         let mut at = 0;
         while run.len() <= beside && at < self.jobs.len() {
@@ -224,7 +225,7 @@ mod tests {
                 }
             }
         };
-        (Workers::start((0..count).map(run).collect::<Vec<_>>()).expect("threads"), runs)
+        (Workers::start((0..count).map(run).collect::<Vec<_>>(), RUN_TOKENS).expect("threads"), runs)
     }
 
     /// Sums by index, and which windows were left out.
@@ -277,7 +278,7 @@ mod tests {
     #[test]
     fn a_window_that_fails_takes_none_of_its_run_with_it() {
         let failing: Vec<Box<[u32]>> = vec![[1; 4].into(), [u32::MAX; 4].into(), [2; 4].into()];
-        let (queue, (reply, replies)) = (Queue::new(), mpsc::channel());
+        let (queue, (reply, replies)) = (Queue::new(RUN_TOKENS), mpsc::channel());
         for (at, window) in failing.into_iter().enumerate() {
             queue.push(Job { window, at, given_up: Arc::default(), reply: reply.clone() });
         }
@@ -296,7 +297,7 @@ mod tests {
             0 => panic!("on purpose"),
             n => Ok(vec![n; windows.len()]),
         };
-        let workers = Workers::start([run]).expect("threads");
+        let workers = Workers::start([run], RUN_TOKENS).expect("threads");
         assert!(workers.each(&[&[0]], |_| true, |_, _: u32| ()).is_err());
         assert_eq!(each(&workers, &[vec![7]], |_| true), [Some(7)]);
     }

@@ -1,0 +1,116 @@
+//! `thresher calibrate`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::app;
+use crate::config::{Config, Kv};
+use crate::eval::heads::{self, Choice, Measured};
+use crate::kv::codec::Codec;
+use crate::model::contract::{Chosen, Contract, Decoder, Family, HeadChoice, sha256_of};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Questions with their chunks, one JSON object a line: query, chunks; gold where it is known which chunks are needed.
+    #[arg(value_name = "FILE.jsonl")]
+    questions: PathBuf,
+    /// Most heads to choose.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    heads: u16,
+    /// By what to choose; not given, by accuracy where every question has gold, else by expected RC.
+    #[arg(long, value_enum)]
+    by: Option<By>,
+    /// Show the choice and leave the contract as it is.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum By {
+    /// Highest expected RC over all questions: no labels.
+    ExpectedRc,
+    /// Most needed chunks found.
+    Accuracy,
+}
+
+impl From<By> for HeadChoice {
+    fn from(by: By) -> Self {
+        match by {
+            By::ExpectedRc => Self::ExpectedRc,
+            By::Accuracy => Self::Accuracy,
+        }
+    }
+}
+
+pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
+    let dir = &config.model.dir;
+    let mut contract = Contract::load(dir)?;
+    let Family::Decoder(decoder) = &mut contract.family else {
+        bail!(
+            "{} is no decoder: a late-interaction model has one readout, there is nothing to choose",
+            contract.name
+        );
+    };
+    let questions = heads::read(&args.questions)?;
+    let data =
+        sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
+    // Keys as the model gives them, so that the choice is the model's and not a codec's.
+    let exact = Config { kv: Kv { codec: Codec::F32, ..config.kv.clone() }, ..config.clone() };
+    let pipeline = app::pipeline_of_all_heads(&exact)?;
+    let bar = ProgressBar::new(questions.len() as u64);
+    let bar = bar.with_style(ProgressStyle::with_template("[{bar:30}] {pos}/{len} questions, {eta} left")?);
+    let seen = heads::observe(&questions, &pipeline, &|done, _| bar.set_position(done as u64))?;
+    bar.finish_and_clear();
+    let choice = heads::choose(&seen, args.by.map(HeadChoice::from), usize::from(args.heads))?;
+    let named = named(decoder, &choice);
+    report(&choice, &named, questions.len());
+    decoder.chosen = Some(Chosen {
+        heads: named,
+        by: choice.by,
+        held_out: choice.held_out.by(choice.by),
+        held_out_all: choice.held_out_all.by(choice.by),
+        questions: questions.len(),
+        data,
+    });
+    let layers = (decoder.depth(), decoder.layers);
+    if args.dry_run {
+        super::print("nothing was written (--dry-run)");
+        return Ok(ExitCode::SUCCESS);
+    }
+    contract.save(dir)?;
+    super::print(format_args!(
+        "written to {}; {} of {} layers are run and kept. Start the daemon again: chunks that were read with other layers are read anew",
+        dir.join(crate::model::contract::CONTRACT_FILE).display(),
+        layers.0,
+        layers.1
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `[layer, head]` of heads that are numbered through all layers.
+fn named(decoder: &Decoder, choice: &Choice) -> Vec<(usize, usize)> {
+    choice.heads.iter().map(|&head| (head / decoder.heads, head % decoder.heads)).collect()
+}
+
+fn report(choice: &Choice, named: &[(usize, usize)], questions: usize) {
+    let heads: Vec<String> = named.iter().map(|(layer, head)| format!("{layer}.{head}")).collect();
+    let by = match choice.by {
+        HeadChoice::ExpectedRc => "expected RC",
+        HeadChoice::Accuracy => "accuracy",
+    };
+    super::print(format_args!(
+        "heads (layer.head), by {by} on half of {questions} questions: {}",
+        heads.join(" ")
+    ));
+    let line = |what: &str, measured: &Measured| {
+        let recall =
+            measured.recall_at_gold.map_or_else(String::new, |recall| format!("   R@gold {recall:.3}"));
+        super::print(format_args!("  {what:<12} expected RC {:.3}{recall}", measured.expected_rc));
+    };
+    super::print("on the other half:");
+    line("chosen heads", &choice.held_out);
+    line("all heads", &choice.held_out_all);
+}

@@ -1,0 +1,263 @@
+//! Which heads of a decoder say most about where a question's answer stands: measured on the user's own questions, one half to
+//! choose by, the other to say how good the choice is.
+//! Knows nothing of contracts; heads are numbered as the pipeline has them.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use ndarray::{Array3, Axis};
+use serde::Deserialize;
+
+use super::data::{self, LabelledChunk};
+use super::selection::{ranked, recall};
+use crate::domain::{CompressRequest, Granularity};
+use crate::model::Logits;
+use crate::model::contract::HeadChoice;
+use crate::pipeline::cancel::Cancel;
+use crate::pipeline::clock::Clock;
+use crate::pipeline::{Pipeline, Reading};
+use crate::rc::{self, Estimator, Pooling, Reference};
+
+/// A question with its candidates; what is needed of them, where somebody has said so.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Question {
+    /// The question.
+    pub query: String,
+    /// The candidates.
+    pub chunks: Vec<LabelledChunk>,
+    /// Indices of the chunks that are needed.
+    #[serde(default)]
+    pub gold: Vec<usize>,
+}
+
+/// What each head makes of a question.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// `[head, question_token, chunk]`: RC against ranked rivals.
+    rc: Array3<f32>,
+    /// `[head]`: RC of all chunks' tokens against the question's own, mean over everything, in units of how much the head's
+    /// logits over its own question vary: heads differ in scale, and a large one says no more than a small one.
+    expected: Vec<f64>,
+    gold: Vec<usize>,
+}
+
+/// Heads, and how well they do on questions that had no part in the choice.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// Ascending.
+    pub heads: Vec<usize>,
+    /// By what they were chosen.
+    pub by: HeadChoice,
+    /// Theirs.
+    pub held_out: Measured,
+    /// That of all heads together.
+    pub held_out_all: Measured,
+}
+
+/// How well some heads do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// Mean of their expected RC.
+    pub expected_rc: f64,
+    /// Share of the needed chunks among as many best; none without labels.
+    pub recall_at_gold: Option<f64>,
+}
+
+impl Measured {
+    /// What the choice was by.
+    pub fn by(&self, choice: HeadChoice) -> f64 {
+        match choice {
+            HeadChoice::ExpectedRc => self.expected_rc,
+            HeadChoice::Accuracy => self.recall_at_gold.unwrap_or(0.0),
+        }
+    }
+}
+
+/// Reads questions, one JSON object a line.
+///
+/// # Errors
+/// With the line's number, when it does not fit.
+pub fn read(path: &Path) -> anyhow::Result<Vec<Question>> {
+    let questions: Vec<Question> = data::read_lines(path)?;
+    for (i, question) in questions.iter().enumerate() {
+        if let Some(gold) = question.gold.iter().find(|&&gold| gold >= question.chunks.len()) {
+            let chunks = question.chunks.len();
+            bail!("{}, question {}: gold names chunk {gold} of {chunks}", path.display(), i + 1);
+        }
+    }
+    Ok(questions)
+}
+
+/// Asks all questions. `progress` is told after each how many are done.
+///
+/// # Errors
+/// What the pipeline reports, with the question's number.
+pub fn observe(
+    questions: &[Question],
+    pipeline: &Pipeline,
+    progress: &dyn Fn(usize, usize),
+) -> anyhow::Result<Vec<Seen>> {
+    let ask = |(i, question): (usize, &Question)| {
+        let numbered = |(index, chunk): (usize, &LabelledChunk)| {
+            let mut chunk = chunk.chunk();
+            chunk.id = index.to_string();
+            chunk
+        };
+        let chunks = question.chunks.iter().enumerate().map(numbered).collect();
+        let request = CompressRequest {
+            granularity: Granularity::Chunk,
+            ..CompressRequest::new(&question.query, chunks)
+        };
+        let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start());
+        let reading = reading.with_context(|| format!("question {}", i + 1))?;
+        progress(i + 1, questions.len());
+        Ok(Seen::new(&reading, &question.gold))
+    };
+    questions.iter().enumerate().map(ask).collect()
+}
+
+impl Seen {
+    fn new(reading: &Reading, gold: &[usize]) -> Self {
+        let spans = &reading.blocks.spans;
+        let heads = reading.question.heads();
+        let mut rc = Array3::zeros((heads, reading.question.tokens(), spans.len()));
+        let mut expected = Vec::with_capacity(heads);
+        for some in reading.heads_at_once(reading.blocks.tokens()) {
+            let logits = reading.logits(some.clone());
+            let peaks = rc::peaks(logits.cross.view(), spans);
+            rc.slice_mut(ndarray::s![some, .., ..]).assign(&rc::ranked_rivals(peaks.value.view()));
+            expected.extend(expected_rc(&logits));
+        }
+        Self { rc, expected, gold: gold.to_vec() }
+    }
+
+    /// Share of the needed chunks among as many that `heads` rank best.
+    fn recall(&self, heads: &[usize]) -> f64 {
+        let rc = rc::mean_over_heads(self.rc.select(Axis(0), heads));
+        recall(&self.gold, &ranked(&rc::with_coverage(&rc)))
+    }
+}
+
+/// `[head]`
+fn expected_rc(logits: &Logits) -> Vec<f64> {
+    let paper = Estimator { pooling: Pooling::Mean, reference: Reference::Own };
+    let all = [crate::domain::TokenSpan::new(0, logits.cross.len_of(Axis(2)))];
+    let peaks = rc::peaks(logits.cross.view(), &all);
+    let rc = rc::coupled_segments(logits.cross.view(), logits.own.view(), &all, &peaks, paper);
+    let mean = |rc: ndarray::ArrayView2<f32>| f64::from(rc.mean().unwrap_or(0.0));
+    let spread = |own: ndarray::ArrayView2<f32>| f64::from(own.std(0.0)).max(f64::from(f32::MIN_POSITIVE));
+    rc.outer_iter().zip(logits.own.outer_iter()).map(|(rc, own)| mean(rc) / spread(own)).collect()
+}
+
+/// The best heads, at most so many: by labels where all questions have them, unless `by` says otherwise.
+///
+/// # Errors
+/// Too few questions, or none of the labels that `by` asks for.
+pub fn choose(seen: &[Seen], by: Option<HeadChoice>, heads_max: usize) -> anyhow::Result<Choice> {
+    if seen.len() < 2 {
+        bail!(
+            "{} questions: at least two are needed, one to choose by and one to try the choice",
+            seen.len()
+        );
+    }
+    let labelled = seen.iter().all(|seen| !seen.gold.is_empty());
+    let by = by.unwrap_or(if labelled { HeadChoice::Accuracy } else { HeadChoice::ExpectedRc });
+    if by == HeadChoice::Accuracy && !labelled {
+        bail!(
+            "heads are chosen by accuracy only where every question has \"gold\", the chunks that are needed"
+        );
+    }
+    let half = |which: usize| seen.iter().skip(which).step_by(2).collect::<Vec<_>>();
+    let (known, held_out) = (half(0), half(1));
+    let heads = match by {
+        HeadChoice::ExpectedRc => by_expected_rc(&known, heads_max),
+        HeadChoice::Accuracy => by_accuracy(&known, heads_max),
+    };
+    let all: Vec<usize> = (0..seen[0].expected.len()).collect();
+    let measure = |heads: &[usize]| Measured {
+        expected_rc: mean(held_out.iter().map(|seen| mean(heads.iter().map(|&head| seen.expected[head])))),
+        recall_at_gold: labelled.then(|| mean(held_out.iter().map(|seen| seen.recall(heads)))),
+    };
+    Ok(Choice { held_out: measure(&heads), held_out_all: measure(&all), heads, by })
+}
+
+fn by_expected_rc(seen: &[&Seen], heads_max: usize) -> Vec<usize> {
+    let heads = seen[0].expected.len();
+    let expected = |head: usize| mean(seen.iter().map(|seen| seen.expected[head]));
+    let mut order: Vec<(usize, f64)> = (0..heads).map(|head| (head, expected(head))).collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let mut best: Vec<usize> = order.into_iter().take(heads_max).map(|(head, _)| head).collect();
+    best.sort_unstable();
+    best
+}
+
+/// The best head, then whichever adds most to those before, until none adds anything.
+fn by_accuracy(seen: &[&Seen], heads_max: usize) -> Vec<usize> {
+    let heads = seen[0].expected.len();
+    let mut best: (Vec<usize>, f64) = (Vec::new(), f64::MIN);
+    while best.0.len() < heads_max {
+        let with = |head: usize| {
+            let heads: Vec<usize> = best.0.iter().copied().chain([head]).collect();
+            let recall = mean(seen.iter().map(|seen| seen.recall(&heads)));
+            (heads, recall)
+        };
+        let tried = (0..heads).filter(|head| !best.0.contains(head)).map(with);
+        let next = tried.reduce(|best, next| if next.1 > best.1 { next } else { best });
+        match next.filter(|next| next.1 > best.1) {
+            Some(next) => best = next,
+            None => break,
+        }
+    }
+    best.0.sort_unstable();
+    best.0
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    sum / f64::from(count.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Head 1 finds the needed chunk, head 2 the wrong one, head 0 none; expected RC says otherwise.
+    fn seen(gold: usize) -> Seen {
+        let of_head = |head: usize, chunk: usize| match head {
+            1 if chunk == gold => 1.0,
+            2 if chunk != gold => 0.5,
+            _ => 0.0,
+        };
+        let rc = Array3::from_shape_fn((3, 2, 2), |(head, _, chunk)| of_head(head, chunk));
+        Seen { rc, expected: vec![0.1, 0.2, 0.3], gold: vec![gold] }
+    }
+
+    fn unlabelled() -> Seen {
+        Seen { gold: Vec::new(), ..seen(0) }
+    }
+
+    #[test]
+    fn labels_and_no_labels_choose_their_own_heads() {
+        let rows: Vec<Seen> = (0..8).map(|i| seen(i / 2 % 2)).collect();
+        let by_labels = choose(&rows, None, 2).unwrap();
+        assert_eq!((&by_labels.heads[..], by_labels.by), (&[1][..], HeadChoice::Accuracy));
+        assert_eq!(by_labels.held_out.recall_at_gold, Some(1.0));
+        let without = choose(&rows, Some(HeadChoice::ExpectedRc), 2).unwrap();
+        assert_eq!(without.heads, [1, 2]);
+        assert!((without.held_out.expected_rc - 0.25).abs() < 1e-12);
+        assert!((without.held_out_all.expected_rc - 0.2).abs() < 1e-12);
+        let no_labels: Vec<Seen> = (0..4).map(|_| unlabelled()).collect();
+        let free = choose(&no_labels, None, 1).unwrap();
+        assert_eq!(
+            (&free.heads[..], free.by, free.held_out.recall_at_gold),
+            (&[2][..], HeadChoice::ExpectedRc, None)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_chosen_by_is_said() {
+        let said = |rows: &[Seen], by| choose(rows, by, 1).unwrap_err().to_string();
+        assert!(said(&[seen(0)], None).contains("at least two"));
+        assert!(said(&[seen(0), unlabelled()], Some(HeadChoice::Accuracy)).contains("\"gold\""));
+    }
+}

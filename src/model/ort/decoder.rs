@@ -1,0 +1,375 @@
+//! The decoder family: windows to keys and values, questions to queries that have looked back on them.
+//! Knows nothing of the late family.
+
+use std::sync::Arc;
+
+use ndarray::{Array2, Array3, ArrayView3, ArrayView4, Axis, Ix4, s};
+use ort::memory::Allocator;
+use ort::value::{DynValue, Tensor};
+use rayon::prelude::*;
+
+use super::device::Device;
+use super::frame::Frame;
+use super::pool::Pool;
+use super::stages::{LayerPast, OnTheirWay, Part, Stages, Tokens};
+use super::weights::SharedWeights;
+use super::workers::{RUN_TOKENS, Workers};
+use super::{OrtSettings, builder, environment, graph_error, numerics, ort_error, query_sessions};
+use crate::model::contract::{Contract, Decoder, Family, Graph, IoTensor, Side, check_io};
+use crate::model::onnx::{self, DataType, DimensionValue, ValueInfoProto};
+use crate::model::{
+    DecoderInfo, Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted,
+};
+
+/// Tokens of a question that go through a layer together. Its logits are `heads` × this × everything it looks back on, whatever the
+/// question's length.
+const QUESTION_TOKENS: usize = 32;
+
+/// Tokens that one run on a GPU takes.
+const GPU_RUN_TOKENS: usize = 4096;
+
+/// Sessions of a decoder.
+pub struct DecoderRuntime {
+    info: ModelInfo,
+    file: Arc<str>,
+    shape: Shape,
+    workers: Workers<Array3<f32>>,
+    asks: Arc<Pool<Stages>>,
+    /// `[plane, prefix token, head_dim]`: what lies before every window, the same for all.
+    prefix: Array3<f32>,
+}
+
+/// What of a decoder is read, and how its planes are numbered: each layer's keys, then its values, head by head.
+#[derive(Debug, Clone)]
+struct Shape {
+    decoder: Decoder,
+    depth: usize,
+    /// `[layer, head]`
+    readout: Vec<(usize, usize)>,
+}
+
+impl DecoderRuntime {
+    /// Loads the library, the contract and its graph.
+    ///
+    /// # Errors
+    /// [`ModelError`] names what is missing or does not fit, and what to do.
+    pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
+        let environment = environment(&settings.runtime_lib)?;
+        let mut contract = Contract::load(&settings.model_dir)?;
+        if let Family::Decoder(decoder) = &mut contract.family
+            && settings.all_heads
+        {
+            decoder.chosen = None;
+        }
+        let Family::Decoder(decoder) = &contract.family else {
+            return Err(ModelError::OtherFamily { name: contract.name, expected: "decoder" });
+        };
+        let file: Arc<str> = decoder.graph.as_str().into();
+        let failed = |e: ort::Error| graph_error(&file, e);
+        let path = settings.model_dir.join(&*file);
+        let model = onnx::read_model(&path).map_err(|e| graph_error(&file, e))?;
+        check_io(&contract, Graph::Decoder, &io_of(&model))?;
+        let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
+        let weights = SharedWeights::open(&contract, &settings.model_dir, &device)?;
+        let load = |count: usize, threads: usize| {
+            let load = |_| {
+                let builder = || device.without_arena(builder(&environment, &device, threads)?);
+                Stages::load(&model, decoder, (&weights, &settings.model_dir), &device, builder)
+            };
+            (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>().map_err(failed)
+        };
+        let frame = Frame::of(&contract);
+        let shape = Shape { depth: decoder.depth(), readout: decoder.readout(), decoder: decoder.clone() };
+        // A GPU has one copy of the weights, which reading and asking take in turn.
+        let (readers, asks) = if device.is_cpu() {
+            let workers = settings.workers.max(1);
+            let (sessions, threads) = query_sessions(workers);
+            let readers = load(workers, 1)?.into_iter().map(|stages| Arc::new(Pool::new(vec![stages])));
+            (readers.collect(), Arc::new(Pool::new(load(sessions, threads)?)))
+        } else {
+            let one = Arc::new(Pool::new(load(1, 1)?));
+            (vec![Arc::clone(&one)], one)
+        };
+        weights.drop_pages();
+        let prefix = match frame.prefix.is_empty() {
+            true => Array3::zeros((shape.planes(), 0, decoder.head_dim)),
+            false => {
+                let read = |stages: &mut Stages| read(stages, &shape, frame.around(&[&[]]), 0);
+                asks.with(read).map_err(failed)?.remove(0)
+            }
+        };
+        let run = |readers: Arc<Pool<Stages>>| {
+            let (frame, shape, file) = (frame.clone(), shape.clone(), Arc::clone(&file));
+            move |windows: &[Box<[u32]>]| {
+                let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
+                let read =
+                    |stages: &mut Stages| read(stages, &shape, frame.around(&windows), frame.prefix.len());
+                readers.with(read).map_err(|e| graph_error(&file, e))
+            }
+        };
+        let run_tokens = if device.is_cpu() { RUN_TOKENS } else { GPU_RUN_TOKENS };
+        let workers = Workers::start(readers.into_iter().map(run).collect::<Vec<_>>(), run_tokens);
+        let workers = workers.map_err(|e| graph_error("worker threads", e))?;
+        let info = ModelInfo {
+            name: contract.name.clone(),
+            fingerprint: numerics::fingerprint(&contract),
+            window_tokens_max: contract.window.tokens_max - frame.prefix.len(),
+            planes: shape.planes(),
+            head_dim: decoder.head_dim,
+            readout: shape.readout.iter().map(|&(layer, head)| shape.key_plane(layer, head)).collect(),
+            decoder: Some(DecoderInfo {
+                context_tokens_max: decoder.context_tokens_max,
+                prefix_tokens: frame.prefix.len(),
+                kv_heads: decoder.kv_heads,
+                rotary: decoder.rotary.clone(),
+            }),
+            device: device.in_use().clone(),
+        };
+        Ok(Self { info, file, shape, workers, asks, prefix })
+    }
+}
+
+impl ModelRuntime for DecoderRuntime {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
+        self.workers.each(windows, wanted, |i, planes| done(i, planes.view()))
+    }
+
+    fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
+        let asked = Asked { shape: &self.shape, prefix: self.prefix.view(), question, past };
+        let found = self.asks.with(|stages| asked.ask(stages)).map_err(|e| graph_error(&self.file, e))?;
+        found.ok_or(ModelError::Stopped)
+    }
+
+    fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+        Err(ModelError::NoQueryGraph { model: self.info.name.clone() })
+    }
+}
+
+impl Shape {
+    fn planes(&self) -> usize {
+        2 * self.depth * self.decoder.kv_heads
+    }
+
+    /// The first plane of a layer's keys; its values come behind them.
+    fn keys(&self, layer: usize) -> usize {
+        2 * layer * self.decoder.kv_heads
+    }
+
+    fn values(&self, layer: usize) -> usize {
+        self.keys(layer) + self.decoder.kv_heads
+    }
+
+    /// The key head that a query head meets.
+    fn kv_head(&self, head: usize) -> usize {
+        head / (self.decoder.heads / self.decoder.kv_heads)
+    }
+
+    fn key_plane(&self, layer: usize, head: usize) -> usize {
+        self.keys(layer) + self.kv_head(head)
+    }
+}
+
+/// Planes `[plane, t, head_dim]` of each row of `ids [b, t]`, the first `dropped` tokens left out.
+fn read(
+    stages: &mut Stages,
+    shape: &Shape,
+    ids: Array2<i64>,
+    dropped: usize,
+) -> Result<Vec<Array3<f32>>, ort::Error> {
+    let (batch, tokens) = ids.dim();
+    let places = Array2::from_shape_fn((batch, tokens), |(_, t)| t as i64);
+    let (kv_heads, dim) = (shape.decoder.kv_heads, shape.decoder.head_dim);
+    let mut windows = vec![Array3::zeros((shape.planes(), tokens - dropped, dim)); batch];
+    let mut on_their_way = stages.enter(&Tokens { ids, key_places: places.clone(), places })?;
+    for layers in stages.layers() {
+        let past = layers.clone().filter(|&layer| stages.attends(layer));
+        let past = past.map(|_| Ok([empty(batch, shape)?, empty(batch, shape)?]));
+        let past = past.collect::<Result<Vec<LayerPast>, ort::Error>>()?;
+        let made = stages.pass(layers.start, &mut on_their_way, &past, &[Part::Key, Part::Value])?;
+        for (layer, made) in layers.zip(made) {
+            for (first, made) in [shape.keys(layer), shape.values(layer)].into_iter().zip(&made) {
+                let made = finite(made, "keys and values")?;
+                for (window, made) in windows.iter_mut().zip(made.outer_iter()) {
+                    let mut planes = window.slice_mut(s![first..first + kv_heads, .., ..]);
+                    planes.assign(&made.slice(s![.., dropped.., ..]));
+                }
+            }
+        }
+    }
+    Ok(windows)
+}
+
+/// A question and what it looks back on.
+struct Asked<'a> {
+    shape: &'a Shape,
+    /// `[plane, prefix token, head_dim]`
+    prefix: ArrayView3<'a, f32>,
+    question: &'a [u32],
+    past: &'a dyn Past,
+}
+
+/// Some tokens of the question on their way through the layers.
+struct Tile {
+    /// Of the question.
+    tokens: std::ops::Range<usize>,
+    on_their_way: OnTheirWay,
+}
+
+impl Asked<'_> {
+    /// Queries and own keys of the heads that are read; none when nobody waits for them any more.
+    ///
+    /// Layers on the outside, tiles of the question within: only one stage's keys and values are there as numbers, and a tile's
+    /// logits over them.
+    fn ask(&self, stages: &mut Stages) -> Result<Option<Encoded>, ort::Error> {
+        let (heads, dim) = (self.shape.readout.len(), self.shape.decoder.head_dim);
+        let mut vectors = Array3::zeros((heads, self.question.len(), dim));
+        let mut keys = vectors.clone();
+        let mut tiles = self.enter(stages)?;
+        for layers in stages.layers() {
+            if !self.past.go_on() {
+                return Ok(None);
+            }
+            let mut past = layers
+                .clone()
+                .filter(|&layer| stages.attends(layer))
+                .map(|layer| {
+                    Ok([self.past_of(self.shape.keys(layer))?, self.past_of(self.shape.values(layer))?])
+                })
+                .collect::<Result<Vec<LayerPast>, ort::Error>>()?;
+            for tile in &mut tiles {
+                if !self.past.go_on() {
+                    return Ok(None);
+                }
+                let parts = [Part::Query, Part::Key, Part::Value];
+                let made = stages.pass(layers.start, &mut tile.on_their_way, &past, &parts)?;
+                for (i, (layer, made)) in layers.clone().zip(made).enumerate() {
+                    let made: Vec<_> =
+                        made.iter().map(|made| finite(made, "a question")).collect::<Result<_, _>>()?;
+                    let rows = s![tile.tokens.clone(), ..];
+                    let of_layer = self.shape.readout.iter().enumerate().filter(|(_, (of, _))| *of == layer);
+                    for (at, &(_, head)) in of_layer {
+                        let mut vectors = vectors.index_axis_mut(Axis(0), at);
+                        vectors.slice_mut(rows).assign(&made[0].slice(s![0, head, .., ..]));
+                        let mut keys = keys.index_axis_mut(Axis(0), at);
+                        keys.slice_mut(rows).assign(&made[1].slice(s![0, self.shape.kv_head(head), .., ..]));
+                    }
+                    if let Some(past) = past.get_mut(i) {
+                        self.remember(past, &made[1..], tile.tokens.clone())?;
+                    }
+                }
+            }
+        }
+        Ok(Some(Encoded { vectors, own: Own::Keys(keys) }))
+    }
+
+    /// Room for the question's own tokens behind what it looks back on: none where it is one tile.
+    fn own_room(&self) -> usize {
+        if self.question.len() > QUESTION_TOKENS { self.question.len() } else { 0 }
+    }
+
+    /// Tokens of prefix and past.
+    fn looked_back_on(&self) -> usize {
+        self.prefix.len_of(Axis(1)) + self.past.places().len()
+    }
+
+    fn enter(&self, stages: &mut Stages) -> Result<Vec<Tile>, ort::Error> {
+        let first = self.past.question_place();
+        let place = |token: usize| first + token as i64;
+        let before: Vec<i64> =
+            (0..self.prefix.len_of(Axis(1)) as i64).chain(self.past.places().iter().copied()).collect();
+        let tile = |start: usize| {
+            let tokens = start..(start + QUESTION_TOKENS).min(self.question.len());
+            let own = (0..self.own_room()).map(|token| if token < start { place(token) } else { -1 });
+            let key_places = before.iter().copied().chain(own).chain(tokens.clone().map(place));
+            let row =
+                |values: Vec<i64>| Array2::from_shape_vec((1, values.len()), values).expect("it is one row");
+            let entering = Tokens {
+                ids: row(self.question[tokens.clone()].iter().map(|&id| i64::from(id)).collect()),
+                places: row(tokens.clone().map(place).collect()),
+                key_places: row(key_places.collect()),
+            };
+            Ok(Tile { on_their_way: stages.enter(&entering)?, tokens })
+        };
+        (0..self.question.len()).step_by(QUESTION_TOKENS).map(tile).collect()
+    }
+
+    /// Planes from `first` on, of prefix and past, with room for the question's own: `[1, kv_heads, p, head_dim]`.
+    fn past_of(&self, first: usize) -> Result<DynValue, ort::Error> {
+        let (kv_heads, dim) = (self.shape.decoder.kv_heads, self.shape.decoder.head_dim);
+        let (prefix, held) = (self.prefix.len_of(Axis(1)), self.looked_back_on());
+        let tokens = held + self.own_room();
+        let mut tensor = Tensor::<f32>::new(&Allocator::default(), [1, kv_heads, tokens, dim])?;
+        let (_, values) = tensor.try_extract_tensor_mut::<f32>()?;
+        for (plane, values) in values.chunks_exact_mut((tokens * dim).max(1)).enumerate() {
+            let (before, own) = values.split_at_mut(held * dim);
+            let (before, past) = before.split_at_mut(prefix * dim);
+            before
+                .iter_mut()
+                .zip(self.prefix.index_axis(Axis(0), first + plane))
+                .for_each(|(to, from)| *to = *from);
+            self.past.read_plane(first + plane, past);
+            own.fill(0.0);
+        }
+        Ok(tensor.into_dyn())
+    }
+
+    /// Puts a tile's keys and values where later tiles look back on them.
+    fn remember(
+        &self,
+        past: &mut LayerPast,
+        made: &[ArrayView4<f32>],
+        tokens: std::ops::Range<usize>,
+    ) -> Result<(), ort::Error> {
+        if self.own_room() == 0 {
+            return Ok(());
+        }
+        let held = self.looked_back_on();
+        for (past, made) in past.iter_mut().zip(made) {
+            let past = past.try_extract_array_mut::<f32>()?;
+            let mut past = past.into_dimensionality::<Ix4>().map_err(ort_error)?;
+            past.slice_mut(s![.., .., held + tokens.start..held + tokens.end, ..]).assign(made);
+        }
+        Ok(())
+    }
+}
+
+/// Nothing, `[batch, kv_heads, 0, head_dim]`.
+fn empty(batch: usize, shape: &Shape) -> Result<DynValue, ort::Error> {
+    let (kv_heads, dim) = (shape.decoder.kv_heads, shape.decoder.head_dim);
+    Ok(Tensor::<f32>::new(&Allocator::default(), [batch, kv_heads, 0, dim])?.into_dyn())
+}
+
+/// What a layer made, if all of it is numbers: nothing else can be stored or compared.
+fn finite<'a>(made: &'a DynValue, what: &str) -> Result<ArrayView4<'a, f32>, ort::Error> {
+    let values = made.try_extract_array::<f32>()?.into_dimensionality::<Ix4>().map_err(ort_error)?;
+    match values.iter().all(|value| value.is_finite()) {
+        true => Ok(values),
+        false => Err(ort_error(format_args!("{what} hold a value that is not finite"))),
+    }
+}
+
+/// What the file says that its graph takes and gives. It is never one session: its stages are.
+fn io_of(model: &onnx::ModelProto) -> Vec<IoTensor> {
+    let Some(graph) = &model.graph else { return Vec::new() };
+    let tensor = |side: Side, info: &ValueInfoProto| {
+        let tensor = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+        let dtype = match tensor.map(|tensor| DataType::try_from(tensor.elem_type)) {
+            Some(Ok(DataType::Float)) => "f32",
+            Some(Ok(DataType::Float16)) => "f16",
+            Some(Ok(DataType::Int64)) => "i64",
+            _ => "of another type",
+        };
+        let dims = tensor.and_then(|tensor| tensor.shape.as_ref()).into_iter().flat_map(|shape| &shape.dim);
+        let dims = dims.map(|dim| match dim.value {
+            Some(DimensionValue::Value(size)) => size,
+            _ => -1,
+        });
+        IoTensor::new(side, &info.name, dtype, &dims.collect::<Vec<_>>())
+    };
+    let inputs = graph.input.iter().map(|info| tensor(Side::Input, info));
+    inputs.chain(graph.output.iter().map(|info| tensor(Side::Output, info))).collect()
+}

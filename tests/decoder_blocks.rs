@@ -1,0 +1,255 @@
+//! A decoder's question over blocks, through the real pipeline, against the whole graph run in one go: chunks read on their own and moved,
+//! in one group or several, questions of one tile or several, layers in stages.
+
+mod support;
+
+use std::sync::Arc;
+
+use ndarray::{Array3, Array4, ArrayView3, Axis, concatenate, s};
+use ort::session::{Session, SessionInputValue};
+use ort::value::{Tensor, Value};
+use support::{in_checkout, ort_settings, session};
+use tempfile::TempDir;
+use thresher::domain::{Chunk, CompressRequest};
+use thresher::export::{ExportOptions, export};
+use thresher::kv::codec::Codec;
+use thresher::kv::store::KvStore;
+use thresher::model::contract::{Contract, Decoder, Family, Weights};
+use thresher::model::ort::DecoderRuntime;
+use thresher::model::tokenizer::ModelTokenizer;
+use thresher::model::{ModelInfo, ModelRuntime};
+use thresher::pipeline::cancel::Cancel;
+use thresher::pipeline::clock::Clock;
+use thresher::pipeline::{Pipeline, Placement, Settings};
+
+/// Largest difference of a raw attention logit.
+const TOLERANCE: f32 = 1e-4;
+
+const MODELS: [&str; 8] =
+    ["llama", "llama3-tied", "mistral-sliding", "qwen2", "qwen3", "gpt-neox", "gpt-neox-serial", "gpt2"];
+
+/// A tiny model, exported and loaded, with its whole graph beside it.
+struct Model {
+    contract: Contract,
+    decoder: Decoder,
+    runtime: Arc<DecoderRuntime>,
+    tokenizer: Arc<ModelTokenizer>,
+    whole: Session,
+    _out: TempDir,
+}
+
+impl Model {
+    fn new(name: &str) -> Self {
+        let out = TempDir::new().unwrap();
+        let options = ExportOptions { weights: Weights::F32, name: name.into() };
+        let contract =
+            export(&in_checkout("models/tiny").join(name), out.path(), &options, &|_, _| {}).unwrap();
+        let Family::Decoder(decoder) = contract.family.clone() else { panic!("{name} is a decoder") };
+        let runtime = Arc::new(DecoderRuntime::load(&ort_settings(out.path(), 2)).unwrap());
+        let tokenizer = Arc::new(ModelTokenizer::from_file(&out.path().join("tokenizer.json")).unwrap());
+        let whole = session(&out.path().join(&decoder.graph), 1);
+        Self { contract, decoder, runtime, tokenizer, whole, _out: out }
+    }
+
+    fn pipeline(&self, placement: Placement) -> Pipeline {
+        let store = Arc::new(KvStore::without_tiers());
+        let settings = Settings { codec: Codec::F32, placement, ..Settings::default() };
+        Pipeline::new(
+            Arc::clone(&self.runtime) as Arc<dyn ModelRuntime>,
+            Arc::clone(&self.tokenizer),
+            store,
+            settings,
+        )
+    }
+
+    fn info(&self) -> &ModelInfo {
+        self.runtime.info()
+    }
+
+    fn prefix(&self) -> &[u32] {
+        &self.contract.tokenizer.prefix
+    }
+
+    /// Runs the whole graph on one row: what it looks back on, `[layer]` of keys and values `[1, kv, p, d]` at `key_places`.
+    fn run(&mut self, (ids, first): (&[u32], i64), past: &Seen) -> (Vec<[Array4<f32>; 2]>, Vec<Array3<f32>>) {
+        let tokens = ids.len();
+        let places: Vec<i64> = (first..first + tokens as i64).collect();
+        let key_places = [past.places.clone(), places.clone()].concat();
+        let row = |values: Vec<i64>| Tensor::from_array(([1, values.len()], values)).unwrap();
+        let mut inputs: Vec<(String, SessionInputValue)> = vec![
+            ("input_ids".into(), row(ids.iter().map(|&id| id.into()).collect()).into()),
+            ("position_ids".into(), row(places).into()),
+            ("key_position_ids".into(), row(key_places).into()),
+        ];
+        for (layer, past) in past.layers.iter().enumerate() {
+            for (part, values) in ["key", "value"].into_iter().zip(past) {
+                let (_, kv, p, d) = values.dim();
+                let tensor: Value = match p {
+                    0 => Tensor::<f32>::new(&ort::memory::Allocator::default(), [1, kv, 0, d])
+                        .unwrap()
+                        .into_dyn(),
+                    _ => Tensor::from_array(values.to_owned()).unwrap().into_dyn(),
+                };
+                inputs.push((format!("past.{layer}.{part}"), tensor.into()));
+            }
+        }
+        let outputs = self.whole.run(inputs).unwrap();
+        let get = |name: String| outputs[name.as_str()].try_extract_array::<f32>().unwrap().to_owned();
+        let four = |name: String| get(name).into_dimensionality::<ndarray::Ix4>().unwrap();
+        let layers = 0..self.decoder.layers;
+        let present =
+            layers.clone().map(|l| ["key", "value"].map(|part| four(format!("present.{l}.{part}"))));
+        let logits = layers.map(|l| four(format!("attn_logits.{l}")).index_axis_move(Axis(0), 0));
+        (present.collect(), logits.collect())
+    }
+
+    /// Keys and values of windows, each read on its own at its place, behind the prefix.
+    fn seen(&mut self, windows: &[(&[u32], i64)]) -> Seen {
+        let nothing = self.nothing();
+        let prefix = self.prefix().to_vec();
+        let (mut seen, mut parts) =
+            (Seen { places: (0..prefix.len() as i64).collect(), ..self.nothing() }, Vec::new());
+        if !prefix.is_empty() {
+            parts.push(self.run((&prefix, 0), &nothing).0);
+        }
+        for (ids, place) in windows {
+            // Its own prefix goes before it, so that the two are as near as when it is read at the start.
+            let framed = [&prefix[..], ids].concat();
+            let first = place - prefix.len() as i64;
+            let made = self.run((&framed, first), &nothing).0;
+            let cut = |part: Array4<f32>| part.slice_move(s![.., .., prefix.len().., ..]);
+            parts.push(made.into_iter().map(|layer| layer.map(cut)).collect());
+            seen.places.extend(*place..place + ids.len() as i64);
+        }
+        for (layer, seen) in seen.layers.iter_mut().enumerate() {
+            for (part, seen) in seen.iter_mut().enumerate() {
+                let all: Vec<_> = parts.iter().map(|window| window[layer][part].view()).collect();
+                if !all.is_empty() {
+                    *seen = concatenate(Axis(2), &all).unwrap();
+                }
+            }
+        }
+        seen
+    }
+
+    fn nothing(&self) -> Seen {
+        let Decoder { layers, kv_heads, head_dim, .. } = self.decoder;
+        let empty = || Array4::zeros((1, kv_heads, 0, head_dim));
+        Seen { places: Vec::new(), layers: (0..layers).map(|_| [empty(), empty()]).collect() }
+    }
+
+    fn ids(&self, text: &str) -> Vec<u32> {
+        self.tokenizer.encode(text).unwrap().ids
+    }
+}
+
+struct Seen {
+    places: Vec<i64>,
+    layers: Vec<[Array4<f32>; 2]>,
+}
+
+fn chunk(index: usize, text: &str) -> Chunk {
+    Chunk { id: index.to_string(), title: None, text: text.to_owned(), metadata: None }
+}
+
+/// Letters that every tiny tokenizer has.
+fn text(seed: usize, words: usize) -> String {
+    let word =
+        |i: usize| ["the", "sea", "tide", "a", "rose", "in", "late", "moon"][(seed * 5 + i * 3 + i * i) % 8];
+    (0..words).map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// Raw logits by the pipeline `[head, question token, key]` for every layer's heads.
+fn by_pipeline(model: &Model, texts: &[String], question: &str, placement: Placement) -> Array3<f32> {
+    let chunks = texts.iter().enumerate().map(|(i, text)| chunk(i, text)).collect();
+    let request = CompressRequest::new(question, chunks);
+    let reading = model.pipeline(placement).read(&request, &Cancel::default(), &mut Clock::start()).unwrap();
+    let logits = reading.logits(0..reading.question.heads());
+    assert_eq!(logits.own.dim().1, reading.tokens.ids.len());
+    logits.cross
+}
+
+/// The same by the whole graph, group by group; groups are runs of windows.
+fn by_whole(
+    model: &mut Model,
+    groups: &[Vec<Vec<u32>>],
+    question: &[u32],
+    placement: Placement,
+) -> Array3<f32> {
+    let prefix = model.prefix().len() as i64;
+    let is_movable = model.decoder.rotary.is_some();
+    let mut columns = Vec::new();
+    for group in groups {
+        let longest = group.iter().map(Vec::len).max().unwrap() as i64;
+        let total: i64 = group.iter().map(|ids| ids.len() as i64).sum();
+        let mut before = 0;
+        let place = |ids: &Vec<u32>| {
+            let moved = match placement {
+                _ if !is_movable => 0,
+                Placement::Parallel => longest - ids.len() as i64,
+                Placement::Sequence => before,
+            };
+            before += ids.len() as i64;
+            prefix + moved
+        };
+        let places: Vec<i64> = group.iter().map(place).collect();
+        let at = prefix + if is_movable && placement == Placement::Sequence { total } else { longest };
+        let windows: Vec<(&[u32], i64)> = group.iter().map(Vec::as_slice).zip(places).collect();
+        let seen = model.seen(&windows);
+        let (_, logits) = model.run((question, at), &seen);
+        let heads: Vec<ArrayView3<f32>> = logits.iter().map(|layer| layer.view()).collect();
+        let all = concatenate(Axis(0), &heads).unwrap();
+        columns.push(all.slice(s![.., .., prefix as usize..prefix as usize + total as usize]).to_owned());
+    }
+    let columns: Vec<_> = columns.iter().map(|part| part.view()).collect();
+    concatenate(Axis(2), &columns).unwrap()
+}
+
+/// Windows of all texts, in groups of at most `room` tokens.
+fn groups(model: &Model, texts: &[String], room: usize) -> Vec<Vec<Vec<u32>>> {
+    let window = model.info().window_tokens_max;
+    let mut groups: Vec<Vec<Vec<u32>>> = vec![Vec::new()];
+    for ids in
+        texts.iter().flat_map(|text| model.ids(text).chunks(window).map(<[u32]>::to_vec).collect::<Vec<_>>())
+    {
+        let held: usize = groups.last().unwrap().iter().map(Vec::len).sum();
+        if held + ids.len() > room {
+            groups.push(Vec::new());
+        }
+        groups.last_mut().unwrap().push(ids);
+    }
+    groups
+}
+
+fn worst(a: &Array3<f32>, b: &Array3<f32>) -> f32 {
+    assert_eq!(a.dim(), b.dim());
+    (a - b).iter().fold(0.0, |worst: f32, error| worst.max(error.abs()))
+}
+
+#[test]
+fn a_question_over_moved_blocks_is_the_whole_graph_over_keys_read_at_their_places() {
+    for name in MODELS {
+        let mut model = Model::new(name);
+        for placement in [Placement::Parallel, Placement::Sequence] {
+            for (what, texts, question) in [
+                ("one chunk", vec![text(1, 6)], text(9, 3)),
+                ("three chunks", vec![text(1, 5), text(2, 2), text(3, 4)], text(9, 3)),
+                ("long chunks, several groups", vec![text(1, 30), text(2, 4), text(3, 12)], text(9, 4)),
+            ] {
+                let ids = model.ids(&question);
+                let info = model.info().decoder.clone().unwrap();
+                let room = info.context_tokens_max - info.prefix_tokens - ids.len();
+                let groups = groups(&model, &texts, room);
+                assert!(
+                    what != "long chunks, several groups" || groups.len() > 1,
+                    "{name}: {}",
+                    groups.len()
+                );
+                let found = by_pipeline(&model, &texts, &question, placement);
+                let expect = by_whole(&mut model, &groups, &ids, placement);
+                let off = worst(&found, &expect);
+                assert!(off < TOLERANCE, "{name}, {placement:?}, {what}: off by {off}");
+            }
+        }
+    }
+}
