@@ -5,18 +5,17 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use ndarray::{Array3, Axis};
+use ndarray::{Array3, Axis, s};
 use serde::Deserialize;
 
 use super::data::{self, LabelledChunk};
 use super::selection::{ranked, recall};
 use crate::domain::{CompressRequest, Granularity};
-use crate::model::Logits;
 use crate::model::contract::HeadChoice;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
 use crate::pipeline::{Pipeline, Reading};
-use crate::rc::{self, Estimator, Pooling, Reference};
+use crate::rc;
 
 /// A question with its candidates; what is needed of them, where somebody has said so.
 #[derive(Debug, Clone, Deserialize)]
@@ -35,8 +34,8 @@ pub struct Question {
 pub struct Seen {
     /// `[head, question_token, chunk]`: RC against ranked rivals.
     rc: Array3<f32>,
-    /// `[head]`: RC of all chunks' tokens against the question's own, mean over everything, in units of how much the head's
-    /// logits over its own question vary: heads differ in scale, and a large one says no more than a small one.
+    /// `[head]`: its mean. In the head's own units: a raw logit is what softmax exponentiates, so a head that contrasts chunks by
+    /// little attends to all alike.
     expected: Vec<f64>,
     gold: Vec<usize>,
 }
@@ -123,10 +122,10 @@ impl Seen {
         let mut rc = Array3::zeros((heads, reading.question.tokens(), spans.len()));
         let mut expected = Vec::with_capacity(heads);
         for some in reading.heads_at_once(reading.blocks.tokens()) {
-            let logits = reading.logits(some.clone());
-            let peaks = rc::peaks(logits.cross.view(), spans);
-            rc.slice_mut(ndarray::s![some, .., ..]).assign(&rc::ranked_rivals(peaks.value.view()));
-            expected.extend(expected_rc(&logits));
+            let peaks = rc::peaks(reading.logits(some.clone()).cross.view(), spans);
+            let of_some = rc::ranked_rivals(peaks.value.view());
+            expected.extend(of_some.outer_iter().map(|head| f64::from(head.mean().unwrap_or(0.0))));
+            rc.slice_mut(s![some, .., ..]).assign(&of_some);
         }
         Self { rc, expected, gold: gold.to_vec() }
     }
@@ -136,17 +135,6 @@ impl Seen {
         let rc = rc::mean_over_heads(self.rc.select(Axis(0), heads));
         recall(&self.gold, &ranked(&rc::with_coverage(&rc)))
     }
-}
-
-/// `[head]`
-fn expected_rc(logits: &Logits) -> Vec<f64> {
-    let paper = Estimator { pooling: Pooling::Mean, reference: Reference::Own };
-    let all = [crate::domain::TokenSpan::new(0, logits.cross.len_of(Axis(2)))];
-    let peaks = rc::peaks(logits.cross.view(), &all);
-    let rc = rc::coupled_segments(logits.cross.view(), logits.own.view(), &all, &peaks, paper);
-    let mean = |rc: ndarray::ArrayView2<f32>| f64::from(rc.mean().unwrap_or(0.0));
-    let spread = |own: ndarray::ArrayView2<f32>| f64::from(own.std(0.0)).max(f64::from(f32::MIN_POSITIVE));
-    rc.outer_iter().zip(logits.own.outer_iter()).map(|(rc, own)| mean(rc) / spread(own)).collect()
 }
 
 /// The best heads, at most so many: by labels where all questions have them, unless `by` says otherwise.
@@ -182,34 +170,29 @@ pub fn choose(seen: &[Seen], by: Option<HeadChoice>, heads_max: usize) -> anyhow
 }
 
 fn by_expected_rc(seen: &[&Seen], heads_max: usize) -> Vec<usize> {
-    let heads = seen[0].expected.len();
-    let expected = |head: usize| mean(seen.iter().map(|seen| seen.expected[head]));
-    let mut order: Vec<(usize, f64)> = (0..heads).map(|head| (head, expected(head))).collect();
-    order.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let mut best: Vec<usize> = order.into_iter().take(heads_max).map(|(head, _)| head).collect();
+    let mut best = best_first(seen, |head| mean(seen.iter().map(|seen| seen.expected[head])));
+    best.truncate(heads_max);
     best.sort_unstable();
     best
 }
 
-/// The best head, then whichever adds most to those before, until none adds anything.
+/// The best heads by themselves, as many of them as do best together. Trying more sets finds some that fit these questions and no
+/// others.
 fn by_accuracy(seen: &[&Seen], heads_max: usize) -> Vec<usize> {
-    let heads = seen[0].expected.len();
-    let mut best: (Vec<usize>, f64) = (Vec::new(), f64::MIN);
-    while best.0.len() < heads_max {
-        let with = |head: usize| {
-            let heads: Vec<usize> = best.0.iter().copied().chain([head]).collect();
-            let recall = mean(seen.iter().map(|seen| seen.recall(&heads)));
-            (heads, recall)
-        };
-        let tried = (0..heads).filter(|head| !best.0.contains(head)).map(with);
-        let next = tried.reduce(|best, next| if next.1 > best.1 { next } else { best });
-        match next.filter(|next| next.1 > best.1) {
-            Some(next) => best = next,
-            None => break,
-        }
-    }
-    best.0.sort_unstable();
-    best.0
+    let recall = |heads: &[usize]| mean(seen.iter().map(|seen| seen.recall(heads)));
+    let order = best_first(seen, |head| recall(&[head]));
+    let sets = (1..=heads_max.min(order.len())).map(|count| (count, recall(&order[..count])));
+    let best = sets.reduce(|best, next| if next.1 > best.1 { next } else { best });
+    let mut best = order[..best.map_or(0, |(count, _)| count)].to_vec();
+    best.sort_unstable();
+    best
+}
+
+/// All heads, the one that does best first; of equal ones the earlier.
+fn best_first(seen: &[&Seen], score: impl Fn(usize) -> f64) -> Vec<usize> {
+    let mut order: Vec<(usize, f64)> = (0..seen[0].expected.len()).map(|head| (head, score(head))).collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    order.into_iter().map(|(head, _)| head).collect()
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
