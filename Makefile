@@ -1,6 +1,6 @@
 # Thresher's commands; `make` alone lists them. Run them from this folder.
 #
-#   GPU=1                    use the CUDA runtime (Linux x86-64)
+#   GPU=1                    use the CUDA runtime (Linux x86-64), and a GPU where there is one that works
 #   BENCHFLAGS               arguments of `thresher bench`, such as "--chunks 1000"
 #   THRESHER_RUNTIME_LIB     your own libonnxruntime: nothing is fetched for it
 #   THRESHER_MODEL_SOURCE    your own Hugging Face folder: nothing is fetched for it
@@ -19,7 +19,7 @@ MODEL_SOURCE   := $(or $(THRESHER_MODEL_SOURCE),models/.cache/all-MiniLM-L6-v2)
 MODEL_DIR      := models/minilm-l6
 
 # Not exported: to `provision`, a variable that is set means that the user brings the file.
-WITH_RUNTIME := THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)"
+WITH_RUNTIME := THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)" $(if $(GPU),THRESHER__MODEL__DEVICE=auto)
 RELEASE      := target/release/thresher
 
 # Caches and downloads are not ours to check.

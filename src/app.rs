@@ -255,8 +255,17 @@ async fn load(
         let started = Instant::now();
         let pipeline = with_store(&config, store)?;
         let warm_up = warm_up(&pipeline)?;
-        let (model, ms) = (pipeline.model().name.clone(), started.elapsed().as_millis() as u64);
-        tracing::info!(model, ms, warm_up_ms = warm_up.as_millis() as u64, "ready");
+        let (model, ms) = (pipeline.model(), started.elapsed().as_millis() as u64);
+        if let Some(why) = &model.device.instead_of_gpu {
+            tracing::warn!(
+                device = model.device.name,
+                why,
+                "model.device is auto, and there is no GPU to use"
+            );
+        }
+        let device = &model.device.name;
+        tracing::info!(model = model.name, device, ms, warm_up_ms = warm_up.as_millis() as u64, "ready");
+        http::observe::model(model);
         let _ = service.pipeline.set(pipeline);
         let ahead = Ahead { service: service.clone(), cancel: Cancel::default() };
         Ok(Warmer::start(registry, Arc::new(ahead))?)

@@ -5,7 +5,7 @@ mod body;
 mod chunks;
 mod compress;
 mod error;
-mod observe;
+pub mod observe;
 mod search;
 mod serve;
 mod work;

@@ -150,6 +150,7 @@ fn doctor_finds_all_well() {
         "kv.dir: /",
         "registry.dir: /",
         "shared tier: none",
+        "device: cpu",
         "answer: a request took ",
     ];
     for (check, line) in expect.iter().zip(&checks) {
@@ -188,6 +189,24 @@ fn doctor_says_what_to_do() {
             "THRESHER__SHARED__URLS",
             "redis://user:hunter2@127.0.0.1:1",
             "FAILED  shared tier: redis://***@127.0.0.1:1 does not answer: connection lost: connection refused",
+        ),
+        (
+            "a provider that is not there",
+            "THRESHER__MODEL__DEVICE",
+            "cuda:99",
+            "FAILED  device: cannot run on cuda:99: ",
+        ),
+        (
+            "no device",
+            "THRESHER__MODEL__DEVICE",
+            "gpu",
+            "FAILED  settings: environment variable THRESHER__MODEL__DEVICE: model.device: device \"gpu\" is not cpu, auto",
+        ),
+        (
+            "no estimator",
+            "THRESHER__RC__ESTIMATOR",
+            "mean",
+            "rc.estimator: estimator \"mean\" is not mean or peak, a slash, and one of self, rivals, both, nor is it peak/ranked",
         ),
         (
             "bad settings",
@@ -243,4 +262,128 @@ fn bad_arguments_and_settings_exit_before_any_work() {
         assert!(ran.err.contains(expect), "{arguments:?}: {:?}", ran.err);
         assert_eq!(ran.out, "", "{arguments:?}");
     }
+}
+
+/// The small decoder: `export`, `calibrate`, `compress`, as the README shows them.
+#[test]
+fn a_decoder_is_exported_calibrated_and_answers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("facts");
+    assert!(export("models/facts", &out, Some(0)).out.starts_with("tiny: LlamaForCausalLM in "));
+    let with = |arguments: &[&str]| {
+        let mut command = thresher(arguments);
+        command.env("THRESHER__MODEL__DIR", &out);
+        command
+    };
+    let questions = in_checkout("models/facts/questions.jsonl");
+    let questions = questions.to_str().expect("UTF-8");
+    let contract = || std::fs::read_to_string(out.join("contract.toml")).expect("a contract");
+
+    let before = contract();
+    let dry = run(with(&["calibrate", questions, "--dry-run", "--heads", "4", "--by", "expected-rc"]), "");
+    assert_eq!(dry.code, Some(0), "{}", dry.err);
+    assert!(dry.out.contains("by expected RC on half of 60 questions: 1.0 1.1 1.2 1.3\n"), "{}", dry.out);
+    assert_eq!(contract(), before, "a dry run writes nothing");
+    let chosen = run(with(&["calibrate", questions, "--heads", "4"]), "");
+    assert_eq!(chosen.code, Some(0), "{}", chosen.err);
+    assert!(
+        chosen.out.contains("by accuracy") && chosen.out.contains("2 of 4 layers are run and kept"),
+        "{}",
+        chosen.out
+    );
+    let written = contract();
+    for part in ["[decoder.chosen]", "by = \"accuracy\"", "questions = 60", "held_out = ", "held_out_all = "]
+    {
+        assert!(written.contains(part), "{part} is not in {written}");
+    }
+    // Chosen once more: the whole model is looked at, not only what was chosen before.
+    let again = run(with(&["calibrate", questions, "--heads", "4", "--by", "expected-rc"]), "");
+    assert!(again.out.contains("1.0 1.1 1.2 1.3\n"), "{}{}", again.out, again.err);
+
+    let rows = std::fs::read_to_string(in_checkout("models/facts/rows.jsonl")).expect("rows");
+    let rows: Vec<Value> =
+        rows.lines().take(12).map(|row| serde_json::from_str(row).expect("JSON")).collect();
+    let mut found = 0;
+    for row in &rows {
+        let request = json!({"query": row["query"], "chunks": row["chunks"], "granularity": "chunk", "budget": {"ratio": 0.3}});
+        let ran = run(with(&["compress"]), &request.to_string());
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let answer: Value = serde_json::from_str(&ran.out).expect("JSON");
+        let gold = row["gold"][0].as_u64().expect("an index") as usize;
+        found += usize::from(answer["chunks"][gold]["kept"] == true);
+        assert_eq!(answer["rc"]["reach"], Value::Null, "a decoder's logits have no scale of their own");
+        for citation in answer["citations"].as_array().expect("an array") {
+            let text = citation["text"].as_str().expect("text");
+            assert!(
+                row["chunks"]
+                    .as_array()
+                    .expect("chunks")
+                    .iter()
+                    .any(|chunk| chunk["text"].as_str().expect("text").contains(text))
+            );
+        }
+    }
+    // Two of eight chunks are kept: by chance a quarter of the needed ones.
+    assert!(found >= 7, "{found} of 12 needed chunks are kept");
+}
+
+#[test]
+fn what_a_decoder_cannot_be_asked_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("tiny");
+    export("models/tiny/llama", &out, Some(0));
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let chunks = json!([{"text": "the tide rose in the sea"}, {"text": "a late moon"}]);
+    let labelled = json!({"query": "the moon", "chunks": chunks, "gold": [1]}).to_string();
+    let (one, beyond) = (write("one", &labelled), write("beyond", &labelled.replace("[1]", "[7]")));
+    let empty = write("empty", "\n");
+    let unlabelled = write("unlabelled", &format!("{labelled}\n{}", json!({"query": "a", "chunks": chunks})));
+    let bert = folder.path().join("bert");
+    export("models/tiny/bert-gelu", &bert, Some(0));
+    let table: [(&str, &Path, Vec<&str>, &str); 8] = [
+        ("an encoder", &bert, vec!["calibrate", &one], "tiny is no decoder"),
+        ("no file", &out, vec!["calibrate", "/no/questions.jsonl"], "cannot read /no/questions.jsonl"),
+        ("no question", &out, vec!["calibrate", &empty], "holds no row"),
+        ("one question", &out, vec!["calibrate", &one], "at least two are needed"),
+        (
+            "a label beyond the chunks",
+            &out,
+            vec!["calibrate", &beyond],
+            "question 1: gold names chunk 7 of 2",
+        ),
+        (
+            "labels are missing",
+            &out,
+            vec!["calibrate", &unlabelled, "--by", "accuracy"],
+            "only where every question has \"gold\"",
+        ),
+        ("no heads", &out, vec!["calibrate", &one, "--heads", "0"], "--heads"),
+        ("bench", &out, vec!["bench"], "bench measures late-interaction models"),
+    ];
+    for (case, model, arguments, expect) in table {
+        let mut command = thresher(&arguments);
+        command.env("THRESHER__MODEL__DIR", model);
+        let ran = run(command, "");
+        assert_ne!(ran.code, Some(0), "{case}: {}", ran.out);
+        assert!(ran.err.contains(expect), "{case}: {:?} lacks {expect:?}", ran.err);
+    }
+    let mut command = thresher(&["compress"]);
+    command.env("THRESHER__MODEL__DIR", &out);
+    let long = json!({"query": "the tide ".repeat(20), "chunks": chunks}).to_string();
+    let ran = run(command, &long);
+    assert!(ran.err.contains("the model's context has room for 31 beside a chunk"), "{:?}", ran.err);
+    let mut command = thresher(&["compress"]);
+    command.env("THRESHER__MODEL__DIR", &out).env("THRESHER__KV__SCAN", "onnx");
+    let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
+    assert!(ran.err.contains("no query graph; set kv.scan to \"fused\""), "{:?}", ran.err);
+    // A contract of another model in this one's folder.
+    std::fs::copy(bert.join("contract.toml"), out.join("contract.toml")).expect("a copy");
+    let mut command = thresher(&["compress"]);
+    command.env("THRESHER__MODEL__DIR", &out);
+    let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
+    assert!(ran.err.contains("passage.onnx, which does not exist; export the model again"), "{:?}", ran.err);
 }

@@ -165,6 +165,19 @@ fn exported(source: &Path, out: &Path, weights: Weights) -> Contract {
     export(source, out, &ExportOptions { weights, name: "tiny".into() }, &|_, _| {}).unwrap()
 }
 
+/// Weights rounded to eleven bits; the processor multiplies them in 32.
+#[test]
+fn weights_in_halves_stay_close() {
+    // Models whose checkpoints hold 32 bits.
+    for name in ["llama", "qwen2-full", "gpt-neox", "gpt2"] {
+        let mut model = Model::new(name, Weights::F16);
+        let [logits, keys, values, raw] = model.distances(0);
+        let worst = logits.max(keys).max(values).max(raw);
+        assert!(worst < 2e-2, "{name}: {logits:.1e} {keys:.1e} {values:.1e} {raw:.1e}");
+        assert!(worst > 1e-5, "{name}: they are not halves");
+    }
+}
+
 #[test]
 fn every_family_agrees_with_transformers() {
     println!("{:16} {:24} {:>9} {:>9} {:>9} {:>9}", "model", "case", "logits", "keys", "values", "raw");

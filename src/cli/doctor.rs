@@ -53,9 +53,14 @@ fn check(config: Result<Config, ConfigError>) -> bool {
     if runtime.is_none() || model.is_none() {
         return false;
     }
-    let answered = app::pipeline(&config).and_then(|pipeline| app::warm_up(&pipeline));
-    let answered =
-        report("answer", answered, |took| format!("a request took {:.1} ms, cold", took.as_secs_f64() * 1e3));
+    let Some(pipeline) =
+        report("device", app::pipeline(&config), |pipeline| pipeline.model().device.to_string())
+    else {
+        return false;
+    };
+    let answered = report("answer", app::warm_up(&pipeline), |took| {
+        format!("a request took {:.1} ms, cold", took.as_secs_f64() * 1e3)
+    });
     answered.is_some() && kept.iter().all(Option::is_some)
 }
 

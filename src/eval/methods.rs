@@ -7,7 +7,7 @@ use ndarray::{Array1, Array2, Axis, concatenate, s};
 
 use crate::domain::TokenSpan;
 use crate::kv::codec::Codec;
-use crate::model::Logits;
+use crate::model::{Logits, ModelInfo};
 use crate::pipeline::Reading;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::score::{self, Scores, Scoring};
@@ -42,8 +42,8 @@ impl fmt::Display for Method {
 }
 
 /// All methods: the default over blocks of `codec` first, then over those of the other codecs. What is not the default is
-/// measured over keys as the model gives them.
-pub fn all(codec: Codec) -> Vec<Method> {
+/// measured over keys as the model gives them. A decoder has no readout whose mean could be a text's vector: no cosine for one.
+pub fn all(codec: Codec, model: &ModelInfo) -> Vec<Method> {
     let estimators = [Pooling::Peak, Pooling::Mean]
         .into_iter()
         .flat_map(|pooling| Reference::ALL.map(|reference| Estimator { pooling, reference }));
@@ -51,7 +51,9 @@ pub fn all(codec: Codec) -> Vec<Method> {
     std::iter::once(Method::Rc(Scoring::default(), codec))
         .chain(others.map(Method::Coded))
         .chain(estimators.map(|estimator| Method::Rc(Scoring::Plain(estimator), Codec::F32)))
-        .chain([Method::MaxSim, Method::Cosine, Method::Bm25])
+        .chain([Method::MaxSim])
+        .chain(model.decoder.is_none().then_some(Method::Cosine))
+        .chain([Method::Bm25])
         .collect()
 }
 

@@ -52,7 +52,7 @@ pub fn evaluate(
     codec: Codec,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Report> {
-    let methods = methods::all(codec);
+    let methods = methods::all(codec, pipeline.model());
     let mut samples = vec![Samples::default(); methods.len()];
     let mut auto = AutoSamples::default();
     for (done, row) in rows.iter().enumerate() {

@@ -10,6 +10,7 @@ use metrics::{counter, gauge, histogram};
 use tracing::Instrument;
 
 use super::error::ErrorCode;
+use crate::model::ModelInfo;
 use crate::pipeline::Compressed;
 use crate::pipeline::clock::Timings;
 
@@ -39,6 +40,11 @@ pub fn compressed(outcome: &Compressed) {
         counter!("tokens_in_total").increment(usage.tokens_in as u64);
         counter!("tokens_out_total").increment(usage.tokens_out as u64);
     }
+}
+
+/// What requests are answered with, from now on.
+pub fn model(model: &ModelInfo) {
+    gauge!("model_info", "model" => model.name.clone(), "device" => model.device.name.clone()).set(1.0);
 }
 
 /// Metrics of the stages that a request went through.

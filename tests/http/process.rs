@@ -266,3 +266,40 @@ async fn clients_that_go_are_counted_and_nothing_is_written_where_nobody_asked_f
     let written: Vec<_> = std::fs::read_dir(home.path()).expect("a folder").collect();
     assert!(written.is_empty(), "{written:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decoder_answers_and_finds_its_blocks_again() {
+    let out = tempfile::tempdir().expect("a folder");
+    let out = out.path().join("facts");
+    let source = crate::support::in_checkout("models/facts");
+    let made = thresher(&["export"]).arg(&source).arg("--out").arg(&out).output().expect("the binary starts");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let dir = out.to_str().expect("UTF-8");
+    let mut daemon =
+        Running::start_with(&[("THRESHER__MODEL__DIR", dir), ("THRESHER__RC__ESTIMATOR", "mean/self")]);
+    let (http, admin) = daemon.ready(&mut Vec::new()).await;
+    let rows = std::fs::read_to_string(source.join("rows.jsonl")).expect("rows");
+    let row: Value = serde_json::from_str(rows.lines().next().expect("a row")).expect("JSON");
+    // More tokens than the context of 1,024 holds at once.
+    let texts: Vec<_> =
+        row["chunks"].as_array().expect("chunks").iter().map(|chunk| chunk["text"].as_str()).collect();
+    let chunks: Vec<_> =
+        (0..40).map(|i| json!({"text": format!("{} {i}", texts[i % 8].expect("text"))})).collect();
+    let request = json!({"query": row["query"], "chunks": chunks, "budget": {"ratio": 0.2}}).to_string();
+    let ask = || async {
+        let answer = post(http, "/v1/compress", &request).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()
+    };
+    let (cold, warm) = (ask().await, ask().await);
+    assert_eq!((&cold["blocks"]["read"], &warm["blocks"]["memory"]), (&json!(40), &json!(40)));
+    assert_eq!((&cold["context"], &cold["chunks"]), (&warm["context"], &warm["chunks"]));
+    assert_eq!(cold["rc"]["estimator"], "mean/self");
+    let models = get(http, "/v1/models").await.json();
+    let model = &models["data"][0];
+    assert_eq!(
+        (&model["device"], &model["heads"], &model["estimator"]),
+        (&json!("cpu"), &json!(16), &json!("mean/self"))
+    );
+    assert!(get(admin, "/metrics").await.body.contains("model_info{model=\"facts\",device=\"cpu\"} 1"));
+}

@@ -117,11 +117,13 @@ impl Device {
     }
 }
 
-/// The runtime's own words, without the place in its source.
+/// The runtime's own words, without the place in its source and the number of its error.
 fn reason(error: &ort::Error) -> String {
     let said = error.to_string();
+    let said = said.lines().next().unwrap_or_default();
     let said = said
-        .rsplit_once(": ")
-        .map_or(said.as_str(), |(before, last)| if last.len() > 20 { last } else { before });
-    said.lines().next().unwrap_or_default().trim().to_owned()
+        .split_once("[ONNXRuntimeError] : ")
+        .and_then(|(_, said)| said.splitn(3, " : ").nth(2))
+        .unwrap_or(said);
+    said.trim().trim_end_matches('.').to_owned()
 }
