@@ -19,11 +19,12 @@ use crate::http::{self, RegistryLimits, ServeLimits, Service};
 use crate::kv::local::{LocalSettings, LocalTiers};
 use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
-use crate::model::ModelRuntime;
 use crate::model::contract::Contract;
 use crate::model::ort::{Loaded, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
+use crate::model::{ModelError, ModelRuntime};
 use crate::pipeline::cancel::Cancel;
+use crate::pipeline::scan::ScanBy;
 use crate::pipeline::{Pipeline, Settings};
 use crate::registry::Registry;
 use crate::registry::log::journal::JournalLog;
@@ -106,6 +107,10 @@ pub fn model(config: &Config) -> anyhow::Result<(Loaded, Arc<ModelTokenizer>)> {
 fn verified(config: &Config, settings: &OrtSettings) -> anyhow::Result<(Loaded, Arc<ModelTokenizer>)> {
     Contract::load(&config.model.dir)?.verify_files(&config.model.dir)?;
     let model = Loaded::load(settings)?;
+    let info = model.runtime().info().clone();
+    if info.decoder.is_some() && config.kv.scan == ScanBy::Onnx {
+        return Err(ModelError::NoQueryGraph { model: info.name }.into());
+    }
     Ok((model, Arc::new(tokenizer(&config.model.dir)?)))
 }
 

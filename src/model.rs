@@ -111,26 +111,38 @@ pub struct Encoded {
 pub enum Own {
     /// `[head, question_token, question_token]`: raw logits.
     Logits(Array3<f32>),
-    /// `[head, question_token, head_dim]`: keys. Of a model with hundreds of heads all logits would be too many.
+    /// `[head, question_token, head_dim]`: keys, all of which every token sees. Of a model with hundreds of heads all logits would be
+    /// too many.
     Keys(Array3<f32>),
+    /// The same, of a model whose tokens see themselves and those before them.
+    KeysBefore(Array3<f32>),
 }
 
 impl Encoded {
-    /// Raw logits of these heads over the question's own keys, `[head, question_token, question_token]`.
+    /// Raw logits of these heads over the question's own keys, `[head, question_token, question_token]`; [`f32::MIN`], which is no
+    /// logit, where a token does not see a key.
     pub fn own(&self, heads: Range<usize>) -> Array3<f32> {
         match &self.own {
             Own::Logits(logits) => logits.slice(s![heads, .., ..]).to_owned(),
-            Own::Keys(keys) => {
-                let tokens = keys.len_of(Axis(1));
-                let mut logits = Array3::zeros((heads.len(), tokens, tokens));
-                for (mut logits, head) in logits.outer_iter_mut().zip(heads) {
-                    let (vectors, keys) =
-                        (self.vectors.slice(s![head, .., ..]), keys.slice(s![head, .., ..]));
-                    logits.assign(&vectors.dot(&keys.t()));
+            Own::Keys(keys) => self.over(keys, heads),
+            Own::KeysBefore(keys) => {
+                let mut logits = self.over(keys, heads);
+                for (token, mut row) in logits.axis_iter_mut(Axis(1)).enumerate() {
+                    row.slice_mut(s![.., token + 1..]).fill(f32::MIN);
                 }
                 logits
             }
         }
+    }
+
+    fn over(&self, keys: &Array3<f32>, heads: Range<usize>) -> Array3<f32> {
+        let tokens = keys.len_of(Axis(1));
+        let mut logits = Array3::zeros((heads.len(), tokens, tokens));
+        for (mut logits, head) in logits.outer_iter_mut().zip(heads) {
+            let (vectors, keys) = (self.vectors.slice(s![head, .., ..]), keys.slice(s![head, .., ..]));
+            logits.assign(&vectors.dot(&keys.t()));
+        }
+        logits
     }
 }
 

@@ -253,8 +253,8 @@ impl Pipeline {
             plain => clock.stage("scan", || score::all(&reading, plain, cancel))?,
         };
         let fitted = clock.stage("select", || self.fit(request, &reading, &scores, cancel))?;
-        let explain = || clock.stage("explain", || explain::tokens(&reading));
-        let explanation = request.explain.then(explain);
+        let explain = || clock.stage("explain", || explain::tokens(&reading, cancel));
+        let explanation = request.explain.then(explain).transpose()?;
         Ok(Compressed {
             chunks: outcomes(&reading, &scores, &fitted),
             context: fitted.context,
@@ -290,8 +290,9 @@ impl Pipeline {
         let held = if all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
         limits.check_logits(tokens.ids.len(), held)?;
         let placement = self.settings.placement;
-        let question =
-            clock.stage("question", || question::encode(&tokens.ids, &blocks, model, placement, cancel))?;
+        let question = clock.stage("question", || {
+            question::encode(&tokens.ids, &blocks, model, placement, (limits, cancel))
+        })?;
         cancel.check()?;
         let graph_logits = match self.settings.scan {
             ScanBy::Fused => None,

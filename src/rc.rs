@@ -36,6 +36,7 @@ pub use exact::{SortedReference, coupled, coupled_means};
 pub use peaks::{EMPTY, KEY_NONE, Peaks, peaks};
 pub use pooling::{
     Estimator, HeadMean, Pooling, UnknownEstimator, coupled_segments, mean_over_heads, mean_over_queries,
+    peaks_against_own,
 };
 pub use ranked::{RANK_POWER, ranked_rivals};
 pub use reference::{Reference, UnknownReference};
@@ -55,8 +56,8 @@ pub struct Scored {
 
 /// Scores contiguous segments of the key axis; they may be empty, overlap or nest.
 ///
-/// `cross` is `[head, query, key]`, `own` is `[head, query, own key]`: the question's logits against itself. It may hold
-/// no keys where the estimator's reference does not use them.
+/// `cross` is `[head, query, key]`, `own` is `[head, query, own key]`: the question's logits against itself, [`EMPTY`] where a query
+/// does not see the key. It may hold no keys where the estimator's reference does not use them.
 ///
 /// # Panics
 /// When `cross` and `own` differ in heads or queries, or a segment ends beyond the key axis: the caller built both.

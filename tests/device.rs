@@ -7,17 +7,13 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use ndarray::{Array3, ArrayView3};
-use support::{in_checkout, model_dir, ort_settings};
+use support::{device, in_checkout, model_dir, ort_settings};
 use tempfile::TempDir;
 use thresher::export::{ExportOptions, export};
 use thresher::model::contract::Weights;
 use thresher::model::device::DeviceChoice;
 use thresher::model::ort::{Loaded, OrtSettings};
 use thresher::model::{ModelError, ModelRuntime, Past};
-
-fn device() -> DeviceChoice {
-    std::env::var("THRESHER_TEST_DEVICE").map_or(DeviceChoice::Cpu, |name| name.parse().expect("a device"))
-}
 
 fn load(dir: &Path, device: DeviceChoice) -> std::sync::Arc<dyn ModelRuntime> {
     Loaded::load(&OrtSettings { device, ..ort_settings(dir, 2) }).expect("it loads").runtime()
@@ -117,7 +113,7 @@ fn a_long_question_begins_as_its_beginning_alone() {
 #[test]
 fn windows_of_a_decoder_have_the_same_bits_alone_and_beside_others() {
     let out = exported(Weights::F32);
-    let model = load(out.path(), DeviceChoice::Cpu);
+    let model = load(out.path(), device());
     let many: Vec<&[u32]> = WINDOWS.iter().cycle().take(40).copied().collect();
     let together = planes(&*model, &many);
     for (i, window) in many.iter().enumerate() {

@@ -27,8 +27,10 @@ pub fn evaluate(
     codec: Codec,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Report> {
-    let methods: Vec<_> =
-        methods::all(codec, pipeline.model()).into_iter().filter(|method| *method != Method::Cosine).collect();
+    let methods: Vec<_> = methods::all(codec, pipeline.model())
+        .into_iter()
+        .filter(|method| *method != Method::Cosine)
+        .collect();
     let mut right = vec![Vec::new(); methods.len()];
     let mut ms = vec![0.0; methods.len()];
     for (done, row) in rows.iter().enumerate() {

@@ -207,7 +207,10 @@ impl Contract {
         let path = dir.join(CONTRACT_FILE);
         self.check_values(&path)?;
         let text = toml::to_string(self).expect("a contract has only TOML's types, tables last");
-        fs::write(&path, text).map_err(|cause| ContractError::Write { file: path, cause })
+        // Put in its place whole: a model that was there is never left without one.
+        let partial = dir.join(format!(".{CONTRACT_FILE}.partial"));
+        let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, &path));
+        written.map_err(|cause| ContractError::Write { file: path, cause })
     }
 
     /// Hashes every file and compares; reads them whole, so it takes about a second per gigabyte.
@@ -289,6 +292,9 @@ impl Contract {
         }
         match &self.family {
             Family::Late(late) => late.check(),
+            Family::Decoder(_) if !self.tokenizer.suffix.is_empty() => {
+                Err(("tokenizer.suffix", "a decoder's window has no end: others follow".to_owned()))
+            }
             Family::Decoder(decoder) => decoder.check(self.window.tokens_max),
         }
         .or_else(|(key, reason)| refuse(key, reason))

@@ -15,7 +15,7 @@ use super::tokenize::{self, Passage};
 use super::validate::RequestLimits;
 use crate::domain::{Chunk, TokenSpan};
 use crate::kv::block::{Block, Parts};
-use crate::kv::codec::Codec;
+use crate::kv::codec::{Codec, LANES};
 use crate::kv::key::{BlockKey, KeySpace};
 use crate::kv::store::{Claim, KvStore, Sources, Unread};
 use crate::model::tokenizer::ModelTokenizer;
@@ -48,6 +48,8 @@ pub struct Reader {
     codec: Codec,
     keys: KeySpace,
     pace: Pace,
+    /// What a token takes in a block, and as full numbers.
+    token_bytes: [usize; 2],
 }
 
 impl Reader {
@@ -60,8 +62,12 @@ impl Reader {
         codec: Codec,
         salt: &[u8],
     ) -> Self {
-        let keys = key_space(model.info(), codec, salt);
-        Self { model, tokenizer, store, codec, keys, pace: Pace::default() }
+        let info = model.info();
+        let keys = key_space(info, codec, salt);
+        let scale = if codec.is_quantized() { 4 } else { 0 };
+        let value_bytes = codec.head_bytes(LANES, info.head_dim) / LANES;
+        let token_bytes = [info.planes * (value_bytes + scale), info.planes * info.head_dim * 4];
+        Self { model, tokenizer, store, codec, keys, pace: Pace::default(), token_bytes }
     }
 
     /// The blocks of `chunks`.
@@ -96,7 +102,7 @@ impl Reader {
             span
         };
         let spans = blocks.iter().map(span).collect();
-        limits.check_tokens(start)?;
+        limits.check_tokens(start, self.token_bytes[0])?;
         Ok(Blocks { blocks, spans, sources })
     }
 
@@ -116,7 +122,7 @@ impl Reader {
         cancel: &Cancel,
     ) -> Result<(), PipelineError> {
         let Unread { claims, later, known_tokens } = unread;
-        limits.check_tokens(known_tokens)?;
+        limits.check_tokens(known_tokens, self.token_bytes[0])?;
         if claims.is_empty() {
             return Ok(());
         }
@@ -137,13 +143,14 @@ impl Reader {
         let total = AtomicUsize::new(known_tokens);
         let passage = |claim: &Claim| -> Result<_, PipelineError> {
             cancel.check()?;
-            limits.check_tokens(total.load(Ordering::Relaxed))?;
+            limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes[0])?;
             let passage = tokenize::passage(&chunks[claim.index()], &self.tokenizer)?;
+            limits.check_tokens(passage.ids.len(), self.token_bytes[1])?;
             total.fetch_add(passage.ids.len(), Ordering::Relaxed);
             Ok(passage)
         };
         let passages = claims.par_iter().map(passage).collect::<Result<Vec<_>, _>>();
-        limits.check_tokens(total.into_inner())?;
+        limits.check_tokens(total.into_inner(), self.token_bytes[0])?;
         let passages = passages?;
         let info = self.model.info();
         let pending: Vec<Pending> = passages.iter().map(|passage| Pending::new(passage, info)).collect();

@@ -2,7 +2,8 @@
 
 use ndarray::{Array2, Array3};
 
-use super::{Reading, score};
+use super::cancel::Cancel;
+use super::{PipelineError, Reading, score};
 use crate::domain::{ByteRange, TokenSpan};
 use crate::rc::{self, HeadMean, KEY_NONE, Peaks};
 
@@ -26,12 +27,16 @@ pub struct ChunkExplanation {
 }
 
 /// Scores every token of every chunk.
-pub fn tokens(reading: &Reading) -> Explanation {
+///
+/// # Errors
+/// A deadline when `cancel` says so.
+pub fn tokens(reading: &Reading, cancel: &Cancel) -> Result<Explanation, PipelineError> {
     let spans = &reading.blocks.spans;
     let single: Vec<_> = (0..reading.blocks.tokens()).map(|i| TokenSpan::new(i, i + 1)).collect();
     let (mut per_token, mut per_chunk) = (HeadMean::default(), HeadMean::default());
     let mut anchors = Anchors::new(reading.tokens.ids.len(), spans.len());
     for heads in reading.heads_at_once(single.len()) {
+        cancel.check()?;
         let logits = &reading.logits(heads);
         per_token.add(score::ranked(logits, &single));
         let rc = score::ranked(logits, spans);
@@ -49,10 +54,10 @@ pub fn tokens(reading: &Reading) -> Explanation {
         });
         ChunkExplanation { tokens, question: question.collect() }
     };
-    Explanation {
+    Ok(Explanation {
         question: reading.tokens.offsets.clone(),
         chunks: spans.iter().enumerate().map(chunk).collect(),
-    }
+    })
 }
 
 /// The key that each token of the question speaks through in each chunk: that of the head that says most there.

@@ -15,13 +15,14 @@ use self::place::View;
 use super::PipelineError;
 use super::blocks::{self, Blocks};
 use super::cancel::Cancel;
+use super::validate::RequestLimits;
 use crate::domain::TokenSpan;
 use crate::kv::scan::{self, Look};
 use crate::model::contract::Rotary;
 use crate::model::{DecoderInfo, Encoded, ModelError, ModelInfo, ModelRuntime, NoPast, Own};
 
-/// Questions, turned differently, that are ready at once.
-const TURNED_AT_ONCE: usize = 256;
+/// Values of questions, turned differently, that are ready at once: 32 MiB of them, and a quarter more in eight bits.
+const TURNED_AT_ONCE: usize = 8 << 20;
 
 /// A question that has been through the model.
 #[derive(Debug, Clone)]
@@ -54,12 +55,12 @@ pub fn encode(
     blocks: &Blocks,
     model: &dyn ModelRuntime,
     placement: Placement,
-    cancel: &Cancel,
+    (limits, cancel): (&RequestLimits, &Cancel),
 ) -> Result<Question, PipelineError> {
     let info = model.info();
     let views = match &info.decoder {
         None => vec![(View::of_all(blocks), alone(ids, model)?)],
-        Some(decoder) => looking_back(ids, blocks, (model, decoder), placement, cancel)?,
+        Some(decoder) => looking_back(ids, blocks, (model, decoder), placement, (limits, cancel))?,
     };
     let rotary = info.decoder.as_ref().and_then(|decoder| decoder.rotary.clone());
     Ok(Question { planes: info.readout.clone(), rotary, views })
@@ -86,9 +87,10 @@ fn looking_back(
     blocks: &Blocks,
     (model, decoder): (&dyn ModelRuntime, &DecoderInfo),
     placement: Placement,
-    cancel: &Cancel,
+    (limits, cancel): (&RequestLimits, &Cancel),
 ) -> Result<Vec<(View, Encoded)>, PipelineError> {
     let views = place::views(blocks, (model.info(), decoder), ids.len(), placement);
+    limits.check_groups(views.len(), (ids.len(), model.info().readout.len(), model.info().head_dim))?;
     let look = |view: View| {
         let past = BlocksAsPast::new(&view, blocks, (model.info(), decoder), cancel);
         match model.question(ids, &past) {
@@ -99,7 +101,10 @@ fn looking_back(
             Err(error) => Err(error.into()),
         }
     };
-    views.into_iter().map(look).collect()
+    let mut views = views.into_iter().map(look).collect::<Result<Vec<_>, PipelineError>>()?;
+    // Its own keys are asked for as they were in front of the first group.
+    views.iter_mut().skip(1).for_each(|(_, encoded)| encoded.own = Own::Keys(Array3::zeros((0, 0, 0))));
+    Ok(views)
 }
 
 /// Longest question that a model reads beside a window.
@@ -137,16 +142,18 @@ impl Question {
     ) -> Option<Vec<T>> {
         let mut found = Vec::new();
         for (view, encoded) in &self.views {
+            let (_, tokens, dim) = encoded.vectors.dim();
+            let turned_at_once = (TURNED_AT_ONCE / (heads.len() * tokens * dim).max(1)).max(1);
             let mut rest = &view.pieces[..];
             while !rest.is_empty() {
                 let mut turns: HashMap<i64, usize> = HashMap::new();
                 let known = rest.iter().take_while(|piece| {
                     let next = turns.len();
                     turns.entry(piece.moved).or_insert(next);
-                    turns.len() <= TURNED_AT_ONCE
+                    turns.len() <= turned_at_once
                 });
                 let (now, later) = rest.split_at(known.count());
-                turns.retain(|_, at| *at < TURNED_AT_ONCE);
+                turns.retain(|_, at| *at < turned_at_once);
                 let mut by_turn: Vec<(usize, i64)> = turns.iter().map(|(moved, at)| (*at, *moved)).collect();
                 by_turn.sort_unstable();
                 let questions: Vec<scan::Question> =

@@ -87,7 +87,8 @@ impl Segments {
 /// A deadline when `cancel` says so.
 pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<Peaks, PipelineError> {
     if let Some(cross) = &reading.graph_logits {
-        let of = |spans: &[TokenSpan]| rc::peaks(cross.view(), spans).value;
+        let cross = cross.slice(s![heads, .., ..]);
+        let of = |spans: &[TokenSpan]| rc::peaks(cross, spans).value;
         let units: Vec<TokenSpan> = reading.units.iter().map(|unit| unit.tokens).collect();
         let sentences: Vec<TokenSpan> = match reading.granularity {
             Granularity::Token => sentences_of(&reading.units).0.iter().map(|(_, s)| s.tokens).collect(),
@@ -134,7 +135,7 @@ fn whole(found: &Array3<f32>, blocks: &[usize], segments: &Segments) -> Array3<f
 /// Raw logits of some heads of the question over all blocks' keys, `[head, question_token, key]`.
 pub fn logits(reading: &Reading, heads: Range<usize>) -> Array3<f32> {
     if let Some(cross) = &reading.graph_logits {
-        return cross.clone();
+        return cross.slice(s![heads, .., ..]).to_owned();
     }
     let scan = |looks: &[(Piece, Look)]| {
         Some(scan::logits(&looks.iter().map(|(_, look)| *look).collect::<Vec<_>>()))

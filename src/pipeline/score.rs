@@ -13,7 +13,7 @@ use super::units::{Unit, sentences_of};
 use super::{PipelineError, Reading};
 use crate::domain::{Granularity, TokenSpan};
 use crate::model::Logits;
-use crate::rc::{self, Estimator, HeadMean, Reference, UnknownEstimator};
+use crate::rc::{self, Estimator, HeadMean, UnknownEstimator};
 
 /// How a request is scored. The default is chosen here, by measurement (`docs/evaluation.md`).
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -77,17 +77,13 @@ pub fn contrast(reading: &Reading, cancel: &Cancel) -> Result<Contrast, Pipeline
     let columns = 2 * reading.units.len() + reading.blocks.spans.len();
     for heads in reading.heads_at_once(columns) {
         let peaks = scan::peaks(reading, heads.clone(), cancel)?;
-        let rc_of = |peaks: &Array3<f32>, segments: &dyn Fn() -> Vec<TokenSpan>| match is_contest(peaks) {
-            true => rc::ranked_rivals(peaks.view()),
-            false => ranked(&reading.logits(heads.clone()), &segments()),
-        };
-        chunks.add(rc_of(&peaks.chunks, &|| reading.blocks.spans.clone()));
+        let rc_of = |peaks: &Array3<f32>| rc_of_peaks(peaks, || reading.question.own(heads.clone()));
+        chunks.add(rc_of(&peaks.chunks));
         if reading.granularity != Granularity::Chunk {
-            units.add(rc_of(&peaks.units, &|| reading.units.iter().map(|unit| unit.tokens).collect()));
+            units.add(rc_of(&peaks.units));
         }
         if reading.granularity == Granularity::Token {
-            let spans = || sentences_of(&reading.units).0.iter().map(|(_, place)| place.tokens).collect();
-            sentences.add(rc_of(&peaks.sentences, &spans));
+            sentences.add(rc_of(&peaks.sentences));
         }
         reaches.push(reach(&peaks.chunks));
     }
@@ -161,13 +157,13 @@ impl Reading {
 /// RC of each segment per head and question token against ranked rivals, `[head, question token, segment]`. A segment that is the
 /// only one has no rivals: it is compared with the question itself.
 pub fn ranked(logits: &Logits, segments: &[TokenSpan]) -> Array3<f32> {
-    let peaks = rc::peaks(logits.cross.view(), segments);
-    match is_contest(&peaks.value) {
-        true => rc::ranked_rivals(peaks.value.view()),
-        false => {
-            let alone = Estimator { pooling: rc::Pooling::Peak, reference: Reference::Own };
-            rc::coupled_segments(logits.cross.view(), logits.own.view(), segments, &peaks, alone)
-        }
+    rc_of_peaks(&rc::peaks(logits.cross.view(), segments).value, || logits.own.clone())
+}
+
+fn rc_of_peaks(peaks: &Array3<f32>, own: impl FnOnce() -> Array3<f32>) -> Array3<f32> {
+    match is_contest(peaks) {
+        true => rc::ranked_rivals(peaks.view()),
+        false => rc::peaks_against_own(peaks.view(), own().view()),
     }
 }
 

@@ -23,6 +23,9 @@ pub struct RequestLimits {
     pub query_tokens_max: usize,
     /// Model tokens of all chunks together.
     pub input_tokens_max: usize,
+    /// Bytes of all chunks' blocks together, which a request holds while it is scored; also of one chunk's as full numbers, while it
+    /// is read.
+    pub block_bytes_max: usize,
     /// Tokens of the question times units that are scored, or times tokens of the chunks where each is explained.
     pub logit_count_max: usize,
 }
@@ -36,19 +39,29 @@ impl Default for RequestLimits {
             chunk_bytes_max: 1_048_576,
             query_tokens_max: 512,
             input_tokens_max: 4_194_304,
+            block_bytes_max: 2_147_483_648,
             logit_count_max: 33_554_432,
         }
     }
 }
 
 impl RequestLimits {
-    /// Whether a request's chunks may have `tokens` tokens together.
+    /// Whether a request's chunks may have `tokens` tokens together, whose blocks have `token_bytes` each.
     ///
     /// # Errors
-    /// [`InvalidRequest::InputTooLong`].
-    pub fn check_tokens(&self, tokens: usize) -> Result<(), InvalidRequest> {
+    /// [`InvalidRequest::InputTooLong`], [`InvalidRequest::BlocksTooLarge`].
+    pub fn check_tokens(&self, tokens: usize, token_bytes: usize) -> Result<(), InvalidRequest> {
         let max = self.input_tokens_max;
-        if tokens > max { Err(InvalidRequest::InputTooLong { max }) } else { Ok(()) }
+        if tokens > max {
+            return Err(InvalidRequest::InputTooLong { max });
+        }
+        let max = self.block_bytes_max;
+        match tokens.saturating_mul(token_bytes) > max {
+            true => {
+                Err(InvalidRequest::BlocksTooLarge { max, token_bytes, tokens_max: max / token_bytes.max(1) })
+            }
+            false => Ok(()),
+        }
     }
 
     /// Whether a model that reads at most `model_max` tokens of a question beside a chunk may be asked so many; none: any number.
@@ -59,6 +72,24 @@ impl RequestLimits {
         match model_max {
             Some(max) if found > max => Err(InvalidRequest::QueryBeyondModel { found, max }),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether a question may be held as it sees so many groups, with `values` values for each of its tokens and heads.
+    ///
+    /// # Errors
+    /// [`InvalidRequest::GroupsTooMany`].
+    pub fn check_groups(
+        &self,
+        groups: usize,
+        (question_tokens, heads, values): (usize, usize, usize),
+    ) -> Result<(), InvalidRequest> {
+        let max = self.logit_count_max;
+        let found = [groups, question_tokens, heads, values].into_iter().fold(1, usize::saturating_mul);
+        // One group's is what any question takes.
+        match groups > 1 && found > max {
+            true => Err(InvalidRequest::GroupsTooMany { groups, question_tokens, heads, max }),
+            false => Ok(()),
         }
     }
 
@@ -92,6 +123,16 @@ pub enum InvalidRequest {
     #[error("chunks have more than {max} tokens together (limits.input_tokens_max)")]
     InputTooLong { max: usize },
     #[error(
+        "chunks take more than {max} bytes together (limits.block_bytes_max): with this model a token takes {token_bytes}, so send at \
+         most {tokens_max} tokens"
+    )]
+    BlocksTooLarge { max: usize, token_bytes: usize, tokens_max: usize },
+    #[error(
+        "{groups} groups of chunks that the model's context holds, times {question_tokens} query tokens of {heads} heads, are more than \
+         {max} values (limits.logit_count_max): ask shorter, of fewer chunks, or choose heads (thresher calibrate)"
+    )]
+    GroupsTooMany { groups: usize, question_tokens: usize, heads: usize, max: usize },
+    #[error(
         "{question_tokens} query tokens times {keys} units (tokens, where all of them are explained) are more than {max} \
          (limits.logit_count_max): ask shorter, of fewer chunks, with a larger granularity or without explain"
     )]
@@ -120,8 +161,8 @@ impl InvalidRequest {
             Self::QueryTooLong { .. } | Self::QueryBeyondModel { .. } => "query_too_long",
             Self::ChunksEmpty => "chunks_empty",
             Self::ChunkTooMany { .. } => "chunk_too_many",
-            Self::InputTooLong { .. } => "input_too_long",
-            Self::LogitTooMany { .. } => "logit_too_many",
+            Self::InputTooLong { .. } | Self::BlocksTooLarge { .. } => "input_too_long",
+            Self::LogitTooMany { .. } | Self::GroupsTooMany { .. } => "logit_too_many",
             Self::ChunkTooLong { .. } => "chunk_too_long",
             Self::KeepTooMany { .. } => "keep_too_many",
             Self::ChunkIdDuplicate { .. } => "chunk_id_duplicate",
@@ -142,6 +183,8 @@ impl InvalidRequest {
             Self::ChunksEmpty
             | Self::ChunkTooMany { .. }
             | Self::InputTooLong { .. }
+            | Self::BlocksTooLarge { .. }
+            | Self::GroupsTooMany { .. }
             | Self::LogitTooMany { .. } => "chunks".to_owned(),
             Self::ChunkIdDuplicate { second, .. } => format!("chunks[{second}].id"),
             Self::ChunkTooLong { index, .. } => format!("chunks[{index}].text"),

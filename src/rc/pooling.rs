@@ -8,7 +8,7 @@ use ndarray::{Array2, Array3, ArrayView2, ArrayView3, Axis};
 use serde::{Deserialize, Serialize};
 
 use super::exact::SortedReference;
-use super::peaks::{KEY_NONE, Peaks};
+use super::peaks::{EMPTY, KEY_NONE, Peaks};
 use super::reference::Reference;
 use super::rows::{contiguous, for_each_row};
 use super::saturated;
@@ -79,6 +79,28 @@ pub fn coupled_segments(
                     *out = if key == KEY_NONE { 0.0 } else { saturated(y.rc(value)) };
                 }
             }
+        }
+    });
+    out
+}
+
+/// RC of every segment's peak against the question's own logits, `[head, query, segment]`: what `peak/self` is, from peaks alone.
+///
+/// `peaks` is `[head, query, segment]`, [`EMPTY`] for a segment without keys; `own` is `[head, query, own key]`, [`EMPTY`] for a key that
+/// the query does not see.
+///
+/// # Panics
+/// When heads or queries differ.
+pub fn peaks_against_own(peaks: ArrayView3<'_, f32>, own: ArrayView3<'_, f32>) -> Array3<f32> {
+    let (heads, queries, _) = peaks.dim();
+    assert_eq!((heads, queries), (own.dim().0, own.dim().1), "own logits' heads and queries");
+    let mut out = Array3::zeros(peaks.dim());
+    let elements = 8 * (out.len() + own.len());
+    let rows = peaks.rows().into_iter().zip(own.rows()).zip(out.rows_mut()).collect();
+    for_each_row(elements, rows, |y: &mut SortedReference, ((peaks, own), mut out)| {
+        y.refill(|buffer| Reference::Own.collect(own, (&[], &[]), buffer));
+        for (out, &peak) in out.iter_mut().zip(peaks) {
+            *out = if peak == EMPTY { 0.0 } else { saturated(y.rc(peak)) };
         }
     });
     out

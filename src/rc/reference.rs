@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::peaks::KEY_NONE;
+use super::peaks::{EMPTY, KEY_NONE};
 
 /// The reference Y_j of query token j.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,8 +27,8 @@ impl Reference {
     /// Every reference, in the order in which messages name them.
     pub const ALL: [Self; 3] = [Self::Own, Self::Rivals, Self::Both];
 
-    /// Adds Y_j to `out`: `own` is row j of the self logits, `values` and `keys` are row j of the peaks.
-    /// Empty segments have no peak, so they are nobody's rival.
+    /// Adds Y_j to `out`: `own` is row j of the self logits, [`EMPTY`] where query j does not see the key; `values` and `keys` are row
+    /// j of the peaks. Empty segments have no peak, so they are nobody's rival.
     pub(super) fn collect<'a>(
         self,
         own: impl IntoIterator<Item = &'a f32>,
@@ -36,7 +36,7 @@ impl Reference {
         out: &mut Vec<f32>,
     ) {
         if self != Self::Rivals {
-            out.extend(own);
+            out.extend(own.into_iter().filter(|&&own| own != EMPTY));
         }
         if self != Self::Own {
             let found = values.iter().zip(keys).filter(|&(_, &key)| key != KEY_NONE);
@@ -77,6 +77,9 @@ mod tests {
     #[test]
     fn what_each_holds() {
         check("self", Reference::Own, &[1.0, 2.0]);
+        let mut seen = Vec::new();
+        Reference::Own.collect(&[EMPTY, 2.0, EMPTY], (&[], &[]), &mut seen);
+        assert_eq!(seen, [2.0], "what is not seen is not compared with");
         check("rivals leave out the empty", Reference::Rivals, &[5.0, 7.0]);
         check("both", Reference::Both, &[1.0, 2.0, 5.0, 7.0]);
     }

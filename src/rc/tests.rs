@@ -79,7 +79,9 @@ fn mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
 fn definition_of(case: &Case, (h, j): (usize, usize), segment: TokenSpan, estimator: Estimator) -> f64 {
     let row = case.cross.index_axis(Axis(0), h).row(j).to_vec();
     let peak = |span: &TokenSpan| row[span.range()].iter().copied().max_by(f32::total_cmp);
-    let own = case.own.index_axis(Axis(0), h).row(j).to_vec();
+    // What is not seen is no reference.
+    let own: Vec<f32> =
+        case.own.index_axis(Axis(0), h).row(j).iter().copied().filter(|&own| own != EMPTY).collect();
     let rivals: Vec<f32> = case.segments.iter().filter_map(peak).collect();
     let y = match estimator.reference {
         Reference::Own => own,

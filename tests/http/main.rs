@@ -105,6 +105,7 @@ fn request_limits() -> RequestLimits {
         chunk_bytes_max: 1_500,
         query_tokens_max: 64,
         input_tokens_max: 2_500,
+        block_bytes_max: RequestLimits::default().block_bytes_max,
         logit_count_max: 50_000,
     }
 }

@@ -36,6 +36,11 @@ pub fn model_dir() -> PathBuf {
     dir
 }
 
+/// The device that THRESHER_TEST_DEVICE names; the processor if none.
+pub fn device() -> DeviceChoice {
+    env::var("THRESHER_TEST_DEVICE").map_or(DeviceChoice::Cpu, |name| name.parse().expect("a device"))
+}
+
 /// What loading a model takes, on the processor.
 pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
     OrtSettings {

@@ -1,5 +1,6 @@
 //! Reads a family's `config.json` into the one description that all families share.
-//! Knows nothing of tensors or graphs. What it does not know it refuses: a configuration is never read in part.
+//! Knows nothing of tensors or graphs. Keys that are known to change what is computed are refused unless they change nothing; what a
+//! checkpoint holds beyond what is read is refused when its tensors are moved.
 
 use std::path::Path;
 
@@ -30,6 +31,10 @@ const NEUTRAL: [(&str, Option<f64>); 14] = [
     ("logits_scaling", Some(1.0)),
     ("logit_scale", Some(1.0)),
 ];
+
+/// What `transformers` takes for a window, and for the layers before the first that has one, where a configuration does not say.
+const WINDOW: usize = 4096;
+const WINDOW_LAYERS: usize = 28;
 
 /// `config.json`, asked key by key.
 struct Keys<'a> {
@@ -68,6 +73,7 @@ impl Keys<'_> {
         let (hidden, heads) = (self.number("hidden_size")?, self.number("num_attention_heads")?);
         let head_dim = match self.get("head_dim")? {
             Some(head_dim) => head_dim,
+            None if family == Family::Qwen3 => self.number("head_dim")?,
             None => self.part_of(hidden, heads, "num_attention_heads")?,
         };
         let layers = self.number("num_hidden_layers")?;
@@ -88,7 +94,11 @@ impl Keys<'_> {
             family,
             layers,
             heads,
-            kv_heads: self.get("num_key_value_heads")?.unwrap_or(heads),
+            kv_heads: match family {
+                Family::Llama => self.get("num_key_value_heads")?.unwrap_or(heads),
+                // Others have a number of their own where it is not said.
+                _ => self.number("num_key_value_heads")?,
+            },
             head_dim,
             vocab_size: self.number("vocab_size")?,
             context_tokens_max: self.number("max_position_embeddings")?,
@@ -184,7 +194,11 @@ impl Keys<'_> {
 
     /// How many places back each layer sees.
     fn windows(&self, family: Family, layers: usize) -> Result<Vec<Option<usize>>, ExportError> {
-        let window: Option<usize> = self.get("sliding_window")?;
+        // Configurations without the key had a window when they were made; null switches it off.
+        let window = match self.map.contains_key("sliding_window") {
+            true => self.get("sliding_window")?,
+            false => Some(WINDOW),
+        };
         if window == Some(0) {
             return self.refuse("sliding_window", "0".to_owned(), "1 and more".to_owned());
         }
@@ -196,7 +210,7 @@ impl Keys<'_> {
         let window = window.filter(|_| may_slide);
         let first = match family {
             Family::Mistral => 0,
-            _ => self.get("max_window_layers")?.unwrap_or(layers),
+            _ => self.get("max_window_layers")?.unwrap_or(WINDOW_LAYERS),
         };
         let Some(types) = self.get::<Vec<String>>("layer_types")? else {
             return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());

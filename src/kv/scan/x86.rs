@@ -1,4 +1,4 @@
-//! The scan's inner product in the vector instructions of x86-64. All unsafe code of the crate is here: loads from
+//! The scan's inner product in the vector instructions of x86-64. The scan's unsafe code is here: loads from
 //! arrays of known length, and calls that `Kernel` makes only where the processor has the instructions.
 #![allow(unsafe_code)]
 

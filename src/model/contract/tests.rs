@@ -35,6 +35,7 @@ fn late(contract: &mut Contract) -> &mut Late {
 fn decoder() -> Contract {
     let mut contract = contract();
     contract.files.remove("passage.onnx");
+    contract.tokenizer.suffix.clear();
     contract.family = Family::Decoder(Decoder {
         graph: "query.onnx".into(),
         layers: 3,
@@ -122,6 +123,7 @@ fn a_broken_contract_is_refused_by_file_and_key() {
 #[test]
 fn a_broken_decoder_is_refused_by_file_and_key() {
     let check = |from: &str, to: &str, expect: &[&str]| check_load(&decoder(), (from, to), expect);
+    check("suffix = []", "suffix = [3]", &["tokenizer.suffix", "no end"]);
     check("layers = 3", "layers = 0", &["decoder", "0 layers"]);
     check("kv_heads = 2", "kv_heads = 3", &["decoder.kv_heads", "3 does not divide 4"]);
     check("scale = 0.125", "scale = inf", &["decoder.scale", "inf"]);

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::device::Device;
 use super::frame::Frame;
 use super::pool::Pool;
-use super::stages::{LayerPast, OnTheirWay, Part, Stages, Tokens};
+use super::stages::{self, LayerPast, OnTheirWay, Part, Stages, Tokens};
 use super::weights::SharedWeights;
 use super::workers::{RUN_TOKENS, Workers};
 use super::{OrtSettings, builder, environment, graph_error, numerics, ort_error, query_sessions};
@@ -25,6 +25,9 @@ use crate::model::{
 /// question's length.
 const QUESTION_TOKENS: usize = 32;
 
+/// The same on a GPU, where what it looks back on goes there for each of them.
+const GPU_QUESTION_TOKENS: usize = 256;
+
 /// Tokens that one run on a GPU takes.
 const GPU_RUN_TOKENS: usize = 4096;
 
@@ -37,6 +40,7 @@ pub struct DecoderRuntime {
     asks: Arc<Pool<Stages>>,
     /// `[plane, prefix token, head_dim]`: what lies before every window, the same for all.
     prefix: Array3<f32>,
+    tile_tokens: usize,
 }
 
 /// What of a decoder is read, and how its planes are numbered: each layer's keys, then its values, head by head.
@@ -70,6 +74,7 @@ impl DecoderRuntime {
         let model = onnx::read_model(&path).map_err(|e| graph_error(&file, e))?;
         check_io(&contract, Graph::Decoder, &io_of(&model))?;
         let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
+        let device = device.shared_by(stages::sessions(decoder.depth()));
         let weights = SharedWeights::open(&contract, &settings.model_dir, &device)?;
         let load = |count: usize, threads: usize| {
             let load = |_| {
@@ -112,7 +117,7 @@ impl DecoderRuntime {
         let workers = workers.map_err(|e| graph_error("worker threads", e))?;
         let info = ModelInfo {
             name: contract.name.clone(),
-            fingerprint: numerics::fingerprint(&contract),
+            fingerprint: numerics::fingerprint(&contract, device.is_cpu()),
             window_tokens_max: contract.window.tokens_max - frame.prefix.len(),
             planes: shape.planes(),
             head_dim: decoder.head_dim,
@@ -125,7 +130,8 @@ impl DecoderRuntime {
             }),
             device: device.in_use().clone(),
         };
-        Ok(Self { info, file, shape, workers, asks, prefix })
+        let tile_tokens = if device.is_cpu() { QUESTION_TOKENS } else { GPU_QUESTION_TOKENS };
+        Ok(Self { info, file, shape, workers, asks, prefix, tile_tokens })
     }
 }
 
@@ -139,9 +145,11 @@ impl ModelRuntime for DecoderRuntime {
     }
 
     fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
-        let asked = Asked { shape: &self.shape, prefix: self.prefix.view(), question, past };
-        let found = self.asks.with(|stages| asked.ask(stages)).map_err(|e| graph_error(&self.file, e))?;
-        found.ok_or(ModelError::Stopped)
+        let prefix = self.prefix.view();
+        let asked = Asked { shape: &self.shape, prefix, question, past, tile_tokens: self.tile_tokens };
+        let found =
+            self.asks.with_while(|| past.go_on(), |stages| asked.ask(stages)).ok_or(ModelError::Stopped)?;
+        found.map_err(|e| graph_error(&self.file, e))?.ok_or(ModelError::Stopped)
     }
 
     fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
@@ -210,6 +218,7 @@ struct Asked<'a> {
     prefix: ArrayView3<'a, f32>,
     question: &'a [u32],
     past: &'a dyn Past,
+    tile_tokens: usize,
 }
 
 /// Some tokens of the question on their way through the layers.
@@ -263,12 +272,12 @@ impl Asked<'_> {
                 }
             }
         }
-        Ok(Some(Encoded { vectors, own: Own::Keys(keys) }))
+        Ok(Some(Encoded { vectors, own: Own::KeysBefore(keys) }))
     }
 
     /// Room for the question's own tokens behind what it looks back on: none where it is one tile.
     fn own_room(&self) -> usize {
-        if self.question.len() > QUESTION_TOKENS { self.question.len() } else { 0 }
+        if self.question.len() > self.tile_tokens { self.question.len() } else { 0 }
     }
 
     /// Tokens of prefix and past.
@@ -282,7 +291,7 @@ impl Asked<'_> {
         let before: Vec<i64> =
             (0..self.prefix.len_of(Axis(1)) as i64).chain(self.past.places().iter().copied()).collect();
         let tile = |start: usize| {
-            let tokens = start..(start + QUESTION_TOKENS).min(self.question.len());
+            let tokens = start..(start + self.tile_tokens).min(self.question.len());
             let own = (0..self.own_room()).map(|token| if token < start { place(token) } else { -1 });
             let key_places = before.iter().copied().chain(own).chain(tokens.clone().map(place));
             let row =
@@ -294,7 +303,7 @@ impl Asked<'_> {
             };
             Ok(Tile { on_their_way: stages.enter(&entering)?, tokens })
         };
-        (0..self.question.len()).step_by(QUESTION_TOKENS).map(tile).collect()
+        (0..self.question.len()).step_by(self.tile_tokens).map(tile).collect()
     }
 
     /// Planes from `first` on, of prefix and past, with room for the question's own: `[1, kv_heads, p, head_dim]`.

@@ -66,6 +66,12 @@ impl Device {
         &self.in_use
     }
 
+    /// The same, with its memory divided among so many sessions: each has an arena of its own.
+    pub fn shared_by(&self, sessions: usize) -> Self {
+        let memory_bytes_max = self.memory_bytes_max.map(|max| (max / sessions.max(1)).max(1));
+        Self { memory_bytes_max, ..self.clone() }
+    }
+
     /// Tells a session about it.
     ///
     /// # Errors
@@ -75,6 +81,8 @@ impl Device {
         // What a user allows is a bound, so memory is taken as it is needed, not doubled.
         let mut cuda = CUDA::default()
             .with_device_id(i32::from(number))
+            // Ten bits of a product are not single precision, by which blocks are one and the same for a fleet.
+            .with_tf32(false)
             .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested);
         if let Some(max) = self.memory_bytes_max {
             cuda = cuda.with_memory_limit(max);
@@ -82,7 +90,8 @@ impl Device {
         Ok(builder.with_execution_providers([cuda.build().error_on_failure()])?)
     }
 
-    /// Tells a session that it is one of many which run in turn: each would keep the memory of its largest run.
+    /// Tells a session on the processor that it is one of many which run in turn: each would keep the memory of its largest run. On a
+    /// GPU, where memory is slow to come by, they do, within their bound.
     ///
     /// # Errors
     /// What the runtime reports.

@@ -68,7 +68,7 @@ impl LateRuntime {
         Ok(Self {
             info: ModelInfo {
                 name: contract.name.clone(),
-                fingerprint: numerics::fingerprint(&contract),
+                fingerprint: numerics::fingerprint(&contract, device.is_cpu()),
                 window_tokens_max: contract.window.tokens_max - frame.prefix.len() - frame.suffix.len(),
                 planes: late.heads,
                 head_dim: late.head_dim,

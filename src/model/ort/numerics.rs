@@ -9,14 +9,17 @@ use crate::model::contract::{Contract, Weights, hex};
 /// Builds and processors compute single precision alike but for rounding, far below what a codec takes away, so such keys
 /// are one and the same for a fleet. With weights in eight bits, ONNX Runtime's kernels differ in more: on x86 without VNNI
 /// they saturate.
-pub fn fingerprint(contract: &Contract) -> String {
-    name(&contract.fingerprint(), contract.weights.dtype, ort::info(), kernels())
+///
+/// Halves are multiplied in 32 bits by x86 and in 16 by a GPU, so keys of such weights have a name for each.
+pub fn fingerprint(contract: &Contract, is_cpu: bool) -> String {
+    let kernels = if is_cpu { kernels() } else { "cuda" };
+    name(&contract.fingerprint(), contract.weights.dtype, ort::info(), kernels)
 }
 
 fn name(contract: &[u8; 32], weights: Weights, build: &str, kernels: &str) -> String {
     match weights {
-        Weights::F32 | Weights::F16 => hex(&contract[..16]),
-        Weights::Int8 => {
+        Weights::F32 => hex(&contract[..16]),
+        Weights::F16 | Weights::Int8 => {
             let held = Sha256::new()
                 .chain_update(contract)
                 .chain_update(kernels)
@@ -43,12 +46,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_eight_bit_weights_have_a_name_for_each_kind_of_kernel() {
+    fn weights_in_fewer_bits_have_a_name_for_each_kind_of_kernel() {
         let (contract, other) = ([7; 32], [8; 32]);
         let f32 = |contract, build, kernels| name(contract, Weights::F32, build, kernels);
         let int8 = |contract, build, kernels| name(contract, Weights::Int8, build, kernels);
         assert_eq!(f32(&contract, "1", "x86"), "07".repeat(16));
         assert_eq!(f32(&contract, "1", "x86"), f32(&contract, "2", "x86-vnni"));
+        let f16 = |kernels| name(&contract, Weights::F16, "1", kernels);
+        assert_ne!(f16("x86"), f16("cuda"));
         let first = int8(&contract, "1", "x86");
         assert_eq!(first, int8(&contract, "1", "x86"));
         for another in

@@ -20,6 +20,11 @@ use crate::model::onnx::{self, ModelProto};
 /// Layers of one stage. Fewer hold less at once and are more sessions to load.
 const LAYERS: usize = 2;
 
+/// Sessions of so many layers: the stages, and what goes before them.
+pub fn sessions(depth: usize) -> usize {
+    1 + depth.div_ceil(LAYERS)
+}
+
 /// What a layer makes of its tokens, `[b, heads or kv_heads, t, head_dim]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {

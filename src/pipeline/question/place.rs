@@ -11,8 +11,8 @@ use crate::model::{DecoderInfo, ModelInfo};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// Side by side, each ending where the question begins: a chunk's logits do not depend on its order among others. Where keys
-    /// cannot be moved, each begins where it was read.
+    /// Side by side, each ending where the question begins: in what a question sees at once, no chunk is nearer than another. Where
+    /// keys cannot be moved, each begins where it was read.
     #[default]
     Parallel,
     /// One behind the other, as in a prompt.
