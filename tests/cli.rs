@@ -344,7 +344,9 @@ fn what_a_decoder_cannot_be_asked_is_said() {
     let unlabelled = write("unlabelled", &format!("{labelled}\n{}", json!({"query": "a", "chunks": chunks})));
     let bert = folder.path().join("bert");
     export("models/tiny/bert-gelu", &bert, Some(0));
-    let table: [(&str, &Path, Vec<&str>, &str); 8] = [
+    let no_chunks = write("no-chunks", &json!({"query": "a", "chunks": []}).to_string());
+    let table: [(&str, &Path, Vec<&str>, &str); 9] = [
+        ("no chunks", &out, vec!["calibrate", &no_chunks], "question 1: chunks is empty"),
         ("an encoder", &bert, vec!["calibrate", &one], "tiny is no decoder"),
         ("no file", &out, vec!["calibrate", "/no/questions.jsonl"], "cannot read /no/questions.jsonl"),
         ("no question", &out, vec!["calibrate", &empty], "holds no row"),
@@ -380,6 +382,14 @@ fn what_a_decoder_cannot_be_asked_is_said() {
     command.env("THRESHER__MODEL__DIR", &out).env("THRESHER__KV__SCAN", "onnx");
     let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
     assert!(ran.err.contains("no query graph; set kv.scan to \"fused\""), "{:?}", ran.err);
+    // A contract that somebody edited: keys would be moved by other turns than the graph's.
+    let contract = std::fs::read_to_string(out.join("contract.toml")).expect("a contract");
+    std::fs::write(out.join("contract.toml"), contract.replace("frequencies = [1.0", "frequencies = [7.0"))
+        .expect("written");
+    let mut command = thresher(&["compress"]);
+    command.env("THRESHER__MODEL__DIR", &out);
+    let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
+    assert!(ran.err.contains("graph has others to turn keys by"), "{:?}", ran.err);
     // A contract of another model in this one's folder.
     std::fs::copy(bert.join("contract.toml"), out.join("contract.toml")).expect("a copy");
     let mut command = thresher(&["compress"]);

@@ -127,7 +127,22 @@ fn what_decoders_are_not_exported_with_is_refused_by_name() {
     check("llama", "logits_scaling", json!(8.0), &["logits_scaling is `8.0`", "null, 1"]);
     check("llama", "hidden_size", json!(null), &["hidden_size is `missing`"]);
     check("llama", "num_hidden_layers", json!("2"), &["num_hidden_layers", "string"]);
-    check("llama", "num_hidden_layers", json!(0), &["a size of 0"]);
+    check("llama", "num_hidden_layers", json!(0), &["num_hidden_layers is `0`", "1 to"]);
+    check("llama", "num_hidden_layers", json!(1_u64 << 62), &["num_hidden_layers is `4611686018427387904`"]);
+    check(
+        "llama",
+        "num_attention_heads",
+        json!(1_u64 << 62),
+        &["num_attention_heads is `4611686018427387904`"],
+    );
+    check("llama", "num_key_value_heads", json!(0), &["num_key_value_heads is `0`"]);
+    check("llama", "rope_theta", json!(0.0), &["rope_theta is `0", "above 0"]);
+    check(
+        "mistral-linear",
+        "rope_scaling",
+        json!({"type": "linear", "factor": 0.0}),
+        &["a frequency of inf"],
+    );
     check("llama", "max_position_embeddings", json!(1), &["max_position_embeddings is `1`"]);
     check("mistral-sliding", "sliding_window", json!(0), &["sliding_window is `0`"]);
     check("qwen2", "layer_types", json!(["full_attention"]), &["layer_types is `1 types`", "3, one a layer"]);

@@ -77,8 +77,14 @@ impl Measured {
 /// # Errors
 /// With the line's number, when it does not fit.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Question>> {
-    let questions: Vec<Question> = data::read_lines(path)?;
-    for (i, question) in questions.iter().enumerate() {
+    let mut questions: Vec<Question> = data::read_lines(path)?;
+    for (i, question) in questions.iter_mut().enumerate() {
+        if question.chunks.is_empty() {
+            bail!("{}, question {}: chunks is empty", path.display(), i + 1);
+        }
+        // Named twice, a chunk is needed once.
+        question.gold.sort_unstable();
+        question.gold.dedup();
         if let Some(gold) = question.gold.iter().find(|&&gold| gold >= question.chunks.len()) {
             let chunks = question.chunks.len();
             bail!("{}, question {}: gold names chunk {gold} of {chunks}", path.display(), i + 1);

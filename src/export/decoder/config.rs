@@ -32,6 +32,9 @@ const NEUTRAL: [(&str, Option<f64>); 14] = [
     ("logit_scale", Some(1.0)),
 ];
 
+/// Larger than any size of a model; products of two fit a number.
+const SIZE_MAX: usize = 1 << 24;
+
 /// What `transformers` takes for a window, and for the layers before the first that has one, where a configuration does not say.
 const WINDOW: usize = 4096;
 const WINDOW_LAYERS: usize = 28;
@@ -71,7 +74,7 @@ impl Keys<'_> {
     /// Llama and what was made after it.
     fn llama_like(&self, architecture: &'static str, family: Family) -> Result<Decoder, ExportError> {
         let (hidden, heads) = (self.number("hidden_size")?, self.number("num_attention_heads")?);
-        let head_dim = match self.get("head_dim")? {
+        let head_dim = match self.size("head_dim")? {
             Some(head_dim) => head_dim,
             None if family == Family::Qwen3 => self.number("head_dim")?,
             None => self.part_of(hidden, heads, "num_attention_heads")?,
@@ -95,7 +98,7 @@ impl Keys<'_> {
             layers,
             heads,
             kv_heads: match family {
-                Family::Llama => self.get("num_key_value_heads")?.unwrap_or(heads),
+                Family::Llama => self.size("num_key_value_heads")?.unwrap_or(heads),
                 // Others have a number of their own where it is not said.
                 _ => self.number("num_key_value_heads")?,
             },
@@ -179,7 +182,7 @@ impl Keys<'_> {
             context_tokens_max: self.number("n_positions")?,
             rotary: None,
             hidden,
-            intermediate: self.get("n_inner")?.unwrap_or(4 * hidden),
+            intermediate: self.size("n_inner")?.unwrap_or(4 * hidden),
             norm: NormKind::Layer,
             epsilon: self.get("layer_norm_epsilon")?.unwrap_or(1e-5),
             activation: self.activation("activation_function", "gelu_new")?,
@@ -261,15 +264,7 @@ impl Keys<'_> {
     }
 
     fn check_sizes(&self, decoder: &Decoder) -> Result<(), ExportError> {
-        let Decoder { layers, heads, kv_heads, head_dim, .. } = *decoder;
-        let sizes = [layers, heads, kv_heads, head_dim, decoder.vocab_size, decoder.intermediate];
-        if sizes.contains(&0) {
-            return self.refuse(
-                "num_hidden_layers",
-                "a size of 0".to_owned(),
-                "1 and more everywhere".to_owned(),
-            );
-        }
+        let Decoder { heads, kv_heads, .. } = *decoder;
         if !heads.is_multiple_of(kv_heads) {
             return self.refuse("num_key_value_heads", kv_heads.to_string(), format!("divisors of {heads}"));
         }
@@ -285,14 +280,24 @@ impl Keys<'_> {
     }
 
     fn number(&self, key: &'static str) -> Result<usize, ExportError> {
-        match self.get(key)? {
+        match self.size(key)? {
             Some(number) => Ok(number),
             None => self.refuse(key, "missing".to_owned(), "a number".to_owned()),
         }
     }
 
+    /// A size that may be missing.
+    fn size(&self, key: &'static str) -> Result<Option<usize>, ExportError> {
+        match self.get::<usize>(key)? {
+            Some(size) if size == 0 || size > SIZE_MAX => {
+                self.refuse(key, size.to_string(), format!("1 to {SIZE_MAX}"))
+            }
+            size => Ok(size),
+        }
+    }
+
     fn part_of(&self, hidden: usize, heads: usize, key: &'static str) -> Result<usize, ExportError> {
-        if heads == 0 || !hidden.is_multiple_of(heads) {
+        if !hidden.is_multiple_of(heads) {
             return self.refuse(key, heads.to_string(), format!("divisors of the hidden size {hidden}"));
         }
         Ok(hidden / heads)

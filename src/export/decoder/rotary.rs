@@ -58,7 +58,16 @@ pub fn read(
         None => plain.collect(),
         Some(scaling) => scaled(plain, &scaling, file)?,
     };
-    Ok(Rotary { dim, frequencies: scaled.into_iter().map(|frequency| frequency as f32).collect() })
+    let frequencies: Vec<f32> = scaled.into_iter().map(|frequency| frequency as f32).collect();
+    match frequencies.iter().find(|frequency| !(frequency.is_finite() && **frequency > 0.0)) {
+        Some(odd) => Err(ExportError::Unsupported {
+            file: file.to_owned(),
+            key: keys.theta,
+            found: format!("{theta}, with rope_scaling a frequency of {odd}"),
+            supported: "a base and factors above 0".to_owned(),
+        }),
+        None => Ok(Rotary { dim, frequencies }),
+    }
 }
 
 fn scaled(

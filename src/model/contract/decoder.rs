@@ -3,6 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Far more layers, or heads of one, than models have: what is larger is a slip, and memory for it would be asked for.
+const COUNT_MAX: usize = 4096;
+
 /// A decoder: its graph and its shapes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -97,6 +100,9 @@ impl Decoder {
             let sizes =
                 format!("{layers} layers, {heads} heads, {kv_heads} key heads of {head_dim} components");
             return Err(("decoder", sizes));
+        }
+        if let Some(size) = [layers, heads, head_dim].into_iter().find(|&size| size > COUNT_MAX) {
+            return Err(("decoder", format!("layers, heads or head_dim is {size}, more than {COUNT_MAX}")));
         }
         if heads % kv_heads != 0 {
             return Err(("decoder.kv_heads", format!("{kv_heads} does not divide {heads} heads")));

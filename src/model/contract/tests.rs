@@ -125,6 +125,7 @@ fn a_broken_decoder_is_refused_by_file_and_key() {
     let check = |from: &str, to: &str, expect: &[&str]| check_load(&decoder(), (from, to), expect);
     check("suffix = []", "suffix = [3]", &["tokenizer.suffix", "no end"]);
     check("layers = 3", "layers = 0", &["decoder", "0 layers"]);
+    check("layers = 3", "layers = 9999999999999", &["decoder", "9999999999999", "more than 4096"]);
     check("kv_heads = 2", "kv_heads = 3", &["decoder.kv_heads", "3 does not divide 4"]);
     check("scale = 0.125", "scale = inf", &["decoder.scale", "inf"]);
     check("kv_dtype = \"f32\"", "kv_dtype = \"f16\"", &["decoder.kv_dtype", "f16"]);

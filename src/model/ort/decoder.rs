@@ -15,7 +15,9 @@ use super::stages::{self, LayerPast, OnTheirWay, Part, Stages, Tokens};
 use super::weights::SharedWeights;
 use super::workers::{RUN_TOKENS, Workers};
 use super::{OrtSettings, builder, environment, graph_error, numerics, ort_error, query_sessions};
-use crate::model::contract::{Contract, Decoder, Family, Graph, IoTensor, Side, check_io};
+use crate::model::contract::{
+    Contract, ContractError, Decoder, Family, Graph, IoTensor, Side, check_io, cut,
+};
 use crate::model::onnx::{self, DataType, DimensionValue, ValueInfoProto};
 use crate::model::{
     DecoderInfo, Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted,
@@ -73,6 +75,7 @@ impl DecoderRuntime {
         let path = settings.model_dir.join(&*file);
         let model = onnx::read_model(&path).map_err(|e| graph_error(&file, e))?;
         check_io(&contract, Graph::Decoder, &io_of(&model))?;
+        check_rotary(decoder, &model)?;
         let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
         let device = device.shared_by(stages::sessions(decoder.depth()));
         let weights = SharedWeights::open(&contract, &settings.model_dir, &device)?;
@@ -359,6 +362,28 @@ fn finite<'a>(made: &'a DynValue, what: &str) -> Result<ArrayView4<'a, f32>, ort
         true => Ok(values),
         false => Err(ort_error(format_args!("{what} hold a value that is not finite"))),
     }
+}
+
+/// Holds the contract's frequencies, by which keys are moved, to those that the graph turns by.
+fn check_rotary(decoder: &Decoder, model: &onnx::ModelProto) -> Result<(), ModelError> {
+    let graph = model.graph.iter();
+    let turns = graph
+        .clone()
+        .flat_map(|graph| &graph.node)
+        .any(|node| node.output.iter().any(|name| name == cut::COS));
+    let frequencies = decoder.rotary.as_ref().map(|rotary| &rotary.frequencies);
+    let bytes: Option<Vec<u8>> = frequencies.map(|all| all.iter().flat_map(|f| f.to_le_bytes()).collect());
+    let in_graph = graph.flat_map(|graph| &graph.initializer).any(|tensor| tensor.raw_data == bytes);
+    if turns == bytes.is_some() && (!turns || in_graph) {
+        return Ok(());
+    }
+    let declared = match frequencies {
+        Some(_) => "these decoder.rotary.frequencies",
+        None => "no decoder.rotary",
+    };
+    let (graph, declared) = (decoder.graph.clone(), declared.to_owned());
+    let found = if turns { "others to turn keys by" } else { "learned places" };
+    Err(ContractError::IoMismatch { graph, declared, found: found.to_owned() }.into())
 }
 
 /// What the file says that its graph takes and gives. It is never one session: its stages are.
