@@ -238,3 +238,49 @@ pub struct Piece {
     /// Bytes of the context.
     pub output: ByteRange,
 }
+
+/// An answer, and the chunks that it may have come from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttributeRequest {
+    /// The answer.
+    pub answer: String,
+    /// The chunks, in the caller's order.
+    pub chunks: Vec<Arc<Chunk>>,
+    /// Whether the chunks were named by their ids in the registry, or by an earlier request: more of them are allowed then.
+    pub registered: bool,
+    /// For each chunk the ranges of its text that the answer's author saw, ascending; none: all of it.
+    pub seen: Option<Vec<Vec<ByteRange>>>,
+    /// Which parts of the answer are asked about.
+    pub parts: Parts,
+    /// The most chunks that are named for one part, besides those that are cited.
+    pub sources_max: usize,
+}
+
+/// The parts of an answer that are tied to chunks.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Parts {
+    /// Its sentences.
+    #[default]
+    Sentences,
+    /// Its words.
+    Words,
+    /// These bytes of it, ascending and apart from each other.
+    Spans(Vec<ByteRange>),
+}
+
+/// Chunks that are named for one part of an answer, unless a request says otherwise.
+pub const SOURCES_DEFAULT: usize = 3;
+
+impl AttributeRequest {
+    /// Asks for the sources of the sentences of `answer`.
+    pub fn new(answer: impl Into<String>, chunks: Vec<Chunk>) -> Self {
+        Self {
+            answer: answer.into(),
+            chunks: chunks.into_iter().map(Arc::new).collect(),
+            registered: false,
+            seen: None,
+            parts: Parts::Sentences,
+            sources_max: SOURCES_DEFAULT,
+        }
+    }
+}

@@ -6,10 +6,12 @@ mod attribution;
 mod bootstrap;
 pub mod heads;
 mod methods;
+mod perturb;
 mod plot;
 mod prefilter;
 mod report;
 mod selection;
+mod support;
 
 use std::path::Path;
 

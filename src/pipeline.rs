@@ -3,6 +3,7 @@
 //! to be written to be counted, and counted to be selected.
 
 pub mod assemble;
+pub mod attribute;
 pub mod auto;
 pub mod blocks;
 pub mod cancel;

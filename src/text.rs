@@ -8,9 +8,11 @@ pub mod offsets;
 
 mod abbreviations;
 mod around;
+mod arriving;
 mod bound;
 mod lines;
 mod stops;
+mod terms;
 mod words;
 
 #[cfg(test)]
@@ -19,6 +21,8 @@ mod tests;
 use crate::domain::ByteRange;
 use lines::{Kind, Piece};
 
+pub use arriving::{Arriving, arrived};
+pub use terms::{Term, terms};
 pub use words::words;
 
 /// The most bytes that [`sentences`] puts in one sentence, unless a single grapheme cluster is longer.

@@ -33,10 +33,11 @@ fn mean(values: impl Iterator<Item = f64>, len: usize) -> f64 {
 }
 
 /// SplitMix64: small, and the same on every machine.
-struct SplitMix(u64);
+pub struct SplitMix(pub u64);
 
 impl SplitMix {
-    fn below(&mut self, n: usize) -> usize {
+    /// A number from 0 to `n` − 1.
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

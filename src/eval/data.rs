@@ -50,8 +50,12 @@ pub struct LabelledSpan {
     pub start: usize,
     /// One past the last.
     pub end: usize,
-    /// Index of the chunk.
-    pub chunk: usize,
+    /// Index of the chunk; none where it came from none or nobody says.
+    #[serde(default)]
+    pub chunk: Option<usize>,
+    /// Whether the chunks say what it says, where somebody judged that.
+    #[serde(default)]
+    pub supported: Option<bool>,
 }
 
 /// A candidate.
@@ -95,7 +99,13 @@ pub fn read(path: &Path) -> anyhow::Result<Rows> {
     let is_attribution =
         serde_json::from_str::<serde_json::Value>(first).is_ok_and(|row| row.get("spans").is_some());
     match is_attribution {
-        true => parse(path, &lines).map(Rows::Attribution),
+        true => {
+            let rows: Vec<AttributionRow> = parse(path, &lines)?;
+            for (row, (line, _)) in rows.iter().zip(&lines) {
+                check_spans(row).with_context(|| format!("{}:{}", path.display(), line + 1))?;
+            }
+            Ok(Rows::Attribution(rows))
+        }
         false => {
             let rows: Vec<SelectionRow> = parse(path, &lines)?;
             for (row, (line, _)) in rows.iter().zip(&lines) {
@@ -124,6 +134,19 @@ fn parse<T: serde::de::DeserializeOwned>(path: &Path, lines: &[(usize, &str)]) -
         serde_json::from_str(text).with_context(|| format!("{}:{}", path.display(), line + 1))
     };
     lines.iter().map(row).collect()
+}
+
+fn check_spans(row: &AttributionRow) -> anyhow::Result<()> {
+    let characters = row.answer.chars().count();
+    for LabelledSpan { start, end, chunk, .. } in &row.spans {
+        if start >= end || *end > characters {
+            bail!("span {start}..{end} is no part of an answer of {characters} characters");
+        }
+        if let Some(chunk) = chunk.filter(|&chunk| chunk >= row.chunks.len()) {
+            bail!("span {start}..{end} names chunk {chunk} of {}", row.chunks.len());
+        }
+    }
+    Ok(())
 }
 
 fn check(row: &SelectionRow) -> anyhow::Result<()> {

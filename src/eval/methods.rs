@@ -13,6 +13,7 @@ use crate::pipeline::cancel::Cancel;
 use crate::pipeline::score::{self, Scores, Scoring};
 use crate::rc::{self, Estimator, Pooling, Reference};
 use crate::registry::Bm25;
+use crate::text;
 
 /// One way to score.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,6 +28,8 @@ pub enum Method {
     Cosine,
     /// BM25.
     Bm25,
+    /// The longest run of words that both have. Of spans only.
+    CommonRun,
 }
 
 impl fmt::Display for Method {
@@ -37,6 +40,7 @@ impl fmt::Display for Method {
             Self::MaxSim => f.write_str("maxsim"),
             Self::Cosine => f.write_str("cosine"),
             Self::Bm25 => f.write_str("bm25"),
+            Self::CommonRun => f.write_str("common run"),
         }
     }
 }
@@ -97,7 +101,7 @@ pub struct Texts {
 impl Method {
     /// Whether the method needs the model.
     pub fn reads(self) -> bool {
-        self != Self::Bm25
+        !matches!(self, Self::Bm25 | Self::CommonRun)
     }
 
     /// The codec of the blocks that it is measured over.
@@ -144,9 +148,28 @@ pub fn bm25(query: &str, texts: &[String]) -> Result<Vec<f32>> {
     Ok(Bm25::new(texts.iter().map(String::as_str))?.scores(query)?)
 }
 
+/// Words in the longest run that a text has in common with each of `texts`.
+pub fn common_run(of: &str, texts: &[String]) -> Vec<f32> {
+    let words = |text: &str| -> Vec<String> { text::terms(text, &[]).into_iter().map(|term| term.folded).collect() };
+    let asked = words(of);
+    let longest = |text: &String| {
+        let (mut longest, mut above) = (0_usize, vec![0; asked.len()]);
+        for word in words(text) {
+            let mut runs = vec![0; asked.len()];
+            for (at, _) in asked.iter().enumerate().filter(|(_, own)| **own == word) {
+                runs[at] = 1 + at.checked_sub(1).map_or(0, |before| above[before]);
+                longest = longest.max(runs[at]);
+            }
+            above = runs;
+        }
+        longest as f32
+    };
+    texts.iter().map(longest).collect()
+}
+
 /// Cosine of the question's mean vector and each segment's mean key. The question's mean logit over the keys is, up to
 /// the question's own length, that product; each segment still has to be divided by the length of its mean.
-fn cosine(reading: &Reading, logits: &Logits, spans: &[TokenSpan]) -> Vec<f32> {
+pub fn cosine(reading: &Reading, logits: &Logits, spans: &[TokenSpan]) -> Vec<f32> {
     let question: Array1<f32> =
         logits.cross.index_axis(Axis(0), 0).mean_axis(Axis(0)).expect("a question has at least one token");
     let keys: Vec<_> = reading.blocks.blocks.iter().map(|block| block.keys()).collect();

@@ -19,8 +19,21 @@ pub struct Report {
     pub methods: Vec<(String, MethodReport)>,
     /// The default method without a budget.
     pub auto: Option<AutoReport>,
+    /// How well attribution tells what chunks say from what they do not.
+    pub support: Option<SupportReport>,
     /// What the registry's prefilter keeps, among the chunks of all rows.
     pub prefilter: Option<PrefilterReport>,
+}
+
+/// How well support tells what chunks say from what they do not.
+#[derive(Debug, Clone)]
+pub struct SupportReport {
+    /// Area under the ROC curve, over all unsupported spans.
+    pub auroc: Estimate,
+    /// The same by kind.
+    pub kinds: Vec<(String, Estimate)>,
+    /// How often support falls more without the best chunk than without another.
+    pub faithful: Option<Estimate>,
 }
 
 /// What the registry's prefilter keeps of what is needed.
@@ -74,6 +87,18 @@ impl Report {
                     "gold_share": auto.gold_share.interval,
                 },
             });
+        }
+        if let Some(support) = &self.support {
+            report["auroc"] = json!(support.auroc.mean);
+            report["support"] = json!({"auroc": support.auroc.mean, "ci95": {"auroc": support.auroc.interval}});
+            for (kind, auroc) in &support.kinds {
+                report["support"]["by_kind"][kind] = json!(auroc.mean);
+                report["support"]["ci95"]["by_kind"][kind] = json!(auroc.interval);
+            }
+            if let Some(faithful) = &support.faithful {
+                report["support"]["faithful"] = json!(faithful.mean);
+                report["support"]["ci95"]["faithful"] = json!(faithful.interval);
+            }
         }
         if let Some(prefilter) = &self.prefilter {
             report["prefilter"] = json!({"chunks": prefilter.chunks, "gold_share": {}, "ci95": {}});
@@ -145,6 +170,13 @@ pub fn table(report: &Report) -> String {
             out,
             "  auto: keeps {share} of the tokens; answers survive {kept}; gold chunks kept {gold}"
         );
+    }
+    if let Some(SupportReport { auroc, kinds, faithful }) = &report.support {
+        let kinds: Vec<String> = kinds.iter().map(|(kind, auroc)| format!("{kind} {}", cell(*auroc))).collect();
+        let _ = writeln!(out, "  support: AUROC {}; {}", cell(*auroc), kinds.join("; "));
+        if let Some(faithful) = faithful {
+            let _ = writeln!(out, "  support falls most without the best chunk: {}", cell(*faithful));
+        }
     }
     if let Some(PrefilterReport { chunks, kept }) = &report.prefilter
         && !kept.is_empty()

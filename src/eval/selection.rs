@@ -4,13 +4,15 @@ use std::time::Instant;
 
 use anyhow::Result;
 
+use super::attribution::{self, ATTRIBUTION};
 use super::bootstrap::estimate;
 use super::data::{LabelledChunk, SelectionRow};
 use super::methods::{self, Seen, Texts};
 use super::prefilter;
 use super::report::{AutoReport, MethodReport, Report};
-use crate::domain::{Budget, CompressRequest, Format};
+use crate::domain::{Budget, ByteRange, CompressRequest, Format};
 use crate::kv::codec::Codec;
+use crate::pipeline::attribute::Candidates;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
 use crate::pipeline::score::Scores;
@@ -54,7 +56,7 @@ pub fn evaluate(
 ) -> Result<Report> {
     let methods = methods::all(codec, pipeline.model());
     let mut samples = vec![Samples::default(); methods.len()];
-    let mut auto = AutoSamples::default();
+    let (mut auto, mut claims) = (AutoSamples::default(), Samples::default());
     for (done, row) in rows.iter().enumerate() {
         let request = request(row);
         let started = Instant::now();
@@ -73,19 +75,49 @@ pub fn evaluate(
                 auto.add(&judged)?;
             }
         }
+        if !row.has_answer() {
+            claims.add_claim((row, &request), &seen.reading.recoded(codec), pipeline)?;
+        }
         progress(done + 1, rows.len());
+    }
+    let mut methods: Vec<_> =
+        methods.iter().zip(&samples).map(|(method, samples)| (method.to_string(), samples.report())).collect();
+    let default = methods[0].0.clone();
+    if !claims.recall.is_empty() {
+        methods.push((ATTRIBUTION.to_owned(), claims.report()));
     }
     Ok(Report {
         data: String::new(),
         rows: rows.len(),
-        default: methods[0].to_string(),
-        methods: methods.iter().zip(&samples).map(|(method, s)| (method.to_string(), s.report())).collect(),
+        default,
+        methods,
         auto: Some(auto.report()),
+        support: None,
         prefilter: Some(prefilter::evaluate(rows)?),
     })
 }
 
 impl Samples {
+    /// A question without an answer is a claim: its sources are asked for as a whole.
+    fn add_claim(
+        &mut self,
+        (row, request): (&SelectionRow, &CompressRequest),
+        reading: &Reading,
+        pipeline: &Pipeline,
+    ) -> Result<()> {
+        let started = Instant::now();
+        let candidates = Candidates::new(&request.chunks, reading.blocks.clone(), None);
+        let whole = ByteRange::new(0, row.query.len());
+        let found = attribution::part(pipeline, &candidates, (&row.query, whole), usize::MAX)?;
+        let mut ranked: Vec<usize> = found.sources.iter().map(|source| source.chunk).collect();
+        let rest: Vec<usize> = (0..row.chunks.len()).filter(|chunk| !ranked.contains(chunk)).collect();
+        ranked.extend(rest);
+        self.ms.push(started.elapsed().as_secs_f64() * 1e3);
+        self.recall.push(recall_at_gold(row, &ranked));
+        self.reciprocal_rank.push(reciprocal_rank(row, &ranked));
+        Ok(())
+    }
+
     fn add(&mut self, judged: &Judged) -> Result<()> {
         let Judged { row, request, pipeline, reading, scores } = *judged;
         let ranked = ranked(&scores.chunks);

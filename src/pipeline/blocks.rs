@@ -34,6 +34,18 @@ pub struct Blocks {
 }
 
 impl Blocks {
+    /// Blocks one behind the other.
+    pub fn new(blocks: Vec<Block>, sources: Sources) -> Self {
+        let mut start = 0;
+        let span = |block: &Block| {
+            let span = TokenSpan::new(start, start + block.tokens());
+            start = span.end;
+            span
+        };
+        let spans = blocks.iter().map(span).collect();
+        Self { blocks, spans, sources }
+    }
+
     /// Tokens of all chunks.
     pub fn tokens(&self) -> usize {
         self.spans.last().map_or(0, |last| last.end)
@@ -95,15 +107,9 @@ impl Reader {
         let blocks = found.into_iter().collect::<Option<Vec<_>>>();
         let blocks =
             blocks.ok_or_else(|| cancel.check().expect_err("blocks are left out only when nobody waits"))?;
-        let mut start = 0;
-        let span = |block: &Block| {
-            let span = TokenSpan::new(start, start + block.tokens());
-            start = span.end;
-            span
-        };
-        let spans = blocks.iter().map(span).collect();
-        limits.check_tokens(start, self.token_bytes[0])?;
-        Ok(Blocks { blocks, spans, sources })
+        let blocks = Blocks::new(blocks, sources);
+        limits.check_tokens(blocks.tokens(), self.token_bytes[0])?;
+        Ok(blocks)
     }
 
     /// The key of a chunk's block.

@@ -25,7 +25,7 @@ use crate::model::{DecoderInfo, Encoded, ModelError, ModelInfo, ModelRuntime, No
 const TURNED_AT_ONCE: usize = 8 << 20;
 
 /// A question that has been through the model.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Question {
     /// `[head]`: planes of its keys.
     planes: Vec<usize>,

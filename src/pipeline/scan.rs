@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ndarray::{Array3, Axis, concatenate, s};
+use ndarray::{Array2, Array3, Axis, concatenate, s};
 
 use super::blocks::Blocks;
 use super::cancel::Cancel;
@@ -12,7 +12,7 @@ use super::{PipelineError, Reading};
 use crate::domain::{Granularity, TokenSpan};
 use crate::kv::scan::{self, Look, Part};
 use crate::model::ModelRuntime;
-use crate::rc;
+use crate::rc::{self, HeadMean};
 
 /// What computes logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -141,6 +141,30 @@ pub fn logits(reading: &Reading, heads: Range<usize>) -> Array3<f32> {
         Some(scan::logits(&looks.iter().map(|(_, look)| *look).collect::<Vec<_>>()))
     };
     joined(reading.question.each(heads, &reading.blocks, scan).expect("this scan never stops"), Axis(2))
+}
+
+/// Raw logits over some tokens of one block, mean over heads, `[question_token, key]`.
+pub fn logits_in(reading: &Reading, block: usize, tokens: TokenSpan) -> Array2<f32> {
+    let first = reading.blocks.spans[block].start;
+    let mut mean = HeadMean::default();
+    for heads in reading.heads_at_once(tokens.len()) {
+        if let Some(cross) = &reading.graph_logits {
+            mean.add(cross.slice(s![heads, .., tokens.shifted(first).range()]).to_owned());
+            continue;
+        }
+        let scan = |looks: &[(Piece, Look)]| {
+            let inside = looks.iter().filter(|(piece, _)| piece.block == block).filter_map(|&(piece, look)| {
+                let start = tokens.start.max(piece.tokens.start);
+                let end = tokens.end.min(piece.tokens.end);
+                (start < end).then(|| Look { tokens: TokenSpan::new(start, end), ..look })
+            });
+            let inside: Vec<Look> = inside.collect();
+            Some((!inside.is_empty()).then(|| scan::logits(&inside)))
+        };
+        let found = reading.question.each(heads, &reading.blocks, scan).expect("this scan never stops");
+        mean.add(joined(found.into_iter().flatten().collect(), Axis(2)));
+    }
+    mean.finish()
 }
 
 /// Raw logits of a question over all blocks' keys by the query graph, `[head, question_token, key]`, window by window.

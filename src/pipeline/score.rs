@@ -160,7 +160,8 @@ pub fn ranked(logits: &Logits, segments: &[TokenSpan]) -> Array3<f32> {
     rc_of_peaks(&rc::peaks(logits.cross.view(), segments).value, || logits.own.clone())
 }
 
-fn rc_of_peaks(peaks: &Array3<f32>, own: impl FnOnce() -> Array3<f32>) -> Array3<f32> {
+/// The same from peaks `[head, question token, segment]`; `own` gives the question's own logits, where they are needed.
+pub fn rc_of_peaks(peaks: &Array3<f32>, own: impl FnOnce() -> Array3<f32>) -> Array3<f32> {
     match is_contest(peaks) {
         true => rc::ranked_rivals(peaks.view()),
         false => rc::peaks_against_own(peaks.view(), own().view()),

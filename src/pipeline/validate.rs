@@ -1,11 +1,12 @@
 //! Refuses what cannot be answered, naming the place and the limit.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::domain::{Budget, CompressRequest};
+use crate::domain::{AttributeRequest, Budget, Chunk, CompressRequest, Parts};
 
 /// Bounds of one request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +20,10 @@ pub struct RequestLimits {
     pub registered_bytes_max: usize,
     /// Bytes of one chunk's text.
     pub chunk_bytes_max: usize,
+    /// Bytes of an answer that is attributed.
+    pub answer_bytes_max: usize,
+    /// Parts of an answer that one request may ask about by their place.
+    pub span_count_max: usize,
     /// Model tokens of the question.
     pub query_tokens_max: usize,
     /// Model tokens of all chunks together.
@@ -37,6 +42,8 @@ impl Default for RequestLimits {
             registered_chunk_count_max: 100_000,
             registered_bytes_max: 67_108_864,
             chunk_bytes_max: 1_048_576,
+            answer_bytes_max: 262_144,
+            span_count_max: 10_000,
             query_tokens_max: 512,
             input_tokens_max: 4_194_304,
             block_bytes_max: 2_147_483_648,
@@ -145,6 +152,20 @@ pub enum InvalidRequest {
     ChunkIdDuplicate { id: String, first: usize, second: usize },
     #[error("keep names {id:?}, which is not the id of a chunk")]
     KeepUnknown { id: String, position: usize },
+    #[error("answer is empty")]
+    AnswerEmpty,
+    #[error("answer has {found} bytes, the limit is {max} (limits.answer_bytes_max)")]
+    AnswerTooLong { found: usize, max: usize },
+    #[error("the answer's sentence at byte {at} has {found} tokens, the model's context has room for {max} beside a chunk")]
+    SentenceBeyondModel { at: usize, found: usize, max: usize },
+    #[error("spans is empty: name at least one, or another granularity")]
+    SpansEmpty,
+    #[error("{found} spans, the limit is {max} (limits.span_count_max)")]
+    SpanTooMany { found: usize, max: usize },
+    #[error("spans[{index}] is empty: its end must be greater than its start")]
+    SpanEmpty { index: usize },
+    #[error("spans[{index}] overlaps or stands before spans[{}]: spans have to ascend and be apart", index - 1)]
+    SpansOverlap { index: usize },
     #[error("budget.tokens is 0: nothing could be kept")]
     BudgetZero,
     #[error("budget.ratio is {ratio}: it must be greater than 0 and at most 1")]
@@ -167,6 +188,11 @@ impl InvalidRequest {
             Self::KeepTooMany { .. } => "keep_too_many",
             Self::ChunkIdDuplicate { .. } => "chunk_id_duplicate",
             Self::KeepUnknown { .. } => "keep_unknown",
+            Self::AnswerEmpty => "answer_empty",
+            Self::AnswerTooLong { .. } | Self::SentenceBeyondModel { .. } => "answer_too_long",
+            Self::SpansEmpty | Self::SpanEmpty { .. } => "span_empty",
+            Self::SpanTooMany { .. } => "span_too_many",
+            Self::SpansOverlap { .. } => "spans_overlap",
             Self::BudgetZero => "budget_zero",
             Self::RatioOutOfRange { .. } => "ratio_out_of_range",
             Self::BudgetImpossible { .. } => "budget_impossible",
@@ -190,6 +216,11 @@ impl InvalidRequest {
             Self::ChunkTooLong { index, .. } => format!("chunks[{index}].text"),
             Self::KeepTooMany { .. } => "keep".to_owned(),
             Self::KeepUnknown { position, .. } => format!("keep[{position}]"),
+            Self::AnswerEmpty | Self::AnswerTooLong { .. } | Self::SentenceBeyondModel { .. } => {
+                "answer".to_owned()
+            }
+            Self::SpansEmpty | Self::SpanTooMany { .. } => "spans".to_owned(),
+            Self::SpanEmpty { index } | Self::SpansOverlap { index } => format!("spans[{index}]"),
             Self::BudgetZero => "budget.tokens".to_owned(),
             Self::RatioOutOfRange { .. } => "budget.ratio".to_owned(),
             Self::BudgetImpossible { .. } => "budget".to_owned(),
@@ -205,19 +236,7 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
     if request.query.trim().is_empty() {
         return Err(InvalidRequest::QueryEmpty);
     }
-    if request.chunks.is_empty() {
-        return Err(InvalidRequest::ChunksEmpty);
-    }
-    let max = if request.registered { limits.registered_chunk_count_max } else { limits.chunk_count_max };
-    let found = request.chunks.len();
-    if found > max {
-        return Err(InvalidRequest::ChunkTooMany { found, max });
-    }
-    let max = limits.chunk_bytes_max;
-    if let Some(index) = request.chunks.iter().position(|chunk| chunk.text.len() > max) {
-        return Err(InvalidRequest::ChunkTooLong { index, found: request.chunks[index].text.len(), max });
-    }
-    ids_are_unique(request)?;
+    check_chunks(&request.chunks, request.registered, limits)?;
     keep_is_known(request)?;
     match request.budget {
         Budget::Tokens(0) => Err(InvalidRequest::BudgetZero),
@@ -228,9 +247,61 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
     }
 }
 
-fn ids_are_unique(request: &CompressRequest) -> Result<(), InvalidRequest> {
+/// The same of an answer and its chunks.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_attribution(request: &AttributeRequest, limits: &RequestLimits) -> Result<(), InvalidRequest> {
+    check_answer(&request.answer, limits)?;
+    check_chunks(&request.chunks, request.registered, limits)?;
+    let Parts::Spans(spans) = &request.parts else { return Ok(()) };
+    if spans.is_empty() {
+        return Err(InvalidRequest::SpansEmpty);
+    }
+    let (found, max) = (spans.len(), limits.span_count_max);
+    if found > max {
+        return Err(InvalidRequest::SpanTooMany { found, max });
+    }
+    if let Some(index) = spans.iter().position(|span| span.is_empty()) {
+        return Err(InvalidRequest::SpanEmpty { index });
+    }
+    match spans.windows(2).position(|pair| pair[1].start < pair[0].end) {
+        Some(first) => Err(InvalidRequest::SpansOverlap { index: first + 1 }),
+        None => Ok(()),
+    }
+}
+
+fn check_answer(answer: &str, limits: &RequestLimits) -> Result<(), InvalidRequest> {
+    let (found, max) = (answer.len(), limits.answer_bytes_max);
+    if answer.trim().is_empty() {
+        return Err(InvalidRequest::AnswerEmpty);
+    }
+    if found > max { Err(InvalidRequest::AnswerTooLong { found, max }) } else { Ok(()) }
+}
+
+fn check_chunks(
+    chunks: &[Arc<Chunk>],
+    registered: bool,
+    limits: &RequestLimits,
+) -> Result<(), InvalidRequest> {
+    if chunks.is_empty() {
+        return Err(InvalidRequest::ChunksEmpty);
+    }
+    let max = if registered { limits.registered_chunk_count_max } else { limits.chunk_count_max };
+    let found = chunks.len();
+    if found > max {
+        return Err(InvalidRequest::ChunkTooMany { found, max });
+    }
+    let max = limits.chunk_bytes_max;
+    if let Some(index) = chunks.iter().position(|chunk| chunk.text.len() > max) {
+        return Err(InvalidRequest::ChunkTooLong { index, found: chunks[index].text.len(), max });
+    }
+    ids_are_unique(chunks)
+}
+
+fn ids_are_unique(chunks: &[Arc<Chunk>]) -> Result<(), InvalidRequest> {
     let mut first_at = std::collections::HashMap::new();
-    for (second, chunk) in request.chunks.iter().enumerate() {
+    for (second, chunk) in chunks.iter().enumerate() {
         if let Some(first) = first_at.insert(&chunk.id, second) {
             return Err(InvalidRequest::ChunkIdDuplicate { id: chunk.id.clone(), first, second });
         }

@@ -1,0 +1,161 @@
+//! The chunks that an answer may have come from: what can be cited of them, and which words they have.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::domain::{ByteRange, Chunk, TokenSpan};
+use crate::kv::store;
+use crate::pipeline::blocks::Blocks;
+use crate::pipeline::units::{Place, Unit};
+use crate::text::{self, Term};
+
+/// Chunks, read once for all sentences of an answer.
+pub struct Candidates {
+    pub(super) chunks: Vec<Arc<Chunk>>,
+    pub(super) blocks: Blocks,
+    /// The title of each chunk that has one, then its sentences, chunk by chunk. A title has no bytes: it is read, never cited.
+    pub(super) units: Vec<Unit>,
+    /// Which units are each chunk's.
+    pub(super) of_chunk: Vec<Range<usize>>,
+    vocabulary: HashMap<String, u32>,
+    /// By number of the word: how many chunks have it.
+    holders: Vec<u32>,
+    /// Words of each chunk, title included; of each unit. Ascending.
+    chunk_terms: Vec<Vec<u32>>,
+    unit_terms: Vec<Vec<u32>>,
+    negated: Vec<bool>,
+}
+
+impl Candidates {
+    /// Of `seen` ranges of the chunks' texts only, where it is given.
+    pub fn new(chunks: &[Arc<Chunk>], blocks: Blocks, seen: Option<&[Vec<ByteRange>]>) -> Self {
+        let (mut units, mut of_chunk) = (Vec::new(), Vec::with_capacity(chunks.len()));
+        for (index, block) in blocks.blocks.iter().enumerate() {
+            let first = units.len();
+            let at = blocks.spans[index].start;
+            let mut push = |bytes: ByteRange, tokens: TokenSpan| {
+                let tokens = tokens.shifted(at);
+                units.push(Unit { chunk: index, bytes, tokens, sentence: Place { bytes, tokens } });
+            };
+            if block.title_tokens() > 0 {
+                push(ByteRange::new(0, 0), TokenSpan::new(0, block.title_tokens()));
+            }
+            let was_seen = |bytes: ByteRange| {
+                seen.is_none_or(|seen| {
+                    seen[index].iter().any(|seen| seen.start < bytes.end && bytes.start < seen.end)
+                })
+            };
+            let sentences = block.sentences().filter(|sentence| was_seen(sentence.bytes));
+            sentences.for_each(|sentence| push(sentence.bytes, sentence.tokens));
+            of_chunk.push(first..units.len());
+        }
+        let terms_of = |unit: &Unit| {
+            let chunk = &chunks[unit.chunk];
+            match unit.bytes.is_empty() {
+                true => text::terms(chunk.title.as_deref().unwrap_or_default(), &[]),
+                false => text::terms(unit.bytes.of(&chunk.text), &[]),
+            }
+        };
+        let terms: Vec<Vec<Term>> = units.par_iter().with_min_len(64).map(terms_of).collect();
+        let mut candidates = Self {
+            chunks: chunks.to_vec(),
+            blocks,
+            units,
+            of_chunk,
+            vocabulary: HashMap::new(),
+            holders: Vec::new(),
+            chunk_terms: Vec::new(),
+            unit_terms: Vec::new(),
+            negated: terms.iter().map(|terms| terms.iter().any(Term::is_negation)).collect(),
+        };
+        candidates.count(terms);
+        candidates
+    }
+
+    fn count(&mut self, terms: Vec<Vec<Term>>) {
+        let mut ids = |terms: Vec<Term>| {
+            let next = |vocabulary: &HashMap<String, u32>| {
+                u32::try_from(vocabulary.len()).expect("requests have fewer words than that")
+            };
+            let id = |term: Term| {
+                let next = next(&self.vocabulary);
+                *self.vocabulary.entry(term.folded).or_insert(next)
+            };
+            distinct(terms.into_iter().map(id).collect())
+        };
+        self.unit_terms = terms.into_iter().map(&mut ids).collect();
+        let of_chunk =
+            |units: &Range<usize>| distinct(self.unit_terms[units.clone()].iter().flatten().copied().collect());
+        self.chunk_terms = self.of_chunk.iter().map(of_chunk).collect();
+        self.holders = vec![0; self.vocabulary.len()];
+        self.chunk_terms.iter().flatten().for_each(|&term| self.holders[term as usize] += 1);
+    }
+
+    /// How many chunks.
+    pub fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Whether there is no chunk.
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// The number of a word; none that no chunk has.
+    pub(super) fn term(&self, folded: &str) -> Option<u32> {
+        self.vocabulary.get(folded).copied()
+    }
+
+    /// How rare a word is among the chunks: 1 for one that at most one of many has, towards 0 for one that all have.
+    pub(super) fn rarity(&self, term: Option<u32>) -> f32 {
+        let chunks = self.chunks.len().max(1) as f32;
+        let holders = term.map_or(0.0, |term| self.holders[term as usize] as f32);
+        (chunks / (1.0 + holders)).ln_1p() / chunks.ln_1p()
+    }
+
+    pub(super) fn chunk_has(&self, chunk: usize, term: Option<u32>) -> bool {
+        term.is_some_and(|term| self.chunk_terms[chunk].binary_search(&term).is_ok())
+    }
+
+    pub(super) fn unit_has(&self, unit: usize, term: Option<u32>) -> bool {
+        term.is_some_and(|term| self.unit_terms[unit].binary_search(&term).is_ok())
+    }
+
+    /// Whether two units consist of the same words.
+    pub(super) fn say_the_same(&self, one: usize, other: usize) -> bool {
+        self.unit_terms[one] == self.unit_terms[other]
+    }
+
+    /// Whether a unit holds a negation.
+    pub(super) fn is_negated(&self, unit: usize) -> bool {
+        self.negated[unit]
+    }
+
+    /// Units of a chunk that can be cited.
+    pub(super) fn sentences(&self, chunk: usize) -> impl Iterator<Item = usize> + '_ {
+        self.of_chunk[chunk].clone().filter(|&unit| !self.units[unit].bytes.is_empty())
+    }
+
+    /// The same chunks without one of them, as if it had not been sent.
+    pub fn without(&self, chunk: usize) -> Self {
+        let mut chunks = self.chunks.clone();
+        chunks.remove(chunk);
+        let mut blocks = self.blocks.blocks.clone();
+        blocks.remove(chunk);
+        Self::new(&chunks, Blocks::new(blocks, self.blocks.sources), None)
+    }
+
+    /// Where the chunks' blocks came from.
+    pub fn blocks_from(&self) -> store::Sources {
+        self.blocks.sources
+    }
+}
+
+fn distinct(mut terms: Vec<u32>) -> Vec<u32> {
+    terms.sort_unstable();
+    terms.dedup();
+    terms
+}

@@ -1,0 +1,279 @@
+//! What one part of the answer came from: chunks in order, which of them to cite, and where in each.
+
+use ndarray::{Array2, Axis, s};
+
+use super::candidates::Candidates;
+use super::hear::Heard;
+use super::support::{self, CONTEXT, CONTEXT_FADES, Lack, SUPPORT_MIN};
+use super::trace;
+use crate::domain::{ByteRange, TokenSpan};
+use crate::pipeline::cancel::Cancel;
+use crate::pipeline::{PipelineError, scan};
+use crate::rc;
+
+/// A chunk is cited when so large a share of a part's words came from it; the best one always is.
+const CITED_SHARE: f32 = 0.3;
+
+/// A chunk whose score is so near to that of a cited one says the same.
+const TIED_SHARE: f32 = 0.99;
+
+/// A source's run holds so large a share of what its sentence says of the part.
+const RUN_SHARE: f32 = 0.8;
+
+/// What one part of an answer came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PartOutcome {
+    /// Bytes of the answer.
+    pub bytes: ByteRange,
+    /// How far its sources say what it says, from 0 to 1; none where it has no word.
+    pub support: Option<f32>,
+    /// What its sources do not say.
+    pub lacks: Vec<Lack>,
+    /// Chunks it may have come from, best first.
+    pub sources: Vec<Source>,
+}
+
+/// A chunk that a part may have come from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Source {
+    /// Index of the chunk in the request.
+    pub chunk: usize,
+    /// RC of the chunk over the part, and the words that both have; comparable within one part.
+    pub score: f32,
+    /// Whether the part came from it.
+    pub cited: bool,
+    /// Whether it says the same as a better one that is cited.
+    pub tied: bool,
+    /// Bytes of the sentence of its text that says most of the part.
+    pub sentence: ByteRange,
+    /// Bytes of the shortest run of words of that sentence that says nearly all that the sentence does.
+    pub run: ByteRange,
+}
+
+impl PartOutcome {
+    /// Whether the chunks say what the part says; none where it has no word.
+    pub fn is_supported(&self) -> Option<bool> {
+        self.support.map(|support| support >= SUPPORT_MIN)
+    }
+
+    /// What to cite for it: nothing where it is not supported.
+    pub fn citations(&self) -> impl Iterator<Item = &Source> {
+        let supported = self.is_supported() == Some(true);
+        self.sources.iter().filter(move |source| supported && source.cited)
+    }
+}
+
+/// The tokens of a part among those of its sentences, and what each of all of them counts for it.
+struct Weights {
+    /// `[sentence][token]`
+    weight: Vec<Vec<f32>>,
+    /// Whether any of them is the part's own.
+    any: bool,
+}
+
+impl Weights {
+    fn of(heard: &[Heard], part: ByteRange) -> Self {
+        let all = heard.iter().flat_map(|heard| &heard.tokens);
+        let own: Vec<bool> = all.map(|token| token.start < part.end && part.start < token.end).collect();
+        let first = own.iter().position(|&own| own);
+        let last = own.iter().rposition(|&own| own);
+        let (Some(first), Some(last)) = (first, last) else { return Self { weight: Vec::new(), any: false } };
+        let around = |token: usize| {
+            let distance = first.saturating_sub(token) + token.saturating_sub(last);
+            let fades = CONTEXT_FADES.powi(i32::try_from(distance).unwrap_or(i32::MAX));
+            if distance == 0 { 1.0 } else { CONTEXT * fades }
+        };
+        let mut token = 0;
+        let weigh = |heard: &Heard| {
+            let mut next = |&weight: &f32| {
+                token += 1;
+                weight * around(token - 1)
+            };
+            heard.weight.iter().map(&mut next).collect()
+        };
+        Self { weight: heard.iter().map(weigh).collect(), any: true }
+    }
+
+    fn sum(&self) -> f32 {
+        self.weight.iter().flatten().sum()
+    }
+}
+
+/// `heard` are the sentences that the part lies in.
+pub(super) fn part(
+    candidates: &Candidates,
+    heard: &[Heard],
+    part: ByteRange,
+    sources_max: usize,
+    cancel: &Cancel,
+) -> Result<PartOutcome, PipelineError> {
+    let weights = Weights::of(heard, part);
+    if !weights.any {
+        return Ok(PartOutcome { bytes: part, support: None, lacks: Vec::new(), sources: Vec::new() });
+    }
+    let evidence = weighed(heard, &weights);
+    let scores = rc::with_coverage(&evidence);
+    let alone = rc::mean_over_queries(evidence.view());
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    let cited = cited(candidates, heard, part, order.first().copied());
+    let unit_of = |chunk: usize| best_unit(candidates, heard, &weights, chunk);
+    let cited_units: Vec<(usize, usize)> =
+        cited.iter().filter_map(|&chunk| Some((chunk, unit_of(chunk)?))).collect();
+    let mut sources = Vec::new();
+    for (rank, &chunk) in order.iter().enumerate() {
+        let Some(unit) = unit_of(chunk) else { continue };
+        let is_cited = cited.contains(&chunk);
+        let same = |&(other, cited): &(usize, usize)| {
+            alone[other] > 0.0 && alone[chunk] >= TIED_SHARE * alone[other] || candidates.say_the_same(unit, cited)
+        };
+        let tied = scores[chunk] > 0.0 && cited_units.iter().any(|cited| cited.0 != chunk && same(cited));
+        if !(is_cited || tied || rank < sources_max) || scores[chunk] <= 0.0 {
+            continue;
+        }
+        let run = run(candidates, heard, (&weights, part), unit, cancel)?;
+        let sentence = candidates.units[unit].bytes;
+        sources.push(Source {
+            chunk,
+            score: scores[chunk],
+            cited: is_cited || tied,
+            tied: tied && !is_cited,
+            sentence,
+            run,
+        });
+    }
+    let traced: Vec<_> = heard.iter().map(|heard| (heard, &heard.traces[..])).collect();
+    let (support, lacks) = support::of(candidates, &traced, part).map_or((None, Vec::new()), |(s, l)| (Some(s), l));
+    Ok(PartOutcome { bytes: part, support, lacks, sources })
+}
+
+/// Evidence of all tokens over chunks, `[token, chunk]`, such that the mean over tokens is the mean by weight.
+fn weighed(heard: &[Heard], weights: &Weights) -> Array2<f32> {
+    let views: Vec<_> = heard.iter().map(|heard| heard.chunks.view()).collect();
+    let mut all = ndarray::concatenate(Axis(0), &views).expect("sentences differ in tokens only");
+    let scale = all.nrows() as f32 / weights.sum().max(f32::MIN_POSITIVE);
+    for (mut row, weight) in all.outer_iter_mut().zip(weights.weight.iter().flatten()) {
+        row *= weight * scale;
+    }
+    all
+}
+
+/// Chunks that a good share of the part's words came from, and the best one.
+fn cited(candidates: &Candidates, heard: &[Heard], part: ByteRange, best: Option<usize>) -> Vec<usize> {
+    let mut shares = vec![0.0; candidates.chunks.len()];
+    for heard in heard {
+        for (term, trace) in heard.terms.iter().zip(&heard.traces) {
+            if term.bytes.start < part.end && part.start < term.bytes.end {
+                shares[trace.chunk] += term.rarity;
+            }
+        }
+    }
+    let all: f32 = shares.iter().sum();
+    let is_cited = |&chunk: &usize| Some(chunk) == best || all > 0.0 && shares[chunk] >= CITED_SHARE * all;
+    (0..shares.len()).filter(is_cited).collect()
+}
+
+/// The sentence of a chunk that says most of the part.
+fn best_unit(candidates: &Candidates, heard: &[Heard], weights: &Weights, chunk: usize) -> Option<usize> {
+    let score = |unit: usize| {
+        let of_sentence = |(heard, weight): (&Heard, &Vec<f32>)| -> f32 {
+            heard.units.column(unit).iter().zip(weight).map(|(evidence, weight)| evidence * weight).sum()
+        };
+        heard.iter().zip(&weights.weight).map(of_sentence).sum()
+    };
+    trace::best(candidates.sentences(chunk), score)
+}
+
+/// The shortest run of a unit's words that holds [`RUN_SHARE`] of what the part's tokens find there, each at its best place.
+fn run(
+    candidates: &Candidates,
+    heard: &[Heard],
+    (weights, part): (&Weights, ByteRange),
+    unit: usize,
+    cancel: &Cancel,
+) -> Result<ByteRange, PipelineError> {
+    let place = candidates.units[unit];
+    let span = candidates.blocks.spans[place.chunk];
+    let tokens = TokenSpan::new(place.tokens.start - span.start, place.tokens.end - span.start);
+    let mut found = vec![0.0; tokens.len()];
+    for (heard, weight) in heard.iter().zip(&weights.weight) {
+        let own: Vec<usize> = (0..heard.tokens.len())
+            .filter(|&j| heard.tokens[j].start < part.end && part.start < heard.tokens[j].end)
+            .collect();
+        if own.is_empty() || tokens.is_empty() {
+            continue;
+        }
+        cancel.check()?;
+        let logits = scan::logits_in(&heard.reading, place.chunk, tokens);
+        for j in own {
+            let row = logits.slice(s![j, ..]);
+            let best = trace::best(0..row.len(), |key| row[key]).expect("the unit has a token");
+            found[best] += weight[j] * heard.units[[j, unit]];
+        }
+    }
+    let Some((first, last)) = shortest(&found) else { return Ok(place.bytes) };
+    let block = &candidates.blocks.blocks[place.chunk];
+    let offsets = block.offsets();
+    let at = |token: usize| offsets[tokens.start + token - block.title_tokens()];
+    let (start, end) = (at(first).start.max(place.bytes.start), at(last).end.min(place.bytes.end));
+    Ok(whole_words(&candidates.chunks[place.chunk].text, ByteRange::new(start, end.max(start)), place.bytes))
+}
+
+/// First and last index of the shortest run that holds [`RUN_SHARE`] of the sum; none where there is nothing.
+fn shortest(found: &[f32]) -> Option<(usize, usize)> {
+    let needed = RUN_SHARE * found.iter().sum::<f32>();
+    if needed <= 0.0 {
+        return None;
+    }
+    let mut shortest: Option<(usize, usize)> = None;
+    for start in 0..found.len() {
+        let mut held = 0.0;
+        let end = found[start..].iter().position(|value| {
+            held += value;
+            held >= needed
+        });
+        let Some(end) = end.map(|end| start + end) else { break };
+        if shortest.is_none_or(|(first, last)| end - start < last - first) {
+            shortest = Some((start, end));
+        }
+    }
+    shortest
+}
+
+/// A range widened to whole words, within bounds.
+fn whole_words(text: &str, range: ByteRange, bounds: ByteRange) -> ByteRange {
+    let before = text[bounds.start..range.start].chars().rev().take_while(|c| c.is_alphanumeric());
+    let behind = text[range.end..bounds.end].chars().take_while(|c| c.is_alphanumeric());
+    let begins_inside = text[range.start..].starts_with(char::is_alphanumeric);
+    let ends_inside = text[..range.end].ends_with(char::is_alphanumeric);
+    let start = if begins_inside { before.map(char::len_utf8).sum() } else { 0 };
+    let end = if ends_inside { behind.map(char::len_utf8).sum() } else { 0 };
+    ByteRange::new(range.start - start, range.end + end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shortest_run_is_the_first_of_the_shortest() {
+        let check = |name: &str, found: &[f32], expect| assert_eq!(shortest(found), expect, "{name}");
+        check("nothing", &[0.0, 0.0], None);
+        check("one", &[0.0, 1.0, 0.0], Some((1, 1)));
+        check("all are needed", &[1.0, 1.0, 1.0], Some((0, 2)));
+        check("what is far and small is left", &[4.0, 4.0, 0.0, 0.0, 1.0], Some((0, 1)));
+        check("empty", &[], None);
+    }
+
+    #[test]
+    fn runs_end_where_words_do() {
+        let text = "the Sangre de Cristo";
+        let check = |name: &str, (from, to): (usize, usize), expect: &str| {
+            let found = whole_words(text, ByteRange::new(from, to), ByteRange::new(0, text.len()));
+            assert_eq!(found.of(text), expect, "{name}");
+        };
+        check("inside a word", (6, 8), "Sangre");
+        check("a blank at the end", (4, 11), "Sangre ");
+        check("two", (6, 12), "Sangre de");
+    }
+}

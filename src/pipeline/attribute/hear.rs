@@ -1,0 +1,191 @@
+//! One sentence of the answer over the candidates: what each of its tokens was contextualised by, and which of its words they have.
+
+use ndarray::{Array2, Array3};
+
+use super::candidates::Candidates;
+use super::trace::{self, Trace};
+use crate::domain::{ByteRange, Granularity};
+use crate::model::ModelRuntime;
+use crate::model::tokenizer::Tokens;
+use crate::pipeline::cancel::Cancel;
+use crate::pipeline::question::{self, Question};
+use crate::pipeline::scan::{self, ScanBy};
+use crate::pipeline::validate::InvalidRequest;
+use crate::pipeline::{PipelineError, Reading, Settings, score};
+use crate::rc::{self, HeadMean};
+use crate::text;
+
+/// How much a token that belongs to no word counts, beside a word that no chunk has.
+const PUNCTUATION: f32 = 0.3;
+
+/// One sentence of an answer.
+pub struct Heard {
+    /// Where it stands in the answer.
+    pub bytes: ByteRange,
+    /// Its tokens' bytes of the answer.
+    pub(super) tokens: Vec<ByteRange>,
+    pub(super) terms: Vec<HeardTerm>,
+    /// Where each term came from; none without chunks.
+    pub(super) traces: Vec<Trace>,
+    /// `[token]`: how much it counts.
+    pub(super) weight: Vec<f32>,
+    /// `[token, chunk]`: RC, and the words that both have.
+    pub(super) chunks: Array2<f32>,
+    /// `[token, unit]`: the same.
+    pub(super) units: Array2<f32>,
+    /// `[token, unit]`: best raw logit; none where a logit says nothing by itself.
+    pub(super) nearness: Option<Array2<f32>>,
+    pub(super) reading: Reading,
+}
+
+/// A word of the answer.
+#[derive(Debug, Clone)]
+pub(super) struct HeardTerm {
+    /// Where it stands in the answer.
+    pub bytes: ByteRange,
+    /// Its tokens, of the sentence; never none.
+    pub tokens: std::ops::Range<usize>,
+    /// Its number among the candidates' words.
+    pub id: Option<u32>,
+    /// How rare it is among them.
+    pub rarity: f32,
+    pub is_number: bool,
+    /// Whether it begins with a capital, and is not the first word of the sentence.
+    pub is_name: bool,
+    pub is_negation: bool,
+}
+
+/// Reads a sentence that stands at byte `at` of the answer.
+pub(super) fn sentence(
+    candidates: &Candidates,
+    (text, at): (&str, usize),
+    (tokens, cuts): (Tokens, &[usize]),
+    (model, settings): (&dyn ModelRuntime, &Settings),
+    cancel: &Cancel,
+) -> Result<Heard, PipelineError> {
+    let (limits, info) = (&settings.limits, model.info());
+    if let Some(max) = question::tokens_max(info).filter(|&max| tokens.ids.len() > max) {
+        return Err(InvalidRequest::SentenceBeyondModel { at, found: tokens.ids.len(), max }.into());
+    }
+    limits.check_logits(tokens.ids.len(), candidates.units.len() + candidates.chunks.len())?;
+    let blocks = &candidates.blocks;
+    let (question, graph_logits) = match tokens.ids.is_empty() {
+        true => (Question::default(), None),
+        false => {
+            let question =
+                question::encode(&tokens.ids, blocks, model, settings.placement, (limits, cancel))?;
+            let by_graph = || scan::by_graph(&tokens.ids, blocks, model);
+            (question, (settings.scan == ScanBy::Onnx).then(by_graph).transpose()?)
+        }
+    };
+    let reading = Reading {
+        tokens,
+        question,
+        blocks: blocks.clone(),
+        granularity: Granularity::Sentence,
+        units: candidates.units.clone(),
+        graph_logits,
+        reaches: info.decoder.is_none(),
+    };
+    let (terms, term_of) = terms(candidates, (text, at), &reading.tokens.offsets, cuts);
+    let weight = |term: &Option<usize>| term.map_or(PUNCTUATION, |term| terms[term].rarity);
+    let weight: Vec<f32> = term_of.iter().map(weight).collect();
+    let (mut chunks, mut units, nearness) = contextualised(candidates, &reading, cancel)?;
+    let has = |of: &dyn Fn(usize, Option<u32>) -> bool, rc: &mut Array2<f32>| {
+        let worth = mean_of_best(rc);
+        for (token, mut row) in rc.outer_iter_mut().enumerate() {
+            let Some(id) = term_of[token].and_then(|term| terms[term].id) else { continue };
+            for (segment, rc) in row.iter_mut().enumerate() {
+                *rc += if of(segment, Some(id)) { worth * weight[token] } else { 0.0 };
+            }
+        }
+    };
+    has(&|chunk, term| candidates.chunk_has(chunk, term), &mut chunks);
+    has(&|unit, term| candidates.unit_has(unit, term), &mut units);
+    let tokens = reading.tokens.offsets.iter().map(|token| token.shifted(at)).collect();
+    let bytes = ByteRange::new(at, at + text.len());
+    let mut heard = Heard { bytes, tokens, terms, traces: Vec::new(), weight, chunks, units, nearness, reading };
+    heard.traces = trace::terms(candidates, &heard);
+    Ok(heard)
+}
+
+/// RC over chunks and over their units, `[token, segment]`; and the best raw logit over each unit.
+fn contextualised(
+    candidates: &Candidates,
+    reading: &Reading,
+    cancel: &Cancel,
+) -> Result<(Array2<f32>, Array2<f32>, Option<Array2<f32>>), PipelineError> {
+    let (mut of_chunks, mut of_units, mut nearness) =
+        (HeadMean::default(), HeadMean::default(), HeadMean::default());
+    let tokens = reading.question.tokens();
+    for heads in reading.heads_at_once(2 * candidates.units.len() + candidates.chunks.len()) {
+        let units = scan::peaks(reading, heads.clone(), cancel)?.units;
+        let mut chunks = Array3::from_elem((heads.len(), tokens, candidates.chunks.len()), rc::EMPTY);
+        for (unit, place) in candidates.units.iter().enumerate() {
+            let of_unit = units.index_axis(ndarray::Axis(2), unit);
+            let mut of_chunk = chunks.index_axis_mut(ndarray::Axis(2), place.chunk);
+            of_chunk.zip_mut_with(&of_unit, |best, &peak| *best = best.max(peak));
+        }
+        let own = || reading.question.own(heads.clone());
+        of_chunks.add(score::rc_of_peaks(&chunks, own));
+        of_units.add(score::rc_of_peaks(&units, own));
+        if reading.reaches {
+            nearness.add(units);
+        }
+    }
+    let or_none = |found: Array2<f32>, segments: usize| match found.ncols() == segments {
+        true => found,
+        false => Array2::zeros((tokens, segments)),
+    };
+    let chunks = or_none(of_chunks.finish(), candidates.chunks.len());
+    let units = or_none(of_units.finish(), candidates.units.len());
+    let nearness = reading.reaches.then(|| or_none(nearness.finish(), candidates.units.len()));
+    Ok((chunks, units, nearness))
+}
+
+/// Mean over tokens of the best in each row.
+fn mean_of_best(rc: &Array2<f32>) -> f32 {
+    let best = rc.outer_iter().map(|row| row.iter().copied().fold(0.0, f32::max));
+    best.sum::<f32>() / rc.nrows().max(1) as f32
+}
+
+/// The words of a sentence that hold a token, and for each token its word.
+fn terms(
+    candidates: &Candidates,
+    (sentence, at): (&str, usize),
+    tokens: &[ByteRange],
+    cuts: &[usize],
+) -> (Vec<HeardTerm>, Vec<Option<usize>>) {
+    let inside = cuts.iter().filter(|&&cut| cut > at && cut < at + sentence.len());
+    let mut cuts: Vec<usize> = inside.map(|cut| cut - at).collect();
+    cuts.sort_unstable();
+    let (mut terms, mut term_of) = (Vec::new(), vec![None; tokens.len()]);
+    for (place, term) in text::terms(sentence, &cuts).into_iter().enumerate() {
+        let first = tokens.partition_point(|token| token.end <= term.bytes.start);
+        let after = tokens.partition_point(|token| token.start < term.bytes.end);
+        if first >= after {
+            continue;
+        }
+        for of in &mut term_of[first..after] {
+            of.get_or_insert(terms.len());
+        }
+        let id = candidates.term(&term.folded);
+        terms.push(HeardTerm {
+            bytes: term.bytes.shifted(at),
+            tokens: first..after,
+            id,
+            rarity: candidates.rarity(id),
+            is_number: term.is_number(),
+            is_name: place > 0 && term.bytes.of(sentence).starts_with(char::is_uppercase),
+            is_negation: term.is_negation(),
+        });
+    }
+    (terms, term_of)
+}
+
+impl Heard {
+    /// Its words, as bytes of the answer.
+    pub fn words(&self) -> impl Iterator<Item = ByteRange> + '_ {
+        self.terms.iter().map(|term| term.bytes)
+    }
+}

@@ -1,0 +1,119 @@
+//! Whether the chunks say what a part of the answer says, word by word.
+
+use super::candidates::Candidates;
+use super::hear::{Heard, HeardTerm};
+use super::trace::Trace;
+use crate::domain::ByteRange;
+
+/// From which support on a part counts as supported: `docs/evaluation.md`.
+pub const SUPPORT_MIN: f32 = 0.5;
+
+/// What words around a part count beside its own, and how that fades with each token between.
+pub(super) const CONTEXT: f32 = 0.2;
+pub(super) const CONTEXT_FADES: f32 = 0.95;
+
+/// What is left of a part's support when a number of it is in none of its sources; when a negation is on one side only; when a name is
+/// missing and nothing comes near it.
+const NUMBER_MISSING: f32 = 0.3;
+const NEGATION_DIFFERS: f32 = 0.3;
+const NAME_MISSING: f32 = 0.6;
+
+/// How much of the support hangs on the worst word; words that most chunks have are none of these.
+const WORST_SHARE: f32 = 0.5;
+const TELLING: f32 = 0.3;
+
+/// Evidence below which a telling word is said to lack support.
+const LACKING: f32 = 0.5;
+
+/// A word of a part that its sources do not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lack {
+    /// Where it stands in the answer.
+    pub bytes: ByteRange,
+    /// Why it matters.
+    pub kind: LackKind,
+}
+
+/// Why a word that the sources do not say matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LackKind {
+    /// A number that they do not have.
+    Number,
+    /// A name that they do not have.
+    Name,
+    /// It says no where they do not.
+    Negation,
+    /// They say no where it does not: the word is the part's first.
+    NegationDropped,
+    /// Any other word.
+    Word,
+}
+
+/// How far the sources say what the part says, from 0 to 1, and what they do not.
+pub(super) fn of(
+    candidates: &Candidates,
+    heard: &[(&Heard, &[Trace])],
+    part: ByteRange,
+) -> Option<(f32, Vec<Lack>)> {
+    let inside = |term: &HeardTerm| term.bytes.start < part.end && part.start < term.bytes.end;
+    let (mut sum, mut weights) = (0.0, 0.0);
+    let (mut left, mut worst): (f32, f32) = (1.0, 1.0);
+    let mut lacks = Vec::new();
+    let mut of_part = Vec::new();
+    for (heard, traces) in heard {
+        let own: Vec<usize> = (0..heard.terms.len()).filter(|&term| inside(&heard.terms[term])).collect();
+        let (Some(&first), Some(&last)) = (own.first(), own.last()) else { continue };
+        let tokens = heard.terms[first].tokens.start..heard.terms[last].tokens.end;
+        for (term, trace) in heard.terms.iter().zip(*traces) {
+            let before = tokens.start.saturating_sub(term.tokens.start);
+            let behind = term.tokens.start.saturating_sub(tokens.end - 1);
+            let weight = match inside(term) {
+                true => term.rarity,
+                false => term.rarity * CONTEXT * CONTEXT_FADES.powi(i32::try_from(before + behind).unwrap_or(i32::MAX)),
+            };
+            sum += weight * trace.evidence;
+            weights += weight;
+        }
+        of_part.extend(own.into_iter().map(|term| (&heard.terms[term], &traces[term])));
+    }
+    let (first, _) = of_part.first()?;
+    for (term, trace) in &of_part {
+        let denies = trace.unit.is_some_and(|unit| candidates.is_negated(unit));
+        let kind = if term.is_negation && !denies {
+            left = left.min(NEGATION_DIFFERS);
+            Some(LackKind::Negation)
+        } else if term.is_number && !trace.in_chunk {
+            left = left.min(NUMBER_MISSING);
+            Some(LackKind::Number)
+        } else if term.is_name && !trace.in_unit {
+            left = left.min(NAME_MISSING + (1.0 - NAME_MISSING) * trace.evidence);
+            (trace.evidence < LACKING).then_some(LackKind::Name)
+        } else {
+            (trace.evidence < LACKING && term.rarity > TELLING).then_some(LackKind::Word)
+        };
+        if term.rarity > TELLING {
+            worst = worst.min(trace.evidence);
+        }
+        lacks.extend(kind.map(|kind| Lack { bytes: term.bytes, kind }));
+    }
+    let says_no = of_part.iter().any(|(term, _)| term.is_negation);
+    if !says_no && main_unit(&of_part).is_some_and(|unit| candidates.is_negated(unit)) {
+        left = left.min(NEGATION_DIFFERS);
+        lacks.push(Lack { bytes: first.bytes, kind: LackKind::NegationDropped });
+    }
+    let mean = if weights > 0.0 { sum / weights } else { 0.0 };
+    Some((mean * left * (1.0 - WORST_SHARE + WORST_SHARE * worst), lacks))
+}
+
+/// The unit that most words came from; the first of several.
+fn main_unit(of_part: &[(&HeardTerm, &Trace)]) -> Option<usize> {
+    let mut counts: Vec<(usize, usize)> = Vec::new();
+    for unit in of_part.iter().filter_map(|(_, trace)| trace.unit) {
+        match counts.iter_mut().find(|(of, _)| *of == unit) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((unit, 1)),
+        }
+    }
+    counts.into_iter().reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|(unit, _)| unit)
+}
