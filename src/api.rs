@@ -1,11 +1,13 @@
 //! The native JSON shapes of requests and answers, and their way to and from the domain.
 //! HTTP and the command line speak through it; it knows no transport.
 
+mod attribute;
 mod chunks;
 mod request;
 mod response;
 mod search;
 
+pub use attribute::{AttributeAnswer, AttributeBody, AttributeOptions, Named, PartAnswer};
 pub use chunks::{
     Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisterLimits,
     RegisteredAnswer,

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use crate::admission::Admission;
 use crate::config::Config;
 use crate::domain::{Chunk, CompressRequest};
+use crate::handles::Handles;
 use crate::http::{self, RegistryLimits, ServeLimits, Service};
 use crate::kv::local::{LocalSettings, LocalTiers};
 use crate::kv::store::KvStore;
@@ -220,6 +221,7 @@ pub fn service(config: &Config) -> Service {
     Service {
         pipeline: Arc::new(OnceLock::new()),
         registry: Arc::new(OnceLock::new()),
+        handles: Handles::new(&config.handles),
         admission: Admission::new(admission.concurrency_max(), admission.queue_max),
         limits: ServeLimits {
             body_bytes_max: config.http.body_bytes_max,

@@ -1,5 +1,6 @@
 //! The command line: thin callers of the library.
 
+mod attribute;
 mod bench;
 mod calibrate;
 mod compress;
@@ -8,13 +9,16 @@ mod eval;
 mod export;
 mod serve;
 
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
+use crate::api::{ErrorAnswer, ErrorBody, RequestError};
 use crate::config::Config;
+use crate::pipeline::PipelineError;
 use crate::process;
 
 /// Keeps the part of retrieved context that a question needs, word for word, with a citation for every piece.
@@ -34,6 +38,8 @@ enum Command {
     Serve,
     /// Compress one request: JSON in, JSON out, as POST /v1/compress.
     Compress(compress::Args),
+    /// Say which chunk each part of an answer came from: JSON in, JSON out, as POST /v1/attribute.
+    Attribute(attribute::Args),
     /// Turn a Hugging Face model folder into graphs and a contract.
     Export(export::Args),
     /// Choose the heads of a decoder that RC is taken over, by your own questions.
@@ -71,6 +77,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::Serve => serve::run(config()?),
         Command::Compress(args) => compress::run(&config()?, &args),
+        Command::Attribute(args) => attribute::run(&config()?, &args),
         Command::Export(args) => export::run(&args),
         Command::Calibrate(args) => calibrate::run(&config()?, &args),
         Command::Eval(args) => eval::run(&config()?, &args),
@@ -83,6 +90,41 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+/// A request from a file; `-` or nothing reads standard input.
+fn read(request: Option<&Path>) -> anyhow::Result<Vec<u8>> {
+    match request.filter(|path| path.as_os_str() != "-") {
+        Some(path) => std::fs::read(path).with_context(|| format!("cannot read {}", path.display())),
+        None => {
+            let mut body = Vec::new();
+            std::io::stdin().read_to_end(&mut body).context("cannot read standard input")?;
+            Ok(body)
+        }
+    }
+}
+
+/// The error that HTTP would answer.
+fn error_body(error: &PipelineError) -> ErrorBody {
+    let param = match error {
+        PipelineError::Invalid(invalid) => Some(invalid.param()),
+        _ => None,
+    };
+    ErrorBody { code: error.code(), message: error.to_string(), param }
+}
+
+/// The same of a body that is no request.
+fn request_error(error: RequestError) -> ErrorBody {
+    ErrorBody { code: error.code, message: error.message, param: error.param }
+}
+
+/// Says what is wrong for people, and for programs on standard output where one reads it.
+fn refuse(error: ErrorBody, is_read_by_program: bool) -> anyhow::Result<ExitCode> {
+    eprintln!("error: {}: {}", error.code, error.message);
+    if is_read_by_program {
+        print(serde_json::to_string_pretty(&ErrorAnswer { error })?);
+    }
+    Ok(ExitCode::FAILURE)
 }
 
 /// Prints to standard output, or ends the process where that takes no more; a reader that has seen enough, as `head` has, is

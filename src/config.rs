@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::Semaphore;
 
+use crate::handles::HandleSettings;
 use crate::kv::codec::Codec;
 use crate::model::device::DeviceChoice;
 use crate::pipeline::Placement;
@@ -50,6 +51,8 @@ pub struct Config {
     pub limits: RequestLimits,
     /// Registered chunks.
     pub registry: RegistrySettings,
+    /// Requests that later ones may refer to.
+    pub handles: HandleSettings,
     /// How much is worth keeping when no budget is named.
     pub auto: Auto,
     /// How many requests at once.

@@ -1,10 +1,12 @@
 //! The public listener: routes and layers, in the order in which a request meets them.
 
 pub mod admin;
+mod attribute;
 mod body;
 mod chunks;
 mod compress;
 mod error;
+mod named;
 pub mod observe;
 mod search;
 mod serve;
@@ -23,6 +25,7 @@ pub use self::error::HttpError;
 pub use self::serve::serve;
 use crate::admission::Admission;
 use crate::api::{RegisterLimits, SearchLimits};
+use crate::handles::Handles;
 use crate::pipeline::Pipeline;
 use crate::pipeline::validate::RequestLimits;
 use crate::registry::{Registry, RegistrySettings};
@@ -34,6 +37,8 @@ pub struct Service {
     pub pipeline: Arc<OnceLock<Pipeline>>,
     /// Filled once the registry is open, before the pipeline.
     pub registry: Arc<OnceLock<Registry>>,
+    /// What earlier requests were about.
+    pub handles: Handles,
     /// Who may work.
     pub admission: Admission,
     /// Bounds of being served.
@@ -112,6 +117,7 @@ impl Service {
 pub fn router(service: Service) -> Router {
     Router::new()
         .route("/v1/compress", post(compress::handle))
+        .route("/v1/attribute", post(attribute::handle))
         .route("/v1/chunks", get(chunks::list).post(chunks::register))
         // `POST /v1/chunks/delete` is one of these, so that a chunk may have any id.
         .route("/v1/chunks/{id}", get(chunks::get_one).delete(chunks::delete_one).post(chunks::delete_batch))

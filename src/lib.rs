@@ -10,6 +10,7 @@ pub mod export;
 pub mod shared;
 pub mod kv;
 pub mod pipeline;
+pub mod handles;
 pub mod plain;
 pub mod process;
 pub mod registry;

@@ -14,13 +14,15 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("kv", &["domain", "shared"]),
     ("pipeline", &["domain", "text", "rc", "model", "kv"]),
     ("registry", &["domain", "shared"]),
+    ("handles", &["domain"]),
     ("plain", &[]),
-    ("api", &["domain", "text", "model", "pipeline", "registry", "plain"]),
+    ("api", &["domain", "text", "model", "kv::store", "pipeline", "registry", "plain"]),
     ("eval", &["domain", "text", "rc", "model", "kv", "pipeline", "registry"]),
     ("admission", &[]),
     (
         "config",
         &[
+            "handles::HandleSettings",
             "shared::SharedSettings",
             "registry::RegistrySettings",
             "kv::codec",
@@ -33,7 +35,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "plain",
         ],
     ),
-    ("http", &["domain", "model", "pipeline", "registry", "api", "admission"]),
+    ("http", &["domain", "text", "model", "pipeline", "registry", "api", "handles", "admission"]),
     ("telemetry", &["config"]),
     ("process", &[]),
     ("bench", &["domain", "model", "kv::local", "pipeline", "http"]),
@@ -46,6 +48,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "kv",
             "pipeline",
             "registry",
+            "handles",
             "admission",
             "config",
             "http",
@@ -77,6 +80,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
 /// calls the stages; `fit` is the stage that chooses and writes, with the three that it is made of.
 const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("assemble", &[]),
+    ("attribute", &["blocks", "cancel", "clock", "question", "scan", "score", "units", "validate"]),
     ("auto", &["score", "select"]),
     ("blocks", &["cancel", "pace", "tokenize", "validate"]),
     ("cancel", &[]),
@@ -110,7 +114,8 @@ const OWNED: &[(&str, &[&str])] = &[
         &["src/app.rs", "src/cli.rs", "src/cli/", "src/eval.rs", "src/eval/", "src/bench.rs", "src/bench/"],
     ),
     ("metrics", &["src/telemetry/", "src/http/", "src/kv/", "src/registry/", "src/shared/"]),
-    ("quick_cache", &["src/kv/local/bounded.rs", "src/pipeline/count.rs"]),
+    ("quick_cache", &["src/kv/local/bounded.rs", "src/pipeline/count.rs", "src/handles.rs"]),
+    ("uuid", &["src/handles.rs"]),
     ("redis", &["src/shared.rs", "src/shared/"]),
     ("rustls", &["src/shared/"]),
 ];

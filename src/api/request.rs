@@ -189,30 +189,8 @@ impl CompressBody {
         self,
         registered: Option<Vec<Arc<Chunk>>>,
     ) -> Result<(CompressRequest, ServeOptions), RequestError> {
-        let chunk = |(index, ChunkBody(fields)): (usize, ChunkBody)| Chunk {
-            id: fields.id.unwrap_or_else(|| index.to_string()),
-            title: fields.title,
-            text: fields.text,
-            metadata: fields.metadata.map(|metadata| metadata.get().to_owned()),
-        };
         let by_id = self.chunk_ids.is_some();
-        let chunks = match (self.chunks, self.chunk_ids, registered) {
-            (Some(chunks), None, _) => chunks.into_iter().enumerate().map(chunk).map(Arc::new).collect(),
-            (None, Some(_), Some(registered)) => registered,
-            (None, Some(_), None) => {
-                let message =
-                    "chunk_ids names chunks that a daemon has registered; here only `chunks` can be read";
-                return Err(RequestError::new("registry_absent", message, "chunk_ids"));
-            }
-            (Some(_), Some(_), _) => {
-                let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
-                return Err(RequestError::new("chunks_ambiguous", message, "chunk_ids"));
-            }
-            (None, None, _) => {
-                let message = "missing field `chunks`, or `chunk_ids` to name registered ones";
-                return Err(RequestError::new("missing_field", message, "chunks"));
-            }
-        };
+        let chunks = chunks_of(self.chunks, self.chunk_ids.is_some(), registered)?;
         let request = CompressRequest {
             query: self.query,
             chunks,
@@ -228,6 +206,37 @@ impl CompressBody {
         let options =
             ServeOptions { offsets: self.offsets, deadline_ms: self.deadline_ms, on_error: self.on_error };
         Ok((request, options))
+    }
+}
+
+/// The chunks of a request: its own, or the registered ones that it names.
+pub(super) fn chunks_of(
+    chunks: Option<Vec<ChunkBody>>,
+    by_id: bool,
+    registered: Option<Vec<Arc<Chunk>>>,
+) -> Result<Vec<Arc<Chunk>>, RequestError> {
+    let chunk = |(index, ChunkBody(fields)): (usize, ChunkBody)| Chunk {
+        id: fields.id.unwrap_or_else(|| index.to_string()),
+        title: fields.title,
+        text: fields.text,
+        metadata: fields.metadata.map(|metadata| metadata.get().to_owned()),
+    };
+    match (chunks, by_id, registered) {
+        (Some(chunks), false, _) => Ok(chunks.into_iter().enumerate().map(chunk).map(Arc::new).collect()),
+        (None, true, Some(registered)) => Ok(registered),
+        (None, true, None) => {
+            let message =
+                "chunk_ids names chunks that a daemon has registered; here only `chunks` can be read";
+            Err(RequestError::new("registry_absent", message, "chunk_ids"))
+        }
+        (Some(_), true, _) => {
+            let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
+            Err(RequestError::new("chunks_ambiguous", message, "chunk_ids"))
+        }
+        (None, false, _) => {
+            let message = "missing field `chunks`, or `chunk_ids` to name registered ones";
+            Err(RequestError::new("missing_field", message, "chunks"))
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::text::offsets::{OffsetMap, OffsetUnit};
 /// Answer of `POST /v1/compress`.
 #[derive(Debug, Clone, Serialize)]
 pub struct CompressAnswer {
+    id: Option<String>,
     context: String,
     chunks: Vec<ChunkAnswer>,
     citations: Vec<CitationAnswer>,
@@ -81,10 +82,11 @@ struct ChunkAnswer {
     metadata: Option<Box<RawValue>>,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
-struct Range {
-    start: usize,
-    end: usize,
+/// A half-open range in the unit that the caller asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) struct Range {
+    pub(super) start: usize,
+    pub(super) end: usize,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -147,14 +149,14 @@ struct ExplainQueryToken {
 }
 
 /// A text and the unit in which places in it are told.
-struct Places<'a>(OffsetMap<'a>);
+pub(super) struct Places<'a>(OffsetMap<'a>);
 
 impl<'a> Places<'a> {
-    fn new(text: &'a str, unit: OffsetUnit) -> Self {
+    pub(super) fn new(text: &'a str, unit: OffsetUnit) -> Self {
         Self(OffsetMap::new(text, unit))
     }
 
-    fn range(&self, bytes: ByteRange) -> Range {
+    pub(super) fn range(&self, bytes: ByteRange) -> Range {
         let std::ops::Range { start, end } = self.0.from_bytes(bytes);
         Range { start, end }
     }
@@ -205,7 +207,19 @@ impl CompressAnswer {
         let timing_ms = TimingMs::from(&compressed.timings);
         let blocks = compressed.sources;
         let (context, prefilter) = (compressed.context.text, None);
-        Self { chunks, citations, usage, rc, degraded, blocks, timing_ms, explain, prefilter, context }
+        Self {
+            id: None,
+            chunks,
+            citations,
+            usage,
+            rc,
+            degraded,
+            blocks,
+            timing_ms,
+            explain,
+            prefilter,
+            context,
+        }
     }
 
     /// The answer for the chunks that a prefilter left: it says so, and every index is the place in the request.
@@ -215,6 +229,11 @@ impl CompressAnswer {
         }
         self.prefilter = Some(PrefilterAnswer { from: prefiltered.from, to: prefiltered.places.len() });
         self
+    }
+
+    /// The same with the id that the request is remembered by.
+    pub fn named(self, id: Option<String>) -> Self {
+        Self { id, ..self }
     }
 
     /// The context alone.

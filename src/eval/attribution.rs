@@ -103,7 +103,8 @@ impl Own {
         let row = &rows[index];
         let mut random = SplitMix(index as u64);
         let started = Instant::now();
-        let spans = row.spans.iter().map(|span| Ok((*span, bytes(row, span)?))).collect::<Result<Vec<_>>>()?;
+        let spans =
+            row.spans.iter().map(|span| Ok((*span, bytes(row, span)?))).collect::<Result<Vec<_>>>()?;
         let found = spans
             .iter()
             .map(|(_, bytes)| part(pipeline, candidates, (&row.answer, *bytes), 1))
@@ -163,7 +164,8 @@ impl Own {
         let of = |wanted: Kind| -> Vec<f64> {
             self.perturbed.iter().filter(|(kind, _)| *kind == wanted).map(|(_, support)| *support).collect()
         };
-        let mut kinds: Vec<(&str, Vec<f64>)> = Kind::ALL.into_iter().map(|(kind, name)| (name, of(kind))).collect();
+        let mut kinds: Vec<(&str, Vec<f64>)> =
+            Kind::ALL.into_iter().map(|(kind, name)| (name, of(kind))).collect();
         kinds.push(("labelled", self.unsupported.clone()));
         support::report(&self.supported, &kinds, &self.faithful)
     }

@@ -150,7 +150,8 @@ pub fn bm25(query: &str, texts: &[String]) -> Result<Vec<f32>> {
 
 /// Words in the longest run that a text has in common with each of `texts`.
 pub fn common_run(of: &str, texts: &[String]) -> Vec<f32> {
-    let words = |text: &str| -> Vec<String> { text::terms(text, &[]).into_iter().map(|term| term.folded).collect() };
+    let words =
+        |text: &str| -> Vec<String> { text::terms(text, &[]).into_iter().map(|term| term.folded).collect() };
     let asked = words(of);
     let longest = |text: &String| {
         let (mut longest, mut above) = (0_usize, vec![0; asked.len()]);

@@ -44,14 +44,14 @@ pub struct Perturbed {
 pub const WORDS_MIN: usize = 3;
 
 const AUXILIARIES: [&str; 20] = [
-    "is", "are", "was", "were", "has", "have", "had", "can", "could", "will", "would", "did", "does", "should", "may",
-    "might", "must", "shall", "do", "am",
+    "is", "are", "was", "were", "has", "have", "had", "can", "could", "will", "would", "did", "does",
+    "should", "may", "might", "must", "shall", "do", "am",
 ];
 
 /// Capitalised words that are no names.
 const COMMON: [&str; 20] = [
-    "the", "a", "an", "in", "on", "at", "it", "he", "she", "they", "this", "that", "there", "as", "for", "and", "but", "his",
-    "her", "some",
+    "the", "a", "an", "in", "on", "at", "it", "he", "she", "they", "this", "that", "there", "as", "for",
+    "and", "but", "his", "her", "some",
 ];
 
 /// One of each kind that can be made of a span of `rows[row]`'s answer, which came from chunk `chunk`.
@@ -88,7 +88,9 @@ fn number(
         .iter()
         .flat_map(|term| {
             let found = term.bytes.of(answer).char_indices().filter(|(_, c)| c.is_ascii_digit());
-            found.map(|(at, _)| ByteRange::new(term.bytes.start + at, term.bytes.start + at + 1)).collect::<Vec<_>>()
+            found
+                .map(|(at, _)| ByteRange::new(term.bytes.start + at, term.bytes.start + at + 1))
+                .collect::<Vec<_>>()
         })
         .collect();
     for _ in 0..if digits.is_empty() { 0 } else { 50 } {
@@ -125,7 +127,9 @@ fn name(
     let own = rows[row].chunks[chunk].full_text().to_lowercase();
     let of_row = |row: usize, but: Option<usize>| -> Vec<String> {
         let others = rows[row].chunks.iter().enumerate().filter(|(index, _)| Some(*index) != but);
-        let of_chunk = |text: &str| names_of(text).filter(|name| !own.contains(&name.to_lowercase())).collect::<Vec<_>>();
+        let of_chunk = |text: &str| {
+            names_of(text).filter(|name| !own.contains(&name.to_lowercase())).collect::<Vec<_>>()
+        };
         others.flat_map(|(_, chunk)| of_chunk(&chunk.text)).collect()
     };
     let mut pool = of_row(row, Some(chunk));
@@ -193,7 +197,8 @@ mod tests {
 
     #[test]
     fn names_stand_inside_sentences() {
-        let text = "In 1998 the city of New York and, Mary Ann says, The Hague met. Later Paris won. He saw Rome";
+        let text =
+            "In 1998 the city of New York and, Mary Ann says, The Hague met. Later Paris won. He saw Rome";
         let found: Vec<&str> = names(text).into_iter().map(|name| name.of(text)).collect();
         assert_eq!(found, ["New York", "Mary Ann", "Rome"]);
     }

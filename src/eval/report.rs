@@ -90,7 +90,8 @@ impl Report {
         }
         if let Some(support) = &self.support {
             report["auroc"] = json!(support.auroc.mean);
-            report["support"] = json!({"auroc": support.auroc.mean, "ci95": {"auroc": support.auroc.interval}});
+            report["support"] =
+                json!({"auroc": support.auroc.mean, "ci95": {"auroc": support.auroc.interval}});
             for (kind, auroc) in &support.kinds {
                 report["support"]["by_kind"][kind] = json!(auroc.mean);
                 report["support"]["ci95"]["by_kind"][kind] = json!(auroc.interval);
@@ -172,7 +173,8 @@ pub fn table(report: &Report) -> String {
         );
     }
     if let Some(SupportReport { auroc, kinds, faithful }) = &report.support {
-        let kinds: Vec<String> = kinds.iter().map(|(kind, auroc)| format!("{kind} {}", cell(*auroc))).collect();
+        let kinds: Vec<String> =
+            kinds.iter().map(|(kind, auroc)| format!("{kind} {}", cell(*auroc))).collect();
         let _ = writeln!(out, "  support: AUROC {}; {}", cell(*auroc), kinds.join("; "));
         if let Some(faithful) = faithful {
             let _ = writeln!(out, "  support falls most without the best chunk: {}", cell(*faithful));

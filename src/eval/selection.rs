@@ -80,8 +80,11 @@ pub fn evaluate(
         }
         progress(done + 1, rows.len());
     }
-    let mut methods: Vec<_> =
-        methods.iter().zip(&samples).map(|(method, samples)| (method.to_string(), samples.report())).collect();
+    let mut methods: Vec<_> = methods
+        .iter()
+        .zip(&samples)
+        .map(|(method, samples)| (method.to_string(), samples.report()))
+        .collect();
     let default = methods[0].0.clone();
     if !claims.recall.is_empty() {
         methods.push((ATTRIBUTION.to_owned(), claims.report()));

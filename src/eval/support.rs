@@ -6,10 +6,14 @@ use super::report::SupportReport;
 /// From the support of `supported` spans and of several kinds of others.
 pub fn report(supported: &[f64], others: &[(&str, Vec<f64>)], faithful: &[f64]) -> Option<SupportReport> {
     let all: Vec<f64> = others.iter().flat_map(|(_, support)| support).copied().collect();
-    let auroc_of = |others: &[f64]| (!supported.is_empty() && !others.is_empty()).then(|| auroc(supported, others));
+    let auroc_of =
+        |others: &[f64]| (!supported.is_empty() && !others.is_empty()).then(|| auroc(supported, others));
     Some(SupportReport {
         auroc: auroc_of(&all)?,
-        kinds: others.iter().filter_map(|(kind, support)| Some(((*kind).to_owned(), auroc_of(support)?))).collect(),
+        kinds: others
+            .iter()
+            .filter_map(|(kind, support)| Some(((*kind).to_owned(), auroc_of(support)?)))
+            .collect(),
         faithful: (!faithful.is_empty()).then(|| estimate(faithful)),
     })
 }

@@ -1,7 +1,7 @@
 //! `POST /v1/compress`.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,12 +11,13 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 
 use super::error::HttpError;
+use super::named::{Lookup, check_ids};
 use super::{Service, body, observe, work};
 use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
-use crate::domain::{Chunk, CompressRequest, OnError};
+use crate::domain::{CompressRequest, OnError};
+use crate::handles::Remembered;
+use crate::pipeline;
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::{self, Pipeline};
-use crate::registry::Registry;
 
 /// A request as it was sent.
 struct Asked {
@@ -32,9 +33,6 @@ struct Resolved<'a> {
     request: Cow<'a, CompressRequest>,
     prefiltered: Option<Prefiltered>,
 }
-
-/// Registered chunks that are looked up at a time.
-const LOOKUP_COUNT: usize = 1_000;
 
 /// Parses, waits for its turn, compresses; what the caller asked to survive, it gets back whole.
 pub async fn handle(
@@ -71,7 +69,7 @@ async fn compress(
         let resolved = asked.resolved(&working, working.limits.registry.named_bytes_max, cancel)?;
         let compressed = pipeline.compress(&resolved.request, cancel)?;
         observe::compressed(&compressed);
-        Ok(asked.answer(&resolved, compressed, Some(pipeline)))
+        Ok(asked.answer(&resolved, compressed, &working))
     })
     .await
 }
@@ -90,7 +88,7 @@ async fn passed(
         };
         let (code, message) = (error.code(), error.message().to_owned());
         let compressed = pipeline::passthrough(&resolved.request, code, message, arrived.elapsed());
-        Ok(asked.answer(&resolved, compressed, service.pipeline.get()))
+        Ok(asked.answer(&resolved, compressed, &service))
     })
     .await
 }
@@ -135,63 +133,29 @@ impl Asked {
         &self,
         resolved: &Resolved,
         compressed: pipeline::Compressed,
-        pipeline: Option<&Pipeline>,
+        service: &Service,
     ) -> CompressAnswer {
+        let remembered = remembered(resolved, &compressed);
+        let pipeline = service.pipeline.get();
         let answer = CompressAnswer::new(&resolved.request, compressed, self.options.offsets, pipeline);
-        match &resolved.prefiltered {
+        let answer = match &resolved.prefiltered {
             None => answer,
             Some(prefiltered) => answer.prefiltered(prefiltered),
-        }
+        };
+        answer.named(service.handles.remember(remembered))
     }
 }
 
-/// Some, not too many, each once.
-fn check_ids(ids: &[String], count_max: usize) -> Result<(), HttpError> {
-    if ids.is_empty() {
-        return Err(HttpError::ids_empty());
+/// What an answer to this context will be asked about.
+fn remembered(resolved: &Resolved, compressed: &pipeline::Compressed) -> Remembered {
+    let chunks = &resolved.request.chunks;
+    let (mut kept, mut markers) = (vec![Vec::new(); chunks.len()], vec![None; chunks.len()]);
+    for (before, outcome) in compressed.chunks.iter().filter(|outcome| outcome.kept).enumerate() {
+        kept[outcome.index] = outcome.spans.iter().map(|(span, _)| *span).collect();
+        markers[outcome.index] = Some(before + 1);
     }
-    if ids.len() > count_max {
-        return Err(HttpError::ids_too_many(ids.len(), count_max));
-    }
-    let mut first_at = HashMap::with_capacity(ids.len());
-    for (second, id) in ids.iter().enumerate() {
-        if let Some(first) = first_at.insert(id, second) {
-            return Err(HttpError::id_twice(id, first, second));
-        }
-    }
-    Ok(())
-}
-
-/// Finds registered chunks, while somebody waits for them and within a request's bytes.
-struct Lookup<'a> {
-    registry: &'a Registry,
-    ids: &'a [String],
-    bytes_max: usize,
-    cancel: &'a Cancel,
-}
-
-impl Lookup<'_> {
-    /// The chunks whose ids stand at `places`.
-    fn chunks(&self, places: Vec<usize>) -> Result<Vec<Arc<Chunk>>, HttpError> {
-        let (mut chunks, mut missing, mut bytes) = (Vec::with_capacity(places.len()), Vec::new(), 0);
-        for places in places.chunks(LOOKUP_COUNT) {
-            self.cancel.check()?;
-            let names: Vec<&str> = places.iter().map(|&place| &*self.ids[place]).collect();
-            for (chunk, &place) in self.registry.get(&names)?.into_iter().zip(places) {
-                match chunk {
-                    None => missing.push(place),
-                    Some(chunk) => {
-                        bytes += chunk.text.len();
-                        chunks.push(chunk);
-                    }
-                }
-            }
-            if bytes > self.bytes_max {
-                return Err(HttpError::named_too_long(self.bytes_max));
-            }
-        }
-        if missing.is_empty() { Ok(chunks) } else { Err(HttpError::ids_unknown(self.ids, &missing)) }
-    }
+    let places = resolved.prefiltered.as_ref().map(|prefiltered| prefiltered.places.clone());
+    Remembered { chunks: chunks.clone(), places, kept, markers }
 }
 
 /// What the caller wants kept whatever its score is kept here, too.

@@ -39,7 +39,7 @@ fn status(code: &str) -> StatusCode {
         | "body_broken"
         | "filter_invalid"
         | "query_string_invalid" => StatusCode::BAD_REQUEST,
-        "not_found" | "chunk_not_found" => StatusCode::NOT_FOUND,
+        "not_found" | "chunk_not_found" | "compress_id_unknown" => StatusCode::NOT_FOUND,
         "method_not_allowed" => StatusCode::METHOD_NOT_ALLOWED,
         "body_timeout" => StatusCode::REQUEST_TIMEOUT,
         "encoding_unsupported" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -75,7 +75,7 @@ impl HttpError {
     }
 
     pub(super) fn not_found() -> Self {
-        let message = "no such path; served here are /v1/compress, /v1/chunks, /v1/chunks/{id}, /v1/chunks/delete, \
+        let message = "no such path; served here are /v1/compress, /v1/attribute, /v1/chunks, /v1/chunks/{id}, /v1/chunks/delete, \
                        /v1/registry, /v1/search and /v1/models";
         Self::new("not_found", message)
     }
@@ -165,6 +165,14 @@ impl HttpError {
         let and = if more > 0 { format!(" and {more} more") } else { String::new() };
         let message = format!("chunk_ids names chunks that are not registered: {}{and}", first.join(", "));
         Self::new("chunk_unknown", message).at(&format!("chunk_ids[{}]", missing[0]))
+    }
+
+    pub(super) fn compress_id_unknown(expire_s: u64) -> Self {
+        let message = format!(
+            "no request with this id is remembered: it was never answered here, or more than {expire_s} s ago \
+             (handles.expire_s), or others took its room (handles.bytes_max); send its chunks instead"
+        );
+        Self::new("compress_id_unknown", message).at("compress_id")
     }
 
     /// The pipeline calls chunks by their place in `chunks`; this request has them elsewhere.

@@ -153,11 +153,12 @@ pub fn logits_in(reading: &Reading, block: usize, tokens: TokenSpan) -> Array2<f
             continue;
         }
         let scan = |looks: &[(Piece, Look)]| {
-            let inside = looks.iter().filter(|(piece, _)| piece.block == block).filter_map(|&(piece, look)| {
-                let start = tokens.start.max(piece.tokens.start);
-                let end = tokens.end.min(piece.tokens.end);
-                (start < end).then(|| Look { tokens: TokenSpan::new(start, end), ..look })
-            });
+            let inside =
+                looks.iter().filter(|(piece, _)| piece.block == block).filter_map(|&(piece, look)| {
+                    let start = tokens.start.max(piece.tokens.start);
+                    let end = tokens.end.min(piece.tokens.end);
+                    (start < end).then(|| Look { tokens: TokenSpan::new(start, end), ..look })
+                });
             let inside: Vec<Look> = inside.collect();
             Some((!inside.is_empty()).then(|| scan::logits(&inside)))
         };

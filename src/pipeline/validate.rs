@@ -156,7 +156,9 @@ pub enum InvalidRequest {
     AnswerEmpty,
     #[error("answer has {found} bytes, the limit is {max} (limits.answer_bytes_max)")]
     AnswerTooLong { found: usize, max: usize },
-    #[error("the answer's sentence at byte {at} has {found} tokens, the model's context has room for {max} beside a chunk")]
+    #[error(
+        "the answer's sentence at byte {at} has {found} tokens, the model's context has room for {max} beside a chunk"
+    )]
     SentenceBeyondModel { at: usize, found: usize, max: usize },
     #[error("spans is empty: name at least one, or another granularity")]
     SpansEmpty,

@@ -38,6 +38,22 @@ fn folded(word: &str) -> String {
 }
 
 impl Term {
+    /// Whether it holds a sentence together and says nothing by itself. English only.
+    pub fn is_function_word(&self) -> bool {
+        const WORDS: [&str; 104] = [
+            "a", "about", "after", "all", "also", "an", "and", "any", "are", "as", "at", "be", "been",
+            "before", "being", "between", "both", "but", "by", "can", "could", "did", "do", "does", "down",
+            "during", "each", "for", "from", "had", "has", "have", "he", "her", "here", "him", "his", "i",
+            "if", "in", "into", "is", "it", "its", "may", "might", "more", "most", "of", "on", "or", "other",
+            "others", "our", "out", "over", "own", "same", "she", "should", "so", "some", "such", "than",
+            "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "to", "up",
+            "was", "we", "were", "what", "when", "where", "which", "while", "who", "will", "with", "would",
+            "you", "your", "am", "because", "however", "how", "just", "like", "me", "my", "off", "only",
+            "too", "us", "very", "whom",
+        ];
+        WORDS.contains(&&*self.folded)
+    }
+
     /// Whether it holds a digit.
     pub fn is_number(&self) -> bool {
         self.folded.contains(char::is_numeric)
@@ -46,7 +62,8 @@ impl Term {
     /// Whether it turns what is said into its opposite. English only.
     pub fn is_negation(&self) -> bool {
         const WORDS: [&str; 11] = [
-            "not", "no", "never", "none", "neither", "nor", "without", "cannot", "nobody", "nothing", "nowhere",
+            "not", "no", "never", "none", "neither", "nor", "without", "cannot", "nobody", "nothing",
+            "nowhere",
         ];
         WORDS.contains(&&*self.folded) || self.folded.ends_with("n't")
     }

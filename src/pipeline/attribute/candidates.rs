@@ -20,6 +20,8 @@ pub struct Candidates {
     pub(super) units: Vec<Unit>,
     /// Which units are each chunk's.
     pub(super) of_chunk: Vec<Range<usize>>,
+    /// For each chunk the first one that reads the same: they are no rivals.
+    pub(super) twin_of: Vec<usize>,
     vocabulary: HashMap<String, u32>,
     /// By number of the word: how many chunks have it.
     holders: Vec<u32>,
@@ -63,6 +65,7 @@ impl Candidates {
         let mut candidates = Self {
             chunks: chunks.to_vec(),
             blocks,
+            twin_of: twins(chunks, &units, &of_chunk),
             units,
             of_chunk,
             vocabulary: HashMap::new(),
@@ -87,8 +90,9 @@ impl Candidates {
             distinct(terms.into_iter().map(id).collect())
         };
         self.unit_terms = terms.into_iter().map(&mut ids).collect();
-        let of_chunk =
-            |units: &Range<usize>| distinct(self.unit_terms[units.clone()].iter().flatten().copied().collect());
+        let of_chunk = |units: &Range<usize>| {
+            distinct(self.unit_terms[units.clone()].iter().flatten().copied().collect())
+        };
         self.chunk_terms = self.of_chunk.iter().map(of_chunk).collect();
         self.holders = vec![0; self.vocabulary.len()];
         self.chunk_terms.iter().flatten().for_each(|&term| self.holders[term as usize] += 1);
@@ -152,6 +156,17 @@ impl Candidates {
     pub fn blocks_from(&self) -> store::Sources {
         self.blocks.sources
     }
+}
+
+/// Chunks with the same title and text, of which the same was seen.
+fn twins(chunks: &[Arc<Chunk>], units: &[Unit], of_chunk: &[Range<usize>]) -> Vec<usize> {
+    let mut first: HashMap<(&Option<String>, &str, Vec<ByteRange>), usize> = HashMap::new();
+    let mut twin_of = Vec::with_capacity(chunks.len());
+    for (index, chunk) in chunks.iter().enumerate() {
+        let seen = units[of_chunk[index].clone()].iter().map(|unit| unit.bytes).collect();
+        twin_of.push(*first.entry((&chunk.title, &chunk.text, seen)).or_insert(index));
+    }
+    twin_of
 }
 
 fn distinct(mut terms: Vec<u32>) -> Vec<u32> {

@@ -112,7 +112,7 @@ pub(super) fn part(
         return Ok(PartOutcome { bytes: part, support: None, lacks: Vec::new(), sources: Vec::new() });
     }
     let evidence = weighed(heard, &weights);
-    let scores = rc::with_coverage(&evidence);
+    let scores = covering(candidates, &evidence);
     let alone = rc::mean_over_queries(evidence.view());
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
@@ -125,7 +125,8 @@ pub(super) fn part(
         let Some(unit) = unit_of(chunk) else { continue };
         let is_cited = cited.contains(&chunk);
         let same = |&(other, cited): &(usize, usize)| {
-            alone[other] > 0.0 && alone[chunk] >= TIED_SHARE * alone[other] || candidates.say_the_same(unit, cited)
+            alone[other] > 0.0 && alone[chunk] >= TIED_SHARE * alone[other]
+                || candidates.say_the_same(unit, cited)
         };
         let tied = scores[chunk] > 0.0 && cited_units.iter().any(|cited| cited.0 != chunk && same(cited));
         if !(is_cited || tied || rank < sources_max) || scores[chunk] <= 0.0 {
@@ -143,7 +144,8 @@ pub(super) fn part(
         });
     }
     let traced: Vec<_> = heard.iter().map(|heard| (heard, &heard.traces[..])).collect();
-    let (support, lacks) = support::of(candidates, &traced, part).map_or((None, Vec::new()), |(s, l)| (Some(s), l));
+    let (support, lacks) =
+        support::of(candidates, &traced, part).map_or((None, Vec::new()), |(s, l)| (Some(s), l));
     Ok(PartOutcome { bytes: part, support, lacks, sources })
 }
 
@@ -156,6 +158,17 @@ fn weighed(heard: &[Heard], weights: &Weights) -> Array2<f32> {
         row *= weight * scale;
     }
     all
+}
+
+/// Scores that sort chunks so that each adds to those before it; one that reads like another stands right behind it.
+fn covering(candidates: &Candidates, evidence: &Array2<f32>) -> Vec<f32> {
+    let twins = &candidates.twin_of;
+    let firsts: Vec<usize> = (0..twins.len()).filter(|&chunk| twins[chunk] == chunk).collect();
+    let mut scores = vec![0.0; twins.len()];
+    for (&chunk, score) in firsts.iter().zip(rc::with_coverage(&evidence.select(Axis(1), &firsts))) {
+        scores[chunk] = score;
+    }
+    twins.iter().map(|&twin| scores[twin]).collect()
 }
 
 /// Chunks that a good share of the part's words came from, and the best one.

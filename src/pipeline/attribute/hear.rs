@@ -1,6 +1,6 @@
 //! One sentence of the answer over the candidates: what each of its tokens was contextualised by, and which of its words they have.
 
-use ndarray::{Array2, Array3};
+use ndarray::{Array2, Array3, Axis, s};
 
 use super::candidates::Candidates;
 use super::trace::{self, Trace};
@@ -15,8 +15,9 @@ use crate::pipeline::{PipelineError, Reading, Settings, score};
 use crate::rc::{self, HeadMean};
 use crate::text;
 
-/// How much a token that belongs to no word counts, beside a word that no chunk has.
+/// How much a token that belongs to no word counts, beside a word that no chunk has; and a word that only holds others together.
 const PUNCTUATION: f32 = 0.3;
+const FUNCTION_WORD: f32 = 0.3;
 
 /// One sentence of an answer.
 pub struct Heard {
@@ -90,7 +91,7 @@ pub(super) fn sentence(
     let (terms, term_of) = terms(candidates, (text, at), &reading.tokens.offsets, cuts);
     let weight = |term: &Option<usize>| term.map_or(PUNCTUATION, |term| terms[term].rarity);
     let weight: Vec<f32> = term_of.iter().map(weight).collect();
-    let (mut chunks, mut units, nearness) = contextualised(candidates, &reading, cancel)?;
+    let Contextualised { mut chunks, mut units, nearness } = contextualised(candidates, &reading, cancel)?;
     let has = |of: &dyn Fn(usize, Option<u32>) -> bool, rc: &mut Array2<f32>| {
         let worth = mean_of_best(rc);
         for (token, mut row) in rc.outer_iter_mut().enumerate() {
@@ -104,43 +105,72 @@ pub(super) fn sentence(
     has(&|unit, term| candidates.unit_has(unit, term), &mut units);
     let tokens = reading.tokens.offsets.iter().map(|token| token.shifted(at)).collect();
     let bytes = ByteRange::new(at, at + text.len());
-    let mut heard = Heard { bytes, tokens, terms, traces: Vec::new(), weight, chunks, units, nearness, reading };
+    let mut heard =
+        Heard { bytes, tokens, terms, traces: Vec::new(), weight, chunks, units, nearness, reading };
     heard.traces = trace::terms(candidates, &heard);
     Ok(heard)
 }
 
-/// RC over chunks and over their units, `[token, segment]`; and the best raw logit over each unit.
+/// `[token, segment]` each.
+struct Contextualised {
+    /// RC over chunks.
+    chunks: Array2<f32>,
+    /// RC over units.
+    units: Array2<f32>,
+    /// Best raw logit over units.
+    nearness: Option<Array2<f32>>,
+}
+
 fn contextualised(
     candidates: &Candidates,
     reading: &Reading,
     cancel: &Cancel,
-) -> Result<(Array2<f32>, Array2<f32>, Option<Array2<f32>>), PipelineError> {
+) -> Result<Contextualised, PipelineError> {
     let (mut of_chunks, mut of_units, mut nearness) =
         (HeadMean::default(), HeadMean::default(), HeadMean::default());
     let tokens = reading.question.tokens();
     for heads in reading.heads_at_once(2 * candidates.units.len() + candidates.chunks.len()) {
-        let units = scan::peaks(reading, heads.clone(), cancel)?.units;
+        let mut units = scan::peaks(reading, heads.clone(), cancel)?.units;
+        if reading.reaches {
+            nearness.add(units.clone());
+        }
+        silence_twins(candidates, &mut units);
         let mut chunks = Array3::from_elem((heads.len(), tokens, candidates.chunks.len()), rc::EMPTY);
         for (unit, place) in candidates.units.iter().enumerate() {
-            let of_unit = units.index_axis(ndarray::Axis(2), unit);
-            let mut of_chunk = chunks.index_axis_mut(ndarray::Axis(2), place.chunk);
+            let of_unit = units.index_axis(Axis(2), unit);
+            let mut of_chunk = chunks.index_axis_mut(Axis(2), place.chunk);
             of_chunk.zip_mut_with(&of_unit, |best, &peak| *best = best.max(peak));
         }
         let own = || reading.question.own(heads.clone());
         of_chunks.add(score::rc_of_peaks(&chunks, own));
         of_units.add(score::rc_of_peaks(&units, own));
-        if reading.reaches {
-            nearness.add(units);
-        }
     }
     let or_none = |found: Array2<f32>, segments: usize| match found.ncols() == segments {
         true => found,
         false => Array2::zeros((tokens, segments)),
     };
-    let chunks = or_none(of_chunks.finish(), candidates.chunks.len());
-    let units = or_none(of_units.finish(), candidates.units.len());
+    let mut chunks = or_none(of_chunks.finish(), candidates.chunks.len());
+    let mut units = or_none(of_units.finish(), candidates.units.len());
+    echo_twins(candidates, &mut chunks, &mut units);
     let nearness = reading.reaches.then(|| or_none(nearness.finish(), candidates.units.len()));
-    Ok((chunks, units, nearness))
+    Ok(Contextualised { chunks, units, nearness })
+}
+
+/// A chunk that reads like one before it is no rival of it.
+fn silence_twins(candidates: &Candidates, units: &mut Array3<f32>) {
+    for chunk in (0..candidates.len()).filter(|&chunk| candidates.twin_of[chunk] != chunk) {
+        units.slice_mut(s![.., .., candidates.of_chunk[chunk].clone()]).fill(rc::EMPTY);
+    }
+}
+
+/// And says what that one says.
+fn echo_twins(candidates: &Candidates, chunks: &mut Array2<f32>, units: &mut Array2<f32>) {
+    for (chunk, &twin) in candidates.twin_of.iter().enumerate().filter(|(chunk, twin)| chunk != *twin) {
+        let said = chunks.column(twin).to_owned();
+        chunks.column_mut(chunk).assign(&said);
+        let said = units.slice(s![.., candidates.of_chunk[twin].clone()]).to_owned();
+        units.slice_mut(s![.., candidates.of_chunk[chunk].clone()]).assign(&said);
+    }
 }
 
 /// Mean over tokens of the best in each row.
@@ -174,7 +204,7 @@ fn terms(
             bytes: term.bytes.shifted(at),
             tokens: first..after,
             id,
-            rarity: candidates.rarity(id),
+            rarity: candidates.rarity(id) * if term.is_function_word() { FUNCTION_WORD } else { 1.0 },
             is_number: term.is_number(),
             is_name: place > 0 && term.bytes.of(sentence).starts_with(char::is_uppercase),
             is_negation: term.is_negation(),

@@ -2,7 +2,7 @@
 
 use super::candidates::Candidates;
 use super::hear::{Heard, HeardTerm};
-use super::trace::Trace;
+use super::trace::{Trace, share};
 use crate::domain::ByteRange;
 
 /// From which support on a part counts as supported: `docs/evaluation.md`.
@@ -17,6 +17,11 @@ pub(super) const CONTEXT_FADES: f32 = 0.95;
 const NUMBER_MISSING: f32 = 0.3;
 const NEGATION_DIFFERS: f32 = 0.3;
 const NAME_MISSING: f32 = 0.6;
+
+/// Mean nearness of a part's words from which on it is taken to say what its sources say in other words, and up to which it is not; and
+/// the most that this says for a word that is neither number nor name nor negation.
+const PARAPHRASE: [f32; 2] = [0.4, 0.75];
+const PARAPHRASE_MAX: f32 = 0.9;
 
 /// How much of the support hangs on the worst word; words that most chunks have are none of these.
 const WORST_SHARE: f32 = 0.5;
@@ -44,7 +49,7 @@ pub enum LackKind {
     Name,
     /// It says no where they do not.
     Negation,
-    /// They say no where it does not: the word is the part's first.
+    /// They say no where it does not: the whole part lacks it.
     NegationDropped,
     /// Any other word.
     Word,
@@ -57,6 +62,11 @@ pub(super) fn of(
     part: ByteRange,
 ) -> Option<(f32, Vec<Lack>)> {
     let inside = |term: &HeardTerm| term.bytes.start < part.end && part.start < term.bytes.end;
+    let paraphrase = paraphrase(heard, &inside);
+    let evidence = |term: &HeardTerm, trace: &Trace| {
+        let is_plain = !(term.is_number || term.is_name || term.is_negation);
+        if is_plain { trace.evidence.max(paraphrase) } else { trace.evidence }
+    };
     let (mut sum, mut weights) = (0.0, 0.0);
     let (mut left, mut worst): (f32, f32) = (1.0, 1.0);
     let mut lacks = Vec::new();
@@ -70,15 +80,20 @@ pub(super) fn of(
             let behind = term.tokens.start.saturating_sub(tokens.end - 1);
             let weight = match inside(term) {
                 true => term.rarity,
-                false => term.rarity * CONTEXT * CONTEXT_FADES.powi(i32::try_from(before + behind).unwrap_or(i32::MAX)),
+                false => {
+                    term.rarity
+                        * CONTEXT
+                        * CONTEXT_FADES.powi(i32::try_from(before + behind).unwrap_or(i32::MAX))
+                }
             };
-            sum += weight * trace.evidence;
+            sum += weight * evidence(term, trace);
             weights += weight;
         }
         of_part.extend(own.into_iter().map(|term| (&heard.terms[term], &traces[term])));
     }
-    let (first, _) = of_part.first()?;
+    of_part.first()?;
     for (term, trace) in &of_part {
+        let found = evidence(term, trace);
         let denies = trace.unit.is_some_and(|unit| candidates.is_negated(unit));
         let kind = if term.is_negation && !denies {
             left = left.min(NEGATION_DIFFERS);
@@ -87,23 +102,35 @@ pub(super) fn of(
             left = left.min(NUMBER_MISSING);
             Some(LackKind::Number)
         } else if term.is_name && !trace.in_unit {
-            left = left.min(NAME_MISSING + (1.0 - NAME_MISSING) * trace.evidence);
-            (trace.evidence < LACKING).then_some(LackKind::Name)
+            left = left.min(NAME_MISSING + (1.0 - NAME_MISSING) * found);
+            (found < LACKING).then_some(LackKind::Name)
         } else {
-            (trace.evidence < LACKING && term.rarity > TELLING).then_some(LackKind::Word)
+            (found < LACKING && term.rarity > TELLING).then_some(LackKind::Word)
         };
         if term.rarity > TELLING {
-            worst = worst.min(trace.evidence);
+            worst = worst.min(found);
         }
         lacks.extend(kind.map(|kind| Lack { bytes: term.bytes, kind }));
     }
     let says_no = of_part.iter().any(|(term, _)| term.is_negation);
     if !says_no && main_unit(&of_part).is_some_and(|unit| candidates.is_negated(unit)) {
         left = left.min(NEGATION_DIFFERS);
-        lacks.push(Lack { bytes: first.bytes, kind: LackKind::NegationDropped });
+        lacks.push(Lack { bytes: part, kind: LackKind::NegationDropped });
     }
     let mean = if weights > 0.0 { sum / weights } else { 0.0 };
     Some((mean * left * (1.0 - WORST_SHARE + WORST_SHARE * worst), lacks))
+}
+
+/// How far the sources come near to the words of a part, all in all; 0 where nearness is not known.
+fn paraphrase(heard: &[(&Heard, &[Trace])], inside: &impl Fn(&HeardTerm) -> bool) -> f32 {
+    let (mut sum, mut weights) = (0.0, 0.0);
+    for (heard, traces) in heard {
+        for (term, trace) in heard.terms.iter().zip(*traces).filter(|(term, _)| inside(term)) {
+            sum += term.rarity * trace.nearness.unwrap_or(0.0);
+            weights += term.rarity;
+        }
+    }
+    if weights > 0.0 { PARAPHRASE_MAX * share(sum / weights, PARAPHRASE) } else { 0.0 }
 }
 
 /// The unit that most words came from; the first of several.

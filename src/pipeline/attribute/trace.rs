@@ -26,6 +26,8 @@ pub(super) struct Trace {
     pub unit: Option<usize>,
     /// From 0, nothing there says it, to 1, it is there.
     pub evidence: f32,
+    /// Mean over its tokens of the best raw logit there, where logits say something by themselves.
+    pub nearness: Option<f32>,
     /// Whether the unit has the very word; whether the chunk has.
     pub in_unit: bool,
     pub in_chunk: bool,
@@ -38,27 +40,34 @@ pub(super) fn terms(candidates: &Candidates, heard: &Heard) -> Vec<Trace> {
     }
     let (chunks, units) = (around(&heard.chunks, &heard.weight), around(&heard.units, &heard.weight));
     let trace = |term: &super::hear::HeardTerm| {
-        let sum = |of: &Array2<f32>, column: usize| -> f32 {
-            heard_sum(of.column(column), term.tokens.clone())
-        };
+        let sum =
+            |of: &Array2<f32>, column: usize| -> f32 { heard_sum(of.column(column), term.tokens.clone()) };
         let chunk = best(0..candidates.chunks.len(), |chunk| sum(&chunks, chunk)).unwrap_or(0);
         let unit = best(candidates.sentences(chunk), |unit| sum(&units, unit));
         let in_unit = unit.is_some_and(|unit| candidates.unit_has(unit, term.id));
         let in_chunk = candidates.chunk_has(chunk, term.id);
-        let near = || {
-            let (nearness, unit) = (heard.nearness.as_ref()?, unit?);
-            let worst = nearness.column(unit).slice(ndarray::s![term.tokens.clone()]).iter().copied().fold(f32::MAX, f32::min);
-            Some(NEAR_MAX * ((worst - NEAR[0]) / (NEAR[1] - NEAR[0])).clamp(0.0, 1.0))
-        };
+        let near = heard
+            .nearness
+            .as_ref()
+            .zip(unit)
+            .map(|(nearness, unit)| nearness.column(unit).slice_move(ndarray::s![term.tokens.clone()]));
+        let worst = near.map(|near| near.iter().copied().fold(f32::MAX, f32::min));
+        let like = worst.map_or(0.0, |worst| NEAR_MAX * share(worst, NEAR));
         let evidence = match (in_unit, in_chunk) {
             (true, _) => 1.0,
             // A number that is near another is another number.
             (_, has) if term.is_number => f32::from(u8::from(has)) * ELSEWHERE,
-            (_, has) => near().unwrap_or(0.0).max(if has { ELSEWHERE } else { 0.0 }),
+            (_, has) => like.max(if has { ELSEWHERE } else { 0.0 }),
         };
-        Trace { chunk, unit, evidence, in_unit, in_chunk }
+        let nearness = near.and_then(|near| near.mean());
+        Trace { chunk, unit, evidence, nearness, in_unit, in_chunk }
     };
     heard.terms.iter().map(trace).collect()
+}
+
+/// How far a value is on the way from one to another, from 0 to 1.
+pub(super) fn share(value: f32, [from, to]: [f32; 2]) -> f32 {
+    ((value - from) / (to - from)).clamp(0.0, 1.0)
 }
 
 fn heard_sum(column: ArrayView1<f32>, tokens: std::ops::Range<usize>) -> f32 {
@@ -67,7 +76,9 @@ fn heard_sum(column: ArrayView1<f32>, tokens: std::ops::Range<usize>) -> f32 {
 
 /// The first of the best.
 pub(super) fn best(of: impl Iterator<Item = usize>, score: impl Fn(usize) -> f32) -> Option<usize> {
-    of.map(|index| (index, score(index))).reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|(i, _)| i)
+    of.map(|index| (index, score(index)))
+        .reduce(|best, next| if next.1 > best.1 { next } else { best })
+        .map(|(i, _)| i)
 }
 
 /// Mean over all tokens of a sentence, `[token, segment]`, each weighed by [`NEIGHBOUR`] to the power of its distance: two passes, one
@@ -83,7 +94,9 @@ fn around(values: &Array2<f32>, weight: &[f32]) -> Array2<f32> {
             let own = values.index_axis(Axis(0), token);
             if !forward {
                 // Its own value was counted on the way there.
-                Zip::from(out.index_axis_mut(Axis(0), token)).and(&sum).for_each(|out, &sum| *out += NEIGHBOUR * sum);
+                Zip::from(out.index_axis_mut(Axis(0), token))
+                    .and(&sum)
+                    .for_each(|out, &sum| *out += NEIGHBOUR * sum);
                 weights[token] += NEIGHBOUR * held;
             }
             Zip::from(&mut sum).and(own).for_each(|sum, &own| *sum = NEIGHBOUR * *sum + weight[token] * own);

@@ -1,0 +1,186 @@
+//! `POST /v1/attribute`: an answer and where its parts came from, in our words and in those of others.
+
+mod anthropic;
+mod dialect;
+mod json_answer;
+mod markers;
+mod native;
+mod openai;
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use self::dialect::Dialect;
+pub use self::native::{AttributeAnswer, PartAnswer};
+use super::request::{ChunkBody, RequestError, choice, chunks_of};
+use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts, SOURCES_DEFAULT};
+use crate::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
+
+/// Body of `POST /v1/attribute`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttributeBody {
+    answer: String,
+    #[serde(default)]
+    chunks: Option<Vec<ChunkBody>>,
+    #[serde(default)]
+    chunk_ids: Option<Vec<String>>,
+    #[serde(default)]
+    compress_id: Option<String>,
+    #[serde(default)]
+    granularity: Option<Unchecked<PartsBody>>,
+    #[serde(default)]
+    spans: Option<Vec<SpanBody>>,
+    #[serde(default)]
+    sources_max: Option<usize>,
+    #[serde(default, deserialize_with = "choice")]
+    offsets: OffsetUnit,
+    #[serde(default, deserialize_with = "choice")]
+    format: Dialect,
+    #[serde(default)]
+    deadline_ms: Option<u64>,
+}
+
+/// What is attributed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum PartsBody {
+    Token,
+    #[default]
+    Sentence,
+    Span,
+}
+
+/// One of several words, or nothing.
+#[derive(Debug, Clone, Copy)]
+struct Unchecked<T>(T);
+
+impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Unchecked<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        choice(from).map(Self)
+    }
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SpanBody {
+    start: usize,
+    end: usize,
+}
+
+/// How a request names chunks that it does not send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Named {
+    /// By their ids in the registry.
+    Registered(Vec<String>),
+    /// By the request that compressed them.
+    Compressed(String),
+}
+
+/// What a request says about its answer, apart from what it asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttributeOptions {
+    /// Unit of every offset in the answer.
+    pub offsets: OffsetUnit,
+    /// In whose words the answer is repeated.
+    dialect: Dialect,
+}
+
+impl AttributeBody {
+    /// Milliseconds that the caller waits.
+    pub fn deadline_ms(&self) -> Option<u64> {
+        self.deadline_ms
+    }
+
+    /// Chunks that it names instead of sending them.
+    ///
+    /// # Errors
+    /// When it names them in two ways.
+    pub fn named(&self) -> Result<Option<Named>, RequestError> {
+        match (&self.chunk_ids, &self.compress_id) {
+            (None, None) => Ok(None),
+            (Some(ids), None) => Ok(Some(Named::Registered(ids.clone()))),
+            (None, Some(_)) if self.chunks.is_some() => {
+                let message =
+                    "send `chunks` or name a request that compressed them in `compress_id`, not both";
+                Err(RequestError::new("chunks_ambiguous", message, "compress_id"))
+            }
+            (None, Some(id)) => Ok(Some(Named::Compressed(id.clone()))),
+            (Some(_), Some(_)) => {
+                let message = "name chunks in `chunk_ids` or by `compress_id`, not both";
+                Err(RequestError::new("chunks_ambiguous", message, "compress_id"))
+            }
+        }
+    }
+
+    /// The answer and how to speak of it. `named` are the chunks of [`Self::named`], where there is a daemon that knows them.
+    ///
+    /// # Errors
+    /// When the request names none or several kinds of chunks, or spans that are none of the answer's.
+    pub fn into_domain(
+        self,
+        named: Option<Vec<Arc<Chunk>>>,
+    ) -> Result<(AttributeRequest, AttributeOptions), RequestError> {
+        if self.compress_id.is_some() && named.is_none() {
+            let message =
+                "compress_id names a request that a daemon has answered; here only `chunks` can be read";
+            return Err(RequestError::new("handles_absent", message, "compress_id"));
+        }
+        let by_name = self.chunk_ids.is_some() || self.compress_id.is_some();
+        let chunks = chunks_of(self.chunks, by_name, named)?;
+        let parts = parts(&self.answer, (self.granularity.map(|g| g.0), self.spans), self.offsets)?;
+        let parts = match self.format {
+            Dialect::Json => json_answer::parts(&self.answer).unwrap_or(parts),
+            _ => parts,
+        };
+        let sources_max = self.sources_max.unwrap_or(SOURCES_DEFAULT);
+        let request = AttributeRequest {
+            answer: self.answer,
+            chunks,
+            registered: by_name,
+            seen: None,
+            parts,
+            sources_max,
+        };
+        let options = AttributeOptions { offsets: self.offsets, dialect: self.format };
+        Ok((request, options))
+    }
+}
+
+/// Spans are meant where they are named.
+fn parts(
+    answer: &str,
+    (granularity, spans): (Option<PartsBody>, Option<Vec<SpanBody>>),
+    unit: OffsetUnit,
+) -> Result<Parts, RequestError> {
+    match (granularity, spans) {
+        (None | Some(PartsBody::Sentence), None) => Ok(Parts::Sentences),
+        (Some(PartsBody::Token), None) => Ok(Parts::Words),
+        (Some(PartsBody::Span), None) => {
+            let message = "missing field `spans`: with granularity \"span\" they say what is asked about";
+            Err(RequestError::new("missing_field", message, "spans"))
+        }
+        (None | Some(PartsBody::Span), Some(spans)) => {
+            let map = OffsetMap::new(answer, unit);
+            let bytes = |(index, span): (usize, &SpanBody)| {
+                map.to_bytes(span.start..span.end).map_err(|error| span_error(index, error))
+            };
+            let spans: Vec<ByteRange> = spans.iter().enumerate().map(bytes).collect::<Result<_, _>>()?;
+            Ok(Parts::Spans(spans))
+        }
+        (Some(_), Some(_)) => {
+            let message = "spans are asked about with granularity \"span\", or none";
+            Err(RequestError::new("spans_unexpected", message, "spans"))
+        }
+    }
+}
+
+fn span_error(index: usize, error: OffsetError) -> RequestError {
+    let code = match error {
+        OffsetError::Outside { .. } => "span_out_of_range",
+        OffsetError::Inside { .. } => "span_inside_character",
+        OffsetError::Reversed { .. } => "span_reversed",
+    };
+    RequestError::new(code, format!("spans[{index}]: {error}"), format!("spans[{index}]"))
+}

@@ -1,0 +1,190 @@
+//! Our own shape.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::dialect::Dialect;
+use super::{AttributeOptions, anthropic, json_answer, markers, openai};
+use crate::api::TimingMs;
+use crate::api::response::{Places, Range};
+use crate::domain::{AttributeRequest, ByteRange, Chunk};
+use crate::kv::store::Sources;
+use crate::pipeline::Pipeline;
+use crate::pipeline::attribute::{Attributed, LackKind, PartOutcome, Source};
+use crate::text::offsets::OffsetUnit;
+
+/// Answer of `POST /v1/attribute`.
+#[derive(Debug, Clone, Serialize)]
+pub struct AttributeAnswer {
+    parts: Vec<PartAnswer>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    formatted: Option<Value>,
+    rc: RcAnswer,
+    blocks: Sources,
+    timing_ms: TimingMs,
+}
+
+/// A part of the answer.
+#[derive(Debug, Clone, Serialize)]
+pub struct PartAnswer {
+    #[serde(flatten)]
+    range: Range,
+    text: String,
+    supported: Option<bool>,
+    support: Option<f32>,
+    unsupported: Vec<LackAnswer>,
+    sources: Vec<SourceAnswer>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct LackAnswer {
+    #[serde(flatten)]
+    range: Range,
+    text: String,
+    reason: LackKind,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct SourceAnswer {
+    chunk: String,
+    index: usize,
+    score: f32,
+    cited: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    tied: bool,
+    sentence: SourceText,
+    run: SourceText,
+}
+
+/// A range of a chunk's text, and what stands there.
+#[derive(Debug, Clone, Serialize)]
+struct SourceText {
+    #[serde(flatten)]
+    range: Range,
+    text: String,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct RcAnswer {
+    estimator: &'static str,
+    model: String,
+    fingerprint: String,
+}
+
+/// What parts of an attribution are put into words with.
+pub(super) struct Words<'a> {
+    pub request: &'a AttributeRequest,
+    /// For each chunk its place in the caller's list, where that is not the request's.
+    pub places: Option<&'a [usize]>,
+    /// For each chunk the number that the answer's author knew it by; none: its place, from 1.
+    pub markers: Option<&'a [Option<usize>]>,
+}
+
+impl Words<'_> {
+    pub fn chunk(&self, source: &Source) -> &Chunk {
+        &self.request.chunks[source.chunk]
+    }
+
+    /// The chunk's place in the caller's list.
+    pub fn index(&self, source: &Source) -> usize {
+        self.places.map_or(source.chunk, |places| places[source.chunk])
+    }
+
+    /// The number that stands for the chunk in texts.
+    pub fn marker(&self, source: &Source) -> usize {
+        let known = self.markers.and_then(|markers| markers[source.chunk]);
+        known.unwrap_or_else(|| self.index(source) + 1)
+    }
+
+    /// What the source says, as it stands in the chunk.
+    pub fn cited_text(&self, source: &Source) -> &str {
+        source.sentence.of(&self.chunk(source).text)
+    }
+}
+
+impl AttributeAnswer {
+    /// Puts an attribution into words. `places` are the chunks' places in the caller's list, `markers` the numbers that the answer's
+    /// author knew them by, where they differ from the request's own.
+    pub fn new(
+        request: &AttributeRequest,
+        attributed: &Attributed,
+        options: AttributeOptions,
+        by: &Pipeline,
+        (places, markers): (Option<&[usize]>, Option<&[Option<usize>]>),
+    ) -> Self {
+        let words = Words { request, places, markers };
+        let parts = PartAnswer::all(&words, &attributed.parts, options.offsets);
+        let model = by.model();
+        Self {
+            parts,
+            formatted: formatted(&words, &attributed.parts, options),
+            rc: RcAnswer {
+                estimator: "attribution",
+                model: model.name.clone(),
+                fingerprint: model.fingerprint.clone(),
+            },
+            blocks: attributed.blocks_from,
+            timing_ms: TimingMs::from(&attributed.timings),
+        }
+    }
+}
+
+fn formatted(words: &Words, parts: &[PartOutcome], options: AttributeOptions) -> Option<Value> {
+    Some(match options.dialect {
+        Dialect::Native => return None,
+        Dialect::AnthropicDocument => anthropic::blocks(words, parts, anthropic::char_location),
+        Dialect::AnthropicSearchResult => anthropic::blocks(words, parts, anthropic::search_result_location),
+        Dialect::OpenaiResponses => openai::response_item(words, parts),
+        Dialect::OpenaiChat => openai::chat_message(words, parts),
+        Dialect::Markers => markers::text(words, parts),
+        Dialect::Json => json_answer::pointers(words, parts, options.offsets),
+    })
+}
+
+impl PartAnswer {
+    /// Its sources that are cited.
+    pub(super) fn cited(self) -> Value {
+        let cited = self.sources.into_iter().filter(|source| source.cited);
+        cited.map(|source| serde_json::to_value(source).expect("a source is JSON")).collect()
+    }
+
+    pub(super) fn all(words: &Words, parts: &[PartOutcome], unit: OffsetUnit) -> Vec<Self> {
+        let answer = Places::new(&words.request.answer, unit);
+        let sources: Vec<_> =
+            words.request.chunks.iter().map(|chunk| Places::new(&chunk.text, unit)).collect();
+        parts.iter().map(|part| Self::new(words, part, (&answer, &sources))).collect()
+    }
+
+    fn new(words: &Words, part: &PartOutcome, (answer, chunks): (&Places, &[Places])) -> Self {
+        let lack = |lack: &crate::pipeline::attribute::Lack| LackAnswer {
+            range: answer.range(lack.bytes),
+            text: lack.bytes.of(&words.request.answer).to_owned(),
+            reason: lack.kind,
+        };
+        let supported = part.is_supported();
+        let source = |source: &Source| {
+            let chunk = words.chunk(source);
+            let place = |bytes: ByteRange| SourceText {
+                range: chunks[source.chunk].range(bytes),
+                text: bytes.of(&chunk.text).to_owned(),
+            };
+            SourceAnswer {
+                chunk: chunk.id.clone(),
+                index: words.index(source),
+                score: source.score,
+                cited: source.cited && supported == Some(true),
+                tied: source.tied,
+                sentence: place(source.sentence),
+                run: place(source.run),
+            }
+        };
+        Self {
+            range: answer.range(part.bytes),
+            text: part.bytes.of(&words.request.answer).to_owned(),
+            supported,
+            support: part.support,
+            unsupported: part.lacks.iter().map(lack).collect(),
+            sources: part.sources.iter().map(source).collect(),
+        }
+    }
+}

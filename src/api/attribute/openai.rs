@@ -1,0 +1,72 @@
+//! OpenAI's annotations: flat in Responses, nested in Chat Completions. Places are characters of the answer.
+
+use serde_json::{Value, json};
+
+use super::native::Words;
+use crate::domain::Chunk;
+use crate::pipeline::attribute::{PartOutcome, Source};
+use crate::text::offsets::{OffsetMap, OffsetUnit};
+
+/// An output item of a response. A chunk without an address is cited as a file.
+pub fn response_item(words: &Words, parts: &[PartOutcome]) -> Value {
+    let annotations = annotations(words, parts, |words, source, (start, end)| {
+        let chunk = words.chunk(source);
+        match url(chunk) {
+            Some(url) => json!({
+                "type": "url_citation", "start_index": start, "end_index": end, "title": title(chunk), "url": url,
+            }),
+            None => json!({
+                "type": "file_citation", "file_id": chunk.id, "filename": title(chunk), "index": end,
+            }),
+        }
+    });
+    let text = json!({
+        "type": "output_text", "text": words.request.answer, "annotations": annotations, "logprobs": [],
+    });
+    json!({"type": "message", "id": "msg_attribution", "role": "assistant", "status": "completed", "content": [text]})
+}
+
+/// An assistant's message. It can cite addresses only: a chunk without one is given the URN of its id.
+pub fn chat_message(words: &Words, parts: &[PartOutcome]) -> Value {
+    let annotations = annotations(words, parts, |words, source, (start, end)| {
+        let chunk = words.chunk(source);
+        let url = url(chunk).unwrap_or_else(|| format!("urn:thresher:chunk:{}", escaped(&chunk.id)));
+        let citation = json!({"start_index": start, "end_index": end, "title": title(chunk), "url": url});
+        json!({"type": "url_citation", "url_citation": citation})
+    });
+    json!({"role": "assistant", "content": words.request.answer, "refusal": null, "annotations": annotations})
+}
+
+fn annotations(
+    words: &Words,
+    parts: &[PartOutcome],
+    annotation: impl Fn(&Words, &Source, (usize, usize)) -> Value,
+) -> Vec<Value> {
+    let answer = OffsetMap::new(&words.request.answer, OffsetUnit::Codepoint);
+    let of_part = |part: &PartOutcome| {
+        let range = answer.from_bytes(part.bytes);
+        part.citations().map(|source| annotation(words, source, (range.start, range.end))).collect::<Vec<_>>()
+    };
+    parts.iter().flat_map(of_part).collect()
+}
+
+fn title(chunk: &Chunk) -> &str {
+    chunk.title.as_deref().filter(|title| !title.is_empty()).unwrap_or(&chunk.id)
+}
+
+/// The address of a chunk, by its metadata: `url`, or `source` where that is one.
+pub fn url(chunk: &Chunk) -> Option<String> {
+    let metadata: Value = serde_json::from_str(chunk.metadata.as_deref()?).ok()?;
+    let field = |name: &str| Some(metadata.get(name)?.as_str()?.to_owned());
+    let is_address = |text: &String| text.contains("://");
+    field("url").or_else(|| field("source").filter(is_address))
+}
+
+/// RFC 3986: what is not unreserved is percent-encoded.
+fn escaped(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(byte).collect()
+}

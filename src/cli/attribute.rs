@@ -1,0 +1,37 @@
+//! `thresher attribute`: the request and the answer of `POST /v1/attribute`, without a daemon.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crate::api::{self, AttributeAnswer, AttributeBody};
+use crate::app;
+use crate::config::Config;
+use crate::pipeline::cancel::Cancel;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The request; `-` or nothing reads standard input.
+    #[arg(value_name = "FILE")]
+    request: Option<PathBuf>,
+}
+
+pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
+    let body = super::read(args.request.as_deref())?;
+    let parsed =
+        api::parse::<AttributeBody>(&body).and_then(|body| Ok((body.deadline_ms(), body.into_domain(None)?)));
+    let (deadline_ms, (request, options)) = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => return super::refuse(super::request_error(error), true),
+    };
+    let pipeline = app::pipeline(config)?;
+    let deadline = deadline_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
+    match pipeline.attribute(&request, &Cancel::at(deadline)) {
+        Ok(attributed) => {
+            let answer = AttributeAnswer::new(&request, &attributed, options, &pipeline, (None, None));
+            super::print(serde_json::to_string_pretty(&answer)?);
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => super::refuse(super::error_body(&error), true),
+    }
+}

@@ -1,0 +1,152 @@
+//! What earlier requests were about, by the id that their answer gave: bounded in bytes, forgotten after a time, in memory only.
+//! Knows nothing of transports; an id is guessed by nobody who was not told it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quick_cache::sync::Cache;
+use quick_cache::{OptionsBuilder, Weighter};
+use serde::{Deserialize, Serialize};
+
+use crate::domain::{ByteRange, Chunk};
+
+/// How much is remembered, and how long.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HandleSettings {
+    /// Bytes of the requests that are remembered; 0: none is.
+    pub bytes_max: u64,
+    /// Seconds after which a request is forgotten.
+    pub expire_s: u64,
+}
+
+impl Default for HandleSettings {
+    fn default() -> Self {
+        Self { bytes_max: 67_108_864, expire_s: 3_600 }
+    }
+}
+
+/// The chunks of a request that compressed them, and what it kept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Remembered {
+    /// The caller's chunks.
+    pub chunks: Vec<Arc<Chunk>>,
+    /// For each chunk its place in the caller's list, where a prefilter left some out.
+    pub places: Option<Vec<usize>>,
+    /// For each chunk the ranges of its text that the context holds, ascending.
+    pub kept: Vec<Vec<ByteRange>>,
+    /// For each chunk its number in the context.
+    pub markers: Vec<Option<usize>>,
+}
+
+impl Remembered {
+    /// Bytes that it holds; chunks that others hold, too, are counted in full.
+    fn bytes(&self) -> usize {
+        const PER_CHUNK: usize = 256;
+        let ranges: usize = self.kept.iter().map(Vec::len).sum();
+        self.chunks.iter().map(|chunk| chunk.bytes() + PER_CHUNK).sum::<usize>() + 16 * ranges
+    }
+}
+
+/// Since when, and what.
+type Entry = (Instant, Arc<Remembered>);
+
+#[derive(Clone)]
+struct Weight;
+
+impl Weighter<String, Entry> for Weight {
+    fn weight(&self, id: &String, (_, what): &Entry) -> u64 {
+        (id.len() + what.bytes()) as u64
+    }
+}
+
+/// Requests by their ids. Cheap to clone; clones share what they remember.
+#[derive(Clone)]
+pub struct Handles {
+    cache: Option<Arc<Cache<String, Entry, Weight>>>,
+    expire: Duration,
+}
+
+impl Handles {
+    /// Remembers nothing yet.
+    pub fn new(settings: &HandleSettings) -> Self {
+        // As many small requests as fit; the cache takes the number for a hint.
+        const BYTES_USUAL: u64 = 16 << 10;
+        let options = OptionsBuilder::new()
+            .estimated_items_capacity(
+                usize::try_from(settings.bytes_max / BYTES_USUAL).unwrap_or(usize::MAX).max(1),
+            )
+            .weight_capacity(settings.bytes_max)
+            .shards(1)
+            .build()
+            .expect("both capacities are given");
+        let cache = || Arc::new(Cache::with_options(options, Weight, Default::default(), Default::default()));
+        Self { cache: (settings.bytes_max > 0).then(cache), expire: Duration::from_secs(settings.expire_s) }
+    }
+
+    /// Keeps what a request was about; the id to ask for it by. None where nothing is remembered, or this is too large.
+    pub fn remember(&self, what: Remembered) -> Option<String> {
+        let cache = self.cache.as_ref()?;
+        if what.bytes() as u64 > cache.capacity() / 2 {
+            return None;
+        }
+        let id = format!("cmp_{}", uuid::Uuid::new_v4().simple());
+        cache.insert(id.clone(), (Instant::now(), Arc::new(what)));
+        Some(id)
+    }
+
+    /// Seconds after which a request is forgotten.
+    pub fn expire_s(&self) -> u64 {
+        self.expire.as_secs()
+    }
+
+    /// What the request with this id was about, while it is remembered.
+    pub fn get(&self, id: &str) -> Option<Arc<Remembered>> {
+        let cache = self.cache.as_ref()?;
+        let (since, what) = cache.get(id)?;
+        if since.elapsed() > self.expire {
+            cache.remove(id);
+            return None;
+        }
+        Some(what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remembered(text: &str) -> Remembered {
+        let chunk = Chunk { id: "a".to_owned(), title: None, text: text.to_owned(), metadata: None };
+        Remembered {
+            chunks: vec![Arc::new(chunk)],
+            places: None,
+            kept: vec![vec![ByteRange::new(0, text.len())]],
+            markers: vec![Some(1)],
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_comes_back_until_it_expires() {
+        let handles = Handles::new(&HandleSettings::default());
+        let id = handles.remember(remembered("text")).expect("there is room");
+        assert_eq!(*handles.get(&id).expect("just put there"), remembered("text"));
+        assert_eq!(handles.get("cmp_0"), None);
+        let forgetful = Handles::new(&HandleSettings { expire_s: 0, ..HandleSettings::default() });
+        let id = forgetful.remember(remembered("text")).expect("there is room");
+        std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(forgetful.get(&id), None);
+    }
+
+    #[test]
+    fn bytes_are_bounded() {
+        let handles = Handles::new(&HandleSettings { bytes_max: 20_000, expire_s: 60 });
+        let ids: Vec<String> =
+            (0..100).map(|_| handles.remember(remembered(&"x".repeat(1_000))).expect("small")).collect();
+        let left = ids.iter().filter(|id| handles.get(id).is_some()).count();
+        assert!((1..=20).contains(&left), "{left} of 100");
+        assert_eq!(handles.remember(remembered(&"x".repeat(20_000))), None, "too large by itself");
+        let off = Handles::new(&HandleSettings { bytes_max: 0, expire_s: 60 });
+        assert_eq!(off.remember(remembered("text")), None);
+    }
+}
