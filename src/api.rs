@@ -7,7 +7,9 @@ mod request;
 mod response;
 mod search;
 
-pub use attribute::{AttributeAnswer, AttributeBody, AttributeOptions, Named, PartAnswer};
+pub use attribute::{
+    Arrival, AttributeAnswer, AttributeBody, AttributeOptions, Named, Names, PartAnswer, arrival,
+};
 pub use chunks::{
     Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisterLimits,
     RegisteredAnswer,

@@ -16,7 +16,7 @@ use crate::admission::Admission;
 use crate::config::Config;
 use crate::domain::{Chunk, CompressRequest};
 use crate::handles::Handles;
-use crate::http::{self, RegistryLimits, ServeLimits, Service};
+use crate::http::{self, ReceiptKey, RegistryLimits, ServeLimits, Service};
 use crate::kv::local::{LocalSettings, LocalTiers};
 use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
@@ -222,6 +222,7 @@ pub fn service(config: &Config) -> Service {
         pipeline: Arc::new(OnceLock::new()),
         registry: Arc::new(OnceLock::new()),
         handles: Handles::new(&config.handles),
+        receipts: Arc::new(ReceiptKey::at(&config.receipts.key_file)),
         admission: Admission::new(admission.concurrency_max(), admission.queue_max),
         limits: ServeLimits {
             body_bytes_max: config.http.body_bytes_max,

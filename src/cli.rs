@@ -8,6 +8,7 @@ mod doctor;
 mod eval;
 mod export;
 mod serve;
+mod verify;
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -40,6 +41,8 @@ enum Command {
     Compress(compress::Args),
     /// Say which chunk each part of an answer came from: JSON in, JSON out, as POST /v1/attribute.
     Attribute(attribute::Args),
+    /// Check a receipt: its signature, and by replay what it says against the sources.
+    Verify(verify::Args),
     /// Turn a Hugging Face model folder into graphs and a contract.
     Export(export::Args),
     /// Choose the heads of a decoder that RC is taken over, by your own questions.
@@ -78,6 +81,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Serve => serve::run(config()?),
         Command::Compress(args) => compress::run(&config()?, &args),
         Command::Attribute(args) => attribute::run(&config()?, &args),
+        Command::Verify(args) => verify::run(&config()?, &args),
         Command::Export(args) => export::run(&args),
         Command::Calibrate(args) => calibrate::run(&config()?, &args),
         Command::Eval(args) => eval::run(&config()?, &args),

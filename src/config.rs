@@ -53,6 +53,8 @@ pub struct Config {
     pub registry: RegistrySettings,
     /// Requests that later ones may refer to.
     pub handles: HandleSettings,
+    /// Signed records of attributions.
+    pub receipts: Receipts,
     /// How much is worth keeping when no budget is named.
     pub auto: Auto,
     /// How many requests at once.
@@ -129,6 +131,20 @@ pub struct Kv {
     pub salt: String,
     /// What computes logits over them.
     pub scan: ScanBy,
+}
+
+/// Signed records of attributions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Receipts {
+    /// The key they are signed with: Ed25519, PKCS#8 in PEM. Made when the first one is asked for.
+    pub key_file: PathBuf,
+}
+
+impl Default for Receipts {
+    fn default() -> Self {
+        Self { key_file: "data/receipts.pem".into() }
+    }
 }
 
 /// How many requests at once.

@@ -12,6 +12,7 @@ mod search;
 mod serve;
 mod work;
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use crate::api::{RegisterLimits, SearchLimits};
 use crate::handles::Handles;
 use crate::pipeline::Pipeline;
 use crate::pipeline::validate::RequestLimits;
+use crate::receipt::{KeyError, SigningKey};
 use crate::registry::{Registry, RegistrySettings};
 
 /// What handlers share.
@@ -39,10 +41,36 @@ pub struct Service {
     pub registry: Arc<OnceLock<Registry>>,
     /// What earlier requests were about.
     pub handles: Handles,
+    /// What receipts are signed with.
+    pub receipts: Arc<ReceiptKey>,
     /// Who may work.
     pub admission: Admission,
     /// Bounds of being served.
     pub limits: ServeLimits,
+}
+
+/// The key of receipts, which is read, or made, when the first one is asked for.
+#[derive(Default)]
+pub struct ReceiptKey {
+    file: PathBuf,
+    key: OnceLock<SigningKey>,
+}
+
+impl ReceiptKey {
+    /// In this file.
+    pub fn at(file: &Path) -> Self {
+        Self { file: file.to_owned(), key: OnceLock::new() }
+    }
+
+    fn get(&self) -> Result<&SigningKey, KeyError> {
+        match self.key.get() {
+            Some(key) => Ok(key),
+            None => {
+                let key = SigningKey::at(&self.file)?;
+                Ok(self.key.get_or_init(|| key))
+            }
+        }
+    }
 }
 
 /// Bounds of being served.
@@ -107,6 +135,14 @@ impl Service {
         self.pipeline.get().ok_or_else(HttpError::not_ready)
     }
 
+    /// What receipts are signed with.
+    fn signing_key(&self) -> Result<&SigningKey, HttpError> {
+        self.receipts.get().map_err(|error| {
+            tracing::error!(%error, "receipts cannot be signed");
+            HttpError::receipt_failed()
+        })
+    }
+
     /// The registry, once there is one.
     fn registry(&self) -> Result<&Registry, HttpError> {
         self.registry.get().ok_or_else(HttpError::registry_not_ready)
@@ -118,6 +154,7 @@ pub fn router(service: Service) -> Router {
     Router::new()
         .route("/v1/compress", post(compress::handle))
         .route("/v1/attribute", post(attribute::handle))
+        .route("/v1/attribute/stream", post(attribute::stream::handle))
         .route("/v1/chunks", get(chunks::list).post(chunks::register))
         // `POST /v1/chunks/delete` is one of these, so that a chunk may have any id.
         .route("/v1/chunks/{id}", get(chunks::get_one).delete(chunks::delete_one).post(chunks::delete_batch))

@@ -14,6 +14,7 @@ pub mod handles;
 pub mod plain;
 pub mod process;
 pub mod registry;
+pub mod receipt;
 pub mod api;
 pub mod eval;
 pub mod admission;

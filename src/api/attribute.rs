@@ -1,6 +1,7 @@
 //! `POST /v1/attribute`: an answer and where its parts came from, in our words and in those of others.
 
 mod anthropic;
+mod arriving;
 mod dialect;
 mod json_answer;
 mod markers;
@@ -11,9 +12,10 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+pub use self::arriving::{Arrival, arrival};
 use self::dialect::Dialect;
-pub use self::native::{AttributeAnswer, PartAnswer};
-use super::request::{ChunkBody, RequestError, choice, chunks_of};
+pub use self::native::{AttributeAnswer, Names, PartAnswer};
+use super::request::{ChunkBody, RequestError, choice, chunks_of, or_default};
 use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts, SOURCES_DEFAULT};
 use crate::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
 
@@ -21,7 +23,8 @@ use crate::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttributeBody {
-    answer: String,
+    #[serde(default)]
+    answer: Option<String>,
     #[serde(default)]
     chunks: Option<Vec<ChunkBody>>,
     #[serde(default)]
@@ -38,6 +41,8 @@ pub struct AttributeBody {
     offsets: OffsetUnit,
     #[serde(default, deserialize_with = "choice")]
     format: Dialect,
+    #[serde(default, deserialize_with = "or_default")]
+    receipt: bool,
     #[serde(default)]
     deadline_ms: Option<u64>,
 }
@@ -83,6 +88,8 @@ pub enum Named {
 pub struct AttributeOptions {
     /// Unit of every offset in the answer.
     pub offsets: OffsetUnit,
+    /// Whether a signed record is wanted.
+    pub receipt: bool,
     /// In whose words the answer is repeated.
     dialect: Dialect,
 }
@@ -119,7 +126,51 @@ impl AttributeBody {
     /// # Errors
     /// When the request names none or several kinds of chunks, or spans that are none of the answer's.
     pub fn into_domain(
+        mut self,
+        named: Option<Vec<Arc<Chunk>>>,
+    ) -> Result<(AttributeRequest, AttributeOptions), RequestError> {
+        let Some(answer) = self.answer.take() else {
+            return Err(RequestError::new("missing_field", "missing field `answer`", "answer"));
+        };
+        let asked = (self.granularity.map(|granularity| granularity.0), self.spans.take());
+        let parts = parts(&answer, asked, self.offsets)?;
+        let parts = match self.format {
+            Dialect::Json => json_answer::parts(&answer).unwrap_or(parts),
+            _ => parts,
+        };
+        self.with(answer, parts, named)
+    }
+
+    /// The same of an answer that is still to come: its parts are sentences, or their words.
+    ///
+    /// # Errors
+    /// As [`Self::into_domain`]; when the request says what can be said of a whole answer only.
+    pub fn into_stream(
         self,
+        named: Option<Vec<Arc<Chunk>>>,
+    ) -> Result<(AttributeRequest, AttributeOptions), RequestError> {
+        let misplaced = match () {
+            () if self.answer.is_some() => Some(("answer", "the answer comes in the events that follow")),
+            () if self.spans.is_some() => {
+                Some(("spans", "places in an answer that is still to come are not known"))
+            }
+            () if self.receipt => Some(("receipt", "receipts are given of whole answers only")),
+            () if self.format != Dialect::Native => {
+                Some(("format", "parts are sent in the native format only"))
+            }
+            () => None,
+        };
+        if let Some((field, message)) = misplaced {
+            return Err(RequestError::new("stream_option_invalid", message, field));
+        }
+        let parts = parts("", (self.granularity.map(|granularity| granularity.0), None), self.offsets)?;
+        self.with(String::new(), parts, named)
+    }
+
+    fn with(
+        self,
+        answer: String,
+        parts: Parts,
         named: Option<Vec<Arc<Chunk>>>,
     ) -> Result<(AttributeRequest, AttributeOptions), RequestError> {
         if self.compress_id.is_some() && named.is_none() {
@@ -127,24 +178,11 @@ impl AttributeBody {
                 "compress_id names a request that a daemon has answered; here only `chunks` can be read";
             return Err(RequestError::new("handles_absent", message, "compress_id"));
         }
-        let by_name = self.chunk_ids.is_some() || self.compress_id.is_some();
-        let chunks = chunks_of(self.chunks, by_name, named)?;
-        let parts = parts(&self.answer, (self.granularity.map(|g| g.0), self.spans), self.offsets)?;
-        let parts = match self.format {
-            Dialect::Json => json_answer::parts(&self.answer).unwrap_or(parts),
-            _ => parts,
-        };
+        let registered = self.chunk_ids.is_some() || self.compress_id.is_some();
+        let chunks = chunks_of(self.chunks, registered, named)?;
         let sources_max = self.sources_max.unwrap_or(SOURCES_DEFAULT);
-        let request = AttributeRequest {
-            answer: self.answer,
-            chunks,
-            registered: by_name,
-            seen: None,
-            parts,
-            sources_max,
-        };
-        let options = AttributeOptions { offsets: self.offsets, dialect: self.format };
-        Ok((request, options))
+        let request = AttributeRequest { answer, chunks, registered, seen: None, parts, sources_max };
+        Ok((request, AttributeOptions { offsets: self.offsets, receipt: self.receipt, dialect: self.format }))
     }
 }
 

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::api::{self, AttributeAnswer, AttributeBody};
+use crate::api::{self, AttributeAnswer, AttributeBody, Names};
 use crate::app;
 use crate::config::Config;
 use crate::pipeline::cancel::Cancel;
+use crate::receipt::{Receipt, SigningKey, Statement};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -28,8 +29,12 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let deadline = deadline_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
     match pipeline.attribute(&request, &Cancel::at(deadline)) {
         Ok(attributed) => {
-            let answer = AttributeAnswer::new(&request, &attributed, options, &pipeline, (None, None));
-            super::print(serde_json::to_string_pretty(&answer)?);
+            let answer = AttributeAnswer::new(&request, &attributed, options, &pipeline, Names::default());
+            let receipt = options.receipt.then(|| {
+                let statement = Statement::new(&request, &attributed, pipeline.model());
+                anyhow::Ok(Receipt::sign(&statement, &SigningKey::at(&config.receipts.key_file)?))
+            });
+            super::print(serde_json::to_string_pretty(&answer.with_receipt(receipt.transpose()?))?);
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => super::refuse(super::error_body(&error), true),

@@ -156,7 +156,7 @@ fn names(text: &str) -> Vec<ByteRange> {
             }
             _ => {
                 let begins = behind.is_some_and(|c| c.is_lowercase() || c == ',');
-                open = capital && begins && term.bytes.len() > 3 && !COMMON.contains(&&*term.folded);
+                open = capital && begins && term.bytes.len() >= 3 && !COMMON.contains(&&*term.folded);
                 found.extend(open.then_some(term.bytes));
             }
         }
@@ -200,7 +200,7 @@ mod tests {
         let text =
             "In 1998 the city of New York and, Mary Ann says, The Hague met. Later Paris won. He saw Rome";
         let found: Vec<&str> = names(text).into_iter().map(|name| name.of(text)).collect();
-        assert_eq!(found, ["New York", "Mary Ann", "Rome"]);
+        assert_eq!(found, ["New York", "Mary Ann", "Hague", "Paris", "Rome"]);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `POST /v1/attribute`.
 
+pub mod stream;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,10 +13,11 @@ use axum::http::HeaderMap;
 use super::error::HttpError;
 use super::named::{Lookup, check_ids};
 use super::{Service, body, observe, work};
-use crate::api::{self, AttributeAnswer, AttributeBody, Named};
+use crate::api::{self, AttributeAnswer, AttributeBody, Named, Names};
 use crate::domain::Chunk;
 use crate::handles::Remembered;
 use crate::pipeline::cancel::Cancel;
+use crate::receipt::{Receipt, Statement};
 
 /// Ties the parts of an answer to chunks.
 pub async fn handle(
@@ -31,7 +34,7 @@ pub async fn handle(
     .await?;
     let deadline = work::deadline(arrived, body.deadline_ms(), &service)?;
     service.ready()?;
-    let by_ids = matches!(named, Some(Named::Registered(_)));
+    let by_ids = Chunks::are_named_by_ids(named.as_ref());
     let working = service.clone();
     let answer = work::admitted(&service, deadline, move |cancel| {
         let pipeline = working.ready()?;
@@ -41,9 +44,13 @@ pub async fn handle(
         request.seen = remembered.map(|remembered| remembered.kept.clone());
         let attributed = pipeline.attribute(&request, cancel)?;
         observe::stages(&attributed.timings);
-        let places = remembered.and_then(|remembered| remembered.places.as_deref());
-        let markers = remembered.map(|remembered| &*remembered.markers);
-        Ok(AttributeAnswer::new(&request, &attributed, options, pipeline, (places, markers)))
+        let names = chunks.as_ref().map(Chunks::names).unwrap_or_default();
+        let answer = AttributeAnswer::new(&request, &attributed, options, pipeline, names);
+        let receipt = options.receipt.then(|| {
+            let statement = Statement::new(&request, &attributed, pipeline.model());
+            Ok::<_, HttpError>(Receipt::sign(&statement, working.signing_key()?))
+        });
+        Ok(answer.with_receipt(receipt.transpose()?))
     })
     .await;
     match answer {
@@ -59,6 +66,10 @@ enum Chunks {
 }
 
 impl Chunks {
+    fn are_named_by_ids(named: Option<&Named>) -> bool {
+        matches!(named, Some(Named::Registered(_)))
+    }
+
     fn of(service: &Service, named: &Named, cancel: &Cancel) -> Result<Self, HttpError> {
         match named {
             Named::Registered(ids) => {
@@ -80,6 +91,13 @@ impl Chunks {
         match self {
             Self::Registered(chunks) => chunks.clone(),
             Self::Remembered(remembered) => remembered.chunks.clone(),
+        }
+    }
+
+    fn names(&self) -> Names<'_> {
+        match self.remembered() {
+            None => Names::default(),
+            Some(of) => Names { places: of.places.as_deref(), markers: Some(&of.markers) },
         }
     }
 

@@ -18,7 +18,7 @@ const DISCARD_BYTES_MAX: usize = 64 * 1024 * 1024;
 ///
 /// # Errors
 /// 415 when the client has compressed it.
-fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
+pub fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
     match headers.get(CONTENT_ENCODING) {
         Some(encoding) if encoding != "identity" => Err(HttpError::encoding_unsupported()),
         _ => Ok(()),

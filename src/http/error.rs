@@ -38,6 +38,8 @@ fn status(code: &str) -> StatusCode {
         | "unknown_value"
         | "body_broken"
         | "filter_invalid"
+        | "stream_empty"
+        | "stream_event_invalid"
         | "query_string_invalid" => StatusCode::BAD_REQUEST,
         "not_found" | "chunk_not_found" | "compress_id_unknown" => StatusCode::NOT_FOUND,
         "method_not_allowed" => StatusCode::METHOD_NOT_ALLOWED,
@@ -45,7 +47,7 @@ fn status(code: &str) -> StatusCode {
         "encoding_unsupported" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "body_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         "overloaded" => StatusCode::TOO_MANY_REQUESTS,
-        "internal" | "model_failed" | "registry_read_failed" | "registry_stopped" => {
+        "internal" | "receipt_failed" | "model_failed" | "registry_read_failed" | "registry_stopped" => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
         "registry_write_failed" => StatusCode::INSUFFICIENT_STORAGE,
@@ -75,7 +77,7 @@ impl HttpError {
     }
 
     pub(super) fn not_found() -> Self {
-        let message = "no such path; served here are /v1/compress, /v1/attribute, /v1/chunks, /v1/chunks/{id}, /v1/chunks/delete, \
+        let message = "no such path; served here are /v1/compress, /v1/attribute, /v1/attribute/stream, /v1/chunks, /v1/chunks/{id}, /v1/chunks/delete, \
                        /v1/registry, /v1/search and /v1/models";
         Self::new("not_found", message)
     }
@@ -167,6 +169,26 @@ impl HttpError {
         Self::new("chunk_unknown", message).at(&format!("chunk_ids[{}]", missing[0]))
     }
 
+    pub(super) fn receipt_failed() -> Self {
+        Self::new(
+            "receipt_failed",
+            "the receipt cannot be signed (receipts.key_file); the daemon's log says why",
+        )
+    }
+
+    pub(super) fn stream_empty() -> Self {
+        Self::new("stream_empty", "the body holds no event; the first one is the request, without its answer")
+    }
+
+    pub(super) fn stream_silent(max: Duration) -> Self {
+        let message = format!("no event came for {} s (admission.deadline_ms_max)", max.as_secs());
+        Self::new("body_timeout", message)
+    }
+
+    pub(super) fn stream_invalid(cause: &str) -> Self {
+        Self::new("stream_event_invalid", format!("the body is no stream of events: {cause}"))
+    }
+
     pub(super) fn compress_id_unknown(expire_s: u64) -> Self {
         let message = format!(
             "no request with this id is remembered: it was never answered here, or more than {expire_s} s ago \
@@ -186,6 +208,11 @@ impl HttpError {
 
     pub(super) fn internal() -> Self {
         Self::new("internal", "an internal error; the daemon's log says where")
+    }
+
+    /// As it is sent where a status is no longer possible.
+    pub(super) fn into_body(self) -> ErrorAnswer {
+        ErrorAnswer { error: self.body }
     }
 
     pub(super) fn code(&self) -> &'static str {

@@ -66,6 +66,37 @@ impl Pipeline {
         Ok(Attributed { parts, blocks_from: candidates.blocks_from(), timings: clock.finish() })
     }
 
+    /// Ties one sentence, or its words, of an answer that is still arriving: what [`Self::attribute`] says of it in the whole.
+    ///
+    /// # Errors
+    /// As [`Self::attribute`].
+    pub fn attribute_sentence(
+        &self,
+        candidates: &Candidates,
+        (request, sentence): (&AttributeRequest, ByteRange),
+        cancel: &Cancel,
+    ) -> Result<Vec<PartOutcome>, PipelineError> {
+        let heard = [self.hear(candidates, (&request.answer, sentence), &[], cancel)?];
+        let cite = |part: ByteRange| self.part(candidates, &heard, part, request.sources_max, cancel);
+        parts(&request.parts, &heard).into_iter().map(cite).collect()
+    }
+
+    /// Whether chunks can be read for an answer that is still to come.
+    ///
+    /// # Errors
+    /// [`PipelineError::Invalid`].
+    pub fn check_sources(&self, request: &AttributeRequest) -> Result<(), PipelineError> {
+        Ok(validate::check_chunks(&request.chunks, request.registered, &self.settings.limits)?)
+    }
+
+    /// Whether an answer may have so many bytes.
+    ///
+    /// # Errors
+    /// [`PipelineError::Invalid`].
+    pub fn check_answer_bytes(&self, bytes: usize) -> Result<(), PipelineError> {
+        Ok(validate::check_answer_bytes(bytes, &self.settings.limits)?)
+    }
+
     /// Reads the chunks that an answer may have come from.
     ///
     /// # Errors

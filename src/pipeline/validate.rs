@@ -254,7 +254,10 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
 /// # Errors
 /// As [`check`].
 pub fn check_attribution(request: &AttributeRequest, limits: &RequestLimits) -> Result<(), InvalidRequest> {
-    check_answer(&request.answer, limits)?;
+    if request.answer.trim().is_empty() {
+        return Err(InvalidRequest::AnswerEmpty);
+    }
+    check_answer_bytes(request.answer.len(), limits)?;
     check_chunks(&request.chunks, request.registered, limits)?;
     let Parts::Spans(spans) = &request.parts else { return Ok(()) };
     if spans.is_empty() {
@@ -273,15 +276,20 @@ pub fn check_attribution(request: &AttributeRequest, limits: &RequestLimits) -> 
     }
 }
 
-fn check_answer(answer: &str, limits: &RequestLimits) -> Result<(), InvalidRequest> {
-    let (found, max) = (answer.len(), limits.answer_bytes_max);
-    if answer.trim().is_empty() {
-        return Err(InvalidRequest::AnswerEmpty);
-    }
+/// Whether an answer may have so many bytes.
+///
+/// # Errors
+/// [`InvalidRequest::AnswerTooLong`].
+pub fn check_answer_bytes(found: usize, limits: &RequestLimits) -> Result<(), InvalidRequest> {
+    let max = limits.answer_bytes_max;
     if found > max { Err(InvalidRequest::AnswerTooLong { found, max }) } else { Ok(()) }
 }
 
-fn check_chunks(
+/// The chunks of a request.
+///
+/// # Errors
+/// The first thing wrong.
+pub fn check_chunks(
     chunks: &[Arc<Chunk>],
     registered: bool,
     limits: &RequestLimits,

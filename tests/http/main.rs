@@ -1,6 +1,7 @@
 //! The real routes over a real socket, with models that answer, wait or panic as a test needs.
 //! `process.rs` does the same to the real binary with the real model.
 
+mod attribute;
 mod process;
 mod registry;
 #[path = "../support/mod.rs"]
@@ -8,16 +9,18 @@ mod support;
 mod wire;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::admission::Admission;
+use thresher::handles::{HandleSettings, Handles};
 use thresher::http::admin::Admin;
-use thresher::http::{self, RegistryLimits, ServeLimits, Service};
+use thresher::http::{self, ReceiptKey, RegistryLimits, ServeLimits, Service};
 use thresher::kv::key::BlockKey;
 use thresher::kv::store::{KvStore, Source, Tiers};
 use thresher::model::scripted::ScriptedModel;
@@ -69,6 +72,8 @@ fn service(
     Service {
         pipeline: Arc::new(pipeline),
         registry: Arc::new(registry),
+        handles: Handles::new(&HandleSettings::default()),
+        receipts: Arc::new(ReceiptKey::at(&receipts().join("key.pem"))),
         admission: Admission::new(concurrency, queue),
         limits: ServeLimits {
             read_max: Duration::from_secs(30),
@@ -78,6 +83,12 @@ fn service(
             registry: RegistryLimits::new(settings, &request_limits()),
         },
     }
+}
+
+/// A folder for the keys of all daemons of this test.
+fn receipts() -> &'static Path {
+    static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
+    FOLDER.path()
 }
 
 async fn serve(service: Service) -> Daemon {
@@ -103,6 +114,8 @@ fn request_limits() -> RequestLimits {
         registered_chunk_count_max: 12,
         registered_bytes_max: 4_000,
         chunk_bytes_max: 1_500,
+        answer_bytes_max: 1_000,
+        span_count_max: 4,
         query_tokens_max: 64,
         input_tokens_max: 2_500,
         block_bytes_max: RequestLimits::default().block_bytes_max,

@@ -11,6 +11,7 @@ use crate::domain::{AttributeRequest, ByteRange, Chunk};
 use crate::kv::store::Sources;
 use crate::pipeline::Pipeline;
 use crate::pipeline::attribute::{Attributed, LackKind, PartOutcome, Source};
+use crate::receipt::Receipt;
 use crate::text::offsets::OffsetUnit;
 
 /// Answer of `POST /v1/attribute`.
@@ -22,6 +23,8 @@ pub struct AttributeAnswer {
     rc: RcAnswer,
     blocks: Sources,
     timing_ms: TimingMs,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    receipt: Option<Receipt>,
 }
 
 /// A part of the answer.
@@ -71,13 +74,19 @@ struct RcAnswer {
     fingerprint: String,
 }
 
-/// What parts of an attribution are put into words with.
-pub(super) struct Words<'a> {
-    pub request: &'a AttributeRequest,
-    /// For each chunk its place in the caller's list, where that is not the request's.
+/// What chunks are called where they are not the request's own.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Names<'a> {
+    /// For each chunk its place in the caller's list; none: in the request.
     pub places: Option<&'a [usize]>,
     /// For each chunk the number that the answer's author knew it by; none: its place, from 1.
     pub markers: Option<&'a [Option<usize>]>,
+}
+
+/// What parts of an attribution are put into words with.
+pub(super) struct Words<'a> {
+    pub request: &'a AttributeRequest,
+    pub names: Names<'a>,
 }
 
 impl Words<'_> {
@@ -87,12 +96,12 @@ impl Words<'_> {
 
     /// The chunk's place in the caller's list.
     pub fn index(&self, source: &Source) -> usize {
-        self.places.map_or(source.chunk, |places| places[source.chunk])
+        self.names.places.map_or(source.chunk, |places| places[source.chunk])
     }
 
     /// The number that stands for the chunk in texts.
     pub fn marker(&self, source: &Source) -> usize {
-        let known = self.markers.and_then(|markers| markers[source.chunk]);
+        let known = self.names.markers.and_then(|markers| markers[source.chunk]);
         known.unwrap_or_else(|| self.index(source) + 1)
     }
 
@@ -103,16 +112,15 @@ impl Words<'_> {
 }
 
 impl AttributeAnswer {
-    /// Puts an attribution into words. `places` are the chunks' places in the caller's list, `markers` the numbers that the answer's
-    /// author knew them by, where they differ from the request's own.
+    /// Puts an attribution into words.
     pub fn new(
         request: &AttributeRequest,
         attributed: &Attributed,
         options: AttributeOptions,
         by: &Pipeline,
-        (places, markers): (Option<&[usize]>, Option<&[Option<usize>]>),
+        names: Names,
     ) -> Self {
-        let words = Words { request, places, markers };
+        let words = Words { request, names };
         let parts = PartAnswer::all(&words, &attributed.parts, options.offsets);
         let model = by.model();
         Self {
@@ -125,7 +133,13 @@ impl AttributeAnswer {
             },
             blocks: attributed.blocks_from,
             timing_ms: TimingMs::from(&attributed.timings),
+            receipt: None,
         }
+    }
+
+    /// The same with a signed record of it.
+    pub fn with_receipt(self, receipt: Option<Receipt>) -> Self {
+        Self { receipt, ..self }
     }
 }
 
@@ -146,6 +160,16 @@ impl PartAnswer {
     pub(super) fn cited(self) -> Value {
         let cited = self.sources.into_iter().filter(|source| source.cited);
         cited.map(|source| serde_json::to_value(source).expect("a source is JSON")).collect()
+    }
+
+    /// Parts of an answer that is still arriving, all of which that has come is in `request`.
+    pub fn of_stream(
+        request: &AttributeRequest,
+        parts: &[PartOutcome],
+        options: AttributeOptions,
+        names: Names,
+    ) -> Vec<Self> {
+        Self::all(&Words { request, names }, parts, options.offsets)
     }
 
     pub(super) fn all(words: &Words, parts: &[PartOutcome], unit: OffsetUnit) -> Vec<Self> {

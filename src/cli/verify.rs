@@ -1,0 +1,76 @@
+//! `thresher verify`: whether a receipt still holds.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::api::{self, AttributeBody};
+use crate::app;
+use crate::config::Config;
+use crate::pipeline::cancel::Cancel;
+use crate::receipt::{Difference, Receipt, Statement};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The receipt, or an answer that holds one.
+    #[arg(value_name = "RECEIPT.json")]
+    receipt: PathBuf,
+    /// The answer and the chunks that it is said to be about, as a request for attribution holds them.
+    #[arg(long, value_name = "FILE.json")]
+    request: PathBuf,
+    /// The public key that must have signed it, base64; without it any key will do, and nothing is said of whose it is.
+    #[arg(long, value_name = "KEY")]
+    public_key: Option<String>,
+}
+
+/// What was found, for programs.
+#[derive(Serialize)]
+struct Report {
+    verified: bool,
+    signed_by: Option<String>,
+    /// Why the receipt itself proves nothing.
+    receipt_error: Option<String>,
+    /// Where what it says is not what is found now.
+    differences: Vec<Difference>,
+}
+
+pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
+    let read =
+        |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let mut json: Value = serde_json::from_slice(&read(&args.receipt)?)
+        .with_context(|| format!("{} is not JSON", args.receipt.display()))?;
+    if let Some(inside) = json.get_mut("receipt") {
+        json = inside.take();
+    }
+    let receipt: Receipt = serde_json::from_value(json)
+        .with_context(|| format!("{} holds no receipt", args.receipt.display()))?;
+    let signed_by = receipt.key().map(str::to_owned);
+    let statement = match receipt.statement(args.public_key.as_deref()) {
+        Ok(statement) => statement,
+        Err(error) => {
+            let receipt_error = Some(error.to_string());
+            return report(&Report { verified: false, signed_by, receipt_error, differences: Vec::new() });
+        }
+    };
+    let body = api::parse::<AttributeBody>(&read(&args.request)?).and_then(|body| body.into_domain(None));
+    let (request, _) = match body {
+        Ok(parsed) => parsed,
+        Err(error) => return super::refuse(super::request_error(error), true),
+    };
+    let pipeline = app::pipeline(config)?;
+    let request = statement.replay(request.answer, request.chunks);
+    let now = match pipeline.attribute(&request, &Cancel::default()) {
+        Ok(attributed) => Statement::new(&request, &attributed, pipeline.model()),
+        Err(error) => return super::refuse(super::error_body(&error), true),
+    };
+    let differences = statement.compare(&now);
+    report(&Report { verified: differences.is_empty(), signed_by, receipt_error: None, differences })
+}
+
+fn report(report: &Report) -> anyhow::Result<ExitCode> {
+    super::print(serde_json::to_string_pretty(report)?);
+    Ok(if report.verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

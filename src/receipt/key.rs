@@ -1,0 +1,136 @@
+//! The key that receipts are signed with: Ed25519, in a file of this daemon's alone.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use ring::rand::SystemRandom;
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
+use thiserror::Error;
+
+const BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
+const END: &str = "-----END PRIVATE KEY-----";
+const LINE_LETTERS: usize = 64;
+
+/// A private key.
+pub struct SigningKey {
+    pair: Ed25519KeyPair,
+    pkcs8: Vec<u8>,
+}
+
+/// Why there is no key.
+#[derive(Debug, Error)]
+pub enum KeyError {
+    /// The file cannot be read or written.
+    #[error("cannot use the key of receipts {}: {cause}", path.display())]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// The file holds something else.
+    #[error("{} holds no Ed25519 key as PKCS#8 in PEM; take it away to have a new one made", path.display())]
+    Content {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The system gave no random numbers.
+    #[error("the system gives no random numbers for a key of receipts")]
+    Random,
+}
+
+impl SigningKey {
+    /// The key in a file; a new one, readable by its owner alone, where there is none.
+    ///
+    /// # Errors
+    /// [`KeyError`].
+    pub fn at(path: &Path) -> Result<Self, KeyError> {
+        let failed = |cause| KeyError::File { path: path.to_owned(), cause };
+        match fs::read_to_string(path) {
+            Ok(pem) => Self::from_pem(&pem).ok_or_else(|| KeyError::Content { path: path.to_owned() }),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+                let key = Self::generate()?;
+                key.save(path).map_err(failed)?;
+                // Another process may have been first.
+                let pem = fs::read_to_string(path).map_err(failed)?;
+                Self::from_pem(&pem).ok_or_else(|| KeyError::Content { path: path.to_owned() })
+            }
+            Err(cause) => Err(failed(cause)),
+        }
+    }
+
+    /// A new one.
+    ///
+    /// # Errors
+    /// [`KeyError::Random`].
+    pub fn generate() -> Result<Self, KeyError> {
+        let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| KeyError::Random)?;
+        Self::from_pkcs8(pkcs8.as_ref()).ok_or(KeyError::Random)
+    }
+
+    fn from_pkcs8(pkcs8: &[u8]) -> Option<Self> {
+        // Version 1, as other tools write it, has no public key beside the private one.
+        let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(pkcs8).ok()?;
+        Some(Self { pair, pkcs8: pkcs8.to_vec() })
+    }
+
+    fn from_pem(pem: &str) -> Option<Self> {
+        let body = pem.trim().strip_prefix(BEGIN)?.strip_suffix(END)?;
+        let letters: String = body.split_whitespace().collect();
+        Self::from_pkcs8(&BASE64.decode(letters).ok()?)
+    }
+
+    /// Written beside and linked into place, so that no half a key is ever read and none is replaced.
+    fn save(&self, path: &Path) -> io::Result<()> {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        fs::create_dir_all(dir)?;
+        let mut file = tempfile::NamedTempFile::new_in(dir)?;
+        writeln!(file, "{BEGIN}")?;
+        for line in BASE64.encode(&self.pkcs8).as_bytes().chunks(LINE_LETTERS) {
+            file.write_all(line)?;
+            writeln!(file)?;
+        }
+        writeln!(file, "{END}")?;
+        file.as_file().sync_all()?;
+        match file.persist_noclobber(path) {
+            Err(error) if error.error.kind() != io::ErrorKind::AlreadyExists => Err(error.error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The public key, base64.
+    pub fn public(&self) -> String {
+        BASE64.encode(self.pair.public_key().as_ref())
+    }
+
+    pub(super) fn sign(&self, message: &[u8]) -> Vec<u8> {
+        self.pair.sign(message).as_ref().to_vec()
+    }
+}
+
+pub(super) fn verifies(public_key: &[u8], message: &[u8], signature: &[u8]) -> bool {
+    UnparsedPublicKey::new(&ED25519, public_key).verify(message, signature).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_made_once_and_kept_to_its_owner() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("keys/receipts.pem");
+        let made = SigningKey::at(&path).expect("a new one");
+        assert_eq!(SigningKey::at(&path).expect("the same").public(), made.public());
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
+        }
+        fs::write(&path, "no key").expect("written");
+        assert!(matches!(SigningKey::at(&path), Err(KeyError::Content { .. })));
+    }
+}

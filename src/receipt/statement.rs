@@ -1,0 +1,206 @@
+//! What a receipt says: which input was attributed, by which model, and what was found.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts};
+use crate::model::ModelInfo;
+use crate::pipeline::attribute::{Attributed, PartOutcome, Source};
+
+/// Scores of two processors may differ so much, relative to the larger, and at least by so much.
+const SCORE_TOLERANCE: f64 = 1e-3;
+const SCORE_ALWAYS: f64 = 1e-5;
+
+/// A record of one attribution. Ranges are in bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Statement {
+    version: u32,
+    /// Seconds since 1970.
+    issued_at: u64,
+    thresher: String,
+    model: String,
+    fingerprint: String,
+    estimator: String,
+    answer: Hashed,
+    chunks: Vec<HashedChunk>,
+    granularity: Granularity,
+    sources_max: usize,
+    parts: Vec<PartSaid>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Hashed {
+    bytes: usize,
+    sha256: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HashedChunk {
+    id: String,
+    title: Option<Hashed>,
+    text: Hashed,
+    /// What of it the answer's author saw; none: all.
+    seen: Option<Vec<ByteRange>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Granularity {
+    Sentence,
+    Token,
+    Span,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PartSaid {
+    at: ByteRange,
+    supported: Option<bool>,
+    support: Option<f32>,
+    unsupported: Vec<ByteRange>,
+    sources: Vec<SourceSaid>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SourceSaid {
+    chunk: usize,
+    score: f32,
+    cited: bool,
+    tied: bool,
+    sentence: ByteRange,
+    run: ByteRange,
+}
+
+/// A place in which two statements differ.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Difference {
+    /// A JSON pointer into the statement.
+    pub place: String,
+    /// What the receipt says there.
+    pub receipt: Value,
+    /// What was found now.
+    pub now: Value,
+}
+
+impl Statement {
+    /// What was asked, and what was found.
+    pub fn new(request: &AttributeRequest, attributed: &Attributed, model: &ModelInfo) -> Self {
+        let seen = |index: usize| request.seen.as_ref().map(|seen| seen[index].clone());
+        let chunk = |(index, chunk): (usize, &Chunk)| HashedChunk {
+            id: chunk.id.clone(),
+            title: chunk.title.as_deref().map(Hashed::of),
+            text: Hashed::of(&chunk.text),
+            seen: seen(index),
+        };
+        Self {
+            version: 1,
+            issued_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            thresher: env!("CARGO_PKG_VERSION").to_owned(),
+            model: model.name.clone(),
+            fingerprint: model.fingerprint.clone(),
+            estimator: "attribution".to_owned(),
+            answer: Hashed::of(&request.answer),
+            chunks: request.chunks.iter().map(|chunk| &**chunk).enumerate().map(chunk).collect(),
+            granularity: match request.parts {
+                Parts::Sentences => Granularity::Sentence,
+                Parts::Words => Granularity::Token,
+                Parts::Spans(_) => Granularity::Span,
+            },
+            sources_max: request.sources_max,
+            parts: attributed.parts.iter().map(PartSaid::of).collect(),
+        }
+    }
+
+    /// The request that is repeated to check it, of an answer and chunks that are said to be the same.
+    pub fn replay(&self, answer: String, chunks: Vec<std::sync::Arc<Chunk>>) -> AttributeRequest {
+        let parts = match self.granularity {
+            Granularity::Sentence => Parts::Sentences,
+            Granularity::Token => Parts::Words,
+            // Places that are none of this answer's would be refused; what is left of them is compared.
+            Granularity::Span => {
+                let fits = |span: &ByteRange| answer.get(span.start..span.end).is_some();
+                Parts::Spans(self.parts.iter().map(|part| part.at).filter(fits).collect())
+            }
+        };
+        let seen = |(index, chunk): (usize, &std::sync::Arc<Chunk>)| {
+            let whole = || vec![ByteRange::new(0, chunk.text.len())];
+            self.chunks.get(index).and_then(|chunk| chunk.seen.clone()).unwrap_or_else(whole)
+        };
+        let any_seen = self.chunks.iter().any(|chunk| chunk.seen.is_some());
+        let seen = any_seen.then(|| chunks.iter().enumerate().map(seen).collect());
+        AttributeRequest { answer, chunks, registered: true, seen, parts, sources_max: self.sources_max }
+    }
+
+    /// Where the two differ; not in when they were made.
+    ///
+    /// # Panics
+    /// Never: a statement is JSON.
+    pub fn compare(&self, now: &Self) -> Vec<Difference> {
+        let now = Self { issued_at: self.issued_at, ..now.clone() };
+        let [receipt, now] = [self, &now].map(|s| serde_json::to_value(s).expect("a statement is JSON"));
+        let mut found = Vec::new();
+        compare(&receipt, &now, String::new(), &mut found);
+        found
+    }
+}
+
+fn compare(receipt: &Value, now: &Value, place: String, found: &mut Vec<Difference>) {
+    match (receipt, now) {
+        (Value::Object(one), Value::Object(other)) => {
+            for (key, value) in one {
+                compare(value, other.get(key).unwrap_or(&Value::Null), format!("{place}/{key}"), found);
+            }
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            for at in 0..one.len().max(other.len()) {
+                let of = |list: &[Value]| list.get(at).cloned().unwrap_or(Value::Null);
+                compare(&of(one), &of(other), format!("{place}/{at}"), found);
+            }
+        }
+        (Value::Number(one), Value::Number(other)) if one.is_f64() && other.is_f64() => {
+            let (one, other) = (one.as_f64().unwrap_or(f64::NAN), other.as_f64().unwrap_or(f64::NAN));
+            let allowed = (SCORE_TOLERANCE * one.abs().max(other.abs())).max(SCORE_ALWAYS);
+            // Not a number is never near.
+            let is_near = (one - other).abs() <= allowed;
+            if !is_near {
+                found.push(Difference { place, receipt: receipt.clone(), now: now.clone() });
+            }
+        }
+        (one, other) if one == other => {}
+        _ => found.push(Difference { place, receipt: receipt.clone(), now: now.clone() }),
+    }
+}
+
+impl Hashed {
+    fn of(text: &str) -> Self {
+        let sha256 = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+        Self { bytes: text.len(), sha256 }
+    }
+}
+
+impl PartSaid {
+    fn of(part: &PartOutcome) -> Self {
+        let source = |source: &Source| SourceSaid {
+            chunk: source.chunk,
+            score: source.score,
+            cited: source.cited,
+            tied: source.tied,
+            sentence: source.sentence,
+            run: source.run,
+        };
+        Self {
+            at: part.bytes,
+            supported: part.is_supported(),
+            support: part.support,
+            unsupported: part.lacks.iter().map(|lack| lack.bytes).collect(),
+            sources: part.sources.iter().map(source).collect(),
+        }
+    }
+}

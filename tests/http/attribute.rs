@@ -1,0 +1,329 @@
+//! Attribution over the wire: what is refused, an earlier compression, and answers that arrive piece by piece.
+
+use serde_json::{Value, json};
+
+use crate::wire::{self, Framing, ask, post};
+use crate::{BODY_BYTES_MAX, Daemon, check_error, daemon, scripted};
+
+const ANSWER: &str = "The tide is at noon. The moon is far.";
+
+fn good() -> Value {
+    json!({"answer": ANSWER, "chunks": [{"id": "a", "text": "The tide is at noon."}, {"id": "b", "text": "The moon is far. Water is wet."}]})
+}
+
+fn with(fields: Value) -> String {
+    let mut request = good();
+    for (name, value) in fields.as_object().expect("fields") {
+        request[name] = value.clone();
+    }
+    request.to_string()
+}
+
+async fn attributed(daemon: &Daemon, body: impl AsRef<[u8]>) -> Value {
+    let response = post(daemon.http, "/v1/attribute", body).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    response.json()
+}
+
+/// "text <- best chunk" of every part.
+fn found(parts: &Value) -> Vec<String> {
+    let one = |part: &Value| {
+        format!(
+            "{} <- {}",
+            part["text"].as_str().expect("a text"),
+            part["sources"][0]["chunk"].as_str().unwrap_or("-")
+        )
+    };
+    parts.as_array().expect("parts").iter().map(one).collect()
+}
+
+const BOTH: [&str; 2] = ["The tide is at noon. <- a", "The moon is far. <- b"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_part_has_its_chunk() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let answer = attributed(&daemon, good().to_string()).await;
+    assert_eq!(found(&answer["parts"]), BOTH);
+    let first = &answer["parts"][0];
+    assert_eq!((&first["start"], &first["end"], &first["supported"]), (&json!(0), &json!(20), &json!(true)));
+    let source = &first["sources"][0];
+    assert_eq!(
+        (&source["cited"], &source["sentence"]["text"]),
+        (&json!(true), &json!("The tide is at noon."))
+    );
+    let spans = with(json!({"spans": [{"start": 4, "end": 8}, {"start": 25, "end": 29}]}));
+    assert_eq!(found(&attributed(&daemon, spans).await["parts"]), ["tide <- a", "moon <- b"]);
+    let words = attributed(&daemon, with(json!({"granularity": "token"}))).await;
+    assert_eq!(words["parts"].as_array().expect("parts").len(), 9);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_attributed() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let span = |start: usize, end: usize| json!({"start": start, "end": end});
+    let table: Vec<(&str, String, &str, &str)> = vec![
+        ("no answer", json!({"chunks": ["x"]}).to_string(), "400 missing_field answer", "`answer`"),
+        ("an empty answer", with(json!({"answer": " \n"})), "422 answer_empty answer", "empty"),
+        (
+            "too long an answer",
+            with(json!({"answer": "x".repeat(1001)})),
+            "422 answer_too_long answer",
+            "limit is 1000",
+        ),
+        ("no chunks", json!({"answer": "x"}).to_string(), "400 missing_field chunks", "chunk_ids"),
+        ("an empty list", with(json!({"chunks": []})), "422 chunks_empty chunks", "at least one"),
+        (
+            "two of an id",
+            with(json!({"chunks": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]})),
+            "422 chunk_id_duplicate chunks[1].id",
+            "chunks[0]",
+        ),
+        (
+            "both kinds of chunks",
+            with(json!({"compress_id": "cmp_1"})),
+            "422 chunks_ambiguous compress_id",
+            "not both",
+        ),
+        (
+            "ids and an id",
+            json!({"answer": "x", "chunk_ids": ["a"], "compress_id": "cmp_1"}).to_string(),
+            "422 chunks_ambiguous compress_id",
+            "not both",
+        ),
+        (
+            "an unknown compression",
+            json!({"answer": "x", "compress_id": "cmp_1"}).to_string(),
+            "404 compress_id_unknown compress_id",
+            "handles.expire_s",
+        ),
+        (
+            "unknown ids",
+            json!({"answer": "x", "chunk_ids": ["nobody"]}).to_string(),
+            "422 chunk_unknown chunk_ids[0]",
+            "nobody",
+        ),
+        ("spans without spans", with(json!({"granularity": "span"})), "400 missing_field spans", "`spans`"),
+        (
+            "spans of sentences",
+            with(json!({"granularity": "sentence", "spans": [span(0, 3)]})),
+            "422 spans_unexpected spans",
+            "granularity",
+        ),
+        ("no span", with(json!({"spans": []})), "422 span_empty spans", "at least one"),
+        ("an empty span", with(json!({"spans": [span(3, 3)]})), "422 span_empty spans[0]", "greater"),
+        (
+            "past the end",
+            with(json!({"spans": [span(0, 99)]})),
+            "422 span_out_of_range spans[0]",
+            "past the end",
+        ),
+        (
+            "backwards",
+            with(json!({"spans": [span(0, 1), span(5, 4)]})),
+            "422 span_reversed spans[1]",
+            "reversed",
+        ),
+        (
+            "overlapping",
+            with(json!({"spans": [span(0, 5), span(4, 8)]})),
+            "422 spans_overlap spans[1]",
+            "spans[0]",
+        ),
+        (
+            "out of order",
+            with(json!({"spans": [span(9, 12), span(0, 3)]})),
+            "422 spans_overlap spans[1]",
+            "ascend",
+        ),
+        (
+            "too many",
+            with(json!({"spans": (0..5).map(|i| span(i, i + 1)).collect::<Vec<_>>()})),
+            "422 span_too_many spans",
+            "limit is 4",
+        ),
+        (
+            "inside a surrogate pair",
+            with(json!({"answer": "a\u{1F600}b", "offsets": "utf16", "spans": [span(0, 2)]})),
+            "422 span_inside_character spans[0]",
+            "inside a character",
+        ),
+        (
+            "inside a character",
+            with(json!({"answer": "é", "offsets": "byte", "spans": [span(0, 1)]})),
+            "422 span_inside_character spans[0]",
+            "inside a character",
+        ),
+        ("an unknown format", with(json!({"format": "bibtex"})), "400 unknown_value format", "openai_chat"),
+        (
+            "an unknown granularity",
+            with(json!({"granularity": "page"})),
+            "400 unknown_value granularity",
+            "sentence",
+        ),
+        ("an unknown field", with(json!({"answr": "x"})), "400 unknown_field answr", "answr"),
+    ];
+    for (case, body, error, message) in table {
+        check_error(case, &post(daemon.http, "/v1/attribute", body).await, error, message);
+        assert_eq!(
+            found(&attributed(&daemon, good().to_string()).await["parts"]),
+            BOTH,
+            "{case}: then a good one"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_to_a_compressed_context_cites_the_chunks_it_was_cut_from() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let chunks = json!([
+        {"id": "none", "text": "Nothing of this is asked about here."},
+        {"id": "long", "text": "Water is wet. The tide is at noon. Rain is wet, too."},
+        {"id": "tie", "text": "The tide is at noon."},
+    ]);
+    let body = json!({"query": "tide", "chunks": chunks, "order": "relevance", "budget": {"tokens": 40}});
+    let response = post(daemon.http, "/v1/compress", body.to_string()).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    let compressed = response.json();
+    let id = compressed["id"].as_str().expect("an id");
+    let body =
+        json!({"answer": "The tide is at noon. Rain is wet, too.", "compress_id": id, "format": "markers"});
+    let answer = attributed(&daemon, body.to_string()).await;
+    let marker_of = |chunk: &Value| {
+        let citations = compressed["citations"].as_array().expect("citations").iter();
+        citations.clone().find(|c| c["chunk"] == *chunk).map(|c| c["marker"].clone())
+    };
+    let first = &answer["parts"][0];
+    for source in first["sources"].as_array().expect("sources").iter().filter(|s| s["cited"] == true) {
+        // Every source was in the context, and is told by its place in the caller's chunk.
+        assert!(marker_of(&source["chunk"]).is_some(), "{source} was not kept: {compressed}");
+        let text =
+            chunks[source["index"].as_u64().expect("a place") as usize]["text"].as_str().expect("a text");
+        let range = |name: &str| source["sentence"][name].as_u64().expect("a place") as usize;
+        assert_eq!(&text[range("start")..range("end")], source["sentence"]["text"]);
+    }
+    // What was cut away is no source, though the caller's chunk says it.
+    let kept = compressed["context"].as_str().expect("a context").contains("Rain is wet");
+    assert!(!kept, "the budget leaves no room for it: {compressed}");
+    for source in answer["parts"][1]["sources"].as_array().expect("sources") {
+        assert_eq!(source["sentence"]["text"], "The tide is at noon.", "{answer}");
+    }
+    // Markers are those of the context.
+    for reference in answer["formatted"]["references"].as_array().expect("references") {
+        assert_eq!(
+            marker_of(&reference["chunk"]),
+            Some(reference["marker"].clone()),
+            "{answer} {compressed}"
+        );
+    }
+}
+
+fn events(first: &Value, pieces: &[&str]) -> String {
+    let pieces = pieces.iter().map(|piece| format!("data: {}\n\n", json!({"delta": piece})));
+    std::iter::once(format!("data: {first}\n\n")).chain(pieces).collect()
+}
+
+/// Name and data of each event.
+fn told(response: &wire::Response) -> Vec<(String, Value)> {
+    // The body comes in chunks of its own framing; lines of data are whole in each.
+    let lines: Vec<&str> = response.body.lines().collect();
+    let mut found = Vec::new();
+    for pair in lines.windows(2) {
+        if let (Some(name), Some(data)) = (pair[0].strip_prefix("event: "), pair[1].strip_prefix("data: ")) {
+            found.push((name.to_owned(), serde_json::from_str(data).expect("JSON")));
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_arrives_in_pieces_is_told_what_the_whole_is_told() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let answer = "The tide is at noon. The moon is far. Water is wet, is it not? And Dr. Who knows nothing of it at all.\n- one\n- two";
+    let mut request = good();
+    request["answer"] = json!(answer);
+    let whole = attributed(&daemon, request.to_string()).await;
+    request.as_object_mut().expect("fields").remove("answer");
+    for size in [1, 7, 50, 1_000] {
+        let pieces: Vec<String> =
+            answer.chars().collect::<Vec<_>>().chunks(size).map(String::from_iter).collect();
+        let pieces: Vec<&str> = pieces.iter().map(|piece| &**piece).collect();
+        for ending in ["", "data: [DONE]\n\n"] {
+            let body = events(&request, &pieces) + ending;
+            let response =
+                ask(daemon.http, "POST", "/v1/attribute/stream", body.as_bytes(), Framing::Chunked).await;
+            assert_eq!(response.status, 200, "{}", response.body);
+            let mut told = told(&response);
+            let (last, count) = told.pop().expect("an end");
+            assert_eq!((&*last, count), ("done", json!({"parts": told.len()})));
+            let parts: Vec<Value> = told
+                .into_iter()
+                .map(|(name, part)| (name == "part").then_some(part).expect("a part"))
+                .collect();
+            assert_eq!(json!(parts), whole["parts"], "pieces of {size}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_that_are_none() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let mut request = good();
+    request.as_object_mut().expect("fields").remove("answer");
+    let first = |fields: Value| {
+        let mut request = request.clone();
+        fields.as_object().expect("fields").iter().for_each(|(name, value)| request[name] = value.clone());
+        events(&request, &["x"])
+    };
+    let stream = async |body: String| {
+        ask(daemon.http, "POST", "/v1/attribute/stream", body.as_bytes(), Framing::ContentLength).await
+    };
+    for (case, body, error, message) in [
+        ("nothing", String::new(), "400 stream_empty -", "first one"),
+        ("no JSON", "data: x\n\n".to_owned(), "400 invalid_json -", "expected value"),
+        (
+            "an answer",
+            first(json!({"answer": "x"})),
+            "422 stream_option_invalid answer",
+            "events that follow",
+        ),
+        ("spans", first(json!({"spans": []})), "422 stream_option_invalid spans", "still to come"),
+        ("a dialect", first(json!({"format": "markers"})), "422 stream_option_invalid format", "native"),
+        ("a receipt", first(json!({"receipt": true})), "422 stream_option_invalid receipt", "whole answers"),
+        ("no chunks", first(json!({"chunks": []})), "422 chunks_empty chunks", "at least one"),
+        (
+            "an unknown compression",
+            events(&json!({"compress_id": "cmp_1"}), &["x"]),
+            "404 compress_id_unknown compress_id",
+            "handles.expire_s",
+        ),
+    ] {
+        check_error(case, &stream(body).await, error, message);
+    }
+    // What goes wrong later is told in an event, after what was right.
+    let sentence = "The tide is at noon. ".repeat(6);
+    let broken = events(&request, &[&sentence]) + "data: {\n\n";
+    let told = told(&stream(broken).await);
+    assert!(told.len() > 1, "{told:?}");
+    assert_eq!(
+        told.last().map(|(name, data)| (&**name, &data["error"]["code"])),
+        Some(("error", &json!("stream_event_invalid")))
+    );
+    let long = events(&request, &[&"x ".repeat(300), &"y ".repeat(300)]);
+    let told = self::told(&stream(long).await);
+    assert_eq!(told.last().map(|(_, data)| data["error"]["code"].clone()), Some(json!("answer_too_long")));
+    // In the status or in an event, as it comes.
+    let huge = stream(events(&request, &[&"x".repeat(BODY_BYTES_MAX)])).await;
+    assert!(huge.body.contains("body_too_large"), "{}", huge.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receipt_is_signed_by_one_key() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let sign = async || attributed(&daemon, with(json!({"receipt": true}))).await["receipt"].clone();
+    let (one, other) = (sign().await, sign().await);
+    assert_eq!(one["payloadType"], "application/vnd.thresher.attribution+json");
+    assert_eq!(one["signatures"][0]["keyid"], other["signatures"][0]["keyid"]);
+    let receipt: thresher::receipt::Receipt = serde_json::from_value(one).expect("a receipt");
+    receipt.statement(None).expect("it holds");
+    assert_eq!(attributed(&daemon, good().to_string()).await.get("receipt"), None, "unless asked for");
+}
