@@ -1,10 +1,11 @@
 //! Measures speed and memory on a workload of its own, against the model's bare graph in the same run. Every claim of
 //! speed is printed here, with its spread. Knows no settings: what it measures is handed to it, wired.
 //!
-//! Four ways: [`warm`] asks about chunks that have been read before and holds the answers against the targets;
+//! Five ways: [`warm`] asks about chunks that have been read before and holds the answers against the targets;
 //! [`throughput`] reads chunks that nobody has read, beside the graph alone and a peer; [`soak`] sends everything at once
-//! for minutes and watches resident memory; [`overload`] sends more new chunks than can be read.
+//! for minutes and watches resident memory; [`overload`] sends more new chunks than can be read; [`attribution`] ties answers to chunks that have been read.
 
+pub mod attribution;
 pub mod client;
 pub mod daemon;
 pub mod flops;

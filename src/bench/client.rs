@@ -88,6 +88,14 @@ impl Client {
         self.block_on(self.caller.ask(body))
     }
 
+    /// Has an answer attributed.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub fn attribute(&self, body: Bytes) -> anyhow::Result<Answer> {
+        self.block_on(async { self.caller.post("/v1/attribute", body).await?.accepted() })
+    }
+
     /// Registers chunks.
     ///
     /// # Errors

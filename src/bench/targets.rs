@@ -58,6 +58,12 @@ impl Bound {
         (is_standard(workload) && chunks == 20).then_some(Self::AtMost(1.1))
     }
 
+    /// Of attributing an answer over encoding it, to chunks that have been read.
+    pub fn attribution_over_answer(workload: &Workload, answer_tokens: usize) -> Option<Self> {
+        let is_standard = is_standard(workload) && workload.chunks == 20 && answer_tokens == 300;
+        is_standard.then_some(Self::AtMost(1.5))
+    }
+
     /// Of the slowest hundredth over the median, with `clients` at the same time.
     pub fn tail(clients: usize) -> Option<Self> {
         (clients == CLIENTS).then_some(Self::AtMost(4.0))

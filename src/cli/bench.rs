@@ -16,7 +16,7 @@ use crate::bench::flops::Flops;
 use crate::bench::peer::{Peer, PeerSettings};
 use crate::bench::source::Source;
 use crate::bench::workload::Workload;
-use crate::bench::{Progress, Subject, overload, soak, targets, throughput, warm};
+use crate::bench::{Progress, Subject, attribution, overload, soak, targets, throughput, warm};
 use crate::config::{Admission, Config};
 use crate::kv::local::LocalTiers;
 use crate::kv::store::KvStore;
@@ -29,7 +29,7 @@ use crate::{process, telemetry};
 #[derive(clap::Args)]
 #[command(after_long_help = DEFINITIONS)]
 pub struct Args {
-    /// Chunks of a request [default: 100; 20 with --throughput or --overload].
+    /// Chunks of a request [default: 100; 20 with --throughput, --overload or --attribution].
     #[arg(long, value_name = "N", value_parser = positive)]
     chunks: Option<usize>,
     /// Tokens of a chunk.
@@ -44,7 +44,7 @@ pub struct Args {
     /// Register the chunks and name them by id, instead of sending their text with each question.
     #[arg(long, conflicts_with_all = ["throughput", "peer", "soak"])]
     registered: bool,
-    /// Rounds: of chunks read and asked about [default: 3]; of reading [default: 20 with --throughput].
+    /// Rounds: of chunks read and asked about [default: 3]; of reading [default: 20 with --throughput]; of answers [default: 100 with --attribution].
     #[arg(long, value_name = "R", value_parser = positive)]
     rounds: Option<usize>,
     /// Warm requests, of all rounds together; fewer where they take long.
@@ -77,6 +77,12 @@ pub struct Args {
     /// Send more new chunks than can be read for so long instead, and a request about chunks that have been read now and then.
     #[arg(long, value_name = "SECONDS", value_parser = positive, conflicts_with_all = ["throughput", "peer", "soak", "mixed", "registered", "rounds", "requests"])]
     overload: Option<usize>,
+    /// Attribute answers to chunks that have been read instead.
+    #[arg(long, conflicts_with_all = ["throughput", "peer", "soak", "overload", "registered", "clients"])]
+    attribution: bool,
+    /// Tokens of an answer.
+    #[arg(long, default_value_t = 300, value_name = "N", value_parser = positive, requires = "attribution")]
+    answer_tokens: usize,
 }
 
 const DEFINITIONS: &str = "\
@@ -101,7 +107,13 @@ null where the system does not say
 settings say less, and exits with 1 when resident memory was ever above kv.memory_bytes_max + kv.write_queue_bytes_max + \
 registry.cache_bytes_max + 300 MB, or when a request failed that should not.
 
---overload: each client sends a request about new chunks with the default deadline, and the next one when it is answered, or a second after it was not. In the JSON: alone, one client before them; cold, how their requests ended, each per second of the whole run; warm, requests about chunks that have been read, one every 200 ms, beside them. Exits with 1 when a request was neither answered, nor refused (429), nor late (504).";
+--overload: each client sends a request about new chunks with the default deadline, and the next one when it is answered, or a second after it was not. In the JSON: alone, one client before them; cold, how their requests ended, each per second of the whole run; warm, requests about chunks that have been read, one every 200 ms, beside them. Exits with 1 when a request was neither answered, nor refused (429), nor late (504).
+
+--attribution: each round is an answer of --answer-tokens tokens that is attributed to the chunks over HTTP, and the bare graph over its \
+windows, in turns. In the JSON: attribute_ms, answer_encode_ms.";
+
+/// Answers that are attributed, unless rounds say otherwise.
+const ANSWERS: usize = 100;
 
 /// Requests over HTTP for each round of throughput.
 const REQUESTS_PER_ROUND: usize = 5;
@@ -117,7 +129,11 @@ const DEADLINE: Duration = Duration::from_secs(3600);
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let is_throughput = args.throughput || args.peer.is_some();
     let workload = Workload {
-        chunks: args.chunks.unwrap_or(if is_throughput || args.overload.is_some() { 20 } else { 100 }),
+        chunks: args.chunks.unwrap_or(if is_throughput || args.overload.is_some() || args.attribution {
+            20
+        } else {
+            100
+        }),
         tokens: args.tokens,
         query_tokens: args.query_tokens,
         mixed: args.mixed,
@@ -142,6 +158,11 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         let (time, clients) = (Duration::from_secs(seconds as u64), clients(args));
         let report = overload::run(&subject, overload::Settings { time, clients, workload }, &progress)?;
         (overload::table(&report), report.json().clone(), report.passed())
+    } else if args.attribution {
+        let batched = BatchedGraph::load(&app::ort_settings(&config))?;
+        let effort = (args.rounds.unwrap_or(ANSWERS), args.answer_tokens);
+        let report = attribution::run(&subject, batched, &workload, effort, &progress)?;
+        (attribution::table(&report).to_owned(), report.json().clone(), true)
     } else if is_throughput {
         let report = throughput(&subject, &config, args, &workload, &progress)?;
         (throughput::table(&report), report.json().clone(), true)
