@@ -46,6 +46,14 @@ pub trait ModelRuntime: Send + Sync {
     /// What the runtime reports; [`ModelError::Stopped`] when nobody waits for it any more.
     fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError>;
 
+    /// The same on one thread, for callers that ask many at the same time: together they are sooner done.
+    ///
+    /// # Errors
+    /// As [`Self::question`].
+    fn question_beside(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
+        self.question(question, past)
+    }
+
     /// Raw, pre-softmax logits of one question window over `keys` `[head, key, head_dim]`, by the query graph itself: what the scan
     /// of blocks is checked against.
     ///

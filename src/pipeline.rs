@@ -36,7 +36,7 @@ use self::count::{Counter, FrameCosts};
 use self::explain::Explanation;
 use self::fit::Means;
 pub use self::question::Placement;
-use self::question::Question;
+use self::question::{Asking, Question};
 use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
 use self::units::Unit;
@@ -292,7 +292,8 @@ impl Pipeline {
         limits.check_logits(tokens.ids.len(), held)?;
         let placement = self.settings.placement;
         let question = clock.stage("question", || {
-            question::encode(&tokens.ids, &blocks, model, placement, (limits, cancel))
+            let asking = Asking { model, placement, limits, cancel, side_by_side: false };
+            question::encode(&tokens.ids, &blocks, asking)
         })?;
         cancel.check()?;
         let graph_logits = match self.settings.scan {

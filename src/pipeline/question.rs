@@ -19,7 +19,7 @@ use super::validate::RequestLimits;
 use crate::domain::TokenSpan;
 use crate::kv::scan::{self, Look};
 use crate::model::contract::Rotary;
-use crate::model::{DecoderInfo, Encoded, ModelError, ModelInfo, ModelRuntime, NoPast, Own};
+use crate::model::{DecoderInfo, Encoded, ModelError, ModelInfo, ModelRuntime, NoPast, Own, Past};
 
 /// Values of questions, turned differently, that are ready at once: 32 MiB of them, and a quarter more in eight bits.
 const TURNED_AT_ONCE: usize = 8 << 20;
@@ -46,30 +46,49 @@ pub struct Piece {
     pub moved: i64,
 }
 
+/// How questions are read.
+#[derive(Clone, Copy)]
+pub struct Asking<'a> {
+    /// By whom.
+    pub model: &'a dyn ModelRuntime,
+    /// How a decoder's blocks stand in front of them.
+    pub placement: Placement,
+    /// Bounds of a request.
+    pub limits: &'a RequestLimits,
+    /// Who waits.
+    pub cancel: &'a Cancel,
+    /// Whether others are read at the same time for the same request.
+    pub side_by_side: bool,
+}
+
+impl Asking<'_> {
+    fn question(&self, ids: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
+        match self.side_by_side {
+            true => self.model.question_beside(ids, past),
+            false => self.model.question(ids, past),
+        }
+    }
+}
+
 /// Reads `ids`, whatever their number.
 ///
 /// # Errors
 /// What the model reports; a deadline when `cancel` says so.
-pub fn encode(
-    ids: &[u32],
-    blocks: &Blocks,
-    model: &dyn ModelRuntime,
-    placement: Placement,
-    (limits, cancel): (&RequestLimits, &Cancel),
-) -> Result<Question, PipelineError> {
-    let info = model.info();
+pub fn encode(ids: &[u32], blocks: &Blocks, asking: Asking) -> Result<Question, PipelineError> {
+    let info = asking.model.info();
     let views = match &info.decoder {
-        None => vec![(View::of_all(blocks), alone(ids, model)?)],
-        Some(decoder) => looking_back(ids, blocks, (model, decoder), placement, (limits, cancel))?,
+        None => vec![(View::of_all(blocks), alone(ids, asking)?)],
+        Some(decoder) => looking_back(ids, blocks, asking, decoder)?,
     };
     let rotary = info.decoder.as_ref().and_then(|decoder| decoder.rotary.clone());
     Ok(Question { planes: info.readout.clone(), rotary, views })
 }
 
 /// A late model's question, apart from the blocks: one that is longer than a window is read in windows, as a chunk is.
-fn alone(ids: &[u32], model: &dyn ModelRuntime) -> Result<Encoded, PipelineError> {
+fn alone(ids: &[u32], asking: Asking) -> Result<Encoded, PipelineError> {
+    let model = asking.model;
     let windows: Vec<&[u32]> = ids.chunks(model.info().window_tokens_max).collect();
-    let read = |window: &&[u32]| model.question(window, &NoPast);
+    let read = |window: &&[u32]| asking.question(window, &NoPast);
     let mut parts = windows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     if parts.len() == 1 {
         return Ok(parts.remove(0));
@@ -85,15 +104,15 @@ fn alone(ids: &[u32], model: &dyn ModelRuntime) -> Result<Encoded, PipelineError
 fn looking_back(
     ids: &[u32],
     blocks: &Blocks,
-    (model, decoder): (&dyn ModelRuntime, &DecoderInfo),
-    placement: Placement,
-    (limits, cancel): (&RequestLimits, &Cancel),
+    asking: Asking,
+    decoder: &DecoderInfo,
 ) -> Result<Vec<(View, Encoded)>, PipelineError> {
+    let Asking { model, placement, limits, cancel, .. } = asking;
     let views = place::views(blocks, (model.info(), decoder), ids.len(), placement);
     limits.check_groups(views.len(), (ids.len(), model.info().readout.len(), model.info().head_dim))?;
     let look = |view: View| {
         let past = BlocksAsPast::new(&view, blocks, (model.info(), decoder), cancel);
-        match model.question(ids, &past) {
+        match asking.question(ids, &past) {
             Ok(encoded) => Ok((view, encoded)),
             Err(ModelError::Stopped) => {
                 Err(cancel.check().expect_err("a question stops only when nobody waits"))

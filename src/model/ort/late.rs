@@ -26,6 +26,8 @@ pub struct LateRuntime {
     frame: Frame,
     pub(super) workers: Workers<Array3<f32>>,
     query: Pool<WeightedSession>,
+    /// On one thread each.
+    query_beside: Pool<WeightedSession>,
     query_file: String,
 }
 
@@ -55,6 +57,7 @@ impl LateRuntime {
         let passage = load(Graph::Passage, cores, 1)?;
         let (sessions, threads) = query_sessions(cores);
         let query = load(Graph::Query, sessions, threads)?;
+        let query_beside = load(Graph::Query, cores, 1)?;
         weights.drop_pages();
         let frame = Frame::of(&contract);
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();
@@ -79,6 +82,7 @@ impl LateRuntime {
             workers: workers.map_err(|e| graph_error("worker threads", e))?,
             frame,
             query: Pool::new(query),
+            query_beside: Pool::new(query_beside),
             query_file: late.query.clone(),
         })
     }
@@ -101,13 +105,32 @@ impl ModelRuntime for LateRuntime {
     /// Logits are linear in the keys, so the logits over the unit vectors are the question's vectors, to the bit: every
     /// other term of each product is 0.
     fn question(&self, question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
-        let (heads, dim) = (self.info.readout.len(), self.info.head_dim);
-        let units = Array3::from_shape_fn((heads, dim, dim), |(_, i, j)| f32::from(u8::from(i == j)));
-        let Logits { cross: vectors, own } = self.logits(question, units.view())?;
-        Ok(Encoded { vectors, own: Own::Logits(own) })
+        self.vectors(question, &self.query)
+    }
+
+    fn question_beside(&self, question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
+        self.vectors(question, &self.query_beside)
     }
 
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+        self.logits_by(question, keys, &self.query)
+    }
+}
+
+impl LateRuntime {
+    fn vectors(&self, question: &[u32], sessions: &Pool<WeightedSession>) -> Result<Encoded, ModelError> {
+        let (heads, dim) = (self.info.readout.len(), self.info.head_dim);
+        let units = Array3::from_shape_fn((heads, dim, dim), |(_, i, j)| f32::from(u8::from(i == j)));
+        let Logits { cross: vectors, own } = self.logits_by(question, units.view(), sessions)?;
+        Ok(Encoded { vectors, own: Own::Logits(own) })
+    }
+
+    fn logits_by(
+        &self,
+        question: &[u32],
+        keys: ArrayView3<f32>,
+        sessions: &Pool<WeightedSession>,
+    ) -> Result<Logits, ModelError> {
         let input = self.frame.around(&[question]);
         let keys = keys.as_standard_layout();
         let first = self.frame.prefix.len();
@@ -129,7 +152,7 @@ impl ModelRuntime for LateRuntime {
             let (cross, own) = (take("cross_logits")?, take("self_logits")?);
             Ok(Logits { cross, own: own.slice(s![.., .., rows.clone()]).to_owned() })
         };
-        self.query.with(run).map_err(|e: ort::Error| graph_error(&self.query_file, e))
+        sessions.with(run).map_err(|e: ort::Error| graph_error(&self.query_file, e))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::domain::{ByteRange, Granularity};
 use crate::model::ModelRuntime;
 use crate::model::tokenizer::Tokens;
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::question::{self, Question};
+use crate::pipeline::question::{self, Asking, Question};
 use crate::pipeline::scan::{self, ScanBy};
 use crate::pipeline::validate::InvalidRequest;
 use crate::pipeline::{PipelineError, Reading, Settings, score};
@@ -73,8 +73,10 @@ pub(super) fn sentence(
     let (question, graph_logits) = match tokens.ids.is_empty() {
         true => (Question::default(), None),
         false => {
-            let question =
-                question::encode(&tokens.ids, blocks, model, settings.placement, (limits, cancel))?;
+            let placement = settings.placement;
+            // Always so, that a sentence which arrives alone has the same bits.
+            let asking = Asking { model, placement, limits, cancel, side_by_side: true };
+            let question = question::encode(&tokens.ids, blocks, asking)?;
             let by_graph = || scan::by_graph(&tokens.ids, blocks, model);
             (question, (settings.scan == ScanBy::Onnx).then(by_graph).transpose()?)
         }
