@@ -252,7 +252,7 @@ pub struct AttributeRequest {
     pub seen: Option<Vec<Vec<ByteRange>>>,
     /// Which parts of the answer are asked about.
     pub parts: Parts,
-    /// The most chunks that are named for one part, besides those that are cited.
+    /// How many of the best chunks are named for one part; those that are cited are, whatever their number.
     pub sources_max: usize,
 }
 
@@ -266,6 +266,19 @@ pub enum Parts {
     Words,
     /// These bytes of it, ascending and apart from each other.
     Spans(Vec<ByteRange>),
+    /// The values of an answer that is structured, each read by itself.
+    Values(Vec<Value>),
+}
+
+/// A value of a structured answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value {
+    /// Bytes of the answer in which it is written.
+    pub bytes: ByteRange,
+    /// What it is called; empty where nobody calls it anything.
+    pub key: String,
+    /// What it says.
+    pub text: String,
 }
 
 /// Chunks that are named for one part of an answer, unless a request says otherwise.

@@ -1,11 +1,10 @@
 //! What earlier requests were about, by the id that their answer gave: bounded in bytes, forgotten after a time, in memory only.
 //! Knows nothing of transports; an id is guessed by nobody who was not told it.
 
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use quick_cache::sync::Cache;
-use quick_cache::{OptionsBuilder, Weighter};
 use serde::{Deserialize, Serialize};
 
 use crate::domain::{ByteRange, Chunk};
@@ -48,50 +47,60 @@ impl Remembered {
     }
 }
 
-/// Since when, and what.
-type Entry = (Instant, Arc<Remembered>);
-
-#[derive(Clone)]
-struct Weight;
-
-impl Weighter<String, Entry> for Weight {
-    fn weight(&self, id: &String, (_, what): &Entry) -> u64 {
-        (id.len() + what.bytes()) as u64
-    }
-}
-
 /// Requests by their ids. Cheap to clone; clones share what they remember.
 #[derive(Clone)]
 pub struct Handles {
-    cache: Option<Arc<Cache<String, Entry, Weight>>>,
+    held: Arc<Mutex<Held>>,
+    bytes_max: usize,
     expire: Duration,
+}
+
+#[derive(Default)]
+struct Held {
+    by_id: HashMap<String, Arc<Remembered>>,
+    /// Oldest first: the order in which they expire, and in which they make room.
+    ages: VecDeque<(Instant, String)>,
+    bytes: usize,
+}
+
+impl Held {
+    fn forget_oldest(&mut self) {
+        let oldest = self.ages.pop_front().and_then(|(_, id)| self.by_id.remove(&id));
+        self.bytes -= oldest.map_or(0, |what| what.bytes());
+    }
+
+    fn forget_expired(&mut self, expire: Duration) {
+        while self.ages.front().is_some_and(|(since, _)| since.elapsed() >= expire) {
+            self.forget_oldest();
+        }
+    }
 }
 
 impl Handles {
     /// Remembers nothing yet.
     pub fn new(settings: &HandleSettings) -> Self {
-        // As many small requests as fit; the cache takes the number for a hint.
-        const BYTES_USUAL: u64 = 16 << 10;
-        let options = OptionsBuilder::new()
-            .estimated_items_capacity(
-                usize::try_from(settings.bytes_max / BYTES_USUAL).unwrap_or(usize::MAX).max(1),
-            )
-            .weight_capacity(settings.bytes_max)
-            .shards(1)
-            .build()
-            .expect("both capacities are given");
-        let cache = || Arc::new(Cache::with_options(options, Weight, Default::default(), Default::default()));
-        Self { cache: (settings.bytes_max > 0).then(cache), expire: Duration::from_secs(settings.expire_s) }
+        Self {
+            held: Arc::default(),
+            bytes_max: usize::try_from(settings.bytes_max).unwrap_or(usize::MAX),
+            expire: Duration::from_secs(settings.expire_s),
+        }
     }
 
-    /// Keeps what a request was about; the id to ask for it by. None where nothing is remembered, or this is too large.
+    /// Keeps what a request was about, the oldest ones making room; the id to ask for it by. None where it is larger than all room.
     pub fn remember(&self, what: Remembered) -> Option<String> {
-        let cache = self.cache.as_ref()?;
-        if what.bytes() as u64 > cache.capacity() / 2 {
+        let bytes = what.bytes();
+        if bytes > self.bytes_max {
             return None;
         }
         let id = format!("cmp_{}", uuid::Uuid::new_v4().simple());
-        cache.insert(id.clone(), (Instant::now(), Arc::new(what)));
+        let mut held = self.held();
+        held.forget_expired(self.expire);
+        while held.bytes + bytes > self.bytes_max {
+            held.forget_oldest();
+        }
+        held.bytes += bytes;
+        held.ages.push_back((Instant::now(), id.clone()));
+        held.by_id.insert(id.clone(), Arc::new(what));
         Some(id)
     }
 
@@ -102,13 +111,13 @@ impl Handles {
 
     /// What the request with this id was about, while it is remembered.
     pub fn get(&self, id: &str) -> Option<Arc<Remembered>> {
-        let cache = self.cache.as_ref()?;
-        let (since, what) = cache.get(id)?;
-        if since.elapsed() > self.expire {
-            cache.remove(id);
-            return None;
-        }
-        Some(what)
+        let mut held = self.held();
+        held.forget_expired(self.expire);
+        held.by_id.get(id).cloned()
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -143,8 +152,10 @@ mod tests {
         let handles = Handles::new(&HandleSettings { bytes_max: 20_000, expire_s: 60 });
         let ids: Vec<String> =
             (0..100).map(|_| handles.remember(remembered(&"x".repeat(1_000))).expect("small")).collect();
-        let left = ids.iter().filter(|id| handles.get(id).is_some()).count();
-        assert!((1..=20).contains(&left), "{left} of 100");
+        let left: Vec<bool> = ids.iter().map(|id| handles.get(id).is_some()).collect();
+        let count = left.iter().filter(|left| **left).count();
+        assert!((10..=20).contains(&count), "{count} of 100");
+        assert!(left[100 - count..].iter().all(|left| *left), "the newest are left");
         assert_eq!(handles.remember(remembered(&"x".repeat(20_000))), None, "too large by itself");
         let off = Handles::new(&HandleSettings { bytes_max: 0, expire_s: 60 });
         assert_eq!(off.remember(remembered("text")), None);

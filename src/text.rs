@@ -22,7 +22,7 @@ use crate::domain::ByteRange;
 use lines::{Kind, Piece};
 
 pub use arriving::{Arriving, arrived};
-pub use terms::{Term, terms};
+pub use terms::{Term, markers, terms};
 pub use words::words;
 
 /// The most bytes that [`sentences`] puts in one sentence, unless a single grapheme cluster is longer.

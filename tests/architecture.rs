@@ -82,7 +82,10 @@ const MAY_NAME: &[(&str, &[&str])] = &[
 /// calls the stages; `fit` is the stage that chooses and writes, with the three that it is made of.
 const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("assemble", &[]),
-    ("attribute", &["blocks", "cancel", "clock", "question", "scan", "score", "units", "validate"]),
+    (
+        "attribute",
+        &["blocks", "cancel", "clock", "question", "scan", "score", "tokenize", "units", "validate"],
+    ),
     ("auto", &["score", "select"]),
     ("blocks", &["cancel", "pace", "tokenize", "validate"]),
     ("cancel", &[]),
@@ -116,7 +119,7 @@ const OWNED: &[(&str, &[&str])] = &[
         &["src/app.rs", "src/cli.rs", "src/cli/", "src/eval.rs", "src/eval/", "src/bench.rs", "src/bench/"],
     ),
     ("metrics", &["src/telemetry/", "src/http/", "src/kv/", "src/registry/", "src/shared/"]),
-    ("quick_cache", &["src/kv/local/bounded.rs", "src/pipeline/count.rs", "src/handles.rs"]),
+    ("quick_cache", &["src/kv/local/bounded.rs", "src/pipeline/count.rs"]),
     ("uuid", &["src/handles.rs"]),
     ("ring", &["src/receipt/key.rs"]),
     ("sse_stream", &["src/http/attribute/stream.rs"]),

@@ -32,7 +32,7 @@ pub struct AttributeBody {
     #[serde(default)]
     compress_id: Option<String>,
     #[serde(default)]
-    granularity: Option<Unchecked<PartsBody>>,
+    granularity: Option<Choice<PartsBody>>,
     #[serde(default)]
     spans: Option<Vec<SpanBody>>,
     #[serde(default)]
@@ -57,11 +57,11 @@ enum PartsBody {
     Span,
 }
 
-/// One of several words, or nothing.
+/// One of several words, told apart from none.
 #[derive(Debug, Clone, Copy)]
-struct Unchecked<T>(T);
+struct Choice<T>(T);
 
-impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Unchecked<T> {
+impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Choice<T> {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         choice(from).map(Self)
     }
@@ -103,7 +103,7 @@ impl AttributeBody {
     /// Chunks that it names instead of sending them.
     ///
     /// # Errors
-    /// When it names them in two ways.
+    /// When it names them in two ways, or in none.
     pub fn named(&self) -> Result<Option<Named>, RequestError> {
         match (&self.chunk_ids, &self.compress_id) {
             (None, None) => Ok(None),
@@ -133,6 +133,10 @@ impl AttributeBody {
             return Err(RequestError::new("missing_field", "missing field `answer`", "answer"));
         };
         let asked = (self.granularity.map(|granularity| granularity.0), self.spans.take());
+        if self.format == Dialect::Json && (asked.0.is_some() || asked.1.is_some()) {
+            let message = "with format \"json\" the values of the answer are its parts: leave granularity and spans out";
+            return Err(RequestError::new("spans_unexpected", message, "format"));
+        }
         let parts = parts(&answer, asked, self.offsets)?;
         let parts = match self.format {
             Dialect::Json => json_answer::parts(&answer).unwrap_or(parts),

@@ -15,10 +15,11 @@ use crate::receipt::{Difference, Receipt, Statement};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The receipt, or an answer that holds one.
+    /// The receipt, or an answer that holds one: of that, nothing but the receipt is checked.
     #[arg(value_name = "RECEIPT.json")]
     receipt: PathBuf,
-    /// The answer and the chunks that it is said to be about, as a request for attribution holds them.
+    /// The answer and the chunks that it is said to be about, all of them, as a request for attribution holds them; what else stands
+    /// there, such as metadata, is not part of a receipt.
     #[arg(long, value_name = "FILE.json")]
     request: PathBuf,
     /// The public key that must have signed it, base64; without it any key will do, and nothing is said of whose it is.
@@ -61,7 +62,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         Err(error) => return super::refuse(super::request_error(error), true),
     };
     let pipeline = app::pipeline(config)?;
-    let request = statement.replay(request.answer, request.chunks);
+    let request = statement.replay(request);
     let now = match pipeline.attribute(&request, &Cancel::default()) {
         Ok(attributed) => Statement::new(&request, &attributed, pipeline.model()),
         Err(error) => return super::refuse(super::error_body(&error), true),

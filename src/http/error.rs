@@ -177,7 +177,17 @@ impl HttpError {
     }
 
     pub(super) fn stream_empty() -> Self {
-        Self::new("stream_empty", "the body holds no event; the first one is the request, without its answer")
+        Self::new(
+            "stream_empty",
+            "the body holds no event: each is a line that begins with \"data:\" and a blank one; the first is the request, without its answer",
+        )
+    }
+
+    pub(super) fn answer_failed() -> Self {
+        Self::new(
+            "answer_failed",
+            "an event says that the answer's author failed; sentences that were sure by then have been told",
+        )
     }
 
     pub(super) fn stream_silent(max: Duration) -> Self {

@@ -15,6 +15,8 @@ mod hear;
 mod support;
 mod trace;
 
+use std::borrow::Cow;
+
 use rayon::prelude::*;
 
 pub use self::candidates::Candidates;
@@ -24,7 +26,7 @@ pub use self::support::{Lack, LackKind, SUPPORT_MIN};
 use super::cancel::Cancel;
 use super::clock::{Clock, Timings};
 use super::{Pipeline, PipelineError, validate};
-use crate::domain::{AttributeRequest, ByteRange, Parts};
+use crate::domain::{AttributeRequest, ByteRange, Parts, Value};
 use crate::kv::store;
 use crate::text;
 
@@ -53,17 +55,46 @@ impl Pipeline {
         validate::check_attribution(request, limits)?;
         let mut clock = Clock::start();
         let candidates = self.candidates(request, &mut clock, cancel)?;
-        let sentences = clock.stage("sentences", || text::arrived(&request.answer));
-        let cuts = cuts(&request.parts);
-        let hear = |&sentence: &ByteRange| self.hear(&candidates, (&request.answer, sentence), &cuts, cancel);
-        let heard: Vec<Heard> =
-            clock.stage("answer", || sentences.par_iter().map(hear).collect::<Result<_, _>>())?;
-        let parts = clock.stage("trace", || {
-            let parts = parts(&request.parts, &heard);
-            let cite = |&part: &ByteRange| self.part(&candidates, &heard, part, request.sources_max, cancel);
-            parts.par_iter().map(cite).collect::<Result<Vec<_>, PipelineError>>()
+        let groups = clock.stage("sentences", || match &request.parts {
+            Parts::Values(values) => values.iter().map(Group::of_value).collect(),
+            parts => Group::of_text(&request.answer, parts),
+        });
+        let attribute = |group: &Group| self.group(&candidates, group, request, cancel);
+        let parts: Vec<Vec<PartOutcome>> = clock.stage("answer", || match self.model.info().decoder {
+            None => groups.par_iter().map(attribute).collect::<Result<_, _>>(),
+            // Reading one takes all threads, and a thread that waits for them must not begin another.
+            Some(_) => groups.iter().map(attribute).collect(),
         })?;
+        let parts = parts.into_iter().flatten().collect();
         Ok(Attributed { parts, blocks_from: candidates.blocks_from(), timings: clock.finish() })
+    }
+
+    /// The parts of some sentences, which are forgotten then.
+    fn group(
+        &self,
+        candidates: &Candidates,
+        group: &Group,
+        request: &AttributeRequest,
+        cancel: &Cancel,
+    ) -> Result<Vec<PartOutcome>, PipelineError> {
+        let limits = &self.settings.limits;
+        let mut tokens = 0;
+        let hear = |&sentence: &ByteRange| {
+            let heard = self.hear(candidates, (&group.text, sentence), &group.cuts, cancel)?;
+            tokens += heard.tokens();
+            limits.check_logits(tokens, 2 * candidates.units() + candidates.len())?;
+            Ok(heard)
+        };
+        let heard = group.sentences.iter().map(hear).collect::<Result<Vec<_>, PipelineError>>()?;
+        let parts = match &group.parts {
+            Some(parts) => parts.clone(),
+            None => parts(&request.parts, &heard),
+        };
+        let cite = |part: ByteRange| {
+            let found = self.part(candidates, &heard, part, request.sources_max, cancel)?;
+            Ok(group.told(found))
+        };
+        parts.into_iter().map(cite).collect()
     }
 
     /// Ties one sentence, or its words, of an answer that is still arriving: what [`Self::attribute`] says of it in the whole.
@@ -73,12 +104,13 @@ impl Pipeline {
     pub fn attribute_sentence(
         &self,
         candidates: &Candidates,
-        (request, sentence): (&AttributeRequest, ByteRange),
+        sentence: (&str, ByteRange),
+        (asked, sources_max): (&Parts, usize),
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
-        let heard = [self.hear(candidates, (&request.answer, sentence), &[], cancel)?];
-        let cite = |part: ByteRange| self.part(candidates, &heard, part, request.sources_max, cancel);
-        parts(&request.parts, &heard).into_iter().map(cite).collect()
+        let heard = [self.hear(candidates, sentence, &[], cancel)?];
+        let cite = |part: ByteRange| self.part(candidates, &heard, part, sources_max, cancel);
+        parts(asked, &heard).into_iter().map(cite).collect()
     }
 
     /// Whether chunks can be read for an answer that is still to come.
@@ -86,7 +118,7 @@ impl Pipeline {
     /// # Errors
     /// [`PipelineError::Invalid`].
     pub fn check_sources(&self, request: &AttributeRequest) -> Result<(), PipelineError> {
-        Ok(validate::check_chunks(&request.chunks, request.registered, &self.settings.limits)?)
+        Ok(validate::check_sources(request, &self.settings.limits)?)
     }
 
     /// Whether an answer may have so many bytes.
@@ -155,18 +187,85 @@ impl Pipeline {
     }
 }
 
-/// Where words have to be cut for parts to be made of whole ones.
-fn cuts(parts: &Parts) -> Vec<usize> {
-    match parts {
-        Parts::Spans(spans) => spans.iter().flat_map(|span| [span.start, span.end]).collect(),
-        Parts::Sentences | Parts::Words => Vec::new(),
+/// Sentences that are read together: those that some part lies in.
+struct Group<'a> {
+    /// The answer, or what one of its values says.
+    text: Cow<'a, str>,
+    sentences: Vec<ByteRange>,
+    /// Where words have to be cut for parts to be made of whole ones.
+    cuts: Vec<usize>,
+    /// Of the text; none: the sentences, or their words.
+    parts: Option<Vec<ByteRange>>,
+    /// Of which value of the answer.
+    value: Option<&'a Value>,
+}
+
+impl<'a> Group<'a> {
+    fn of_text(answer: &'a str, parts: &Parts) -> Vec<Self> {
+        let sentences = text::arrived(answer);
+        let group = |sentences: &[ByteRange], parts: Option<&[ByteRange]>| Self {
+            text: Cow::Borrowed(answer),
+            sentences: sentences.to_vec(),
+            cuts: parts.iter().copied().flatten().flat_map(|part| [part.start, part.end]).collect(),
+            parts: parts.map(<[_]>::to_vec),
+            value: None,
+        };
+        let Parts::Spans(spans) = parts else {
+            return sentences.iter().map(|sentence| group(std::slice::from_ref(sentence), None)).collect();
+        };
+        let (mut groups, mut from) = (Vec::new(), 0);
+        while from < spans.len() {
+            let first = sentences.partition_point(|sentence| sentence.end <= spans[from].start);
+            let behind = |span: &ByteRange| sentences.partition_point(|sentence| sentence.start < span.end);
+            let (mut to, mut after) = (from + 1, behind(&spans[from]).max(first));
+            // Spans that share a sentence are of one group.
+            while to < spans.len() && after > first && spans[to].start < sentences[after - 1].end {
+                after = behind(&spans[to]).max(after);
+                to += 1;
+            }
+            groups.push(group(&sentences[first..after], Some(&spans[from..to])));
+            from = to;
+        }
+        groups
+    }
+
+    /// A value is read behind what it is called.
+    fn of_value(value: &'a Value) -> Self {
+        let head = if value.key.is_empty() { String::new() } else { format!("{}: ", value.key) };
+        let text = head.clone() + &value.text;
+        Self {
+            sentences: text::arrived(&text),
+            cuts: vec![head.len()],
+            parts: Some(vec![ByteRange::new(head.len(), text.len())]),
+            text: Cow::Owned(text),
+            value: Some(value),
+        }
+    }
+
+    /// A part with its places in the answer: those inside a value that is written otherwise than it reads are the whole value.
+    fn told(&self, mut part: PartOutcome) -> PartOutcome {
+        if let Some(value) = self.value {
+            let head = part.bytes.start;
+            let as_it_reads = value.bytes.len() == value.text.len();
+            for lack in &mut part.lacks {
+                lack.bytes = match as_it_reads && lack.bytes.start >= head {
+                    true => ByteRange::new(lack.bytes.start - head, lack.bytes.end - head)
+                        .shifted(value.bytes.start),
+                    false => value.bytes,
+                };
+            }
+            part.bytes = value.bytes;
+        }
+        part
     }
 }
 
+/// The parts that a request asks about by what they are.
 fn parts(asked: &Parts, heard: &[Heard]) -> Vec<ByteRange> {
     match asked {
-        Parts::Sentences => heard.iter().map(|heard| heard.bytes).collect(),
         Parts::Words => heard.iter().flat_map(Heard::words).collect(),
-        Parts::Spans(spans) => spans.clone(),
+        Parts::Sentences | Parts::Spans(_) | Parts::Values(_) => {
+            heard.iter().map(|heard| heard.bytes).collect()
+        }
     }
 }

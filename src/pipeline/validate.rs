@@ -8,6 +8,9 @@ use thiserror::Error;
 
 use crate::domain::{AttributeRequest, Budget, Chunk, CompressRequest, Parts};
 
+/// Chunks that may be named for each part of an answer.
+pub const SOURCES_MAX: usize = 100;
+
 /// Bounds of one request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -160,6 +163,10 @@ pub enum InvalidRequest {
         "the answer's sentence at byte {at} has {found} tokens, the model's context has room for {max} beside a chunk"
     )]
     SentenceBeyondModel { at: usize, found: usize, max: usize },
+    #[error("the answer holds {found} values, the limit is {max} (limits.span_count_max)")]
+    ValueTooMany { found: usize, max: usize },
+    #[error("sources_max is {found}, the limit is {max}")]
+    SourcesOutOfRange { found: usize, max: usize },
     #[error("spans is empty: name at least one, or another granularity")]
     SpansEmpty,
     #[error("{found} spans, the limit is {max} (limits.span_count_max)")]
@@ -193,7 +200,8 @@ impl InvalidRequest {
             Self::AnswerEmpty => "answer_empty",
             Self::AnswerTooLong { .. } | Self::SentenceBeyondModel { .. } => "answer_too_long",
             Self::SpansEmpty | Self::SpanEmpty { .. } => "span_empty",
-            Self::SpanTooMany { .. } => "span_too_many",
+            Self::SpanTooMany { .. } | Self::ValueTooMany { .. } => "span_too_many",
+            Self::SourcesOutOfRange { .. } => "count_out_of_range",
             Self::SpansOverlap { .. } => "spans_overlap",
             Self::BudgetZero => "budget_zero",
             Self::RatioOutOfRange { .. } => "ratio_out_of_range",
@@ -218,9 +226,11 @@ impl InvalidRequest {
             Self::ChunkTooLong { index, .. } => format!("chunks[{index}].text"),
             Self::KeepTooMany { .. } => "keep".to_owned(),
             Self::KeepUnknown { position, .. } => format!("keep[{position}]"),
-            Self::AnswerEmpty | Self::AnswerTooLong { .. } | Self::SentenceBeyondModel { .. } => {
-                "answer".to_owned()
-            }
+            Self::AnswerEmpty
+            | Self::AnswerTooLong { .. }
+            | Self::ValueTooMany { .. }
+            | Self::SentenceBeyondModel { .. } => "answer".to_owned(),
+            Self::SourcesOutOfRange { .. } => "sources_max".to_owned(),
             Self::SpansEmpty | Self::SpanTooMany { .. } => "spans".to_owned(),
             Self::SpanEmpty { index } | Self::SpansOverlap { index } => format!("spans[{index}]"),
             Self::BudgetZero => "budget.tokens".to_owned(),
@@ -258,8 +268,15 @@ pub fn check_attribution(request: &AttributeRequest, limits: &RequestLimits) -> 
         return Err(InvalidRequest::AnswerEmpty);
     }
     check_answer_bytes(request.answer.len(), limits)?;
-    check_chunks(&request.chunks, request.registered, limits)?;
-    let Parts::Spans(spans) = &request.parts else { return Ok(()) };
+    check_sources(request, limits)?;
+    let spans = match &request.parts {
+        Parts::Spans(spans) => spans,
+        Parts::Values(values) if values.len() > limits.span_count_max => {
+            let (found, max) = (values.len(), limits.span_count_max);
+            return Err(InvalidRequest::ValueTooMany { found, max });
+        }
+        Parts::Values(_) | Parts::Sentences | Parts::Words => return Ok(()),
+    };
     if spans.is_empty() {
         return Err(InvalidRequest::SpansEmpty);
     }
@@ -285,11 +302,19 @@ pub fn check_answer_bytes(found: usize, limits: &RequestLimits) -> Result<(), In
     if found > max { Err(InvalidRequest::AnswerTooLong { found, max }) } else { Ok(()) }
 }
 
-/// The chunks of a request.
+/// What an answer, that may still be to come, may have come from.
 ///
 /// # Errors
-/// The first thing wrong.
-pub fn check_chunks(
+/// As [`check`].
+pub fn check_sources(request: &AttributeRequest, limits: &RequestLimits) -> Result<(), InvalidRequest> {
+    let (found, max) = (request.sources_max, SOURCES_MAX);
+    if found > max {
+        return Err(InvalidRequest::SourcesOutOfRange { found, max });
+    }
+    check_chunks(&request.chunks, request.registered, limits)
+}
+
+fn check_chunks(
     chunks: &[Arc<Chunk>],
     registered: bool,
     limits: &RequestLimits,

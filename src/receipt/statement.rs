@@ -1,5 +1,6 @@
 //! What a receipt says: which input was attributed, by which model, and what was found.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts};
 use crate::model::ModelInfo;
-use crate::pipeline::attribute::{Attributed, PartOutcome, Source};
+use crate::pipeline::attribute::{Attributed, LackKind, PartOutcome, Source};
 
 /// Scores of two processors may differ so much, relative to the larger, and at least by so much.
 const SCORE_TOLERANCE: f64 = 1e-3;
@@ -55,6 +56,7 @@ enum Granularity {
     Sentence,
     Token,
     Span,
+    Value,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,8 +65,15 @@ struct PartSaid {
     at: ByteRange,
     supported: Option<bool>,
     support: Option<f32>,
-    unsupported: Vec<ByteRange>,
+    unsupported: Vec<LackSaid>,
     sources: Vec<SourceSaid>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LackSaid {
+    at: ByteRange,
+    reason: LackKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -112,24 +121,27 @@ impl Statement {
                 Parts::Sentences => Granularity::Sentence,
                 Parts::Words => Granularity::Token,
                 Parts::Spans(_) => Granularity::Span,
+                Parts::Values(_) => Granularity::Value,
             },
             sources_max: request.sources_max,
             parts: attributed.parts.iter().map(PartSaid::of).collect(),
         }
     }
 
-    /// The request that is repeated to check it, of an answer and chunks that are said to be the same.
-    pub fn replay(&self, answer: String, chunks: Vec<std::sync::Arc<Chunk>>) -> AttributeRequest {
+    /// The request that is repeated to check it: `request` is said to be about the same answer and chunks.
+    pub fn replay(&self, request: AttributeRequest) -> AttributeRequest {
+        let AttributeRequest { answer, chunks, parts, .. } = request;
         let parts = match self.granularity {
             Granularity::Sentence => Parts::Sentences,
             Granularity::Token => Parts::Words,
             // Places that are none of this answer's would be refused; what is left of them is compared.
             Granularity::Span => {
-                let fits = |span: &ByteRange| answer.get(span.start..span.end).is_some();
+                let fits = |span: &ByteRange| !span.is_empty() && answer.get(span.start..span.end).is_some();
                 Parts::Spans(self.parts.iter().map(|part| part.at).filter(fits).collect())
             }
+            Granularity::Value => parts,
         };
-        let seen = |(index, chunk): (usize, &std::sync::Arc<Chunk>)| {
+        let seen = |(index, chunk): (usize, &Arc<Chunk>)| {
             let whole = || vec![ByteRange::new(0, chunk.text.len())];
             self.chunks.get(index).and_then(|chunk| chunk.seen.clone()).unwrap_or_else(whole)
         };
@@ -138,12 +150,12 @@ impl Statement {
         AttributeRequest { answer, chunks, registered: true, seen, parts, sources_max: self.sources_max }
     }
 
-    /// Where the two differ; not in when they were made.
+    /// Where the two differ; not in when they were made, and by which version.
     ///
     /// # Panics
     /// Never: a statement is JSON.
     pub fn compare(&self, now: &Self) -> Vec<Difference> {
-        let now = Self { issued_at: self.issued_at, ..now.clone() };
+        let now = Self { issued_at: self.issued_at, thresher: self.thresher.clone(), ..now.clone() };
         let [receipt, now] = [self, &now].map(|s| serde_json::to_value(s).expect("a statement is JSON"));
         let mut found = Vec::new();
         compare(&receipt, &now, String::new(), &mut found);
@@ -199,7 +211,11 @@ impl PartSaid {
             at: part.bytes,
             supported: part.is_supported(),
             support: part.support,
-            unsupported: part.lacks.iter().map(|lack| lack.bytes).collect(),
+            unsupported: part
+                .lacks
+                .iter()
+                .map(|lack| LackSaid { at: lack.bytes, reason: lack.kind })
+                .collect(),
             sources: part.sources.iter().map(source).collect(),
         }
     }

@@ -1,6 +1,6 @@
 //! Sentences of a text that is still arriving, and the same of one that is all there.
 
-use super::sentences;
+use super::{SENTENCE_BYTES_MAX, sentences};
 use crate::domain::ByteRange;
 
 /// Sentences are looked for whenever so many more bytes are there.
@@ -15,7 +15,7 @@ const LOOK_AHEAD: usize = 48;
 #[derive(Debug, Clone, Default)]
 pub struct Arriving {
     text: String,
-    /// Where the first sentence that is not decided begins, white space before it included.
+    /// Where the first sentence that is not decided begins; white space before it may be included.
     decided: usize,
     /// Steps behind it that were looked at.
     steps: usize,
@@ -46,10 +46,10 @@ impl Arriving {
 
     fn next(&mut self) -> Option<ByteRange> {
         let rest = &self.text[self.decided..];
-        let blank = rest.len() - rest.trim_start().len();
-        let rest = &rest[blank..];
+        self.decided += rest.len() - rest.trim_start().len();
+        let rest = &self.text[self.decided..];
         loop {
-            let seen = (self.steps + 1) * STEP + LOOK_AHEAD;
+            let seen = seen_at(self.steps + 1);
             if rest.len() < seen {
                 return None;
             }
@@ -57,12 +57,19 @@ impl Arriving {
             let seen = &rest[..rest.floor_char_boundary(seen)];
             let first = sentences(seen).into_iter().next();
             if let Some(first) = first.filter(|first| first.end + LOOK_AHEAD <= seen.len()) {
-                let found = first.shifted(self.decided + blank);
+                let found = first.shifted(self.decided);
                 (self.decided, self.steps) = (found.end, 0);
                 return Some(found);
             }
         }
     }
+}
+
+/// Bytes that are seen at a step: what is longer than any sentence, as one endless character is, is looked at ever less often.
+fn seen_at(step: usize) -> usize {
+    const STEPS: usize = SENTENCE_BYTES_MAX / STEP;
+    let doublings = u32::try_from(step.saturating_sub(STEPS)).unwrap_or(u32::MAX).min(32);
+    ((step.min(STEPS) * STEP) << doublings) + LOOK_AHEAD
 }
 
 /// The sentences of a text that is all there, as they would have been found while it arrived.
@@ -97,6 +104,12 @@ mod tests {
         });
         let end = "The first sentence ends here.".len();
         assert!(when.expect("it comes") <= end + LOOK_AHEAD + STEP);
+    }
+
+    #[test]
+    fn an_endless_character_costs_little() {
+        let text = format!("a{}", "\u{301}".repeat(100_000));
+        assert_eq!(arrived(&text).len(), 1);
     }
 
     proptest! {

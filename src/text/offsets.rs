@@ -1,6 +1,7 @@
 //! Owns the units in which offsets into a text are counted, and the way from one to another.
 //! Knows nothing of what the offsets mark.
 
+use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,16 @@ pub enum OffsetUnit {
     Codepoint,
     /// A UTF-16 code unit: what JavaScript and Java count.
     Utf16,
+}
+
+impl fmt::Display for OffsetUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Byte => "bytes",
+            Self::Codepoint => "code points",
+            Self::Utf16 => "UTF-16 code units",
+        })
+    }
 }
 
 impl OffsetUnit {
@@ -44,7 +55,7 @@ fn begins_character(byte: u8) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OffsetError {
     /// Past the end.
-    #[error("offset {offset} is past the end of a text of {len} ({unit:?})")]
+    #[error("offset {offset} is past the end of a text of {len} ({unit})")]
     Outside {
         /// The offset asked for.
         offset: usize,
@@ -54,7 +65,7 @@ pub enum OffsetError {
         unit: OffsetUnit,
     },
     /// Between the bytes, or the surrogates, of one character.
-    #[error("offset {offset} lies inside a character ({unit:?})")]
+    #[error("offset {offset} lies inside a character ({unit})")]
     Inside {
         /// The offset asked for.
         offset: usize,

@@ -33,8 +33,61 @@ pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
     found
 }
 
+/// Numbers as digits, so that `seven` is `7`. Not `one`, which is as often no number.
+const NUMBER_WORDS: [(&str, &str); 20] = [
+    ("two", "2"),
+    ("three", "3"),
+    ("four", "4"),
+    ("five", "5"),
+    ("six", "6"),
+    ("seven", "7"),
+    ("eight", "8"),
+    ("nine", "9"),
+    ("ten", "10"),
+    ("eleven", "11"),
+    ("twelve", "12"),
+    ("thirteen", "13"),
+    ("fourteen", "14"),
+    ("fifteen", "15"),
+    ("sixteen", "16"),
+    ("seventeen", "17"),
+    ("eighteen", "18"),
+    ("nineteen", "19"),
+    ("twenty", "20"),
+    ("thirty", "30"),
+];
+
 fn folded(word: &str) -> String {
-    word.chars().flat_map(char::to_lowercase).map(|c| if c == '’' { '\'' } else { c }).collect()
+    let lower: String =
+        word.chars().flat_map(char::to_lowercase).map(|c| if c == '’' { '\'' } else { c }).collect();
+    match NUMBER_WORDS.iter().find(|(name, _)| *name == lower) {
+        Some((_, digits)) => (*digits).to_owned(),
+        None => lower,
+    }
+}
+
+/// What stands in a text to point elsewhere or to count, and says nothing: `[1]`, `[2, 3]`, `[^1]`, `【3】`, and the number of a list's
+/// item at its start.
+pub fn markers(text: &str) -> Vec<ByteRange> {
+    let mut found = Vec::new();
+    let start =
+        text.len() - text.trim_start_matches(|c: char| c.is_whitespace() || "*_#>(".contains(c)).len();
+    let digits = text[start..].bytes().take_while(u8::is_ascii_digit).count();
+    let behind = text[start + digits..].starts_with(['.', ')']);
+    let blank = text[start + digits..].chars().nth(1).is_none_or(char::is_whitespace);
+    if (1..=3).contains(&digits) && behind && blank {
+        found.push(ByteRange::new(start, start + digits + 1));
+    }
+    for (open, bracket) in text.match_indices(['[', '【']) {
+        let close = if bracket == "[" { ']' } else { '】' };
+        let inside = &text[open + bracket.len()..];
+        let Some(len) = inside.find(close) else { continue };
+        let points = |c: char| c.is_ascii_digit() || matches!(c, ',' | ' ' | '^' | '-' | '–' | '†');
+        if len > 0 && inside[..len].chars().all(points) {
+            found.push(ByteRange::new(open, open + bracket.len() + len + close.len_utf8()));
+        }
+    }
+    found
 }
 
 impl Term {
@@ -85,7 +138,22 @@ mod tests {
         check("apostrophes", ("It’s don't", &[]), &["it's", "don't"]);
         check("a cut word", ("theSaudi bank", &[3]), &["the", "saudi", "bank"]);
         check("a cut beside a word", ("a b", &[0, 1, 2, 3]), &["a", "b"]);
+        check("a number in words", ("Seven of one", &[]), &["7", "of", "one"]);
         check("no word", ("— …", &[]), &[]);
+    }
+
+    #[test]
+    fn markers_point_and_count() {
+        let check = |text: &str, expect: &[&str]| {
+            let found: Vec<&str> = markers(text).into_iter().map(|marker| marker.of(text)).collect();
+            assert_eq!(found, expect, "{text}");
+        };
+        check("It is tall [1][2, 3].", &["[1]", "[2, 3]"]);
+        check("1. It is【4】", &["1.", "【4】"]);
+        check("(3) x[^1]", &["3)", "[^1]"]);
+        check("1998. It [sic] was [ ", &[]);
+        check("3.5 m", &[]);
+        check("", &[]);
     }
 
     #[test]

@@ -153,6 +153,19 @@ async fn what_cannot_be_attributed() {
             "422 span_inside_character spans[0]",
             "inside a character",
         ),
+        (
+            "json with spans",
+            with(json!({"format": "json", "spans": [span(0, 3)]})),
+            "422 spans_unexpected format",
+            "leave granularity",
+        ),
+        (
+            "too many values",
+            with(json!({"answer": "[1,2,3,4,5]", "format": "json"})),
+            "422 span_too_many answer",
+            "limit is 4",
+        ),
+        ("too many sources", with(json!({"sources_max": 101})), "422 count_out_of_range sources_max", "100"),
         ("an unknown format", with(json!({"format": "bibtex"})), "400 unknown_value format", "openai_chat"),
         (
             "an unknown granularity",
@@ -254,7 +267,7 @@ async fn an_answer_that_arrives_in_pieces_is_told_what_the_whole_is_told() {
             assert_eq!(response.status, 200, "{}", response.body);
             let mut told = told(&response);
             let (last, count) = told.pop().expect("an end");
-            assert_eq!((&*last, count), ("done", json!({"parts": told.len()})));
+            assert_eq!((&*last, count), ("done", json!({"parts": told.len(), "ended": !ending.is_empty()})));
             let parts: Vec<Value> = told
                 .into_iter()
                 .map(|(name, part)| (name == "part").then_some(part).expect("a part"))
@@ -278,7 +291,7 @@ async fn streams_that_are_none() {
         ask(daemon.http, "POST", "/v1/attribute/stream", body.as_bytes(), Framing::ContentLength).await
     };
     for (case, body, error, message) in [
-        ("nothing", String::new(), "400 stream_empty -", "first one"),
+        ("nothing", String::new(), "400 stream_empty -", "the first is the request"),
         ("no JSON", "data: x\n\n".to_owned(), "400 invalid_json -", "expected value"),
         (
             "an answer",

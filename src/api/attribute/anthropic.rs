@@ -9,7 +9,7 @@ use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// The answer in blocks. White space between two parts belongs to the first, other text is a block without citations.
 pub fn blocks(words: &Words, parts: &[PartOutcome], citation: fn(&Words, &Source) -> Value) -> Value {
-    let answer = &words.request.answer;
+    let answer = words.answer;
     let mut blocks: Vec<(ByteRange, Vec<Value>)> = Vec::new();
     let mut at = 0;
     for part in parts {

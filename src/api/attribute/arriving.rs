@@ -13,6 +13,8 @@ pub enum Arrival {
     Nothing,
     /// No more comes.
     End,
+    /// Who wrote it failed, and said so.
+    Failed,
 }
 
 /// Reads an event's data: `{"delta": "..."}`, a chunk of OpenAI's Chat Completions or an event of its Responses, an event of
@@ -30,8 +32,15 @@ pub fn arrival(data: &str) -> Result<Arrival, RequestError> {
         param: None,
     })?;
     let text = |text: &Value| text.as_str().map(|text| Arrival::Text(text.to_owned()));
+    // Of several choices, one is the answer: the first.
+    let choice = || {
+        let choices = event["choices"].as_array()?;
+        text(&choices.iter().find(|choice| choice["index"].as_u64().unwrap_or(0) == 0)?["delta"]["content"])
+    };
     let found = match event["type"].as_str() {
-        None => text(&event["delta"]).or_else(|| text(&event["choices"][0]["delta"]["content"])),
+        Some("error" | "response.failed" | "response.incomplete") => Some(Arrival::Failed),
+        None if !event["error"].is_null() => Some(Arrival::Failed),
+        None => text(&event["delta"]).or_else(choice),
         Some("response.output_text.delta") => text(&event["delta"]),
         Some("content_block_delta") => text(&event["delta"]["text"]),
         Some("message_stop" | "response.completed") => Some(Arrival::End),
@@ -72,6 +81,17 @@ mod tests {
         check("messages, ping", r#"{"type": "ping"}"#, Arrival::Nothing);
         check("messages, end", r#"{"type": "message_stop"}"#, Arrival::End);
         check("end", "[DONE]", Arrival::End);
+        check(
+            "chat, another choice",
+            r#"{"choices": [{"index": 1, "delta": {"content": "It"}}]}"#,
+            Arrival::Nothing,
+        );
+        check(
+            "messages, failed",
+            r#"{"type": "error", "error": {"type": "overloaded_error"}}"#,
+            Arrival::Failed,
+        );
+        check("chat, failed", r#"{"error": {"message": "x"}}"#, Arrival::Failed);
         assert_eq!(arrival("{").expect_err("cut off").code, "stream_event_invalid");
     }
 }

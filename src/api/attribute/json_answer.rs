@@ -1,90 +1,112 @@
 //! An answer that is JSON: its values are its parts, and each is found by its JSON pointer (RFC 6901).
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value as Json, json};
 
 use super::native::{PartAnswer, Words};
-use crate::domain::{ByteRange, Parts};
+use crate::domain::{ByteRange, Parts, Value};
 use crate::pipeline::attribute::PartOutcome;
 use crate::text::offsets::OffsetUnit;
 
 /// Objects and arrays in each other beyond this are a part as a whole: one has to stop somewhere.
 const DEPTH_MAX: usize = 64;
 
-/// A value that holds no others.
+/// A value that holds no others, and its place.
 struct Leaf {
     pointer: String,
-    /// Of the answer; of a text, without its quotation marks.
-    bytes: ByteRange,
+    value: Value,
 }
 
 /// The values of an answer as its parts; none when it is not JSON, or holds nothing.
 pub fn parts(answer: &str) -> Option<Parts> {
-    let spans: Vec<ByteRange> = leaves(answer)?.into_iter().map(|leaf| leaf.bytes).collect();
-    (!spans.is_empty()).then_some(Parts::Spans(spans))
+    let values: Vec<Value> = leaves(answer)?.into_iter().map(|leaf| leaf.value).collect();
+    (!values.is_empty()).then_some(Parts::Values(values))
 }
 
-/// From pointers to parts; when the answer is not JSON, that, and its parts are sentences.
-pub fn pointers(words: &Words, parts: &[PartOutcome], unit: OffsetUnit) -> Value {
-    let Some(leaves) = leaves(&words.request.answer).filter(|leaves| !leaves.is_empty()) else {
-        return json!({"pointers": {}, "fallback": "the answer is not JSON that holds a value: it was read as text"});
+/// From pointers to parts; when the answer is not JSON, that.
+pub fn pointers(words: &Words, parts: &[PartOutcome], unit: OffsetUnit) -> Json {
+    let leaves = match leaves(words.answer) {
+        Some(leaves) if !leaves.is_empty() => leaves,
+        found => {
+            let why = match found {
+                Some(_) => "the answer is JSON without values",
+                None => "the answer is no JSON object or array, or one with a key that stands twice",
+            };
+            return json!({"pointers": {}, "fallback": format!("{why}: its sentences were attributed")});
+        }
     };
     let answers = PartAnswer::all(words, parts, unit);
-    let all: Map<String, Value> = leaves
-        .into_iter()
-        .zip(parts.iter().zip(answers))
-        .map(|(leaf, (part, answer))| (leaf.pointer, entry(part, answer)))
-        .collect();
+    let all: Map<String, Json> =
+        leaves.into_iter().zip(answers).map(|(leaf, answer)| (leaf.pointer, answer.verdict())).collect();
     json!({"pointers": all, "fallback": null})
-}
-
-fn entry(part: &PartOutcome, answer: PartAnswer) -> Value {
-    json!({"supported": part.is_supported(), "citations": answer.cited()})
 }
 
 fn leaves(answer: &str) -> Option<Vec<Leaf>> {
     let mut found = Vec::new();
-    let trimmed = answer.trim();
-    let raw: &RawValue = serde_json::from_str(trimmed).ok()?;
+    let raw: &RawValue = serde_json::from_str(unfenced(answer.trim())).ok()?;
     // A bare text or number is an answer in prose that happens to be JSON.
     raw.get().starts_with(['{', '[']).then_some(())?;
-    collect(answer, raw, (String::new(), 0), &mut found)?;
+    collect(answer, raw, Place { pointer: String::new(), key: "", depth: 0 }, &mut found)?;
     Some(found)
 }
 
-fn collect(
-    answer: &str,
-    raw: &RawValue,
-    (pointer, depth): (String, usize),
-    found: &mut Vec<Leaf>,
-) -> Option<()> {
+/// What stands in a fenced block that is all there is.
+fn unfenced(text: &str) -> &str {
+    let inside = || {
+        let (_name, inside) = text.strip_prefix("```")?.split_once('\n')?;
+        inside.trim_end().strip_suffix("```")
+    };
+    inside().unwrap_or(text)
+}
+
+/// Where a value stands.
+struct Place<'a> {
+    pointer: String,
+    /// The nearest key above it.
+    key: &'a str,
+    depth: usize,
+}
+
+fn collect(answer: &str, raw: &RawValue, place: Place, found: &mut Vec<Leaf>) -> Option<()> {
     let text = raw.get();
     let start = text.as_ptr() as usize - answer.as_ptr() as usize;
+    let Place { pointer, key, depth } = place;
     match text.as_bytes().first()? {
         b'{' | b'[' if depth < DEPTH_MAX => {
-            let Members(members) = serde_json::from_str(text).ok()?;
-            members.into_iter().try_for_each(|(key, raw)| {
-                let key = key.replace('~', "~0").replace('/', "~1");
-                collect(answer, raw, (format!("{pointer}/{key}"), depth + 1), found)
+            let Members { members, named } = serde_json::from_str(text).ok()?;
+            members.iter().try_for_each(|(name, raw)| {
+                let pointer = format!("{pointer}/{}", name.replace('~', "~0").replace('/', "~1"));
+                let key = if named { name } else { key };
+                collect(answer, raw, Place { pointer, key, depth: depth + 1 }, found)
             })
         }
-        first => {
-            let quotes = usize::from(*first == b'"');
-            let bytes = ByteRange::new(start + quotes, start + text.len() - quotes);
-            if !bytes.is_empty() {
-                found.push(Leaf { pointer, bytes });
+        b'"' => {
+            let said: String = serde_json::from_str(text).ok()?;
+            if !said.trim().is_empty() {
+                let bytes = ByteRange::new(start + 1, start + text.len() - 1);
+                found.push(Leaf { pointer, value: Value { bytes, key: key.to_owned(), text: said } });
             }
+            Some(())
+        }
+        _ => {
+            let bytes = ByteRange::new(start, start + text.len());
+            found.push(Leaf { pointer, value: Value { bytes, key: key.to_owned(), text: text.to_owned() } });
             Some(())
         }
     }
 }
 
 /// The members of an object or an array, with their keys or numbers.
-struct Members<'a>(Vec<(String, &'a RawValue)>);
+struct Members<'a> {
+    members: Vec<(String, &'a RawValue)>,
+    /// Whether it is an object.
+    named: bool,
+}
 
 impl<'de> Deserialize<'de> for Members<'de> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -102,22 +124,22 @@ impl<'de> Visitor<'de> for MembersVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
-        let mut members: Vec<(String, &RawValue)> = Vec::new();
+        let (mut members, mut keys) = (Vec::new(), HashSet::new());
         while let Some((key, raw)) = map.next_entry::<String, &RawValue>()? {
-            if members.iter().any(|(other, _)| *other == key) {
+            if !keys.insert(key.clone()) {
                 return Err(de::Error::custom("a key stands twice"));
             }
             members.push((key, raw));
         }
-        Ok(Members(members))
+        Ok(Members { members, named: true })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Members<'de>, A::Error> {
-        let mut members = Vec::new();
+        let mut members: Vec<(String, &RawValue)> = Vec::new();
         while let Some(raw) = seq.next_element::<&RawValue>()? {
             members.push((members.len().to_string(), raw));
         }
-        Ok(Members(members))
+        Ok(Members { members, named: false })
     }
 }
 
@@ -129,8 +151,17 @@ mod tests {
         let found = leaves(answer);
         let found: Option<Vec<(&str, &str)>> = found
             .as_ref()
-            .map(|leaves| leaves.iter().map(|leaf| (&*leaf.pointer, leaf.bytes.of(answer))).collect());
+            .map(|leaves| leaves.iter().map(|leaf| (&*leaf.pointer, leaf.value.bytes.of(answer))).collect());
         assert_eq!(found.as_deref(), expect, "{name}");
+    }
+
+    #[test]
+    fn values_say_what_they_say() {
+        let answer = r#"{"note": ["a\n\u00e9", 7], "b": null}"#;
+        let found: Vec<(String, String)> =
+            leaves(answer).expect("JSON").into_iter().map(|leaf| (leaf.value.key, leaf.value.text)).collect();
+        let said = |key: &str, text: &str| (key.to_owned(), text.to_owned());
+        assert_eq!(found, [said("note", "a\né"), said("note", "7"), said("b", "null")]);
     }
 
     #[test]
@@ -144,6 +175,7 @@ mod tests {
         check("a number", "1998", None);
         check("a text", "\"x\"", None);
         check("cut off", r#"{"a": "x"#, None);
+        check("in a fence", "```json\n{\"a\": \"x\"}\n```\n", Some(&[("/a", "x")]));
         check("a key twice", r#"{"a": 1, "a": 2}"#, None);
     }
 }

@@ -9,7 +9,7 @@ use crate::pipeline::attribute::PartOutcome;
 
 /// The text, and which chunk each number stands for. Numbers that stand in the answer are left as they are.
 pub fn text(words: &Words, parts: &[PartOutcome]) -> Value {
-    let answer = &words.request.answer;
+    let answer = words.answer;
     let (mut text, mut at) = (String::with_capacity(answer.len()), 0);
     let mut references: BTreeMap<usize, Value> = BTreeMap::new();
     for part in parts {

@@ -1,7 +1,10 @@
 //! Our own shape.
 
+use std::cell::OnceCell;
+use std::sync::Arc;
+
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::dialect::Dialect;
 use super::{AttributeOptions, anthropic, json_answer, markers, openai};
@@ -85,13 +88,14 @@ pub struct Names<'a> {
 
 /// What parts of an attribution are put into words with.
 pub(super) struct Words<'a> {
-    pub request: &'a AttributeRequest,
+    pub answer: &'a str,
+    pub chunks: &'a [Arc<Chunk>],
     pub names: Names<'a>,
 }
 
 impl Words<'_> {
     pub fn chunk(&self, source: &Source) -> &Chunk {
-        &self.request.chunks[source.chunk]
+        &self.chunks[source.chunk]
     }
 
     /// The chunk's place in the caller's list.
@@ -120,7 +124,7 @@ impl AttributeAnswer {
         by: &Pipeline,
         names: Names,
     ) -> Self {
-        let words = Words { request, names };
+        let words = Words { answer: &request.answer, chunks: &request.chunks, names };
         let parts = PartAnswer::all(&words, &attributed.parts, options.offsets);
         let model = by.model();
         Self {
@@ -156,56 +160,65 @@ fn formatted(words: &Words, parts: &[PartOutcome], options: AttributeOptions) ->
 }
 
 impl PartAnswer {
-    /// Its sources that are cited.
-    pub(super) fn cited(self) -> Value {
+    /// Whether it is supported, and what to cite for it.
+    pub(super) fn verdict(self) -> Value {
         let cited = self.sources.into_iter().filter(|source| source.cited);
-        cited.map(|source| serde_json::to_value(source).expect("a source is JSON")).collect()
+        let cited: Value =
+            cited.map(|source| serde_json::to_value(source).expect("a source is JSON")).collect();
+        json!({"supported": self.supported, "citations": cited})
     }
 
-    /// Parts of an answer that is still arriving, all of which that has come is in `request`.
+    /// Parts of an answer that is still arriving, of which `answer` has come.
     pub fn of_stream(
-        request: &AttributeRequest,
+        answer: &str,
+        chunks: &[Arc<Chunk>],
         parts: &[PartOutcome],
-        options: AttributeOptions,
-        names: Names,
+        (options, names): (AttributeOptions, Names),
     ) -> Vec<Self> {
-        Self::all(&Words { request, names }, parts, options.offsets)
+        Self::all(&Words { answer, chunks, names }, parts, options.offsets)
     }
 
     pub(super) fn all(words: &Words, parts: &[PartOutcome], unit: OffsetUnit) -> Vec<Self> {
-        let answer = Places::new(&words.request.answer, unit);
-        let sources: Vec<_> =
-            words.request.chunks.iter().map(|chunk| Places::new(&chunk.text, unit)).collect();
-        parts.iter().map(|part| Self::new(words, part, (&answer, &sources))).collect()
+        let answer = Places::new(words.answer, unit);
+        // Most chunks are no part's source.
+        let chunks: Vec<OnceCell<Places>> = words.chunks.iter().map(|_| OnceCell::new()).collect();
+        let in_chunk = |chunk: usize, bytes: ByteRange| {
+            chunks[chunk].get_or_init(|| Places::new(&words.chunks[chunk].text, unit)).range(bytes)
+        };
+        parts.iter().map(|part| Self::new(words, part, &|bytes| answer.range(bytes), &in_chunk)).collect()
     }
 
-    fn new(words: &Words, part: &PartOutcome, (answer, chunks): (&Places, &[Places])) -> Self {
+    fn new(
+        words: &Words,
+        part: &PartOutcome,
+        in_answer: &dyn Fn(ByteRange) -> Range,
+        in_chunk: &dyn Fn(usize, ByteRange) -> Range,
+    ) -> Self {
         let lack = |lack: &crate::pipeline::attribute::Lack| LackAnswer {
-            range: answer.range(lack.bytes),
-            text: lack.bytes.of(&words.request.answer).to_owned(),
+            range: in_answer(lack.bytes),
+            text: lack.bytes.of(words.answer).to_owned(),
             reason: lack.kind,
         };
-        let supported = part.is_supported();
         let source = |source: &Source| {
             let chunk = words.chunk(source);
             let place = |bytes: ByteRange| SourceText {
-                range: chunks[source.chunk].range(bytes),
+                range: in_chunk(source.chunk, bytes),
                 text: bytes.of(&chunk.text).to_owned(),
             };
             SourceAnswer {
                 chunk: chunk.id.clone(),
                 index: words.index(source),
                 score: source.score,
-                cited: source.cited && supported == Some(true),
+                cited: source.cited,
                 tied: source.tied,
                 sentence: place(source.sentence),
                 run: place(source.run),
             }
         };
         Self {
-            range: answer.range(part.bytes),
-            text: part.bytes.of(&words.request.answer).to_owned(),
-            supported,
+            range: in_answer(part.bytes),
+            text: part.bytes.of(words.answer).to_owned(),
+            supported: part.is_supported(),
             support: part.support,
             unsupported: part.lacks.iter().map(lack).collect(),
             sources: part.sources.iter().map(source).collect(),

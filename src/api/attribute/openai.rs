@@ -21,7 +21,7 @@ pub fn response_item(words: &Words, parts: &[PartOutcome]) -> Value {
         }
     });
     let text = json!({
-        "type": "output_text", "text": words.request.answer, "annotations": annotations, "logprobs": [],
+        "type": "output_text", "text": words.answer, "annotations": annotations, "logprobs": [],
     });
     json!({"type": "message", "id": "msg_attribution", "role": "assistant", "status": "completed", "content": [text]})
 }
@@ -34,7 +34,7 @@ pub fn chat_message(words: &Words, parts: &[PartOutcome]) -> Value {
         let citation = json!({"start_index": start, "end_index": end, "title": title(chunk), "url": url});
         json!({"type": "url_citation", "url_citation": citation})
     });
-    json!({"role": "assistant", "content": words.request.answer, "refusal": null, "annotations": annotations})
+    json!({"role": "assistant", "content": words.answer, "refusal": null, "annotations": annotations})
 }
 
 fn annotations(
@@ -42,7 +42,7 @@ fn annotations(
     parts: &[PartOutcome],
     annotation: impl Fn(&Words, &Source, (usize, usize)) -> Value,
 ) -> Vec<Value> {
-    let answer = OffsetMap::new(&words.request.answer, OffsetUnit::Codepoint);
+    let answer = OffsetMap::new(words.answer, OffsetUnit::Codepoint);
     let of_part = |part: &PartOutcome| {
         let range = answer.from_bytes(part.bytes);
         part.citations().map(|source| annotation(words, source, (range.start, range.end))).collect::<Vec<_>>()

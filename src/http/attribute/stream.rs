@@ -36,8 +36,12 @@ pub async fn handle(
     service.ready()?;
     let mut events = events(body, service.limits.body_bytes_max);
     let first = next(&mut events, &service).await?.ok_or_else(HttpError::stream_empty)?;
-    let body: AttributeBody = api::parse(first.as_bytes())?;
-    let named = body.named()?;
+    let (body, named) = work::aside(move || {
+        let body: AttributeBody = api::parse(first.as_bytes())?;
+        let named = body.named()?;
+        Ok((body, named))
+    })
+    .await?;
     let deadline = work::deadline(Instant::now(), body.deadline_ms(), &service)?;
     let by_ids = Chunks::are_named_by_ids(named.as_ref());
     let working = service.clone();
@@ -93,29 +97,35 @@ struct Gone;
 impl Answering {
     async fn run(mut self, mut events: Events) {
         let last = match self.read(&mut events).await {
-            Ok(Ok(())) => self.event("done", &json!({"parts": self.parts})),
+            Ok(Ok(ended)) => self.event("done", &json!({"parts": self.parts, "ended": ended})),
             Ok(Err(error)) => self.event("error", &error.into_body()),
             Err(Gone) => return,
         };
         let _gone = self.sender.send(last).await;
     }
 
-    async fn read(&mut self, events: &mut Events) -> Result<Result<(), HttpError>, Gone> {
+    /// Whether an event said that the answer was over.
+    async fn read(&mut self, events: &mut Events) -> Result<Result<bool, HttpError>, Gone> {
+        let mut cut_off = false;
         loop {
             let arrival = match next(events, &self.service).await {
                 Ok(Some(data)) => api::arrival(&data).map_err(HttpError::from),
-                Ok(None) => Ok(Arrival::End),
+                Ok(None) => {
+                    cut_off = true;
+                    Ok(Arrival::End)
+                }
                 Err(error) => Err(error),
             };
             let (sentences, ended) = match arrival {
                 Err(error) => return Ok(Err(error)),
+                Ok(Arrival::Failed) => return Ok(Err(HttpError::answer_failed())),
                 Ok(Arrival::Nothing) => continue,
-                Ok(Arrival::Text(text)) => (self.arriving.push(&text), false),
+                Ok(Arrival::Text(text)) => match self.check_length(&text) {
+                    Err(error) => return Ok(Err(error)),
+                    Ok(()) => (self.arriving.push(&text), false),
+                },
                 Ok(Arrival::End) => (self.arriving.finish(), true),
             };
-            if let Err(error) = self.check_length() {
-                return Ok(Err(error));
-            }
             for sentence in sentences {
                 match self.attribute(sentence).await {
                     Err(error) => return Ok(Err(error)),
@@ -123,14 +133,14 @@ impl Answering {
                 }
             }
             if ended {
-                return Ok(Ok(()));
+                return Ok(Ok(!cut_off));
             }
         }
     }
 
-    fn check_length(&self) -> Result<(), HttpError> {
+    fn check_length(&self, more: &str) -> Result<(), HttpError> {
         let pipeline = self.service.ready()?;
-        Ok(pipeline.check_answer_bytes(self.arriving.text().len())?)
+        Ok(pipeline.check_answer_bytes(self.arriving.text().len() + more.len())?)
     }
 
     async fn send(&mut self, parts: Vec<PartAnswer>) -> Result<(), Gone> {
@@ -152,12 +162,11 @@ impl Answering {
         let (service, begun) = (self.service.clone(), Arc::clone(&self.begun));
         let answer = self.arriving.text()[..sentence.end].to_owned();
         work::admitted(&self.service, deadline, move |cancel| {
-            let pipeline = service.ready()?;
-            let request = AttributeRequest { answer, chunks: Vec::new(), ..begun.request.clone() };
-            let found = pipeline.attribute_sentence(&begun.candidates, (&request, sentence), cancel)?;
-            let request = AttributeRequest { chunks: begun.request.chunks.clone(), ..request };
+            let (pipeline, request) = (service.ready()?, &begun.request);
+            let asked = (&request.parts, request.sources_max);
+            let found = pipeline.attribute_sentence(&begun.candidates, (&answer, sentence), asked, cancel)?;
             let names = begun.chunks.as_ref().map(Chunks::names).unwrap_or_default();
-            Ok(PartAnswer::of_stream(&request, &found, begun.options, names))
+            Ok(PartAnswer::of_stream(&answer, &request.chunks, &found, (begun.options, names)))
         })
         .await
     }
@@ -178,9 +187,10 @@ fn events(body: Body, bytes_max: usize) -> Events {
 
 /// The data of the next event that has some; none at the end.
 async fn next(events: &mut Events, service: &Service) -> Result<Option<String>, HttpError> {
+    // Comments keep a connection alive, not a stream.
+    let until = tokio::time::Instant::now() + service.limits.deadline_max;
     loop {
-        let event = tokio::time::timeout(service.limits.deadline_max, events.next());
-        match event.await {
+        match tokio::time::timeout_at(until, events.next()).await {
             Err(_elapsed) => return Err(HttpError::stream_silent(service.limits.deadline_max)),
             Ok(None) => return Ok(None),
             Ok(Some(Ok(event))) => match event.data {

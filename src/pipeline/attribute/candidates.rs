@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use crate::domain::{ByteRange, Chunk, TokenSpan};
 use crate::kv::store;
 use crate::pipeline::blocks::Blocks;
+use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::{Place, Unit};
 use crate::text::{self, Term};
 
@@ -23,7 +24,9 @@ pub struct Candidates {
     /// For each chunk the first one that reads the same: they are no rivals.
     pub(super) twin_of: Vec<usize>,
     vocabulary: HashMap<String, u32>,
-    /// By number of the word: how many chunks have it.
+    /// Chunks that something was seen of, those that read the same counted once.
+    distinct: usize,
+    /// By number of the word: how many of these have it.
     holders: Vec<u32>,
     /// Words of each chunk, title included; of each unit. Ascending.
     chunk_terms: Vec<Vec<u32>>,
@@ -37,21 +40,34 @@ impl Candidates {
         let (mut units, mut of_chunk) = (Vec::new(), Vec::with_capacity(chunks.len()));
         for (index, block) in blocks.blocks.iter().enumerate() {
             let first = units.len();
-            let at = blocks.spans[index].start;
+            let (at, titles) = (blocks.spans[index].start, block.title_tokens());
             let mut push = |bytes: ByteRange, tokens: TokenSpan| {
                 let tokens = tokens.shifted(at);
                 units.push(Unit { chunk: index, bytes, tokens, sentence: Place { bytes, tokens } });
             };
-            if block.title_tokens() > 0 {
-                push(ByteRange::new(0, 0), TokenSpan::new(0, block.title_tokens()));
+            let mut sentences: Vec<(ByteRange, TokenSpan)> =
+                block.sentences().map(|sentence| (sentence.bytes, sentence.tokens)).collect();
+            if let Some(seen) = seen.map(|seen| &seen[index]) {
+                let offsets = block.offsets();
+                // Of a sentence that was cut, what was left of it.
+                let left = |(sentence, _): (ByteRange, TokenSpan)| {
+                    let inside = |seen: &ByteRange| {
+                        let (start, end) = (seen.start.max(sentence.start), seen.end.min(sentence.end));
+                        (start < end).then(|| ByteRange::new(start, end))
+                    };
+                    let pieces: Vec<ByteRange> = seen.iter().filter_map(inside).collect();
+                    pieces
+                        .into_iter()
+                        .map(|piece| (piece, tokens_under(&offsets, titles, piece)))
+                        .collect::<Vec<_>>()
+                };
+                sentences = sentences.into_iter().flat_map(left).collect();
             }
-            let was_seen = |bytes: ByteRange| {
-                seen.is_none_or(|seen| {
-                    seen[index].iter().any(|seen| seen.start < bytes.end && bytes.start < seen.end)
-                })
-            };
-            let sentences = block.sentences().filter(|sentence| was_seen(sentence.bytes));
-            sentences.for_each(|sentence| push(sentence.bytes, sentence.tokens));
+            // A title speaks for a text: without one there is nothing to cite.
+            if titles > 0 && !sentences.is_empty() {
+                push(ByteRange::new(0, 0), TokenSpan::new(0, titles));
+            }
+            sentences.into_iter().for_each(|(bytes, tokens)| push(bytes, tokens));
             of_chunk.push(first..units.len());
         }
         let terms_of = |unit: &Unit| {
@@ -69,6 +85,7 @@ impl Candidates {
             units,
             of_chunk,
             vocabulary: HashMap::new(),
+            distinct: 0,
             holders: Vec::new(),
             chunk_terms: Vec::new(),
             unit_terms: Vec::new(),
@@ -95,12 +112,26 @@ impl Candidates {
         };
         self.chunk_terms = self.of_chunk.iter().map(of_chunk).collect();
         self.holders = vec![0; self.vocabulary.len()];
-        self.chunk_terms.iter().flatten().for_each(|&term| self.holders[term as usize] += 1);
+        let counted: Vec<usize> = (0..self.chunks.len()).filter(|&chunk| self.counts(chunk)).collect();
+        self.distinct = counted.len();
+        for chunk in counted {
+            self.chunk_terms[chunk].iter().for_each(|&term| self.holders[term as usize] += 1);
+        }
+    }
+
+    /// Whether a chunk says something that none before it says.
+    fn counts(&self, chunk: usize) -> bool {
+        self.twin_of[chunk] == chunk && !self.of_chunk[chunk].is_empty()
     }
 
     /// How many chunks.
     pub fn len(&self) -> usize {
         self.chunks.len()
+    }
+
+    /// How many titles and sentences.
+    pub(super) fn units(&self) -> usize {
+        self.units.len()
     }
 
     /// Whether there is no chunk.
@@ -115,7 +146,7 @@ impl Candidates {
 
     /// How rare a word is among the chunks: 1 for one that at most one of many has, towards 0 for one that all have.
     pub(super) fn rarity(&self, term: Option<u32>) -> f32 {
-        let chunks = self.chunks.len().max(1) as f32;
+        let chunks = self.distinct.max(1) as f32;
         let holders = term.map_or(0.0, |term| self.holders[term as usize] as f32);
         (chunks / (1.0 + holders)).ln_1p() / chunks.ln_1p()
     }
@@ -130,7 +161,7 @@ impl Candidates {
 
     /// Whether two units consist of the same words.
     pub(super) fn say_the_same(&self, one: usize, other: usize) -> bool {
-        self.unit_terms[one] == self.unit_terms[other]
+        !self.unit_terms[one].is_empty() && self.unit_terms[one] == self.unit_terms[other]
     }
 
     /// Whether a unit holds a negation.

@@ -10,12 +10,16 @@ use crate::domain::{ByteRange, TokenSpan};
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{PipelineError, scan};
 use crate::rc;
+use crate::text;
 
 /// A chunk is cited when so large a share of a part's words came from it; the best one always is.
 const CITED_SHARE: f32 = 0.3;
 
 /// A chunk whose score is so near to that of a cited one says the same.
 const TIED_SHARE: f32 = 0.99;
+
+/// Chunks that are named beside better ones because they say the same.
+const TIES_MAX: usize = 100;
 
 /// A source's run holds so large a share of what its sentence says of the part.
 const RUN_SHARE: f32 = 0.8;
@@ -40,7 +44,7 @@ pub struct Source {
     pub chunk: usize,
     /// RC of the chunk over the part, and the words that both have; comparable within one part.
     pub score: f32,
-    /// Whether the part came from it.
+    /// Whether the part came from it; never where the part is not supported.
     pub cited: bool,
     /// Whether it says the same as a better one that is cited.
     pub tied: bool,
@@ -58,8 +62,7 @@ impl PartOutcome {
 
     /// What to cite for it: nothing where it is not supported.
     pub fn citations(&self) -> impl Iterator<Item = &Source> {
-        let supported = self.is_supported() == Some(true);
-        self.sources.iter().filter(move |source| supported && source.cited)
+        self.sources.iter().filter(|source| source.cited)
     }
 }
 
@@ -116,37 +119,40 @@ pub(super) fn part(
     let alone = rc::mean_over_queries(evidence.view());
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-    let cited = cited(candidates, heard, part, order.first().copied());
+    let first = order.iter().copied().find(|&chunk| candidates.sentences(chunk).next().is_some());
+    let cited = cited(candidates, heard, part, first);
     let unit_of = |chunk: usize| best_unit(candidates, heard, &weights, chunk);
     let cited_units: Vec<(usize, usize)> =
         cited.iter().filter_map(|&chunk| Some((chunk, unit_of(chunk)?))).collect();
-    let mut sources = Vec::new();
-    for (rank, &chunk) in order.iter().enumerate() {
+    let (mut sources, mut ties) = (Vec::new(), 0);
+    for (rank, chunk) in order.into_iter().filter(|&chunk| scores[chunk] > 0.0).enumerate() {
         let Some(unit) = unit_of(chunk) else { continue };
         let is_cited = cited.contains(&chunk);
-        let same = |&(other, cited): &(usize, usize)| {
-            alone[other] > 0.0 && alone[chunk] >= TIED_SHARE * alone[other]
-                || candidates.say_the_same(unit, cited)
+        let same = |&(other, of_cited): &(usize, usize)| {
+            let (less, more) = (alone[other].min(alone[chunk]), alone[other].max(alone[chunk]));
+            other != chunk && (less >= TIED_SHARE * more || candidates.say_the_same(unit, of_cited))
         };
-        let tied = scores[chunk] > 0.0 && cited_units.iter().any(|cited| cited.0 != chunk && same(cited));
-        if !(is_cited || tied || rank < sources_max) || scores[chunk] <= 0.0 {
+        let tied = !is_cited && ties < TIES_MAX && cited_units.iter().any(same);
+        ties += usize::from(tied);
+        if !(is_cited || tied || rank < sources_max) {
             continue;
         }
         let run = run(candidates, heard, (&weights, part), unit, cancel)?;
-        let sentence = candidates.units[unit].bytes;
-        sources.push(Source {
-            chunk,
-            score: scores[chunk],
-            cited: is_cited || tied,
-            tied: tied && !is_cited,
-            sentence,
-            run,
-        });
+        let (sentence, score) = (candidates.units[unit].bytes, scores[chunk]);
+        sources.push(Source { chunk, score, cited: is_cited || tied, tied, sentence, run });
     }
     let traced: Vec<_> = heard.iter().map(|heard| (heard, &heard.traces[..])).collect();
-    let (support, lacks) =
-        support::of(candidates, &traced, part).map_or((None, Vec::new()), |(s, l)| (Some(s), l));
-    Ok(PartOutcome { bytes: part, support, lacks, sources })
+    let (support, lacks) = match support::of(candidates, &traced, part) {
+        // Nothing that could be shown for it.
+        Some((_, lacks)) if sources.is_empty() => (Some(0.0), lacks),
+        Some((support, lacks)) => (Some(support), lacks),
+        None => (None, Vec::new()),
+    };
+    let mut found = PartOutcome { bytes: part, support, lacks, sources };
+    if found.is_supported() != Some(true) {
+        found.sources.iter_mut().for_each(|source| source.cited = false);
+    }
+    Ok(found)
 }
 
 /// Evidence of all tokens over chunks, `[token, chunk]`, such that the mean over tokens is the mean by weight.
@@ -227,9 +233,11 @@ fn run(
     let Some((first, last)) = shortest(&found) else { return Ok(place.bytes) };
     let block = &candidates.blocks.blocks[place.chunk];
     let offsets = block.offsets();
-    let at = |token: usize| offsets[tokens.start + token - block.title_tokens()];
-    let (start, end) = (at(first).start.max(place.bytes.start), at(last).end.min(place.bytes.end));
-    Ok(whole_words(&candidates.chunks[place.chunk].text, ByteRange::new(start, end.max(start)), place.bytes))
+    let at = |token: usize| offsets.get((tokens.start + token).checked_sub(block.title_tokens())?);
+    let Some((first, last)) = at(first).zip(at(last)) else { return Ok(place.bytes) };
+    let (start, end) = (first.start.max(place.bytes.start), last.end.min(place.bytes.end));
+    let run = ByteRange::new(start, end.max(start));
+    Ok(whole_words(&candidates.chunks[place.chunk].text, run, place.bytes))
 }
 
 /// First and last index of the shortest run that holds [`RUN_SHARE`] of the sum; none where there is nothing.
@@ -255,13 +263,18 @@ fn shortest(found: &[f32]) -> Option<(usize, usize)> {
 
 /// A range widened to whole words, within bounds.
 fn whole_words(text: &str, range: ByteRange, bounds: ByteRange) -> ByteRange {
-    let before = text[bounds.start..range.start].chars().rev().take_while(|c| c.is_alphanumeric());
-    let behind = text[range.end..bounds.end].chars().take_while(|c| c.is_alphanumeric());
-    let begins_inside = text[range.start..].starts_with(char::is_alphanumeric);
-    let ends_inside = text[..range.end].ends_with(char::is_alphanumeric);
-    let start = if begins_inside { before.map(char::len_utf8).sum() } else { 0 };
-    let end = if ends_inside { behind.map(char::len_utf8).sum() } else { 0 };
-    ByteRange::new(range.start - start, range.end + end)
+    let touched = |term: &text::Term| {
+        let term = term.bytes.shifted(bounds.start);
+        (term.start < range.end && range.start < term.end).then_some(term)
+    };
+    let terms = text::terms(bounds.of(text), &[]);
+    let touched: Vec<ByteRange> = terms.iter().filter_map(touched).collect();
+    match (touched.first(), touched.last()) {
+        (Some(first), Some(last)) => ByteRange::new(first.start, last.end),
+        // Tokens that belong to no word, as a full stop.
+        _ if text.get(range.start..range.end).is_some() => range,
+        _ => bounds,
+    }
 }
 
 #[cfg(test)]
@@ -286,7 +299,7 @@ mod tests {
             assert_eq!(found.of(text), expect, "{name}");
         };
         check("inside a word", (6, 8), "Sangre");
-        check("a blank at the end", (4, 11), "Sangre ");
+        check("a blank at the end", (4, 11), "Sangre");
         check("two", (6, 12), "Sangre de");
     }
 }

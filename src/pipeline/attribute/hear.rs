@@ -192,7 +192,10 @@ fn terms(
     let mut cuts: Vec<usize> = inside.map(|cut| cut - at).collect();
     cuts.sort_unstable();
     let (mut terms, mut term_of) = (Vec::new(), vec![None; tokens.len()]);
-    for (place, term) in text::terms(sentence, &cuts).into_iter().enumerate() {
+    let markers = text::markers(sentence);
+    let says =
+        |term: &text::Term| !markers.iter().any(|m| m.start <= term.bytes.start && term.bytes.end <= m.end);
+    for (place, term) in text::terms(sentence, &cuts).into_iter().filter(says).enumerate() {
         let first = tokens.partition_point(|token| token.end <= term.bytes.start);
         let after = tokens.partition_point(|token| token.start < term.bytes.end);
         if first >= after {
@@ -216,6 +219,11 @@ fn terms(
 }
 
 impl Heard {
+    /// How many tokens it has.
+    pub fn tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
     /// Its words, as bytes of the answer.
     pub fn words(&self) -> impl Iterator<Item = ByteRange> + '_ {
         self.terms.iter().map(|term| term.bytes)

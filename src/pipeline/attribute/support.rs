@@ -2,7 +2,7 @@
 
 use super::candidates::Candidates;
 use super::hear::{Heard, HeardTerm};
-use super::trace::{Trace, share};
+use super::trace::Trace;
 use crate::domain::ByteRange;
 
 /// From which support on a part counts as supported: `docs/evaluation.md`.
@@ -17,11 +17,6 @@ pub(super) const CONTEXT_FADES: f32 = 0.95;
 const NUMBER_MISSING: f32 = 0.3;
 const NEGATION_DIFFERS: f32 = 0.3;
 const NAME_MISSING: f32 = 0.6;
-
-/// Mean nearness of a part's words from which on it is taken to say what its sources say in other words, and up to which it is not; and
-/// the most that this says for a word that is neither number nor name nor negation.
-const PARAPHRASE: [f32; 2] = [0.4, 0.75];
-const PARAPHRASE_MAX: f32 = 0.9;
 
 /// How much of the support hangs on the worst word; words that most chunks have are none of these.
 const WORST_SHARE: f32 = 0.5;
@@ -40,7 +35,7 @@ pub struct Lack {
 }
 
 /// Why a word that the sources do not say matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LackKind {
     /// A number that they do not have.
@@ -62,11 +57,6 @@ pub(super) fn of(
     part: ByteRange,
 ) -> Option<(f32, Vec<Lack>)> {
     let inside = |term: &HeardTerm| term.bytes.start < part.end && part.start < term.bytes.end;
-    let paraphrase = paraphrase(heard, &inside);
-    let evidence = |term: &HeardTerm, trace: &Trace| {
-        let is_plain = !(term.is_number || term.is_name || term.is_negation);
-        if is_plain { trace.evidence.max(paraphrase) } else { trace.evidence }
-    };
     let (mut sum, mut weights) = (0.0, 0.0);
     let (mut left, mut worst): (f32, f32) = (1.0, 1.0);
     let mut lacks = Vec::new();
@@ -86,14 +76,14 @@ pub(super) fn of(
                         * CONTEXT_FADES.powi(i32::try_from(before + behind).unwrap_or(i32::MAX))
                 }
             };
-            sum += weight * evidence(term, trace);
+            sum += weight * trace.evidence;
             weights += weight;
         }
         of_part.extend(own.into_iter().map(|term| (&heard.terms[term], &traces[term])));
     }
     of_part.first()?;
     for (term, trace) in &of_part {
-        let found = evidence(term, trace);
+        let found = trace.evidence;
         let denies = trace.unit.is_some_and(|unit| candidates.is_negated(unit));
         let kind = if term.is_negation && !denies {
             left = left.min(NEGATION_DIFFERS);
@@ -119,18 +109,6 @@ pub(super) fn of(
     }
     let mean = if weights > 0.0 { sum / weights } else { 0.0 };
     Some((mean * left * (1.0 - WORST_SHARE + WORST_SHARE * worst), lacks))
-}
-
-/// How far the sources come near to the words of a part, all in all; 0 where nearness is not known.
-fn paraphrase(heard: &[(&Heard, &[Trace])], inside: &impl Fn(&HeardTerm) -> bool) -> f32 {
-    let (mut sum, mut weights) = (0.0, 0.0);
-    for (heard, traces) in heard {
-        for (term, trace) in heard.terms.iter().zip(*traces).filter(|(term, _)| inside(term)) {
-            sum += term.rarity * trace.nearness.unwrap_or(0.0);
-            weights += term.rarity;
-        }
-    }
-    if weights > 0.0 { PARAPHRASE_MAX * share(sum / weights, PARAPHRASE) } else { 0.0 }
 }
 
 /// The unit that most words came from; the first of several.

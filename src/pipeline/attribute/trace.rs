@@ -1,10 +1,10 @@
 //! Follows each word of a sentence to the unit that its neighbourhood came from: a word that was put among others belongs where they
 //! came from, not where else it may be found.
 
-use ndarray::{Array2, ArrayView1, Axis, Zip};
+use ndarray::{Array1, Array2, Axis, Zip, s};
 
 use super::candidates::Candidates;
-use super::hear::Heard;
+use super::hear::{Heard, HeardTerm};
 
 /// What a token says of its neighbour, in proportion to what it says of itself.
 const NEIGHBOUR: f32 = 0.9;
@@ -14,6 +14,11 @@ const NEAR: [f32; 2] = [0.35, 0.85];
 
 /// The most that nearness says without the same word.
 const NEAR_MAX: f32 = 0.7;
+
+/// Mean nearness of the words around one from which on they are taken to say what the unit says in other words, and up to which they are
+/// not; and the most that this says for a word that is neither number nor name nor negation.
+const PARAPHRASE: [f32; 2] = [0.4, 0.75];
+const PARAPHRASE_MAX: f32 = 0.9;
 
 /// What it says that the chunk has the word elsewhere.
 const ELSEWHERE: f32 = 0.7;
@@ -26,8 +31,6 @@ pub(super) struct Trace {
     pub unit: Option<usize>,
     /// From 0, nothing there says it, to 1, it is there.
     pub evidence: f32,
-    /// Mean over its tokens of the best raw logit there, where logits say something by themselves.
-    pub nearness: Option<f32>,
     /// Whether the unit has the very word; whether the chunk has.
     pub in_unit: bool,
     pub in_chunk: bool,
@@ -39,39 +42,41 @@ pub(super) fn terms(candidates: &Candidates, heard: &Heard) -> Vec<Trace> {
         return Vec::new();
     }
     let (chunks, units) = (around(&heard.chunks, &heard.weight), around(&heard.units, &heard.weight));
-    let trace = |term: &super::hear::HeardTerm| {
-        let sum =
-            |of: &Array2<f32>, column: usize| -> f32 { heard_sum(of.column(column), term.tokens.clone()) };
-        let chunk = best(0..candidates.chunks.len(), |chunk| sum(&chunks, chunk)).unwrap_or(0);
-        let unit = best(candidates.sentences(chunk), |unit| sum(&units, unit));
+    let neighbourhood = heard.nearness.as_ref().map(|nearness| around(nearness, &heard.weight));
+    let trace = |term: &HeardTerm| {
+        let of_term = |of: &Array2<f32>, column: usize| of.slice(s![term.tokens.clone(), column]).sum();
+        let chunk = best(0..candidates.len(), |chunk| of_term(&chunks, chunk)).unwrap_or(0);
+        let unit = best(candidates.sentences(chunk), |unit| of_term(&units, unit));
+        // What nothing speaks for came from nowhere.
+        let unit = unit.filter(|_| of_term(&chunks, chunk) > 0.0);
         let in_unit = unit.is_some_and(|unit| candidates.unit_has(unit, term.id));
         let in_chunk = candidates.chunk_has(chunk, term.id);
-        let near = heard
-            .nearness
-            .as_ref()
-            .zip(unit)
-            .map(|(nearness, unit)| nearness.column(unit).slice_move(ndarray::s![term.tokens.clone()]));
-        let worst = near.map(|near| near.iter().copied().fold(f32::MAX, f32::min));
-        let like = worst.map_or(0.0, |worst| NEAR_MAX * share(worst, NEAR));
-        let evidence = match (in_unit, in_chunk) {
-            (true, _) => 1.0,
-            // A number that is near another is another number.
-            (_, has) if term.is_number => f32::from(u8::from(has)) * ELSEWHERE,
-            (_, has) => like.max(if has { ELSEWHERE } else { 0.0 }),
+        let elsewhere = if in_chunk { ELSEWHERE } else { 0.0 };
+        let like = || {
+            let (nearness, unit) = (heard.nearness.as_ref()?, unit?);
+            let worst =
+                nearness.slice(s![term.tokens.clone(), unit]).iter().copied().fold(f32::MAX, f32::min);
+            Some(NEAR_MAX * share(worst, NEAR))
         };
-        let nearness = near.and_then(|near| near.mean());
-        Trace { chunk, unit, evidence, nearness, in_unit, in_chunk }
+        let paraphrased = || {
+            let mean = of_term(neighbourhood.as_ref()?, unit?) / term.tokens.len() as f32;
+            Some(PARAPHRASE_MAX * share(mean, PARAPHRASE))
+        };
+        let evidence = match () {
+            () if in_unit => 1.0,
+            // A number that is near another is another number.
+            () if term.is_number => elsewhere,
+            () if term.is_name || term.is_negation => like().unwrap_or(0.0).max(elsewhere),
+            () => like().unwrap_or(0.0).max(paraphrased().unwrap_or(0.0)).max(elsewhere),
+        };
+        Trace { chunk, unit, evidence, in_unit, in_chunk }
     };
     heard.terms.iter().map(trace).collect()
 }
 
 /// How far a value is on the way from one to another, from 0 to 1.
-pub(super) fn share(value: f32, [from, to]: [f32; 2]) -> f32 {
+fn share(value: f32, [from, to]: [f32; 2]) -> f32 {
     ((value - from) / (to - from)).clamp(0.0, 1.0)
-}
-
-fn heard_sum(column: ArrayView1<f32>, tokens: std::ops::Range<usize>) -> f32 {
-    column.slice(ndarray::s![tokens]).sum()
 }
 
 /// The first of the best.
@@ -88,7 +93,7 @@ fn around(values: &Array2<f32>, weight: &[f32]) -> Array2<f32> {
     let mut out = Array2::<f32>::zeros((tokens, segments));
     let mut weights = vec![0.0; tokens];
     for forward in [true, false] {
-        let (mut sum, mut held) = (ndarray::Array1::<f32>::zeros(segments), 0.0);
+        let (mut sum, mut held) = (Array1::<f32>::zeros(segments), 0.0);
         for step in 0..tokens {
             let token = if forward { step } else { tokens - 1 - step };
             let own = values.index_axis(Axis(0), token);

@@ -1,0 +1,105 @@
+"""Citations in the shapes of others, read by the types of their official Python clients.
+
+`make test` puts the clients where THRESHER_TEST_SDK says, and the binary where THRESHER_TEST_BINARY says.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, os.environ.get("THRESHER_TEST_SDK", str(ROOT / "models/.cache/sdk")))
+
+from anthropic.types import TextBlock  # noqa: E402
+from openai.types.chat import ChatCompletionMessage  # noqa: E402
+from openai.types.responses import ResponseOutputMessage  # noqa: E402
+
+BINARY = os.environ.get("THRESHER_TEST_BINARY", str(ROOT / "target/debug/thresher"))
+
+ANSWER = "Alexander Fleming discovered penicillin in 1928. 😀 The tower is 324 metres high, and it was painted green.\n"
+CHUNKS = [
+    {
+        "id": "fleming",
+        "title": "Penicillin",
+        "text": "It began — by chance. Alexander Fleming discovered penicillin in 1928, in London.",
+        "metadata": {"url": "https://example.org/fleming"},
+    },
+    {"id": "tower/1", "text": "The tower is 324 metres high. It was finished in 1889."},
+]
+
+
+def attribute(**options):
+    request = {"answer": ANSWER, "chunks": CHUNKS, **options}
+    run = subprocess.run([BINARY, "attribute"], input=json.dumps(request), capture_output=True, text=True, timeout=120)
+    if run.returncode != 0:
+        raise AssertionError(run.stderr)
+    return json.loads(run.stdout)
+
+
+class Dialects(unittest.TestCase):
+    def blocks(self, dialect):
+        found = attribute(format=dialect)["formatted"]
+        blocks = [TextBlock.model_validate(block) for block in found]
+        self.assertEqual("".join(block.text for block in blocks), ANSWER, "the blocks are the answer")
+        return blocks, [citation for block in blocks for citation in block.citations or []]
+
+    def test_anthropic_documents(self):
+        blocks, citations = self.blocks("anthropic_document")
+        self.assertEqual({type(c).__name__ for c in citations}, {"CitationCharLocation"})
+        self.assertIn("fleming", [CHUNKS[c.document_index]["id"] for c in citations])
+        for citation in citations:
+            text = CHUNKS[citation.document_index]["text"]
+            self.assertEqual(text[citation.start_char_index : citation.end_char_index], citation.cited_text)
+            self.assertEqual(citation.document_title, CHUNKS[citation.document_index].get("title"))
+
+    def test_anthropic_search_results(self):
+        _, citations = self.blocks("anthropic_search_result")
+        self.assertEqual({type(c).__name__ for c in citations}, {"CitationsSearchResultLocation"})
+        first = next(c for c in citations if c.search_result_index == 0)
+        self.assertEqual((first.source, first.title), ("https://example.org/fleming", "Penicillin"))
+        for citation in citations:
+            self.assertIn(citation.cited_text, CHUNKS[citation.search_result_index]["text"])
+            self.assertEqual((citation.start_block_index, citation.end_block_index), (0, 1))
+
+    def test_openai_responses(self):
+        message = ResponseOutputMessage.model_validate(attribute(format="openai_responses")["formatted"])
+        (text,) = message.content
+        self.assertEqual(text.text, ANSWER)
+        kinds = {type(a).__name__: a for a in text.annotations}
+        url = kinds["AnnotationURLCitation"]
+        self.assertEqual((url.url, url.title), ("https://example.org/fleming", "Penicillin"))
+        self.assertEqual(ANSWER[url.start_index : url.end_index], "Alexander Fleming discovered penicillin in 1928.")
+        for annotation in text.annotations:
+            if type(annotation).__name__ == "AnnotationFileCitation":
+                self.assertEqual((annotation.file_id, annotation.filename), ("tower/1", "tower/1"))
+
+    def test_openai_chat(self):
+        message = ChatCompletionMessage.model_validate(attribute(format="openai_chat")["formatted"])
+        self.assertEqual(message.content, ANSWER)
+        cited = [annotation.url_citation for annotation in message.annotations]
+        self.assertIn("https://example.org/fleming", [citation.url for citation in cited])
+        for citation in cited:
+            self.assertIn(ANSWER[citation.start_index : citation.end_index].strip(), ANSWER)
+            self.assertTrue(citation.url.startswith(("https://", "urn:thresher:chunk:")))
+
+    def test_an_invented_part_is_cited_by_nobody(self):
+        (block, *_) = [b for b in self.blocks("anthropic_document")[0] if "green" in b.text]
+        self.assertIsNone(block.citations)
+
+    def test_structured_output(self):
+        answer = json.dumps({"name": "Alexander Fleming", "year": 1928, "notes": ["painted green"]})
+        found = attribute(answer=answer, format="json")["formatted"]
+        self.assertIsNone(found["fallback"])
+        self.assertEqual(list(found["pointers"]), ["/name", "/year", "/notes/0"])
+        self.assertEqual(found["pointers"]["/year"]["citations"][0]["chunk"], "fleming")
+        self.assertEqual(found["pointers"]["/notes/0"], {"supported": False, "citations": []})
+        prose = attribute(format="json")
+        self.assertIn("not JSON", prose["formatted"]["fallback"])
+        self.assertGreater(len(prose["parts"]), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
