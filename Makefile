@@ -17,6 +17,7 @@ RUNTIME_FILE   := libonnxruntime.$(if $(filter Darwin,$(SYSTEM)),dylib,so)
 RUNTIME_LIB    := $(or $(THRESHER_RUNTIME_LIB),$(CURDIR)/$(RUNTIME_FOLDER)/$(RUNTIME_FILE))
 MODEL_SOURCE   := $(or $(THRESHER_MODEL_SOURCE),models/.cache/all-MiniLM-L6-v2)
 MODEL_DIR      := models/minilm-l6
+SDK            := models/.cache/sdk
 
 # Not exported: to `provision`, a variable that is set means that the user brings the file.
 WITH_RUNTIME := THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)" $(if $(GPU),THRESHER__MODEL__DEVICE=auto)
@@ -25,7 +26,7 @@ RELEASE      := target/release/thresher
 # Caches and downloads are not ours to check.
 OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo serve test lint bench soak eval clean distclean python cargo redis
+.PHONY: help provision build model demo serve test lint bench soak eval clean distclean python cargo redis sdk
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -46,10 +47,10 @@ serve: model ## run the daemon with config/thresher.toml
 	@# The daemon takes the shell's place, so that who ends make ends it.
 	exec env $(WITH_RUNTIME) $(RELEASE) serve --config config/thresher.toml
 
-test: provision redis cargo ## all tests, with what they need
+test: provision redis cargo sdk ## all tests, with what they need
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --
 	$(WITH_RUNTIME) $(CARGO) test $(CARGOFLAGS)
-	$(PYTHON) -m unittest discover -s tests -p '*_test.py'
+	$(WITH_RUNTIME) THRESHER_TEST_SDK="$(SDK)" $(PYTHON) -m unittest discover -s tests -p '*_test.py'
 
 lint: python cargo ## formatting, clippy, documentation, scripts
 	$(CARGO) fmt --check
@@ -81,6 +82,12 @@ python:
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found: it fetches the runtime and the model" >&2; \
 	  echo "  install Python 3.8 or later with pip (apt-get install python3 python3-pip), or name one: make PYTHON=<path>" >&2; \
 	  exit 1; }
+
+# The official Python clients that read our citations, in a folder of ours.
+sdk: python
+	@cmp -s tests/sdk/requirements.txt "$(SDK)/requirements.txt" || { rm -rf "$(SDK)" && \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$(SDK)" \
+	    -r tests/sdk/requirements.txt && cp tests/sdk/requirements.txt "$(SDK)/"; }
 
 cargo:
 	@command -v $(CARGO) >/dev/null || { echo "error: $(CARGO) not found: install Rust (https://rustup.rs)" >&2; exit 1; }

@@ -67,6 +67,94 @@ fn compress_reads_standard_input_or_a_file() {
     }
 }
 
+fn attribution() -> Value {
+    json!({
+        "answer": "Alexander Fleming discovered penicillin in 1928. He sold it in 1931.",
+        "chunks": [
+            {"id": "rain", "text": "Rain fell on the hills all week."},
+            {"id": "fleming", "text": "It was a late summer. Alexander Fleming discovered penicillin in 1928, in London."},
+        ],
+    })
+}
+
+#[test]
+fn attribute_says_where_each_part_came_from() {
+    let ran = run(thresher(&["attribute"]), &attribution().to_string());
+    assert_eq!((ran.code, &*ran.err), (Some(0), ""));
+    let answer = ran.json();
+    let (first, second) = (&answer["parts"][0], &answer["parts"][1]);
+    assert_eq!(first["supported"], true, "{first}");
+    let source = &first["sources"][0];
+    assert_eq!(
+        (&source["chunk"], &source["cited"], &source["index"]),
+        (&json!("fleming"), &json!(true), &json!(1))
+    );
+    assert_eq!(source["sentence"]["text"], "Alexander Fleming discovered penicillin in 1928, in London.");
+    assert_eq!(second["supported"], false, "{second}");
+    assert!(second["unsupported"].to_string().contains("\"number\""), "{second}");
+}
+
+#[test]
+fn attribute_refuses_as_the_daemon_does() {
+    for (body, code) in [
+        (json!({"answer": "x", "chunks": []}), "chunks_empty"),
+        (json!({"answer": "x", "compress_id": "cmp_1"}), "handles_absent"),
+        (json!({"answer": "x", "chunk_ids": ["a"]}), "registry_absent"),
+    ] {
+        let ran = run(thresher(&["attribute"]), &body.to_string());
+        assert_eq!((ran.code, &ran.json()["error"]["code"]), (Some(1), &json!(code)), "{}", ran.err);
+    }
+}
+
+#[test]
+fn receipts_are_verified_against_the_sources() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, value: &Value| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, value.to_string()).expect("a file");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let mut request = attribution();
+    request["receipt"] = json!(true);
+    let mut sign = thresher(&["attribute"]);
+    sign.env("THRESHER__RECEIPTS__KEY_FILE", folder.path().join("key.pem"));
+    let answer = run(sign, &request.to_string()).json();
+    let receipt = write("receipt.json", &answer["receipt"]);
+    let verify = |receipt: &str, request: &Value, more: &[&str]| {
+        let request = write("request.json", request);
+        let ran = run(thresher(&[&["verify", receipt, "--request", &request], more].concat()), "");
+        let report = ran.json();
+        assert_eq!(ran.code, Some(if report["verified"] == true { 0 } else { 1 }), "{report}");
+        report
+    };
+    let key = answer["receipt"]["signatures"][0]["keyid"].as_str().expect("a key");
+    let report = verify(&receipt, &request, &["--public-key", key]);
+    assert_eq!(report["verified"], true, "{report}");
+    let whole = write("answer.json", &answer);
+    assert_eq!(verify(&whole, &request, &[])["verified"], true, "an answer that holds it");
+    let other = verify(&receipt, &request, &["--public-key", "AAAA"]);
+    assert!(other["receipt_error"].to_string().contains("not by AAAA"), "{other}");
+    // Each change is found where it was made, and what follows from it.
+    for (pointer, value, place) in [
+        ("/answer", "Alexander Fleming discovered penicillin in 1929. He sold it in 1931.", "/answer/sha256"),
+        ("/chunks/1/text", "Alexander Fleming discovered penicillin in 1929.", "/chunks/1/text/sha256"),
+        ("/chunks/0/id", "snow", "/chunks/0/id"),
+    ] {
+        let mut changed = request.clone();
+        *changed.pointer_mut(pointer).expect("a field") = json!(value);
+        let report = verify(&receipt, &changed, &[]);
+        assert!(report["differences"].to_string().contains(&format!("\"{place}\"")), "{pointer}: {report}");
+    }
+    let mut titled = request.clone();
+    titled["chunks"][0]["title"] = json!("Weather");
+    assert!(verify(&receipt, &titled, &[])["differences"].to_string().contains("/chunks/0/title"));
+    let mut forged = answer["receipt"].clone();
+    let payload = forged["payload"].as_str().expect("base64").replacen('e', "f", 1);
+    forged["payload"] = json!(payload);
+    let forged = write("forged.json", &forged);
+    assert!(verify(&forged, &request, &[])["receipt_error"].to_string().contains("does not fit"));
+}
+
 #[test]
 fn compress_prints_the_context_alone() {
     let ran = run(thresher(&["compress", "--context"]), &request().to_string());

@@ -11,8 +11,11 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::Value;
-use thresher::api::CompressAnswer;
-use thresher::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
+use thresher::api::{AttributeAnswer, AttributeBody, CompressAnswer, Names};
+use thresher::domain::{
+    AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Order, Parts,
+    TokenizerName,
+};
 use thresher::kv::key::BlockKey;
 use thresher::kv::store::{KvStore, Source, Tiers};
 use thresher::model::scripted::ScriptedModel;
@@ -21,6 +24,7 @@ use thresher::pipeline::cancel::Cancel;
 use thresher::pipeline::clock::{Clock, Timings};
 use thresher::pipeline::validate::{InvalidRequest, RequestLimits};
 use thresher::pipeline::{ChunkOutcome, Compressed, Pipeline, PipelineError, Settings, passthrough};
+use thresher::text::Arriving;
 use thresher::text::offsets::OffsetUnit;
 
 /// Small, so that nearly every chunk has several windows.
@@ -363,6 +367,51 @@ fn cut(text: &str, range: &Value, unit: OffsetUnit) -> Option<String> {
 }
 
 /// 5. Every chunk is in the answer once; what is empty says so; what the caller wants whole is whole.
+/// Parts in order, sources within their chunks, nothing cited that was not seen, and sentences as they would be told one by one.
+fn attribution_holds(request: &AttributeRequest) -> Result<(), TestCaseError> {
+    let cancel = Cancel::default();
+    let found = match PIPELINE.attribute(request, &cancel) {
+        Err(PipelineError::Invalid(InvalidRequest::SpansEmpty)) => return Ok(()),
+        found => found.map_err(|error| TestCaseError::fail(error.to_string()))?,
+    };
+    for pair in found.parts.windows(2) {
+        prop_assert!(pair[0].bytes.end <= pair[1].bytes.start);
+    }
+    for part in &found.parts {
+        prop_assert!(request.answer.get(part.bytes.start..part.bytes.end).is_some());
+        prop_assert!(part.support.is_none_or(|support| (0.0..=1.0).contains(&support)), "{:?}", part.support);
+        prop_assert!(
+            part.lacks.iter().all(|lack| request.answer.get(lack.bytes.start..lack.bytes.end).is_some())
+        );
+        prop_assert_eq!(part.citations().next().is_some(), part.is_supported() == Some(true));
+        for source in &part.sources {
+            let text = &request.chunks[source.chunk].text;
+            prop_assert!(text.get(source.sentence.start..source.sentence.end).is_some_and(|s| !s.is_empty()));
+            prop_assert!(source.sentence.start <= source.run.start && source.run.end <= source.sentence.end);
+            prop_assert!(text.get(source.run.start..source.run.end).is_some());
+            if let Some(seen) = &request.seen {
+                let inside =
+                    |seen: &ByteRange| seen.start <= source.sentence.start && source.sentence.end <= seen.end;
+                prop_assert!(seen[source.chunk].iter().any(inside), "{:?} was not seen", source.sentence);
+            }
+        }
+    }
+    if request.parts == Parts::Sentences {
+        let candidates = PIPELINE.candidates(request, &mut Clock::start(), &cancel).expect("as before");
+        let mut arriving = Arriving::default();
+        let mut sentences: Vec<ByteRange> =
+            request.answer.chars().flat_map(|c| arriving.push(c.encode_utf8(&mut [0; 4]))).collect();
+        sentences.extend(arriving.finish());
+        let one = |sentence: ByteRange| {
+            let upto = &request.answer[..sentence.end];
+            let asked = (&request.parts, request.sources_max);
+            PIPELINE.attribute_sentence(&candidates, (upto, sentence), asked, &cancel).expect("as before")
+        };
+        prop_assert_eq!(sentences.into_iter().flat_map(one).collect::<Vec<_>>(), found.parts);
+    }
+    Ok(())
+}
+
 fn nothing_is_dropped_silently(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
     let mut seen: Vec<_> = found.chunks.iter().map(|outcome| outcome.index).collect();
     seen.sort_unstable();
@@ -462,6 +511,57 @@ proptest! {
             let text = &request.chunks[outcome.index].text;
             let kept: String = outcome.spans.iter().map(|(span, _)| span.of(text)).collect();
             prop_assert_eq!(kept.trim(), text.trim());
+        }
+    }
+
+    #[test]
+    fn an_attribution_keeps_every_promise(
+        answer in text(),
+        chunks in chunks(),
+        seen in any::<Option<u64>>(),
+        at in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+        dialect in select(&["native", "anthropic_document", "openai_responses", "openai_chat", "markers", "json"][..]),
+        unit in select(&UNITS[..]),
+    ) {
+        prop_assume!(!answer.trim().is_empty());
+        let mut places: Vec<usize> = at.iter().map(|at| answer.floor_char_boundary(at.index(answer.len() + 1))).collect();
+        places.sort_unstable();
+        places.dedup();
+        let spans = places.windows(2).step_by(2).map(|pair| ByteRange::new(pair[0], pair[1]));
+        for parts in [Parts::Sentences, Parts::Words, Parts::Spans(spans.collect())] {
+            let mut asked = AttributeRequest { parts, ..AttributeRequest::new(answer.clone(), chunks.clone()) };
+            // Of each chunk a half was seen, where something was left out.
+            asked.seen = seen.map(|seed| asked.chunks.iter().map(|chunk| {
+                let middle = chunk.text.floor_char_boundary(chunk.text.len() / 2);
+                let (start, end) = if seed % 2 == 0 { (0, middle) } else { (middle, chunk.text.len()) };
+                vec![ByteRange::new(start, end)]
+            }).collect());
+            attribution_holds(&asked)?;
+        }
+        let unit_name = match unit { OffsetUnit::Byte => "byte", OffsetUnit::Codepoint => "codepoint", OffsetUnit::Utf16 => "utf16" };
+        let body = serde_json::json!({
+            "answer": answer, "format": dialect, "offsets": unit_name,
+            "chunks": chunks.iter().map(|c| serde_json::json!({"id": c.id, "title": c.title, "text": c.text})).collect::<Vec<_>>(),
+        });
+        let body: AttributeBody = thresher::api::parse(body.to_string().as_bytes()).expect("a request");
+        let (request, options) = body.into_domain(None).expect("a request");
+        let found = PIPELINE.attribute(&request, &Cancel::default());
+        let found = found.map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let told = AttributeAnswer::new(&request, &found, options, &PIPELINE, Names::default());
+        let told = serde_json::to_value(&told).expect("JSON");
+        for part in list(&told["parts"]) {
+            prop_assert_eq!(cut(&answer, part, unit), part["text"].as_str().map(str::to_owned));
+            for source in list(&part["sources"]) {
+                let text = &chunks[source["index"].as_u64().expect("a place") as usize].text;
+                for place in ["sentence", "run"] {
+                    let said = source[place]["text"].as_str().map(str::to_owned);
+                    prop_assert_eq!(cut(text, &source[place], unit), said);
+                }
+            }
+        }
+        if dialect == "anthropic_document" {
+            let whole: String = list(&told["formatted"]).iter().filter_map(|block| block["text"].as_str()).collect();
+            prop_assert_eq!(whole, answer);
         }
     }
 

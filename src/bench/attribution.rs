@@ -119,7 +119,7 @@ fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, turns: &
     let stage =
         |name: &str| quantile(&sorted(turns.iter().filter_map(|turn| turn.stages[name].as_f64())), 0.5);
     let stages: Vec<(&str, f64)> =
-        ["blocks", "terms", "sentences", "answer", "trace"].map(|name| (name, stage(name))).to_vec();
+        ["blocks", "terms", "sentences", "answer"].map(|name| (name, stage(name))).to_vec();
     let (p50, p99) = (quantile(&attribute, 0.5), quantile(&attribute, 0.99));
     let encode = quantile(&encode, 0.5);
     let json = json!({
