@@ -366,7 +366,6 @@ fn cut(text: &str, range: &Value, unit: OffsetUnit) -> Option<String> {
     }
 }
 
-/// 5. Every chunk is in the answer once; what is empty says so; what the caller wants whole is whole.
 /// Parts in order, sources within their chunks, nothing cited that was not seen, and sentences as they would be told one by one.
 fn attribution_holds(request: &AttributeRequest) -> Result<(), TestCaseError> {
     let cancel = Cancel::default();
@@ -412,6 +411,7 @@ fn attribution_holds(request: &AttributeRequest) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// 5. Every chunk is in the answer once; what is empty says so; what the caller wants whole is whole.
 fn nothing_is_dropped_silently(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
     let mut seen: Vec<_> = found.chunks.iter().map(|outcome| outcome.index).collect();
     seen.sort_unstable();
