@@ -97,7 +97,7 @@ class Dialects(unittest.TestCase):
         self.assertEqual(found["pointers"]["/year"]["citations"][0]["chunk"], "fleming")
         self.assertEqual(found["pointers"]["/notes/0"], {"supported": False, "citations": []})
         prose = attribute(format="json")
-        self.assertIn("not JSON", prose["formatted"]["fallback"])
+        self.assertIn("no JSON object", prose["formatted"]["fallback"])
         self.assertGreater(len(prose["parts"]), 1)
 
 

@@ -47,6 +47,8 @@ pub struct Settings {
     pub write_queue_bytes_max: u64,
     /// Bound of the registered chunks in memory.
     pub registry_bytes_max: u64,
+    /// Of what requests were about, remembered.
+    pub handle_bytes_max: u64,
     /// Bound of the disk tier: there are several times as many chunks as it holds.
     pub disk_bytes_max: u64,
 }

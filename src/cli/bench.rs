@@ -103,9 +103,9 @@ request that does not count
 null where the system does not say
   ratios              each taken within a round (or request), then the median with quartiles
 
---soak keeps 64 MiB of blocks in memory, 256 MiB on disk and 16 MiB of registered chunks in memory, or less where the \
+--soak keeps 64 MiB of blocks in memory, 256 MiB on disk, 16 MiB of registered chunks in memory and 16 MiB of requests that are remembered, or less where the \
 settings say less, and exits with 1 when resident memory was ever above kv.memory_bytes_max + kv.write_queue_bytes_max + \
-registry.cache_bytes_max + 300 MB, or when a request failed that should not.
+registry.cache_bytes_max + handles.bytes_max + 300 MB, or when a request failed that should not.
 
 --overload: each client sends a request about new chunks with the default deadline, and the next one when it is answered, or a second after it was not. In the JSON: alone, one client before them; cold, how their requests ended, each per second of the whole run; warm, requests about chunks that have been read, one every 200 ms, beside them. Exits with 1 when a request was neither answered, nor refused (429), nor late (504).
 
@@ -121,6 +121,7 @@ const REQUESTS_PER_ROUND: usize = 5;
 /// What a soak keeps at most: so little that both tiers have to let go of blocks all the time.
 const SOAK_MEMORY_BYTES_MAX: u64 = 64 << 20;
 const SOAK_DISK_BYTES_MAX: u64 = 256 << 20;
+const SOAK_HANDLE_BYTES_MAX: u64 = 16 << 20;
 const SOAK_REGISTRY_BYTES_MAX: usize = 16 << 20;
 
 /// A slow machine is no reason for a request to fail.
@@ -231,6 +232,7 @@ fn soak_settings(config: &Config, args: &Args) -> soak::Settings {
         memory_bytes_max: config.kv.memory_bytes_max,
         write_queue_bytes_max: config.kv.write_queue_bytes_max,
         registry_bytes_max: config.registry.cache_bytes_max as u64,
+        handle_bytes_max: config.handles.bytes_max,
         disk_bytes_max: config.kv.disk_bytes_max,
     }
 }
@@ -266,6 +268,7 @@ fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
         kv.disk_bytes_max = kv.disk_bytes_max.min(SOAK_DISK_BYTES_MAX);
         let registry = &mut config.registry;
         registry.cache_bytes_max = registry.cache_bytes_max.min(SOAK_REGISTRY_BYTES_MAX);
+        config.handles.bytes_max = config.handles.bytes_max.min(SOAK_HANDLE_BYTES_MAX);
     }
     config
 }

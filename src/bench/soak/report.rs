@@ -126,7 +126,10 @@ impl Report {
     pub(super) fn new(subject: &Subject, seen: &Seen) -> Self {
         let Seen { settings, base_mb, samples_mb, peak_mb, chunks, tally } = seen;
         let max = samples_mb.iter().copied().fold(peak_mb.max(*base_mb), f64::max);
-        let bounds = settings.memory_bytes_max + settings.write_queue_bytes_max + settings.registry_bytes_max;
+        let bounds = settings.memory_bytes_max
+            + settings.write_queue_bytes_max
+            + settings.registry_bytes_max
+            + settings.handle_bytes_max;
         let most = (bounds + SLACK_BYTES) as f64 / 1e6;
         let within = max <= most;
         let half = |samples: &[f64]| round_to(quantile(&sorted(samples.iter().copied()), 0.5), 1);
