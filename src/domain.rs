@@ -33,6 +33,11 @@ impl ByteRange {
         self.start == self.end
     }
 
+    /// Whether the two share a byte.
+    pub fn overlaps(self, other: Self) -> bool {
+        self.start.max(other.start) < self.end.min(other.end)
+    }
+
     /// The same range, `bytes` further right.
     pub fn shifted(self, bytes: usize) -> Self {
         Self::new(self.start + bytes, self.end + bytes)

@@ -16,16 +16,14 @@ use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity, TokenSpan};
 use crate::kv::codec::Codec;
 use crate::model::Logits;
 use crate::pipeline::Pipeline;
-use crate::pipeline::attribute::{Candidates, PartOutcome};
+use crate::pipeline::attribute::{Candidates, ESTIMATOR, PartOutcome};
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
 use crate::pipeline::score::{self, Scoring};
+use crate::pipeline::tokenize::tokens_under;
 use crate::rc;
 use crate::text;
 use crate::text::offsets::{OffsetMap, OffsetUnit};
-
-/// What answers `POST /v1/attribute`, in reports.
-pub const ATTRIBUTION: &str = "attribution";
 
 /// Every method in its way: attribution reads sentence by sentence, the others have the tokens of the span, read within the whole
 /// answer, take the question's place, or its text.
@@ -60,19 +58,17 @@ pub fn evaluate(
         }
         progress(done + 1, rows.len());
     }
-    let report = |((method, right), ms): ((&Method, &Vec<f64>), &f64)| {
-        let report = MethodReport {
-            accuracy: Some(estimate(right)),
-            ms: ms / rows.len() as f64,
-            ..MethodReport::default()
-        };
-        (method.to_string(), report)
+    let report = |name: String, right: &[f64], ms: f64| {
+        let (accuracy, ms) = (Some(estimate(right)), ms / rows.len() as f64);
+        (name, MethodReport { accuracy, ms, ..MethodReport::default() })
     };
-    let others = methods.iter().zip(&right).zip(&ms).map(report);
+    let others = methods.iter().zip(&right).zip(&ms);
+    let others = others.map(|((method, right), &ms)| report(method.to_string(), right, ms));
+    let ours = report(ESTIMATOR.to_owned(), &own.right, own.ms);
     Ok(Report {
         rows: rows.len(),
-        default: ATTRIBUTION.to_owned(),
-        methods: std::iter::once((ATTRIBUTION.to_owned(), own.report(rows.len()))).chain(others).collect(),
+        default: ESTIMATOR.to_owned(),
+        methods: std::iter::once(ours).chain(others).collect(),
         support: own.support(),
         ..Report::default()
     })
@@ -152,14 +148,6 @@ impl Own {
         Ok(())
     }
 
-    fn report(&self, rows: usize) -> MethodReport {
-        MethodReport {
-            accuracy: Some(estimate(&self.right)),
-            ms: self.ms / rows as f64,
-            ..MethodReport::default()
-        }
-    }
-
     fn support(&self) -> Option<SupportReport> {
         let of = |wanted: Kind| -> Vec<f64> {
             self.perturbed.iter().filter(|(kind, _)| *kind == wanted).map(|(_, support)| *support).collect()
@@ -178,7 +166,7 @@ pub fn part(
     (answer, span): (&str, ByteRange),
     sources_max: usize,
 ) -> Result<PartOutcome> {
-    let touched = |sentence: &ByteRange| sentence.start < span.end && span.start < sentence.end;
+    let touched = |sentence: &ByteRange| sentence.overlaps(span);
     let cancel = Cancel::default();
     let hear = |sentence| pipeline.hear(candidates, (answer, sentence), &[span.start, span.end], &cancel);
     let sentences = text::arrived(answer).into_iter().filter(touched);
@@ -234,10 +222,7 @@ fn rc_scores(logits: Logits, segments: &[TokenSpan], scoring: Scoring) -> Vec<f3
 }
 
 fn tokens_in(seen: &Seen, bytes: ByteRange) -> Option<TokenSpan> {
-    let offsets = &seen.reading.tokens.offsets;
-    let first = offsets.partition_point(|token| token.end <= bytes.start);
-    let after = offsets.partition_point(|token| token.start < bytes.end);
-    (first < after).then(|| TokenSpan::new(first, after))
+    Some(tokens_under(&seen.reading.tokens.offsets, 0, bytes)).filter(|tokens| !tokens.is_empty())
 }
 
 fn best(scores: &[f32]) -> Option<usize> {

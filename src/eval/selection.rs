@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::attribution::{self, ATTRIBUTION};
+use super::attribution;
 use super::bootstrap::estimate;
 use super::data::{LabelledChunk, SelectionRow};
 use super::methods::{self, Seen, Texts};
@@ -12,7 +12,7 @@ use super::prefilter;
 use super::report::{AutoReport, MethodReport, Report};
 use crate::domain::{Budget, ByteRange, CompressRequest, Format};
 use crate::kv::codec::Codec;
-use crate::pipeline::attribute::Candidates;
+use crate::pipeline::attribute::{Candidates, ESTIMATOR};
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
 use crate::pipeline::score::Scores;
@@ -87,7 +87,7 @@ pub fn evaluate(
         .collect();
     let default = methods[0].0.clone();
     if !claims.recall.is_empty() {
-        methods.push((ATTRIBUTION.to_owned(), claims.report()));
+        methods.push((ESTIMATOR.to_owned(), claims.report()));
     }
     Ok(Report {
         data: String::new(),

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! RC says what a token of the answer was contextualised by; that a chunk has the very word is worth as much again, by how rare the word
-//! is among the chunks. The rule and its constants are in `docs/evaluation.md`, with what they were measured on.
+//! is among the chunks. The rule is in `docs/attribution.md`, what it was measured
+//! on in `docs/evaluation.md`.
 
 mod candidates;
 mod cite;
@@ -29,6 +30,9 @@ use super::{Pipeline, PipelineError, validate};
 use crate::domain::{AttributeRequest, ByteRange, Parts, Value};
 use crate::kv::store;
 use crate::text;
+
+/// What this way of scoring is called, beside the estimators of compression.
+pub const ESTIMATOR: &str = "attribution";
 
 /// Where the parts of an answer came from.
 #[derive(Debug, Clone, PartialEq)]

@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts};
 use crate::model::ModelInfo;
-use crate::pipeline::attribute::{Attributed, LackKind, PartOutcome, Source};
+use crate::pipeline::attribute::{Attributed, ESTIMATOR, LackKind, PartOutcome, Source};
 
 /// Scores of two processors may differ so much, relative to the larger, and at least by so much.
 const SCORE_TOLERANCE: f64 = 1e-3;
@@ -114,7 +114,7 @@ impl Statement {
             thresher: env!("CARGO_PKG_VERSION").to_owned(),
             model: model.name.clone(),
             fingerprint: model.fingerprint.clone(),
-            estimator: "attribution".to_owned(),
+            estimator: ESTIMATOR.to_owned(),
             answer: Hashed::of(&request.answer),
             chunks: request.chunks.iter().map(|chunk| &**chunk).enumerate().map(chunk).collect(),
             granularity: match request.parts {

@@ -13,7 +13,7 @@ use crate::api::response::{Places, Range};
 use crate::domain::{AttributeRequest, ByteRange, Chunk};
 use crate::kv::store::Sources;
 use crate::pipeline::Pipeline;
-use crate::pipeline::attribute::{Attributed, LackKind, PartOutcome, Source};
+use crate::pipeline::attribute::{Attributed, ESTIMATOR, Lack, LackKind, PartOutcome, Source};
 use crate::receipt::Receipt;
 use crate::text::offsets::OffsetUnit;
 
@@ -131,7 +131,7 @@ impl AttributeAnswer {
             parts,
             formatted: formatted(&words, &attributed.parts, options),
             rc: RcAnswer {
-                estimator: "attribution",
+                estimator: ESTIMATOR,
                 model: model.name.clone(),
                 fingerprint: model.fingerprint.clone(),
             },
@@ -194,7 +194,7 @@ impl PartAnswer {
         in_answer: &dyn Fn(ByteRange) -> Range,
         in_chunk: &dyn Fn(usize, ByteRange) -> Range,
     ) -> Self {
-        let lack = |lack: &crate::pipeline::attribute::Lack| LackAnswer {
+        let lack = |lack: &Lack| LackAnswer {
             range: in_answer(lack.bytes),
             text: lack.bytes.of(words.answer).to_owned(),
             reason: lack.kind,

@@ -4,7 +4,7 @@ use ndarray::{Array2, Axis, s};
 
 use super::candidates::Candidates;
 use super::hear::Heard;
-use super::support::{self, CONTEXT, CONTEXT_FADES, Lack, SUPPORT_MIN};
+use super::support::{self, Lack, SUPPORT_MIN};
 use super::trace;
 use crate::domain::{ByteRange, TokenSpan};
 use crate::pipeline::cancel::Cancel;
@@ -77,14 +77,14 @@ struct Weights {
 impl Weights {
     fn of(heard: &[Heard], part: ByteRange) -> Self {
         let all = heard.iter().flat_map(|heard| &heard.tokens);
-        let own: Vec<bool> = all.map(|token| token.start < part.end && part.start < token.end).collect();
+        let own: Vec<bool> = all.map(|token| token.overlaps(part)).collect();
         let first = own.iter().position(|&own| own);
         let last = own.iter().rposition(|&own| own);
         let (Some(first), Some(last)) = (first, last) else { return Self { weight: Vec::new(), any: false } };
         let around = |token: usize| {
+            // What stands between the part's first and last counts like its own.
             let distance = first.saturating_sub(token) + token.saturating_sub(last);
-            let fades = CONTEXT_FADES.powi(i32::try_from(distance).unwrap_or(i32::MAX));
-            if distance == 0 { 1.0 } else { CONTEXT * fades }
+            if distance == 0 { 1.0 } else { support::context(distance) }
         };
         let mut token = 0;
         let weigh = |heard: &Heard| {
@@ -141,8 +141,7 @@ pub(super) fn part(
         let (sentence, score) = (candidates.units[unit].bytes, scores[chunk]);
         sources.push(Source { chunk, score, cited: is_cited || tied, tied, sentence, run });
     }
-    let traced: Vec<_> = heard.iter().map(|heard| (heard, &heard.traces[..])).collect();
-    let (support, lacks) = match support::of(candidates, &traced, part) {
+    let (support, lacks) = match support::of(candidates, heard, part) {
         // Nothing that could be shown for it.
         Some((_, lacks)) if sources.is_empty() => (Some(0.0), lacks),
         Some((support, lacks)) => (Some(support), lacks),
@@ -182,7 +181,7 @@ fn cited(candidates: &Candidates, heard: &[Heard], part: ByteRange, best: Option
     let mut shares = vec![0.0; candidates.chunks.len()];
     for heard in heard {
         for (term, trace) in heard.terms.iter().zip(&heard.traces) {
-            if term.bytes.start < part.end && part.start < term.bytes.end {
+            if term.bytes.overlaps(part) {
                 shares[trace.chunk] += term.rarity;
             }
         }
@@ -216,9 +215,7 @@ fn run(
     let tokens = TokenSpan::new(place.tokens.start - span.start, place.tokens.end - span.start);
     let mut found = vec![0.0; tokens.len()];
     for (heard, weight) in heard.iter().zip(&weights.weight) {
-        let own: Vec<usize> = (0..heard.tokens.len())
-            .filter(|&j| heard.tokens[j].start < part.end && part.start < heard.tokens[j].end)
-            .collect();
+        let own: Vec<usize> = (0..heard.tokens.len()).filter(|&j| heard.tokens[j].overlaps(part)).collect();
         if own.is_empty() || tokens.is_empty() {
             continue;
         }
@@ -265,7 +262,7 @@ fn shortest(found: &[f32]) -> Option<(usize, usize)> {
 fn whole_words(text: &str, range: ByteRange, bounds: ByteRange) -> ByteRange {
     let touched = |term: &text::Term| {
         let term = term.bytes.shifted(bounds.start);
-        (term.start < range.end && range.start < term.end).then_some(term)
+        term.overlaps(range).then_some(term)
     };
     let terms = text::terms(bounds.of(text), &[]);
     let touched: Vec<ByteRange> = terms.iter().filter_map(touched).collect();

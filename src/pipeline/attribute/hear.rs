@@ -4,12 +4,13 @@ use ndarray::{Array2, Array3, Axis, s};
 
 use super::candidates::Candidates;
 use super::trace::{self, Trace};
-use crate::domain::{ByteRange, Granularity};
+use crate::domain::{ByteRange, Granularity, TokenSpan};
 use crate::model::ModelRuntime;
 use crate::model::tokenizer::Tokens;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::question::{self, Asking, Question};
 use crate::pipeline::scan::{self, ScanBy};
+use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::validate::InvalidRequest;
 use crate::pipeline::{PipelineError, Reading, Settings, score};
 use crate::rc::{self, HeadMean};
@@ -45,7 +46,7 @@ pub(super) struct HeardTerm {
     /// Where it stands in the answer.
     pub bytes: ByteRange,
     /// Its tokens, of the sentence; never none.
-    pub tokens: std::ops::Range<usize>,
+    pub tokens: TokenSpan,
     /// Its number among the candidates' words.
     pub id: Option<u32>,
     /// How rare it is among them.
@@ -196,18 +197,17 @@ fn terms(
     let says =
         |term: &text::Term| !markers.iter().any(|m| m.start <= term.bytes.start && term.bytes.end <= m.end);
     for (place, term) in text::terms(sentence, &cuts).into_iter().filter(says).enumerate() {
-        let first = tokens.partition_point(|token| token.end <= term.bytes.start);
-        let after = tokens.partition_point(|token| token.start < term.bytes.end);
-        if first >= after {
+        let under = tokens_under(tokens, 0, term.bytes);
+        if under.is_empty() {
             continue;
         }
-        for of in &mut term_of[first..after] {
+        for of in &mut term_of[under.range()] {
             of.get_or_insert(terms.len());
         }
         let id = candidates.term(&term.folded);
         terms.push(HeardTerm {
             bytes: term.bytes.shifted(at),
-            tokens: first..after,
+            tokens: under,
             id,
             rarity: candidates.rarity(id) * if term.is_function_word() { FUNCTION_WORD } else { 1.0 },
             is_number: term.is_number(),

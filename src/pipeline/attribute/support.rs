@@ -5,12 +5,12 @@ use super::hear::{Heard, HeardTerm};
 use super::trace::Trace;
 use crate::domain::ByteRange;
 
-/// From which support on a part counts as supported: `docs/evaluation.md`.
+/// From which support on a part counts as supported: `docs/attribution.md`.
 pub const SUPPORT_MIN: f32 = 0.5;
 
 /// What words around a part count beside its own, and how that fades with each token between.
-pub(super) const CONTEXT: f32 = 0.2;
-pub(super) const CONTEXT_FADES: f32 = 0.95;
+const CONTEXT: f32 = 0.2;
+const CONTEXT_FADES: f32 = 0.95;
 
 /// What is left of a part's support when a number of it is in none of its sources; when a negation is on one side only; when a name is
 /// missing and nothing comes near it.
@@ -53,33 +53,29 @@ pub enum LackKind {
 /// How far the sources say what the part says, from 0 to 1, and what they do not.
 pub(super) fn of(
     candidates: &Candidates,
-    heard: &[(&Heard, &[Trace])],
+    heard: &[Heard],
     part: ByteRange,
 ) -> Option<(f32, Vec<Lack>)> {
-    let inside = |term: &HeardTerm| term.bytes.start < part.end && part.start < term.bytes.end;
+    let inside = |term: &HeardTerm| term.bytes.overlaps(part);
     let (mut sum, mut weights) = (0.0, 0.0);
     let (mut left, mut worst): (f32, f32) = (1.0, 1.0);
     let mut lacks = Vec::new();
     let mut of_part = Vec::new();
-    for (heard, traces) in heard {
+    for heard in heard {
         let own: Vec<usize> = (0..heard.terms.len()).filter(|&term| inside(&heard.terms[term])).collect();
         let (Some(&first), Some(&last)) = (own.first(), own.last()) else { continue };
         let tokens = heard.terms[first].tokens.start..heard.terms[last].tokens.end;
-        for (term, trace) in heard.terms.iter().zip(*traces) {
+        for (term, trace) in heard.terms.iter().zip(&heard.traces) {
             let before = tokens.start.saturating_sub(term.tokens.start);
             let behind = term.tokens.start.saturating_sub(tokens.end - 1);
             let weight = match inside(term) {
                 true => term.rarity,
-                false => {
-                    term.rarity
-                        * CONTEXT
-                        * CONTEXT_FADES.powi(i32::try_from(before + behind).unwrap_or(i32::MAX))
-                }
+                false => term.rarity * context(before + behind),
             };
             sum += weight * trace.evidence;
             weights += weight;
         }
-        of_part.extend(own.into_iter().map(|term| (&heard.terms[term], &traces[term])));
+        of_part.extend(own.into_iter().map(|term| (&heard.terms[term], &heard.traces[term])));
     }
     of_part.first()?;
     for (term, trace) in &of_part {
@@ -109,6 +105,11 @@ pub(super) fn of(
     }
     let mean = if weights > 0.0 { sum / weights } else { 0.0 };
     Some((mean * left * (1.0 - WORST_SHARE + WORST_SHARE * worst), lacks))
+}
+
+/// What a word so many tokens outside of a part counts for it.
+pub(super) fn context(distance: usize) -> f32 {
+    CONTEXT * CONTEXT_FADES.powi(i32::try_from(distance).unwrap_or(i32::MAX))
 }
 
 /// The unit that most words came from; the first of several.

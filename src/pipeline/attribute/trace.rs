@@ -44,7 +44,7 @@ pub(super) fn terms(candidates: &Candidates, heard: &Heard) -> Vec<Trace> {
     let (chunks, units) = (around(&heard.chunks, &heard.weight), around(&heard.units, &heard.weight));
     let neighbourhood = heard.nearness.as_ref().map(|nearness| around(nearness, &heard.weight));
     let trace = |term: &HeardTerm| {
-        let of_term = |of: &Array2<f32>, column: usize| of.slice(s![term.tokens.clone(), column]).sum();
+        let of_term = |of: &Array2<f32>, column: usize| of.slice(s![term.tokens.range(), column]).sum();
         let chunk = best(0..candidates.len(), |chunk| of_term(&chunks, chunk)).unwrap_or(0);
         let unit = best(candidates.sentences(chunk), |unit| of_term(&units, unit));
         // What nothing speaks for came from nowhere.
@@ -55,7 +55,7 @@ pub(super) fn terms(candidates: &Candidates, heard: &Heard) -> Vec<Trace> {
         let like = || {
             let (nearness, unit) = (heard.nearness.as_ref()?, unit?);
             let worst =
-                nearness.slice(s![term.tokens.clone(), unit]).iter().copied().fold(f32::MAX, f32::min);
+                nearness.slice(s![term.tokens.range(), unit]).iter().copied().fold(f32::MAX, f32::min);
             Some(NEAR_MAX * share(worst, NEAR))
         };
         let paraphrased = || {
