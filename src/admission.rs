@@ -6,13 +6,32 @@ use std::time::Instant;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+/// How many may come in.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Who work at the same time.
+    pub concurrency_max: usize,
+    /// Who wait.
+    pub queue_max: usize,
+    /// Answers that arrive at the same time, each of which comes in again and again.
+    pub stream_count_max: usize,
+}
+
 /// The door. Clones are the same door.
 #[derive(Debug, Clone)]
 pub struct Admission {
     permits: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
     waiting: Arc<AtomicUsize>,
     draining: Arc<AtomicBool>,
     queue_max: usize,
+}
+
+/// One who comes in again and again, as long as its answer arrives; its place is given back when dropped.
+#[derive(Debug)]
+pub struct Stream {
+    door: Admission,
+    _place: OwnedSemaphorePermit,
 }
 
 /// Leave to work; given back when dropped.
@@ -28,18 +47,21 @@ pub enum Refusal {
     Overloaded,
     /// The deadline passed while waiting.
     Late,
+    /// As many answers are arriving as may.
+    StreamsTooMany,
     /// The daemon is shutting down.
     Draining,
 }
 
 impl Admission {
-    /// A door for `concurrency_max` at a time, with `queue_max` waiting.
-    pub fn new(concurrency_max: usize, queue_max: usize) -> Self {
+    /// A door for so many.
+    pub fn new(bounds: Bounds) -> Self {
         Self {
-            permits: Arc::new(Semaphore::new(concurrency_max)),
+            permits: Arc::new(Semaphore::new(bounds.concurrency_max)),
+            streams: Arc::new(Semaphore::new(bounds.stream_count_max)),
             waiting: Arc::default(),
             draining: Arc::default(),
-            queue_max,
+            queue_max: bounds.queue_max,
         }
     }
 
@@ -48,9 +70,25 @@ impl Admission {
     /// # Errors
     /// [`Refusal`]. A caller that stops waiting leaves the queue.
     pub async fn enter(&self, deadline: Instant) -> Result<Permit, Refusal> {
+        match self.is_draining() {
+            true => Err(Refusal::Draining),
+            false => self.wait(deadline).await,
+        }
+    }
+
+    /// A place for one who will come in again and again.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn stream(&self) -> Result<Stream, Refusal> {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
+        let place = Arc::clone(&self.streams).try_acquire_owned().map_err(|_| Refusal::StreamsTooMany)?;
+        Ok(Stream { door: self.clone(), _place: place })
+    }
+
+    async fn wait(&self, deadline: Instant) -> Result<Permit, Refusal> {
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
             return Ok(Permit { _permit: permit });
         }
@@ -79,6 +117,16 @@ impl Admission {
     }
 }
 
+impl Stream {
+    /// As [`Admission::enter`], also while the daemon shuts down: who is inside goes on.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub async fn enter(&self, deadline: Instant) -> Result<Permit, Refusal> {
+        self.door.wait(deadline).await
+    }
+}
+
 /// A place in the queue; given back when dropped, also by a caller that has gone.
 struct Place(Arc<AtomicUsize>);
 
@@ -104,13 +152,27 @@ mod tests {
 
     use super::*;
 
+    const ONE: Bounds = Bounds { concurrency_max: 1, queue_max: 1, stream_count_max: 1 };
+
+    #[tokio::test]
+    async fn a_stream_goes_on_while_nobody_new_comes_in() {
+        let door = Admission::new(ONE);
+        let stream = door.stream().expect("the door is open");
+        assert_eq!(door.stream().err(), Some(Refusal::StreamsTooMany));
+        door.drain();
+        assert_eq!(door.enter(soon()).await.err(), Some(Refusal::Draining));
+        drop(stream.enter(soon()).await.expect("it was inside"));
+        drop(stream);
+        assert_eq!(door.stream().err(), Some(Refusal::Draining));
+    }
+
     fn soon() -> Instant {
         Instant::now() + Duration::from_millis(20)
     }
 
     #[tokio::test]
     async fn one_works_one_waits_the_third_is_turned_away() {
-        let door = Admission::new(1, 1);
+        let door = Admission::new(ONE);
         let first = door.enter(soon()).await.expect("the door is open");
         let waiting = tokio::spawn({
             let door = door.clone();
@@ -127,7 +189,7 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_past_the_deadline_is_late_and_leaves_the_queue() {
-        let door = Admission::new(1, 1);
+        let door = Admission::new(ONE);
         let _first = door.enter(soon()).await.expect("the door is open");
         assert_eq!(door.enter(soon()).await.err(), Some(Refusal::Late));
         assert_eq!(door.waiting(), 0);
@@ -135,7 +197,7 @@ mod tests {
 
     #[tokio::test]
     async fn draining_lets_nobody_in() {
-        let door = Admission::new(1, 1);
+        let door = Admission::new(ONE);
         door.drain();
         assert_eq!(door.enter(soon()).await.err(), Some(Refusal::Draining));
     }

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Bounds};
 use crate::config::Config;
 use crate::domain::{Chunk, CompressRequest};
 use crate::handles::Handles;
@@ -223,7 +223,11 @@ pub fn service(config: &Config) -> Service {
         registry: Arc::new(OnceLock::new()),
         handles: Handles::new(&config.handles),
         receipts: Arc::new(ReceiptKey::at(&config.receipts.key_file)),
-        admission: Admission::new(admission.concurrency_max(), admission.queue_max),
+        admission: Admission::new(Bounds {
+            concurrency_max: admission.concurrency_max(),
+            queue_max: admission.queue_max,
+            stream_count_max: admission.stream_count_max,
+        }),
         limits: ServeLimits {
             body_bytes_max: config.http.body_bytes_max,
             read_max: Duration::from_millis(config.http.read_ms_max),

@@ -41,7 +41,7 @@ enum Command {
     Compress(compress::Args),
     /// Say which chunk each part of an answer came from: JSON in, JSON out, as POST /v1/attribute.
     Attribute(attribute::Args),
-    /// Check a receipt: its signature, and by replay what it says against the sources.
+    /// Check a receipt: its signature, and by replay what it says against the sources. Exits with 3 where it does not hold.
     Verify(verify::Args),
     /// Turn a Hugging Face model folder into graphs and a contract.
     Export(export::Args),

@@ -156,6 +156,8 @@ pub struct Admission {
     pub concurrency_max: usize,
     /// Requests that wait for their turn; one more is answered 429.
     pub queue_max: usize,
+    /// Answers that arrive piece by piece at the same time; one more is answered 429.
+    pub stream_count_max: usize,
     /// Milliseconds that a request may take, waiting included, when it names no deadline.
     pub deadline_ms_default: u64,
     /// The longest deadline that a request may name.
@@ -230,7 +232,13 @@ impl Default for Kv {
 
 impl Default for Admission {
     fn default() -> Self {
-        Self { concurrency_max: 0, queue_max: 64, deadline_ms_default: 10_000, deadline_ms_max: 120_000 }
+        Self {
+            concurrency_max: 0,
+            queue_max: 64,
+            stream_count_max: 64,
+            deadline_ms_default: 10_000,
+            deadline_ms_max: 120_000,
+        }
     }
 }
 
@@ -351,6 +359,10 @@ impl Config {
             (
                 admission.concurrency_max > Semaphore::MAX_PERMITS,
                 "admission.concurrency_max is greater than the system can count",
+            ),
+            (
+                admission.stream_count_max > Semaphore::MAX_PERMITS,
+                "admission.stream_count_max is greater than the system can count",
             ),
             (
                 !self.telemetry.otlp_endpoint.is_empty()

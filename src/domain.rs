@@ -278,6 +278,8 @@ pub enum Parts {
 /// A value of a structured answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Value {
+    /// Where it stands: a JSON pointer (RFC 6901).
+    pub pointer: String,
     /// Bytes of the answer in which it is written.
     pub bytes: ByteRange,
     /// What it is called; empty where nobody calls it anything.

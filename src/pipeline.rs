@@ -233,6 +233,11 @@ impl Pipeline {
         self.model.info()
     }
 
+    /// How it answers requests.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// The name of the rule that it scores by.
     pub fn estimator(&self) -> String {
         self.settings.scoring.to_string()

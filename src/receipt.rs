@@ -13,6 +13,9 @@ use thiserror::Error;
 
 pub use self::key::{KeyError, SigningKey};
 pub use self::statement::{Difference, Statement};
+use crate::domain::AttributeRequest;
+use crate::pipeline::Pipeline;
+use crate::pipeline::attribute::Attributed;
 
 /// The payload's type, which is signed with it.
 pub const PAYLOAD_TYPE: &str = "application/vnd.thresher.attribution+json";
@@ -55,6 +58,11 @@ pub enum ReceiptError {
 }
 
 impl Receipt {
+    /// Signs what an attribution was asked and what it said.
+    pub fn of(request: &AttributeRequest, attributed: &Attributed, by: &Pipeline, key: &SigningKey) -> Self {
+        Self::sign(&Statement::new(request, attributed, by), key)
+    }
+
     /// Signs a statement.
     ///
     /// # Panics

@@ -8,7 +8,7 @@ use crate::api::{self, AttributeAnswer, AttributeBody, Names};
 use crate::app;
 use crate::config::Config;
 use crate::pipeline::cancel::Cancel;
-use crate::receipt::{Receipt, SigningKey, Statement};
+use crate::receipt::{Receipt, SigningKey};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -31,8 +31,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         Ok(attributed) => {
             let answer = AttributeAnswer::new(&request, &attributed, options, &pipeline, Names::default());
             let receipt = options.receipt.then(|| {
-                let statement = Statement::new(&request, &attributed, pipeline.model());
-                anyhow::Ok(Receipt::sign(&statement, &SigningKey::at(&config.receipts.key_file)?))
+                let key = SigningKey::at(&config.receipts.key_file)?;
+                anyhow::Ok(Receipt::of(&request, &attributed, &pipeline, &key))
             });
             super::print(serde_json::to_string_pretty(&answer.with_receipt(receipt.transpose()?))?);
             Ok(ExitCode::SUCCESS)

@@ -13,6 +13,9 @@ use crate::config::Config;
 use crate::pipeline::cancel::Cancel;
 use crate::receipt::{Difference, Receipt, Statement};
 
+/// What the process ends with when a receipt was checked and does not hold; one that cannot be checked ends it as errors do.
+const DOES_NOT_HOLD: u8 = 3;
+
 #[derive(clap::Args)]
 pub struct Args {
     /// The receipt, or an answer that holds one: of that, nothing but the receipt is checked.
@@ -61,10 +64,12 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         Ok(parsed) => parsed,
         Err(error) => return super::refuse(super::request_error(error), true),
     };
-    let pipeline = app::pipeline(config)?;
+    let mut config = config.clone();
+    (config.kv.codec, config.model.placement) = statement.settings();
+    let pipeline = app::pipeline(&config)?;
     let request = statement.replay(request);
     let now = match pipeline.attribute(&request, &Cancel::default()) {
-        Ok(attributed) => Statement::new(&request, &attributed, pipeline.model()),
+        Ok(attributed) => Statement::new(&request, &attributed, &pipeline),
         Err(error) => return super::refuse(super::error_body(&error), true),
     };
     let differences = statement.compare(&now);
@@ -73,5 +78,5 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
 
 fn report(report: &Report) -> anyhow::Result<ExitCode> {
     super::print(serde_json::to_string_pretty(report)?);
-    Ok(if report.verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if report.verified { ExitCode::SUCCESS } else { ExitCode::from(DOES_NOT_HOLD) })
 }

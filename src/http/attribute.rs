@@ -13,11 +13,12 @@ use axum::http::HeaderMap;
 use super::error::HttpError;
 use super::named::{Lookup, check_ids};
 use super::{Service, body, observe, work};
-use crate::api::{self, AttributeAnswer, AttributeBody, Named, Names};
-use crate::domain::Chunk;
+use crate::admission::Permit;
+use crate::api::{self, AttributeAnswer, AttributeBody, AttributeOptions, Named, Names, RequestError};
+use crate::domain::{AttributeRequest, Chunk};
 use crate::handles::Remembered;
 use crate::pipeline::cancel::Cancel;
-use crate::receipt::{Receipt, Statement};
+use crate::receipt::Receipt;
 
 /// Ties the parts of an answer to chunks.
 pub async fn handle(
@@ -26,36 +27,69 @@ pub async fn handle(
     body: Body,
 ) -> Result<Json<AttributeAnswer>, HttpError> {
     let arrived = Instant::now();
-    let (body, named) = body::parsed(&service, &headers, body, |body| {
-        let body: AttributeBody = api::parse(body)?;
-        let named = body.named()?;
-        Ok((body, named))
-    })
-    .await?;
-    let deadline = work::deadline(arrived, body.deadline_ms(), &service)?;
+    let asked = body::parsed(&service, &headers, body, Asked::parse).await?;
+    let deadline = work::deadline(arrived, asked.body.deadline_ms(), &service)?;
     service.ready()?;
-    let by_ids = Chunks::are_named_by_ids(named.as_ref());
-    let working = service.clone();
-    let answer = work::admitted(&service, deadline, move |cancel| {
-        let pipeline = working.ready()?;
-        let chunks = named.map(|named| Chunks::of(&working, &named, cancel)).transpose()?;
-        let (mut request, options) = body.into_domain(chunks.as_ref().map(Chunks::chunks))?;
-        let remembered = chunks.as_ref().and_then(Chunks::remembered);
-        request.seen = remembered.map(|remembered| remembered.kept.clone());
+    let permit = service.admission.enter(deadline).await?;
+    let read = AttributeBody::into_domain;
+    let answer = asked.work(&service, (permit, deadline), read, |service, found, cancel| {
+        let Found { request, options, chunks } = found;
+        let pipeline = service.ready()?;
         let attributed = pipeline.attribute(&request, cancel)?;
         observe::stages(&attributed.timings);
         let names = chunks.as_ref().map(Chunks::names).unwrap_or_default();
         let answer = AttributeAnswer::new(&request, &attributed, options, pipeline, names);
         let receipt = options.receipt.then(|| {
-            let statement = Statement::new(&request, &attributed, pipeline.model());
-            Ok::<_, HttpError>(Receipt::sign(&statement, working.signing_key()?))
+            let key = service.signing_key()?;
+            Ok::<_, HttpError>(Receipt::of(&request, &attributed, pipeline, key))
         });
         Ok(answer.with_receipt(receipt.transpose()?))
-    })
-    .await;
-    match answer {
-        Err(error) if by_ids => Err(error.of_chunks_in("chunk_ids")),
-        answer => answer.map(Json),
+    });
+    answer.await.map(Json)
+}
+
+/// A request as it came, and the chunks that it names instead of sending them.
+struct Asked {
+    body: AttributeBody,
+    named: Option<Named>,
+}
+
+/// A request whose chunks are there.
+struct Found {
+    request: AttributeRequest,
+    options: AttributeOptions,
+    chunks: Option<Chunks>,
+}
+
+type Read =
+    fn(AttributeBody, Option<Vec<Arc<Chunk>>>) -> Result<(AttributeRequest, AttributeOptions), RequestError>;
+
+impl Asked {
+    fn parse(json: &[u8]) -> Result<Self, HttpError> {
+        let body: AttributeBody = api::parse(json)?;
+        let named = body.named()?;
+        Ok(Self { body, named })
+    }
+
+    /// Finds its chunks, then works on it.
+    async fn work<T: Send + 'static>(
+        self,
+        service: &Service,
+        (permit, deadline): (Permit, Instant),
+        read: Read,
+        work: impl FnOnce(&Service, Found, &Cancel) -> Result<T, HttpError> + Send + 'static,
+    ) -> Result<T, HttpError> {
+        let Self { body, named } = self;
+        let by_ids = matches!(named, Some(Named::Registered(_)));
+        let service = service.clone();
+        let answer = work::permitted(permit, deadline, move |cancel| {
+            let chunks = named.map(|named| Chunks::of(&service, &named, cancel)).transpose()?;
+            let (mut request, options) = read(body, chunks.as_ref().map(Chunks::chunks))?;
+            let remembered = chunks.as_ref().and_then(Chunks::remembered);
+            request.seen = remembered.map(|remembered| remembered.kept.clone());
+            work(&service, Found { request, options, chunks }, cancel)
+        });
+        answer.await.map_err(|error| if by_ids { error.of_chunks_in("chunk_ids") } else { error })
     }
 }
 
@@ -66,10 +100,6 @@ enum Chunks {
 }
 
 impl Chunks {
-    fn are_named_by_ids(named: Option<&Named>) -> bool {
-        matches!(named, Some(Named::Registered(_)))
-    }
-
     fn of(service: &Service, named: &Named, cancel: &Cancel) -> Result<Self, HttpError> {
         match named {
             Named::Registered(ids) => {

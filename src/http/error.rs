@@ -295,6 +295,9 @@ impl From<Refusal> for HttpError {
             Refusal::Overloaded => {
                 Self::new("overloaded", "too many requests are waiting (admission.queue_max)")
             }
+            Refusal::StreamsTooMany => {
+                Self::new("overloaded", "too many answers are arriving (admission.stream_count_max)")
+            }
             Refusal::Late => PipelineError::DeadlineExceeded.into(),
             Refusal::Draining => Self::new("draining", "the daemon is shutting down"),
         }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{HttpError, Service};
+use crate::admission::Permit;
 use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
 
@@ -38,7 +39,18 @@ pub async fn admitted<T: Send + 'static>(
     deadline: Instant,
     work: impl FnOnce(&Cancel) -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
-    let permit = service.admission.enter(deadline).await?;
+    permitted(service.admission.enter(deadline).await?, deadline, work).await
+}
+
+/// The same for one who has a permit.
+///
+/// # Errors
+/// What the work says; a deadline.
+pub async fn permitted<T: Send + 'static>(
+    permit: Permit,
+    deadline: Instant,
+    work: impl FnOnce(&Cancel) -> Result<T, HttpError> + Send + 'static,
+) -> Result<T, HttpError> {
     let cancel = Cancel::at(Some(deadline));
     // Dropped with this future when the client goes away: the work then stops at its next step.
     let _gone = GoneGuard(cancel.clone());

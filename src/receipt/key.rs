@@ -50,7 +50,10 @@ impl SigningKey {
     pub fn at(path: &Path) -> Result<Self, KeyError> {
         let failed = |cause| KeyError::File { path: path.to_owned(), cause };
         match fs::read_to_string(path) {
-            Ok(pem) => Self::from_pem(&pem).ok_or_else(|| KeyError::Content { path: path.to_owned() }),
+            Ok(pem) => {
+                warn_of_readers(path);
+                Self::from_pem(&pem).ok_or_else(|| KeyError::Content { path: path.to_owned() })
+            }
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
                 let key = Self::generate()?;
                 key.save(path).map_err(failed)?;
@@ -113,6 +116,20 @@ impl SigningKey {
 
 pub(super) fn verifies(public_key: &[u8], message: &[u8], signature: &[u8]) -> bool {
     UnparsedPublicKey::new(&ED25519, public_key).verify(message, signature).is_ok()
+}
+
+/// Who can read the key can sign as this daemon. Said, not refused: mounted secrets may be readable by a group that is meant.
+fn warn_of_readers(path: &Path) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = fs::metadata(path).map_or(0, |file| file.permissions().mode());
+        if mode & 0o077 != 0 {
+            tracing::warn!(path = %path.display(), mode = format!("{:o}", mode & 0o777), "others than its owner can use the key of receipts");
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = path;
 }
 
 #[cfg(test)]

@@ -8,8 +8,10 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts};
-use crate::model::ModelInfo;
+use crate::kv::codec::Codec;
+use crate::pipeline::Pipeline;
 use crate::pipeline::attribute::{Attributed, ESTIMATOR, LackKind, PartOutcome, Source};
+use crate::pipeline::question::Placement;
 
 /// Scores of two processors may differ so much, relative to the larger, and at least by so much.
 const SCORE_TOLERANCE: f64 = 1e-3;
@@ -26,6 +28,8 @@ pub struct Statement {
     model: String,
     fingerprint: String,
     estimator: String,
+    codec: Codec,
+    placement: Placement,
     answer: Hashed,
     chunks: Vec<HashedChunk>,
     granularity: Granularity,
@@ -100,7 +104,8 @@ pub struct Difference {
 
 impl Statement {
     /// What was asked, and what was found.
-    pub fn new(request: &AttributeRequest, attributed: &Attributed, model: &ModelInfo) -> Self {
+    pub fn new(request: &AttributeRequest, attributed: &Attributed, by: &Pipeline) -> Self {
+        let model = by.model();
         let seen = |index: usize| request.seen.as_ref().map(|seen| seen[index].clone());
         let chunk = |(index, chunk): (usize, &Chunk)| HashedChunk {
             id: chunk.id.clone(),
@@ -115,6 +120,8 @@ impl Statement {
             model: model.name.clone(),
             fingerprint: model.fingerprint.clone(),
             estimator: ESTIMATOR.to_owned(),
+            codec: by.settings().codec,
+            placement: by.settings().placement,
             answer: Hashed::of(&request.answer),
             chunks: request.chunks.iter().map(|chunk| &**chunk).enumerate().map(chunk).collect(),
             granularity: match request.parts {
@@ -126,6 +133,11 @@ impl Statement {
             sources_max: request.sources_max,
             parts: attributed.parts.iter().map(PartSaid::of).collect(),
         }
+    }
+
+    /// How keys were stored, and how a decoder's chunks stood in front of the answer: a replay does the same.
+    pub fn settings(&self) -> (Codec, Placement) {
+        (self.codec, self.placement)
     }
 
     /// The request that is repeated to check it: `request` is said to be about the same answer and chunks.

@@ -1,9 +1,13 @@
 //! Attribution over the wire: what is refused, an earlier compression, and answers that arrive piece by piece.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::wire::{self, Framing, ask, post};
-use crate::{BODY_BYTES_MAX, Daemon, check_error, daemon, scripted};
+use crate::{BODY_BYTES_MAX, Daemon, STREAM_COUNT_MAX, check_error, daemon, scripted};
 
 const ANSWER: &str = "The tide is at noon. The moon is far.";
 
@@ -327,6 +331,43 @@ async fn streams_that_are_none() {
     // In the status or in an event, as it comes.
     let huge = stream(events(&request, &[&"x".repeat(BODY_BYTES_MAX)])).await;
     assert!(huge.body.contains("body_too_large"), "{}", huge.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arriving_answers_are_bounded_in_number_and_go_on_while_the_daemon_drains() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let mut request = good();
+    request.as_object_mut().expect("fields").remove("answer");
+    let (first, rest) = (events(&request, &[]), events(&json!({"delta": "The tide is at noon."}), &[]));
+    let head = format!(
+        "POST /v1/attribute/stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        first.len() + rest.len()
+    );
+    let mut arriving = Vec::new();
+    for _ in 0..STREAM_COUNT_MAX {
+        let mut stream = TcpStream::connect(daemon.http).await.expect("the daemon listens");
+        stream.write_all(format!("{head}{first}").as_bytes()).await.expect("the daemon reads");
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.expect("an answer before the end of the question");
+        assert_eq!(status, *b"HTTP/1.1 200");
+        arriving.push(stream);
+    }
+    let more = post(daemon.http, "/v1/attribute/stream", &first).await;
+    check_error("one more", &more, "429 overloaded -", "admission.stream_count_max");
+    drop(arriving.pop());
+    let room = async || post(daemon.http, "/v1/attribute/stream", &first).await.status == 200;
+    while !room().await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    daemon.service.admission.drain();
+    let late = post(daemon.http, "/v1/attribute/stream", &first).await;
+    check_error("while draining", &late, "503 draining -", "shutting down");
+    for mut stream in arriving {
+        stream.write_all(rest.as_bytes()).await.expect("the daemon reads");
+        let mut told = String::new();
+        stream.read_to_string(&mut told).await.expect("the rest");
+        assert!(told.contains("event: part") && told.contains("event: done"), "{told}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

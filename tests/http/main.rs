@@ -17,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ndarray::ArrayView3;
 use serde_json::{Value, json};
-use thresher::admission::Admission;
+use thresher::admission::{Admission, Bounds};
 use thresher::handles::{HandleSettings, Handles};
 use thresher::http::admin::Admin;
 use thresher::http::{self, ReceiptKey, RegistryLimits, ServeLimits, Service};
@@ -34,6 +34,7 @@ use tokio::net::TcpListener;
 
 use self::wire::{Framing, ask, get, post, send};
 
+const STREAM_COUNT_MAX: usize = 4;
 const BODY_BYTES_MAX: usize = 4096;
 const DEADLINE_MS_MAX: u64 = 600_000;
 /// Stands in every text of a request that a test looks for where no text may be.
@@ -74,7 +75,11 @@ fn service(
         registry: Arc::new(registry),
         handles: Handles::new(&HandleSettings::default()),
         receipts: Arc::new(ReceiptKey::at(&receipts().join("key.pem"))),
-        admission: Admission::new(concurrency, queue),
+        admission: Admission::new(Bounds {
+            concurrency_max: concurrency,
+            queue_max: queue,
+            stream_count_max: STREAM_COUNT_MAX,
+        }),
         limits: ServeLimits {
             read_max: Duration::from_secs(30),
             body_bytes_max: BODY_BYTES_MAX,

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::native::Words;
 use crate::domain::ByteRange;
 use crate::pipeline::attribute::{PartOutcome, Source};
-use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// The answer in blocks. White space between two parts belongs to the first, other text is a block without citations.
 pub fn blocks(words: &Words, parts: &[PartOutcome], citation: fn(&Words, &Source) -> Value) -> Value {
@@ -46,7 +45,7 @@ pub fn blocks(words: &Words, parts: &[PartOutcome], citation: fn(&Words, &Source
 /// The chunk as a plain text document: characters from, and up to.
 pub fn char_location(words: &Words, source: &Source) -> Value {
     let chunk = words.chunk(source);
-    let range = OffsetMap::new(&chunk.text, OffsetUnit::Codepoint).from_bytes(source.sentence);
+    let range = words.characters.range(source.chunk, source.sentence);
     json!({
         "type": "char_location",
         "cited_text": words.cited_text(source),

@@ -16,37 +16,25 @@ use crate::text::offsets::OffsetUnit;
 /// Objects and arrays in each other beyond this are a part as a whole: one has to stop somewhere.
 const DEPTH_MAX: usize = 64;
 
-/// A value that holds no others, and its place.
-struct Leaf {
-    pointer: String,
-    value: Value,
-}
-
 /// The values of an answer as its parts; none when it is not JSON, or holds nothing.
 pub fn parts(answer: &str) -> Option<Parts> {
-    let values: Vec<Value> = leaves(answer)?.into_iter().map(|leaf| leaf.value).collect();
-    (!values.is_empty()).then_some(Parts::Values(values))
+    values(answer).filter(|values| !values.is_empty()).map(Parts::Values)
 }
 
-/// From pointers to parts; when the answer is not JSON, that.
-pub fn pointers(words: &Words, parts: &[PartOutcome], unit: OffsetUnit) -> Json {
-    let leaves = match leaves(words.answer) {
-        Some(leaves) if !leaves.is_empty() => leaves,
-        found => {
-            let why = match found {
-                Some(_) => "the answer is JSON without values",
-                None => "the answer is no JSON object or array, or one with a key that stands twice",
-            };
-            return json!({"pointers": {}, "fallback": format!("{why}: its sentences were attributed")});
-        }
+/// From pointers to verdicts; where the parts are no values, why not.
+pub fn pointers(words: &Words, (asked, found): (&Parts, &[PartOutcome]), unit: OffsetUnit) -> Json {
+    let Parts::Values(values) = asked else {
+        let why = "the answer is no JSON object or array, holds no value, or has a key twice: its sentences were attributed";
+        return json!({"pointers": {}, "fallback": why});
     };
-    let answers = PartAnswer::all(words, parts, unit);
+    let answers = PartAnswer::all(words, found, unit);
     let all: Map<String, Json> =
-        leaves.into_iter().zip(answers).map(|(leaf, answer)| (leaf.pointer, answer.verdict())).collect();
+        values.iter().zip(answers).map(|(value, answer)| (value.pointer.clone(), answer.verdict())).collect();
     json!({"pointers": all, "fallback": null})
 }
 
-fn leaves(answer: &str) -> Option<Vec<Leaf>> {
+/// Those that hold no others.
+fn values(answer: &str) -> Option<Vec<Value>> {
     let mut found = Vec::new();
     let raw: &RawValue = serde_json::from_str(unfenced(answer.trim())).ok()?;
     // A bare text or number is an answer in prose that happens to be JSON.
@@ -72,7 +60,7 @@ struct Place<'a> {
     depth: usize,
 }
 
-fn collect(answer: &str, raw: &RawValue, place: Place, found: &mut Vec<Leaf>) -> Option<()> {
+fn collect(answer: &str, raw: &RawValue, place: Place, found: &mut Vec<Value>) -> Option<()> {
     let text = raw.get();
     let start = text.as_ptr() as usize - answer.as_ptr() as usize;
     let Place { pointer, key, depth } = place;
@@ -89,13 +77,13 @@ fn collect(answer: &str, raw: &RawValue, place: Place, found: &mut Vec<Leaf>) ->
             let said: String = serde_json::from_str(text).ok()?;
             if !said.trim().is_empty() {
                 let bytes = ByteRange::new(start + 1, start + text.len() - 1);
-                found.push(Leaf { pointer, value: Value { bytes, key: key.to_owned(), text: said } });
+                found.push(Value { pointer, bytes, key: key.to_owned(), text: said });
             }
             Some(())
         }
         _ => {
             let bytes = ByteRange::new(start, start + text.len());
-            found.push(Leaf { pointer, value: Value { bytes, key: key.to_owned(), text: text.to_owned() } });
+            found.push(Value { pointer, bytes, key: key.to_owned(), text: text.to_owned() });
             Some(())
         }
     }
@@ -148,10 +136,10 @@ mod tests {
     use super::*;
 
     fn check(name: &str, answer: &str, expect: Option<&[(&str, &str)]>) {
-        let found = leaves(answer);
+        let found = values(answer);
         let found: Option<Vec<(&str, &str)>> = found
             .as_ref()
-            .map(|leaves| leaves.iter().map(|leaf| (&*leaf.pointer, leaf.value.bytes.of(answer))).collect());
+            .map(|values| values.iter().map(|value| (&*value.pointer, value.bytes.of(answer))).collect());
         assert_eq!(found.as_deref(), expect, "{name}");
     }
 
@@ -159,7 +147,7 @@ mod tests {
     fn values_say_what_they_say() {
         let answer = r#"{"note": ["a\n\u00e9", 7], "b": null}"#;
         let found: Vec<(String, String)> =
-            leaves(answer).expect("JSON").into_iter().map(|leaf| (leaf.value.key, leaf.value.text)).collect();
+            values(answer).expect("JSON").into_iter().map(|value| (value.key, value.text)).collect();
         let said = |key: &str, text: &str| (key.to_owned(), text.to_owned());
         assert_eq!(found, [said("note", "a\né"), said("note", "7"), said("b", "null")]);
     }

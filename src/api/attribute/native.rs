@@ -10,7 +10,7 @@ use super::dialect::Dialect;
 use super::{AttributeOptions, anthropic, json_answer, markers, openai};
 use crate::api::TimingMs;
 use crate::api::response::{Places, Range};
-use crate::domain::{AttributeRequest, ByteRange, Chunk};
+use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts};
 use crate::kv::store::Sources;
 use crate::pipeline::Pipeline;
 use crate::pipeline::attribute::{Attributed, ESTIMATOR, Lack, LackKind, PartOutcome, Source};
@@ -90,10 +90,34 @@ pub struct Names<'a> {
 pub(super) struct Words<'a> {
     pub answer: &'a str,
     pub chunks: &'a [Arc<Chunk>],
-    pub names: Names<'a>,
+    names: Names<'a>,
+    /// Characters of the chunks, for the dialects that count these.
+    pub characters: InChunks<'a>,
 }
 
-impl Words<'_> {
+/// Places in chunks. Most chunks are no part's source: one is counted through when it is first asked for.
+pub(super) struct InChunks<'a> {
+    chunks: &'a [Arc<Chunk>],
+    unit: OffsetUnit,
+    places: Vec<OnceCell<Places<'a>>>,
+}
+
+impl<'a> InChunks<'a> {
+    fn new(chunks: &'a [Arc<Chunk>], unit: OffsetUnit) -> Self {
+        Self { chunks, unit, places: chunks.iter().map(|_| OnceCell::new()).collect() }
+    }
+
+    /// A range of a chunk's text.
+    pub fn range(&self, chunk: usize, bytes: ByteRange) -> Range {
+        self.places[chunk].get_or_init(|| Places::new(&self.chunks[chunk].text, self.unit)).range(bytes)
+    }
+}
+
+impl<'a> Words<'a> {
+    fn new(answer: &'a str, chunks: &'a [Arc<Chunk>], names: Names<'a>) -> Self {
+        Self { answer, chunks, names, characters: InChunks::new(chunks, OffsetUnit::Codepoint) }
+    }
+
     pub fn chunk(&self, source: &Source) -> &Chunk {
         &self.chunks[source.chunk]
     }
@@ -124,12 +148,12 @@ impl AttributeAnswer {
         by: &Pipeline,
         names: Names,
     ) -> Self {
-        let words = Words { answer: &request.answer, chunks: &request.chunks, names };
+        let words = Words::new(&request.answer, &request.chunks, names);
         let parts = PartAnswer::all(&words, &attributed.parts, options.offsets);
         let model = by.model();
         Self {
             parts,
-            formatted: formatted(&words, &attributed.parts, options),
+            formatted: formatted(&words, (&request.parts, &attributed.parts), options),
             rc: RcAnswer {
                 estimator: ESTIMATOR,
                 model: model.name.clone(),
@@ -147,7 +171,11 @@ impl AttributeAnswer {
     }
 }
 
-fn formatted(words: &Words, parts: &[PartOutcome], options: AttributeOptions) -> Option<Value> {
+fn formatted(
+    words: &Words,
+    (asked, parts): (&Parts, &[PartOutcome]),
+    options: AttributeOptions,
+) -> Option<Value> {
     Some(match options.dialect {
         Dialect::Native => return None,
         Dialect::AnthropicDocument => anthropic::blocks(words, parts, anthropic::char_location),
@@ -155,7 +183,7 @@ fn formatted(words: &Words, parts: &[PartOutcome], options: AttributeOptions) ->
         Dialect::OpenaiResponses => openai::response_item(words, parts),
         Dialect::OpenaiChat => openai::chat_message(words, parts),
         Dialect::Markers => markers::text(words, parts),
-        Dialect::Json => json_answer::pointers(words, parts, options.offsets),
+        Dialect::Json => json_answer::pointers(words, (asked, parts), options.offsets),
     })
 }
 
@@ -175,34 +203,25 @@ impl PartAnswer {
         parts: &[PartOutcome],
         (options, names): (AttributeOptions, Names),
     ) -> Vec<Self> {
-        Self::all(&Words { answer, chunks, names }, parts, options.offsets)
+        Self::all(&Words::new(answer, chunks, names), parts, options.offsets)
     }
 
     pub(super) fn all(words: &Words, parts: &[PartOutcome], unit: OffsetUnit) -> Vec<Self> {
         let answer = Places::new(words.answer, unit);
-        // Most chunks are no part's source.
-        let chunks: Vec<OnceCell<Places>> = words.chunks.iter().map(|_| OnceCell::new()).collect();
-        let in_chunk = |chunk: usize, bytes: ByteRange| {
-            chunks[chunk].get_or_init(|| Places::new(&words.chunks[chunk].text, unit)).range(bytes)
-        };
-        parts.iter().map(|part| Self::new(words, part, &|bytes| answer.range(bytes), &in_chunk)).collect()
+        let chunks = InChunks::new(words.chunks, unit);
+        parts.iter().map(|part| Self::new(words, part, &answer, &chunks)).collect()
     }
 
-    fn new(
-        words: &Words,
-        part: &PartOutcome,
-        in_answer: &dyn Fn(ByteRange) -> Range,
-        in_chunk: &dyn Fn(usize, ByteRange) -> Range,
-    ) -> Self {
+    fn new(words: &Words, part: &PartOutcome, answer: &Places, chunks: &InChunks) -> Self {
         let lack = |lack: &Lack| LackAnswer {
-            range: in_answer(lack.bytes),
+            range: answer.range(lack.bytes),
             text: lack.bytes.of(words.answer).to_owned(),
             reason: lack.kind,
         };
         let source = |source: &Source| {
             let chunk = words.chunk(source);
             let place = |bytes: ByteRange| SourceText {
-                range: in_chunk(source.chunk, bytes),
+                range: chunks.range(source.chunk, bytes),
                 text: bytes.of(&chunk.text).to_owned(),
             };
             SourceAnswer {
@@ -216,7 +235,7 @@ impl PartAnswer {
             }
         };
         Self {
-            range: in_answer(part.bytes),
+            range: answer.range(part.bytes),
             text: part.bytes.of(words.answer).to_owned(),
             supported: part.is_supported(),
             support: part.support,

@@ -15,9 +15,10 @@ use serde_json::json;
 use sse_stream::SseByteStream;
 use tokio::sync::mpsc;
 
-use super::Chunks;
-use crate::api::{self, Arrival, AttributeBody, AttributeOptions, PartAnswer};
-use crate::domain::{AttributeRequest, ByteRange};
+use super::{Asked, Chunks, Found};
+use crate::admission;
+use crate::api::{self, Arrival, AttributeBody, PartAnswer};
+use crate::domain::ByteRange;
 use crate::http::error::HttpError;
 use crate::http::{Service, body, observe, work};
 use crate::pipeline::attribute::Candidates;
@@ -34,38 +35,27 @@ pub async fn handle(
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, HttpError> {
     body::is_plain(&headers)?;
     service.ready()?;
+    let place = service.admission.stream()?;
     let mut events = events(body, service.limits.body_bytes_max);
     let first = next(&mut events, &service).await?.ok_or_else(HttpError::stream_empty)?;
-    let (body, named) = work::aside(move || {
-        let body: AttributeBody = api::parse(first.as_bytes())?;
-        let named = body.named()?;
-        Ok((body, named))
-    })
-    .await?;
-    let deadline = work::deadline(Instant::now(), body.deadline_ms(), &service)?;
-    let by_ids = Chunks::are_named_by_ids(named.as_ref());
-    let working = service.clone();
-    let begun = work::admitted(&service, deadline, move |cancel| {
-        let pipeline = working.ready()?;
-        let chunks = named.map(|named| Chunks::of(&working, &named, cancel)).transpose()?;
-        let (mut request, options) = body.into_stream(chunks.as_ref().map(Chunks::chunks))?;
-        let remembered = chunks.as_ref().and_then(Chunks::remembered);
-        request.seen = remembered.map(|remembered| remembered.kept.clone());
-        pipeline.check_sources(&request)?;
+    let asked = work::aside(move || Asked::parse(first.as_bytes())).await?;
+    let deadline_ms = asked.body.deadline_ms();
+    let deadline = work::deadline(Instant::now(), deadline_ms, &service)?;
+    let permit = place.enter(deadline).await?;
+    let read = AttributeBody::into_stream;
+    let begun = asked.work(&service, (permit, deadline), read, |service, found, cancel| {
+        let pipeline = service.ready()?;
+        pipeline.check_sources(&found.request)?;
         let mut clock = Clock::start();
-        let candidates = pipeline.candidates(&request, &mut clock, cancel)?;
+        let candidates = pipeline.candidates(&found.request, &mut clock, cancel)?;
         observe::stages(&clock.finish());
-        Ok(Begun { request, options, candidates, chunks })
-    })
-    .await;
-    let begun = match begun {
-        Err(error) if by_ids => return Err(error.of_chunks_in("chunk_ids")),
-        begun => begun?,
-    };
+        Ok(Begun { found, candidates })
+    });
+    let begun = Arc::new(begun.await?);
     // One event waits at most: who does not read stops what it sends from being read.
     let (sender, receiver) = mpsc::channel(1);
-    let answering =
-        Answering { service, begun: Arc::new(begun), sender, arriving: Arriving::default(), parts: 0 };
+    let arriving = Arriving::default();
+    let answering = Answering { service, place, deadline_ms, begun, sender, arriving, parts: 0 };
     tokio::spawn(answering.run(events));
     let outgoing = stream::unfold(receiver, async |mut receiver| {
         let event: Event = receiver.recv().await?;
@@ -76,15 +66,16 @@ pub async fn handle(
 
 /// What all sentences share.
 struct Begun {
-    request: AttributeRequest,
-    options: AttributeOptions,
+    found: Found,
     candidates: Candidates,
-    chunks: Option<Chunks>,
 }
 
 /// One stream on its way.
 struct Answering {
     service: Service,
+    place: admission::Stream,
+    /// Of each sentence.
+    deadline_ms: Option<u64>,
     begun: Arc<Begun>,
     sender: mpsc::Sender<Event>,
     arriving: Arriving,
@@ -158,15 +149,17 @@ impl Answering {
 
     /// A sentence waits for its turn like any request.
     async fn attribute(&self, sentence: ByteRange) -> Result<Vec<PartAnswer>, HttpError> {
-        let deadline = Instant::now() + self.service.limits.deadline_default;
+        let deadline = work::deadline(Instant::now(), self.deadline_ms, &self.service)?;
         let (service, begun) = (self.service.clone(), Arc::clone(&self.begun));
         let answer = self.arriving.text()[..sentence.end].to_owned();
-        work::admitted(&self.service, deadline, move |cancel| {
-            let (pipeline, request) = (service.ready()?, &begun.request);
+        let permit = self.place.enter(deadline).await?;
+        work::permitted(permit, deadline, move |cancel| {
+            let Found { request, options, chunks } = &begun.found;
             let asked = (&request.parts, request.sources_max);
-            let found = pipeline.attribute_sentence(&begun.candidates, (&answer, sentence), asked, cancel)?;
-            let names = begun.chunks.as_ref().map(Chunks::names).unwrap_or_default();
-            Ok(PartAnswer::of_stream(&answer, &request.chunks, &found, (begun.options, names)))
+            let sentence = (&*answer, sentence);
+            let found = service.ready()?.attribute_sentence(&begun.candidates, sentence, asked, cancel)?;
+            let names = chunks.as_ref().map(Chunks::names).unwrap_or_default();
+            Ok(PartAnswer::of_stream(&answer, &request.chunks, &found, (*options, names)))
         })
         .await
     }

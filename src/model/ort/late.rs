@@ -16,6 +16,9 @@ use super::{OrtSettings, builder, environment, graph_error, io_of, numerics, ort
 use crate::model::contract::{Contract, Family, Graph, check_io};
 use crate::model::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted};
 
+/// Sentences that are read side by side: each session takes memory, and an answer has few sentences.
+const BESIDE_MAX: usize = 8;
+
 /// Sessions of one contract's graphs.
 ///
 /// Windows run on one thread each, side by side, alone or with others of their length: their keys then depend on their own
@@ -26,7 +29,7 @@ pub struct LateRuntime {
     frame: Frame,
     pub(super) workers: Workers<Array3<f32>>,
     query: Pool<WeightedSession>,
-    /// On one thread each.
+    /// On one thread each, one per core and [`BESIDE_MAX`] at most.
     query_beside: Pool<WeightedSession>,
     query_file: String,
 }
@@ -57,7 +60,7 @@ impl LateRuntime {
         let passage = load(Graph::Passage, cores, 1)?;
         let (sessions, threads) = query_sessions(cores);
         let query = load(Graph::Query, sessions, threads)?;
-        let query_beside = load(Graph::Query, cores, 1)?;
+        let query_beside = load(Graph::Query, cores.min(BESIDE_MAX), 1)?;
         weights.drop_pages();
         let frame = Frame::of(&contract);
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();

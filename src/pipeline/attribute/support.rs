@@ -51,11 +51,7 @@ pub enum LackKind {
 }
 
 /// How far the sources say what the part says, from 0 to 1, and what they do not.
-pub(super) fn of(
-    candidates: &Candidates,
-    heard: &[Heard],
-    part: ByteRange,
-) -> Option<(f32, Vec<Lack>)> {
+pub(super) fn of(candidates: &Candidates, heard: &[Heard], part: ByteRange) -> Option<(f32, Vec<Lack>)> {
     let inside = |term: &HeardTerm| term.bytes.overlaps(part);
     let (mut sum, mut weights) = (0.0, 0.0);
     let (mut left, mut worst): (f32, f32) = (1.0, 1.0);
