@@ -190,12 +190,12 @@ pub struct Reading {
     pub tokens: Tokens,
     /// The question as the model sees it.
     pub question: Question,
-    /// The chunks' keys, and where their tokens and sentences stand.
-    pub blocks: Blocks,
+    /// The chunks' keys, and where their tokens and sentences stand. Sentences of one answer share these and the units.
+    pub blocks: Arc<Blocks>,
     /// What is kept or dropped as a whole.
     pub granularity: Granularity,
     /// What can be kept.
-    pub units: Vec<Unit>,
+    pub units: Arc<[Unit]>,
     /// `[head, question_token, key]` by the query graph, where settings ask for it.
     pub graph_logits: Option<Array3<f32>>,
     /// Whether a raw logit says by itself how near two tokens are.
@@ -206,7 +206,8 @@ impl Reading {
     /// The same reading with its blocks in another codec, as far as theirs has kept them.
     pub fn recoded(&self, codec: Codec) -> Self {
         let blocks = self.blocks.blocks.iter().map(|block| block.recoded(codec)).collect();
-        Self { blocks: Blocks { blocks, ..self.blocks.clone() }, graph_logits: None, ..self.clone() }
+        let blocks = Arc::new(Blocks { blocks, ..(*self.blocks).clone() });
+        Self { blocks, graph_logits: None, ..self.clone() }
     }
 
     /// Raw logits of some heads, over the chunks' keys and the question's own. The default scoring does without them.
@@ -306,6 +307,7 @@ impl Pipeline {
             ScanBy::Onnx => Some(clock.stage("graph", || scan::by_graph(&tokens.ids, &blocks, model))?),
         };
         let (granularity, reaches) = (request.granularity, model.info().decoder.is_none());
+        let (blocks, units) = (Arc::new(blocks), units.into());
         Ok(Reading { tokens, question, blocks, granularity, units, graph_logits, reaches })
     }
 

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import unittest
@@ -99,6 +100,27 @@ class Dialects(unittest.TestCase):
         prose = attribute(format="json")
         self.assertIn("no JSON object", prose["formatted"]["fallback"])
         self.assertGreater(len(prose["parts"]), 1)
+
+
+def without_scores(value):
+    """Scores differ in their last digits from processor to processor."""
+    if isinstance(value, dict):
+        return {key: without_scores(inside) for key, inside in value.items() if key != "score"}
+    return [without_scores(inside) for inside in value] if isinstance(value, list) else value
+
+
+class Documented(unittest.TestCase):
+    def test_the_examples_are_what_comes_out(self):
+        request = json.loads((ROOT / "docs/examples/attribute.json").read_text())
+        page = (ROOT / "docs/attribution.md").read_text()
+        examples = re.findall(r"^### `(\w+)`\n(.*?)^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        self.assertEqual(len(examples), 6)
+        for dialect, words, example in examples:
+            answer = re.search(r"the answer is `(.*?)`", words)
+            options = {"format": dialect} | ({"answer": answer[1]} if answer else {})
+            with self.subTest(dialect):
+                found = attribute(**{**request, **options})["formatted"]
+                self.assertEqual(without_scores(found), without_scores(json.loads(example)))
 
 
 if __name__ == "__main__":

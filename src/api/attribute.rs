@@ -25,6 +25,9 @@ use crate::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
 pub struct AttributeBody {
     #[serde(default)]
     answer: Option<String>,
+    /// May be sent, as the request that compressed had it, and changes nothing: `docs/evaluation.md`, what did not work.
+    #[serde(default, rename = "query")]
+    _query: Option<String>,
     #[serde(default)]
     chunks: Option<Vec<ChunkBody>>,
     #[serde(default)]

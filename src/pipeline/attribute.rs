@@ -17,6 +17,7 @@ mod support;
 mod trace;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
@@ -146,7 +147,7 @@ impl Pipeline {
         let blocks =
             clock.stage("blocks", || self.reader.blocks(&request.chunks, &self.settings.limits, cancel))?;
         cancel.check()?;
-        Ok(clock.stage("terms", || Candidates::new(&request.chunks, blocks, request.seen.as_deref())))
+        Ok(clock.stage("terms", || Candidates::new(&request.chunks, Arc::new(blocks), request.seen.as_deref())))
     }
 
     /// Reads one sentence of `answer` over the chunks. Words are cut at `cuts`, bytes of the answer.

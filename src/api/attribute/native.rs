@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::dialect::Dialect;
@@ -54,12 +54,18 @@ struct LackAnswer {
 struct SourceAnswer {
     chunk: String,
     index: usize,
+    #[serde(serialize_with = "digits")]
     score: f32,
     cited: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     tied: bool,
     sentence: SourceText,
     run: SourceText,
+}
+
+/// In as few digits as tell it from its neighbours, in trees of JSON, too, whose numbers have 64 bits.
+fn digits<S: Serializer>(score: &f32, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(score.to_string().parse().unwrap_or_else(|_| f64::from(*score)))
 }
 
 /// A range of a chunk's text, and what stands there.

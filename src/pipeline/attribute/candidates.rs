@@ -16,9 +16,9 @@ use crate::text::{self, Term};
 /// Chunks, read once for all sentences of an answer.
 pub struct Candidates {
     pub(super) chunks: Vec<Arc<Chunk>>,
-    pub(super) blocks: Blocks,
+    pub(super) blocks: Arc<Blocks>,
     /// The title of each chunk that has one, then its sentences, chunk by chunk. A title has no bytes: it is read, never cited.
-    pub(super) units: Vec<Unit>,
+    pub(super) units: Arc<[Unit]>,
     /// Which units are each chunk's.
     pub(super) of_chunk: Vec<Range<usize>>,
     /// For each chunk the first one that reads the same: they are no rivals.
@@ -36,7 +36,7 @@ pub struct Candidates {
 
 impl Candidates {
     /// Of `seen` ranges of the chunks' texts only, where it is given.
-    pub fn new(chunks: &[Arc<Chunk>], blocks: Blocks, seen: Option<&[Vec<ByteRange>]>) -> Self {
+    pub fn new(chunks: &[Arc<Chunk>], blocks: Arc<Blocks>, seen: Option<&[Vec<ByteRange>]>) -> Self {
         let (mut units, mut of_chunk) = (Vec::new(), Vec::with_capacity(chunks.len()));
         for (index, block) in blocks.blocks.iter().enumerate() {
             let first = units.len();
@@ -82,7 +82,7 @@ impl Candidates {
             chunks: chunks.to_vec(),
             blocks,
             twin_of: twins(chunks, &units, &of_chunk),
-            units,
+            units: units.into(),
             of_chunk,
             vocabulary: HashMap::new(),
             distinct: 0,
@@ -180,7 +180,7 @@ impl Candidates {
         chunks.remove(chunk);
         let mut blocks = self.blocks.blocks.clone();
         blocks.remove(chunk);
-        Self::new(&chunks, Blocks::new(blocks, self.blocks.sources), None)
+        Self::new(&chunks, Arc::new(Blocks::new(blocks, self.blocks.sources)), None)
     }
 
     /// Where the chunks' blocks came from.

@@ -1,5 +1,7 @@
 //! What one part of the answer came from: chunks in order, which of them to cite, and where in each.
 
+use std::collections::HashSet;
+
 use ndarray::{Array2, Axis, s};
 
 use super::candidates::Candidates;
@@ -50,7 +52,8 @@ pub struct Source {
     pub tied: bool,
     /// Bytes of the sentence of its text that says most of the part.
     pub sentence: ByteRange,
-    /// Bytes of the shortest run of words of that sentence that says nearly all that the sentence does.
+    /// Bytes of the shortest run of words of that sentence that says nearly all that the sentence does, and of the words beside it
+    /// that the part has, too.
     pub run: ByteRange,
 }
 
@@ -234,7 +237,10 @@ fn run(
     let Some((first, last)) = at(first).zip(at(last)) else { return Ok(place.bytes) };
     let (start, end) = (first.start.max(place.bytes.start), last.end.min(place.bytes.end));
     let run = ByteRange::new(start, end.max(start));
-    Ok(whole_words(&candidates.chunks[place.chunk].text, run, place.bytes))
+    let own = heard.iter().flat_map(|heard| &heard.terms).filter(|term| term.bytes.overlaps(part));
+    let own: HashSet<u32> = own.filter_map(|term| term.id).collect();
+    let is_said = |term: &text::Term| candidates.term(&term.folded).is_some_and(|id| own.contains(&id));
+    Ok(whole_words(&candidates.chunks[place.chunk].text, run, place.bytes, is_said))
 }
 
 /// First and last index of the shortest run that holds [`RUN_SHARE`] of the sum; none where there is nothing.
@@ -258,16 +264,22 @@ fn shortest(found: &[f32]) -> Option<(usize, usize)> {
     shortest
 }
 
-/// A range widened to whole words, within bounds.
-fn whole_words(text: &str, range: ByteRange, bounds: ByteRange) -> ByteRange {
-    let touched = |term: &text::Term| {
-        let term = term.bytes.shifted(bounds.start);
-        term.overlaps(range).then_some(term)
-    };
+/// A range widened to whole words, and over the words beside it that are said, within bounds.
+fn whole_words(
+    text: &str,
+    range: ByteRange,
+    bounds: ByteRange,
+    is_said: impl Fn(&text::Term) -> bool,
+) -> ByteRange {
     let terms = text::terms(bounds.of(text), &[]);
-    let touched: Vec<ByteRange> = terms.iter().filter_map(touched).collect();
-    match (touched.first(), touched.last()) {
-        (Some(first), Some(last)) => ByteRange::new(first.start, last.end),
+    let is_touched = |term: &text::Term| term.bytes.shifted(bounds.start).overlaps(range);
+    match (terms.iter().position(is_touched), terms.iter().rposition(is_touched)) {
+        (Some(first), Some(last)) => {
+            let before = terms[..first].iter().rev().take_while(|term| is_said(term)).count();
+            let behind = terms[last + 1..].iter().take_while(|term| is_said(term)).count();
+            let (first, last) = (&terms[first - before], &terms[last + behind]);
+            ByteRange::new(first.bytes.start, last.bytes.end).shifted(bounds.start)
+        }
         // Tokens that belong to no word, as a full stop.
         _ if text.get(range.start..range.end).is_some() => range,
         _ => bounds,
@@ -292,11 +304,13 @@ mod tests {
     fn runs_end_where_words_do() {
         let text = "the Sangre de Cristo";
         let check = |name: &str, (from, to): (usize, usize), expect: &str| {
-            let found = whole_words(text, ByteRange::new(from, to), ByteRange::new(0, text.len()));
+            let is_said = |term: &text::Term| term.folded == "cristo";
+            let found = whole_words(text, ByteRange::new(from, to), ByteRange::new(0, text.len()), is_said);
             assert_eq!(found.of(text), expect, "{name}");
         };
         check("inside a word", (6, 8), "Sangre");
         check("a blank at the end", (4, 11), "Sangre");
-        check("two", (6, 12), "Sangre de");
+        check("two, and one that is said", (6, 12), "Sangre de Cristo");
+        check("one that is said stands further on", (0, 3), "the");
     }
 }

@@ -1,5 +1,7 @@
 //! One sentence of the answer over the candidates: what each of its tokens was contextualised by, and which of its words they have.
 
+use std::sync::Arc;
+
 use ndarray::{Array2, Array3, Axis, s};
 
 use super::candidates::Candidates;
@@ -85,9 +87,9 @@ pub(super) fn sentence(
     let reading = Reading {
         tokens,
         question,
-        blocks: blocks.clone(),
+        blocks: Arc::clone(blocks),
         granularity: Granularity::Sentence,
-        units: candidates.units.clone(),
+        units: Arc::clone(&candidates.units),
         graph_logits,
         reaches: info.decoder.is_none(),
     };
