@@ -111,6 +111,15 @@ fn a_soak_counts_requests_and_memory() {
 }
 
 #[test]
+fn answers_are_attributed_whole_and_as_they_arrive() {
+    let (done, json) = bench(&["--attribution", "--chunks", "3", "--tokens", "20", "--rounds", "2"]);
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    assert_eq!((&json["answers"], &json["targets"][0]["met"]), (&2.into(), &Value::Null));
+    has_numbers(&json, &["/attribute_ms/p50", "/answer_encode_ms", "/ratios/attribution_over_answer/median"]);
+    has_numbers(&json, &["/arriving_sentence_ms/p50", "/arriving_sentence_ms/p99", "/stages_ms/answer"]);
+}
+
+#[test]
 fn an_overload_counts_how_requests_end() {
     let (done, json) = bench(&["--overload", "3", "--clients", "6", "--chunks", "40"]);
     assert_eq!(done.status.code(), Some(0), "{done:?}");

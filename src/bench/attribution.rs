@@ -1,6 +1,8 @@
 //! What attributing an answer to chunks that have been read before costs, over HTTP, beside the model's bare graph over the answer
 //! alone. The two take turns, each answer is another; a ratio is taken within a turn.
 
+mod arriving;
+
 use std::fmt::Write as _;
 use std::time::Instant;
 
@@ -42,6 +44,8 @@ struct Turn {
     attribute_ms: f64,
     encode_ms: f64,
     stages: Value,
+    /// One per moment in which a sentence became sure.
+    sentences_ms: Vec<f64>,
 }
 
 /// `answers` answers of `answer_tokens` tokens each, to the chunks of one request.
@@ -72,7 +76,9 @@ pub fn run(
             }
         }
         if n >= 2 {
-            turns.push(Turn { attribute_ms, encode_ms, stages });
+            let sentences_ms =
+                arriving::sentences_ms(subject.daemon.address(), &chunks(&set), &answer.chunks[0].text)?;
+            turns.push(Turn { attribute_ms, encode_ms, stages, sentences_ms });
         }
     }
     Ok(report(subject, workload, answer_tokens, &turns))
@@ -97,14 +103,16 @@ fn attribute(
     answer: &CompressRequest,
     is_cold: bool,
 ) -> anyhow::Result<(f64, Value)> {
-    let chunks: Vec<Value> =
-        set.chunks.iter().map(|chunk| json!({"id": chunk.id, "text": chunk.text})).collect();
-    let body = json!({"answer": answer.chunks[0].text, "chunks": chunks});
+    let body = json!({"answer": answer.chunks[0].text, "chunks": chunks(set)});
     let answer = client.attribute(body.to_string().into())?;
     let mut told: Value = serde_json::from_slice(&answer.body)?;
     let read = told["blocks"]["read"].as_u64();
     ensure!(is_cold || read == Some(0), "{read:?} chunks had to be read again");
     Ok((answer.ms(), told["timing_ms"].take()))
+}
+
+fn chunks(set: &CompressRequest) -> Vec<Value> {
+    set.chunks.iter().map(|chunk| json!({"id": chunk.id, "text": chunk.text})).collect()
 }
 
 fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, turns: &[Turn]) -> Report {
@@ -121,6 +129,8 @@ fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, turns: &
     let stages: Vec<(&str, f64)> =
         ["blocks", "terms", "sentences", "answer"].map(|name| (name, stage(name))).to_vec();
     let (p50, p99) = (quantile(&attribute, 0.5), quantile(&attribute, 0.99));
+    let sentences = sorted(turns.iter().flat_map(|turn| turn.sentences_ms.iter().copied()));
+    let [sentence_p50, sentence_p99] = [0.5, 0.99].map(|at| quantile(&sentences, at));
     let encode = quantile(&encode, 0.5);
     let json = json!({
         "model": model(subject),
@@ -128,6 +138,7 @@ fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, turns: &
         "chunks": workload.chunks, "tokens": workload.tokens, "answer_tokens": answer_tokens, "answers": turns.len(),
         "attribute_ms": {"p50": round_to(p50, 3), "p99": round_to(p99, 3)},
         "answer_encode_ms": round_to(encode, 3),
+        "arriving_sentence_ms": {"p50": round_to(sentence_p50, 3), "p99": round_to(sentence_p99, 3)},
         "stages_ms": stages.iter().map(|(name, ms)| ((*name).to_owned(), round_to(*ms, 3))).collect::<serde_json::Map<_, _>>(),
         "ratios": {"attribution_over_answer": spread_json(ratio)},
         "targets": [target.json()],
@@ -142,6 +153,7 @@ fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, turns: &
     let _ = writeln!(table, "  attribution over HTTP         {p50:>9.2} ms   p99 {p99:.2}");
     let of_stages: Vec<String> = stages.iter().map(|(name, ms)| format!("{name} {ms:.2}")).collect();
     let _ = writeln!(table, "  of that, ms: {}", of_stages.join(", "));
+    let _ = writeln!(table, "  a sentence as it arrives      {sentence_p50:>9.2} ms   p99 {sentence_p99:.2}");
     let _ = write!(table, "  {target}");
     Report { json, table }
 }

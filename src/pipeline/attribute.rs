@@ -147,7 +147,8 @@ impl Pipeline {
         let blocks =
             clock.stage("blocks", || self.reader.blocks(&request.chunks, &self.settings.limits, cancel))?;
         cancel.check()?;
-        Ok(clock.stage("terms", || Candidates::new(&request.chunks, Arc::new(blocks), request.seen.as_deref())))
+        Ok(clock
+            .stage("terms", || Candidates::new(&request.chunks, Arc::new(blocks), request.seen.as_deref())))
     }
 
     /// Reads one sentence of `answer` over the chunks. Words are cut at `cuts`, bytes of the answer.
