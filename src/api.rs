@@ -8,7 +8,7 @@ mod response;
 mod search;
 
 pub use attribute::{
-    Arrival, AttributeAnswer, AttributeBody, AttributeOptions, Named, Names, PartAnswer, arrival,
+    Arrival, AttributeAnswer, AttributeBody, AttributeOptions, Named, Names, PartAnswer, arrival, values,
 };
 pub use chunks::{
     Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisterLimits,

@@ -233,6 +233,7 @@ pub fn service(config: &Config) -> Service {
             read_max: Duration::from_millis(config.http.read_ms_max),
             deadline_default: Duration::from_millis(admission.deadline_ms_default),
             deadline_max: Duration::from_millis(admission.deadline_ms_max),
+            stream_max: Duration::from_millis(admission.stream_ms_max),
             registry: RegistryLimits::new(&config.registry, &config.limits),
         },
     }

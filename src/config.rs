@@ -158,6 +158,8 @@ pub struct Admission {
     pub queue_max: usize,
     /// Answers that arrive piece by piece at the same time; one more is answered 429.
     pub stream_count_max: usize,
+    /// Milliseconds that such an answer may take to arrive.
+    pub stream_ms_max: u64,
     /// Milliseconds that a request may take, waiting included, when it names no deadline.
     pub deadline_ms_default: u64,
     /// The longest deadline that a request may name.
@@ -236,6 +238,7 @@ impl Default for Admission {
             concurrency_max: 0,
             queue_max: 64,
             stream_count_max: 64,
+            stream_ms_max: 600_000,
             deadline_ms_default: 10_000,
             deadline_ms_max: 120_000,
         }
@@ -402,6 +405,7 @@ impl Config {
                 admission.deadline_ms_default == 0,
                 "admission.deadline_ms_default is 0: every request would be late",
             ),
+            (limits.source_count_max == 0, "limits.source_count_max is 0: no answer could be attributed"),
             (limits.logit_count_max == 0, "limits.logit_count_max is 0: no request could be answered"),
             (
                 admission.deadline_ms_default > admission.deadline_ms_max,

@@ -282,8 +282,8 @@ pub struct Value {
     pub pointer: String,
     /// Bytes of the answer in which it is written.
     pub bytes: ByteRange,
-    /// What it is called; empty where nobody calls it anything.
-    pub key: String,
+    /// What it is called; empty where nobody calls it anything. Values of one list share it.
+    pub key: Arc<str>,
     /// What it says.
     pub text: String,
 }

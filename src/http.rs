@@ -84,6 +84,8 @@ pub struct ServeLimits {
     pub deadline_default: Duration,
     /// The longest deadline that a request may name.
     pub deadline_max: Duration,
+    /// For an answer that arrives piece by piece.
+    pub stream_max: Duration,
     /// Bounds of registered chunks.
     pub registry: RegistryLimits,
 }

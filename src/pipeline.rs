@@ -42,7 +42,7 @@ use self::score::{Scores, Scoring};
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
 use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity};
-use crate::kv::codec::Codec;
+pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
@@ -148,7 +148,7 @@ pub enum PipelineError {
     /// The deadline has passed.
     #[error(
         "the deadline passed before the answer was ready; chunks that have been read are kept, so ask again, with a longer \
-         deadline_ms where one chunk is long"
+         deadline_ms where one chunk or an answer is long"
     )]
     DeadlineExceeded,
     /// The model has too much to read for others.

@@ -117,9 +117,12 @@ fn signed(payload_type: &str, payload: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::Value;
 
     use super::*;
+    use crate::domain::Chunk;
 
     fn statement() -> Statement {
         serde_json::from_str(include_str!("../tests/fixtures/receipt_statement.json")).expect("a statement")
@@ -181,6 +184,21 @@ mod tests {
             let found: Vec<String> = changed.compare(&statement()).into_iter().map(|d| d.place).collect();
             assert_eq!(found, [place], "the replay says where");
         }
+    }
+
+    /// A receipt of a compression says what was seen; over other texts there is nothing to lay it over.
+    #[test]
+    fn what_cannot_be_replayed_is_said_and_not_tried() {
+        let chunk = |text: &str| {
+            Arc::new(Chunk { id: "a".to_owned(), title: None, text: text.to_owned(), metadata: None })
+        };
+        let found = statement().compare_input("é", &[chunk("aaaaaaaaé of more than nine bytes"), chunk("b")]);
+        let places: Vec<&str> = found.iter().map(|difference| &*difference.place).collect();
+        assert!(
+            places.contains(&"/answer/sha256") && places.contains(&"/chunks/0/text/sha256"),
+            "{places:?}"
+        );
+        assert!(places.contains(&"/chunks/0/seen"), "{places:?}: byte 9 is inside a character");
     }
 
     fn leaves(value: &Value, place: String) -> Vec<String> {

@@ -11,6 +11,7 @@ mod around;
 mod arriving;
 mod bound;
 mod lines;
+mod numbers;
 mod stops;
 mod terms;
 mod words;

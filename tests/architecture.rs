@@ -39,7 +39,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("http", &["domain", "text", "model", "pipeline", "registry", "api", "handles", "receipt", "admission"]),
     ("telemetry", &["config"]),
     ("process", &[]),
-    ("bench", &["domain", "model", "kv::local", "pipeline", "http"]),
+    ("bench", &["domain", "model", "kv::local", "pipeline", "http", "text"]),
     (
         "app",
         &[

@@ -132,8 +132,12 @@ fn receipts_are_verified_against_the_sources() {
     assert_eq!(report["verified"], true, "{report}");
     let whole = write("answer.json", &answer);
     assert_eq!(verify(&whole, &request, &[])["verified"], true, "an answer that holds it");
-    let other = verify(&receipt, &request, &["--public-key", "AAAA"]);
+    let nobody = "A".repeat(43) + "=";
+    let other = verify(&receipt, &request, &["--public-key", &nobody]);
     assert!(other["receipt_error"].to_string().contains("not by AAAA"), "{other}");
+    let written = write("request.json", &request);
+    let ran = run(thresher(&["verify", &receipt, "--request", &written, "--public-key", "AAAA"]), "");
+    assert_eq!((ran.code, ran.err.contains("no public key")), (Some(1), true), "{}", ran.err);
     // Each change is found where it was made, and what follows from it.
     for (pointer, value, place) in [
         ("/answer", "Alexander Fleming discovered penicillin in 1929. He sold it in 1931.", "/answer/sha256"),
@@ -144,6 +148,27 @@ fn receipts_are_verified_against_the_sources() {
         *changed.pointer_mut(pointer).expect("a field") = json!(value);
         let report = verify(&receipt, &changed, &[]);
         assert!(report["differences"].to_string().contains(&format!("\"{place}\"")), "{pointer}: {report}");
+    }
+    // Whatever the parts are, and whatever of the chunks was seen, the replay asks the same.
+    let honest: [(&str, Value); 4] = [
+        ("token", json!({"granularity": "token"})),
+        ("spans", json!({"spans": [{"start": 0, "end": 17}, {"start": 29, "end": 39}]})),
+        ("values", json!({"answer": "{\"who\": \"Alexander Fleming\", \"when\": 1928}", "format": "json"})),
+        ("fallback", json!({"format": "json"})),
+    ];
+    for (name, fields) in honest {
+        let mut asked = request.clone();
+        for (field, value) in fields.as_object().expect("fields") {
+            asked[field] = value.clone();
+        }
+        let mut sign = thresher(&["attribute"]);
+        sign.env("THRESHER__RECEIPTS__KEY_FILE", folder.path().join("key.pem"));
+        let receipt = write(name, &run(sign, &asked.to_string()).json()["receipt"]);
+        let plain = json!({"answer": asked["answer"], "chunks": asked["chunks"]});
+        let report = verify(&receipt, &plain, &[]);
+        assert_eq!(report["verified"], true, "{name}: {report}");
+        let short = json!({"answer": "é", "chunks": asked["chunks"]});
+        assert_eq!(verify(&receipt, &short, &[])["differences"][0]["place"], "/answer/bytes", "{name}");
     }
     let mut titled = request.clone();
     titled["chunks"][0]["title"] = json!("Weather");

@@ -395,7 +395,7 @@ fn attribution_holds(request: &AttributeRequest) -> Result<(), TestCaseError> {
             }
         }
     }
-    if request.parts == Parts::Sentences {
+    if matches!(request.parts, Parts::Sentences | Parts::Words) {
         let candidates = PIPELINE.candidates(request, &mut Clock::start(), &cancel).expect("as before");
         let mut arriving = Arriving::default();
         let mut sentences: Vec<ByteRange> =
@@ -547,7 +547,7 @@ proptest! {
         let (request, options) = body.into_domain(None).expect("a request");
         let found = PIPELINE.attribute(&request, &Cancel::default());
         let found = found.map_err(|error| TestCaseError::fail(error.to_string()))?;
-        let told = AttributeAnswer::new(&request, &found, options, &PIPELINE, Names::default());
+        let told = AttributeAnswer::new(&request, &found, &options, &PIPELINE, Names::default());
         let told = serde_json::to_value(&told).expect("JSON");
         for part in list(&told["parts"]) {
             prop_assert_eq!(cut(&answer, part, unit), part["text"].as_str().map(str::to_owned));

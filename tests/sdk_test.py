@@ -21,6 +21,10 @@ from openai.types.responses import ResponseOutputMessage  # noqa: E402
 BINARY = os.environ.get("THRESHER_TEST_BINARY", str(ROOT / "target/debug/thresher"))
 
 ANSWER = "Alexander Fleming discovered penicillin in 1928. 😀 The tower is 324 metres high, and it was painted green.\n"
+SENTENCES = [
+    "Alexander Fleming discovered penicillin in 1928.",
+    "The tower is 324 metres high, and it was painted green.",
+]
 CHUNKS = [
     {
         "id": "fleming",
@@ -83,7 +87,7 @@ class Dialects(unittest.TestCase):
         cited = [annotation.url_citation for annotation in message.annotations]
         self.assertIn("https://example.org/fleming", [citation.url for citation in cited])
         for citation in cited:
-            self.assertIn(ANSWER[citation.start_index : citation.end_index].strip(), ANSWER)
+            self.assertIn(ANSWER[citation.start_index : citation.end_index], SENTENCES)
             self.assertTrue(citation.url.startswith(("https://", "urn:thresher:chunk:")))
 
     def test_an_invented_part_is_cited_by_nobody(self):
@@ -98,7 +102,7 @@ class Dialects(unittest.TestCase):
         self.assertEqual(found["pointers"]["/year"]["citations"][0]["chunk"], "fleming")
         self.assertEqual(found["pointers"]["/notes/0"], {"supported": False, "citations": []})
         prose = attribute(format="json")
-        self.assertIn("no JSON object", prose["formatted"]["fallback"])
+        self.assertIn("no JSON that can be used", prose["formatted"]["fallback"])
         self.assertGreater(len(prose["parts"]), 1)
 
 

@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 pub use self::arriving::{Arrival, arrival};
 use self::dialect::Dialect;
+pub use self::json_answer::parts as values;
 pub use self::native::{AttributeAnswer, Names, PartAnswer};
 use super::request::{ChunkBody, RequestError, choice, chunks_of, or_default};
 use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts, SOURCES_DEFAULT};
@@ -87,7 +88,7 @@ pub enum Named {
 }
 
 /// What a request says about its answer, apart from what it asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttributeOptions {
     /// Unit of every offset in the answer.
     pub offsets: OffsetUnit,
@@ -95,6 +96,8 @@ pub struct AttributeOptions {
     pub receipt: bool,
     /// In whose words the answer is repeated.
     dialect: Dialect,
+    /// Why the parts are no values of JSON, where these were asked for.
+    fallback: Option<String>,
 }
 
 impl AttributeBody {
@@ -110,6 +113,10 @@ impl AttributeBody {
     pub fn named(&self) -> Result<Option<Named>, RequestError> {
         match (&self.chunk_ids, &self.compress_id) {
             (None, None) => Ok(None),
+            (Some(_), _) if self.chunks.is_some() => {
+                let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
+                Err(RequestError::new("chunks_ambiguous", message, "chunk_ids"))
+            }
             (Some(ids), None) => Ok(Some(Named::Registered(ids.clone()))),
             (None, Some(_)) if self.chunks.is_some() => {
                 let message =
@@ -141,11 +148,11 @@ impl AttributeBody {
             return Err(RequestError::new("spans_unexpected", message, "format"));
         }
         let parts = parts(&answer, asked, self.offsets)?;
-        let parts = match self.format {
-            Dialect::Json => json_answer::parts(&answer).unwrap_or(parts),
-            _ => parts,
+        let (parts, fallback) = match self.format {
+            Dialect::Json => json_answer::parts(&answer).map_or_else(|why| (parts, Some(why)), |v| (v, None)),
+            _ => (parts, None),
         };
-        self.with(answer, parts, named)
+        self.with(answer, (parts, fallback), named)
     }
 
     /// The same of an answer that is still to come: its parts are sentences, or their words.
@@ -161,6 +168,9 @@ impl AttributeBody {
             () if self.spans.is_some() => {
                 Some(("spans", "places in an answer that is still to come are not known"))
             }
+            () if matches!(self.granularity, Some(Choice(PartsBody::Span))) => {
+                Some(("granularity", "an answer that is still to come has sentences and words, no spans"))
+            }
             () if self.receipt => Some(("receipt", "receipts are given of whole answers only")),
             () if self.format != Dialect::Native => {
                 Some(("format", "parts are sent in the native format only"))
@@ -171,13 +181,13 @@ impl AttributeBody {
             return Err(RequestError::new("stream_option_invalid", message, field));
         }
         let parts = parts("", (self.granularity.map(|granularity| granularity.0), None), self.offsets)?;
-        self.with(String::new(), parts, named)
+        self.with(String::new(), (parts, None), named)
     }
 
     fn with(
         self,
         answer: String,
-        parts: Parts,
+        (parts, fallback): (Parts, Option<String>),
         named: Option<Vec<Arc<Chunk>>>,
     ) -> Result<(AttributeRequest, AttributeOptions), RequestError> {
         if self.compress_id.is_some() && named.is_none() {
@@ -189,7 +199,8 @@ impl AttributeBody {
         let chunks = chunks_of(self.chunks, registered, named)?;
         let sources_max = self.sources_max.unwrap_or(SOURCES_DEFAULT);
         let request = AttributeRequest { answer, chunks, registered, seen: None, parts, sources_max };
-        Ok((request, AttributeOptions { offsets: self.offsets, receipt: self.receipt, dialect: self.format }))
+        let (offsets, receipt, dialect) = (self.offsets, self.receipt, self.format);
+        Ok((request, AttributeOptions { offsets, receipt, dialect, fallback }))
     }
 }
 

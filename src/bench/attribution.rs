@@ -126,8 +126,7 @@ fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, turns: &
     };
     let stage =
         |name: &str| quantile(&sorted(turns.iter().filter_map(|turn| turn.stages[name].as_f64())), 0.5);
-    let stages: Vec<(&str, f64)> =
-        ["blocks", "terms", "sentences", "answer"].map(|name| (name, stage(name))).to_vec();
+    let stages: Vec<(&str, f64)> = ["blocks", "terms", "answer"].map(|name| (name, stage(name))).to_vec();
     let (p50, p99) = (quantile(&attribute, 0.5), quantile(&attribute, 0.99));
     let sentences = sorted(turns.iter().flat_map(|turn| turn.sentences_ms.iter().copied()));
     let [sentence_p50, sentence_p99] = [0.5, 0.99].map(|at| quantile(&sentences, at));

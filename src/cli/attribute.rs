@@ -29,7 +29,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let deadline = deadline_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
     match pipeline.attribute(&request, &Cancel::at(deadline)) {
         Ok(attributed) => {
-            let answer = AttributeAnswer::new(&request, &attributed, options, &pipeline, Names::default());
+            let answer = AttributeAnswer::new(&request, &attributed, &options, &pipeline, Names::default());
             let receipt = options.receipt.then(|| {
                 let key = SigningKey::at(&config.receipts.key_file)?;
                 anyhow::Ok(Receipt::of(&request, &attributed, &pipeline, &key))

@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::api::{self, AttributeBody};
 use crate::app;
 use crate::config::Config;
+use crate::domain::Parts;
 use crate::pipeline::cancel::Cancel;
-use crate::receipt::{Difference, Receipt, Statement};
+use crate::receipt::{Difference, Receipt, SigningKey, Statement};
 
 /// What the process ends with when a receipt was checked and does not hold; one that cannot be checked ends it as errors do.
 const DOES_NOT_HOLD: u8 = 3;
@@ -52,6 +53,9 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let receipt: Receipt = serde_json::from_value(json)
         .with_context(|| format!("{} holds no receipt", args.receipt.display()))?;
     let signed_by = receipt.key().map(str::to_owned);
+    if let Some(key) = args.public_key.as_deref().filter(|key| !SigningKey::is_public(key)) {
+        bail!("{key:?} is no public key: it has 32 bytes, in base64");
+    }
     let statement = match receipt.statement(args.public_key.as_deref()) {
         Ok(statement) => statement,
         Err(error) => {
@@ -64,10 +68,18 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         Ok(parsed) => parsed,
         Err(error) => return super::refuse(super::request_error(error), true),
     };
+    let differences = statement.compare_input(&request.answer, &request.chunks);
+    if !differences.is_empty() {
+        return report(&Report { verified: false, signed_by, receipt_error: None, differences });
+    }
     let mut config = config.clone();
     (config.kv.codec, config.model.placement) = statement.settings();
     let pipeline = app::pipeline(&config)?;
-    let request = statement.replay(request);
+    let values = match statement.is_of_values() {
+        true => api::values(&request.answer).map_err(anyhow::Error::msg)?,
+        false => Parts::default(),
+    };
+    let request = statement.replay(request, values);
     let now = match pipeline.attribute(&request, &Cancel::default()) {
         Ok(attributed) => Statement::new(&request, &attributed, &pipeline),
         Err(error) => return super::refuse(super::error_body(&error), true),

@@ -12,7 +12,7 @@ use super::methods::{self, Method, Seen};
 use super::perturb::{self, Kind};
 use super::report::{MethodReport, Report, SupportReport};
 use super::support;
-use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity, TokenSpan};
+use crate::domain::{AttributeRequest, ByteRange, Chunk, CompressRequest, Granularity, Parts, TokenSpan};
 use crate::kv::codec::Codec;
 use crate::model::Logits;
 use crate::pipeline::Pipeline;
@@ -166,12 +166,10 @@ pub fn part(
     (answer, span): (&str, ByteRange),
     sources_max: usize,
 ) -> Result<PartOutcome> {
-    let touched = |sentence: &ByteRange| sentence.overlaps(span);
-    let cancel = Cancel::default();
-    let hear = |sentence| pipeline.hear(candidates, (answer, sentence), &[span.start, span.end], &cancel);
-    let sentences = text::arrived(answer).into_iter().filter(touched);
-    let heard = sentences.map(hear).collect::<Result<Vec<_>, _>>()?;
-    Ok(pipeline.part(candidates, &heard, span, sources_max, &cancel)?)
+    let parts = Parts::Spans(vec![span]);
+    let request = AttributeRequest { parts, sources_max, ..AttributeRequest::new(answer, Vec::new()) };
+    let mut parts = pipeline.parts(candidates, &request, &Cancel::default())?;
+    Ok(parts.remove(0))
 }
 
 fn bytes(row: &AttributionRow, span: &LabelledSpan) -> Result<ByteRange> {

@@ -111,7 +111,7 @@ impl Samples {
         let started = Instant::now();
         let candidates = Candidates::new(&request.chunks, reading.blocks.clone(), None);
         let whole = ByteRange::new(0, row.query.len());
-        let found = attribution::part(pipeline, &candidates, (&row.query, whole), usize::MAX)?;
+        let found = attribution::part(pipeline, &candidates, (&row.query, whole), row.chunks.len())?;
         let mut ranked: Vec<usize> = found.sources.iter().map(|source| source.chunk).collect();
         let rest: Vec<usize> = (0..row.chunks.len()).filter(|chunk| !ranked.contains(chunk)).collect();
         ranked.extend(rest);

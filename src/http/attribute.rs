@@ -38,7 +38,7 @@ pub async fn handle(
         let attributed = pipeline.attribute(&request, cancel)?;
         observe::stages(&attributed.timings);
         let names = chunks.as_ref().map(Chunks::names).unwrap_or_default();
-        let answer = AttributeAnswer::new(&request, &attributed, options, pipeline, names);
+        let answer = AttributeAnswer::new(&request, &attributed, &options, pipeline, names);
         let receipt = options.receipt.then(|| {
             let key = service.signing_key()?;
             Ok::<_, HttpError>(Receipt::of(&request, &attributed, pipeline, key))

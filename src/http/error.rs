@@ -190,8 +190,15 @@ impl HttpError {
         )
     }
 
+    pub(super) fn stream_too_slow(max: Duration) -> Self {
+        let message =
+            format!("the answer had not arrived after {} s (admission.stream_ms_max)", max.as_secs());
+        Self::new("deadline_exceeded", message)
+    }
+
     pub(super) fn stream_silent(max: Duration) -> Self {
-        let message = format!("no event came for {} s (admission.deadline_ms_max)", max.as_secs());
+        let message =
+            format!("nothing of the answer came for {} s (admission.deadline_ms_max)", max.as_secs());
         Self::new("body_timeout", message)
     }
 

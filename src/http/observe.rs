@@ -1,6 +1,6 @@
 //! Counts and logs every request: who was asked, how it ended, how long it took. Never what it said.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request};
 use axum::http::Method;
@@ -47,10 +47,42 @@ pub fn model(model: &ModelInfo) {
     gauge!("model_info", "model" => model.name.clone(), "device" => model.device.name.clone()).set(1.0);
 }
 
+/// Metrics of a sentence of an answer that arrives.
+pub fn sentence(time: Duration) {
+    histogram!("stage_seconds", "stage" => "sentence").record(time);
+}
+
 /// Metrics of the stages that a request went through.
 pub fn stages(timings: &Timings) {
     for (stage, time) in &timings.stages {
         histogram!("stage_seconds", "stage" => *stage).record(*time);
+    }
+}
+
+/// A stream of events on its way, after the first byte of its answer. Dropped before it ended, its client has gone.
+pub struct Streaming {
+    started: Instant,
+    code: &'static str,
+}
+
+impl Streaming {
+    /// Begins now.
+    pub fn begin() -> Self {
+        gauge!("streams_in_flight").increment(1.0);
+        Self { started: Instant::now(), code: "client_gone" }
+    }
+
+    /// How it ended.
+    pub fn ended(mut self, code: &'static str) {
+        self.code = code;
+    }
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        gauge!("streams_in_flight").decrement(1.0);
+        counter!("streams_total", "code" => self.code).increment(1);
+        tracing::info!(code = self.code, ms = self.started.elapsed().as_secs_f64() * 1e3, "stream ended");
     }
 }
 

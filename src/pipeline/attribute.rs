@@ -23,17 +23,21 @@ use rayon::prelude::*;
 
 pub use self::candidates::Candidates;
 pub use self::cite::{PartOutcome, Source};
-pub use self::hear::Heard;
+use self::hear::Heard;
 pub use self::support::{Lack, LackKind, SUPPORT_MIN};
 use super::cancel::Cancel;
 use super::clock::{Clock, Timings};
-use super::{Pipeline, PipelineError, validate};
+use super::validate::{self, InvalidRequest};
+use super::{Pipeline, PipelineError};
 use crate::domain::{AttributeRequest, ByteRange, Parts, Value};
 use crate::kv::store;
 use crate::text;
 
 /// What this way of scoring is called, beside the estimators of compression.
 pub const ESTIMATOR: &str = "attribution";
+
+/// What is read of the name in front of a value: names are words, and whatever is longer is none.
+const NAME_BYTES_MAX: usize = 200;
 
 /// Where the parts of an answer came from.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,18 +64,31 @@ impl Pipeline {
         validate::check_attribution(request, limits)?;
         let mut clock = Clock::start();
         let candidates = self.candidates(request, &mut clock, cancel)?;
-        let groups = clock.stage("sentences", || match &request.parts {
+        let parts = clock.stage("answer", || self.parts(&candidates, request, cancel))?;
+        Ok(Attributed { parts, blocks_from: candidates.blocks_from(), timings: clock.finish() })
+    }
+
+    /// The parts of an answer whose chunks have been read.
+    ///
+    /// # Errors
+    /// As [`Self::attribute`].
+    pub fn parts(
+        &self,
+        candidates: &Candidates,
+        request: &AttributeRequest,
+        cancel: &Cancel,
+    ) -> Result<Vec<PartOutcome>, PipelineError> {
+        let groups = match &request.parts {
             Parts::Values(values) => values.iter().map(Group::of_value).collect(),
             parts => Group::of_text(&request.answer, parts),
-        });
-        let attribute = |group: &Group| self.group(&candidates, group, request, cancel);
-        let parts: Vec<Vec<PartOutcome>> = clock.stage("answer", || match self.model.info().decoder {
+        };
+        let attribute = |group: &Group| self.group(candidates, group, request, cancel);
+        let parts: Vec<Vec<PartOutcome>> = match self.model.info().decoder {
             None => groups.par_iter().map(attribute).collect::<Result<_, _>>(),
             // Reading one takes all threads, and a thread that waits for them must not begin another.
             Some(_) => groups.iter().map(attribute).collect(),
-        })?;
-        let parts = parts.into_iter().flatten().collect();
-        Ok(Attributed { parts, blocks_from: candidates.blocks_from(), timings: clock.finish() })
+        }?;
+        Ok(parts.into_iter().flatten().collect())
     }
 
     /// The parts of some sentences, which are forgotten then.
@@ -82,12 +99,12 @@ impl Pipeline {
         request: &AttributeRequest,
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
-        let limits = &self.settings.limits;
         let mut tokens = 0;
         let hear = |&sentence: &ByteRange| {
-            let heard = self.hear(candidates, (&group.text, sentence), &group.cuts, cancel)?;
+            let heard = self.hear(candidates, (&group.text, sentence), &group.cuts, cancel);
+            let heard = heard.map_err(|error| group.placed(error))?;
             tokens += heard.tokens();
-            limits.check_logits(tokens, 2 * candidates.units() + candidates.len())?;
+            self.settings.limits.check_answer_logits(tokens, candidates.segments())?;
             Ok(heard)
         };
         let heard = group.sentences.iter().map(hear).collect::<Result<Vec<_>, PipelineError>>()?;
@@ -95,6 +112,7 @@ impl Pipeline {
             Some(parts) => parts.clone(),
             None => parts(&request.parts, &heard),
         };
+        self.settings.limits.check_sources_named(parts.len(), request.sources_max)?;
         let cite = |part: ByteRange| {
             let found = self.part(candidates, &heard, part, request.sources_max, cancel)?;
             Ok(group.told(found))
@@ -114,8 +132,9 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
         let heard = [self.hear(candidates, sentence, &[], cancel)?];
-        let cite = |part: ByteRange| self.part(candidates, &heard, part, sources_max, cancel);
-        parts(asked, &heard).into_iter().map(cite).collect()
+        let parts = parts(asked, &heard);
+        self.settings.limits.check_sources_named(parts.len(), sources_max)?;
+        parts.into_iter().map(|part| self.part(candidates, &heard, part, sources_max, cancel)).collect()
     }
 
     /// Whether chunks can be read for an answer that is still to come.
@@ -152,10 +171,7 @@ impl Pipeline {
     }
 
     /// Reads one sentence of `answer` over the chunks. Words are cut at `cuts`, bytes of the answer.
-    ///
-    /// # Errors
-    /// As [`Self::attribute`].
-    pub fn hear(
+    fn hear(
         &self,
         candidates: &Candidates,
         sentence: (&str, ByteRange),
@@ -175,10 +191,7 @@ impl Pipeline {
     }
 
     /// What one part of an answer came from, by the sentences that it lies in.
-    ///
-    /// # Errors
-    /// As [`Self::attribute`].
-    pub fn part(
+    fn part(
         &self,
         candidates: &Candidates,
         heard: &[Heard],
@@ -237,7 +250,8 @@ impl<'a> Group<'a> {
 
     /// A value is read behind what it is called.
     fn of_value(value: &'a Value) -> Self {
-        let head = if value.key.is_empty() { String::new() } else { format!("{}: ", value.key) };
+        let name = &value.key[..value.key.floor_char_boundary(NAME_BYTES_MAX)];
+        let head = if name.is_empty() { String::new() } else { format!("{name}: ") };
         let text = head.clone() + &value.text;
         Self {
             sentences: text::arrived(&text),
@@ -245,6 +259,16 @@ impl<'a> Group<'a> {
             parts: Some(vec![ByteRange::new(head.len(), text.len())]),
             text: Cow::Owned(text),
             value: Some(value),
+        }
+    }
+
+    /// An error with its place in the answer.
+    fn placed(&self, error: PipelineError) -> PipelineError {
+        match (error, self.value) {
+            (PipelineError::Invalid(InvalidRequest::SentenceBeyondModel { found, max, .. }), Some(value)) => {
+                InvalidRequest::SentenceBeyondModel { at: value.bytes.start, found, max }.into()
+            }
+            (error, _) => error,
         }
     }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::domain::{AttributeRequest, Budget, Chunk, CompressRequest, Parts};
+use crate::text;
 
 /// Chunks that may be named for each part of an answer.
 pub const SOURCES_MAX: usize = 100;
@@ -34,6 +35,8 @@ pub struct RequestLimits {
     /// Bytes of all chunks' blocks together, which a request holds while it is scored; also of one chunk's as full numbers, while it
     /// is read.
     pub block_bytes_max: usize,
+    /// Sources that are named for one answer: its parts times `sources_max`.
+    pub source_count_max: usize,
     /// Tokens of the question times units that are scored, or times tokens of the chunks where each is explained.
     pub logit_count_max: usize,
 }
@@ -50,6 +53,7 @@ impl Default for RequestLimits {
             query_tokens_max: 512,
             input_tokens_max: 4_194_304,
             block_bytes_max: 2_147_483_648,
+            source_count_max: 100_000,
             logit_count_max: 33_554_432,
         }
     }
@@ -114,6 +118,30 @@ impl RequestLimits {
     }
 }
 
+impl RequestLimits {
+    /// Whether sentences of `tokens` tokens may be held over so many chunks, titles and sentences.
+    ///
+    /// # Errors
+    /// [`InvalidRequest::AnswerLogitTooMany`].
+    pub fn check_answer_logits(&self, tokens: usize, segments: usize) -> Result<(), InvalidRequest> {
+        let max = self.logit_count_max;
+        let found = tokens.saturating_mul(segments);
+        if found > max { Err(InvalidRequest::AnswerLogitTooMany { tokens, segments, max }) } else { Ok(()) }
+    }
+
+    /// Whether so many sources may be named for each of so many parts.
+    ///
+    /// # Errors
+    /// [`InvalidRequest::SourceTooMany`].
+    pub fn check_sources_named(&self, parts: usize, sources: usize) -> Result<(), InvalidRequest> {
+        let max = self.source_count_max;
+        match parts.saturating_mul(sources) > max {
+            true => Err(InvalidRequest::SourceTooMany { parts, sources, max }),
+            false => Ok(()),
+        }
+    }
+}
+
 /// A request that its sender has to change.
 #[derive(Debug, Error, PartialEq)]
 #[allow(missing_docs, reason = "each message says it")]
@@ -163,6 +191,16 @@ pub enum InvalidRequest {
         "the answer's sentence at byte {at} has {found} tokens, the model's context has room for {max} beside a chunk"
     )]
     SentenceBeyondModel { at: usize, found: usize, max: usize },
+    #[error(
+        "{tokens} tokens of sentences that are read together times {segments} chunks, titles and sentences (these twice) are more than \
+         {max} (limits.logit_count_max): send fewer chunks, or ask about shorter parts"
+    )]
+    AnswerLogitTooMany { tokens: usize, segments: usize, max: usize },
+    #[error(
+        "{parts} parts times {sources} sources are more than {max} (limits.source_count_max): name a smaller sources_max, or ask about \
+         fewer parts"
+    )]
+    SourceTooMany { parts: usize, sources: usize, max: usize },
     #[error("the answer holds {found} values, the limit is {max} (limits.span_count_max)")]
     ValueTooMany { found: usize, max: usize },
     #[error("sources_max is {found}, the limit is {max}")]
@@ -192,7 +230,10 @@ impl InvalidRequest {
             Self::ChunksEmpty => "chunks_empty",
             Self::ChunkTooMany { .. } => "chunk_too_many",
             Self::InputTooLong { .. } | Self::BlocksTooLarge { .. } => "input_too_long",
-            Self::LogitTooMany { .. } | Self::GroupsTooMany { .. } => "logit_too_many",
+            Self::LogitTooMany { .. } | Self::AnswerLogitTooMany { .. } | Self::GroupsTooMany { .. } => {
+                "logit_too_many"
+            }
+            Self::SourceTooMany { .. } => "source_too_many",
             Self::ChunkTooLong { .. } => "chunk_too_long",
             Self::KeepTooMany { .. } => "keep_too_many",
             Self::ChunkIdDuplicate { .. } => "chunk_id_duplicate",
@@ -229,8 +270,9 @@ impl InvalidRequest {
             Self::AnswerEmpty
             | Self::AnswerTooLong { .. }
             | Self::ValueTooMany { .. }
+            | Self::AnswerLogitTooMany { .. }
             | Self::SentenceBeyondModel { .. } => "answer".to_owned(),
-            Self::SourcesOutOfRange { .. } => "sources_max".to_owned(),
+            Self::SourcesOutOfRange { .. } | Self::SourceTooMany { .. } => "sources_max".to_owned(),
             Self::SpansEmpty | Self::SpanTooMany { .. } => "spans".to_owned(),
             Self::SpanEmpty { index } | Self::SpansOverlap { index } => format!("spans[{index}]"),
             Self::BudgetZero => "budget.tokens".to_owned(),
@@ -269,6 +311,9 @@ pub fn check_attribution(request: &AttributeRequest, limits: &RequestLimits) -> 
     }
     check_answer_bytes(request.answer.len(), limits)?;
     check_sources(request, limits)?;
+    if request.parts == Parts::Words {
+        limits.check_sources_named(text::terms(&request.answer, &[]).len(), request.sources_max)?;
+    }
     let spans = match &request.parts {
         Parts::Spans(spans) => spans,
         Parts::Values(values) if values.len() > limits.span_count_max => {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use ring::rand::SystemRandom;
-use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
+use ring::signature::{ED25519, ED25519_PUBLIC_KEY_LEN, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 use thiserror::Error;
 
 const BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
@@ -102,6 +102,11 @@ impl SigningKey {
             Err(error) if error.error.kind() != io::ErrorKind::AlreadyExists => Err(error.error),
             _ => Ok(()),
         }
+    }
+
+    /// Whether a text can be a public key.
+    pub fn is_public(text: &str) -> bool {
+        BASE64.decode(text.trim()).is_ok_and(|key| key.len() == ED25519_PUBLIC_KEY_LEN)
     }
 
     /// The public key, base64.

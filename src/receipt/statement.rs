@@ -8,10 +8,8 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts};
-use crate::kv::codec::Codec;
-use crate::pipeline::Pipeline;
 use crate::pipeline::attribute::{Attributed, ESTIMATOR, LackKind, PartOutcome, Source};
-use crate::pipeline::question::Placement;
+use crate::pipeline::{Codec, Pipeline, Placement};
 
 /// Scores of two processors may differ so much, relative to the larger, and at least by so much.
 const SCORE_TOLERANCE: f64 = 1e-3;
@@ -107,12 +105,7 @@ impl Statement {
     pub fn new(request: &AttributeRequest, attributed: &Attributed, by: &Pipeline) -> Self {
         let model = by.model();
         let seen = |index: usize| request.seen.as_ref().map(|seen| seen[index].clone());
-        let chunk = |(index, chunk): (usize, &Chunk)| HashedChunk {
-            id: chunk.id.clone(),
-            title: chunk.title.as_deref().map(Hashed::of),
-            text: Hashed::of(&chunk.text),
-            seen: seen(index),
-        };
+        let chunk = |(index, chunk): (usize, &Arc<Chunk>)| HashedChunk::of(chunk, seen(index));
         Self {
             version: 1,
             issued_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -123,7 +116,7 @@ impl Statement {
             codec: by.settings().codec,
             placement: by.settings().placement,
             answer: Hashed::of(&request.answer),
-            chunks: request.chunks.iter().map(|chunk| &**chunk).enumerate().map(chunk).collect(),
+            chunks: request.chunks.iter().enumerate().map(chunk).collect(),
             granularity: match request.parts {
                 Parts::Sentences => Granularity::Sentence,
                 Parts::Words => Granularity::Token,
@@ -140,18 +133,42 @@ impl Statement {
         (self.codec, self.placement)
     }
 
-    /// The request that is repeated to check it: `request` is said to be about the same answer and chunks.
-    pub fn replay(&self, request: AttributeRequest) -> AttributeRequest {
-        let AttributeRequest { answer, chunks, parts, .. } = request;
+    /// Whether its parts are the values of an answer that is JSON.
+    pub fn is_of_values(&self) -> bool {
+        self.granularity == Granularity::Value
+    }
+
+    /// What an answer and chunks have that is not as it says, or that it says and they cannot have. Nothing can be replayed then.
+    pub fn compare_input(&self, answer: &str, chunks: &[Arc<Chunk>]) -> Vec<Difference> {
+        let mut found = Vec::new();
+        let seen = |index: usize| self.chunks.get(index).and_then(|chunk| chunk.seen.clone());
+        let now = chunks.iter().enumerate().map(|(index, chunk)| HashedChunk::of(chunk, seen(index)));
+        let now = json(&now.collect::<Vec<_>>());
+        compare(&json(&self.answer), &json(&Hashed::of(answer)), "/answer".to_owned(), &mut found);
+        compare(&json(&self.chunks), &now, "/chunks".to_owned(), &mut found);
+        let fits = |text: &str, range: &ByteRange| text.get(range.start..range.end).is_some();
+        let absent = |place: String, receipt| Difference { place, receipt, now: Value::Null };
+        for (index, (chunk, said)) in chunks.iter().zip(&self.chunks).enumerate() {
+            if said.seen.iter().flatten().any(|range| !fits(&chunk.text, range)) {
+                found.push(absent(format!("/chunks/{index}/seen"), json(&said.seen)));
+            }
+        }
+        for (index, part) in self.parts.iter().enumerate() {
+            if self.granularity == Granularity::Span && !fits(answer, &part.at) {
+                found.push(absent(format!("/parts/{index}/at"), json(&part.at)));
+            }
+        }
+        found
+    }
+
+    /// The request that is repeated to check it, about an answer and chunks that are as it says. `values` are those of the answer.
+    pub fn replay(&self, request: AttributeRequest, values: Parts) -> AttributeRequest {
+        let AttributeRequest { answer, chunks, .. } = request;
         let parts = match self.granularity {
             Granularity::Sentence => Parts::Sentences,
             Granularity::Token => Parts::Words,
-            // Places that are none of this answer's would be refused; what is left of them is compared.
-            Granularity::Span => {
-                let fits = |span: &ByteRange| !span.is_empty() && answer.get(span.start..span.end).is_some();
-                Parts::Spans(self.parts.iter().map(|part| part.at).filter(fits).collect())
-            }
-            Granularity::Value => parts,
+            Granularity::Span => Parts::Spans(self.parts.iter().map(|part| part.at).collect()),
+            Granularity::Value => values,
         };
         let seen = |(index, chunk): (usize, &Arc<Chunk>)| {
             let whole = || vec![ByteRange::new(0, chunk.text.len())];
@@ -168,11 +185,14 @@ impl Statement {
     /// Never: a statement is JSON.
     pub fn compare(&self, now: &Self) -> Vec<Difference> {
         let now = Self { issued_at: self.issued_at, thresher: self.thresher.clone(), ..now.clone() };
-        let [receipt, now] = [self, &now].map(|s| serde_json::to_value(s).expect("a statement is JSON"));
         let mut found = Vec::new();
-        compare(&receipt, &now, String::new(), &mut found);
+        compare(&json(self), &json(&now), String::new(), &mut found);
         found
     }
+}
+
+fn json(of: &impl Serialize) -> Value {
+    serde_json::to_value(of).expect("statements and their fields are JSON")
 }
 
 fn compare(receipt: &Value, now: &Value, place: String, found: &mut Vec<Difference>) {
@@ -206,6 +226,13 @@ impl Hashed {
     fn of(text: &str) -> Self {
         let sha256 = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
         Self { bytes: text.len(), sha256 }
+    }
+}
+
+impl HashedChunk {
+    fn of(chunk: &Chunk, seen: Option<Vec<ByteRange>>) -> Self {
+        let title = chunk.title.as_deref().map(Hashed::of);
+        Self { id: chunk.id.clone(), title, text: Hashed::of(&chunk.text), seen }
     }
 }
 

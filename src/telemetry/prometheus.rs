@@ -69,6 +69,8 @@ pub fn install() -> Result<Prometheus, BuildError> {
         "Time until a commit of the registry is durable"
     );
     describe_gauge!("requests_in_flight", Unit::Count, "Requests being answered or waiting");
+    describe_counter!("streams_total", Unit::Count, "Streams of events that ended, by error code (ok: none)");
+    describe_gauge!("streams_in_flight", Unit::Count, "Answers that are arriving");
     describe_gauge!("requests_waiting", Unit::Count, "Requests waiting for a permit");
     describe_kv();
     describe_counter!(

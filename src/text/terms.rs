@@ -2,6 +2,7 @@
 
 use unicode_segmentation::UnicodeSegmentation;
 
+use super::numbers;
 use crate::domain::ByteRange;
 
 /// A word of a text.
@@ -9,23 +10,30 @@ use crate::domain::ByteRange;
 pub struct Term {
     /// Where it stands.
     pub bytes: ByteRange,
-    /// In lower case, with straight apostrophes.
+    /// In lower case, with straight apostrophes and without a possessive `'s`; a number as its value.
     pub folded: String,
 }
 
-/// The words of `text` by UAX #29, in order; `1,000`, `3.5` and `don't` are one each. A word that reaches across one of `cuts`
-/// (ascending) is two.
+/// The words of `text` by UAX #29, in order; `1,000`, `3.5`, `-4`, `2 million` and `don't` are one each, `200mg` is two. A word that
+/// reaches across one of `cuts` (ascending) is two.
 pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
-    let mut found = Vec::new();
+    let mut found: Vec<Term> = Vec::new();
     for (start, word) in text.unicode_word_indices() {
         let end = start + word.len();
         let first = cuts.partition_point(|&cut| cut <= start);
         let inside = cuts[first..].iter().copied().take_while(|&cut| cut < end);
         let mut from = start;
         for to in inside.chain([end]) {
-            let bytes = ByteRange::new(from, to);
-            if bytes.of(text).contains(char::is_alphanumeric) {
-                found.push(Term { bytes, folded: folded(bytes.of(text)) });
+            let piece = ByteRange::new(from, to).of(text).trim_matches('_');
+            let at = piece.as_ptr() as usize - text.as_ptr() as usize;
+            let unit = numbers::unit_at(piece);
+            for (first, last) in
+                unit.map_or(vec![(0, piece.len())], |unit| vec![(0, unit), (unit, piece.len())])
+            {
+                let word = ByteRange::new(at + first, at + last);
+                if word.of(text).contains(char::is_alphanumeric) {
+                    push(&mut found, (text, cuts), word);
+                }
             }
             from = to;
         }
@@ -33,57 +41,77 @@ pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
     found
 }
 
-/// Numbers as digits, so that `seven` is `7`. Not `one`, which is as often no number.
-const NUMBER_WORDS: [(&str, &str); 20] = [
-    ("two", "2"),
-    ("three", "3"),
-    ("four", "4"),
-    ("five", "5"),
-    ("six", "6"),
-    ("seven", "7"),
-    ("eight", "8"),
-    ("nine", "9"),
-    ("ten", "10"),
-    ("eleven", "11"),
-    ("twelve", "12"),
-    ("thirteen", "13"),
-    ("fourteen", "14"),
-    ("fifteen", "15"),
-    ("sixteen", "16"),
-    ("seventeen", "17"),
-    ("eighteen", "18"),
-    ("nineteen", "19"),
-    ("twenty", "20"),
-    ("thirty", "30"),
-];
-
-fn folded(word: &str) -> String {
-    let lower: String =
-        word.chars().flat_map(char::to_lowercase).map(|c| if c == '’' { '\'' } else { c }).collect();
-    match NUMBER_WORDS.iter().find(|(name, _)| *name == lower) {
-        Some((_, digits)) => (*digits).to_owned(),
-        None => lower,
+/// Puts a word behind those before it, or makes the number before it as large as the word says.
+fn push(found: &mut Vec<Term>, (text, cuts): (&str, &[usize]), bytes: ByteRange) {
+    if let Some(number) = found.last_mut() {
+        let next_cut = cuts.get(cuts.partition_point(|&cut| cut < number.bytes.end));
+        let is_cut = next_cut.is_some_and(|&cut| cut <= bytes.start);
+        let between = &text[number.bytes.end..bytes.start];
+        let zeros = match between {
+            "" => numbers::zeros(bytes.of(text), true),
+            " " | "-" | "\u{a0}" => numbers::zeros(&bytes.of(text).to_lowercase(), false),
+            _ => None,
+        };
+        let value = match &*number.folded {
+            "a" | "one" => Some("1".to_owned()),
+            folded => numbers::value(folded),
+        };
+        if let (false, Some(zeros), Some(value)) = (is_cut, zeros, value) {
+            number.bytes.end = bytes.end;
+            number.folded = numbers::times_ten_to(&value, zeros);
+            return;
+        }
     }
+    let bytes = with_sign(text, cuts, bytes);
+    found.push(Term { bytes, folded: folded(bytes.of(text)) });
 }
 
-/// What stands in a text to point elsewhere or to count, and says nothing: `[1]`, `[2, 3]`, `[^1]`, `【3】`, and the number of a list's
-/// item at its start.
+/// A number with the minus in front of it, which is none behind a word or another dash.
+fn with_sign(text: &str, cuts: &[usize], bytes: ByteRange) -> ByteRange {
+    let before = &text[..bytes.start];
+    let Some(rest) = before.strip_suffix(['-', '\u{2212}']) else { return bytes };
+    let is_sign = bytes.of(text).starts_with(|c: char| c.is_ascii_digit())
+        && !rest.ends_with(|c: char| c.is_alphanumeric() || matches!(c, '-' | '\u{2212}' | '.'))
+        && cuts.binary_search(&bytes.start).is_err();
+    if is_sign { ByteRange::new(rest.len(), bytes.end) } else { bytes }
+}
+
+fn folded(word: &str) -> String {
+    let straight = |c| match c {
+        '’' => '\'',
+        '\u{2212}' => '-',
+        c => c,
+    };
+    let lower: String = word.chars().flat_map(char::to_lowercase).map(straight).collect();
+    let bare = lower.strip_suffix("'s").unwrap_or(&lower);
+    numbers::value(bare).unwrap_or_else(|| bare.to_owned())
+}
+
+/// What stands in a text to point elsewhere or to count, and says nothing: `[1]`, `[2, 3]`, `[^1]`, `【3】`, `【3†source】`, and the number
+/// of a list's item at its start. Numbers of more than three digits, as years, are said.
 pub fn markers(text: &str) -> Vec<ByteRange> {
+    const DIGITS_MAX: usize = 3;
     let mut found = Vec::new();
     let start =
         text.len() - text.trim_start_matches(|c: char| c.is_whitespace() || "*_#>(".contains(c)).len();
     let digits = text[start..].bytes().take_while(u8::is_ascii_digit).count();
-    let behind = text[start + digits..].starts_with(['.', ')']);
-    let blank = text[start + digits..].chars().nth(1).is_none_or(char::is_whitespace);
-    if (1..=3).contains(&digits) && behind && blank {
+    let item = text[start + digits..].strip_prefix(['.', ')']).unwrap_or_default();
+    if (1..=DIGITS_MAX).contains(&digits) && item.starts_with(char::is_whitespace) && !item.trim().is_empty()
+    {
         found.push(ByteRange::new(start, start + digits + 1));
     }
     for (open, bracket) in text.match_indices(['[', '【']) {
         let close = if bracket == "[" { ']' } else { '】' };
         let inside = &text[open + bracket.len()..];
         let Some(len) = inside.find(close) else { continue };
-        let points = |c: char| c.is_ascii_digit() || matches!(c, ',' | ' ' | '^' | '-' | '–' | '†');
-        if len > 0 && inside[..len].chars().all(points) {
+        let numbers = match inside[..len].split_once('†') {
+            // What stands behind the dagger names the source.
+            Some((numbers, name)) if bracket == "【" && !name.contains('\n') => numbers,
+            _ => &inside[..len],
+        };
+        let mut numbers = numbers.split([',', ' ', '^', '-', '–', ':']);
+        let points = |number: &str| number.len() <= DIGITS_MAX && number.bytes().all(|b| b.is_ascii_digit());
+        if len > 0 && numbers.all(points) {
             found.push(ByteRange::new(open, open + bracket.len() + len + close.len_utf8()));
         }
     }
@@ -134,8 +162,27 @@ mod tests {
     #[test]
     fn words_as_they_are_compared() {
         check("letter case", ("The CAT.", &[]), &["the", "cat"]);
-        check("numbers", ("1,000 or 3.5 (1998)", &[]), &["1,000", "or", "3.5", "1998"]);
-        check("apostrophes", ("It’s don't", &[]), &["it's", "don't"]);
+        check("numbers", ("1,000 or 3.50 (1998)", &[]), &["1000", "or", "3.5", "1998"]);
+        check(
+            "signs",
+            ("-5 or \u{2212}4, 1990-1995, COVID-19 --2", &[]),
+            &["-5", "or", "-4", "1990", "1995", "covid", "19", "2"],
+        );
+        check("a cut sign", ("x: -5", &[4]), &["x", "5"]);
+        check(
+            "scales",
+            ("$4.2 million, 4.2B, twelve hundred, a million, 7 m", &[]),
+            &["4200000", "4200000000", "1200", "1000000", "7", "m"],
+        );
+        check("a cut scale", ("4 million", &[2]), &["4", "million"]);
+        check(
+            "units",
+            ("200mg on the 20th of the 1990s", &[]),
+            &["200", "mg", "on", "the", "20th", "of", "the", "1990s"],
+        );
+        check("possessives", ("Eiffel’s dog's", &[]), &["eiffel", "dog"]);
+        check("emphasis", ("_1999_ a_b", &[]), &["1999", "a_b"]);
+        check("apostrophes", ("It’s don't", &[]), &["it", "don't"]);
         check("a cut word", ("theSaudi bank", &[3]), &["the", "saudi", "bank"]);
         check("a cut beside a word", ("a b", &[0, 1, 2, 3]), &["a", "b"]);
         check("a number in words", ("Seven of one", &[]), &["7", "of", "one"]);
@@ -152,6 +199,9 @@ mod tests {
         check("1. It is【4】", &["1.", "【4】"]);
         check("(3) x[^1]", &["3)", "[^1]"]);
         check("1998. It [sic] was [ ", &[]);
+        check("42.", &[]);
+        check("in [1999] on [2024-11-05]", &[]);
+        check("here【4:0†source】 [1-3]", &["【4:0†source】", "[1-3]"]);
         check("3.5 m", &[]);
         check("", &[]);
     }

@@ -7,7 +7,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::wire::{self, Framing, ask, post};
-use crate::{BODY_BYTES_MAX, Daemon, STREAM_COUNT_MAX, check_error, daemon, scripted};
+use thresher::kv::store::KvStore;
+
+use crate::{
+    BODY_BYTES_MAX, Daemon, STREAM_COUNT_MAX, check_error, daemon, pipeline_of, registry_settings, scripted,
+    serve, service,
+};
 
 const ANSWER: &str = "The tide is at noon. The moon is far.";
 
@@ -308,6 +313,12 @@ async fn streams_that_are_none() {
         ("a receipt", first(json!({"receipt": true})), "422 stream_option_invalid receipt", "whole answers"),
         ("no chunks", first(json!({"chunks": []})), "422 chunks_empty chunks", "at least one"),
         (
+            "spans by their name",
+            first(json!({"granularity": "span"})),
+            "422 stream_option_invalid granularity",
+            "no spans",
+        ),
+        (
             "an unknown compression",
             events(&json!({"compress_id": "cmp_1"}), &["x"]),
             "404 compress_id_unknown compress_id",
@@ -325,6 +336,10 @@ async fn streams_that_are_none() {
         told.last().map(|(name, data)| (&**name, &data["error"]["code"])),
         Some(("error", &json!("stream_event_invalid")))
     );
+    for unknown in [r#"{"detla": "x"}"#, r#"{"delta": 5}"#, "[1]", "\"x\""] {
+        let told = self::told(&stream(events(&request, &[]) + "data: " + unknown + "\n\n").await);
+        assert_eq!(told[0].1["error"]["code"], json!("stream_event_invalid"), "{unknown}");
+    }
     let long = events(&request, &[&"x ".repeat(300), &"y ".repeat(300)]);
     let told = self::told(&stream(long).await);
     assert_eq!(told.last().map(|(_, data)| data["error"]["code"].clone()), Some(json!("answer_too_long")));
@@ -367,6 +382,56 @@ async fn arriving_answers_are_bounded_in_number_and_go_on_while_the_daemon_drain
         let mut told = String::new();
         stream.read_to_string(&mut told).await.expect("the rest");
         assert!(told.contains("event: part") && told.contains("event: done"), "{told}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_whose_client_leaves_or_says_nothing_gives_its_place_back() {
+    let mut service = service(None, 2, 2, &registry_settings());
+    service.limits.deadline_max = Duration::from_millis(300);
+    service.limits.stream_max = Duration::from_millis(900);
+    let _ = service.pipeline.set(pipeline_of(scripted(), KvStore::without_tiers()));
+    let daemon = serve(service).await;
+    let mut request = good();
+    request.as_object_mut().expect("fields").remove("answer");
+    let head = "POST /v1/attribute/stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n";
+    let begin = async || {
+        let mut stream = TcpStream::connect(daemon.http).await.expect("the daemon listens");
+        let body = events(&request, &[]);
+        stream.write_all(format!("{head}{body}").as_bytes()).await.expect("the daemon reads");
+        stream
+    };
+    // Nothing more comes; events that bring nothing come; an answer comes that never ends.
+    for (event, every_ms, code) in [
+        ("", 0, "body_timeout"),
+        ("data: {\"type\": \"ping\"}\n\n", 100, "body_timeout"),
+        ("data: {\"delta\": \"x \"}\n\n", 100, "deadline_exceeded"),
+    ] {
+        let (mut from, mut to) = begin().await.into_split();
+        let sending = tokio::spawn(async move {
+            while every_ms > 0 && to.write_all(event.as_bytes()).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(every_ms)).await;
+            }
+            to
+        });
+        let mut told = String::new();
+        let _ = from.read_to_string(&mut told).await;
+        assert!(told.contains(code), "{event}: {told}");
+        sending.abort();
+    }
+    // All places taken by clients that leave at once: there is room again.
+    for _ in 0..2 * STREAM_COUNT_MAX {
+        drop(begin().await);
+    }
+    let all = async || {
+        let mut streams = Vec::new();
+        for _ in 0..STREAM_COUNT_MAX {
+            streams.extend(daemon.service.admission.stream());
+        }
+        streams.len() == STREAM_COUNT_MAX
+    };
+    while !all().await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -35,6 +35,7 @@ use tokio::net::TcpListener;
 use self::wire::{Framing, ask, get, post, send};
 
 const STREAM_COUNT_MAX: usize = 4;
+const STREAM_MS_MAX: u64 = 60_000;
 const BODY_BYTES_MAX: usize = 4096;
 const DEADLINE_MS_MAX: u64 = 600_000;
 /// Stands in every text of a request that a test looks for where no text may be.
@@ -85,6 +86,7 @@ fn service(
             body_bytes_max: BODY_BYTES_MAX,
             deadline_default: Duration::from_millis(DEADLINE_MS_MAX),
             deadline_max: Duration::from_millis(DEADLINE_MS_MAX),
+            stream_max: Duration::from_millis(STREAM_MS_MAX),
             registry: RegistryLimits::new(settings, &request_limits()),
         },
     }
@@ -124,6 +126,7 @@ fn request_limits() -> RequestLimits {
         query_tokens_max: 64,
         input_tokens_max: 2_500,
         block_bytes_max: RequestLimits::default().block_bytes_max,
+        source_count_max: 100,
         logit_count_max: 50_000,
     }
 }

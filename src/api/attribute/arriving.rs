@@ -21,7 +21,7 @@ pub enum Arrival {
 /// Anthropic's Messages, `[DONE]`.
 ///
 /// # Errors
-/// When it is not JSON.
+/// When it is none of these.
 pub fn arrival(data: &str) -> Result<Arrival, RequestError> {
     if data.trim() == "[DONE]" {
         return Ok(Arrival::End);
@@ -31,22 +31,37 @@ pub fn arrival(data: &str) -> Result<Arrival, RequestError> {
         message: format!("the data of an event is neither JSON nor [DONE]: {error}"),
         param: None,
     })?;
-    let text = |text: &Value| text.as_str().map(|text| Arrival::Text(text.to_owned()));
-    // Of several choices, one is the answer: the first.
-    let choice = || {
-        let choices = event["choices"].as_array()?;
-        text(&choices.iter().find(|choice| choice["index"].as_u64().unwrap_or(0) == 0)?["delta"]["content"])
+    let text = |text: &Value| match text.as_str() {
+        Some(text) if !text.is_empty() => Arrival::Text(text.to_owned()),
+        _ => Arrival::Nothing,
     };
-    let found = match event["type"].as_str() {
-        Some("error" | "response.failed" | "response.incomplete") => Some(Arrival::Failed),
-        None if !event["error"].is_null() => Some(Arrival::Failed),
-        None => text(&event["delta"]).or_else(choice),
+    Ok(match event["type"].as_str() {
+        Some("error" | "response.failed") => Arrival::Failed,
         Some("response.output_text.delta") => text(&event["delta"]),
         Some("content_block_delta") => text(&event["delta"]["text"]),
-        Some("message_stop" | "response.completed") => Some(Arrival::End),
-        Some(_) => None,
-    };
-    Ok(found.unwrap_or(Arrival::Nothing))
+        // What was cut off at a limit has come to its end.
+        Some("message_stop" | "response.completed" | "response.incomplete") => Arrival::End,
+        Some(_) => Arrival::Nothing,
+        None if !event["error"].is_null() => Arrival::Failed,
+        None if event["delta"].is_string() => text(&event["delta"]),
+        None => match event["choices"].as_array() {
+            // Of several choices, one is the answer: the first. Older completions have its text beside its number.
+            Some(choices) => choices.iter().find(|choice| choice["index"].as_u64().unwrap_or(0) == 0).map_or(
+                Arrival::Nothing,
+                |choice| match &choice["text"] {
+                    Value::Null => text(&choice["delta"]["content"]),
+                    whole => text(whole),
+                },
+            ),
+            None => {
+                return Err(RequestError {
+                    code: "stream_event_invalid",
+                    message: "the data of an event hold no \"delta\" that is a text, and are no event of OpenAI or Anthropic".to_owned(),
+                    param: None,
+                });
+            }
+        },
+    })
 }
 
 #[cfg(test)]
@@ -78,6 +93,9 @@ mod tests {
             r#"{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "It"}}"#,
             text(),
         );
+        check("nothing more", r#"{"delta": ""}"#, Arrival::Nothing);
+        check("completions", r#"{"choices": [{"text": "It", "index": 0}]}"#, text());
+        check("responses, at a limit", r#"{"type": "response.incomplete"}"#, Arrival::End);
         check("messages, ping", r#"{"type": "ping"}"#, Arrival::Nothing);
         check("messages, end", r#"{"type": "message_stop"}"#, Arrival::End);
         check("end", "[DONE]", Arrival::End);

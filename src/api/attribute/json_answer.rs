@@ -2,90 +2,131 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value as Json, json};
 
-use super::native::{PartAnswer, Words};
+use super::native::PartAnswer;
 use crate::domain::{ByteRange, Parts, Value};
-use crate::pipeline::attribute::PartOutcome;
-use crate::text::offsets::OffsetUnit;
 
-/// Objects and arrays in each other beyond this are a part as a whole: one has to stop somewhere.
+/// Objects and arrays in each other: one has to stop somewhere.
 const DEPTH_MAX: usize = 64;
 
-/// The values of an answer as its parts; none when it is not JSON, or holds nothing.
-pub fn parts(answer: &str) -> Option<Parts> {
-    values(answer).filter(|values| !values.is_empty()).map(Parts::Values)
+/// Bytes of the pointers to all values together: each repeats the keys above it.
+const POINTER_BYTES_MAX: usize = 1 << 20;
+
+/// The values of an answer as its parts; or why it has none.
+///
+/// # Errors
+/// That, in a sentence.
+pub fn parts(answer: &str) -> Result<Parts, String> {
+    match values(answer)? {
+        values if values.is_empty() => Err("the answer is JSON without a value".to_owned()),
+        values => Ok(Parts::Values(values)),
+    }
 }
 
 /// From pointers to verdicts; where the parts are no values, why not.
-pub fn pointers(words: &Words, (asked, found): (&Parts, &[PartOutcome]), unit: OffsetUnit) -> Json {
+pub fn pointers(asked: &Parts, answers: &[PartAnswer], fallback: Option<&str>) -> Json {
     let Parts::Values(values) = asked else {
-        let why = "the answer is no JSON object or array, holds no value, or has a key twice: its sentences were attributed";
-        return json!({"pointers": {}, "fallback": why});
+        let why = fallback.unwrap_or_default();
+        return json!({"pointers": {}, "fallback": format!("{why}: its sentences were attributed")});
     };
-    let answers = PartAnswer::all(words, found, unit);
     let all: Map<String, Json> =
         values.iter().zip(answers).map(|(value, answer)| (value.pointer.clone(), answer.verdict())).collect();
     json!({"pointers": all, "fallback": null})
 }
 
 /// Those that hold no others.
-fn values(answer: &str) -> Option<Vec<Value>> {
-    let mut found = Vec::new();
-    let raw: &RawValue = serde_json::from_str(unfenced(answer.trim())).ok()?;
+fn values(answer: &str) -> Result<Vec<Value>, String> {
+    let no_json = |error: serde_json::Error| format!("the answer is no JSON that can be used ({error})");
+    let raw: &RawValue = serde_json::from_str(inside_fence(answer).trim()).map_err(no_json)?;
     // A bare text or number is an answer in prose that happens to be JSON.
-    raw.get().starts_with(['{', '[']).then_some(())?;
-    collect(answer, raw, Place { pointer: String::new(), key: "", depth: 0 }, &mut found)?;
-    Some(found)
+    if !raw.get().starts_with(['{', '[']) {
+        return Err("the answer is no JSON object or array".to_owned());
+    }
+    let mut found = Found { answer, values: Vec::new(), pointer_bytes: 0 };
+    found.collect(raw, Place { pointer: String::new(), key: "".into(), depth: 0 }).map_err(
+        |why| match why {
+            Unusable::Json(error) => no_json(error),
+            Unusable::Depth => format!("the answer's JSON is more than {DEPTH_MAX} levels deep"),
+            Unusable::Pointers => "the keys above the answer's values are too long".to_owned(),
+        },
+    )?;
+    Ok(found.values)
 }
 
-/// What stands in a fenced block that is all there is.
-fn unfenced(text: &str) -> &str {
+/// What stands in the text's only fenced block; the whole text where there is none.
+fn inside_fence(text: &str) -> &str {
+    const FENCE: &str = "```";
     let inside = || {
-        let (_name, inside) = text.strip_prefix("```")?.split_once('\n')?;
-        inside.trim_end().strip_suffix("```")
+        let (_before, block) = text.split_once(FENCE)?;
+        let (_name, block) = block.split_once('\n')?;
+        let (inside, behind) = block.split_once(FENCE)?;
+        (!behind.contains(FENCE)).then_some(inside)
     };
     inside().unwrap_or(text)
 }
 
 /// Where a value stands.
-struct Place<'a> {
+struct Place {
     pointer: String,
     /// The nearest key above it.
-    key: &'a str,
+    key: Arc<str>,
     depth: usize,
 }
 
-fn collect(answer: &str, raw: &RawValue, place: Place, found: &mut Vec<Value>) -> Option<()> {
-    let text = raw.get();
-    let start = text.as_ptr() as usize - answer.as_ptr() as usize;
-    let Place { pointer, key, depth } = place;
-    match text.as_bytes().first()? {
-        b'{' | b'[' if depth < DEPTH_MAX => {
-            let Members { members, named } = serde_json::from_str(text).ok()?;
-            members.iter().try_for_each(|(name, raw)| {
-                let pointer = format!("{pointer}/{}", name.replace('~', "~0").replace('/', "~1"));
-                let key = if named { name } else { key };
-                collect(answer, raw, Place { pointer, key, depth: depth + 1 }, found)
-            })
-        }
-        b'"' => {
-            let said: String = serde_json::from_str(text).ok()?;
-            if !said.trim().is_empty() {
-                let bytes = ByteRange::new(start + 1, start + text.len() - 1);
-                found.push(Value { pointer, bytes, key: key.to_owned(), text: said });
+struct Found<'a> {
+    answer: &'a str,
+    values: Vec<Value>,
+    pointer_bytes: usize,
+}
+
+enum Unusable {
+    Json(serde_json::Error),
+    Depth,
+    Pointers,
+}
+
+impl From<serde_json::Error> for Unusable {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Json(error)
+    }
+}
+
+impl Found<'_> {
+    fn collect(&mut self, raw: &RawValue, place: Place) -> Result<(), Unusable> {
+        let text = raw.get();
+        let start = text.as_ptr() as usize - self.answer.as_ptr() as usize;
+        let Place { pointer, key, depth } = place;
+        if text.starts_with(['{', '[']) {
+            if depth == DEPTH_MAX {
+                return Err(Unusable::Depth);
             }
-            Some(())
+            let Members { members, named } = serde_json::from_str(text)?;
+            return members.into_iter().try_for_each(|(name, raw)| {
+                let pointer = format!("{pointer}/{}", name.replace('~', "~0").replace('/', "~1"));
+                let key = if named { name.into() } else { Arc::clone(&key) };
+                self.collect(raw, Place { pointer, key, depth: depth + 1 })
+            });
         }
-        _ => {
-            let bytes = ByteRange::new(start, start + text.len());
-            found.push(Value { pointer, bytes, key: key.to_owned(), text: text.to_owned() });
-            Some(())
+        let (bytes, text) = match text.starts_with('"') {
+            // Where it is written, without its quotes; what it says.
+            true => (ByteRange::new(start + 1, start + text.len() - 1), serde_json::from_str(text)?),
+            false => (ByteRange::new(start, start + text.len()), text.to_owned()),
+        };
+        if text.trim().is_empty() {
+            return Ok(());
         }
+        self.pointer_bytes += pointer.len();
+        if self.pointer_bytes > POINTER_BYTES_MAX {
+            return Err(Unusable::Pointers);
+        }
+        self.values.push(Value { pointer, bytes, key, text });
+        Ok(())
     }
 }
 
@@ -136,7 +177,7 @@ mod tests {
     use super::*;
 
     fn check(name: &str, answer: &str, expect: Option<&[(&str, &str)]>) {
-        let found = values(answer);
+        let found = values(answer).ok();
         let found: Option<Vec<(&str, &str)>> = found
             .as_ref()
             .map(|values| values.iter().map(|value| (&*value.pointer, value.bytes.of(answer))).collect());
@@ -146,9 +187,9 @@ mod tests {
     #[test]
     fn values_say_what_they_say() {
         let answer = r#"{"note": ["a\n\u00e9", 7], "b": null}"#;
-        let found: Vec<(String, String)> =
+        let found: Vec<(Arc<str>, String)> =
             values(answer).expect("JSON").into_iter().map(|value| (value.key, value.text)).collect();
-        let said = |key: &str, text: &str| (key.to_owned(), text.to_owned());
+        let said = |key: &str, text: &str| (key.into(), text.to_owned());
         assert_eq!(found, [said("note", "a\né"), said("note", "7"), said("b", "null")]);
     }
 
@@ -165,5 +206,24 @@ mod tests {
         check("cut off", r#"{"a": "x"#, None);
         check("in a fence", "```json\n{\"a\": \"x\"}\n```\n", Some(&[("/a", "x")]));
         check("a key twice", r#"{"a": 1, "a": 2}"#, None);
+        check("in a fence, with words around", "Here:\n```json\n[\"x\"]\n```\nDone.", Some(&[("/0", "x")]));
+        check("two fences", "```\n[1]\n```\n```\n[2]\n```", None);
+    }
+
+    #[test]
+    fn it_is_said_why_there_are_no_values() {
+        let deep = format!("{}1{}", "[".repeat(65), "]".repeat(65));
+        let long = format!(r#"{{"{}": [{}1]}}"#, "k".repeat(20_000), "1,".repeat(100));
+        for (answer, why) in [
+            ("It was in 1998.", "no JSON that can be used"),
+            ("1998", "no JSON object or array"),
+            ("{}", "without a value"),
+            (r#"{"a": 1, "a": 2}"#, "a key stands twice"),
+            (&*deep, "more than 64 levels"),
+            (&*long, "too long"),
+        ] {
+            let found = parts(answer).expect_err(why);
+            assert!(found.contains(why), "{found}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use super::dialect::Dialect;
 use super::{AttributeOptions, anthropic, json_answer, markers, openai};
 use crate::api::TimingMs;
 use crate::api::response::{Places, Range};
-use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts};
+use crate::domain::{AttributeRequest, ByteRange, Chunk};
 use crate::kv::store::Sources;
 use crate::pipeline::Pipeline;
 use crate::pipeline::attribute::{Attributed, ESTIMATOR, Lack, LackKind, PartOutcome, Source};
@@ -150,16 +150,20 @@ impl AttributeAnswer {
     pub fn new(
         request: &AttributeRequest,
         attributed: &Attributed,
-        options: AttributeOptions,
+        options: &AttributeOptions,
         by: &Pipeline,
         names: Names,
     ) -> Self {
         let words = Words::new(&request.answer, &request.chunks, names);
         let parts = PartAnswer::all(&words, &attributed.parts, options.offsets);
         let model = by.model();
+        let formatted = match options.dialect {
+            Dialect::Json => Some(json_answer::pointers(&request.parts, &parts, options.fallback.as_deref())),
+            dialect => formatted(&words, &attributed.parts, dialect),
+        };
         Self {
             parts,
-            formatted: formatted(&words, (&request.parts, &attributed.parts), options),
+            formatted,
             rc: RcAnswer {
                 estimator: ESTIMATOR,
                 model: model.name.clone(),
@@ -177,26 +181,22 @@ impl AttributeAnswer {
     }
 }
 
-fn formatted(
-    words: &Words,
-    (asked, parts): (&Parts, &[PartOutcome]),
-    options: AttributeOptions,
-) -> Option<Value> {
-    Some(match options.dialect {
-        Dialect::Native => return None,
+fn formatted(words: &Words, parts: &[PartOutcome], dialect: Dialect) -> Option<Value> {
+    Some(match dialect {
+        // Of answers that are JSON, what is said of each part is said at its pointer.
+        Dialect::Native | Dialect::Json => return None,
         Dialect::AnthropicDocument => anthropic::blocks(words, parts, anthropic::char_location),
         Dialect::AnthropicSearchResult => anthropic::blocks(words, parts, anthropic::search_result_location),
         Dialect::OpenaiResponses => openai::response_item(words, parts),
         Dialect::OpenaiChat => openai::chat_message(words, parts),
         Dialect::Markers => markers::text(words, parts),
-        Dialect::Json => json_answer::pointers(words, (asked, parts), options.offsets),
     })
 }
 
 impl PartAnswer {
     /// Whether it is supported, and what to cite for it.
-    pub(super) fn verdict(self) -> Value {
-        let cited = self.sources.into_iter().filter(|source| source.cited);
+    pub(super) fn verdict(&self) -> Value {
+        let cited = self.sources.iter().filter(|source| source.cited);
         let cited: Value =
             cited.map(|source| serde_json::to_value(source).expect("a source is JSON")).collect();
         json!({"supported": self.supported, "citations": cited})
@@ -207,12 +207,12 @@ impl PartAnswer {
         answer: &str,
         chunks: &[Arc<Chunk>],
         parts: &[PartOutcome],
-        (options, names): (AttributeOptions, Names),
+        (options, names): (&AttributeOptions, Names),
     ) -> Vec<Self> {
         Self::all(&Words::new(answer, chunks, names), parts, options.offsets)
     }
 
-    pub(super) fn all(words: &Words, parts: &[PartOutcome], unit: OffsetUnit) -> Vec<Self> {
+    fn all(words: &Words, parts: &[PartOutcome], unit: OffsetUnit) -> Vec<Self> {
         let answer = Places::new(words.answer, unit);
         let chunks = InChunks::new(words.chunks, unit);
         parts.iter().map(|part| Self::new(words, part, &answer, &chunks)).collect()

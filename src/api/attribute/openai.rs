@@ -59,7 +59,7 @@ pub fn url(chunk: &Chunk) -> Option<String> {
     let metadata: Value = serde_json::from_str(chunk.metadata.as_deref()?).ok()?;
     let field = |name: &str| Some(metadata.get(name)?.as_str()?.to_owned());
     let is_address = |text: &String| text.contains("://");
-    field("url").or_else(|| field("source").filter(is_address))
+    field("url").filter(|url| !url.trim().is_empty()).or_else(|| field("source").filter(is_address))
 }
 
 /// RFC 3986: what is not unreserved is percent-encoded.

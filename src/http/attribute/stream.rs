@@ -14,6 +14,7 @@ use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
 use serde_json::json;
 use sse_stream::SseByteStream;
 use tokio::sync::mpsc;
+use tracing::Instrument as _;
 
 use super::{Asked, Chunks, Found};
 use crate::admission;
@@ -37,7 +38,9 @@ pub async fn handle(
     service.ready()?;
     let place = service.admission.stream()?;
     let mut events = events(body, service.limits.body_bytes_max);
-    let first = next(&mut events, &service).await?.ok_or_else(HttpError::stream_empty)?;
+    let first = tokio::time::timeout(service.limits.read_max, next(&mut events, &service));
+    let first = first.await.map_err(|_elapsed| HttpError::body_timeout())??;
+    let first = first.ok_or_else(HttpError::stream_empty)?;
     let asked = work::aside(move || Asked::parse(first.as_bytes())).await?;
     let deadline_ms = asked.body.deadline_ms();
     let deadline = work::deadline(Instant::now(), deadline_ms, &service)?;
@@ -56,7 +59,7 @@ pub async fn handle(
     let (sender, receiver) = mpsc::channel(1);
     let arriving = Arriving::default();
     let answering = Answering { service, place, deadline_ms, begun, sender, arriving, parts: 0 };
-    tokio::spawn(answering.run(events));
+    tokio::spawn(answering.run(events).in_current_span());
     let outgoing = stream::unfold(receiver, async |mut receiver| {
         let event: Event = receiver.recv().await?;
         Some((Ok(event), receiver))
@@ -87,19 +90,32 @@ struct Gone;
 
 impl Answering {
     async fn run(mut self, mut events: Events) {
-        let last = match self.read(&mut events).await {
-            Ok(Ok(ended)) => self.event("done", &json!({"parts": self.parts, "ended": ended})),
-            Ok(Err(error)) => self.event("error", &error.into_body()),
-            Err(Gone) => return,
+        let streaming = observe::Streaming::begin();
+        let (client, max) = (self.sender.clone(), self.service.limits.stream_max);
+        let read = tokio::select! {
+            // Work that nobody waits for stops with what is dropped here.
+            () = client.closed() => Err(Gone),
+            read = tokio::time::timeout(max, self.read(&mut events)) => {
+                read.unwrap_or_else(|_elapsed| Ok(Err(HttpError::stream_too_slow(max))))
+            }
         };
-        let _gone = self.sender.send(last).await;
+        let Ok(outcome) = read else { return };
+        let code = outcome.as_ref().map_or_else(HttpError::code, |_| "ok");
+        let last = match outcome {
+            Ok(ended) => self.event("done", &json!({"parts": self.parts, "ended": ended})),
+            Err(error) => self.event("error", &error.into_body()),
+        };
+        if self.emit(last).await.is_ok() {
+            streaming.ended(code);
+        }
     }
 
     /// Whether an event said that the answer was over.
     async fn read(&mut self, events: &mut Events) -> Result<Result<bool, HttpError>, Gone> {
-        let mut cut_off = false;
+        let (mut cut_off, mut until) = (false, self.silent_at());
         loop {
-            let arrival = match next(events, &self.service).await {
+            let next = tokio::time::timeout_at(until, next(events, &self.service)).await;
+            let arrival = match next.unwrap_or_else(|_elapsed| Err(self.silent())) {
                 Ok(Some(data)) => api::arrival(&data).map_err(HttpError::from),
                 Ok(None) => {
                     cut_off = true;
@@ -126,6 +142,7 @@ impl Answering {
             if ended {
                 return Ok(Ok(!cut_off));
             }
+            until = self.silent_at();
         }
     }
 
@@ -138,9 +155,24 @@ impl Answering {
         for part in parts {
             self.parts += 1;
             let event = self.event("part", &part);
-            self.sender.send(event).await.map_err(|_closed| Gone)?;
+            self.emit(event).await?;
         }
         Ok(())
+    }
+
+    /// Who does not read for as long as a request may take has gone.
+    async fn emit(&self, event: Event) -> Result<(), Gone> {
+        let sent = tokio::time::timeout(self.service.limits.deadline_max, self.sender.send(event));
+        sent.await.map_err(|_elapsed| Gone)?.map_err(|_closed| Gone)
+    }
+
+    fn silent(&self) -> HttpError {
+        HttpError::stream_silent(self.service.limits.deadline_max)
+    }
+
+    /// When an answer of which nothing more comes is given up: events that bring nothing keep a connection alive, not a stream.
+    fn silent_at(&self) -> tokio::time::Instant {
+        tokio::time::Instant::now() + self.service.limits.deadline_max
     }
 
     fn event(&self, name: &str, data: &impl serde::Serialize) -> Event {
@@ -152,16 +184,19 @@ impl Answering {
         let deadline = work::deadline(Instant::now(), self.deadline_ms, &self.service)?;
         let (service, begun) = (self.service.clone(), Arc::clone(&self.begun));
         let answer = self.arriving.text()[..sentence.end].to_owned();
+        let started = Instant::now();
         let permit = self.place.enter(deadline).await?;
-        work::permitted(permit, deadline, move |cancel| {
+        let found = work::permitted(permit, deadline, move |cancel| {
             let Found { request, options, chunks } = &begun.found;
             let asked = (&request.parts, request.sources_max);
             let sentence = (&*answer, sentence);
             let found = service.ready()?.attribute_sentence(&begun.candidates, sentence, asked, cancel)?;
             let names = chunks.as_ref().map(Chunks::names).unwrap_or_default();
-            Ok(PartAnswer::of_stream(&answer, &request.chunks, &found, (*options, names)))
-        })
-        .await
+            Ok(PartAnswer::of_stream(&answer, &request.chunks, &found, (options, names)))
+        });
+        let found = found.await?;
+        observe::sentence(started.elapsed());
+        Ok(found)
     }
 }
 
@@ -180,17 +215,14 @@ fn events(body: Body, bytes_max: usize) -> Events {
 
 /// The data of the next event that has some; none at the end.
 async fn next(events: &mut Events, service: &Service) -> Result<Option<String>, HttpError> {
-    // Comments keep a connection alive, not a stream.
-    let until = tokio::time::Instant::now() + service.limits.deadline_max;
     loop {
-        match tokio::time::timeout_at(until, events.next()).await {
-            Err(_elapsed) => return Err(HttpError::stream_silent(service.limits.deadline_max)),
-            Ok(None) => return Ok(None),
-            Ok(Some(Ok(event))) => match event.data {
+        match events.next().await {
+            None => return Ok(None),
+            Some(Ok(event)) => match event.data {
                 Some(data) => return Ok(Some(data)),
                 None => continue,
             },
-            Ok(Some(Err(error))) => return Err(broken(&error, service)),
+            Some(Err(error)) => return Err(broken(&error, service)),
         }
     }
 }

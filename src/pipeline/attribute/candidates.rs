@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 
@@ -32,6 +32,8 @@ pub struct Candidates {
     chunk_terms: Vec<Vec<u32>>,
     unit_terms: Vec<Vec<u32>>,
     negated: Vec<bool>,
+    /// Words of units that were asked about, as bytes of the unit.
+    words: Vec<OnceLock<Vec<Term>>>,
 }
 
 impl Candidates {
@@ -70,14 +72,8 @@ impl Candidates {
             sentences.into_iter().for_each(|(bytes, tokens)| push(bytes, tokens));
             of_chunk.push(first..units.len());
         }
-        let terms_of = |unit: &Unit| {
-            let chunk = &chunks[unit.chunk];
-            match unit.bytes.is_empty() {
-                true => text::terms(chunk.title.as_deref().unwrap_or_default(), &[]),
-                false => text::terms(unit.bytes.of(&chunk.text), &[]),
-            }
-        };
-        let terms: Vec<Vec<Term>> = units.par_iter().with_min_len(64).map(terms_of).collect();
+        let terms: Vec<Vec<Term>> =
+            units.par_iter().with_min_len(64).map(|unit| words(unit, &chunks[unit.chunk])).collect();
         let mut candidates = Self {
             chunks: chunks.to_vec(),
             blocks,
@@ -90,6 +86,7 @@ impl Candidates {
             chunk_terms: Vec::new(),
             unit_terms: Vec::new(),
             negated: terms.iter().map(|terms| terms.iter().any(Term::is_negation)).collect(),
+            words: terms.iter().map(|_| OnceLock::new()).collect(),
         };
         candidates.count(terms);
         candidates
@@ -129,9 +126,9 @@ impl Candidates {
         self.chunks.len()
     }
 
-    /// How many titles and sentences.
-    pub(super) fn units(&self) -> usize {
-        self.units.len()
+    /// What holds a number for each token of an answer: the chunks, and twice titles and sentences.
+    pub(super) fn segments(&self) -> usize {
+        self.chunks.len() + 2 * self.units.len()
     }
 
     /// Whether there is no chunk.
@@ -157,6 +154,12 @@ impl Candidates {
 
     pub(super) fn unit_has(&self, unit: usize, term: Option<u32>) -> bool {
         term.is_some_and(|term| self.unit_terms[unit].binary_search(&term).is_ok())
+    }
+
+    /// Its words, as bytes of the unit.
+    pub(super) fn words(&self, unit: usize) -> &[Term] {
+        let place = &self.units[unit];
+        self.words[unit].get_or_init(|| words(place, &self.chunks[place.chunk]))
     }
 
     /// Whether two units consist of the same words.
@@ -186,6 +189,13 @@ impl Candidates {
     /// Where the chunks' blocks came from.
     pub fn blocks_from(&self) -> store::Sources {
         self.blocks.sources
+    }
+}
+
+fn words(unit: &Unit, chunk: &Chunk) -> Vec<Term> {
+    match unit.bytes.is_empty() {
+        true => text::terms(chunk.title.as_deref().unwrap_or_default(), &[]),
+        false => text::terms(unit.bytes.of(&chunk.text), &[]),
     }
 }
 

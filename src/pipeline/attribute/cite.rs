@@ -2,17 +2,17 @@
 
 use std::collections::HashSet;
 
-use ndarray::{Array2, Axis, s};
+use ndarray::{Array2, Axis};
 
 use super::candidates::Candidates;
 use super::hear::Heard;
 use super::support::{self, Lack, SUPPORT_MIN};
 use super::trace;
 use crate::domain::{ByteRange, TokenSpan};
+use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::{PipelineError, scan};
 use crate::rc;
-use crate::text;
+use crate::text::Term;
 
 /// A chunk is cited when so large a share of a part's words came from it; the best one always is.
 const CITED_SHARE: f32 = 0.3;
@@ -48,7 +48,7 @@ pub struct Source {
     pub score: f32,
     /// Whether the part came from it; never where the part is not supported.
     pub cited: bool,
-    /// Whether it says the same as a better one that is cited.
+    /// Whether it is cited only because it says the same as another that is.
     pub tied: bool,
     /// Bytes of the sentence of its text that says most of the part.
     pub sentence: ByteRange,
@@ -63,9 +63,9 @@ impl PartOutcome {
         self.support.map(|support| support >= SUPPORT_MIN)
     }
 
-    /// What to cite for it: nothing where it is not supported.
+    /// What to cite for it, each thing said once: nothing where it is not supported.
     pub fn citations(&self) -> impl Iterator<Item = &Source> {
-        self.sources.iter().filter(|source| source.cited)
+        self.sources.iter().filter(|source| source.cited && !source.tied)
     }
 }
 
@@ -152,7 +152,7 @@ pub(super) fn part(
     };
     let mut found = PartOutcome { bytes: part, support, lacks, sources };
     if found.is_supported() != Some(true) {
-        found.sources.iter_mut().for_each(|source| source.cited = false);
+        found.sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
     }
     Ok(found)
 }
@@ -223,11 +223,9 @@ fn run(
             continue;
         }
         cancel.check()?;
-        let logits = scan::logits_in(&heard.reading, place.chunk, tokens);
+        let best_keys = heard.best_keys(candidates, unit);
         for j in own {
-            let row = logits.slice(s![j, ..]);
-            let best = trace::best(0..row.len(), |key| row[key]).expect("the unit has a token");
-            found[best] += weight[j] * heard.units[[j, unit]];
+            found[best_keys[j]] += weight[j] * heard.units[[j, unit]];
         }
     }
     let Some((first, last)) = shortest(&found) else { return Ok(place.bytes) };
@@ -239,8 +237,9 @@ fn run(
     let run = ByteRange::new(start, end.max(start));
     let own = heard.iter().flat_map(|heard| &heard.terms).filter(|term| term.bytes.overlaps(part));
     let own: HashSet<u32> = own.filter_map(|term| term.id).collect();
-    let is_said = |term: &text::Term| candidates.term(&term.folded).is_some_and(|id| own.contains(&id));
-    Ok(whole_words(&candidates.chunks[place.chunk].text, run, place.bytes, is_said))
+    let is_said = |term: &Term| candidates.term(&term.folded).is_some_and(|id| own.contains(&id));
+    let (text, words) = (&candidates.chunks[place.chunk].text, candidates.words(unit));
+    Ok(whole_words((text, words), run, place.bytes, is_said))
 }
 
 /// First and last index of the shortest run that holds [`RUN_SHARE`] of the sum; none where there is nothing.
@@ -266,13 +265,12 @@ fn shortest(found: &[f32]) -> Option<(usize, usize)> {
 
 /// A range widened to whole words, and over the words beside it that are said, within bounds.
 fn whole_words(
-    text: &str,
+    (text, terms): (&str, &[Term]),
     range: ByteRange,
     bounds: ByteRange,
-    is_said: impl Fn(&text::Term) -> bool,
+    is_said: impl Fn(&Term) -> bool,
 ) -> ByteRange {
-    let terms = text::terms(bounds.of(text), &[]);
-    let is_touched = |term: &text::Term| term.bytes.shifted(bounds.start).overlaps(range);
+    let is_touched = |term: &Term| term.bytes.shifted(bounds.start).overlaps(range);
     match (terms.iter().position(is_touched), terms.iter().rposition(is_touched)) {
         (Some(first), Some(last)) => {
             let before = terms[..first].iter().rev().take_while(|term| is_said(term)).count();
@@ -289,6 +287,7 @@ fn whole_words(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text;
 
     #[test]
     fn the_shortest_run_is_the_first_of_the_shortest() {
@@ -304,8 +303,9 @@ mod tests {
     fn runs_end_where_words_do() {
         let text = "the Sangre de Cristo";
         let check = |name: &str, (from, to): (usize, usize), expect: &str| {
-            let is_said = |term: &text::Term| term.folded == "cristo";
-            let found = whole_words(text, ByteRange::new(from, to), ByteRange::new(0, text.len()), is_said);
+            let is_said = |term: &Term| term.folded == "cristo";
+            let (terms, bounds) = (text::terms(text, &[]), ByteRange::new(0, text.len()));
+            let found = whole_words((text, &terms), ByteRange::new(from, to), bounds, is_said);
             assert_eq!(found.of(text), expect, "{name}");
         };
         check("inside a word", (6, 8), "Sangre");

@@ -1,8 +1,11 @@
 //! One sentence of the answer over the candidates: what each of its tokens was contextualised by, and which of its words they have.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use ndarray::{Array2, Array3, Axis, s};
+use ndarray::{Array2, Array3, ArrayView1, Axis, s};
 
 use super::candidates::Candidates;
 use super::trace::{self, Trace};
@@ -40,6 +43,8 @@ pub struct Heard {
     /// `[token, unit]`: best raw logit; none where a logit says nothing by itself.
     pub(super) nearness: Option<Array2<f32>>,
     pub(super) reading: Reading,
+    /// For units that were asked about, which of its keys each token's raw logit is highest at.
+    pub(super) best_keys: RefCell<HashMap<usize, Rc<[usize]>>>,
 }
 
 /// A word of the answer.
@@ -71,7 +76,10 @@ pub(super) fn sentence(
     if let Some(max) = question::tokens_max(info).filter(|&max| tokens.ids.len() > max) {
         return Err(InvalidRequest::SentenceBeyondModel { at, found: tokens.ids.len(), max }.into());
     }
-    limits.check_logits(tokens.ids.len(), candidates.units.len() + candidates.chunks.len())?;
+    limits.check_answer_logits(tokens.ids.len(), candidates.segments())?;
+    let (terms, term_of) = terms(candidates, (text, at), &tokens.offsets, cuts);
+    // Without a word there is nothing to come from anywhere.
+    let tokens = if terms.is_empty() { Tokens::default() } else { tokens };
     let blocks = &candidates.blocks;
     let (question, graph_logits) = match tokens.ids.is_empty() {
         true => (Question::default(), None),
@@ -93,9 +101,8 @@ pub(super) fn sentence(
         graph_logits,
         reaches: info.decoder.is_none(),
     };
-    let (terms, term_of) = terms(candidates, (text, at), &reading.tokens.offsets, cuts);
     let weight = |term: &Option<usize>| term.map_or(PUNCTUATION, |term| terms[term].rarity);
-    let weight: Vec<f32> = term_of.iter().map(weight).collect();
+    let weight: Vec<f32> = term_of[..reading.tokens.ids.len()].iter().map(weight).collect();
     let Contextualised { mut chunks, mut units, nearness } = contextualised(candidates, &reading, cancel)?;
     let has = |of: &dyn Fn(usize, Option<u32>) -> bool, rc: &mut Array2<f32>| {
         let worth = mean_of_best(rc);
@@ -110,8 +117,9 @@ pub(super) fn sentence(
     has(&|unit, term| candidates.unit_has(unit, term), &mut units);
     let tokens = reading.tokens.offsets.iter().map(|token| token.shifted(at)).collect();
     let bytes = ByteRange::new(at, at + text.len());
+    let (traces, best_keys) = (Vec::new(), RefCell::default());
     let mut heard =
-        Heard { bytes, tokens, terms, traces: Vec::new(), weight, chunks, units, nearness, reading };
+        Heard { bytes, tokens, terms, traces, weight, chunks, units, nearness, reading, best_keys };
     heard.traces = trace::terms(candidates, &heard);
     Ok(heard)
 }
@@ -134,7 +142,7 @@ fn contextualised(
     let (mut of_chunks, mut of_units, mut nearness) =
         (HeadMean::default(), HeadMean::default(), HeadMean::default());
     let tokens = reading.question.tokens();
-    for heads in reading.heads_at_once(2 * candidates.units.len() + candidates.chunks.len()) {
+    for heads in reading.heads_at_once(candidates.segments()) {
         let mut units = scan::peaks(reading, heads.clone(), cancel)?.units;
         if reading.reaches {
             nearness.add(units.clone());
@@ -221,13 +229,28 @@ fn terms(
 }
 
 impl Heard {
+    /// Which of a unit's tokens, counted from its first, each token's raw logit is highest at.
+    pub(super) fn best_keys(&self, candidates: &Candidates, unit: usize) -> Rc<[usize]> {
+        if let Some(found) = self.best_keys.borrow().get(&unit) {
+            return Rc::clone(found);
+        }
+        let place = candidates.units[unit];
+        let span = candidates.blocks.spans[place.chunk];
+        let tokens = TokenSpan::new(place.tokens.start - span.start, place.tokens.end - span.start);
+        let logits = scan::logits_in(&self.reading, place.chunk, tokens);
+        let best = |row: ArrayView1<f32>| trace::best(0..row.len(), |key| row[key]).unwrap_or(0);
+        let found: Rc<[usize]> = logits.outer_iter().map(best).collect();
+        self.best_keys.borrow_mut().insert(unit, Rc::clone(&found));
+        found
+    }
+
     /// How many tokens it has.
-    pub fn tokens(&self) -> usize {
+    pub(super) fn tokens(&self) -> usize {
         self.tokens.len()
     }
 
     /// Its words, as bytes of the answer.
-    pub fn words(&self) -> impl Iterator<Item = ByteRange> + '_ {
+    pub(super) fn words(&self) -> impl Iterator<Item = ByteRange> + '_ {
         self.terms.iter().map(|term| term.bytes)
     }
 }
