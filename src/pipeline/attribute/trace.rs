@@ -64,8 +64,6 @@ pub(super) fn terms(candidates: &Candidates, heard: &Heard) -> Vec<Trace> {
         };
         let evidence = match () {
             () if in_unit => 1.0,
-            // However it says no.
-            () if term.is_negation && unit.is_some_and(|unit| candidates.is_negated(unit)) => 1.0,
             // A number that is near another is another number.
             () if term.is_number => elsewhere,
             () if term.is_name || term.is_negation => like().unwrap_or(0.0).max(elsewhere),
