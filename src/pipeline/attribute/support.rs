@@ -4,6 +4,7 @@ use super::candidates::Candidates;
 use super::hear::{Heard, HeardTerm};
 use super::trace::Trace;
 use crate::domain::ByteRange;
+use crate::text::Term;
 
 /// From which support on a part counts as supported: `docs/attribution.md`.
 pub const SUPPORT_MIN: f32 = 0.5;
@@ -21,6 +22,9 @@ const NAME_MISSING: f32 = 0.6;
 /// How much of the support hangs on the worst word; words that most chunks have are none of these.
 const WORST_SHARE: f32 = 0.5;
 const TELLING: f32 = 0.3;
+
+/// Words to either side that a negation is taken to speak of.
+const SCOPE: usize = 3;
 
 /// Evidence below which a telling word is said to lack support.
 const LACKING: f32 = 0.5;
@@ -71,13 +75,14 @@ pub(super) fn of(candidates: &Candidates, heard: &[Heard], part: ByteRange) -> O
             sum += weight * trace.evidence;
             weights += weight;
         }
-        of_part.extend(own.into_iter().map(|term| (&heard.terms[term], &heard.traces[term])));
+        of_part.extend(own.into_iter().map(|term| (heard, term)));
     }
     of_part.first()?;
-    for (term, trace) in &of_part {
+    for &(heard, index) in &of_part {
+        let (term, trace) = (&heard.terms[index], &heard.traces[index]);
         let found = trace.evidence;
-        let denies = trace.unit.is_some_and(|unit| candidates.is_negated(unit));
-        let kind = if term.is_negation && !denies {
+        let denies = || trace.unit.is_some_and(|unit| denies(candidates, unit, beside(heard, index)));
+        let kind = if term.is_negation && !denies() {
             left = left.min(NEGATION_DIFFERS);
             Some(LackKind::Negation)
         } else if term.is_number && !trace.in_chunk {
@@ -94,8 +99,10 @@ pub(super) fn of(candidates: &Candidates, heard: &[Heard], part: ByteRange) -> O
         }
         lacks.extend(kind.map(|kind| Lack { bytes: term.bytes, kind }));
     }
-    let says_no = of_part.iter().any(|(term, _)| term.is_negation);
-    if !says_no && main_unit(&of_part).is_some_and(|unit| candidates.is_negated(unit)) {
+    let terms = || of_part.iter().map(|&(heard, index)| &heard.terms[index]);
+    let says_no = terms().any(|term| term.is_negation);
+    let main = main_unit(of_part.iter().map(|&(heard, index)| &heard.traces[index]));
+    if !says_no && main.is_some_and(|unit| denies(candidates, unit, terms())) {
         left = left.min(NEGATION_DIFFERS);
         lacks.push(Lack { bytes: part, kind: LackKind::NegationDropped });
     }
@@ -108,10 +115,31 @@ pub(super) fn context(distance: usize) -> f32 {
     CONTEXT * CONTEXT_FADES.powi(i32::try_from(distance).unwrap_or(i32::MAX))
 }
 
+/// Words around one of a sentence.
+fn beside(heard: &Heard, index: usize) -> impl Iterator<Item = &HeardTerm> {
+    let around = index.saturating_sub(SCOPE)..heard.terms.len().min(index + SCOPE + 1);
+    heard.terms[around].iter()
+}
+
+/// Whether a unit says no of some words: a negation of it stands near one of them, or they are none that it could stand near.
+fn denies<'a>(candidates: &Candidates, unit: usize, words: impl Iterator<Item = &'a HeardTerm>) -> bool {
+    if !candidates.is_negated(unit) {
+        return false;
+    }
+    let said: Vec<u32> = words.filter(|term| !term.is_negation).filter_map(|term| term.id).collect();
+    let of_unit = candidates.words(unit);
+    let tells = |term: &Term| !term.is_function_word() && !term.is_negation();
+    let is_said = |term: &Term| candidates.term(&term.folded).is_some_and(|id| said.contains(&id));
+    let shared: Vec<usize> =
+        (0..of_unit.len()).filter(|&at| tells(&of_unit[at]) && is_said(&of_unit[at])).collect();
+    let mut negations = (0..of_unit.len()).filter(|&at| of_unit[at].is_negation());
+    shared.is_empty() || negations.any(|no| shared.iter().any(|&at| at.abs_diff(no) <= SCOPE))
+}
+
 /// The unit that most words came from; the first of several.
-fn main_unit(of_part: &[(&HeardTerm, &Trace)]) -> Option<usize> {
+fn main_unit<'a>(traces: impl Iterator<Item = &'a Trace>) -> Option<usize> {
     let mut counts: Vec<(usize, usize)> = Vec::new();
-    for unit in of_part.iter().filter_map(|(_, trace)| trace.unit) {
+    for unit in traces.filter_map(|trace| trace.unit) {
         match counts.iter_mut().find(|(of, _)| *of == unit) {
             Some((_, count)) => *count += 1,
             None => counts.push((unit, 1)),
