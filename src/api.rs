@@ -4,6 +4,7 @@
 mod attribute;
 mod chunks;
 mod request;
+mod rerank;
 mod response;
 mod search;
 
@@ -15,5 +16,6 @@ pub use chunks::{
     RegisteredAnswer,
 };
 pub use request::{CompressBody, RequestError, ServeOptions, parse};
+pub use rerank::{RerankBody, RerankDialect, RerankRequest, ScoreBody, ScoreRequest, score_answer};
 pub use response::{CompressAnswer, ErrorAnswer, ErrorBody, Prefiltered, TimingMs};
 pub use search::{Rank, SearchAnswer, SearchBody, SearchLimits, SearchRequest};

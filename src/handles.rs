@@ -76,6 +76,11 @@ impl Held {
     }
 }
 
+/// An id that nobody has and nobody guesses.
+pub fn new_id(kind: &str) -> String {
+    format!("{kind}_{}", uuid::Uuid::new_v4().simple())
+}
+
 impl Handles {
     /// Remembers nothing yet.
     pub fn new(settings: &HandleSettings) -> Self {
@@ -92,7 +97,7 @@ impl Handles {
         if bytes > self.bytes_max {
             return None;
         }
-        let id = format!("cmp_{}", uuid::Uuid::new_v4().simple());
+        let id = new_id("cmp");
         let mut held = self.held();
         held.forget_expired(self.expire);
         while held.bytes + bytes > self.bytes_max {

@@ -8,6 +8,7 @@ mod compress;
 mod error;
 mod named;
 pub mod observe;
+mod rerank;
 mod search;
 mod serve;
 mod work;
@@ -162,6 +163,11 @@ pub fn router(service: Service) -> Router {
         .route("/v1/chunks/{id}", get(chunks::get_one).delete(chunks::delete_one).post(chunks::delete_batch))
         .route("/v1/registry", get(chunks::progress))
         .route("/v1/search", post(search::handle))
+        .route("/v1/rerank", post(rerank::v1))
+        .route("/v2/rerank", post(rerank::v2))
+        .route("/rerank", post(rerank::v1))
+        .route("/v1/score", post(rerank::score))
+        .route("/score", post(rerank::score))
         .route("/v1/models", get(models))
         .fallback(async || HttpError::not_found())
         .method_not_allowed_fallback(async || HttpError::method_not_allowed())

@@ -47,6 +47,7 @@ use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
+use crate::rc;
 
 /// Everything that answers requests, shared by all of them.
 pub struct Pipeline {
@@ -183,6 +184,28 @@ impl PipelineError {
     }
 }
 
+/// Chunks as they answer a question.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ranked {
+    /// RC of each chunk, in the request's order.
+    pub chunks: Vec<f32>,
+    /// In the order of the chunks; none where only these were asked about.
+    pub sentences: Vec<RankedSentence>,
+    /// Tokens of the model, of question and chunks.
+    pub tokens: usize,
+}
+
+/// A sentence of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RankedSentence {
+    /// Index of the chunk in the request.
+    pub chunk: usize,
+    /// Of its text.
+    pub bytes: ByteRange,
+    /// Its own RC, among all sentences.
+    pub rc: f32,
+}
+
 /// Everything read for a request, before any of it is judged: `eval` scores the same reading in many ways.
 #[derive(Clone)]
 pub struct Reading {
@@ -311,7 +334,7 @@ impl Pipeline {
         Ok(Reading { tokens, question, blocks, granularity, units, graph_logits, reaches })
     }
 
-    /// RC of each chunk for `query`, as [`Self::compress`] scores chunks.
+    /// RC of each chunk for `query`, as [`Self::compress`] scores chunks; with sentences as `granularity`, also theirs.
     ///
     /// # Errors
     /// As [`Self::compress`].
@@ -319,9 +342,9 @@ impl Pipeline {
         &self,
         query: &str,
         chunks: &[Arc<Chunk>],
+        granularity: Granularity,
         cancel: &Cancel,
-    ) -> Result<Vec<f32>, PipelineError> {
-        let granularity = Granularity::Chunk;
+    ) -> Result<Ranked, PipelineError> {
         let request = CompressRequest {
             granularity,
             chunks: chunks.to_vec(),
@@ -330,7 +353,15 @@ impl Pipeline {
         };
         validate::check(&request, &self.settings.limits)?;
         let reading = self.read(&request, cancel, &mut Clock::start())?;
-        Ok(score::all(&reading, self.settings.scoring, cancel)?.chunks)
+        let scores = score::all(&reading, self.settings.scoring, cancel)?;
+        let own = rc::mean_over_queries(scores.unit_rc.view());
+        let sentence = |(unit, rc): (&Unit, f32)| RankedSentence { chunk: unit.chunk, bytes: unit.bytes, rc };
+        let sentences = match granularity {
+            Granularity::Sentence => reading.units.iter().zip(own).map(sentence).collect(),
+            Granularity::Chunk | Granularity::Token => Vec::new(),
+        };
+        let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
+        Ok(Ranked { chunks: scores.chunks, sentences, tokens })
     }
 
     /// Reads chunks so that later requests find their blocks; how many were not there yet.

@@ -7,6 +7,8 @@ use axum::Json;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::admission::Refusal;
 use crate::api::{ErrorAnswer, ErrorBody, RequestError};
@@ -77,7 +79,7 @@ impl HttpError {
     }
 
     pub(super) fn not_found() -> Self {
-        let message = "no such path; served here are /v1/compress, /v1/attribute, /v1/attribute/stream, /v1/chunks, /v1/chunks/{id}, /v1/chunks/delete, \
+        let message = "no such path; served here are /v1/compress, /v1/attribute, /v1/attribute/stream, /v1/rerank, /v2/rerank, /rerank, /v1/score, /score, /v1/chunks, /v1/chunks/{id}, /v1/chunks/delete, \
                        /v1/registry, /v1/search and /v1/models";
         Self::new("not_found", message)
     }
@@ -247,15 +249,40 @@ impl HttpError {
     }
 }
 
-impl IntoResponse for HttpError {
-    fn into_response(self) -> Response {
+impl HttpError {
+    /// The answer that says it in a body of any shape.
+    pub(super) fn respond(&self, body: impl Serialize) -> Response {
         let code = self.body.code;
-        let mut response = (status(code), Json(ErrorAnswer { error: self.body })).into_response();
+        let mut response = (status(code), Json(body)).into_response();
         if let Some(seconds) = retry_after_s(code) {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response.extensions_mut().insert(ErrorCode(code));
         response
+    }
+
+    /// In the words of Text Embeddings Inference.
+    pub(super) fn in_words_of_tei(&self) -> Response {
+        let kind = match status(self.body.code) {
+            StatusCode::TOO_MANY_REQUESTS => "Overloaded",
+            StatusCode::SERVICE_UNAVAILABLE => "Unhealthy",
+            StatusCode::UNPROCESSABLE_ENTITY | StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => {
+                "Validation"
+            }
+            _ => "Backend",
+        };
+        self.respond(json!({"error": self.body.message, "error_type": kind}))
+    }
+
+    /// In our words, and the message where Cohere's and vLLM's clients look for it.
+    pub(super) fn with_message(&self) -> Response {
+        self.respond(json!({"message": self.body.message, "error": self.body}))
+    }
+}
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        self.respond(ErrorAnswer { error: self.body.clone() })
     }
 }
 

@@ -11,6 +11,7 @@ use axum::http::HeaderMap;
 use super::error::HttpError;
 use super::{Service, body, observe, work};
 use crate::api::{self, Rank, SearchAnswer, SearchBody};
+use crate::domain::Granularity;
 use crate::pipeline::clock::Clock;
 
 /// Finds candidates by words and has the model rank them.
@@ -43,7 +44,9 @@ pub async fn handle(
             Rank::Rc if !hits.is_empty() => {
                 let chunks: Vec<_> = hits.iter().map(|hit| Arc::clone(&hit.chunk)).collect();
                 let pipeline = working.ready()?;
-                let ranked = clock.stage("rank", || pipeline.rank(&request.query, &chunks, cancel));
+                let ranked = clock
+                    .stage("rank", || pipeline.rank(&request.query, &chunks, Granularity::Chunk, cancel));
+                let ranked = ranked.map(|ranked| ranked.chunks);
                 Some(ranked.map_err(|error| HttpError::from(error).of_chunks_in("candidates"))?)
             }
             _ => None,

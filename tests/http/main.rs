@@ -4,6 +4,7 @@
 mod attribute;
 mod process;
 mod registry;
+mod rerank;
 #[path = "../support/mod.rs"]
 mod support;
 mod wire;

@@ -1,0 +1,219 @@
+//! The endpoints of other rerankers: their shapes, their errors, and what their clients send that says nothing here.
+
+use serde_json::{Value, json};
+
+use crate::wire::{self, post};
+use crate::{Daemon, check_error, daemon, scripted};
+
+const TEXTS: [&str; 3] = ["Water is wet.", "The tide is at noon. The moon is far.", "The moon is far."];
+
+fn request(fields: Value) -> String {
+    let mut request = json!({"query": "When is the tide?", "documents": TEXTS});
+    for (name, value) in fields.as_object().expect("fields") {
+        request[name] = value.clone();
+    }
+    request.to_string()
+}
+
+async fn asked(daemon: &Daemon, path: &str, body: String) -> Value {
+    let response = post(daemon.http, path, body).await;
+    assert_eq!(response.status, 200, "{path}: {}", response.body);
+    response.json()
+}
+
+fn order(results: &Value) -> Vec<u64> {
+    results
+        .as_array()
+        .expect("results")
+        .iter()
+        .map(|result| result["index"].as_u64().expect("a place"))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_answer_for_cohere_jina_and_vllm() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    for path in ["/v1/rerank", "/rerank", "/v2/rerank"] {
+        let ignored = json!({"model": "rerank-v3.5", "max_tokens_per_doc": 10, "truncate_prompt_tokens": 5, "priority": 3});
+        let answer = asked(&daemon, path, request(ignored)).await;
+        let results = &answer["results"];
+        assert_eq!((results.as_array().map(Vec::len), order(results)[0]), (Some(3), 1), "{answer}");
+        let scores: Vec<f64> =
+            (0..3).map(|at| results[at]["relevance_score"].as_f64().expect("a score")).collect();
+        assert!(scores.windows(2).all(|pair| pair[0] >= pair[1]), "{scores:?}");
+        assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)), "{scores:?}");
+        assert!(answer["usage"]["total_tokens"].as_u64() > Some(10), "{answer}");
+        assert!(answer["id"].as_str().is_some_and(|id| id.starts_with("rerank_")));
+        let told = if path == "/v2/rerank" { Value::Null } else { json!({"text": TEXTS[1]}) };
+        assert_eq!(results[0]["document"], told, "{path}");
+    }
+    let top =
+        |n: usize| asked(&daemon, "/v1/rerank", request(json!({"top_n": n, "return_documents": false})));
+    assert_eq!(order(&top(1).await["results"]), [1]);
+    assert_eq!(order(&top(0).await["results"]).len(), 3, "vLLM's 0 is all");
+    assert_eq!(top(1).await["results"][0]["document"], Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_are_texts_or_objects() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let documents = json!([{"text": "Water is wet.", "page": 3}, {"title": "Tides", "text": "The tide is at noon."}, "The moon is far."]);
+    let answer = asked(&daemon, "/v1/rerank", request(json!({"documents": documents}))).await;
+    assert_eq!(answer["results"][0]["document"], documents[1], "told as it came");
+    let by_title = request(
+        json!({"documents": [{"title": "The tide", "text": "x"}, {"title": "Water", "text": "The tide"}], "rank_fields": ["title"]}),
+    );
+    assert_eq!(order(&asked(&daemon, "/v1/rerank", by_title).await["results"])[0], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spans_are_sentences_in_code_points() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let spans = |more: Value| {
+        let mut spans = json!({"mode": "enabled", "threshold": 0.0});
+        more.as_object().expect("fields").iter().for_each(|(name, value)| spans[name] = value.clone());
+        request(
+            json!({"documents": ["é. The moon is far. The tide is at noon.", "Water is wet."], "relevant_spans": spans}),
+        )
+    };
+    let answer = asked(&daemon, "/v2/rerank", spans(json!({}))).await;
+    let best = &answer["results"][0]["relevant_spans"][0];
+    let text: String = "é. The moon is far. The tide is at noon."
+        .chars()
+        .skip(best["start"].as_u64().expect("a place") as usize)
+        .take((best["end"].as_u64().expect("a place") - best["start"].as_u64().expect("a place")) as usize)
+        .collect();
+    assert_eq!(text, "The tide is at noon.", "{answer}");
+    let one = asked(&daemon, "/v2/rerank", spans(json!({"max_spans": 1}))).await;
+    assert_eq!(one["results"][0]["relevant_spans"].as_array().map(Vec::len), Some(1));
+    let none = asked(&daemon, "/v2/rerank", spans(json!({"threshold": 1.0}))).await;
+    assert_eq!(none["results"][0]["relevant_spans"], json!([]));
+    let off = asked(&daemon, "/v2/rerank", spans(json!({"mode": "disabled"}))).await;
+    assert_eq!(off["results"][0]["relevant_spans"], Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_embeddings_inference() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let tei = |more: Value| {
+        let mut request = json!({"query": "When is the tide?", "texts": TEXTS, "truncate": true, "truncation_direction": "Right"});
+        more.as_object().expect("fields").iter().for_each(|(name, value)| request[name] = value.clone());
+        request.to_string()
+    };
+    let bare = asked(&daemon, "/rerank", tei(json!({}))).await;
+    assert_eq!((order(&bare)[0], &bare[0]["text"]), (1, &Value::Null), "a bare list, best first: {bare}");
+    let told = asked(&daemon, "/rerank", tei(json!({"return_text": true, "raw_scores": true}))).await;
+    assert_eq!(told[0]["text"], json!(TEXTS[1]));
+    let (score, raw) = (bare[0]["score"].as_f64().expect("a score"), told[0]["score"].as_f64().expect("RC"));
+    assert!((score - raw / (raw + 0.1)).abs() < 1e-6, "{score} of {raw}");
+    let refused = post(daemon.http, "/rerank", tei(json!({"query": " "}))).await;
+    assert_eq!(
+        (refused.status, &refused.json()["error_type"]),
+        (422, &json!("Validation")),
+        "{}",
+        refused.body
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pairs_and_lists_are_scored_in_their_order() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let of = |one: Value, two: Value| {
+        asked(&daemon, "/v1/score", json!({"model": "x", "text_1": one, "text_2": two}).to_string())
+    };
+    let scores = |answer: &Value| -> Vec<f64> {
+        answer["data"]
+            .as_array()
+            .expect("data")
+            .iter()
+            .map(|one| one["score"].as_f64().expect("a score"))
+            .collect()
+    };
+    let list = of(json!("When is the tide?"), json!(TEXTS)).await;
+    let found = scores(&list);
+    assert!(found.len() == 3 && found[1] > found[0] && found[1] > found[2], "{found:?}");
+    assert_eq!((&list["object"], &list["data"][2]["index"]), (&json!("list"), &json!(2)));
+    let pairs = of(json!(["tide", "moon"]), json!(["The tide is at noon.", "Water is wet."])).await;
+    assert_eq!(scores(&pairs).len(), 2);
+    assert_eq!(scores(&of(json!("tide"), json!("The tide is at noon.")).await).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_ranked() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    for (case, path, body, error, message) in [
+        ("no JSON", "/v1/rerank", "x".to_owned(), "400 invalid_json -", "expected value"),
+        (
+            "no documents",
+            "/v1/rerank",
+            json!({"query": "x"}).to_string(),
+            "400 missing_field documents",
+            "documents",
+        ),
+        (
+            "none of them",
+            "/v2/rerank",
+            request(json!({"documents": []})),
+            "422 chunks_empty documents",
+            "at least one",
+        ),
+        (
+            "both names",
+            "/rerank",
+            request(json!({"texts": ["x"]})),
+            "422 documents_ambiguous texts",
+            "not both",
+        ),
+        (
+            "a number",
+            "/v1/rerank",
+            request(json!({"documents": ["x", 3]})),
+            "400 wrong_type documents[1]",
+            "`text`",
+        ),
+        (
+            "no text",
+            "/v1/rerank",
+            request(json!({"documents": [{"body": "x"}]})),
+            "400 missing_field documents[0]",
+            "`text`",
+        ),
+        (
+            "no field",
+            "/v1/rerank",
+            request(json!({"documents": [{"text": "x"}], "rank_fields": ["y"]})),
+            "400 missing_field documents[0]",
+            "y",
+        ),
+        ("no question", "/v1/rerank", request(json!({"query": ""})), "422 query_empty query", "empty"),
+        (
+            "too long",
+            "/v2/rerank",
+            request(json!({"documents": ["x", "y".repeat(1501)]})),
+            "422 chunk_too_long documents[1]",
+            "1500",
+        ),
+        (
+            "unequal",
+            "/score",
+            json!({"text_1": ["a", "b"], "text_2": ["c"]}).to_string(),
+            "422 length_mismatch text_1",
+            "as many",
+        ),
+        (
+            "nothing",
+            "/score",
+            json!({"text_1": "a", "text_2": []}).to_string(),
+            "422 chunks_empty text_2",
+            "at least one",
+        ),
+    ] {
+        let response: wire::Response = post(daemon.http, path, body).await;
+        check_error(case, &response, error, message);
+        assert_eq!(
+            response.json()["message"],
+            response.json()["error"]["message"],
+            "{case}: as Cohere's clients read it"
+        );
+    }
+}
