@@ -3,19 +3,22 @@
 
 mod attribute;
 mod chunks;
+mod middleware;
 mod request;
 mod rerank;
 mod response;
 mod search;
 
 pub use attribute::{
-    Arrival, AttributeAnswer, AttributeBody, AttributeOptions, Named, Names, PartAnswer, arrival, values,
+    Arrival, AttributeAnswer, AttributeBody, AttributeOptions, Named, Names, PartAnswer, Words, anthropic,
+    arrival, openai, values,
 };
 pub use chunks::{
     Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisterLimits,
     RegisteredAnswer,
 };
+pub use middleware::{MiddlewareBody, MiddlewareOptions};
 pub use request::{CompressBody, RequestError, ServeOptions, parse};
-pub use rerank::{RerankBody, RerankDialect, RerankRequest, ScoreBody, ScoreRequest, score_answer};
+pub use rerank::{RerankBody, RerankDialect, RerankRequest, ScoreBody, Scored, score_answer};
 pub use response::{CompressAnswer, ErrorAnswer, ErrorBody, Prefiltered, TimingMs};
 pub use search::{Rank, SearchAnswer, SearchBody, SearchLimits, SearchRequest};

@@ -24,6 +24,7 @@ use crate::model::contract::Contract;
 use crate::model::ort::{Loaded, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::model::{ModelError, ModelRuntime};
+use crate::originals::Originals;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::scan::ScanBy;
 use crate::pipeline::{Pipeline, Settings};
@@ -181,7 +182,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let shared = shared(&config)?;
     let tiers = with_shared(&config, shared.clone())?;
     let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));
-    let service = service(&config);
+    let service = service(&config)?;
     let read_max = service.limits.read_max;
     let (stopped, drained) = stop_signals(stop, service.admission.clone());
     let admin_router = admin_router(&service, &metrics);
@@ -216,12 +217,17 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
 }
 
 /// What HTTP handlers share, without a pipeline yet.
-pub fn service(config: &Config) -> Service {
+///
+/// # Errors
+/// A store that does not open, an upstream that cannot be asked as it is set.
+pub fn service(config: &Config) -> anyhow::Result<Service> {
     let admission = &config.admission;
-    Service {
+    Ok(Service {
         pipeline: Arc::new(OnceLock::new()),
         registry: Arc::new(OnceLock::new()),
         handles: Handles::new(&config.handles),
+        originals: Originals::open(&config.originals)?,
+        middleware: Arc::new(http::Middleware::new(&config.middleware)?),
         receipts: Arc::new(ReceiptKey::at(&config.receipts.key_file)),
         admission: Admission::new(Bounds {
             concurrency_max: admission.concurrency_max(),
@@ -236,7 +242,7 @@ pub fn service(config: &Config) -> Service {
             stream_max: Duration::from_millis(admission.stream_ms_max),
             registry: RegistryLimits::new(&config.registry, &config.limits),
         },
-    }
+    })
 }
 
 fn admin_router(service: &Service, metrics: &Prometheus) -> Router {

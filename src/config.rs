@@ -12,12 +12,14 @@ use tokio::sync::Semaphore;
 use crate::handles::HandleSettings;
 use crate::kv::codec::Codec;
 use crate::model::device::DeviceChoice;
+use crate::originals::OriginalSettings;
 use crate::pipeline::Placement;
 use crate::pipeline::auto::Auto;
 use crate::pipeline::scan::ScanBy;
 use crate::pipeline::score::Scoring;
 use crate::pipeline::validate::RequestLimits;
 use crate::plain;
+use crate::proxy::settings::MiddlewareSettings;
 use crate::registry::RegistrySettings;
 use crate::shared::SharedSettings;
 
@@ -53,6 +55,10 @@ pub struct Config {
     pub registry: RegistrySettings,
     /// Requests that later ones may refer to.
     pub handles: HandleSettings,
+    /// Texts that were shortened on their way, as they were.
+    pub originals: OriginalSettings,
+    /// In front of other servers.
+    pub middleware: MiddlewareSettings,
     /// Signed records of attributions.
     pub receipts: Receipts,
     /// How much is worth keeping when no budget is named.
@@ -421,7 +427,10 @@ impl Config {
         }
         match rules.into_iter().find(|(broken, _)| *broken) {
             Some((_, message)) => Err(ConfigError::Relation(message.to_owned())),
-            None => self.shared.nonsense().map_or(Ok(()), |said| Err(ConfigError::Relation(said.to_owned()))),
+            None => match self.shared.nonsense().map(str::to_owned).or_else(|| self.middleware.nonsense()) {
+                Some(said) => Err(ConfigError::Relation(said)),
+                None => Ok(()),
+            },
         }
     }
 }

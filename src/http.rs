@@ -6,8 +6,10 @@ mod body;
 mod chunks;
 mod compress;
 mod error;
+mod middleware;
 mod named;
 pub mod observe;
+mod originals;
 mod rerank;
 mod search;
 mod serve;
@@ -19,15 +21,17 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::routing::{get, post};
-use axum::{Json, Router, middleware};
+use axum::{Json, Router};
 use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use self::error::HttpError;
+pub use self::middleware::{Middleware, UpstreamError};
 pub use self::serve::serve;
 use crate::admission::Admission;
 use crate::api::{RegisterLimits, SearchLimits};
 use crate::handles::Handles;
+use crate::originals::{Originals, TenantOriginals};
 use crate::pipeline::Pipeline;
 use crate::pipeline::validate::RequestLimits;
 use crate::receipt::{KeyError, SigningKey};
@@ -44,6 +48,10 @@ pub struct Service {
     pub handles: Handles,
     /// What receipts are signed with.
     pub receipts: Arc<ReceiptKey>,
+    /// Texts that were shortened, as they were.
+    pub originals: Originals,
+    /// In front of whom we stand.
+    pub middleware: Arc<Middleware>,
     /// Who may work.
     pub admission: Admission,
     /// Bounds of being served.
@@ -138,6 +146,11 @@ impl Service {
         self.pipeline.get().ok_or_else(HttpError::not_ready)
     }
 
+    /// Texts that were shortened, as they were.
+    fn originals(&self) -> TenantOriginals {
+        self.originals.of("")
+    }
+
     /// What receipts are signed with.
     fn signing_key(&self) -> Result<&SigningKey, HttpError> {
         self.receipts.get().map_err(|error| {
@@ -168,13 +181,17 @@ pub fn router(service: Service) -> Router {
         .route("/rerank", post(rerank::v1))
         .route("/v1/score", post(rerank::score))
         .route("/score", post(rerank::score))
+        .route("/v1/retrieve/{hash}", get(originals::retrieve))
         .route("/v1/models", get(models))
+        .route("/v1/chat/completions", post(middleware::chat))
+        .route("/v1/responses", post(middleware::responses))
+        .route("/v1/messages", post(middleware::messages))
         .fallback(async || HttpError::not_found())
         .method_not_allowed_fallback(async || HttpError::method_not_allowed())
         // A panic is a bug of ours: the caller gets a 500, the process lives, the log says where.
         .layer(CatchPanicLayer::custom(error::from_panic))
         // Outermost, so that every answer is counted, a panic's too.
-        .layer(middleware::from_fn(observe::request))
+        .layer(axum::middleware::from_fn(observe::request))
         .with_state(service)
 }
 

@@ -16,6 +16,8 @@ pub mod process;
 pub mod registry;
 pub mod receipt;
 pub mod api;
+pub mod originals;
+pub mod proxy;
 pub mod eval;
 pub mod admission;
 pub mod config;

@@ -41,7 +41,7 @@ use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity};
+use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity, TokenizerName};
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
@@ -354,10 +354,12 @@ impl Pipeline {
         validate::check(&request, &self.settings.limits)?;
         let reading = self.read(&request, cancel, &mut Clock::start())?;
         let scores = score::all(&reading, self.settings.scoring, cancel)?;
-        let own = rc::mean_over_queries(scores.unit_rc.view());
         let sentence = |(unit, rc): (&Unit, f32)| RankedSentence { chunk: unit.chunk, bytes: unit.bytes, rc };
         let sentences = match granularity {
-            Granularity::Sentence => reading.units.iter().zip(own).map(sentence).collect(),
+            Granularity::Sentence => {
+                let own = rc::mean_over_queries(scores.unit_rc.view());
+                reading.units.iter().zip(own).map(sentence).collect()
+            }
             Granularity::Chunk | Granularity::Token => Vec::new(),
         };
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
@@ -370,6 +372,14 @@ impl Pipeline {
     /// As [`Self::compress`].
     pub fn warm(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> Result<usize, PipelineError> {
         Ok(self.reader.blocks(chunks, &self.settings.limits, cancel)?.sources.read)
+    }
+
+    /// Tokens of a text.
+    ///
+    /// # Errors
+    /// When the model's tokenizer refuses it.
+    pub fn count(&self, text: &str, tokenizer: TokenizerName) -> Result<usize, PipelineError> {
+        Counter::new(tokenizer, &self.tokenizer).count(text)
     }
 
     /// The best context that the request's budget allows, by `scores`.

@@ -1,12 +1,12 @@
 //! `POST /v1/attribute`: an answer and where its parts came from, in our words and in those of others.
 
-mod anthropic;
+pub mod anthropic;
 mod arriving;
 mod dialect;
 mod json_answer;
 mod markers;
 mod native;
-mod openai;
+pub mod openai;
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use serde::Deserialize;
 pub use self::arriving::{Arrival, arrival};
 use self::dialect::Dialect;
 pub use self::json_answer::parts as values;
-pub use self::native::{AttributeAnswer, Names, PartAnswer};
+pub use self::native::{AttributeAnswer, Names, PartAnswer, Words};
 use super::request::{ChunkBody, RequestError, choice, chunks_of, or_default};
 use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts, SOURCES_DEFAULT};
 use crate::text::offsets::{OffsetError, OffsetMap, OffsetUnit};

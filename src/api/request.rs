@@ -73,7 +73,7 @@ pub(super) struct ChunkFields {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct BudgetBody {
+pub(super) struct BudgetBody {
     tokens: Option<usize>,
     ratio: Option<f64>,
     auto: Option<bool>,
@@ -241,7 +241,7 @@ pub(super) fn chunks_of(
 }
 
 impl BudgetBody {
-    fn into_domain(self) -> Result<Budget, RequestError> {
+    pub(super) fn into_domain(self) -> Result<Budget, RequestError> {
         match self {
             Self { tokens: Some(tokens), ratio: None, auto: None } => Ok(Budget::Tokens(tokens)),
             Self { tokens: None, ratio: Some(ratio), auto: None } => Ok(Budget::Ratio(ratio)),
@@ -258,7 +258,7 @@ impl BudgetBody {
 
 /// A JSON object. Left to itself, serde also reads a struct from a list of its values.
 #[derive(Debug, Clone)]
-struct Object<T>(T);
+pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

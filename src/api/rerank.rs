@@ -236,7 +236,9 @@ impl RerankRequest {
     /// Sentences of a document, best first.
     fn spans_of(&self, document: usize, ranked: &Ranked, asked: SpansAsked) -> Vec<SpanAnswer> {
         let map = OffsetMap::new(&self.chunks[document].text, OffsetUnit::Codepoint);
-        let of_document = ranked.sentences.iter().filter(|sentence| sentence.chunk == document);
+        // They stand in the order of the chunks.
+        let from = ranked.sentences.partition_point(|sentence| sentence.chunk < document);
+        let of_document = ranked.sentences[from..].iter().take_while(|sentence| sentence.chunk == document);
         let mut spans: Vec<SpanAnswer> = of_document
             .map(|sentence| {
                 let range = map.from_bytes(sentence.bytes);
@@ -276,21 +278,15 @@ enum OneOrMany {
     Many(Vec<String>),
 }
 
-/// Texts, and what each is scored for.
-#[derive(Debug, Clone)]
-pub enum ScoreRequest {
-    /// All for one question: they are each other's rivals.
-    Of(String, Vec<Arc<Chunk>>),
-    /// Each for its own.
-    Pairs(Vec<(String, Vec<Arc<Chunk>>)>),
-}
+/// A question and the texts that are scored for it: they are each other's rivals.
+pub type Scored = (String, Vec<Arc<Chunk>>);
 
 impl ScoreBody {
-    /// What to score.
+    /// What to score: one question with all texts, or each text with its own.
     ///
     /// # Errors
     /// When both are lists, of different lengths; when there is nothing to score.
-    pub fn into_domain(self) -> Result<ScoreRequest, RequestError> {
+    pub fn into_domain(self) -> Result<Vec<Scored>, RequestError> {
         let texts = match self.text_2 {
             OneOrMany::One(text) => vec![text],
             OneOrMany::Many(texts) if texts.is_empty() => {
@@ -303,13 +299,13 @@ impl ScoreBody {
             OneOrMany::Many(texts) => texts,
         };
         match self.text_1 {
-            OneOrMany::One(query) => Ok(ScoreRequest::Of(query, chunks(texts))),
+            OneOrMany::One(query) => Ok(vec![(query, chunks(texts))]),
             OneOrMany::Many(mut queries) if queries.len() == 1 => {
-                Ok(ScoreRequest::Of(queries.remove(0), chunks(texts)))
+                Ok(vec![(queries.remove(0), chunks(texts))])
             }
             OneOrMany::Many(queries) if queries.len() == texts.len() => {
-                let pairs = queries.into_iter().zip(texts).map(|(query, text)| (query, chunks(vec![text])));
-                Ok(ScoreRequest::Pairs(pairs.collect()))
+                let pair = |(query, text)| (query, chunks(vec![text]));
+                Ok(queries.into_iter().zip(texts).map(pair).collect())
             }
             OneOrMany::Many(queries) => {
                 let (one, other) = (queries.len(), texts.len());

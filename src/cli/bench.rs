@@ -282,6 +282,7 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
         config.kv.dir = dir.path().join("kv");
     }
     config.registry.dir = dir.path().join("registry");
+    config.originals.dir = dir.path().join("originals");
     let mut threads = tokio::runtime::Builder::new_multi_thread();
     let runtime = threads.worker_threads(config.model.workers()).enable_all().build()?;
     let metrics = telemetry::install_metrics()?;
@@ -293,7 +294,7 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
         anyhow::bail!("bench measures late-interaction models, and this is a decoder")
     };
     let late = Arc::clone(late);
-    let service = app::service(&config);
+    let service = app::service(&config)?;
     let _ = service.registry.set(Registry::open(&config.registry)?);
     let store = Arc::new(KvStore::new(Arc::new(tiers)));
     let pipeline = app::wire(&config, model.runtime(), Arc::clone(&tokenizer), store);

@@ -1,4 +1,6 @@
-//! `POST /v1/compress`.
+//! `POST /v1/compress`: chunks for a question, or a conversation.
+
+mod messages;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -9,6 +11,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
 
 use super::error::HttpError;
 use super::named::{Lookup, check_ids};
@@ -34,14 +37,31 @@ struct Resolved<'a> {
     prefiltered: Option<Prefiltered>,
 }
 
-/// Parses, waits for its turn, compresses; what the caller asked to survive, it gets back whole.
+/// What a body holds.
+enum Shape {
+    Chunks(Asked),
+    Messages(messages::Asked),
+}
+
+/// A body with `messages` is a conversation, any other has chunks.
 pub async fn handle(
     State(service): State<Service>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Json<CompressAnswer>, HttpError> {
+) -> Result<Response, HttpError> {
     let arrived = Instant::now();
-    let asked = body::parsed(&service, &headers, body, |body| Asked::new(api::parse(body)?)).await?;
+    let parse = |body: &[u8]| match messages::Asked::new(body)? {
+        Some(asked) => Ok(Shape::Messages(asked)),
+        None => Ok(Shape::Chunks(Asked::new(api::parse(body)?)?)),
+    };
+    match body::parsed(&service, &headers, body, parse).await? {
+        Shape::Chunks(asked) => Ok(chunks(service, asked, arrived).await?.into_response()),
+        Shape::Messages(asked) => Ok(messages::compress(service, asked, arrived).await?.into_response()),
+    }
+}
+
+/// Waits for its turn, compresses; what the caller asked to survive, it gets back whole.
+async fn chunks(service: Service, asked: Asked, arrived: Instant) -> Result<Json<CompressAnswer>, HttpError> {
     let deadline = work::deadline(arrived, asked.options.deadline_ms, &service)?;
     let asked = Arc::new(asked);
     match compress(&service, &asked, deadline).await {

@@ -14,6 +14,7 @@ use crate::admission::Refusal;
 use crate::api::{ErrorAnswer, ErrorBody, RequestError};
 use crate::model::ModelError;
 use crate::pipeline::PipelineError;
+use crate::proxy::dialect::Dialect;
 use crate::registry::RegistryError;
 
 /// Unknown ids that a message quotes.
@@ -43,18 +44,27 @@ fn status(code: &str) -> StatusCode {
         | "stream_empty"
         | "stream_event_invalid"
         | "query_string_invalid" => StatusCode::BAD_REQUEST,
-        "not_found" | "chunk_not_found" | "compress_id_unknown" => StatusCode::NOT_FOUND,
+        "not_found"
+        | "chunk_not_found"
+        | "compress_id_unknown"
+        | "model_unknown"
+        | "original_unknown"
+        | "middleware_off" => StatusCode::NOT_FOUND,
         "method_not_allowed" => StatusCode::METHOD_NOT_ALLOWED,
         "body_timeout" => StatusCode::REQUEST_TIMEOUT,
         "encoding_unsupported" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "body_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         "overloaded" => StatusCode::TOO_MANY_REQUESTS,
-        "internal" | "receipt_failed" | "model_failed" | "registry_read_failed" | "registry_stopped" => {
-            StatusCode::INTERNAL_SERVER_ERROR
-        }
+        "internal"
+        | "originals_failed"
+        | "receipt_failed"
+        | "model_failed"
+        | "registry_read_failed"
+        | "registry_stopped" => StatusCode::INTERNAL_SERVER_ERROR,
         "registry_write_failed" => StatusCode::INSUFFICIENT_STORAGE,
         "not_ready" | "draining" | "change_log_unavailable" => StatusCode::SERVICE_UNAVAILABLE,
-        "deadline_exceeded" => StatusCode::GATEWAY_TIMEOUT,
+        "upstream_failed" => StatusCode::BAD_GATEWAY,
+        "deadline_exceeded" | "upstream_silent" => StatusCode::GATEWAY_TIMEOUT,
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     }
 }
@@ -79,7 +89,7 @@ impl HttpError {
     }
 
     pub(super) fn not_found() -> Self {
-        let message = "no such path; served here are /v1/compress, /v1/attribute, /v1/attribute/stream, /v1/rerank, /v2/rerank, /rerank, /v1/score, /score, /v1/chunks, /v1/chunks/{id}, /v1/chunks/delete, \
+        let message = "no such path; served here are /v1/compress, /v1/attribute, /v1/attribute/stream, /v1/rerank, /v2/rerank, /rerank, /v1/score, /score, /v1/retrieve/{hash}, /v1/chat/completions, /v1/responses, /v1/messages, /v1/chunks, /v1/chunks/{id}, /v1/chunks/delete, \
                        /v1/registry, /v1/search and /v1/models";
         Self::new("not_found", message)
     }
@@ -225,6 +235,87 @@ impl HttpError {
         self
     }
 
+    pub(super) fn middleware_off() -> Self {
+        Self::new("middleware_off", "no server to ask is named (middleware.upstreams)")
+    }
+
+    pub(super) fn model_unknown(model: &str) -> Self {
+        let message = format!("no server is named that has the model {model:?} (middleware.upstreams)");
+        Self::new("model_unknown", message).at("model")
+    }
+
+    pub(super) fn too_many_on_their_way() -> Self {
+        Self::new("overloaded", "too many requests are on their way (middleware.request_count_max)")
+    }
+
+    pub(super) fn upstream_failed(connecting: bool) -> Self {
+        let message = match connecting {
+            true => "the server that has this model cannot be reached",
+            false => "the server that has this model broke the connection before it answered",
+        };
+        Self::new("upstream_failed", message)
+    }
+
+    pub(super) fn upstream_silent(max: Duration) -> Self {
+        let message = format!(
+            "the server that has this model had not begun to answer after {} s (middleware.silence_ms_max)",
+            max.as_secs()
+        );
+        Self::new("upstream_silent", message)
+    }
+
+    pub(super) fn header_is_no_choice(name: &'static str) -> Self {
+        Self::new("header_invalid", format!("the header {name} is neither true nor false")).at(name)
+    }
+
+    pub(super) fn invalid_json(cause: &serde_json::Error) -> Self {
+        Self::new("invalid_json", cause.to_string())
+    }
+
+    pub(super) fn body_is_no_text() -> Self {
+        Self::new("invalid_json", "the body is not UTF-8")
+    }
+
+    pub(super) fn model_missing() -> Self {
+        Self::new("missing_field", "missing field `model`: it says which server is asked").at("model")
+    }
+
+    pub(super) fn question_missing() -> Self {
+        let message = "chunks are put in front of what the user says, and the user says nothing";
+        Self::new("query_empty", message).at("thresher.chunks")
+    }
+
+    pub(super) fn messages_invalid() -> Self {
+        Self::new("wrong_type", "invalid type: messages is a list").at("messages")
+    }
+
+    pub(super) fn messages_empty() -> Self {
+        Self::new("messages_empty", "messages is empty: send at least one").at("messages")
+    }
+
+    pub(super) fn message_invalid(at: usize) -> Self {
+        Self::new("wrong_type", "invalid type: a message is an object").at(&format!("messages[{at}]"))
+    }
+
+    pub(super) fn original_unknown() -> Self {
+        let message = "no text with this hash is kept: it was never shortened here, or others took its room (originals.bytes_max)";
+        Self::new("original_unknown", message)
+    }
+
+    pub(super) fn originals_failed() -> Self {
+        Self::new(
+            "originals_failed",
+            "the store of originals failed (originals.dir); the daemon's log says why",
+        )
+    }
+
+    /// What is wrong with a field, in the words of the field that holds it.
+    pub(super) fn inside(mut self, field: &str) -> Self {
+        let param = self.body.param.take();
+        self.body.param = Some(param.map_or_else(|| field.to_owned(), |param| format!("{field}.{param}")));
+        self
+    }
+
     pub(super) fn internal() -> Self {
         Self::new("internal", "an internal error; the daemon's log says where")
     }
@@ -272,6 +363,31 @@ impl HttpError {
             _ => "Backend",
         };
         self.respond(json!({"error": self.body.message, "error_type": kind}))
+    }
+
+    /// In the words of the API that was asked.
+    pub(super) fn in_words_of(&self, dialect: Dialect) -> Response {
+        let status = status(self.body.code);
+        let kind = match (dialect, status) {
+            (Dialect::Messages, StatusCode::NOT_FOUND) => "not_found_error",
+            (Dialect::Messages, StatusCode::PAYLOAD_TOO_LARGE) => "request_too_large",
+            (Dialect::Messages, StatusCode::SERVICE_UNAVAILABLE) => "overloaded_error",
+            (Dialect::Messages, _) if status.is_server_error() => "api_error",
+            (_, StatusCode::TOO_MANY_REQUESTS) => "rate_limit_error",
+            (_, StatusCode::UNAUTHORIZED) => "authentication_error",
+            (_, StatusCode::FORBIDDEN) => "permission_error",
+            _ if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        let ErrorBody { code, message, param } = &self.body;
+        self.respond(match dialect {
+            Dialect::Messages => {
+                json!({"type": "error", "error": {"type": kind, "message": message, "code": code, "param": param}})
+            }
+            Dialect::Chat | Dialect::Responses => {
+                json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+            }
+        })
     }
 
     /// In our words, and the message where Cohere's and vLLM's clients look for it.

@@ -42,6 +42,15 @@ pub fn compressed(outcome: &Compressed) {
     }
 }
 
+/// Metrics of a request that goes on to another server: what was done to it, and its tokens before and after.
+pub fn middleware(outcome: &'static str, tokens: Option<(usize, usize)>) {
+    counter!("middleware_requests_total", "outcome" => outcome).increment(1);
+    if let Some((before, after)) = tokens {
+        counter!("middleware_tokens_before_total").increment(before as u64);
+        counter!("middleware_tokens_after_total").increment(after as u64);
+    }
+}
+
 /// What requests are answered with, from now on.
 pub fn model(model: &ModelInfo) {
     gauge!("model_info", "model" => model.name.clone(), "device" => model.device.name.clone()).set(1.0);

@@ -12,11 +12,12 @@ use serde_json::Value;
 
 use super::error::HttpError;
 use super::{Service, body, observe, work};
-use crate::api::{self, RerankBody, RerankDialect, RerankRequest, ScoreBody, ScoreRequest};
-use crate::domain::{Chunk, Granularity};
+use crate::api::{self, RerankBody, RerankDialect, ScoreBody, Scored};
+use crate::domain::Granularity;
 use crate::handles;
+use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
-use crate::pipeline::{Pipeline, Ranked};
+use crate::pipeline::{Pipeline, PipelineError, Ranked};
 
 /// Cohere's first, Jina's and vLLM's; with `texts` that of Text Embeddings Inference.
 pub async fn v1(State(service): State<Service>, headers: HeaderMap, body: Body) -> Response {
@@ -37,7 +38,14 @@ async fn rerank(service: &Service, headers: &HeaderMap, body: Body, asked: Reran
         Err(error) => return error.with_message(),
     };
     let dialect = request.dialect;
-    let answer = ranked(service, deadline, request);
+    let request = Arc::new(request);
+    let asked = Arc::clone(&request);
+    let rank = move |pipeline: &Pipeline, cancel: &Cancel| {
+        Ok(vec![pipeline.rank(&asked.query, &asked.chunks, asked.granularity(), cancel)?])
+    };
+    let answer =
+        move |ranked: &[Ranked], model: &str| request.answer(&ranked[0], &handles::new_id("rerank"), model);
+    let answer = ranked(service, deadline, rank, answer);
     match (answer.await, dialect) {
         (Ok(answer), _) => Json(answer).into_response(),
         (Err(error), RerankDialect::Tei) => error.of_chunks_in("texts").in_words_of_tei(),
@@ -45,16 +53,21 @@ async fn rerank(service: &Service, headers: &HeaderMap, body: Body, asked: Reran
     }
 }
 
-async fn ranked(service: &Service, deadline: Instant, request: RerankRequest) -> Result<Value, HttpError> {
+/// Ranks what was asked, when its turn comes; `answer` puts it into words, with the model's name.
+async fn ranked(
+    service: &Service,
+    deadline: Instant,
+    rank: impl FnOnce(&Pipeline, &Cancel) -> Result<Vec<Ranked>, PipelineError> + Send + 'static,
+    answer: impl FnOnce(&[Ranked], &str) -> Value + Send + 'static,
+) -> Result<Value, HttpError> {
     service.ready()?;
     let working = service.clone();
     work::admitted(service, deadline, move |cancel| {
         let pipeline = working.ready()?;
         let mut clock = Clock::start();
-        let rank = || pipeline.rank(&request.query, &request.chunks, request.granularity(), cancel);
-        let ranked = clock.stage("rank", rank)?;
+        let ranked = clock.stage("rank", || rank(pipeline, cancel))?;
         observe::stages(&clock.finish());
-        Ok(request.answer(&ranked, &handles::new_id("rerank"), &pipeline.model().name))
+        Ok(answer(&ranked, &pipeline.model().name))
     })
     .await
 }
@@ -64,30 +77,19 @@ pub async fn score(State(service): State<Service>, headers: HeaderMap, body: Bod
     let deadline = Instant::now() + service.limits.deadline_max;
     let parse = |body: &[u8]| Ok(api::parse::<ScoreBody>(body)?.into_domain()?);
     let answer = async {
-        let request = body::parsed(&service, &headers, body, parse).await?;
-        scored(&service, deadline, request).await
+        let asked = body::parsed(&service, &headers, body, parse).await?;
+        let rank = move |pipeline: &Pipeline, cancel: &Cancel| {
+            let of = |(query, chunks): &Scored| pipeline.rank(query, chunks, Granularity::Chunk, cancel);
+            asked.iter().map(of).collect()
+        };
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let answer = move |ranked: &[Ranked], model: &str| {
+            api::score_answer(ranked, &handles::new_id("score"), model, created)
+        };
+        ranked(&service, deadline, rank, answer).await
     };
     match answer.await {
         Ok(answer) => Json(answer).into_response(),
         Err(error) => error.of_chunks_in("text_2").with_message(),
     }
-}
-
-async fn scored(service: &Service, deadline: Instant, request: ScoreRequest) -> Result<Value, HttpError> {
-    service.ready()?;
-    let working = service.clone();
-    work::admitted(service, deadline, move |cancel| {
-        let pipeline: &Pipeline = working.ready()?;
-        let mut clock = Clock::start();
-        let rank =
-            |query: &str, chunks: &[Arc<Chunk>]| pipeline.rank(query, chunks, Granularity::Chunk, cancel);
-        let ranked: Vec<Ranked> = clock.stage("rank", || match &request {
-            ScoreRequest::Of(query, chunks) => Ok(vec![rank(query, chunks)?]),
-            ScoreRequest::Pairs(pairs) => pairs.iter().map(|(query, chunks)| rank(query, chunks)).collect(),
-        })?;
-        observe::stages(&clock.finish());
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Ok(api::score_answer(&ranked, &handles::new_id("score"), &pipeline.model().name, created))
-    })
-    .await
 }

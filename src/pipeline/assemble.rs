@@ -70,6 +70,19 @@ fn close(format: Format) -> &'static str {
     if format == Format::Xml { "\n</document>" } else { "" }
 }
 
+/// Spans of one text, as they stand together in a context.
+pub fn joined(text: &str, spans: impl IntoIterator<Item = ByteRange>) -> String {
+    let (mut out, mut end) = (String::new(), None);
+    for span in spans {
+        if let Some(end) = end {
+            out.push_str(between(&text[end..span.start]));
+        }
+        out.push_str(span.of(text));
+        end = Some(span.end);
+    }
+    out
+}
+
 fn spans(out: &mut Context, chunk: &Chunk, kept: &Kept) {
     let mut end = None;
     for &source in &kept.spans {

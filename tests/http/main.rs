@@ -20,8 +20,10 @@ use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::admission::{Admission, Bounds};
 use thresher::handles::{HandleSettings, Handles};
+use thresher::originals::{OriginalSettings, Originals};
+use thresher::proxy::settings::MiddlewareSettings;
 use thresher::http::admin::Admin;
-use thresher::http::{self, ReceiptKey, RegistryLimits, ServeLimits, Service};
+use thresher::http::{self, Middleware, ReceiptKey, RegistryLimits, ServeLimits, Service};
 use thresher::kv::key::BlockKey;
 use thresher::kv::store::{KvStore, Source, Tiers};
 use thresher::model::scripted::ScriptedModel;
@@ -76,6 +78,9 @@ fn service(
         pipeline: Arc::new(pipeline),
         registry: Arc::new(registry),
         handles: Handles::new(&HandleSettings::default()),
+        originals: Originals::open(&OriginalSettings { dir: "".into(), ..OriginalSettings::default() })
+            .expect("a store in memory"),
+        middleware: Arc::new(Middleware::new(&MiddlewareSettings::default()).expect("no upstream")),
         receipts: Arc::new(ReceiptKey::at(&receipts().join("key.pem"))),
         admission: Admission::new(Bounds {
             concurrency_max: concurrency,

@@ -57,8 +57,21 @@ pub fn char_location(words: &Words, source: &Source) -> Value {
     })
 }
 
-/// The chunk as a search result whose content is one block.
-pub fn search_result_location(words: &Words, source: &Source) -> Value {
+/// The chunk as a block of a document that consists of such.
+pub fn content_block_location(words: &Words, source: &Source, block: usize) -> Value {
+    json!({
+        "type": "content_block_location",
+        "cited_text": words.cited_text(source),
+        "document_index": words.index(source),
+        "document_title": words.chunk(source).title,
+        "start_block_index": block,
+        "end_block_index": block + 1,
+        "file_id": null,
+    })
+}
+
+/// The chunk as a block of a search result's content.
+pub fn search_result_location(words: &Words, source: &Source, block: usize) -> Value {
     let chunk = words.chunk(source);
     json!({
         "type": "search_result_location",
@@ -66,7 +79,7 @@ pub fn search_result_location(words: &Words, source: &Source) -> Value {
         "search_result_index": words.index(source),
         "source": super::openai::url(chunk).unwrap_or_else(|| chunk.id.clone()),
         "title": chunk.title,
-        "start_block_index": 0,
-        "end_block_index": 1,
+        "start_block_index": block,
+        "end_block_index": block + 1,
     })
 }

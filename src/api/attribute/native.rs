@@ -93,12 +93,12 @@ pub struct Names<'a> {
 }
 
 /// What parts of an attribution are put into words with.
-pub(super) struct Words<'a> {
-    pub answer: &'a str,
-    pub chunks: &'a [Arc<Chunk>],
+pub struct Words<'a> {
+    pub(super) answer: &'a str,
+    pub(super) chunks: &'a [Arc<Chunk>],
     names: Names<'a>,
     /// Characters of the chunks, for the dialects that count these.
-    pub characters: InChunks<'a>,
+    pub(super) characters: InChunks<'a>,
 }
 
 /// Places in chunks. Most chunks are no part's source: one is counted through when it is first asked for.
@@ -120,27 +120,28 @@ impl<'a> InChunks<'a> {
 }
 
 impl<'a> Words<'a> {
-    fn new(answer: &'a str, chunks: &'a [Arc<Chunk>], names: Names<'a>) -> Self {
+    /// For an answer from these chunks.
+    pub fn new(answer: &'a str, chunks: &'a [Arc<Chunk>], names: Names<'a>) -> Self {
         Self { answer, chunks, names, characters: InChunks::new(chunks, OffsetUnit::Codepoint) }
     }
 
-    pub fn chunk(&self, source: &Source) -> &Chunk {
+    pub(super) fn chunk(&self, source: &Source) -> &Chunk {
         &self.chunks[source.chunk]
     }
 
     /// The chunk's place in the caller's list.
-    pub fn index(&self, source: &Source) -> usize {
+    pub(super) fn index(&self, source: &Source) -> usize {
         self.names.places.map_or(source.chunk, |places| places[source.chunk])
     }
 
     /// The number that stands for the chunk in texts.
-    pub fn marker(&self, source: &Source) -> usize {
+    pub(super) fn marker(&self, source: &Source) -> usize {
         let known = self.names.markers.and_then(|markers| markers[source.chunk]);
         known.unwrap_or_else(|| self.index(source) + 1)
     }
 
     /// What the source says, as it stands in the chunk.
-    pub fn cited_text(&self, source: &Source) -> &str {
+    pub(super) fn cited_text(&self, source: &Source) -> &str {
         source.sentence.of(&self.chunk(source).text)
     }
 }
@@ -186,7 +187,9 @@ fn formatted(words: &Words, parts: &[PartOutcome], dialect: Dialect) -> Option<V
         // Of answers that are JSON, what is said of each part is said at its pointer.
         Dialect::Native | Dialect::Json => return None,
         Dialect::AnthropicDocument => anthropic::blocks(words, parts, anthropic::char_location),
-        Dialect::AnthropicSearchResult => anthropic::blocks(words, parts, anthropic::search_result_location),
+        Dialect::AnthropicSearchResult => anthropic::blocks(words, parts, |words, source| {
+            anthropic::search_result_location(words, source, 0)
+        }),
         Dialect::OpenaiResponses => openai::response_item(words, parts),
         Dialect::OpenaiChat => openai::chat_message(words, parts),
         Dialect::Markers => markers::text(words, parts),

@@ -7,40 +7,46 @@ use crate::domain::Chunk;
 use crate::pipeline::attribute::{PartOutcome, Source};
 use crate::text::offsets::{OffsetMap, OffsetUnit};
 
-/// An output item of a response. A chunk without an address is cited as a file.
+/// An output item of a response.
 pub fn response_item(words: &Words, parts: &[PartOutcome]) -> Value {
-    let annotations = annotations(words, parts, |words, source, (start, end)| {
-        let chunk = words.chunk(source);
-        match url(chunk) {
-            Some(url) => json!({
-                "type": "url_citation", "start_index": start, "end_index": end, "title": title(chunk), "url": url,
-            }),
-            None => json!({
-                "type": "file_citation", "file_id": chunk.id, "filename": title(chunk), "index": end,
-            }),
-        }
-    });
     let text = json!({
-        "type": "output_text", "text": words.answer, "annotations": annotations, "logprobs": [],
+        "type": "output_text", "text": words.answer, "annotations": annotations(words, parts, flat), "logprobs": [],
     });
     json!({"type": "message", "id": "msg_attribution", "role": "assistant", "status": "completed", "content": [text]})
 }
 
-/// An assistant's message. It can cite addresses only: a chunk without one is given the URN of its id.
+/// An assistant's message.
 pub fn chat_message(words: &Words, parts: &[PartOutcome]) -> Value {
-    let annotations = annotations(words, parts, |words, source, (start, end)| {
-        let chunk = words.chunk(source);
-        let url = url(chunk).unwrap_or_else(|| format!("urn:thresher:chunk:{}", escaped(&chunk.id)));
-        let citation = json!({"start_index": start, "end_index": end, "title": title(chunk), "url": url});
-        json!({"type": "url_citation", "url_citation": citation})
-    });
+    let annotations = annotations(words, parts, nested);
     json!({"role": "assistant", "content": words.answer, "refusal": null, "annotations": annotations})
 }
 
-fn annotations(
+/// An annotation of a response. A chunk without an address is cited as a file.
+pub fn flat(words: &Words, source: &Source, (start, end): (usize, usize)) -> Value {
+    let chunk = words.chunk(source);
+    match url(chunk) {
+        Some(url) => json!({
+            "type": "url_citation", "start_index": start, "end_index": end, "title": title(chunk), "url": url,
+        }),
+        None => json!({
+            "type": "file_citation", "file_id": chunk.id, "filename": title(chunk), "index": end,
+        }),
+    }
+}
+
+/// An annotation of a chat's message. It can cite addresses only: a chunk without one is given the URN of its id.
+pub fn nested(words: &Words, source: &Source, (start, end): (usize, usize)) -> Value {
+    let chunk = words.chunk(source);
+    let url = url(chunk).unwrap_or_else(|| format!("urn:thresher:chunk:{}", escaped(&chunk.id)));
+    let citation = json!({"start_index": start, "end_index": end, "title": title(chunk), "url": url});
+    json!({"type": "url_citation", "url_citation": citation})
+}
+
+/// What the parts of an answer cite.
+pub fn annotations(
     words: &Words,
     parts: &[PartOutcome],
-    annotation: impl Fn(&Words, &Source, (usize, usize)) -> Value,
+    annotation: fn(&Words, &Source, (usize, usize)) -> Value,
 ) -> Vec<Value> {
     let answer = OffsetMap::new(words.answer, OffsetUnit::Codepoint);
     let of_part = |part: &PartOutcome| {

@@ -1,0 +1,60 @@
+//! What a request to somebody else's API says to us: its field `thresher`.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::request::{BudgetBody, ChunkBody, Object, RequestError, choice, chunks_of, or_default};
+use crate::domain::{Budget, Chunk, Granularity};
+
+/// The field `thresher`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MiddlewareBody {
+    #[serde(default)]
+    compress: Option<bool>,
+    #[serde(default)]
+    cite: Option<bool>,
+    #[serde(default)]
+    query: Option<String>,
+    #[serde(default, deserialize_with = "or_default")]
+    chunks: Vec<ChunkBody>,
+    #[serde(default)]
+    budget: Option<Object<BudgetBody>>,
+    #[serde(default, deserialize_with = "choice")]
+    granularity: Granularity,
+}
+
+/// What it asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MiddlewareOptions {
+    /// Whether to compress; none: as it is set.
+    pub compress: Option<bool>,
+    /// Whether to cite; none: as it is set.
+    pub cite: Option<bool>,
+    /// The question, where it is not the last thing that the user has said.
+    pub query: Option<String>,
+    /// Chunks to answer from.
+    pub chunks: Vec<Arc<Chunk>>,
+    /// How much may be kept; none: as it is set.
+    pub budget: Option<Budget>,
+    /// What is kept or dropped as a whole.
+    pub granularity: Granularity,
+}
+
+impl MiddlewareBody {
+    /// What it asks for.
+    ///
+    /// # Errors
+    /// When the budget names none or several of its forms.
+    pub fn into_domain(self) -> Result<MiddlewareOptions, RequestError> {
+        Ok(MiddlewareOptions {
+            compress: self.compress,
+            cite: self.cite,
+            query: self.query,
+            chunks: chunks_of(Some(self.chunks), false, None)?,
+            budget: self.budget.map(|Object(budget)| budget.into_domain()).transpose()?,
+            granularity: self.granularity,
+        })
+    }
+}

@@ -1,0 +1,106 @@
+//! A conversation, as LiteLLM's compression guardrail sends it: as many messages come back, what tools answered shorter.
+
+use std::time::Instant;
+
+use axum::Json;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::domain::{Budget, Granularity, TokenizerName};
+use crate::http::error::HttpError;
+use crate::http::originals::{Hash, keep};
+use crate::http::{Service, observe, work};
+use crate::pipeline::cancel::Cancel;
+use crate::proxy::dialect::Dialect;
+use crate::proxy::find::{self, Policy};
+use crate::proxy::json::Located;
+use crate::proxy::rewrite::{self, By, Way};
+
+/// A request as it came.
+pub struct Asked {
+    body: String,
+    /// Whether what is shorter says under which hash the whole is kept.
+    marks: bool,
+}
+
+impl Asked {
+    /// None where the body has no messages.
+    pub fn new(body: &[u8]) -> Result<Option<Self>, HttpError> {
+        let Ok(body) = std::str::from_utf8(body) else { return Ok(None) };
+        let Ok(located) = Located::parse(body) else { return Ok(None) };
+        let Some(messages) = located.get("messages") else { return Ok(None) };
+        let messages =
+            messages.is_list().then(|| messages.items()).ok_or_else(HttpError::messages_invalid)?;
+        if messages.is_empty() {
+            return Err(HttpError::messages_empty());
+        }
+        if let Some(at) = messages.iter().position(|message| !message.json().starts_with('{')) {
+            return Err(HttpError::message_invalid(at));
+        }
+        let mode = located.get("config").and_then(|config| config.text_of("mode"));
+        Ok(Some(Self { body: body.to_owned(), marks: mode.as_deref() == Some("ccr") }))
+    }
+
+    fn compress(&self, service: &Service, cancel: &Cancel) -> Result<Value, HttpError> {
+        let pipeline = service.ready()?;
+        let settings = &service.middleware.settings;
+        let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
+        let conversation = Dialect::Chat.conversation(body);
+        let policy = Policy { tools: vec!["*".to_owned()], ..settings.policy(false) };
+        let way = Way {
+            budget: if settings.ratio > 0.0 { Budget::Ratio(settings.ratio) } else { Budget::Auto },
+            granularity: Granularity::default(),
+            prompt_tokens_min: 0,
+            query: None,
+        };
+        let turns = find::turns(&conversation, &policy);
+        let mut rewritten = rewrite::all((Dialect::Chat, body), &turns, By { way: &way, pipeline, cancel })?;
+        if self.marks {
+            rewritten.shortened.retain_mut(|string| {
+                if !string.is_json {
+                    string.text.push_str(&mark(&Hash::of(&string.original)));
+                }
+                string.text.len() < string.original.len()
+            });
+        }
+        let hashes = keep(&service.originals(), rewritten.shortened.iter().map(|string| &*string.original))?;
+        let count = |text: &str| pipeline.count(text, TokenizerName::O200kBase);
+        let (mut before, mut after) = (0, 0);
+        for part in conversation.messages.iter().flat_map(|message| &message.parts) {
+            let tokens = count(&part.text)?;
+            before += tokens;
+            let at = part.at.range();
+            after += match rewritten.shortened.iter().find(|string| string.at == at) {
+                Some(string) => count(&string.text)?,
+                None => tokens,
+            };
+        }
+        observe::middleware(if hashes.is_empty() { "whole" } else { "compressed" }, Some((before, after)));
+        let text = rewritten.edits().apply(&self.body);
+        let messages = Located::parse(&text).ok().and_then(|body| body.get("messages"));
+        let messages: Option<Box<RawValue>> = messages.and_then(Located::read);
+        let transforms = if hashes.is_empty() { json!([]) } else { json!(["relative_contextualization"]) };
+        let hashes: Vec<String> = hashes.iter().map(Hash::to_string).collect();
+        Ok(json!({
+            "messages": messages,
+            "tokens_before": before,
+            "tokens_after": after,
+            "tokens_saved": before - after.min(before),
+            "compression_ratio": if before == 0 { 1.0 } else { after as f64 / before as f64 },
+            "transforms_applied": transforms,
+            "ccr_hashes": hashes,
+        }))
+    }
+}
+
+/// Compresses a conversation.
+pub async fn compress(service: Service, asked: Asked, arrived: Instant) -> Result<Json<Value>, HttpError> {
+    let deadline = work::deadline(arrived, None, &service)?;
+    service.ready()?;
+    let working = service.clone();
+    work::admitted(&service, deadline, move |cancel| Ok(Json(asked.compress(&working, cancel)?))).await
+}
+
+fn mark(hash: &Hash) -> String {
+    format!("\n[shortened: hash={hash}]")
+}

@@ -1,0 +1,235 @@
+//! `POST /v1/chat/completions`, `/v1/responses` and `/v1/messages`, in front of the servers that answer them.
+//!
+//! What cannot be compressed, or cited, goes on as it is, and a header says why: a request is lost by nothing that is done to it here.
+
+mod passing;
+mod upstream;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use axum::response::Response;
+
+pub use self::upstream::{Middleware, UpstreamError};
+use super::error::HttpError;
+use super::originals::Remembering;
+use super::{Service, body, observe, work};
+use crate::api::{self, MiddlewareBody, MiddlewareOptions};
+use crate::domain::{Budget, Granularity};
+use crate::pipeline::cancel::Cancel;
+use crate::proxy::dialect::Dialect;
+use crate::proxy::find;
+use crate::proxy::json::Located;
+use crate::proxy::rewrite::{self, Brought, By, Rewritten, Source, Way};
+use crate::proxy::settings::When;
+
+const COMPRESS: &str = "x-thresher-compress";
+const CITE: &str = "x-thresher-cite";
+
+/// OpenAI's Chat Completions.
+pub async fn chat(State(service): State<Service>, uri: Uri, headers: HeaderMap, body: Body) -> Response {
+    let asked = (Dialect::Chat, uri);
+    pass(service, asked, headers, body).await.unwrap_or_else(|error| error.in_words_of(Dialect::Chat))
+}
+
+/// OpenAI's Responses.
+pub async fn responses(State(service): State<Service>, uri: Uri, headers: HeaderMap, body: Body) -> Response {
+    let asked = (Dialect::Responses, uri);
+    pass(service, asked, headers, body).await.unwrap_or_else(|error| error.in_words_of(Dialect::Responses))
+}
+
+/// Anthropic's Messages.
+pub async fn messages(State(service): State<Service>, uri: Uri, headers: HeaderMap, body: Body) -> Response {
+    let asked = (Dialect::Messages, uri);
+    pass(service, asked, headers, body).await.unwrap_or_else(|error| error.in_words_of(Dialect::Messages))
+}
+
+async fn pass(
+    service: Service,
+    (dialect, uri): (Dialect, Uri),
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, HttpError> {
+    let place = service.middleware.place()?;
+    let asked = Asked::read(&service, dialect, &headers, body).await?;
+    let middleware = Arc::clone(&service.middleware);
+    let upstream = middleware.upstream(&asked.model)?;
+    let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
+    let compresses = asked.compress.unwrap_or(always || asked.brings());
+    let cites = asked.cite.unwrap_or(compresses && middleware.settings.cite);
+    let asked = Arc::new(asked);
+    let (body, done) = rewritten(&service, &asked, compresses).await?;
+    observe::middleware(done.outcome, done.tokens);
+    let sources = if cites && !asked.cites_itself { done.sources.clone() } else { Vec::new() };
+    let answer = upstream.ask((dialect, &uri), &headers, body, !sources.is_empty()).await?;
+    let citing =
+        passing::Citing { service, dialect, sources: sources.into(), silence: upstream.silence_max() };
+    let mut response = citing.pass(answer, place).await;
+    done.say(response.headers_mut());
+    Ok(response)
+}
+
+/// A request as it came.
+struct Asked {
+    dialect: Dialect,
+    body: String,
+    model: String,
+    compress: Option<bool>,
+    cite: Option<bool>,
+    options: Option<MiddlewareOptions>,
+    cites_itself: bool,
+}
+
+/// What was done to a request.
+struct Done {
+    /// In a word.
+    outcome: &'static str,
+    /// Why it was not compressed, where it should have been.
+    reason: Option<&'static str>,
+    /// Of all that was compressed, before and after.
+    tokens: Option<(usize, usize)>,
+    sources: Vec<Source>,
+}
+
+/// The request as it goes on, compressed or, where that fails, as it came.
+async fn rewritten(
+    service: &Service,
+    asked: &Arc<Asked>,
+    compresses: bool,
+) -> Result<(Vec<u8>, Done), HttpError> {
+    let deadline = Instant::now() + Duration::from_millis(service.middleware.settings.deadline_ms);
+    let attempt = async {
+        service.ready()?;
+        let (working, asked) = (service.clone(), Arc::clone(asked));
+        work::admitted(service, deadline, move |cancel| asked.rewrite(&working, Some(cancel))).await
+    };
+    let (rewritten, outcome, reason) = match compresses {
+        false => (None, "whole", None),
+        true => match attempt.await {
+            Ok(rewritten) if rewritten.tokens.is_some() => (Some(rewritten), "compressed", None),
+            Ok(rewritten) => (Some(rewritten), "whole", Some("nothing_to_compress")),
+            Err(error) => (None, "whole", Some(error.code())),
+        },
+    };
+    let rewritten = match rewritten {
+        Some(rewritten) => rewritten,
+        None => {
+            let (working, asked) = (service.clone(), Arc::clone(asked));
+            work::aside(move || asked.rewrite(&working, None)).await?
+        }
+    };
+    let mut edits = rewritten.edits();
+    let Rewritten { tokens, sources, .. } = rewritten;
+    if asked.options.is_some() {
+        let body = Located::parse(&asked.body).map_err(|_| HttpError::internal())?;
+        edits.remove_field(body, "thresher");
+    }
+    let body = if edits.is_empty() { asked.body.clone() } else { edits.apply(&asked.body) };
+    Ok((body.into_bytes(), Done { outcome, reason, tokens, sources }))
+}
+
+impl Asked {
+    async fn read(
+        service: &Service,
+        dialect: Dialect,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<Self, HttpError> {
+        let choices = (choice(headers, COMPRESS)?, choice(headers, CITE)?);
+        let body = body::whole(service, headers, body).await?;
+        work::aside(move || Self::new(dialect, choices, body)).await
+    }
+
+    fn new(
+        dialect: Dialect,
+        (compress, cite): (Option<bool>, Option<bool>),
+        body: Vec<u8>,
+    ) -> Result<Self, HttpError> {
+        let body = String::from_utf8(body).map_err(|_| HttpError::body_is_no_text())?;
+        let located = Located::parse(&body).map_err(|error| HttpError::invalid_json(&error))?;
+        let model = located.text_of("model").ok_or_else(HttpError::model_missing)?;
+        let options = |json: Located| {
+            let parsed = api::parse::<MiddlewareBody>(json.json().as_bytes());
+            parsed
+                .and_then(MiddlewareBody::into_domain)
+                .map_err(|error| HttpError::from(error).inside("thresher"))
+        };
+        let options = located.get("thresher").map(options).transpose()?;
+        let said = |choose: fn(&MiddlewareOptions) -> Option<bool>| options.as_ref().and_then(choose);
+        let (compress, cite) = (said(|o| o.compress).or(compress), said(|o| o.cite).or(cite));
+        let cites_itself = dialect.conversation(located).cites_itself;
+        let asked = Self { dialect, model, compress, cite, options, cites_itself, body };
+        if asked.brings()
+            && asked.turns_of(&find::Policy::default())?.last().is_none_or(|t| t.asked_at.is_none())
+        {
+            return Err(HttpError::question_missing());
+        }
+        Ok(asked)
+    }
+
+    /// Whether it says something to us, and has chunks with it.
+    fn brings(&self) -> bool {
+        self.options.as_ref().is_some_and(|options| !options.chunks.is_empty())
+    }
+
+    fn turns_of(&self, policy: &find::Policy) -> Result<Vec<find::Turn>, HttpError> {
+        let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
+        Ok(find::turns(&self.dialect.conversation(body), policy))
+    }
+
+    /// Compresses it while somebody waits; without that, only what was sent before is sent so again.
+    fn rewrite(&self, service: &Service, cancel: Option<&Cancel>) -> Result<Rewritten, HttpError> {
+        let settings = &service.middleware.settings;
+        let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
+        let turns = self.turns_of(&settings.policy(self.cites_itself))?;
+        let options = self.options.as_ref();
+        let brought = Brought {
+            chunks: options.map(|options| options.chunks.clone()).unwrap_or_default(),
+            delimiters: settings.delimiters(),
+        };
+        let auto = if settings.ratio > 0.0 { Budget::Ratio(settings.ratio) } else { Budget::Auto };
+        let way = Way {
+            budget: options.and_then(|options| options.budget).unwrap_or(auto),
+            granularity: options.map_or(Granularity::default(), |options| options.granularity),
+            prompt_tokens_min: settings.prompt_tokens_min,
+            query: options.and_then(|options| options.query.clone()),
+        };
+        let ledger = Remembering(service.originals());
+        let by = match cancel {
+            Some(cancel) => Some(By { way: &way, pipeline: service.ready()?, cancel }),
+            None => None,
+        };
+        Ok(rewrite::newest((self.dialect, body), &turns, &brought, &ledger, by)?)
+    }
+}
+
+impl Done {
+    /// Says it in the headers of the answer.
+    fn say(&self, headers: &mut HeaderMap) {
+        let mut say = |name: &'static str, value: String| {
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                headers.insert(HeaderName::from_static(name), value);
+            }
+        };
+        say(upstream::OURS, self.outcome.to_owned());
+        if let Some(reason) = self.reason {
+            say("x-thresher-reason", reason.to_owned());
+        }
+        if let Some((before, after)) = self.tokens {
+            say("x-thresher-tokens-before", before.to_string());
+            say("x-thresher-tokens-after", after.to_string());
+        }
+    }
+}
+
+fn choice(headers: &HeaderMap, name: &'static str) -> Result<Option<bool>, HttpError> {
+    match headers.get(name).map(HeaderValue::as_bytes) {
+        None => Ok(None),
+        Some(b"true") => Ok(Some(true)),
+        Some(b"false") => Ok(Some(false)),
+        Some(_) => Err(HttpError::header_is_no_choice(name)),
+    }
+}

@@ -1,0 +1,225 @@
+//! An answer on its way back: as it comes, or, where it may cite, with what it cites.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::response::Parts;
+use axum::http::{HeaderValue, Response};
+use futures_util::stream;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use serde_json::Value;
+use thiserror::Error;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::upstream::passed_on;
+use crate::http::{Service, work};
+use crate::proxy::answer;
+use crate::proxy::cite;
+use crate::proxy::dialect::Dialect;
+use crate::proxy::json::{Edits, Located};
+use crate::proxy::rewrite::Source;
+use crate::proxy::stream::{Arriving, Events, number};
+
+/// What an answer's texts are tied to their sources with.
+pub struct Citing {
+    pub service: Service,
+    pub dialect: Dialect,
+    /// None: the answer goes on as it comes.
+    pub sources: Arc<[Source]>,
+    /// How long the server may say nothing.
+    pub silence: Duration,
+}
+
+/// Why an answer breaks off: its client then sees that it did.
+#[derive(Debug, Error)]
+enum Broken {
+    #[error("the upstream broke off")]
+    Upstream(#[from] hyper::Error),
+    #[error("the upstream says no more")]
+    Silent,
+}
+
+impl Citing {
+    /// The answer for the client. `place` is given back when the last of it has gone out.
+    pub async fn pass(self, answer: Response<Incoming>, place: OwnedSemaphorePermit) -> Response<Body> {
+        let (mut head, body) = answer.into_parts();
+        head.headers = passed_on(&head.headers);
+        let reads = |kind: &str| {
+            let found =
+                head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+            found.split(';').next().is_some_and(|found| found.trim().eq_ignore_ascii_case(kind))
+        };
+        let cites = head.status.is_success() && !self.sources.is_empty();
+        let arriving = Passing {
+            events: Events::default(),
+            arriving: Arriving::new(self.dialect),
+            out: VecDeque::new(),
+            state: State::AsItComes,
+            body,
+            citing: self,
+            _place: place,
+        };
+        match cites {
+            true if reads("text/event-stream") => Passing { state: State::Cites, ..arriving }.response(head),
+            true if reads("application/json") => arriving.whole(head).await,
+            _ => arriving.response(head),
+        }
+    }
+
+    /// What a text cites; nothing, when that takes too long or fails.
+    async fn citations(&self, text: String) -> Vec<Value> {
+        let wait = Duration::from_millis(self.service.middleware.settings.deadline_ms);
+        let (working, sources, dialect) = (self.service.clone(), Arc::clone(&self.sources), self.dialect);
+        let cited = work::admitted(&self.service, Instant::now() + wait, move |cancel| {
+            Ok(cite::citations(dialect, &text, &sources, (working.ready()?, cancel))?)
+        });
+        cited.await.unwrap_or_else(|error| {
+            tracing::warn!(code = error.code(), "an answer goes on without citations");
+            Vec::new()
+        })
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum State {
+    Cites,
+    AsItComes,
+    Over,
+}
+
+/// An answer of which some has come.
+struct Passing {
+    citing: Citing,
+    body: Incoming,
+    events: Events,
+    arriving: Arriving,
+    out: VecDeque<Bytes>,
+    state: State,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Passing {
+    fn response(self, head: Parts) -> Response<Body> {
+        let mut head = head;
+        if self.state == State::Cites {
+            head.headers.remove(CONTENT_LENGTH);
+            head.headers.insert("x-thresher-cited", HeaderValue::from_static("true"));
+        }
+        let body = stream::try_unfold(self, async |mut passing: Self| {
+            Ok::<_, Broken>(passing.next().await?.map(|bytes| (bytes, passing)))
+        });
+        Response::from_parts(head, Body::from_stream(body))
+    }
+
+    /// The next bytes for the client; none at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, Broken> {
+        loop {
+            if let Some(bytes) = self.out.pop_front() {
+                return Ok(Some(bytes));
+            }
+            if self.state == State::Over {
+                return Ok(None);
+            }
+            match self.frame().await {
+                Ok(Some(bytes)) if self.state == State::Cites => self.take(&bytes).await,
+                Ok(Some(bytes)) => return Ok(Some(bytes)),
+                Ok(None) => {
+                    self.state = State::Over;
+                    self.flush();
+                }
+                // What has come goes out first.
+                Err(error) => {
+                    self.flush();
+                    match self.out.pop_front() {
+                        Some(bytes) => return Ok(Some(bytes)),
+                        None => return Err(error),
+                    }
+                }
+            }
+        }
+    }
+
+    async fn frame(&mut self) -> Result<Option<Bytes>, Broken> {
+        loop {
+            let frame = tokio::time::timeout(self.citing.silence, self.body.frame());
+            match frame.await.map_err(|_elapsed| Broken::Silent)?.transpose()? {
+                None => return Ok(None),
+                Some(frame) => match frame.into_data() {
+                    Ok(bytes) => return Ok(Some(bytes)),
+                    Err(_trailers) => continue,
+                },
+            }
+        }
+    }
+
+    async fn take(&mut self, bytes: &Bytes) {
+        for event in self.events.push(bytes) {
+            for ended in self.arriving.look(&event) {
+                let citations = self.citing.citations(ended.text.clone()).await;
+                let told = self.arriving.cite(ended, citations, number(&event));
+                self.out.push_back(told.into());
+            }
+            self.out.push_back(self.arriving.passed(event).into());
+        }
+        if self.events.is_too_long() {
+            self.flush();
+            self.state = State::AsItComes;
+        }
+        self.out.retain(|bytes| !bytes.is_empty());
+    }
+
+    fn flush(&mut self) {
+        let rest = self.events.rest();
+        if !rest.is_empty() {
+            self.out.push_back(rest.into());
+        }
+    }
+
+    /// An answer that is one JSON: held until it is whole, if it is not too long.
+    async fn whole(mut self, mut head: Parts) -> Response<Body> {
+        let max = self.citing.service.limits.body_bytes_max;
+        let mut held = Vec::new();
+        loop {
+            match self.frame().await {
+                Ok(Some(bytes)) => held.extend_from_slice(&bytes),
+                Ok(None) => break self.state = State::Over,
+                // The client gets what there was, and a broken connection.
+                Err(error) => {
+                    let bytes = [Ok(Bytes::from(held)), Err(error)];
+                    return Response::from_parts(head, Body::from_stream(stream::iter(bytes)));
+                }
+            }
+            if held.len() > max {
+                break;
+            }
+        }
+        if self.state != State::Over {
+            self.out.push_back(held.into());
+            return self.response(head);
+        }
+        let (held, cited) = self.cited(held).await;
+        if cited {
+            head.headers.remove(CONTENT_LENGTH);
+            head.headers.insert("x-thresher-cited", HeaderValue::from_static("true"));
+        }
+        Response::from_parts(head, Body::from(held))
+    }
+
+    async fn cited(&self, held: Vec<u8>) -> (Vec<u8>, bool) {
+        let Ok(body) = std::str::from_utf8(&held) else { return (held, false) };
+        let Ok(located) = Located::parse(body) else { return (held, false) };
+        let mut edits = Edits::default();
+        for text in answer::texts(self.citing.dialect, located) {
+            let citations = self.citing.citations(text.text.clone()).await;
+            answer::cite(self.citing.dialect, &text, &citations, &mut edits);
+        }
+        match edits.is_empty() {
+            true => (held, false),
+            false => (edits.apply(body).into_bytes(), true),
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Texts that were shortened, as they were: what of a turn was sent, and what `GET /v1/retrieve/{hash}` gives back.
+
+use std::fmt;
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::error::HttpError;
+use super::{Service, work};
+use crate::api::RequestError;
+use crate::domain::{ByteRange, Chunk, CompressRequest, Format};
+use crate::originals::{OriginalError, TenantOriginals};
+use crate::proxy::rewrite::{Ledger, Sent};
+use crate::text::offsets::{OffsetMap, OffsetUnit};
+
+/// What was sent, in the store of originals. Who cannot remember goes on: a turn is then sent as one that is new.
+pub struct Remembering(pub TenantOriginals);
+
+impl Ledger for Remembering {
+    fn get(&self, key: &[u8; 32]) -> Option<Sent> {
+        let found = self.0.get(key).unwrap_or_else(|error| {
+            tracing::error!(%error, "what was sent cannot be read");
+            None
+        });
+        serde_json::from_slice(&found?).ok()
+    }
+
+    fn put(&self, key: &[u8; 32], sent: &Sent) {
+        let sent = serde_json::to_vec(sent).expect("it is JSON");
+        if let Err(error) = self.0.put(&[(key, &sent)]) {
+            tracing::error!(%error, "what was sent cannot be kept");
+        }
+    }
+}
+
+/// The name of a text: the first 12 bytes of its BLAKE3 hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hash([u8; 12]);
+
+impl Hash {
+    /// Of a text.
+    pub fn of(text: &str) -> Self {
+        let mut hash = [0; 12];
+        hash.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..12]);
+        Self(hash)
+    }
+
+    fn read(hex: &str) -> Option<Self> {
+        let mut hash = [0; 12];
+        if hex.len() != 24 || !hex.is_ascii() {
+            return None;
+        }
+        for (at, byte) in hash.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).ok()?;
+        }
+        Some(Self(hash))
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Keeps texts under their hashes.
+///
+/// # Errors
+/// When they cannot be kept: then they are not to be shortened.
+pub fn keep<'a>(
+    originals: &TenantOriginals,
+    texts: impl Iterator<Item = &'a str>,
+) -> Result<Vec<Hash>, HttpError> {
+    let texts: Vec<(Hash, &str)> = texts.map(|text| (Hash::of(text), text)).collect();
+    let entries: Vec<(&[u8], &[u8])> =
+        texts.iter().map(|(hash, text)| (&hash.0[..], text.as_bytes())).collect();
+    if !entries.is_empty() {
+        originals.put(&entries).map_err(|error| failed(&error))?;
+    }
+    Ok(texts.into_iter().map(|(hash, _)| hash).collect())
+}
+
+fn failed(error: &OriginalError) -> HttpError {
+    tracing::error!(%error, "originals");
+    HttpError::originals_failed()
+}
+
+/// What may be asked about a text.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RetrieveQuery {
+    #[serde(default)]
+    query: Option<String>,
+}
+
+/// `GET /v1/retrieve/{hash}`: the text as it was; with a question, also which of its sentences are about that.
+pub async fn retrieve(
+    State(service): State<Service>,
+    hash: Result<Path<String>, PathRejection>,
+    query: Result<Query<RetrieveQuery>, QueryRejection>,
+) -> Result<Json<Value>, HttpError> {
+    let Query(RetrieveQuery { query }) =
+        query.map_err(|error| HttpError::from(RequestError::query(&error.body_text())))?;
+    let name = hash.map_or_else(|_| String::new(), |Path(name)| name);
+    let hash = Hash::read(&name).ok_or_else(HttpError::original_unknown)?;
+    let originals = service.originals();
+    let text = work::aside(move || {
+        let found = originals.get(&hash.0).map_err(|error| failed(&error))?;
+        String::from_utf8(found.ok_or_else(HttpError::original_unknown)?).map_err(|_| HttpError::internal())
+    });
+    let text = text.await?;
+    let Some(query) = query.filter(|query| !query.trim().is_empty()) else {
+        return Ok(Json(json!({"hash": name, "original_content": text})));
+    };
+    service.ready()?;
+    let deadline = work::deadline(Instant::now(), None, &service)?;
+    let working = service.clone();
+    let answer = work::admitted(&service, deadline, move |cancel| {
+        let chunk = Chunk { id: "original".to_owned(), title: None, text, metadata: None };
+        let request = CompressRequest { format: Format::Plain, ..CompressRequest::new(query, vec![chunk]) };
+        let compressed = working.ready()?.compress(&request, cancel)?;
+        let text = &request.chunks[0].text;
+        let map = OffsetMap::new(text, OffsetUnit::Codepoint);
+        let span = |&(bytes, score): &(ByteRange, Option<f32>)| {
+            let range = map.from_bytes(bytes);
+            json!({"start": range.start, "end": range.end, "text": bytes.of(text), "score": score})
+        };
+        let relevant: Vec<Value> =
+            compressed.chunks.iter().flat_map(|chunk| &chunk.spans).map(span).collect();
+        Ok(json!({"hash": name, "original_content": text, "relevant": relevant}))
+    });
+    answer.await.map(Json)
+}

@@ -1,0 +1,82 @@
+//! What an answer cites, in the words of the API that it came from.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::dialect::{Dialect, Kind};
+use super::rewrite::{Source, renamed};
+use crate::api::{Names, Words, anthropic, openai};
+use crate::domain::{AttributeRequest, Chunk};
+use crate::pipeline::attribute::{self, PartOutcome};
+use crate::pipeline::cancel::Cancel;
+use crate::pipeline::{Pipeline, PipelineError};
+
+/// The citations of a text of an answer.
+///
+/// # Errors
+/// As [`Pipeline::attribute`].
+pub fn citations(
+    dialect: Dialect,
+    text: &str,
+    sources: &[Source],
+    (pipeline, cancel): (&Pipeline, &Cancel),
+) -> Result<Vec<Value>, PipelineError> {
+    let chunks: Vec<Arc<Chunk>> = sources.iter().map(|source| Arc::clone(&source.chunk)).collect();
+    let request = AttributeRequest {
+        chunks: renamed(&chunks),
+        seen: Some(sources.iter().map(|source| source.seen.clone()).collect()),
+        ..AttributeRequest::new(text, Vec::new())
+    };
+    let attributed = pipeline.attribute(&request, cancel)?;
+    Ok(told(dialect, text, (&chunks, sources), &attributed.parts))
+}
+
+fn told(
+    dialect: Dialect,
+    text: &str,
+    (chunks, sources): (&[Arc<Chunk>], &[Source]),
+    parts: &[PartOutcome],
+) -> Vec<Value> {
+    let places = places(sources);
+    let words = Words::new(text, chunks, Names { places: Some(&places), markers: None });
+    match dialect {
+        Dialect::Chat => openai::annotations(&words, parts, openai::nested),
+        Dialect::Responses => openai::annotations(&words, parts, openai::flat),
+        Dialect::Messages => {
+            let mut told = HashSet::new();
+            let cited = parts.iter().flat_map(PartOutcome::citations);
+            let location = |source: &attribute::Source| location(&words, source, &sources[source.chunk]);
+            // They are of the whole text: what two of its sentences cite is cited once.
+            cited.map(location).filter(|location| told.insert(location.to_string())).collect()
+        }
+    }
+}
+
+fn location(words: &Words, cited: &attribute::Source, source: &Source) -> Value {
+    match source.kind {
+        Some(Kind::Document(_, None)) => anthropic::char_location(words, cited),
+        Some(Kind::Document(_, Some(block))) => anthropic::content_block_location(words, cited, block),
+        Some(Kind::SearchResult(_, block)) => anthropic::search_result_location(words, cited, block),
+        // Neither: as a result of a search that the retriever, or the tool, has made.
+        _ => anthropic::search_result_location(words, cited, 0),
+    }
+}
+
+/// For each source its number among those of its kind: what has none follows the search results.
+fn places(sources: &[Source]) -> Vec<usize> {
+    let results = sources.iter().filter_map(|source| match source.kind {
+        Some(Kind::SearchResult(at, _)) => Some(at + 1),
+        _ => None,
+    });
+    let mut next = results.max().unwrap_or(0);
+    let place = |source: &Source| match source.kind {
+        Some(Kind::Document(at, _) | Kind::SearchResult(at, _)) => at,
+        _ => {
+            next += 1;
+            next - 1
+        }
+    };
+    sources.iter().map(place).collect()
+}

@@ -1,0 +1,334 @@
+//! The three ways in which conversations are written, read as one: messages of parts of text, each where it stands.
+
+use super::json::Located;
+
+/// Whose API is spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// OpenAI's Chat Completions.
+    Chat,
+    /// OpenAI's Responses.
+    Responses,
+    /// Anthropic's Messages.
+    Messages,
+}
+
+/// Who speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Who gives instructions.
+    System,
+    /// Who asks.
+    User,
+    /// The model.
+    Assistant,
+    /// A tool that the model called.
+    Tool,
+}
+
+/// One message.
+#[derive(Debug, Clone)]
+pub struct Message<'a> {
+    /// Whose.
+    pub role: Role,
+    /// Where it stands, as a whole.
+    pub at: Located<'a>,
+    /// What it says, in order.
+    pub parts: Vec<Part<'a>>,
+}
+
+/// A text in a message.
+#[derive(Debug, Clone)]
+pub struct Part<'a> {
+    /// The string that says it.
+    pub at: Located<'a>,
+    /// What it says.
+    pub text: String,
+    /// What it is.
+    pub kind: Kind,
+    /// What it is called.
+    pub title: Option<String>,
+    /// Where it is from.
+    pub source: Option<String>,
+}
+
+/// What a text is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// What somebody says.
+    Said,
+    /// A document, its place among those of the conversation, and the place in it of a block, where it consists of such.
+    Document(usize, Option<usize>),
+    /// A block of a search result, the result's place among those of the conversation, and the block's in it.
+    SearchResult(usize, usize),
+    /// What a tool of this name answered to the call with this id.
+    Tool {
+        /// The tool; empty where no call with the id is there.
+        name: String,
+        /// The call.
+        id: String,
+    },
+}
+
+/// A conversation.
+#[derive(Debug, Clone, Default)]
+pub struct Conversation<'a> {
+    /// Its messages.
+    pub messages: Vec<Message<'a>>,
+    /// Whether the upstream itself was asked to cite: places in documents are then its to tell.
+    pub cites_itself: bool,
+}
+
+impl Dialect {
+    /// The conversation of a request.
+    pub fn conversation<'a>(self, body: Located<'a>) -> Conversation<'a> {
+        let mut reader = Reader::default();
+        match self {
+            Self::Chat => reader.chat(body),
+            Self::Responses => reader.responses(body),
+            Self::Messages => reader.messages(body),
+        }
+        Conversation { messages: reader.messages, cites_itself: reader.cites_itself }
+    }
+
+    /// Where the list of messages stands, or what stands for it.
+    pub fn list(self, body: Located) -> Option<Located> {
+        body.get(if self == Self::Responses { "input" } else { "messages" })
+    }
+}
+
+#[derive(Default)]
+struct Reader<'a> {
+    messages: Vec<Message<'a>>,
+    /// Tools by the ids of their calls.
+    calls: Vec<(String, String)>,
+    documents: usize,
+    search_results: usize,
+    cites_itself: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn chat(&mut self, body: Located<'a>) {
+        for message in body.get("messages").map(Located::items).unwrap_or_default() {
+            let (role, kind) = match message.text_of("role").as_deref() {
+                Some("user") => (Role::User, Kind::Said),
+                Some("assistant") => (Role::Assistant, Kind::Said),
+                Some("tool" | "function") => (Role::Tool, self.tool(message.text_of("tool_call_id"))),
+                _ => (Role::System, Kind::Said),
+            };
+            let mut parts = Vec::new();
+            self.content(message.get("content"), &kind, &mut parts);
+            for call in message.get("tool_calls").map(Located::items).unwrap_or_default() {
+                let name = call.get("function").and_then(|function| function.text_of("name"));
+                self.calls.extend(call.text_of("id").zip(name));
+            }
+            self.messages.push(Message { role, at: message, parts });
+        }
+    }
+
+    fn responses(&mut self, body: Located<'a>) {
+        let Some(input) = body.get("input") else { return };
+        if let Some(text) = input.text() {
+            let part = Part { at: input, text, kind: Kind::Said, title: None, source: None };
+            self.messages.push(Message { role: Role::User, at: input, parts: vec![part] });
+            return;
+        }
+        for item in input.items() {
+            let mut parts = Vec::new();
+            let role = match item.text_of("type").as_deref() {
+                None | Some("message") => {
+                    self.content(item.get("content"), &Kind::Said, &mut parts);
+                    match item.text_of("role").as_deref() {
+                        Some("user") => Role::User,
+                        Some("assistant") => Role::Assistant,
+                        _ => Role::System,
+                    }
+                }
+                Some("function_call_output" | "custom_tool_call_output") => {
+                    let kind = self.tool(item.text_of("call_id"));
+                    self.content(item.get("output"), &kind, &mut parts);
+                    Role::Tool
+                }
+                // Calls, reasoning, and whatever else a model says.
+                Some(_) => {
+                    self.calls.extend(item.text_of("call_id").zip(item.text_of("name")));
+                    Role::Assistant
+                }
+            };
+            self.messages.push(Message { role, at: item, parts });
+        }
+    }
+
+    fn messages(&mut self, body: Located<'a>) {
+        if let Some(system) = body.get("system") {
+            let mut parts = Vec::new();
+            self.content(Some(system), &Kind::Said, &mut parts);
+            self.messages.push(Message { role: Role::System, at: system, parts });
+        }
+        for message in body.get("messages").map(Located::items).unwrap_or_default() {
+            let role = match message.text_of("role").as_deref() {
+                Some("assistant") => Role::Assistant,
+                _ => Role::User,
+            };
+            let mut parts = Vec::new();
+            self.content(message.get("content"), &Kind::Said, &mut parts);
+            self.messages.push(Message { role, at: message, parts });
+        }
+    }
+
+    fn tool(&self, id: Option<String>) -> Kind {
+        let id = id.unwrap_or_default();
+        let call = self.calls.iter().rev().find(|(called, _)| *called == id);
+        Kind::Tool { name: call.map_or_else(String::new, |(_, name)| name.clone()), id }
+    }
+
+    /// A string, or a list of blocks.
+    fn content(&mut self, content: Option<Located<'a>>, kind: &Kind, parts: &mut Vec<Part<'a>>) {
+        let Some(content) = content else { return };
+        parts.extend(part(content, kind.clone()));
+        for block in content.items() {
+            self.block(block, kind, parts);
+        }
+    }
+
+    fn block(&mut self, block: Located<'a>, kind: &Kind, parts: &mut Vec<Part<'a>>) {
+        match block.text_of("type").as_deref() {
+            Some("text" | "input_text" | "output_text") => {
+                parts.extend(block.get("text").and_then(|text| part(text, kind.clone())));
+            }
+            Some("tool_result") => {
+                let kind = self.tool(block.text_of("tool_use_id"));
+                self.content(block.get("content"), &kind, parts);
+            }
+            Some("tool_use") => self.calls.extend(block.text_of("id").zip(block.text_of("name"))),
+            Some("document") => {
+                self.notice_citations(block);
+                let document = self.documents;
+                self.documents += 1;
+                let Some(source) = block.get("source") else { return };
+                let from = parts.len();
+                let whole = |field: &str| part(source.get(field)?, Kind::Document(document, None));
+                match source.text_of("type").as_deref() {
+                    Some("text") => parts.extend(whole("data")),
+                    Some("content") => {
+                        parts.extend(whole("content"));
+                        let kind = |at| Kind::Document(document, Some(at));
+                        parts.extend(blocks(source.get("content"), kind));
+                    }
+                    // Files and addresses are not ours to read.
+                    _ => {}
+                }
+                for part in &mut parts[from..] {
+                    part.title = block.text_of("title");
+                }
+            }
+            Some("search_result") => {
+                self.notice_citations(block);
+                let result = self.search_results;
+                self.search_results += 1;
+                let (title, source) = (block.text_of("title"), block.text_of("source"));
+                let texts = blocks(block.get("content"), |at| Kind::SearchResult(result, at));
+                parts.extend(texts.map(|part| Part { title: title.clone(), source: source.clone(), ..part }));
+            }
+            _ => {}
+        }
+    }
+
+    fn notice_citations(&mut self, block: Located) {
+        let enabled = block.get("citations").and_then(|citations| citations.get("enabled"));
+        self.cites_itself |= enabled.is_some_and(|enabled| enabled.json() == "true");
+    }
+}
+
+/// The texts of a list of blocks, by their places.
+fn blocks<'a>(list: Option<Located<'a>>, kind: impl Fn(usize) -> Kind) -> impl Iterator<Item = Part<'a>> {
+    let items = list.map(Located::items).unwrap_or_default();
+    items.into_iter().enumerate().filter_map(move |(at, block)| part(block.get("text")?, kind(at)))
+}
+
+fn part(at: Located, kind: Kind) -> Option<Part> {
+    Some(Part { text: at.text()?, at, kind, title: None, source: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(dialect: Dialect, body: &str) -> Vec<(Role, Kind, String)> {
+        let conversation = dialect.conversation(Located::parse(body).expect("JSON"));
+        let of = |message: &Message| {
+            let role = message.role;
+            message
+                .parts
+                .iter()
+                .map(move |part| (role, part.kind.clone(), part.text.clone()))
+                .collect::<Vec<_>>()
+        };
+        conversation.messages.iter().flat_map(of).collect()
+    }
+
+    fn said(role: Role, text: &str) -> (Role, Kind, String) {
+        (role, Kind::Said, text.to_owned())
+    }
+
+    fn tool(role: Role, text: &str) -> (Role, Kind, String) {
+        (role, Kind::Tool { name: "search".to_owned(), id: "c1".to_owned() }, text.to_owned())
+    }
+
+    #[test]
+    fn chat() {
+        let body = r#"{"messages": [{"role": "system", "content": "S"},
+            {"role": "user", "content": [{"type": "text", "text": "Q"}, {"type": "image_url", "image_url": {"url": "data:"}}]},
+            {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "function": {"name": "search", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "R"}]}"#;
+        let expect = [said(Role::System, "S"), said(Role::User, "Q"), tool(Role::Tool, "R")];
+        assert_eq!(parts(Dialect::Chat, body), expect);
+    }
+
+    #[test]
+    fn responses() {
+        let body = r#"{"input": [{"role": "user", "content": "Q"}, {"type": "reasoning", "summary": []},
+            {"type": "function_call", "call_id": "c1", "name": "search", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "R"}]}"#;
+        assert_eq!(parts(Dialect::Responses, body), [said(Role::User, "Q"), tool(Role::Tool, "R")]);
+        assert_eq!(parts(Dialect::Responses, r#"{"input": "Q"}"#), [said(Role::User, "Q")]);
+    }
+
+    #[test]
+    fn messages() {
+        let body = r#"{"system": [{"type": "text", "text": "S"}], "messages": [
+            {"role": "user", "content": [
+                {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D0"}},
+                {"type": "document", "source": {"type": "base64", "data": "xx"}},
+                {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "D2"}]}},
+                {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {"type": "text", "text": "Q"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "search", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "R"}]}]}]}"#;
+        let user = |kind: Kind, text: &str| (Role::User, kind, text.to_owned());
+        let expect = [
+            said(Role::System, "S"),
+            user(Kind::Document(0, None), "D0"),
+            user(Kind::Document(2, Some(0)), "D2"),
+            user(Kind::SearchResult(0, 0), "a"),
+            user(Kind::SearchResult(0, 1), "b"),
+            said(Role::User, "Q"),
+            tool(Role::User, "R"),
+        ];
+        assert_eq!(parts(Dialect::Messages, body), expect);
+    }
+
+    #[test]
+    fn who_cites_itself() {
+        let body = |enabled: bool| {
+            format!(
+                r#"{{"messages": [{{"role": "user", "content": [{{"type": "document", "citations": {{"enabled": {enabled}}}, "source": {{"type": "text", "data": "D"}}}}]}}]}}"#
+            )
+        };
+        for enabled in [true, false] {
+            let body = body(enabled);
+            let conversation = Dialect::Messages.conversation(Located::parse(&body).expect("JSON"));
+            assert_eq!(conversation.cites_itself, enabled);
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! A conversation with its pieces compressed: what changes in its body, and what of each source the model will see.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::dialect::{Dialect, Kind};
+use super::find::{Piece, Turn};
+use super::json::{Edits, Located};
+use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, TokenizerName};
+use crate::pipeline::assemble::{self, Kept};
+use crate::pipeline::cancel::Cancel;
+use crate::pipeline::{Pipeline, PipelineError};
+
+/// Stands where all of a text was left out: an empty one is refused by some servers.
+const NOTHING_KEPT: &str = "[...]";
+
+/// The end of what the user has said that is read as the question, in bytes: what is asked stands last.
+const QUERY_BYTES_MAX: usize = 1_000;
+
+/// Bytes of what is not compressed that are counted as a token: rather too few tokens than too many.
+const BYTES_PER_TOKEN: usize = 6;
+
+/// How pieces are compressed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Way {
+    /// How much may be kept of a turn.
+    pub budget: Budget,
+    /// What is kept or dropped as a whole.
+    pub granularity: Granularity,
+    /// Prompts of at least so many tokens are not brought below it: a provider's cache takes no shorter ones. 0: they are.
+    pub prompt_tokens_min: usize,
+    /// The question, where it is not the last thing that the user has said.
+    pub query: Option<String>,
+}
+
+/// Texts that a request brings beside its conversation: a context is put in front of the user's last message.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Brought {
+    /// The texts.
+    pub chunks: Vec<Arc<Chunk>>,
+    /// What stands around the context.
+    pub delimiters: (String, String),
+}
+
+/// Bytes of a text, from and to, ascending.
+type Spans = Vec<(usize, usize)>;
+
+/// What was sent of a turn.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sent {
+    /// How it was compressed, as [`Way::name`] has it.
+    way: String,
+    /// For each piece what was kept of it; none: all.
+    kept: Vec<Option<Spans>>,
+    /// What was brought with it.
+    brought: Vec<SentChunk>,
+    /// The context that was made of that.
+    context: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct SentChunk {
+    id: String,
+    title: Option<String>,
+    text: String,
+    metadata: Option<String>,
+    kept: Spans,
+}
+
+/// Remembers what was sent of turns.
+pub trait Ledger {
+    /// What was sent of the turn with this key.
+    fn get(&self, key: &[u8; 32]) -> Option<Sent>;
+    /// From now on this is what was sent.
+    fn put(&self, key: &[u8; 32], sent: &Sent);
+}
+
+/// A text that an answer may have come from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Source {
+    /// The text, called as the conversation calls it.
+    pub chunk: Arc<Chunk>,
+    /// What it is, where the conversation has it.
+    pub kind: Option<Kind>,
+    /// What the model sees of it.
+    pub seen: Vec<ByteRange>,
+}
+
+/// What becomes of a conversation.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rewritten {
+    /// Strings that are shorter now.
+    pub shortened: Vec<Shortened>,
+    /// What is put in beside them.
+    pub added: Edits,
+    /// Tokens of all pieces (`o200k_base`) before and after, where some are compressed.
+    pub tokens: Option<(usize, usize)>,
+    /// What an answer may have come from.
+    pub sources: Vec<Source>,
+}
+
+/// A string of a body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shortened {
+    /// Where it stands.
+    pub at: Range<usize>,
+    /// What it said.
+    pub original: String,
+    /// What it says now.
+    pub text: String,
+    /// Whether it is JSON, and has to stay that.
+    pub is_json: bool,
+}
+
+impl Rewritten {
+    /// What changes in the body.
+    pub fn edits(&self) -> Edits {
+        let mut edits = self.added.clone();
+        for Shortened { at, text, .. } in &self.shortened {
+            edits.replace(at.clone(), Value::from(text.as_str()).to_string());
+        }
+        edits
+    }
+}
+
+impl Way {
+    /// The same name for the same way.
+    pub fn name(&self) -> String {
+        format!("{:?} {:?} {} {:?}", self.budget, self.granularity, self.prompt_tokens_min, self.query)
+    }
+}
+
+/// Who compresses, and how; until when.
+#[derive(Clone, Copy)]
+pub struct By<'a> {
+    /// The way.
+    pub way: &'a Way,
+    /// Who.
+    pub pipeline: &'a Pipeline,
+    /// Until when.
+    pub cancel: &'a Cancel,
+}
+
+/// Compresses the newest turn of a conversation, or, `by` nobody, leaves it whole. Of other turns the ledger says what was sent; they
+/// stay whole where it does not know.
+///
+/// # Errors
+/// As [`Pipeline::compress`]; by nobody, none.
+pub fn newest(
+    (dialect, body): (Dialect, Located),
+    turns: &[Turn],
+    brought: &Brought,
+    ledger: &dyn Ledger,
+    by: Option<By>,
+) -> Result<Rewritten, PipelineError> {
+    let mut out = Rewritten::default();
+    let mut names = Names::default();
+    let none = Brought::default();
+    for (at, turn) in turns.iter().enumerate() {
+        let newest = at + 1 == turns.len();
+        let brought = if newest { brought } else { &none };
+        let chunks: Vec<Arc<Chunk>> = turn.pieces.iter().map(|piece| names.chunk(piece)).collect();
+        let work = Work { body, turn, chunks: &chunks, brought };
+        let known = ledger.get(&turn.key).filter(|sent| sent.fits(turn));
+        let again = |sent: &Sent| by.is_some_and(|by| sent.way == by.way.name()) && brought.chunks.is_empty();
+        let sent = match (known, by) {
+            (Some(sent), _) if !newest || again(&sent) => {
+                by.map(|by| work.count(&sent, by, &mut out.tokens)).transpose()?;
+                sent
+            }
+            (None, _) if !newest => work.whole(),
+            (known, by) => {
+                let sent = by.map_or_else(|| Ok(work.whole()), |by| work.compress(by, &mut out.tokens))?;
+                // What nobody has shortened is known to be whole.
+                if known.is_some() || !sent.is_whole() {
+                    ledger.put(&turn.key, &sent);
+                }
+                sent
+            }
+        };
+        place((dialect, body), turn, (&chunks, &sent), &mut out);
+    }
+    Ok(out)
+}
+
+/// Compresses every turn of a conversation, each as if it were the newest.
+///
+/// # Errors
+/// As [`Pipeline::compress`].
+pub fn all((dialect, body): (Dialect, Located), turns: &[Turn], by: By) -> Result<Rewritten, PipelineError> {
+    let mut out = Rewritten::default();
+    let mut names = Names::default();
+    for turn in turns {
+        let chunks: Vec<Arc<Chunk>> = turn.pieces.iter().map(|piece| names.chunk(piece)).collect();
+        let work = Work { body, turn, chunks: &chunks, brought: &Brought::default() };
+        let sent = work.compress(by, &mut out.tokens)?;
+        place((dialect, body), turn, (&chunks, &sent), &mut out);
+    }
+    Ok(out)
+}
+
+impl Sent {
+    fn is_whole(&self) -> bool {
+        self.context.is_empty() && self.kept.iter().all(Option::is_none)
+    }
+
+    /// Whether it can be what was sent of this turn.
+    fn fits(&self, turn: &Turn) -> bool {
+        let inside = |(kept, piece): (&Option<Spans>, &Piece)| {
+            let ends = kept.iter().flatten().all(|&(start, end)| piece.text.get(start..end).is_some());
+            let ascends = kept.iter().flatten().is_sorted_by(|a, b| a.1 <= b.0);
+            ends && ascends
+        };
+        self.kept.len() == turn.pieces.len() && self.kept.iter().zip(&turn.pieces).all(inside)
+    }
+}
+
+/// One turn to compress.
+struct Work<'a> {
+    body: Located<'a>,
+    turn: &'a Turn,
+    chunks: &'a [Arc<Chunk>],
+    brought: &'a Brought,
+}
+
+impl Work<'_> {
+    /// All of it; in no way, so that it is compressed where that is asked for again.
+    fn whole(&self) -> Sent {
+        let all = |chunk: &Arc<Chunk>| vec![(0, chunk.text.len())];
+        let of_brought = self.brought.chunks.iter().map(all).collect();
+        self.sent(String::new(), vec![None; self.turn.pieces.len()], of_brought)
+    }
+
+    fn compress(&self, by: By, tokens: &mut Option<(usize, usize)>) -> Result<Sent, PipelineError> {
+        let By { way, pipeline, cancel } = by;
+        let query = way.query.as_deref().unwrap_or(&self.turn.query);
+        let nothing = self.chunks.is_empty() && self.brought.chunks.is_empty();
+        // Nobody has asked anything yet: all may matter.
+        if nothing || query.trim().is_empty() {
+            return Ok(self.whole());
+        }
+        let all = [self.chunks, &self.brought.chunks].concat();
+        let mut request = CompressRequest {
+            chunks: renamed(&all),
+            budget: way.budget,
+            granularity: way.granularity,
+            format: Format::Plain,
+            tokenizer: TokenizerName::O200kBase,
+            ..CompressRequest::new(tail(query), Vec::new())
+        };
+        let mut compressed = pipeline.compress(&request, cancel)?;
+        let usage = |compressed: &crate::pipeline::Compressed| {
+            compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out))
+        };
+        let (before, after) = usage(&compressed);
+        let compressed_bytes: usize = self.chunks.iter().map(|chunk| chunk.text.len()).sum();
+        let rest = self.body.json().len().saturating_sub(compressed_bytes) / BYTES_PER_TOKEN;
+        let least = way.prompt_tokens_min;
+        if way.budget == Budget::Auto && before + rest >= least && after + rest < least {
+            request.budget = Budget::Tokens(least - rest);
+            compressed = pipeline.compress(&request, cancel)?;
+        }
+        let (before, after) = usage(&compressed);
+        add(tokens, (before, after));
+        let mut kept = vec![Vec::new(); request.chunks.len()];
+        for outcome in &compressed.chunks {
+            kept[outcome.index] =
+                outcome.spans.iter().map(|(bytes, _)| (bytes.start, bytes.end)).collect::<Vec<_>>();
+        }
+        let of_brought = kept.split_off(self.chunks.len());
+        let pieces = kept.into_iter().zip(&self.turn.pieces).map(|(kept, piece)| {
+            let shorter =
+                ranges(&kept).map(ByteRange::len).sum::<usize>().max(NOTHING_KEPT.len()) < piece.text.len();
+            shorter.then_some(kept)
+        });
+        Ok(self.sent(way.name(), pieces.collect(), of_brought))
+    }
+
+    fn sent(
+        &self,
+        way: String,
+        kept: Vec<Option<Spans>>,
+        of_brought: Vec<Spans>,
+    ) -> Sent {
+        let context = self.context(&of_brought);
+        let brought = self.brought.chunks.iter().zip(of_brought).map(|(chunk, kept)| SentChunk {
+            id: chunk.id.clone(),
+            title: chunk.title.clone(),
+            text: chunk.text.clone(),
+            metadata: chunk.metadata.clone(),
+            kept,
+        });
+        Sent { way, kept, brought: brought.collect(), context }
+    }
+
+    /// What is said of texts that were brought.
+    fn context(&self, kept: &[Spans]) -> String {
+        let of = |(chunk, spans): (usize, &Spans)| {
+            (!spans.is_empty()).then(|| Kept { chunk, spans: ranges(spans).collect() })
+        };
+        let kept: Vec<Kept> = kept.iter().enumerate().filter_map(of).collect();
+        if kept.is_empty() {
+            return String::new();
+        }
+        let context = assemble::context(&self.brought.chunks, &kept, Format::Numbered);
+        let (start, end) = &self.brought.delimiters;
+        format!("{start}\n{}\n{end}", context.text)
+    }
+
+    /// Tokens of what was sent before.
+    fn count(&self, sent: &Sent, by: By, tokens: &mut Option<(usize, usize)>) -> Result<(), PipelineError> {
+        for (piece, kept) in self.turn.pieces.iter().zip(&sent.kept) {
+            let Some(kept) = kept else { continue };
+            let count = |text: &str| by.pipeline.count(text, TokenizerName::O200kBase);
+            add(tokens, (count(&piece.text)?, count(&shortened(piece, kept))?));
+        }
+        Ok(())
+    }
+}
+
+fn add(tokens: &mut Option<(usize, usize)>, (before, after): (usize, usize)) {
+    let (all_before, all_after) = tokens.unwrap_or_default();
+    *tokens = Some((all_before + before, all_after + after));
+}
+
+/// Places what is sent of a turn in its body.
+fn place(
+    (dialect, body): (Dialect, Located),
+    turn: &Turn,
+    (chunks, sent): (&[Arc<Chunk>], &Sent),
+    out: &mut Rewritten,
+) {
+    type InString<'a> = Vec<(&'a Piece, &'a [(usize, usize)])>;
+    let mut strings: Vec<(Range<usize>, InString)> = Vec::new();
+    for ((piece, chunk), kept) in turn.pieces.iter().zip(chunks).zip(&sent.kept) {
+        let all = [(0, piece.text.len())];
+        let seen = ranges(kept.as_deref().unwrap_or(&all)).collect();
+        out.sources.push(Source { chunk: Arc::clone(chunk), kind: Some(piece.kind.clone()), seen });
+        let Some(kept) = kept else { continue };
+        match strings.last_mut() {
+            Some((at, pieces)) if *at == piece.at => pieces.push((piece, kept)),
+            _ => strings.push((piece.at.clone(), vec![(piece, kept)])),
+        }
+    }
+    let whole = body.range().start;
+    for (at, pieces) in strings {
+        let written = &body.json()[at.start - whole..at.end - whole];
+        let original: String = serde_json::from_str(written).expect("a piece is written in a string");
+        let mut edits = Edits::default();
+        let is_json = pieces.iter().any(|(piece, _)| piece.quoted);
+        for (piece, kept) in pieces {
+            let text = shortened(piece, kept);
+            edits
+                .replace(piece.part.clone(), if piece.quoted { Value::from(text).to_string() } else { text });
+        }
+        out.shortened.push(Shortened { at, text: edits.apply(&original), original, is_json });
+    }
+    for SentChunk { id, title, text, metadata, kept } in &sent.brought {
+        let chunk =
+            Chunk { id: id.clone(), title: title.clone(), text: text.clone(), metadata: metadata.clone() };
+        out.sources.push(Source { chunk: Arc::new(chunk), kind: None, seen: ranges(kept).collect() });
+    }
+    if let Some(asked) = turn.asked_at.clone().filter(|_| !sent.context.is_empty()) {
+        let message = json!({"role": "user", "content": sent.context});
+        let list = dialect.list(body).filter(|list| list.is_list());
+        match list {
+            Some(_) => out.added.replace(asked.start..asked.start, format!("{message},")),
+            // The input is one text: it becomes the second of two messages.
+            None => {
+                let opening = format!("[{message},{{\"role\":\"user\",\"content\":");
+                out.added.replace(asked.start..asked.start, opening);
+                out.added.replace(asked.end..asked.end, "}]");
+            }
+        }
+    }
+}
+
+/// What is left of a piece.
+fn shortened(piece: &Piece, kept: &[(usize, usize)]) -> String {
+    match (kept.is_empty(), &piece.kind) {
+        // What stands around a paragraph says enough.
+        (true, Kind::Said) => String::new(),
+        (true, _) => NOTHING_KEPT.to_owned(),
+        (false, _) => assemble::joined(&piece.text, ranges(kept)),
+    }
+}
+
+fn ranges(spans: &[(usize, usize)]) -> impl Iterator<Item = ByteRange> {
+    spans.iter().map(|&(start, end)| ByteRange::new(start, end))
+}
+
+/// Chunks of one request have different ids; what a conversation calls them is told to those who cite.
+pub fn renamed(chunks: &[Arc<Chunk>]) -> Vec<Arc<Chunk>> {
+    let renamed = |(at, chunk): (usize, &Arc<Chunk>)| {
+        let Chunk { title, text, .. } = &**chunk;
+        Arc::new(Chunk { id: at.to_string(), title: title.clone(), text: text.clone(), metadata: None })
+    };
+    chunks.iter().enumerate().map(renamed).collect()
+}
+
+/// The last of what a user says, from the beginning of a sentence on.
+fn tail(query: &str) -> String {
+    let mut from = query.len();
+    for sentence in crate::text::sentences(query).into_iter().rev() {
+        if query.len() - sentence.start > QUERY_BYTES_MAX && from < query.len() {
+            break;
+        }
+        from = sentence.start;
+    }
+    let last = &query[from..];
+    last[last.ceil_char_boundary(last.len().saturating_sub(QUERY_BYTES_MAX))..].to_owned()
+}
+
+/// What chunks are called: by what the conversation calls them, each once.
+#[derive(Default)]
+struct Names(HashMap<String, usize>);
+
+impl Names {
+    fn chunk(&mut self, piece: &Piece) -> Arc<Chunk> {
+        let name = match &piece.kind {
+            Kind::Document(at, _) => format!("document-{at}"),
+            Kind::SearchResult(at, _) => format!("search-result-{at}"),
+            Kind::Tool { id, .. } if !id.is_empty() => id.clone(),
+            Kind::Tool { .. } => "tool".to_owned(),
+            Kind::Said => "context".to_owned(),
+        };
+        let count = self.0.entry(name.clone()).or_default();
+        *count += 1;
+        let id = if *count == 1 { name } else { format!("{name}-{count}") };
+        let metadata = piece.source.as_ref().map(|source| json!({"source": source}).to_string());
+        Arc::new(Chunk { id, title: piece.title.clone(), text: piece.text.clone(), metadata })
+    }
+}
