@@ -1,0 +1,58 @@
+"""Client of Thresher. Adapters are modules of their own: `thresher_client.langchain`, `.llama_index`, `.haystack`."""
+
+from ._async import AsyncAttributionStream
+from ._client import AsyncClient, Client
+from ._retry import Retries
+from ._sync import AttributionStream
+from .errors import (
+    AnswerInvalidError,
+    ApiError,
+    AuthenticationError,
+    ConnectionFailedError,
+    DeadlineExceededError,
+    NotFoundError,
+    OverloadedError,
+    RequestInvalidError,
+    ServerError,
+    ThresherError,
+    TimedOutError,
+    UnavailableError,
+)
+from .types import (
+    Attribution,
+    Budget,
+    Chunk,
+    ChunkInput,
+    Compression,
+    Part,
+    Reranking,
+    SearchResults,
+)
+
+__all__ = [
+    "AnswerInvalidError",
+    "ApiError",
+    "AsyncAttributionStream",
+    "AsyncClient",
+    "Attribution",
+    "AttributionStream",
+    "AuthenticationError",
+    "Budget",
+    "Chunk",
+    "ChunkInput",
+    "Client",
+    "Compression",
+    "ConnectionFailedError",
+    "DeadlineExceededError",
+    "NotFoundError",
+    "OverloadedError",
+    "Part",
+    "RequestInvalidError",
+    "Reranking",
+    "Retries",
+    "SearchResults",
+    "ServerError",
+    "ThresherError",
+    "TimedOutError",
+    "UnavailableError",
+]

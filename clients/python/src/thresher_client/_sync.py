@@ -1,0 +1,185 @@
+"""I/O of the blocking client: nothing but it."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+
+from ._calls import Call
+from ._retry import Send, Sent, Step, Wait, attempts
+from ._settings import Settings
+from ._stream import PATH, Exchange, Target
+from .errors import TimedOutError
+from .types import Part
+
+T = TypeVar("T")
+_READ_BYTES = 65536
+
+
+def carry_out(settings: Settings, timeout_s: float, attempt: Callable[[float], T]) -> T:
+    """`attempt` within so many seconds, again as the policy says."""
+    steps: Generator[Step, Sent[T], T] = attempts(settings.retries, timeout_s)
+    sent: Sent[T] = None
+    try:
+        while True:
+            match steps.send(sent):
+                case Wait(seconds):
+                    time.sleep(seconds)
+                    sent = None
+                case Send(left_s):
+                    try:
+                        sent = attempt(left_s)
+                    except Exception as error:
+                        sent = error
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+def call_once(http: httpx.Client, settings: Settings, call: Call[T], left_s: float) -> T:
+    """One attempt."""
+    until = time.monotonic() + left_s
+    request = settings.request(call)
+    request.extensions["timeout"] = settings.timeout(left_s)
+    response = http.send(request, stream=True)
+    body = bytearray()
+    try:
+        # httpx bounds each read; an answer that trickles is bounded here.
+        for piece in response.iter_raw():
+            body += piece
+            if time.monotonic() > until:
+                raise httpx.ReadTimeout("the answer took too long", request=request)
+    finally:
+        response.close()
+    whole = httpx.Response(response.status_code, headers=response.headers, content=bytes(body), request=request)
+    return call.answer(whole)
+
+
+class AttributionStream:
+    """Parts of an answer, each as soon as it is sure: iterate in a `with` block."""
+
+    def __init__(self, settings: Settings, deltas: Iterable[str], body: Mapping[str, Any], timeout_s: float) -> None:
+        self._settings = settings
+        self._deltas = deltas
+        self._body = body
+        self._timeout_s = timeout_s
+        self._exchange: Exchange
+        self._socket: socket.socket | None = None
+
+    @property
+    def ended(self) -> bool | None:
+        """False: the answer was cut off; None: not at its end yet."""
+        return self._exchange.ended
+
+    def __enter__(self) -> AttributionStream:
+        carry_out(self._settings, self._timeout_s, self._open)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def __iter__(self) -> Iterator[Part]:
+        if self._socket is None:
+            raise ValueError("iterate within `with client.attribute_stream(...) as parts:`, once")
+        for delta in self._deltas:
+            yield from self._send(self._exchange.delta(delta))
+        yield from self._send(self._exchange.end())
+        while not self._exchange.is_over:
+            yield from self._receive(time.monotonic() + self._timeout_s)
+        self._close()
+
+    def _open(self, left_s: float) -> bool:
+        """Nothing is taken of the answer before the daemon has agreed to read it."""
+        until = time.monotonic() + left_s
+        target = Target.of(self._settings.base_url + PATH, self._settings.headers)
+        self._exchange = Exchange(target)
+        try:
+            connecting_s = min(left_s, self._settings.connect_timeout_s)
+            self._socket = socket.create_connection((target.host, target.port), connecting_s)
+            if target.tls:
+                context = ssl.create_default_context()
+                self._socket = context.wrap_socket(self._socket, server_hostname=target.host)
+        except TimeoutError as error:
+            raise httpx.ConnectTimeout(str(error), request=target.request) from error
+        except OSError as error:
+            raise httpx.ConnectError(str(error), request=target.request) from error
+        try:
+            self._socket.setblocking(False)
+            for _ in self._send(self._exchange.open(self._body)):
+                pass
+            while not self._exchange.is_open:
+                self._receive(until)
+        except BaseException:
+            self._close()
+            raise
+        return True
+
+    def _send(self, data: bytes) -> list[Part]:
+        """Sends, and takes what has come meanwhile: a daemon that cannot send does not read."""
+        until = time.monotonic() + self._timeout_s
+        parts: list[Part] = []
+        left = memoryview(data)
+        while True:
+            can_read, can_write = self._wait(bool(left), until if left else 0.0)
+            if can_read:
+                parts += self._read()
+            if left and can_write:
+                left = left[self._write(left) :]
+            elif not left and not can_read:
+                return parts
+
+    def _receive(self, until: float) -> list[Part]:
+        """At least one part, or the end."""
+        while True:
+            if self._wait(False, until)[0]:
+                parts = self._read()
+                if parts or self._exchange.is_over or self._exchange.is_open:
+                    return parts
+
+    def _wait(self, to_write: bool, until: float) -> tuple[bool, bool]:
+        assert self._socket is not None
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True, False
+        with selectors.DefaultSelector() as selector:
+            interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if to_write else 0)
+            selector.register(self._socket, interest)
+            ready = selector.select(max(until - time.monotonic(), 0.0))
+        if not ready and until:
+            raise TimedOutError("timed_out", f"the stream stood still for {self._timeout_s:g} s")
+        found = ready[0][1] if ready else 0
+        return bool(found & selectors.EVENT_READ), bool(found & selectors.EVENT_WRITE)
+
+    def _read(self) -> list[Part]:
+        assert self._socket is not None
+        try:
+            return self._exchange.receive(self._socket.recv(_READ_BYTES))
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return []
+        except OSError as error:
+            raise self._exchange.broken(str(error)) from error
+
+    def _write(self, data: memoryview) -> int:
+        assert self._socket is not None
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            # The daemon has hung up: what it said before tells why.
+            while not self._exchange.is_over:
+                self._read()
+            raise self._exchange.broken(str(error)) from error
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

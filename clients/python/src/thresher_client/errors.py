@@ -1,0 +1,130 @@
+"""What can go wrong, as types: what the daemon refused, what never reached it, what took too long."""
+
+from __future__ import annotations
+
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any
+
+import httpx
+
+# Of an answer that is not the daemon's (a proxy's page), so much is quoted.
+_QUOTED_MAX = 200
+
+
+class ThresherError(Exception):
+    """Any error of this package that is not a wrong argument (those are ValueError and TypeError)."""
+
+    code: str
+    message: str
+
+    def __init__(self, code: str, message: str, request: httpx.Request | None = None) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.request = request
+
+
+class ConnectionFailedError(ThresherError):
+    """The daemon was not reached, or the connection broke before it had answered."""
+
+
+class TimedOutError(ThresherError, TimeoutError):
+    """`timeout_s` passed, all attempts and waits included."""
+
+
+class AnswerInvalidError(ThresherError):
+    """The answer is not what this client can read: another server, or a version that it does not know."""
+
+
+class ApiError(ThresherError):
+    """The daemon answered with an error: its `code`, `message` and `param`, with the `status` and the `request`."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        param: str | None = None,
+        *,
+        request: httpx.Request | None = None,
+        response: httpx.Response | None = None,
+    ) -> None:
+        super().__init__(code, f"{message} (at {param})" if param else message, request)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.response = response
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """How long the daemon asked to wait, where it did."""
+        return None if self.response is None else retry_after_s(self.response)
+
+
+class RequestInvalidError(ApiError):
+    """400, 413, 415, 422 and the other 4xx: the request has to change."""
+
+
+class AuthenticationError(ApiError):
+    """401 and 403: whatever stands before the daemon wants another key."""
+
+
+class NotFoundError(ApiError):
+    """404: no such path, chunk, or remembered compression."""
+
+
+class OverloadedError(ApiError):
+    """429: too many requests wait."""
+
+
+class UnavailableError(ApiError):
+    """503: not ready, or shutting down."""
+
+
+class DeadlineExceededError(ApiError):
+    """504: the daemon's own deadline (`deadline_ms`) passed."""
+
+
+class ServerError(ApiError):
+    """500 and the other 5xx."""
+
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    401: AuthenticationError,
+    403: AuthenticationError,
+    404: NotFoundError,
+    429: OverloadedError,
+    503: UnavailableError,
+    504: DeadlineExceededError,
+}
+
+
+def api_error(response: httpx.Response, body: object) -> ApiError:
+    """The error that an answer holds; `body` is its JSON, if it is any."""
+    status = response.status_code
+    # Below 400: in a stream, whose status was sent before.
+    of_range = ServerError if status >= 500 else RequestInvalidError if status >= 400 else ApiError
+    kind = _BY_STATUS.get(status, of_range)
+    error: Any = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("code"), str):
+        message, param = str(error.get("message", "")), error.get("param")
+        param = param if isinstance(param, str) else None
+        return kind(status, error["code"], message, param, request=response.request, response=response)
+    message = response.text[:_QUOTED_MAX].strip() or response.reason_phrase
+    return kind(status, f"http_{status}", message, request=response.request, response=response)
+
+
+def retry_after_s(response: httpx.Response) -> float | None:
+    """`Retry-After`, which is a number of seconds or a date."""
+    said = response.headers.get("retry-after")
+    if said is None:
+        return None
+    try:
+        seconds = float(said)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(said).timestamp() - time()
+        except (TypeError, ValueError):
+            return None
+    return seconds if 0 <= seconds < float("inf") else 0.0 if seconds < 0 else None
