@@ -4,22 +4,15 @@
 """
 
 import os
-import socket
-import subprocess
 import sys
-import time
 import unittest
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, os.environ.get("THRESHER_TEST_SDK", str(ROOT / "models/.cache/sdk")))
 
 import cohere  # noqa: E402
-
-BINARY = os.environ.get("THRESHER_TEST_BINARY", str(ROOT / "target/debug/thresher"))
-START_S = 120
+from daemon import Daemon  # noqa: E402
 
 QUESTION = "Who discovered penicillin?"
 DOCUMENTS = [
@@ -27,43 +20,6 @@ DOCUMENTS = [
     "It began by chance. Alexander Fleming discovered penicillin in 1928, in London.",
     "The tower is 324 metres high.",
 ]
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-class Daemon:
-    def __init__(self):
-        public, admin = free_port(), free_port()
-        settings = {
-            "THRESHER__HTTP__LISTEN": f"127.0.0.1:{public}",
-            "THRESHER__ADMIN__LISTEN": f"127.0.0.1:{admin}",
-            "THRESHER__KV__DIR": "",
-            "THRESHER__REGISTRY__DIR": "",
-        }
-        self.url = f"http://127.0.0.1:{public}"
-        self.process = subprocess.Popen(
-            [BINARY, "serve"], cwd=ROOT, env={**os.environ, **settings}, stderr=subprocess.DEVNULL
-        )
-        until = time.monotonic() + START_S
-        while not self.is_ready(admin):
-            if self.process.poll() is not None or time.monotonic() > until:
-                self.stop()
-                raise AssertionError(f"the daemon does not become ready: {self.process.returncode}")
-            time.sleep(0.1)
-
-    def is_ready(self, admin):
-        try:
-            return urllib.request.urlopen(f"http://127.0.0.1:{admin}/readyz", timeout=5).status == 200
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            return False
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(timeout=30)
 
 
 def setUpModule():

@@ -115,7 +115,7 @@ def compress(
     given: Iterable[ChunkInput] | None = None,
     *,
     chunk_ids: Iterable[str] | None = None,
-    budget: Budget | None = None,
+    budget: Budget | Mapping[str, Any] | None = None,
     granularity: Granularity | None = None,
     keep: Iterable[str] | None = None,
     order: Order | None = None,

@@ -297,7 +297,8 @@ class Client:
 
 
 class AsyncClient:
-    """The same, asynchronous: on asyncio or trio.
+    """The same, asynchronous: on asyncio or trio. One that is used on several event loops, one after another, must not
+    `keep_connections`.
 
     `base_url` is THRESHER_URL or http://127.0.0.1:8080 unless given; `api_key` (THRESHER_API_KEY) is sent as a bearer token.
     `timeout_s` bounds a whole call, retries and waits included, and can be given with each call. An `http_client` of yours brings
@@ -313,10 +314,12 @@ class AsyncClient:
         connect_timeout_s: float = 5.0,
         retries: Retries | None = None,
         http_client: httpx.AsyncClient | None = None,
+        keep_connections: bool = True,
     ) -> None:
         self._settings = Settings.of(base_url, api_key, timeout_s, connect_timeout_s, retries)
         self._owns_http = http_client is None
-        self._http = http_client or httpx.AsyncClient(trust_env=self._settings.trust_env)
+        limits = httpx.Limits() if keep_connections else httpx.Limits(max_keepalive_connections=0)
+        self._http = http_client or httpx.AsyncClient(trust_env=self._settings.trust_env, limits=limits)
 
     async def __aenter__(self) -> AsyncClient:
         return self

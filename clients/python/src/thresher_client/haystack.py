@@ -1,0 +1,122 @@
+"""Haystack: a component that takes documents and gives documents."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, Optional
+
+try:
+    from haystack import Document, component, default_from_dict, default_to_dict
+    from haystack.utils import Secret, deserialize_secrets_inplace
+except ImportError as error:
+    raise ImportError("the Haystack adapter needs: pip install 'thresher-client[haystack]'") from error
+
+from ._passages import Clients, Mode, OnFailure, Options, Outcome, Passage, title_of
+from .types import Budget, Granularity, Order, Tokenizer
+
+__all__ = ["ThresherCompressor"]
+
+
+@component
+class ThresherCompressor:
+    """Keeps what of the documents is worth sending to the LLM, or with `mode="rerank"` orders whole documents.
+
+    Documents are copied, with ids and meta; `meta["thresher"]` says what was kept. Those of which nothing was kept are left out,
+    unless `keep_empty`. `on_error="originals"` passes documents on as they are when the daemon fails, marked `degraded`.
+    """
+
+    def __init__(
+        self,
+        base_url: Optional[str] = None,
+        api_key: Optional[Secret] = Secret.from_env_var("THRESHER_API_KEY", strict=False),
+        *,
+        mode: Mode = "compress",
+        budget: Optional[Budget] = None,
+        granularity: Optional[Granularity] = None,
+        order: Optional[Order] = None,
+        tokenizer: Optional[Tokenizer] = None,
+        top_n: Optional[int] = None,
+        keep_empty: bool = False,
+        on_error: OnFailure = "raise",
+        deadline_ms: Optional[int] = None,
+        title_key: Optional[str] = "title",
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.base_url = base_url
+        self.api_key = api_key
+        self.mode = mode
+        self.budget = budget
+        self.granularity = granularity
+        self.order = order
+        self.tokenizer = tokenizer
+        self.top_n = top_n
+        self.keep_empty = keep_empty
+        self.on_error = on_error
+        self.deadline_ms = deadline_ms
+        self.title_key = title_key
+        self.timeout_s = timeout_s
+        Options.of(self)
+        self._clients: Optional[Clients] = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As pipelines are saved; a key that was given as a token is not."""
+        return default_to_dict(
+            self,
+            base_url=self.base_url,
+            api_key=None if self.api_key is None else self.api_key.to_dict(),
+            mode=self.mode,
+            budget=self.budget,
+            granularity=self.granularity,
+            order=self.order,
+            tokenizer=self.tokenizer,
+            top_n=self.top_n,
+            keep_empty=self.keep_empty,
+            on_error=self.on_error,
+            deadline_ms=self.deadline_ms,
+            title_key=self.title_key,
+            timeout_s=self.timeout_s,
+        )
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ThresherCompressor:
+        """As pipelines are loaded."""
+        deserialize_secrets_inplace(data["init_parameters"], keys=["api_key"])
+        loaded: ThresherCompressor = default_from_dict(cls, data)
+        return loaded
+
+    @component.output_types(documents=list[Document])
+    def run(self, query: str, documents: list[Document], top_n: Optional[int] = None) -> dict[str, list[Document]]:
+        """What of the documents says something about the question; `top_n` for this run."""
+        outcomes = self._options(top_n).select(self._made().blocking, query, self._passages(documents))
+        return {"documents": [_copy(documents[outcome.index], outcome) for outcome in outcomes]}
+
+    @component.output_types(documents=list[Document])
+    async def run_async(
+        self, query: str, documents: list[Document], top_n: Optional[int] = None
+    ) -> dict[str, list[Document]]:
+        """The same."""
+        outcomes = await self._options(top_n).aselect(self._made().asynchronous, query, self._passages(documents))
+        return {"documents": [_copy(documents[outcome.index], outcome) for outcome in outcomes]}
+
+    def _options(self, top_n: Optional[int]) -> Options:
+        options = Options.of(self)
+        return options if top_n is None else replace(options, top_n=top_n)
+
+    def _made(self) -> Clients:
+        # Not before the first run: a pipeline is loaded where its secrets need not be.
+        if self._clients is None:
+            api_key = None if self.api_key is None else self.api_key.resolve_value()
+            self._clients = Clients(self.base_url, api_key, self.timeout_s)
+        return self._clients
+
+    def _passages(self, documents: list[Document]) -> list[Passage]:
+        return [Passage(one.content or "", title_of(one.meta, self.title_key)) for one in documents]
+
+
+def _copy(document: Document, outcome: Outcome) -> Document:
+    meta = {**deepcopy(document.meta), "thresher": outcome.about}
+    score = document.score if outcome.score is None else outcome.score
+    # What has no text, an image, has none afterwards.
+    content = None if document.content is None else outcome.text
+    return replace(document, content=content, meta=meta, score=score)

@@ -1,0 +1,108 @@
+"""LlamaIndex: a node postprocessor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, Optional
+
+try:
+    from llama_index.core.bridge.pydantic import Field, PrivateAttr
+    from llama_index.core import instrumentation
+    from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+except ImportError as error:
+    raise ImportError("the LlamaIndex adapter needs: pip install 'thresher-client[llama-index]'") from error
+
+from ._client import AsyncClient, Client
+from ._passages import Clients, Mode, OnFailure, Options, Outcome, Passage, title_of
+from .types import Granularity, Order, Tokenizer
+
+__all__ = ["ThresherPostprocessor"]
+
+# Exported there, but not in so many words.
+_dispatcher = instrumentation.get_dispatcher(__name__)  # type: ignore[attr-defined]
+
+
+class ThresherPostprocessor(BaseNodePostprocessor):
+    """Keeps what of the nodes is worth sending to the LLM, or with `mode="rerank"` orders whole nodes.
+
+    Nodes are copied, with ids, relationships and metadata; `metadata["thresher"]` says what was kept, and is not shown to LLMs and
+    embedding models. Nodes of which nothing was kept are left out, unless `keep_empty`. `on_error="originals"` passes nodes
+    on as they are when the daemon fails, marked `degraded`.
+    """
+
+    base_url: Optional[str] = None
+    timeout_s: float = 30.0
+    mode: Mode = "compress"
+    budget: Optional[dict[str, Any]] = None
+    granularity: Optional[Granularity] = None
+    order: Optional[Order] = None
+    tokenizer: Optional[Tokenizer] = None
+    top_n: Optional[int] = None
+    keep_empty: bool = False
+    on_error: OnFailure = "raise"
+    deadline_ms: Optional[int] = None
+    title_key: Optional[str] = Field(default="title", description="Metadata key of a node's title.")
+
+    _clients: Clients = PrivateAttr()
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        client: Client | None = None,
+        async_client: AsyncClient | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        Options.of(self)
+        self._clients = Clients(self.base_url, api_key, self.timeout_s, client, async_client)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """As LlamaIndex serialises it."""
+        return "ThresherPostprocessor"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        query = self._started(nodes, query_bundle)
+        return _ended(nodes, Options.of(self).select(self._clients.blocking, query, self._passages(nodes)))
+
+    async def _apostprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        query = self._started(nodes, query_bundle)
+        return _ended(nodes, await Options.of(self).aselect(self._clients.asynchronous, query, self._passages(nodes)))
+
+    def _started(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None) -> str:
+        if query_bundle is None:
+            raise ValueError("ThresherPostprocessor needs a question: pass query_str or query_bundle")
+        top_n = self.top_n or len(nodes)
+        _dispatcher.event(ReRankStartEvent(query=query_bundle, nodes=nodes, top_n=top_n, model_name="thresher"))
+        return query_bundle.query_str
+
+    def _passages(self, nodes: Sequence[NodeWithScore]) -> list[Passage]:
+        return [
+            Passage(one.node.get_content(MetadataMode.NONE), title_of(one.node.metadata, self.title_key))
+            for one in nodes
+        ]
+
+
+def _ended(nodes: Sequence[NodeWithScore], outcomes: Sequence[Outcome]) -> list[NodeWithScore]:
+    copies = [_copy(nodes[outcome.index], outcome) for outcome in outcomes]
+    _dispatcher.event(ReRankEndEvent(nodes=copies))
+    return copies
+
+
+def _copy(found: NodeWithScore, outcome: Outcome) -> NodeWithScore:
+    node = found.node.model_copy()
+    node.metadata = {**deepcopy(node.metadata), "thresher": outcome.about}
+    node.relationships = dict(node.relationships)
+    node.excluded_llm_metadata_keys = [*node.excluded_llm_metadata_keys, "thresher"]
+    node.excluded_embed_metadata_keys = [*node.excluded_embed_metadata_keys, "thresher"]
+    if outcome.text != node.get_content(MetadataMode.NONE):
+        node.set_content(outcome.text)
+    return NodeWithScore(node=node, score=found.score if outcome.score is None else outcome.score)

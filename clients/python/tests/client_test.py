@@ -1,0 +1,392 @@
+"""Both clients against the running daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+import unittest
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+from daemon import Daemon, free_port
+from thresher_client import (
+    AsyncClient,
+    Chunk,
+    Client,
+    ConnectionFailedError,
+    NotFoundError,
+    OverloadedError,
+    Part,
+    RequestInvalidError,
+    Retries,
+    TimedOutError,
+)
+
+QUESTION = "Who discovered penicillin?"
+CHUNKS = [
+    Chunk("Penicillium is a genus of moulds. The weather was fine.", id="mould"),
+    Chunk(
+        "It began by chance 😀. Alexander Fleming discovered penicillin in 1928, in London.",
+        id="fleming",
+        title="Penicillin",
+        metadata={"page": 7, "tags": ["a", None]},
+    ),
+    Chunk("The tower is 324 metres high."),
+]
+ANSWER = ["Alexander Fleming disc", "overed penicillin in 1928.", " The tower is 324 metres high,", " and it was painted green."]
+
+
+def setUpModule() -> None:
+    global daemon
+    daemon = Daemon()
+    unittest.addModuleCleanup(daemon.stop)
+
+
+def said(parts: Any) -> list[tuple[str, bool | None, list[str]]]:
+    """What matters of parts."""
+    return [(part.text, part.supported, [one.chunk for one in part.sources if one.cited]) for part in parts]
+
+
+class Blocking(unittest.TestCase):
+    def setUp(self) -> None:
+        self.client = Client(daemon.url)
+        self.addCleanup(self.client.close)
+
+    def test_compress(self) -> None:
+        answer = self.client.compress(QUESTION, CHUNKS, budget={"tokens": 30})
+        kept = [chunk for chunk in answer.chunks if chunk.kept]
+        self.assertIn("fleming", [chunk.id for chunk in kept])
+        assert answer.usage is not None
+        self.assertLessEqual(answer.usage.tokens_out, 30)
+        self.assertEqual([chunk.index for chunk in answer.chunks], [0, 1, 2])
+        for chunk in kept:
+            for span in chunk.spans:
+                source = CHUNKS[chunk.index].text[span.start : span.end]
+                self.assertEqual(source, answer.context[span.output.start : span.output.end])
+        self.assertEqual(answer.chunks[1].metadata, CHUNKS[1].metadata)
+        self.assertEqual(answer.chunks[2].id, "2")
+        self.assertTrue(all(not one.extra for one in (answer, answer.rc, answer.usage, *answer.chunks)), "all has a name")
+
+    def test_options_are_the_wires(self) -> None:
+        answer = self.client.compress(
+            QUESTION,
+            ["The weather was fine.", {"id": "b", "text": "Fleming discovered penicillin."}],
+            budget={"ratio": 0.9},
+            granularity="chunk",
+            keep=["b"],
+            order="relevance",
+            format="xml",
+            tokenizer="o200k_base",
+            offsets="byte",
+            explain=True,
+            deadline_ms=5000,
+            on_error="passthrough",
+        )
+        self.assertTrue(answer.context.startswith('<document index="1" id="b"'))
+        self.assertEqual(len(answer.explain["chunks"]), 2)
+        self.assertIsNone(answer.degraded)
+
+    def test_attribute(self) -> None:
+        compressed = self.client.compress(QUESTION, CHUNKS, budget={"ratio": 0.99})
+        for named in ({"chunks": CHUNKS}, {"compress_id": compressed.id}):
+            found = self.client.attribute("".join(ANSWER), **named, format="markers")  # type: ignore[arg-type]
+            self.assertEqual([part.supported for part in found.parts], [True, False])
+            self.assertEqual(found.parts[0].sources[0].chunk, "fleming")
+            self.assertIn("green", [lack.text for lack in found.parts[1].unsupported])
+            self.assertIn("[", found.formatted["text"])
+        spans = self.client.attribute("".join(ANSWER), CHUNKS, spans=[(0, 17)])
+        self.assertEqual([part.text for part in spans.parts], ["Alexander Fleming"])
+
+    def test_registered_chunks(self) -> None:
+        ids = ["a/b ü?#", "tides", "%2F"]
+        chunks = [Chunk(f"The moon causes tides, says {at}.", id=id, metadata={"n": at}) for at, id in enumerate(ids)]
+        changes = self.client.register_chunks([*chunks, {"id": "blank", "text": " "}], wait=True)
+        self.assertEqual([one.status for one in changes.chunks], ["created"] * 3 + ["failed"])
+        assert changes.chunks[3].error is not None and changes.warming is not None
+        self.assertEqual((changes.chunks[3].error.code, changes.warming.warm), ("text_empty", 3))
+        self.assertEqual([self.client.get_chunk(id).text for id in ids], [chunk.text for chunk in chunks])
+        page = self.client.list_chunks(limit=2, filter={"n": {"gte": 0}})
+        rest = self.client.list_chunks(limit=2, after=page.next)
+        self.assertEqual(sorted(one.id for one in (*page.chunks, *rest.chunks)), sorted(ids))
+        self.assertIsNone(rest.next)
+        found = self.client.search("What causes tides?", limit=1, filter={"n": 1}, rank="rc")
+        self.assertEqual([one.id for one in found.results], ["tides"])
+        answer = self.client.compress("What causes tides?", chunk_ids=ids)
+        self.assertEqual([chunk.id for chunk in answer.chunks], ids)
+        self.assertEqual(self.client.progress().registered, 3)
+        gone = self.client.delete_chunks([*ids, "never there"])
+        self.assertEqual([one.status for one in gone.chunks], ["deleted"] * 3 + ["unknown"])
+        with self.assertRaises(NotFoundError) as raised:
+            self.client.get_chunk("tides")
+        self.assertEqual(raised.exception.code, "chunk_not_found")
+
+    def test_rerank(self) -> None:
+        texts = [chunk.text for chunk in CHUNKS]
+        answer = self.client.rerank(QUESTION, texts, top_n=2, relevant_spans={"mode": "enabled"}, return_documents=True)
+        self.assertEqual([result.index for result in answer.results], [1, 0])
+        assert answer.results[0].relevant_spans
+        span = answer.results[0].relevant_spans[0]
+        self.assertEqual(texts[1][span.start : span.end], "Alexander Fleming discovered penicillin in 1928, in London.")
+        self.assertEqual(answer.results[0].document, {"text": texts[1]})
+
+    def test_models(self) -> None:
+        (model,) = self.client.models()
+        self.assertTrue(model.fingerprint)
+
+    def test_mistakes(self) -> None:
+        for code, param, status, ask in [
+            ("query_empty", "query", 422, lambda: self.client.compress(" ", ["x"])),
+            ("chunks_empty", "chunks", 422, lambda: self.client.compress("x", [])),
+            ("budget_impossible", "budget", 422, lambda: self.client.compress("x", ["a b c"], budget={"tokens": 1})),
+            ("unknown_field", None, 400, lambda: self.client.compress("x", ["a"], extra_body={"nonsense": 1})),
+            ("wrong_type", "chunks[1].text", 400, lambda: self.client.compress("x", ["a", {"text": 7}])),
+            ("compress_id_unknown", "compress_id", 404, lambda: self.client.attribute("x", compress_id="cmp_no")),
+            ("filter_invalid", "filter", 400, lambda: self.client.search("x", filter={"a": {"near": 1}})),
+        ]:
+            with self.subTest(code), self.assertRaises((RequestInvalidError, NotFoundError)) as raised:
+                ask()
+            self.assertEqual((raised.exception.code, raised.exception.status), (code, status))
+            if param is not None:
+                self.assertEqual((raised.exception.param or "")[: len(param)], param)
+
+    def test_threads_share_a_client(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: self.client.rerank(QUESTION, [chunk.text for chunk in CHUNKS]), range(24)))
+        self.assertEqual({answer.results[0].index for answer in answers}, {1})
+
+
+class Asynchronous(unittest.TestCase):
+    def test_the_same_answers(self) -> None:
+        async def ask() -> None:
+            async with AsyncClient(daemon.url) as client:
+                with Client(daemon.url) as blocking:
+                    compressed = await client.compress(QUESTION, CHUNKS)
+                    self.assertEqual(compressed.context, blocking.compress(QUESTION, CHUNKS).context)
+                    answer = "".join(ANSWER)
+                    attributed = await client.attribute(answer, CHUNKS)
+                    self.assertEqual(attributed.parts, blocking.attribute(answer, CHUNKS).parts)
+                reranked = await client.rerank(QUESTION, [chunk.text for chunk in CHUNKS])
+                self.assertEqual(reranked.results[0].index, 1)
+                changes = await client.register_chunks([Chunk("The moon causes tides.", id="moon")], wait=True)
+                self.assertEqual(changes.chunks[0].status, "created")
+                self.assertEqual((await client.get_chunk("moon")).text, "The moon causes tides.")
+                self.assertEqual((await client.search("moon")).results[0].id, "moon")
+                self.assertEqual([one.id for one in (await client.list_chunks()).chunks], ["moon"])
+                self.assertEqual((await client.progress()).registered, 1)
+                self.assertEqual((await client.delete_chunks(["moon"])).chunks[0].status, "deleted")
+                self.assertTrue((await client.models())[0].id)
+                with self.assertRaises(RequestInvalidError):
+                    await client.compress("", CHUNKS)
+
+        asyncio.run(ask())
+
+    def test_many_at_once(self) -> None:
+        async def ask() -> set[int]:
+            async with AsyncClient(daemon.url) as client:
+                asked = [client.rerank(QUESTION, [chunk.text for chunk in CHUNKS]) for _ in range(40)]
+                return {answer.results[0].index for answer in await asyncio.gather(*asked)}
+
+        self.assertEqual(asyncio.run(ask()), {1})
+
+    def test_cancelling_is_the_callers(self) -> None:
+        async def ask() -> None:
+            async with AsyncClient(daemon.url) as client:
+                with anyio.move_on_after(0) as scope:
+                    await client.models()
+                self.assertTrue(scope.cancelled_caught)
+                self.assertTrue(await client.models())
+
+        asyncio.run(ask())
+
+
+class Stream(unittest.TestCase):
+    """What arrives in pieces is attributed as the whole is, and while it arrives."""
+
+    def setUp(self) -> None:
+        self.client = Client(daemon.url)
+        self.addCleanup(self.client.close)
+        self.whole = self.client.attribute("".join(ANSWER), CHUNKS).parts
+
+    def stream_async(self, deltas: Any, **options: Any) -> tuple[list[Part], bool | None]:
+        async def ask() -> tuple[list[Part], bool | None]:
+            async with AsyncClient(daemon.url) as client:
+                async with client.attribute_stream(deltas, CHUNKS, **options) as parts:
+                    return [part async for part in parts], parts.ended
+
+        return asyncio.run(ask())
+
+    def stream(self, deltas: Any, **options: Any) -> tuple[list[Part], bool | None]:
+        with self.client.attribute_stream(deltas, CHUNKS, **options) as parts:
+            return list(parts), parts.ended
+
+    def test_the_same_as_the_whole(self) -> None:
+        async def arriving() -> AsyncIterator[str]:
+            for delta in ANSWER:
+                await asyncio.sleep(0)
+                yield delta
+
+        letters = list("".join(ANSWER))
+        for name, (parts, ended) in {
+            "blocking": self.stream(ANSWER),
+            "letters": self.stream(letters),
+            "asynchronous": self.stream_async(arriving()),
+            "asynchronous, of a list": self.stream_async(letters),
+        }.items():
+            with self.subTest(name):
+                self.assertEqual((said(parts), ended), (said(self.whole), True))
+
+    def test_parts_come_while_the_answer_arrives(self) -> None:
+        found: list[Part] = []
+
+        def enough() -> bool:
+            return len(found) >= 2 or time.monotonic() > until
+
+        def deltas() -> Iterator[str]:
+            while not enough():
+                yield "Fleming discovered penicillin in 1928. "
+                time.sleep(0.02)
+            before_the_end.append(len(found))
+
+        async def arriving() -> AsyncIterator[str]:
+            while not enough():
+                yield "Fleming discovered penicillin in 1928. "
+                await asyncio.sleep(0.02)
+            before_the_end.append(len(found))
+
+        async def ask() -> None:
+            async with AsyncClient(daemon.url) as client, client.attribute_stream(arriving(), CHUNKS) as parts:
+                async for part in parts:
+                    found.append(part)
+
+        before_the_end: list[int] = []
+        until = time.monotonic() + 10
+        with self.client.attribute_stream(deltas(), CHUNKS) as parts:
+            for part in parts:
+                found.append(part)
+        found.clear()
+        asyncio.run(ask())
+        self.assertEqual([count >= 2 for count in before_the_end], [True, True])
+
+    def test_a_long_answer_in_one_piece(self) -> None:
+        with self.client.attribute_stream(["Fleming discovered penicillin in 1928. " * 300], ["It is a mould."]) as parts:
+            self.assertEqual(sum(1 for _ in parts), 300)
+
+    def test_what_the_daemon_refuses_takes_nothing_of_the_answer(self) -> None:
+        def deltas() -> Iterator[str]:
+            taken.append(1)
+            yield "x"
+
+        taken: list[int] = []
+        with self.assertRaises(RequestInvalidError) as raised:
+            with self.client.attribute_stream(deltas(), []):
+                pass
+        self.assertEqual((raised.exception.code, raised.exception.status, taken), ("chunks_empty", 422, []))
+
+    def test_a_failing_answer_is_its_own_error(self) -> None:
+        def deltas() -> Iterator[str]:
+            yield "Fleming "
+            raise KeyError("the LLM")
+
+        with self.assertRaises(KeyError):
+            self.stream(deltas())
+        with self.assertRaises(KeyError):
+            self.stream_async(deltas())
+
+    def test_leaving_early_is_no_error(self) -> None:
+        endless = iter(lambda: "Fleming discovered penicillin. ", "")
+        with self.client.attribute_stream(endless, CHUNKS) as parts:
+            self.assertTrue(next(iter(parts)).text)
+
+        async def ask() -> str:
+            async with AsyncClient(daemon.url) as client, client.attribute_stream(ANSWER, CHUNKS) as parts:
+                async for part in parts:
+                    return part.text
+            return ""
+
+        self.assertTrue(asyncio.run(ask()))
+        with self.assertRaises(ZeroDivisionError):
+            with self.client.attribute_stream(ANSWER, CHUNKS):
+                raise ZeroDivisionError
+
+    def test_an_error_in_the_block_is_the_callers_own(self) -> None:
+        async def ask() -> None:
+            async with AsyncClient(daemon.url) as client, client.attribute_stream(ANSWER, CHUNKS) as parts:
+                async for _ in parts:
+                    raise ZeroDivisionError
+
+        with self.assertRaises(ZeroDivisionError):
+            asyncio.run(ask())
+
+    def test_nobody_there(self) -> None:
+        url, retries = f"http://127.0.0.1:{free_port()}", Retries(1, 0.01, 0.01)
+        with self.assertRaises(ConnectionFailedError), Client(url, retries=retries).attribute_stream([], CHUNKS):
+            pass
+
+        async def ask() -> None:
+            async with AsyncClient(url, retries=retries) as client, client.attribute_stream([], CHUNKS):
+                pass
+
+        with self.assertRaises(ConnectionFailedError):
+            asyncio.run(ask())
+
+
+class Busy(unittest.TestCase):
+    """A daemon with one place for streams, which is taken."""
+
+    def test_a_stream_waits_for_a_place(self) -> None:
+        small = Daemon(THRESHER__ADMISSION__STREAM_COUNT_MAX="1")
+        self.addCleanup(small.stop)
+        client, refused = Client(small.url), Client(small.url, retries=Retries(0))
+        self.addCleanup(client.close)
+        self.addCleanup(refused.close)
+        with client.attribute_stream(ANSWER, CHUNKS) as first:
+            with self.assertRaises(OverloadedError) as raised, refused.attribute_stream(ANSWER, CHUNKS):
+                pass
+            self.assertEqual(raised.exception.retry_after_s, 1.0)
+            list(first)
+        with client.attribute_stream(ANSWER, CHUNKS) as second:
+            self.assertEqual(len(list(second)), 2)
+
+
+class Gone(unittest.TestCase):
+    def test_a_daemon_that_stops_answering(self) -> None:
+        """SIGSTOP: the port is open, and nothing comes."""
+        import signal
+
+        stopped = Daemon()
+        self.addCleanup(stopped.stop)
+        client = Client(stopped.url)
+        self.addCleanup(client.close)
+        client.models()
+        stopped.process.send_signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with self.assertRaises(TimedOutError):
+                client.models(timeout_s=0.3)
+            with self.assertRaises(TimedOutError), client.attribute_stream(ANSWER, CHUNKS, timeout_s=0.3):
+                pass
+            self.assertLess(time.monotonic() - began, 2.0)
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+        self.assertTrue(client.models())
+
+    def test_a_daemon_that_is_restarted(self) -> None:
+        with Client(daemon.url) as client:
+            self.assertTrue(dataclasses.is_dataclass(client.models()[0]))
+        first = Daemon()
+        port = first.url.rsplit(":", 1)[1]
+        with Client(first.url, retries=Retries(count_max=50, wait_s_min=0.1, wait_s_max=0.2)) as client:
+            client.models()
+            first.stop()
+            # A kept connection is dead now, and for a moment nobody listens.
+            second = Daemon(THRESHER__HTTP__LISTEN=f"127.0.0.1:{port}")
+            self.addCleanup(second.stop)
+            self.assertTrue(client.models())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,244 @@
+"""Retries, deadlines and errors, against a server whose answers are written down; the same rows for both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import unittest
+from typing import Any
+from unittest import mock
+
+import httpx
+from daemon import free_port
+from scripted_server import Answer, ScriptedServer
+from thresher_client import (
+    AnswerInvalidError,
+    ApiError,
+    AsyncClient,
+    AuthenticationError,
+    Client,
+    ConnectionFailedError,
+    DeadlineExceededError,
+    NotFoundError,
+    OverloadedError,
+    RequestInvalidError,
+    Retries,
+    ServerError,
+    ThresherError,
+    TimedOutError,
+    UnavailableError,
+)
+
+MODELS = {"object": "list", "data": [{"id": "m", "of_tomorrow": [1]}], "of_tomorrow": True}
+GOOD = Answer(body=MODELS)
+SOON = Retries(count_max=3, wait_s_min=0.01, wait_s_max=0.05)
+
+
+def error(status: int, code: str, message: str = "no", param: str | None = None, **headers: str) -> Answer:
+    body = {"error": {"code": code, "message": message, "param": param}}
+    return Answer(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+BUSY = error(429, "overloaded")
+
+
+class BothClients(unittest.TestCase):
+    """Each row runs with the blocking client and with the asynchronous one."""
+
+    def check(self, *answers: Answer, times: int, raises: type[ThresherError] | None = None, **options: Any) -> Any:
+        """What was raised last, where something has to be."""
+
+        async def asynchronous(url: str) -> Any:
+            async with AsyncClient(url, retries=retries) as client:
+                return await client.models(**options)
+
+        def blocking(url: str) -> Any:
+            with Client(url, retries=retries) as client:
+                return client.models(**options)
+
+        retries = options.pop("retries", SOON)
+        raised: ThresherError | None = None
+        for ask in (blocking, lambda url: asyncio.run(asynchronous(url))):
+            with self.subTest(ask), ScriptedServer(*answers) as server:
+                if raises is None:
+                    self.assertEqual(ask(server.url)[0].id, "m")
+                else:
+                    with self.assertRaises(raises) as caught:
+                        ask(server.url)
+                    raised = caught.exception
+                self.assertEqual(len(server.asked), times)
+                self.asked = server.asked
+        return raised
+
+
+class WhatIsRepeated(BothClients):
+    def test_refusals_and_lost_connections_are(self) -> None:
+        self.check(BUSY, error(503, "draining"), GOOD, times=3)
+        self.check(Answer(hang_up=True), GOOD, times=2)
+
+    def test_not_for_ever(self) -> None:
+        raised = self.check(BUSY, times=4, raises=OverloadedError)
+        self.assertEqual((raised.status, raised.code, raised.message), (429, "overloaded", "no"))
+        self.check(error(503, "not_ready"), times=4, raises=UnavailableError)
+        self.check(Answer(hang_up=True), times=4, raises=ConnectionFailedError)
+        self.check(BUSY, times=1, raises=OverloadedError, retries=Retries(count_max=0))
+
+    def test_mistakes_and_failures_are_not(self) -> None:
+        for status, kind in [
+            (400, RequestInvalidError),
+            (401, AuthenticationError),
+            (404, NotFoundError),
+            (422, RequestInvalidError),
+            (500, ServerError),
+            (502, ServerError),
+            (504, DeadlineExceededError),
+            (507, ServerError),
+        ]:
+            with self.subTest(status):
+                self.check(error(status, "some_code"), GOOD, times=1, raises=kind)
+
+    def test_a_daemon_that_is_not_there_is_asked_again(self) -> None:
+        began = time.monotonic()
+        with self.assertRaises(ConnectionFailedError) as caught:
+            Client(f"http://127.0.0.1:{free_port()}", retries=Retries(2, 0.1, 0.1)).models()
+        self.assertGreaterEqual(time.monotonic() - began, 0.1, "two waits of at least 0.05 s")
+        self.assertIsInstance(caught.exception.__cause__, httpx.ConnectError)
+        assert caught.exception.request is not None
+        self.assertEqual(caught.exception.request.url.path, "/v1/models")
+
+    def test_the_daemon_says_how_long_to_wait(self) -> None:
+        self.check(error(429, "overloaded", Retry_After="1"), GOOD, times=2)
+        first, second = self.asked
+        self.assertGreaterEqual(second.at - first.at, 1.0)
+
+    def test_waits_grow_to_a_bound_and_differ(self) -> None:
+        retries = Retries(count_max=9, wait_s_min=0.1, wait_s_max=1.0)
+        for attempt, doubled in [(1, 0.1), (2, 0.2), (4, 0.8), (5, 1.0), (1000, 1.0)]:
+            waits = [retries.wait_s(attempt, None) for _ in range(200)]
+            self.assertTrue(all(doubled / 2 <= wait <= doubled for wait in waits))
+            self.assertGreater(len(set(waits)), 100)
+        asked = [retries.wait_s(1, 3.0) for _ in range(200)]
+        self.assertTrue(all(3.0 <= wait <= 3.05 for wait in asked))
+
+
+class Deadline(BothClients):
+    def took(self, *answers: Answer, **options: Any) -> float:
+        began = time.monotonic()
+        self.check(*answers, **options)
+        return (time.monotonic() - began) / 2
+
+    def test_an_answer_that_does_not_come(self) -> None:
+        self.assertLess(self.took(Answer(wait_s=2), times=1, raises=TimedOutError, timeout_s=0.2), 1.0)
+
+    def test_an_answer_that_trickles(self) -> None:
+        trickle = Answer(body=MODELS, trickle_s=0.1)
+        self.assertLess(self.took(trickle, times=1, raises=TimedOutError, timeout_s=0.4), 1.5)
+
+    def test_a_time_out_is_a_TimeoutError(self) -> None:
+        self.assertIsInstance(self.check(Answer(wait_s=1), times=1, raises=TimedOutError, timeout_s=0.1), TimeoutError)
+
+    def test_no_wait_goes_past_it(self) -> None:
+        busy = error(429, "overloaded", Retry_After="30")
+        self.assertLess(self.took(busy, times=1, raises=OverloadedError, timeout_s=5.0), 1.0)
+
+    def test_all_attempts_share_it(self) -> None:
+        retries = Retries(count_max=1000, wait_s_min=0.1, wait_s_max=0.1)
+        with ScriptedServer(BUSY) as server, Client(server.url, retries=retries, timeout_s=0.5) as client:
+            began = time.monotonic()
+            with self.assertRaises(OverloadedError):
+                client.models()
+            self.assertLess(time.monotonic() - began, 1.0)
+            self.assertIn(len(server.asked), range(4, 12))
+
+
+class Errors(BothClients):
+    def test_all_of_an_error_is_told(self) -> None:
+        raised = self.check(error(422, "budget_impossible", "too little", "budget"), times=1, raises=RequestInvalidError)
+        self.assertEqual(
+            (raised.status, raised.code, raised.message, raised.param),
+            (422, "budget_impossible", "too little", "budget"),
+        )
+        self.assertEqual(str(raised), "budget_impossible: too little (at budget)")
+        self.assertEqual(raised.request.url.path, "/v1/models")
+
+    def test_an_error_of_somebody_else(self) -> None:
+        raised = self.check(Answer(502, b"<h1>Bad Gateway</h1>"), times=1, raises=ApiError)
+        self.assertEqual((raised.code, raised.message), ("http_502", "<h1>Bad Gateway</h1>"))
+        for body in (["x"], {"error": "x"}, {"error": {"code": 7}}, None):
+            self.assertEqual(self.check(Answer(500, body), times=1, raises=ServerError).code, "http_500")
+
+    def test_an_answer_of_somebody_else(self) -> None:
+        for body in (b"<html>", {"data": [{"id": 7}]}, {"data": {}}, {}, [], None):
+            with self.subTest(body):
+                self.check(Answer(body=body), times=1, raises=AnswerInvalidError)
+
+    def test_retry_after_is_told(self) -> None:
+        for said, found in [("7", 7.0), ("nonsense", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("nan", None)]:
+            with self.subTest(said):
+                raised = self.check(
+                    error(503, "draining", Retry_After=said), times=1, raises=UnavailableError, retries=Retries(0)
+                )
+                self.assertEqual(raised.retry_after_s, found)
+
+
+class Requests(unittest.TestCase):
+    def test_url_and_key(self) -> None:
+        with ScriptedServer(GOOD) as server:
+            with Client(server.url + "/behind/a/proxy/", api_key="k") as client:
+                client.models()
+            with mock.patch.dict("os.environ", {"THRESHER_URL": server.url, "THRESHER_API_KEY": "e"}), Client() as client:
+                client.models()
+            with Client(server.url) as client:
+                client.models()
+        first, second, third = server.asked
+        self.assertEqual((first.path, first.headers["Authorization"]), ("/behind/a/proxy/v1/models", "Bearer k"))
+        self.assertEqual((second.path, second.headers["Authorization"]), ("/v1/models", "Bearer e"))
+        self.assertNotIn("Authorization", third.headers)
+        for wrong in ("ftp://x", "localhost:8080", "http://", " "):
+            with self.subTest(wrong), self.assertRaises(ValueError):
+                Client(wrong)
+
+    def test_a_proxy_of_the_environment_is_not_for_a_sidecar(self) -> None:
+        proxy = f"http://127.0.0.1:{free_port()}"
+        with ScriptedServer(GOOD) as server, mock.patch.dict("os.environ", {"HTTP_PROXY": proxy, "ALL_PROXY": proxy}):
+            with Client(server.url) as client:
+                self.assertEqual(client.models()[0].id, "m")
+
+    def test_a_client_of_the_caller_stays_open(self) -> None:
+        with ScriptedServer(GOOD) as server, httpx.Client(headers={"X-Tenant": "t"}) as http:
+            with Client(server.url, http_client=http) as client:
+                client.models()
+            self.assertFalse(http.is_closed)
+            own = Client(server.url)
+            own.close()
+            with self.assertRaises(RuntimeError):
+                own.models()
+
+    def test_only_what_was_said_is_sent(self) -> None:
+        answer = {"results": [], "rank": "rc", "candidates": 0}
+        with ScriptedServer(Answer(body=answer)) as server, Client(server.url) as client:
+            client.search("q")
+            client.search("q", limit=3, extra_body={"of_tomorrow": 1})
+        self.assertEqual([asked.body for asked in server.asked], [{"query": "q"}, {"query": "q", "limit": 3, "of_tomorrow": 1}])
+
+    def test_what_cannot_be_sent_is_refused_here(self) -> None:
+        with ScriptedServer(GOOD) as server, Client(server.url) as client:
+            for error_type, chunks in [
+                (ValueError, ["\ud800"]),
+                (ValueError, [{"text": "x", "metadata": {"n": float("nan")}}]),
+                (TypeError, [{"text": "x", "metadata": {"o": object()}}]),
+                (TypeError, "one text"),
+                (TypeError, [7]),
+            ]:
+                with self.subTest(chunks), self.assertRaises(error_type):
+                    client.compress("q", chunks)  # type: ignore[arg-type]
+            self.assertEqual(server.asked, [])
+
+    def test_what_is_not_known_is_kept(self) -> None:
+        with ScriptedServer(GOOD) as server, Client(server.url) as client:
+            (model,) = client.models()
+        self.assertEqual((model.id, model.device, model.extra), ("m", None, {"of_tomorrow": [1]}))
+
+
+if __name__ == "__main__":
+    unittest.main()
