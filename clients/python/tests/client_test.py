@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import time
 import unittest
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import anyio
@@ -36,6 +36,8 @@ CHUNKS = [
     Chunk("The tower is 324 metres high."),
 ]
 ANSWER = ["Alexander Fleming disc", "overed penicillin in 1928.", " The tower is 324 metres high,", " and it was painted green."]
+
+daemon: Daemon
 
 
 def setUpModule() -> None:
@@ -90,8 +92,8 @@ class Blocking(unittest.TestCase):
 
     def test_attribute(self) -> None:
         compressed = self.client.compress(QUESTION, CHUNKS, budget={"ratio": 0.99})
-        for named in ({"chunks": CHUNKS}, {"compress_id": compressed.id}):
-            found = self.client.attribute("".join(ANSWER), **named, format="markers")  # type: ignore[arg-type]
+        for named in list[dict[str, Any]]([{"chunks": CHUNKS}, {"compress_id": compressed.id}]):
+            found = self.client.attribute("".join(ANSWER), **named, format="markers")
             self.assertEqual([part.supported for part in found.parts], [True, False])
             self.assertEqual(found.parts[0].sources[0].chunk, "fleming")
             self.assertIn("green", [lack.text for lack in found.parts[1].unsupported])
@@ -136,7 +138,7 @@ class Blocking(unittest.TestCase):
         self.assertTrue(model.fingerprint)
 
     def test_mistakes(self) -> None:
-        for code, param, status, ask in [
+        rows: list[tuple[str, str | None, int, Callable[[], object]]] = [
             ("query_empty", "query", 422, lambda: self.client.compress(" ", ["x"])),
             ("chunks_empty", "chunks", 422, lambda: self.client.compress("x", [])),
             ("budget_impossible", "budget", 422, lambda: self.client.compress("x", ["a b c"], budget={"tokens": 1})),
@@ -144,7 +146,8 @@ class Blocking(unittest.TestCase):
             ("wrong_type", "chunks[1].text", 400, lambda: self.client.compress("x", ["a", {"text": 7}])),
             ("compress_id_unknown", "compress_id", 404, lambda: self.client.attribute("x", compress_id="cmp_no")),
             ("filter_invalid", "filter", 400, lambda: self.client.search("x", filter={"a": {"near": 1}})),
-        ]:
+        ]
+        for code, param, status, ask in rows:
             with self.subTest(code), self.assertRaises((RequestInvalidError, NotFoundError)) as raised:
                 ask()
             self.assertEqual((raised.exception.code, raised.exception.status), (code, status))

@@ -7,6 +7,8 @@ import math
 import re
 from typing import Any
 
+from thresher_client.types import TokenBudget
+
 QUESTION = "Who discovered penicillin, and when?"
 TEXTS = [
     "Penicillium is a genus of moulds. Some of them ripen cheese.",
@@ -18,7 +20,7 @@ TEXTS = [
 SENTENCE = "Alexander Fleming discovered penicillin in 1928, in London."
 FLEMING = 1
 # Room for that sentence and for nothing else.
-BUDGET = {"tokens": 14}
+BUDGET: TokenBudget = {"tokens": 14}
 ABSENT = ("Trains leave", "324 metres")
 WORDS = 64
 

@@ -25,6 +25,8 @@ from thresher_client.haystack import ThresherCompressor
 
 TEMPLATE = "{% for one in documents %}{{ one.content }}\n{% endfor %}Question: {{ query }}"
 
+daemon: Daemon
+
 
 def setUpModule() -> None:
     global daemon

@@ -12,11 +12,13 @@ from corpus import ABSENT, BUDGET, FLEMING, QUESTION, SENTENCE, TEXTS, embed, is
 from daemon import Daemon, free_port
 from langchain_classic.retrievers import ContextualCompressionRetriever
 from langchain_classic.retrievers.document_compressors import DocumentCompressorPipeline
-from langchain_core.documents import Document
+from langchain_core.documents import BaseDocumentCompressor, BaseDocumentTransformer, Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore
 from thresher_client import Client, ConnectionFailedError, RequestInvalidError, Retries
 from thresher_client.langchain import ThresherCompressor
+
+daemon: Daemon
 
 
 def setUpModule() -> None:
@@ -76,7 +78,7 @@ class Pipeline(unittest.TestCase):
         self.assertGreater(found[0].metadata["relevance_score"], found[1].metadata["relevance_score"])
 
     def test_in_a_pipeline_of_compressors(self) -> None:
-        steps = [
+        steps: list[BaseDocumentTransformer | BaseDocumentCompressor] = [
             ThresherCompressor(base_url=daemon.url, mode="rerank", top_n=3),
             ThresherCompressor(base_url=daemon.url, budget=BUDGET),
         ]
@@ -100,7 +102,7 @@ class Documents(unittest.TestCase):
         self.assertEqual([one.id for one in kept], ["d0", "d1", "d2", "d3"])
         self.assertEqual([bool(one.page_content) for one in kept], [one.metadata["thresher"]["kept"] for one in kept])
         self.assertEqual([one.metadata["thresher"]["marker"] for one in kept if one.page_content], [1])
-        many = {"budget": {"ratio": 0.9}}
+        many: dict[str, Any] = {"budget": {"ratio": 0.9}}
         by_input, by_score = self.compress(documents(), **many), self.compress(documents(), order="relevance", **many)
         self.assertEqual([one.id for one in by_input], sorted(one.id or "" for one in by_input))
         self.assertEqual(by_score[0].id, "d1")
@@ -155,15 +157,16 @@ class Failures(unittest.TestCase):
             self.assertNotIn("penicillin", "".join(logs.output))
 
     def test_options_that_say_nothing_are_refused(self) -> None:
-        for options in (
+        rows: list[dict[str, Any]] = [
             {"mode": "rank"},
             {"mode": "rerank", "budget": {"tokens": 10}},
             {"top_n": 0},
             {"on_error": "ignore"},
             {"nonsense": 1},
-        ):
+        ]
+        for options in rows:
             with self.subTest(options), self.assertRaises(ValueError):
-                ThresherCompressor(**options)  # type: ignore[arg-type]
+                ThresherCompressor(**options)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from llama_index.core.schema import (
 from thresher_client import Client, ConnectionFailedError, Retries
 from thresher_client.llama_index import ThresherPostprocessor
 
+daemon: Daemon
+
 
 def setUpModule() -> None:
     global daemon

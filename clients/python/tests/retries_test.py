@@ -168,7 +168,8 @@ class Errors(BothClients):
             self.assertEqual(self.check(Answer(500, body), times=1, raises=ServerError).code, "http_500")
 
     def test_an_answer_of_somebody_else(self) -> None:
-        for body in (b"<html>", {"data": [{"id": 7}]}, {"data": {}}, {}, [], None):
+        bodies: list[Any] = [b"<html>", {"data": [{"id": 7}]}, {"data": {}}, {}, [], None]
+        for body in bodies:
             with self.subTest(body):
                 self.check(Answer(body=body), times=1, raises=AnswerInvalidError)
 

@@ -36,7 +36,7 @@ class ThresherCompressor(BaseDocumentCompressor):
     async_client: AsyncClient | None = None
 
     mode: Mode = "compress"
-    budget: dict[str, Any] | None = None
+    budget: Mapping[str, Any] | None = None
     granularity: Granularity | None = None
     order: Order | None = None
     tokenizer: Tokenizer | None = None

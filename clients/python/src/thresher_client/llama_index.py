@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Optional
 
@@ -36,7 +36,7 @@ class ThresherPostprocessor(BaseNodePostprocessor):
     base_url: Optional[str] = None
     timeout_s: float = 30.0
     mode: Mode = "compress"
-    budget: Optional[dict[str, Any]] = None
+    budget: Optional[Mapping[str, Any]] = None
     granularity: Optional[Granularity] = None
     order: Optional[Order] = None
     tokenizer: Optional[Tokenizer] = None

@@ -1,0 +1,57 @@
+"""What the README shows is what stands in docs/recipes, and that runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+from daemon import ROOT, Daemon
+
+RECIPES = ROOT / "docs" / "recipes"
+README = ROOT / "clients" / "python" / "README.md"
+SAYS = {
+    "with_client.py": ["[1] Cape Orrin Light was completed in 1874.", "True ['history'] The light was"],
+    "with_async_client.py": ["True The light was completed in 1874.", "False It was painted green."],
+    "with_langchain.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,"],
+    "with_llama_index.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,"],
+    "with_haystack.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,"],
+    "with_cohere.py": ["Fleming discovered penicillin in 1928."],
+}
+
+daemon: Daemon
+
+
+def setUpModule() -> None:
+    global daemon
+    daemon = Daemon()
+    unittest.addModuleCleanup(daemon.stop)
+
+
+class Recipes(unittest.TestCase):
+    def test_each_runs(self) -> None:
+        self.assertEqual(sorted(path.name for path in RECIPES.glob("*.py")), sorted(SAYS))
+        environment = {**os.environ, "THRESHER_URL": daemon.url, "HAYSTACK_TELEMETRY_ENABLED": "False"}
+        for name, expected in SAYS.items():
+            with self.subTest(name):
+                run = subprocess.run(
+                    [sys.executable, RECIPES / name], env=environment, capture_output=True, text=True, timeout=120
+                )
+                self.assertEqual(run.returncode, 0, run.stderr)
+                for words in expected:
+                    self.assertIn(words, run.stdout)
+
+    def test_the_readme_shows_them(self) -> None:
+        shown = re.findall(r"^```python\n# (docs/recipes/\S+)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+        self.assertEqual(len(shown), len(re.findall(r"^```python$", README.read_text(), re.MULTILINE)))
+        self.assertEqual(len(shown), 5)
+        for path, text in shown:
+            with self.subTest(path):
+                self.assertIn(text, Path(ROOT, path).read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()

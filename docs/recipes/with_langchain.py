@@ -1,0 +1,22 @@
+"""Thresher behind a LangChain retriever."""
+
+from langchain_classic.retrievers import ContextualCompressionRetriever
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.vectorstores import InMemoryVectorStore
+
+store = InMemoryVectorStore(DeterministicFakeEmbedding(size=64))  # yours
+store.add_documents(
+    [
+        Document("Cape Orrin Light was completed in 1874. The keeper had two dogs and a boat.", id="history"),
+        Document("The harbour has room for forty boats. Fish is sold there on Fridays.", id="harbour"),
+    ]
+)
+
+from thresher_client.langchain import ThresherCompressor
+
+compressor = ThresherCompressor(budget={"ratio": 0.5}, on_error="originals")
+retriever = ContextualCompressionRetriever(base_compressor=compressor, base_retriever=store.as_retriever())
+
+for document in retriever.invoke("When was the lighthouse at Cape Orrin completed?"):
+    print(document.id, document.page_content, document.metadata["thresher"]["spans"])
