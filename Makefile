@@ -18,6 +18,7 @@ RUNTIME_LIB    := $(or $(THRESHER_RUNTIME_LIB),$(CURDIR)/$(RUNTIME_FOLDER)/$(RUN
 MODEL_SOURCE   := $(or $(THRESHER_MODEL_SOURCE),models/.cache/all-MiniLM-L6-v2)
 MODEL_DIR      := models/minilm-l6
 SDK            := models/.cache/sdk
+FRAMEWORKS     := models/.cache/frameworks
 
 # Not exported: to `provision`, a variable that is set means that the user brings the file.
 WITH_RUNTIME := THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)" $(if $(GPU),THRESHER__MODEL__DEVICE=auto)
@@ -26,7 +27,7 @@ RELEASE      := target/release/thresher
 # Caches and downloads are not ours to check.
 OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo serve test lint bench soak eval clean distclean python cargo redis sdk
+.PHONY: help provision build model demo serve test client lint bench soak eval clean distclean python cargo redis sdk frameworks
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -47,10 +48,19 @@ serve: model ## run the daemon with config/thresher.toml
 	@# The daemon takes the shell's place, so that who ends make ends it.
 	exec env $(WITH_RUNTIME) $(RELEASE) serve --config config/thresher.toml
 
-test: provision redis cargo sdk ## all tests, with what they need
+test: provision redis cargo sdk frameworks ## all tests, with what they need
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --
 	$(WITH_RUNTIME) $(CARGO) test $(CARGOFLAGS)
 	$(WITH_RUNTIME) THRESHER_TEST_SDK="$(SDK)" $(PYTHON) -m unittest discover -s tests -p '*_test.py'
+	@$(MAKE) --no-print-directory client
+
+client: provision frameworks ## tests of the Python client and of frameworks' rerankers, with a binary that is built
+	cd clients/python && PYTHONPATH="$(CURDIR)/$(FRAMEWORKS)" $(PYTHON) -m mypy --cache-dir "$(CURDIR)/target/mypy"
+	$(WITH_RUNTIME) PYTHONPATH="$(CURDIR)/$(FRAMEWORKS):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
+	  PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache" \
+	  $(PYTHON) -m unittest discover -s clients/python/tests -p '*_test.py'
+	$(WITH_RUNTIME) PYTHONPATH="$(CURDIR)/$(FRAMEWORKS):$(CURDIR)/tests" PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache" \
+	  $(PYTHON) -m unittest discover -s tests/frameworks -p '*_test.py'
 
 lint: python cargo ## formatting, clippy, documentation, scripts
 	$(CARGO) fmt --check
@@ -83,11 +93,22 @@ python:
 	  echo "  install Python 3.8 or later with pip (apt-get install python3 python3-pip), or name one: make PYTHON=<path>" >&2; \
 	  exit 1; }
 
-# The official Python clients that read our citations, in a folder of ours.
+# Requirements, in a folder of ours, which is made anew when they change.
+define fetched
+@cmp -s $(1) "$(2)/requirements.txt" || { rm -rf "$(2)" && \
+  $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore $(3) --target "$(2)" \
+    -r $(1) && cp $(1) "$(2)/"; }
+endef
+
+# The official Python clients that read our citations.
 sdk: python
-	@cmp -s tests/sdk/requirements.txt "$(SDK)/requirements.txt" || { rm -rf "$(SDK)" && \
-	  $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$(SDK)" \
-	    -r tests/sdk/requirements.txt && cp tests/sdk/requirements.txt "$(SDK)/"; }
+	$(call fetched,tests/sdk/requirements.txt,$(SDK))
+
+# LangChain, LlamaIndex, Haystack, and what checks and builds the Python client: all that they need is named there.
+frameworks: python
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: the tests of the Python client need Python 3.11 or later; name one: make PYTHON=<path>" >&2; exit 1; }
+	$(call fetched,clients/python/tests/requirements.txt,$(FRAMEWORKS),--no-deps --no-compile)
 
 cargo:
 	@command -v $(CARGO) >/dev/null || { echo "error: $(CARGO) not found: install Rust (https://rustup.rs)" >&2; exit 1; }
