@@ -36,6 +36,7 @@ class Daemon:
             "THRESHER__ADMIN__LISTEN": f"127.0.0.1:{self.admin}",
             "THRESHER__KV__DIR": "",
             "THRESHER__REGISTRY__DIR": "",
+            "THRESHER__ORIGINALS__DIR": "",
         }
         self.url = f"http://127.0.0.1:{public}"
         self.process = subprocess.Popen(

@@ -381,7 +381,7 @@ class Gone(unittest.TestCase):
                 client.models(timeout_s=0.3)
             with self.assertRaises(TimedOutError), client.attribute_stream(ANSWER, CHUNKS, timeout_s=0.3):
                 pass
-            self.assertLess(time.monotonic() - began, 2.0)
+            self.assertLess(time.monotonic() - began, 10.0)
         finally:
             stopped.process.send_signal(signal.SIGCONT)
         self.assertTrue(client.models())

