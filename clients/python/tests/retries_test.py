@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 import unittest
 from typing import Any
@@ -166,6 +167,12 @@ class Errors(BothClients):
         )
         self.assertEqual(str(raised), "budget_impossible: too little (at budget)")
         self.assertEqual(raised.request.url.path, "/v1/models")
+
+    def test_an_error_survives_pickling(self) -> None:
+        raised = self.check(error(429, "overloaded", Retry_After="60"), times=1, raises=OverloadedError, timeout_s=2.0)
+        copy = pickle.loads(pickle.dumps(raised))
+        self.assertEqual((type(copy), str(copy)), (OverloadedError, str(raised)))
+        self.assertEqual((copy.status, copy.retry_after_s, copy.request.url), (429, 60.0, raised.request.url))
 
     def test_an_error_of_somebody_else(self) -> None:
         raised = self.check(Answer(502, b"<h1>Bad Gateway</h1>"), times=1, raises=ApiError)

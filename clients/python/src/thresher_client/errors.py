@@ -24,6 +24,10 @@ class ThresherError(Exception):
         self.message = message
         self.request = request
 
+    def __reduce__(self) -> Any:
+        # Pools and task queues pickle what workers raise; by default that calls __init__ with the message alone.
+        return _restored, (type(self), self.args, self.__dict__)
+
 
 class ConnectionFailedError(ThresherError):
     """The daemon was not reached, or the connection broke before it had answered."""
@@ -113,6 +117,12 @@ def api_error(response: httpx.Response, body: object) -> ApiError:
         return kind(status, error["code"], message, param, request=response.request, response=response)
     message = response.text[:_QUOTED_MAX].strip() or response.reason_phrase
     return kind(status, f"http_{status}", message, request=response.request, response=response)
+
+
+def _restored(kind: type[ThresherError], args: tuple[Any, ...], state: dict[str, Any]) -> ThresherError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
