@@ -222,11 +222,16 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
 /// A store that does not open, an upstream that cannot be asked as it is set.
 pub fn service(config: &Config) -> anyhow::Result<Service> {
     let admission = &config.admission;
+    let originals = Originals::at(&config.originals);
+    // Who stands in front of others is told at once what is wrong; who only compresses may never need it.
+    if !config.middleware.upstreams.is_empty() {
+        originals.open()?;
+    }
     Ok(Service {
         pipeline: Arc::new(OnceLock::new()),
         registry: Arc::new(OnceLock::new()),
         handles: Handles::new(&config.handles),
-        originals: Originals::open(&config.originals)?,
+        originals,
         middleware: Arc::new(http::Middleware::new(&config.middleware)?),
         receipts: Arc::new(ReceiptKey::at(&config.receipts.key_file)),
         admission: Admission::new(Bounds {

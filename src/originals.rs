@@ -2,7 +2,7 @@
 //! A crash loses nothing that was answered.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use redb::backends::InMemoryBackend;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
@@ -77,11 +77,11 @@ macro_rules! from_redb {
 }
 from_redb!(redb::TransactionError, redb::TableError, redb::StorageError, redb::CommitError);
 
-/// All tenants' texts. Cheap to clone; clones are one store.
+/// All tenants' texts. Cheap to clone; clones are one store, which is opened when it is first needed.
 #[derive(Clone)]
 pub struct Originals {
-    database: Arc<Database>,
-    bytes_max: u64,
+    database: Arc<Mutex<Option<Arc<Database>>>>,
+    settings: OriginalSettings,
 }
 
 /// One tenant's texts.
@@ -92,29 +92,43 @@ pub struct TenantOriginals {
 }
 
 impl Originals {
+    /// Nothing is opened yet.
+    pub fn at(settings: &OriginalSettings) -> Self {
+        Self { database: Arc::default(), settings: settings.clone() }
+    }
+
     /// Opens the store, or makes it.
     ///
     /// # Errors
     /// [`OriginalError`]; a file that cannot be read is refused, never replaced.
-    pub fn open(settings: &OriginalSettings) -> Result<Self, OriginalError> {
-        let database = match settings.dir.as_os_str().is_empty() || settings.bytes_max == 0 {
+    pub fn open(&self) -> Result<(), OriginalError> {
+        self.database().map(drop)
+    }
+
+    /// What belongs to this tenant.
+    pub fn of(&self, tenant: &str) -> TenantOriginals {
+        TenantOriginals { store: self.clone(), tenant: tenant.into() }
+    }
+
+    fn database(&self) -> Result<Arc<Database>, OriginalError> {
+        let mut held = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(database) = &*held {
+            return Ok(Arc::clone(database));
+        }
+        let dir = &self.settings.dir;
+        let database = match dir.as_os_str().is_empty() || self.settings.bytes_max == 0 {
             true => {
                 let opened = Database::builder().create_with_backend(InMemoryBackend::new());
                 opened.map_err(|cause| OriginalError::Open { path: "memory".to_owned(), cause })?
             }
-            false => on_disk(&settings.dir)?,
+            false => on_disk(dir)?,
         };
         let write = database.begin_write()?;
         write.open_table(VALUES)?;
         write.open_table(AGES)?;
         write.open_table(TENANTS)?;
         write.commit()?;
-        Ok(Self { database: Arc::new(database), bytes_max: settings.bytes_max })
-    }
-
-    /// What belongs to this tenant.
-    pub fn of(&self, tenant: &str) -> TenantOriginals {
-        TenantOriginals { store: self.clone(), tenant: tenant.into() }
+        Ok(Arc::clone(held.insert(Arc::new(database))))
     }
 }
 
@@ -131,7 +145,7 @@ impl TenantOriginals {
     /// # Errors
     /// When the store cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, OriginalError> {
-        let read = self.store.database.begin_read()?;
+        let read = self.store.database()?.begin_read()?;
         let values = read.open_table(VALUES)?;
         Ok(values.get((&*self.tenant, key))?.map(|found| found.value().1.to_vec()))
     }
@@ -141,7 +155,7 @@ impl TenantOriginals {
     /// # Errors
     /// When the store cannot be written; then none is kept.
     pub fn put(&self, entries: &[(&[u8], &[u8])]) -> Result<(), OriginalError> {
-        let write = self.store.database.begin_write()?;
+        let write = self.store.database()?.begin_write()?;
         for (key, value) in entries {
             self.put_one(&write, key, value)?;
         }
@@ -151,7 +165,7 @@ impl TenantOriginals {
     fn put_one(&self, write: &WriteTransaction, key: &[u8], value: &[u8]) -> Result<(), OriginalError> {
         let tenant = &*self.tenant;
         let size = |bytes: usize| bytes as u64 + ENTRY_BYTES;
-        if size(value.len()) > self.store.bytes_max {
+        if size(value.len()) > self.store.settings.bytes_max {
             return Ok(());
         }
         let (mut values, mut ages) = (write.open_table(VALUES)?, write.open_table(AGES)?);
@@ -165,7 +179,7 @@ impl TenantOriginals {
         bytes += size(value.len());
         values.insert((tenant, key), (next, value))?;
         ages.insert((tenant, next), key)?;
-        while bytes > self.store.bytes_max {
+        while bytes > self.store.settings.bytes_max {
             let oldest = ages.range((tenant, 0)..)?.next().transpose()?;
             let Some((age, key)) = oldest.map(|(age, key)| (age.value().1, key.value().to_vec())) else {
                 break;
@@ -183,23 +197,21 @@ impl TenantOriginals {
 mod tests {
     use super::*;
 
-    fn settings(dir: &Path, bytes_max: u64) -> OriginalSettings {
-        OriginalSettings { dir: dir.to_owned(), bytes_max }
+    fn store(dir: &Path, bytes_max: u64) -> Originals {
+        Originals::at(&OriginalSettings { dir: dir.to_owned(), bytes_max })
     }
 
     #[test]
     fn what_is_kept_survives_and_is_its_tenants() {
         let dir = tempfile::tempdir().expect("a folder");
-        let settings = settings(dir.path(), 1 << 20);
         {
-            let store = Originals::open(&settings).expect("opens");
+            let store = store(dir.path(), 1 << 20);
             store.of("a").put(&[(b"k", b"first"), (b"l", b"other")]).expect("keeps");
             store.of("a").put(&[(b"k", b"second")]).expect("keeps");
-            assert!(
-                Originals::open(&settings).is_err_and(|error| error.to_string().contains("originals.redb"))
-            );
+            let other = self::store(dir.path(), 1 << 20);
+            assert!(other.open().is_err_and(|error| error.to_string().contains("originals.redb")));
         }
-        let store = Originals::open(&settings).expect("opens again");
+        let store = store(dir.path(), 1 << 20);
         assert_eq!(store.of("a").get(b"k").expect("reads").as_deref(), Some(&b"second"[..]));
         assert_eq!(store.of("b").get(b"k").expect("reads"), None);
         assert_eq!(store.of("").get(b"k").expect("reads"), None);
@@ -207,7 +219,7 @@ mod tests {
 
     #[test]
     fn each_tenant_has_its_room_and_the_oldest_make_it() {
-        let store = Originals::open(&settings(Path::new(""), 10 * (100 + ENTRY_BYTES))).expect("opens");
+        let store = store(Path::new(""), 10 * (100 + ENTRY_BYTES));
         let (a, b) = (store.of("a"), store.of("b"));
         b.put(&[(b"0", &[7; 100])]).expect("keeps");
         for key in 0..100_u8 {
@@ -229,6 +241,6 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         std::fs::write(dir.path().join(FILE), b"not a database, but long enough to be looked at as one")
             .expect("writes");
-        assert!(Originals::open(&settings(dir.path(), 1 << 20)).is_err());
+        assert!(store(dir.path(), 1 << 20).open().is_err());
     }
 }

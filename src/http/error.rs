@@ -390,9 +390,10 @@ impl HttpError {
         })
     }
 
-    /// In our words, and the message where Cohere's and vLLM's clients look for it.
+    /// In our words, and the message where the clients of Cohere, vLLM (`message`) and Jina (`detail`) look for it.
     pub(super) fn with_message(&self) -> Response {
-        self.respond(json!({"message": self.body.message, "error": self.body}))
+        let ErrorBody { message, .. } = &self.body;
+        self.respond(json!({"message": message, "detail": message, "error": self.body}))
     }
 }
 

@@ -56,19 +56,6 @@ pub struct Sent {
     way: String,
     /// For each piece what was kept of it; none: all.
     kept: Vec<Option<Spans>>,
-    /// What was brought with it.
-    brought: Vec<SentChunk>,
-    /// The context that was made of that.
-    context: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct SentChunk {
-    id: String,
-    title: Option<String>,
-    text: String,
-    metadata: Option<String>,
-    kept: Spans,
 }
 
 /// Remembers what was sent of turns.
@@ -146,7 +133,7 @@ pub struct By<'a> {
 }
 
 /// Compresses the newest turn of a conversation, or, `by` nobody, leaves it whole. Of other turns the ledger says what was sent; they
-/// stay whole where it does not know.
+/// stay whole where it does not know. What is brought belongs to the newest turn, and to this request alone.
 ///
 /// # Errors
 /// As [`Pipeline::compress`]; by nobody, none.
@@ -167,22 +154,24 @@ pub fn newest(
         let work = Work { body, turn, chunks: &chunks, brought };
         let known = ledger.get(&turn.key).filter(|sent| sent.fits(turn));
         let again = |sent: &Sent| by.is_some_and(|by| sent.way == by.way.name()) && brought.chunks.is_empty();
-        let sent = match (known, by) {
+        let (sent, of_brought) = match (known, by) {
             (Some(sent), _) if !newest || again(&sent) => {
                 by.map(|by| work.count(&sent, by, &mut out.tokens)).transpose()?;
-                sent
+                (sent, Vec::new())
             }
             (None, _) if !newest => work.whole(),
             (known, by) => {
-                let sent = by.map_or_else(|| Ok(work.whole()), |by| work.compress(by, &mut out.tokens))?;
+                let compressed =
+                    by.map_or_else(|| Ok(work.whole()), |by| work.compress(by, &mut out.tokens))?;
                 // What nobody has shortened is known to be whole.
-                if known.is_some() || !sent.is_whole() {
-                    ledger.put(&turn.key, &sent);
+                if known.is_some() || compressed.0.kept.iter().any(Option::is_some) {
+                    ledger.put(&turn.key, &compressed.0);
                 }
-                sent
+                compressed
             }
         };
-        place((dialect, body), turn, (&chunks, &sent), &mut out);
+        place(body, turn, (&chunks, &sent), &mut out);
+        bring((dialect, body), turn, (brought, &of_brought), &mut out);
     }
     Ok(out)
 }
@@ -191,23 +180,19 @@ pub fn newest(
 ///
 /// # Errors
 /// As [`Pipeline::compress`].
-pub fn all((dialect, body): (Dialect, Located), turns: &[Turn], by: By) -> Result<Rewritten, PipelineError> {
+pub fn all(body: Located, turns: &[Turn], by: By) -> Result<Rewritten, PipelineError> {
     let mut out = Rewritten::default();
     let mut names = Names::default();
     for turn in turns {
         let chunks: Vec<Arc<Chunk>> = turn.pieces.iter().map(|piece| names.chunk(piece)).collect();
         let work = Work { body, turn, chunks: &chunks, brought: &Brought::default() };
-        let sent = work.compress(by, &mut out.tokens)?;
-        place((dialect, body), turn, (&chunks, &sent), &mut out);
+        let (sent, _) = work.compress(by, &mut out.tokens)?;
+        place(body, turn, (&chunks, &sent), &mut out);
     }
     Ok(out)
 }
 
 impl Sent {
-    fn is_whole(&self) -> bool {
-        self.context.is_empty() && self.kept.iter().all(Option::is_none)
-    }
-
     /// Whether it can be what was sent of this turn.
     fn fits(&self, turn: &Turn) -> bool {
         let inside = |(kept, piece): (&Option<Spans>, &Piece)| {
@@ -229,13 +214,18 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// All of it; in no way, so that it is compressed where that is asked for again.
-    fn whole(&self) -> Sent {
+    fn whole(&self) -> (Sent, Vec<Spans>) {
         let all = |chunk: &Arc<Chunk>| vec![(0, chunk.text.len())];
-        let of_brought = self.brought.chunks.iter().map(all).collect();
-        self.sent(String::new(), vec![None; self.turn.pieces.len()], of_brought)
+        let sent = Sent { way: String::new(), kept: vec![None; self.turn.pieces.len()] };
+        (sent, self.brought.chunks.iter().map(all).collect())
     }
 
-    fn compress(&self, by: By, tokens: &mut Option<(usize, usize)>) -> Result<Sent, PipelineError> {
+    /// What is kept of the turn's pieces, and of the texts that are brought with it.
+    fn compress(
+        &self,
+        by: By,
+        tokens: &mut Option<(usize, usize)>,
+    ) -> Result<(Sent, Vec<Spans>), PipelineError> {
         let By { way, pipeline, cancel } = by;
         let query = way.query.as_deref().unwrap_or(&self.turn.query);
         let nothing = self.chunks.is_empty() && self.brought.chunks.is_empty();
@@ -277,38 +267,7 @@ impl Work<'_> {
                 ranges(&kept).map(ByteRange::len).sum::<usize>().max(NOTHING_KEPT.len()) < piece.text.len();
             shorter.then_some(kept)
         });
-        Ok(self.sent(way.name(), pieces.collect(), of_brought))
-    }
-
-    fn sent(
-        &self,
-        way: String,
-        kept: Vec<Option<Spans>>,
-        of_brought: Vec<Spans>,
-    ) -> Sent {
-        let context = self.context(&of_brought);
-        let brought = self.brought.chunks.iter().zip(of_brought).map(|(chunk, kept)| SentChunk {
-            id: chunk.id.clone(),
-            title: chunk.title.clone(),
-            text: chunk.text.clone(),
-            metadata: chunk.metadata.clone(),
-            kept,
-        });
-        Sent { way, kept, brought: brought.collect(), context }
-    }
-
-    /// What is said of texts that were brought.
-    fn context(&self, kept: &[Spans]) -> String {
-        let of = |(chunk, spans): (usize, &Spans)| {
-            (!spans.is_empty()).then(|| Kept { chunk, spans: ranges(spans).collect() })
-        };
-        let kept: Vec<Kept> = kept.iter().enumerate().filter_map(of).collect();
-        if kept.is_empty() {
-            return String::new();
-        }
-        let context = assemble::context(&self.brought.chunks, &kept, Format::Numbered);
-        let (start, end) = &self.brought.delimiters;
-        format!("{start}\n{}\n{end}", context.text)
+        Ok((Sent { way: way.name(), kept: pieces.collect() }, of_brought))
     }
 
     /// Tokens of what was sent before.
@@ -328,12 +287,7 @@ fn add(tokens: &mut Option<(usize, usize)>, (before, after): (usize, usize)) {
 }
 
 /// Places what is sent of a turn in its body.
-fn place(
-    (dialect, body): (Dialect, Located),
-    turn: &Turn,
-    (chunks, sent): (&[Arc<Chunk>], &Sent),
-    out: &mut Rewritten,
-) {
+fn place(body: Located, turn: &Turn, (chunks, sent): (&[Arc<Chunk>], &Sent), out: &mut Rewritten) {
     type InString<'a> = Vec<(&'a Piece, &'a [(usize, usize)])>;
     let mut strings: Vec<(Range<usize>, InString)> = Vec::new();
     for ((piece, chunk), kept) in turn.pieces.iter().zip(chunks).zip(&sent.kept) {
@@ -359,24 +313,33 @@ fn place(
         }
         out.shortened.push(Shortened { at, text: edits.apply(&original), original, is_json });
     }
-    for SentChunk { id, title, text, metadata, kept } in &sent.brought {
-        let chunk =
-            Chunk { id: id.clone(), title: title.clone(), text: text.clone(), metadata: metadata.clone() };
-        out.sources.push(Source { chunk: Arc::new(chunk), kind: None, seen: ranges(kept).collect() });
-    }
-    if let Some(asked) = turn.asked_at.clone().filter(|_| !sent.context.is_empty()) {
-        let message = json!({"role": "user", "content": sent.context});
-        let list = dialect.list(body).filter(|list| list.is_list());
-        match list {
-            Some(_) => out.added.replace(asked.start..asked.start, format!("{message},")),
-            // The input is one text: it becomes the second of two messages.
-            None => {
-                let opening = format!("[{message},{{\"role\":\"user\",\"content\":");
-                out.added.replace(asked.start..asked.start, opening);
-                out.added.replace(asked.end..asked.end, "}]");
-            }
+}
+
+/// Puts what is kept of texts that are brought in front of the user's last message.
+fn bring(
+    (dialect, body): (Dialect, Located),
+    turn: &Turn,
+    (brought, kept): (&Brought, &[Spans]),
+    out: &mut Rewritten,
+) {
+    let of = |(chunk, spans): (usize, &Spans)| Kept { chunk, spans: ranges(spans).collect() };
+    let kept: Vec<Kept> = kept.iter().enumerate().map(of).filter(|kept| !kept.spans.is_empty()).collect();
+    let Some(asked) = turn.asked_at.clone().filter(|_| !kept.is_empty()) else { return };
+    let context = assemble::context(&brought.chunks, &kept, Format::Numbered).text;
+    let (start, end) = &brought.delimiters;
+    let message = json!({"role": "user", "content": format!("{start}\n{context}\n{end}")});
+    match dialect.list(body).filter(|list| list.is_list()) {
+        Some(_) => out.added.replace(asked.start..asked.start, format!("{message},")),
+        // The input is one text: it becomes the second of two messages.
+        None => {
+            let opening = format!("[{message},{{\"role\":\"user\",\"content\":");
+            out.added.replace(asked.start..asked.start, opening);
+            out.added.replace(asked.end..asked.end, "}]");
         }
     }
+    let source =
+        |kept: Kept| Source { chunk: Arc::clone(&brought.chunks[kept.chunk]), kind: None, seen: kept.spans };
+    out.sources.extend(kept.into_iter().map(source));
 }
 
 /// What is left of a piece.

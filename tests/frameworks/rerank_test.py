@@ -110,8 +110,6 @@ class Mistakes(unittest.TestCase):
             LangChainCohere(model="any", cohere_api_key="none", base_url=daemon.url).rerank(TEXTS, " ")
         self.assertIn("query is empty", raised.exception.body["message"])
 
-    # Jina's clients read the message at `detail`, which our errors do not have.
-    @unittest.expectedFailure
     def test_jina(self) -> None:
         reranker = LlamaJina(api_key="none", base_url=f"{daemon.url}/v1")
         with self.assertRaises(RuntimeError) as raised:

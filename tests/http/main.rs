@@ -20,16 +20,16 @@ use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::admission::{Admission, Bounds};
 use thresher::handles::{HandleSettings, Handles};
-use thresher::originals::{OriginalSettings, Originals};
-use thresher::proxy::settings::MiddlewareSettings;
 use thresher::http::admin::Admin;
 use thresher::http::{self, Middleware, ReceiptKey, RegistryLimits, ServeLimits, Service};
 use thresher::kv::key::BlockKey;
 use thresher::kv::store::{KvStore, Source, Tiers};
 use thresher::model::scripted::ScriptedModel;
 use thresher::model::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Past, Wanted};
+use thresher::originals::{OriginalSettings, Originals};
 use thresher::pipeline::validate::RequestLimits;
 use thresher::pipeline::{Pipeline, Settings};
+use thresher::proxy::settings::MiddlewareSettings;
 use thresher::registry::{Registry, RegistrySettings};
 use thresher::telemetry::{self, Prometheus};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -78,8 +78,7 @@ fn service(
         pipeline: Arc::new(pipeline),
         registry: Arc::new(registry),
         handles: Handles::new(&HandleSettings::default()),
-        originals: Originals::open(&OriginalSettings { dir: "".into(), ..OriginalSettings::default() })
-            .expect("a store in memory"),
+        originals: Originals::at(&OriginalSettings { dir: "".into(), ..OriginalSettings::default() }),
         middleware: Arc::new(Middleware::new(&MiddlewareSettings::default()).expect("no upstream")),
         receipts: Arc::new(ReceiptKey::at(&receipts().join("key.pem"))),
         admission: Admission::new(Bounds {

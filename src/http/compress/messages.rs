@@ -38,7 +38,8 @@ impl Asked {
             return Err(HttpError::message_invalid(at));
         }
         let mode = located.get("config").and_then(|config| config.text_of("mode"));
-        Ok(Some(Self { body: body.to_owned(), marks: mode.as_deref() == Some("ccr") }))
+        // Older guardrails do not say that they retrieve, and do.
+        Ok(Some(Self { body: body.to_owned(), marks: mode.is_none_or(|mode| mode == "ccr") }))
     }
 
     fn compress(&self, service: &Service, cancel: &Cancel) -> Result<Value, HttpError> {
@@ -54,7 +55,7 @@ impl Asked {
             query: None,
         };
         let turns = find::turns(&conversation, &policy);
-        let mut rewritten = rewrite::all((Dialect::Chat, body), &turns, By { way: &way, pipeline, cancel })?;
+        let mut rewritten = rewrite::all(body, &turns, By { way: &way, pipeline, cancel })?;
         if self.marks {
             rewritten.shortened.retain_mut(|string| {
                 if !string.is_json {

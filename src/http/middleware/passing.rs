@@ -84,11 +84,11 @@ impl Citing {
     }
 }
 
-#[derive(PartialEq, Eq)]
 enum State {
     Cites,
     AsItComes,
     Over,
+    Broken(Broken),
 }
 
 /// An answer of which some has come.
@@ -105,7 +105,7 @@ struct Passing {
 impl Passing {
     fn response(self, head: Parts) -> Response<Body> {
         let mut head = head;
-        if self.state == State::Cites {
+        if matches!(self.state, State::Cites) {
             head.headers.remove(CONTENT_LENGTH);
             head.headers.insert("x-thresher-cited", HeaderValue::from_static("true"));
         }
@@ -121,23 +121,26 @@ impl Passing {
             if let Some(bytes) = self.out.pop_front() {
                 return Ok(Some(bytes));
             }
-            if self.state == State::Over {
-                return Ok(None);
-            }
+            let cites = match std::mem::replace(&mut self.state, State::Over) {
+                State::Over => return Ok(None),
+                State::Broken(error) => return Err(error),
+                State::Cites => true,
+                State::AsItComes => false,
+            };
+            // What has come goes out, whatever the end.
             match self.frame().await {
-                Ok(Some(bytes)) if self.state == State::Cites => self.take(&bytes).await,
-                Ok(Some(bytes)) => return Ok(Some(bytes)),
-                Ok(None) => {
-                    self.state = State::Over;
-                    self.flush();
+                Ok(Some(bytes)) if cites => {
+                    self.state = State::Cites;
+                    self.take(&bytes).await;
                 }
-                // What has come goes out first.
+                Ok(Some(bytes)) => {
+                    self.state = State::AsItComes;
+                    return Ok(Some(bytes));
+                }
+                Ok(None) => self.flush(),
                 Err(error) => {
                     self.flush();
-                    match self.out.pop_front() {
-                        Some(bytes) => return Ok(Some(bytes)),
-                        None => return Err(error),
-                    }
+                    self.state = State::Broken(error);
                 }
             }
         }
@@ -186,20 +189,17 @@ impl Passing {
         loop {
             match self.frame().await {
                 Ok(Some(bytes)) => held.extend_from_slice(&bytes),
-                Ok(None) => break self.state = State::Over,
+                Ok(None) => break,
                 // The client gets what there was, and a broken connection.
                 Err(error) => {
-                    let bytes = [Ok(Bytes::from(held)), Err(error)];
-                    return Response::from_parts(head, Body::from_stream(stream::iter(bytes)));
+                    self.out.push_back(held.into());
+                    return Self { state: State::Broken(error), ..self }.response(head);
                 }
             }
             if held.len() > max {
-                break;
+                self.out.push_back(held.into());
+                return self.response(head);
             }
-        }
-        if self.state != State::Over {
-            self.out.push_back(held.into());
-            return self.response(head);
         }
         let (held, cited) = self.cited(held).await;
         if cited {
