@@ -478,6 +478,29 @@ class Anthropic(Case):
         self.assertEqual((raised.exception.status_code, raised.exception.body["error"]["message"]), (529, "busy"))
 
 
+class Recipes(Case):
+    def test_the_readme_shows_what_runs(self):
+        import re
+        import subprocess
+
+        says = {
+            "with_openai.py": (chat_answer(), ["urn:thresher:chunk:history The lighthouse at Cape Orrin was"]),
+            "with_anthropic.py": (message_answer(), ["['Cape Orrin Light was completed in 1874.']"]),
+        }
+        folder = ROOT / "docs/recipes/middleware"
+        self.assertEqual(sorted(says), sorted(path.name for path in folder.glob("*.py")))
+        shown = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+        environment = {**os.environ, "THRESHER_URL": daemon.url, "PYTHONPATH": sys.path[1], "OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k"}
+        for name, (answer, words) in says.items():
+            answer = json.loads(json.dumps(answer).replace("built in 1874", "completed in 1874"))
+            self.answers(answer)
+            run = subprocess.run([sys.executable, folder / name], env=environment, capture_output=True, text=True, timeout=120)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            for words in words:
+                self.assertIn(words, run.stdout)
+            self.assertTrue([block for block in shown if block in (folder / name).read_text()], f"README shows {name}")
+
+
 class Caches(Case):
     """A provider's cache of the prompt's beginning stays good, and nothing costs more than without us."""
 
@@ -536,6 +559,24 @@ class Caches(Case):
         client = anthropic.Anthropic(api_key="k", base_url=daemon.url, default_headers=ON)
         client.messages.create(model="claude-x", max_tokens=9, messages=messages)
         self.assertEqual(self.sent()["messages"], messages)
+
+    def test_instructions_that_change_are_compressed_anew(self):
+        """Some put what they retrieve into the system prompt, and retrieve in every turn."""
+        self.answers(message_answer())
+        client = anthropic.Anthropic(api_key="k", base_url=daemon.url, default_headers=ON)
+
+        def ask(context, messages):
+            client.messages.create(model="claude-x", max_tokens=9, system=f"Answer.\n<context>{context}</context>", messages=messages)
+            return self.sent()["system"]
+
+        first = [{"role": "user", "content": QUESTION}]
+        second = [*first, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "When did ferry 7 leave?"}]
+        sent = ask(DOCUMENT, first)
+        self.assert_shorter(sent)
+        self.assertEqual(ask(DOCUMENT, second), sent, "the same instructions stay as they were sent")
+        other = ask(f"{DOCUMENT} More of it.", second)
+        self.assertNotEqual(other, sent)
+        self.assertLess(len(other), len(DOCUMENT) / 2)
 
     def test_what_was_compressed_stays_so_when_nobody_asks_any_more(self):
         sent, own = self.turns(**ON)

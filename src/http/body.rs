@@ -44,21 +44,26 @@ pub async fn parsed<T: Send + 'static>(
     body: Body,
     parse: impl FnOnce(&[u8]) -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
-    let body = whole(service, headers, body).await?;
+    let body = whole(service, headers, body, service.limits.body_bytes_max).await?;
     work::aside(move || parse(&body)).await
 }
 
-/// The body of a request, as it is.
+/// The body of a request, as it is: at most so many bytes.
 ///
 /// # Errors
 /// As [`is_plain`] and [`read`].
-pub async fn whole(service: &Service, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, HttpError> {
+pub async fn whole(
+    service: &Service,
+    headers: &HeaderMap,
+    body: Body,
+    bytes_max: usize,
+) -> Result<Vec<u8>, HttpError> {
     is_plain(headers)?;
     // Who asks before it sends needs no answer that waits for the rest.
-    if headers.contains_key(EXPECT) && declared(&body) > service.limits.body_bytes_max {
-        return Err(HttpError::body_too_large(service.limits.body_bytes_max));
+    if headers.contains_key(EXPECT) && declared(&body) > bytes_max {
+        return Err(HttpError::body_too_large(bytes_max));
     }
-    read(body, service.limits.body_bytes_max, service.limits.read_max).await
+    read(body, bytes_max, service.limits.read_max).await
 }
 
 /// Bytes that the body says it has; 0 where it does not say.

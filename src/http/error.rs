@@ -108,7 +108,9 @@ impl HttpError {
     pub(super) fn body_too_large(bytes_max: usize) -> Self {
         Self::new(
             "body_too_large",
-            format!("the body is over the limit of {bytes_max} bytes (http.body_bytes_max)"),
+            format!(
+                "the body is over the limit of {bytes_max} bytes (http.body_bytes_max), or what middleware.body_bytes_max allows where it goes on to a server"
+            ),
         )
     }
 

@@ -139,7 +139,8 @@ impl Asked {
         body: Body,
     ) -> Result<Self, HttpError> {
         let choices = (choice(headers, COMPRESS)?, choice(headers, CITE)?);
-        let body = body::whole(service, headers, body).await?;
+        let max = service.middleware.settings.body_bytes_max;
+        let body = body::whole(service, headers, body, max).await?;
         work::aside(move || Self::new(dialect, choices, body)).await
     }
 
@@ -160,14 +161,12 @@ impl Asked {
         let options = located.get("thresher").map(options).transpose()?;
         let said = |choose: fn(&MiddlewareOptions) -> Option<bool>| options.as_ref().and_then(choose);
         let (compress, cite) = (said(|o| o.compress).or(compress), said(|o| o.cite).or(cite));
-        let cites_itself = dialect.conversation(located).cites_itself;
+        let conversation = dialect.conversation(located);
+        let turns = find::turns(&conversation, &find::Policy::default());
+        let asks = turns.last().is_some_and(|turn| turn.asked_at.is_some());
+        let cites_itself = conversation.cites_itself;
         let asked = Self { dialect, model, compress, cite, options, cites_itself, body };
-        if asked.brings()
-            && asked.turns_of(&find::Policy::default())?.last().is_none_or(|t| t.asked_at.is_none())
-        {
-            return Err(HttpError::question_missing());
-        }
-        Ok(asked)
+        if asked.brings() && !asks { Err(HttpError::question_missing()) } else { Ok(asked) }
     }
 
     /// Whether it says something to us, and has chunks with it.
@@ -175,16 +174,12 @@ impl Asked {
         self.options.as_ref().is_some_and(|options| !options.chunks.is_empty())
     }
 
-    fn turns_of(&self, policy: &find::Policy) -> Result<Vec<find::Turn>, HttpError> {
-        let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
-        Ok(find::turns(&self.dialect.conversation(body), policy))
-    }
-
     /// Compresses it while somebody waits; without that, only what was sent before is sent so again.
     fn rewrite(&self, service: &Service, cancel: Option<&Cancel>) -> Result<Rewritten, HttpError> {
         let settings = &service.middleware.settings;
         let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
-        let turns = self.turns_of(&settings.policy(self.cites_itself))?;
+        let conversation = self.dialect.conversation(body);
+        let turns = find::turns(&conversation, &settings.policy(self.cites_itself));
         let options = self.options.as_ref();
         let brought = Brought {
             chunks: options.map(|options| options.chunks.clone()).unwrap_or_default(),
@@ -199,7 +194,10 @@ impl Asked {
         };
         let ledger = Remembering(service.originals());
         let by = match cancel {
-            Some(cancel) => Some(By { way: &way, pipeline: service.ready()?, cancel }),
+            Some(cancel) => {
+                let said_bytes = find::said_bytes(&conversation, &turns);
+                Some(By { way: &way, said_bytes, pipeline: service.ready()?, cancel })
+            }
             None => None,
         };
         Ok(rewrite::newest((self.dialect, body), &turns, &brought, &ledger, by)?)

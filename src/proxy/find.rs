@@ -1,7 +1,8 @@
 //! What of a conversation may be compressed, and for which question.
 //!
 //! A turn is what stands between two answers of the model. Its pieces are compressed when it is the newest, for the last thing that the
-//! user has said; from then on they are what they were then, so that a provider's cache of the prompt's beginning stays good.
+//! user has said; from then on they are what they were then, so that a provider's cache of the prompt's beginning stays good. Instructions
+//! stand for the whole conversation and are a turn of their own, which is new whenever they say something else.
 
 use std::ops::Range;
 
@@ -46,8 +47,10 @@ pub struct Piece {
 /// What stands between two answers.
 #[derive(Debug, Clone)]
 pub struct Turn {
-    /// A hash of the conversation up to the end of the turn.
+    /// A hash of the conversation up to the end of the turn; of instructions, what they say and how the conversation begins.
     pub key: [u8; 32],
+    /// Whether these are instructions.
+    pub stands: bool,
     /// The last thing that the user has said by then.
     pub query: String,
     /// In the order of the conversation.
@@ -56,19 +59,30 @@ pub struct Turn {
     pub asked_at: Option<Range<usize>>,
 }
 
-/// The turns of a conversation, the newest last.
+/// The turns of a conversation, instructions first, the newest last.
 pub fn turns(conversation: &Conversation, policy: &Policy) -> Vec<Turn> {
+    let mut instructions = Turn::new(true);
     let mut turns: Vec<Turn> = Vec::new();
-    let (mut hasher, mut query) = (Hasher::new_derive_key("thresher 2026 conversation 1"), String::new());
-    let mut answered = true;
-    for message in &conversation.messages {
+    let mut hasher = Hasher::new_derive_key("thresher 2026 conversation 1");
+    let (mut query, mut answered) = (String::new(), true);
+    let is_system = |message: &&Message| message.role == Role::System;
+    for message in conversation.messages.iter().filter(is_system) {
+        hash(&mut hasher, message);
+        for part in &message.parts {
+            pieces(part, policy, &mut instructions.pieces);
+        }
+    }
+    let mut beginning = hasher.clone();
+    conversation.messages.iter().find(|message| !is_system(message)).inspect(|m| hash(&mut beginning, m));
+    instructions.key = *beginning.finalize().as_bytes();
+    for message in conversation.messages.iter().filter(|message| !is_system(message)) {
         hash(&mut hasher, message);
         if message.role == Role::Assistant {
             answered = true;
             continue;
         }
         if std::mem::take(&mut answered) {
-            turns.push(Turn { key: [0; 32], query: String::new(), pieces: Vec::new(), asked_at: None });
+            turns.push(Turn::new(false));
         }
         let turn = turns.last_mut().expect("just put there");
         let mut said = String::new();
@@ -86,7 +100,24 @@ pub fn turns(conversation: &Conversation, policy: &Policy) -> Vec<Turn> {
         turn.query.clone_from(&query);
         turn.key = *hasher.finalize().as_bytes();
     }
+    instructions.query = query;
+    if !instructions.pieces.is_empty() {
+        turns.insert(0, instructions);
+    }
     turns
+}
+
+/// Bytes of all that a conversation says beside its pieces.
+pub fn said_bytes(conversation: &Conversation, turns: &[Turn]) -> usize {
+    let all: usize = conversation.messages.iter().flat_map(|m| &m.parts).map(|part| part.text.len()).sum();
+    let pieces: usize = turns.iter().flat_map(|turn| &turn.pieces).map(|piece| piece.text.len()).sum();
+    all.saturating_sub(pieces)
+}
+
+impl Turn {
+    fn new(stands: bool) -> Self {
+        Self { key: [0; 32], stands, query: String::new(), pieces: Vec::new(), asked_at: None }
+    }
 }
 
 /// Finds the pieces of a part; what it says beside them.
@@ -234,6 +265,21 @@ mod tests {
         assert_eq!(found(&chat(&first), &policy())[0].key, turns[0].key, "a turn's name stays");
         let other = [("system", "T"), ("user", "Q1")];
         assert_ne!(found(&chat(&other), &policy())[0].key, turns[0].key);
+    }
+
+    #[test]
+    fn instructions_are_new_when_they_say_something_else() {
+        let asked = |context: &str, more: &[(&str, &str)]| {
+            let system = format!("Answer. <c>{context}</c>");
+            let body = chat(&[&[("system", &*system), ("user", "Q1")], more].concat());
+            let first = found(&body, &policy()).remove(0);
+            assert!(first.stands);
+            (first.key, first.query)
+        };
+        let later = [("assistant", "A1"), ("user", "Q2")];
+        let ((first, query), (second, next)) = (asked("One.", &[]), asked("One.", &later));
+        assert_eq!((first, &*query, &*next), (second, "Q1", "Q2"));
+        assert_ne!(asked("Two.", &later).0, second);
     }
 
     #[test]

@@ -104,6 +104,10 @@ pub struct Shortened {
 }
 
 impl Rewritten {
+    fn seen_bytes(&self) -> usize {
+        self.sources.iter().flat_map(|source| &source.seen).map(|bytes| bytes.len()).sum()
+    }
+
     /// What changes in the body.
     pub fn edits(&self) -> Edits {
         let mut edits = self.added.clone();
@@ -126,6 +130,8 @@ impl Way {
 pub struct By<'a> {
     /// The way.
     pub way: &'a Way,
+    /// Bytes of what the conversation says beside its pieces.
+    pub said_bytes: usize,
     /// Who.
     pub pipeline: &'a Pipeline,
     /// Until when.
@@ -151,7 +157,7 @@ pub fn newest(
         let newest = at + 1 == turns.len();
         let brought = if newest { brought } else { &none };
         let chunks: Vec<Arc<Chunk>> = turn.pieces.iter().map(|piece| names.chunk(piece)).collect();
-        let work = Work { body, turn, chunks: &chunks, brought };
+        let work = Work { turn, chunks: &chunks, brought, sent_bytes: out.seen_bytes() };
         let known = ledger.get(&turn.key).filter(|sent| sent.fits(turn));
         let again = |sent: &Sent| by.is_some_and(|by| sent.way == by.way.name()) && brought.chunks.is_empty();
         let (sent, of_brought) = match (known, by) {
@@ -159,12 +165,12 @@ pub fn newest(
                 by.map(|by| work.count(&sent, by, &mut out.tokens)).transpose()?;
                 (sent, Vec::new())
             }
-            (None, _) if !newest => work.whole(),
+            (None, _) if !newest && !turn.stands => work.whole(),
             (known, by) => {
                 let compressed =
                     by.map_or_else(|| Ok(work.whole()), |by| work.compress(by, &mut out.tokens))?;
-                // What nobody has shortened is known to be whole.
-                if known.is_some() || compressed.0.kept.iter().any(Option::is_some) {
+                // A turn that nobody has shortened is known to be whole.
+                if known.is_some() || turn.stands || compressed.0.kept.iter().any(Option::is_some) {
                     ledger.put(&turn.key, &compressed.0);
                 }
                 compressed
@@ -185,7 +191,8 @@ pub fn all(body: Located, turns: &[Turn], by: By) -> Result<Rewritten, PipelineE
     let mut names = Names::default();
     for turn in turns {
         let chunks: Vec<Arc<Chunk>> = turn.pieces.iter().map(|piece| names.chunk(piece)).collect();
-        let work = Work { body, turn, chunks: &chunks, brought: &Brought::default() };
+        let sent_bytes = out.seen_bytes();
+        let work = Work { turn, chunks: &chunks, brought: &Brought::default(), sent_bytes };
         let (sent, _) = work.compress(by, &mut out.tokens)?;
         place(body, turn, (&chunks, &sent), &mut out);
     }
@@ -206,10 +213,11 @@ impl Sent {
 
 /// One turn to compress.
 struct Work<'a> {
-    body: Located<'a>,
     turn: &'a Turn,
     chunks: &'a [Arc<Chunk>],
     brought: &'a Brought,
+    /// Bytes that are sent of turns in front of it.
+    sent_bytes: usize,
 }
 
 impl Work<'_> {
@@ -226,7 +234,7 @@ impl Work<'_> {
         by: By,
         tokens: &mut Option<(usize, usize)>,
     ) -> Result<(Sent, Vec<Spans>), PipelineError> {
-        let By { way, pipeline, cancel } = by;
+        let By { way, said_bytes, pipeline, cancel } = by;
         let query = way.query.as_deref().unwrap_or(&self.turn.query);
         let nothing = self.chunks.is_empty() && self.brought.chunks.is_empty();
         // Nobody has asked anything yet: all may matter.
@@ -247,8 +255,7 @@ impl Work<'_> {
             compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out))
         };
         let (before, after) = usage(&compressed);
-        let compressed_bytes: usize = self.chunks.iter().map(|chunk| chunk.text.len()).sum();
-        let rest = self.body.json().len().saturating_sub(compressed_bytes) / BYTES_PER_TOKEN;
+        let rest = (said_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
         let least = way.prompt_tokens_min;
         if way.budget == Budget::Auto && before + rest >= least && after + rest < least {
             request.budget = Budget::Tokens(least - rest);

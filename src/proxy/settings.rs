@@ -28,6 +28,8 @@ pub struct MiddlewareSettings {
     pub prompt_tokens_min: usize,
     /// For compressing, and again for citing; what is late goes on as it is.
     pub deadline_ms: u64,
+    /// Bytes of a request, and of an answer that is held until it is whole.
+    pub body_bytes_max: usize,
     /// Requests on their way at the same time.
     pub request_count_max: usize,
     /// For a connection to a server.
@@ -79,6 +81,7 @@ impl Default for MiddlewareSettings {
             ratio: 0.0,
             prompt_tokens_min: 1_024,
             deadline_ms: 2_000,
+            body_bytes_max: 33_554_432,
             request_count_max: 1_024,
             connect_ms_max: 5_000,
             silence_ms_max: 600_000,

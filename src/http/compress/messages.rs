@@ -55,7 +55,8 @@ impl Asked {
             query: None,
         };
         let turns = find::turns(&conversation, &policy);
-        let mut rewritten = rewrite::all(body, &turns, By { way: &way, pipeline, cancel })?;
+        let by = By { way: &way, said_bytes: find::said_bytes(&conversation, &turns), pipeline, cancel };
+        let mut rewritten = rewrite::all(body, &turns, by)?;
         if self.marks {
             rewritten.shortened.retain_mut(|string| {
                 if !string.is_json {

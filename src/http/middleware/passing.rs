@@ -184,7 +184,7 @@ impl Passing {
 
     /// An answer that is one JSON: held until it is whole, if it is not too long.
     async fn whole(mut self, mut head: Parts) -> Response<Body> {
-        let max = self.citing.service.limits.body_bytes_max;
+        let max = self.citing.service.middleware.settings.body_bytes_max;
         let mut held = Vec::new();
         loop {
             match self.frame().await {

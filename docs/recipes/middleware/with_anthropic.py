@@ -1,0 +1,17 @@
+"""Thresher between Anthropic's client and its API: documents arrive shorter, the answer cites them."""
+
+import os
+
+import anthropic
+
+URL = os.environ.get("THRESHER_URL", "http://127.0.0.1:8080")
+TEXT = "Cape Orrin Light was completed in 1874. The keeper had two dogs and a boat."
+document = {"type": "document", "title": "History", "source": {"type": "text", "media_type": "text/plain", "data": TEXT}}
+question = {"type": "text", "text": "When was the lighthouse at Cape Orrin completed?"}
+
+client = anthropic.Anthropic(base_url=URL, default_headers={"x-thresher-compress": "true"})
+messages = [{"role": "user", "content": [document, question]}]
+answer = client.messages.create(model="claude-sonnet-5", max_tokens=500, messages=messages)
+
+for block in answer.content:
+    print(block.text, [citation.cited_text for citation in block.citations or []])
