@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -12,11 +12,12 @@ use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::access::{Access, LOOK_AGAIN, Watched};
 use crate::admission::{Admission, Bounds};
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::domain::{Chunk, CompressRequest};
-use crate::handles::Handles;
-use crate::http::{self, ReceiptKey, RegistryLimits, ServeLimits, Service};
+use crate::http::tls::{Tls, TlsError};
+use crate::http::{self, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts};
 use crate::kv::local::{LocalSettings, LocalTiers};
 use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
@@ -28,11 +29,9 @@ use crate::originals::Originals;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::scan::ScanBy;
 use crate::pipeline::{Pipeline, Settings};
-use crate::registry::Registry;
-use crate::registry::log::journal::JournalLog;
-use crate::registry::warm::{self, Warmer};
 use crate::shared::Shared;
 use crate::telemetry::{self, Prometheus};
+use crate::tenants::{TenantSettings, Tenants};
 
 /// How often recorded samples are moved into their histograms.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
@@ -174,35 +173,46 @@ pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
 /// and probes get an answer while the model loads.
 ///
 /// # Errors
-/// A listener that cannot be bound, a model that cannot be loaded.
+/// A listener that cannot be bound, keys or a certificate that cannot be used, a model that cannot be loaded.
 pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
+    let (access, keys) = Access::open(&config.access)?;
+    let (tls, certificate) = tls(&config)?.unzip();
+    if !config.http.listen.ip().to_canonical().is_loopback() && tls.is_none() {
+        tracing::warn!(http = %config.http.listen, "keys and texts travel as they are: no http.tls_cert_file is set");
+    }
     let public = bind("http.listen", config.http.listen).await?;
     let admin = bind("admin.listen", config.admin.listen).await?;
     let metrics = telemetry::install_metrics()?;
     let shared = shared(&config)?;
     let tiers = with_shared(&config, shared.clone())?;
     let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));
-    let service = service(&config)?;
+    let tenants = tenants(&config, shared);
+    let service = service(&config, access.clone(), tenants.clone())?;
     let read_max = service.limits.read_max;
     let (stopped, drained) = stop_signals(stop, service.admission.clone());
     let admin_router = admin_router(&service, &metrics);
-    tracing::info!(http = %public.local_addr()?, admin = %admin.local_addr()?, "listening");
+    tracing::info!(http = %public.local_addr()?, admin = %admin.local_addr()?, tls = tls.is_some(), "listening");
+    let admission = service.admission.clone();
     let serving = [
-        tokio::spawn(run(public, http::router(service.clone()), read_max, stopped.clone())),
-        tokio::spawn(run(admin, admin_router, read_max, drained.subscribe())),
+        tokio::spawn(run(public, http::router(service), (read_max, tls.clone()), stopped.clone())),
+        tokio::spawn(run(admin, admin_router, (read_max, None), drained.subscribe())),
     ];
     tokio::spawn(upkeep(metrics));
+    if let Some(watched) = keys {
+        tokio::spawn(follow_keys(access.clone(), watched, tenants.clone()));
+    }
+    if let Some((tls, watched)) = tls.zip(certificate) {
+        tokio::spawn(look_again(watched, move |watched| tls.refresh(watched)));
+    }
     let mut stopping = stopped.clone();
-    let warmer = tokio::select! {
-        loaded = load(config.clone(), store, shared, service) => Some(loaded?),
-        _ = stopping.wait_for(|stop| *stop) => None,
-    };
+    tokio::select! {
+        loaded = load(config.clone(), store, tenants.clone(), (access, admission)) => loaded?,
+        _ = stopping.wait_for(|stop| *stop) => {}
+    }
     let [public, _admin] = serving;
     let mut stopped = stopped;
     let _ = stopped.wait_for(|stop| *stop).await;
-    if let Some(warmer) = &warmer {
-        warmer.stop();
-    }
+    tenants.stop_reading_ahead();
     let drain = Duration::from_millis(config.http.drain_ms_max);
     match tokio::time::timeout(drain, public).await {
         Ok(served) => served?,
@@ -210,27 +220,70 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
             tracing::warn!(drain_ms_max = config.http.drain_ms_max, "requests in flight were cut off")
         }
     }
+    tokio::task::spawn_blocking(move || tenants.close()).await?;
     tiers.close(drain).await;
     drained.send_replace(true);
     tracing::info!("stopped");
     Ok(())
 }
 
+/// Takes in changes of the file of keys, each tenant's room before its keys: until the process ends.
+pub async fn follow_keys(access: Access, watched: Watched, tenants: Tenants) {
+    let prepare = move |watched: &mut Watched| access.refresh(watched, |named| tenants.open(named));
+    look_again(watched, prepare).await;
+}
+
+/// Calls `look` every now and then, where it keeps no connection waiting.
+async fn look_again(watched: Watched, look: impl Fn(&mut Watched) + Send + Sync + 'static) {
+    let (mut watched, look) = (watched, Arc::new(look));
+    loop {
+        tokio::time::sleep(LOOK_AGAIN).await;
+        let (mut looked_at, look) = (watched, Arc::clone(&look));
+        let looked = tokio::task::spawn_blocking(move || {
+            look(&mut looked_at);
+            looked_at
+        });
+        match looked.await {
+            Ok(after) => watched = after,
+            // A bug, or the end: the place of the panic is in the log.
+            Err(_) => return tracing::error!("files are no longer looked at for changes"),
+        }
+    }
+}
+
+/// The certificate that the settings name, where they name one, and what to look at for changes of it.
+///
+/// # Errors
+/// Which file is wrong, and how.
+pub fn tls(config: &Config) -> Result<Option<(Tls, Watched)>, TlsError> {
+    let config::Http { tls_cert_file: cert, tls_key_file: key, .. } = &config.http;
+    (!cert.as_os_str().is_empty()).then(|| Tls::open(cert, key)).transpose()
+}
+
+/// Room for tenants, nothing in it yet.
+pub fn tenants(config: &Config, shared: Option<Shared>) -> Tenants {
+    Tenants::new(TenantSettings {
+        registry: config.registry.clone(),
+        handles: config.handles.clone(),
+        count_max: config.access.tenant_count_max,
+        shared,
+    })
+}
+
 /// What HTTP handlers share, without a pipeline yet.
 ///
 /// # Errors
 /// A store that does not open, an upstream that cannot be asked as it is set.
-pub fn service(config: &Config) -> anyhow::Result<Service> {
+pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Result<Service> {
     let admission = &config.admission;
     let originals = Originals::at(&config.originals);
     // Who stands in front of others is told at once what is wrong; who only compresses may never need it.
     if !config.middleware.upstreams.is_empty() {
         originals.open()?;
     }
-    Ok(Service {
-        pipeline: Arc::new(OnceLock::new()),
-        registry: Arc::new(OnceLock::new()),
-        handles: Handles::new(&config.handles),
+    Ok(Service::new(ServiceParts {
+        access,
+        tenants,
         originals,
         middleware: Arc::new(http::Middleware::new(&config.middleware)?),
         receipts: Arc::new(ReceiptKey::at(&config.receipts.key_file)),
@@ -247,7 +300,7 @@ pub fn service(config: &Config) -> anyhow::Result<Service> {
             stream_max: Duration::from_millis(admission.stream_ms_max),
             registry: RegistryLimits::new(&config.registry, &config.limits),
         },
-    })
+    }))
 }
 
 fn admin_router(service: &Service, metrics: &Prometheus) -> Router {
@@ -258,24 +311,20 @@ fn admin_router(service: &Service, metrics: &Prometheus) -> Router {
     })
 }
 
-/// The registry first: it can take chunks while the model loads. Nobody waits for the log that sidecars share: what is
+/// Registries first: they can take chunks while the model loads. Nobody waits for the log that sidecars share: what is
 /// registered here is known until others have more to say.
 async fn load(
     config: Config,
     store: Arc<KvStore>,
-    shared: Option<Shared>,
-    service: Service,
-) -> anyhow::Result<Warmer> {
+    tenants: Tenants,
+    (access, admission): (Access, Admission),
+) -> anyhow::Result<()> {
     tokio::task::spawn_blocking(move || {
         let started = Instant::now();
-        let registry = Registry::open(&config.registry)?;
-        // Before anybody can write: a change that is not in the log would be known here alone.
-        if let Some(shared) = &shared {
-            registry.follow(Arc::new(JournalLog::new(shared)?));
-        }
-        let (chunks, ms) = (registry.progress().registered, started.elapsed().as_millis() as u64);
+        tenants.open_default()?;
+        let (chunks, ms) = (tenants.progress().registered, started.elapsed().as_millis() as u64);
         tracing::info!(chunks, ms, "registry open");
-        let registry = service.registry.get_or_init(|| registry);
+        tenants.open(&access.tenants());
         let started = Instant::now();
         let pipeline = with_store(&config, store)?;
         let warm_up = warm_up(&pipeline)?;
@@ -290,35 +339,10 @@ async fn load(
         let device = &model.device.name;
         tracing::info!(model = model.name, device, ms, warm_up_ms = warm_up.as_millis() as u64, "ready");
         http::observe::model(model);
-        let _ = service.pipeline.set(pipeline);
-        let ahead = Ahead { service: service.clone(), cancel: Cancel::default() };
-        Ok(Warmer::start(registry, Arc::new(ahead))?)
+        tenants.set_pipeline(pipeline);
+        Ok(tenants.read_ahead(admission)?)
     })
     .await?
-}
-
-/// Reads registered chunks ahead through the pipeline of requests, behind them.
-struct Ahead {
-    service: Service,
-    cancel: Cancel,
-}
-
-impl warm::Reader for Ahead {
-    fn read(&self, chunks: &[Arc<Chunk>], wanted: warm::Wanted) -> Result<(), String> {
-        let pipeline = self.service.pipeline.get().expect("the warmer starts after the pipeline");
-        pipeline
-            .warm(chunks, &self.cancel.while_wanted(wanted))
-            .map(drop)
-            .map_err(|error| error.code().to_owned())
-    }
-
-    fn is_busy(&self) -> bool {
-        self.service.admission.waiting() > 0
-    }
-
-    fn stop(&self) {
-        self.cancel.cancel();
-    }
 }
 
 /// The first channel says "take nobody new", the second "everybody is done".
@@ -336,11 +360,16 @@ fn stop_signals(
     (stopped, watch::Sender::new(false))
 }
 
-async fn run(listener: TcpListener, router: Router, head_time: Duration, mut stop: watch::Receiver<bool>) {
+async fn run(
+    listener: TcpListener,
+    router: Router,
+    connection: (Duration, Option<Tls>),
+    mut stop: watch::Receiver<bool>,
+) {
     let stop = async move {
         let _ = stop.wait_for(|stop| *stop).await;
     };
-    http::serve(listener, router, head_time, stop).await;
+    http::serve(listener, router, connection, stop).await;
 }
 
 /// Keeps what was recorded from growing with every request.

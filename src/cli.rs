@@ -7,6 +7,7 @@ mod compress;
 mod doctor;
 mod eval;
 mod export;
+mod key;
 mod serve;
 mod verify;
 
@@ -43,6 +44,8 @@ enum Command {
     Attribute(attribute::Args),
     /// Check a receipt: its signature, and by replay what it says against the sources. Exits with 3 where it does not hold.
     Verify(verify::Args),
+    /// Make keys for those who ask.
+    Key(key::Args),
     /// Turn a Hugging Face model folder into graphs and a contract.
     Export(export::Args),
     /// Choose the heads of a decoder that RC is taken over, by your own questions.
@@ -82,6 +85,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Compress(args) => compress::run(&config()?, &args),
         Command::Attribute(args) => attribute::run(&config()?, &args),
         Command::Verify(args) => verify::run(&config()?, &args),
+        Command::Key(args) => key::run(args),
         Command::Export(args) => export::run(&args),
         Command::Calibrate(args) => calibrate::run(&config()?, &args),
         Command::Eval(args) => eval::run(&config()?, &args),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::Semaphore;
 
+use crate::access::AccessSettings;
 use crate::handles::HandleSettings;
 use crate::kv::codec::Codec;
 use crate::model::device::DeviceChoice;
@@ -41,6 +42,8 @@ const ENV_RUNTIME_LIB: &str = "THRESHER_RUNTIME_LIB";
 pub struct Config {
     /// The public listener.
     pub http: Http,
+    /// Who may ask.
+    pub access: AccessSettings,
     /// The listener for operators.
     pub admin: Admin,
     /// The model and its runtime.
@@ -75,8 +78,12 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
-    /// Address and port.
+    /// Address and port. One that others than this machine can reach takes a file of keys.
     pub listen: SocketAddr,
+    /// PEM file of the certificate, and of those between it and the authority; empty: no TLS. Read again when it changes.
+    pub tls_cert_file: PathBuf,
+    /// PEM file of its private key.
+    pub tls_key_file: PathBuf,
     /// Bytes of one request body.
     pub body_bytes_max: usize,
     /// Milliseconds that a request's head, and again its body, may take to arrive.
@@ -198,6 +205,8 @@ impl Default for Http {
     fn default() -> Self {
         Self {
             listen: ([127, 0, 0, 1], 8080).into(),
+            tls_cert_file: PathBuf::new(),
+            tls_key_file: PathBuf::new(),
             body_bytes_max: 8 * 1024 * 1024,
             read_ms_max: 10_000,
             drain_ms_max: 10_000,
@@ -344,7 +353,16 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let Self { http, admin, kv, limits, registry, admission, .. } = self;
+        let Self { http, access, admin, kv, limits, registry, admission, .. } = self;
+        let is_reachable = !http.listen.ip().to_canonical().is_loopback();
+        if is_reachable && access.keys_file.as_os_str().is_empty() {
+            let message = format!(
+                "http.listen is {}, which is not this machine's loopback, and access.keys_file names no keys: whoever reaches \
+                 it could ask; make a key (thresher key new), or listen on 127.0.0.1",
+                http.listen
+            );
+            return Err(ConfigError::Relation(message));
+        }
         let rules = [
             (
                 http.listen == admin.listen && http.listen.port() != 0,
@@ -353,6 +371,14 @@ impl Config {
             (
                 kv.disk() && kv.dir == registry.dir,
                 "kv.dir and registry.dir are the same folder: each needs one of its own",
+            ),
+            (
+                http.tls_cert_file.as_os_str().is_empty() != http.tls_key_file.as_os_str().is_empty(),
+                "http.tls_cert_file and http.tls_key_file: one is set without the other",
+            ),
+            (
+                !access.keys_file.as_os_str().is_empty() && access.tenant_count_max == 0,
+                "access.tenant_count_max is 0: no key could be used",
             ),
             (http.body_bytes_max == 0, "http.body_bytes_max is 0: no request could be sent"),
             (http.read_ms_max == 0, "http.read_ms_max is 0: no request could arrive"),

@@ -52,6 +52,40 @@ impl ByteRange {
     }
 }
 
+/// Whose data it is: what one tenant sends is never found by another. The default is the one tenant of a daemon without keys.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tenant(Arc<str>);
+
+/// The longest name of a tenant, in bytes.
+const TENANT_BYTES_MAX: usize = 64;
+
+impl Tenant {
+    /// A tenant by its name, which is the name of a folder and part of a journal's; empty: the default one. None where it is
+    /// anything but lower-case letters, digits, `-`, `_` and `.`, or begins with `.`: two names are then never one folder, also
+    /// where a file system does not tell cases apart.
+    pub fn new(name: &str) -> Option<Self> {
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.');
+        let fits = name.len() <= TENANT_BYTES_MAX && name.bytes().all(plain) && !name.starts_with('.');
+        fits.then(|| Self(name.into()))
+    }
+
+    /// Its name; empty for the default one.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it is the one that has no name.
+    pub fn is_default(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Default for Tenant {
+    fn default() -> Self {
+        Self("".into())
+    }
+}
+
 impl From<Range<usize>> for ByteRange {
     fn from(range: Range<usize>) -> Self {
         Self::new(range.start, range.end)

@@ -6,6 +6,7 @@ mod body;
 mod chunks;
 mod compress;
 mod error;
+mod keys;
 mod middleware;
 mod named;
 pub mod observe;
@@ -13,13 +14,12 @@ mod originals;
 mod rerank;
 mod search;
 mod serve;
+mod service;
+pub mod tls;
 mod work;
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::extract::State;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
@@ -28,59 +28,10 @@ use tower_http::catch_panic::CatchPanicLayer;
 pub use self::error::HttpError;
 pub use self::middleware::{Middleware, UpstreamError};
 pub use self::serve::serve;
-use crate::admission::Admission;
+pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
 use crate::api::{RegisterLimits, SearchLimits};
-use crate::handles::Handles;
-use crate::originals::{Originals, TenantOriginals};
-use crate::pipeline::Pipeline;
 use crate::pipeline::validate::RequestLimits;
-use crate::receipt::{KeyError, SigningKey};
-use crate::registry::{Registry, RegistrySettings};
-
-/// What handlers share.
-#[derive(Clone)]
-pub struct Service {
-    /// Filled once the model is loaded and warmed up.
-    pub pipeline: Arc<OnceLock<Pipeline>>,
-    /// Filled once the registry is open, before the pipeline.
-    pub registry: Arc<OnceLock<Registry>>,
-    /// What earlier requests were about.
-    pub handles: Handles,
-    /// What receipts are signed with.
-    pub receipts: Arc<ReceiptKey>,
-    /// Texts that were shortened, as they were.
-    pub originals: Originals,
-    /// In front of whom we stand.
-    pub middleware: Arc<Middleware>,
-    /// Who may work.
-    pub admission: Admission,
-    /// Bounds of being served.
-    pub limits: ServeLimits,
-}
-
-/// The key of receipts, which is read, or made, when the first one is asked for.
-#[derive(Default)]
-pub struct ReceiptKey {
-    file: PathBuf,
-    key: OnceLock<SigningKey>,
-}
-
-impl ReceiptKey {
-    /// In this file.
-    pub fn at(file: &Path) -> Self {
-        Self { file: file.to_owned(), key: OnceLock::new() }
-    }
-
-    fn get(&self) -> Result<&SigningKey, KeyError> {
-        match self.key.get() {
-            Some(key) => Ok(key),
-            None => {
-                let key = SigningKey::at(&self.file)?;
-                Ok(self.key.get_or_init(|| key))
-            }
-        }
-    }
-}
+use crate::registry::RegistrySettings;
 
 /// Bounds of being served.
 #[derive(Debug, Clone, Copy)]
@@ -140,31 +91,6 @@ impl RegistryLimits {
     }
 }
 
-impl Service {
-    /// The pipeline, once there is one.
-    fn ready(&self) -> Result<&Pipeline, HttpError> {
-        self.pipeline.get().ok_or_else(HttpError::not_ready)
-    }
-
-    /// Texts that were shortened, as they were.
-    fn originals(&self) -> TenantOriginals {
-        self.originals.of("")
-    }
-
-    /// What receipts are signed with.
-    fn signing_key(&self) -> Result<&SigningKey, HttpError> {
-        self.receipts.get().map_err(|error| {
-            tracing::error!(%error, "receipts cannot be signed");
-            HttpError::receipt_failed()
-        })
-    }
-
-    /// The registry, once there is one.
-    fn registry(&self) -> Result<&Registry, HttpError> {
-        self.registry.get().ok_or_else(HttpError::registry_not_ready)
-    }
-}
-
 /// All public routes.
 pub fn router(service: Service) -> Router {
     Router::new()
@@ -190,12 +116,14 @@ pub fn router(service: Service) -> Router {
         .method_not_allowed_fallback(async || HttpError::method_not_allowed())
         // A panic is a bug of ours: the caller gets a 500, the process lives, the log says where.
         .layer(CatchPanicLayer::custom(error::from_panic))
+        // Before anything is read of a request, and around what is no route, too: who has no key learns nothing.
+        .layer(axum::middleware::from_fn_with_state(service.clone(), keys::ask))
         // Outermost, so that every answer is counted, a panic's too.
         .layer(axum::middleware::from_fn(observe::request))
         .with_state(service)
 }
 
-async fn models(State(service): State<Service>) -> Result<Json<Value>, HttpError> {
+async fn models(service: Scope) -> Result<Json<Value>, HttpError> {
     let pipeline = service.ready()?;
     let model = pipeline.model();
     Ok(Json(json!({

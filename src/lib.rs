@@ -20,6 +20,8 @@ pub mod originals;
 pub mod proxy;
 pub mod eval;
 pub mod admission;
+pub mod access;
+pub mod tenants;
 pub mod config;
 pub mod http;
 pub mod telemetry;

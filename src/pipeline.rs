@@ -41,7 +41,7 @@ use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity, TokenizerName};
+use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity, Tenant, TokenizerName};
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
@@ -252,6 +252,18 @@ impl Pipeline {
         Self { model, tokenizer, reader, frames: FrameCosts::new(), settings }
     }
 
+    /// The same model for another tenant, who shares nothing with others that is made of their texts: neither blocks, nor the
+    /// reading of one, nor what frames with titles cost.
+    pub fn of_tenant(&self, tenant: &Tenant) -> Self {
+        Self {
+            model: Arc::clone(&self.model),
+            tokenizer: Arc::clone(&self.tokenizer),
+            reader: self.reader.of_tenant(tenant),
+            frames: FrameCosts::new(),
+            settings: self.settings.clone(),
+        }
+    }
+
     /// The model that scores.
     pub fn model(&self) -> &ModelInfo {
         self.model.info()
@@ -313,6 +325,7 @@ impl Pipeline {
         let tokens =
             clock.stage("tokenize", || tokenize::question(&request.query, &self.tokenizer, limits))?;
         limits.check_question(tokens.ids.len(), question::tokens_max(model.info()))?;
+        cancel.spend(tokens.ids.len());
         let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, limits, cancel))?;
         cancel.check()?;
         let units = units::of(request.granularity, &request.chunks, &blocks);

@@ -22,9 +22,12 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("proxy", &["domain", "text", "pipeline", "api"]),
     ("eval", &["domain", "text", "rc", "model", "kv", "pipeline", "registry"]),
     ("admission", &[]),
+    ("access", &["domain", "plain"]),
+    ("tenants", &["domain", "shared", "pipeline", "registry", "handles", "admission"]),
     (
         "config",
         &[
+            "access::AccessSettings",
             "handles::HandleSettings",
             "originals::OriginalSettings",
             "proxy::settings",
@@ -54,6 +57,8 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "proxy",
             "receipt",
             "admission",
+            "access",
+            "tenants",
         ],
     ),
     ("telemetry", &["config"]),
@@ -67,9 +72,9 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "shared",
             "kv",
             "pipeline",
-            "registry",
-            "handles",
             "originals",
+            "access",
+            "tenants",
             "admission",
             "config",
             "http",
@@ -79,6 +84,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
+            "access",
             "domain",
             "model",
             "export",
@@ -138,15 +144,16 @@ const OWNED: &[(&str, &[&str])] = &[
         "anyhow",
         &["src/app.rs", "src/cli.rs", "src/cli/", "src/eval.rs", "src/eval/", "src/bench.rs", "src/bench/"],
     ),
-    ("metrics", &["src/telemetry/", "src/http/", "src/kv/", "src/registry/", "src/shared/"]),
+    ("metrics", &["src/telemetry/", "src/http/", "src/kv/", "src/registry/", "src/shared/", "src/access.rs"]),
     ("quick_cache", &["src/kv/local/bounded.rs", "src/pipeline/count.rs"]),
     ("uuid", &["src/handles.rs"]),
-    ("ring", &["src/receipt/key.rs"]),
+    ("ring", &["src/receipt/key.rs", "src/access/issue.rs"]),
     ("sse_stream", &["src/http/attribute/stream.rs"]),
     ("redis", &["src/shared.rs", "src/shared/"]),
     ("redb", &["src/originals.rs"]),
     ("rustls", &["src/shared/", "src/http/middleware/upstream.rs"]),
     ("hyper_rustls", &["src/http/middleware/upstream.rs"]),
+    ("tokio_rustls", &["src/http/tls.rs"]),
 ];
 
 /// A source file: where it is, and its code without comments and string literals.

@@ -258,6 +258,8 @@ fn doctor_finds_all_well() {
         "settings: ",
         "runtime: ",
         "model: minilm-l6 in ",
+        "keys: none (access.keys_file)",
+        "tls: none (http.tls_cert_file)",
         "http.listen: 127.0.0.1:",
         "admin.listen: 127.0.0.1:",
         "kv.dir: /",
@@ -296,6 +298,12 @@ fn doctor_says_what_to_do() {
             "set THRESHER_RUNTIME_LIB or run `make provision`",
         ),
         ("no directory for blocks", "THRESHER__KV__DIR", "/dev/null/kv", "FAILED  kv.dir: "),
+        (
+            "no keys",
+            "THRESHER__ACCESS__KEYS_FILE",
+            "/no/keys.toml",
+            "FAILED  keys: cannot read /no/keys.toml (access.keys_file)",
+        ),
         ("no registry", "THRESHER__REGISTRY__DIR", "/dev/null/r", "FAILED  registry.dir: "),
         (
             "no server",

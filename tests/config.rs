@@ -108,6 +108,9 @@ fn settings_that_contradict_each_other_are_refused() {
     let check = |file: &str, expect: &str| check_refused(file, file, &[], &[expect]);
     check("[http]\nlisten = \"127.0.0.1:8081\"", "http.listen and admin.listen are the same address");
     check("[http]\nbody_bytes_max = 0", "http.body_bytes_max is 0");
+    check("[http]\ntls_cert_file = \"c\"", "http.tls_cert_file and http.tls_key_file: one is set without");
+    check("[http]\ntls_key_file = \"k\"", "one is set without the other");
+    check("[access]\nkeys_file = \"k\"\ntenant_count_max = 0", "access.tenant_count_max is 0");
     check("[limits]\nchunk_count_max = 0", "limits.chunk_count_max is 0");
     check("[kv]\nwrite_queue_bytes_max = 0", "kv.write_queue_bytes_max is 0");
     check("[kv]\ndisk_bytes_max = 8", "kv.disk_bytes_max is less than 16777216");
@@ -151,10 +154,31 @@ fn settings_that_contradict_each_other_are_refused() {
 }
 
 #[test]
+fn without_keys_only_this_machine_is_listened_to() {
+    let listen = |address: &str| format!("[http]\nlisten = \"{address}\"\n");
+    for address in
+        ["0.0.0.0:9000", "[::]:9000", "10.0.0.1:9000", "[2001:db8::1]:9000", "[::ffff:10.0.0.1]:9000"]
+    {
+        let expect = format!("http.listen is {address}, which is not this machine's loopback");
+        check_refused(address, &listen(address), &[], &[&expect, "access.keys_file"]);
+        check_refused(address, "", &[("THRESHER__HTTP__LISTEN", address)], &[&expect]);
+        let keyed = listen(address) + "[access]\nkeys_file = \"keys.toml\"";
+        assert!(load(&keyed, &[]).is_ok(), "{address}");
+        assert!(load(&listen(address), &[("THRESHER__ACCESS__KEYS_FILE", "keys.toml")]).is_ok(), "{address}");
+    }
+    for address in ["127.0.0.1:9000", "127.8.0.1:9000", "[::1]:9000", "[::ffff:127.0.0.1]:9000"] {
+        assert!(load(&listen(address), &[]).is_ok(), "{address}");
+    }
+    assert!(load("[admin]\nlisten = \"0.0.0.0:9001\"", &[]).is_ok(), "no text is there");
+}
+
+#[test]
 fn the_environment_wins_in_every_section() {
     type Set = fn(&mut Config);
     let table: &[(&str, &str, Set)] = &[
-        ("THRESHER__HTTP__LISTEN", "0.0.0.0:9000", |c| c.http.listen = ([0, 0, 0, 0], 9000).into()),
+        ("THRESHER__HTTP__LISTEN", "127.0.0.2:9000", |c| c.http.listen = ([127, 0, 0, 2], 9000).into()),
+        ("THRESHER__ACCESS__KEYS_FILE", "k.toml", |c| c.access.keys_file = "k.toml".into()),
+        ("THRESHER__ACCESS__TENANT_COUNT_MAX", "2", |c| c.access.tenant_count_max = 2),
         ("THRESHER__HTTP__BODY_BYTES_MAX", "1_000", |c| c.http.body_bytes_max = 1000),
         ("THRESHER__ADMIN__LISTEN", "[::1]:9001", |c| {
             c.admin.listen = "[::1]:9001".parse().expect("an address")

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -21,8 +22,10 @@ const STOP: Duration = Duration::from_secs(5);
 pub struct Parts {
     /// What requests run on.
     pub runtime: Runtime,
-    /// The service, with its pipeline.
+    /// The service.
     pub service: Service,
+    /// What it answers with.
+    pub pipeline: Arc<Pipeline>,
     /// The pipeline's tiers.
     pub local: LocalTiers,
     /// The directory that they are in.
@@ -35,6 +38,7 @@ pub struct Daemon {
     // Dropped in this order: work in flight, what it needs, the directory that this needs.
     runtime: Option<Runtime>,
     service: Service,
+    pipeline: Arc<Pipeline>,
     local: LocalTiers,
     dir: TempDir,
 }
@@ -43,16 +47,15 @@ impl Daemon {
     /// Listens.
     ///
     /// # Errors
-    /// When the system gives no port; when the service has no pipeline.
+    /// When the system gives no port.
     pub fn start(parts: Parts) -> anyhow::Result<Self> {
-        let Parts { runtime, service, local, dir } = parts;
-        service.pipeline.get().context("the service has no pipeline yet")?;
+        let Parts { runtime, service, pipeline, local, dir } = parts;
         let listener =
             runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).context("no port to listen on")?;
         let address = listener.local_addr()?;
         let router = http::router(service.clone());
-        runtime.spawn(http::serve(listener, router, service.limits.read_max, std::future::pending()));
-        Ok(Self { address, runtime: Some(runtime), service, local, dir })
+        runtime.spawn(http::serve(listener, router, (service.limits.read_max, None), std::future::pending()));
+        Ok(Self { address, runtime: Some(runtime), service, pipeline, local, dir })
     }
 
     /// Where it listens.
@@ -72,7 +75,7 @@ impl Daemon {
 
     /// What it answers with.
     pub fn pipeline(&self) -> &Pipeline {
-        self.service.pipeline.get().expect("looked at when it was started")
+        &self.pipeline
     }
 
     /// The longest deadline that a request may name, in milliseconds.

@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::access::Access;
 use crate::app;
 use crate::bench::daemon::{Daemon, Parts};
 use crate::bench::flops::Flops;
@@ -23,7 +24,6 @@ use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
 use crate::model::ort::BatchedGraph;
 use crate::model::ort::Loaded;
-use crate::registry::Registry;
 use crate::{process, telemetry};
 
 #[derive(clap::Args)]
@@ -294,13 +294,15 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
         anyhow::bail!("bench measures late-interaction models, and this is a decoder")
     };
     let late = Arc::clone(late);
-    let service = app::service(&config)?;
-    let _ = service.registry.set(Registry::open(&config.registry)?);
+    let tenants = app::tenants(&config, None);
+    let service = app::service(&config, Access::open_to_all(), tenants.clone())?;
+    tenants.open_default()?;
     let store = Arc::new(KvStore::new(Arc::new(tiers)));
     let pipeline = app::wire(&config, model.runtime(), Arc::clone(&tokenizer), store);
     app::warm_up(&pipeline)?;
-    let _ = service.pipeline.set(pipeline);
-    let daemon = Daemon::start(Parts { runtime, service, local, dir })?;
+    tenants.set_pipeline(pipeline);
+    let pipeline = tenants.default_room().pipeline().map(Arc::clone).context("it was set")?;
+    let daemon = Daemon::start(Parts { runtime, service, pipeline, local, dir })?;
     let dir = daemon.dir().to_owned();
     daemon.spawn(async move {
         // Who interrupts a run does not want what it wrote.

@@ -7,12 +7,13 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
+use crate::access::Access;
 use crate::app;
 use crate::config::{Config, ConfigError};
 use crate::kv::local::{LocalError, LocalTiers};
 use crate::model::contract::Contract;
 use crate::model::ort::runtime_version;
-use crate::registry::{Registry, RegistryError};
+use crate::registry::{Registry, RegistryError, RegistrySettings};
 
 /// One line per check; the first failure ends the checks that build on it.
 pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
@@ -43,7 +44,11 @@ fn check(config: Result<Config, ConfigError>) -> bool {
     let blocks = directory(&kv.dir, !kv.disk(), LocalTiers::inspect, is_used);
     let is_used = |error: &RegistryError| matches!(error, RegistryError::InUse { .. });
     let chunks = directory(registry, registry.as_os_str().is_empty(), Registry::inspect, is_used);
+    let access = Access::open(&config.access).map(|(access, _)| access);
+    let chunks = chunks.and_then(|said| tenants(access.as_ref().ok(), &config.registry).map(|()| said));
     let kept = [
+        report("keys", access.map(|access| keys(&access)), String::clone),
+        report("tls", tls(&config), String::clone),
         report("http.listen", listener(config.http.listen), String::clone),
         report("admin.listen", listener(config.admin.listen), String::clone),
         report("kv.dir", blocks, String::clone),
@@ -87,6 +92,31 @@ fn directory<E: std::error::Error + Send + Sync + 'static>(
     file.write_all(&[0; 4096]).and_then(|()| file.sync_all()).with_context(cannot)?;
     let note = if there == dir { "" } else { ", which is not there yet" };
     Ok(format!("{}{note}", dir.display()))
+}
+
+fn keys(access: &Access) -> String {
+    match access.is_keyed() {
+        true => format!("read, of {} tenants", access.tenants().len()),
+        false => "none (access.keys_file): whoever reaches http.listen may ask".to_owned(),
+    }
+}
+
+fn tls(config: &Config) -> anyhow::Result<String> {
+    Ok(match app::tls(config)? {
+        Some(_) => format!("{} and its key", config.http.tls_cert_file.display()),
+        None => "none (http.tls_cert_file)".to_owned(),
+    })
+}
+
+/// What is wrong with the folders of tenants; those of the default one are looked at with the directory.
+fn tenants(access: Option<&Access>, registry: &RegistrySettings) -> anyhow::Result<()> {
+    for tenant in access.map(Access::tenants).unwrap_or_default().iter().filter(|t| !t.is_default()) {
+        match Registry::inspect(&registry.of_tenant(tenant).dir) {
+            Ok(()) | Err(RegistryError::InUse { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 fn listener(address: SocketAddr) -> anyhow::Result<String> {

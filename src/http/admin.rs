@@ -31,22 +31,18 @@ pub fn router(admin: Admin) -> Router {
 async fn ready(State(admin): State<Admin>) -> (StatusCode, &'static str) {
     match admin.service {
         ref service if service.admission.is_draining() => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
-        ref service if service.pipeline.get().is_none() => {
-            (StatusCode::SERVICE_UNAVAILABLE, "loading the model\n")
-        }
+        ref service if !service.is_ready() => (StatusCode::SERVICE_UNAVAILABLE, "loading the model\n"),
         _ => (StatusCode::OK, "ok\n"),
     }
 }
 
 async fn metrics(State(admin): State<Admin>) -> String {
     gauge!("requests_waiting").set(admin.service.admission.waiting() as f64);
-    if let Some(registry) = admin.service.registry.get() {
-        let progress = registry.progress();
-        for (state, count) in
-            [("warm", progress.warm), ("queued", progress.queued), ("failed", progress.failed)]
-        {
-            gauge!("registry_chunks", "state" => state).set(count as f64);
-        }
+    // Of all tenants: who sees this is no tenant.
+    let progress = admin.service.progress_of_all();
+    for (state, count) in [("warm", progress.warm), ("queued", progress.queued), ("failed", progress.failed)]
+    {
+        gauge!("registry_chunks", "state" => state).set(count as f64);
     }
     (admin.render)()
 }

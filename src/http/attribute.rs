@@ -7,12 +7,11 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::HeaderMap;
 
 use super::error::HttpError;
 use super::named::{Lookup, check_ids};
-use super::{Service, body, observe, work};
+use super::{Scope, body, observe, work};
 use crate::admission::Permit;
 use crate::api::{self, AttributeAnswer, AttributeBody, AttributeOptions, Named, Names, RequestError};
 use crate::domain::{AttributeRequest, Chunk};
@@ -22,7 +21,7 @@ use crate::receipt::Receipt;
 
 /// Ties the parts of an answer to chunks.
 pub async fn handle(
-    State(service): State<Service>,
+    service: Scope,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<AttributeAnswer>, HttpError> {
@@ -74,15 +73,15 @@ impl Asked {
     /// Finds its chunks, then works on it.
     async fn work<T: Send + 'static>(
         self,
-        service: &Service,
+        service: &Scope,
         (permit, deadline): (Permit, Instant),
         read: Read,
-        work: impl FnOnce(&Service, Found, &Cancel) -> Result<T, HttpError> + Send + 'static,
+        work: impl FnOnce(&Scope, Found, &Cancel) -> Result<T, HttpError> + Send + 'static,
     ) -> Result<T, HttpError> {
         let Self { body, named } = self;
         let by_ids = matches!(named, Some(Named::Registered(_)));
         let service = service.clone();
-        let answer = work::permitted(permit, deadline, move |cancel| {
+        let answer = work::permitted(service.caller().clone(), (permit, deadline), move |cancel| {
             let chunks = named.map(|named| Chunks::of(&service, &named, cancel)).transpose()?;
             let (mut request, options) = read(body, chunks.as_ref().map(Chunks::chunks))?;
             let remembered = chunks.as_ref().and_then(Chunks::remembered);
@@ -100,7 +99,7 @@ enum Chunks {
 }
 
 impl Chunks {
-    fn of(service: &Service, named: &Named, cancel: &Cancel) -> Result<Self, HttpError> {
+    fn of(service: &Scope, named: &Named, cancel: &Cancel) -> Result<Self, HttpError> {
         match named {
             Named::Registered(ids) => {
                 let limits = service.limits.registry;
@@ -110,8 +109,8 @@ impl Chunks {
                 Ok(Self::Registered(lookup.chunks((0..ids.len()).collect())?))
             }
             Named::Compressed(id) => {
-                let found = service.handles.get(id);
-                let unknown = || HttpError::compress_id_unknown(service.handles.expire_s());
+                let found = service.handles().get(id);
+                let unknown = || HttpError::compress_id_unknown(service.handles().expire_s());
                 Ok(Self::Remembered(found.ok_or_else(unknown)?))
             }
         }

@@ -66,6 +66,24 @@ pub async fn whole(
     read(body, bytes_max, service.limits.read_max).await
 }
 
+/// Reads off the body of a request that is refused without it, as far as it might be one, and keeps none of it.
+pub async fn discard(mut body: Body, service: &Service) {
+    let bytes_max = service.limits.body_bytes_max;
+    if declared(&body) > bytes_max.saturating_add(DISCARD_BYTES_MAX) {
+        return;
+    }
+    let mut left = bytes_max;
+    let read = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len()));
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    let _in_time = tokio::time::timeout(service.limits.read_max, read).await;
+}
+
 /// Bytes that the body says it has; 0 where it does not say.
 fn declared(body: &Body) -> usize {
     usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX)

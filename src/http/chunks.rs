@@ -5,17 +5,18 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, Path, Query, RawQuery, State};
+use axum::extract::{FromRequestParts, Path, Query, RawQuery};
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
 use serde::Deserialize;
 
 use super::error::HttpError;
-use super::{Service, body, work};
+use super::{Scope, body, work};
 use crate::admission::Refusal;
 use crate::api::{
     self, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RequestError,
 };
+use crate::domain::Chunk;
 use crate::pipeline::PipelineError;
 use crate::registry::filter::Filter;
 use crate::registry::{Change, Outcome};
@@ -23,6 +24,9 @@ use crate::registry::{Change, Outcome};
 /// Chunks on a page.
 const PAGE_COUNT_DEFAULT: usize = 100;
 const PAGE_COUNT_MAX: usize = 1_000;
+
+/// Of text that is registered, about.
+const BYTES_PER_TOKEN: usize = 4;
 
 /// The id at the end of a path, percent-decoded.
 pub struct ChunkId(String);
@@ -39,7 +43,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ChunkId {
 
 /// `POST /v1/chunks`: registers what is right in a batch, and says what is wrong with the rest.
 pub async fn register(
-    State(service): State<Service>,
+    service: Scope,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<ChangesAnswer>, HttpError> {
@@ -52,7 +56,10 @@ pub async fn register(
     let deadline = work::deadline(arrived, batch.deadline_ms, &service)?;
     let (ids, changes): (Vec<String>, Vec<Change>) =
         batch.chunks().map(|chunk| (chunk.id.clone(), Change::Put(Arc::clone(chunk)))).unzip();
+    let read = |chunk: &Arc<Chunk>| chunk.text.len() + chunk.title.as_ref().map_or(0, String::len);
+    let bytes: Vec<usize> = batch.chunks().map(read).collect();
     let outcomes = write(&service, changes, deadline).await?;
+    charge_ahead(&service, &bytes, &outcomes);
     let registry = service.registry()?;
     let warming =
         if batch.wait { registry.settled(&ids, deadline).await } else { registry.progress_of(&ids) };
@@ -61,7 +68,7 @@ pub async fn register(
 
 /// `POST /v1/chunks/delete`: takes several away; those that are not there are said, and no error.
 pub async fn delete_batch(
-    State(service): State<Service>,
+    service: Scope,
     ChunkId(id): ChunkId,
     headers: HeaderMap,
     body: Body,
@@ -86,10 +93,7 @@ pub async fn delete_batch(
 }
 
 /// `DELETE /v1/chunks/{id}`.
-pub async fn delete_one(
-    State(service): State<Service>,
-    ChunkId(id): ChunkId,
-) -> Result<Json<ChangesAnswer>, HttpError> {
+pub async fn delete_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<ChangesAnswer>, HttpError> {
     let deadline = work::deadline(Instant::now(), None, &service)?;
     let outcomes = write(&service, vec![Change::Delete(id.clone())], deadline).await?;
     match outcomes[..] {
@@ -99,10 +103,7 @@ pub async fn delete_one(
 }
 
 /// `GET /v1/chunks/{id}`.
-pub async fn get_one(
-    State(service): State<Service>,
-    ChunkId(id): ChunkId,
-) -> Result<Json<RegisteredAnswer>, HttpError> {
+pub async fn get_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<RegisteredAnswer>, HttpError> {
     let found = work::aside(move || match service.registry()?.get(&[&id])?.remove(0) {
         Some(chunk) => Ok(chunk),
         None => Err(HttpError::chunk_not_found(&id)),
@@ -120,10 +121,7 @@ pub struct ListQuery {
 }
 
 /// `GET /v1/chunks`: a page of them in the order of their ids; no larger than what one may send.
-pub async fn list(
-    State(service): State<Service>,
-    RawQuery(query): RawQuery,
-) -> Result<Json<PageAnswer>, HttpError> {
+pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<PageAnswer>, HttpError> {
     let uri =
         format!("/?{}", query.unwrap_or_default()).parse().map_err(|_| RequestError::query("not a query"))?;
     let Query(query) =
@@ -152,17 +150,21 @@ pub async fn list(
 }
 
 /// `GET /v1/registry`: how far reading ahead has come.
-pub async fn progress(State(service): State<Service>) -> Result<Json<ProgressAnswer>, HttpError> {
+pub async fn progress(service: Scope) -> Result<Json<ProgressAnswer>, HttpError> {
     Ok(Json(service.registry()?.progress().into()))
+}
+
+/// What is read ahead is charged when it is registered, by its bytes: how many tokens it has is known when it has been read, by
+/// then for nobody in particular.
+fn charge_ahead(service: &Scope, bytes: &[usize], outcomes: &[Outcome]) {
+    let changed = bytes.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_change());
+    let bytes: usize = changed.map(|(bytes, _)| bytes).sum();
+    service.caller().charge(bytes.div_ceil(BYTES_PER_TOKEN), Instant::now());
 }
 
 /// Changes what is registered. A caller that is told of a deadline does not know whether the change was made; making it
 /// again is harmless.
-async fn write(
-    service: &Service,
-    changes: Vec<Change>,
-    deadline: Instant,
-) -> Result<Vec<Outcome>, HttpError> {
+async fn write(service: &Scope, changes: Vec<Change>, deadline: Instant) -> Result<Vec<Outcome>, HttpError> {
     if service.admission.is_draining() {
         return Err(Refusal::Draining.into());
     }

@@ -9,13 +9,12 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 
 use super::error::HttpError;
 use super::named::{Lookup, check_ids};
-use super::{Service, body, observe, work};
+use super::{Scope, body, observe, work};
 use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
 use crate::domain::{CompressRequest, OnError};
 use crate::handles::Remembered;
@@ -44,11 +43,7 @@ enum Shape {
 }
 
 /// A body with `messages` is a conversation, any other has chunks.
-pub async fn handle(
-    State(service): State<Service>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, HttpError> {
+pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
     let arrived = Instant::now();
     let parse = |body: &[u8]| match messages::Asked::new(body)? {
         Some(asked) => Ok(Shape::Messages(asked)),
@@ -61,7 +56,7 @@ pub async fn handle(
 }
 
 /// Waits for its turn, compresses; what the caller asked to survive, it gets back whole.
-async fn chunks(service: Service, asked: Asked, arrived: Instant) -> Result<Json<CompressAnswer>, HttpError> {
+async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<Json<CompressAnswer>, HttpError> {
     let deadline = work::deadline(arrived, asked.options.deadline_ms, &service)?;
     let asked = Arc::new(asked);
     match compress(&service, &asked, deadline).await {
@@ -78,7 +73,7 @@ async fn chunks(service: Service, asked: Asked, arrived: Instant) -> Result<Json
 }
 
 async fn compress(
-    service: &Service,
+    service: &Scope,
     asked: &Arc<Asked>,
     deadline: Instant,
 ) -> Result<CompressAnswer, HttpError> {
@@ -96,7 +91,7 @@ async fn compress(
 
 /// The chunks as they are, and why. Registered ones that nobody could have sent are not: then the error is the answer.
 async fn passed(
-    service: &Service,
+    service: &Scope,
     asked: Arc<Asked>,
     error: HttpError,
     arrived: Instant,
@@ -123,7 +118,7 @@ impl Asked {
     /// The request with its chunks, of at most `bytes_max` where they are registered ones.
     fn resolved(
         &self,
-        service: &Service,
+        service: &Scope,
         bytes_max: usize,
         cancel: &Cancel,
     ) -> Result<Resolved<'_>, HttpError> {
@@ -153,16 +148,16 @@ impl Asked {
         &self,
         resolved: &Resolved,
         compressed: pipeline::Compressed,
-        service: &Service,
+        service: &Scope,
     ) -> CompressAnswer {
         let remembered = remembered(resolved, &compressed);
-        let pipeline = service.pipeline.get();
+        let pipeline = service.pipeline();
         let answer = CompressAnswer::new(&resolved.request, compressed, self.options.offsets, pipeline);
         let answer = match &resolved.prefiltered {
             None => answer,
             Some(prefiltered) => answer.prefiltered(prefiltered),
         };
-        answer.named(service.handles.remember(remembered))
+        answer.named(service.handles().remember(remembered))
     }
 }
 

@@ -4,12 +4,13 @@ use std::any::Any;
 use std::time::Duration;
 
 use axum::Json;
-use axum::http::header::RETRY_AFTER;
+use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::access::Denied;
 use crate::admission::Refusal;
 use crate::api::{ErrorAnswer, ErrorBody, RequestError};
 use crate::model::ModelError;
@@ -24,6 +25,8 @@ const IDS_QUOTED_MAX: usize = 10;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpError {
     body: ErrorBody,
+    /// Seconds after which asking again helps, where this is known better than by the code.
+    retry_after_s: Option<u64>,
 }
 
 /// An answer's error code, for the log and the metrics: the only part of an error that may be recorded.
@@ -44,6 +47,8 @@ fn status(code: &str) -> StatusCode {
         | "stream_empty"
         | "stream_event_invalid"
         | "query_string_invalid" => StatusCode::BAD_REQUEST,
+        "key_missing" | "key_unknown" => StatusCode::UNAUTHORIZED,
+        "key_revoked" => StatusCode::FORBIDDEN,
         "not_found"
         | "chunk_not_found"
         | "compress_id_unknown"
@@ -54,13 +59,14 @@ fn status(code: &str) -> StatusCode {
         "body_timeout" => StatusCode::REQUEST_TIMEOUT,
         "encoding_unsupported" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "body_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
-        "overloaded" => StatusCode::TOO_MANY_REQUESTS,
+        "overloaded" | "rate_limited" => StatusCode::TOO_MANY_REQUESTS,
         "internal"
         | "originals_failed"
         | "receipt_failed"
         | "model_failed"
         | "registry_read_failed"
-        | "registry_stopped" => StatusCode::INTERNAL_SERVER_ERROR,
+        | "registry_stopped"
+        | "registry_unusable" => StatusCode::INTERNAL_SERVER_ERROR,
         "registry_write_failed" => StatusCode::INSUFFICIENT_STORAGE,
         "not_ready" | "draining" | "change_log_unavailable" => StatusCode::SERVICE_UNAVAILABLE,
         "upstream_failed" => StatusCode::BAD_GATEWAY,
@@ -70,7 +76,7 @@ fn status(code: &str) -> StatusCode {
 }
 
 /// Seconds after which a client may try again, for codes where trying again can help.
-fn retry_after_s(code: &str) -> Option<u16> {
+fn retry_after_s(code: &str) -> Option<u64> {
     match code {
         "overloaded" => Some(1),
         "not_ready" | "draining" | "change_log_unavailable" | "registry_write_failed" => Some(5),
@@ -78,9 +84,18 @@ fn retry_after_s(code: &str) -> Option<u16> {
     }
 }
 
+/// How a client is told that it has to say who it is.
+fn challenge(code: &str) -> Option<&'static str> {
+    match code {
+        "key_missing" => Some("Bearer"),
+        "key_unknown" => Some("Bearer error=\"invalid_token\""),
+        _ => None,
+    }
+}
+
 impl HttpError {
     fn new(code: &'static str, message: impl Into<String>) -> Self {
-        Self { body: ErrorBody { code, message: message.into(), param: None } }
+        ErrorBody { code, message: message.into(), param: None }.into()
     }
 
     fn at(mut self, param: &str) -> Self {
@@ -139,6 +154,13 @@ impl HttpError {
         Self::new(
             "not_ready",
             "the registry is still being opened; /readyz on the admin listener says when all is ready",
+        )
+    }
+
+    pub(super) fn registry_unusable() -> Self {
+        Self::new(
+            "registry_unusable",
+            "this tenant's registry cannot be used; the daemon's log says why, and what to do",
         )
     }
 
@@ -347,8 +369,11 @@ impl HttpError {
     pub(super) fn respond(&self, body: impl Serialize) -> Response {
         let code = self.body.code;
         let mut response = (status(code), Json(body)).into_response();
-        if let Some(seconds) = retry_after_s(code) {
+        if let Some(seconds) = self.retry_after_s.or_else(|| retry_after_s(code)) {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(challenge) = challenge(code) {
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
         }
         response.extensions_mut().insert(ErrorCode(code));
         response
@@ -405,9 +430,22 @@ impl IntoResponse for HttpError {
     }
 }
 
+impl From<ErrorBody> for HttpError {
+    fn from(body: ErrorBody) -> Self {
+        Self { body, retry_after_s: None }
+    }
+}
+
+impl From<Denied> for HttpError {
+    fn from(denied: Denied) -> Self {
+        let retry_after_s = denied.retry_after_s();
+        Self { retry_after_s, ..Self::new(denied.code(), denied.to_string()) }
+    }
+}
+
 impl From<RequestError> for HttpError {
     fn from(error: RequestError) -> Self {
-        Self { body: ErrorBody { code: error.code, message: error.message, param: error.param } }
+        ErrorBody { code: error.code, message: error.message, param: error.param }.into()
     }
 }
 
@@ -423,7 +461,7 @@ impl From<PipelineError> for HttpError {
             PipelineError::Model(model) => tracing::error!(error = %model, "the model failed"),
             _ => {}
         }
-        Self { body: ErrorBody { code: error.code(), message: error.to_string(), param } }
+        ErrorBody { code: error.code(), message: error.to_string(), param }.into()
     }
 }
 
@@ -438,7 +476,7 @@ impl From<RegistryError> for HttpError {
             }
             _ => None,
         };
-        Self { body: ErrorBody { code: error.code(), message: error.to_string(), param } }
+        ErrorBody { code: error.code(), message: error.to_string(), param }.into()
     }
 }
 

@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use axum::response::Response;
 
 pub use self::upstream::{Middleware, UpstreamError};
 use super::error::HttpError;
 use super::originals::Remembering;
-use super::{Service, body, observe, work};
+use super::{Scope, body, observe, work};
 use crate::api::{self, MiddlewareBody, MiddlewareOptions};
 use crate::domain::{Budget, Granularity};
 use crate::pipeline::cancel::Cancel;
@@ -30,25 +29,25 @@ const COMPRESS: &str = "x-thresher-compress";
 const CITE: &str = "x-thresher-cite";
 
 /// OpenAI's Chat Completions.
-pub async fn chat(State(service): State<Service>, uri: Uri, headers: HeaderMap, body: Body) -> Response {
+pub async fn chat(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
     let asked = (Dialect::Chat, uri);
     pass(service, asked, headers, body).await.unwrap_or_else(|error| error.in_words_of(Dialect::Chat))
 }
 
 /// OpenAI's Responses.
-pub async fn responses(State(service): State<Service>, uri: Uri, headers: HeaderMap, body: Body) -> Response {
+pub async fn responses(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
     let asked = (Dialect::Responses, uri);
     pass(service, asked, headers, body).await.unwrap_or_else(|error| error.in_words_of(Dialect::Responses))
 }
 
 /// Anthropic's Messages.
-pub async fn messages(State(service): State<Service>, uri: Uri, headers: HeaderMap, body: Body) -> Response {
+pub async fn messages(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
     let asked = (Dialect::Messages, uri);
     pass(service, asked, headers, body).await.unwrap_or_else(|error| error.in_words_of(Dialect::Messages))
 }
 
 async fn pass(
-    service: Service,
+    service: Scope,
     (dialect, uri): (Dialect, Uri),
     headers: HeaderMap,
     body: Body,
@@ -58,7 +57,8 @@ async fn pass(
     let middleware = Arc::clone(&service.middleware);
     let upstream = middleware.upstream(&asked.model)?;
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
-    let compresses = asked.compress.unwrap_or(always || asked.brings());
+    let unasked = service.caller().is_compressed_unasked();
+    let compresses = asked.compress.unwrap_or(always || unasked || asked.brings());
     let cites = asked.cite.unwrap_or(compresses && middleware.settings.cite);
     let asked = Arc::new(asked);
     let (body, done) = rewritten(&service, &asked, compresses).await?;
@@ -96,7 +96,7 @@ struct Done {
 
 /// The request as it goes on, compressed or, where that fails, as it came.
 async fn rewritten(
-    service: &Service,
+    service: &Scope,
     asked: &Arc<Asked>,
     compresses: bool,
 ) -> Result<(Vec<u8>, Done), HttpError> {
@@ -133,7 +133,7 @@ async fn rewritten(
 
 impl Asked {
     async fn read(
-        service: &Service,
+        service: &Scope,
         dialect: Dialect,
         headers: &HeaderMap,
         body: Body,
@@ -175,7 +175,7 @@ impl Asked {
     }
 
     /// Compresses it while somebody waits; without that, only what was sent before is sent so again.
-    fn rewrite(&self, service: &Service, cancel: Option<&Cancel>) -> Result<Rewritten, HttpError> {
+    fn rewrite(&self, service: &Scope, cancel: Option<&Cancel>) -> Result<Rewritten, HttpError> {
         let settings = &service.middleware.settings;
         let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
         let conversation = self.dialect.conversation(body);

@@ -1,5 +1,6 @@
 //! Counts and logs every request: who was asked, how it ended, how long it took. Never what it said.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request};
@@ -14,6 +15,10 @@ use crate::model::ModelInfo;
 use crate::pipeline::Compressed;
 use crate::pipeline::clock::Timings;
 
+/// What the file calls the key that a request came with: an answer's extension.
+#[derive(Debug, Clone)]
+pub struct KeyName(pub Arc<str>);
+
 /// Layer around every route.
 pub async fn request(request: Request, next: Next) -> Response {
     let started = Instant::now();
@@ -21,13 +26,16 @@ pub async fn request(request: Request, next: Next) -> Response {
     let method = request.method().clone();
     // Served under the route of single chunks, which are not posted to.
     let endpoint = if method == Method::POST { endpoint.replace("{id}", "delete") } else { endpoint };
-    let span = tracing::info_span!("request", %method, endpoint);
+    let span = tracing::info_span!("request", %method, endpoint, key = tracing::field::Empty);
     let mut in_flight = InFlight::enter(started, endpoint.clone(), span.clone());
     let response = next.run(request).instrument(span.clone()).await;
     in_flight.answered = true;
     let code = response.extensions().get::<ErrorCode>().map_or("ok", |code| code.0);
     let status = response.status().as_u16();
     counter!("requests_total", "endpoint" => endpoint.clone(), "code" => code).increment(1);
+    if let Some(KeyName(key)) = response.extensions().get() {
+        counter!("key_requests_total", "key" => key.to_string(), "code" => code).increment(1);
+    }
     histogram!("request_seconds", "endpoint" => endpoint).record(started.elapsed());
     span.in_scope(|| tracing::info!(status, code, ms = started.elapsed().as_secs_f64() * 1e3, "answered"));
     response

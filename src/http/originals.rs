@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::HttpError;
-use super::{Service, work};
+use super::{Scope, work};
 use crate::api::RequestError;
 use crate::domain::{ByteRange, Chunk, CompressRequest, Format};
 use crate::originals::{OriginalError, TenantOriginals};
@@ -99,7 +99,7 @@ pub struct RetrieveQuery {
 
 /// `GET /v1/retrieve/{hash}`: the text as it was; with a question, also which of its sentences are about that.
 pub async fn retrieve(
-    State(service): State<Service>,
+    service: Scope,
     hash: Result<Path<String>, PathRejection>,
     query: Result<Query<RetrieveQuery>, QueryRejection>,
 ) -> Result<Json<Value>, HttpError> {

@@ -5,13 +5,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::error::HttpError;
-use super::{Service, body, observe, work};
+use super::{Scope, body, observe, work};
 use crate::api::{self, RerankBody, RerankDialect, ScoreBody, Scored};
 use crate::domain::Granularity;
 use crate::handles;
@@ -20,17 +19,17 @@ use crate::pipeline::clock::Clock;
 use crate::pipeline::{Pipeline, PipelineError, Ranked};
 
 /// Cohere's first, Jina's and vLLM's; with `texts` that of Text Embeddings Inference.
-pub async fn v1(State(service): State<Service>, headers: HeaderMap, body: Body) -> Response {
+pub async fn v1(service: Scope, headers: HeaderMap, body: Body) -> Response {
     rerank(&service, &headers, body, RerankDialect::V1).await
 }
 
 /// Cohere's second.
-pub async fn v2(State(service): State<Service>, headers: HeaderMap, body: Body) -> Response {
+pub async fn v2(service: Scope, headers: HeaderMap, body: Body) -> Response {
     rerank(&service, &headers, body, RerankDialect::V2).await
 }
 
 /// These clients name no deadline, but hang up: they have as long as a request may have.
-async fn rerank(service: &Service, headers: &HeaderMap, body: Body, asked: RerankDialect) -> Response {
+async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, asked: RerankDialect) -> Response {
     let deadline = Instant::now() + service.limits.deadline_max;
     let parse = move |body: &[u8]| Ok(api::parse::<RerankBody>(body)?.into_domain(asked)?);
     let request = match body::parsed(service, headers, body, parse).await {
@@ -55,7 +54,7 @@ async fn rerank(service: &Service, headers: &HeaderMap, body: Body, asked: Reran
 
 /// Ranks what was asked, when its turn comes; `answer` puts it into words, with the model's name.
 async fn ranked(
-    service: &Service,
+    service: &Scope,
     deadline: Instant,
     rank: impl FnOnce(&Pipeline, &Cancel) -> Result<Vec<Ranked>, PipelineError> + Send + 'static,
     answer: impl FnOnce(&[Ranked], &str) -> Value + Send + 'static,
@@ -73,7 +72,7 @@ async fn ranked(
 }
 
 /// vLLM's.
-pub async fn score(State(service): State<Service>, headers: HeaderMap, body: Body) -> Response {
+pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
     let deadline = Instant::now() + service.limits.deadline_max;
     let parse = |body: &[u8]| Ok(api::parse::<ScoreBody>(body)?.into_domain()?);
     let answer = async {

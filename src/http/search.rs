@@ -5,21 +5,16 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::HeaderMap;
 
 use super::error::HttpError;
-use super::{Service, body, observe, work};
+use super::{Scope, body, observe, work};
 use crate::api::{self, Rank, SearchAnswer, SearchBody};
 use crate::domain::Granularity;
 use crate::pipeline::clock::Clock;
 
 /// Finds candidates by words and has the model rank them.
-pub async fn handle(
-    State(service): State<Service>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Json<SearchAnswer>, HttpError> {
+pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Json<SearchAnswer>, HttpError> {
     let arrived = Instant::now();
     let limits = service.limits.registry.search;
     let request = body::parsed(&service, &headers, body, move |body| {

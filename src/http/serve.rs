@@ -1,4 +1,5 @@
-//! The accept loop: connections with a time for each request's head, and a shutdown that lets answers go out.
+//! The accept loop: connections with a time for each request's head, over TLS where that is asked for, and a shutdown that lets
+//! answers go out.
 //! `axum::serve` would do but for that time: without it a client that never finishes its head holds a connection for good.
 
 use std::future::Future;
@@ -7,10 +8,13 @@ use std::time::Duration;
 use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+
+use super::tls::Tls;
 
 /// What the system's refusal to accept (no file descriptors, say) is given to pass.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -25,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(20);
 pub async fn serve(
     listener: TcpListener,
     router: Router,
-    head_time: Duration,
+    (head_time, tls): (Duration, Option<Tls>),
     stop: impl Future<Output = ()>,
 ) {
     let mut builder = Builder::new(TokioExecutor::new());
@@ -53,32 +57,63 @@ pub async fn serve(
         };
         refused = false;
         let _ = stream.set_nodelay(true);
-        let (builder, router, watcher) = (builder.clone(), router.clone(), graceful.watcher());
-        let mut stopped = stopped.clone();
+        let (router, watcher, tls) = (router.clone(), graceful.watcher(), tls.clone());
+        let (mut builder, mut stopped) = (builder.clone(), stopped.clone());
         tokio::spawn(async move {
+            // Asked of every connection by itself: who is slow to shake hands keeps nobody else waiting.
+            let begun = async {
+                match tls {
+                    None => begun(&stream).await.then_some(Stream::Plain(stream)),
+                    Some(tls) => tls.begin(stream).await.map(Stream::Tls),
+                }
+            };
             // The builder's own time begins when it knows which HTTP is spoken.
-            tokio::select! {
-                () = begun(&stream) => {}
+            let begun = tokio::select! {
+                begun = begun => begun,
                 () = tokio::time::sleep(head_time) => return,
                 _ = stopped.changed() => return,
+            };
+            match begun {
+                None => {}
+                Some(Stream::Plain(stream)) => carry(&builder, stream, router, watcher).await,
+                Some(Stream::Tls((stream, is_h2))) => {
+                    // Agreed on before the first byte.
+                    builder = if is_h2 { builder.http2_only() } else { builder.http1_only() };
+                    carry(&builder, stream, router, watcher).await;
+                }
             }
-            let service = TowerToHyperService::new(router);
-            let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-            // How a connection ends is its client's affair; what it asked has been counted.
-            drop(watcher.watch(connection).await);
         });
     }
     drop((listener, stopping));
     graceful.shutdown().await;
 }
 
-/// Waits until the first bytes say which HTTP is spoken, or the connection ends.
-async fn begun(stream: &TcpStream) {
+/// A connection that has begun.
+enum Stream<T> {
+    Plain(TcpStream),
+    Tls(T),
+}
+
+async fn carry<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    builder: &Builder<TokioExecutor>,
+    stream: S,
+    router: Router,
+    watcher: Watcher,
+) {
+    let service = TowerToHyperService::new(router);
+    let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+    // How a connection ends is its client's affair; what it asked has been counted.
+    drop(watcher.watch(connection).await);
+}
+
+/// Waits until the first bytes say which HTTP is spoken; false: the connection has ended.
+async fn begun(stream: &TcpStream) -> bool {
     let mut bytes = [0; PREFACE.len()];
     while let Ok(length @ 1..) = stream.peek(&mut bytes).await {
         if length == PREFACE.len() || bytes[..length] != PREFACE[..length] {
-            return;
+            return true;
         }
         tokio::time::sleep(LOOK).await;
     }
+    false
 }

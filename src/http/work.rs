@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{HttpError, Service};
+use super::{HttpError, Scope, Service};
+use crate::access::Caller;
 use crate::admission::Permit;
 use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
@@ -35,20 +36,21 @@ pub async fn aside<T: Send + 'static>(
 /// # Errors
 /// What the work says; a refusal; a deadline.
 pub async fn admitted<T: Send + 'static>(
-    service: &Service,
+    service: &Scope,
     deadline: Instant,
     work: impl FnOnce(&Cancel) -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
-    permitted(service.admission.enter(deadline).await?, deadline, work).await
+    let permit = service.admission.enter(deadline).await?;
+    permitted(service.caller().clone(), (permit, deadline), work).await
 }
 
-/// The same for one who has a permit.
+/// The same for one who has a permit. What was done is charged to its key when it ends, however it ends.
 ///
 /// # Errors
 /// What the work says; a deadline.
 pub async fn permitted<T: Send + 'static>(
-    permit: Permit,
-    deadline: Instant,
+    caller: Caller,
+    (permit, deadline): (Permit, Instant),
     work: impl FnOnce(&Cancel) -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
     let cancel = Cancel::at(Some(deadline));
@@ -57,6 +59,7 @@ pub async fn permitted<T: Send + 'static>(
     let span = tracing::Span::current();
     let work = aside(move || {
         let _span = span.entered();
+        let _charged = Charged { cancel: cancel.clone(), caller };
         // Held until the work has really ended, not only until nobody waits for it.
         let _permit = permit;
         work(&cancel)
@@ -64,6 +67,18 @@ pub async fn permitted<T: Send + 'static>(
     match tokio::time::timeout_at(deadline.into(), work).await {
         Ok(outcome) => outcome,
         Err(_elapsed) => Err(PipelineError::DeadlineExceeded.into()),
+    }
+}
+
+/// Charges a caller for its work when dropped: after a panic, too.
+struct Charged {
+    cancel: Cancel,
+    caller: Caller,
+}
+
+impl Drop for Charged {
+    fn drop(&mut self) {
+        self.caller.charge(self.cancel.spent(), Instant::now());
     }
 }
 

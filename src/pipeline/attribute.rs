@@ -181,6 +181,7 @@ impl Pipeline {
         cancel.check()?;
         let (answer, bytes) = sentence;
         let tokens = self.tokenizer.encode(bytes.of(answer))?;
+        cancel.spend(tokens.ids.len());
         hear::sentence(
             candidates,
             (bytes.of(answer), bytes.start),

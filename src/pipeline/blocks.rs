@@ -13,7 +13,7 @@ use super::cancel::Cancel;
 use super::pace::{Pace, Reading};
 use super::tokenize::{self, Passage};
 use super::validate::RequestLimits;
-use crate::domain::{Chunk, TokenSpan};
+use crate::domain::{Chunk, Tenant, TokenSpan};
 use crate::kv::block::{Block, Parts};
 use crate::kv::codec::{Codec, LANES};
 use crate::kv::key::{BlockKey, KeySpace};
@@ -58,15 +58,17 @@ pub struct Reader {
     tokenizer: Arc<ModelTokenizer>,
     store: Arc<KvStore>,
     codec: Codec,
+    salt: Vec<u8>,
     keys: KeySpace,
-    pace: Pace,
+    /// Of the model, whoever asks.
+    pace: Arc<Pace>,
     /// What a token takes in a block, and as full numbers.
     token_bytes: [usize; 2],
 }
 
 impl Reader {
-    /// Reads with `model` and keeps what it reads in `store`. Blocks of other tenants, told apart by their `salt`, are
-    /// never found.
+    /// Reads with `model` and keeps what it reads in `store`, for the default tenant. Blocks under another `salt` are never
+    /// found.
     pub fn new(
         model: Arc<dyn ModelRuntime>,
         tokenizer: Arc<ModelTokenizer>,
@@ -75,11 +77,26 @@ impl Reader {
         salt: &[u8],
     ) -> Self {
         let info = model.info();
-        let keys = key_space(info, codec, salt);
+        let keys = key_space(info, codec, salt, &Tenant::default());
         let scale = if codec.is_quantized() { 4 } else { 0 };
         let value_bytes = codec.head_bytes(LANES, info.head_dim) / LANES;
         let token_bytes = [info.planes * (value_bytes + scale), info.planes * info.head_dim * 4];
-        Self { model, tokenizer, store, codec, keys, pace: Pace::default(), token_bytes }
+        let (salt, pace) = (salt.to_vec(), Arc::default());
+        Self { model, tokenizer, store, codec, salt, keys, pace, token_bytes }
+    }
+
+    /// The same for a tenant: blocks of others are never found, nor waited for while they are read.
+    pub fn of_tenant(&self, tenant: &Tenant) -> Self {
+        Self {
+            model: Arc::clone(&self.model),
+            tokenizer: Arc::clone(&self.tokenizer),
+            store: Arc::clone(&self.store),
+            codec: self.codec,
+            salt: self.salt.clone(),
+            keys: key_space(self.model.info(), self.codec, &self.salt, tenant),
+            pace: Arc::clone(&self.pace),
+            token_bytes: self.token_bytes,
+        }
     }
 
     /// The blocks of `chunks`.
@@ -92,6 +109,7 @@ impl Reader {
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
+        let spent_before = cancel.spent();
         let keys: Vec<BlockKey> = chunks.par_iter().with_min_len(64).map(|chunk| self.key(chunk)).collect();
         let wanted = {
             let cancel = cancel.clone();
@@ -108,6 +126,8 @@ impl Reader {
         let blocks =
             blocks.ok_or_else(|| cancel.check().expect_err("blocks are left out only when nobody waits"))?;
         let blocks = Blocks::new(blocks, sources);
+        // What was read has been counted; what was there is looked at as well.
+        cancel.spend(blocks.tokens().saturating_sub(cancel.spent() - spent_before));
         limits.check_tokens(blocks.tokens(), self.token_bytes[0])?;
         Ok(blocks)
     }
@@ -176,7 +196,9 @@ impl Reader {
         let windows: Vec<(usize, usize, &[u32])> = order.into_iter().flat_map(windows_of).collect();
         let ids: Vec<&[u32]> = windows.iter().map(|&(.., ids)| ids).collect();
         let done = |window: usize, keys: ArrayView3<f32>| {
-            let (i, first, _) = windows[window];
+            let (i, first, ids) = windows[window];
+            // At once: what was read for a request that then ends without an answer was read all the same.
+            cancel.spend(ids.len());
             if pending[i].add(first, keys) {
                 reading.read(bytes_of(&claims[i]));
                 claims[i].land(pending[i].encode(self.codec));
@@ -186,10 +208,16 @@ impl Reader {
     }
 }
 
-/// Everything but the chunk that a block depends on.
-fn key_space(model: &ModelInfo, codec: Codec, salt: &[u8]) -> KeySpace {
+/// Everything but the chunk that a block depends on, and whose it is.
+fn key_space(model: &ModelInfo, codec: Codec, salt: &[u8], tenant: &Tenant) -> KeySpace {
     let rules = text::RULES_VERSION.to_le_bytes();
-    KeySpace::new(&[model.fingerprint.as_bytes(), &[codec.id()], &rules, salt])
+    let codec = [codec.id()];
+    let mut parts = vec![model.fingerprint.as_bytes(), &codec, &rules, salt];
+    // Blocks of a daemon without tenants are those of the default one.
+    if !tenant.is_default() {
+        parts.push(tenant.name().as_bytes());
+    }
+    KeySpace::new(&parts)
 }
 
 /// Keys `[head, token, head_dim]` of windows, one behind the other.
@@ -247,6 +275,7 @@ impl<'a> Pending<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::time::{Duration, Instant};
 
     use super::*;
@@ -258,7 +287,7 @@ mod tests {
         let store = Arc::new(KvStore::without_tiers());
         let (model, tokenizer) = (ScriptedModel::new(64), Arc::new(ScriptedModel::tokenizer(&[])));
         let mut reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, b"");
-        reader.pace = Pace::of(1_000.0);
+        reader.pace = Arc::new(Pace::of(1_000.0));
         let chunk = |n: usize| {
             Arc::new(Chunk { id: n.to_string(), title: None, text: format!("{n:020}"), metadata: None })
         };
@@ -279,6 +308,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_looked_at_is_counted_once_wherever_it_came_from() {
+        let (model, tokenizer) = (ScriptedModel::new(4), Arc::new(ScriptedModel::tokenizer(&["tide"])));
+        let store = Arc::new(KvStore::without_tiers());
+        let reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, b"");
+        let chunk = |text: &str| {
+            Arc::new(Chunk { id: String::new(), title: None, text: text.to_owned(), metadata: None })
+        };
+        // Several windows, one that is there twice, an empty one.
+        let chunks = ["tide ".repeat(11), "tide".to_owned(), "tide".to_owned(), String::new()];
+        let chunks: Vec<_> = chunks.iter().map(|text| chunk(text)).collect();
+        let cancel = Cancel::default();
+        for turn in 1..=2 {
+            let blocks = reader.blocks(&chunks, &RequestLimits::default(), &cancel).expect("blocks");
+            assert!(blocks.tokens() > 12);
+            assert_eq!(cancel.spent(), turn * blocks.tokens());
+        }
+        let late = Cancel::default();
+        late.cancel();
+        assert!(reader.blocks(&chunks, &RequestLimits::default(), &late).is_err());
+        assert_eq!(late.spent(), 0, "nothing was done");
+    }
+
+    #[test]
     fn whatever_a_block_depends_on_changes_its_key() {
         let model = ModelInfo {
             name: "m".to_owned(),
@@ -290,7 +342,11 @@ mod tests {
             decoder: None,
             device: DeviceInUse::cpu(),
         };
-        let key = |model: &ModelInfo, codec, salt: &[u8]| key_space(model, codec, salt).key(None, "text");
+        let key_of = |model: &ModelInfo, codec, salt: &[u8], tenant: &str| {
+            let tenant = Tenant::new(tenant).expect("a name");
+            key_space(model, codec, salt, &tenant).key(None, "text")
+        };
+        let key = |model: &ModelInfo, codec, salt: &[u8]| key_of(model, codec, salt, "");
         let usual = key(&model, Codec::Int8, b"");
         let check = |name: &str, change: &dyn Fn(&mut ModelInfo), codec, salt: &[u8]| {
             let mut other = model.clone();
@@ -300,7 +356,11 @@ mod tests {
         // Tokenizer, window and readout are in the model's fingerprint: see `Contract::fingerprint`.
         check("fingerprint", &|model| model.fingerprint.push('f'), Codec::Int8, b"");
         check("codec", &|_| {}, Codec::Int4, b"");
-        check("tenant", &|_| {}, Codec::Int8, b"salt");
+        check("salt", &|_| {}, Codec::Int8, b"salt");
+        let tenants = ["", "a", "b", "ab"].map(|tenant| key_of(&model, Codec::Int8, b"", tenant));
+        assert_eq!(HashSet::from(tenants).len(), 4, "every tenant has its own");
+        assert_eq!(tenants[0], usual, "the default one's are those of a daemon without tenants");
+        assert_ne!(key_of(&model, Codec::Int8, b"a", ""), tenants[1], "a salt is no tenant");
         let renamed = ModelInfo { name: "n".to_owned(), ..model.clone() };
         assert_eq!(key(&renamed, Codec::Int8, b""), usual, "a name changes nothing");
     }

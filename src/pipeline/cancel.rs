@@ -1,7 +1,8 @@
-//! When to stop: the request's deadline, or a caller that has gone.
+//! When to stop: the request's deadline, or a caller that has gone. And what was done until then, in tokens: every piece of work
+//! comes by here, so none is forgotten.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::PipelineError;
@@ -13,6 +14,7 @@ pub struct Cancel {
     deadline: Option<Instant>,
     gone: Arc<AtomicBool>,
     wanted: Option<Wanted>,
+    tokens: Arc<AtomicUsize>,
 }
 
 impl Cancel {
@@ -29,6 +31,16 @@ impl Cancel {
     /// The caller no longer waits.
     pub fn cancel(&self) {
         self.gone.store(true, Ordering::Relaxed);
+    }
+
+    /// So many of the model's tokens were looked at, in chunks, a question or an answer.
+    pub fn spend(&self, tokens: usize) {
+        self.tokens.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    /// All that were, by all clones.
+    pub fn spent(&self) -> usize {
+        self.tokens.load(Ordering::Relaxed)
     }
 
     /// How long anybody still waits; none: as long as it takes.

@@ -8,6 +8,7 @@ use tantivy::{Index, IndexWriter, TantivyError};
 
 use super::directory::Directory;
 use super::schema::{Fields, schema};
+use super::settings::TENANTS;
 use super::{RegistryError, analyzer};
 
 /// Bytes that the writer buffers before it writes a segment.
@@ -88,11 +89,12 @@ fn existing(dir: &Path, mmap: &MmapDirectory) -> Result<Option<Index>, RegistryE
     }
 }
 
-/// Whether there is more than the hidden files (locks, lists) that an index leaves while it is being made.
+/// Whether there is more than the hidden files (locks, lists) that an index leaves while it is being made, and the folders of
+/// tenants.
 fn holds_files(dir: &Path) -> std::io::Result<bool> {
     let names = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name()));
     let names = names.collect::<std::io::Result<Vec<_>>>()?;
-    Ok(names.iter().any(|name| !name.to_string_lossy().starts_with('.')))
+    Ok(names.iter().any(|name| !name.to_string_lossy().starts_with('.') && name != TENANTS))
 }
 
 fn refused(dir: &Path, cause: TantivyError) -> RegistryError {

@@ -4,11 +4,16 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::domain::Tenant;
+
+/// In the default tenant's folder: the folders of all others.
+pub(super) const TENANTS: &str = "tenants";
+
 /// Where registered chunks are kept, and how many.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RegistrySettings {
-    /// Folder; one daemon each. Empty: in memory only, forgotten at exit.
+    /// Folder; one daemon each. Tenants have one each in it. Empty: in memory only, forgotten at exit.
     pub dir: PathBuf,
     /// Registered chunks; each takes about 100 bytes of memory, whether in use or not.
     pub chunk_count_max: usize,
@@ -26,6 +31,15 @@ pub struct RegistrySettings {
     pub prefilter_above: usize,
     /// How many chunks the prefilter keeps.
     pub prefilter_to: usize,
+}
+
+impl RegistrySettings {
+    /// The same for a tenant, whose folder is its own.
+    pub fn of_tenant(&self, tenant: &Tenant) -> Self {
+        let alone = tenant.is_default() || self.dir.as_os_str().is_empty();
+        let dir = if alone { self.dir.clone() } else { self.dir.join(TENANTS).join(tenant.name()) };
+        Self { dir, ..self.clone() }
+    }
 }
 
 impl Default for RegistrySettings {

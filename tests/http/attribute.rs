@@ -387,11 +387,11 @@ async fn arriving_answers_are_bounded_in_number_and_go_on_while_the_daemon_drain
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_whose_client_leaves_or_says_nothing_gives_its_place_back() {
-    let mut service = service(None, 2, 2, &registry_settings());
+    let (mut service, tenants) = service(None, 2, 2, &registry_settings());
     service.limits.deadline_max = Duration::from_millis(300);
     service.limits.stream_max = Duration::from_millis(900);
-    let _ = service.pipeline.set(pipeline_of(scripted(), KvStore::without_tiers()));
-    let daemon = serve(service).await;
+    tenants.set_pipeline(pipeline_of(scripted(), KvStore::without_tiers()));
+    let daemon = serve((service, tenants)).await;
     let mut request = good();
     request.as_object_mut().expect("fields").remove("answer");
     let head = "POST /v1/attribute/stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n";

@@ -2,11 +2,14 @@
 //! `process.rs` does the same to the real binary with the real model.
 
 mod attribute;
+mod keys;
 mod process;
 mod registry;
 mod rerank;
 #[path = "../support/mod.rs"]
 mod support;
+mod tenants;
+mod tls;
 mod wire;
 
 use std::net::SocketAddr;
@@ -18,10 +21,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use ndarray::ArrayView3;
 use serde_json::{Value, json};
+use thresher::access::Access;
 use thresher::admission::{Admission, Bounds};
-use thresher::handles::{HandleSettings, Handles};
 use thresher::http::admin::Admin;
-use thresher::http::{self, Middleware, ReceiptKey, RegistryLimits, ServeLimits, Service};
+use thresher::http::{self, Middleware, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts};
 use thresher::kv::key::BlockKey;
 use thresher::kv::store::{KvStore, Source, Tiers};
 use thresher::model::scripted::ScriptedModel;
@@ -30,14 +33,16 @@ use thresher::originals::{OriginalSettings, Originals};
 use thresher::pipeline::validate::RequestLimits;
 use thresher::pipeline::{Pipeline, Settings};
 use thresher::proxy::settings::MiddlewareSettings;
-use thresher::registry::{Registry, RegistrySettings};
+use thresher::registry::RegistrySettings;
 use thresher::telemetry::{self, Prometheus};
+use thresher::tenants::{TenantSettings, Tenants};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use self::wire::{Framing, ask, get, post, send};
 
 const STREAM_COUNT_MAX: usize = 4;
+const TENANT_COUNT_MAX: usize = 3;
 const STREAM_MS_MAX: u64 = 60_000;
 const BODY_BYTES_MAX: usize = 4096;
 const DEADLINE_MS_MAX: u64 = 600_000;
@@ -50,6 +55,7 @@ struct Daemon {
     http: SocketAddr,
     admin: SocketAddr,
     service: Service,
+    tenants: Tenants,
 }
 
 /// Serves `model` to `concurrency` requests at once, `queue` waiting; without a model it is still loading.
@@ -62,22 +68,32 @@ async fn daemon_of(loaded: Option<Pipeline>, concurrency: usize, queue: usize) -
     serve(service(loaded, concurrency, queue, &registry_settings())).await
 }
 
-fn service(
+/// A service that everybody may use, and what its tenants have.
+fn service(loaded: Option<Pipeline>, concurrency: usize, queue: usize, settings: &RegistrySettings) -> Made {
+    keyed_service(loaded, (concurrency, queue), settings, Access::open_to_all())
+}
+
+type Made = (Service, Tenants);
+
+fn keyed_service(
     loaded: Option<Pipeline>,
-    concurrency: usize,
-    queue: usize,
+    (concurrency, queue): (usize, usize),
     settings: &RegistrySettings,
-) -> Service {
-    let pipeline = OnceLock::new();
+    access: Access,
+) -> Made {
+    let tenants = Tenants::new(TenantSettings {
+        registry: settings.clone(),
+        count_max: TENANT_COUNT_MAX,
+        ..TenantSettings::default()
+    });
+    tenants.open_default().expect("a registry");
+    tenants.open(&access.tenants());
     if let Some(loaded) = loaded {
-        let _ = pipeline.set(loaded);
+        tenants.set_pipeline(loaded);
     }
-    let registry = OnceLock::new();
-    let _ = registry.set(Registry::open(settings).expect("a registry"));
-    Service {
-        pipeline: Arc::new(pipeline),
-        registry: Arc::new(registry),
-        handles: Handles::new(&HandleSettings::default()),
+    let service = Service::new(ServiceParts {
+        access,
+        tenants: tenants.clone(),
         originals: Originals::at(&OriginalSettings { dir: "".into(), ..OriginalSettings::default() }),
         middleware: Arc::new(Middleware::new(&MiddlewareSettings::default()).expect("no upstream")),
         receipts: Arc::new(ReceiptKey::at(&receipts().join("key.pem"))),
@@ -94,7 +110,8 @@ fn service(
             stream_max: Duration::from_millis(STREAM_MS_MAX),
             registry: RegistryLimits::new(settings, &request_limits()),
         },
-    }
+    });
+    (service, tenants)
 }
 
 /// A folder for the keys of all daemons of this test.
@@ -103,11 +120,11 @@ fn receipts() -> &'static Path {
     FOLDER.path()
 }
 
-async fn serve(service: Service) -> Daemon {
+async fn serve((service, tenants): Made) -> Daemon {
     let metrics = metrics();
     let render = Arc::new(move || metrics.render());
     let admin = http::admin::router(Admin { service: service.clone(), render });
-    Daemon { http: listen(http::router(service.clone())).await, admin: listen(admin).await, service }
+    Daemon { http: listen(http::router(service.clone())).await, admin: listen(admin).await, service, tenants }
 }
 
 fn pipeline_of(model: Arc<dyn ModelRuntime>, store: KvStore) -> Pipeline {
@@ -532,9 +549,9 @@ async fn a_body_of_unknown_length_is_bounded_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_that_do_not_arrive_as_they_should() {
-    let mut service = service(None, 1, 0, &registry_settings());
+    let (mut service, tenants) = service(None, 1, 0, &registry_settings());
     service.limits.read_max = Duration::from_millis(50);
-    let daemon = serve(service).await;
+    let daemon = serve((service, tenants)).await;
     let answer = async |head: &str| {
         let mut stream = tokio::net::TcpStream::connect(daemon.http).await.expect("the daemon listens");
         let head = format!("POST /v1/compress HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{head}\r\n\r\n");
@@ -670,7 +687,7 @@ async fn loading_then_ready_then_draining() {
     let response = post(daemon.http, "/v1/compress", patient.to_string()).await;
     assert_eq!(response.status, 200, "what is ours to answer for is passed through, also while loading");
     assert!(response.body.contains("\"code\":\"not_ready\""), "{}", response.body);
-    let _ = daemon.service.pipeline.set(pipeline_of(scripted(), KvStore::without_tiers()));
+    daemon.tenants.set_pipeline(pipeline_of(scripted(), KvStore::without_tiers()));
     assert_eq!((admin("/readyz").await.status, &*admin("/readyz").await.body), (200, "ok\n"));
     assert_good("once loaded", &post(daemon.http, "/v1/compress", good().to_string()).await);
     daemon.service.admission.drain();

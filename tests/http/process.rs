@@ -16,9 +16,9 @@ use crate::support::thresher;
 use crate::wire::{Framing, get, parse, post, send};
 
 /// A daemon that is killed if its test fails.
-struct Running {
+pub struct Running {
     child: Child,
-    log: Receiver<String>,
+    pub log: Receiver<String>,
 }
 
 impl Running {
@@ -28,7 +28,7 @@ impl Running {
     }
 
     /// Starts it with these settings, too.
-    fn start_with(settings: &[(&str, &str)]) -> Self {
+    pub fn start_with(settings: &[(&str, &str)]) -> Self {
         let mut child = thresher(&["serve"])
             .env("THRESHER__HTTP__LISTEN", "127.0.0.1:0")
             .env("THRESHER__KV__DIR", "")
@@ -36,6 +36,7 @@ impl Running {
             .env("THRESHER__ADMIN__LISTEN", "127.0.0.1:0")
             .env("THRESHER__MODEL__WORKERS", "1")
             .env("THRESHER__REGISTRY__DIR", "")
+            .env("THRESHER__ORIGINALS__DIR", "")
             .env("THRESHER__ADMISSION__CONCURRENCY_MAX", "1")
             .env("THRESHER__ADMISSION__DEADLINE_MS_DEFAULT", "600000")
             .env("THRESHER__ADMISSION__DEADLINE_MS_MAX", "600000")
@@ -70,7 +71,7 @@ impl Running {
     }
 
     /// The same, once it is ready.
-    async fn ready(&mut self, seen: &mut Vec<String>) -> (SocketAddr, SocketAddr) {
+    pub async fn ready(&mut self, seen: &mut Vec<String>) -> (SocketAddr, SocketAddr) {
         let (http, admin) = self.addresses(seen);
         while get(admin, "/readyz").await.status != 200 {
             assert!(self.child.try_wait().expect("a child").is_none(), "it ended while loading");
@@ -79,7 +80,7 @@ impl Running {
         (http, admin)
     }
 
-    fn terminate(&self) {
+    pub fn terminate(&self) {
         let id = self.child.id().to_string();
         let kill = std::process::Command::new("kill").args(["-TERM", &id]).status();
         assert!(kill.expect("kill is there").success());

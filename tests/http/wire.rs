@@ -47,6 +47,28 @@ pub async fn ask(address: SocketAddr, method: &str, path: &str, body: &[u8], fra
     parse(&String::from_utf8(response).expect("a response in UTF-8"))
 }
 
+/// A request with headers of its own, each a line.
+pub async fn ask_with(
+    address: SocketAddr,
+    (method, path): (&str, &str),
+    headers: &[&str],
+    body: impl AsRef<[u8]>,
+) -> Response {
+    let mut stream = TcpStream::connect(address).await.expect("the daemon listens");
+    let body = body.as_ref();
+    let headers: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
+        body.len()
+    );
+    // Who is refused early may stop reading before all is sent.
+    stream.write_all(head.as_bytes()).await.expect("the daemon reads");
+    let _ = stream.write_all(body).await;
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).await.expect("a response");
+    parse(&String::from_utf8(response).expect("a response in UTF-8"))
+}
+
 /// Sends a request and leaves the response to the caller.
 pub async fn send(address: SocketAddr, method: &str, path: &str, body: &[u8], framing: Framing) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.expect("the daemon listens");

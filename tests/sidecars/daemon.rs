@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::server::Server;
 use crate::support::thresher;
-use crate::wire::{Framing, Response, ask, get, post};
+use crate::wire::{Framing, Response, ask, ask_with, get, post};
 use crate::{WAIT_MAX, eventually};
 
 /// Where servers are, as settings name it.
@@ -32,6 +32,8 @@ impl Place {
 pub struct Sidecar {
     place: Place,
     folder: TempDir,
+    /// The file of its keys; empty: it has none.
+    keys_file: String,
     process: Option<Process>,
 }
 
@@ -46,8 +48,14 @@ struct Process {
 impl Sidecar {
     /// Starts one with empty folders.
     pub async fn start(place: &Place) -> Self {
+        Self::start_with(place, "").await
+    }
+
+    /// The same, which asks for keys of this file.
+    pub async fn start_with(place: &Place, keys_file: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut sidecar = Self { place: place.clone(), folder, process: None };
+        let keys_file = keys_file.to_owned();
+        let mut sidecar = Self { place: place.clone(), folder, keys_file, process: None };
         sidecar.up().await;
         sidecar
     }
@@ -61,6 +69,8 @@ impl Sidecar {
             .env("THRESHER__MODEL__WORKERS", "1")
             .env("THRESHER__KV__DIR", folder("kv"))
             .env("THRESHER__REGISTRY__DIR", folder("registry"))
+            .env("THRESHER__ORIGINALS__DIR", folder("originals"))
+            .env("THRESHER__ACCESS__KEYS_FILE", &self.keys_file)
             .env("THRESHER__SHARED__URLS", &self.place.urls)
             .env("THRESHER__SHARED__CLUSTER", self.place.cluster.to_string())
             // The machine may be busy: what is under test is what is found, not how soon.
@@ -109,6 +119,12 @@ impl Sidecar {
     pub async fn post(&self, path: &str, body: Value) -> Response {
         let call = post(self.process().http, path, body.to_string());
         tokio::time::timeout(WAIT_MAX, call).await.expect("an answer")
+    }
+
+    /// As the key `thr_KEY`.
+    pub async fn ask(&self, key: &str, what: (&str, &str), body: &Value) -> Response {
+        let header = format!("x-thresher-key: thr_{key}");
+        ask_with(self.process().http, what, &[&header], body.to_string()).await
     }
 
     pub async fn get(&self, path: &str) -> Response {

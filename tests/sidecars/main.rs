@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use self::daemon::{Place, Sidecar};
 use self::server::{Server, available, cluster};
@@ -159,6 +160,55 @@ async fn over_one_server() {
     a_server_that_goes_takes_no_request_with_it(&mut servers[0], &one, &two).await;
     a_server_that_is_not_there_at_start_is_waited_for_by_writers_only(&mut servers[0], &one, &mut two).await;
     what_a_server_lost_comes_from_who_uses_it(&servers[0], &mut one, &Sidecar::start(&place).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_share_with_themselves_alone() {
+    if !available() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys = folder.path().join("keys.toml");
+    let entry = |(name, tenant): (&str, &str)| {
+        let sha256: String =
+            Sha256::digest(format!("thr_{name}")).iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("[[key]]\nname = \"{name}\"\ntenant = \"{tenant}\"\nsha256 = \"{sha256}\"\n")
+    };
+    std::fs::write(&keys, [("a", "a"), ("b", "b"), ("c", "")].map(entry).concat()).expect("written");
+    let place = Place::of(std::slice::from_ref(&server));
+    let keys = keys.to_str().expect("UTF-8");
+    let (one, two) = (Sidecar::start_with(&place, keys).await, Sidecar::start_with(&place, keys).await);
+    let chunk = json!({"chunks": [{"id": "x", "text": "The tide of a."}]});
+    eventually("the log is met", async || one.ask("a", ("POST", "/v1/chunks"), &chunk).await.status == 200)
+        .await;
+    let status = async |sidecar: &Sidecar, key: &str| {
+        sidecar.ask(key, ("GET", "/v1/chunks/x"), &json!({})).await.status
+    };
+    eventually("a has it everywhere", async || status(&two, "a").await == 200).await;
+    // What goes through the log of one comes after what went before: were b or c to get it, it would be there by now.
+    for key in ["b", "c"] {
+        let own = json!({"chunks": [{"id": "y", "text": "Another."}]});
+        eventually("the log is met", async || one.ask(key, ("POST", "/v1/chunks"), &own).await.status == 200)
+            .await;
+        eventually("it is there", async || {
+            two.ask(key, ("GET", "/v1/chunks/y"), &json!({})).await.status == 200
+        })
+        .await;
+        assert_eq!((status(&one, key).await, status(&two, key).await), (404, 404), "{key}");
+    }
+    let written = one.metric(WRITTEN).await;
+    let ask = async |sidecar: &Sidecar, key: &str| {
+        let answer = sidecar.ask(key, ("POST", "/v1/compress"), &question("ebb")).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()["blocks"].clone()
+    };
+    assert_eq!(ask(&one, "a").await["read"], 6);
+    eventually("they are shared", async || one.metric(WRITTEN).await >= written + 6.0).await;
+    assert_eq!(ask(&two, "a").await["shared"], 6, "a finds its own");
+    for key in ["b", "c"] {
+        assert_eq!(ask(&two, key).await["read"], 6, "{key} finds nothing");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use bytes::Bytes;
@@ -21,7 +20,7 @@ use crate::admission;
 use crate::api::{self, Arrival, AttributeBody, PartAnswer};
 use crate::domain::ByteRange;
 use crate::http::error::HttpError;
-use crate::http::{Service, body, observe, work};
+use crate::http::{Scope, body, observe, work};
 use crate::pipeline::attribute::Candidates;
 use crate::pipeline::clock::Clock;
 use crate::text::Arriving;
@@ -30,7 +29,7 @@ type Events = BoxStream<'static, Result<sse_stream::Sse, sse_stream::Error>>;
 
 /// Reads the first event as a request without an answer, then the answer.
 pub async fn handle(
-    State(service): State<Service>,
+    service: Scope,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, HttpError> {
@@ -75,7 +74,7 @@ struct Begun {
 
 /// One stream on its way.
 struct Answering {
-    service: Service,
+    service: Scope,
     place: admission::Stream,
     /// Of each sentence.
     deadline_ms: Option<u64>,
@@ -186,7 +185,7 @@ impl Answering {
         let answer = self.arriving.text()[..sentence.end].to_owned();
         let started = Instant::now();
         let permit = self.place.enter(deadline).await?;
-        let found = work::permitted(permit, deadline, move |cancel| {
+        let found = work::permitted(service.caller().clone(), (permit, deadline), move |cancel| {
             let Found { request, options, chunks } = &begun.found;
             let asked = (&request.parts, request.sources_max);
             let sentence = (&*answer, sentence);
@@ -214,7 +213,7 @@ fn events(body: Body, bytes_max: usize) -> Events {
 }
 
 /// The data of the next event that has some; none at the end.
-async fn next(events: &mut Events, service: &Service) -> Result<Option<String>, HttpError> {
+async fn next(events: &mut Events, service: &Scope) -> Result<Option<String>, HttpError> {
     loop {
         match events.next().await {
             None => return Ok(None),
@@ -227,7 +226,7 @@ async fn next(events: &mut Events, service: &Service) -> Result<Option<String>, 
     }
 }
 
-fn broken(error: &sse_stream::Error, service: &Service) -> HttpError {
+fn broken(error: &sse_stream::Error, service: &Scope) -> HttpError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause.map(io::Error::kind) {
         Some(io::ErrorKind::FileTooLarge) => HttpError::body_too_large(service.limits.body_bytes_max),

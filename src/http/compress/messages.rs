@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::domain::{Budget, Granularity, TokenizerName};
 use crate::http::error::HttpError;
 use crate::http::originals::{Hash, keep};
-use crate::http::{Service, observe, work};
+use crate::http::{Scope, observe, work};
 use crate::pipeline::cancel::Cancel;
 use crate::proxy::dialect::Dialect;
 use crate::proxy::find::{self, Policy};
@@ -42,7 +42,7 @@ impl Asked {
         Ok(Some(Self { body: body.to_owned(), marks: mode.is_none_or(|mode| mode == "ccr") }))
     }
 
-    fn compress(&self, service: &Service, cancel: &Cancel) -> Result<Value, HttpError> {
+    fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<Value, HttpError> {
         let pipeline = service.ready()?;
         let settings = &service.middleware.settings;
         let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
@@ -96,7 +96,7 @@ impl Asked {
 }
 
 /// Compresses a conversation.
-pub async fn compress(service: Service, asked: Asked, arrived: Instant) -> Result<Json<Value>, HttpError> {
+pub async fn compress(service: Scope, asked: Asked, arrived: Instant) -> Result<Json<Value>, HttpError> {
     let deadline = work::deadline(arrived, None, &service)?;
     service.ready()?;
     let working = service.clone();

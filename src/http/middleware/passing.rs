@@ -16,7 +16,7 @@ use thiserror::Error;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::upstream::passed_on;
-use crate::http::{Service, work};
+use crate::http::{Scope, work};
 use crate::proxy::answer;
 use crate::proxy::cite;
 use crate::proxy::dialect::Dialect;
@@ -26,7 +26,7 @@ use crate::proxy::stream::{Arriving, Events, number};
 
 /// What an answer's texts are tied to their sources with.
 pub struct Citing {
-    pub service: Service,
+    pub service: Scope,
     pub dialect: Dialect,
     /// None: the answer goes on as it comes.
     pub sources: Arc<[Source]>,

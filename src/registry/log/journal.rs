@@ -7,10 +7,11 @@ use super::{
     ChangeLog, Event, Later, LogError, LogPage, Position, Tail, decode_changes, decode_chunk, encode_changes,
     encode_chunk,
 };
+use crate::domain::Tenant;
 use crate::registry::change::{Change, id_of};
 use crate::shared::{self, Cursor, EntryId, FieldChange, Follower, Journal, Shared, SharedError};
 
-/// The journal's name.
+/// The journal's name; a tenant's stands behind it.
 const NAME: &str = "chunks";
 /// Entries that are kept: a sidecar that missed more reads all that they add up to.
 const ENTRIES_MAX: usize = 4_096;
@@ -29,12 +30,10 @@ pub struct JournalLog {
 }
 
 impl JournalLog {
-    /// The log of `shared`. Asks nothing of it yet.
-    ///
-    /// # Errors
-    /// None that a caller could cause.
-    pub fn new(shared: &Shared) -> Result<Self, SharedError> {
-        Ok(Self { journal: shared.journal(NAME, ENTRIES_MAX)? })
+    /// The log of a tenant in `shared`. Asks nothing of it yet.
+    pub fn new(shared: &Shared, tenant: &Tenant) -> Self {
+        let journal = shared.journal(&name(tenant), ENTRIES_MAX);
+        Self { journal: journal.expect("what a tenant may be called, a journal may be called") }
     }
 
     async fn publish_entry(&self, entry: &EntryBytes) -> Result<Position, SharedError> {
@@ -49,6 +48,14 @@ impl JournalLog {
             .collect();
         let id = self.journal.change(&fields, &[(CHANGES, &entry.changes)]).await?;
         Ok(position(id))
+    }
+}
+
+/// Of a tenant's journal; that of the default one is where it was before there were others.
+fn name(tenant: &Tenant) -> String {
+    match tenant.is_default() {
+        true => NAME.to_owned(),
+        false => format!("{NAME}.{}", tenant.name()),
     }
 }
 
@@ -282,6 +289,12 @@ mod tests {
             (page.chunks, page.unreadable),
             (vec![Arc::new(chunk)], vec!["b".to_owned(), "c".to_owned()])
         );
+    }
+
+    #[test]
+    fn every_tenant_has_a_journal_of_its_own() {
+        let name = |tenant: &str| name(&Tenant::new(tenant).expect("a name"));
+        assert_eq!([name(""), name("a"), name("a.b-c_1")], ["chunks", "chunks.a", "chunks.a.b-c_1"]);
     }
 
     #[test]

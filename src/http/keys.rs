@@ -1,0 +1,115 @@
+//! The layer that asks for keys. What it lets through carries its caller; nothing is read of what it does not.
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::HeaderMap;
+use axum::http::header::{AUTHORIZATION, EXPECT};
+use axum::middleware::Next;
+use axum::response::Response;
+
+use super::observe::KeyName;
+use super::{HttpError, Service, body};
+use crate::proxy::dialect::Dialect;
+
+/// Our own header: a caller whose `Authorization` is for somebody behind us sends its key here.
+const KEY: &str = "x-thresher-key";
+
+/// Layer around every route, and around what is no route.
+pub async fn ask(State(service): State<Service>, mut request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>().cloned();
+    let admitted = service.admit(presented(request.headers()));
+    take_off(request.headers_mut(), service.is_keyed());
+    let (name, mut response) = match admitted {
+        Ok(caller) => {
+            let name = caller.key_name().cloned();
+            if let Some(name) = &name {
+                tracing::Span::current().record("key", &**name);
+            }
+            request.extensions_mut().insert(caller);
+            (name, next.run(request).await)
+        }
+        Err(denied) => {
+            let name = denied.name().cloned();
+            let asks_first = request.headers().contains_key(EXPECT);
+            if !asks_first {
+                body::discard(request.into_body(), &service).await;
+            }
+            (name, refusal(&denied.into(), path.as_ref().map(MatchedPath::as_str)))
+        }
+    };
+    if let Some(name) = name {
+        response.extensions_mut().insert(KeyName(name));
+    }
+    response
+}
+
+/// In the words of the API that was asked, as far as its path says which; else in a shape in which every client finds the
+/// message.
+fn refusal(error: &HttpError, path: Option<&str>) -> Response {
+    match path {
+        Some("/v1/messages") => error.in_words_of(Dialect::Messages),
+        Some("/v1/chat/completions" | "/v1/responses") => error.in_words_of(Dialect::Chat),
+        _ => error.with_message(),
+    }
+}
+
+/// Whoever passes a request on passes on no key of ours; an `Authorization` beside ours is for who stands behind us.
+fn take_off(headers: &mut HeaderMap, is_keyed: bool) {
+    let stood_in_authorization = headers.remove(KEY).is_none();
+    if stood_in_authorization && is_keyed {
+        headers.remove(AUTHORIZATION);
+    }
+}
+
+/// The key that a request brings; one that is not even text is none that anybody has.
+fn presented(headers: &HeaderMap) -> Option<&str> {
+    if let Some(key) = headers.get(KEY) {
+        return Some(key.to_str().unwrap_or_default().trim());
+    }
+    let (scheme, key) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderName;
+
+    use super::*;
+
+    #[test]
+    fn keys_of_ours_are_taken_off_and_others_left() {
+        let check = |names: &[&'static str], is_keyed: bool, left: &[&str]| {
+            let mut map = HeaderMap::new();
+            names.iter().for_each(|name| {
+                map.append(HeaderName::from_static(name), "Bearer k".parse().expect("a value"));
+            });
+            take_off(&mut map, is_keyed);
+            assert_eq!(map.keys().map(HeaderName::as_str).collect::<Vec<_>>(), left, "{names:?} {is_keyed}");
+        };
+        check(&["authorization"], true, &[]);
+        check(&["authorization", "x-thresher-key", "x-thresher-key"], true, &["authorization"]);
+        check(&["authorization"], false, &["authorization"]);
+        check(&["authorization", "x-thresher-key"], false, &["authorization"]);
+        check(&["x-thresher-key", "x-api-key"], true, &["x-api-key"]);
+    }
+
+    #[test]
+    fn keys_come_in_two_headers_of_which_ours_wins() {
+        let check = |headers: &[(&'static str, &'static str)], expect: Option<&str>| {
+            let map: HeaderMap = headers
+                .iter()
+                .map(|(name, value)| (HeaderName::from_static(name), value.parse().expect("a value")))
+                .collect();
+            assert_eq!(presented(&map), expect, "{headers:?}");
+        };
+        check(&[], None);
+        check(&[("authorization", "Bearer thr_a")], Some("thr_a"));
+        check(&[("authorization", "bearer  thr_a ")], Some("thr_a"));
+        check(&[("authorization", "BEARER")], None);
+        check(&[("authorization", "Basic dGhyX2E=")], None);
+        check(&[("x-api-key", "thr_a")], None);
+        check(&[("x-thresher-key", "thr_a")], Some("thr_a"));
+        check(&[("authorization", "Bearer sk-upstream"), ("x-thresher-key", "thr_a")], Some("thr_a"));
+        check(&[("authorization", "Bearer thr_a"), ("x-thresher-key", "")], Some(""));
+        check(&[("authorization", "Bearer thr_a"), ("x-thresher-key", "th\u{fc}")], Some(""));
+    }
+}

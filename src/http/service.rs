@@ -1,0 +1,185 @@
+//! What handlers share, and what of it one caller may have: who handles a request comes to a tenant's chunks, blocks and handles
+//! through the [`Scope`] of its caller, and by no other way.
+
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+
+use super::{HttpError, Middleware, ServeLimits};
+use crate::access::{Access, Caller, Denied};
+use crate::admission::Admission;
+use crate::domain::Tenant;
+use crate::handles::Handles;
+use crate::originals::{Originals, TenantOriginals};
+use crate::pipeline::Pipeline;
+use crate::receipt::{KeyError, SigningKey};
+use crate::registry::{Progress, Registry};
+use crate::tenants::{NoRegistry, Room, Tenants};
+
+/// What handlers share. What belongs to tenants is closed up in it.
+#[derive(Clone)]
+pub struct Service {
+    /// What receipts are signed with.
+    pub receipts: Arc<ReceiptKey>,
+    /// In front of whom we stand.
+    pub middleware: Arc<Middleware>,
+    /// Who may work.
+    pub admission: Admission,
+    /// Bounds of being served.
+    pub limits: ServeLimits,
+    access: Access,
+    tenants: Tenants,
+    originals: Originals,
+}
+
+/// What a service is made of.
+pub struct ServiceParts {
+    /// Who may ask.
+    pub access: Access,
+    /// What each tenant has.
+    pub tenants: Tenants,
+    /// Texts that were shortened, as they were.
+    pub originals: Originals,
+    /// In front of whom we stand.
+    pub middleware: Arc<Middleware>,
+    /// What receipts are signed with.
+    pub receipts: Arc<ReceiptKey>,
+    /// Who may work.
+    pub admission: Admission,
+    /// Bounds of being served.
+    pub limits: ServeLimits,
+}
+
+/// The service as one caller has it: with what its tenant has, and nobody else's.
+#[derive(Clone)]
+pub struct Scope {
+    service: Service,
+    caller: Caller,
+    room: Arc<Room>,
+}
+
+/// The key of receipts, which is read, or made, when the first one is asked for.
+#[derive(Default)]
+pub struct ReceiptKey {
+    file: PathBuf,
+    key: OnceLock<SigningKey>,
+}
+
+impl ReceiptKey {
+    /// In this file.
+    pub fn at(file: &Path) -> Self {
+        Self { file: file.to_owned(), key: OnceLock::new() }
+    }
+
+    fn get(&self) -> Result<&SigningKey, KeyError> {
+        match self.key.get() {
+            Some(key) => Ok(key),
+            None => {
+                let key = SigningKey::at(&self.file)?;
+                Ok(self.key.get_or_init(|| key))
+            }
+        }
+    }
+}
+
+impl Service {
+    /// Of its parts.
+    pub fn new(parts: ServiceParts) -> Self {
+        let ServiceParts { access, tenants, originals, middleware, receipts, admission, limits } = parts;
+        Self { receipts, middleware, admission, limits, access, tenants, originals }
+    }
+
+    /// Who asks with this key.
+    pub(super) fn admit(&self, key: Option<&str>) -> Result<Caller, Denied> {
+        self.access.admit(key, Instant::now())
+    }
+
+    /// Whether keys are asked for.
+    pub(super) fn is_keyed(&self) -> bool {
+        self.access.is_keyed()
+    }
+
+    /// Whether there is a model.
+    pub(super) fn is_ready(&self) -> bool {
+        self.tenants.is_ready()
+    }
+
+    /// How much is registered, of all tenants together: for operators.
+    pub(super) fn progress_of_all(&self) -> Progress {
+        self.tenants.progress()
+    }
+
+    /// What receipts are signed with.
+    pub(super) fn signing_key(&self) -> Result<&SigningKey, HttpError> {
+        self.receipts.get().map_err(|error| {
+            tracing::error!(%error, "receipts cannot be signed");
+            HttpError::receipt_failed()
+        })
+    }
+}
+
+impl Scope {
+    /// The tenant's view of the pipeline, once there is one.
+    pub fn ready(&self) -> Result<&Pipeline, HttpError> {
+        self.pipeline().ok_or_else(HttpError::not_ready)
+    }
+
+    /// The same where there may be none yet.
+    pub fn pipeline(&self) -> Option<&Pipeline> {
+        self.room.pipeline().map(|pipeline| &**pipeline)
+    }
+
+    /// The tenant's registry, once there is one.
+    pub fn registry(&self) -> Result<&Registry, HttpError> {
+        self.room.registry().map_err(|why| match why {
+            NoRegistry::NotYet => HttpError::registry_not_ready(),
+            NoRegistry::Unusable => HttpError::registry_unusable(),
+        })
+    }
+
+    /// What earlier requests of the tenant were about.
+    pub fn handles(&self) -> &Handles {
+        self.room.handles()
+    }
+
+    /// Texts of the tenant that were shortened, as they were.
+    pub fn originals(&self) -> TenantOriginals {
+        self.service.originals.of(self.tenant().name())
+    }
+
+    /// Who asks.
+    pub fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
+    /// Whose data this is.
+    pub fn tenant(&self) -> &Tenant {
+        self.room.tenant()
+    }
+}
+
+impl Deref for Scope {
+    type Target = Service;
+
+    fn deref(&self) -> &Service {
+        &self.service
+    }
+}
+
+impl FromRequestParts<Service> for Scope {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, service: &Service) -> Result<Self, HttpError> {
+        let Some(caller) = parts.extensions.get::<Caller>().cloned() else {
+            // A route outside the layer that asks for keys: nobody comes in there.
+            tracing::error!("a request came past the layer that asks for keys");
+            return Err(HttpError::internal());
+        };
+        let room = service.tenants.of(caller.tenant()).ok_or_else(HttpError::registry_not_ready)?;
+        Ok(Self { service: service.clone(), caller, room })
+    }
+}

@@ -1,0 +1,60 @@
+//! Reads a tenant's registered chunks ahead through the pipeline of its requests, behind them, and in turn with other tenants'.
+
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use crate::admission::Admission;
+use crate::domain::Chunk;
+use crate::pipeline::Pipeline;
+use crate::pipeline::cancel::Cancel;
+use crate::registry::warm::{Reader, Wanted};
+
+/// Whose turn it is. First come, first served: of many tenants with much to read none waits for all that another has, and a
+/// request that comes in between finds the model busy with one piece, however many tenants there are.
+pub struct Turn {
+    semaphore: Semaphore,
+    runtime: Handle,
+}
+
+impl Turn {
+    /// Nobody's yet.
+    pub fn new(runtime: Handle) -> Self {
+        Self { semaphore: Semaphore::new(1), runtime }
+    }
+}
+
+/// Reads for one tenant.
+pub struct Ahead {
+    pipeline: Arc<Pipeline>,
+    busy: Admission,
+    turn: Arc<Turn>,
+    cancel: Cancel,
+}
+
+impl Ahead {
+    /// Through this tenant's `pipeline`, behind those who wait at the door.
+    pub fn new(pipeline: Arc<Pipeline>, busy: Admission, turn: Arc<Turn>) -> Self {
+        Self { pipeline, busy, turn, cancel: Cancel::default() }
+    }
+}
+
+impl Reader for Ahead {
+    fn read(&self, chunks: &[Arc<Chunk>], wanted: Wanted) -> Result<(), String> {
+        let turn = self.turn.runtime.block_on(self.turn.semaphore.acquire());
+        let _turn = turn.expect("it is never closed");
+        self.pipeline
+            .warm(chunks, &self.cancel.while_wanted(wanted))
+            .map(drop)
+            .map_err(|error| error.code().to_owned())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.busy.waiting() > 0
+    }
+
+    fn stop(&self) {
+        self.cancel.cancel();
+    }
+}

@@ -1,0 +1,307 @@
+//! What one tenant learns of another: nothing, neither by what is answered nor by where blocks came from.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use thresher::domain::Tenant;
+use thresher::registry::RegistrySettings;
+
+use crate::keys::{Keyed, entry};
+use crate::wire::Response;
+use crate::{Gate, check_error, double, good, registry_settings, scripted, until};
+
+/// Keys `a` and `a2` of one tenant, `b` of another, `c` of the one that a daemon without keys has.
+fn keys() -> String {
+    entry("a", "tenant = \"a\"")
+        + &entry("a2", "tenant = \"a\"")
+        + &entry("b", "tenant = \"b\"")
+        + &entry("c", "")
+}
+
+async fn keyed(registry: &RegistrySettings) -> Keyed {
+    Keyed::start(&keys(), scripted(), registry).await
+}
+
+#[track_caller]
+fn json_of(response: &Response) -> Value {
+    assert_eq!(response.status, 200, "{}", response.body);
+    response.json()
+}
+
+fn tides() -> Value {
+    json!({"chunks": [
+        {"id": "a", "title": "Tides", "text": "The tide is at noon.", "metadata": {"lang": "en"}},
+        {"id": "b", "text": "The moon is far. Water is wet.", "metadata": {"lang": "en"}},
+    ]})
+}
+
+/// (memory, joined, read)
+fn sources(answer: &Value) -> (u64, u64, u64) {
+    let count = |source: &str| answer["blocks"][source].as_u64().expect("a count");
+    (count("memory"), count("joined"), count("read"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_has_read_is_unread_for_another() {
+    let keyed = keyed(&registry_settings()).await;
+    let compress = async |key: &str| sources(&json_of(&keyed.post(key, "/v1/compress", &good()).await));
+    assert_eq!(compress("a").await, (0, 0, 2));
+    assert_eq!(compress("a2").await, (2, 0, 0), "two keys of one tenant have the same");
+    for other in ["b", "c"] {
+        assert_eq!(compress(other).await, (0, 0, 2), "{other} sees nothing of what was there");
+        assert_eq!(compress(other).await, (2, 0, 0), "{other} has its own");
+    }
+    let attribute = json!({"answer": "The tide.", "chunks": ["Something that only b has asked about."]});
+    let attributed = async |key: &str| {
+        let answer = json_of(&keyed.post(key, "/v1/attribute", &attribute).await);
+        sources(&answer)
+    };
+    assert_eq!((attributed("b").await, attributed("b").await), ((0, 0, 1), (1, 0, 0)));
+    assert_eq!(attributed("a").await, (0, 0, 1));
+    // The same answer for all, but for what it cost.
+    let [mut of_a, mut of_b] = [
+        json_of(&keyed.post("a", "/v1/compress", &good()).await),
+        json_of(&keyed.post("b", "/v1/compress", &good()).await),
+    ];
+    for answer in [&mut of_a, &mut of_b] {
+        let fields = answer.as_object_mut().expect("fields");
+        fields.remove("id");
+        fields.remove("timing_ms");
+    }
+    assert_eq!(of_a, of_b);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_is_reading_is_not_waited_for_by_another() {
+    let gate = Arc::new(Gate::default());
+    let model = double({
+        let gate = Arc::clone(&gate);
+        move |go_on| gate.pass(go_on)
+    });
+    let keyed = Arc::new(Keyed::start(&keys(), model, &registry_settings()).await);
+    let ask = |key: &'static str| {
+        let keyed = Arc::clone(&keyed);
+        tokio::spawn(async move { keyed.post(key, "/v1/compress", &good()).await })
+    };
+    let arrived = || gate.arrived.load(Ordering::SeqCst);
+    let first = ask("a");
+    until("a reads", || arrived() == 1).await;
+    let other = ask("b");
+    // Were it to join, the model would not be asked a second time, and this would wait in vain.
+    until("b reads the same by itself", || arrived() == 2).await;
+    let same = ask("a2");
+    // What follows a look is to wait for the flight: no more than a lock away.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    gate.open.store(true, Ordering::SeqCst);
+    assert_eq!(sources(&json_of(&first.await.expect("no panic"))), (0, 0, 2));
+    assert_eq!(sources(&json_of(&other.await.expect("no panic"))), (0, 0, 2));
+    let (memory, joined, read) = sources(&json_of(&same.await.expect("no panic")));
+    assert_eq!((memory + joined, read), (2, 0), "of one tenant nothing is read twice");
+    assert_eq!(arrived(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_has_registered_is_not_there_for_another() {
+    let keyed = keyed(&registry_settings()).await;
+    json_of(&keyed.post("a", "/v1/chunks", &tides()).await);
+    assert_eq!(json_of(&keyed.get("a2", "/v1/chunks/a").await)["text"], "The tide is at noon.");
+    for other in ["b", "c"] {
+        // What is a's is to others what is nobody's, to the letter but for its name.
+        let same = async |method: &str, path: &str, body: &str| {
+            let ask = async |id: &str| {
+                let (path, body) = (path.replace("ID", id), body.replace("ID", id));
+                let told = keyed.ask(other, (method, &path), body).await;
+                (
+                    told.status,
+                    told.body.replace(&format!("\"{id}\""), "ID").replace(&format!("\"{id}\\"), "ID"),
+                )
+            };
+            let (theirs, nobodys) = (ask("a").await, ask("z").await);
+            assert_eq!(theirs, nobodys, "{other}: {method} {path}");
+        };
+        same("GET", "/v1/chunks/ID", "").await;
+        same("DELETE", "/v1/chunks/ID", "").await;
+        same("POST", "/v1/compress", "{\"query\": \"tide\", \"chunk_ids\": [\"ID\"]}").await;
+        same("POST", "/v1/attribute", "{\"answer\": \"tide\", \"chunk_ids\": [\"ID\"]}").await;
+        same("POST", "/v1/chunks/delete", "{\"ids\": [\"ID\"]}").await;
+        assert_eq!(json_of(&keyed.get(other, "/v1/chunks").await)["chunks"], json!([]));
+        assert_eq!(json_of(&keyed.get(other, "/v1/registry").await)["registered"], 0);
+        for rank in ["bm25", "rc"] {
+            let search = json!({"query": "tide moon", "rank": rank});
+            assert_eq!(json_of(&keyed.post(other, "/v1/search", &search).await)["results"], json!([]));
+        }
+    }
+    let wrong = keyed.post("b", "/v1/compress", &json!({"query": "tide", "chunk_ids": ["a"]})).await;
+    check_error("not b's", &wrong, "422 chunk_unknown chunk_ids[0]", "\"a\"");
+    // An id is free until its tenant takes it, and nobody's else is touched.
+    let own = json!({"chunks": [{"id": "a", "text": "Of b alone."}]});
+    assert_eq!(json_of(&keyed.post("b", "/v1/chunks", &own).await)["chunks"][0]["status"], "created");
+    assert_eq!(
+        json_of(&keyed.ask("b", ("DELETE", "/v1/chunks/a"), "").await)["chunks"][0]["status"],
+        "deleted"
+    );
+    assert_eq!(json_of(&keyed.get("a", "/v1/registry").await)["registered"], 2);
+    let found =
+        json_of(&keyed.post("a", "/v1/compress", &json!({"query": "tide", "chunk_ids": ["a", "b"]})).await);
+    assert_eq!(sources(&found), (0, 0, 2), "nobody has had them read for a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scores_of_one_say_nothing_of_the_words_of_another() {
+    let keyed = keyed(&registry_settings()).await;
+    json_of(&keyed.post("b", "/v1/chunks", &tides()).await);
+    let search = async || {
+        let search = json!({"query": "tide noon water", "rank": "bm25"});
+        json_of(&keyed.post("b", "/v1/search", &search).await)["results"].clone()
+    };
+    let before = search().await;
+    assert_eq!(before.as_array().map(Vec::len), Some(2), "{before}");
+    let many: Vec<String> = (0..10).map(|n| format!("tide water {n}, and the tide again")).collect();
+    json_of(&keyed.post("a", "/v1/chunks", &json!({"chunks": many})).await);
+    assert_eq!(search().await, before, "to the last digit");
+    let of_a = json_of(&keyed.post("a", "/v1/search", &json!({"query": "tide", "rank": "bm25"})).await);
+    assert_eq!(of_a["results"].as_array().map(Vec::len), Some(10), "a has its own");
+    // What fills one registry fills no other: 20 chunks is the limit.
+    let more: Vec<String> = (0..12).map(|n| format!("more {n}")).collect();
+    let full = json_of(&keyed.post("a", "/v1/chunks", &json!({"chunks": more})).await);
+    assert_eq!(full["chunks"][11]["error"]["code"], "registry_full");
+    let more = json_of(&keyed.post("b", "/v1/chunks", &json!({"chunks": ["one more"]})).await);
+    assert_eq!(more["chunks"][0]["status"], "created");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_has_asked_is_not_remembered_for_another() {
+    let keyed = keyed(&registry_settings()).await;
+    let id = json_of(&keyed.post("a", "/v1/compress", &good()).await)["id"].clone();
+    let asked = json!({"answer": "The tide is at noon.", "compress_id": id});
+    let nobodys = json!({"answer": "The tide is at noon.", "compress_id": "cmp_0"});
+    for other in ["b", "c"] {
+        let (theirs, unknown) = (
+            keyed.post(other, "/v1/attribute", &asked).await,
+            keyed.post(other, "/v1/attribute", &nobodys).await,
+        );
+        check_error(other, &theirs, "404 compress_id_unknown compress_id", "never answered here");
+        assert_eq!(theirs.body, unknown.body);
+        let events = format!("data: {}\n\ndata: [DONE]\n\n", json!({"compress_id": id}));
+        let streamed = keyed.ask(other, ("POST", "/v1/attribute/stream"), events).await;
+        check_error(other, &streamed, "404 compress_id_unknown compress_id", "");
+    }
+    json_of(&keyed.post("a2", "/v1/attribute", &asked).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_has_shortened_is_given_back_to_it_alone() {
+    let keyed = keyed(&registry_settings()).await;
+    let result = "The tide is at noon. The moon is far. Water is wet. Nobody knows why. ".repeat(5);
+    let conversation = json!({"model": "m", "config": {"mode": "ccr"}, "messages": [
+        {"role": "user", "content": "When is the tide?"},
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": result},
+    ]});
+    let answer = json_of(&keyed.post("a", "/v1/compress", &conversation).await);
+    let hash = answer["ccr_hashes"][0].as_str().unwrap_or_else(|| panic!("nothing was shortened: {answer}"));
+    let path = format!("/v1/retrieve/{hash}");
+    for key in ["a", "a2"] {
+        assert_eq!(json_of(&keyed.get(key, &path).await)["original_content"], result);
+    }
+    for other in ["b", "c"] {
+        let (theirs, nobodys) =
+            (keyed.get(other, &path).await, keyed.get(other, "/v1/retrieve/000000000000000000000000").await);
+        check_error(other, &theirs, "404 original_unknown -", "");
+        assert_eq!(theirs.body, nobodys.body);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_are_read_ahead_for_their_tenant() {
+    let keyed = keyed(&registry_settings()).await;
+    keyed.daemon.tenants.read_ahead(keyed.daemon.service.admission.clone()).expect("threads");
+    for key in ["a", "b"] {
+        json_of(&keyed.post(key, "/v1/chunks", &tides()).await);
+    }
+    let named = json!({"query": "tide", "chunk_ids": ["a", "b"]});
+    for key in ["a", "b"] {
+        while json_of(&keyed.get(key, "/v1/registry").await)["queued"] != 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(sources(&json_of(&keyed.post(key, "/v1/compress", &named).await)), (2, 0, 0), "{key}");
+    }
+    // The same texts, sent by one who has not registered them.
+    let same = json!({"query": "tide", "chunks": tides()["chunks"].clone()});
+    assert_eq!(sources(&json_of(&keyed.post("c", "/v1/compress", &same).await)), (0, 0, 2));
+    keyed.daemon.tenants.stop_reading_ahead();
+    keyed.daemon.tenants.close();
+}
+
+#[test]
+fn a_restart_gives_each_what_it_had() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let registry = RegistrySettings { dir: folder.path().join("registry"), ..registry_settings() };
+    let run = |test: &dyn Fn(&tokio::runtime::Runtime, &Keyed)| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("threads");
+        let keyed = runtime.block_on(keyed(&registry));
+        test(&runtime, &keyed);
+        // Rooms go with what serves them; folders are free once their threads have ended.
+        runtime.block_on(async { drop(keyed) });
+        drop(runtime);
+    };
+    run(&|runtime, keyed| {
+        runtime.block_on(async {
+            json_of(&keyed.post("a", "/v1/chunks", &tides()).await);
+            json_of(&keyed.post("c", "/v1/chunks", &json!({"chunks": [{"id": "c", "text": "Of c."}]})).await);
+        });
+    });
+    assert!(registry.dir.join("tenants/a/meta.json").exists(), "a folder of its own");
+    assert!(registry.dir.join("meta.json").exists(), "where it was before there were tenants");
+    run(&|runtime, keyed| {
+        let status =
+            |key: &str, id: &str| runtime.block_on(keyed.get(key, &format!("/v1/chunks/{id}"))).status;
+        assert_eq!([status("a", "a"), status("a", "c")], [200, 404]);
+        assert_eq!([status("b", "a"), status("b", "c")], [404, 404]);
+        assert_eq!([status("c", "a"), status("c", "c")], [404, 200]);
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_is_damaged_is_that_of_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let registry = RegistrySettings { dir: folder.path().join("registry"), ..registry_settings() };
+    let damaged = registry.dir.join("tenants/a");
+    std::fs::create_dir_all(&damaged).expect("made");
+    std::fs::write(damaged.join("segment.idx"), "?").expect("written");
+    let keyed = keyed(&registry).await;
+    for what in [("GET", "/v1/chunks/a"), ("GET", "/v1/registry")] {
+        let refused = keyed.ask("a", what, "").await;
+        check_error("damaged", &refused, "500 registry_unusable -", "the daemon's log says why");
+        assert!(!refused.body.contains("tenants/a"), "{}", refused.body);
+    }
+    assert_eq!(sources(&json_of(&keyed.post("a", "/v1/compress", &good()).await)), (0, 0, 2));
+    json_of(&keyed.post("b", "/v1/chunks", &tides()).await);
+    assert!(damaged.join("segment.idx").exists(), "nothing was put in its place");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rooms_that_nobody_has_a_key_for_make_way() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let registry = RegistrySettings { dir: folder.path().join("registry"), ..registry_settings() };
+    let keyed = Keyed::start(&keys(), scripted(), &registry).await;
+    json_of(&keyed.post("a", "/v1/chunks", &tides()).await);
+    let tenants = &keyed.daemon.tenants;
+    let tenant = |name: &str| Tenant::new(name).expect("a name");
+    let named = |names: &[&str]| names.iter().map(|name| tenant(name)).collect();
+    tenants.open(&named(&["b", "d"]));
+    assert!(tenants.of(&tenant("a")).is_some(), "there is room for three");
+    tenants.open(&named(&["b", "d", "e"]));
+    assert!(tenants.of(&tenant("a")).is_none());
+    for there in ["", "b", "d", "e"] {
+        assert!(tenants.of(&tenant(there)).is_some(), "{there}");
+    }
+    tenants.open(&named(&["a", "b"]));
+    until("its folder was free again", || {
+        let room = tenants.of(&tenant("a")).expect("it is back");
+        room.registry().is_ok_and(|registry| registry.progress().registered == 2)
+    })
+    .await;
+}

@@ -1,0 +1,273 @@
+//! TLS over real sockets: both versions of HTTP, certificates that are renewed or wrong, clients that speak something else.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{Request, Version};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::json;
+use tempfile::TempDir;
+use thresher::access::Watched;
+use thresher::http::{self, tls::Tls};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::keys::entry;
+use crate::process::Running;
+use crate::wire::{self, get};
+use crate::{assert_good, good, registry_settings, scripted, service};
+
+/// Two files with a certificate for `localhost` and its key.
+struct Files {
+    folder: TempDir,
+    cert: PathBuf,
+    key: PathBuf,
+}
+
+impl Files {
+    /// With a new certificate; that is returned, too.
+    fn new() -> (Self, CertificateDer<'static>) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        let files = Self { folder, cert, key };
+        let der = files.renew();
+        (files, der)
+    }
+
+    /// Replaces both.
+    fn renew(&self) -> CertificateDer<'static> {
+        let (pair, cert) = made();
+        std::fs::write(&self.cert, cert.pem()).expect("written");
+        std::fs::write(&self.key, pair.serialize_pem()).expect("written");
+        cert.der().clone()
+    }
+}
+
+fn made() -> (KeyPair, rcgen::Certificate) {
+    let pair = KeyPair::generate().expect("a key");
+    let cert = CertificateParams::new(["localhost".to_owned()]).expect("a name").self_signed(&pair);
+    (pair, cert.expect("a certificate"))
+}
+
+/// A daemon behind TLS, and what is looked at for changes of its certificate.
+async fn behind(files: &Files, head_time: Duration) -> (SocketAddr, Tls, Watched) {
+    let (tls, watched) = Tls::open(&files.cert, &files.key).expect("a certificate");
+    let (service, _) = service(
+        Some(crate::pipeline_of(scripted(), thresher::kv::store::KvStore::without_tiers())),
+        2,
+        2,
+        &registry_settings(),
+    );
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let serving =
+        http::serve(listener, http::router(service), (head_time, Some(tls.clone())), std::future::pending());
+    tokio::spawn(serving);
+    (address, tls, watched)
+}
+
+/// Shakes hands as somebody who trusts `cert` alone and speaks `protocols`.
+async fn connect(
+    address: SocketAddr,
+    cert: &CertificateDer<'static>,
+    protocols: &[&str],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(cert.clone()).expect("a root");
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+    let stream = TcpStream::connect(address).await?;
+    let name = ServerName::try_from("localhost").expect("a name");
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
+}
+
+/// A request over HTTP/1.1.
+async fn ask(mut stream: TlsStream<TcpStream>, path: &str, header: &str, body: &str) -> wire::Response {
+    let method = if body.is_empty() { "GET" } else { "POST" };
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}content-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).await.expect("the daemon reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("an answer, and an end that is said");
+    wire::parse(&answer)
+}
+
+/// A good request over HTTP/2; the status of its answer, and its body.
+async fn ask_h2(stream: TlsStream<TcpStream>, key: &str) -> (u16, String) {
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .expect("HTTP/2");
+    tokio::spawn(connection);
+    let request =
+        Request::post("https://localhost/v1/compress").header("authorization", format!("Bearer {key}"));
+    let request = request.body(Full::new(Bytes::from(good().to_string()))).expect("a request");
+    let answer = sender.send_request(request).await.expect("an answer");
+    assert_eq!(answer.version(), Version::HTTP_2);
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await.expect("a body").to_bytes();
+    (status, String::from_utf8_lossy(&body).into_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_versions_of_http_are_spoken() {
+    let (files, cert) = Files::new();
+    let (address, ..) = behind(&files, Duration::from_secs(30)).await;
+    for protocols in [&["http/1.1"][..], &[]] {
+        let stream = connect(address, &cert, protocols).await.expect("hands are shaken");
+        assert_good("HTTP/1.1", &ask(stream, "/v1/compress", "", &good().to_string()).await);
+    }
+    let stream = connect(address, &cert, &["h2", "http/1.1"]).await.expect("hands are shaken");
+    let (status, body) = ask_h2(stream, "").await;
+    assert!(status == 200 && body.contains("The tide is at noon."), "{status}: {body}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_speaks_something_else_is_let_go_and_harms_nobody() {
+    let (files, cert) = Files::new();
+    let (address, ..) = behind(&files, Duration::from_millis(300)).await;
+    let beginnings: [&[u8]; 5] = [
+        b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+        b"\x00\xff\xff",
+        b"",
+    ];
+    for beginning in beginnings {
+        let mut stream = TcpStream::connect(address).await.expect("the daemon listens");
+        stream.write_all(beginning).await.expect("the daemon reads");
+        let mut told = Vec::new();
+        // The end comes by itself; a broken connection is one.
+        let _ = stream.read_to_end(&mut told).await;
+        assert!(!told.starts_with(b"HTTP/"), "{beginning:?}: {told:?}");
+    }
+    // Hands are shaken, and nothing follows, or half a request.
+    for begun in ["", "GET /v1/models HTTP/1.1\r\nhost: local"] {
+        let mut stream = connect(address, &cert, &["http/1.1"]).await.expect("hands are shaken");
+        stream.write_all(begun.as_bytes()).await.expect("the daemon reads");
+        let mut told = Vec::new();
+        let _ = stream.read_to_end(&mut told).await;
+    }
+    let stranger = made().1.der().clone();
+    connect(address, &stranger, &[]).await.expect_err("a client that trusts somebody else");
+    connect(address, &cert, &["gopher"]).await.expect_err("nothing that both speak");
+    let stream = connect(address, &cert, &[]).await.expect("hands are shaken");
+    assert_good("after all of them", &ask(stream, "/v1/compress", "", &good().to_string()).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewed_certificate_is_shown_to_those_who_come_then() {
+    let (files, before) = Files::new();
+    let (address, tls, mut watched) = behind(&files, Duration::from_secs(30)).await;
+    let mut kept = connect(address, &before, &["http/1.1"]).await.expect("hands are shaken");
+    let after = files.renew();
+    tls.refresh(&mut watched);
+    connect(address, &before, &[]).await.expect_err("it is shown no more");
+    let stream = connect(address, &after, &[]).await.expect("hands are shaken");
+    assert_eq!(ask(stream, "/v1/models", "", "").await.status, 200);
+    // Who was there stays.
+    let head = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    kept.write_all(head.as_bytes()).await.expect("the daemon reads");
+    let mut answer = String::new();
+    kept.read_to_string(&mut answer).await.expect("an answer");
+    assert_eq!(wire::parse(&answer).status, 200);
+    // Half a renewal, and none.
+    std::fs::write(&files.cert, made().1.pem()).expect("written");
+    tls.refresh(&mut watched);
+    std::fs::remove_file(&files.key).expect("removed");
+    tls.refresh(&mut watched);
+    connect(address, &after, &[]).await.expect("the one before still holds");
+}
+
+#[test]
+fn a_certificate_that_cannot_be_used_is_said_with_its_file() {
+    let (files, _) = Files::new();
+    let (pair, cert) = made();
+    let check = |case: &str, cert: &str, key: &str, expect: &[&str]| {
+        std::fs::write(&files.cert, cert).expect("written");
+        std::fs::write(&files.key, key).expect("written");
+        let said = Tls::open(&files.cert, &files.key).err().expect(case).to_string();
+        for part in expect {
+            assert!(said.contains(part), "{case}: {said:?} lacks {part:?}");
+        }
+        assert!(!said.contains("PRIVATE"), "{case}: {said}");
+    };
+    let (cert, key) = (cert.pem(), pair.serialize_pem());
+    let in_cert = "cert.pem (http.tls_cert_file): ";
+    let in_key = "key.pem (http.tls_key_file): ";
+    check("nothing", "", &key, &[in_cert, "no certificate in PEM"]);
+    check("the key", &key, &key, &[in_cert, "no certificate in PEM"]);
+    check("the certificate", &cert, &cert, &[in_key, "no private key in PEM"]);
+    check("half of it", &cert[..200], &key, &[in_cert]);
+    check("another's key", &cert, &made().0.serialize_pem(), &[in_key, "not the key of the certificate in"]);
+    let none = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    check("no certificate inside", none, &key, &[in_cert, "no certificate that can be used"]);
+    let none = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
+    check("no key inside", &cert, none, &[in_key]);
+    std::fs::remove_file(&files.cert).expect("removed");
+    let said = Tls::open(&files.cert, &files.key).err().expect("gone").to_string();
+    assert!(said.starts_with("cannot read ") && said.contains("http.tls_cert_file"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_binary_takes_keys_over_tls_and_logs_none() {
+    let (files, cert) = Files::new();
+    let keys = files.folder.path().join("keys.toml");
+    std::fs::write(&keys, entry("caller", "tenant = \"acme\"")).expect("written");
+    let path = |path: &PathBuf| path.to_str().expect("text").to_owned();
+    let settings = [
+        // Others can reach it: it has keys.
+        ("THRESHER__HTTP__LISTEN", "0.0.0.0:0".to_owned()),
+        ("THRESHER__ACCESS__KEYS_FILE", path(&keys)),
+        ("THRESHER__HTTP__TLS_CERT_FILE", path(&files.cert)),
+        ("THRESHER__HTTP__TLS_KEY_FILE", path(&files.key)),
+    ];
+    let settings: Vec<(&str, &str)> = settings.iter().map(|(name, value)| (*name, &**value)).collect();
+    let mut daemon = Running::start_with(&settings);
+    let mut log = Vec::new();
+    let (http, admin) = daemon.ready(&mut log).await;
+    let http = SocketAddr::from(([127, 0, 0, 1], http.port()));
+    let asked = async |cert: &CertificateDer<'static>, header: &str| {
+        let stream = connect(http, cert, &["http/1.1"]).await.ok()?;
+        let body = json!({"query": "When is the tide?", "chunks": ["The tide is at noon."]}).to_string();
+        Some(ask(stream, "/v1/compress", header, &body).await.status)
+    };
+    let (good, bad) = ("authorization: Bearer thr_caller\r\n", "x-thresher-key: thr_wrong\r\n");
+    assert_eq!(asked(&cert, good).await, Some(200));
+    assert_eq!(asked(&cert, bad).await, Some(401));
+    let stream = connect(http, &cert, &["h2"]).await.expect("hands are shaken");
+    assert_eq!(ask_h2(stream, "thr_caller").await.0, 200);
+    assert_eq!(asked(&cert, "").await, Some(401));
+    assert_eq!(get(admin, "/livez").await.status, 200, "operators are asked for neither");
+    let renewed = files.renew();
+    std::fs::write(&keys, entry("caller", "revoked = true")).expect("written");
+    let mut told = None;
+    while told != Some(403) {
+        told = asked(&renewed, good).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(asked(&cert, good).await, None, "the old certificate is shown no more");
+    daemon.terminate();
+    log.extend(daemon.log.iter());
+    let named = log.iter().filter(|line| line.contains("\"key\":\"caller\"")).count();
+    assert!(named > 0, "the key's name stands in the log: {log:#?}");
+    let quoting: Vec<_> = log.iter().filter(|line| line.contains("thr_")).collect();
+    assert!(quoting.is_empty(), "{quoting:#?}");
+}
