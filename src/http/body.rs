@@ -14,6 +14,27 @@ use super::{HttpError, Service, work};
 /// and would be told of a broken pipe instead of its mistake.
 const DISCARD_BYTES_MAX: usize = 64 * 1024 * 1024;
 
+/// How long a body may be, and where that is said.
+#[derive(Debug, Clone, Copy)]
+pub struct Max {
+    /// Bytes.
+    pub bytes: usize,
+    /// The setting.
+    pub setting: &'static str,
+}
+
+impl Max {
+    /// Of requests that are answered here.
+    pub fn of(service: &Service) -> Self {
+        Self { bytes: service.limits.body_bytes_max, setting: "http.body_bytes_max" }
+    }
+
+    /// What is said of a body that is longer.
+    pub fn exceeded(self) -> HttpError {
+        HttpError::body_too_large(self.bytes, self.setting)
+    }
+}
+
 /// Bodies are read as they are.
 ///
 /// # Errors
@@ -28,9 +49,9 @@ pub fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
 /// The whole body.
 ///
 /// # Errors
-/// 413 when it is longer than `bytes_max`; 408 when it does not arrive within `time`; 400 when the connection breaks.
-async fn read(body: Body, bytes_max: usize, time: Duration) -> Result<Vec<u8>, HttpError> {
-    let read = tokio::time::timeout(time, collect(body, bytes_max));
+/// 413 when it is longer than `max`; 408 when it does not arrive within `time`; 400 when the connection breaks.
+async fn read(body: Body, max: Max, time: Duration) -> Result<Vec<u8>, HttpError> {
+    let read = tokio::time::timeout(time, collect(body, max));
     read.await.unwrap_or_else(|_elapsed| Err(HttpError::body_timeout()))
 }
 
@@ -44,7 +65,7 @@ pub async fn parsed<T: Send + 'static>(
     body: Body,
     parse: impl FnOnce(&[u8]) -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
-    let body = whole(service, headers, body, service.limits.body_bytes_max).await?;
+    let body = whole(service, headers, body, Max::of(service)).await?;
     work::aside(move || parse(&body)).await
 }
 
@@ -56,14 +77,14 @@ pub async fn whole(
     service: &Service,
     headers: &HeaderMap,
     body: Body,
-    bytes_max: usize,
+    max: Max,
 ) -> Result<Vec<u8>, HttpError> {
     is_plain(headers)?;
     // Who asks before it sends needs no answer that waits for the rest.
-    if headers.contains_key(EXPECT) && declared(&body) > bytes_max {
-        return Err(HttpError::body_too_large(bytes_max));
+    if headers.contains_key(EXPECT) && declared(&body) > max.bytes {
+        return Err(max.exceeded());
     }
-    read(body, bytes_max, service.limits.read_max).await
+    read(body, max, service.limits.read_max).await
 }
 
 /// Reads off the body of a request that is refused without it, as far as it might be one, and keeps none of it.
@@ -89,11 +110,12 @@ fn declared(body: &Body) -> usize {
     usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX)
 }
 
-async fn collect(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, HttpError> {
+async fn collect(mut body: Body, max: Max) -> Result<Vec<u8>, HttpError> {
+    let bytes_max = max.bytes;
     let give_up = bytes_max.saturating_add(DISCARD_BYTES_MAX);
     let declared = declared(&body);
     if declared > give_up {
-        return Err(HttpError::body_too_large(bytes_max));
+        return Err(max.exceeded());
     }
     let mut bytes = Vec::with_capacity(if declared <= bytes_max { declared } else { 0 });
     let mut len = 0;
@@ -107,5 +129,5 @@ async fn collect(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, HttpError>
             bytes.extend_from_slice(&data);
         }
     }
-    if len > bytes_max { Err(HttpError::body_too_large(bytes_max)) } else { Ok(bytes) }
+    if len > bytes_max { Err(max.exceeded()) } else { Ok(bytes) }
 }

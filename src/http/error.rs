@@ -120,13 +120,8 @@ impl HttpError {
         )
     }
 
-    pub(super) fn body_too_large(bytes_max: usize) -> Self {
-        Self::new(
-            "body_too_large",
-            format!(
-                "the body is over the limit of {bytes_max} bytes (http.body_bytes_max), or what middleware.body_bytes_max allows where it goes on to a server"
-            ),
-        )
+    pub(super) fn body_too_large(bytes_max: usize, setting: &str) -> Self {
+        Self::new("body_too_large", format!("the body is over the limit of {bytes_max} bytes ({setting})"))
     }
 
     pub(super) fn encoding_unsupported() -> Self {
@@ -311,6 +306,11 @@ impl HttpError {
 
     pub(super) fn messages_invalid() -> Self {
         Self::new("wrong_type", "invalid type: messages is a list").at("messages")
+    }
+
+    pub(super) fn messages_ambiguous() -> Self {
+        let message = "send a question with chunks, or a conversation in `messages`, not both";
+        Self::new("chunks_ambiguous", message).at("messages")
     }
 
     pub(super) fn messages_empty() -> Self {

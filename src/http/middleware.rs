@@ -139,7 +139,8 @@ impl Asked {
         body: Body,
     ) -> Result<Self, HttpError> {
         let choices = (choice(headers, COMPRESS)?, choice(headers, CITE)?);
-        let max = service.middleware.settings.body_bytes_max;
+        let bytes = service.middleware.settings.body_bytes_max;
+        let max = body::Max { bytes, setting: "middleware.body_bytes_max" };
         let body = body::whole(service, headers, body, max).await?;
         work::aside(move || Self::new(dialect, choices, body)).await
     }

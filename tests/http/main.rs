@@ -3,6 +3,7 @@
 
 mod attribute;
 mod keys;
+mod middleware;
 mod process;
 mod registry;
 mod rerank;

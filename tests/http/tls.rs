@@ -28,15 +28,15 @@ use crate::wire::{self, get};
 use crate::{assert_good, good, registry_settings, scripted, service};
 
 /// Two files with a certificate for `localhost` and its key.
-struct Files {
+pub struct Files {
     folder: TempDir,
-    cert: PathBuf,
-    key: PathBuf,
+    pub cert: PathBuf,
+    pub key: PathBuf,
 }
 
 impl Files {
     /// With a new certificate; that is returned, too.
-    fn new() -> (Self, CertificateDer<'static>) {
+    pub fn new() -> (Self, CertificateDer<'static>) {
         let folder = tempfile::tempdir().expect("a folder");
         let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
         let files = Self { folder, cert, key };

@@ -229,7 +229,7 @@ async fn next(events: &mut Events, service: &Scope) -> Result<Option<String>, Ht
 fn broken(error: &sse_stream::Error, service: &Scope) -> HttpError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause.map(io::Error::kind) {
-        Some(io::ErrorKind::FileTooLarge) => HttpError::body_too_large(service.limits.body_bytes_max),
+        Some(io::ErrorKind::FileTooLarge) => body::Max::of(service).exceeded(),
         Some(_) => HttpError::body_broken(),
         None => HttpError::stream_invalid(&error.to_string()),
     }

@@ -34,6 +34,9 @@ impl Asked {
         if messages.is_empty() {
             return Err(HttpError::messages_empty());
         }
+        if ["query", "chunks", "chunk_ids"].iter().any(|field| located.get(field).is_some()) {
+            return Err(HttpError::messages_ambiguous());
+        }
         if let Some(at) = messages.iter().position(|message| !message.json().starts_with('{')) {
             return Err(HttpError::message_invalid(at));
         }

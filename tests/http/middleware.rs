@@ -1,0 +1,330 @@
+//! In front of another server: what fails here goes on as it came, what is wrong is said in the words of the API that was asked.
+//! `tests/middleware_test.py` does the same with official clients and the real model.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::{Json, Router};
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use thresher::http::Middleware;
+use thresher::http::tls::Tls;
+use thresher::kv::store::KvStore;
+use thresher::proxy::settings::{MiddlewareSettings, UpstreamSettings, When};
+use tokio::net::TcpListener;
+
+use crate::tls::Files;
+use crate::wire::{Response, ask_with, get, post};
+use crate::{Daemon, Gate, double, pipeline_of, registry_settings, scripted, serve, service};
+
+const DOCUMENT: &str =
+    "Water is wet. The tide is at noon. The moon is far. Ships are slow. Gulls are loud. Ropes are long.";
+
+/// A server that answers every request with one answer, and remembers what it was asked.
+#[derive(Clone, Default)]
+struct Upstream {
+    asked: Arc<Mutex<Vec<(String, Value)>>>,
+}
+
+impl Upstream {
+    async fn listen(&self, status: u16, answer: Value) -> SocketAddr {
+        let asked = Arc::clone(&self.asked);
+        let handle = async move |request: Request| {
+            let path = request.uri().to_string();
+            let body = request.into_body().collect().await.expect("a body").to_bytes();
+            asked.lock().expect("no panic").push((path, serde_json::from_slice(&body).expect("JSON")));
+            (StatusCode::from_u16(status).expect("a status"), Json(answer.clone()))
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
+        address
+    }
+
+    fn sent(&self) -> Value {
+        self.asked.lock().expect("no panic").last().expect("it was asked").1.clone()
+    }
+}
+
+fn settings(url: String) -> MiddlewareSettings {
+    let upstream = UpstreamSettings {
+        url,
+        models: vec!["m-*".to_owned()],
+        compress: None,
+        key_file: "".into(),
+        ca_file: "".into(),
+    };
+    MiddlewareSettings {
+        upstreams: vec![upstream],
+        compress: When::Always,
+        prompt_tokens_min: 0,
+        body_bytes_max: 10_000,
+        ..MiddlewareSettings::default()
+    }
+}
+
+/// A daemon in front of a server, loaded or not.
+async fn in_front(settings: &MiddlewareSettings, loaded: bool, concurrency: usize) -> Daemon {
+    let pipeline = loaded.then(|| pipeline_of(scripted(), KvStore::without_tiers()));
+    let (mut service, tenants) = service(pipeline, concurrency, 0, &registry_settings());
+    service.middleware = Arc::new(Middleware::new(settings).expect("an upstream"));
+    serve((service, tenants)).await
+}
+
+fn chat() -> Value {
+    let content = format!("<context>{DOCUMENT}</context> When is the tide?");
+    json!({"model": "m-1", "messages": [{"role": "user", "content": content}]})
+}
+
+async fn sent(daemon: &Daemon, body: &Value) -> Response {
+    post(daemon.http, "/v1/chat/completions", body.to_string()).await
+}
+
+fn answer() -> Value {
+    json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": "The tide is at noon."}}]})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_fails_here_goes_on_as_it_came() {
+    let upstream = Upstream::default();
+    let settings = settings(format!("http://{}", upstream.listen(200, answer()).await));
+    let check = async |name: &str, daemon: &Daemon, reason: &str| {
+        let response = sent(daemon, &chat()).await;
+        assert_eq!((response.status, response.header("x-thresher")), (200, Some("whole")), "{name}");
+        assert_eq!(response.header("x-thresher-reason"), Some(reason), "{name}");
+        assert_eq!(upstream.sent(), chat(), "{name}");
+    };
+    check("loading", &in_front(&settings, false, 1).await, "not_ready").await;
+    check("no permit and no queue", &in_front(&settings, true, 0).await, "overloaded").await;
+    let draining = in_front(&settings, true, 1).await;
+    draining.service.admission.drain();
+    check("draining", &draining, "draining").await;
+    let short = MiddlewareSettings { deadline_ms: 50, ..settings.clone() };
+    let closed = Gate::default();
+    let pipeline = pipeline_of(double(move |go_on| closed.pass(go_on)), KvStore::without_tiers());
+    let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
+    service.middleware = Arc::new(Middleware::new(&short).expect("an upstream"));
+    check("late", &serve((service, tenants)).await, "deadline_exceeded").await;
+    let good = sent(&in_front(&settings, true, 1).await, &chat()).await;
+    assert_eq!((good.header("x-thresher"), good.header("x-thresher-reason")), (Some("compressed"), None));
+    assert_ne!(upstream.sent(), chat());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_are_not_lost_when_compressing_fails() {
+    let upstream = Upstream::default();
+    let settings = settings(format!("http://{}", upstream.listen(200, answer()).await));
+    let daemon = in_front(&settings, false, 1).await;
+    let body = json!({"model": "m-1", "messages": [{"role": "user", "content": "Q"}], "thresher": {"chunks": [DOCUMENT]}});
+    assert_eq!(sent(&daemon, &body).await.header("x-thresher"), Some("whole"));
+    let context = format!("<context>\n[1] {DOCUMENT}\n</context>");
+    assert_eq!(
+        upstream.sent(),
+        json!({"model": "m-1", "messages": [{"role": "user", "content": context}, {"role": "user", "content": "Q"}]})
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_are_told_in_the_words_of_the_api() {
+    let upstream = Upstream::default();
+    let daemon =
+        in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
+    let check = async |name: &str, path: &str, header: &str, body: &str, expect: (u16, &str, &str, Value)| {
+        let headers: Vec<&str> = [header].into_iter().filter(|header| !header.is_empty()).collect();
+        let response = ask_with(daemon.http, ("POST", path), &headers, body).await;
+        let error = &response.json()["error"];
+        let found = (response.status, &error["type"], &error["code"], &error["param"]);
+        assert_eq!(
+            found,
+            (expect.0, &json!(expect.1), &json!(expect.2), &expect.3),
+            "{name}: {}",
+            response.body
+        );
+        assert!(!error["message"].as_str().expect(name).is_empty());
+    };
+    let (chat, messages) = ("/v1/chat/completions", "/v1/messages");
+    let invalid = |code, param: Value, status| (status, "invalid_request_error", code, param);
+    check("no JSON", chat, "", "{", invalid("invalid_json", Value::Null, 400)).await;
+    check("no model", chat, "", "{}", invalid("missing_field", json!("model"), 400)).await;
+    check("nobody's model", chat, "", r#"{"model": "x"}"#, invalid("model_unknown", json!("model"), 404))
+        .await;
+    check(
+        "the same, to Anthropic",
+        messages,
+        "",
+        r#"{"model": "x"}"#,
+        (404, "not_found_error", "model_unknown", json!("model")),
+    )
+    .await;
+    let long = format!(r#"{{"model": "m-1", "x": "{}"}}"#, "x".repeat(10_000));
+    check("too long", chat, "", &long, invalid("body_too_large", Value::Null, 413)).await;
+    check(
+        "too long, to Anthropic",
+        messages,
+        "",
+        &long,
+        (413, "request_too_large", "body_too_large", Value::Null),
+    )
+    .await;
+    let header = "x-thresher-compress: yes";
+    check("a header", chat, header, "{}", invalid("header_invalid", json!("x-thresher-compress"), 422)).await;
+    let field = |field: &str| {
+        format!(
+            r#"{{"model": "m-1", "messages": [{{"role": "user", "content": "Q"}}], "thresher": {field}}}"#
+        )
+    };
+    check(
+        "a field",
+        chat,
+        "",
+        &field(r#"{"chunk": []}"#),
+        invalid("unknown_field", json!("thresher.chunk"), 400),
+    )
+    .await;
+    check(
+        "a type",
+        chat,
+        "",
+        &field(r#"{"chunks": [3]}"#),
+        invalid("wrong_type", json!("thresher.chunks[0]"), 400),
+    )
+    .await;
+    check(
+        "a budget",
+        chat,
+        "",
+        &field(r#"{"budget": {}}"#),
+        invalid("budget_ambiguous", json!("thresher.budget"), 422),
+    )
+    .await;
+    let nobody = r#"{"model": "m-1", "messages": [], "thresher": {"chunks": ["x"]}}"#;
+    check("no question", chat, "", nobody, invalid("query_empty", json!("thresher.chunks"), 422)).await;
+    assert!(upstream.asked.lock().expect("no panic").is_empty(), "none of them went on");
+    let off = in_front(&MiddlewareSettings::default(), true, 1).await;
+    assert_eq!(sent(&off, &self::chat()).await.json()["error"]["code"], "middleware_off");
+    let gone = in_front(&settings("http://127.0.0.1:1".to_owned()), true, 1).await;
+    let response = sent(&gone, &self::chat()).await;
+    assert_eq!((response.status, response.json()["error"]["code"].as_str()), (502, Some("upstream_failed")));
+    let few = MiddlewareSettings {
+        request_count_max: 1,
+        silence_ms_max: 300,
+        ..settings("http://127.0.0.1:1".to_owned())
+    };
+    let silent = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", silent.local_addr().expect("bound"));
+    let few = in_front(&MiddlewareSettings { upstreams: settings(url).upstreams, ..few }, true, 1).await;
+    let body = self::chat();
+    let (first, second) = tokio::join!(sent(&few, &body), sent(&few, &body));
+    let mut codes = [&first, &second].map(|response| response.json()["error"]["code"].to_string());
+    codes.sort();
+    assert_eq!(codes, [r#""overloaded""#, r#""upstream_silent""#]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_of_the_upstream_are_its_own() {
+    let upstream = Upstream::default();
+    let said =
+        json!({"error": {"message": "no"}, "choices": [{"message": {"content": "The tide is at noon."}}]});
+    let daemon =
+        in_front(&settings(format!("http://{}", upstream.listen(418, said.clone()).await)), true, 1).await;
+    let response = sent(&daemon, &chat()).await;
+    assert_eq!((response.status, response.json(), response.header("x-thresher-cited")), (418, said, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_are_checked_and_their_originals_found() {
+    let daemon = in_front(&MiddlewareSettings::default(), true, 1).await;
+    let check = async |name: &str, body: Value, expect: (u16, &str, Value)| {
+        let response = post(daemon.http, "/v1/compress", body.to_string()).await;
+        let error = &response.json()["error"];
+        assert_eq!(
+            (response.status, &error["code"], &error["param"]),
+            (expect.0, &json!(expect.1), &expect.2),
+            "{name}"
+        );
+    };
+    check("no list", json!({"messages": "x"}), (400, "wrong_type", json!("messages"))).await;
+    check("none", json!({"messages": []}), (422, "messages_empty", json!("messages"))).await;
+    check("no object", json!({"messages": [{}, 3]}), (400, "wrong_type", json!("messages[1]"))).await;
+    check(
+        "both shapes",
+        json!({"messages": [{}], "chunks": []}),
+        (422, "chunks_ambiguous", json!("messages")),
+    )
+    .await;
+    let messages = json!([{"role": "user", "content": "When is the tide?"}, {"role": "tool", "content": DOCUMENT.repeat(5)}]);
+    let answer = post(daemon.http, "/v1/compress", json!({"messages": messages}).to_string()).await.json();
+    let hash = answer["ccr_hashes"][0].as_str().expect("a hash");
+    let whole = get(daemon.http, &format!("/v1/retrieve/{hash}")).await.json();
+    assert_eq!(whole["original_content"], messages[1]["content"]);
+    let asked = get(daemon.http, &format!("/v1/retrieve/{hash}?query=the%20tide")).await.json();
+    assert!(asked["relevant"][0]["text"].as_str().is_some_and(|text| text.contains("tide")), "{asked}");
+    for unknown in ["0".repeat(24), "x".to_owned(), "é".repeat(12), "%FF".to_owned()] {
+        let response = get(daemon.http, &format!("/v1/retrieve/{unknown}")).await;
+        assert_eq!(
+            (response.status, response.json()["error"]["code"].as_str()),
+            (404, Some("original_unknown")),
+            "{unknown}"
+        );
+    }
+    assert_eq!(get(daemon.http, &format!("/v1/retrieve/{hash}?q=x")).await.status, 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_behind_tls_is_known_by_its_authority() {
+    let (files, _) = Files::new();
+    let router = Router::new().fallback(async || Json(answer()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("https://localhost:{}", listener.local_addr().expect("bound").port());
+    let (tls, _watched) = Tls::open(&files.cert, &files.key).expect("a certificate");
+    let time = Duration::from_secs(10);
+    tokio::spawn(thresher::http::serve(listener, router, (time, Some(tls)), std::future::pending()));
+    let mut settings = settings(url);
+    settings.upstreams[0].ca_file.clone_from(&files.cert);
+    let response = sent(&in_front(&settings, true, 1).await, &chat()).await;
+    assert_eq!(
+        (response.status, response.header("x-thresher-cited")),
+        (200, Some("true")),
+        "{}",
+        response.body
+    );
+    settings.upstreams[0].ca_file = "".into();
+    let stranger = sent(&in_front(&settings, true, 1).await, &chat()).await;
+    assert_eq!((stranger.status, stranger.json()["error"]["code"].as_str()), (502, Some("upstream_failed")));
+    settings.upstreams[0].ca_file = files.cert.with_file_name("absent.pem");
+    let error = Middleware::new(&settings).err().expect("no such file").to_string();
+    assert!(error.contains("absent.pem") && error.contains("https://localhost"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_is_asked_with_the_key_of_its_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let key_file = folder.path().join("key");
+    std::fs::write(&key_file, "upstream-key\n").expect("written");
+    let keys = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&keys);
+    let handle = async move |request: Request| {
+        let header = |name: &str| {
+            let value = request.headers().get(name).map(|value| value.to_str().expect("text").to_owned());
+            value.unwrap_or_default()
+        };
+        seen.lock().expect("no panic").push((header("authorization"), header("x-api-key")));
+        Json(json!({}))
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let mut settings = settings(format!("http://{}/v1", listener.local_addr().expect("bound")));
+    tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
+    settings.upstreams[0].key_file = key_file;
+    let daemon = in_front(&settings, true, 1).await;
+    for (path, header) in
+        [("/v1/responses", "x-api-key: mine"), ("/v1/messages", "authorization: Bearer mine")]
+    {
+        assert_eq!(ask_with(daemon.http, ("POST", path), &[header], r#"{"model": "m-1"}"#).await.status, 200);
+    }
+    let expect =
+        [("Bearer upstream-key", ""), ("", "upstream-key")].map(|(a, b)| (a.to_owned(), b.to_owned()));
+    assert_eq!(*keys.lock().expect("no panic"), expect);
+}
