@@ -21,8 +21,8 @@ const NOTHING_KEPT: &str = "[...]";
 /// The end of what the user has said that is read as the question, in bytes: what is asked stands last.
 const QUERY_BYTES_MAX: usize = 1_000;
 
-/// Bytes of what is not compressed that are counted as a token: rather too few tokens than too many.
-const BYTES_PER_TOKEN: usize = 6;
+/// What is not compressed is not counted, but taken to have a token for as few bytes at least, and for as many at most.
+const BYTES_PER_TOKEN: std::ops::RangeInclusive<usize> = 3..=6;
 
 /// How pieces are compressed.
 #[derive(Debug, Clone, PartialEq)]
@@ -250,16 +250,22 @@ impl Work<'_> {
             tokenizer: TokenizerName::O200kBase,
             ..CompressRequest::new(tail(query), Vec::new())
         };
-        let mut compressed = pipeline.compress(&request, cancel)?;
         let usage = |compressed: &crate::pipeline::Compressed| {
             compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out))
         };
-        let (before, after) = usage(&compressed);
-        let rest = (said_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
-        let least = way.prompt_tokens_min;
-        if way.budget == Budget::Auto && before + rest >= least && after + rest < least {
-            request.budget = Budget::Tokens(least - rest);
-            compressed = pipeline.compress(&request, cancel)?;
+        let mut compressed = pipeline.compress(&request, cancel)?;
+        let rest = said_bytes + self.sent_bytes;
+        let (least, few) = (way.prompt_tokens_min, rest / BYTES_PER_TOKEN.end());
+        let may_be_cached = usage(&compressed).0 + rest / BYTES_PER_TOKEN.start() >= least;
+        if way.budget == Budget::Auto && may_be_cached {
+            // A budget is a limit that may not be reached by the length of a sentence, or of many.
+            for more in [0, 64, 256, usize::MAX] {
+                if usage(&compressed).1 + few >= least {
+                    break;
+                }
+                request.budget = Budget::Tokens((least - few).saturating_add(more));
+                compressed = pipeline.compress(&request, cancel)?;
+            }
         }
         let (before, after) = usage(&compressed);
         add(tokens, (before, after));
@@ -269,10 +275,10 @@ impl Work<'_> {
                 outcome.spans.iter().map(|(bytes, _)| (bytes.start, bytes.end)).collect::<Vec<_>>();
         }
         let of_brought = kept.split_off(self.chunks.len());
+        // A text that loses less than a twentieth stays whole: it could even have a token more.
         let pieces = kept.into_iter().zip(&self.turn.pieces).map(|(kept, piece)| {
-            let shorter =
-                ranges(&kept).map(ByteRange::len).sum::<usize>().max(NOTHING_KEPT.len()) < piece.text.len();
-            shorter.then_some(kept)
+            let bytes = ranges(&kept).map(ByteRange::len).sum::<usize>().max(NOTHING_KEPT.len());
+            (bytes <= piece.text.len() * 19 / 20).then_some(kept)
         });
         Ok((Sent { way: way.name(), kept: pieces.collect() }, of_brought))
     }

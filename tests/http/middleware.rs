@@ -328,3 +328,86 @@ async fn an_upstream_is_asked_with_the_key_of_its_file() {
         [("Bearer upstream-key", ""), ("", "upstream-key")].map(|(a, b)| (a.to_owned(), b.to_owned()));
     assert_eq!(*keys.lock().expect("no panic"), expect);
 }
+
+/// Tokens of what messages say.
+fn size(messages: &[Value]) -> usize {
+    let tokens = tiktoken_rs::o200k_base_singleton();
+    messages.iter().map(|m| tokens.encode_ordinary(m["content"].as_str().unwrap_or_default()).len()).sum()
+}
+
+/// What a provider bills for a conversation, in tokens of the input's price: a beginning that it has read before, and that is long enough
+/// for its cache, at a tenth; what is new a quarter more.
+fn bill(requests: &[Value]) -> f64 {
+    const CACHED_TOKENS_MIN: usize = 1_024;
+    let messages = |request: &Value| request["messages"].as_array().expect("messages").clone();
+    let (mut total, mut last) = (0.0, Vec::new());
+    for request in requests {
+        let now = messages(request);
+        let same = now.iter().zip(&last).take_while(|(a, b)| a == b).count();
+        let read = Some(size(&now[..same])).filter(|&tokens| tokens >= CACHED_TOKENS_MIN).unwrap_or(0);
+        total += 0.1 * read as f64 + 1.25 * (size(&now) - read) as f64;
+        last = now;
+    }
+    total
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_costs_more_than_without_us() {
+    let upstream = Upstream::default();
+    let url = format!("http://{}", upstream.listen(200, answer()).await);
+    let settings = MiddlewareSettings {
+        prompt_tokens_min: MiddlewareSettings::default().prompt_tokens_min,
+        body_bytes_max: 1 << 20,
+        tools: vec!["*".to_owned()],
+        ..settings(url)
+    };
+    let daemon = in_front(&settings, true, 1).await;
+    let mut seed = 7_u64;
+    let mut random = |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    };
+    let mut lower = 0;
+    for conversation in 0..12 {
+        let (mut messages, mut own, mut sent) = (Vec::new(), Vec::new(), Vec::new());
+        for turn in 0..8 {
+            messages
+                .push(json!({"role": "user", "content": format!("When is the tide? {conversation} {turn}")}));
+            if random(3) > 0 {
+                let found = format!("{turn}. {}", DOCUMENT.repeat(1 + random(60) as usize));
+                let call = json!({"id": format!("c{turn}"), "type": "function", "function": {"name": "find", "arguments": "{}"}});
+                messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+                messages.push(json!({"role": "tool", "tool_call_id": format!("c{turn}"), "content": found}));
+            }
+            let request = json!({"model": "m-1", "messages": messages});
+            // Some requests are not compressed: asked not to be, or there is no time.
+            let header =
+                if random(4) == 0 { "x-thresher-compress: false" } else { "x-thresher-compress: true" };
+            let path = ("POST", "/v1/chat/completions");
+            assert_eq!(ask_with(daemon.http, path, &[header], request.to_string()).await.status, 200);
+            own.push(request);
+            sent.push(upstream.sent());
+            messages.push(json!({"role": "assistant", "content": "At noon."}));
+        }
+        for (before, after) in sent.iter().zip(&sent[1..]) {
+            let before = before["messages"].as_array().expect("messages");
+            assert_eq!(
+                before[..],
+                after["messages"].as_array().expect("messages")[..before.len()],
+                "{conversation}"
+            );
+        }
+        let (with, without) = (bill(&sent), bill(&own));
+        let sizes = |all: &[Value]| {
+            all.iter().map(|one| size(one["messages"].as_array().expect("messages"))).collect::<Vec<_>>()
+        };
+        assert!(
+            with <= without,
+            "{conversation}: {with} for {without}; {:?} {:?}",
+            sizes(&sent),
+            sizes(&own)
+        );
+        lower += usize::from(with < 0.8 * without);
+    }
+    assert!(lower > 3, "{lower} of 12 conversations are cheaper by a fifth");
+}

@@ -53,8 +53,11 @@ class Recipes(unittest.TestCase):
                 self.assertIn(text, Path(ROOT, path).read_text())
 
     def test_so_does_the_projects(self) -> None:
-        (shown,) = re.findall(r"^## From Python\n\n```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-        self.assertIn(shown, (RECIPES / "with_langchain.py").read_text())
+        shown = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+        recipes = {path.name: path.read_text() for path in RECIPES.rglob("*.py")}
+        of = [[name for name, recipe in recipes.items() if block in recipe] for block in shown]
+        self.assertNotIn([], of, "a block that is no part of a recipe")
+        self.assertEqual({name for names in of for name in names} | {"with_async_client.py"}, set(recipes))
 
 
 if __name__ == "__main__":
