@@ -20,7 +20,7 @@ use metrics::counter;
 use thiserror::Error;
 
 pub use self::file::{KeysError, Misplaced};
-pub use self::issue::{IssueError, Issued, NewKey};
+pub use self::issue::{IssueError, Issued, KEY_PREFIX, NewKey};
 use self::keys::{Key, Keys};
 pub use self::settings::AccessSettings;
 pub use self::watched::{LOOK_AGAIN, Watched};

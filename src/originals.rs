@@ -20,7 +20,7 @@ const AGES: TableDefinition<(&str, u64), &[u8]> = TableDefinition::new("ages");
 const TENANTS: TableDefinition<&str, (u64, u64)> = TableDefinition::new("tenants");
 
 /// What a value takes beside its bytes.
-const ENTRY_BYTES: u64 = 128;
+pub const ENTRY_BYTES: usize = 128;
 
 const FILE: &str = "originals.redb";
 
@@ -140,6 +140,11 @@ fn on_disk(dir: &Path) -> Result<Database, OriginalError> {
 }
 
 impl TenantOriginals {
+    /// Whether a text is kept for sure beside others that are put with it, of so many bytes.
+    pub fn has_room(&self, others: usize, bytes: usize) -> bool {
+        (others + bytes + ENTRY_BYTES) as u64 <= self.store.settings.bytes_max
+    }
+
     /// What is kept under a key.
     ///
     /// # Errors
@@ -164,7 +169,7 @@ impl TenantOriginals {
 
     fn put_one(&self, write: &WriteTransaction, key: &[u8], value: &[u8]) -> Result<(), OriginalError> {
         let tenant = &*self.tenant;
-        let size = |bytes: usize| bytes as u64 + ENTRY_BYTES;
+        let size = |bytes: usize| (bytes + ENTRY_BYTES) as u64;
         if size(value.len()) > self.store.settings.bytes_max {
             return Ok(());
         }
@@ -219,7 +224,7 @@ mod tests {
 
     #[test]
     fn each_tenant_has_its_room_and_the_oldest_make_it() {
-        let store = store(Path::new(""), 10 * (100 + ENTRY_BYTES));
+        let store = store(Path::new(""), 10 * (100 + ENTRY_BYTES as u64));
         let (a, b) = (store.of("a"), store.of("b"));
         b.put(&[(b"0", &[7; 100])]).expect("keeps");
         for key in 0..100_u8 {

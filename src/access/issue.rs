@@ -14,7 +14,7 @@ use super::keys::sha256;
 use crate::domain::Tenant;
 
 /// What every key begins with: so that scanners for secrets know it, and people.
-const PREFIX: &str = "thr_";
+pub const KEY_PREFIX: &str = "thr_";
 /// More than anybody guesses: a plain hash of it is as good as a slow one.
 const RANDOM_BYTES: usize = 32;
 
@@ -85,7 +85,7 @@ impl NewKey {
         }
         let mut random = [0; RANDOM_BYTES];
         SystemRandom::new().fill(&mut random).map_err(|_| IssueError::Random)?;
-        let key = format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(random));
+        let key = format!("{KEY_PREFIX}{}", URL_SAFE_NO_PAD.encode(random));
         let sha256 = sha256(&key).iter().map(|byte| format!("{byte:02x}")).collect();
         let Self { name, tenant, requests_per_minute, tokens_per_minute, middleware } = self;
         let entry = Entry {
@@ -160,8 +160,8 @@ mod tests {
             ..new("web")
         };
         let issued = asked.issue().expect("a key");
-        assert!(issued.key.starts_with(PREFIX) && issued.key.len() == 47, "{}", issued.key.len());
-        assert!(!issued.entry.contains(&issued.key[PREFIX.len()..]));
+        assert!(issued.key.starts_with(KEY_PREFIX) && issued.key.len() == 47, "{}", issued.key.len());
+        assert!(!issued.entry.contains(&issued.key[KEY_PREFIX.len()..]));
         let read = file::parse(issued.entry.as_bytes(), 1).expect("it reads");
         assert_eq!(read[0].sha256, sha256(&issued.key));
         assert_eq!((read[0].tenant.name(), read[0].entry.requests_per_minute), ("acme", Some(60)));

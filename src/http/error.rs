@@ -57,7 +57,7 @@ fn status(code: &str) -> StatusCode {
         | "middleware_off" => StatusCode::NOT_FOUND,
         "method_not_allowed" => StatusCode::METHOD_NOT_ALLOWED,
         "body_timeout" => StatusCode::REQUEST_TIMEOUT,
-        "encoding_unsupported" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "encoding_unsupported" | "content_type_unsupported" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "body_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         "overloaded" | "rate_limited" => StatusCode::TOO_MANY_REQUESTS,
         "internal"
@@ -129,6 +129,10 @@ impl HttpError {
             "encoding_unsupported",
             "the body is compressed; send it as it is, without Content-Encoding",
         )
+    }
+
+    pub(super) fn content_type_unsupported() -> Self {
+        Self::new("content_type_unsupported", "the body is JSON: send it with Content-Type: application/json")
     }
 
     pub(super) fn body_timeout() -> Self {

@@ -1,13 +1,14 @@
 //! The layer that asks for keys. What it lets through carries its caller; nothing is read of what it does not.
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::HeaderMap;
 use axum::http::header::{AUTHORIZATION, EXPECT};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 
 use super::observe::KeyName;
 use super::{HttpError, Service, body};
+use crate::access::KEY_PREFIX;
 use crate::proxy::dialect::Dialect;
 
 /// Our own header: a caller whose `Authorization` is for somebody behind us sends its key here.
@@ -58,6 +59,16 @@ fn take_off(headers: &mut HeaderMap, is_keyed: bool) {
     if stood_in_authorization && is_keyed {
         headers.remove(AUTHORIZATION);
     }
+    // Whoever puts a key of ours where an upstream's belongs has mistaken one for the other.
+    for name in [AUTHORIZATION, HeaderName::from_static("x-api-key")] {
+        let is_ours = |value: &HeaderValue| {
+            let value = value.as_bytes();
+            value.split(|&byte| byte == b' ').any(|word| word.starts_with(KEY_PREFIX.as_bytes()))
+        };
+        if headers.get_all(&name).iter().any(is_ours) {
+            headers.remove(name);
+        }
+    }
 }
 
 /// The key that a request brings; one that is not even text is none that anybody has.
@@ -71,8 +82,6 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::HeaderName;
-
     use super::*;
 
     #[test]
@@ -90,6 +99,12 @@ mod tests {
         check(&["authorization"], false, &["authorization"]);
         check(&["authorization", "x-thresher-key"], false, &["authorization"]);
         check(&["x-thresher-key", "x-api-key"], true, &["x-api-key"]);
+        let mut mistaken = HeaderMap::new();
+        mistaken.insert(AUTHORIZATION, "Bearer thr_a".parse().expect("a value"));
+        mistaken.insert("x-api-key", "thr_a".parse().expect("a value"));
+        mistaken.insert(KEY, "thr_a".parse().expect("a value"));
+        take_off(&mut mistaken, true);
+        assert!(mistaken.is_empty(), "{mistaken:?}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use axum::response::Response;
 
@@ -18,11 +19,12 @@ use super::originals::Remembering;
 use super::{Scope, body, observe, work};
 use crate::api::{self, MiddlewareBody, MiddlewareOptions};
 use crate::domain::{Budget, Granularity};
+use crate::originals::TenantOriginals;
 use crate::pipeline::cancel::Cancel;
 use crate::proxy::dialect::Dialect;
 use crate::proxy::find;
 use crate::proxy::json::Located;
-use crate::proxy::rewrite::{self, Brought, By, Rewritten, Source, Way};
+use crate::proxy::rewrite::{self, Brought, By, Newest, Rewritten, Sent, Source, Way};
 use crate::proxy::settings::When;
 
 const COMPRESS: &str = "x-thresher-compress";
@@ -52,24 +54,54 @@ async fn pass(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, HttpError> {
-    let place = service.middleware.place()?;
-    let asked = Asked::read(&service, dialect, &headers, body).await?;
     let middleware = Arc::clone(&service.middleware);
+    if let Err(refused) = may_ask(&middleware, &headers) {
+        body::discard(body, &service).await;
+        return Err(refused);
+    }
+    let place = middleware.place()?;
+    let asked = Arc::new(Asked::read(&service, dialect, &headers, body).await?);
     let upstream = middleware.upstream(&asked.model)?;
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
     let unasked = service.caller().is_compressed_unasked();
     let compresses = asked.compress.unwrap_or(always || unasked || asked.brings());
     let cites = asked.cite.unwrap_or(compresses && middleware.settings.cite);
-    let asked = Arc::new(asked);
     let (body, done) = rewritten(&service, &asked, compresses).await?;
     observe::middleware(done.outcome, done.tokens);
     let sources = if cites && !asked.cites_itself { done.sources.clone() } else { Vec::new() };
-    let answer = upstream.ask((dialect, &uri), &headers, body, !sources.is_empty()).await?;
+    // What is sent is remembered by the time it is answered, and nobody waits for that alone.
+    let remembering = remember(service.originals(), done.news.clone());
+    let asking = upstream.ask((dialect, &uri), &headers, body, !sources.is_empty());
+    let (answer, ()) = tokio::join!(asking, remembering);
     let citing =
         passing::Citing { service, dialect, sources: sources.into(), silence: upstream.silence_max() };
-    let mut response = citing.pass(answer, place).await;
+    let mut response = citing.pass(answer?, place).await;
     done.say(response.headers_mut());
     Ok(response)
+}
+
+/// Whether a request may go on at all, before any of its body is read. A page in a browser cannot send JSON to another origin without
+/// asking first, and is not answered then: it is not to spend the keys of upstreams.
+fn may_ask(middleware: &Middleware, headers: &HeaderMap) -> Result<(), HttpError> {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let is_json =
+        kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"));
+    match () {
+        () if middleware.is_off() => Err(HttpError::middleware_off()),
+        () if !is_json => Err(HttpError::content_type_unsupported()),
+        () => choice(headers, COMPRESS).and(choice(headers, CITE)).map(drop),
+    }
+}
+
+async fn remember(originals: TenantOriginals, news: Vec<([u8; 32], Sent)>) {
+    if !news.is_empty() {
+        let kept = work::aside(move || {
+            Remembering(originals).put(&news);
+            Ok(())
+        });
+        // A panic has been said by its hook.
+        let _ = kept.await;
+    }
 }
 
 /// A request as it came.
@@ -92,6 +124,8 @@ struct Done {
     /// Of all that was compressed, before and after.
     tokens: Option<(usize, usize)>,
     sources: Vec<Source>,
+    /// What is to be remembered.
+    news: Vec<([u8; 32], Sent)>,
 }
 
 /// The request as it goes on, compressed or, where that fails, as it came.
@@ -114,21 +148,23 @@ async fn rewritten(
             Err(error) => (None, "whole", Some(error.code())),
         },
     };
-    let rewritten = match rewritten {
-        Some(rewritten) => rewritten,
-        None => {
-            let (working, asked) = (service.clone(), Arc::clone(asked));
-            work::aside(move || asked.rewrite(&working, None)).await?
-        }
-    };
-    let mut edits = rewritten.edits();
-    let Rewritten { tokens, sources, .. } = rewritten;
-    if asked.options.is_some() {
+    let (working, asked) = (service.clone(), Arc::clone(asked));
+    work::aside(move || {
+        let rewritten = match rewritten {
+            Some(rewritten) => rewritten,
+            None => asked.rewrite(&working, None)?,
+        };
+        let mut edits = rewritten.edits();
         let body = Located::parse(&asked.body).map_err(|_| HttpError::internal())?;
         edits.remove_field(body, "thresher");
-    }
-    let body = if edits.is_empty() { asked.body.clone() } else { edits.apply(&asked.body) };
-    Ok((body.into_bytes(), Done { outcome, reason, tokens, sources }))
+        if !asked.cites_itself {
+            asked.dialect.remove_citations(body, &mut edits);
+        }
+        let body = edits.apply(&asked.body).into_bytes();
+        let Rewritten { tokens, sources, news, .. } = rewritten;
+        Ok((body, Done { outcome, reason, tokens, sources, news }))
+    })
+    .await
 }
 
 impl Asked {
@@ -142,17 +178,20 @@ impl Asked {
         let bytes = service.middleware.settings.body_bytes_max;
         let max = body::Max { bytes, setting: "middleware.body_bytes_max" };
         let body = body::whole(service, headers, body, max).await?;
-        work::aside(move || Self::new(dialect, choices, body)).await
+        let policy = service.middleware.settings.policy(false);
+        work::aside(move || Self::new(dialect, choices, &policy, body)).await
     }
 
     fn new(
         dialect: Dialect,
         (compress, cite): (Option<bool>, Option<bool>),
+        policy: &find::Policy,
         body: Vec<u8>,
     ) -> Result<Self, HttpError> {
         let body = String::from_utf8(body).map_err(|_| HttpError::body_is_no_text())?;
         let located = Located::parse(&body).map_err(|error| HttpError::invalid_json(&error))?;
-        let model = located.text_of("model").ok_or_else(HttpError::model_missing)?;
+        // Who names none is answered by a server that has any.
+        let model = located.text_of("model").unwrap_or_default();
         let options = |json: Located| {
             let parsed = api::parse::<MiddlewareBody>(json.json().as_bytes());
             parsed
@@ -163,9 +202,8 @@ impl Asked {
         let said = |choose: fn(&MiddlewareOptions) -> Option<bool>| options.as_ref().and_then(choose);
         let (compress, cite) = (said(|o| o.compress).or(compress), said(|o| o.cite).or(cite));
         let conversation = dialect.conversation(located);
-        let turns = find::turns(&conversation, &find::Policy::default());
-        let asks = turns.last().is_some_and(|turn| turn.asked_at.is_some());
         let cites_itself = conversation.cites_itself;
+        let asks = find::turns(&conversation, policy).iter().any(|turn| turn.asked_at.is_some());
         let asked = Self { dialect, model, compress, cite, options, cites_itself, body };
         if asked.brings() && !asks { Err(HttpError::question_missing()) } else { Ok(asked) }
     }
@@ -194,14 +232,15 @@ impl Asked {
             query: options.and_then(|options| options.query.clone()),
         };
         let ledger = Remembering(service.originals());
-        let by = match cancel {
+        let how = match cancel {
             Some(cancel) => {
                 let said_bytes = find::said_bytes(&conversation, &turns);
-                Some(By { way: &way, said_bytes, pipeline: service.ready()?, cancel })
+                Newest::Compressed(By { way: &way, said_bytes, pipeline: service.ready()?, cancel })
             }
-            None => None,
+            None if self.compress == Some(false) => Newest::Whole,
+            None => Newest::AsKnown,
         };
-        Ok(rewrite::newest((self.dialect, body), &turns, &brought, &ledger, by)?)
+        Ok(rewrite::newest((self.dialect, body), &turns, &brought, &ledger, how)?)
     }
 }
 

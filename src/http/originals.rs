@@ -28,10 +28,15 @@ impl Ledger for Remembering {
         });
         serde_json::from_slice(&found?).ok()
     }
+}
 
-    fn put(&self, key: &[u8; 32], sent: &Sent) {
-        let sent = serde_json::to_vec(sent).expect("it is JSON");
-        if let Err(error) = self.0.put(&[(key, &sent)]) {
+impl Remembering {
+    /// From now on this is what was sent.
+    pub fn put(&self, news: &[([u8; 32], Sent)]) {
+        let entries: Vec<([u8; 32], Vec<u8>)> =
+            news.iter().map(|(key, sent)| (*key, serde_json::to_vec(sent).expect("it is JSON"))).collect();
+        let entries: Vec<(&[u8], &[u8])> = entries.iter().map(|(key, sent)| (&key[..], &sent[..])).collect();
+        if let Err(error) = self.0.put(&entries) {
             tracing::error!(%error, "what was sent cannot be kept");
         }
     }
@@ -51,7 +56,7 @@ impl Hash {
 
     fn read(hex: &str) -> Option<Self> {
         let mut hash = [0; 12];
-        if hex.len() != 24 || !hex.is_ascii() {
+        if hex.len() != 24 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;
         }
         for (at, byte) in hash.iter_mut().enumerate() {

@@ -54,12 +54,9 @@ pub fn cite(dialect: Dialect, text: &Text, citations: &[Value], edits: &mut Edit
         Dialect::Messages => "citations",
         Dialect::Chat | Dialect::Responses => "annotations",
     };
-    if citations.is_empty() {
-        return;
+    if !citations.is_empty() {
+        edits.append(text.object, field, citations);
     }
-    let mut all: Vec<Value> = text.object.get(field).and_then(Located::read).unwrap_or_default();
-    all.extend_from_slice(citations);
-    edits.set_field(text.object, field, &Value::from(all).to_string());
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The three ways in which conversations are written, read as one: messages of parts of text, each where it stands.
 
-use super::json::Located;
+use std::collections::HashMap;
+
+use super::json::{Edits, Located};
 
 /// Whose API is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +93,25 @@ impl Dialect {
         Conversation { messages: reader.messages, cites_itself: reader.cites_itself }
     }
 
+    /// Takes citations of documents out of what the model has said: who did not ask the upstream to cite has them from us, and there
+    /// they name what the upstream has not seen.
+    pub fn remove_citations(self, body: Located, edits: &mut Edits) {
+        if self != Self::Messages {
+            return;
+        }
+        let ours = ["char_location", "content_block_location", "search_result_location"];
+        let is_ours =
+            |citation: &Located| citation.text_of("type").is_some_and(|kind| ours.contains(&&*kind));
+        let messages = body.get("messages").map(Located::items).unwrap_or_default();
+        let said = messages.into_iter().filter(|m| m.text_of("role").as_deref() == Some("assistant"));
+        for block in said.flat_map(|m| m.get("content").map(Located::items).unwrap_or_default()) {
+            let citations = block.get("citations").map(Located::items).unwrap_or_default();
+            if !citations.is_empty() && citations.iter().all(is_ours) {
+                edits.remove_field(block, "citations");
+            }
+        }
+    }
+
     /// Where the list of messages stands, or what stands for it.
     pub fn list(self, body: Located) -> Option<Located> {
         body.get(if self == Self::Responses { "input" } else { "messages" })
@@ -101,7 +122,7 @@ impl Dialect {
 struct Reader<'a> {
     messages: Vec<Message<'a>>,
     /// Tools by the ids of their calls.
-    calls: Vec<(String, String)>,
+    calls: HashMap<String, String>,
     documents: usize,
     search_results: usize,
     cites_itself: bool,
@@ -127,6 +148,10 @@ impl<'a> Reader<'a> {
     }
 
     fn responses(&mut self, body: Located<'a>) {
+        if let Some(instructions) = body.get("instructions") {
+            let parts = part(instructions, Kind::Said).into_iter().collect();
+            self.messages.push(Message { role: Role::System, at: instructions, parts });
+        }
         let Some(input) = body.get("input") else { return };
         if let Some(text) = input.text() {
             let part = Part { at: input, text, kind: Kind::Said, title: None, source: None };
@@ -149,6 +174,8 @@ impl<'a> Reader<'a> {
                     self.content(item.get("output"), &kind, &mut parts);
                     Role::Tool
                 }
+                // What a client says to other calls of the model.
+                Some(kind) if kind.ends_with("_output") || kind.ends_with("_response") => Role::Tool,
                 // Calls, reasoning, and whatever else a model says.
                 Some(_) => {
                     self.calls.extend(item.text_of("call_id").zip(item.text_of("name")));
@@ -178,8 +205,7 @@ impl<'a> Reader<'a> {
 
     fn tool(&self, id: Option<String>) -> Kind {
         let id = id.unwrap_or_default();
-        let call = self.calls.iter().rev().find(|(called, _)| *called == id);
-        Kind::Tool { name: call.map_or_else(String::new, |(_, name)| name.clone()), id }
+        Kind::Tool { name: self.calls.get(&id).cloned().unwrap_or_default(), id }
     }
 
     /// A string, or a list of blocks.
@@ -196,7 +222,8 @@ impl<'a> Reader<'a> {
             Some("text" | "input_text" | "output_text") => {
                 parts.extend(block.get("text").and_then(|text| part(text, kind.clone())));
             }
-            Some("tool_result") => {
+            // One inside another is nobody's: it would have no end.
+            Some("tool_result") if *kind == Kind::Said => {
                 let kind = self.tool(block.text_of("tool_use_id"));
                 self.content(block.get("content"), &kind, parts);
             }

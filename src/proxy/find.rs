@@ -10,9 +10,16 @@ use blake3::Hasher;
 
 use super::dialect::{Conversation, Kind, Message, Part, Role};
 use super::json::Located;
+use crate::text;
 
 /// Strings of a JSON text that are shorter are left alone: names, dates, addresses.
 const JSON_STRING_BYTES_MIN: usize = 200;
+
+/// Lists and objects inside each other in which strings are looked for.
+const JSON_DEPTH_MAX: usize = 64;
+
+/// The end of what the user has said that is read as the question, in bytes: what is asked stands last.
+const QUERY_BYTES_MAX: usize = 1_000;
 
 /// What may be compressed, beside documents and search results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -51,7 +58,7 @@ pub struct Turn {
     pub key: [u8; 32],
     /// Whether these are instructions.
     pub stands: bool,
-    /// The last thing that the user has said by then.
+    /// The end of the last thing that the user has said by then.
     pub query: String,
     /// In the order of the conversation.
     pub pieces: Vec<Piece>,
@@ -65,17 +72,16 @@ pub fn turns(conversation: &Conversation, policy: &Policy) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::new();
     let mut hasher = Hasher::new_derive_key("thresher 2026 conversation 1");
     let (mut query, mut answered) = (String::new(), true);
-    let is_system = |message: &&Message| message.role == Role::System;
-    for message in conversation.messages.iter().filter(is_system) {
-        hash(&mut hasher, message);
-        for part in &message.parts {
-            pieces(part, policy, &mut instructions.pieces);
-        }
-    }
+    let messages = &conversation.messages;
+    let begins = messages.iter().position(|message| message.role != Role::System).unwrap_or(messages.len());
+    let (instructing, messages) = messages.split_at(begins);
     let mut beginning = hasher.clone();
-    conversation.messages.iter().find(|message| !is_system(message)).inspect(|m| hash(&mut beginning, m));
+    instructing.iter().chain(messages.first()).for_each(|message| hash(&mut beginning, message));
+    for part in instructing.iter().flat_map(|message| &message.parts) {
+        pieces(part, policy, &mut instructions.pieces);
+    }
     instructions.key = *beginning.finalize().as_bytes();
-    for message in conversation.messages.iter().filter(|message| !is_system(message)) {
+    for message in messages {
         hash(&mut hasher, message);
         if message.role == Role::Assistant {
             answered = true;
@@ -94,7 +100,7 @@ pub fn turns(conversation: &Conversation, policy: &Policy) -> Vec<Turn> {
             }
         }
         if !said.trim().is_empty() {
-            query = said.trim().to_owned();
+            query = tail(said.trim());
             turn.asked_at = Some(message.at.range());
         }
         turn.query.clone_from(&query);
@@ -139,7 +145,9 @@ fn pieces(part: &Part, policy: &Policy, found: &mut Vec<Piece>) -> String {
         Kind::Tool { name, .. } => {
             if policy.tools.iter().any(|tool| tool == "*" || tool == name) {
                 match structured(&part.text) {
-                    Some(json) => strings(json, &mut |at, text| found.push(piece(at, true, text))),
+                    Some(json) => {
+                        strings(json, JSON_DEPTH_MAX, &mut |at, text| found.push(piece(at, true, text)))
+                    }
                     None => found.push(piece(0..part.text.len(), false, part.text.clone())),
                 }
             }
@@ -169,15 +177,31 @@ fn structured(text: &str) -> Option<Located<'_>> {
 }
 
 /// The long strings in a JSON text, each where it stands.
-fn strings(json: Located, found: &mut impl FnMut(Range<usize>, String)) {
+fn strings(json: Located, depth: usize, found: &mut impl FnMut(Range<usize>, String)) {
     match json.text() {
         Some(text) if text.len() >= JSON_STRING_BYTES_MIN => found(json.range(), text),
-        Some(_) => {}
-        None => {
-            json.items().into_iter().for_each(|item| strings(item, found));
-            json.fields().into_iter().for_each(|(_, value)| strings(value, found));
+        None if depth > 0 => {
+            json.items().into_iter().for_each(|item| strings(item, depth - 1, found));
+            json.fields().into_iter().for_each(|(_, value)| strings(value, depth - 1, found));
         }
+        _ => {}
     }
+}
+
+/// The last of what a user says, from the beginning of a sentence on.
+pub fn tail(query: &str) -> String {
+    // Sentences of a text without end are not looked for in all of it.
+    let far = query.ceil_char_boundary(query.len().saturating_sub(4 * QUERY_BYTES_MAX));
+    let query = &query[far..];
+    let mut from = query.len();
+    for sentence in text::sentences(query).into_iter().rev() {
+        if query.len() - sentence.start > QUERY_BYTES_MAX && from < query.len() {
+            break;
+        }
+        from = sentence.start;
+    }
+    let last = &query[from..];
+    last[last.ceil_char_boundary(last.len().saturating_sub(QUERY_BYTES_MAX))..].to_owned()
 }
 
 /// What stands between the next two delimiters from `at` on.
@@ -209,6 +233,10 @@ fn paragraphs(text: &str, range: Range<usize>) -> impl Iterator<Item = Range<usi
 
 /// All that a message says. What clients change from turn to turn (marks for the cache, what was cited) is no part of it.
 fn hash(hasher: &mut Hasher, message: &Message) {
+    // Who says nothing may be left out the next time: reasoning is.
+    if message.parts.is_empty() {
+        return;
+    }
     hasher.update(&[message.role as u8]);
     hasher.update(&(message.parts.len() as u64).to_le_bytes());
     for part in &message.parts {
@@ -264,7 +292,10 @@ mod tests {
         assert_eq!(told, [("Q1", 0), ("Q2", 1)]);
         assert_eq!(found(&chat(&first), &policy())[0].key, turns[0].key, "a turn's name stays");
         let other = [("system", "T"), ("user", "Q1")];
-        assert_ne!(found(&chat(&other), &policy())[0].key, turns[0].key);
+        assert_eq!(found(&chat(&other), &policy())[0].key, turns[0].key, "instructions are no part of it");
+        let later = [&second[..], &[("assistant", "A2"), ("system", "Be brief."), ("user", "Q3")]].concat();
+        let later = found(&chat(&later), &policy());
+        assert_eq!((later[0].key, later[1].key), (turns[0].key, turns[1].key), "nor those that come later");
     }
 
     #[test]
@@ -290,6 +321,8 @@ mod tests {
         let [piece] = &turns[0].pieces[..] else { panic!("one long string") };
         assert!(piece.quoted);
         assert_eq!((&*piece.text, &result[piece.part.clone()]), (&*long, &*format!("{long:?}")));
+        let deep = format!("{}1{}", "[".repeat(50_000), "]".repeat(50_000));
+        assert_eq!(found(&chat(&[("tool", &deep)]), &policy())[0].pieces.len(), 0, "deeper than any stack");
         let turns = found(&chat(&[("tool", "[1] not JSON")]), &policy());
         assert_eq!(turns[0].pieces.len(), 1, "a text that looks like it");
     }

@@ -110,31 +110,26 @@ impl Edits {
     /// Takes a field out of an object.
     pub fn remove_field(&mut self, object: Located, name: &str) {
         let fields = object.fields();
-        let mut before = None;
-        for (at, (found, value)) in fields.iter().enumerate() {
-            let range = value.range();
-            if found != name {
-                before = Some(range.end);
+        let mut at = 0;
+        // Those of that name that stand together go together: their commas would otherwise be taken twice.
+        for run in fields.chunk_by(|(one, _), (next, _)| (one == name) == (next == name)) {
+            let from = at;
+            at += run.len();
+            if run[0].0 != name {
                 continue;
             }
-            let after = fields[at + 1..].iter().find(|(found, _)| found != name);
-            let gone = match (before, after) {
-                // With the comma in front of it.
-                (Some(before), _) => before..range.end,
-                // With the one behind it: the next field's name begins behind that.
-                (None, Some(_)) => {
-                    let behind = &object.json[range.end - object.at..];
-                    let comma = behind.find(',').map_or(0, |comma| comma + 1);
-                    object.at + 1..range.end + comma
+            let end = run[run.len() - 1].1.range().end;
+            let gone = match (from.checked_sub(1), at < fields.len()) {
+                // With the comma in front of them.
+                (Some(before), _) => fields[before].1.range().end..end,
+                // With the one behind them: the next field's name begins behind that.
+                (None, true) => {
+                    let behind = &object.json[end - object.at..];
+                    object.at + 1..end + behind.find(',').map_or(0, |comma| comma + 1)
                 }
-                // With all that follow: none of them has another name.
-                (None, None) => {
-                    let last = fields.last().map_or(range.end, |(_, last)| last.range().end);
-                    return self.replace(object.at + 1..last, "");
-                }
+                (None, false) => object.at + 1..end,
             };
             self.replace(gone, "");
-            before = before.map(|_| range.end);
         }
     }
 
@@ -150,6 +145,22 @@ impl Edits {
         }
     }
 
+    /// Adds to the list of a field, which may be null or absent; what is no list stays as it is.
+    pub fn append(&mut self, object: Located, name: &str, items: &[serde_json::Value]) {
+        let written = serde_json::Value::from(items).to_string();
+        match object.get(name) {
+            None => self.set_field(object, name, &written),
+            Some(list) if list.json == "null" || list.is_list() && list.items().is_empty() => {
+                self.replace(list.range(), written);
+            }
+            Some(list) if list.is_list() => {
+                let end = list.range().end - 1;
+                self.replace(end..end, format!(",{}", &written[1..written.len() - 1]));
+            }
+            Some(_) => {}
+        }
+    }
+
     /// Whether nothing changes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -160,6 +171,10 @@ impl Edits {
         self.0.sort_by_key(|(range, _)| (range.start, range.end));
         let (mut out, mut at) = (String::with_capacity(text.len()), 0);
         for (range, new) in self.0 {
+            debug_assert!(range.start >= at, "changes lie apart");
+            if range.start < at {
+                continue;
+            }
             out.push_str(&text[at..range.start]);
             out.push_str(&new);
             at = range.end;
@@ -199,6 +214,8 @@ mod tests {
         check("absent", r#"{"a":{"x":1}}"#, r#"{"a":{"x":1}}"#);
         check("twice", r#"{"a":1,"x":2,"x":3}"#, r#"{"a":1}"#);
         check("alone, twice", r#"{"x":2,"x":3}"#, "{}");
+        check("twice in front", r#"{"x":2,"x":3, "b":1}"#, r#"{ "b":1}"#);
+        check("twice between", r#"{"a":1,"x":2,"x":3,"b":1}"#, r#"{"a":1,"b":1}"#);
         check("first twice", r#"{"x":2,"b":1,"x":3}"#, r#"{"b":1}"#);
         let set = |text: &str| {
             let mut edits = Edits::default();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::dialect::{Dialect, Kind};
-use super::find::{Piece, Turn};
+use super::find::{self, Piece, Turn};
 use super::json::{Edits, Located};
 use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, TokenizerName};
 use crate::pipeline::assemble::{self, Kept};
@@ -17,9 +17,6 @@ use crate::pipeline::{Pipeline, PipelineError};
 
 /// Stands where all of a text was left out: an empty one is refused by some servers.
 const NOTHING_KEPT: &str = "[...]";
-
-/// The end of what the user has said that is read as the question, in bytes: what is asked stands last.
-const QUERY_BYTES_MAX: usize = 1_000;
 
 /// What is not compressed is not counted, but taken to have a token for as few bytes at least, and for as many at most.
 const BYTES_PER_TOKEN: std::ops::RangeInclusive<usize> = 3..=6;
@@ -58,12 +55,10 @@ pub struct Sent {
     kept: Vec<Option<Spans>>,
 }
 
-/// Remembers what was sent of turns.
+/// Knows what was sent of turns.
 pub trait Ledger {
     /// What was sent of the turn with this key.
     fn get(&self, key: &[u8; 32]) -> Option<Sent>;
-    /// From now on this is what was sent.
-    fn put(&self, key: &[u8; 32], sent: &Sent);
 }
 
 /// A text that an answer may have come from.
@@ -88,6 +83,8 @@ pub struct Rewritten {
     pub tokens: Option<(usize, usize)>,
     /// What an answer may have come from.
     pub sources: Vec<Source>,
+    /// What the ledger is to be told once this has been sent.
+    pub news: Vec<([u8; 32], Sent)>,
 }
 
 /// A string of a body.
@@ -138,42 +135,68 @@ pub struct By<'a> {
     pub cancel: &'a Cancel,
 }
 
-/// Compresses the newest turn of a conversation, or, `by` nobody, leaves it whole. Of other turns the ledger says what was sent; they
-/// stay whole where it does not know. What is brought belongs to the newest turn, and to this request alone.
+/// What becomes of the newest turn.
+#[derive(Clone, Copy)]
+pub enum Newest<'a> {
+    /// It is compressed.
+    Compressed(By<'a>),
+    /// It goes as it went before, whole if it did not.
+    AsKnown,
+    /// It goes whole.
+    Whole,
+}
+
+/// What is sent of the newest turn of a conversation. Of other turns the ledger says what was sent; they stay whole where it does not
+/// know. What is brought stands with what the user asked last, and belongs to this request alone.
 ///
 /// # Errors
-/// As [`Pipeline::compress`]; by nobody, none.
+/// As [`Pipeline::compress`] where it is compressed; else none.
 pub fn newest(
     (dialect, body): (Dialect, Located),
     turns: &[Turn],
     brought: &Brought,
     ledger: &dyn Ledger,
-    by: Option<By>,
+    how: Newest,
 ) -> Result<Rewritten, PipelineError> {
     let mut out = Rewritten::default();
     let mut names = Names::default();
     let none = Brought::default();
+    let by = match how {
+        Newest::Compressed(by) => Some(by),
+        Newest::AsKnown | Newest::Whole => None,
+    };
+    let asking = turns.iter().rposition(|turn| turn.asked_at.is_some());
     for (at, turn) in turns.iter().enumerate() {
         let newest = at + 1 == turns.len();
-        let brought = if newest { brought } else { &none };
+        let brought = if asking == Some(at) { brought } else { &none };
         let chunks: Vec<Arc<Chunk>> = turn.pieces.iter().map(|piece| names.chunk(piece)).collect();
         let work = Work { turn, chunks: &chunks, brought, sent_bytes: out.seen_bytes() };
         let known = ledger.get(&turn.key).filter(|sent| sent.fits(turn));
-        let again = |sent: &Sent| by.is_some_and(|by| sent.way == by.way.name()) && brought.chunks.is_empty();
-        let (sent, of_brought) = match (known, by) {
-            (Some(sent), _) if !newest || again(&sent) => {
-                by.map(|by| work.count(&sent, by, &mut out.tokens)).transpose()?;
-                (sent, Vec::new())
-            }
-            (None, _) if !newest && !turn.stands => work.whole(),
-            (known, by) => {
-                let compressed =
-                    by.map_or_else(|| Ok(work.whole()), |by| work.compress(by, &mut out.tokens))?;
-                // A turn that nobody has shortened is known to be whole.
-                if known.is_some() || turn.stands || compressed.0.kept.iter().any(Option::is_some) {
-                    ledger.put(&turn.key, &compressed.0);
+        let stays = match (&known, how) {
+            (Some(_), _) if !newest => true,
+            (Some(sent), Newest::Compressed(by)) => sent.way == by.way.name(),
+            (Some(_), Newest::AsKnown) => true,
+            (Some(_), Newest::Whole) => false,
+            (None, _) => !newest && !turn.stands,
+        };
+        let (sent, of_brought) = match by {
+            Some(by) if !stays || !brought.chunks.is_empty() => work.compress(by, &mut out.tokens)?,
+            _ => work.whole(),
+        };
+        let sent = match (stays, known) {
+            (true, Some(known)) => {
+                if let Some(by) = by.filter(|_| brought.chunks.is_empty()) {
+                    work.count(&known, by, &mut out.tokens)?;
                 }
-                compressed
+                known
+            }
+            (true, None) => work.whole().0,
+            (false, known) => {
+                // A turn that nobody has shortened is known to be whole.
+                if known.is_some() || turn.stands || sent.kept.iter().any(Option::is_some) {
+                    out.news.push((turn.key, sent.clone()));
+                }
+                sent
             }
         };
         place(body, turn, (&chunks, &sent), &mut out);
@@ -248,7 +271,7 @@ impl Work<'_> {
             granularity: way.granularity,
             format: Format::Plain,
             tokenizer: TokenizerName::O200kBase,
-            ..CompressRequest::new(tail(query), Vec::new())
+            ..CompressRequest::new(find::tail(query), Vec::new())
         };
         let usage = |compressed: &crate::pipeline::Compressed| {
             compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out))
@@ -340,11 +363,19 @@ fn bring(
     let Some(asked) = turn.asked_at.clone().filter(|_| !kept.is_empty()) else { return };
     let context = assemble::context(&brought.chunks, &kept, Format::Numbered).text;
     let (start, end) = &brought.delimiters;
-    let message = json!({"role": "user", "content": format!("{start}\n{context}\n{end}")});
-    match dialect.list(body).filter(|list| list.is_list()) {
-        Some(_) => out.added.replace(asked.start..asked.start, format!("{message},")),
+    let context = format!("{start}\n{context}\n{end}");
+    let whole = body.range().start;
+    let message = json!({"role": "user", "content": context});
+    let at = &body.json()[asked.start - whole..asked.end - whole];
+    match (behind_results(at), dialect.list(body).filter(|list| list.is_list())) {
+        // What tools answered has to stand first in its message.
+        (Some(offset), _) => {
+            let block = json!({"type": "text", "text": context});
+            out.added.replace(asked.start + offset..asked.start + offset, format!("{block},"));
+        }
+        (None, Some(_)) => out.added.replace(asked.start..asked.start, format!("{message},")),
         // The input is one text: it becomes the second of two messages.
-        None => {
+        (None, None) => {
             let opening = format!("[{message},{{\"role\":\"user\",\"content\":");
             out.added.replace(asked.start..asked.start, opening);
             out.added.replace(asked.end..asked.end, "}]");
@@ -353,6 +384,13 @@ fn bring(
     let source =
         |kept: Kept| Source { chunk: Arc::clone(&brought.chunks[kept.chunk]), kind: None, seen: kept.spans };
     out.sources.extend(kept.into_iter().map(source));
+}
+
+/// Where in a message with results of tools what is said begins, in bytes.
+fn behind_results(message: &str) -> Option<usize> {
+    let blocks = Located::parse(message).ok()?.get("content")?.items();
+    let last = blocks.iter().rposition(|block| block.text_of("type").as_deref() == Some("tool_result"))?;
+    Some(blocks.get(last + 1)?.range().start)
 }
 
 /// What is left of a piece.
@@ -376,19 +414,6 @@ pub fn renamed(chunks: &[Arc<Chunk>]) -> Vec<Arc<Chunk>> {
         Arc::new(Chunk { id: at.to_string(), title: title.clone(), text: text.clone(), metadata: None })
     };
     chunks.iter().enumerate().map(renamed).collect()
-}
-
-/// The last of what a user says, from the beginning of a sentence on.
-fn tail(query: &str) -> String {
-    let mut from = query.len();
-    for sentence in crate::text::sentences(query).into_iter().rev() {
-        if query.len() - sentence.start > QUERY_BYTES_MAX && from < query.len() {
-            break;
-        }
-        from = sentence.start;
-    }
-    let last = &query[from..];
-    last[last.ceil_char_boundary(last.len().saturating_sub(QUERY_BYTES_MAX))..].to_owned()
 }
 
 /// What chunks are called: by what the conversation calls them, each once.

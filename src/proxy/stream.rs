@@ -2,8 +2,10 @@
 //! text which cites. Only OpenAI's Responses repeat a text and its citations in events that end it, and number their events: there, and
 //! only there, an event is changed.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
+use bytes::{Bytes, BytesMut};
 use serde_json::{Value, json};
 
 use super::answer;
@@ -16,28 +18,27 @@ const EVENT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Cuts a stream of bytes behind each event.
 #[derive(Debug, Default)]
 pub struct Events {
-    held: Vec<u8>,
+    held: BytesMut,
     /// Up to here no event ends.
     searched: usize,
 }
 
 impl Events {
     /// Takes bytes; the events that they complete, with the blank lines that end them.
-    pub fn push(&mut self, bytes: &[u8]) -> Vec<Vec<u8>> {
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<Bytes> {
         self.held.extend_from_slice(bytes);
         let mut events = Vec::new();
         while let Some(end) = self.end() {
-            let rest = self.held.split_off(end);
-            events.push(std::mem::replace(&mut self.held, rest));
+            events.push(self.held.split_to(end).freeze());
             self.searched = 0;
         }
         events
     }
 
     /// What is left at the end, or is too long to be an event.
-    pub fn rest(&mut self) -> Vec<u8> {
+    pub fn rest(&mut self) -> Bytes {
         self.searched = 0;
-        std::mem::take(&mut self.held)
+        self.held.split().freeze()
     }
 
     /// Whether what is held is too long.
@@ -86,24 +87,35 @@ pub struct Arriving {
     added: u64,
     /// Citations of texts of a response: by item and place.
     cited: HashMap<(String, u64), Vec<Value>>,
+    /// How many the server itself has sent of them.
+    own: HashMap<(String, u64), usize>,
+    /// Whether something came that could not be read: places in texts are not known any more.
+    is_blind: bool,
 }
 
 impl Arriving {
     /// Nothing has come yet.
     pub fn new(dialect: Dialect) -> Self {
-        Self { dialect, texts: HashMap::new(), added: 0, cited: HashMap::new() }
+        let (texts, cited, own) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { dialect, texts, added: 0, cited, own, is_blind: false }
     }
 
     /// Looks at an event; the texts that end with it.
     pub fn look(&mut self, event: &[u8]) -> Vec<Ended> {
-        let Some(data) = data(event) else { return Vec::new() };
-        let Ok(event) = serde_json::from_str::<Value>(data) else { return Vec::new() };
+        // A comment has none, nor has a name alone.
+        let Some(data) = data(event).filter(|data| data != "[DONE]") else { return Vec::new() };
+        let Ok(event) = serde_json::from_str::<Value>(&data) else {
+            self.is_blind = true;
+            return Vec::new();
+        };
         let ended = match self.dialect {
             Dialect::Chat => self.chat(&event),
-            Dialect::Responses => response(&event).into_iter().collect(),
+            Dialect::Responses => self.response(&event).into_iter().collect(),
             Dialect::Messages => self.messages(&event).into_iter().collect(),
         };
-        ended.into_iter().filter(|ended| !ended.text.trim().is_empty()).collect()
+        // A response's texts are told whole when they end.
+        let is_whole = !self.is_blind || self.dialect == Dialect::Responses;
+        ended.into_iter().filter(|ended| is_whole && !ended.text.trim().is_empty()).collect()
     }
 
     fn chat(&mut self, event: &Value) -> Vec<Ended> {
@@ -112,7 +124,7 @@ impl Arriving {
             let index = choice["index"].as_u64().unwrap_or(0);
             let text = self.texts.entry(index).or_default();
             text.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
-            if !choice["finish_reason"].is_null() {
+            if choice["finish_reason"].as_str().is_some_and(|reason| !reason.is_empty()) {
                 let mut of = event.clone();
                 of.as_object_mut().map(|of| of.shift_remove("usage"));
                 ended.push(Ended {
@@ -122,6 +134,23 @@ impl Arriving {
             }
         }
         ended
+    }
+
+    /// A text of a response says itself when it ends.
+    fn response(&mut self, event: &Value) -> Option<Ended> {
+        let id = || Some((event["item_id"].as_str()?.to_owned(), event["content_index"].as_u64()?));
+        match event["type"].as_str()? {
+            "response.output_text.annotation.added" => {
+                *self.own.entry(id()?).or_default() += 1;
+                None
+            }
+            "response.output_text.done" => {
+                let (id, content) = id()?;
+                let place = Place::Item { id, output: event["output_index"].as_u64()?, content };
+                Some(Ended { text: event["text"].as_str()?.to_owned(), place })
+            }
+            _ => None,
+        }
     }
 
     fn messages(&mut self, event: &Value) -> Option<Ended> {
@@ -161,7 +190,8 @@ impl Arriving {
             }
             Place::Item { id, output, content } => {
                 let mut events = String::new();
-                for (at, citation) in citations.iter().enumerate() {
+                let first = self.own.get(&(id.clone(), content)).copied().unwrap_or_default();
+                for (at, citation) in (first..).zip(&citations) {
                     let mut data = json!({
                         "type": "response.output_text.annotation.added", "item_id": id, "output_index": output,
                         "content_index": content, "annotation_index": at, "annotation": citation,
@@ -180,11 +210,11 @@ impl Arriving {
     }
 
     /// An event as it goes on: changed, where it repeats a text that cites, or has a number that another has now.
-    pub fn passed(&self, event: Vec<u8>) -> Vec<u8> {
+    pub fn passed(&self, event: Bytes) -> Bytes {
         if self.added == 0 {
             return event;
         }
-        let Some(data) = data(&event) else { return event };
+        let Some(Cow::Borrowed(data)) = data(&event) else { return event };
         let Ok(body) = Located::parse(data) else { return event };
         let mut edits = Edits::default();
         if let Some(number) = body.get("sequence_number").and_then(Located::read::<u64>) {
@@ -211,7 +241,7 @@ impl Arriving {
         let data = edits.apply(data);
         let text = std::str::from_utf8(&event).unwrap_or_default();
         match text.lines().find(|line| line.starts_with("data:")) {
-            Some(line) => text.replacen(line, &format!("data: {data}"), 1).into_bytes(),
+            Some(line) => text.replacen(line, &format!("data: {data}"), 1).into(),
             None => event,
         }
     }
@@ -233,26 +263,21 @@ impl Arriving {
 
 /// The number of an event, where it has one.
 pub fn number(event: &[u8]) -> Option<u64> {
-    Located::parse(data(event)?).ok()?.get("sequence_number")?.read()
+    Located::parse(&data(event)?).ok()?.get("sequence_number")?.read()
 }
 
-/// A text of a response says itself when it ends.
-fn response(event: &Value) -> Option<Ended> {
-    (event["type"] == "response.output_text.done").then_some(())?;
-    let place = Place::Item {
-        id: event["item_id"].as_str()?.to_owned(),
-        output: event["output_index"].as_u64()?,
-        content: event["content_index"].as_u64()?,
-    };
-    Some(Ended { text: event["text"].as_str()?.to_owned(), place })
-}
-
-/// The data of an event that has one line of it; servers that send JSON send it in one.
-fn data(event: &[u8]) -> Option<&str> {
-    let text = std::str::from_utf8(event).ok()?;
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("data:"));
-    let data = lines.next()?;
-    lines.next().is_none().then_some(data.trim())
+/// The data of an event. Servers that send JSON send it in one line; what has several is put together, and goes on as it is.
+fn data(event: &[u8]) -> Option<Cow<'_, str>> {
+    // What is no text had data that nobody can read.
+    let Ok(text) = std::str::from_utf8(event) else { return Some(Cow::Owned(String::new())) };
+    let mut lines = text.split(['\n', '\r']).filter_map(|line| line.strip_prefix("data:"));
+    let first = lines.next()?.trim();
+    let rest: Vec<&str> = lines.collect();
+    Some(if rest.is_empty() {
+        Cow::Borrowed(first)
+    } else {
+        Cow::Owned(format!("{first}\n{}", rest.join("\n")))
+    })
 }
 
 #[cfg(test)]
@@ -264,7 +289,7 @@ mod tests {
         let stream = b"data: 1\n\nevent: x\r\ndata: 2\r\n\r\n: ping\n\ndata: 3\r\rdata: cut";
         for size in 1..stream.len() {
             let mut events = Events::default();
-            let mut found: Vec<Vec<u8>> = stream.chunks(size).flat_map(|bytes| events.push(bytes)).collect();
+            let mut found: Vec<Bytes> = stream.chunks(size).flat_map(|bytes| events.push(bytes)).collect();
             assert_eq!(found.len(), 4, "{size}");
             found.push(events.rest());
             assert_eq!(found.concat(), stream, "{size}");
@@ -274,14 +299,14 @@ mod tests {
     fn events(arriving: &mut Arriving, stream: &[&str]) -> Vec<String> {
         let mut out = Vec::new();
         for event in stream {
-            let event = format!("data: {event}\n\n").into_bytes();
+            let event = Bytes::from(format!("data: {event}\n\n"));
             for ended in arriving.look(&event) {
                 let cited = json!({"cites": ended.text});
-                out.push(arriving.cite(ended, vec![cited], number(&event)));
+                out.push(arriving.cite(ended, vec![cited], number(&event)).into());
             }
             out.push(arriving.passed(event));
         }
-        out.into_iter().map(|event| String::from_utf8(event).expect("text")).collect()
+        out.into_iter().map(|event| String::from_utf8(event.to_vec()).expect("text")).collect()
     }
 
     #[test]
@@ -354,8 +379,24 @@ mod tests {
                 b"data: {\"choices\":3}\n\n",
             ] {
                 assert!(arriving.look(event).is_empty());
-                assert_eq!(arriving.passed(event.to_vec()), event);
+                assert_eq!(arriving.passed(Bytes::copy_from_slice(event)), event);
             }
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_leaves_no_places() {
+        let delta = |text: &str| format!(r#"{{"choices":[{{"index":0,"delta":{{"content":{text}}}}}]}}"#);
+        let end = r#"{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+        let check = |name: &str, first: String, second: String, expect: usize| {
+            let out = events(&mut Arriving::new(Dialect::Chat), &[&first, &second, end]);
+            assert_eq!(out.len(), expect, "{name}: {out:?}");
+        };
+        check("two deltas", delta("\"It \""), delta("\"is.\""), 4);
+        check("half a character", delta("\"It \\ud83d\""), delta("\"\\ude00 is.\""), 3);
+        let two_lines = delta("\"It \"").replace(",\"delta\"", ",\ndata: \"delta\"");
+        check("two lines", two_lines, delta("\"is.\""), 4);
+        let unfinished = delta("\"It \"").replace("}}]}", "},\"finish_reason\":\"\"}]}");
+        check("an empty reason", unfinished, delta("\"is.\""), 4);
     }
 }

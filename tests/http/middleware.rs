@@ -80,7 +80,12 @@ fn chat() -> Value {
 }
 
 async fn sent(daemon: &Daemon, body: &Value) -> Response {
-    post(daemon.http, "/v1/chat/completions", body.to_string()).await
+    said(daemon, "/v1/chat/completions", &[], body.to_string()).await
+}
+
+async fn said(daemon: &Daemon, path: &str, headers: &[&str], body: impl AsRef<[u8]>) -> Response {
+    let headers = [&["content-type: application/json"], headers].concat();
+    ask_with(daemon.http, ("POST", path), &headers, body).await
 }
 
 fn answer() -> Value {
@@ -134,7 +139,7 @@ async fn mistakes_are_told_in_the_words_of_the_api() {
         in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
     let check = async |name: &str, path: &str, header: &str, body: &str, expect: (u16, &str, &str, Value)| {
         let headers: Vec<&str> = [header].into_iter().filter(|header| !header.is_empty()).collect();
-        let response = ask_with(daemon.http, ("POST", path), &headers, body).await;
+        let response = said(&daemon, path, &headers, body).await;
         let error = &response.json()["error"];
         let found = (response.status, &error["type"], &error["code"], &error["param"]);
         assert_eq!(
@@ -322,7 +327,7 @@ async fn an_upstream_is_asked_with_the_key_of_its_file() {
     for (path, header) in
         [("/v1/responses", "x-api-key: mine"), ("/v1/messages", "authorization: Bearer mine")]
     {
-        assert_eq!(ask_with(daemon.http, ("POST", path), &[header], r#"{"model": "m-1"}"#).await.status, 200);
+        assert_eq!(said(&daemon, path, &[header], r#"{"model": "m-1"}"#).await.status, 200);
     }
     let expect =
         [("Bearer upstream-key", ""), ("", "upstream-key")].map(|(a, b)| (a.to_owned(), b.to_owned()));
@@ -383,8 +388,8 @@ async fn nothing_costs_more_than_without_us() {
             // Some requests are not compressed: asked not to be, or there is no time.
             let header =
                 if random(4) == 0 { "x-thresher-compress: false" } else { "x-thresher-compress: true" };
-            let path = ("POST", "/v1/chat/completions");
-            assert_eq!(ask_with(daemon.http, path, &[header], request.to_string()).await.status, 200);
+            let path = "/v1/chat/completions";
+            assert_eq!(said(&daemon, path, &[header], request.to_string()).await.status, 200);
             own.push(request);
             sent.push(upstream.sent());
             messages.push(json!({"role": "assistant", "content": "At noon."}));
@@ -410,4 +415,114 @@ async fn nothing_costs_more_than_without_us() {
         lower += usize::from(with < 0.8 * without);
     }
     assert!(lower > 3, "{lower} of 12 conversations are cheaper by a fifth");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_stay_with_the_question_while_tools_are_called() {
+    let upstream = Upstream::default();
+    let daemon =
+        in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
+    let chunks = json!({"chunks": [DOCUMENT]});
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "clock", "arguments": "{}"}});
+    let mut messages = vec![json!({"role": "user", "content": "When is the tide?"})];
+    let asked = |messages: &[Value]| json!({"model": "m-1", "messages": messages, "thresher": chunks});
+    assert_eq!(sent(&daemon, &asked(&messages)).await.status, 200);
+    let first = upstream.sent()["messages"].as_array().expect("messages").clone();
+    assert!(first[0]["content"].as_str().is_some_and(|context| context.contains("The tide is at noon.")));
+    messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+    messages.push(json!({"role": "tool", "tool_call_id": "c1", "content": "It is ten."}));
+    assert_eq!(sent(&daemon, &asked(&messages)).await.status, 200);
+    let second = upstream.sent()["messages"].as_array().expect("messages").clone();
+    assert_eq!((&second[..2], &second[2..]), (&first[..], &messages[1..]));
+
+    let result = json!({"type": "tool_result", "tool_use_id": "c1", "content": "It is ten."});
+    let text = json!({"type": "text", "text": "When is the tide?"});
+    let body = json!({"model": "m-1", "messages": [{"role": "user", "content": [result, text]}], "thresher": chunks});
+    assert_eq!(said(&daemon, "/v1/messages", &[], body.to_string()).await.status, 200);
+    let blocks = upstream.sent()["messages"][0]["content"].clone();
+    assert_eq!(
+        (&blocks[0], &blocks[2], &blocks[1]["type"]),
+        (&result, &text, &json!("text")),
+        "results come first"
+    );
+    let only_context = json!({"model": "m-1", "messages": [{"role": "user", "content": "<context>x</context>"}], "thresher": chunks});
+    assert_eq!(sent(&daemon, &only_context).await.json()["error"]["code"], "query_empty");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_said_to_the_model_in_between_changes_no_beginning() {
+    let upstream = Upstream::default();
+    let tools = vec!["*".to_owned()];
+    let settings =
+        MiddlewareSettings { tools, ..settings(format!("http://{}", upstream.listen(200, answer()).await)) };
+    let daemon = in_front(&settings, true, 1).await;
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}});
+    let mut messages = vec![
+        json!({"role": "system", "content": format!("Answer. <context>{DOCUMENT}</context>")}),
+        json!({"role": "user", "content": "When is the tide?"}),
+        json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+        json!({"role": "tool", "tool_call_id": "c1", "content": DOCUMENT.repeat(3)}),
+    ];
+    let mut before: Vec<Value> = Vec::new();
+    for more in
+        [json!({"role": "system", "content": "Be brief."}), json!({"role": "user", "content": "Thanks."})]
+    {
+        let request = json!({"model": "m-1", "messages": messages});
+        assert_eq!(sent(&daemon, &request).await.header("x-thresher"), Some("compressed"));
+        let now = upstream.sent()["messages"].as_array().expect("messages").clone();
+        assert_ne!(now[3], messages[3]);
+        assert_eq!(now[..before.len()], before[..]);
+        before = now;
+        messages.push(json!({"role": "assistant", "content": "At noon."}));
+        messages.push(more);
+        messages.push(json!({"role": "user", "content": "And then?"}));
+    }
+    messages[0] = json!({"role": "system", "content": "Answer. <context>The moon is far.</context>"});
+    assert_eq!(sent(&daemon, &json!({"model": "m-1", "messages": messages})).await.status, 200);
+    assert_eq!(upstream.sent()["messages"][3], before[3], "other instructions, the same results");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strange_bodies_are_survived() {
+    let upstream = Upstream::default();
+    let tools = vec!["*".to_owned()];
+    let settings = MiddlewareSettings {
+        tools,
+        body_bytes_max: 10 << 20,
+        ..settings(format!("http://{}", upstream.listen(200, answer()).await))
+    };
+    let daemon = in_front(&settings, true, 1).await;
+    let deep = format!("{}1{}", "[".repeat(20_000), "]".repeat(20_000));
+    let result = json!({"model": "m-1", "messages": [{"role": "user", "content": "Q"}, {"role": "tool", "content": deep}]});
+    assert_eq!(sent(&daemon, &result).await.status, 200);
+    let nested = "{\"type\":\"tool_result\",\"content\":[".repeat(5_000) + &"]}".repeat(5_000);
+    let nested = format!(r#"{{"model": "m-1", "messages": [{{"role": "user", "content": [{nested}]}}]}}"#);
+    // The test's own upstream may refuse what is so deep; the daemon lives.
+    said(&daemon, "/v1/messages", &[], nested).await;
+    let twice = r#"{"thresher": {}, "thresher": {}, "model": "m-1", "messages": []}"#;
+    assert_eq!(said(&daemon, "/v1/chat/completions", &[], twice).await.status, 200);
+    assert_eq!(upstream.sent(), json!({"model": "m-1", "messages": []}));
+    let page = ask_with(
+        daemon.http,
+        ("POST", "/v1/chat/completions"),
+        &["content-type: text/plain"],
+        chat().to_string(),
+    )
+    .await;
+    assert_eq!((page.status, page.json()["error"]["code"].as_str()), (415, Some("content_type_unsupported")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_we_have_cited_is_not_told_the_upstream() {
+    let upstream = Upstream::default();
+    let daemon =
+        in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
+    let ours = json!([{"type": "search_result_location", "search_result_index": 7}]);
+    let others = json!([{"type": "web_search_result_location", "encrypted_index": "x"}]);
+    let block = |citations: &Value| json!({"type": "text", "text": "A", "citations": citations});
+    let said_before = json!({"role": "assistant", "content": [block(&ours), block(&others)]});
+    let body = json!({"model": "m-1", "messages": [{"role": "user", "content": "Q"}, said_before]});
+    assert_eq!(said(&daemon, "/v1/messages", &[], body.to_string()).await.status, 200);
+    let expect = json!([{"type": "text", "text": "A"}, block(&others)]);
+    assert_eq!(upstream.sent()["messages"][1]["content"], expect);
 }

@@ -1,5 +1,6 @@
 //! A conversation, as LiteLLM's compression guardrail sends it: as many messages come back, what tools answered shorter.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use axum::Json;
@@ -10,6 +11,7 @@ use crate::domain::{Budget, Granularity, TokenizerName};
 use crate::http::error::HttpError;
 use crate::http::originals::{Hash, keep};
 use crate::http::{Scope, observe, work};
+use crate::originals::ENTRY_BYTES;
 use crate::pipeline::cancel::Cancel;
 use crate::proxy::dialect::Dialect;
 use crate::proxy::find::{self, Policy};
@@ -60,25 +62,28 @@ impl Asked {
         let turns = find::turns(&conversation, &policy);
         let by = By { way: &way, said_bytes: find::said_bytes(&conversation, &turns), pipeline, cancel };
         let mut rewritten = rewrite::all(body, &turns, by)?;
+        let originals = service.originals();
         if self.marks {
+            let mut kept = 0;
             rewritten.shortened.retain_mut(|string| {
                 if !string.is_json {
                     string.text.push_str(&mark(&Hash::of(&string.original)));
                 }
-                string.text.len() < string.original.len()
+                // What is named has to be there when it is asked for.
+                let is_kept = originals.has_room(kept, string.original.len());
+                kept += if is_kept { string.original.len() + ENTRY_BYTES } else { 0 };
+                is_kept && string.text.len() < string.original.len()
             });
         }
-        let hashes = keep(&service.originals(), rewritten.shortened.iter().map(|string| &*string.original))?;
+        let hashes = keep(&originals, rewritten.shortened.iter().map(|string| &*string.original))?;
+        let shortened: HashMap<usize, &str> =
+            rewritten.shortened.iter().map(|string| (string.at.start, &*string.text)).collect();
         let count = |text: &str| pipeline.count(text, TokenizerName::O200kBase);
         let (mut before, mut after) = (0, 0);
         for part in conversation.messages.iter().flat_map(|message| &message.parts) {
             let tokens = count(&part.text)?;
             before += tokens;
-            let at = part.at.range();
-            after += match rewritten.shortened.iter().find(|string| string.at == at) {
-                Some(string) => count(&string.text)?,
-                None => tokens,
-            };
+            after += shortened.get(&part.at.range().start).map_or(Ok(tokens), |text| count(text))?;
         }
         observe::middleware(if hashes.is_empty() { "whole" } else { "compressed" }, Some((before, after)));
         let text = rewritten.edits().apply(&self.body);

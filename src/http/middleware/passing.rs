@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::response::Parts;
 use axum::http::{HeaderValue, Response};
 use futures_util::stream;
@@ -16,6 +16,7 @@ use thiserror::Error;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::upstream::passed_on;
+use crate::http::error::ErrorCode;
 use crate::http::{Scope, work};
 use crate::proxy::answer;
 use crate::proxy::cite;
@@ -53,7 +54,11 @@ impl Citing {
                 head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
             found.split(';').next().is_some_and(|found| found.trim().eq_ignore_ascii_case(kind))
         };
-        let cites = head.status.is_success() && !self.sources.is_empty();
+        let is_plain = head.headers.get(CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
+        let cites = head.status.is_success() && !self.sources.is_empty() && is_plain;
+        if !head.status.is_success() {
+            head.extensions.insert(ErrorCode("upstream_error"));
+        }
         let arriving = Passing {
             events: Events::default(),
             arriving: Arriving::new(self.dialect),
@@ -166,7 +171,7 @@ impl Passing {
                 let told = self.arriving.cite(ended, citations, number(&event));
                 self.out.push_back(told.into());
             }
-            self.out.push_back(self.arriving.passed(event).into());
+            self.out.push_back(self.arriving.passed(event));
         }
         if self.events.is_too_long() {
             self.flush();
@@ -178,7 +183,7 @@ impl Passing {
     fn flush(&mut self) {
         let rest = self.events.rest();
         if !rest.is_empty() {
-            self.out.push_back(rest.into());
+            self.out.push_back(rest);
         }
     }
 
@@ -201,25 +206,37 @@ impl Passing {
                 return self.response(head);
             }
         }
-        let (held, cited) = self.cited(held).await;
-        if cited {
-            head.headers.remove(CONTENT_LENGTH);
+        if let Some(cited) = self.cited(&held).await {
+            held = cited;
             head.headers.insert("x-thresher-cited", HeaderValue::from_static("true"));
         }
-        Response::from_parts(head, Body::from(held))
+        head.headers.insert(CONTENT_LENGTH, HeaderValue::from(held.len()));
+        self.out.push_back(held.into());
+        // Its place is given back when all of it has gone out.
+        Self { state: State::Over, ..self }.response(head)
     }
 
-    async fn cited(&self, held: Vec<u8>) -> (Vec<u8>, bool) {
-        let Ok(body) = std::str::from_utf8(&held) else { return (held, false) };
-        let Ok(located) = Located::parse(body) else { return (held, false) };
-        let mut edits = Edits::default();
-        for text in answer::texts(self.citing.dialect, located) {
-            let citations = self.citing.citations(text.text.clone()).await;
-            answer::cite(self.citing.dialect, &text, &citations, &mut edits);
+    /// An answer with what its texts cite, where they cite anything.
+    async fn cited(&self, held: &[u8]) -> Option<Vec<u8>> {
+        let (dialect, held) = (self.citing.dialect, Arc::<str>::from(std::str::from_utf8(held).ok()?));
+        let body = Arc::clone(&held);
+        let found = work::aside(move || {
+            let texts = Located::parse(&body).map(|body| answer::texts(dialect, body)).unwrap_or_default();
+            Ok(texts.into_iter().map(|text| text.text).collect::<Vec<_>>())
+        });
+        let mut citations = Vec::new();
+        for text in found.await.ok()? {
+            citations.push(self.citing.citations(text).await);
         }
-        match edits.is_empty() {
-            true => (held, false),
-            false => (edits.apply(body).into_bytes(), true),
-        }
+        let edited = work::aside(move || {
+            let mut edits = Edits::default();
+            if let Ok(body) = Located::parse(&held) {
+                for (text, citations) in answer::texts(dialect, body).iter().zip(&citations) {
+                    answer::cite(dialect, text, citations, &mut edits);
+                }
+            }
+            Ok((!edits.is_empty()).then(|| edits.apply(&held).into_bytes()))
+        });
+        edited.await.ok()?
     }
 }

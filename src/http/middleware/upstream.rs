@@ -83,16 +83,21 @@ impl Middleware {
         })
     }
 
-    /// Who has a model.
+    /// Whether there is nobody to ask.
+    pub fn is_off(&self) -> bool {
+        self.upstreams.is_empty()
+    }
+
+    /// Who has a model; of no name, whoever has any.
     ///
     /// # Errors
     /// When nobody does.
     pub fn upstream(&self, model: &str) -> Result<&Upstream, HttpError> {
-        if self.upstreams.is_empty() {
-            return Err(HttpError::middleware_off());
-        }
         let has = |upstream: &&Upstream| upstream.settings.has(model);
-        self.upstreams.iter().find(has).ok_or_else(|| HttpError::model_unknown(model))
+        self.upstreams.iter().find(has).ok_or_else(|| match model {
+            "" => HttpError::model_missing(),
+            name => HttpError::model_unknown(name),
+        })
     }
 
     /// A place among the requests that are on their way.
@@ -127,8 +132,13 @@ impl Upstream {
         let key = match upstream.key_file.as_os_str().is_empty() {
             true => None,
             false => {
-                let read = std::fs::read_to_string(&upstream.key_file);
-                Some(read.map_err(|cause| of_file(&upstream.key_file, cause))?.trim().to_owned())
+                let file = &upstream.key_file;
+                let key = std::fs::read_to_string(file).map_err(|cause| of_file(file, cause))?;
+                let key = key.trim().to_owned();
+                if key.is_empty() || HeaderValue::from_str(&key).is_err() {
+                    return Err(of_file(file, "not a key: one line of text"));
+                }
+                Some(key)
             }
         };
         Ok(Self {
