@@ -2,26 +2,35 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::request::{BudgetBody, ChunkBody, Object, RequestError, choice, chunks_of, or_default};
 use crate::domain::{Budget, Chunk, Granularity};
 
 /// The field `thresher`.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MiddlewareBody {
+    /// Whether to compress; without it as it is set.
     #[serde(default)]
     compress: Option<bool>,
+    /// Whether to cite; without it as it is set.
     #[serde(default)]
     cite: Option<bool>,
+    /// The question; without it the last thing that the user has said.
     #[serde(default)]
     query: Option<String>,
+    /// Chunks to answer from.
     #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<Vec<ChunkBody>>")]
     chunks: Vec<ChunkBody>,
+    /// How much may be kept; without it as it is set.
     #[serde(default)]
     budget: Option<Object<BudgetBody>>,
+    /// What is kept or dropped as a whole.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Granularity>")]
     granularity: Granularity,
 }
 

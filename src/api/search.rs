@@ -1,5 +1,6 @@
 //! Searching registered chunks: body and answer.
 
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -13,24 +14,45 @@ use crate::registry::filter::Filter;
 const LIMIT_DEFAULT: usize = 10;
 
 /// Body of `POST /v1/search`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SearchBody {
+    /// The question; not blank.
     query: String,
+    /// Results.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     limit: Option<usize>,
+    /// Chunks that the model reads; at least as many as results.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     candidates: Option<usize>,
+    /// Which chunks are searched, by their metadata.
     #[serde(default)]
+    #[schemars(with = "Option<FilterBody>")]
     filter: Option<Value>,
+    /// What the results are ordered by.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Rank>")]
     rank: Rank,
+    /// Milliseconds that the caller waits, queueing included.
     #[serde(default)]
     deadline_ms: Option<u64>,
 }
 
+/// Fields by dotted path, all of which must hold: a text, number or boolean, or a test as `{"gte": 2020}`; with `and`, `or` and
+/// `not` around more of them.
+#[derive(JsonSchema)]
+#[schemars(rename = "Filter", transform = one_condition)]
+pub struct FilterBody(#[allow(dead_code, reason = "says what it looks like")] serde_json::Map<String, Value>);
+
+/// A filter that is empty asks for nothing.
+fn one_condition(schema: &mut Schema) {
+    schema.insert("minProperties".to_owned(), 1.into());
+}
+
 /// What the results are ordered by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rank {
     /// The model's RC over the candidates that BM25 finds.
@@ -67,17 +89,24 @@ pub struct SearchLimits {
 }
 
 /// Answer of `POST /v1/search`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct SearchAnswer {
+    /// Best first.
     results: Vec<ResultAnswer>,
+    /// What they are ordered by.
     rank: Rank,
+    /// Chunks that BM25 found and the model read.
     candidates: usize,
     timing_ms: TimingMs,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "SearchResult")]
+/// A chunk that was found.
 struct ResultAnswer {
+    /// What it is ordered by.
     score: f32,
+    /// Its score by words.
     bm25: f32,
     #[serde(flatten)]
     chunk: RegisteredAnswer,
