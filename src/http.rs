@@ -7,6 +7,7 @@ mod chunks;
 mod compress;
 mod error;
 mod keys;
+mod mcp;
 mod middleware;
 mod named;
 pub mod observe;
@@ -113,6 +114,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/chat/completions", post(middleware::chat)),
         ("/v1/responses", post(middleware::responses)),
         ("/v1/messages", post(middleware::messages)),
+        (mcp::PATH, post(mcp::handle)),
         (openapi::PATH, get(openapi::handle)),
     ]
 }

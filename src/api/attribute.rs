@@ -7,12 +7,13 @@ mod json_answer;
 mod markers;
 mod native;
 pub mod openai;
+mod plain;
 
 use std::sync::Arc;
 
 use schemars::{JsonSchema, Schema};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub use self::arriving::{Arrival, arrival};
 use self::dialect::Dialect;
@@ -88,6 +89,10 @@ enum PartsBody {
 fn whole_answer(schema: &mut Schema) {
     schema.insert("required".to_owned(), json!(["answer"]));
     schema.insert("oneOf".to_owned(), one_of(&["chunks", "chunk_ids", "compress_id"]));
+    if let Some(answer) = schema.pointer_mut("/properties/answer").and_then(Value::as_object_mut) {
+        answer.insert("type".to_owned(), "string".into());
+        answer.remove("default");
+    }
 }
 
 /// One of several words, told apart from none.

@@ -87,6 +87,12 @@ enum DocumentBody {
 
 fn documents_or_texts(schema: &mut Schema) {
     schema.insert("oneOf".to_owned(), one_of(&["documents", "texts"]));
+    // Which fields are read of objects is for the request to say.
+    let texts = json!({"properties": {"documents": {"items": {"if": {"type": "object"}, "then": {
+        "required": ["text"], "properties": {"text": {"type": "string"}},
+    }}}}});
+    schema.insert("if".to_owned(), json!({"properties": {"rank_fields": {"type": "null"}}}));
+    schema.insert("then".to_owned(), texts);
 }
 
 /// Who is answered.

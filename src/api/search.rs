@@ -1,8 +1,10 @@
 //! Searching registered chunks: body and answer.
 
-use schemars::{JsonSchema, Schema};
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::chunks::RegisteredAnswer;
 use super::request::{RequestError, choice};
@@ -40,15 +42,34 @@ pub struct SearchBody {
     deadline_ms: Option<u64>,
 }
 
-/// Fields by dotted path, all of which must hold: a text, number or boolean, or a test as `{"gte": 2020}`; with `and`, `or` and
-/// `not` around more of them.
-#[derive(JsonSchema)]
-#[schemars(rename = "Filter", transform = one_condition)]
-pub struct FilterBody(#[allow(dead_code, reason = "says what it looks like")] serde_json::Map<String, Value>);
+/// A condition on metadata as it is written. It is read with the places of mistakes, by hand: it says what that looks like.
+pub struct FilterBody;
 
-/// A filter that is empty asks for nothing.
-fn one_condition(schema: &mut Schema) {
-    schema.insert("minProperties".to_owned(), 1.into());
+impl JsonSchema for FilterBody {
+    fn schema_name() -> Cow<'static, str> {
+        "Filter".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let filter = generator.subschema_for::<Self>().to_value();
+        let some = |items: Value| json!({"type": "array", "minItems": 1, "items": items});
+        let value = json!({"type": ["string", "number", "boolean"]});
+        let end = json!({"type": ["number", "string"], "description": "A number, or a time in RFC 3339."});
+        json_schema!({
+            "type": "object",
+            "description": "Fields by dotted path, all of which must hold: a value, or tests of it; `and`, `or`, `not` around more filters.",
+            "minProperties": 1,
+            "propertyNames": {"pattern": r"^[^.]+(\.[^.]+)*$"},
+            "properties": {"and": some(filter.clone()), "or": some(filter.clone()), "not": filter},
+            "additionalProperties": {"anyOf": [value, {
+                "type": "object",
+                "minProperties": 1,
+                "additionalProperties": false,
+                "properties": {"in": some(value), "exists": {"type": "boolean"}, "gt": end, "gte": end, "lt": end, "lte": end},
+                "not": {"anyOf": [{"required": ["gt", "gte"]}, {"required": ["lt", "lte"]}]},
+            }]},
+        })
+    }
 }
 
 /// What the results are ordered by.

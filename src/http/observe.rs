@@ -56,6 +56,11 @@ pub fn middleware(outcome: &'static str, tokens: Option<(usize, usize)>) {
     }
 }
 
+/// A call of a tool, and how it ended.
+pub fn tool(tool: &'static str, code: &'static str) {
+    counter!("mcp_calls_total", "tool" => tool, "code" => code).increment(1);
+}
+
 /// What requests are answered with, from now on.
 pub fn model(model: &ModelInfo) {
     gauge!("model_info", "model" => model.name.clone(), "device" => model.device.name.clone()).set(1.0);

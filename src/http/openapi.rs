@@ -50,6 +50,19 @@ pub fn document() -> Value {
             {"name": "daemon", "description": "The daemon itself."},
         ],
         "paths": paths,
-        "components": {"schemas": schemas.finish()},
+        // A daemon without keys asks for none.
+        "security": [{}, {"bearer": []}, {"header": []}],
+        "components": {
+            "schemas": schemas.finish(),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "A key of `access.keys_file`."},
+                "header": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "x-thresher-key",
+                    "description": "The same, where `Authorization` is for the server behind.",
+                },
+            },
+        },
     })
 }

@@ -43,25 +43,25 @@ pub struct PartAnswer {
     #[serde(flatten)]
     range: Range,
     /// What stands there in the answer.
-    text: String,
+    pub(super) text: String,
     /// Whether the chunks support it; none where there is nothing to say of it.
-    supported: Option<bool>,
+    pub(super) supported: Option<bool>,
     /// How well, from 0 to 1.
     support: Option<f32>,
     /// What in it no chunk supports.
-    unsupported: Vec<LackAnswer>,
+    pub(super) unsupported: Vec<LackAnswer>,
     /// Chunks that it came from, best first.
-    sources: Vec<SourceAnswer>,
+    pub(super) sources: Vec<SourceAnswer>,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Unsupported")]
 /// Words of a part that its sources do not have.
-struct LackAnswer {
+pub(super) struct LackAnswer {
     #[serde(flatten)]
     range: Range,
     /// The words.
-    text: String,
+    pub(super) text: String,
     /// What they are.
     reason: LackKind,
 }
@@ -69,9 +69,9 @@ struct LackAnswer {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Source")]
 /// A chunk that a part came from.
-struct SourceAnswer {
+pub(super) struct SourceAnswer {
     /// Its id.
-    chunk: String,
+    pub(super) chunk: String,
     /// Its place in the request.
     index: usize,
     /// How strongly; compares within a part.
@@ -79,12 +79,12 @@ struct SourceAnswer {
     #[schemars(with = "f64")]
     score: f32,
     /// Whether to cite it.
-    cited: bool,
+    pub(super) cited: bool,
     /// Whether it says the same as one before it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     tied: bool,
     /// The sentence that the part came from.
-    sentence: SourceText,
+    pub(super) sentence: SourceText,
     /// The longest words in common.
     run: SourceText,
 }
@@ -97,10 +97,10 @@ fn digits<S: Serializer>(score: &f32, to: S) -> Result<S::Ok, S::Error> {
 /// A range of a chunk's text, and what stands there.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Passage")]
-struct SourceText {
+pub(super) struct SourceText {
     #[serde(flatten)]
     range: Range,
-    text: String,
+    pub(super) text: String,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -203,6 +203,11 @@ impl AttributeAnswer {
             timing_ms: TimingMs::from(&attributed.timings),
             receipt: None,
         }
+    }
+
+    /// Parts of the answer, in its order.
+    pub(super) fn parts(&self) -> &[PartAnswer] {
+        &self.parts
     }
 
     /// The same with a signed record of it.

@@ -296,6 +296,33 @@ fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
     ]
 }
 
+fn mcp(schemas: &mut Schemas) -> Entry {
+    let message = json!({
+        "type": "object",
+        "required": ["jsonrpc"],
+        "properties": {"jsonrpc": {"const": "2.0"}, "method": {"type": "string"}},
+        "description": "A message of the Model Context Protocol.",
+    });
+    let mut called = Operation::new(
+        "context",
+        "mcp",
+        "Both as tools of the Model Context Protocol: its streamable HTTP transport, without sessions.",
+    )
+    .takes(in_json(message))
+    .answers(
+        "The answer to the message.",
+        json!({"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {}}}),
+    )
+    .fails(errors(schemas, Words::Ours, &[ANY, BODY]))
+    .at(crate::http::mcp::PATH, "post");
+    let refused = json!({"description": "What the protocol says of messages that are none of its, or come from another page.", "content": {"*/*": {"schema": {}}}});
+    for status in ["202", "400", "403", "415", "422", "default"] {
+        called.2["responses"][status] = refused.clone();
+    }
+    called.2["responses"]["202"] = json!({"description": "A notification was taken."});
+    called
+}
+
 fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
     let document = json!({"type": "object", "required": ["openapi", "info", "paths"]});
     let mut described = Operation::new("daemon", "openapi", "This document. It asks for no key.")
@@ -304,6 +331,7 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
         .at(super::PATH, "get");
     described.2["security"] = json!([]);
     vec![
+        mcp(schemas),
         Operation::new("daemon", "models", "The model that answers.")
             .answers("The model.", in_json(schemas.answered::<ModelsAnswer>()))
             .fails(errors(schemas, Words::Ours, &[ANY]))
