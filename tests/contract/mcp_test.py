@@ -12,7 +12,7 @@ import urllib.request
 
 import jsonschema
 from daemon import BINARY, ROOT, Daemon
-from mcp import Client, StdioServerParameters
+from mcp import Client, MCPError, StdioServerParameters
 
 CHUNKS = [
     {"id": "history", "title": "Cape Orrin Light", "text": "Cape Orrin Light was completed in 1874 after two years of work. It was painted white."},
@@ -102,8 +102,11 @@ class Tools:
                 self.assertIn(error["message"], result.content[0].text)
 
     def test_a_tool_that_is_none(self):
-        with self.assertRaisesRegex(Exception, "no tool"):
-            self.call("summarise", {})
+        async def talk(client):
+            with self.assertRaisesRegex(MCPError, "no tool"):
+                await client.call_tool("summarise", {})
+
+        self.ask(talk)
 
     def test_text_in_any_script_comes_back_as_it_was(self):
         text = "Der Leuchtturm am Kap wurde 1874 gebaut. 灯台は1874年に完成した。 🗼 عام ١٨٧٤. e\u0301\u2028x"
@@ -111,13 +114,13 @@ class Tools:
         self.assertEqual(result.content[0].text, text)
 
     def test_a_large_request(self):
-        chunks = [f"{FILLER} {at}" for at in range(40)] + [CHUNKS[0]["text"]]
+        chunks = [f"{FILLER} {at}" for at in range(50)] + [CHUNKS[0]["text"]]
         self.assertGreater(len(json.dumps(chunks)), 1_000_000)
         # It is about the way there and back: reading so much takes a small machine longer than a test should.
         answer = {"query": QUESTION["query"], "chunks": chunks, "deadline_ms": 1, "on_error": "passthrough"}
         result = self.call("compress", answer)
         self.assertFalse(result.is_error, str(result)[:500])
-        self.assertEqual(len(result.structured_content["chunks"]), 41)
+        self.assertEqual(len(result.structured_content["chunks"]), 51)
         self.assertEqual(result.structured_content["degraded"]["code"], "deadline_exceeded")
 
     def test_a_call_that_is_given_up_leaves_the_others_be(self):
