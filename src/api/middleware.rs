@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::request::{BudgetBody, ChunkBody, Object, RequestError, choice, chunks_of, or_default};
 use crate::domain::{Budget, Chunk, Granularity};
+use crate::pipeline::validate;
 
 /// The field `thresher`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
@@ -55,14 +56,19 @@ impl MiddlewareBody {
     /// What it asks for.
     ///
     /// # Errors
-    /// When the budget names none or several of its forms.
+    /// When the budget names none or several of its forms, or holds nothing: further on it would only be a reason not to compress.
     pub fn into_domain(self) -> Result<MiddlewareOptions, RequestError> {
+        let budget = self.budget.map(|Object(budget)| budget.into_domain()).transpose()?;
+        if let Some(budget) = budget {
+            validate::check_budget(budget)
+                .map_err(|wrong| RequestError::new(wrong.code(), wrong.to_string(), wrong.param()))?;
+        }
         Ok(MiddlewareOptions {
             compress: self.compress,
             cite: self.cite,
             query: self.query,
             chunks: chunks_of(Some(self.chunks), false, None)?,
-            budget: self.budget.map(|Object(budget)| budget.into_domain()).transpose()?,
+            budget,
             granularity: self.granularity,
         })
     }

@@ -17,9 +17,11 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     // Standard output belongs to the protocol; the log goes to standard error.
     let traces = telemetry::install_tracing(&config.telemetry)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(config))?;
-    drop(traces);
+    let served = runtime.block_on(serve(config));
     // The thread that reads standard input may stand there for good.
+    runtime.shutdown_background();
+    served?;
+    drop(traces);
     process::leave(0)
 }
 

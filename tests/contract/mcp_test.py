@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
+import sys
 import unittest
 import urllib.error
 import urllib.request
@@ -20,6 +22,7 @@ CHUNKS = [
 ]
 QUESTION = {"query": "When was the lighthouse at Cape Orrin built?", "chunks": CHUNKS}
 ANSWER = {"answer": "The lighthouse at Cape Orrin was built in 1874. It was automated in 1978.", "chunks": CHUNKS}
+SECRET = "xyzzyplugh"
 FILLER = " ".join(f"Harbour note {at}: the ferry left at {at % 12 + 1} and the sea was calm." for at in range(400))
 ENVIRONMENT = {"THRESHER__KV__DIR": "", "THRESHER__REGISTRY__DIR": "", "THRESHER__ORIGINALS__DIR": ""}
 
@@ -151,19 +154,25 @@ class Stdio(Tools, unittest.TestCase):
 
     def test_it_ends_when_its_input_does(self):
         run = subprocess.Popen(
-            [BINARY, "mcp"], cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [BINARY, "mcp"], cwd=ROOT, env={**os.environ, **ENVIRONMENT, "THRESHER__TELEMETRY__LOG": "trace"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
         lines = [
             {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello},
             {"jsonrpc": "2.0", "method": "notifications/initialized"},
+            {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": SECRET, "arguments": {SECRET: SECRET}}},
+            {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "compress", "arguments": {"query": SECRET, "chunks": [3]}}},
         ]
         run.stdin.write("".join(json.dumps(line) + "\n" for line in lines).encode())
         run.stdin.flush()
         first = json.loads(run.stdout.readline())
         self.assertEqual(first["result"]["serverInfo"]["name"], "thresher")
-        out, _ = run.communicate(timeout=60)
+        answers = sorted(json.loads(run.stdout.readline())["id"] for _ in range(2))
+        self.assertEqual(answers, [2, 3])
+        out, log = run.communicate(timeout=60)
         self.assertEqual((run.returncode, out), (0, b""), "nothing but the protocol stands on standard output")
+        self.assertNotIn(SECRET.encode(), log, "texts of requests are not logged")
 
     def test_it_says_what_is_missing_and_ends(self):
         environment = {**os.environ, **ENVIRONMENT, "THRESHER__MODEL__DIR": "/nonexistent"}
@@ -210,6 +219,36 @@ class Http(Tools, unittest.TestCase):
         self.call("compress", QUESTION)
         metrics = urllib.request.urlopen(f"http://127.0.0.1:{daemon.admin}/metrics").read().decode()
         self.assertRegex(metrics, r'mcp_calls_total\{[^}]*tool="compress"[^}]*\} \d')
+
+
+class Recipes(unittest.TestCase):
+    FOLDER = ROOT / "docs/recipes/mcp"
+
+    def test_a_host_can_start_it(self):
+        server = json.loads((self.FOLDER / "host.json").read_text())["mcpServers"]["thresher"]
+        self.assertEqual(server["command"], "thresher")
+
+        async def names():
+            parameters = StdioServerParameters(command=BINARY, args=server["args"], cwd=ROOT, env={**os.environ, **ENVIRONMENT})
+            async with Client(parameters) as client:
+                return [tool.name for tool in (await client.list_tools()).tools]
+
+        self.assertEqual(asyncio.run(names()), ["compress", "attribute"])
+
+    def test_a_client_can_call_the_daemon(self):
+        run = subprocess.run(
+            [sys.executable, self.FOLDER / "with_mcp.py"], env={**os.environ, "THRESHER_URL": daemon.url}, capture_output=True, text=True, timeout=60
+        )
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("[1] Cape Orrin Light was completed in 1874.", run.stdout)
+
+    def test_the_readme_shows_them(self):
+        text = (ROOT / "README.md").read_text()
+        (section,) = re.findall(r"^## As tools of a model.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
+        shown = re.findall(r"^```(json|python)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        self.assertEqual([kind for kind, _ in shown], ["json", "python"])
+        for kind, part in shown:
+            self.assertIn(part, (self.FOLDER / {"json": "host.json", "python": "with_mcp.py"}[kind]).read_text())
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class Schemathesis(unittest.TestCase):
         environment = {**os.environ, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
         run = subprocess.run(
             [sys.executable, "-m", "schemathesis.cli", "--config-file", HERE / "schemathesis.toml", "run", f"{daemon.url}/openapi.json",
-             "--phases", "examples,coverage,fuzzing", "--max-examples", "30", "--seed", "1", "--generation-database", "none",
+             "--phases", "examples,coverage,fuzzing", "--max-examples", "15", "--seed", "1", "--generation-database", "none",
              "--continue-on-failure", "--no-shrink", "--no-color"],
             env=environment, capture_output=True, text=True, timeout=SECONDS_MAX,
         )
