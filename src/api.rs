@@ -3,7 +3,9 @@
 
 mod attribute;
 mod chunks;
+mod messages;
 mod middleware;
+mod models;
 mod request;
 mod rerank;
 mod response;
@@ -17,8 +19,10 @@ pub use chunks::{
     Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisterLimits,
     RegisteredAnswer,
 };
+pub use messages::{MessagesAnswer, MessagesBody, OriginalAnswer, RelevantAnswer};
 pub use middleware::{MiddlewareBody, MiddlewareOptions};
+pub use models::ModelsAnswer;
 pub use request::{CompressBody, RequestError, ServeOptions, parse};
-pub use rerank::{RerankBody, RerankDialect, RerankRequest, ScoreBody, Scored, score_answer};
+pub use rerank::{RerankAnswer, RerankBody, RerankDialect, RerankRequest, ScoreAnswer, ScoreBody, Scored};
 pub use response::{CompressAnswer, ErrorAnswer, ErrorBody, Prefiltered, TimingMs};
-pub use search::{Rank, SearchAnswer, SearchBody, SearchLimits, SearchRequest};
+pub use search::{FilterBody, Rank, SearchAnswer, SearchBody, SearchLimits, SearchRequest};

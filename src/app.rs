@@ -44,6 +44,15 @@ pub fn pipeline(config: &Config) -> anyhow::Result<Pipeline> {
     with_store(config, Arc::new(KvStore::without_tiers()))
 }
 
+/// The same; blocks stay in memory as long as the pipeline, and nowhere else: a daemon may have the disk's.
+///
+/// # Errors
+/// As [`pipeline`].
+pub fn pipeline_in_memory(config: &Config, runtime: Handle) -> anyhow::Result<Pipeline> {
+    let local = LocalTiers::open(&LocalSettings { dir: None, ..local_settings(config) })?;
+    with_store(config, Arc::new(KvStore::new(Arc::new(AllTiers::new(local, None, runtime)))))
+}
+
 /// The same, for a decoder whose heads are all read, whichever its contract has chosen.
 ///
 /// # Errors

@@ -8,6 +8,7 @@ mod doctor;
 mod eval;
 mod export;
 mod key;
+mod mcp;
 mod serve;
 mod verify;
 
@@ -42,6 +43,8 @@ enum Command {
     Compress(compress::Args),
     /// Say which chunk each part of an answer came from: JSON in, JSON out, as POST /v1/attribute.
     Attribute(attribute::Args),
+    /// Serve both as tools of the Model Context Protocol, over standard input and output.
+    Mcp,
     /// Check a receipt: its signature, and by replay what it says against the sources. Exits with 3 where it does not hold.
     Verify(verify::Args),
     /// Make keys for those who ask.
@@ -84,6 +87,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Serve => serve::run(config()?),
         Command::Compress(args) => compress::run(&config()?, &args),
         Command::Attribute(args) => attribute::run(&config()?, &args),
+        Command::Mcp => mcp::run(config()?),
         Command::Verify(args) => verify::run(&config()?, &args),
         Command::Key(args) => key::run(args),
         Command::Export(args) => export::run(&args),

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A half-open range of UTF-8 bytes of some text; which text, the field that holds it says.
@@ -164,7 +165,7 @@ pub enum Budget {
 }
 
 /// The unit that is kept or dropped as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
     /// Whole chunks.
@@ -177,7 +178,7 @@ pub enum Granularity {
 }
 
 /// The order of chunks in the context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     /// As the caller sent them.
@@ -188,7 +189,7 @@ pub enum Order {
 }
 
 /// How the context is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
     /// `[1] text`, one block per chunk.
@@ -201,7 +202,7 @@ pub enum Format {
 }
 
 /// The tokenizer that budgets and usage are counted with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerName {
     /// The scoring model's own.
@@ -214,7 +215,7 @@ pub enum TokenizerName {
 }
 
 /// What to do when a request cannot be answered in time or at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnError {
     /// An error.

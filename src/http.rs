@@ -7,9 +7,11 @@ mod chunks;
 mod compress;
 mod error;
 mod keys;
+mod mcp;
 mod middleware;
 mod named;
 pub mod observe;
+pub mod openapi;
 mod originals;
 mod rerank;
 mod search;
@@ -20,16 +22,15 @@ mod work;
 
 use std::time::Duration;
 
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router};
-use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use self::error::HttpError;
 pub use self::middleware::{Middleware, UpstreamError};
 pub use self::serve::serve;
 pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
-use crate::api::{RegisterLimits, SearchLimits};
+use crate::api::{ModelsAnswer, RegisterLimits, SearchLimits};
 use crate::pipeline::validate::RequestLimits;
 use crate::registry::RegistrySettings;
 
@@ -91,27 +92,43 @@ impl RegistryLimits {
     }
 }
 
+/// Every public path and what is served there. Each has its description in `openapi`.
+fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
+    vec![
+        ("/v1/compress", post(compress::handle)),
+        ("/v1/attribute", post(attribute::handle)),
+        ("/v1/attribute/stream", post(attribute::stream::handle)),
+        ("/v1/chunks", get(chunks::list).post(chunks::register)),
+        ("/v1/chunks/{id}", get(chunks::get_one).delete(chunks::delete_one)),
+        // A chunk may have any id: this one is reached beside what is posted here.
+        (chunks::DELETE, get(chunks::get_one).delete(chunks::delete_one).post(chunks::delete_batch)),
+        ("/v1/registry", get(chunks::progress)),
+        ("/v1/search", post(search::handle)),
+        ("/v1/rerank", post(rerank::v1)),
+        ("/v2/rerank", post(rerank::v2)),
+        ("/rerank", post(rerank::v1)),
+        ("/v1/score", post(rerank::score)),
+        ("/score", post(rerank::score)),
+        ("/v1/retrieve/{hash}", get(originals::retrieve)),
+        ("/v1/models", get(models)),
+        ("/v1/chat/completions", post(middleware::chat)),
+        ("/v1/responses", post(middleware::responses)),
+        ("/v1/messages", post(middleware::messages)),
+        (mcp::PATH, post(mcp::handle)),
+        (openapi::PATH, get(openapi::handle)),
+    ]
+}
+
+/// Every public path, as it is routed: parameters in braces.
+pub fn paths() -> Vec<&'static str> {
+    routes().into_iter().map(|(path, _)| path).collect()
+}
+
 /// All public routes.
 pub fn router(service: Service) -> Router {
-    Router::new()
-        .route("/v1/compress", post(compress::handle))
-        .route("/v1/attribute", post(attribute::handle))
-        .route("/v1/attribute/stream", post(attribute::stream::handle))
-        .route("/v1/chunks", get(chunks::list).post(chunks::register))
-        // `POST /v1/chunks/delete` is one of these, so that a chunk may have any id.
-        .route("/v1/chunks/{id}", get(chunks::get_one).delete(chunks::delete_one).post(chunks::delete_batch))
-        .route("/v1/registry", get(chunks::progress))
-        .route("/v1/search", post(search::handle))
-        .route("/v1/rerank", post(rerank::v1))
-        .route("/v2/rerank", post(rerank::v2))
-        .route("/rerank", post(rerank::v1))
-        .route("/v1/score", post(rerank::score))
-        .route("/score", post(rerank::score))
-        .route("/v1/retrieve/{hash}", get(originals::retrieve))
-        .route("/v1/models", get(models))
-        .route("/v1/chat/completions", post(middleware::chat))
-        .route("/v1/responses", post(middleware::responses))
-        .route("/v1/messages", post(middleware::messages))
+    routes()
+        .into_iter()
+        .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
         .fallback(async || HttpError::not_found())
         .method_not_allowed_fallback(async || HttpError::method_not_allowed())
         // A panic is a bug of ours: the caller gets a 500, the process lives, the log says where.
@@ -123,20 +140,6 @@ pub fn router(service: Service) -> Router {
         .with_state(service)
 }
 
-async fn models(service: Scope) -> Result<Json<Value>, HttpError> {
-    let pipeline = service.ready()?;
-    let model = pipeline.model();
-    Ok(Json(json!({
-        "object": "list",
-        "data": [{
-            "id": model.name,
-            "object": "model",
-            "fingerprint": model.fingerprint,
-            "window_tokens_max": model.window_tokens_max,
-            "heads": model.readout.len(),
-            "head_dim": model.head_dim,
-            "estimator": pipeline.estimator(),
-            "device": model.device.name,
-        }],
-    })))
+async fn models(service: Scope) -> Result<Json<ModelsAnswer>, HttpError> {
+    Ok(Json(ModelsAnswer::new(service.ready()?)))
 }

@@ -22,6 +22,7 @@ pub mod eval;
 pub mod admission;
 pub mod access;
 pub mod tenants;
+pub mod mcp;
 pub mod config;
 pub mod http;
 pub mod telemetry;

@@ -8,6 +8,7 @@ mod statement;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -21,7 +22,7 @@ use crate::pipeline::attribute::Attributed;
 pub const PAYLOAD_TYPE: &str = "application/vnd.thresher.attribution+json";
 
 /// A statement and its signature.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Receipt {
     payload_type: String,
@@ -30,7 +31,7 @@ pub struct Receipt {
     signatures: Vec<Signature>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Signature {
     /// Base64 of the public key.

@@ -24,6 +24,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("admission", &[]),
     ("access", &["domain", "plain"]),
     ("tenants", &["domain", "shared", "pipeline", "registry", "handles", "admission"]),
+    ("mcp", &["domain", "pipeline", "receipt", "api", "admission"]),
     (
         "config",
         &[
@@ -59,6 +60,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "admission",
             "access",
             "tenants",
+            "mcp",
         ],
     ),
     ("telemetry", &["config"]),
@@ -97,6 +99,8 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "config",
             "telemetry",
             "bench",
+            "admission",
+            "mcp",
             "process",
             "app",
         ],
@@ -152,6 +156,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("redis", &["src/shared.rs", "src/shared/"]),
     ("redb", &["src/originals.rs"]),
     ("rustls", &["src/shared/", "src/http/middleware/upstream.rs"]),
+    ("rmcp", &["src/mcp.rs", "src/mcp/"]),
     ("hyper_rustls", &["src/http/middleware/upstream.rs"]),
     ("tokio_rustls", &["src/http/tls.rs"]),
 ];

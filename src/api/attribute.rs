@@ -7,58 +7,92 @@ mod json_answer;
 mod markers;
 mod native;
 pub mod openai;
+mod plain;
 
 use std::sync::Arc;
 
+use schemars::{JsonSchema, Schema};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 pub use self::arriving::{Arrival, arrival};
 use self::dialect::Dialect;
 pub use self::json_answer::parts as values;
 pub use self::native::{AttributeAnswer, Names, PartAnswer, Words};
-use super::request::{ChunkBody, RequestError, choice, chunks_of, or_default};
+use super::request::{ChunkBody, RequestError, choice, chunks_of, one_of, or_default};
 use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts, SOURCES_DEFAULT};
 use crate::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
 
 /// Body of `POST /v1/attribute`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(transform = whole_answer)]
 pub struct AttributeBody {
+    /// The text whose parts are tied to chunks; not blank.
     #[serde(default)]
     answer: Option<String>,
     /// May be sent, as the request that compressed had it, and changes nothing: `docs/evaluation.md`, what did not work.
     #[serde(default, rename = "query")]
     _query: Option<String>,
+    /// What it may have come from.
     #[serde(default)]
     chunks: Option<Vec<ChunkBody>>,
+    /// Instead of `chunks`: ids of registered ones, each once.
     #[serde(default)]
     chunk_ids: Option<Vec<String>>,
+    /// Instead of `chunks`: the `id` of the compression whose context the answer was given from.
     #[serde(default)]
     compress_id: Option<String>,
+    /// What is attributed.
     #[serde(default)]
+    #[schemars(with = "Option<PartsBody>")]
     granularity: Option<Choice<PartsBody>>,
+    /// Ranges of the answer that are asked about: ascending, apart, in the unit of `offsets`.
     #[serde(default)]
     spans: Option<Vec<SpanBody>>,
+    /// Chunks that are named for each part.
     #[serde(default)]
+    #[schemars(range(max = 100))]
     sources_max: Option<usize>,
+    /// Unit of every offset.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<OffsetUnit>")]
     offsets: OffsetUnit,
+    /// In whose words the answer is repeated.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Dialect>")]
     format: Dialect,
+    /// Whether a signed record is wanted.
     #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<bool>")]
     receipt: bool,
+    /// Milliseconds that the caller waits, queueing included.
     #[serde(default)]
     deadline_ms: Option<u64>,
 }
 
 /// What is attributed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "AttributeGranularity")]
 enum PartsBody {
+    /// Words.
     Token,
+    /// Sentences.
     #[default]
     Sentence,
+    /// The ranges in `spans`.
     Span,
+}
+
+/// Of an answer that is there: what serde cannot say of fields that stream and whole answer share.
+fn whole_answer(schema: &mut Schema) {
+    schema.insert("required".to_owned(), json!(["answer"]));
+    schema.insert("oneOf".to_owned(), one_of(&["chunks", "chunk_ids", "compress_id"]));
+    if let Some(answer) = schema.pointer_mut("/properties/answer").and_then(Value::as_object_mut) {
+        answer.insert("type".to_owned(), "string".into());
+        answer.remove("default");
+    }
 }
 
 /// One of several words, told apart from none.
@@ -71,8 +105,10 @@ impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Choice<T> {
     }
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Span")]
+/// A half-open range.
 struct SpanBody {
     start: usize,
     end: usize,

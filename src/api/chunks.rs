@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -18,22 +19,27 @@ pub const ID_BYTES_MAX: usize = 512;
 const METADATA_DEPTH_MAX: usize = 16;
 
 /// Body of `POST /v1/chunks`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegisterBody {
     /// Read one by one: one that is wrong does not spoil the others.
+    #[schemars(with = "Vec<ChunkBody>", length(min = 1))]
     chunks: Vec<Box<RawValue>>,
+    /// Whether to answer only when the model has read them.
     #[serde(default, deserialize_with = "super::request::or_default")]
+    #[schemars(with = "Option<bool>")]
     wait: bool,
+    /// Milliseconds that the caller waits.
     #[serde(default)]
     deadline_ms: Option<u64>,
 }
 
 /// Body of `POST /v1/chunks/delete`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeleteBody {
     /// The ids to take away.
+    #[schemars(length(min = 1))]
     pub ids: Vec<String>,
 }
 
@@ -65,47 +71,82 @@ struct Rejected {
 }
 
 /// Answer of `POST /v1/chunks` and of `POST /v1/chunks/delete`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Changes")]
 pub struct ChangesAnswer {
+    /// One for each that was sent, in that order.
     chunks: Vec<ChangeAnswer>,
+    /// How far reading the batch has come.
     #[serde(skip_serializing_if = "Option::is_none")]
     warming: Option<ProgressAnswer>,
 }
 
 /// What became of one chunk.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Change")]
 pub struct ChangeAnswer {
+    /// Its place in the request.
     index: usize,
+    /// Its id; none where it has none that can be read.
     id: Option<String>,
+    /// What became of it.
+    #[schemars(with = "ChangeStatus")]
     status: &'static str,
+    /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorBody>,
 }
 
+/// The words for [`ChangeAnswer::status`].
+#[derive(JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(dead_code, reason = "says what the words are")]
+enum ChangeStatus {
+    Created,
+    Updated,
+    Unchanged,
+    Deleted,
+    Unknown,
+    Failed,
+}
+
 /// A registered chunk.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "RegisteredChunk")]
 pub struct RegisteredAnswer {
+    /// Its id.
     id: String,
+    /// Its title.
     #[serde(skip_serializing_if = "Option::is_none")]
     title: Option<String>,
+    /// Its text.
     text: String,
+    /// As it was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<Box<RawValue>>,
 }
 
 /// Answer of `GET /v1/chunks`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Page")]
 pub struct PageAnswer {
+    /// In the order of their ids.
     chunks: Vec<RegisteredAnswer>,
+    /// What to go on with as `after`; none: that was the last page.
     next: Option<String>,
 }
 
 /// How many chunks are registered, and how many of them the model has read.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[schemars(rename = "Progress")]
 pub struct ProgressAnswer {
+    /// Chunks that are registered.
     registered: usize,
+    /// Of them, read by the model.
     warm: usize,
+    /// Still to be read.
     queued: usize,
+    /// Could not be read.
     failed: usize,
 }
 

@@ -1,27 +1,38 @@
 //! What a request to somebody else's API says to us: its field `thresher`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::request::{BudgetBody, ChunkBody, Object, RequestError, choice, chunks_of, or_default};
 use crate::domain::{Budget, Chunk, Granularity};
+use crate::pipeline::validate;
 
 /// The field `thresher`.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MiddlewareBody {
+    /// Whether to compress; without it as it is set.
     #[serde(default)]
     compress: Option<bool>,
+    /// Whether to cite; without it as it is set.
     #[serde(default)]
     cite: Option<bool>,
+    /// The question; without it the last thing that the user has said.
     #[serde(default)]
     query: Option<String>,
+    /// Chunks to answer from.
     #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<Vec<ChunkBody>>")]
     chunks: Vec<ChunkBody>,
+    /// How much may be kept; without it as it is set.
     #[serde(default)]
     budget: Option<Object<BudgetBody>>,
+    /// What is kept or dropped as a whole.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Granularity>")]
     granularity: Granularity,
 }
 
@@ -46,14 +57,27 @@ impl MiddlewareBody {
     /// What it asks for.
     ///
     /// # Errors
-    /// When the budget names none or several of its forms.
+    /// When the budget names none or several of its forms, or holds nothing: further on it would only be a reason not to compress.
     pub fn into_domain(self) -> Result<MiddlewareOptions, RequestError> {
+        let budget = self.budget.map(|Object(budget)| budget.into_domain()).transpose()?;
+        if let Some(budget) = budget {
+            validate::check_budget(budget)
+                .map_err(|wrong| RequestError::new(wrong.code(), wrong.to_string(), wrong.param()))?;
+        }
+        let chunks = chunks_of(Some(self.chunks), false, None)?;
+        let mut first_at = HashMap::new();
+        for (at, chunk) in chunks.iter().enumerate() {
+            if let Some(first) = first_at.insert(&chunk.id, at) {
+                let message = format!("chunk id {:?} is used by chunks[{first}] already", chunk.id);
+                return Err(RequestError::new("chunk_id_duplicate", message, format!("chunks[{at}].id")));
+            }
+        }
         Ok(MiddlewareOptions {
             compress: self.compress,
             cite: self.cite,
             query: self.query,
-            chunks: chunks_of(Some(self.chunks), false, None)?,
-            budget: self.budget.map(|Object(budget)| budget.into_domain()).transpose()?,
+            chunks,
+            budget,
             granularity: self.granularity,
         })
     }

@@ -1,12 +1,15 @@
 //! Request bodies: strict about names and types, with the place of the first mistake.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 use crate::domain::{Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName};
@@ -14,33 +17,55 @@ use crate::plain;
 use crate::text::offsets::OffsetUnit;
 
 /// Body of `POST /v1/compress`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(transform = either_chunks_or_ids)]
 pub struct CompressBody {
+    /// The question; not blank.
     query: String,
+    /// What was retrieved, in any order.
     #[serde(default)]
     chunks: Option<Vec<ChunkBody>>,
+    /// Instead of `chunks`: ids of registered ones, each once.
     #[serde(default)]
     chunk_ids: Option<Vec<String>>,
+    /// How much may be kept; without it as much as the evidence says.
     #[serde(default)]
     budget: Option<Object<BudgetBody>>,
+    /// What is kept or dropped as a whole.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Granularity>")]
     granularity: Granularity,
+    /// Ids of chunks to keep whole.
     #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<Vec<String>>")]
     keep: Vec<String>,
+    /// The order of chunks in the context.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Order>")]
     order: Order,
+    /// How the context is written.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Format>")]
     format: Format,
+    /// What budget and usage are counted with.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<TokenizerName>")]
     tokenizer: TokenizerName,
+    /// Unit of every offset in the answer.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<OffsetUnit>")]
     offsets: OffsetUnit,
+    /// Whether RC of every token, and what each word of the question found, is wanted.
     #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<bool>")]
     explain: bool,
+    /// Milliseconds that the caller waits, queueing included.
     #[serde(default)]
     deadline_ms: Option<u64>,
+    /// What the caller wants when there is no answer in time.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<OnError>")]
     on_error: OnError,
 }
 
@@ -59,23 +84,36 @@ pub struct ServeOptions {
 #[derive(Debug, Clone)]
 pub(super) struct ChunkBody(pub(super) ChunkFields);
 
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ChunkObject")]
+/// A chunk with what is known of it.
 pub(super) struct ChunkFields {
+    /// The caller's name for it, unique within the request; without it its index.
     #[serde(default)]
     pub(super) id: Option<String>,
+    /// Read by the model in front of the text.
     #[serde(default)]
     pub(super) title: Option<String>,
+    /// What may be kept of it, or cited.
     pub(super) text: String,
+    /// Comes back as it was sent.
     #[serde(default)]
     pub(super) metadata: Option<Box<RawValue>>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Budget", transform = one_form)]
+/// How much may be kept, in one of three forms.
 pub(super) struct BudgetBody {
+    /// At most so many tokens of context.
+    #[schemars(range(min = 1))]
     tokens: Option<usize>,
+    /// At most this share of the input's tokens.
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     ratio: Option<f64>,
+    /// As much as the evidence says.
     auto: Option<bool>,
 }
 
@@ -253,6 +291,61 @@ impl BudgetBody {
                 param: Some("budget".to_owned()),
             }),
         }
+    }
+}
+
+/// The schema of an object that has one of these fields, and not two.
+pub(super) fn one_of(fields: &[&str]) -> Value {
+    let only = |field: &&str| {
+        let nulls: Map<String, Value> = fields
+            .iter()
+            .map(|other| {
+                (
+                    (*other).to_owned(),
+                    if other == field { json!({"not": {"type": "null"}}) } else { json!({"type": "null"}) },
+                )
+            })
+            .collect();
+        json!({"required": [field], "properties": nulls})
+    };
+    fields.iter().map(only).collect()
+}
+
+fn either_chunks_or_ids(schema: &mut Schema) {
+    schema.insert("oneOf".to_owned(), one_of(&["chunks", "chunk_ids"]));
+}
+
+fn one_form(schema: &mut Schema) {
+    let mut forms = one_of(&["tokens", "ratio", "auto"]);
+    forms[2]["properties"]["auto"] = json!({"const": true});
+    schema.insert("oneOf".to_owned(), forms);
+}
+
+impl JsonSchema for ChunkBody {
+    fn schema_name() -> Cow<'static, str> {
+        "Chunk".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let object = generator.subschema_for::<ChunkFields>();
+        json_schema!({
+            "description": "A chunk: an object, or its text alone.",
+            "anyOf": [{"type": "string"}, object],
+        })
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for Object<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        T::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        generator.subschema_for::<T>()
     }
 }
 

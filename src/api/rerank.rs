@@ -4,10 +4,11 @@
 
 use std::sync::Arc;
 
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::request::{RequestError, or_default};
+use super::request::{RequestError, one_of, or_default};
 use crate::domain::{Chunk, Granularity};
 use crate::pipeline::Ranked;
 use crate::text::offsets::{OffsetMap, OffsetUnit};
@@ -24,34 +25,74 @@ fn relevance(rc: f32) -> f64 {
 }
 
 /// Body of every `rerank`: documents have these names in one dialect, those in another.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[schemars(transform = documents_or_texts)]
 pub struct RerankBody {
+    /// The question; not blank.
     query: String,
+    /// Texts, or objects with a field `text`.
     #[serde(default)]
+    #[schemars(with = "Option<Vec<DocumentBody>>", length(min = 1))]
     documents: Option<Vec<Value>>,
+    /// The same as Text Embeddings Inference has it: the answer is then in its words.
     #[serde(default)]
+    #[schemars(length(min = 1))]
     texts: Option<Vec<String>>,
+    /// Results; 0 or none: all.
     #[serde(default)]
     top_n: Option<usize>,
+    /// Fields of documents that are objects, which are read instead of `text`.
     #[serde(default)]
     rank_fields: Option<Vec<String>>,
+    /// Whether each result tells its document; `/v1/rerank` does unless it is false, `/v2/rerank` if it is true.
     #[serde(default)]
     return_documents: Option<bool>,
+    /// Whether sentences are told, too.
     #[serde(default)]
     relevant_spans: Option<SpansBody>,
+    /// With `texts`: RC itself instead of a number from 0 to 1.
     #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<bool>")]
     raw_scores: bool,
+    /// With `texts`: whether each result tells its text.
     #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<bool>")]
     return_text: bool,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[schemars(rename = "RelevantSpansOptions")]
+/// Which sentences of a document are told.
 struct SpansBody {
+    /// `enabled`; at any other word none are.
     mode: String,
+    /// Sentences below this are not told; 0.1 without it.
     #[serde(default)]
     threshold: Option<f64>,
+    /// The most that are told of one document.
     #[serde(default)]
     max_spans: Option<usize>,
+}
+
+/// What of it is read is decided by `rank_fields`.
+#[derive(JsonSchema)]
+#[schemars(rename = "Document", untagged)]
+#[allow(dead_code, reason = "says what it looks like")]
+enum DocumentBody {
+    /// Its text.
+    Text(String),
+    /// Its fields.
+    Fields(Map<String, Value>),
+}
+
+fn documents_or_texts(schema: &mut Schema) {
+    schema.insert("oneOf".to_owned(), one_of(&["documents", "texts"]));
+    // Which fields are read of objects is for the request to say.
+    let texts = json!({"properties": {"documents": {"items": {"if": {"type": "object"}, "then": {
+        "required": ["text"], "properties": {"text": {"type": "string"}},
+    }}}}});
+    schema.insert("if".to_owned(), json!({"properties": {"rank_fields": {"type": "null"}}}));
+    schema.insert("then".to_owned(), texts);
 }
 
 /// Who is answered.
@@ -195,41 +236,42 @@ impl RerankRequest {
     }
 
     /// The answer, best first. `id` is its own, `model` who ranked.
-    pub fn answer(&self, ranked: &Ranked, id: &str, model: &str) -> Value {
+    pub fn answer(&self, ranked: &Ranked, id: String, model: &str) -> RerankAnswer {
         let mut order: Vec<usize> = (0..self.chunks.len()).collect();
         order.sort_by(|&a, &b| ranked.chunks[b].total_cmp(&ranked.chunks[a]));
         order.truncate(self.top_n);
         let score = |rc: f32| if self.raw_scores { f64::from(rc) } else { relevance(rc) };
         let told = |index: usize| self.documents.as_ref().map(|documents| documents[index].clone());
-        let result = |index: usize| {
-            let rc = ranked.chunks[index];
-            let mut result = Map::new();
-            result.insert("index".to_owned(), json!(index));
-            let (score_name, text_name) = match self.dialect {
-                RerankDialect::Tei => ("score", "text"),
-                _ => ("relevance_score", "document"),
-            };
-            result.insert(score_name.to_owned(), json!(score(rc)));
-            result.extend(told(index).map(|document| (text_name.to_owned(), document)));
-            result.extend(
-                self.spans
-                    .map(|asked| ("relevant_spans".to_owned(), json!(self.spans_of(index, ranked, asked)))),
-            );
-            Value::Object(result)
-        };
-        let results: Vec<Value> = order.into_iter().map(result).collect();
+        let spans = |index: usize| self.spans.map(|asked| self.spans_of(index, ranked, asked));
         let version = match self.dialect {
-            RerankDialect::Tei => return Value::Array(results),
+            RerankDialect::Tei => {
+                let result = |index: usize| TeiResult {
+                    index,
+                    score: score(ranked.chunks[index]),
+                    text: told(index),
+                    relevant_spans: spans(index),
+                };
+                return RerankAnswer::Tei(order.into_iter().map(result).collect());
+            }
             RerankDialect::V1 => "1",
             RerankDialect::V2 => "2",
         };
-        json!({
-            "id": id,
-            "model": model,
-            "results": results,
-            "usage": usage(ranked.tokens),
+        let result = |index: usize| RerankResult {
+            index,
+            relevance_score: score(ranked.chunks[index]),
+            document: told(index),
+            relevant_spans: spans(index),
+        };
+        RerankAnswer::Usual(Reranked {
+            id,
+            model: model.to_owned(),
+            results: order.into_iter().map(result).collect(),
+            usage: RerankUsage::new(ranked.tokens),
             // Nothing is billed.
-            "meta": {"api_version": {"version": version, "is_experimental": false}, "billed_units": {"search_units": 0}},
+            meta: RerankMeta {
+                api_version: ApiVersion { version, is_experimental: false },
+                billed_units: BilledUnits { search_units: 0 },
+            },
         })
     }
 
@@ -252,27 +294,114 @@ impl RerankRequest {
     }
 }
 
+/// Answer of every `rerank`.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum RerankAnswer {
+    /// As Cohere, Jina and vLLM have it.
+    Usual(Reranked),
+    /// As Text Embeddings Inference has it.
+    Tei(Vec<TeiResult>),
+}
+
+/// Documents, best first.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct Reranked {
+    /// Of this answer.
+    id: String,
+    /// Who ranked.
+    model: String,
+    /// Best first.
+    results: Vec<RerankResult>,
+    usage: RerankUsage,
+    meta: RerankMeta,
+}
+
+/// A document that was ranked.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+struct RerankResult {
+    /// Its place in the request.
+    index: usize,
+    /// From 0 to 1; compares within a request.
+    relevance_score: f64,
+    /// As it came; a bare text as its `text`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Map<String, Value>>")]
+    document: Option<Value>,
+    /// Its sentences, best first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relevant_spans: Option<Vec<SpanAnswer>>,
+}
+
+/// A text that was ranked.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct TeiResult {
+    /// Its place in the request.
+    index: usize,
+    /// From 0 to 1, or RC itself.
+    score: f64,
+    /// As it came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    text: Option<Value>,
+    /// Its sentences, best first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relevant_spans: Option<Vec<SpanAnswer>>,
+}
+
+/// The model's tokens of question and documents.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+struct RerankUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// What Cohere's clients look for.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+struct RerankMeta {
+    api_version: ApiVersion,
+    billed_units: BilledUnits,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+struct ApiVersion {
+    version: &'static str,
+    is_experimental: bool,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+struct BilledUnits {
+    search_units: usize,
+}
+
+impl RerankUsage {
+    fn new(tokens: usize) -> Self {
+        Self { prompt_tokens: tokens, total_tokens: tokens }
+    }
+}
+
 /// A sentence of a document, in code points.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[schemars(rename = "RelevantSpan")]
 struct SpanAnswer {
     start: usize,
     end: usize,
     score: f64,
 }
 
-fn usage(tokens: usize) -> Value {
-    json!({"prompt_tokens": tokens, "total_tokens": tokens})
-}
-
 /// Body of vLLM's `score`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 pub struct ScoreBody {
+    /// The question; or as many as there are texts.
     text_1: OneOrMany,
+    /// The texts.
     text_2: OneOrMany,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(rename = "Texts")]
+/// A text, or several.
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
@@ -316,12 +445,37 @@ impl ScoreBody {
     }
 }
 
-/// vLLM's answer, in the order of the request.
-pub fn score_answer(ranked: &[Ranked], id: &str, model: &str, created: u64) -> Value {
-    let scores = ranked.iter().flat_map(|ranked| &ranked.chunks).enumerate();
-    let data: Vec<Value> = scores
-        .map(|(index, &rc)| json!({"index": index, "object": "score", "score": relevance(rc)}))
-        .collect();
-    let tokens = ranked.iter().map(|ranked| ranked.tokens).sum();
-    json!({"id": id, "object": "list", "created": created, "model": model, "data": data, "usage": usage(tokens)})
+/// vLLM's answer.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct ScoreAnswer {
+    id: String,
+    object: &'static str,
+    /// Seconds since 1970.
+    created: u64,
+    /// Who scored.
+    model: String,
+    /// In the order of the request.
+    data: Vec<ScoreResult>,
+    usage: RerankUsage,
+}
+
+/// The score of one text.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+struct ScoreResult {
+    index: usize,
+    object: &'static str,
+    /// From 0 to 1; compares within a request.
+    score: f64,
+}
+
+impl ScoreAnswer {
+    /// Puts scores into words; `created` are seconds since 1970.
+    pub fn new(ranked: &[Ranked], id: String, model: &str, created: u64) -> Self {
+        let scores = ranked.iter().flat_map(|ranked| &ranked.chunks).enumerate();
+        let result =
+            |(index, &rc): (usize, &f32)| ScoreResult { index, object: "score", score: relevance(rc) };
+        let usage = RerankUsage::new(ranked.iter().map(|ranked| ranked.tokens).sum());
+        let (object, model) = ("list", model.to_owned());
+        Self { id, object, created, model, data: scores.map(result).collect(), usage }
+    }
 }

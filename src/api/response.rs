@@ -1,7 +1,9 @@
 //! Answers: offsets in the caller's unit, every citation with its text.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -14,19 +16,29 @@ use crate::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage};
 use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// Answer of `POST /v1/compress`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct CompressAnswer {
+    /// What the request is remembered by: `compress_id` of an attribution.
     id: Option<String>,
+    /// What to send to the language model.
     context: String,
+    /// One for each chunk of the request.
     chunks: Vec<ChunkAnswer>,
+    /// One for each piece of the context.
     citations: Vec<CitationAnswer>,
+    /// Tokens; none where the chunks came back whole.
     usage: Option<UsageAnswer>,
+    /// By which model and how.
     rc: RcAnswer,
+    /// The error for which the chunks came back whole.
     degraded: Option<ErrorBody>,
+    /// Where what the model knows of the chunks came from.
     blocks: Option<Sources>,
     timing_ms: TimingMs,
+    /// Where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     explain: Option<ExplainAnswer>,
+    /// Where more chunks were named than go to the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefilter: Option<PrefilterAnswer>,
 }
@@ -40,109 +52,161 @@ pub struct Prefiltered {
     pub places: Vec<usize>,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[schemars(rename = "Prefilter")]
+/// How many of the named chunks the lexical prefilter left.
 struct PrefilterAnswer {
+    /// Chunks that were named.
     from: usize,
+    /// Chunks that are left.
     to: usize,
 }
 
 /// `{"error": {...}}`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
 pub struct ErrorAnswer {
     /// The error.
     pub error: ErrorBody,
 }
 
 /// An error for programs (`code`), for people (`message`), and where it is (`param`).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[allow(missing_docs, reason = "said above")]
 pub struct ErrorBody {
+    /// Stable, for programs.
     pub code: &'static str,
+    /// For people.
     pub message: String,
+    /// Where the mistake is, as a path into the request.
     pub param: Option<String>,
 }
 
 /// Milliseconds per stage, and `total`.
-#[derive(Debug, Clone, Serialize)]
-pub struct TimingMs(Map<String, Value>);
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct TimingMs(#[schemars(with = "BTreeMap<String, f64>")] Map<String, Value>);
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "ChunkOutcome")]
+/// What became of a chunk.
 struct ChunkAnswer {
+    /// Its id.
     id: String,
+    /// Its place in the request.
     index: usize,
+    /// Its title.
     #[serde(skip_serializing_if = "Option::is_none")]
     title: Option<String>,
+    /// Whether anything of it is in the context.
     kept: bool,
+    /// Whether there was nothing to read.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     empty: bool,
+    /// Ranks within the request.
     score: Option<f32>,
+    /// What of it stands in the context.
     text: String,
+    /// The pieces of that.
     spans: Vec<SpanAnswer>,
+    /// As it was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<Box<RawValue>>,
 }
 
 /// A half-open range in the unit that the caller asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub(super) struct Range {
     pub(super) start: usize,
     pub(super) end: usize,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "KeptSpan")]
+/// A piece of a chunk that was kept.
 struct SpanAnswer {
+    /// Where it begins in the chunk.
     start: usize,
+    /// Where it ends.
     end: usize,
+    /// Ranks within the request.
     score: Option<f32>,
+    /// Where it stands in the context.
     output: Range,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Citation")]
+/// A piece of the context and where it came from.
 struct CitationAnswer {
+    /// Number of the kept chunk, from 1.
     marker: usize,
+    /// The id of the chunk.
     chunk: String,
+    /// Where it stands in the chunk.
     source: Range,
+    /// Where it stands in the context.
     output: Range,
+    /// What stands there.
     text: String,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[schemars(rename = "CompressUsage")]
+/// Tokens, counted with the tokenizer of the request.
 struct UsageAnswer {
+    /// Of the context with everything kept.
     tokens_in: usize,
+    /// Of the context.
     tokens_out: usize,
+    /// The second to the first.
     ratio: f64,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "CompressRc")]
+/// By which model and how.
 struct RcAnswer {
+    /// The statistic.
     estimator: String,
+    /// The mean best logit of the question's tokens.
     reach: Option<f32>,
+    /// Whether that is enough for anything here to be about the question.
     related: Option<bool>,
+    /// The model; none before it was loaded.
     model: Option<String>,
+    /// Its fingerprint.
     fingerprint: Option<String>,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Explanation")]
+/// RC of every token.
 struct ExplainAnswer {
     query: Vec<Range>,
     chunks: Vec<ExplainChunk>,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "ChunkExplanation")]
+/// RC of a chunk's tokens.
 struct ExplainChunk {
     id: String,
     tokens: Vec<ExplainToken>,
     query: Vec<ExplainQueryToken>,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[schemars(rename = "TokenExplanation")]
+/// RC of a token of a chunk.
 struct ExplainToken {
     start: usize,
     end: usize,
     rc: f32,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[schemars(rename = "QueryTokenExplanation")]
+/// RC of a token of the question, and where it found that.
 struct ExplainQueryToken {
     rc: f32,
     source: Option<Range>,

@@ -1,7 +1,10 @@
 //! Searching registered chunks: body and answer.
 
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::chunks::RegisteredAnswer;
 use super::request::{RequestError, choice};
@@ -13,24 +16,64 @@ use crate::registry::filter::Filter;
 const LIMIT_DEFAULT: usize = 10;
 
 /// Body of `POST /v1/search`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SearchBody {
+    /// The question; not blank.
     query: String,
+    /// Results.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     limit: Option<usize>,
+    /// Chunks that the model reads; at least as many as results.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     candidates: Option<usize>,
+    /// Which chunks are searched, by their metadata.
     #[serde(default)]
+    #[schemars(with = "Option<FilterBody>")]
     filter: Option<Value>,
+    /// What the results are ordered by.
     #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Rank>")]
     rank: Rank,
+    /// Milliseconds that the caller waits, queueing included.
     #[serde(default)]
     deadline_ms: Option<u64>,
 }
 
+/// A condition on metadata as it is written. It is read with the places of mistakes, by hand: it says what that looks like.
+pub struct FilterBody;
+
+impl JsonSchema for FilterBody {
+    fn schema_name() -> Cow<'static, str> {
+        "Filter".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let filter = generator.subschema_for::<Self>().to_value();
+        let some = |items: Value| json!({"type": "array", "minItems": 1, "items": items});
+        let value = json!({"type": ["string", "number", "boolean"]});
+        let end = json!({"type": ["number", "string"], "description": "A number, or a time in RFC 3339."});
+        json_schema!({
+            "type": "object",
+            "description": "Fields by dotted path, all of which must hold: a value, or tests of it; `and`, `or`, `not` around more filters.",
+            "minProperties": 1,
+            "propertyNames": {"pattern": r"^[^.]+(\.[^.]+)*$"},
+            "properties": {"and": some(filter.clone()), "or": some(filter.clone()), "not": filter},
+            "additionalProperties": {"anyOf": [value, {
+                "type": "object",
+                "minProperties": 1,
+                "additionalProperties": false,
+                "properties": {"in": some(value), "exists": {"type": "boolean"}, "gt": end, "gte": end, "lt": end, "lte": end},
+                "not": {"anyOf": [{"required": ["gt", "gte"]}, {"required": ["lt", "lte"]}]},
+            }]},
+        })
+    }
+}
+
 /// What the results are ordered by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rank {
     /// The model's RC over the candidates that BM25 finds.
@@ -67,17 +110,24 @@ pub struct SearchLimits {
 }
 
 /// Answer of `POST /v1/search`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct SearchAnswer {
+    /// Best first.
     results: Vec<ResultAnswer>,
+    /// What they are ordered by.
     rank: Rank,
+    /// Chunks that BM25 found and the model read.
     candidates: usize,
     timing_ms: TimingMs,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "SearchResult")]
+/// A chunk that was found.
 struct ResultAnswer {
+    /// What it is ordered by.
     score: f32,
+    /// Its score by words.
     bm25: f32,
     #[serde(flatten)]
     chunk: RegisteredAnswer,

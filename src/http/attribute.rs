@@ -27,6 +27,17 @@ pub async fn handle(
 ) -> Result<Json<AttributeAnswer>, HttpError> {
     let arrived = Instant::now();
     let asked = body::parsed(&service, &headers, body, Asked::parse).await?;
+    attributed(service, asked, arrived).await.map(Json)
+}
+
+/// The answer to a body.
+pub async fn answer(service: Scope, body: Vec<u8>) -> Result<AttributeAnswer, HttpError> {
+    let arrived = Instant::now();
+    let asked = work::aside(move || Asked::parse(&body)).await?;
+    attributed(service, asked, arrived).await
+}
+
+async fn attributed(service: Scope, asked: Asked, arrived: Instant) -> Result<AttributeAnswer, HttpError> {
     let deadline = work::deadline(arrived, asked.body.deadline_ms(), &service)?;
     service.ready()?;
     let permit = service.admission.enter(deadline).await?;
@@ -44,7 +55,7 @@ pub async fn handle(
         });
         Ok(answer.with_receipt(receipt.transpose()?))
     });
-    answer.await.map(Json)
+    answer.await
 }
 
 /// A request as it came, and the chunks that it names instead of sending them.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, Path, Query, RawQuery};
+use axum::extract::{FromRequestParts, MatchedPath, Path, Query, RawQuery};
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
 use serde::Deserialize;
@@ -21,9 +21,12 @@ use crate::pipeline::PipelineError;
 use crate::registry::filter::Filter;
 use crate::registry::{Change, Outcome};
 
+/// Where several chunks are deleted.
+pub const DELETE: &str = "/v1/chunks/delete";
+
 /// Chunks on a page.
-const PAGE_COUNT_DEFAULT: usize = 100;
-const PAGE_COUNT_MAX: usize = 1_000;
+pub(super) const PAGE_COUNT_DEFAULT: usize = 100;
+pub(super) const PAGE_COUNT_MAX: usize = 1_000;
 
 /// Of text that is registered, about.
 const BYTES_PER_TOKEN: usize = 4;
@@ -35,6 +38,10 @@ impl<S: Send + Sync> FromRequestParts<S> for ChunkId {
     type Rejection = HttpError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
+        // The path of deletions in a batch has no parameter: as the path of a chunk, it names one.
+        if parts.extensions.get::<MatchedPath>().is_some_and(|path| path.as_str() == DELETE) {
+            return Ok(Self("delete".to_owned()));
+        }
         let Path(id) =
             Path::from_request_parts(parts, state).await.map_err(|_| HttpError::path_is_no_text())?;
         Ok(Self(id))
@@ -69,14 +76,9 @@ pub async fn register(
 /// `POST /v1/chunks/delete`: takes several away; those that are not there are said, and no error.
 pub async fn delete_batch(
     service: Scope,
-    ChunkId(id): ChunkId,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<ChangesAnswer>, HttpError> {
-    // The other words in this place are ids, which are not posted to.
-    if id != "delete" {
-        return Err(HttpError::method_not_allowed());
-    }
     let arrived = Instant::now();
     let max = service.limits.registry.register.batch_count_max;
     let ids =

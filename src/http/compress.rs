@@ -55,6 +55,13 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
     }
 }
 
+/// The answer to a body that has chunks.
+pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, HttpError> {
+    let arrived = Instant::now();
+    let asked = work::aside(move || Asked::new(api::parse(&body)?)).await?;
+    Ok(chunks(service, asked, arrived).await?.0)
+}
+
 /// Waits for its turn, compresses; what the caller asked to survive, it gets back whole.
 async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<Json<CompressAnswer>, HttpError> {
     let deadline = work::deadline(arrived, asked.options.deadline_ms, &service)?;

@@ -1,5 +1,7 @@
 //! The one table from errors to statuses.
 
+pub(super) mod shapes;
+
 use std::any::Any;
 use std::time::Duration;
 
@@ -8,7 +10,6 @@ use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use serde_json::json;
 
 use crate::access::Denied;
 use crate::admission::Refusal;
@@ -104,8 +105,7 @@ impl HttpError {
     }
 
     pub(super) fn not_found() -> Self {
-        let message = "no such path; served here are /v1/compress, /v1/attribute, /v1/attribute/stream, /v1/rerank, /v2/rerank, /rerank, /v1/score, /score, /v1/retrieve/{hash}, /v1/chat/completions, /v1/responses, /v1/messages, /v1/chunks, /v1/chunks/{id}, /v1/chunks/delete, \
-                       /v1/registry, /v1/search and /v1/models";
+        let message = format!("no such path; served here are {}", super::paths().join(", "));
         Self::new("not_found", message)
     }
 
@@ -393,7 +393,7 @@ impl HttpError {
             }
             _ => "Backend",
         };
-        self.respond(json!({"error": self.body.message, "error_type": kind}))
+        self.respond(shapes::Tei { error: self.body.message.clone(), error_type: kind })
     }
 
     /// In the words of the API that was asked.
@@ -410,21 +410,22 @@ impl HttpError {
             _ if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
-        let ErrorBody { code, message, param } = &self.body;
-        self.respond(match dialect {
-            Dialect::Messages => {
-                json!({"type": "error", "error": {"type": kind, "message": message, "code": code, "param": param}})
-            }
+        let ErrorBody { code, message, param } = self.body.clone();
+        match dialect {
+            Dialect::Messages => self.respond(shapes::Anthropic {
+                kind: "error",
+                error: shapes::AnthropicError { kind, message, code, param },
+            }),
             Dialect::Chat | Dialect::Responses => {
-                json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+                self.respond(shapes::OpenAi { error: shapes::OpenAiError { message, kind, param, code } })
             }
-        })
+        }
     }
 
     /// In our words, and the message where the clients of Cohere, vLLM (`message`) and Jina (`detail`) look for it.
     pub(super) fn with_message(&self) -> Response {
-        let ErrorBody { message, .. } = &self.body;
-        self.respond(json!({"message": message, "detail": message, "error": self.body}))
+        let message = self.body.message.clone();
+        self.respond(shapes::WithMessage { detail: message.clone(), message, error: self.body.clone() })
     }
 }
 

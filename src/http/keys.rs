@@ -7,7 +7,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use super::observe::KeyName;
-use super::{HttpError, Service, body};
+use super::{HttpError, Service, body, openapi};
 use crate::access::KEY_PREFIX;
 use crate::proxy::dialect::Dialect;
 
@@ -17,6 +17,10 @@ const KEY: &str = "x-thresher-key";
 /// Layer around every route, and around what is no route.
 pub async fn ask(State(service): State<Service>, mut request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
+    // It is the same for everybody, and how one learns that there are keys.
+    if path.as_ref().is_some_and(|path| path.as_str() == openapi::PATH) {
+        return next.run(request).await;
+    }
     let admitted = service.admit(presented(request.headers()));
     take_off(request.headers_mut(), service.is_keyed());
     let (name, mut response) = match admitted {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request};
-use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
 use metrics::{counter, gauge, histogram};
@@ -24,8 +23,6 @@ pub async fn request(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let endpoint = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).to_owned();
     let method = request.method().clone();
-    // Served under the route of single chunks, which are not posted to.
-    let endpoint = if method == Method::POST { endpoint.replace("{id}", "delete") } else { endpoint };
     let span = tracing::info_span!("request", %method, endpoint, key = tracing::field::Empty);
     let mut in_flight = InFlight::enter(started, endpoint.clone(), span.clone());
     let response = next.run(request).instrument(span.clone()).await;
@@ -57,6 +54,11 @@ pub fn middleware(outcome: &'static str, tokens: Option<(usize, usize)>) {
         counter!("middleware_tokens_before_total").increment(before as u64);
         counter!("middleware_tokens_after_total").increment(after as u64);
     }
+}
+
+/// A call of a tool, and how it ended.
+pub fn tool(tool: &'static str, code: &'static str) {
+    counter!("mcp_calls_total", "tool" => tool, "code" => code).increment(1);
 }
 
 /// What requests are answered with, from now on.

@@ -7,11 +7,10 @@ use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query};
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::error::HttpError;
 use super::{Scope, work};
-use crate::api::RequestError;
+use crate::api::{OriginalAnswer, RelevantAnswer, RequestError};
 use crate::domain::{ByteRange, Chunk, CompressRequest, Format};
 use crate::originals::{OriginalError, TenantOriginals};
 use crate::proxy::rewrite::{Ledger, Sent};
@@ -107,7 +106,7 @@ pub async fn retrieve(
     service: Scope,
     hash: Result<Path<String>, PathRejection>,
     query: Result<Query<RetrieveQuery>, QueryRejection>,
-) -> Result<Json<Value>, HttpError> {
+) -> Result<Json<OriginalAnswer>, HttpError> {
     let Query(RetrieveQuery { query }) =
         query.map_err(|error| HttpError::from(RequestError::query(&error.body_text())))?;
     let name = hash.map_or_else(|_| String::new(), |Path(name)| name);
@@ -119,7 +118,7 @@ pub async fn retrieve(
     });
     let text = text.await?;
     let Some(query) = query.filter(|query| !query.trim().is_empty()) else {
-        return Ok(Json(json!({"hash": name, "original_content": text})));
+        return Ok(Json(OriginalAnswer { hash: name, original_content: text, relevant: None }));
     };
     service.ready()?;
     let deadline = work::deadline(Instant::now(), None, &service)?;
@@ -132,11 +131,10 @@ pub async fn retrieve(
         let map = OffsetMap::new(text, OffsetUnit::Codepoint);
         let span = |&(bytes, score): &(ByteRange, Option<f32>)| {
             let range = map.from_bytes(bytes);
-            json!({"start": range.start, "end": range.end, "text": bytes.of(text), "score": score})
+            RelevantAnswer::new((range.start, range.end), bytes.of(text).to_owned(), score)
         };
-        let relevant: Vec<Value> =
-            compressed.chunks.iter().flat_map(|chunk| &chunk.spans).map(span).collect();
-        Ok(json!({"hash": name, "original_content": text, "relevant": relevant}))
+        let relevant = compressed.chunks.iter().flat_map(|chunk| &chunk.spans).map(span).collect();
+        Ok(OriginalAnswer { hash: name, original_content: text.clone(), relevant: Some(relevant) })
     });
     answer.await.map(Json)
 }

@@ -7,11 +7,10 @@ use axum::Json;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
 
 use super::error::HttpError;
 use super::{Scope, body, observe, work};
-use crate::api::{self, RerankBody, RerankDialect, ScoreBody, Scored};
+use crate::api::{self, RerankBody, RerankDialect, ScoreAnswer, ScoreBody, Scored};
 use crate::domain::Granularity;
 use crate::handles;
 use crate::pipeline::cancel::Cancel;
@@ -43,7 +42,7 @@ async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, asked: RerankD
         Ok(vec![pipeline.rank(&asked.query, &asked.chunks, asked.granularity(), cancel)?])
     };
     let answer =
-        move |ranked: &[Ranked], model: &str| request.answer(&ranked[0], &handles::new_id("rerank"), model);
+        move |ranked: &[Ranked], model: &str| request.answer(&ranked[0], handles::new_id("rerank"), model);
     let answer = ranked(service, deadline, rank, answer);
     match (answer.await, dialect) {
         (Ok(answer), _) => Json(answer).into_response(),
@@ -53,12 +52,12 @@ async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, asked: RerankD
 }
 
 /// Ranks what was asked, when its turn comes; `answer` puts it into words, with the model's name.
-async fn ranked(
+async fn ranked<T: Send + 'static>(
     service: &Scope,
     deadline: Instant,
     rank: impl FnOnce(&Pipeline, &Cancel) -> Result<Vec<Ranked>, PipelineError> + Send + 'static,
-    answer: impl FnOnce(&[Ranked], &str) -> Value + Send + 'static,
-) -> Result<Value, HttpError> {
+    answer: impl FnOnce(&[Ranked], &str) -> T + Send + 'static,
+) -> Result<T, HttpError> {
     service.ready()?;
     let working = service.clone();
     work::admitted(service, deadline, move |cancel| {
@@ -83,7 +82,7 @@ pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
         };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let answer = move |ranked: &[Ranked], model: &str| {
-            api::score_answer(ranked, &handles::new_id("score"), model, created)
+            ScoreAnswer::new(ranked, handles::new_id("score"), model, created)
         };
         ranked(&service, deadline, rank, answer).await
     };

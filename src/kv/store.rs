@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use metrics::counter;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::block::Block;
@@ -38,7 +39,7 @@ pub enum Source {
 }
 
 /// How many blocks of a request came from where.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, JsonSchema)]
 pub struct Sources {
     /// From memory.
     pub memory: usize,

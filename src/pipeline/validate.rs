@@ -292,7 +292,15 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
     }
     check_chunks(&request.chunks, request.registered, limits)?;
     keep_is_known(request)?;
-    match request.budget {
+    check_budget(request.budget)
+}
+
+/// Whether a budget can hold anything at all.
+///
+/// # Errors
+/// [`InvalidRequest::BudgetZero`], [`InvalidRequest::RatioOutOfRange`].
+pub fn check_budget(budget: Budget) -> Result<(), InvalidRequest> {
+    match budget {
         Budget::Tokens(0) => Err(InvalidRequest::BudgetZero),
         Budget::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
             Err(InvalidRequest::RatioOutOfRange { ratio })

@@ -170,9 +170,9 @@ fn pieces(part: &Part, policy: &Policy, found: &mut Vec<Piece>) -> String {
     String::new()
 }
 
-/// An object or a list of JSON: it has to stay one.
+/// An object, a list or a string of JSON: it has to stay one.
 fn structured(text: &str) -> Option<Located<'_>> {
-    let begins = text.trim_start().starts_with(['{', '[']);
+    let begins = text.trim_start().starts_with(['{', '[', '"']);
     begins.then(|| Located::parse(text).ok()).flatten()
 }
 
@@ -321,6 +321,8 @@ mod tests {
         let [piece] = &turns[0].pieces[..] else { panic!("one long string") };
         assert!(piece.quoted);
         assert_eq!((&*piece.text, &result[piece.part.clone()]), (&*long, &*format!("{long:?}")));
+        let turns = found(&chat(&[("tool", &serde_json::json!(long).to_string())]), &policy());
+        assert!(turns[0].pieces[0].quoted, "a string alone");
         let deep = format!("{}1{}", "[".repeat(50_000), "]".repeat(50_000));
         assert_eq!(found(&chat(&[("tool", &deep)]), &policy())[0].pieces.len(), 0, "deeper than any stack");
         let turns = found(&chat(&[("tool", "[1] not JSON")]), &policy());

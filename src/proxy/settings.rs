@@ -95,15 +95,21 @@ impl MiddlewareSettings {
         let said = |broken: bool, message: &str| broken.then(|| message.to_owned());
         let of_urls = self.upstreams.iter().find_map(|upstream| {
             let known = ["http://", "https://"].iter().any(|scheme| upstream.url.starts_with(scheme));
-            let message =
-                format!("middleware.upstreams: {:?} is no http:// or https:// address", upstream.url);
-            (!known).then_some(message)
+            let message = format!(
+                "middleware.upstreams: {:?} is no http:// or https:// address with a path at most; a key stands in key_file",
+                upstream.url
+            );
+            (!known || upstream.url.contains(['@', '?', '#'])).then_some(message)
         });
         of_urls
             .or(said(!(0.0..=1.0).contains(&self.ratio), "middleware.ratio is not from 0 to 1"))
             .or(said(
                 self.context_start.is_empty() != self.context_end.is_empty(),
                 "middleware.context_start and middleware.context_end: name both, or neither",
+            ))
+            .or(said(
+                !self.context_start.is_empty() && self.context_start == self.context_end,
+                "middleware.context_start and middleware.context_end are the same",
             ))
             .or(said(self.deadline_ms == 0, "middleware.deadline_ms is 0: nothing would be compressed"))
             .or(said(

@@ -42,7 +42,9 @@ impl Drop for TraceGuard {
 /// # Errors
 /// [`TelemetryError`] names the setting.
 pub fn install(settings: &Telemetry) -> Result<TraceGuard, TelemetryError> {
-    let filter = EnvFilter::builder().parse(&settings.log)?;
+    // The SDK of the Model Context Protocol logs what it is sent, and texts of requests are never logged.
+    let silent = "rmcp=off".parse().expect("a directive");
+    let filter = EnvFilter::builder().parse(&settings.log)?.add_directive(silent);
     let lines = match settings.log_format {
         LogFormat::Json => {
             fmt::layer().json().flatten_event(true).with_span_list(false).with_writer(std::io::stderr).boxed()

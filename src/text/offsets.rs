@@ -4,6 +4,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::ByteRange;
@@ -12,7 +13,7 @@ use crate::domain::ByteRange;
 const STRETCH: usize = 64;
 
 /// What one step of an offset is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OffsetUnit {
     /// A byte of the text in UTF-8.

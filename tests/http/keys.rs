@@ -132,6 +132,7 @@ async fn who_has_no_good_key_is_told_so_everywhere() {
         ("POST", "/score"),
         ("GET", "/v1/models"),
         ("GET", "/v1/retrieve/a"),
+        ("POST", "/mcp"),
         ("GET", "/no/such/path"),
         ("PATCH", "/v1/compress"),
     ];
@@ -215,6 +216,38 @@ async fn who_has_no_good_key_is_told_so_everywhere() {
         assert!(metrics.body.contains(line), "{line} is missing in {}", metrics.body);
     }
     assert!(!metrics.body.contains("thr_"), "{}", metrics.body);
+}
+
+#[tokio::test]
+async fn who_has_no_key_learns_how_to_bring_one() {
+    let keyed = Keyed::start(&entry("good", ""), scripted(), &registry_settings()).await;
+    let answer = get(keyed.daemon.http, "/openapi.json").await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.json()["components"]["securitySchemes"]["bearer"]["scheme"], "bearer");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_see_what_their_callers_tenant_has() {
+    let keys = entry("a", "tenant = \"a\"") + &entry("b", "tenant = \"b\"");
+    let keyed = Keyed::start(&keys, scripted(), &registry_settings()).await;
+    let chunk = json!({"chunks": [{"id": "mine", "text": "The tide is at noon."}]});
+    assert_eq!(keyed.post("a", "/v1/chunks", &chunk).await.status, 200);
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+        "name": "compress", "arguments": {"query": "When is the tide?", "chunk_ids": ["mine"]},
+    }});
+    for (key, fails) in [("a", false), ("b", true)] {
+        let headers = [
+            &*format!("authorization: Bearer thr_{key}"),
+            "content-type: application/json",
+            "accept: application/json, text/event-stream",
+        ];
+        let answer = ask_with(keyed.daemon.http, ("POST", "/mcp"), &headers, call.to_string()).await;
+        let result = &answer.json()["result"];
+        assert_eq!(result["isError"], fails, "{key}: {result}");
+        if fails {
+            assert_eq!(result["structuredContent"]["error"]["code"], "chunk_unknown");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

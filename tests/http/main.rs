@@ -4,6 +4,7 @@
 mod attribute;
 mod keys;
 mod middleware;
+mod openapi;
 mod process;
 mod registry;
 mod rerank;

@@ -205,6 +205,14 @@ async fn mistakes_are_told_in_the_words_of_the_api() {
         invalid("budget_ambiguous", json!("thresher.budget"), 422),
     )
     .await;
+    check(
+        "a budget out of range",
+        chat,
+        "",
+        &field(r#"{"budget": {"ratio": 2}}"#),
+        invalid("ratio_out_of_range", json!("thresher.budget.ratio"), 422),
+    )
+    .await;
     let nobody = r#"{"model": "m-1", "messages": [], "thresher": {"chunks": ["x"]}}"#;
     check("no question", chat, "", nobody, invalid("query_empty", json!("thresher.chunks"), 422)).await;
     assert!(upstream.asked.lock().expect("no panic").is_empty(), "none of them went on");

@@ -1,10 +1,12 @@
 //! In whose words an attribution is repeated.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// The shapes that answers with citations have elsewhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "AttributeFormat")]
 pub enum Dialect {
     /// In ours alone.
     #[default]

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
@@ -18,48 +19,73 @@ use crate::receipt::Receipt;
 use crate::text::offsets::OffsetUnit;
 
 /// Answer of `POST /v1/attribute`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct AttributeAnswer {
+    /// Parts of the answer, in its order.
     parts: Vec<PartAnswer>,
+    /// The same in the words that `format` names.
     #[serde(skip_serializing_if = "Option::is_none")]
     formatted: Option<Value>,
+    /// By which model and how.
     rc: RcAnswer,
+    /// Where what the model knows of the chunks came from.
     blocks: Sources,
     timing_ms: TimingMs,
+    /// A signed record, where one was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     receipt: Option<Receipt>,
 }
 
 /// A part of the answer.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Part")]
 pub struct PartAnswer {
     #[serde(flatten)]
     range: Range,
-    text: String,
-    supported: Option<bool>,
+    /// What stands there in the answer.
+    pub(super) text: String,
+    /// Whether the chunks support it; none where there is nothing to say of it.
+    pub(super) supported: Option<bool>,
+    /// How well, from 0 to 1.
     support: Option<f32>,
-    unsupported: Vec<LackAnswer>,
-    sources: Vec<SourceAnswer>,
+    /// What in it no chunk supports.
+    pub(super) unsupported: Vec<LackAnswer>,
+    /// Chunks that it came from, best first.
+    pub(super) sources: Vec<SourceAnswer>,
 }
 
-#[derive(Debug, Clone, Serialize)]
-struct LackAnswer {
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Unsupported")]
+/// Words of a part that its sources do not have.
+pub(super) struct LackAnswer {
     #[serde(flatten)]
     range: Range,
-    text: String,
+    /// The words.
+    pub(super) text: String,
+    /// What they are.
     reason: LackKind,
 }
 
-#[derive(Debug, Clone, Serialize)]
-struct SourceAnswer {
-    chunk: String,
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Source")]
+/// A chunk that a part came from.
+pub(super) struct SourceAnswer {
+    /// Its id.
+    pub(super) chunk: String,
+    /// Its place in the request.
     index: usize,
+    /// How strongly; compares within a part.
     #[serde(serialize_with = "digits")]
+    #[schemars(with = "f64")]
     score: f32,
-    cited: bool,
+    /// Whether to cite it.
+    pub(super) cited: bool,
+    /// Whether it says the same as one before it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     tied: bool,
-    sentence: SourceText,
+    /// The sentence that the part came from.
+    pub(super) sentence: SourceText,
+    /// The longest words in common.
     run: SourceText,
 }
 
@@ -69,14 +95,17 @@ fn digits<S: Serializer>(score: &f32, to: S) -> Result<S::Ok, S::Error> {
 }
 
 /// A range of a chunk's text, and what stands there.
-#[derive(Debug, Clone, Serialize)]
-struct SourceText {
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Passage")]
+pub(super) struct SourceText {
     #[serde(flatten)]
     range: Range,
-    text: String,
+    pub(super) text: String,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "AttributeRc")]
+/// By which model and how.
 struct RcAnswer {
     estimator: &'static str,
     model: String,
@@ -174,6 +203,11 @@ impl AttributeAnswer {
             timing_ms: TimingMs::from(&attributed.timings),
             receipt: None,
         }
+    }
+
+    /// Parts of the answer, in its order.
+    pub(super) fn parts(&self) -> &[PartAnswer] {
+        &self.parts
     }
 
     /// The same with a signed record of it.

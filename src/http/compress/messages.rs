@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use axum::Json;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
+use crate::api::MessagesAnswer;
 use crate::domain::{Budget, Granularity, TokenizerName};
 use crate::http::error::HttpError;
 use crate::http::originals::{Hash, keep};
@@ -47,7 +47,7 @@ impl Asked {
         Ok(Some(Self { body: body.to_owned(), marks: mode.is_none_or(|mode| mode == "ccr") }))
     }
 
-    fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<Value, HttpError> {
+    fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<MessagesAnswer, HttpError> {
         let pipeline = service.ready()?;
         let settings = &service.middleware.settings;
         let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
@@ -89,22 +89,24 @@ impl Asked {
         let text = rewritten.edits().apply(&self.body);
         let messages = Located::parse(&text).ok().and_then(|body| body.get("messages"));
         let messages: Option<Box<RawValue>> = messages.and_then(Located::read);
-        let transforms = if hashes.is_empty() { json!([]) } else { json!(["relative_contextualization"]) };
-        let hashes: Vec<String> = hashes.iter().map(Hash::to_string).collect();
-        Ok(json!({
-            "messages": messages,
-            "tokens_before": before,
-            "tokens_after": after,
-            "tokens_saved": before - after.min(before),
-            "compression_ratio": if before == 0 { 1.0 } else { after as f64 / before as f64 },
-            "transforms_applied": transforms,
-            "ccr_hashes": hashes,
-        }))
+        Ok(MessagesAnswer {
+            messages: messages.ok_or_else(HttpError::internal)?,
+            tokens_before: before,
+            tokens_after: after,
+            tokens_saved: before - after.min(before),
+            compression_ratio: if before == 0 { 1.0 } else { after as f64 / before as f64 },
+            transforms_applied: if hashes.is_empty() { vec![] } else { vec!["relative_contextualization"] },
+            ccr_hashes: hashes.iter().map(Hash::to_string).collect(),
+        })
     }
 }
 
 /// Compresses a conversation.
-pub async fn compress(service: Scope, asked: Asked, arrived: Instant) -> Result<Json<Value>, HttpError> {
+pub async fn compress(
+    service: Scope,
+    asked: Asked,
+    arrived: Instant,
+) -> Result<Json<MessagesAnswer>, HttpError> {
     let deadline = work::deadline(arrived, None, &service)?;
     service.ready()?;
     let working = service.clone();

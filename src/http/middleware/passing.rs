@@ -16,7 +16,7 @@ use thiserror::Error;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::upstream::passed_on;
-use crate::http::error::ErrorCode;
+use crate::http::error::{ErrorCode, HttpError};
 use crate::http::{Scope, work};
 use crate::proxy::answer;
 use crate::proxy::cite;
@@ -195,10 +195,10 @@ impl Passing {
             match self.frame().await {
                 Ok(Some(bytes)) => held.extend_from_slice(&bytes),
                 Ok(None) => break,
-                // The client gets what there was, and a broken connection.
+                // Nothing has gone out yet: it can still be said.
                 Err(error) => {
-                    self.out.push_back(held.into());
-                    return Self { state: State::Broken(error), ..self }.response(head);
+                    tracing::warn!(%error, "an answer broke off");
+                    return HttpError::upstream_failed(false).in_words_of(self.citing.dialect);
                 }
             }
             if held.len() > max {

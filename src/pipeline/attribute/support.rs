@@ -5,6 +5,7 @@ use super::hear::{Heard, HeardTerm};
 use super::trace::Trace;
 use crate::domain::ByteRange;
 use crate::text::Term;
+use schemars::JsonSchema;
 
 /// From which support on a part counts as supported: `docs/attribution.md`.
 pub const SUPPORT_MIN: f32 = 0.5;
@@ -39,7 +40,7 @@ pub struct Lack {
 }
 
 /// Why a word that the sources do not say matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LackKind {
     /// A number that they do not have.

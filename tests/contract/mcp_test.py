@@ -1,0 +1,255 @@
+"""The official Python client of the Model Context Protocol against `thresher mcp`, and against `/mcp` of the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import unittest
+import urllib.error
+import urllib.request
+
+import jsonschema
+from daemon import BINARY, ROOT, Daemon
+from mcp import Client, MCPError, StdioServerParameters
+
+CHUNKS = [
+    {"id": "history", "title": "Cape Orrin Light", "text": "Cape Orrin Light was completed in 1874 after two years of work. It was painted white."},
+    {"id": "data", "text": "Cape Orrin: 38 m, automated 1991. Point Hale: 22 m, never automated."},
+]
+QUESTION = {"query": "When was the lighthouse at Cape Orrin built?", "chunks": CHUNKS}
+ANSWER = {"answer": "The lighthouse at Cape Orrin was built in 1874. It was automated in 1978.", "chunks": CHUNKS}
+SECRET = "xyzzyplugh"
+FILLER = " ".join(f"Harbour note {at}: the ferry left at {at % 12 + 1} and the sea was calm." for at in range(400))
+ENVIRONMENT = {"THRESHER__KV__DIR": "", "THRESHER__REGISTRY__DIR": "", "THRESHER__ORIGINALS__DIR": ""}
+
+
+def setUpModule():
+    global daemon
+    daemon = Daemon()
+    unittest.addModuleCleanup(daemon.stop)
+
+
+class Tools:
+    """What both transports do."""
+
+    def server(self):
+        raise NotImplementedError
+
+    def ask(self, talk):
+        """What the client is told in `talk`."""
+
+        async def run():
+            async with Client(self.server(), read_timeout_seconds=120) as client:
+                return await talk(client)
+
+        return asyncio.run(run())
+
+    def call(self, name, arguments):
+        return self.ask(lambda client: client.call_tool(name, arguments))
+
+    def test_tools_say_what_they_take_and_give(self):
+        tools = {tool.name: tool for tool in self.ask(lambda client: client.list_tools()).tools}
+        self.assertEqual(set(tools), {"compress", "attribute"})
+        for tool in tools.values():
+            with self.subTest(tool.name):
+                self.assertTrue(tool.annotations.read_only_hint)
+                self.assertTrue(tool.annotations.idempotent_hint)
+                self.assertFalse(tool.annotations.open_world_hint)
+                self.assertEqual(tool.input_schema["type"], "object")
+                self.assertEqual(tool.output_schema["type"], "object")
+                # Providers of models refuse these.
+                self.assertFalse({"oneOf", "anyOf", "allOf"} & set(tool.input_schema))
+                jsonschema.Draft202012Validator.check_schema(tool.input_schema)
+                jsonschema.Draft202012Validator.check_schema(tool.output_schema)
+        for name, arguments in [("compress", QUESTION), ("attribute", ANSWER)]:
+            jsonschema.validate(arguments, tools[name].input_schema)
+
+    def test_compress(self):
+        async def talk(client):
+            return await client.list_tools(), await client.call_tool("compress", {**QUESTION, "budget": {"ratio": 0.4}})
+
+        listed, result = self.ask(talk)
+        self.assertFalse(result.is_error, result)
+        (content,) = result.content
+        self.assertEqual(content.text, result.structured_content["context"])
+        self.assertIn("[1] Cape Orrin Light was completed in 1874 after two years of work.", content.text)
+        schema = next(tool.output_schema for tool in listed.tools if tool.name == "compress")
+        jsonschema.validate(result.structured_content, schema)
+
+    def test_attribute(self):
+        result = self.call("attribute", ANSWER)
+        self.assertFalse(result.is_error, result)
+        (content,) = result.content
+        self.assertIn("SUPPORTED: The lighthouse at Cape Orrin was built in 1874.\n  from [history]: Cape Orrin Light was completed", content.text)
+        self.assertIn("NOT SUPPORTED: It was automated in 1978.", content.text)
+        self.assertIn("1978", [lack["text"] for lack in result.structured_content["parts"][1]["unsupported"]])
+
+    def test_a_mistake_is_told_so_that_a_model_can_mend_it(self):
+        for name, arguments, code, param in [
+            ("compress", {"query": "a", "chunks": ["b", {"text": 3}]}, "wrong_type", "chunks[1].text"),
+            ("compress", {"query": " ", "chunks": ["b"]}, "query_empty", "query"),
+            ("compress", {"query": "a", "chunks": ["b"], "more": 1}, "unknown_field", "more"),
+            ("compress", {"query": "a", "chunks": ["b"], "budget": {"tokens": 1, "ratio": 0.5}}, "budget_ambiguous", "budget"),
+            ("attribute", {"chunks": ["b"]}, "missing_field", "answer"),
+            ("attribute", {}, "missing_field", "answer"),
+        ]:
+            with self.subTest(code):
+                result = self.call(name, arguments)
+                self.assertTrue(result.is_error)
+                error = result.structured_content["error"]
+                self.assertEqual((error["code"], error["param"]), (code, param))
+                self.assertIn(error["message"], result.content[0].text)
+
+    def test_a_tool_that_is_none(self):
+        async def talk(client):
+            with self.assertRaisesRegex(MCPError, "no tool"):
+                await client.call_tool("summarise", {})
+
+        self.ask(talk)
+
+    def test_text_in_any_script_comes_back_as_it_was(self):
+        text = "Der Leuchtturm am Kap wurde 1874 gebaut. 灯台は1874年に完成した。 🗼 عام ١٨٧٤. e\u0301\u2028x"
+        result = self.call("compress", {"query": "Leuchtturm Kap gebaut?", "chunks": [text], "budget": {"ratio": 1.0}, "format": "plain"})
+        self.assertEqual(result.content[0].text, text)
+
+    def test_a_large_request(self):
+        chunks = [f"{FILLER} {at}" for at in range(50)] + [CHUNKS[0]["text"]]
+        self.assertGreater(len(json.dumps(chunks)), 1_000_000)
+        # It is about the way there and back: reading so much takes a small machine longer than a test should.
+        answer = {"query": QUESTION["query"], "chunks": chunks, "deadline_ms": 1, "on_error": "passthrough"}
+        result = self.call("compress", answer)
+        self.assertFalse(result.is_error, str(result)[:500])
+        self.assertEqual(len(result.structured_content["chunks"]), 51)
+        self.assertEqual(result.structured_content["degraded"]["code"], "deadline_exceeded")
+
+    def test_a_call_that_is_given_up_leaves_the_others_be(self):
+        slow = {"query": QUESTION["query"], "chunks": [f"{FILLER} {at}" for at in range(60)], "deadline_ms": 60_000}
+
+        async def talk(client):
+            call = asyncio.create_task(client.call_tool("compress", slow))
+            await asyncio.sleep(0.5)
+            call.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await call
+            return await client.call_tool("compress", {**QUESTION, "deadline_ms": 30_000})
+
+        # Whoever gave up is not read for: with all workers at it, this would be late.
+        result = self.ask(talk)
+        self.assertFalse(result.is_error, result)
+
+
+class Stdio(Tools, unittest.TestCase):
+    def server(self):
+        return StdioServerParameters(command=BINARY, args=["mcp"], cwd=ROOT, env={**os.environ, **ENVIRONMENT})
+
+    def test_it_takes_no_names_of_what_only_a_daemon_knows(self):
+        (compress, _) = self.ask(lambda client: client.list_tools()).tools
+        self.assertNotIn("chunk_ids", compress.input_schema["properties"])
+        result = self.call("compress", {"query": "a", "chunk_ids": ["b"]})
+        self.assertEqual(result.structured_content["error"]["code"], "registry_absent")
+
+    def test_it_ends_when_its_input_does(self):
+        run = subprocess.Popen(
+            [BINARY, "mcp"], cwd=ROOT, env={**os.environ, **ENVIRONMENT, "THRESHER__TELEMETRY__LOG": "trace"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
+        lines = [
+            {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello},
+            {"jsonrpc": "2.0", "method": "notifications/initialized"},
+            {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": SECRET, "arguments": {SECRET: SECRET}}},
+            {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "compress", "arguments": {"query": SECRET, "chunks": [3]}}},
+        ]
+        run.stdin.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        run.stdin.flush()
+        first = json.loads(run.stdout.readline())
+        self.assertEqual(first["result"]["serverInfo"]["name"], "thresher")
+        answers = sorted(json.loads(run.stdout.readline())["id"] for _ in range(2))
+        self.assertEqual(answers, [2, 3])
+        out, log = run.communicate(timeout=60)
+        self.assertEqual((run.returncode, out), (0, b""), "nothing but the protocol stands on standard output")
+        self.assertNotIn(SECRET.encode(), log, "texts of requests are not logged")
+
+    def test_it_says_what_is_missing_and_ends(self):
+        environment = {**os.environ, **ENVIRONMENT, "THRESHER__MODEL__DIR": "/nonexistent"}
+        run = subprocess.Popen(
+            [BINARY, "mcp"], cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        with run.stdin:
+            self.assertEqual(run.wait(timeout=60), 1)
+        self.assertIn("/nonexistent", run.stderr.read())
+        run.stdout.close()
+        run.stderr.close()
+
+
+class Http(Tools, unittest.TestCase):
+    def server(self):
+        return f"{daemon.url}/mcp"
+
+    def test_an_answer_is_attributed_to_an_earlier_compression(self):
+        async def talk(client):
+            compressed = await client.call_tool("compress", QUESTION)
+            name = compressed.structured_content["id"]
+            return await client.call_tool("attribute", {"answer": ANSWER["answer"], "compress_id": name})
+
+        result = self.ask(talk)
+        self.assertFalse(result.is_error, result)
+        self.assertTrue(result.structured_content["parts"][0]["supported"])
+
+    def post(self, **headers):
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).encode()
+        accept = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+        return urllib.request.urlopen(urllib.request.Request(f"{daemon.url}/mcp", body, {**accept, **headers}))
+
+    def test_pages_from_elsewhere_may_not_call(self):
+        for origin in ["http://evil.example", "https://evil.example:8080", "http://localhost.evil.example", "null", "no origin"]:
+            with self.subTest(origin), self.assertRaises(urllib.error.HTTPError) as refused:
+                self.post(origin=origin)
+            self.assertEqual(refused.exception.code, 403, origin)
+        for origin in ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:5173"]:
+            with self.subTest(origin):
+                self.assertEqual(self.post(origin=origin).status, 200)
+        self.assertEqual(self.post().status, 200, "programs send none")
+
+    def test_calls_are_counted(self):
+        self.call("compress", QUESTION)
+        metrics = urllib.request.urlopen(f"http://127.0.0.1:{daemon.admin}/metrics").read().decode()
+        self.assertRegex(metrics, r'mcp_calls_total\{[^}]*tool="compress"[^}]*\} \d')
+
+
+class Recipes(unittest.TestCase):
+    FOLDER = ROOT / "docs/recipes/mcp"
+
+    def test_a_host_can_start_it(self):
+        server = json.loads((self.FOLDER / "host.json").read_text())["mcpServers"]["thresher"]
+        self.assertEqual(server["command"], "thresher")
+
+        async def names():
+            parameters = StdioServerParameters(command=BINARY, args=server["args"], cwd=ROOT, env={**os.environ, **ENVIRONMENT})
+            async with Client(parameters) as client:
+                return [tool.name for tool in (await client.list_tools()).tools]
+
+        self.assertEqual(asyncio.run(names()), ["compress", "attribute"])
+
+    def test_a_client_can_call_the_daemon(self):
+        run = subprocess.run(
+            [sys.executable, self.FOLDER / "with_mcp.py"], env={**os.environ, "THRESHER_URL": daemon.url}, capture_output=True, text=True, timeout=60
+        )
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("[1] Cape Orrin Light was completed in 1874.", run.stdout)
+
+    def test_the_readme_shows_them(self):
+        text = (ROOT / "README.md").read_text()
+        (section,) = re.findall(r"^## As tools of a model.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
+        shown = re.findall(r"^```(json|python)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        self.assertEqual([kind for kind, _ in shown], ["json", "python"])
+        for kind, part in shown:
+            self.assertIn(part, (self.FOLDER / {"json": "host.json", "python": "with_mcp.py"}[kind]).read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,125 @@
+"""The running daemon does what its OpenAPI document says, and nothing that it does not say."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import unittest
+import urllib.request
+from pathlib import Path
+
+import jsonschema
+from daemon import ROOT, Daemon
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = ROOT / "docs" / "examples"
+SECONDS_MAX = 240
+
+
+class Upstream(http.server.BaseHTTPRequestHandler):
+    """Says the same to every request that goes on."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        body = b'{"object": "answer"}'
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def setUpModule():
+    global daemon, document
+    upstream = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
+    upstream.daemon_threads = True
+    threading.Thread(target=upstream.serve_forever, daemon=True).start()
+    unittest.addModuleCleanup(upstream.shutdown)
+    daemon = Daemon(THRESHER__MIDDLEWARE__UPSTREAMS=f'[{{url = "http://127.0.0.1:{upstream.server_port}"}}]')
+    unittest.addModuleCleanup(daemon.stop)
+    document = json.load(urllib.request.urlopen(f"{daemon.url}/openapi.json"))
+
+
+def operations():
+    """Path, method and operation of all that is described."""
+    return [(path, method, operation) for path, item in document["paths"].items() for method, operation in item.items()]
+
+
+def validator(schema):
+    """Of a schema of the document, its references included."""
+    return jsonschema.Draft202012Validator({**schema, "components": document["components"]})
+
+
+def asked():
+    """Path, name, body and schema of every example of a request."""
+    for path, _, operation in operations():
+        content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        for name, example in content.get("examples", {}).items():
+            yield path, name, example["value"], content["schema"]
+
+
+class Document(unittest.TestCase):
+    def test_every_schema_is_one(self):
+        for name, schema in document["components"]["schemas"].items():
+            with self.subTest(name):
+                jsonschema.Draft202012Validator.check_schema(schema)
+
+    def test_examples_are_what_their_schema_says_and_so_are_the_answers(self):
+        for path, name, body, schema in asked():
+            with self.subTest(path, name=name):
+                validator(schema).validate(body)
+                request = urllib.request.Request(daemon.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+                answer = json.load(urllib.request.urlopen(request, timeout=60))
+                said = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+                validator(said).validate(answer)
+
+    def test_it_shows_the_examples_that_are_shipped(self):
+        shown = [body for _, _, body, _ in asked()]
+        for file in EXAMPLES.glob("*.json"):
+            with self.subTest(file.name):
+                self.assertIn(json.loads(file.read_text()), shown)
+
+    def test_what_the_schema_forbids_is_refused(self):
+        chunk = {"text": "a"}
+        for path, body in [
+            ("/v1/compress", {"query": "a", "chunks": [chunk], "chunk_ids": ["a"]}),
+            ("/v1/compress", {"query": "a", "chunks": [chunk], "budget": {"tokens": 5, "ratio": 0.5}}),
+            ("/v1/compress", {"query": "a", "chunks": [{**chunk, "more": 1}]}),
+            ("/v1/attribute", {"answer": "a", "chunks": [chunk], "sources_max": 101}),
+            ("/v1/rerank", {"query": "a", "documents": [{"title": "no text"}]}),
+            ("/v1/search", {"query": "a", "filter": {"a": {"near": 1}}}),
+        ]:
+            with self.subTest(body=body):
+                schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+                self.assertFalse(validator(schema).is_valid(body))
+                with self.assertRaises(urllib.error.HTTPError) as refused:
+                    urllib.request.urlopen(urllib.request.Request(daemon.url + path, json.dumps(body).encode()))
+                self.assertIn(refused.exception.code, (400, 422))
+
+
+class Schemathesis(unittest.TestCase):
+    def test_it_finds_nothing(self):
+        """No 5xx, no answer that is not described, nothing refused that is allowed, nothing taken that is not."""
+        environment = {**os.environ, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+        run = subprocess.run(
+            [sys.executable, "-m", "schemathesis.cli", "--config-file", HERE / "schemathesis.toml", "run", f"{daemon.url}/openapi.json",
+             "--phases", "examples,coverage,fuzzing", "--max-examples", "15", "--seed", "1", "--generation-database", "none",
+             "--continue-on-failure", "--no-shrink", "--no-color"],
+            env=environment, capture_output=True, text=True, timeout=SECONDS_MAX,
+        )
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        count = len(operations())
+        self.assertIn(f"Tested: {count}", run.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

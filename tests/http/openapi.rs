@@ -1,0 +1,86 @@
+//! The OpenAPI document describes every route, and no others; what it refers to is there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use thresher::http;
+
+use crate::wire::{Framing, ask, get};
+use crate::{daemon, scripted};
+
+/// Of every path in the document, its methods in upper case.
+fn described(document: &Value) -> BTreeMap<String, BTreeSet<String>> {
+    let methods =
+        |item: &Value| item.as_object().expect("methods").keys().map(|m| m.to_uppercase()).collect();
+    let paths = document["paths"].as_object().expect("paths");
+    paths.iter().map(|(path, item)| (path.clone(), methods(item))).collect()
+}
+
+#[tokio::test]
+async fn every_route_is_described_and_nothing_else() {
+    let daemon = daemon(Some(scripted()), 1, 1).await;
+    let document = get(daemon.http, "/openapi.json").await.json();
+    let described = described(&document);
+    let routed: BTreeSet<String> = http::paths().into_iter().map(str::to_owned).collect();
+    assert_eq!(described.keys().cloned().collect::<BTreeSet<_>>(), routed);
+    for (path, methods) in described {
+        // Asked in a way that no route has, a path says which it has.
+        let refused =
+            ask(daemon.http, "PROPFIND", &path.replace(['{', '}'], "0"), b"", Framing::ContentLength).await;
+        assert_eq!(refused.status, 405, "{path}");
+        let allowed = refused.header("allow").unwrap_or_else(|| panic!("{path} says what it allows"));
+        // HEAD comes with GET.
+        let allowed: BTreeSet<String> =
+            allowed.split(',').map(|m| m.trim().to_owned()).filter(|m| m != "HEAD").collect();
+        assert_eq!(allowed, methods, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn it_is_there_before_the_model_is() {
+    let daemon = daemon(None, 1, 1).await;
+    let answer = get(daemon.http, "/openapi.json").await;
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
+    assert_eq!(answer.json()["openapi"], "3.1.0");
+}
+
+#[test]
+fn what_it_refers_to_is_there_and_operations_have_names_of_their_own() {
+    let document = http::openapi::document();
+    let mut references = Vec::new();
+    collect(&document, "$ref", &mut references);
+    assert!(references.len() > 100, "{}", references.len());
+    for reference in references {
+        let pointer = reference.strip_prefix('#').expect("inside the document");
+        assert!(document.pointer(pointer).is_some(), "{reference}");
+    }
+    let mut names = Vec::new();
+    collect(&document["paths"], "operationId", &mut names);
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
+}
+
+/// Every field of a type that is read or written is described: people read these, and models.
+#[test]
+fn requests_say_what_their_fields_are() {
+    let document = http::openapi::document();
+    for name in
+        ["CompressBody", "ChunkObject", "Budget", "AttributeBody", "SearchBody", "RerankBody", "RegisterBody"]
+    {
+        let schema = &document["components"]["schemas"][name];
+        let properties = schema["properties"].as_object().unwrap_or_else(|| panic!("{name} has fields"));
+        for (field, schema) in properties {
+            assert!(schema["description"].is_string(), "{name}.{field} says what it is");
+        }
+    }
+}
+
+fn collect(value: &Value, key: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Object(object) => {
+            found.extend(object.get(key).and_then(Value::as_str).map(str::to_owned));
+            object.values().for_each(|value| collect(value, key, found));
+        }
+        Value::Array(list) => list.iter().for_each(|value| collect(value, key, found)),
+        _ => {}
+    }
+}
