@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import schemathesis
 
-DEADLINE_MS = 20_000
+DEADLINE_MS = 5_000
 
 
 @schemathesis.serializer("text/event-stream")
