@@ -258,9 +258,8 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
 fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
     let body = json!({
         "type": "object",
-        "required": ["model"],
         "properties": {
-            "model": {"type": "string", "description": "Says which upstream is asked."},
+            "model": {"description": "Says which upstream is asked; without one, the first that has any model."},
             "thresher": schemas.asked::<MiddlewareBody>(),
         },
         "description": "What the API takes; all of it but `thresher` goes on.",
