@@ -59,14 +59,12 @@ impl JsonSchema for FilterBody {
             "type": "object",
             "description": "Fields by dotted path, all of which must hold: a value, or tests of it; `and`, `or`, `not` around more filters.",
             "minProperties": 1,
-            "propertyNames": {"pattern": r"^[^.]+(\.[^.]+)*$"},
             "properties": {"and": some(filter.clone()), "or": some(filter.clone()), "not": filter},
             "additionalProperties": {"anyOf": [value, {
                 "type": "object",
                 "minProperties": 1,
                 "additionalProperties": false,
                 "properties": {"in": some(value), "exists": {"type": "boolean"}, "gt": end, "gte": end, "lt": end, "lte": end},
-                "not": {"anyOf": [{"required": ["gt", "gte"]}, {"required": ["lt", "lte"]}]},
             }]},
         })
     }

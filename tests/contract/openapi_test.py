@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 import urllib.request
@@ -110,11 +111,13 @@ class Schemathesis(unittest.TestCase):
     def test_it_finds_nothing(self):
         """No 5xx, no answer that is not described, nothing refused that is allowed, nothing taken that is not."""
         environment = {**os.environ, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+        folder = self.enterContext(tempfile.TemporaryDirectory())
         run = subprocess.run(
             [sys.executable, "-m", "schemathesis.cli", "--config-file", HERE / "schemathesis.toml", "run", f"{daemon.url}/openapi.json",
              "--phases", "examples,coverage,fuzzing", "--max-examples", "15", "--seed", "1", "--generation-database", "none",
              "--continue-on-failure", "--no-shrink", "--no-color"],
-            env=environment, capture_output=True, text=True, timeout=SECONDS_MAX,
+            # It leaves a folder where it runs.
+            cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX,
         )
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
         # Where it has the document from it does not ask again.
