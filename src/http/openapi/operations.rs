@@ -256,8 +256,8 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
 }
 
 fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
+    // What is no object is for the upstream to refuse.
     let body = json!({
-        "type": "object",
         "properties": {
             "model": {"description": "Says which upstream is asked; without one, the first that has any model."},
             "thresher": schemas.asked::<MiddlewareBody>(),
