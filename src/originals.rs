@@ -52,9 +52,7 @@ pub enum OriginalError {
         cause: std::io::Error,
     },
     /// The file cannot be used.
-    #[error(
-        "{path}: {cause}; another daemon may have it open, or the file is damaged: move it away to begin anew"
-    )]
+    #[error("{path} (originals.dir) cannot be opened: {cause}; each daemon needs a folder of its own")]
     Open {
         /// The file.
         path: String,

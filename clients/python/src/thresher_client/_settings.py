@@ -56,6 +56,10 @@ class Settings:
         headers = {"User-Agent": f"thresher-client/{_VERSION}"}
         api_key = api_key or os.environ.get("THRESHER_API_KEY")
         if api_key:
+            # A key that is read from a file has a line break behind it.
+            api_key = api_key.strip()
+            if not (api_key.isascii() and api_key.isprintable()):
+                raise ValueError("api_key is not one line of ASCII")
             headers["Authorization"] = f"Bearer {api_key}"
         return cls(base_url, headers, timeout_s, connect_timeout_s, retries or Retries())
 
