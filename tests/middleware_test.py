@@ -223,9 +223,10 @@ class OpenAI(Case):
     def test_nothing_happens_unasked(self):
         self.answers(chat_answer())
         client = openai.OpenAI(api_key="k", base_url=daemon.url + "/v1", max_retries=0)
-        raw = client.chat.completions.with_raw_response.create(model="gpt-5", messages=self.messages())
+        messages = [*self.messages(), {"role": "user", "content": "Nobody has sent this before."}]
+        raw = client.chat.completions.with_raw_response.create(model="gpt-5", messages=messages)
         self.assertEqual(raw.headers["x-thresher"], "whole")
-        self.assertEqual(self.sent()["messages"], self.messages())
+        self.assertEqual(self.sent()["messages"], messages)
         self.assertIsNone(raw.parse().choices[0].message.annotations)
 
     def test_tools(self):

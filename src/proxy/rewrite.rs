@@ -18,8 +18,8 @@ use crate::pipeline::{Pipeline, PipelineError};
 /// Stands where all of a text was left out: an empty one is refused by some servers.
 const NOTHING_KEPT: &str = "[...]";
 
-/// What is not compressed is not counted, but taken to have a token for as few bytes at least, and for as many at most.
-const BYTES_PER_TOKEN: std::ops::RangeInclusive<usize> = 3..=6;
+/// What is not compressed is not counted, but taken to have a token for so many bytes: rather too few tokens than too many.
+const BYTES_PER_TOKEN: usize = 6;
 
 /// How pieces are compressed.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +28,7 @@ pub struct Way {
     pub budget: Budget,
     /// What is kept or dropped as a whole.
     pub granularity: Granularity,
-    /// Prompts of at least so many tokens are not brought below it: a provider's cache takes no shorter ones. 0: they are.
+    /// Prompts are not brought below so many tokens, and shorter ones go whole: a provider's cache takes no shorter ones.
     pub prompt_tokens_min: usize,
     /// The question, where it is not the last thing that the user has said.
     pub query: Option<String>,
@@ -277,10 +277,10 @@ impl Work<'_> {
             compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out))
         };
         let mut compressed = pipeline.compress(&request, cancel)?;
-        let rest = said_bytes + self.sent_bytes;
-        let (least, few) = (way.prompt_tokens_min, rest / BYTES_PER_TOKEN.end());
-        let may_be_cached = usage(&compressed).0 + rest / BYTES_PER_TOKEN.start() >= least;
-        if way.budget == Budget::Auto && may_be_cached {
+        let few = (said_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
+        let least = way.prompt_tokens_min;
+        // What is brought comes once, and is in nobody's cache.
+        if way.budget == Budget::Auto && !self.chunks.is_empty() {
             // A budget is a limit that may not be reached by the length of a sentence, or of many.
             for more in [0, 64, 256, usize::MAX] {
                 if usage(&compressed).1 + few >= least {

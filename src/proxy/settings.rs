@@ -24,7 +24,7 @@ pub struct MiddlewareSettings {
     pub context_end: String,
     /// The share of tokens that is kept; 0: as much as the evidence says.
     pub ratio: f64,
-    /// Prompts of at least so many tokens are not brought below it, unless a request names a budget.
+    /// Prompts are not brought below so many tokens, and shorter ones go whole, unless a request names a budget.
     pub prompt_tokens_min: usize,
     /// For compressing, and again for citing; what is late goes on as it is.
     pub deadline_ms: u64,

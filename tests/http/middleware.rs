@@ -35,7 +35,8 @@ impl Upstream {
         let handle = async move |request: Request| {
             let path = request.uri().to_string();
             let body = request.into_body().collect().await.expect("a body").to_bytes();
-            asked.lock().expect("no panic").push((path, serde_json::from_slice(&body).expect("JSON")));
+            // What is nested too deep for this test is nothing to it.
+            asked.lock().expect("no panic").push((path, serde_json::from_slice(&body).unwrap_or_default()));
             (StatusCode::from_u16(status).expect("a status"), Json(answer.clone()))
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -505,8 +506,7 @@ async fn strange_bodies_are_survived() {
     assert_eq!(sent(&daemon, &result).await.status, 200);
     let nested = "{\"type\":\"tool_result\",\"content\":[".repeat(5_000) + &"]}".repeat(5_000);
     let nested = format!(r#"{{"model": "m-1", "messages": [{{"role": "user", "content": [{nested}]}}]}}"#);
-    // The test's own upstream may refuse what is so deep; the daemon lives.
-    said(&daemon, "/v1/messages", &[], nested).await;
+    assert_eq!(said(&daemon, "/v1/messages", &[], nested).await.status, 200);
     let twice = r#"{"thresher": {}, "thresher": {}, "model": "m-1", "messages": []}"#;
     assert_eq!(said(&daemon, "/v1/chat/completions", &[], twice).await.status, 200);
     assert_eq!(upstream.sent(), json!({"model": "m-1", "messages": []}));
