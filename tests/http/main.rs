@@ -130,13 +130,12 @@ async fn serve((service, tenants): Made) -> Daemon {
 }
 
 fn pipeline_of(model: Arc<dyn ModelRuntime>, store: KvStore) -> Pipeline {
+    pipeline_within(request_limits(), model, store)
+}
+
+fn pipeline_within(limits: RequestLimits, model: Arc<dyn ModelRuntime>, store: KvStore) -> Pipeline {
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon"]));
-    Pipeline::new(
-        model,
-        tokenizer,
-        store.into(),
-        Settings { limits: request_limits(), ..Settings::default() },
-    )
+    Pipeline::new(model, tokenizer, store.into(), Settings { limits, ..Settings::default() })
 }
 
 fn request_limits() -> RequestLimits {

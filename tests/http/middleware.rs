@@ -13,12 +13,15 @@ use serde_json::{Value, json};
 use thresher::http::Middleware;
 use thresher::http::tls::Tls;
 use thresher::kv::store::KvStore;
+use thresher::pipeline::validate::RequestLimits;
 use thresher::proxy::settings::{MiddlewareSettings, UpstreamSettings, When};
 use tokio::net::TcpListener;
 
 use crate::tls::Files;
 use crate::wire::{Response, ask_with, get, post};
-use crate::{Daemon, Gate, double, pipeline_of, registry_settings, scripted, serve, service};
+use crate::{
+    Daemon, Gate, double, pipeline_of, pipeline_within, registry_settings, scripted, serve, service,
+};
 
 const DOCUMENT: &str =
     "Water is wet. The tide is at noon. The moon is far. Ships are slow. Gulls are loud. Ropes are long.";
@@ -372,10 +375,15 @@ async fn nothing_costs_more_than_without_us() {
     let settings = MiddlewareSettings {
         prompt_tokens_min: MiddlewareSettings::default().prompt_tokens_min,
         body_bytes_max: 1 << 20,
+        deadline_ms: 60_000,
         tools: vec!["*".to_owned()],
         ..settings(url)
     };
-    let daemon = in_front(&settings, true, 1).await;
+    // The limits of other tests are for small texts.
+    let pipeline = pipeline_within(RequestLimits::default(), scripted(), KvStore::without_tiers());
+    let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
+    service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
+    let daemon = serve((service, tenants)).await;
     let mut seed = 7_u64;
     let mut random = |below: u64| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -388,7 +396,7 @@ async fn nothing_costs_more_than_without_us() {
             messages
                 .push(json!({"role": "user", "content": format!("When is the tide? {conversation} {turn}")}));
             if random(3) > 0 {
-                let found = format!("{turn}. {}", DOCUMENT.repeat(1 + random(60) as usize));
+                let found = format!("{turn}. {}", DOCUMENT.repeat(1 + random(240) as usize));
                 let call = json!({"id": format!("c{turn}"), "type": "function", "function": {"name": "find", "arguments": "{}"}});
                 messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
                 messages.push(json!({"role": "tool", "tool_call_id": format!("c{turn}"), "content": found}));
