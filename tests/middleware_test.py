@@ -10,7 +10,8 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, os.environ.get("THRESHER_TEST_SDK", str(ROOT / "models/.cache/sdk")))
+SDK = os.path.abspath(os.environ.get("THRESHER_TEST_SDK", ROOT / "models/.cache/sdk"))
+sys.path.insert(0, SDK)
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import anthropic  # noqa: E402
@@ -81,6 +82,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
 def setUpModule():
     global daemon, upstream
     upstream = Upstream()
+    unittest.addModuleCleanup(upstream.server_close)
     unittest.addModuleCleanup(upstream.shutdown)
     here = [{"url": upstream.url, "models": ["gpt-*", "claude-*"]}, {"url": "http://127.0.0.1:1", "models": ["gone"]}]
     table = ", ".join("{" + ", ".join(f"{k} = {json.dumps(v)}" for k, v in one.items()) + "}" for one in here)
@@ -491,7 +493,7 @@ class Recipes(Case):
         folder = ROOT / "docs/recipes/middleware"
         self.assertEqual(sorted(says), sorted(path.name for path in folder.glob("*.py")))
         shown = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-        environment = {**os.environ, "THRESHER_URL": daemon.url, "PYTHONPATH": sys.path[1], "OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k"}
+        environment = {**os.environ, "THRESHER_URL": daemon.url, "PYTHONPATH": SDK, "OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k"}
         for name, (answer, words) in says.items():
             answer = json.loads(json.dumps(answer).replace("built in 1874", "completed in 1874"))
             self.answers(answer)
