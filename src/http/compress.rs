@@ -50,7 +50,7 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
         None => Ok(Shape::Chunks(Asked::new(api::parse(body)?)?)),
     };
     match body::parsed(&service, &headers, body, parse).await? {
-        Shape::Chunks(asked) => Ok(chunks(service, asked, arrived).await?.into_response()),
+        Shape::Chunks(asked) => Ok(Json(chunks(service, asked, arrived).await?).into_response()),
         Shape::Messages(asked) => Ok(messages::compress(service, asked, arrived).await?.into_response()),
     }
 }
@@ -59,11 +59,11 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, HttpError> {
     let arrived = Instant::now();
     let asked = work::aside(move || Asked::new(api::parse(&body)?)).await?;
-    Ok(chunks(service, asked, arrived).await?.0)
+    chunks(service, asked, arrived).await
 }
 
 /// Waits for its turn, compresses; what the caller asked to survive, it gets back whole.
-async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<Json<CompressAnswer>, HttpError> {
+async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<CompressAnswer, HttpError> {
     let deadline = work::deadline(arrived, asked.options.deadline_ms, &service)?;
     let asked = Arc::new(asked);
     match compress(&service, &asked, deadline).await {
@@ -72,10 +72,10 @@ async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<Json<C
             if asked.ids.is_some() && error.code() == "overloaded" {
                 return Err(error);
             }
-            passed(&service, asked, error, arrived).await.map(Json)
+            passed(&service, asked, error, arrived).await
         }
         Err(error) if asked.ids.is_some() => Err(error.of_chunks_in("chunk_ids")),
-        outcome => outcome.map(Json),
+        outcome => outcome,
     }
 }
 

@@ -18,7 +18,7 @@ use super::error::HttpError;
 use super::originals::Remembering;
 use super::{Scope, body, observe, work};
 use crate::api::{self, MiddlewareBody, MiddlewareOptions};
-use crate::domain::{Budget, Granularity};
+use crate::domain::Granularity;
 use crate::originals::TenantOriginals;
 use crate::pipeline::cancel::Cancel;
 use crate::proxy::dialect::Dialect;
@@ -67,30 +67,34 @@ async fn pass(
     let compresses = asked.compress.unwrap_or(always || unasked || asked.brings());
     let cites = asked.cite.unwrap_or(compresses && middleware.settings.cite);
     let (body, done) = rewritten(&service, &asked, compresses).await?;
-    observe::middleware(done.outcome, done.tokens);
-    let sources = if cites && !asked.cites_itself { done.sources.clone() } else { Vec::new() };
+    let Done { said, sources, news } = done;
+    observe::middleware(said.outcome, said.tokens);
+    let sources = if cites && !asked.cites_itself { sources } else { Vec::new() };
     // What is sent is remembered by the time it is answered, and nobody waits for that alone.
-    let remembering = remember(service.originals(), done.news.clone());
+    let remembering = remember(service.originals(), news);
     let asking = upstream.ask((dialect, &uri), &headers, body, !sources.is_empty());
     let (answer, ()) = tokio::join!(asking, remembering);
     let citing =
         passing::Citing { service, dialect, sources: sources.into(), silence: upstream.silence_max() };
     let mut response = citing.pass(answer?, place).await;
-    done.say(response.headers_mut());
+    said.say(response.headers_mut());
     Ok(response)
 }
 
 /// Whether a request may go on at all, before any of its body is read. A page in a browser cannot send JSON to another origin without
 /// asking first, and is not answered then: it is not to spend the keys of upstreams.
 fn may_ask(middleware: &Middleware, headers: &HeaderMap) -> Result<(), HttpError> {
-    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let is_json =
-        kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"));
     match () {
         () if middleware.is_off() => Err(HttpError::middleware_off()),
-        () if !is_json => Err(HttpError::content_type_unsupported()),
+        () if !is_of(headers, "application/json") => Err(HttpError::content_type_unsupported()),
         () => choice(headers, COMPRESS).and(choice(headers, CITE)).map(drop),
     }
+}
+
+/// Whether a body is of this media type.
+fn is_of(headers: &HeaderMap, kind: &str) -> bool {
+    let found = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    found.split(';').next().is_some_and(|found| found.trim().eq_ignore_ascii_case(kind))
 }
 
 async fn remember(originals: TenantOriginals, news: Vec<([u8; 32], Sent)>) {
@@ -117,15 +121,20 @@ struct Asked {
 
 /// What was done to a request.
 struct Done {
+    said: Said,
+    sources: Vec<Source>,
+    /// What is to be remembered.
+    news: Vec<([u8; 32], Sent)>,
+}
+
+/// What is said of it.
+struct Said {
     /// In a word.
     outcome: &'static str,
     /// Why it was not compressed, where it should have been.
     reason: Option<&'static str>,
     /// Of all that was compressed, before and after.
     tokens: Option<(usize, usize)>,
-    sources: Vec<Source>,
-    /// What is to be remembered.
-    news: Vec<([u8; 32], Sent)>,
 }
 
 /// The request as it goes on, compressed or, where that fails, as it came.
@@ -162,7 +171,7 @@ async fn rewritten(
         }
         let body = edits.apply(&asked.body).into_bytes();
         let Rewritten { tokens, sources, news, .. } = rewritten;
-        Ok((body, Done { outcome, reason, tokens, sources, news }))
+        Ok((body, Done { said: Said { outcome, reason, tokens }, sources, news }))
     })
     .await
 }
@@ -224,9 +233,8 @@ impl Asked {
             chunks: options.map(|options| options.chunks.clone()).unwrap_or_default(),
             delimiters: settings.delimiters(),
         };
-        let auto = if settings.ratio > 0.0 { Budget::Ratio(settings.ratio) } else { Budget::Auto };
         let way = Way {
-            budget: options.and_then(|options| options.budget).unwrap_or(auto),
+            budget: options.and_then(|options| options.budget).unwrap_or_else(|| settings.budget()),
             granularity: options.map_or(Granularity::default(), |options| options.granularity),
             prompt_tokens_min: settings.prompt_tokens_min,
             query: options.and_then(|options| options.query.clone()),
@@ -244,7 +252,7 @@ impl Asked {
     }
 }
 
-impl Done {
+impl Said {
     /// Says it in the headers of the answer.
     fn say(&self, headers: &mut HeaderMap) {
         let mut say = |name: &'static str, value: String| {

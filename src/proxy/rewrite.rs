@@ -281,8 +281,11 @@ impl Work<'_> {
         let least = way.prompt_tokens_min;
         // What is brought comes once, and is in nobody's cache.
         if way.budget == Budget::Auto && !self.chunks.is_empty() {
-            // A budget is a limit that may not be reached by the length of a sentence, or of many.
-            for more in [0, 64, 256, usize::MAX] {
+            // A budget is a limit that may not be reached by the length of a sentence, or of many; by a text that is too short by itself,
+            // never.
+            let steps: &[usize] =
+                if usage(&compressed).0 + few < least { &[usize::MAX] } else { &[0, 64, 256, usize::MAX] };
+            for &more in steps {
                 if usage(&compressed).1 + few >= least {
                     break;
                 }

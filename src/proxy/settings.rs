@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::find::Policy;
+use crate::domain::Budget;
 
 /// Settings of the middleware.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -124,6 +125,11 @@ impl MiddlewareSettings {
     pub fn policy(&self, keeps_documents: bool) -> Policy {
         let delimiters = (!self.context_start.is_empty()).then(|| self.delimiters());
         Policy { tools: self.tools.clone(), delimiters, keeps_documents }
+    }
+
+    /// How much is kept where a request does not say.
+    pub fn budget(&self) -> Budget {
+        if self.ratio > 0.0 { Budget::Ratio(self.ratio) } else { Budget::Auto }
     }
 
     /// What stands around a context.

@@ -7,7 +7,7 @@ use axum::Json;
 use serde_json::value::RawValue;
 
 use crate::api::MessagesAnswer;
-use crate::domain::{Budget, Granularity, TokenizerName};
+use crate::domain::{Granularity, TokenizerName};
 use crate::http::error::HttpError;
 use crate::http::originals::{Hash, keep};
 use crate::http::{Scope, observe, work};
@@ -54,7 +54,7 @@ impl Asked {
         let conversation = Dialect::Chat.conversation(body);
         let policy = Policy { tools: vec!["*".to_owned()], ..settings.policy(false) };
         let way = Way {
-            budget: if settings.ratio > 0.0 { Budget::Ratio(settings.ratio) } else { Budget::Auto },
+            budget: settings.budget(),
             granularity: Granularity::default(),
             prompt_tokens_min: 0,
             query: None,

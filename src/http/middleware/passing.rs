@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use axum::http::response::Parts;
 use axum::http::{HeaderValue, Response};
 use futures_util::stream;
@@ -15,6 +15,7 @@ use serde_json::Value;
 use thiserror::Error;
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::is_of;
 use super::upstream::passed_on;
 use crate::http::error::{ErrorCode, HttpError};
 use crate::http::{Scope, work};
@@ -49,11 +50,8 @@ impl Citing {
     pub async fn pass(self, answer: Response<Incoming>, place: OwnedSemaphorePermit) -> Response<Body> {
         let (mut head, body) = answer.into_parts();
         head.headers = passed_on(&head.headers);
-        let reads = |kind: &str| {
-            let found =
-                head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-            found.split(';').next().is_some_and(|found| found.trim().eq_ignore_ascii_case(kind))
-        };
+        let (is_stream, is_json) =
+            (is_of(&head.headers, "text/event-stream"), is_of(&head.headers, "application/json"));
         let is_plain = head.headers.get(CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
         let cites = head.status.is_success() && !self.sources.is_empty() && is_plain;
         if !head.status.is_success() {
@@ -69,8 +67,8 @@ impl Citing {
             _place: place,
         };
         match cites {
-            true if reads("text/event-stream") => Passing { state: State::Cites, ..arriving }.response(head),
-            true if reads("application/json") => arriving.whole(head).await,
+            true if is_stream => Passing { state: State::Cites, ..arriving }.response(head),
+            true if is_json => arriving.whole(head).await,
             _ => arriving.response(head),
         }
     }
