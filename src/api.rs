@@ -3,6 +3,7 @@
 
 mod attribute;
 mod chunks;
+mod kv;
 mod messages;
 mod middleware;
 mod models;
@@ -19,6 +20,7 @@ pub use chunks::{
     Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisterLimits,
     RegisteredAnswer,
 };
+pub use kv::{Include, KvAnswer, KvPolicy, KvWanted};
 pub use messages::{MessagesAnswer, MessagesBody, OriginalAnswer, RelevantAnswer};
 pub use middleware::{MiddlewareBody, MiddlewareOptions};
 pub use models::ModelsAnswer;

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::access::{Access, LOOK_AGAIN, Watched};
 use crate::admission::{Admission, Bounds};
-use crate::config::{self, Config};
+use crate::config::{self, Config, LayersRead};
 use crate::domain::{Chunk, CompressRequest};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{self, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts};
@@ -59,6 +59,16 @@ pub fn pipeline_in_memory(config: &Config, runtime: Handle) -> anyhow::Result<Pi
 /// As [`pipeline`].
 pub fn pipeline_of_all_heads(config: &Config) -> anyhow::Result<Pipeline> {
     let (model, tokenizer) = verified(config, &OrtSettings { all_heads: true, ..ort_settings(config) })?;
+    Ok(wire(config, model.runtime(), tokenizer, Arc::new(KvStore::without_tiers())))
+}
+
+/// The same, for a decoder that is handed over whole, and that says what comes next.
+///
+/// # Errors
+/// As [`pipeline`].
+pub fn pipeline_that_writes(config: &Config) -> anyhow::Result<Pipeline> {
+    let settings = OrtSettings { all_layers: true, writes: true, ..ort_settings(config) };
+    let (model, tokenizer) = verified(config, &settings)?;
     Ok(wire(config, model.runtime(), tokenizer, Arc::new(KvStore::without_tiers())))
 }
 
@@ -133,6 +143,8 @@ pub fn ort_settings(config: &Config) -> OrtSettings {
         device: config.model.device,
         device_memory_bytes_max: config.model.device_memory_bytes_max,
         all_heads: false,
+        all_layers: config.model.layers == LayersRead::All,
+        writes: false,
     }
 }
 
@@ -274,6 +286,7 @@ pub fn tenants(config: &Config, shared: Option<Shared>) -> Tenants {
     Tenants::new(TenantSettings {
         registry: config.registry.clone(),
         handles: config.handles.clone(),
+        kv_handles: config.handover.handles(),
         count_max: config.access.tenant_count_max,
         shared,
     })

@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use self::sections::{Admin, Admission, Http, Kv, LogFormat, Model, Rc, Receipts, Telemetry};
+pub use self::sections::{Admin, Admission, Http, Kv, LayersRead, LogFormat, Model, Rc, Receipts, Telemetry};
 use crate::access::AccessSettings;
 use crate::handles::HandleSettings;
+use crate::handover::HandoverSettings;
 use crate::originals::OriginalSettings;
 use crate::pipeline::auto::Auto;
 use crate::pipeline::validate::RequestLimits;
@@ -49,6 +50,8 @@ pub struct Config {
     pub registry: RegistrySettings,
     /// Requests that later ones may refer to.
     pub handles: HandleSettings,
+    /// Keys and values that are fetched.
+    pub handover: HandoverSettings,
     /// Texts that were shortened on their way, as they were.
     pub originals: OriginalSettings,
     /// In front of other servers.

@@ -5,6 +5,7 @@ pub mod data;
 mod attribution;
 mod bootstrap;
 pub mod heads;
+pub mod kv;
 mod methods;
 mod perturb;
 mod plot;

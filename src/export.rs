@@ -111,7 +111,7 @@ pub fn export(
         schema: SCHEMA,
         name: options.name.clone(),
         architecture: exported.architecture,
-        source: source::provenance(source_dir, &header),
+        source: source::provenance(source_dir, &header, checkpoint.fingerprint()?),
         tokenizer: Tokenizer {
             file: tokenizer::TOKENIZER.into(),
             prefix: exported.tokenizer.prefix,

@@ -1,4 +1,4 @@
-//! What earlier requests were about, by the id that their answer gave: bounded in bytes, forgotten after a time, in memory only.
+//! What earlier requests left behind, by the id that their answer gave: bounded in bytes, forgotten after a time, in memory only.
 //! Knows nothing of transports; an id is guessed by nobody who was not told it.
 
 use std::collections::{HashMap, VecDeque};
@@ -25,6 +25,15 @@ impl Default for HandleSettings {
     }
 }
 
+/// Something that is held for a while.
+pub trait Held {
+    /// What ids of such begin with.
+    const KIND: &'static str;
+
+    /// Bytes that it takes.
+    fn bytes(&self) -> usize;
+}
+
 /// The chunks of a request that compressed them, and what it kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Remembered {
@@ -38,8 +47,10 @@ pub struct Remembered {
     pub markers: Vec<Option<usize>>,
 }
 
-impl Remembered {
-    /// Bytes that it holds; chunks that others hold, too, are counted in full.
+impl Held for Remembered {
+    const KIND: &'static str = "cmp";
+
+    /// Chunks that others hold, too, are counted in full.
     fn bytes(&self) -> usize {
         const PER_CHUNK: usize = 256;
         let ranges: usize = self.kept.iter().map(Vec::len).sum();
@@ -47,23 +58,27 @@ impl Remembered {
     }
 }
 
-/// Requests by their ids. Cheap to clone; clones share what they remember.
-#[derive(Clone)]
-pub struct Handles {
-    held: Arc<Mutex<Held>>,
+/// What is held, by id. Cheap to clone; clones hold the same.
+pub struct Handles<T> {
+    room: Arc<Mutex<Room<T>>>,
     bytes_max: usize,
     expire: Duration,
 }
 
-#[derive(Default)]
-struct Held {
-    by_id: HashMap<String, Arc<Remembered>>,
+impl<T> Clone for Handles<T> {
+    fn clone(&self) -> Self {
+        Self { room: Arc::clone(&self.room), ..*self }
+    }
+}
+
+struct Room<T> {
+    by_id: HashMap<String, Arc<T>>,
     /// Oldest first: the order in which they expire, and in which they make room.
     ages: VecDeque<(Instant, String)>,
     bytes: usize,
 }
 
-impl Held {
+impl<T: Held> Room<T> {
     fn forget_oldest(&mut self) {
         let oldest = self.ages.pop_front().and_then(|(_, id)| self.by_id.remove(&id));
         self.bytes -= oldest.map_or(0, |what| what.bytes());
@@ -81,48 +96,49 @@ pub fn new_id(kind: &str) -> String {
     format!("{kind}_{}", uuid::Uuid::new_v4().simple())
 }
 
-impl Handles {
-    /// Remembers nothing yet.
+impl<T: Held> Handles<T> {
+    /// Holds nothing yet.
     pub fn new(settings: &HandleSettings) -> Self {
+        let room = Room { by_id: HashMap::new(), ages: VecDeque::new(), bytes: 0 };
         Self {
-            held: Arc::default(),
+            room: Arc::new(Mutex::new(room)),
             bytes_max: usize::try_from(settings.bytes_max).unwrap_or(usize::MAX),
             expire: Duration::from_secs(settings.expire_s),
         }
     }
 
-    /// Keeps what a request was about, the oldest ones making room; the id to ask for it by. None where it is larger than all room.
-    pub fn remember(&self, what: Remembered) -> Option<String> {
+    /// Holds this, the oldest ones making room; the id to ask for it by. None where it is larger than all room.
+    pub fn remember(&self, what: T) -> Option<String> {
         let bytes = what.bytes();
         if bytes > self.bytes_max {
             return None;
         }
-        let id = new_id("cmp");
-        let mut held = self.held();
-        held.forget_expired(self.expire);
-        while held.bytes + bytes > self.bytes_max {
-            held.forget_oldest();
+        let id = new_id(T::KIND);
+        let mut room = self.room();
+        room.forget_expired(self.expire);
+        while room.bytes + bytes > self.bytes_max {
+            room.forget_oldest();
         }
-        held.bytes += bytes;
-        held.ages.push_back((Instant::now(), id.clone()));
-        held.by_id.insert(id.clone(), Arc::new(what));
+        room.bytes += bytes;
+        room.ages.push_back((Instant::now(), id.clone()));
+        room.by_id.insert(id.clone(), Arc::new(what));
         Some(id)
     }
 
-    /// Seconds after which a request is forgotten.
+    /// Seconds after which something is forgotten.
     pub fn expire_s(&self) -> u64 {
         self.expire.as_secs()
     }
 
-    /// What the request with this id was about, while it is remembered.
-    pub fn get(&self, id: &str) -> Option<Arc<Remembered>> {
-        let mut held = self.held();
-        held.forget_expired(self.expire);
-        held.by_id.get(id).cloned()
+    /// What has this id, while it is held.
+    pub fn get(&self, id: &str) -> Option<Arc<T>> {
+        let mut room = self.room();
+        room.forget_expired(self.expire);
+        room.by_id.get(id).cloned()
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn room(&self) -> MutexGuard<'_, Room<T>> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -142,7 +158,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_comes_back_until_it_expires() {
-        let handles = Handles::new(&HandleSettings::default());
+        let handles = Handles::<Remembered>::new(&HandleSettings::default());
         let id = handles.remember(remembered("text")).expect("there is room");
         assert_eq!(*handles.get(&id).expect("just put there"), remembered("text"));
         assert_eq!(handles.get("cmp_0"), None);

@@ -10,6 +10,7 @@ mod keys;
 mod mcp;
 mod middleware;
 mod named;
+mod kv;
 pub mod observe;
 pub mod openapi;
 mod originals;
@@ -110,6 +111,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/score", post(rerank::score)),
         ("/score", post(rerank::score)),
         ("/v1/retrieve/{hash}", get(originals::retrieve)),
+        ("/v1/kv/{handle}", get(kv::fetch)),
         ("/v1/models", get(models)),
         ("/v1/chat/completions", post(middleware::chat)),
         ("/v1/responses", post(middleware::responses)),

@@ -11,6 +11,7 @@ pub mod shared;
 pub mod kv;
 pub mod pipeline;
 pub mod handles;
+pub mod handover;
 pub mod plain;
 pub mod process;
 pub mod registry;

@@ -12,7 +12,7 @@ pub mod tokenizer;
 
 use std::ops::Range;
 
-use ndarray::{Array3, ArrayView3, Axis, s};
+use ndarray::{Array2, Array3, ArrayView1, ArrayView3, Axis, s};
 use thiserror::Error;
 
 use self::contract::Rotary;
@@ -54,6 +54,27 @@ pub trait ModelRuntime: Send + Sync {
         self.question(question, past)
     }
 
+    /// A decoder's question in all heads of all layers, whichever are read: `[layer * heads + head, question_token, head_dim]`.
+    ///
+    /// # Errors
+    /// As [`Self::question`]; [`ModelError::NoHandover`] where there is nothing to hand over.
+    fn question_in_all_heads(&self, _question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
+        Err(ModelError::NoHandover { model: self.info().name.clone() })
+    }
+
+    /// `[plane, token, head_dim]` of the special tokens in front of every window.
+    fn prefix(&self) -> ArrayView3<'_, f32> {
+        ArrayView3::from_shape((0, 0, 0), &[]).expect("nothing has any shape")
+    }
+
+    /// What a decoder says behind each of `tokens`, which look back on what `kept` leaves of `past`.
+    ///
+    /// # Errors
+    /// What the runtime reports; [`ModelError::NoWriting`] where it was not loaded for this.
+    fn tell(&self, _tokens: &[u32], _past: &dyn Past, _kept: Option<&Kept>) -> Result<Said, ModelError> {
+        Err(ModelError::NoWriting { model: self.info().name.clone() })
+    }
+
     /// Raw, pre-softmax logits of one question window over `keys` `[head, key, head_dim]`, by the query graph itself: what the scan
     /// of blocks is checked against.
     ///
@@ -75,6 +96,46 @@ pub trait Past: Sync {
 
     /// Whether somebody still waits.
     fn go_on(&self) -> bool;
+}
+
+/// Which keys each key head sees of what lies before, special tokens not included: they are always seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept(Array3<bool>);
+
+impl Kept {
+    /// `[layer, kv_head, token]`
+    pub fn new(kept: Array3<bool>) -> Self {
+        Self(kept)
+    }
+
+    /// Of how many tokens.
+    pub fn tokens(&self) -> usize {
+        self.0.len_of(Axis(2))
+    }
+
+    /// `[token]` of one key head.
+    pub fn of(&self, layer: usize, kv_head: usize) -> ArrayView1<'_, bool> {
+        self.0.slice(s![layer, kv_head, ..])
+    }
+
+    /// `[layer, kv_head, token]`
+    pub fn view(&self) -> ArrayView3<'_, bool> {
+        self.0.view()
+    }
+
+    /// Share of all keys that is kept.
+    pub fn share(&self) -> f64 {
+        self.0.iter().filter(|kept| **kept).count() as f64 / self.0.len().max(1) as f64
+    }
+}
+
+/// What a decoder made of tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Said {
+    /// `[layer]`: `[head, token, head_dim]`, scaled, in their places.
+    pub queries: Vec<Array3<f32>>,
+    /// `[token, vocab]`: of the token behind each.
+    pub logits: Array2<f32>,
 }
 
 /// Nothing to look back on.
@@ -180,18 +241,31 @@ pub struct ModelInfo {
 pub struct DecoderInfo {
     /// Most tokens that are attended to at once, special tokens and question included.
     pub context_tokens_max: usize,
+    /// Layers of the model.
+    pub layers: usize,
+    /// Those that are read and kept.
+    pub depth: usize,
+    /// Query heads of a layer.
+    pub heads: usize,
     /// Special tokens in front of every window; a window's own tokens begin at this place.
-    pub prefix_tokens: usize,
+    pub prefix: Vec<u32>,
     /// Key heads of a layer: a block's planes are each layer's keys, then its values.
     pub kv_heads: usize,
+    /// Which weights it was made of (`source.weights` of the contract); none in one that was exported before that was written down.
+    pub weights: Option<String>,
     /// How keys turn with their place; without it they cannot be moved.
     pub rotary: Option<Rotary>,
 }
 
 impl DecoderInfo {
+    /// How many special tokens stand in front of every window.
+    pub fn prefix_tokens(&self) -> usize {
+        self.prefix.len()
+    }
+
     /// Most tokens of a question: beside it, there is room for a window.
     pub fn question_tokens_max(&self, window_tokens_max: usize) -> usize {
-        self.context_tokens_max - self.prefix_tokens - window_tokens_max
+        self.context_tokens_max - self.prefix_tokens() - window_tokens_max
     }
 }
 
@@ -244,6 +318,20 @@ pub enum ModelError {
     /// The model has no graph that computes logits apart from its own attention.
     #[error("{model} is a decoder and has no query graph; set kv.scan to \"fused\"")]
     NoQueryGraph {
+        /// The model's name.
+        model: String,
+    },
+    /// Keys and values were asked for, and there are none, or not all.
+    #[error(
+        "{model} is an encoder: it has no keys and values that a language model could take over; serve a decoder to hand them over"
+    )]
+    NoHandover {
+        /// The model's name.
+        model: String,
+    },
+    /// What comes next was asked of a model that was not loaded to say it.
+    #[error("{model} does not say what comes next: it is no decoder on a processor")]
+    NoWriting {
         /// The model's name.
         model: String,
     },

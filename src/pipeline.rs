@@ -11,6 +11,7 @@ pub mod clock;
 pub mod count;
 pub mod explain;
 pub mod fit;
+pub mod handover;
 pub mod pace;
 pub mod question;
 pub mod scan;
@@ -269,6 +270,11 @@ impl Pipeline {
         self.model.info()
     }
 
+    /// The same, to be run.
+    pub fn runtime(&self) -> &dyn ModelRuntime {
+        &*self.model
+    }
+
     /// How it answers requests.
     pub fn settings(&self) -> &Settings {
         &self.settings
@@ -358,15 +364,7 @@ impl Pipeline {
         granularity: Granularity,
         cancel: &Cancel,
     ) -> Result<Ranked, PipelineError> {
-        let request = CompressRequest {
-            granularity,
-            chunks: chunks.to_vec(),
-            registered: true,
-            ..CompressRequest::new(query, Vec::new())
-        };
-        validate::check(&request, &self.settings.limits)?;
-        let reading = self.read(&request, cancel, &mut Clock::start())?;
-        let scores = score::all(&reading, self.settings.scoring, cancel)?;
+        let (reading, scores) = self.scored(query, chunks, granularity, cancel)?;
         let sentence = |(unit, rc): (&Unit, f32)| RankedSentence { chunk: unit.chunk, bytes: unit.bytes, rc };
         let sentences = match granularity {
             Granularity::Sentence => {
@@ -377,6 +375,26 @@ impl Pipeline {
         };
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
         Ok(Ranked { chunks: scores.chunks, sentences, tokens })
+    }
+
+    /// Chunks and their units as they answer `query`.
+    fn scored(
+        &self,
+        query: &str,
+        chunks: &[Arc<Chunk>],
+        granularity: Granularity,
+        cancel: &Cancel,
+    ) -> Result<(Reading, Scores), PipelineError> {
+        let request = CompressRequest {
+            granularity,
+            chunks: chunks.to_vec(),
+            registered: true,
+            ..CompressRequest::new(query, Vec::new())
+        };
+        validate::check(&request, &self.settings.limits)?;
+        let reading = self.read(&request, cancel, &mut Clock::start())?;
+        let scores = score::all(&reading, self.settings.scoring, cancel)?;
+        Ok((reading, scores))
     }
 
     /// Reads chunks so that later requests find their blocks; how many were not there yet.
@@ -393,6 +411,22 @@ impl Pipeline {
     /// When the model's tokenizer refuses it.
     pub fn count(&self, text: &str, tokenizer: TokenizerName) -> Result<usize, PipelineError> {
         Counter::new(tokenizer, &self.tokenizer).count(text)
+    }
+
+    /// Tokens of a text as the model reads it.
+    ///
+    /// # Errors
+    /// When the model's tokenizer refuses it.
+    pub fn tokens_of(&self, text: &str) -> Result<Vec<u32>, PipelineError> {
+        Ok(self.tokenizer.encode(text)?.ids)
+    }
+
+    /// The text of tokens.
+    ///
+    /// # Errors
+    /// When the model's tokenizer does not know them.
+    pub fn text_of(&self, ids: &[u32]) -> Result<String, PipelineError> {
+        Ok(self.tokenizer.decode(ids)?)
     }
 
     /// The best context that the request's budget allows, by `scores`.

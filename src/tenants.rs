@@ -14,7 +14,8 @@ use tokio::runtime::Handle;
 use self::ahead::{Ahead, Turn};
 use crate::admission::Admission;
 use crate::domain::Tenant;
-use crate::handles::{HandleSettings, Handles};
+use crate::handles::{HandleSettings, Handles, Remembered};
+use crate::handover::Bundle;
 use crate::pipeline::Pipeline;
 use crate::registry::log::journal::JournalLog;
 use crate::registry::warm::Warmer;
@@ -32,6 +33,8 @@ pub struct TenantSettings {
     pub registry: RegistrySettings,
     /// Of what is remembered for each tenant.
     pub handles: HandleSettings,
+    /// Of keys and values that each tenant may fetch.
+    pub kv_handles: HandleSettings,
     /// Rooms beside that of the default tenant.
     pub count_max: usize,
     /// Where registered chunks are shared, each tenant's with itself.
@@ -65,7 +68,8 @@ struct Readers {
 /// What a tenant has.
 pub struct Room {
     tenant: Tenant,
-    handles: Handles,
+    handles: Handles<Remembered>,
+    kv_handles: Handles<Bundle>,
     pipeline: OnceLock<Arc<Pipeline>>,
     /// An error: it cannot be used, and the log says why.
     registry: OnceLock<Result<Registry, ()>>,
@@ -241,6 +245,7 @@ impl Room {
         Self {
             tenant,
             handles: Handles::new(&settings.handles),
+            kv_handles: Handles::new(&settings.kv_handles),
             pipeline: OnceLock::new(),
             registry: OnceLock::new(),
             warmer: Mutex::default(),
@@ -253,8 +258,13 @@ impl Room {
     }
 
     /// What earlier requests of this tenant were about.
-    pub fn handles(&self) -> &Handles {
+    pub fn handles(&self) -> &Handles<Remembered> {
         &self.handles
+    }
+
+    /// Keys and values that this tenant may fetch.
+    pub fn kv_handles(&self) -> &Handles<Bundle> {
+        &self.kv_handles
     }
 
     /// The pipeline as this tenant has it, once there is one.

@@ -241,7 +241,7 @@ fn a_question_over_moved_blocks_is_the_whole_graph_over_keys_read_at_their_place
             ] {
                 let ids = model.ids(&question);
                 let info = model.info().decoder.clone().unwrap();
-                let room = info.context_tokens_max - info.prefix_tokens - ids.len();
+                let room = info.context_tokens_max - info.prefix_tokens() - ids.len();
                 let groups = groups(&model, &texts, room);
                 assert!(
                     what != "long chunks, several groups" || groups.len() > 1,

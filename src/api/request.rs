@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
+use super::kv::{Include, KvBody, KvWanted};
 use crate::domain::{Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName};
 use crate::plain;
 use crate::text::offsets::OffsetUnit;
@@ -67,10 +68,17 @@ pub struct CompressBody {
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<OnError>")]
     on_error: OnError,
+    /// What the answer is to have beside the context.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<Vec<Include>>")]
+    include: Vec<Include>,
+    /// Which keys and values are handed over; they are included where this is given.
+    #[serde(default)]
+    kv: Option<Object<KvBody>>,
 }
 
 /// What a request says about being served, apart from what it asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ServeOptions {
     /// Unit of every offset in the answer.
     pub offsets: OffsetUnit,
@@ -78,6 +86,8 @@ pub struct ServeOptions {
     pub deadline_ms: Option<u64>,
     /// What it wants when there is no answer in time.
     pub on_error: OnError,
+    /// Which keys and values it wants to fetch.
+    pub kv: Option<KvWanted>,
 }
 
 /// A chunk: an object, or its text alone.
@@ -241,8 +251,16 @@ impl CompressBody {
             tokenizer: self.tokenizer,
             explain: self.explain,
         };
-        let options =
-            ServeOptions { offsets: self.offsets, deadline_ms: self.deadline_ms, on_error: self.on_error };
+        let kv = match self.kv {
+            Some(Object(kv)) => Some(kv.into_domain()?),
+            None => self.include.contains(&Include::Kv).then_some(KvWanted::Chunks),
+        };
+        let options = ServeOptions {
+            offsets: self.offsets,
+            deadline_ms: self.deadline_ms,
+            on_error: self.on_error,
+            kv,
+        };
         Ok((request, options))
     }
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::kv::KvAnswer;
 use crate::domain::{ByteRange, Chunk, CompressRequest};
 use crate::pipeline::clock::Timings;
 use crate::pipeline::explain::{ChunkExplanation, Explanation};
@@ -41,6 +42,9 @@ pub struct CompressAnswer {
     /// Where more chunks were named than go to the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefilter: Option<PrefilterAnswer>,
+    /// Where the kept chunks' keys and values are, where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv: Option<KvAnswer>,
 }
 
 /// Which of the named chunks the lexical prefilter left.
@@ -282,6 +286,7 @@ impl CompressAnswer {
             timing_ms,
             explain,
             prefilter,
+            kv: None,
             context,
         }
     }
@@ -298,6 +303,11 @@ impl CompressAnswer {
     /// The same with the id that the request is remembered by.
     pub fn named(self, id: Option<String>) -> Self {
         Self { id, ..self }
+    }
+
+    /// The same with where keys and values are.
+    pub fn with_kv(self, kv: Option<KvAnswer>) -> Self {
+        Self { kv, ..self }
     }
 
     /// The context alone.

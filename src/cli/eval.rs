@@ -1,6 +1,6 @@
 //! `thresher eval`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -14,8 +14,14 @@ use crate::{app, eval};
 #[derive(clap::Args)]
 pub struct Args {
     /// Labelled questions or answers, one JSON object a line (docs/evaluation.md shows the shapes).
-    #[arg(value_name = "FILE.jsonl", required = true)]
+    #[arg(value_name = "FILE.jsonl", required_unless_present = "kv")]
     files: Vec<PathBuf>,
+    /// Instead: how answers of a decoder survive when keys and values are left out, on questions with their chunks and answers.
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["files", "plot"])]
+    kv: Option<PathBuf>,
+    /// The model's folder (model.dir).
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
     /// Write the results as JSON: an object for one file, an array for several.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -26,31 +32,58 @@ pub struct Args {
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     // Blocks as the model gives them: `eval` encodes each in every codec.
-    let exact = Config { kv: Kv { codec: Codec::F32, ..config.kv.clone() }, ..config.clone() };
+    let mut exact = Config { kv: Kv { codec: Codec::F32, ..config.kv.clone() }, ..config.clone() };
+    if let Some(dir) = &args.model {
+        exact.model.dir.clone_from(dir);
+    }
+    if let Some(file) = &args.kv {
+        return kv(&exact, file, args.json.as_deref());
+    }
     let pipeline = app::pipeline(&exact)?;
     let mut reports = Vec::new();
     for file in &args.files {
-        let bar = ProgressBar::new(0).with_style(style()).with_message(file.display().to_string());
-        let progress = |done: usize, all: usize| {
-            bar.set_length(all as u64);
-            bar.set_position(done as u64);
-        };
-        let report = eval::file(file, &pipeline, config.kv.codec, &progress)?;
-        bar.finish_and_clear();
+        let report = watched(file, |progress| eval::file(file, &pipeline, config.kv.codec, progress))?;
         super::print(eval::table(&report));
         reports.push(report);
     }
     if let Some(path) = &args.json {
         let mut all: Vec<Value> = reports.iter().map(eval::Report::json).collect();
-        let json = if all.len() == 1 { all.remove(0) } else { Value::Array(all) };
-        let text = serde_json::to_string_pretty(&json)? + "\n";
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        write(path, &if all.len() == 1 { all.remove(0) } else { Value::Array(all) })?;
     }
     if let Some(path) = &args.plot {
         std::fs::write(path, eval::svg(&reports)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn kv(config: &Config, file: &Path, json: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let pipeline = app::pipeline_that_writes(config)?;
+    let report = watched(file, |progress| eval::kv::evaluate(file, &pipeline, progress))?;
+    super::print(eval::kv::table(&report));
+    if let Some(path) = json {
+        write(path, &serde_json::to_value(&report)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows how far `work` on a file has come.
+fn watched<T>(
+    file: &Path,
+    work: impl FnOnce(&dyn Fn(usize, usize)) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let bar = ProgressBar::new(0).with_style(style()).with_message(file.display().to_string());
+    let found = work(&|done: usize, all: usize| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    found
+}
+
+fn write(path: &Path, json: &Value) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(json)? + "\n";
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn style() -> ProgressStyle {

@@ -53,6 +53,19 @@ pub struct Model {
     pub device_memory_bytes_max: u64,
     /// How a decoder's blocks stand in front of a question.
     pub placement: Placement,
+    /// Which layers of a decoder are read and kept.
+    pub layers: LayersRead,
+}
+
+/// Which layers of a decoder are read and kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LayersRead {
+    /// Up to the last that a calibration chose a head from.
+    #[default]
+    Needed,
+    /// All of them: keys and values can be handed over.
+    All,
 }
 
 /// The statistic.
@@ -166,6 +179,7 @@ impl Default for Model {
             device: DeviceChoice::default(),
             device_memory_bytes_max: 0,
             placement: Placement::default(),
+            layers: LayersRead::default(),
         }
     }
 }

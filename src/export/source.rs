@@ -36,9 +36,14 @@ pub fn read_json<T: DeserializeOwned>(file: &Path) -> Result<T, ExportError> {
 }
 
 /// Where the weights came from, as far as the folder says.
-pub fn provenance(dir: &Path, header: &Header) -> Source {
+pub fn provenance(dir: &Path, header: &Header, weights: String) -> Source {
     let known = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    Source { name: known(&header.name_or_path), revision: known(&header.commit_hash), licence: licence(dir) }
+    Source {
+        name: known(&header.name_or_path),
+        revision: known(&header.commit_hash),
+        licence: licence(dir),
+        weights: Some(weights),
+    }
 }
 
 /// The configuration's value at `key`, where it is there and not null.

@@ -15,8 +15,10 @@ use safetensors::{
     tensor::{Metadata, TensorInfo},
 };
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 
 use super::{ExportError, source::read_json};
+use crate::model::contract::{hex, sha256_of};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -101,6 +103,17 @@ impl Checkpoint {
         Ok(Tensor { dims: info.shape.clone(), values })
     }
 
+    /// SHA-256 of what `sha256sum` prints of the files, by name.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn fingerprint(&self) -> Result<String, ExportError> {
+        let mut lines = self.shards.iter().map(Shard::sum).collect::<Result<Vec<_>, _>>()?;
+        lines.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let lines: String = lines.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();
+        Ok(hex(&Sha256::digest(lines)))
+    }
+
     /// The file that lists all tensors.
     pub fn listing(&self) -> &Path {
         &self.listing
@@ -168,6 +181,14 @@ impl Tensor {
 }
 
 impl Shard {
+    /// Its name and its SHA-256.
+    fn sum(&self) -> Result<(String, String), ExportError> {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let sum =
+            sha256_of(&self.path).map_err(|cause| ExportError::Read { file: self.path.clone(), cause })?;
+        Ok((name, sum))
+    }
+
     fn open(path: &Path) -> Result<(Self, Metadata), ExportError> {
         let file_error = |cause| ExportError::Read { file: path.to_owned(), cause };
         let malformed = |reason: String| ExportError::SafetensorsMalformed { file: path.to_owned(), reason };

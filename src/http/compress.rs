@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::HttpError;
 use super::named::{Lookup, check_ids};
-use super::{Scope, body, observe, work};
+use super::{Scope, body, kv, observe, work};
 use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
 use crate::domain::{CompressRequest, OnError};
 use crate::handles::Remembered;
@@ -84,14 +84,23 @@ async fn compress(
     asked: &Arc<Asked>,
     deadline: Instant,
 ) -> Result<CompressAnswer, HttpError> {
-    service.ready()?;
+    let pipeline = service.ready()?;
+    if asked.options.kv.is_some() {
+        kv::check(pipeline)?;
+    }
     let (working, asked) = (service.clone(), Arc::clone(asked));
     work::admitted(service, deadline, move |cancel| {
         let pipeline = working.ready()?;
         let resolved = asked.resolved(&working, working.limits.registry.named_bytes_max, cancel)?;
         let compressed = pipeline.compress(&resolved.request, cancel)?;
         observe::compressed(&compressed);
-        Ok(asked.answer(&resolved, compressed, &working))
+        let kv = asked.options.kv.map(|wanted| {
+            let question = (&*resolved.request.query, &resolved.request.chunks[..]);
+            let bundle = kv::bundle(pipeline, question, &compressed, &wanted, cancel)?;
+            kv::keep(&working, bundle, &wanted)
+        });
+        let kv = kv.transpose()?;
+        Ok(asked.answer(&resolved, compressed, &working).with_kv(kv))
     })
     .await
 }

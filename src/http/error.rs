@@ -55,7 +55,9 @@ fn status(code: &str) -> StatusCode {
         | "compress_id_unknown"
         | "model_unknown"
         | "original_unknown"
+        | "kv_unknown"
         | "middleware_off" => StatusCode::NOT_FOUND,
+        "model_mismatch" => StatusCode::CONFLICT,
         "method_not_allowed" => StatusCode::METHOD_NOT_ALLOWED,
         "body_timeout" => StatusCode::REQUEST_TIMEOUT,
         "encoding_unsupported" | "content_type_unsupported" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -202,6 +204,28 @@ impl HttpError {
         let and = if more > 0 { format!(" and {more} more") } else { String::new() };
         let message = format!("chunk_ids names chunks that are not registered: {}{and}", first.join(", "));
         Self::new("chunk_unknown", message).at(&format!("chunk_ids[{}]", missing[0]))
+    }
+
+    pub(super) fn kv_unknown() -> Self {
+        let message = "no keys and values are held under this handle: they have expired (handover.expire_s), others took their room \
+                       (handover.bytes_max), or they are another tenant's; compress again";
+        Self::new("kv_unknown", message).at("handle")
+    }
+
+    pub(super) fn kv_too_large(bytes: usize) -> Self {
+        let message = format!(
+            "the keys and values of the kept chunks are {bytes} bytes, more than all that are held (handover.bytes_max): name a smaller \
+             budget"
+        );
+        Self::new("kv_too_large", message).at("include")
+    }
+
+    pub(super) fn model_mismatch(ours: &str, theirs: &str) -> Self {
+        let message = format!(
+            "these keys and values are of the model with fingerprint {ours}, and are asked for by one with {theirs}: only the same \
+             weights can take them over"
+        );
+        Self::new("model_mismatch", message).at("fingerprint")
     }
 
     pub(super) fn receipt_failed() -> Self {

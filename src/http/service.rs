@@ -13,7 +13,8 @@ use super::{HttpError, Middleware, ServeLimits};
 use crate::access::{Access, Caller, Denied};
 use crate::admission::Admission;
 use crate::domain::Tenant;
-use crate::handles::Handles;
+use crate::handles::{Handles, Remembered};
+use crate::handover::Bundle;
 use crate::originals::{Originals, TenantOriginals};
 use crate::pipeline::Pipeline;
 use crate::receipt::{KeyError, SigningKey};
@@ -142,8 +143,13 @@ impl Scope {
     }
 
     /// What earlier requests of the tenant were about.
-    pub fn handles(&self) -> &Handles {
+    pub fn handles(&self) -> &Handles<Remembered> {
         self.room.handles()
+    }
+
+    /// Keys and values that the tenant may fetch.
+    pub fn kv_handles(&self) -> &Handles<Bundle> {
+        self.room.kv_handles()
     }
 
     /// Texts of the tenant that were shortened, as they were.

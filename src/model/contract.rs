@@ -98,6 +98,10 @@ pub struct Source {
     /// Licence (the front matter of `README.md`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub licence: Option<String>,
+    /// SHA-256 of what `sha256sum *.safetensors` prints in the source's folder: by this, keys and values are handed over to the same
+    /// model elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
 }
 
 /// Tokenizer and special tokens.

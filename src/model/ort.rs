@@ -14,6 +14,7 @@ mod pool;
 mod stages;
 mod weights;
 mod workers;
+mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,6 +55,10 @@ pub struct OrtSettings {
     pub device_memory_bytes_max: u64,
     /// Whether a decoder is read by all its heads, whichever its contract has chosen: to choose among them.
     pub all_heads: bool,
+    /// Whether all layers of a decoder are read and kept, also those behind the last chosen head: to hand them over.
+    pub all_layers: bool,
+    /// Whether a decoder can say what comes next: to measure what leaving keys out costs.
+    pub writes: bool,
 }
 
 /// A model of either family, loaded.

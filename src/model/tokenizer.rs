@@ -57,6 +57,14 @@ impl ModelTokenizer {
         Ok(Tokens { ids: encoding.get_ids().to_vec(), offsets })
     }
 
+    /// The text of tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenize`] when the tokenizer knows them not.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
+        self.inner.decode(ids, true).map_err(|e| ModelError::Tokenize(e.to_string()))
+    }
+
     /// Number of tokens in `text`.
     ///
     /// # Errors

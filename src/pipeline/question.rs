@@ -9,9 +9,8 @@ use std::ops::Range;
 
 use ndarray::{Array3, Axis, concatenate, s};
 
-use self::past::BlocksAsPast;
-pub use self::place::Placement;
-use self::place::View;
+pub use self::past::BlocksAsPast;
+pub use self::place::{Placement, View, views};
 use super::PipelineError;
 use super::blocks::{self, Blocks};
 use super::cancel::Cancel;

@@ -219,6 +219,32 @@ pub enum InvalidRequest {
     RatioOutOfRange { ratio: f64 },
     #[error("budget of {budget} tokens cannot be met: {reason} needs {needed}")]
     BudgetImpossible { budget: usize, needed: usize, reason: &'static str },
+    #[error(
+        "{model} is an encoder: it has no keys and values that a language model could take over; serve a decoder to hand them over"
+    )]
+    KvOfEncoder { model: String },
+    #[error(
+        "of {model} {depth} of {layers} layers are read, up to the last that a head was chosen from; set model.layers = \"all\" to hand \
+         keys and values over"
+    )]
+    KvLayersMissing { model: String, depth: usize, layers: usize },
+    #[error(
+        "the contract of {model} does not say which weights it was made of: export the model again to hand keys and values over"
+    )]
+    KvUnnamed { model: String },
+    #[error("{model} has learned places: its keys cannot be moved to where they would be handed over")]
+    KvFixed { model: String },
+    #[error(
+        "the kept chunks have {found} tokens, the model's context has room for {max} beside the question: name a smaller budget"
+    )]
+    KvTooLong { found: usize, max: usize },
+    #[error("a share of {share}: it must be greater than 0 and at most 1")]
+    KvShareOutOfRange { share: f64 },
+    #[error(
+        "{budget} of {tokens} keys a head is less than the {fixed} that every head keeps ({sinks} sinks, special tokens included, and \
+         {recent} recent): name a larger ratio, or fewer of these"
+    )]
+    KvBudgetTooSmall { budget: usize, tokens: usize, fixed: usize, sinks: usize, recent: usize },
 }
 
 impl InvalidRequest {
@@ -247,6 +273,13 @@ impl InvalidRequest {
             Self::BudgetZero => "budget_zero",
             Self::RatioOutOfRange { .. } => "ratio_out_of_range",
             Self::BudgetImpossible { .. } => "budget_impossible",
+            Self::KvOfEncoder { .. }
+            | Self::KvLayersMissing { .. }
+            | Self::KvUnnamed { .. }
+            | Self::KvFixed { .. } => "kv_unavailable",
+            Self::KvTooLong { .. } => "kv_too_long",
+            Self::KvShareOutOfRange { .. } => "ratio_out_of_range",
+            Self::KvBudgetTooSmall { .. } => "kv_budget_too_small",
         }
     }
 
@@ -278,6 +311,13 @@ impl InvalidRequest {
             Self::BudgetZero => "budget.tokens".to_owned(),
             Self::RatioOutOfRange { .. } => "budget.ratio".to_owned(),
             Self::BudgetImpossible { .. } => "budget".to_owned(),
+            Self::KvOfEncoder { .. }
+            | Self::KvLayersMissing { .. }
+            | Self::KvUnnamed { .. }
+            | Self::KvFixed { .. } => "include".to_owned(),
+            Self::KvTooLong { .. } | Self::KvShareOutOfRange { .. } | Self::KvBudgetTooSmall { .. } => {
+                "kv.policy".to_owned()
+            }
         }
     }
 }

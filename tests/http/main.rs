@@ -3,6 +3,7 @@
 
 mod attribute;
 mod keys;
+mod kv;
 mod middleware;
 mod openapi;
 mod process;

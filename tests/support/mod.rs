@@ -50,6 +50,8 @@ pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
         device: DeviceChoice::Cpu,
         device_memory_bytes_max: 0,
         all_heads: false,
+        all_layers: false,
+        writes: false,
     }
 }
 

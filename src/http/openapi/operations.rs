@@ -140,6 +140,28 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
         .answers("The text.", in_json(schemas.answered::<OriginalAnswer>()))
         .fails(errors(schemas, Words::Ours, &[ANY, WORK, &[400, 404, 422]]))
         .at("/v1/retrieve/{hash}", "get"),
+        Operation::new(
+            "context",
+            "kv",
+            "Give keys and values of kept chunks, for a language model to go on from.",
+        )
+        .with(vec![
+            parameter(
+                "path",
+                "handle",
+                json!({"type": "string", "minLength": 1}),
+                "`kv.handle` of the answer.",
+            ),
+            parameter(
+                "query",
+                "fingerprint",
+                json!({"type": "string"}),
+                "Of the model that takes them over; another's is refused.",
+            ),
+        ])
+        .answers("A safetensors file: docs/handover.md.", json!({"application/octet-stream": {}}))
+        .fails(errors(schemas, Words::Ours, &[ANY, &[400, 404, 409]]))
+        .at("/v1/kv/{handle}", "get"),
     ]
 }
 

@@ -14,13 +14,14 @@ use super::pool::Pool;
 use super::stages::{self, LayerPast, OnTheirWay, Part, Stages, Tokens};
 use super::weights::SharedWeights;
 use super::workers::{RUN_TOKENS, Workers};
+use super::writer::{Telling, Writer};
 use super::{OrtSettings, builder, environment, graph_error, numerics, ort_error, query_sessions};
 use crate::model::contract::{
     Contract, ContractError, Decoder, Family, Graph, IoTensor, Side, check_io, cut,
 };
 use crate::model::onnx::{self, DataType, DimensionValue, ValueInfoProto};
 use crate::model::{
-    DecoderInfo, Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted,
+    DecoderInfo, Done, Encoded, Kept, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Said, Wanted,
 };
 
 /// Tokens of a question that go through a layer together. Its logits are `heads` × this × everything it looks back on, whatever the
@@ -40,6 +41,7 @@ pub struct DecoderRuntime {
     shape: Shape,
     workers: Workers<Array3<f32>>,
     asks: Arc<Pool<Stages>>,
+    writer: Option<Pool<Writer>>,
     /// `[plane, prefix token, head_dim]`: what lies before every window, the same for all.
     prefix: Array3<f32>,
     tile_tokens: usize,
@@ -50,7 +52,7 @@ pub struct DecoderRuntime {
 struct Shape {
     decoder: Decoder,
     depth: usize,
-    /// `[layer, head]`
+    /// `[layer, head]` of the heads that are scored by.
     readout: Vec<(usize, usize)>,
 }
 
@@ -62,14 +64,16 @@ impl DecoderRuntime {
     pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
         let environment = environment(&settings.runtime_lib)?;
         let mut contract = Contract::load(&settings.model_dir)?;
-        if let Family::Decoder(decoder) = &mut contract.family
-            && settings.all_heads
-        {
-            decoder.chosen = None;
-        }
-        let Family::Decoder(decoder) = &contract.family else {
+        let Family::Decoder(decoder) = &mut contract.family else {
             return Err(ModelError::OtherFamily { name: contract.name, expected: "decoder" });
         };
+        let chosen = decoder.readout();
+        if settings.all_heads || settings.all_layers {
+            // From here on it is the model that nobody has chosen heads of, and its blocks have that one's name.
+            decoder.chosen = None;
+        }
+        let readout = if settings.all_heads { decoder.readout() } else { chosen };
+        let Family::Decoder(decoder) = &contract.family else { unreachable!("it was one a moment ago") };
         let file: Arc<str> = decoder.graph.as_str().into();
         let failed = |e: ort::Error| graph_error(&file, e);
         let path = settings.model_dir.join(&*file);
@@ -77,17 +81,18 @@ impl DecoderRuntime {
         check_io(&contract, Graph::Decoder, &io_of(&model))?;
         check_rotary(decoder, &model)?;
         let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
-        let device = device.shared_by(stages::sessions(decoder.depth()));
+        let depth = decoder.depth();
+        let device = device.shared_by(stages::sessions(depth));
         let weights = SharedWeights::open(&contract, &settings.model_dir, &device)?;
         let load = |count: usize, threads: usize| {
             let load = |_| {
                 let builder = || device.without_arena(builder(&environment, &device, threads)?);
-                Stages::load(&model, decoder, (&weights, &settings.model_dir), &device, builder)
+                Stages::load(&model, depth, (&weights, &settings.model_dir), &device, builder)
             };
             (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>().map_err(failed)
         };
         let frame = Frame::of(&contract);
-        let shape = Shape { depth: decoder.depth(), readout: decoder.readout(), decoder: decoder.clone() };
+        let shape = Shape { depth, readout, decoder: decoder.clone() };
         // A GPU has one copy of the weights, which reading and asking take in turn.
         let (readers, asks) = if device.is_cpu() {
             let workers = settings.workers.max(1);
@@ -98,6 +103,11 @@ impl DecoderRuntime {
             let one = Arc::new(Pool::new(load(1, 1)?));
             (vec![Arc::clone(&one)], one)
         };
+        let writer = (settings.writes && device.is_cpu()).then(|| {
+            let builder = || device.without_arena(builder(&environment, &device, query_sessions(1).1)?);
+            Writer::load(&model, decoder, (&weights, &settings.model_dir), builder).map_err(failed)
+        });
+        let writer = writer.transpose()?.map(|writer| Pool::new(vec![writer]));
         weights.drop_pages();
         let prefix = match frame.prefix.is_empty() {
             true => Array3::zeros((shape.planes(), 0, decoder.head_dim)),
@@ -127,14 +137,18 @@ impl DecoderRuntime {
             readout: shape.readout.iter().map(|&(layer, head)| shape.key_plane(layer, head)).collect(),
             decoder: Some(DecoderInfo {
                 context_tokens_max: decoder.context_tokens_max,
-                prefix_tokens: frame.prefix.len(),
+                layers: decoder.layers,
+                depth,
+                heads: decoder.heads,
+                prefix: frame.prefix.clone(),
                 kv_heads: decoder.kv_heads,
+                weights: contract.source.weights.clone(),
                 rotary: decoder.rotary.clone(),
             }),
             device: device.in_use().clone(),
         };
         let tile_tokens = if device.is_cpu() { QUESTION_TOKENS } else { GPU_QUESTION_TOKENS };
-        Ok(Self { info, file, shape, workers, asks, prefix, tile_tokens })
+        Ok(Self { info, file, shape, workers, asks, writer, prefix, tile_tokens })
     }
 }
 
@@ -148,15 +162,59 @@ impl ModelRuntime for DecoderRuntime {
     }
 
     fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
-        let prefix = self.prefix.view();
-        let asked = Asked { shape: &self.shape, prefix, question, past, tile_tokens: self.tile_tokens };
-        let found =
-            self.asks.with_while(|| past.go_on(), |stages| asked.ask(stages)).ok_or(ModelError::Stopped)?;
-        found.map_err(|e| graph_error(&self.file, e))?.ok_or(ModelError::Stopped)
+        self.ask(question, past, &self.shape.readout)
+    }
+
+    fn question_in_all_heads(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
+        let Shape { decoder, depth, .. } = &self.shape;
+        let heads: Vec<(usize, usize)> =
+            (0..*depth).flat_map(|layer| (0..decoder.heads).map(move |head| (layer, head))).collect();
+        self.ask(question, past, &heads)
+    }
+
+    fn prefix(&self) -> ArrayView3<'_, f32> {
+        self.prefix.view()
+    }
+
+    fn tell(&self, tokens: &[u32], past: &dyn Past, kept: Option<&Kept>) -> Result<Said, ModelError> {
+        let writer =
+            self.writer.as_ref().ok_or_else(|| ModelError::NoWriting { model: self.info.name.clone() })?;
+        let asked = self.asked(tokens, past, &self.shape.readout);
+        let (place, before) = (past.question_place(), asked.places_before());
+        let places: Vec<i64> = (place..place + tokens.len() as i64).collect();
+        let told = Telling { ids: tokens, places: &places, past_places: &before, kept };
+        let past = |layer: usize| {
+            Ok([asked.past_of(self.shape.keys(layer), 0)?, asked.past_of(self.shape.values(layer), 0)?])
+        };
+        writer.with(|writer| writer.tell(&told, past)).map_err(|e| graph_error(&self.file, e))
     }
 
     fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
         Err(ModelError::NoQueryGraph { model: self.info.name.clone() })
+    }
+}
+
+impl DecoderRuntime {
+    fn asked<'a>(
+        &'a self,
+        question: &'a [u32],
+        past: &'a dyn Past,
+        heads: &'a [(usize, usize)],
+    ) -> Asked<'a> {
+        let (shape, prefix) = (&self.shape, self.prefix.view());
+        Asked { shape, prefix, question, past, heads, tile_tokens: self.tile_tokens }
+    }
+
+    fn ask(
+        &self,
+        question: &[u32],
+        past: &dyn Past,
+        heads: &[(usize, usize)],
+    ) -> Result<Encoded, ModelError> {
+        let asked = self.asked(question, past, heads);
+        let found =
+            self.asks.with_while(|| past.go_on(), |stages| asked.ask(stages)).ok_or(ModelError::Stopped)?;
+        found.map_err(|e| graph_error(&self.file, e))?.ok_or(ModelError::Stopped)
     }
 }
 
@@ -221,6 +279,8 @@ struct Asked<'a> {
     prefix: ArrayView3<'a, f32>,
     question: &'a [u32],
     past: &'a dyn Past,
+    /// `[layer, head]` of the heads that are wanted.
+    heads: &'a [(usize, usize)],
     tile_tokens: usize,
 }
 
@@ -237,7 +297,7 @@ impl Asked<'_> {
     /// Layers on the outside, tiles of the question within: only one stage's keys and values are there as numbers, and a tile's
     /// logits over them.
     fn ask(&self, stages: &mut Stages) -> Result<Option<Encoded>, ort::Error> {
-        let (heads, dim) = (self.shape.readout.len(), self.shape.decoder.head_dim);
+        let (heads, dim) = (self.heads.len(), self.shape.decoder.head_dim);
         let mut vectors = Array3::zeros((heads, self.question.len(), dim));
         let mut keys = vectors.clone();
         let mut tiles = self.enter(stages)?;
@@ -249,7 +309,11 @@ impl Asked<'_> {
                 .clone()
                 .filter(|&layer| stages.attends(layer))
                 .map(|layer| {
-                    Ok([self.past_of(self.shape.keys(layer))?, self.past_of(self.shape.values(layer))?])
+                    let room = self.own_room();
+                    Ok([
+                        self.past_of(self.shape.keys(layer), room)?,
+                        self.past_of(self.shape.values(layer), room)?,
+                    ])
                 })
                 .collect::<Result<Vec<LayerPast>, ort::Error>>()?;
             for tile in &mut tiles {
@@ -262,7 +326,7 @@ impl Asked<'_> {
                     let made: Vec<_> =
                         made.iter().map(|made| finite(made, "a question")).collect::<Result<_, _>>()?;
                     let rows = s![tile.tokens.clone(), ..];
-                    let of_layer = self.shape.readout.iter().enumerate().filter(|(_, (of, _))| *of == layer);
+                    let of_layer = self.heads.iter().enumerate().filter(|(_, (of, _))| *of == layer);
                     for (at, &(_, head)) in of_layer {
                         let mut vectors = vectors.index_axis_mut(Axis(0), at);
                         vectors.slice_mut(rows).assign(&made[0].slice(s![0, head, .., ..]));
@@ -291,8 +355,7 @@ impl Asked<'_> {
     fn enter(&self, stages: &mut Stages) -> Result<Vec<Tile>, ort::Error> {
         let first = self.past.question_place();
         let place = |token: usize| first + token as i64;
-        let before: Vec<i64> =
-            (0..self.prefix.len_of(Axis(1)) as i64).chain(self.past.places().iter().copied()).collect();
+        let before = self.places_before();
         let tile = |start: usize| {
             let tokens = start..(start + self.tile_tokens).min(self.question.len());
             let own = (0..self.own_room()).map(|token| if token < start { place(token) } else { -1 });
@@ -309,11 +372,16 @@ impl Asked<'_> {
         (0..self.question.len()).step_by(self.tile_tokens).map(tile).collect()
     }
 
-    /// Planes from `first` on, of prefix and past, with room for the question's own: `[1, kv_heads, p, head_dim]`.
-    fn past_of(&self, first: usize) -> Result<DynValue, ort::Error> {
+    /// Places of prefix and past.
+    fn places_before(&self) -> Vec<i64> {
+        (0..self.prefix.len_of(Axis(1)) as i64).chain(self.past.places().iter().copied()).collect()
+    }
+
+    /// Planes from `first` on, of prefix and past, with room for `own` tokens behind them: `[1, kv_heads, p, head_dim]`.
+    fn past_of(&self, first: usize, own: usize) -> Result<DynValue, ort::Error> {
         let (kv_heads, dim) = (self.shape.decoder.kv_heads, self.shape.decoder.head_dim);
         let (prefix, held) = (self.prefix.len_of(Axis(1)), self.looked_back_on());
-        let tokens = held + self.own_room();
+        let tokens = held + own;
         let mut tensor = Tensor::<f32>::new(&Allocator::default(), [1, kv_heads, tokens, dim])?;
         let (_, values) = tensor.try_extract_tensor_mut::<f32>()?;
         for (plane, values) in values.chunks_exact_mut((tokens * dim).max(1)).enumerate() {

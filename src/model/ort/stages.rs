@@ -14,7 +14,7 @@ use ort::value::{DynValue, Tensor};
 use super::device::Device;
 use super::ort_error;
 use super::weights::{SharedWeights, WeightedSession};
-use crate::model::contract::{Decoder, cut};
+use crate::model::contract::cut;
 use crate::model::onnx::{self, ModelProto};
 
 /// Layers of one stage. Fewer hold less at once and are more sessions to load.
@@ -77,7 +77,7 @@ impl Stages {
     /// A graph that cannot be cut where an export names its values; what the runtime reports.
     pub fn load(
         model: &ModelProto,
-        decoder: &Decoder,
+        depth: usize,
         (weights, dir): (&SharedWeights, &Path),
         device: &Device,
         builder: impl Fn() -> Result<ort::session::builder::SessionBuilder, ort::Error>,
@@ -88,7 +88,6 @@ impl Stages {
         };
         let common = common(model);
         let prologue = load(&[], &common)?;
-        let depth = decoder.depth();
         let stage = |first: usize| {
             let layers = first..(first + LAYERS).min(depth);
             let inputs: Vec<String> =
@@ -119,17 +118,11 @@ impl Stages {
     /// # Errors
     /// What the runtime reports.
     pub fn enter(&mut self, tokens: &Tokens) -> Result<OnTheirWay, ort::Error> {
-        let grid = |rows: &Array2<i64>| -> Result<DynValue, ort::Error> {
-            Ok(Tensor::from_array(([rows.nrows(), rows.ncols()], rows.iter().copied().collect::<Vec<_>>()))?
-                .into_dyn())
-        };
-        let inputs = [
+        let inputs = grids(&[
             ("input_ids", &tokens.ids),
             ("position_ids", &tokens.places),
             ("key_position_ids", &tokens.key_places),
-        ];
-        let inputs = inputs.into_iter().map(|(name, rows)| Ok((name, grid(rows)?)));
-        let inputs = inputs.collect::<Result<Vec<_>, ort::Error>>()?;
+        ])?;
         let memory = self.device.memory()?;
         let outputs: Vec<(&str, &MemoryInfo)> =
             self.common.iter().map(|name| (name.as_str(), &memory)).collect();
@@ -190,8 +183,20 @@ impl Stages {
     }
 }
 
+/// What a graph takes at its front, by name.
+///
+/// # Errors
+/// What the runtime reports.
+pub fn grids<'a>(inputs: &[(&'a str, &Array2<i64>)]) -> Result<Vec<(&'a str, DynValue)>, ort::Error> {
+    let grid = |&(name, rows): &(&'a str, &Array2<i64>)| {
+        let values: Vec<i64> = rows.iter().copied().collect();
+        Ok((name, Tensor::from_array(([rows.nrows(), rows.ncols()], values))?.into_dyn()))
+    };
+    inputs.iter().map(grid).collect()
+}
+
 /// What every layer reads beside its hidden state, and the first hidden state in front: those of the names that the graph has.
-fn common(model: &ModelProto) -> Vec<String> {
+pub fn common(model: &ModelProto) -> Vec<String> {
     let nodes = model.graph.iter().flat_map(|graph| &graph.node);
     let made = nodes.flat_map(|node| &node.output);
     let shared =

@@ -28,13 +28,14 @@ struct Moved<'a> {
 }
 
 impl<'a> BlocksAsPast<'a> {
+    /// The pieces of `view`, moved to where it has them.
     pub fn new(
         view: &View,
         blocks: &'a Blocks,
         (model, decoder): (&ModelInfo, &DecoderInfo),
         cancel: &'a Cancel,
     ) -> Self {
-        let first = decoder.prefix_tokens as i64;
+        let first = decoder.prefix_tokens() as i64;
         let moved = |piece: &Piece| {
             let rotary = decoder.rotary.as_ref().filter(|_| piece.moved != 0);
             let turn = rotary.map(|rotary| rotary.turn(piece.tokens.len(), first, first + piece.moved));

@@ -48,7 +48,7 @@ pub fn views(
     question_tokens: usize,
     placement: Placement,
 ) -> Vec<View> {
-    let room = decoder.context_tokens_max - decoder.prefix_tokens - question_tokens;
+    let room = decoder.context_tokens_max - decoder.prefix_tokens() - question_tokens;
     let window = model.window_tokens_max;
     let windows = blocks.spans.iter().enumerate().flat_map(|(block, span)| {
         let tokens = span.end - span.start;
@@ -67,7 +67,7 @@ pub fn views(
         groups.last_mut().expect("there is one").push((block, tokens));
     }
     let is_movable = decoder.rotary.is_some();
-    groups.iter().map(|group| placed(group, decoder.prefix_tokens, placement, is_movable)).collect()
+    groups.iter().map(|group| placed(group, decoder.prefix_tokens(), placement, is_movable)).collect()
 }
 
 /// One group's pieces at their places, which begin behind the prefix.

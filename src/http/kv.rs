@@ -1,0 +1,107 @@
+//! Keys and values of kept chunks: kept for who asked for them, and `GET /v1/kv/{handle}`, which gives them.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query};
+use axum::http::HeaderValue;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use serde::Deserialize;
+use tokio::sync::mpsc;
+
+use super::Scope;
+use super::error::HttpError;
+use crate::api::{KvAnswer, KvWanted, RequestError};
+use crate::domain::Chunk;
+use crate::handover::Bundle;
+use crate::pipeline::cancel::Cancel;
+use crate::pipeline::{Compressed, Pipeline, PipelineError, handover};
+
+/// Pieces that wait for a slow reader.
+const PIECES_AHEAD: usize = 2;
+
+/// Makes what the request wants of the chunks that were kept, in the order of the context.
+///
+/// # Errors
+/// A model that has nothing to hand over, chunks that its context does not hold, a budget that holds nothing.
+pub fn bundle(
+    pipeline: &Pipeline,
+    (query, chunks): (&str, &[Arc<Chunk>]),
+    compressed: &Compressed,
+    wanted: &KvWanted,
+    cancel: &Cancel,
+) -> Result<Bundle, PipelineError> {
+    let kept: Vec<Arc<Chunk>> = compressed
+        .chunks
+        .iter()
+        .filter(|chunk| chunk.kept)
+        .map(|chunk| Arc::clone(&chunks[chunk.index]))
+        .collect();
+    let question = pipeline.tokens_of(query)?;
+    let handover = pipeline.handover(&kept, question.len(), cancel)?;
+    let heads = match wanted {
+        KvWanted::Chunks => None,
+        KvWanted::Heads(eviction) => Some(pipeline.evict(&handover, query, eviction, cancel)?),
+    };
+    Ok(Bundle::new(handover, heads, &kept, pipeline))
+}
+
+/// Whether a model has something to hand over: said before anything is read.
+///
+/// # Errors
+/// As [`handover::check_model`].
+pub fn check(pipeline: &Pipeline) -> Result<(), PipelineError> {
+    Ok(handover::check_model(pipeline.model()).map(drop)?)
+}
+
+/// Keeps it for its tenant; what the answer says of it.
+///
+/// # Errors
+/// When it is larger than all room for such.
+pub fn keep(service: &Scope, bundle: Bundle, wanted: &KvWanted) -> Result<KvAnswer, HttpError> {
+    let decoder = service.ready()?.model().decoder.as_ref();
+    let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
+    let (tokens, share, bytes) = (bundle.tokens(), bundle.share(), bundle.file_bytes());
+    let handles = service.kv_handles();
+    let handle = handles.remember(bundle).ok_or_else(|| HttpError::kv_too_large(bytes))?;
+    let expires_s = handles.expire_s();
+    Ok(KvAnswer { handle, expires_s, policy: wanted.policy(), tokens, share, bytes, fingerprint })
+}
+
+/// What can be said about who takes it over.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Taker {
+    /// `fingerprint` of the model that takes it over: refused here if it is another's.
+    fingerprint: Option<String>,
+}
+
+/// `GET /v1/kv/{handle}`
+pub async fn fetch(
+    service: Scope,
+    handle: Result<Path<String>, PathRejection>,
+    taker: Result<Query<Taker>, QueryRejection>,
+) -> Result<Response, HttpError> {
+    let Query(taker) = taker.map_err(|error| RequestError::query(&error.body_text()))?;
+    let handle = handle.map_err(|_| HttpError::kv_unknown())?.0;
+    service.ready()?;
+    let bundle = service.kv_handles().get(&handle).ok_or_else(HttpError::kv_unknown)?;
+    let ours = service.ready()?.model().decoder.as_ref().and_then(|decoder| decoder.weights.as_deref());
+    if let Some(theirs) = taker.fingerprint.as_deref().filter(|theirs| Some(*theirs) != ours) {
+        return Err(HttpError::model_mismatch(ours.unwrap_or_default(), theirs));
+    }
+    let length = HeaderValue::from(bundle.file_bytes());
+    let (send, mut pieces) = mpsc::channel::<Result<Bytes, std::convert::Infallible>>(PIECES_AHEAD);
+    tokio::task::spawn_blocking(move || {
+        if let Ok(pipeline) = service.ready() {
+            // A reader who leaves takes the channel along.
+            bundle.write(pipeline, |piece| send.blocking_send(Ok(piece)).is_ok());
+        }
+    });
+    let kind = HeaderValue::from_static("application/octet-stream");
+    let body = Body::from_stream(stream::poll_fn(move |context| pieces.poll_recv(context)));
+    Ok(([(CONTENT_TYPE, kind), (CONTENT_LENGTH, length)], body).into_response())
+}

@@ -1,0 +1,772 @@
+"""Keys and values of the running daemon, taken over by transformers' own model of the same weights.
+
+`make test` puts torch and transformers where PYTHONPATH says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.error
+import urllib.request
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from daemon import BINARY, ROOT, Daemon  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from thresher_client import AsyncClient, AuthenticationError, Client, HandoverError, NotFoundError, RequestInvalidError  # noqa: E402
+from thresher_client.transformers import Handover, attention, fingerprint, generate  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
+
+FOLDER = ROOT / "models" / "facts"
+RECIPE = ROOT / "docs" / "recipes" / "handover" / "with_transformers.py"
+NEW_TOKENS = 10
+QUESTIONS = 6
+WITHIN = 1e-4
+HEADS = [{"ratio": 0.25}, {"ratio": 0.1}, {"mass": 0.9}, {"ratio": 0.5, "sinks": 1, "recent": 0}]
+FAMILIES = ["llama", "llama3-tied", "mistral-linear", "mistral-sliding", "qwen2", "qwen2-full", "qwen3", "gpt-neox", "gpt-neox-serial"]
+
+transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)
+torch.set_grad_enabled(False)
+
+
+def setUpModule():
+    global work, exported, daemon, client, model, tokenizer, rows
+    folder = tempfile.TemporaryDirectory()
+    unittest.addModuleCleanup(folder.cleanup)
+    work = Path(folder.name)
+    exported = work / "onnx"
+    subprocess.run([BINARY, "export", FOLDER, "--out", exported], check=True, stdout=subprocess.DEVNULL)
+    daemon = started()
+    unittest.addModuleCleanup(daemon.stop)
+    client = Client(daemon.url)
+    unittest.addModuleCleanup(client.close)
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    with open(FOLDER / "rows.jsonl") as lines:
+        rows = [json.loads(line) for line in lines][:QUESTIONS]
+
+
+def started(**settings):
+    return Daemon(**{"THRESHER__MODEL__DIR": str(exported), "THRESHER__KV__CODEC": "f32", **settings})
+
+
+def asking(test, of, **options):
+    """A client that is closed with the test."""
+    one = Client(of.url, **options)
+    test.addCleanup(one.close)
+    return one
+
+
+def without_special(text):
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def handed_over(query, chunks, of=None, **options):
+    """What is said of it, and the thing."""
+    options = {"budget": {"ratio": 1}, "include": ["kv"], **options}
+    answer = (of or client).compress(query, chunks, **options)
+    data = (of or client).kv(answer.kv.handle)
+    return answer, data, Handover.load(data)
+
+
+# ------------------------------------------------------------------------------------------------ what should come out
+
+
+def turned(keys, by):
+    """Keys `[kv_head, token, head_dim]`, so many places further."""
+    angles = by * model.model.rotary_emb.inv_freq
+    cos, sin = angles.cos().repeat(2), angles.sin().repeat(2)
+    first, second = keys.chunk(2, dim=-1)
+    return keys * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def blocks(chunks):
+    """Keys and values of each layer as transformers makes them of windows that are read alone, and token ids, chunks, windows, and
+    the texts under the tokens."""
+    front, window_max = tokenizer("").input_ids, client.models()[0].window_tokens_max
+    ids, of_chunk, of_window, texts = list(front), [-1] * len(front), [-1] * len(front), [None] * len(front)
+    layers = None
+    window = 0
+    for index, chunk in enumerate(chunks):
+        title = without_special(f"{chunk['title'].strip()}. ") if chunk.get("title") else []
+        text = tokenizer(chunk["text"], add_special_tokens=False, return_offsets_mapping=True)
+        own = title + text.input_ids
+        texts += [None] * len(title) + [chunk["text"][a:b] for a, b in text.offset_mapping]
+        for at in range(0, len(own), window_max):
+            piece = own[at : at + window_max]
+            read = model(torch.tensor([front + piece]), use_cache=True).past_key_values
+            read = [(read.layers[layer].keys[0], read.layers[layer].values[0]) for layer in range(len(model.model.layers))]
+            behind = len(ids) - len(front)
+            if layers is None:
+                layers = [([k[:, : len(front)]], [v[:, : len(front)]]) for k, v in read]
+            for (keys, values), (k, v) in zip(layers, read):
+                keys.append(turned(k[:, len(front) :], behind))
+                values.append(v[:, len(front) :])
+            ids += piece
+            of_chunk += [index] * len(piece)
+            of_window += [window] * len(piece)
+            window += 1
+    layers = [(torch.cat(keys, dim=1), torch.cat(values, dim=1)) for keys, values in layers]
+    return layers, ids, of_chunk, of_window, texts
+
+
+def greedy(step, question):
+    """Logits behind the question, and the tokens that follow; `step` is given new tokens and gives the last one's logits."""
+    logits = first = step(question)
+    said = []
+    ends = torch.as_tensor(model.generation_config.eos_token_id).reshape(-1).tolist()
+    while len(said) < NEW_TOKENS:
+        said.append(int(logits.argmax()))
+        if said[-1] in ends:
+            break
+        logits = step(said[-1:])
+    return first, said
+
+
+def by_transformers(layers, question):
+    """By transformers alone, on a cache that it takes as its own."""
+    cache = DynamicCache()
+    for at, (keys, values) in enumerate(layers):
+        cache.update(keys[None], values[None], at)
+    return greedy(lambda ids: model(torch.tensor([ids]), past_key_values=cache).logits[0, -1], question)
+
+
+def by_hand(layers, kept, question):
+    """A Llama in plain arithmetic over all keys; those that `kept` `[layer][kv_head, token]` does not name are masked."""
+    weights, config = model.state_dict(), model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    group = config.num_attention_heads // config.num_key_value_heads
+    inv_freq = model.model.rotary_emb.inv_freq
+    layers = [(keys.clone(), values.clone()) for keys, values in layers]
+    kept = list(kept)
+
+    def norm(x, name):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps) * weights[name]
+
+    def turn(x, places):
+        angles = places[:, None] * inv_freq
+        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+        return x * cos + torch.cat([-x[..., head_dim // 2 :], x[..., : head_dim // 2]], dim=-1) * sin
+
+    def step(ids):
+        before = layers[0][0].shape[1]
+        places = torch.arange(before, before + len(ids))
+        x = weights["model.embed_tokens.weight"][ids]
+        for at in range(config.num_hidden_layers):
+            name = f"model.layers.{at}."
+            h = norm(x, name + "input_layernorm.weight")
+            q, k, v = (
+                (h @ weights[f"{name}self_attn.{one}_proj.weight"].T).view(len(ids), -1, head_dim).transpose(0, 1) for one in "qkv"
+            )
+            q, k = turn(q, places), turn(k, places)
+            keys, values = layers[at] = tuple(torch.cat(pair, dim=1) for pair in zip(layers[at], (k, v)))
+            kept[at] = torch.cat([kept[at], torch.ones(len(k), len(ids), dtype=torch.bool)], dim=1)
+            seen = (torch.arange(keys.shape[1])[None] <= places[:, None])[None] & kept[at][:, None]
+            logits = q @ keys.repeat_interleave(group, 0).transpose(1, 2) / head_dim**0.5
+            logits = logits.masked_fill(~seen.repeat_interleave(group, 0), -torch.inf)
+            h = (logits.softmax(-1) @ values.repeat_interleave(group, 0)).transpose(0, 1).reshape(len(ids), -1)
+            x = x + h @ weights[name + "self_attn.o_proj.weight"].T
+            h = norm(x, name + "post_attention_layernorm.weight")
+            gate, up = (h @ weights[f"{name}mlp.{one}_proj.weight"].T for one in ("gate", "up"))
+            x = x + (torch.nn.functional.silu(gate) * up) @ weights[name + "mlp.down_proj.weight"].T
+        return norm(x[-1], "model.norm.weight") @ model.lm_head.weight.T
+
+    return greedy(step, question)
+
+
+def kept_by(handover):
+    """`[layer][kv_head, token]`"""
+    masks = []
+    for layer in handover.layers:
+        mask = torch.zeros(handover.kv_heads, handover.next_position, dtype=torch.bool)
+        for head, of_head in enumerate(layer.tokens.split(layer.counts.tolist())):
+            mask[head, of_head.long()] = True
+        masks.append(mask)
+    return masks
+
+
+def chunks_of(handover, chunks):
+    """The chunks that were kept, in the order of the file."""
+    by_id = {chunk["id"]: chunk for chunk in chunks}
+    return [by_id[name] for name in handover.chunk_ids]
+
+
+def long_chunks():
+    """A chunk of two windows, with a title, and one of the rest of the context's room."""
+    window, context = client.models()[0].window_tokens_max, model.config.max_position_embeddings
+    texts = [chunk["text"] for row in rows for chunk in row["chunks"]]
+    long = texts.pop()
+    while len(without_special(long)) <= window * 1.1:
+        long += " " + texts.pop()
+    chunks = [{"id": "short", "text": rows[0]["chunks"][0]["text"]}, {"id": "long", "title": "The old people", "text": long}]
+    total = sum(len(without_special(chunk["text"])) for chunk in chunks)
+    assert window < total < context - 100, (window, total, context)
+    return chunks
+
+
+class Test(unittest.TestCase):
+    maxDiff = 2000
+
+    @contextmanager
+    def refused(self, code, kind=RequestInvalidError):
+        """The error, once it has been raised."""
+        found = SimpleNamespace()
+        with self.assertRaises(kind) as raised:
+            yield found
+        found.error, found.message = raised.exception, raised.exception.message
+        self.assertEqual(raised.exception.code, code)
+
+    def check_file(self, handover, chunks):
+        """Against what transformers reads; its layers."""
+        kept = chunks_of(handover, chunks)
+        layers, ids, of_chunk, of_window, texts = blocks(kept)
+        self.assertEqual(handover.token_ids.tolist(), ids)
+        self.assertEqual(handover.positions.tolist(), list(range(len(ids))))
+        self.assertEqual(handover.chunks.tolist(), of_chunk)
+        self.assertEqual(handover.windows.tolist(), of_window)
+        self.assertEqual(handover.next_position, len(ids))
+        for (start, end), chunk, text in zip(handover.offsets.tolist(), of_chunk, texts):
+            if text is None:
+                self.assertEqual((start, end), (-1, -1))
+            else:
+                self.assertEqual(kept[chunk]["text"].encode()[start:end].decode(errors="replace"), text)
+        return layers
+
+    def check_close(self, one, other, within=WITHIN):
+        self.assertLess(float((one - other).abs().max()), within)
+
+
+# --------------------------------------------------------------------------------------------------------------- tests
+
+
+class WholeChunks(Test):
+    def check_goes_on(self, query, chunks, **options):
+        answer, data, handover = handed_over(query, chunks, **options)
+        layers = self.check_file(handover, chunks)
+        self.assertEqual((handover.policy, answer.kv.policy), ("chunks", "chunks"))
+        self.assertEqual((answer.kv.tokens, answer.kv.bytes), (handover.next_position, len(data)))
+        self.assertEqual((answer.kv.share, handover.share), (1.0, 1.0))
+        self.assertEqual(answer.kv.fingerprint, handover.fingerprint)
+        self.assertEqual(sum(k.nbytes + v.nbytes for k, v in layers), handover.kv_bytes)
+        for ours, (keys, values) in zip(handover.layers, layers):
+            self.check_close(ours.keys, keys)
+            self.check_close(ours.values, values)
+        question = without_special(query)
+        logits, said = by_transformers(layers, question)
+        cache = handover.cache(model)
+        self.check_close(model(torch.tensor([question]), past_key_values=cache).logits[0, -1], logits)
+        found = generate(model, handover, question, max_new_tokens=NEW_TOKENS, do_sample=False)
+        self.assertEqual(found.tolist(), said)
+        # What anybody may write, without our help.
+        ids = handover.input_ids(question)
+        plain = model.generate(ids, past_key_values=handover.cache(model), max_new_tokens=NEW_TOKENS, do_sample=False)
+        self.assertEqual(plain[0, ids.shape[1] :].tolist(), said)
+        return answer, handover
+
+    def test_all_kept(self):
+        for row in rows:
+            with self.subTest(row["id"]):
+                _, handover = self.check_goes_on(row["query"], row["chunks"])
+                self.assertEqual(list(handover.chunk_ids), [chunk["id"] for chunk in row["chunks"]])
+
+    def test_what_a_budget_keeps(self):
+        for row in rows:
+            with self.subTest(row["id"]):
+                answer, handover = self.check_goes_on(row["query"], row["chunks"], budget={"ratio": 0.3})
+                self.assertEqual(list(handover.chunk_ids), [chunk.id for chunk in answer.chunks if chunk.kept])
+                self.assertLess(len(handover.chunk_ids), len(row["chunks"]))
+
+    def test_in_the_order_of_relevance(self):
+        moved = 0
+        for row in rows:
+            with self.subTest(row["id"]):
+                answer, handover = self.check_goes_on(row["query"], row["chunks"], order="relevance", granularity="chunk", budget={"ratio": 0.5})
+                self.assertEqual(list(handover.chunk_ids), list(dict.fromkeys(cite.chunk for cite in answer.citations)))
+                self.assertGreater(len(handover.chunk_ids), 1)
+                places = [[chunk["id"] for chunk in row["chunks"]].index(name) for name in handover.chunk_ids]
+                moved += places != sorted(places)
+        self.assertGreater(moved, 0)
+
+    def test_long_chunks_and_titles(self):
+        _, handover = self.check_goes_on(rows[0]["query"], long_chunks())
+        self.assertEqual(handover.windows.max(), 2)
+        self.assertEqual(sorted(set(handover.chunks.tolist())), [-1, 0, 1])
+
+    def test_text_beyond_ascii(self):
+        chunks = [{"id": "a", "title": "Caffè 😀", "text": "naïve — 漢字 😀 " + rows[0]["chunks"][0]["text"]}]
+        _, data, handover = handed_over(rows[0]["query"], chunks)
+        text = chunks[0]["text"].encode()
+        spans = [(start, end) for start, end in handover.offsets.tolist() if start >= 0]
+        self.assertEqual(spans, sorted(spans))
+        self.assertEqual(max(end for _, end in spans), len(text))
+        self.assertGreater(sum(pair == [-1, -1] for pair in handover.offsets.tolist()), len(tokenizer("").input_ids))
+        generate(model, handover, without_special("what ?"), max_new_tokens=2)
+
+    def test_registered_chunks(self):
+        row = rows[0]
+        client.register_chunks(row["chunks"], wait=True)
+        _, _, handover = handed_over(row["query"], None, chunk_ids=[chunk["id"] for chunk in row["chunks"]])
+        self.check_file(handover, row["chunks"])
+
+    def test_from_a_file_and_asynchronously(self):
+        async def fetched():
+            async with AsyncClient(daemon.url) as of:
+                answer = await of.compress(rows[0]["query"], rows[0]["chunks"], kv={"policy": "chunks"})
+                return await of.kv(answer.kv.handle, fingerprint=answer.kv.fingerprint)
+
+        data = asyncio.run(fetched())
+        file = work / "kv.safetensors"
+        file.write_bytes(data)
+        one, other = Handover.load(data), Handover.load(file)
+        self.assertEqual(one.chunk_ids, other.chunk_ids)
+        self.assertTrue(torch.equal(one.layers[-1].values, other.layers[-1].values))
+        self.assertTrue(torch.equal(one.offsets, Handover.load(str(file)).offsets))
+
+    def test_nothing_is_asked_for(self):
+        self.assertIsNone(client.compress(rows[0]["query"], rows[0]["chunks"]).kv)
+
+    def test_fetched_twice_and_its_head(self):
+        answer, data, _ = handed_over(rows[0]["query"], rows[0]["chunks"])
+        self.assertEqual(client.kv(answer.kv.handle), data)
+        with urllib.request.urlopen(f"{daemon.url}/v1/kv/{answer.kv.handle}") as fetched:
+            self.assertEqual(fetched.headers["content-length"], str(len(data)))
+            self.assertEqual(fetched.read(), data)
+
+
+class Heads(Test):
+    def test_what_heads_keep(self):
+        for row in rows:
+            _, whole, full = handed_over(row["query"], row["chunks"])
+            layers = self.check_file(full, row["chunks"])
+            question = without_special(row["query"])
+            for kv in HEADS:
+                with self.subTest(row["id"], kv=kv):
+                    answer, data, handover = handed_over(row["query"], row["chunks"], kv={"policy": "heads", **kv})
+                    kept = kept_by(handover)
+                    self.check_kept(answer, handover, kept, kv)
+                    self.check_rows(handover, full)
+                    self.assertEqual(answer.kv.bytes, len(data))
+                    self.assertLess(len(data), len(whole))
+                    self.assertLess(handover.kv_bytes / full.kv_bytes, handover.share + 0.01)
+                    logits, said = by_hand(layers, kept, question)
+                    cache = handover.cache(model)
+                    with attention(model):
+                        found = model(torch.tensor([question]), past_key_values=cache).logits[0, -1]
+                    self.check_close(found, logits)
+                    found = generate(model, handover, question, max_new_tokens=NEW_TOKENS, do_sample=False)
+                    self.assertEqual(found.tolist(), said)
+
+    def check_kept(self, answer, handover, kept, kv):
+        special = len(tokenizer("").input_ids)
+        kept = torch.stack(kept)
+        self.assertEqual((answer.kv.tokens, kept.shape[-1]), (handover.next_position,) * 2)
+        own = kept[..., special:]
+        self.assertAlmostEqual(answer.kv.share, float(own.float().mean()), places=6)
+        self.assertAlmostEqual(answer.kv.share, handover.share, places=9)
+        if "ratio" in kv:
+            self.assertEqual(int(own.sum()), int(own.numel() * kv["ratio"]))
+        else:
+            self.assertTrue(0 < answer.kv.share < 1)
+        sinks, recent = kv.get("sinks", 4), kv.get("recent", 4)
+        self.assertTrue(kept[..., : max(sinks, special)].all())
+        self.assertTrue(kept[..., kept.shape[-1] - recent :].all())
+
+    def check_rows(self, handover, full):
+        """Rows are those of the whole."""
+        for layer, whole in zip(handover.layers, full.layers):
+            counts = layer.counts.tolist()
+            for head, (tokens, keys, values) in enumerate(zip(*(one.split(counts) for one in (layer.tokens, layer.keys, layer.values)))):
+                self.assertEqual(tokens.tolist(), sorted(set(tokens.tolist())))
+                self.assertTrue(torch.equal(whole.keys[head][tokens.long()], keys))
+                self.assertTrue(torch.equal(whole.values[head][tokens.long()], values))
+
+    def test_everything_kept_is_the_whole(self):
+        row = rows[0]
+        question = without_special(row["query"])
+        _, _, full = handed_over(row["query"], row["chunks"])
+        _, _, heads = handed_over(row["query"], row["chunks"], kv={"policy": "heads", "ratio": 1.0})
+        self.assertEqual(heads.share, 1.0)
+        said = [generate(model, one, question, max_new_tokens=NEW_TOKENS, do_sample=False).tolist() for one in (full, heads)]
+        self.assertEqual(*said)
+
+    def test_long_chunks_and_titles(self):
+        chunks, query = long_chunks(), rows[0]["query"]
+        _, _, full = handed_over(query, chunks)
+        layers = self.check_file(full, chunks)
+        _, _, handover = handed_over(query, chunks, kv={"policy": "heads"})
+        question = without_special(query)
+        _, said = by_hand(layers, kept_by(handover), question)
+        self.assertEqual(generate(model, handover, question, max_new_tokens=NEW_TOKENS, do_sample=False).tolist(), said)
+
+    def test_memory_is_saved(self):
+        row = rows[0]
+        size = []
+        for kv in ({"policy": "chunks"}, {"policy": "heads", "ratio": 0.1}):
+            _, _, handover = handed_over(row["query"], row["chunks"], kv=kv)
+            size.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in handover.cache(model).layers))
+        longest = sum(int(layer.counts.max()) for layer in handover.layers) * handover.kv_heads * handover.head_dim * 4 * 2
+        self.assertEqual(size[1], longest)
+        self.assertLess(size[1], 0.6 * size[0])
+
+    def test_piece_by_piece_and_cropped(self):
+        row = rows[0]
+        question = without_special(row["query"])
+        _, _, handover = handed_over(row["query"], row["chunks"], kv={"policy": "heads"})
+        with attention(model):
+            whole = model(torch.tensor([question]), past_key_values=handover.cache(model)).logits[0]
+            cache = handover.cache(model)
+            self.assertEqual(cache.get_seq_length(), handover.next_position)
+            first = model(torch.tensor([question[:2]]), past_key_values=cache).logits[0]
+            model(torch.tensor([question[:3]]), past_key_values=cache)
+            cache.crop(-3)
+            self.assertEqual(cache.get_seq_length(), handover.next_position + 2)
+            rest = model(torch.tensor([question[2:]]), past_key_values=cache).logits[0]
+            self.check_close(torch.cat([first, rest]), whole)
+            with self.assertRaises(ValueError):
+                cache.crop(-len(question) - 1)
+            with self.assertRaises(ValueError):
+                cache.reset()
+
+    def test_a_batch_of_ways_to_go_on(self):
+        row = rows[0]
+        question = without_special(row["query"])
+        _, _, handover = handed_over(row["query"], row["chunks"], kv={"policy": "heads"})
+        cache = handover.cache(model)
+        cache.batch_repeat_interleave(2)
+        with attention(model):
+            both = model(torch.tensor([question, question[::-1]]), past_key_values=cache).logits
+            for ids, found in zip((question, question[::-1]), both):
+                self.check_close(model(torch.tensor([ids]), past_key_values=handover.cache(model)).logits[0], found)
+
+    def test_attention_is_put_back(self):
+        row = rows[0]
+        question = torch.tensor([without_special(row["query"])])
+        before = model.config._attn_implementation
+        _, _, handover = handed_over(row["query"], row["chunks"], kv={"policy": "heads"})
+        _, _, full = handed_over(row["query"], row["chunks"])
+        outside = model(question, past_key_values=full.cache(model)).logits
+        with self.assertRaises(ZeroDivisionError), attention(model), attention(model):
+            # Other caches, and none, are what they were.
+            self.check_close(model(question, past_key_values=full.cache(model)).logits, outside)
+            raise ZeroDivisionError
+        self.assertEqual(model.config._attn_implementation, before)
+        with self.refused("attention_missing", HandoverError):
+            model(question, past_key_values=handover.cache(model))
+        with self.refused("attention_missing", HandoverError):
+            model.generate(handover.input_ids(question), past_key_values=handover.cache(model), max_new_tokens=1)
+        self.check_close(model(question, past_key_values=full.cache(model)).logits, outside, 1e-9)
+
+    def test_with_eager_attention(self):
+        row = rows[0]
+        question = without_special(row["query"])
+        eager = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="eager")
+        _, _, handover = handed_over(row["query"], row["chunks"], kv={"policy": "heads"})
+        said = [generate(one, handover, question, max_new_tokens=NEW_TOKENS, do_sample=False).tolist() for one in (model, eager)]
+        self.assertEqual(*said)
+        self.assertEqual(eager.config._attn_implementation, "eager")
+
+    def test_side_by_side(self):
+        asked = [(row, kv) for row in rows[:2] for kv in ({"policy": "heads"}, {"policy": "chunks"})]
+        found = [(handed_over(row["query"], row["chunks"], kv=kv)[2], without_special(row["query"])) for row, kv in asked]
+        say = functools.partial(generate, model, max_new_tokens=NEW_TOKENS, do_sample=False)
+        alone = [say(*one).tolist() for one in found]
+        together, raised = [None] * len(found), []
+
+        def run(at):
+            try:
+                for _ in range(3):
+                    together[at] = say(*found[at]).tolist()
+            except Exception as error:
+                raised.append(error)
+
+        threads = [threading.Thread(target=run, args=(at,)) for at in range(len(found))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(raised, [])
+        self.assertEqual(together, alone)
+        self.assertNotEqual(model.config._attn_implementation, "thresher_heads")
+
+    def test_sampled(self):
+        row = rows[0]
+        _, _, handover = handed_over(row["query"], row["chunks"], kv={"policy": "heads"})
+        torch.manual_seed(1)
+        said = generate(model, handover, torch.tensor([without_special(row["query"])]), max_new_tokens=5, do_sample=True, return_dict_in_generate=True)
+        self.assertTrue(1 <= len(said) <= 5)
+
+
+class Families(Test):
+    """A chunk alone is read as in a prompt: what comes out is what a model without any cache says."""
+
+    def test_each(self):
+        for family in FAMILIES:
+            with self.subTest(family):
+                folder, made = ROOT / "models" / "tiny" / family, work / family
+                subprocess.run([BINARY, "export", folder, "--out", made], check=True, stdout=subprocess.DEVNULL)
+                one = started(THRESHER__MODEL__DIR=str(made))
+                try:
+                    self.check_goes_on(asking(self, one), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), folder)
+                finally:
+                    one.stop()
+
+    def check_goes_on(self, of, plain, folder):
+        words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        words.no_truncation()
+        query, text = "what ?", "the keeper had a dog ."
+        question = words.encode(query, add_special_tokens=False).ids
+        prompt = torch.tensor([words.encode(text).ids + question])
+        options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        logits = plain(prompt).logits[0, -1]
+        said = plain.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0, prompt.shape[1] :].tolist()
+        for kv in ({"policy": "chunks"}, {"policy": "heads", "ratio": 1.0}):
+            _, _, handover = handed_over(query, [{"id": "a", "text": text}], of=of, kv=kv)
+            self.assertEqual(handover.input_ids(question).tolist(), prompt.tolist())
+            cache = handover.cache(plain)
+            with attention(plain) if kv["policy"] == "heads" else nullcontext():
+                self.check_close(plain(torch.tensor([question]), past_key_values=cache).logits[0, -1], logits)
+            self.assertEqual(generate(plain, handover, question, **options).tolist(), said)
+
+    def test_places_that_are_learned(self):
+        made = work / "gpt2"
+        subprocess.run([BINARY, "export", ROOT / "models/tiny/gpt2", "--out", made], check=True, stdout=subprocess.DEVNULL)
+        one = started(THRESHER__MODEL__DIR=str(made))
+        self.addCleanup(one.stop)
+        with self.refused("kv_unavailable"):
+            asking(self, one).compress("what ?", ["the keeper had a dog ."], include=["kv"])
+
+
+class Codecs(Test):
+    def test_halves(self):
+        row = rows[0]
+        question = without_special(row["query"])
+        for codec, within in (("f16", 0.002), ("int8", 0.03)):
+            one = started(THRESHER__KV__CODEC=codec)
+            try:
+                of = asking(self, one)
+                for kv in ({"policy": "chunks"}, {"policy": "heads"}):
+                    with self.subTest(codec, kv=kv):
+                        answer, data, handover = handed_over(row["query"], row["chunks"], of=of, kv=kv)
+                        self.assertEqual(answer.kv.bytes, len(data))
+                        self.assertEqual({one.dtype for layer in handover.layers for one in (layer.keys, layer.values)}, {torch.float16})
+                        self.assertTrue(len(generate(model, handover, question, max_new_tokens=3)))
+                        half = copy.deepcopy(model).to(torch.float16)
+                        self.assertEqual(handover.cache(half).layers[0].keys.dtype, torch.float16)
+                        if kv["policy"] == "chunks":
+                            layers = self.check_file(handover, row["chunks"])
+                            for ours, exact in zip(handover.layers, layers):
+                                for a, b in zip((ours.keys, ours.values), exact):
+                                    self.check_close(a.float(), b, within * float(b.abs().max()))
+            finally:
+                one.stop()
+
+
+class Refusals(Test):
+    def setUp(self):
+        self.row = rows[0]
+
+    def compress(self, of=None, **options):
+        return (of or client).compress(self.row["query"], self.row["chunks"], **{"budget": {"ratio": 1}, **options})
+
+    def test_unknown_and_expired(self):
+        with self.refused("kv_unknown", NotFoundError):
+            client.kv("kv_00000000000000000000000000000000")
+        with self.refused("kv_unknown", NotFoundError):
+            client.kv("a/b?c")
+        one = started(THRESHER__HANDOVER__EXPIRE_S="1")
+        self.addCleanup(one.stop)
+        of = asking(self, one)
+        answer = self.compress(of, include=["kv"])
+        self.assertEqual(answer.kv.expires_s, 1)
+        time.sleep(1.5)
+        with self.refused("kv_unknown", NotFoundError):
+            of.kv(answer.kv.handle)
+
+    def test_anothers(self):
+        keys, file = {}, work / "keys.toml"
+        for name in ("a", "b"):
+            made = subprocess.run([BINARY, "key", "new", "--name", name, "--tenant", name, "--file", file], capture_output=True, text=True, check=True)
+            (keys[name],) = [word for word in made.stdout.split() if word.startswith("thr_")]
+        one = started(THRESHER__ACCESS__KEYS_FILE=str(file))
+        self.addCleanup(one.stop)
+        of = {name: asking(self, one, api_key=key) for name, key in keys.items()}
+        handle = self.compress(of["a"], include=["kv"]).kv.handle
+        with self.refused("kv_unknown", NotFoundError):
+            of["b"].kv(handle)
+        with self.refused("key_missing", AuthenticationError):
+            asking(self, one).kv(handle)
+        self.assertTrue(Handover.load(of["a"].kv(handle)).chunk_ids)
+
+    def test_an_encoder(self):
+        one = Daemon()
+        self.addCleanup(one.stop)
+        with self.refused("kv_unavailable") as found:
+            self.compress(asking(self, one), include=["kv"])
+        self.assertEqual(found.error.status, 422)
+        self.assertIn("encoder", found.message)
+
+    def test_budgets(self):
+        with self.refused("kv_budget_too_small"):
+            self.compress(kv={"policy": "heads", "ratio": 0.001})
+        with self.refused("ratio_out_of_range"):
+            self.compress(kv={"policy": "heads", "ratio": 1.5})
+        with self.refused("kv_ambiguous"):
+            self.compress(kv={"policy": "heads", "ratio": 0.5, "mass": 0.5})
+        with self.refused("kv_ambiguous"):
+            self.compress(kv={"policy": "chunks", "ratio": 0.5})
+        with self.refused("unknown_value"):
+            self.compress(include=["everything"])
+        with self.assertRaises(TypeError):
+            self.compress(include="kv")
+
+    def test_more_than_the_context_holds(self):
+        chunks = [{"id": f"{at}", "text": f"{chunk['text']} {at} ."} for at in range(40) for chunk in self.row["chunks"][:1]]
+        with self.refused("kv_too_long"):
+            client.compress(self.row["query"], chunks, budget={"ratio": 1}, include=["kv"])
+
+    def test_more_than_is_held(self):
+        one = started(THRESHER__HANDOVER__BYTES_MAX="1000")
+        self.addCleanup(one.stop)
+        with self.refused("kv_too_large"):
+            self.compress(asking(self, one), include=["kv"])
+
+    def test_another_model(self):
+        answer, data, handover = handed_over(self.row["query"], self.row["chunks"])
+        theirs = "0" * 64
+        with self.refused("model_mismatch") as found:
+            client.kv(answer.kv.handle, fingerprint=theirs)
+        self.assertEqual(found.error.status, 409)
+        self.assertIn(theirs, found.message)
+        self.assertIn(handover.fingerprint, found.message)
+        with self.refused("model_mismatch", HandoverError) as found:
+            handover.cache(model, fingerprint=theirs)
+        self.assertIn(theirs, found.message)
+        self.assertIn(handover.fingerprint, found.message)
+        for policy in ({"policy": "chunks"}, {"policy": "heads"}):
+            handover = handed_over(self.row["query"], self.row["chunks"], kv=policy)[2]
+            with self.refused("model_mismatch", HandoverError):
+                generate(model, handover, [1], fingerprint=theirs)
+
+    def test_other_weights_of_the_same_shape(self):
+        other = work / "other"
+        other.mkdir()
+        (other / "config.json").write_text((FOLDER / "config.json").read_text())
+        state = {name: value + 1 for name, value in model.state_dict().items() if name != "lm_head.weight"}
+        save_file(state, other / "model.safetensors", metadata={"format": "pt"})
+        _, _, handover = handed_over(self.row["query"], self.row["chunks"])
+        loaded = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32)
+        with self.refused("model_mismatch", HandoverError) as found:
+            handover.cache(loaded)
+        self.assertIn(fingerprint(other), found.message)
+        self.assertIn(fingerprint(FOLDER), found.message)
+
+    def test_other_shapes(self):
+        _, _, handover = handed_over(self.row["query"], self.row["chunks"])
+        config = model.config
+        head_dim = handover.head_dim
+        for name, changes in {
+            "layers": {"num_hidden_layers": config.num_hidden_layers + 1},
+            "kv_heads": {"num_key_value_heads": config.num_attention_heads},
+            "head_dim": {"head_dim": head_dim * 2},
+            "turned by": {"rope_theta": 5000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+        }.items():
+            with self.subTest(name):
+                changed = copy.deepcopy(config)
+                for key, value in changes.items():
+                    setattr(changed, key, value)
+                other = AutoModelForCausalLM.from_config(changed)
+                with self.refused("fingerprint_unknown", HandoverError):
+                    other.name_or_path = ""
+                    handover.cache(other)
+                with self.refused("model_mismatch", HandoverError) as found:
+                    handover.cache(other, fingerprint=handover.fingerprint)
+                self.assertIn(name, found.message)
+
+    def test_fingerprints(self):
+        sums = subprocess.run("sha256sum *.safetensors | sha256sum", shell=True, cwd=FOLDER, capture_output=True, text=True, check=True)
+        self.assertEqual(sums.stdout.split()[0], fingerprint(FOLDER))
+        answer = self.compress(include=["kv"])
+        self.assertEqual(answer.kv.fingerprint, fingerprint(FOLDER))
+        shards = work / "shards"
+        model.save_pretrained(shards, max_shard_size="200KB")
+        self.assertGreater(len(list(shards.glob("*.safetensors"))), 1)
+        (shards / "adapter.notes").write_text("nothing")
+        sums = subprocess.run("sha256sum *.safetensors | sha256sum", shell=True, cwd=shards, capture_output=True, text=True, check=True)
+        self.assertEqual(sums.stdout.split()[0], fingerprint(shards))
+        with self.assertRaises(FileNotFoundError):
+            fingerprint(work / "nowhere")
+
+    def test_of_shards(self):
+        """A model in several files is known by all of them."""
+        shards, made = work / "of-shards", work / "of-shards-onnx"
+        model.save_pretrained(shards, max_shard_size="200KB")
+        for name in ("tokenizer.json",):
+            (shards / name).write_bytes((FOLDER / name).read_bytes())
+        subprocess.run([BINARY, "export", shards, "--out", made], check=True, stdout=subprocess.DEVNULL)
+        one = started(THRESHER__MODEL__DIR=str(made))
+        self.addCleanup(one.stop)
+        _, _, handover = handed_over(self.row["query"], self.row["chunks"], of=asking(self, one))
+        self.assertEqual(handover.fingerprint, fingerprint(shards))
+
+    def test_damaged(self):
+        _, data, _ = handed_over(self.row["query"], self.row["chunks"])
+        for length in (0, 7, 100, len(data) // 2, len(data) - 1):
+            with self.subTest(length):
+                with self.refused("handover_invalid", HandoverError):
+                    Handover.load(data[:length])
+                (work / "damaged").write_bytes(data[:length])
+                with self.refused("handover_invalid", HandoverError):
+                    Handover.load(work / "damaged")
+        with self.refused("handover_invalid", HandoverError) as found:
+            Handover.load(FOLDER / "model.safetensors")
+        self.assertIn("thresher-kv/1", found.message)
+        with self.refused("handover_invalid", HandoverError):
+            Handover.load(data.replace(b'"thresher-kv/1"', b'"thresher-kv/2"'))
+        with self.refused("handover_invalid", HandoverError):
+            Handover.load(data.replace(b'"layers.0.value"', b'"layers.0.vvvvv"'))
+        with self.assertRaises(FileNotFoundError):
+            Handover.load(work / "nowhere")
+
+    def test_no_question(self):
+        _, _, handover = handed_over(self.row["query"], self.row["chunks"])
+        with self.assertRaises(ValueError):
+            generate(model, handover, [])
+
+    def test_paths(self):
+        with self.assertRaises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(f"{daemon.url}/v1/kv/x?fingerprnt=1")
+        self.addCleanup(raised.exception.close)
+        self.assertEqual(raised.exception.code, 400)
+
+
+class Recipe(Test):
+    def test_it_runs(self):
+        asked = json.loads((ROOT / "docs/examples/facts.json").read_text())
+        _, _, handover = handed_over(asked["query"], asked["chunks"], budget=asked["budget"])
+        said = tokenizer.decode(generate(model, handover, without_special(asked["query"]), max_new_tokens=8, do_sample=False))
+        environment = {**os.environ, "THRESHER_URL": daemon.url}
+        run = subprocess.run([sys.executable, RECIPE], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(run.stdout, f"{handover.chunk_ids} {handover.next_position}\n{said}\n")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,296 @@
+//! Keys and values of kept chunks, through the routes: what the file holds, who gets it, what is refused.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+use thresher::export::{ExportOptions, export};
+use thresher::kv::codec::Codec;
+use thresher::kv::store::KvStore;
+use thresher::model::ModelRuntime;
+use thresher::model::contract::{Chosen, Contract, Family, HeadChoice, Weights};
+use thresher::model::ort::{DecoderRuntime, OrtSettings};
+use thresher::model::tokenizer::ModelTokenizer;
+use thresher::pipeline::validate::RequestLimits;
+use thresher::pipeline::{Pipeline, Settings};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::keys::{Keyed, entry};
+use crate::support::{in_checkout, ort_settings};
+use crate::wire::{Response, get, post};
+use crate::{Daemon, check_error, daemon, daemon_of, registry_settings, scripted};
+
+/// A small decoder, loaded; its folder goes when the test ends.
+struct Model {
+    dir: tempfile::TempDir,
+}
+
+impl Model {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let options = ExportOptions { weights: Weights::F32, name: "small".into() };
+        export(&in_checkout("models/facts"), dir.path(), &options, &|_, _| {}).expect("it exports");
+        Self { dir }
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::load(self.path()).expect("a contract")
+    }
+
+    fn fingerprint(&self) -> String {
+        self.contract().source.weights.expect("it is written down")
+    }
+
+    fn tokenizer(&self) -> ModelTokenizer {
+        ModelTokenizer::from_file(&self.path().join("tokenizer.json")).expect("a tokenizer")
+    }
+
+    fn pipeline(&self, settings: &OrtSettings) -> Pipeline {
+        let runtime = DecoderRuntime::load(settings).expect("it loads");
+        let limits = RequestLimits::default();
+        let settings = Settings { codec: Codec::F32, limits, ..Settings::default() };
+        let store = Arc::new(KvStore::without_tiers());
+        Pipeline::new(Arc::new(runtime) as Arc<dyn ModelRuntime>, Arc::new(self.tokenizer()), store, settings)
+    }
+
+    async fn daemon(&self) -> Daemon {
+        daemon_of(Some(self.pipeline(&ort_settings(self.path(), 1))), 2, 2).await
+    }
+}
+
+const TEXTS: [&str; 3] = [
+    "the colour of kalomi is teru .",
+    "",
+    "sabo is the owner of kalomi . many people came to the market today .",
+];
+
+fn asking(more: Value) -> Value {
+    let mut body = json!({
+        "query": "what is the colour of kalomi ?",
+        "chunks": [{"id": "a", "text": TEXTS[0]}, TEXTS[1], {"id": "c", "title": "kalomi", "text": TEXTS[2]}],
+        "budget": {"ratio": 1},
+        "include": ["kv"],
+    });
+    body.as_object_mut().expect("fields").extend(more.as_object().expect("fields").clone());
+    body
+}
+
+async fn compress(daemon: &Daemon, body: &Value) -> Response {
+    post(daemon.http, "/v1/compress", body.to_string()).await
+}
+
+/// The bytes of an answer: no text.
+async fn fetch(daemon: &Daemon, path: &str) -> Vec<u8> {
+    let mut stream = TcpStream::connect(daemon.http).await.expect("it listens");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.expect("answered");
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a head") + 4;
+    let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    let body = answer.split_off(end);
+    assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{head}");
+    body
+}
+
+fn integers(file: &SafeTensors, name: &str) -> Vec<i32> {
+    let tensor = file.tensor(name).expect("it is there");
+    assert_eq!(tensor.dtype(), Dtype::I32, "{name}");
+    tensor.data().chunks_exact(4).map(|four| i32::from_le_bytes(four.try_into().expect("four"))).collect()
+}
+
+fn floats(file: &SafeTensors, name: &str) -> Vec<f32> {
+    let tensor = file.tensor(name).expect("it is there");
+    assert_eq!(tensor.dtype(), Dtype::F32, "{name}");
+    tensor.data().chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().expect("four"))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whole_chunks_come_in_the_order_of_the_context() {
+    let model = Model::new();
+    let daemon = model.daemon().await;
+    let answer = compress(&daemon, &asking(json!({}))).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let kv = answer.json()["kv"].clone();
+    let tokenizer = model.tokenizer();
+    let ids = |text: &str| tokenizer.encode(text).expect("tokens").ids;
+    let (title, first, last) = (ids("kalomi. "), ids(TEXTS[0]), ids(TEXTS[2]));
+    let expect: Vec<i32> = [&[0][..], &first, &title, &last].concat().iter().map(|&id| id as i32).collect();
+    assert_eq!((&kv["policy"], &kv["share"]), (&json!("chunks"), &json!(1.0)));
+    assert_eq!((&kv["tokens"], &kv["fingerprint"]), (&json!(expect.len()), &json!(model.fingerprint())));
+
+    let path =
+        format!("/v1/kv/{}?fingerprint={}", kv["handle"].as_str().expect("a handle"), model.fingerprint());
+    let bytes = fetch(&daemon, &path).await;
+    assert_eq!(json!(bytes.len()), kv["bytes"]);
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).expect("a head");
+    let about = metadata.metadata().clone().expect("it says what it is");
+    assert_eq!((&*about["format"], &*about["chunk_ids"]), ("thresher-kv/1", r#"["a","c"]"#));
+    assert_eq!(about["next_position"], expect.len().to_string());
+    assert_eq!(integers(&file, "token_ids"), expect);
+    assert_eq!(integers(&file, "positions"), (0..expect.len() as i32).collect::<Vec<_>>());
+    let in_chunks = |special: i32, of: [i32; 2]| {
+        let [a, b] = [first.len(), title.len() + last.len()];
+        [vec![special], vec![of[0]; a], vec![of[1]; b]].concat()
+    };
+    assert_eq!(integers(&file, "chunks"), in_chunks(-1, [0, 1]));
+    assert_eq!(integers(&file, "windows"), in_chunks(-1, [0, 1]));
+    // What a token says is what stands at its place in its chunk's text.
+    let offsets = integers(&file, "offsets");
+    for (at, (&id, range)) in expect.iter().zip(offsets.chunks_exact(2)).enumerate() {
+        let of_title = at > first.len() && at <= first.len() + title.len();
+        if at == 0 || of_title {
+            assert_eq!(range, [-1, -1], "token {at}");
+        } else {
+            let text = if at <= first.len() { TEXTS[0] } else { TEXTS[2] };
+            let said = tokenizer.decode(&[id as u32]).expect("a token");
+            assert_eq!(said.trim(), text[range[0] as usize..range[1] as usize].trim(), "token {at}");
+        }
+    }
+    let Family::Decoder(decoder) = model.contract().family else { panic!("a decoder") };
+    for layer in 0..decoder.layers {
+        for part in ["key", "value"] {
+            let values = floats(&file, &format!("layers.{layer}.{part}"));
+            assert_eq!(values.len(), decoder.kv_heads * expect.len() * decoder.head_dim);
+            assert!(values.iter().all(|value| value.is_finite()) && values.iter().any(|value| *value != 0.0));
+        }
+    }
+    // Twice is the same file, and what is fetched again is the same.
+    assert_eq!(fetch(&daemon, &path).await, bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn heads_keep_a_part_of_what_whole_chunks_are() {
+    let model = Model::new();
+    let daemon = model.daemon().await;
+    let whole = compress(&daemon, &asking(json!({}))).await.json();
+    let whole =
+        fetch(&daemon, &format!("/v1/kv/{}", whole["kv"]["handle"].as_str().expect("a handle"))).await;
+    let whole = SafeTensors::deserialize(&whole).expect("a file");
+    let Family::Decoder(decoder) = model.contract().family else { panic!("a decoder") };
+    let dim = decoder.head_dim;
+    for (wanted, share_max) in [
+        (json!({"policy": "heads", "ratio": 0.5}), 0.5),
+        (json!({"policy": "heads", "ratio": 0.3, "sinks": 1, "recent": 0}), 0.3),
+        (json!({"policy": "heads", "mass": 0.8, "sinks": 2}), 1.0),
+        (json!({"policy": "heads", "ratio": 1}), 1.0),
+    ] {
+        let answer = compress(&daemon, &asking(json!({"kv": wanted}))).await;
+        assert_eq!(answer.status, 200, "{wanted}: {}", answer.body);
+        let kv = answer.json()["kv"].clone();
+        let share = kv["share"].as_f64().expect("a share");
+        assert!(share > 0.0 && share <= share_max, "{wanted}: {share}");
+        let bytes = fetch(&daemon, &format!("/v1/kv/{}", kv["handle"].as_str().expect("a handle"))).await;
+        assert_eq!(json!(bytes.len()), kv["bytes"]);
+        let file = SafeTensors::deserialize(&bytes).expect("a file");
+        let tokens = integers(&file, "token_ids").len();
+        let mut kept = 0;
+        for layer in 0..decoder.layers {
+            let counts = integers(&file, &format!("layers.{layer}.counts"));
+            let rows = integers(&file, &format!("layers.{layer}.tokens"));
+            assert_eq!(counts.iter().sum::<i32>() as usize, rows.len());
+            for part in ["key", "value"] {
+                let name = format!("layers.{layer}.{part}");
+                let (some, all) = (floats(&file, &name), floats(&whole, &name));
+                let heads = counts.iter().enumerate().flat_map(|(head, &count)| vec![head; count as usize]);
+                for (at, (head, &token)) in heads.zip(&rows).enumerate() {
+                    let from = (head * tokens + token as usize) * dim;
+                    assert_eq!(some[at * dim..(at + 1) * dim], all[from..from + dim], "{name}, row {at}");
+                }
+            }
+            let mut rest = &rows[..];
+            for &count in &counts {
+                let (of_head, behind) = rest.split_at(count as usize);
+                rest = behind;
+                assert!(of_head.is_sorted_by(|a, b| a < b) && of_head.first() == Some(&0), "{of_head:?}");
+                kept += of_head.len() - 1;
+            }
+        }
+        let all = decoder.layers * decoder.kv_heads * (tokens - 1);
+        assert!((kept as f64 / all as f64 - share).abs() < 1e-9, "{wanted}: {kept} of {all}, said {share}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_handed_over_is_refused_by_name() {
+    let model = Model::new();
+    let daemon = model.daemon().await;
+    for (more, error, message) in [
+        (json!({"kv": {"policy": "heads", "ratio": 0.1}}), "422 kv_budget_too_small kv.policy", "4 sinks"),
+        (
+            json!({"kv": {"policy": "heads", "ratio": 0}}),
+            "422 ratio_out_of_range kv.policy",
+            "greater than 0",
+        ),
+        (json!({"kv": {"policy": "heads", "mass": 1.5}}), "422 ratio_out_of_range kv.policy", "1.5"),
+        (json!({"kv": {"policy": "heads", "mass": 0.5, "ratio": 0.5}}), "422 kv_ambiguous kv", "not both"),
+        (json!({"kv": {"ratio": 0.5}}), "422 kv_ambiguous kv", "heads"),
+        (json!({"kv": {"policy": "layers"}}), "400 unknown_value kv.policy", "layers"),
+        (json!({"include": ["keys"]}), "400 unknown_value include[0]", "keys"),
+    ] {
+        check_error(&more.to_string(), &compress(&daemon, &asking(more.clone())).await, error, message);
+    }
+    let unknown = get(daemon.http, "/v1/kv/kv_0").await;
+    check_error("no such handle", &unknown, "404 kv_unknown handle", "handover.expire_s");
+    let kv = compress(&daemon, &asking(json!({}))).await.json()["kv"].clone();
+    let handle = kv["handle"].as_str().expect("a handle");
+    let other = get(daemon.http, &format!("/v1/kv/{handle}?fingerprint=0123")).await;
+    check_error("another model", &other, "409 model_mismatch fingerprint", "0123");
+    check_error("another model", &other, "409 model_mismatch fingerprint", &model.fingerprint());
+    let odd = get(daemon.http, &format!("/v1/kv/{handle}?model=x")).await;
+    check_error("an unknown parameter", &odd, "400 query_string_invalid -", "model");
+
+    let refused = compress(&daemon_of_encoder().await, &asking(json!({}))).await;
+    check_error("an encoder", &refused, "422 kv_unavailable include", "scripted is an encoder");
+}
+
+async fn daemon_of_encoder() -> Daemon {
+    daemon(Some(scripted()), 1, 1).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_that_nobody_reads_are_read_where_the_settings_say_so() {
+    let model = Model::new();
+    let mut contract = model.contract();
+    let Family::Decoder(decoder) = &mut contract.family else { panic!("a decoder") };
+    decoder.chosen = Some(Chosen {
+        heads: vec![(0, 1)],
+        by: HeadChoice::ExpectedRc,
+        held_out: 1.0,
+        held_out_all: 1.0,
+        questions: 2,
+        data: "none".into(),
+    });
+    contract.save(model.path()).expect("saved");
+    let refused = compress(&model.daemon().await, &asking(json!({}))).await;
+    check_error("one layer is read", &refused, "422 kv_unavailable include", "model.layers");
+    let settings = OrtSettings { all_layers: true, ..ort_settings(model.path(), 1) };
+    let daemon = daemon_of(Some(model.pipeline(&settings)), 2, 2).await;
+    let answer = compress(&daemon, &asking(json!({"kv": {"policy": "heads", "ratio": 0.5}}))).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handle_is_its_tenants_alone() {
+    let model = Model::new();
+    let keys = entry("a", "tenant = \"a\"") + &entry("b", "tenant = \"b\"");
+    let pipeline = model.pipeline(&ort_settings(model.path(), 1));
+    let keyed = Keyed::start_with(&keys, pipeline, &registry_settings()).await;
+    let answer = keyed.post("a", "/v1/compress", &asking(json!({}))).await.json();
+    let path = format!("/v1/kv/{}", answer["kv"]["handle"].as_str().expect("a handle"));
+    check_error(
+        "another tenant's",
+        &keyed.get("b", &path).await,
+        "404 kv_unknown handle",
+        "another tenant's",
+    );
+    assert_eq!(keyed.ask("a", ("HEAD", &path), "").await.status, 200);
+}
