@@ -21,6 +21,7 @@ SDK            := models/.cache/sdk
 FRAMEWORKS     := models/.cache/frameworks
 LITELLM        := models/.cache/litellm
 CONTRACT       := models/.cache/contract
+HANDOVER       := models/.cache/handover
 
 # Not exported: to `provision`, a variable that is set means that the user brings the file.
 WITH_RUNTIME := THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)" $(if $(GPU),THRESHER__MODEL__DEVICE=auto)
@@ -29,7 +30,7 @@ RELEASE      := target/release/thresher
 # Caches and downloads are not ours to check.
 OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo serve test client lint bench soak eval clean distclean python cargo redis sdk frameworks litellm contract
+.PHONY: help provision build model demo serve test client lint bench soak eval clean distclean python cargo redis sdk frameworks litellm contract handover
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -50,13 +51,13 @@ serve: model ## run the daemon with config/thresher.toml
 	@# The daemon takes the shell's place, so that who ends make ends it.
 	exec env $(WITH_RUNTIME) $(RELEASE) serve --config config/thresher.toml
 
-test: provision redis cargo sdk frameworks litellm contract ## all tests, with what they need
+test: provision redis cargo sdk frameworks litellm contract handover ## all tests, with what they need
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --
 	$(WITH_RUNTIME) $(CARGO) test $(CARGOFLAGS)
 	$(WITH_RUNTIME) THRESHER_TEST_SDK="$(SDK)" $(PYTHON) -m unittest discover -s tests -p '*_test.py'
 	@$(MAKE) --no-print-directory client
 
-client: provision frameworks litellm contract ## tests of the Python client, of other clients and of the OpenAPI document, with a binary that is built
+client: provision frameworks litellm contract handover ## tests of the Python client, of other clients and of the OpenAPI document, with a binary that is built
 	cd clients/python && PYTHONPATH="$(CURDIR)/$(FRAMEWORKS)" $(PYTHON) -m mypy --cache-dir "$(CURDIR)/target/mypy"
 	$(WITH_RUNTIME) PYTHONPATH="$(CURDIR)/$(FRAMEWORKS):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
 	  PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache" \
@@ -67,6 +68,9 @@ client: provision frameworks litellm contract ## tests of the Python client, of 
 	  $(PYTHON) -m unittest discover -s tests/litellm -p '*_test.py'
 	$(WITH_RUNTIME) PYTHONPATH="$(CURDIR)/$(CONTRACT):$(CURDIR)/tests" PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache" \
 	  $(PYTHON) -m unittest discover -s tests/contract -p '*_test.py'
+	$(WITH_RUNTIME) PYTHONPATH="$(CURDIR)/$(HANDOVER):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
+	  PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache" \
+	  $(PYTHON) -m unittest discover -s tests/handover -p '*_test.py'
 
 lint: python cargo ## formatting, clippy, documentation, scripts
 	$(CARGO) fmt --check
@@ -117,6 +121,10 @@ litellm: python
 # schemathesis, and the official client of the Model Context Protocol.
 contract: python
 	$(call fetched,tests/contract/requirements.txt,$(CONTRACT))
+
+# torch and transformers, which go on from keys and values that we hand over.
+handover: python
+	$(call fetched,tests/handover/requirements.txt,$(HANDOVER),--no-deps --no-compile)
 
 # LangChain, LlamaIndex, Haystack, and what checks and builds the Python client: all that they need is named there.
 frameworks: python

@@ -123,9 +123,12 @@ impl Kept {
         self.0.view()
     }
 
-    /// Share of all keys that is kept.
+    /// Share of all keys that is kept; of none, all.
     pub fn share(&self) -> f64 {
-        self.0.iter().filter(|kept| **kept).count() as f64 / self.0.len().max(1) as f64
+        match self.0.len() {
+            0 => 1.0,
+            keys => self.0.iter().filter(|kept| **kept).count() as f64 / keys as f64,
+        }
     }
 }
 

@@ -228,6 +228,19 @@ impl CompressBody {
         self.chunk_ids.as_deref()
     }
 
+    /// The same where there is no daemon: nothing is registered, and nobody could fetch anything later.
+    ///
+    /// # Errors
+    /// As [`Self::into_domain`]; when the request wants keys and values.
+    pub fn into_domain_alone(self) -> Result<(CompressRequest, ServeOptions), RequestError> {
+        let (request, options) = self.into_domain(None)?;
+        if options.kv.is_some() {
+            let message = "keys and values are fetched from a daemon; here there is none";
+            return Err(RequestError::new("handles_absent", message, "include"));
+        }
+        Ok((request, options))
+    }
+
     /// The question and how to answer it. `registered` are the chunks of [`Self::chunk_ids`], where there is a registry.
     ///
     /// # Errors

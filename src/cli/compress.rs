@@ -23,7 +23,7 @@ pub struct Args {
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let body = super::read(args.request.as_deref())?;
-    let parsed = api::parse::<CompressBody>(&body).and_then(|body| body.into_domain(None));
+    let parsed = api::parse::<CompressBody>(&body).and_then(CompressBody::into_domain_alone);
     let (request, options) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => return super::refuse(super::request_error(error), !args.context),

@@ -214,8 +214,7 @@ impl HttpError {
 
     pub(super) fn kv_too_large(bytes: usize) -> Self {
         let message = format!(
-            "the keys and values of the kept chunks are {bytes} bytes, more than all that are held (handover.bytes_max): name a smaller \
-             budget"
+            "the blocks of the kept chunks take {bytes} bytes, more than all that is held (handover.bytes_max): name a smaller budget"
         );
         Self::new("kv_too_large", message).at("include")
     }

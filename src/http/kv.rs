@@ -16,6 +16,7 @@ use super::Scope;
 use super::error::HttpError;
 use crate::api::{KvAnswer, KvWanted, RequestError};
 use crate::domain::Chunk;
+use crate::handles::Held;
 use crate::handover::Bundle;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{Compressed, Pipeline, PipelineError, handover};
@@ -64,9 +65,9 @@ pub fn check(pipeline: &Pipeline) -> Result<(), PipelineError> {
 pub fn keep(service: &Scope, bundle: Bundle, wanted: &KvWanted) -> Result<KvAnswer, HttpError> {
     let decoder = service.ready()?.model().decoder.as_ref();
     let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
-    let (tokens, share, bytes) = (bundle.tokens(), bundle.share(), bundle.file_bytes());
+    let (tokens, share, bytes, held) = (bundle.tokens(), bundle.share(), bundle.file_bytes(), bundle.bytes());
     let handles = service.kv_handles();
-    let handle = handles.remember(bundle).ok_or_else(|| HttpError::kv_too_large(bytes))?;
+    let handle = handles.remember(bundle).ok_or_else(|| HttpError::kv_too_large(held))?;
     let expires_s = handles.expire_s();
     Ok(KvAnswer { handle, expires_s, policy: wanted.policy(), tokens, share, bytes, fingerprint })
 }

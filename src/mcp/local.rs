@@ -82,7 +82,7 @@ impl Answers for Local {
 
     async fn compress(&self, body: Vec<u8>) -> Result<CompressAnswer, ErrorBody> {
         let started = Instant::now();
-        let parsed = api::parse::<CompressBody>(&body).and_then(|body| body.into_domain(None));
+        let parsed = api::parse::<CompressBody>(&body).and_then(CompressBody::into_domain_alone);
         let (request, options) = parsed.map_err(refuse)?;
         let request = Arc::new(request);
         let asked = Arc::clone(&request);

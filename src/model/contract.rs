@@ -98,8 +98,8 @@ pub struct Source {
     /// Licence (the front matter of `README.md`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub licence: Option<String>,
-    /// SHA-256 of what `sha256sum *.safetensors` prints in the source's folder: by this, keys and values are handed over to the same
-    /// model elsewhere.
+    /// SHA-256 of what `sha256sum` prints of the checkpoint's files (`model.safetensors`, or the index's shards by name): by this, keys and
+    /// values are handed over to the same model elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
 }

@@ -273,15 +273,19 @@ impl Eviction {
     }
 
     fn check(&self, tokens: usize, always: &[bool]) -> Result<(), InvalidRequest> {
-        let (sinks, recent) = (self.sinks, self.recent);
+        let (share, field) = match self.keep {
+            HeadBudget::Mass(share) => (share, "mass"),
+            HeadBudget::Ratio(share) => (share, "ratio"),
+        };
+        if !(share > 0.0 && share <= 1.0) {
+            return Err(InvalidRequest::KvShareOutOfRange { share, field });
+        }
         let fixed = always.iter().filter(|kept| **kept).count();
+        let budget = (tokens as f64 * share) as usize;
         match self.keep {
-            HeadBudget::Mass(share) | HeadBudget::Ratio(share) if !(share > 0.0 && share <= 1.0) => {
-                Err(InvalidRequest::KvShareOutOfRange { share })
-            }
-            HeadBudget::Ratio(share) if ((tokens as f64 * share) as usize) < fixed => {
-                let budget = (tokens as f64 * share) as usize;
-                Err(InvalidRequest::KvBudgetTooSmall { budget, tokens, fixed, sinks, recent })
+            HeadBudget::Ratio(_) if budget < fixed => {
+                let last = self.recent.min(tokens);
+                Err(InvalidRequest::KvBudgetTooSmall { budget, tokens, first: fixed - last, last })
             }
             _ => Ok(()),
         }

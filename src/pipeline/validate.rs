@@ -238,13 +238,13 @@ pub enum InvalidRequest {
         "the kept chunks have {found} tokens, the model's context has room for {max} beside the question: name a smaller budget"
     )]
     KvTooLong { found: usize, max: usize },
-    #[error("a share of {share}: it must be greater than 0 and at most 1")]
-    KvShareOutOfRange { share: f64 },
+    #[error("kv.{field} is {share}: it must be greater than 0 and at most 1")]
+    KvShareOutOfRange { share: f64, field: &'static str },
     #[error(
-        "{budget} of {tokens} keys a head is less than the {fixed} that every head keeps ({sinks} sinks, special tokens included, and \
-         {recent} recent): name a larger ratio, or fewer of these"
+        "of {tokens} keys a head {budget} are to be kept, and every head keeps the first {first} and the last {last}: name a larger ratio, \
+         or fewer sinks and recent"
     )]
-    KvBudgetTooSmall { budget: usize, tokens: usize, fixed: usize, sinks: usize, recent: usize },
+    KvBudgetTooSmall { budget: usize, tokens: usize, first: usize, last: usize },
 }
 
 impl InvalidRequest {
@@ -315,9 +315,9 @@ impl InvalidRequest {
             | Self::KvLayersMissing { .. }
             | Self::KvUnnamed { .. }
             | Self::KvFixed { .. } => "include".to_owned(),
-            Self::KvTooLong { .. } | Self::KvShareOutOfRange { .. } | Self::KvBudgetTooSmall { .. } => {
-                "kv.policy".to_owned()
-            }
+            Self::KvTooLong { .. } => "include".to_owned(),
+            Self::KvShareOutOfRange { field, .. } => format!("kv.{field}"),
+            Self::KvBudgetTooSmall { .. } => "kv.ratio".to_owned(),
         }
     }
 }

@@ -445,6 +445,32 @@ class Heads(Test):
             with self.assertRaises(ValueError):
                 cache.reset()
 
+    def test_further_turns(self):
+        row = rows[0]
+        question = without_special(row["query"])
+        _, _, full = handed_over(row["query"], row["chunks"])
+        _, _, heads = handed_over(row["query"], row["chunks"], kv={"policy": "heads"})
+        layers = self.check_file(full, row["chunks"])
+        options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+        for handover, within in ((full, nullcontext()), (heads, attention(model))):
+            kept = kept_by(handover) if handover is heads else [torch.ones(full.kv_heads, full.next_position, dtype=torch.bool)] * len(layers)
+            cache, ids = handover.cache(model), handover.input_ids(question)
+            _, said = by_hand(layers, kept, question)
+            _, more = by_hand(layers, kept, question + said + question)
+            with within:
+                ids = model.generate(ids, past_key_values=cache, attention_mask=torch.ones_like(ids), **options)
+                self.assertEqual(ids[0, handover.next_position :].tolist(), question + said)
+                ids = torch.cat([ids, torch.tensor([question])], dim=1)
+                ids = model.generate(ids, past_key_values=cache, attention_mask=torch.ones_like(ids), **options)
+            self.assertEqual(ids[0, -len(more) :].tolist(), more)
+
+    def test_nothing_kept(self):
+        for kv in ({"policy": "chunks"}, {"policy": "heads"}):
+            answer, _, handover = handed_over(rows[0]["query"], [" "], kv=kv)
+            self.assertEqual((handover.chunk_ids, handover.next_position), ((), len(tokenizer("").input_ids)))
+            self.assertEqual(answer.kv.tokens, handover.next_position)
+            self.assertTrue(len(generate(model, handover, without_special("what ?"), max_new_tokens=2)))
+
     def test_a_batch_of_ways_to_go_on(self):
         row = rows[0]
         question = without_special(row["query"])

@@ -224,13 +224,13 @@ async fn what_cannot_be_handed_over_is_refused_by_name() {
     let model = Model::new();
     let daemon = model.daemon().await;
     for (more, error, message) in [
-        (json!({"kv": {"policy": "heads", "ratio": 0.1}}), "422 kv_budget_too_small kv.policy", "4 sinks"),
         (
-            json!({"kv": {"policy": "heads", "ratio": 0}}),
-            "422 ratio_out_of_range kv.policy",
-            "greater than 0",
+            json!({"kv": {"policy": "heads", "ratio": 0.1}}),
+            "422 kv_budget_too_small kv.ratio",
+            "the first 3 and the last 4",
         ),
-        (json!({"kv": {"policy": "heads", "mass": 1.5}}), "422 ratio_out_of_range kv.policy", "1.5"),
+        (json!({"kv": {"policy": "heads", "ratio": 0}}), "422 ratio_out_of_range kv.ratio", "greater than 0"),
+        (json!({"kv": {"policy": "heads", "mass": 1.5}}), "422 ratio_out_of_range kv.mass", "1.5"),
         (json!({"kv": {"policy": "heads", "mass": 0.5, "ratio": 0.5}}), "422 kv_ambiguous kv", "not both"),
         (json!({"kv": {"ratio": 0.5}}), "422 kv_ambiguous kv", "heads"),
         (json!({"kv": {"policy": "layers"}}), "400 unknown_value kv.policy", "layers"),

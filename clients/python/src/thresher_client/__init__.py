@@ -1,4 +1,5 @@
-"""Client of Thresher. Adapters are modules of their own: `thresher_client.langchain`, `.llama_index`, `.haystack`."""
+"""Client of Thresher. Adapters are modules of their own: `thresher_client.langchain`, `.llama_index`, `.haystack`,
+`.transformers`."""
 
 from ._async import AsyncAttributionStream
 from ._client import AsyncClient, Client
@@ -10,6 +11,7 @@ from .errors import (
     AuthenticationError,
     ConnectionFailedError,
     DeadlineExceededError,
+    HandoverError,
     NotFoundError,
     OverloadedError,
     RequestInvalidError,
@@ -24,6 +26,7 @@ from .types import (
     Chunk,
     ChunkInput,
     Compression,
+    KvHandle,
     Part,
     Reranking,
     SearchResults,
@@ -44,6 +47,8 @@ __all__ = [
     "Compression",
     "ConnectionFailedError",
     "DeadlineExceededError",
+    "HandoverError",
+    "KvHandle",
     "NotFoundError",
     "OverloadedError",
     "Part",

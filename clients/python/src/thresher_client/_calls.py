@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
@@ -23,6 +23,8 @@ from .types import (
     Compression,
     Format,
     Granularity,
+    Include,
+    KvOptions,
     Models,
     Offsets,
     OnError,
@@ -54,6 +56,8 @@ class Call(Generic[T]):
 
     def answer(self, response: httpx.Response) -> T:
         """The answer, or the error that it is."""
+        if self.kind is bytes and response.status_code < 400:
+            return cast(T, response.content)
         return read(self.kind, response)
 
 
@@ -125,6 +129,8 @@ def compress(
     explain: bool | None = None,
     deadline_ms: int | None = None,
     on_error: OnError | None = None,
+    include: Iterable[Include] | None = None,
+    kv: KvOptions | None = None,
     extra_body: Mapping[str, Any] | None = None,
 ) -> Call[Compression]:
     body = fields(
@@ -142,8 +148,14 @@ def compress(
         explain=explain,
         deadline_ms=deadline_ms,
         on_error=on_error,
+        include=ids(include, "include"),
+        kv=kv,
     )
     return Call(Compression, "POST", "/v1/compress", body)
+
+
+def kv(handle: str, fingerprint: str | None = None) -> Call[bytes]:
+    return Call(bytes, "GET", f"/v1/kv/{quote(handle, safe='')}", params=fields(fingerprint=fingerprint))
 
 
 def attribute_fields(

@@ -24,6 +24,8 @@ from .types import (
     Compression,
     Format,
     Granularity,
+    Include,
+    KvOptions,
     Model,
     Offsets,
     OnError,
@@ -95,6 +97,8 @@ class Client:
         explain: bool | None = None,
         deadline_ms: int | None = None,
         on_error: OnError | None = None,
+        include: Iterable[Include] | None = None,
+        kv: KvOptions | None = None,
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Compression:
@@ -113,9 +117,24 @@ class Client:
             explain=explain,
             deadline_ms=deadline_ms,
             on_error=on_error,
+            include=include,
+            kv=kv,
             extra_body=extra_body,
         )
         return self._call(call, timeout_s)
+
+    def kv(
+        self,
+        handle: str,
+        *,
+        fingerprint: str | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """Keys and values of the chunks that a compression kept, as a file; with `fingerprint` only if they are of that model.
+
+        `thresher_client.transformers` gives them to a language model.
+        """
+        return self._call(_calls.kv(handle, fingerprint), timeout_s)
 
     def attribute(
         self,
@@ -355,6 +374,8 @@ class AsyncClient:
         explain: bool | None = None,
         deadline_ms: int | None = None,
         on_error: OnError | None = None,
+        include: Iterable[Include] | None = None,
+        kv: KvOptions | None = None,
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Compression:
@@ -373,9 +394,24 @@ class AsyncClient:
             explain=explain,
             deadline_ms=deadline_ms,
             on_error=on_error,
+            include=include,
+            kv=kv,
             extra_body=extra_body,
         )
         return await self._call(call, timeout_s)
+
+    async def kv(
+        self,
+        handle: str,
+        *,
+        fingerprint: str | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """Keys and values of the chunks that a compression kept, as a file; with `fingerprint` only if they are of that model.
+
+        `thresher_client.transformers` gives them to a language model.
+        """
+        return await self._call(_calls.kv(handle, fingerprint), timeout_s)
 
     async def attribute(
         self,

@@ -41,6 +41,10 @@ class AnswerInvalidError(ThresherError):
     """The answer is not what this client can read: another server, or a version that it does not know."""
 
 
+class HandoverError(ThresherError):
+    """Keys and values that cannot be taken over: `model_mismatch`, `fingerprint_unknown`, `handover_invalid`, ..."""
+
+
 class ApiError(ThresherError):
     """The daemon answered with an error: its `code`, `message` and `param`, with the `status` and the `request`."""
 
@@ -75,7 +79,7 @@ class AuthenticationError(ApiError):
 
 
 class NotFoundError(ApiError):
-    """404: no such path, chunk, or remembered compression."""
+    """404: no such path, chunk, remembered compression, or keys and values."""
 
 
 class OverloadedError(ApiError):

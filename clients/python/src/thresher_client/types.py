@@ -16,6 +16,8 @@ Tokenizer = Literal["model", "o200k_base", "cl100k_base"]
 Offsets = Literal["codepoint", "byte", "utf16"]
 OnError = Literal["fail", "passthrough"]
 Rank = Literal["rc", "bm25"]
+Include = Literal["kv"]
+KvPolicy = Literal["chunks", "heads"]
 AnswerFormat = Literal[
     "native",
     "anthropic_document",
@@ -46,6 +48,16 @@ class AutoBudget(TypedDict):
 
 
 Budget = Union[TokenBudget, RatioBudget, AutoBudget]
+
+
+class KvOptions(TypedDict, total=False):
+    """Which keys and values of the kept chunks are handed over: all, or with `heads` those that the question reaches."""
+
+    policy: KvPolicy
+    ratio: float
+    mass: float
+    sinks: int
+    recent: int
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,19 @@ class Rc(Extensible):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KvHandle(Extensible):
+    """Where `kv` gets the kept chunks' keys and values, for `expires_s` seconds; `tokens` is the place of what comes next."""
+
+    handle: str
+    expires_s: int
+    policy: str
+    tokens: int
+    share: float
+    bytes: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compression(Extensible):
     """Answer of `compress`. `id` is what `attribute` takes as `compress_id`."""
 
@@ -162,6 +187,7 @@ class Compression(Extensible):
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     explain: Any = None
     prefilter: Any = None
+    kv: KvHandle | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,127 @@
+"""What handing keys and values over saves: time to the first token in transformers, and bytes.
+
+    python benches/handover.py --thresher target/release/thresher [--runs 20]
+
+Two models: `models/facts`, and a randomly initialised Llama of SmolLM-135M's shape, for its times only. A daemon reads the chunks once and keeps a
+quarter of them for a question. Then, run by run in turn, on one thread: the first token behind keys and values that are fetched, taken over
+and followed by the question; behind the kept text, read by transformers; behind all of the text, read by transformers. Fetching, reading the
+file and building the cache are part of the first. Needs what tests/handover/requirements.txt names, and THRESHER_RUNTIME_LIB.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "clients/python/src"), str(ROOT / "tests"), str(ROOT / "models/train")]
+
+import daemon as daemons  # noqa: E402
+import world  # noqa: E402
+from thresher_client import Client  # noqa: E402
+from thresher_client.transformers import Handover, attention, fingerprint  # noqa: E402
+
+SMOLLM_135M = dict(
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+    max_position_embeddings=2048, rope_theta=10000.0, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
+)
+
+
+def random_llama(folder: Path) -> None:
+    """A folder of the shape, with the tokenizer of `models/facts`."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SMOLLM_135M)).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes((ROOT / "models/facts/tokenizer.json").read_bytes())
+
+
+def first_token(model, ids, cache=None):
+    """The likeliest token behind `ids`, which follow what `cache` holds."""
+    with torch.no_grad():
+        return model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1].argmax().item()
+
+
+def measure(name: str, folder: Path, binary: str, runs: int, chunks: int) -> None:
+    row = next(world.rows("eval", 1, 3, chunks))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    question = tokenizer(row["query"], add_special_tokens=False, return_tensors="pt").input_ids
+    with tempfile.TemporaryDirectory() as exported:
+        subprocess.run([binary, "export", folder, "--out", exported], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        served = daemons.Daemon(THRESHER__MODEL__DIR=exported, THRESHER__KV__CODEC="f16")
+        try:
+            with Client(served.url) as client:
+                say(name, client, (row, model, tokenizer, question), fingerprint(folder), runs)
+        finally:
+            served.stop()
+
+
+def say(name, client, asked, mark, runs):
+    row, model, tokenizer, question = asked
+
+    def compress(ratio, **kv):
+        return client.compress(
+            row["query"], row["chunks"], budget={"ratio": ratio}, granularity="chunk", include=["kv"], kv=kv or None, deadline_ms=600000
+        )
+
+    everything = compress(1.0)
+    found, heads = compress(0.25), compress(0.25, policy="heads", ratio=0.25)
+    texts = {c["id"]: c["text"] for c in row["chunks"]}
+
+    def read(names):
+        text = " ".join(texts[one] for one in names)
+        return torch.cat([tokenizer(text, return_tensors="pt").input_ids, question], 1)
+
+    kept = [chunk.id for chunk in found.chunks if chunk.kept]
+    ids = {"kept text": read(kept), "all text": read(texts)}
+
+    def taken_over(handle):
+        handover = Handover.load(client.kv(handle, fingerprint=mark))
+        cache = handover.cache(model, mark)
+        at = torch.arange(handover.next_position, handover.next_position + question.shape[1])[None]
+        with torch.no_grad(), attention(model):
+            return model(question, past_key_values=cache, position_ids=at, logits_to_keep=1).logits[0, -1].argmax().item()
+
+    ways = {
+        "handed over, chunks": lambda: taken_over(found.kv.handle),
+        "handed over, heads": lambda: taken_over(heads.kv.handle),
+        "kept text read": lambda: first_token(model, ids["kept text"]),
+        "all text read": lambda: first_token(model, ids["all text"]),
+        "compress, warm": lambda: compress(0.25),
+    }
+    times = {way: [] for way in ways}
+    for run in range(runs + 2):
+        for way, do in ways.items():
+            started = time.perf_counter()
+            do()
+            if run >= 2:
+                times[way].append((time.perf_counter() - started) * 1e3)
+    print(f"\n{name}: {everything.kv.tokens} tokens of chunks, {found.kv.tokens} kept, question of {question.shape[1]}")
+    base = statistics.median(times["handed over, chunks"])
+    for way, of_way in times.items():
+        low, middle, high = statistics.quantiles(of_way, n=4)
+        print(f"  {way:22} {middle:9.1f} ms [{low:.1f}, {high:.1f}]   {middle / base:6.2f} x")
+    print(f"  bytes of keys and values in 16 bits: all {everything.kv.bytes:,}, kept chunks {found.kv.bytes:,}, a quarter of their keys {heads.kv.bytes:,}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--thresher", default="target/release/thresher")
+    parser.add_argument("--runs", type=int, default=20)
+    options = parser.parse_args()
+    os.environ["THRESHER_TEST_BINARY"] = daemons.BINARY = str((ROOT / options.thresher).resolve())
+    torch.set_num_threads(1)
+    measure("models/facts", ROOT / "models/facts", daemons.BINARY, options.runs, chunks=20)
+    with tempfile.TemporaryDirectory() as folder:
+        random_llama(Path(folder))
+        measure("random Llama of 135 M parameters", Path(folder), daemons.BINARY, options.runs, chunks=40)
+
+
+if __name__ == "__main__":
+    main()
