@@ -518,3 +518,43 @@ fn what_a_decoder_cannot_be_asked_is_said() {
     let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
     assert!(ran.err.contains("passage.onnx, which does not exist; export the model again"), "{:?}", ran.err);
 }
+
+/// What leaving keys and values out costs, by RC and by others' ways, in the shape that the README and others' scripts read.
+#[test]
+fn eval_kv_measures_every_method_at_every_ratio() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (model, rows, json) =
+        (folder.path().join("facts"), folder.path().join("rows.jsonl"), folder.path().join("out.json"));
+    export("models/facts", &model, Some(0));
+    let all = std::fs::read_to_string(in_checkout("models/facts/rows.jsonl")).expect("rows");
+    std::fs::write(&rows, all.lines().take(6).collect::<Vec<_>>().join("\n")).expect("written");
+    let of = |path: &std::path::Path| path.to_str().expect("UTF-8").to_owned();
+    let (model, rows, json) = (of(&model), of(&rows), of(&json));
+    let ran = run(thresher(&["eval", "--kv", &rows, "--model", &model, "--json", &json]), "");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let report: Value =
+        serde_json::from_str(&std::fs::read_to_string(&json).expect("a report")).expect("JSON");
+    assert!(report["full_accuracy"].as_f64().is_some_and(|right| right > 0.0), "{report}");
+    for ratio in ["2", "4", "8", "16"] {
+        for method in ["rc", "rc_heads", "rc_paper", "snapkv", "h2o", "streaming_llm", "key_norm", "random"] {
+            let of = &report["ratios"][ratio][method];
+            let number =
+                |field: &str| of[field].as_f64().unwrap_or_else(|| panic!("{ratio} {method} {field}: {of}"));
+            let most = 1.0 / ratio.parse::<f64>().expect("a number");
+            assert!(
+                (0.0..=1.0).contains(&number("accuracy")) && number("kl") >= 0.0,
+                "{ratio} {method}: {of}"
+            );
+            assert!(number("kept") > 0.7 * most && number("kept") <= most, "{ratio} {method}: {of}");
+        }
+        // What RC keeps is nearer to all than what chance keeps.
+        let kl = |method: &str| report["ratios"][ratio][method]["kl"].as_f64().expect("a number");
+        assert!(kl("rc") < kl("random"), "{ratio}x: {} and {}", kl("rc"), kl("random"));
+    }
+    assert_eq!(report["answers"].as_array().map(Vec::len), Some(6));
+    assert!(ran.out.contains("all keys: accuracy") && ran.out.contains("snapkv"), "{}", ran.out);
+
+    let encoder = run(thresher(&["eval", "--kv", &rows]), "");
+    assert_eq!(encoder.code, Some(1), "{}", encoder.out);
+    assert!(encoder.err.contains("is an encoder"), "{}", encoder.err);
+}

@@ -15,6 +15,8 @@ use crate::rc;
 pub enum Method {
     /// What `kv.policy = heads` does.
     Rc,
+    /// The same without whole sentences: all by the RC of single keys.
+    RcHeads,
     /// Expected RC over the question's own keys; each head keeps what reaches the same multiple of its mean (RCStat).
     RcPaper,
     /// What the question attends to, each key with its neighbours (Li et al. 2024).
@@ -155,13 +157,22 @@ fn attention_among(before: ArrayView2<f32>, x: ArrayView2<f32>) -> Array1<f32> {
 
 impl Method {
     /// All of them, ours first.
-    pub const ALL: [Self; 7] =
-        [Self::Rc, Self::RcPaper, Self::SnapKv, Self::H2o, Self::StreamingLlm, Self::KeyNorm, Self::Random];
+    pub const ALL: [Self; 8] = [
+        Self::Rc,
+        Self::RcHeads,
+        Self::RcPaper,
+        Self::SnapKv,
+        Self::H2o,
+        Self::StreamingLlm,
+        Self::KeyNorm,
+        Self::Random,
+    ];
 
     /// As it stands in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rc => "rc",
+            Self::RcHeads => "rc_heads",
             Self::RcPaper => "rc_paper",
             Self::SnapKv => "snapkv",
             Self::H2o => "h2o",
@@ -189,6 +200,11 @@ impl Method {
                 let (sinks, recent) = (Eviction::SINKS, Eviction::RECENT);
                 let eviction = Eviction { keep: HeadBudget::Ratio(share), sinks, recent };
                 pipeline.evict(handover, query, &eviction, &cancel)?
+            }
+            Self::RcHeads => {
+                let scores =
+                    pipeline.key_scores(handover, question, &cancel, |x, _| rc::peak_over_queries(x))?;
+                handover::kept(scores, &[], &vec![false; tokens], HeadBudget::Ratio(share))
             }
             Self::RcPaper => {
                 let mut scores = pipeline.key_scores(handover, question, &cancel, rc::expected_over_self)?;

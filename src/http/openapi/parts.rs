@@ -105,6 +105,7 @@ fn error(schemas: &mut Schemas, words: Words, status: u16) -> Value {
         403 => "The key has been revoked.",
         404 => "There is nothing under this name.",
         408 => "The body did not arrive in time.",
+        409 => "It is of another model.",
         413 => "The body is too large (http.body_bytes_max).",
         415 => "The body is compressed; send it as it is.",
         422 => {
