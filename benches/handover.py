@@ -67,7 +67,7 @@ def say(name, client, asked, mark, runs):
 
     def compress(ratio, **kv):
         return client.compress(
-            row["query"], row["chunks"], budget={"ratio": ratio}, granularity="chunk", include=["kv"], kv=kv or None, deadline_ms=600000
+            row["query"], row["chunks"], budget={"ratio": ratio}, granularity="chunk", include=["kv"], kv=kv or None, deadline_ms=120000
         )
 
     everything = compress(1.0)

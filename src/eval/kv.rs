@@ -130,13 +130,7 @@ pub fn evaluate(
         let mut said = Answers { full: asked.says(None)?, rc: BTreeMap::new() };
         for ratio in RATIOS {
             for method in Method::ALL {
-                let kept = method.kept(
-                    &asked.seen,
-                    &asked.handover,
-                    (&row.query, &asked.question),
-                    ratio,
-                    pipeline,
-                )?;
+                let kept = method.kept(&asked.seen, &asked.handover, &asked.question, ratio, pipeline)?;
                 let without = asked.distributions(Some(&kept))?;
                 let into = samples.entry((ratio, method)).or_default();
                 into.right.push(f64::from(u8::from(asked.is_right(without.view()))));

@@ -45,7 +45,7 @@ pub fn bundle(
     let handover = pipeline.handover(&kept, question.len(), cancel)?;
     let heads = match wanted {
         KvWanted::Chunks => None,
-        KvWanted::Heads(eviction) => Some(pipeline.evict(&handover, query, eviction, cancel)?),
+        KvWanted::Heads(eviction) => Some(pipeline.evict(&handover, &question, eviction, cancel)?),
     };
     Ok(Bundle::new(handover, heads, &kept, pipeline))
 }

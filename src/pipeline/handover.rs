@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use ndarray::{Array2, Array3, ArrayView2, Axis, s};
+use ndarray::{Array1, Array2, Array3, ArrayView2, Axis, s};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -13,16 +13,15 @@ use super::blocks::Blocks;
 use super::cancel::Cancel;
 use super::question::{BlocksAsPast, Piece, Placement, View, views};
 use super::tokenize;
-use super::units::Unit;
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
-use crate::domain::{ByteRange, Chunk, Granularity};
-use crate::model::{DecoderInfo, Kept, ModelError, ModelInfo, Past, Said};
+use crate::domain::{ByteRange, Chunk, TokenSpan};
+use crate::kv::block::Block;
+use crate::model::{DecoderInfo, Encoded, Kept, ModelError, ModelInfo, Past, Said};
 use crate::rc;
 
 /// Blocks of chunks at the places that a language model has them at: behind its first tokens, one behind the other.
 pub struct Handover {
-    chunks: Vec<Arc<Chunk>>,
     blocks: Blocks,
     view: View,
     /// One for each token, in order, special tokens in front not included.
@@ -101,6 +100,16 @@ impl Handover {
         self.past(pipeline.model.info(), &cancel).read_plane(plane, rest);
     }
 
+    /// The tokens of each sentence; those of titles are in none.
+    fn sentences(&self) -> Vec<TokenSpan> {
+        let of_block = |(block, span): (&Block, &TokenSpan)| {
+            let shifted: Vec<TokenSpan> = block.sentences().map(|s| s.tokens.shifted(span.start)).collect();
+            shifted
+        };
+        let spans = self.blocks.blocks.iter().zip(&self.blocks.spans).flat_map(of_block);
+        spans.filter(|span| !span.is_empty()).collect()
+    }
+
     /// Bytes of the blocks.
     pub fn block_bytes(&self) -> usize {
         self.blocks.blocks.iter().map(|block| block.bytes().len()).sum()
@@ -167,75 +176,49 @@ impl Pipeline {
         let view = views.pop().expect("a question always has a view");
         debug_assert!(views.is_empty(), "what fits is one group");
         let next_place = decoder.prefix_tokens() + tokens.len();
-        Ok(Handover { chunks: chunks.to_vec(), blocks, view, tokens, next_place })
+        Ok(Handover { blocks, view, tokens, next_place })
     }
 
-    /// The keys that each head keeps of what is handed over: the sentences that answer `query` best, and what it asks of each head.
+    /// The keys that each head keeps of what is handed over: the sentences that a question finds, and what it asks of each head.
     ///
     /// # Errors
     /// [`InvalidRequest::KvBudgetTooSmall`]; else as [`Pipeline::read`].
     pub fn evict(
         &self,
         handover: &Handover,
-        query: &str,
+        question: &[u32],
         eviction: &Eviction,
         cancel: &Cancel,
     ) -> Result<Kept, PipelineError> {
         let always = eviction.always(handover.tokens.len(), self.model.prefix().len_of(Axis(1)));
         eviction.check(handover.tokens.len(), &always)?;
-        if handover.tokens.is_empty() {
-            let decoder = check_model(self.model.info())?;
-            return Ok(Kept::new(Array3::from_elem((decoder.layers, decoder.kv_heads, 0), true)));
-        }
-        let (reading, scores) = self.scored(query, &handover.chunks, Granularity::Sentence, cancel)?;
-        let rc = rc::mean_over_queries(scores.unit_rc.view());
-        let segment = |(unit, rc): (&Unit, f32)| rc::Segment { keys: unit.tokens, rc };
-        let segments: Vec<rc::Segment> = reading.units.iter().zip(rc).map(segment).collect();
-        let question = &reading.tokens.ids;
-        let scores = self.key_scores(handover, question, cancel, |x, _| rc::peak_over_queries(x))?;
+        let asked = self.ask(handover, question, cancel)?;
+        let segments = asked.sentences();
+        cancel.check()?;
+        let scores = asked.keys(|x, _| rc::peak_over_queries(x));
+        cancel.check()?;
         Ok(kept(scores, &segments, &always, eviction.keep))
     }
 
-    /// What each key of each key head is worth: `score` is given a query head's raw logits `[question_token, key]` and those over the
-    /// question's own keys; the best of the query heads that share a key head counts. `[layer, kv_head, key]`
+    /// Reads `question` over what is handed over, in all heads of all layers.
     ///
     /// # Errors
     /// As [`Pipeline::read`].
-    pub fn key_scores(
-        &self,
-        handover: &Handover,
+    pub fn ask<'a>(
+        &'a self,
+        handover: &'a Handover,
         question: &[u32],
-        cancel: &Cancel,
-        score: impl Fn(ArrayView2<f32>, ArrayView2<f32>) -> ndarray::Array1<f32> + Sync,
-    ) -> Result<Array3<f32>, PipelineError> {
+        cancel: &'a Cancel,
+    ) -> Result<AskedOver<'a>, PipelineError> {
         let info = self.model.info();
         let decoder = check_model(info)?;
         let past = handover.past(info, cancel);
-        let encoded = match self.model.question_in_all_heads(question, &past) {
+        match self.model.question_in_all_heads(question, &past) {
             Err(ModelError::Stopped) => {
-                return Err(cancel.check().expect_err("a question stops only when nobody waits"));
+                Err(cancel.check().expect_err("a question stops only when nobody waits"))
             }
-            encoded => encoded?,
-        };
-        let (keys, dim) = (handover.tokens.len(), info.head_dim);
-        let group = decoder.heads / decoder.kv_heads;
-        let mut scores = Array3::zeros((decoder.layers, decoder.kv_heads, keys));
-        let mut rows: Vec<_> = scores.rows_mut().into_iter().enumerate().collect();
-        rows.par_iter_mut().for_each(|(row, best)| {
-            let (layer, kv_head) = (*row / decoder.kv_heads, *row % decoder.kv_heads);
-            let mut plane = Array2::zeros((keys, dim));
-            let values = plane.as_slice_mut().expect("a new array is contiguous");
-            past.read_plane(2 * layer * decoder.kv_heads + kv_head, values);
-            for head in kv_head * group..(kv_head + 1) * group {
-                let head = layer * decoder.heads + head;
-                let x = encoded.vectors.slice(s![head, .., ..]).dot(&plane.t());
-                let own = encoded.own(head..head + 1);
-                let of_head = score(x.view(), own.index_axis(Axis(0), 0));
-                best.zip_mut_with(&of_head, |best: &mut f32, &one| *best = best.max(one));
-            }
-        });
-        cancel.check()?;
-        Ok(scores)
+            encoded => Ok(AskedOver { handover, decoder, past, encoded: encoded?, head_dim: info.head_dim }),
+        }
     }
 
     /// What the model says behind each of `tokens` where it has taken `kept` of this over, and what it asks with.
@@ -250,6 +233,74 @@ impl Pipeline {
     ) -> Result<Said, PipelineError> {
         let cancel = Cancel::default();
         Ok(self.model.tell(tokens, &handover.past(self.model.info(), &cancel), kept)?)
+    }
+}
+
+/// A question in all heads, over what is handed over.
+pub struct AskedOver<'a> {
+    handover: &'a Handover,
+    decoder: &'a DecoderInfo,
+    past: BlocksAsPast<'a>,
+    encoded: Encoded,
+    head_dim: usize,
+}
+
+impl AskedOver<'_> {
+    /// What each key of each key head is worth: `score` is given a query head's raw logits `[question_token, key]` and those over the
+    /// question's own keys; the best of the query heads that share a key head counts. `[layer, kv_head, key]`
+    pub fn keys(
+        &self,
+        score: impl Fn(ArrayView2<f32>, ArrayView2<f32>) -> Array1<f32> + Sync,
+    ) -> Array3<f32> {
+        let DecoderInfo { layers, kv_heads, .. } = *self.decoder;
+        let of_kv_head = |kv_head: usize| {
+            let mut best = Array1::zeros(self.handover.tokens.len());
+            self.each_head(kv_head, |head, x| {
+                let own = self.encoded.own(head..head + 1);
+                best.zip_mut_with(&score(x.view(), own.index_axis(Axis(0), 0)), |best: &mut f32, &one| {
+                    *best = best.max(one);
+                });
+            });
+            best
+        };
+        let rows: Vec<Array1<f32>> = (0..layers * kv_heads).into_par_iter().map(of_kv_head).collect();
+        let mut scores = Array3::zeros((layers, kv_heads, self.handover.tokens.len()));
+        scores.rows_mut().into_iter().zip(rows).for_each(|(mut to, row)| to.assign(&row));
+        scores
+    }
+
+    /// The sentences, by how far the last token of the question, behind which the answer begins, has each above its rivals in the head
+    /// that tells them apart best.
+    ///
+    /// No head has to be chosen for this: a head that finds something is sure of it in its own units, and one that finds nothing is not.
+    pub fn sentences(&self) -> Vec<rc::Segment> {
+        let DecoderInfo { layers, kv_heads, .. } = *self.decoder;
+        let spans = self.handover.sentences();
+        let of_kv_head = |kv_head: usize| {
+            let mut best = vec![0.0_f32; spans.len()];
+            self.each_head(kv_head, |_, x| {
+                let Some(last) = x.outer_iter().next_back() else { return };
+                let found = rc::ranked_segments(last, &spans);
+                best.iter_mut().zip(found).for_each(|(best, one)| *best = best.max(one));
+            });
+            best
+        };
+        let rows: Vec<Vec<f32>> = (0..layers * kv_heads).into_par_iter().map(of_kv_head).collect();
+        let best = |at: usize| rows.iter().map(|row| row[at]).fold(0.0, f32::max);
+        spans.iter().enumerate().map(|(at, &keys)| rc::Segment { keys, rc: best(at) }).collect()
+    }
+
+    /// Gives `each` the raw logits `[question_token, key]` of the query heads that share a key head, counted over all layers.
+    fn each_head(&self, kv_head: usize, mut each: impl FnMut(usize, Array2<f32>)) {
+        let DecoderInfo { heads, kv_heads, .. } = *self.decoder;
+        let (layer, group) = (kv_head / kv_heads, heads / kv_heads);
+        let mut plane = Array2::zeros((self.handover.tokens.len(), self.head_dim));
+        let values = plane.as_slice_mut().expect("a new array is contiguous");
+        self.past.read_plane(2 * layer * kv_heads + kv_head % kv_heads, values);
+        let first = layer * heads + kv_head % kv_heads * group;
+        for head in first..first + group {
+            each(head, self.encoded.vectors.slice(s![head, .., ..]).dot(&plane.t()));
+        }
     }
 }
 

@@ -5,11 +5,19 @@
 //! its own first words lead to. Those stand around what the question found, in segments (sentences) that RC over all heads ranks: the
 //! best of them are kept whole, in every head.
 
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2};
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, s};
 
 use super::exact::SortedReference;
 use super::rows::contiguous;
 use crate::domain::TokenSpan;
+
+/// RC of segments of keys as one query has them, `x [key]`: each segment's peak against all segments' peaks.
+pub fn ranked_segments(x: ArrayView1<'_, f32>, segments: &[TokenSpan]) -> Vec<f32> {
+    let peak = |span: &TokenSpan| x.slice(s![span.range()]).fold(f32::MIN, |most, &logit| most.max(logit));
+    let peaks: Vec<f32> = segments.iter().map(peak).collect();
+    let rivals = SortedReference::new(&peaks);
+    peaks.iter().map(|&peak| super::saturated(rivals.rc(peak))).collect()
+}
 
 /// How much of the keys is kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,7 +66,7 @@ fn over_queries<'a>(
 }
 
 /// Share of a head's budget that goes to whole segments: measured (`docs/evaluation.md`).
-const SEGMENT_SHARE: f64 = 0.75;
+const SEGMENT_SHARE: f64 = 0.25;
 
 /// A run of keys that stands together.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -157,15 +165,17 @@ mod tests {
 
     #[test]
     fn the_best_segments_stay_whole_in_every_head() {
-        let scores = Array2::from_shape_fn((2, 12), |(head, key)| if key == 11 * head { 9.0 } else { 0.0 });
+        let scores = Array2::from_shape_fn((2, 24), |(head, key)| if key == 23 * head { 9.0 } else { 0.0 });
         let segment = |start: usize, rc| Segment { keys: TokenSpan::new(start, start + 3), rc };
         let segments = [segment(0, 0.1), segment(3, 3.0), segment(6, 1.0), segment(9, 0.0)];
         let of = |how| -> Vec<Vec<usize>> {
-            let kept = keep(scores.view(), &segments, &[false; 12], how);
-            kept.outer_iter().map(|row| (0..12).filter(|&key| row[key]).collect()).collect()
+            let kept = keep(scores.view(), &segments, &[false; 24], how);
+            kept.outer_iter().map(|row| (0..24).filter(|&key| row[key]).collect()).collect()
         };
-        assert_eq!(of(Keep::Count(8)), [vec![0, 3, 4, 5], vec![3, 4, 5, 11]]);
-        assert_eq!(of(Keep::Mass(0.9)), [vec![0, 3, 4, 5, 6, 7, 8], vec![3, 4, 5, 6, 7, 8, 11]]);
+        // A quarter of 12 keys a head is one of them; what is left goes where RC is, then to the earlier.
+        let kept = of(Keep::Count(24));
+        assert_eq!((kept[0].len(), &kept[1][..]), (20, &[3, 4, 5, 23][..]));
+        assert_eq!(of(Keep::Mass(0.9)), [vec![0, 3, 4, 5, 6, 7, 8], vec![3, 4, 5, 6, 7, 8, 23]]);
     }
 
     #[test]
@@ -174,6 +184,14 @@ mod tests {
         assert_eq!(peak_over_queries(x.view()), array![0.0, 3.0, 0.0, 0.0]);
         let own = array![[1.0, f32::MIN], [1.0, 0.0]];
         assert_eq!(expected_over_self(x.view(), own.view()), array![0.25, 1.75, 0.25, 0.25]);
+    }
+
+    #[test]
+    fn segments_are_told_apart_by_their_peaks() {
+        let x = array![0.0, 5.0, 1.0, 1.0, 2.0];
+        let spans = [(0, 2), (2, 4), (4, 5)].map(|(start, end)| TokenSpan::new(start, end));
+        assert_eq!(ranked_segments(x.view(), &spans), [7.0 / 3.0, 0.0, 1.0 / 3.0]);
+        assert_eq!(ranked_segments(x.view(), &[]), Vec::<f32>::new());
     }
 
     #[test]

@@ -65,15 +65,15 @@ impl Model {
 }
 
 const TEXTS: [&str; 3] = [
-    "the colour of kalomi is teru .",
+    "the colour of Kanir is amber .",
     "",
-    "sabo is the owner of kalomi . many people came to the market today .",
+    "Tobel is the owner of Kanir . many people came to the market today .",
 ];
 
 fn asking(more: Value) -> Value {
     let mut body = json!({
-        "query": "what is the colour of kalomi ?",
-        "chunks": [{"id": "a", "text": TEXTS[0]}, TEXTS[1], {"id": "c", "title": "kalomi", "text": TEXTS[2]}],
+        "query": "what is the colour of Kanir ?",
+        "chunks": [{"id": "a", "text": TEXTS[0]}, TEXTS[1], {"id": "c", "title": "Kanir", "text": TEXTS[2]}],
         "budget": {"ratio": 1},
         "include": ["kv"],
     });
@@ -121,7 +121,7 @@ async fn whole_chunks_come_in_the_order_of_the_context() {
     let kv = answer.json()["kv"].clone();
     let tokenizer = model.tokenizer();
     let ids = |text: &str| tokenizer.encode(text).expect("tokens").ids;
-    let (title, first, last) = (ids("kalomi. "), ids(TEXTS[0]), ids(TEXTS[2]));
+    let (title, first, last) = (ids("Kanir. "), ids(TEXTS[0]), ids(TEXTS[2]));
     let expect: Vec<i32> = [&[0][..], &first, &title, &last].concat().iter().map(|&id| id as i32).collect();
     assert_eq!((&kv["policy"], &kv["share"]), (&json!("chunks"), &json!(1.0)));
     assert_eq!((&kv["tokens"], &kv["fingerprint"]), (&json!(expect.len()), &json!(model.fingerprint())));

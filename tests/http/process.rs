@@ -281,11 +281,11 @@ async fn a_decoder_answers_and_finds_its_blocks_again() {
     let (http, admin) = daemon.ready(&mut Vec::new()).await;
     let rows = std::fs::read_to_string(source.join("rows.jsonl")).expect("rows");
     let row: Value = serde_json::from_str(rows.lines().next().expect("a row")).expect("JSON");
-    // More tokens than the context of 1,024 holds at once.
+    // More tokens than the context of 2,048 holds at once.
     let texts: Vec<_> =
         row["chunks"].as_array().expect("chunks").iter().map(|chunk| chunk["text"].as_str()).collect();
     let chunks: Vec<_> =
-        (0..40).map(|i| json!({"text": format!("{} {i}", texts[i % 8].expect("text"))})).collect();
+        (0..90).map(|i| json!({"text": format!("{} {i}", texts[i % 20].expect("text"))})).collect();
     let request = json!({"query": row["query"], "chunks": chunks, "budget": {"ratio": 0.2}}).to_string();
     let ask = || async {
         let answer = post(http, "/v1/compress", &request).await;
@@ -293,14 +293,14 @@ async fn a_decoder_answers_and_finds_its_blocks_again() {
         answer.json()
     };
     let (cold, warm) = (ask().await, ask().await);
-    assert_eq!((&cold["blocks"]["read"], &warm["blocks"]["memory"]), (&json!(40), &json!(40)));
+    assert_eq!((&cold["blocks"]["read"], &warm["blocks"]["memory"]), (&json!(90), &json!(90)));
     assert_eq!((&cold["context"], &cold["chunks"]), (&warm["context"], &warm["chunks"]));
     assert_eq!(cold["rc"]["estimator"], "mean/self");
     let models = get(http, "/v1/models").await.json();
     let model = &models["data"][0];
     assert_eq!(
         (&model["device"], &model["heads"], &model["estimator"]),
-        (&json!("cpu"), &json!(16), &json!("mean/self"))
+        (&json!("cpu"), &json!(30), &json!("mean/self"))
     );
     assert!(get(admin, "/metrics").await.body.contains("model_info{model=\"facts\",device=\"cpu\"} 1"));
 }

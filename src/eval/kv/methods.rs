@@ -187,7 +187,7 @@ impl Method {
         self,
         seen: &Seen,
         handover: &Handover,
-        (query, question): (&str, &[u32]),
+        question: &[u32],
         ratio: u32,
         pipeline: &Pipeline,
     ) -> Result<Kept> {
@@ -199,15 +199,14 @@ impl Method {
             Self::Rc => {
                 let (sinks, recent) = (Eviction::SINKS, Eviction::RECENT);
                 let eviction = Eviction { keep: HeadBudget::Ratio(share), sinks, recent };
-                pipeline.evict(handover, query, &eviction, &cancel)?
+                pipeline.evict(handover, question, &eviction, &cancel)?
             }
             Self::RcHeads => {
-                let scores =
-                    pipeline.key_scores(handover, question, &cancel, |x, _| rc::peak_over_queries(x))?;
+                let scores = pipeline.ask(handover, question, &cancel)?.keys(|x, _| rc::peak_over_queries(x));
                 handover::kept(scores, &[], &vec![false; tokens], HeadBudget::Ratio(share))
             }
             Self::RcPaper => {
-                let mut scores = pipeline.key_scores(handover, question, &cancel, rc::expected_over_self)?;
+                let mut scores = pipeline.ask(handover, question, &cancel)?.keys(rc::expected_over_self);
                 for mut head in scores.rows_mut() {
                     let mean = head.mean().unwrap_or(0.0).max(f32::MIN_POSITIVE);
                     head.mapv_inplace(|rc| rc / mean);
