@@ -65,9 +65,9 @@ def measure(name: str, folder: Path, binary: str, runs: int, chunks: int) -> Non
 def say(name, client, asked, mark, runs):
     row, model, tokenizer, question = asked
 
-    def compress(ratio, **kv):
+    def compress(kept, **kv):
         return client.compress(
-            row["query"], row["chunks"], budget={"ratio": ratio}, granularity="chunk", include=["kv"], kv=kv or None, deadline_ms=120000
+            row["query"], row["chunks"], budget={"ratio": kept}, granularity="chunk", include=["kv"], kv=kv or None, deadline_ms=120000
         )
 
     everything = compress(1.0)
