@@ -314,8 +314,8 @@ impl InvalidRequest {
             Self::KvOfEncoder { .. }
             | Self::KvLayersMissing { .. }
             | Self::KvUnnamed { .. }
-            | Self::KvFixed { .. } => "include".to_owned(),
-            Self::KvTooLong { .. } => "include".to_owned(),
+            | Self::KvFixed { .. }
+            | Self::KvTooLong { .. } => "include".to_owned(),
             Self::KvShareOutOfRange { field, .. } => format!("kv.{field}"),
             Self::KvBudgetTooSmall { .. } => "kv.ratio".to_owned(),
         }

@@ -2,8 +2,8 @@
 //! Knows nothing of models: scores are `[head, key]`, whatever a head is.
 //!
 //! A question's RC says what the question asks of a head. It does not say what its answer will: an answer looks back at words that only
-//! its own first words lead to. Those stand around what the question found, in segments (sentences) that RC over all heads ranks: the
-//! best of them are kept whole, in every head.
+//! its own first words lead to. Those stand around what the question found, in segments (sentences): those that the head
+//! which is surest finds best are kept whole, in every head.
 
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, s};
 
@@ -73,7 +73,7 @@ const SEGMENT_SHARE: f64 = 0.25;
 pub struct Segment {
     /// Its keys.
     pub keys: TokenSpan,
-    /// Its RC, of all heads together.
+    /// Its RC, however heads are taken together.
     pub rc: f32,
 }
 

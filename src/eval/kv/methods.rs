@@ -77,7 +77,7 @@ impl Seen {
                     let all = layer * decoder.heads + head;
                     let x = encoded.vectors.slice(s![all, .., ..]).dot(&keys.t());
                     let of_own = encoded.own(all..all + 1);
-                    let shares = attention(x.view(), of_own.index_axis(Axis(0), 0));
+                    let [shares, _] = attention(x.view(), of_own.index_axis(Axis(0), 0));
                     let mut asked = asked.slice_mut(at);
                     asked.scaled_add(1.0 / group as f32, &shares.slice(s![prefix..]));
                 }
@@ -88,7 +88,7 @@ impl Seen {
                         let queries = spoken[layer].slice(s![head, .., ..]);
                         let x = queries.dot(&of_window.t());
                         let (before, among) = x.view().split_at(Axis(1), prefix);
-                        let shares = attention_among(before, among);
+                        let [_, shares] = attention(before, among);
                         let mut own = own.slice_mut(s![layer, kv_head, window.clone()]);
                         own.scaled_add(1.0 / group as f32, &shares);
                     }
@@ -130,29 +130,19 @@ impl Past for Behind {
     }
 }
 
-/// Attention of all queries together to each key: `x [query, key]` over what lies before, `own [query, query]` over themselves.
-fn attention(x: ArrayView2<f32>, own: ArrayView2<f32>) -> Array1<f32> {
-    let mut sum = Array1::zeros(x.ncols());
-    for (j, row) in x.outer_iter().enumerate() {
-        let own = own.slice(s![j, ..=j]);
-        let most = row.iter().chain(&own).fold(f32::MIN, |most, &logit| most.max(logit));
-        let total: f32 = row.iter().chain(&own).map(|&logit| (logit - most).exp()).sum();
-        sum.zip_mut_with(&row, |sum: &mut f32, &logit| *sum += (logit - most).exp() / total);
+/// Attention of all queries together to each key that lies before them, and to each other: `before [query, key]` and `among [query, query]`,
+/// of which each sees those up to itself.
+fn attention(before: ArrayView2<f32>, among: ArrayView2<f32>) -> [Array1<f32>; 2] {
+    let mut sums = [Array1::zeros(before.ncols()), Array1::zeros(among.ncols())];
+    for (j, (before, among)) in before.outer_iter().zip(among.outer_iter()).enumerate() {
+        let among = among.slice(s![..=j]);
+        let most = before.iter().chain(&among).fold(f32::MIN, |most, &logit| most.max(logit));
+        let total: f32 = before.iter().chain(&among).map(|&logit| (logit - most).exp()).sum();
+        let add = |sum: &mut f32, &logit: &f32| *sum += (logit - most).exp() / total;
+        sums[0].zip_mut_with(&before, add);
+        sums[1].slice_mut(s![..=j]).zip_mut_with(&among, add);
     }
-    sum
-}
-
-/// The same for tokens among themselves: `x [query, query]`, of which each sees those up to itself, behind `before [query, key]`.
-fn attention_among(before: ArrayView2<f32>, x: ArrayView2<f32>) -> Array1<f32> {
-    let mut sum = Array1::zeros(x.ncols());
-    for (j, (before, row)) in before.outer_iter().zip(x.outer_iter()).enumerate() {
-        let row = row.slice(s![..=j]);
-        let most = before.iter().chain(&row).fold(f32::MIN, |most, &logit| most.max(logit));
-        let total: f32 = before.iter().chain(&row).map(|&logit| (logit - most).exp()).sum();
-        sum.slice_mut(s![..=j])
-            .zip_mut_with(&row, |sum: &mut f32, &logit| *sum += (logit - most).exp() / total);
-    }
-    sum
+    sums
 }
 
 impl Method {
