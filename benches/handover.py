@@ -3,7 +3,7 @@
     python benches/handover.py --thresher target/release/thresher [--runs 20]
 
 Two models: `models/facts`, and a randomly initialised Llama of SmolLM-135M's shape, for its times only. A daemon reads the chunks once and keeps a
-quarter of them for a question. Then, run by run in turn, on one thread: the first token behind keys and values that are fetched, taken over
+quarter of them for a question, with one worker. Then, run by run in turn, `transformers` on one thread: the first token behind keys and values that are fetched, taken over
 and followed by the question; behind the kept text, read by transformers; behind all of the text, read by transformers. Fetching, reading the
 file and building the cache are part of the first. Needs what tests/handover/requirements.txt names, and THRESHER_RUNTIME_LIB.
 """
@@ -54,7 +54,7 @@ def measure(name: str, folder: Path, binary: str, runs: int, chunks: int) -> Non
     question = tokenizer(row["query"], add_special_tokens=False, return_tensors="pt").input_ids
     with tempfile.TemporaryDirectory() as exported:
         subprocess.run([binary, "export", folder, "--out", exported], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        served = daemons.Daemon(THRESHER__MODEL__DIR=exported, THRESHER__KV__CODEC="f16")
+        served = daemons.Daemon(THRESHER__MODEL__DIR=exported, THRESHER__KV__CODEC="f16", THRESHER__MODEL__WORKERS="1")
         try:
             with Client(served.url) as client:
                 say(name, client, (row, model, tokenizer, question), fingerprint(folder), runs)
@@ -93,7 +93,8 @@ def say(name, client, asked, mark, runs):
         "handed over, heads": lambda: taken_over(heads.kv.handle),
         "kept text read": lambda: first_token(model, ids["kept text"]),
         "all text read": lambda: first_token(model, ids["all text"]),
-        "compress, warm": lambda: compress(0.25),
+        "compress, chunks": lambda: compress(0.25),
+        "compress, heads": lambda: compress(0.25, policy="heads", ratio=0.25),
     }
     times = {way: [] for way in ways}
     for run in range(runs + 2):

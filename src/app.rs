@@ -58,17 +58,19 @@ pub fn pipeline_in_memory(config: &Config, runtime: Handle) -> anyhow::Result<Pi
 /// # Errors
 /// As [`pipeline`].
 pub fn pipeline_of_all_heads(config: &Config) -> anyhow::Result<Pipeline> {
-    let (model, tokenizer) = verified(config, &OrtSettings { all_heads: true, ..ort_settings(config) })?;
-    Ok(wire(config, model.runtime(), tokenizer, Arc::new(KvStore::without_tiers())))
+    without_tiers(config, &OrtSettings { all_heads: true, ..ort_settings(config) })
 }
 
-/// The same, for a decoder that is handed over whole, and that says what comes next.
+/// The same, for a decoder that is handed over whole, and whose forward pass goes up to what comes next.
 ///
 /// # Errors
 /// As [`pipeline`].
-pub fn pipeline_that_writes(config: &Config) -> anyhow::Result<Pipeline> {
-    let settings = OrtSettings { all_layers: true, writes: true, ..ort_settings(config) };
-    let (model, tokenizer) = verified(config, &settings)?;
+pub fn pipeline_of_forward(config: &Config) -> anyhow::Result<Pipeline> {
+    without_tiers(config, &OrtSettings { all_layers: true, forward: true, ..ort_settings(config) })
+}
+
+fn without_tiers(config: &Config, settings: &OrtSettings) -> anyhow::Result<Pipeline> {
+    let (model, tokenizer) = verified(config, settings)?;
     Ok(wire(config, model.runtime(), tokenizer, Arc::new(KvStore::without_tiers())))
 }
 
@@ -144,7 +146,7 @@ pub fn ort_settings(config: &Config) -> OrtSettings {
         device_memory_bytes_max: config.model.device_memory_bytes_max,
         all_heads: false,
         all_layers: config.model.layers == LayersRead::All,
-        writes: false,
+        forward: false,
     }
 }
 

@@ -36,7 +36,10 @@ pub fn file(
 ) -> anyhow::Result<Report> {
     let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     let report = match data::read(path)? {
-        data::Rows::Selection(rows) => selection::evaluate(&rows, pipeline, codec, progress),
+        data::Rows::Selection(rows, unlabelled) => {
+            let report = selection::evaluate(&rows, pipeline, codec, progress);
+            report.map(|report| Report { unlabelled, ..report })
+        }
         data::Rows::Attribution(rows) => attribution::evaluate(&rows, pipeline, codec, progress),
     };
     let mut report = report.with_context(|| format!("evaluating {}", path.display()))?;

@@ -125,6 +125,11 @@ impl<T: Held> Handles<T> {
         Some(id)
     }
 
+    /// Whether there is no room for anything, or no time.
+    pub fn holds_nothing(&self) -> bool {
+        self.bytes_max == 0 || self.expire.is_zero()
+    }
+
     /// Seconds after which something is forgotten.
     pub fn expire_s(&self) -> u64 {
         self.expire.as_secs()

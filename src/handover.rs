@@ -62,6 +62,10 @@ struct Shape {
     is_half: bool,
 }
 
+/// A piece of the file: the header, or a tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece(Option<Part>);
+
 /// A tensor of the file.
 #[derive(Debug, Clone, Copy)]
 enum Part {
@@ -140,15 +144,14 @@ impl Bundle {
         self.kept.as_ref().map_or(1.0, Kept::share)
     }
 
-    /// Gives the file's bytes to `send`, piece by piece, until it wants no more.
-    pub fn write(&self, pipeline: &Pipeline, mut send: impl FnMut(Bytes) -> bool) {
-        if send(self.header.clone()) {
-            for part in self.parts() {
-                if !send(self.data(part, pipeline)) {
-                    return;
-                }
-            }
-        }
+    /// What the file is made of, in order: its header, then the tensors.
+    pub fn pieces(&self) -> Vec<Piece> {
+        std::iter::once(Piece(None)).chain(self.parts().into_iter().map(|part| Piece(Some(part)))).collect()
+    }
+
+    /// The bytes of one: at most those of a layer's keys, or values.
+    pub fn bytes_of_piece(&self, piece: Piece, pipeline: &Pipeline) -> Bytes {
+        piece.0.map_or_else(|| self.header.clone(), |part| self.data(part, pipeline))
     }
 
     /// In their order in the file: full words first, so that all are aligned.

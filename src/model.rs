@@ -15,7 +15,7 @@ use std::ops::Range;
 use ndarray::{Array2, Array3, ArrayView1, ArrayView3, Axis, s};
 use thiserror::Error;
 
-use self::contract::Rotary;
+use self::contract::{QuestionTokens, Rotary};
 use self::device::DeviceInUse;
 
 /// Whether a window is still wanted, by its index.
@@ -67,12 +67,17 @@ pub trait ModelRuntime: Send + Sync {
         ArrayView3::from_shape((0, 0, 0), &[]).expect("nothing has any shape")
     }
 
-    /// What a decoder says behind each of `tokens`, which look back on what `kept` leaves of `past`.
+    /// A decoder's forward pass over `tokens`, which look back on what `kept` leaves of `past`.
     ///
     /// # Errors
-    /// What the runtime reports; [`ModelError::NoWriting`] where it was not loaded for this.
-    fn tell(&self, _tokens: &[u32], _past: &dyn Past, _kept: Option<&Kept>) -> Result<Said, ModelError> {
-        Err(ModelError::NoWriting { model: self.info().name.clone() })
+    /// What the runtime reports; [`ModelError::NoForward`] where it was not loaded for this.
+    fn forward(
+        &self,
+        _tokens: &[u32],
+        _past: &dyn Past,
+        _kept: Option<&Kept>,
+    ) -> Result<Forward, ModelError> {
+        Err(ModelError::NoForward { model: self.info().name.clone() })
     }
 
     /// Raw, pre-softmax logits of one question window over `keys` `[head, key, head_dim]`, by the query graph itself: what the scan
@@ -132,9 +137,9 @@ impl Kept {
     }
 }
 
-/// What a decoder made of tokens.
+/// What a decoder's forward pass made of tokens.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Said {
+pub struct Forward {
     /// `[layer]`: `[head, token, head_dim]`, scaled, in their places.
     pub queries: Vec<Array3<f32>>,
     /// `[token, vocab]`: of the token behind each.
@@ -207,6 +212,25 @@ impl Encoded {
         }
     }
 
+    /// The last token alone, which looks back on all the others: `[head, 1, head_dim]`, its own logits `[head, 1, question_token]`.
+    pub fn of_last_token(&self) -> Self {
+        let vectors = self.vectors.slice(s![.., -1.., ..]).to_owned();
+        let own = match &self.own {
+            Own::Logits(logits) => logits.slice(s![.., -1.., ..]).to_owned(),
+            // It sees every key, whether those before it do or not.
+            Own::Keys(keys) | Own::KeysBefore(keys) => {
+                let mut own = Array3::zeros((vectors.len_of(Axis(0)), 1, keys.len_of(Axis(1))));
+                for (mut own, (vectors, keys)) in
+                    own.outer_iter_mut().zip(vectors.outer_iter().zip(keys.outer_iter()))
+                {
+                    own.assign(&vectors.dot(&keys.t()));
+                }
+                own
+            }
+        };
+        Self { vectors, own: Own::Logits(own) }
+    }
+
     fn over(&self, keys: &Array3<f32>, heads: Range<usize>) -> Array3<f32> {
         let tokens = keys.len_of(Axis(1));
         let mut logits = Array3::zeros((heads.len(), tokens, tokens));
@@ -256,6 +280,8 @@ pub struct DecoderInfo {
     pub kv_heads: usize,
     /// Which weights it was made of (`source.weights` of the contract); none in one that was exported before that was written down.
     pub weights: Option<String>,
+    /// The tokens of a question whose RC ranks chunks and sentences.
+    pub question_tokens: QuestionTokens,
     /// How keys turn with their place; without it they cannot be moved.
     pub rotary: Option<Rotary>,
 }
@@ -332,9 +358,9 @@ pub enum ModelError {
         /// The model's name.
         model: String,
     },
-    /// What comes next was asked of a model that was not loaded to say it.
-    #[error("{model} does not say what comes next: it is no decoder on a processor")]
-    NoWriting {
+    /// A forward pass was asked of a model that was not loaded for it.
+    #[error("{model} has no forward pass here: it is no decoder on a processor")]
+    NoForward {
         /// The model's name.
         model: String,
     },

@@ -11,6 +11,7 @@ pub mod clock;
 pub mod count;
 pub mod explain;
 pub mod fit;
+pub mod evict;
 pub mod handover;
 pub mod pace;
 pub mod question;
@@ -21,11 +22,12 @@ pub mod tokenize;
 pub mod units;
 pub mod validate;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ndarray::Array3;
+use ndarray::{Array3, s};
 use thiserror::Error;
 
 use self::assemble::Context;
@@ -46,6 +48,7 @@ use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity, Tenant, Toke
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
+use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
@@ -224,6 +227,8 @@ pub struct Reading {
     pub graph_logits: Option<Array3<f32>>,
     /// Whether a raw logit says by itself how near two tokens are.
     pub reaches: bool,
+    /// Tokens of the question whose RC ranks; of a sentence of an answer all.
+    pub question_tokens: QuestionTokens,
 }
 
 impl Reading {
@@ -232,6 +237,30 @@ impl Reading {
         let blocks = self.blocks.blocks.iter().map(|block| block.recoded(codec)).collect();
         let blocks = Arc::new(Blocks { blocks, ..(*self.blocks).clone() });
         Self { blocks, graph_logits: None, ..self.clone() }
+    }
+
+    /// The reading as it is ranked by: with those tokens of the question alone that count.
+    pub fn that_counts(&self) -> Cow<'_, Self> {
+        match self.question_tokens {
+            QuestionTokens::Last if self.tokens.ids.len() > 1 => Cow::Owned(self.of_last_token()),
+            QuestionTokens::All | QuestionTokens::Last => Cow::Borrowed(self),
+        }
+    }
+
+    fn of_last_token(&self) -> Self {
+        let last = self.tokens.ids.len() - 1..;
+        let tokens = Tokens {
+            ids: self.tokens.ids[last.clone()].to_vec(),
+            offsets: self.tokens.offsets[last].to_vec(),
+        };
+        let graph_logits = self.graph_logits.as_ref().map(|logits| logits.slice(s![.., -1.., ..]).to_owned());
+        Self {
+            tokens,
+            question: self.question.of_last_token(),
+            graph_logits,
+            question_tokens: QuestionTokens::All,
+            ..self.clone()
+        }
     }
 
     /// Raw logits of some heads, over the chunks' keys and the question's own. The default scoring does without them.
@@ -348,9 +377,17 @@ impl Pipeline {
             ScanBy::Fused => None,
             ScanBy::Onnx => Some(clock.stage("graph", || scan::by_graph(&tokens.ids, &blocks, model))?),
         };
-        let (granularity, reaches) = (request.granularity, model.info().decoder.is_none());
-        let (blocks, units) = (Arc::new(blocks), units.into());
-        Ok(Reading { tokens, question, blocks, granularity, units, graph_logits, reaches })
+        let decoder = model.info().decoder.as_ref();
+        Ok(Reading {
+            tokens,
+            question,
+            blocks: Arc::new(blocks),
+            granularity: request.granularity,
+            units: units.into(),
+            graph_logits,
+            reaches: decoder.is_none(),
+            question_tokens: decoder.map_or(QuestionTokens::All, |decoder| decoder.question_tokens),
+        })
     }
 
     /// RC of each chunk for `query`, as [`Self::compress`] scores chunks; with sentences as `granularity`, also theirs.

@@ -33,7 +33,7 @@ use ndarray::{Array2, ArrayView3};
 
 pub use bounds::{Bounds, Weighted, bounds, bounds_of_marginals};
 pub use coverage::{COVERAGE, PICKS, with_coverage};
-pub use evict::{Keep, Segment, expected_over_self, keep, peak_over_queries, ranked_segments};
+pub use evict::{Keep, expected_over_self, keep, peak_over_queries};
 pub use exact::{SortedReference, coupled, coupled_means};
 pub use peaks::{EMPTY, KEY_NONE, Peaks, peaks};
 pub use pooling::{

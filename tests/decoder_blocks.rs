@@ -5,7 +5,7 @@ mod support;
 
 use std::sync::Arc;
 
-use ndarray::{Array3, Array4, ArrayView3, Axis, concatenate, s};
+use ndarray::{Array2, Array3, Array4, ArrayView3, Axis, concatenate, s};
 use ort::session::{Session, SessionInputValue};
 use ort::value::{Tensor, Value};
 use support::{device, in_checkout, ort_settings, session};
@@ -14,13 +14,14 @@ use thresher::domain::{Chunk, CompressRequest};
 use thresher::export::{ExportOptions, export};
 use thresher::kv::codec::Codec;
 use thresher::kv::store::KvStore;
-use thresher::model::contract::{Contract, Decoder, Family, Weights};
+use thresher::model::contract::{Contract, Decoder, Family, QuestionTokens, Weights};
+use thresher::model::device::DeviceChoice;
 use thresher::model::ort::{DecoderRuntime, OrtSettings};
 use thresher::model::tokenizer::ModelTokenizer;
-use thresher::model::{Logits, ModelInfo, ModelRuntime};
+use thresher::model::{Kept, Logits, ModelInfo, ModelRuntime};
 use thresher::pipeline::cancel::Cancel;
 use thresher::pipeline::clock::Clock;
-use thresher::pipeline::{Pipeline, Placement, Settings};
+use thresher::pipeline::{Pipeline, Placement, Reading, Settings};
 
 /// Largest difference of a raw attention logit.
 const TOLERANCE: f32 = 1e-4;
@@ -46,7 +47,12 @@ impl Model {
             export(&in_checkout("models/tiny").join(name), out.path(), &options, &|_, _| {}).unwrap();
         let Family::Decoder(decoder) = contract.family.clone() else { panic!("{name} is a decoder") };
         let runtime = Arc::new(
-            DecoderRuntime::load(&OrtSettings { device: device(), ..ort_settings(out.path(), 2) }).unwrap(),
+            DecoderRuntime::load(&OrtSettings {
+                device: device(),
+                forward: true,
+                ..ort_settings(out.path(), 2)
+            })
+            .unwrap(),
         );
         let tokenizer = Arc::new(ModelTokenizer::from_file(&out.path().join("tokenizer.json")).unwrap());
         let whole = session(&out.path().join(&decoder.graph), 1);
@@ -73,7 +79,7 @@ impl Model {
     }
 
     /// Runs the whole graph on one row: what it looks back on, `[layer]` of keys and values `[1, kv, p, d]` at `key_places`.
-    fn run(&mut self, (ids, first): (&[u32], i64), past: &Seen) -> (Vec<[Array4<f32>; 2]>, Vec<Array3<f32>>) {
+    fn run(&mut self, (ids, first): (&[u32], i64), past: &Seen) -> Ran {
         let tokens = ids.len();
         let places: Vec<i64> = (first..first + tokens as i64).collect();
         let key_places = [past.places.clone(), places.clone()].concat();
@@ -102,7 +108,9 @@ impl Model {
         let present =
             layers.clone().map(|l| ["key", "value"].map(|part| four(format!("present.{l}.{part}"))));
         let logits = layers.map(|l| four(format!("attn_logits.{l}")).index_axis_move(Axis(0), 0));
-        (present.collect(), logits.collect())
+        let (present, attention) = (present.collect(), logits.collect());
+        let next = get("logits".into()).index_axis_move(Axis(0), 0).into_dimensionality().unwrap();
+        Ran { present, attention, next }
     }
 
     /// Keys and values of windows, each read on its own at its place, behind the prefix.
@@ -112,13 +120,13 @@ impl Model {
         let (mut seen, mut parts) =
             (Seen { places: (0..prefix.len() as i64).collect(), ..self.nothing() }, Vec::new());
         if !prefix.is_empty() {
-            parts.push(self.run((&prefix, 0), &nothing).0);
+            parts.push(self.run((&prefix, 0), &nothing).present);
         }
         for (ids, place) in windows {
             // Its own prefix goes before it, so that the two are as near as when it is read at the start.
             let framed = [&prefix[..], ids].concat();
             let first = place - prefix.len() as i64;
-            let made = self.run((&framed, first), &nothing).0;
+            let made = self.run((&framed, first), &nothing).present;
             let cut = |part: Array4<f32>| part.slice_move(s![.., .., prefix.len().., ..]);
             parts.push(made.into_iter().map(|layer| layer.map(cut)).collect());
             seen.places.extend(*place..place + ids.len() as i64);
@@ -145,6 +153,16 @@ impl Model {
     }
 }
 
+/// What the whole graph makes of a row.
+struct Ran {
+    /// `[layer]`: keys and values.
+    present: Vec<[Array4<f32>; 2]>,
+    /// `[layer]`: raw logits, `[head, token, key]`.
+    attention: Vec<Array3<f32>>,
+    /// `[token, vocab]`
+    next: Array2<f32>,
+}
+
 struct Seen {
     places: Vec<i64>,
     layers: Vec<[Array4<f32>; 2]>,
@@ -161,11 +179,14 @@ fn text(seed: usize, words: usize) -> String {
     (0..words).map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Raw logits by the pipeline for every layer's heads, over all keys and over the question's own.
-fn by_pipeline(model: &Model, texts: &[String], question: &str, placement: Placement) -> Logits {
+fn read(model: &Model, texts: &[String], question: &str, placement: Placement) -> Reading {
     let chunks = texts.iter().enumerate().map(|(i, text)| chunk(i, text)).collect();
     let request = CompressRequest::new(question, chunks);
-    let reading = model.pipeline(placement).read(&request, &Cancel::default(), &mut Clock::start()).unwrap();
+    model.pipeline(placement).read(&request, &Cancel::default(), &mut Clock::start()).unwrap()
+}
+
+/// Raw logits of every layer's heads, over all keys and over the question's own.
+fn logits(reading: &Reading) -> Logits {
     reading.logits(0..reading.question.heads())
 }
 
@@ -192,7 +213,7 @@ fn by_whole(model: &mut Model, groups: &[Vec<Vec<u32>>], question: &[u32], place
         let at = prefix + if is_movable && placement == Placement::Sequence { total } else { longest };
         let windows: Vec<(&[u32], i64)> = group.iter().map(Vec::as_slice).zip(places).collect();
         let seen = model.seen(&windows);
-        let (_, logits) = model.run((question, at), &seen);
+        let logits = model.run((question, at), &seen).attention;
         let heads: Vec<ArrayView3<f32>> = logits.iter().map(|layer| layer.view()).collect();
         let all = concatenate(Axis(0), &heads).unwrap();
         let held = prefix as usize + total as usize;
@@ -248,11 +269,76 @@ fn a_question_over_moved_blocks_is_the_whole_graph_over_keys_read_at_their_place
                     "{name}: {}",
                     groups.len()
                 );
-                let found = by_pipeline(&model, &texts, &question, placement);
+                let found = logits(&read(&model, &texts, &question, placement));
                 let expect = by_whole(&mut model, &groups, &ids, placement);
                 let off = worst(&found.cross, &expect.cross).max(worst(&found.own, &expect.own));
                 assert!(off < TOLERANCE, "{name}, {placement:?}, {what}: off by {off}");
             }
         }
+    }
+}
+
+#[test]
+fn the_last_token_alone_finds_what_it_finds_among_others() {
+    let model = Model::new("llama");
+    for texts in [vec![text(1, 6)], vec![text(1, 30), text(2, 4), text(3, 12)]] {
+        let mut reading = read(&model, &texts, &text(9, 4), Placement::Sequence);
+        let all = logits(&reading.that_counts());
+        reading.question_tokens = QuestionTokens::Last;
+        let counts = reading.that_counts();
+        let last = logits(&counts);
+        assert_eq!((counts.tokens.ids.len(), last.cross.dim().1), (1, 1));
+        let of_last = |logits: &Array3<f32>| logits.slice(s![.., -1.., ..]).to_owned();
+        let off = worst(&last.cross, &of_last(&all.cross)).max(worst(&last.own, &of_last(&all.own)));
+        assert!(off < 1e-5, "{} chunks: off by {off}", texts.len());
+    }
+}
+
+#[test]
+fn a_forward_pass_is_the_whole_graph_where_what_is_not_kept_is_not_there() {
+    for name in ["llama", "mistral-sliding", "qwen2", "gpt-neox"] {
+        let mut model = Model::new(name);
+        if device() != DeviceChoice::Cpu {
+            continue;
+        }
+        let texts = [text(1, 5), text(2, 4)];
+        let windows: Vec<Vec<u32>> = texts.iter().map(|text| model.ids(text)).collect();
+        let prefix = model.prefix().len();
+        let second = (prefix + windows[0].len()) as i64;
+        let mut seen = model.seen(&[(&windows[0], prefix as i64), (&windows[1], second)]);
+        let (ids, at) = (model.ids(&text(9, 3)), second + windows[1].len() as i64);
+
+        let pipeline = model.pipeline(Placement::Sequence);
+        let chunks: Vec<_> = texts.iter().enumerate().map(|(i, text)| Arc::new(chunk(i, text))).collect();
+        let cancel = Cancel::default();
+        let handover = pipeline.handover(&chunks, ids.len(), &cancel).unwrap();
+        let past = handover.past(model.runtime.info(), &cancel);
+        let forward = |kept: Option<&Kept>| model.runtime.forward(&ids, &past, kept).unwrap().logits;
+        let all = forward(None);
+        let Decoder { layers, kv_heads, .. } = model.decoder;
+        let tokens = handover.tokens.len();
+        let keeping = |is_kept: &dyn Fn(usize, usize) -> bool| {
+            Kept::new(Array3::from_shape_fn((layers, kv_heads, tokens), |(_, head, key)| is_kept(head, key)))
+        };
+        // The last ones, which sliding windows reach, too.
+        let left_out = [tokens - 3, tokens - 1];
+        let some = keeping(&|_, key| !left_out.contains(&key));
+        let of_one_head = keeping(&|head, key| head != 0 || !left_out.contains(&key));
+        let (without_some, without_one) = (forward(Some(&some)), forward(Some(&of_one_head)));
+        let off = |a: &Array2<f32>, b: &Array2<f32>| {
+            worst(&a.clone().insert_axis(Axis(0)), &b.clone().insert_axis(Axis(0)))
+        };
+
+        assert!(off(&all, &forward(Some(&keeping(&|_, _| true)))) < 1e-5, "{name}: all are kept");
+        assert!(off(&all, &without_one) > 1e-4, "{name}: a head that does not see a key");
+        let expect = model.run((&ids, at), &seen).next;
+        assert!(off(&all, &expect) < TOLERANCE, "{name}: off by {}", off(&all, &expect));
+        // A key at place -1 is seen by none.
+        for key in left_out {
+            seen.places[prefix + key] = -1;
+        }
+        let expect = model.run((&ids, at), &seen).next;
+        assert!(off(&without_some, &expect) < TOLERANCE, "{name}: off by {}", off(&without_some, &expect));
+        assert!(off(&all, &without_some) > 1e-3, "{name}: what is left out is missed");
     }
 }

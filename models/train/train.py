@@ -5,8 +5,8 @@
 
 Training imitates how Thresher reads: in most batches a chunk sees `<s>` and itself, and a question sees everything; chunks
 stand one behind the other, or side by side, each ending where the question begins. In the others everything sees all that
-is in front of it. Needs torch, tokenizers, safetensors and numpy (made with torch 2.15). Seeded. The weights of models/facts are of a
-run whose mixture was changed by hand on the way (models/facts/README.md says how): this gives others of the same kind.
+is in front of it. Needs torch, tokenizers, safetensors and numpy (made with torch 2.15). Seeded; sums of floats in another order (other
+threads, another processor) give other weights of the same kind.
 """
 
 import argparse
@@ -359,7 +359,7 @@ def orthogonal(g):
 # A stage is left when its own rows are answered this well (share of tokens), the last never. Names are learned most easily with
 # few chunks; what is learned there does not carry over to many unseen.
 STAGES = [(Shape(24, 2, 96), 0.90), (Shape(16, 4, 128), 0.92), (Shape(8, 10, 224), 0.92), (Shape(6, 20, 256), None)]
-STEPS = 8000
+STEPS = 5200
 COPIES_SHARE, EARLIER_SHARE, WHOLE_SHARE = 0.1, 0.15, 0.06
 MUON_RATE, ADAM_RATE, WARM_UP_STEPS, DECAY_SHARE = 0.02, 3e-3, 200, 0.3
 CHECKPOINT_S, LOG_STEPS = 120, 50
@@ -384,7 +384,7 @@ def rate(step, steps):
     return min(1, (step + 1) / WARM_UP_STEPS, max(left, 0.02))
 
 
-def train(work, steps, threads):
+def train(work, steps, until, threads):
     torch.set_num_threads(threads)
     w, rng, ids = fresh_weights(0), random.Random(0), Ids()
     w["gist"] = (torch.randn(5, CONFIG["hidden_size"], CONFIG["hidden_size"]) * CONFIG["hidden_size"] ** -0.5).requires_grad_()
@@ -412,7 +412,7 @@ def train(work, steps, threads):
         (work / "last.part").replace(last)
 
     kept, before, seen = time.time(), time.time(), {}
-    while state["step"] < steps:
+    while state["step"] < until:
         shape, copies = shape_for(rng, state["stage"])
         n, whole = batch(rng, shape, ids, copies), not copies and rng.random() < WHOLE_SHARE
         gist_at, gist, wanted = n.pop("gist_at"), n.pop("gist"), n.pop("wanted").flatten()
@@ -455,7 +455,7 @@ def train(work, steps, threads):
             means = "  ".join("{}: {:.3f} {:.3f}".format(k, *np.mean(v, 0)) for k, v in sorted(seen.items()))
             print(f"step {state['step']} {state['seconds']:.0f} s stage {state['stage']}  {means}", flush=True)
             seen = {}
-        if time.time() - kept > CHECKPOINT_S or state["step"] == steps:
+        if time.time() - kept > CHECKPOINT_S or state["step"] == until:
             keep()
             kept = time.time()
 
@@ -477,10 +477,11 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, required=True, help="folder of checkpoints")
     parser.add_argument("--folder", type=pathlib.Path, default=HERE.parent / "facts", help="what to save to")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--until", type=int, help="stop after this step, with the rate of all steps")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if options.what == "train":
-        train(options.work, options.steps, options.threads)
+        train(options.work, options.steps, min(options.until or options.steps, options.steps), options.threads)
     else:
         save(options.work, options.folder)
 

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::request::{RequestError, choice};
-use crate::pipeline::handover::{Eviction, HeadBudget};
+use crate::pipeline::evict::{Eviction, HeadBudget};
 
 /// What else than a context an answer is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -34,18 +34,19 @@ pub(super) struct KvBody {
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<KvPolicy>")]
     policy: KvPolicy,
-    /// Of `heads`: in each head the fewest keys that carry this share of its RC.
+    /// Of `heads`: in each head the fewest keys that carry this share of its RC, those that are kept anyway included.
     #[serde(default)]
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     mass: Option<f64>,
-    /// Of `heads`: this share of all keys, shared out among the heads by RC; without either, a quarter.
+    /// Of `heads`: this share of each layer's keys, shared out among its heads by RC; without either, a quarter.
     #[serde(default)]
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     ratio: Option<f64>,
-    /// Of `heads`: tokens at the front that every head keeps, special tokens included; without it 4.
+    /// Of `heads`: tokens at the front that every head keeps, special tokens included; without it 4, fewer where nothing of this is
+    /// named and the chunks are short.
     #[serde(default)]
     sinks: Option<usize>,
-    /// Of `heads`: tokens at the end that every head keeps; without it 4.
+    /// Of `heads`: tokens at the end that every head keeps; without it 4, or fewer.
     #[serde(default)]
     recent: Option<usize>,
 }
@@ -90,8 +91,9 @@ impl KvBody {
             (KvPolicy::Heads, Some(mass), None) => HeadBudget::Mass(mass),
             (KvPolicy::Heads, None, ratio) => HeadBudget::Ratio(ratio.unwrap_or(KvWanted::RATIO_DEFAULT)),
         };
+        let gives_way = ratio.is_none() && sinks.is_none() && recent.is_none();
         let (sinks, recent) = (sinks.unwrap_or(Eviction::SINKS), recent.unwrap_or(Eviction::RECENT));
-        Ok(KvWanted::Heads(Eviction { keep, sinks, recent }))
+        Ok(KvWanted::Heads(Eviction { keep, sinks, recent, gives_way }))
     }
 }
 
@@ -107,6 +109,8 @@ pub struct KvAnswer {
     pub policy: KvPolicy,
     /// Tokens, those in front of the chunks included: the place of what comes next.
     pub tokens: usize,
+    /// Tokens of the model's context that are left for the question and what is said.
+    pub room_tokens: usize,
     /// Share of the keys that is kept.
     pub share: f64,
     /// Of the file.

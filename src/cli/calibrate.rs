@@ -10,7 +10,7 @@ use crate::app;
 use crate::config::{Config, Kv};
 use crate::eval::heads::{self, Choice, Measured};
 use crate::kv::codec::Codec;
-use crate::model::contract::{Chosen, Contract, Decoder, Family, HeadChoice, sha256_of};
+use crate::model::contract::{Chosen, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -69,6 +69,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     report(&choice, &named, questions.len());
     decoder.chosen = Some(Chosen {
         heads: named,
+        question_tokens: choice.question_tokens,
         by: choice.by,
         held_out: choice.held_out.by(choice.by),
         held_out_all: choice.held_out_all.by(choice.by),
@@ -101,8 +102,12 @@ fn report(choice: &Choice, named: &[(usize, usize)], questions: usize) {
         HeadChoice::ExpectedRc => "expected RC",
         HeadChoice::Accuracy => "accuracy",
     };
+    let tokens = match choice.question_tokens {
+        QuestionTokens::All => "",
+        QuestionTokens::Last => ", of the question's last token",
+    };
     super::print(format_args!(
-        "heads (layer.head), by {by} on half of {questions} questions: {}",
+        "heads (layer.head), by {by} on half of {questions} questions: {}{tokens}",
         heads.join(" ")
     ));
     let line = |what: &str, measured: &Measured| {

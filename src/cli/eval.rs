@@ -58,7 +58,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn kv(config: &Config, file: &Path, json: Option<&Path>) -> anyhow::Result<ExitCode> {
-    let pipeline = app::pipeline_that_writes(config)?;
+    let pipeline = app::pipeline_of_forward(config)?;
     let report = watched(file, |progress| eval::kv::evaluate(file, &pipeline, progress))?;
     super::print(eval::kv::table(&report));
     if let Some(path) = json {

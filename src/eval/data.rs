@@ -9,8 +9,8 @@ use crate::domain::Chunk;
 
 /// A file's rows; all of them have the same shape.
 pub enum Rows {
-    /// Questions with the chunks that answer them.
-    Selection(Vec<SelectionRow>),
+    /// Questions with the chunks that answer them, and how many had none.
+    Selection(Vec<SelectionRow>, usize),
     /// Answers with the chunk that each span came from.
     Attribution(Vec<AttributionRow>),
 }
@@ -22,7 +22,7 @@ pub struct SelectionRow {
     pub query: String,
     /// The candidates.
     pub chunks: Vec<LabelledChunk>,
-    /// Indices of the chunks that are needed.
+    /// Indices of the chunks that are needed; none of a question that nothing answers, which says nothing about selection.
     pub gold: Vec<usize>,
     /// Other sufficient sets, where there are any.
     #[serde(default)]
@@ -111,7 +111,13 @@ pub fn read(path: &Path) -> anyhow::Result<Rows> {
             for (row, (line, _)) in rows.iter().zip(&lines) {
                 check(row).with_context(|| format!("{}:{}", path.display(), line + 1))?;
             }
-            Ok(Rows::Selection(rows))
+            let all = rows.len();
+            let labelled: Vec<_> = rows.into_iter().filter(|row| !row.gold.is_empty()).collect();
+            if labelled.is_empty() {
+                bail!("{}: gold names no chunk in any row", path.display());
+            }
+            let unlabelled = all - labelled.len();
+            Ok(Rows::Selection(labelled, unlabelled))
         }
     }
 }
@@ -150,9 +156,6 @@ fn check_spans(row: &AttributionRow) -> anyhow::Result<()> {
 }
 
 fn check(row: &SelectionRow) -> anyhow::Result<()> {
-    if row.gold.is_empty() {
-        bail!("gold names no chunk");
-    }
     match row.gold.iter().chain(row.gold_sets.iter().flatten()).find(|&&gold| gold >= row.chunks.len()) {
         Some(gold) => bail!("gold names chunk {gold} of {}", row.chunks.len()),
         None => Ok(()),

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::data::{self, LabelledChunk};
 use super::selection::{ranked, recall};
 use crate::domain::{CompressRequest, Granularity};
-use crate::model::contract::HeadChoice;
+use crate::model::contract::{HeadChoice, QuestionTokens};
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
 use crate::pipeline::{Pipeline, Reading};
@@ -45,6 +45,8 @@ pub struct Seen {
 pub struct Choice {
     /// Ascending.
     pub heads: Vec<usize>,
+    /// The tokens of a question that do best with them.
+    pub question_tokens: QuestionTokens,
     /// By what they were chosen.
     pub by: HeadChoice,
     /// Theirs.
@@ -136,9 +138,13 @@ impl Seen {
         Self { rc, expected, gold: gold.to_vec() }
     }
 
-    /// Share of the needed chunks among as many that `heads` rank best.
-    fn recall(&self, heads: &[usize]) -> f64 {
-        let rc = rc::mean_over_heads(self.rc.select(Axis(0), heads));
+    /// Share of the needed chunks among as many that `heads` rank best by `tokens`.
+    fn recall(&self, heads: &[usize], tokens: QuestionTokens) -> f64 {
+        let first = match tokens {
+            QuestionTokens::All => 0,
+            QuestionTokens::Last => self.rc.len_of(Axis(1)).saturating_sub(1),
+        };
+        let rc = rc::mean_over_heads(self.rc.slice(s![.., first.., ..]).select(Axis(0), heads));
         recall(&self.gold, &ranked(&rc::with_coverage(&rc)))
     }
 }
@@ -163,16 +169,17 @@ pub fn choose(seen: &[Seen], by: Option<HeadChoice>, heads_max: usize) -> anyhow
     }
     let half = |which: usize| seen.iter().skip(which).step_by(2).collect::<Vec<_>>();
     let (known, held_out) = (half(0), half(1));
-    let heads = match by {
-        HeadChoice::ExpectedRc => by_expected_rc(&known, heads_max),
+    let (heads, question_tokens) = match by {
+        HeadChoice::ExpectedRc => (by_expected_rc(&known, heads_max), QuestionTokens::All),
         HeadChoice::Accuracy => by_accuracy(&known, heads_max),
     };
     let all: Vec<usize> = (0..seen[0].expected.len()).collect();
-    let measure = |heads: &[usize]| Measured {
+    let measure = |heads: &[usize], tokens: QuestionTokens| Measured {
         expected_rc: mean(held_out.iter().map(|seen| mean(heads.iter().map(|&head| seen.expected[head])))),
-        recall_at_gold: labelled.then(|| mean(held_out.iter().map(|seen| seen.recall(heads)))),
+        recall_at_gold: labelled.then(|| mean(held_out.iter().map(|seen| seen.recall(heads, tokens)))),
     };
-    Ok(Choice { held_out: measure(&heads), held_out_all: measure(&all), heads, by })
+    let (held_out, held_out_all) = (measure(&heads, question_tokens), measure(&all, QuestionTokens::All));
+    Ok(Choice { heads, question_tokens, by, held_out, held_out_all })
 }
 
 fn by_expected_rc(seen: &[&Seen], heads_max: usize) -> Vec<usize> {
@@ -182,16 +189,21 @@ fn by_expected_rc(seen: &[&Seen], heads_max: usize) -> Vec<usize> {
     best
 }
 
-/// The best heads by themselves, as many of them as do best together. Trying more sets finds some that fit these questions and no
-/// others.
-fn by_accuracy(seen: &[&Seen], heads_max: usize) -> Vec<usize> {
-    let recall = |heads: &[usize]| mean(seen.iter().map(|seen| seen.recall(heads)));
-    let order = best_first(seen, |head| recall(&[head]));
-    let sets = (1..=heads_max.min(order.len())).map(|count| (count, recall(&order[..count])));
-    let best = sets.reduce(|best, next| if next.1 > best.1 { next } else { best });
-    let mut best = order[..best.map_or(0, |(count, _)| count)].to_vec();
-    best.sort_unstable();
-    best
+/// The best heads by themselves, as many of them as do best together, by all tokens or, where that does better, the last. Trying more
+/// sets finds some that fit these questions and no others.
+fn by_accuracy(seen: &[&Seen], heads_max: usize) -> (Vec<usize>, QuestionTokens) {
+    let best_of = |tokens: QuestionTokens| {
+        let recall = |heads: &[usize]| mean(seen.iter().map(|seen| seen.recall(heads, tokens)));
+        let mut order = best_first(seen, |head| recall(&[head]));
+        let sets = (1..=heads_max.min(order.len())).map(|count| (count, recall(&order[..count])));
+        let best = sets.reduce(|best, next| if next.1 > best.1 { next } else { best });
+        let (count, recall) = best.unwrap_or_default();
+        order.truncate(count);
+        order.sort_unstable();
+        (recall, order)
+    };
+    let [all, last] = [QuestionTokens::All, QuestionTokens::Last].map(best_of);
+    if last.0 > all.0 { (last.1, QuestionTokens::Last) } else { (all.1, QuestionTokens::All) }
 }
 
 /// All heads, the one that does best first; of equal ones the earlier.
@@ -208,6 +220,8 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use ndarray::concatenate;
+
     use super::*;
 
     /// Head 1 finds the needed chunk, head 2 the wrong one, head 0 none; expected RC says otherwise.
@@ -240,6 +254,26 @@ mod tests {
         assert_eq!(
             (&free.heads[..], free.by, free.held_out.recall_at_gold),
             (&[2][..], HeadChoice::ExpectedRc, None)
+        );
+    }
+
+    #[test]
+    fn the_last_token_counts_alone_where_that_finds_more() {
+        let misled = |gold: usize| {
+            let seen = seen(gold);
+            let first =
+                Array3::from_shape_fn((3, 1, 2), |(_, _, chunk)| if chunk == gold { 0.0 } else { 3.0 });
+            Seen { rc: concatenate![Axis(1), first, seen.rc.slice(s![.., 1.., ..])], ..seen }
+        };
+        let rows: Vec<Seen> = (0..8).map(|i| misled(i / 2 % 2)).collect();
+        let chosen = choose(&rows, None, 1).unwrap();
+        assert_eq!((&chosen.heads[..], chosen.question_tokens), (&[1][..], QuestionTokens::Last));
+        assert_eq!(chosen.held_out.recall_at_gold, Some(1.0));
+        let alike: Vec<Seen> = (0..8).map(|i| seen(i / 2 % 2)).collect();
+        assert_eq!(
+            choose(&alike, None, 1).unwrap().question_tokens,
+            QuestionTokens::All,
+            "where it does not"
         );
     }
 

@@ -14,7 +14,7 @@ use ndarray::{Array2, ArrayView1, ArrayView2, s};
 use serde::{Deserialize, Serialize};
 
 use self::methods::{Method, Seen};
-use super::bootstrap::estimate;
+use super::bootstrap::{estimate, proportion};
 use super::data::{self, LabelledChunk};
 use crate::model::Kept;
 use crate::pipeline::Pipeline;
@@ -37,15 +37,6 @@ pub struct KvRow {
     kind: Option<String>,
 }
 
-/// A mean with its interval, as it is written.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Mean {
-    /// The mean.
-    pub mean: f64,
-    /// 95 %, by resampling rows.
-    pub interval: [f64; 2],
-}
-
 /// How well answers survive one method at one ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Survival {
@@ -64,7 +55,7 @@ pub struct Survival {
 pub struct KvReport {
     /// Name of the file.
     pub data: String,
-    /// The model and its fingerprint.
+    /// The model's name.
     pub model: String,
     /// The model's fingerprint.
     pub fingerprint: String,
@@ -111,45 +102,27 @@ pub fn evaluate(
     progress: &dyn Fn(usize, usize),
 ) -> anyhow::Result<KvReport> {
     let rows: Vec<KvRow> = data::read_lines(path)?;
-    if rows.is_empty() {
-        bail!("{} holds no questions", path.display());
-    }
     let mut samples: BTreeMap<(u32, Method), Samples> = BTreeMap::new();
     let (mut full, mut by_kind) = (Vec::new(), BTreeMap::<String, Vec<f64>>::new());
     let (mut answers, mut tokens) = (Vec::new(), 0);
     for (i, row) in rows.iter().enumerate() {
-        let asked = Asked::new(row, i, pipeline)
+        let told = measure(row, i, pipeline, &mut samples)
             .with_context(|| format!("{}, question {}", path.display(), i + 1))?;
-        let whole = asked.distributions(None)?;
-        let right = f64::from(u8::from(asked.is_right(whole.view())));
+        let right = told.right;
         full.push(right);
         if let Some(kind) = &row.kind {
             by_kind.entry(kind.clone()).or_default().push(right);
         }
-        tokens += asked.handover.tokens.len();
-        let mut said = Answers { full: asked.says(None)?, rc: BTreeMap::new() };
-        for ratio in RATIOS {
-            for method in Method::ALL {
-                let kept = method.kept(&asked.seen, &asked.handover, &asked.question, ratio, pipeline)?;
-                let without = asked.distributions(Some(&kept))?;
-                let into = samples.entry((ratio, method)).or_default();
-                into.right.push(f64::from(u8::from(asked.is_right(without.view()))));
-                into.kl.push(divergence(whole.view(), without.view()));
-                into.kept.push(kept.share());
-                if method == Method::Rc {
-                    said.rc.insert(ratio.to_string(), asked.says(Some(&kept))?);
-                }
-            }
-        }
-        answers.push(said);
+        tokens += told.tokens;
+        answers.push(told.answers);
         progress(i + 1, rows.len());
     }
     let mut ratios = BTreeMap::<String, BTreeMap<&'static str, Survival>>::new();
     for ((ratio, method), samples) in &samples {
         ratios.entry(ratio.to_string()).or_default().insert(method.name(), samples.survival());
     }
-    let all = estimate(&full);
-    let by_kind = by_kind.into_iter().map(|(kind, right)| (kind, estimate(&right).mean)).collect();
+    let all = proportion(&full);
+    let by_kind = by_kind.into_iter().map(|(kind, right)| (kind, proportion(&right).mean)).collect();
     Ok(KvReport {
         data: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
         model: pipeline.model().name.clone(),
@@ -162,6 +135,39 @@ pub fn evaluate(
         ratios,
         answers,
     })
+}
+
+/// What one question adds.
+struct Told {
+    right: f64,
+    tokens: usize,
+    answers: Answers,
+}
+
+fn measure(
+    row: &KvRow,
+    number: usize,
+    pipeline: &Pipeline,
+    samples: &mut BTreeMap<(u32, Method), Samples>,
+) -> anyhow::Result<Told> {
+    let asked = Asked::new(row, pipeline)?;
+    let seen = Seen::new(&asked.handover, &asked.question, pipeline, number)?;
+    let (whole, right) = asked.told(None)?;
+    let mut answers = Answers { full: asked.says(None)?, rc: BTreeMap::new() };
+    for ratio in RATIOS {
+        for method in Method::ALL {
+            let kept = method.kept(&seen, ratio)?;
+            let (without, right) = asked.told(Some(&kept))?;
+            let into = samples.entry((ratio, method)).or_default();
+            into.right.push(right);
+            into.kl.push(divergence(whole.view(), without.view()));
+            into.kept.push(kept.share());
+            if method == Method::Rc {
+                answers.rc.insert(ratio.to_string(), asked.says(Some(&kept))?);
+            }
+        }
+    }
+    Ok(Told { right, tokens: asked.handover.tokens.len(), answers })
 }
 
 /// The report as a table for people.
@@ -196,7 +202,7 @@ pub fn table(report: &KvReport) -> String {
 
 impl Samples {
     fn survival(&self) -> Survival {
-        let (right, kl) = (estimate(&self.right), estimate(&self.kl));
+        let (right, kl) = (proportion(&self.right), estimate(&self.kl));
         Survival {
             accuracy: right.mean,
             accuracy_interval: right.interval,
@@ -212,33 +218,55 @@ struct Asked<'a> {
     pipeline: &'a Pipeline,
     handover: Handover,
     question: Vec<u32>,
-    answer: Vec<u32>,
-    seen: Seen,
+    /// Each of which is right.
+    answers: Vec<Vec<u32>>,
 }
 
 impl<'a> Asked<'a> {
-    fn new(row: &KvRow, number: usize, pipeline: &'a Pipeline) -> anyhow::Result<Self> {
-        let Some(answer) = row.answers.first().filter(|answer| !answer.is_empty()) else {
+    fn new(row: &KvRow, pipeline: &'a Pipeline) -> anyhow::Result<Self> {
+        if row.answers.is_empty() {
             bail!("answers is empty: how well keys are kept is measured by an answer");
-        };
-        let question = pipeline.tokens_of(&row.query)?;
-        let mut joined = pipeline.tokens_of(&format!("{} {answer}", row.query))?;
-        if question.is_empty() || !joined.starts_with(&question) || joined.len() == question.len() {
-            bail!("the answer is not read as a text of its own behind the question");
         }
-        let answer = joined.split_off(question.len());
+        if row.chunks.is_empty() {
+            bail!("chunks is empty");
+        }
+        let question = pipeline.tokens_of(&row.query)?;
+        if question.is_empty() {
+            bail!("query is empty");
+        }
+        let tokens_behind = |answer: &String| {
+            let mut joined = pipeline.tokens_of(&format!("{} {answer}", row.query))?;
+            if answer.trim().is_empty() || !joined.starts_with(&question) || joined.len() == question.len() {
+                bail!("answer {answer:?} is not read as a text of its own behind the question");
+            }
+            Ok(joined.split_off(question.len()))
+        };
+        let answers = row.answers.iter().map(tokens_behind).collect::<anyhow::Result<Vec<_>>>()?;
+        let longest = answers.iter().map(Vec::len).max().unwrap_or(0).max(ANSWER_TOKENS_MAX);
         let chunks: Vec<_> = row.chunks.iter().map(|chunk| chunk.chunk().into()).collect();
-        let beside = question.len() + answer.len().max(ANSWER_TOKENS_MAX);
-        let handover = pipeline.handover(&chunks, beside, &Cancel::default())?;
-        let seen = Seen::new(&handover, &question, pipeline, number)?;
-        Ok(Self { pipeline, handover, question, answer, seen })
+        let handover = pipeline.handover(&chunks, question.len() + longest, &Cancel::default())?;
+        if handover.tokens.is_empty() {
+            bail!("the chunks hold no token");
+        }
+        Ok(Self { pipeline, handover, question, answers })
     }
 
-    /// Logarithms of the probabilities of what comes next, before each token of the answer: `[answer_token, vocab]`.
-    fn distributions(&self, kept: Option<&Kept>) -> anyhow::Result<Array2<f32>> {
-        let told = [&self.question, &self.answer[..self.answer.len() - 1]].concat();
-        let said = self.pipeline.tell(&self.handover, &told, kept)?;
-        let mut next = said.logits.slice(s![self.question.len() - 1.., ..]).to_owned();
+    /// Logarithms of the probabilities of what comes next before each token of the first answer, `[answer_token, vocab]`, and whether one
+    /// of the answers is what would be said: 1, or 0.
+    fn told(&self, kept: Option<&Kept>) -> anyhow::Result<(Array2<f32>, f64)> {
+        let of = |answer: &Vec<u32>| self.distributions(answer, kept);
+        let first = of(&self.answers[0])?;
+        let mut right = is_right(first.view(), &self.answers[0]);
+        for answer in &self.answers[1..] {
+            right = right || is_right(of(answer)?.view(), answer);
+        }
+        Ok((first, f64::from(u8::from(right))))
+    }
+
+    fn distributions(&self, answer: &[u32], kept: Option<&Kept>) -> anyhow::Result<Array2<f32>> {
+        let told = [&self.question, &answer[..answer.len() - 1]].concat();
+        let logits = self.forward(&told, kept)?;
+        let mut next = logits.slice(s![self.question.len() - 1.., ..]).to_owned();
         for mut row in next.rows_mut() {
             let most = row.fold(f32::MIN, |most, &logit| most.max(logit));
             let sum: f64 = row.iter().map(|&logit| f64::from(logit - most).exp()).sum();
@@ -248,24 +276,30 @@ impl<'a> Asked<'a> {
         Ok(next)
     }
 
-    /// Whether every token of the answer is the likeliest: then it is what would be said, one token after the other.
-    fn is_right(&self, next: ArrayView2<f32>) -> bool {
-        next.outer_iter().zip(&self.answer).all(|(row, &wanted)| likeliest(row) == wanted)
+    /// `[token, vocab]`
+    fn forward(&self, tokens: &[u32], kept: Option<&Kept>) -> anyhow::Result<Array2<f32>> {
+        let (runtime, cancel) = (self.pipeline.runtime(), Cancel::default());
+        let past = self.handover.past(self.pipeline.model(), &cancel);
+        Ok(runtime.forward(tokens, &past, kept)?.logits)
     }
 
     /// What the model says, the likeliest token each time, as far as the right answer's last token.
     fn says(&self, kept: Option<&Kept>) -> anyhow::Result<String> {
         let mut told = self.question.clone();
         while told.len() < self.question.len() + ANSWER_TOKENS_MAX {
-            let said = self.pipeline.tell(&self.handover, &told, kept)?;
-            let next = likeliest(said.logits.row(told.len() - 1));
+            let next = likeliest(self.forward(&told, kept)?.row(told.len() - 1));
             told.push(next);
-            if Some(&next) == self.answer.last() {
+            if self.answers.iter().any(|answer| answer.last() == Some(&next)) {
                 break;
             }
         }
         Ok(self.pipeline.text_of(&told[self.question.len()..])?)
     }
+}
+
+/// Whether every token of the answer is the likeliest: then it is what would be said, one token after the other.
+fn is_right(next: ArrayView2<f32>, answer: &[u32]) -> bool {
+    next.outer_iter().zip(answer).all(|(row, &wanted)| likeliest(row) == wanted)
 }
 
 fn likeliest(row: ArrayView1<f32>) -> u32 {
@@ -278,4 +312,28 @@ fn divergence(whole: ArrayView2<f32>, without: ArrayView2<f32>) -> f64 {
     let of = |(&p, &q): (&f32, &f32)| f64::from(p).exp() * f64::from(p - q);
     let sum: f64 = whole.iter().zip(without.iter()).map(of).sum();
     (sum / whole.nrows().max(1) as f64).max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::{Array2, array};
+
+    use super::*;
+
+    #[test]
+    fn divergence_is_of_the_first_from_the_second() {
+        let logs = |p: Array2<f32>| p.mapv(f32::ln);
+        let (p, q) = (logs(array![[0.5, 0.5], [0.25, 0.75]]), logs(array![[0.25, 0.75], [0.25, 0.75]]));
+        let expect = (0.5 * 2.0_f64.ln() + 0.5 * (0.5_f64 / 0.75).ln()) / 2.0;
+        assert!((divergence(p.view(), q.view()) - expect).abs() < 1e-6);
+        assert_eq!(divergence(p.view(), p.view()), 0.0);
+    }
+
+    #[test]
+    fn an_answer_is_right_when_each_of_its_tokens_is_likeliest() {
+        let next = array![[0.0, 2.0, 1.0], [3.0, 3.0, 1.0]];
+        assert!(is_right(next.view(), &[1, 0]), "the first of equals");
+        assert!(!is_right(next.view(), &[1, 1]));
+        assert!(!is_right(next.view(), &[2, 0]));
+    }
 }

@@ -13,6 +13,8 @@ pub struct Report {
     pub data: String,
     /// Rows evaluated.
     pub rows: usize,
+    /// Rows left out: questions that no chunk answers.
+    pub unlabelled: usize,
     /// The method that answers requests.
     pub default: String,
     /// Results per method, the default first.
@@ -76,7 +78,7 @@ impl Report {
     pub fn json(&self) -> Value {
         let methods: Map<_, _> = self.methods.iter().map(|(name, m)| (name.clone(), m.json())).collect();
         let mut report = json!({
-            "data": self.data, "rows": self.rows, "default": self.default, "methods": methods,
+            "data": self.data, "rows": self.rows, "unlabelled": self.unlabelled, "default": self.default, "methods": methods,
         });
         if let Some(auto) = &self.auto {
             report["auto"] = json!({
@@ -139,7 +141,11 @@ type Column = fn(&MethodReport) -> Option<Estimate>;
 
 /// A table for people, with 95 % intervals.
 pub fn table(report: &Report) -> String {
-    let mut out = format!("{}: {} rows, default {}\n", report.data, report.rows, report.default);
+    let unlabelled = match report.unlabelled {
+        0 => String::new(),
+        some => format!(" ({some} without gold left out)"),
+    };
+    let mut out = format!("{}: {} rows{unlabelled}, default {}\n", report.data, report.rows, report.default);
     let columns: [(&str, Column); 6] = [
         ("R@gold", |m| m.recall_at_gold),
         ("MRR", |m| m.mrr),

@@ -92,6 +92,7 @@ pub fn evaluate(
     Ok(Report {
         data: String::new(),
         rows: rows.len(),
+        unlabelled: 0,
         default,
         methods,
         auto: Some(auto.report()),

@@ -85,20 +85,23 @@ async fn compress(
     deadline: Instant,
 ) -> Result<CompressAnswer, HttpError> {
     let pipeline = service.ready()?;
-    if asked.options.kv.is_some() {
-        kv::check(pipeline)?;
+    if let Some(wanted) = &asked.options.kv {
+        kv::check(service, pipeline, wanted)?;
     }
     let (working, asked) = (service.clone(), Arc::clone(asked));
     work::admitted(service, deadline, move |cancel| {
         let pipeline = working.ready()?;
         let resolved = asked.resolved(&working, working.limits.registry.named_bytes_max, cancel)?;
-        let compressed = pipeline.compress(&resolved.request, cancel)?;
-        observe::compressed(&compressed);
+        let mut compressed = pipeline.compress(&resolved.request, cancel)?;
         let kv = asked.options.kv.map(|wanted| {
+            let started = Instant::now();
             let question = (&*resolved.request.query, &resolved.request.chunks[..]);
             let bundle = kv::bundle(pipeline, question, &compressed, &wanted, cancel)?;
-            kv::keep(&working, bundle, &wanted)
+            let answer = kv::keep(&working, bundle, &wanted);
+            compressed.timings.push("kv", started.elapsed());
+            answer
         });
+        observe::compressed(&compressed);
         let kv = kv.transpose()?;
         Ok(asked.answer(&resolved, compressed, &working).with_kv(kv))
     })

@@ -212,9 +212,15 @@ impl HttpError {
         Self::new("kv_unknown", message).at("handle")
     }
 
+    pub(super) fn kv_off() -> Self {
+        let message = "no keys and values are held here: handover.bytes_max or handover.expire_s is 0";
+        Self::new("kv_unavailable", message).at("include")
+    }
+
     pub(super) fn kv_too_large(bytes: usize) -> Self {
         let message = format!(
-            "the blocks of the kept chunks take {bytes} bytes, more than all that is held (handover.bytes_max): name a smaller budget"
+            "the blocks of the kept chunks take {bytes} bytes, more than all that is held (handover.bytes_max): name a smaller budget, or hold \
+             more"
         );
         Self::new("kv_too_large", message).at("include")
     }

@@ -2,27 +2,23 @@
 
 use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query};
 use axum::http::HeaderValue;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use futures_util::stream::{self, StreamExt};
 use serde::Deserialize;
-use tokio::sync::mpsc;
 
-use super::Scope;
 use super::error::HttpError;
+use super::{Scope, work};
 use crate::api::{KvAnswer, KvWanted, RequestError};
 use crate::domain::Chunk;
 use crate::handles::Held;
 use crate::handover::Bundle;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{Compressed, Pipeline, PipelineError, handover};
-
-/// Pieces that wait for a slow reader.
-const PIECES_AHEAD: usize = 2;
 
 /// Makes what the request wants of the chunks that were kept, in the order of the context.
 ///
@@ -50,12 +46,19 @@ pub fn bundle(
     Ok(Bundle::new(handover, heads, &kept, pipeline))
 }
 
-/// Whether a model has something to hand over: said before anything is read.
+/// Whether there is something to hand over, and room for it: said before anything is read.
 ///
 /// # Errors
-/// As [`handover::check_model`].
-pub fn check(pipeline: &Pipeline) -> Result<(), PipelineError> {
-    Ok(handover::check_model(pipeline.model()).map(drop)?)
+/// As [`handover::check_model`] and [`Eviction::check`](crate::pipeline::evict::Eviction::check); where nothing is held.
+pub fn check(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), HttpError> {
+    handover::check_model(pipeline.model()).map_err(PipelineError::from)?;
+    if let KvWanted::Heads(eviction) = wanted {
+        eviction.check().map_err(PipelineError::from)?;
+    }
+    if service.kv_handles().holds_nothing() {
+        return Err(HttpError::kv_off());
+    }
+    Ok(())
 }
 
 /// Keeps it for its tenant; what the answer says of it.
@@ -65,11 +68,21 @@ pub fn check(pipeline: &Pipeline) -> Result<(), PipelineError> {
 pub fn keep(service: &Scope, bundle: Bundle, wanted: &KvWanted) -> Result<KvAnswer, HttpError> {
     let decoder = service.ready()?.model().decoder.as_ref();
     let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
+    let room_tokens = decoder.map_or(0, |decoder| decoder.context_tokens_max.saturating_sub(bundle.tokens()));
     let (tokens, share, bytes, held) = (bundle.tokens(), bundle.share(), bundle.file_bytes(), bundle.bytes());
     let handles = service.kv_handles();
     let handle = handles.remember(bundle).ok_or_else(|| HttpError::kv_too_large(held))?;
     let expires_s = handles.expire_s();
-    Ok(KvAnswer { handle, expires_s, policy: wanted.policy(), tokens, share, bytes, fingerprint })
+    Ok(KvAnswer {
+        handle,
+        expires_s,
+        policy: wanted.policy(),
+        tokens,
+        room_tokens,
+        share,
+        bytes,
+        fingerprint,
+    })
 }
 
 /// What can be said about who takes it over.
@@ -95,14 +108,12 @@ pub async fn fetch(
         return Err(HttpError::model_mismatch(ours.unwrap_or_default(), theirs));
     }
     let length = HeaderValue::from(bundle.file_bytes());
-    let (send, mut pieces) = mpsc::channel::<Result<Bytes, std::convert::Infallible>>(PIECES_AHEAD);
-    tokio::task::spawn_blocking(move || {
-        if let Ok(pipeline) = service.ready() {
-            // A reader who leaves takes the channel along.
-            bundle.write(pipeline, |piece| send.blocking_send(Ok(piece)).is_ok());
-        }
+    // Each piece is made when the one before has been taken: a slow reader holds one, and no thread.
+    let pieces = stream::iter(bundle.pieces()).then(move |piece| {
+        let (service, bundle) = (service.clone(), Arc::clone(&bundle));
+        work::aside(move || Ok(bundle.bytes_of_piece(piece, service.ready()?)))
     });
     let kind = HeaderValue::from_static("application/octet-stream");
-    let body = Body::from_stream(stream::poll_fn(move |context| pieces.poll_recv(context)));
+    let body = Body::from_stream(pieces.map(|piece| piece.map_err(|error| error.message().to_owned())));
     Ok(([(CONTENT_TYPE, kind), (CONTENT_LENGTH, length)], body).into_response())
 }

@@ -20,7 +20,7 @@ mod decoder;
 mod error;
 mod io_check;
 
-pub use decoder::{Chosen, Decoder, HeadChoice, Rotary};
+pub use decoder::{Chosen, Decoder, HeadChoice, QuestionTokens, Rotary};
 pub use error::ContractError;
 pub use io_check::{Dim, Graph, IoTensor, Side, check_io};
 
@@ -190,6 +190,9 @@ impl Contract {
     pub fn load(dir: &Path) -> Result<Self, ContractError> {
         let path = dir.join(CONTRACT_FILE);
         let text = fs::read_to_string(&path).map_err(|cause| match cause.kind() {
+            io::ErrorKind::NotFound if dir.join("config.json").is_file() => {
+                ContractError::NotExported { dir: dir.to_owned() }
+            }
             io::ErrorKind::NotFound => ContractError::Absent { dir: dir.to_owned() },
             _ => ContractError::Read { file: path.clone(), cause },
         })?;

@@ -14,7 +14,7 @@ mod pool;
 mod stages;
 mod weights;
 mod workers;
-mod writer;
+mod forward;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -57,8 +57,8 @@ pub struct OrtSettings {
     pub all_heads: bool,
     /// Whether all layers of a decoder are read and kept, also those behind the last chosen head: to hand them over.
     pub all_layers: bool,
-    /// Whether a decoder can say what comes next: to measure what leaving keys out costs.
-    pub writes: bool,
+    /// Whether a decoder has its forward pass up to what comes next: to measure what leaving keys out costs.
+    pub forward: bool,
 }
 
 /// A model of either family, loaded.

@@ -11,6 +11,14 @@ pub struct Timings {
     pub total: Duration,
 }
 
+impl Timings {
+    /// Adds a stage that came behind the others.
+    pub fn push(&mut self, stage: &'static str, took: Duration) {
+        self.stages.push((stage, took));
+        self.total += took;
+    }
+}
+
 /// Measures stages one after the other, and makes a span of each for traces.
 pub struct Clock {
     started: Instant,

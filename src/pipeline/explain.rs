@@ -10,7 +10,7 @@ use crate::rc::{self, HeadMean, KEY_NONE, Peaks};
 /// Per-token RC of a request. All ranges are in bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
-    /// The question's tokens.
+    /// The question's tokens that count.
     pub question: Vec<ByteRange>,
     /// One per chunk, in the order of the request.
     pub chunks: Vec<ChunkExplanation>,
@@ -31,6 +31,7 @@ pub struct ChunkExplanation {
 /// # Errors
 /// A deadline when `cancel` says so.
 pub fn tokens(reading: &Reading, cancel: &Cancel) -> Result<Explanation, PipelineError> {
+    let reading = &*reading.that_counts();
     let spans = &reading.blocks.spans;
     let single: Vec<_> = (0..reading.blocks.tokens()).map(|i| TokenSpan::new(i, i + 1)).collect();
     let (mut per_token, mut per_chunk) = (HeadMean::default(), HeadMean::default());

@@ -131,6 +131,12 @@ pub fn tokens_max(model: &ModelInfo) -> Option<usize> {
 }
 
 impl Question {
+    /// Its last token alone, which has looked back on the others.
+    pub fn of_last_token(&self) -> Self {
+        let views = self.views.iter().map(|(view, encoded)| (view.clone(), encoded.of_last_token()));
+        Self { planes: self.planes.clone(), rotary: self.rotary.clone(), views: views.collect() }
+    }
+
     /// Heads that RC is taken over.
     pub fn heads(&self) -> usize {
         self.planes.len()

@@ -71,6 +71,7 @@ pub fn all(reading: &Reading, scoring: Scoring, cancel: &Cancel) -> Result<Score
 /// # Errors
 /// A deadline when `cancel` says so.
 pub fn contrast(reading: &Reading, cancel: &Cancel) -> Result<Contrast, PipelineError> {
+    let reading = &*reading.that_counts();
     let [mut chunks, mut units, mut sentences] =
         [HeadMean::default(), HeadMean::default(), HeadMean::default()];
     let mut reaches = Vec::new();

@@ -235,7 +235,8 @@ pub enum InvalidRequest {
     #[error("{model} has learned places: its keys cannot be moved to where they would be handed over")]
     KvFixed { model: String },
     #[error(
-        "the kept chunks have {found} tokens, the model's context has room for {max} beside the question: name a smaller budget"
+        "the kept chunks have {found} tokens, the model's context has room for {max} beside the question: keep fewer of them, or \
+         split those that are long (whole chunks are handed over)"
     )]
     KvTooLong { found: usize, max: usize },
     #[error("kv.{field} is {share}: it must be greater than 0 and at most 1")]

@@ -382,7 +382,8 @@ class Heads(Test):
         self.assertAlmostEqual(answer.kv.share, float(own.float().mean()), places=6)
         self.assertAlmostEqual(answer.kv.share, handover.share, places=9)
         if "ratio" in kv:
-            self.assertEqual(int(own.sum()), int(own.numel() * kv["ratio"]))
+            tokens = own.shape[-1]
+            self.assertEqual(int(own.sum()), own.numel() // tokens * int(tokens * kv["ratio"]))
         else:
             self.assertTrue(0 < answer.kv.share < 1)
         sinks, recent = kv.get("sinks", 4), kv.get("recent", 4)
@@ -540,6 +541,35 @@ class Heads(Test):
         self.assertTrue(1 <= len(said) <= 5)
 
 
+class Measured(Test):
+    """`thresher eval --kv` measures what is handed over."""
+
+    def test_the_same_is_lost(self):
+        file, out = work / "rows.jsonl", work / "measured.json"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        subprocess.run([BINARY, "eval", "--kv", file, "--model", exported, "--json", out], check=True, stdout=subprocess.DEVNULL)
+        measured = json.loads(out.read_text())
+        for ratio in (4, 16):
+            divergence, right = 0.0, 0
+            for row in rows:
+                question, answer = without_special(row["query"]), without_special(row["answers"][0])
+                kv = {"policy": "heads", "ratio": 1 / ratio}
+                (whole, _), (left, said) = (self.told(row, question, answer, kv) for kv in ({"policy": "chunks"}, kv))
+                divergence += float((whole.exp() * (whole - left)).sum(-1).mean()) / len(rows)
+                right += (said == answer) / len(rows)
+            found = measured["ratios"][str(ratio)]["rc"]
+            self.assertAlmostEqual(found["kl"], divergence, delta=1e-4 + 0.01 * divergence)
+            self.assertAlmostEqual(found["accuracy"], right)
+
+    def told(self, row, question, answer, kv):
+        """Logarithms of probabilities before each token of the answer, and the likeliest tokens."""
+        handover = handed_over(row["query"], row["chunks"], kv=kv)[2]
+        with attention(model):
+            logits = model(torch.tensor([question + answer[:-1]]), past_key_values=handover.cache(model)).logits[0]
+        behind = logits[len(question) - 1 :].log_softmax(-1)
+        return behind, behind.argmax(-1).tolist()
+
+
 class Families(Test):
     """A chunk alone is read as in a prompt: what comes out is what a model without any cache says."""
 
@@ -668,6 +698,21 @@ class Refusals(Test):
         with self.refused("kv_too_long"):
             client.compress(self.row["query"], chunks, budget={"ratio": 1}, include=["kv"])
 
+    def test_little_is_kept_of_little(self):
+        chunks = [{"id": "a", "text": self.row["chunks"][0]["text"][:20]}]
+        answer, _, handover = handed_over(self.row["query"], chunks, kv={"policy": "heads"})
+        self.assertEqual(answer.kv.room_tokens, model.config.max_position_embeddings - handover.next_position)
+        self.assertLessEqual(answer.kv.share, 0.25)
+        with self.refused("kv_budget_too_small"):
+            handed_over(self.row["query"], chunks, kv={"policy": "heads", "sinks": 4})
+
+    def test_held_nowhere(self):
+        one = started(THRESHER__HANDOVER__BYTES_MAX="0")
+        self.addCleanup(one.stop)
+        with self.refused("kv_unavailable") as found:
+            self.compress(asking(self, one), include=["kv"])
+        self.assertIn("handover.bytes_max", found.message)
+
     def test_more_than_is_held(self):
         one = started(THRESHER__HANDOVER__BYTES_MAX="1000")
         self.addCleanup(one.stop)
@@ -771,10 +816,27 @@ class Refusals(Test):
         with self.assertRaises(FileNotFoundError):
             Handover.load(work / "nowhere")
 
-    def test_no_question(self):
+    def test_questions_that_are_none(self):
         _, _, handover = handed_over(self.row["query"], self.row["chunks"])
-        with self.assertRaises(ValueError):
-            generate(model, handover, [])
+        ids = without_special(self.row["query"])
+        for question, kind, says in [
+            ([], ValueError, "at least one token"),
+            ("what", TypeError, "token ids"),
+            ([ids, ids], ValueError, "one text at a time"),
+            (torch.tensor(ids).float(), TypeError, "integers"),
+            (tokenizer(self.row["query"]), ValueError, "add_special_tokens=False"),
+        ]:
+            with self.subTest(str(question)), self.assertRaisesRegex(kind, says):
+                generate(model, handover, question)
+        for options in [{"num_beams": 3}, {"num_return_sequences": 2}, {"attention_mask": torch.ones(1, 3)}]:
+            with self.subTest(str(options)), self.assertRaisesRegex(ValueError, next(iter(options))):
+                generate(model, handover, ids, **options)
+
+    def test_whatever_a_tokenizer_gives(self):
+        _, _, handover = handed_over(self.row["query"], self.row["chunks"])
+        ids = without_special(self.row["query"])
+        for question in [tokenizer(self.row["query"], add_special_tokens=False, return_tensors=kind) for kind in (None, "pt")]:
+            self.assertEqual(handover.input_ids(question).tolist(), handover.input_ids(ids).tolist())
 
     def test_paths(self):
         with self.assertRaises(urllib.error.HTTPError) as raised:
@@ -785,13 +847,27 @@ class Refusals(Test):
 
 class Recipe(Test):
     def test_it_runs(self):
-        asked = json.loads((ROOT / "docs/examples/facts.json").read_text())
-        _, _, handover = handed_over(asked["query"], asked["chunks"], budget=asked["budget"])
-        said = tokenizer.decode(generate(model, handover, without_special(asked["query"]), max_new_tokens=8, do_sample=False))
-        environment = {**os.environ, "THRESHER_URL": daemon.url}
+        """As the README has it: with heads that are calibrated, and what it says of it."""
+        calibrated = work / "calibrated"
+        for command in (["export", FOLDER, "--out", calibrated], ["calibrate", FOLDER / "questions.jsonl"]):
+            environment = {**os.environ, "THRESHER__MODEL__DIR": str(calibrated)}
+            subprocess.run([BINARY, *command], env=environment, check=True, stdout=subprocess.DEVNULL)
+        one = Daemon(THRESHER__MODEL__DIR=str(calibrated), THRESHER__MODEL__LAYERS="all")
+        self.addCleanup(one.stop)
+        environment = {**os.environ, "THRESHER_URL": one.url}
         run = subprocess.run([sys.executable, RECIPE], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
         self.assertEqual(run.returncode, 0, run.stderr)
-        self.assertEqual(run.stdout, f"{handover.chunk_ids} {handover.next_position}\n{said}\n")
+        readme = (ROOT / "README.md").read_text()
+        for line in run.stdout.splitlines():
+            self.assertIn(f"`{line.strip()}`", readme)
+
+    def test_what_it_says_is_what_transformers_says(self):
+        asked = json.loads((ROOT / "docs/examples/facts.json").read_text())
+        _, _, handover = handed_over(asked["query"], asked["chunks"], budget=asked["budget"])
+        layers = self.check_file(handover, asked["chunks"])
+        question = without_special(asked["query"])
+        said = generate(model, handover, question, max_new_tokens=NEW_TOKENS, do_sample=False)
+        self.assertEqual(said.tolist(), by_transformers(layers, question)[1])
 
 
 if __name__ == "__main__":

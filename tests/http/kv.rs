@@ -9,7 +9,7 @@ use thresher::export::{ExportOptions, export};
 use thresher::kv::codec::Codec;
 use thresher::kv::store::KvStore;
 use thresher::model::ModelRuntime;
-use thresher::model::contract::{Chosen, Contract, Family, HeadChoice, Weights};
+use thresher::model::contract::{Chosen, Contract, Family, HeadChoice, QuestionTokens, Weights};
 use thresher::model::ort::{DecoderRuntime, OrtSettings};
 use thresher::model::tokenizer::ModelTokenizer;
 use thresher::pipeline::validate::RequestLimits;
@@ -229,6 +229,11 @@ async fn what_cannot_be_handed_over_is_refused_by_name() {
             "422 kv_budget_too_small kv.ratio",
             "the first 3 and the last 4",
         ),
+        (
+            json!({"kv": {"policy": "heads", "ratio": 0.5, "sinks": u64::MAX, "recent": u64::MAX}}),
+            "422 kv_budget_too_small kv.ratio",
+            "and the last 0",
+        ),
         (json!({"kv": {"policy": "heads", "ratio": 0}}), "422 ratio_out_of_range kv.ratio", "greater than 0"),
         (json!({"kv": {"policy": "heads", "mass": 1.5}}), "422 ratio_out_of_range kv.mass", "1.5"),
         (json!({"kv": {"policy": "heads", "mass": 0.5, "ratio": 0.5}}), "422 kv_ambiguous kv", "not both"),
@@ -263,6 +268,7 @@ async fn layers_that_nobody_reads_are_read_where_the_settings_say_so() {
     let Family::Decoder(decoder) = &mut contract.family else { panic!("a decoder") };
     decoder.chosen = Some(Chosen {
         heads: vec![(0, 1)],
+        question_tokens: QuestionTokens::All,
         by: HeadChoice::ExpectedRc,
         held_out: 1.0,
         held_out_all: 1.0,

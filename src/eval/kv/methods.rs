@@ -1,4 +1,6 @@
-//! Ways of choosing the keys that are kept, each as its authors describe it. All but RC keep as many in every head.
+//! Ways of choosing the keys that are kept, once and before the question is read over what is left. Those of others are adapted to that:
+//! H2O evicts step by step, StreamingLLM gives new places to what it keeps, SnapKV is applied to a prompt's end. All methods keep as many
+//! keys of each layer, but for two that share one budget among all of them.
 
 use anyhow::Result;
 use ndarray::{Array1, Array2, Array3, ArrayView2, ArrayView3, Axis, s};
@@ -7,20 +9,25 @@ use crate::eval::bootstrap::SplitMix;
 use crate::model::{Kept, Past};
 use crate::pipeline::Pipeline;
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::handover::{self, Eviction, Handover, HeadBudget};
-use crate::rc;
+use crate::pipeline::evict::{Eviction, HeadBudget, of_head, shared};
+use crate::pipeline::handover::{self, Handover};
+use crate::rc::{self, Keep};
 
 /// A method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Method {
     /// What `kv.policy = heads` does.
     Rc,
-    /// The same without whole sentences: all by the RC of single keys.
-    RcHeads,
+    /// The same RC, as many keys in every head: what sharing out is worth.
+    RcEven,
+    /// The same RC, one budget for all layers, no head with a part of its own.
+    RcGlobal,
     /// Expected RC over the question's own keys; each head keeps what reaches the same multiple of its mean (RCStat).
     RcPaper,
-    /// What the question attends to, each key with its neighbours (Li et al. 2024).
+    /// What the question attends to, each key with its neighbours, as many in every head (Li et al. 2024).
     SnapKv,
+    /// The same, shared out among a layer's heads as `rc` is (Feng et al. 2024).
+    AdaSnapKv,
     /// Half what everything attended to so far, half the newest (Zhang et al. 2023).
     H2o,
     /// The first four and the newest (Xiao et al. 2023).
@@ -36,14 +43,20 @@ const SNAPKV_KERNEL: usize = 5;
 const STREAMING_SINKS: usize = 4;
 const SEED: u64 = 0x00C0_FFEE;
 
-/// What the methods choose by: the attention of question and chunks.
+/// What the methods choose by.
 pub struct Seen {
-    /// `[layer, kv_head, key]`: attention of the question's tokens, mean over query heads.
+    /// `[layer, kv_head, key]`: RC of each key for its best query.
+    rc: Array3<f32>,
+    /// The same: expected RC over the question's own keys.
+    rc_self: Array3<f32>,
+    /// The same: attention of the question's tokens, mean over query heads.
     asked: Array3<f32>,
     /// The same of the chunks' own tokens, each over its window.
     own: Array3<f32>,
     /// `[layer, kv_head, key]`: length of each key.
     norms: Array3<f32>,
+    /// Special tokens in front, which all methods keep.
+    prefix: usize,
     row: usize,
 }
 
@@ -53,7 +66,9 @@ impl Seen {
         let info = pipeline.model();
         let decoder = handover::check_model(info)?;
         let cancel = Cancel::default();
-        let encoded = pipeline.runtime().question_in_all_heads(question, &handover.past(info, &cancel))?;
+        let over = pipeline.ask(handover, question, &cancel)?;
+        let (rc, rc_self) = (over.keys(|x, _| rc::peak_over_queries(x)), over.keys(rc::expected_over_self));
+        let encoded = over.encoded();
         let (tokens, prefix, dim) = (handover.tokens.len(), decoder.prefix_tokens(), info.head_dim);
         let shape = (decoder.layers, decoder.kv_heads, tokens);
         let (mut asked, mut own, mut norms) =
@@ -62,7 +77,7 @@ impl Seen {
         let mut spoken = Vec::with_capacity(windows.len());
         for window in &windows {
             let ids: Vec<u32> = handover.tokens[window.clone()].iter().map(|token| token.id).collect();
-            spoken.push(pipeline.runtime().tell(&ids, &Behind(prefix as i64), None)?.queries);
+            spoken.push(pipeline.runtime().forward(&ids, &Behind(prefix as i64), None)?.queries);
         }
         let group = decoder.heads / decoder.kv_heads;
         for layer in 0..decoder.layers {
@@ -95,7 +110,7 @@ impl Seen {
                 }
             }
         }
-        Ok(Self { asked, own, norms, row })
+        Ok(Self { rc, rc_self, asked, own, norms, prefix, row })
     }
 }
 
@@ -147,11 +162,13 @@ fn attention(before: ArrayView2<f32>, among: ArrayView2<f32>) -> [Array1<f32>; 2
 
 impl Method {
     /// All of them, ours first.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Rc,
-        Self::RcHeads,
+        Self::RcEven,
+        Self::RcGlobal,
         Self::RcPaper,
         Self::SnapKv,
+        Self::AdaSnapKv,
         Self::H2o,
         Self::StreamingLlm,
         Self::KeyNorm,
@@ -162,9 +179,11 @@ impl Method {
     pub fn name(self) -> &'static str {
         match self {
             Self::Rc => "rc",
-            Self::RcHeads => "rc_heads",
+            Self::RcEven => "rc_even",
+            Self::RcGlobal => "rc_global",
             Self::RcPaper => "rc_paper",
             Self::SnapKv => "snapkv",
+            Self::AdaSnapKv => "ada_snapkv",
             Self::H2o => "h2o",
             Self::StreamingLlm => "streaming_llm",
             Self::KeyNorm => "key_norm",
@@ -173,46 +192,42 @@ impl Method {
     }
 
     /// One key of `ratio` is kept.
-    pub fn kept(
-        self,
-        seen: &Seen,
-        handover: &Handover,
-        question: &[u32],
-        ratio: u32,
-        pipeline: &Pipeline,
-    ) -> Result<Kept> {
-        let tokens = handover.tokens.len();
+    ///
+    /// # Errors
+    /// None of its own: a budget that does not hold what is always kept takes less of that.
+    pub fn kept(self, seen: &Seen, ratio: u32) -> Result<Kept> {
         let share = 1.0 / f64::from(ratio);
-        let count = tokens / ratio as usize;
-        let cancel = Cancel::default();
+        let (_, kv_heads, tokens) = seen.rc.dim();
+        let count = of_head(tokens, share);
         Ok(match self {
             Self::Rc => {
                 let (sinks, recent) = (Eviction::SINKS, Eviction::RECENT);
-                let eviction = Eviction { keep: HeadBudget::Ratio(share), sinks, recent };
-                pipeline.evict(handover, question, &eviction, &cancel)?
+                let eviction = Eviction { keep: HeadBudget::Ratio(share), sinks, recent, gives_way: true };
+                eviction.choose(&seen.rc, seen.prefix)?
             }
-            Self::RcHeads => {
-                let scores = pipeline.ask(handover, question, &cancel)?.keys(|x, _| rc::peak_over_queries(x));
-                handover::kept(scores, &[], &vec![false; tokens], HeadBudget::Ratio(share))
-            }
+            Self::RcEven => best(seen.rc.view(), count, 0, 0),
+            Self::RcGlobal => global(seen.rc.view(), count),
             Self::RcPaper => {
-                let mut scores = pipeline.ask(handover, question, &cancel)?.keys(rc::expected_over_self);
+                let mut scores = seen.rc_self.clone();
                 for mut head in scores.rows_mut() {
                     let mean = head.mean().unwrap_or(0.0).max(f32::MIN_POSITIVE);
                     head.mapv_inplace(|rc| rc / mean);
                 }
-                handover::kept(scores, &[], &vec![false; tokens], HeadBudget::Ratio(share))
+                global(scores.view(), count)
             }
             Self::SnapKv => best(pooled(seen.asked.view()).view(), count, 0, 0),
+            Self::AdaSnapKv => {
+                let mut kept = Array3::from_elem(seen.asked.dim(), false);
+                let scores = pooled(seen.asked.view());
+                for (scores, mut kept) in scores.outer_iter().zip(kept.outer_iter_mut()) {
+                    kept.assign(&rc::keep(scores, &vec![false; tokens], shared(count, kv_heads)));
+                }
+                Kept::new(kept)
+            }
             Self::H2o => best((&seen.asked + &seen.own).view(), count, 0, count / 2),
             Self::StreamingLlm => {
-                let sinks = STREAMING_SINKS.saturating_sub(pipeline.runtime().prefix().len_of(Axis(1)));
-                best(
-                    Array3::zeros(seen.norms.dim()).view(),
-                    count,
-                    sinks.min(count),
-                    count.saturating_sub(sinks),
-                )
+                let sinks = STREAMING_SINKS.saturating_sub(seen.prefix).min(count);
+                best(Array3::zeros(seen.norms.dim()).view(), count, sinks, count - sinks)
             }
             Self::KeyNorm => best(seen.norms.mapv(|length| -length).view(), count, 0, 0),
             Self::Random => {
@@ -222,6 +237,15 @@ impl Method {
             }
         })
     }
+}
+
+/// The best keys of all heads of all layers, so many a head on average.
+fn global(scores: ArrayView3<f32>, count: usize) -> Kept {
+    let (layers, kv_heads, tokens) = scores.dim();
+    let heads = layers * kv_heads;
+    let all = scores.to_shape((heads, tokens)).expect("the same values");
+    let kept = rc::keep(all.view(), &vec![false; tokens], Keep::Shared { count: count * heads, each: 0 });
+    Kept::new(kept.into_shape_with_order(scores.dim()).expect("the same values"))
 }
 
 /// In each head the `count` best keys; the `first` and the `last` ones whatever they score.
@@ -250,4 +274,57 @@ fn pooled(scores: ArrayView3<f32>) -> Array3<f32> {
         }
     }
     pooled
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::array;
+
+    use super::*;
+
+    fn check(name: &str, kept: Kept, expect: &[&str]) {
+        let shown = |row: ndarray::ArrayView1<bool>| {
+            row.iter().map(|kept| if *kept { 'x' } else { '.' }).collect::<String>()
+        };
+        let found: Vec<String> = kept.view().rows().into_iter().map(shown).collect();
+        assert_eq!(found, expect, "{name}");
+    }
+
+    #[test]
+    fn each_head_its_best() {
+        let scores = array![[[1.0, 5.0, 2.0, 4.0, 0.0], [3.0, 3.0, 3.0, 3.0, 3.0]]];
+        check("two", best(scores.view(), 2, 0, 0), &[".x.x.", "xx..."]);
+        check(
+            "the first and the last whatever they score",
+            best(scores.view(), 3, 1, 1),
+            &["xx..x", "xx..x"],
+        );
+        check("no more than there are", best(scores.view(), 9, 0, 0), &["xxxxx", "xxxxx"]);
+        check("of all heads together", global(scores.view(), 2), &[".x.x.", "xx..."]);
+        check(
+            "where one head finds more",
+            global((&scores - &array![[[0.0], [2.0]]]).view(), 1),
+            &[".x.x.", "....."],
+        );
+    }
+
+    #[test]
+    fn a_key_is_as_good_as_its_best_neighbour() {
+        let scores = array![[[9.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]]];
+        assert_eq!(pooled(scores.view()), array![[[9.0, 9.0, 9.0, 1.0, 1.0, 1.0, 1.0, 0.0]]]);
+    }
+
+    #[test]
+    fn attention_is_a_share_of_what_each_query_sees() {
+        let (three, none) = (3.0_f32.ln(), 0.0);
+        let before = array![[three, none], [none, none]];
+        // The first query does not see the second.
+        let among = array![[none, 99.0], [none, none]];
+        let [to_before, to_among] = attention(before.view(), among.view());
+        let close = |found: Array1<f32>, expect: [f32; 2]| {
+            assert!(found.iter().zip(expect).all(|(a, b)| (a - b).abs() < 1e-6), "{found} for {expect:?}");
+        };
+        close(to_before, [0.6 + 0.25, 0.2 + 0.25]);
+        close(to_among, [0.2 + 0.25, 0.25]);
+    }
 }

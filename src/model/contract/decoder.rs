@@ -53,6 +53,9 @@ pub struct Rotary {
 pub struct Chosen {
     /// `[layer, head]`, ascending.
     pub heads: Vec<(usize, usize)>,
+    /// The tokens of a question whose RC ranks chunks and sentences.
+    #[serde(default, skip_serializing_if = "QuestionTokens::are_all")]
+    pub question_tokens: QuestionTokens,
     /// By what they were chosen.
     pub by: HeadChoice,
     /// How well they did by that on questions that had no part in the choice; RC, or a share.
@@ -63,6 +66,24 @@ pub struct Chosen {
     pub questions: usize,
     /// SHA-256 of the file they came from.
     pub data: String,
+}
+
+/// Which tokens of a question count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QuestionTokens {
+    /// The mean over all.
+    #[default]
+    All,
+    /// The last, behind which the answer begins: where a model that answers looks for what to say.
+    Last,
+}
+
+impl QuestionTokens {
+    /// Whether none is left out.
+    pub fn are_all(&self) -> bool {
+        *self == Self::All
+    }
 }
 
 /// By what heads are chosen.
@@ -87,6 +108,11 @@ impl Decoder {
         let all =
             || (0..self.layers).flat_map(|layer| (0..self.heads).map(move |head| (layer, head))).collect();
         self.chosen.as_ref().map_or_else(all, |chosen| chosen.heads.clone())
+    }
+
+    /// The tokens of a question whose RC ranks chunks and sentences.
+    pub fn question_tokens(&self) -> QuestionTokens {
+        self.chosen.as_ref().map_or(QuestionTokens::All, |chosen| chosen.question_tokens)
     }
 
     /// What keys and values depend on, whichever heads are read.

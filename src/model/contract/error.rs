@@ -8,6 +8,12 @@ use super::{CONTRACT_FILE, SCHEMA};
 /// What is wrong with a contract, its files, or the graphs it speaks of.
 #[derive(Debug, thiserror::Error)]
 pub enum ContractError {
+    /// The folder holds a model that was not exported yet.
+    #[error("{} is a Hugging Face folder; `thresher export {} --out FOLDER` makes one that can be run", dir.display(), dir.display())]
+    NotExported {
+        /// The folder.
+        dir: PathBuf,
+    },
     /// The folder holds no model.
     #[error("no {CONTRACT_FILE} in {}; run `make model`, or make one there with `thresher export`", dir.display())]
     Absent {

@@ -48,6 +48,7 @@ fn decoder() -> Contract {
         rotary: Some(Rotary { dim: 4, frequencies: vec![1.0, 0.01] }),
         chosen: Some(Chosen {
             heads: vec![(0, 3), (1, 0)],
+            question_tokens: QuestionTokens::Last,
             by: HeadChoice::ExpectedRc,
             held_out: 0.5,
             held_out_all: 0.25,
@@ -178,6 +179,9 @@ fn missing_and_changed_files_are_named() {
     check_message(Contract::load(dir.path()), &["contract.toml", "query.onnx", "does not exist"]);
     fs::remove_file(dir.path().join(CONTRACT_FILE)).unwrap();
     check_message(Contract::load(dir.path()), &["no contract.toml in", "`make model`"]);
+    fs::write(dir.path().join("config.json"), "{}").unwrap();
+    check_message(Contract::load(dir.path()), &["Hugging Face folder", "thresher export"]);
+    fs::remove_file(dir.path().join("config.json")).unwrap();
 }
 
 #[test]

@@ -9,19 +9,19 @@ use ort::value::{DynValue, Tensor};
 use rayon::prelude::*;
 
 use super::device::Device;
+use super::forward::{ForwardGraph, Input};
 use super::frame::Frame;
 use super::pool::Pool;
 use super::stages::{self, LayerPast, OnTheirWay, Part, Stages, Tokens};
 use super::weights::SharedWeights;
 use super::workers::{RUN_TOKENS, Workers};
-use super::writer::{Telling, Writer};
 use super::{OrtSettings, builder, environment, graph_error, numerics, ort_error, query_sessions};
 use crate::model::contract::{
-    Contract, ContractError, Decoder, Family, Graph, IoTensor, Side, check_io, cut,
+    Contract, ContractError, Decoder, Family, Graph, IoTensor, QuestionTokens, Side, check_io, cut,
 };
 use crate::model::onnx::{self, DataType, DimensionValue, ValueInfoProto};
 use crate::model::{
-    DecoderInfo, Done, Encoded, Kept, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Said, Wanted,
+    DecoderInfo, Done, Encoded, Forward, Kept, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted,
 };
 
 /// Tokens of a question that go through a layer together. Its logits are `heads` × this × everything it looks back on, whatever the
@@ -41,7 +41,7 @@ pub struct DecoderRuntime {
     shape: Shape,
     workers: Workers<Array3<f32>>,
     asks: Arc<Pool<Stages>>,
-    writer: Option<Pool<Writer>>,
+    forward: Option<Pool<ForwardGraph>>,
     /// `[plane, prefix token, head_dim]`: what lies before every window, the same for all.
     prefix: Array3<f32>,
     tile_tokens: usize,
@@ -67,12 +67,13 @@ impl DecoderRuntime {
         let Family::Decoder(decoder) = &mut contract.family else {
             return Err(ModelError::OtherFamily { name: contract.name, expected: "decoder" });
         };
-        let chosen = decoder.readout();
+        let chosen = (decoder.readout(), decoder.question_tokens());
         if settings.all_heads || settings.all_layers {
             // From here on it is the model that nobody has chosen heads of, and its blocks have that one's name.
             decoder.chosen = None;
         }
-        let readout = if settings.all_heads { decoder.readout() } else { chosen };
+        let (readout, question_tokens) =
+            if settings.all_heads { (decoder.readout(), QuestionTokens::All) } else { chosen };
         let Family::Decoder(decoder) = &contract.family else { unreachable!("it was one a moment ago") };
         let file: Arc<str> = decoder.graph.as_str().into();
         let failed = |e: ort::Error| graph_error(&file, e);
@@ -103,11 +104,11 @@ impl DecoderRuntime {
             let one = Arc::new(Pool::new(load(1, 1)?));
             (vec![Arc::clone(&one)], one)
         };
-        let writer = (settings.writes && device.is_cpu()).then(|| {
+        let forward = (settings.forward && device.is_cpu()).then(|| {
             let builder = || device.without_arena(builder(&environment, &device, query_sessions(1).1)?);
-            Writer::load(&model, decoder, (&weights, &settings.model_dir), builder).map_err(failed)
+            ForwardGraph::load(&model, decoder, (&weights, &settings.model_dir), builder).map_err(failed)
         });
-        let writer = writer.transpose()?.map(|writer| Pool::new(vec![writer]));
+        let forward = forward.transpose()?.map(|forward| Pool::new(vec![forward]));
         weights.drop_pages();
         let prefix = match frame.prefix.is_empty() {
             true => Array3::zeros((shape.planes(), 0, decoder.head_dim)),
@@ -143,12 +144,13 @@ impl DecoderRuntime {
                 prefix: frame.prefix.clone(),
                 kv_heads: decoder.kv_heads,
                 weights: contract.source.weights.clone(),
+                question_tokens,
                 rotary: decoder.rotary.clone(),
             }),
             device: device.in_use().clone(),
         };
         let tile_tokens = if device.is_cpu() { QUESTION_TOKENS } else { GPU_QUESTION_TOKENS };
-        Ok(Self { info, file, shape, workers, asks, writer, prefix, tile_tokens })
+        Ok(Self { info, file, shape, workers, asks, forward, prefix, tile_tokens })
     }
 }
 
@@ -176,17 +178,17 @@ impl ModelRuntime for DecoderRuntime {
         self.prefix.view()
     }
 
-    fn tell(&self, tokens: &[u32], past: &dyn Past, kept: Option<&Kept>) -> Result<Said, ModelError> {
-        let writer =
-            self.writer.as_ref().ok_or_else(|| ModelError::NoWriting { model: self.info.name.clone() })?;
+    fn forward(&self, tokens: &[u32], past: &dyn Past, kept: Option<&Kept>) -> Result<Forward, ModelError> {
+        let graph =
+            self.forward.as_ref().ok_or_else(|| ModelError::NoForward { model: self.info.name.clone() })?;
         let asked = self.asked(tokens, past, &self.shape.readout);
         let (place, before) = (past.question_place(), asked.places_before());
         let places: Vec<i64> = (place..place + tokens.len() as i64).collect();
-        let told = Telling { ids: tokens, places: &places, past_places: &before, kept };
+        let input = Input { ids: tokens, places: &places, past_places: &before, kept };
         let past = |layer: usize| {
             Ok([asked.past_of(self.shape.keys(layer), 0)?, asked.past_of(self.shape.values(layer), 0)?])
         };
-        writer.with(|writer| writer.tell(&told, past)).map_err(|e| graph_error(&self.file, e))
+        graph.with(|graph| graph.run(&input, past)).map_err(|e| graph_error(&self.file, e))
     }
 
     fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<Logits, ModelError> {

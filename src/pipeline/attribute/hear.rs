@@ -11,6 +11,7 @@ use super::candidates::Candidates;
 use super::trace::{self, Trace};
 use crate::domain::{ByteRange, Granularity, TokenSpan};
 use crate::model::ModelRuntime;
+use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::Tokens;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::question::{self, Asking, Question};
@@ -100,6 +101,7 @@ pub(super) fn sentence(
         units: Arc::clone(&candidates.units),
         graph_logits,
         reaches: info.decoder.is_none(),
+        question_tokens: QuestionTokens::All,
     };
     let weight = |term: &Option<usize>| term.map_or(PUNCTUATION, |term| terms[term].rarity);
     let weight: Vec<f32> = term_of[..reading.tokens.ids.len()].iter().map(weight).collect();

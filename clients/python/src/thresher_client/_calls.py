@@ -155,6 +155,8 @@ def compress(
 
 
 def kv(handle: str, fingerprint: str | None = None) -> Call[bytes]:
+    if not handle:
+        raise ValueError("a handle is what an answer that includes \"kv\" names: kv.handle")
     return Call(bytes, "GET", f"/v1/kv/{quote(handle, safe='')}", params=fields(fingerprint=fingerprint))
 
 

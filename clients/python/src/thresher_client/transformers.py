@@ -35,8 +35,8 @@ __all__ = ["Handover", "HandoverError", "HandoverLayer", "attention", "fingerpri
 FORMAT = "thresher-kv/1"
 """The version of the file that is read here."""
 
-Tokens = Union[Sequence[int], torch.Tensor]
-"""Token ids of one text: a list, a tensor, or one with a batch of one in front."""
+Tokens = Union[Sequence[int], torch.Tensor, Mapping[str, Any]]
+"""Token ids of one text: a list, a tensor, one with a batch of one in front, or what a tokenizer gives of it."""
 
 # The name of our attention among those of transformers.
 _ATTENTION = "thresher_heads"
@@ -174,13 +174,18 @@ class Handover:
 
     def input_ids(self, question_ids: Tokens) -> torch.Tensor:
         """All tokens, the question's behind the chunks': what `model.generate` takes beside `past_key_values`. `[1, token]`"""
-        question = torch.as_tensor(question_ids, dtype=torch.long).reshape(-1)
-        if not len(question):
-            raise ValueError("a question has at least one token")
+        question = _one_text(question_ids)
+        if int(self.chunks[0]) < 0 and int(question[0]) == int(self.token_ids[0]):
+            raise ValueError(
+                f"the question begins with token {int(question[0])}, which stands in front of the chunks already: "
+                "tokenize it with add_special_tokens=False"
+            )
         return torch.cat([self.token_ids.to(question), question])[None]
 
     def cache(self, model: PreTrainedModel, fingerprint: str | None = None) -> Cache:
         """As `past_key_values`, on the model's device and in its precision; what is read next stands at `next_position`.
+
+        It grows with what is read: of one conversation. For another question make another.
 
         `fingerprint` is the model's, if it was not loaded from a folder of this machine; another model is refused. Where heads keep
         different tokens, the cache is used within `attention(model)` only.
@@ -232,8 +237,14 @@ def generate(
 ) -> torch.Tensor:
     """What the model says behind the chunks and the question, with options of `model.generate`: new tokens' ids only.
 
-    The question's are without special tokens: those in front of the chunks are the model's only ones.
+    The question's are without special tokens: those in front of the chunks are the model's only ones. One text, one way to go on.
     """
+    for name in ("attention_mask", "past_key_values", "input_ids", "inputs"):
+        if name in generate_options:
+            raise ValueError(f"{name} is what the handover is for: call model.generate with handover.cache and handover.input_ids")
+    for name in ("num_beams", "num_return_sequences"):
+        if (generate_options.get(name) or 1) > 1:
+            raise ValueError(f"{name} is {generate_options[name]}: a handover is of one text, which goes on in one way")
     cache = handover.cache(model, fingerprint)
     ids = handover.input_ids(question_ids).to(model.device)
     with attention(model) if handover.policy == "heads" else nullcontext():
@@ -383,6 +394,19 @@ def _fingerprint_of(model: PreTrainedModel) -> str:
         return fingerprint(folder)
     except (OSError, KeyError, ValueError) as error:
         raise HandoverError("fingerprint_unknown", f"{folder} does not hold a checkpoint ({error}): pass the model's fingerprint") from error
+
+
+def _one_text(tokens: Tokens) -> torch.Tensor:
+    if isinstance(tokens, str):
+        raise TypeError("a question is given as token ids: tokenizer(text, add_special_tokens=False)")
+    ids = torch.as_tensor(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens)
+    if not ids.numel():
+        raise ValueError("a question has at least one token")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"token ids are integers, these are {ids.dtype}")
+    if ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
+        raise ValueError(f"one text at a time, this is a batch of shape {list(ids.shape)}")
+    return ids.reshape(-1).long()
 
 
 def _invalid(message: str) -> HandoverError:

@@ -161,12 +161,14 @@ class Rc(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class KvHandle(Extensible):
-    """Where `kv` gets the kept chunks' keys and values, for `expires_s` seconds; `tokens` is the place of what comes next."""
+    """Where `kv` gets the kept chunks' keys and values, for `expires_s` seconds; `tokens` is the place of what comes next,
+    `room_tokens` what the model's context still holds behind them."""
 
     handle: str
     expires_s: int
     policy: str
     tokens: int
+    room_tokens: int
     share: float
     bytes: int
     fingerprint: str

@@ -13,7 +13,7 @@ use super::stages::{LayerPast, common, grids};
 use super::weights::{SharedWeights, WeightedSession};
 use crate::model::contract::{Decoder, cut};
 use crate::model::onnx::{self, ModelProto};
-use crate::model::{Kept, Said};
+use crate::model::{Forward, Kept};
 
 /// What is added to the logit of a key that is not seen: as the export's graph does.
 const UNSEEN: f32 = f32::MIN;
@@ -22,7 +22,7 @@ const UNSEEN: f32 = f32::MIN;
 const LOGITS: &str = "logits";
 
 /// Sessions of all layers, one each.
-pub struct Writer {
+pub struct ForwardGraph {
     prologue: WeightedSession,
     /// What the prologue gives, by name: the first layer's hidden state first.
     common: Vec<String>,
@@ -32,7 +32,7 @@ pub struct Writer {
 }
 
 /// Tokens, and what lies before them.
-pub struct Telling<'a> {
+pub struct Input<'a> {
     /// `[t]`
     pub ids: &'a [u32],
     /// `[t]`: their places.
@@ -43,7 +43,7 @@ pub struct Telling<'a> {
     pub kept: Option<&'a Kept>,
 }
 
-impl Writer {
+impl ForwardGraph {
     /// Loads all layers of `model`, whose weights lie in `dir`. `builder` makes a session of a graph.
     ///
     /// # Errors
@@ -73,20 +73,20 @@ impl Writer {
         })
     }
 
-    /// Reads `told`. `past` gives each layer's keys and values of what lies before.
+    /// Reads `input`. `past` gives each layer's keys and values of what lies before.
     ///
     /// # Errors
     /// What the runtime reports.
-    pub fn tell(
+    pub fn run(
         &mut self,
-        told: &Telling,
+        input: &Input,
         mut past: impl FnMut(usize) -> Result<LayerPast, ort::Error>,
-    ) -> Result<Said, ort::Error> {
+    ) -> Result<Forward, ort::Error> {
         let host = MemoryInfo::default();
         let inputs = grids(&[
-            ("input_ids", &row(told.ids.iter().map(|&id| i64::from(id)))),
-            ("position_ids", &row(told.places.iter().copied())),
-            ("key_position_ids", &row(told.past_places.iter().chain(told.places).copied())),
+            ("input_ids", &row(input.ids.iter().map(|&id| i64::from(id)))),
+            ("position_ids", &row(input.places.iter().copied())),
+            ("key_position_ids", &row(input.past_places.iter().chain(input.places).copied())),
         ])?;
         let outputs: Vec<(&str, &MemoryInfo)> =
             self.common.iter().map(|name| (name.as_str(), &host)).collect();
@@ -99,7 +99,7 @@ impl Writer {
             let (hidden_in, query, next) = (cut::hidden(layer), cut::query(layer), next(layer, depth));
             let past_names = ["key", "value"].map(|part| format!("past.{layer}.{part}"));
             let past = past(layer)?;
-            let seen = match told.kept {
+            let seen = match input.kept {
                 None => None,
                 Some(kept) => {
                     let names = &self.common[1..];
@@ -126,7 +126,7 @@ impl Writer {
             queries.push(made.index_axis(Axis(0), 0).to_owned());
         }
         let logits = hidden.try_extract_array::<f32>()?.into_dimensionality::<Ix3>().map_err(ort_error)?;
-        Ok(Said { queries, logits: logits.index_axis(Axis(0), 0).to_owned() })
+        Ok(Forward { queries, logits: logits.index_axis(Axis(0), 0).to_owned() })
     }
 }
 
