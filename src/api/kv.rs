@@ -42,11 +42,11 @@ pub(super) struct KvBody {
     #[serde(default)]
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     ratio: Option<f64>,
-    /// Of `heads`: tokens at the front that every head keeps, special tokens included; without it 4, fewer where nothing of this is
-    /// named and the chunks are short.
+    /// Of `heads`: tokens at the front that every head keeps, special tokens included; without it 4 and the special ones, and of few that
+    /// are kept at most a sixteenth.
     #[serde(default)]
     sinks: Option<usize>,
-    /// Of `heads`: tokens at the end that every head keeps; without it 4, or fewer.
+    /// Of `heads`: tokens at the end that every head keeps; without it 4, or a sixteenth.
     #[serde(default)]
     recent: Option<usize>,
 }
@@ -91,9 +91,7 @@ impl KvBody {
             (KvPolicy::Heads, Some(mass), None) => HeadBudget::Mass(mass),
             (KvPolicy::Heads, None, ratio) => HeadBudget::Ratio(ratio.unwrap_or(KvWanted::RATIO_DEFAULT)),
         };
-        let gives_way = ratio.is_none() && sinks.is_none() && recent.is_none();
-        let (sinks, recent) = (sinks.unwrap_or(Eviction::SINKS), recent.unwrap_or(Eviction::RECENT));
-        Ok(KvWanted::Heads(Eviction { keep, sinks, recent, gives_way }))
+        Ok(KvWanted::Heads(Eviction { keep, sinks, recent }))
     }
 }
 

@@ -22,12 +22,10 @@ const FLOOR_SHARE: f64 = 0.2;
 pub struct Eviction {
     /// How much is kept.
     pub keep: HeadBudget,
-    /// Tokens at the front that every head keeps, special tokens included.
-    pub sinks: usize,
-    /// Tokens at the end that every head keeps.
-    pub recent: usize,
-    /// Whether these two become fewer where the budget does not hold them: nobody has named any of it.
-    pub gives_way: bool,
+    /// Tokens at the front that every head keeps, special tokens included; without it 4, of a small budget fewer.
+    pub sinks: Option<usize>,
+    /// Tokens at the end that every head keeps; without it 4, of a small budget fewer.
+    pub recent: Option<usize>,
 }
 
 /// How much the heads keep.
@@ -41,10 +39,16 @@ pub enum HeadBudget {
 }
 
 impl Eviction {
-    /// Tokens at the front that every head keeps unless a request says otherwise.
-    pub const SINKS: usize = 4;
-    /// Tokens at the end that every head keeps unless a request says otherwise.
-    pub const RECENT: usize = 4;
+    /// Sinks, and as many of the last tokens, that every head keeps unless a request says otherwise.
+    const KEPT_ANYWAY: usize = 4;
+    /// Of a head's keys at most one of so many is such a one, and one of so many the other: where few are kept, those that the question
+    /// asks for are worth more.
+    const OF_KEPT: usize = 16;
+
+    /// By default in all but how much.
+    pub fn of(keep: HeadBudget) -> Self {
+        Self { keep, sinks: None, recent: None }
+    }
 
     /// Whether the budget is one at all.
     ///
@@ -81,16 +85,15 @@ impl Eviction {
 
     /// `[token]`: what every head keeps, of `tokens` behind `prefix` special ones.
     fn always(&self, tokens: usize, prefix: usize) -> Result<Vec<bool>, InvalidRequest> {
-        let mut first = self.sinks.saturating_sub(prefix).min(tokens);
-        let mut last = self.recent.min(tokens - first);
-        if let HeadBudget::Ratio(share) = self.keep {
-            let budget = of_head(tokens, share);
-            if first + last > budget {
-                if !self.gives_way {
-                    return Err(InvalidRequest::KvBudgetTooSmall { budget, tokens, first, last });
-                }
-                (first, last) = (first.min(budget / 4), last.min(budget / 4));
-            }
+        let budget = match self.keep {
+            HeadBudget::Mass(_) => tokens,
+            HeadBudget::Ratio(share) => of_head(tokens, share),
+        };
+        let by_default = Self::KEPT_ANYWAY.min(budget / Self::OF_KEPT);
+        let first = self.sinks.map_or(by_default, |sinks| sinks.saturating_sub(prefix)).min(tokens);
+        let last = self.recent.unwrap_or(by_default).min(tokens - first);
+        if first + last > budget {
+            return Err(InvalidRequest::KvBudgetTooSmall { budget, tokens, first, last });
         }
         Ok((0..tokens).map(|token| token < first || token >= tokens - last).collect())
     }
@@ -98,7 +101,7 @@ impl Eviction {
 
 /// Keys of a head where all have as many: at least one of what there is.
 pub fn of_head(tokens: usize, share: f64) -> usize {
-    ((tokens as f64 * share) as usize).clamp(tokens.min(1), tokens)
+    ((tokens as f64 * share) as usize).max(tokens.min(1))
 }
 
 /// A layer's keys, so many a head on average.
@@ -216,7 +219,7 @@ mod tests {
 
     #[test]
     fn sinks_and_the_last_tokens() {
-        let of = |keep, sinks, recent| Eviction { keep, sinks, recent, gives_way: false };
+        let of = |keep, sinks, recent| Eviction { keep, sinks: Some(sinks), recent: Some(recent) };
         let (half, mass) = (HeadBudget::Ratio(0.5), HeadBudget::Mass(0.1));
         check("both", of(half, 2, 1), (8, 0), Ok("xx.....x"));
         check("special tokens are sinks", of(half, 2, 1), (8, 1), Ok("x......x"));
@@ -227,9 +230,14 @@ mod tests {
         check("as many at the end", of(half, 0, usize::MAX), (8, 1), Err((0, 8)));
         check("a mass has room for all", of(mass, 1, usize::MAX), (3, 0), Ok("xxx"));
         check("no tokens", of(mass, 4, 4), (0, 1), Ok(""));
-        let unnamed = Eviction { gives_way: true, ..of(half, 4, 4) };
-        check("nobody has named any", unnamed, (8, 0), Ok("x......x"));
-        check("of one token", unnamed, (1, 0), Ok("x"));
+        check("one key", of(HeadBudget::Ratio(0.1), 1, 0), (9, 0), Ok("x........"));
+        check("by default none of few", Eviction::of(half), (8, 0), Ok("........"));
+        let one = format!("x{}x", ".".repeat(30));
+        check("one of sixteen", Eviction::of(half), (32, 0), Ok(&one));
+        let four = format!("xxxx{}xxxx", ".".repeat(120));
+        check("and four of many", Eviction::of(half), (128, 1), Ok(&four));
+        let named = Eviction { recent: Some(5), ..Eviction::of(half) };
+        check("one of them named", named, (8, 0), Err((0, 5)));
     }
 
     #[test]
@@ -237,7 +245,7 @@ mod tests {
         let scores = Array3::from_shape_fn((2, 2, 20), |(layer, head, key)| {
             (100 * layer + 10 * head + key % 7) as f32
         });
-        let eviction = Eviction { keep: HeadBudget::Ratio(0.5), sinks: 0, recent: 0, gives_way: false };
+        let eviction = Eviction { sinks: Some(0), recent: Some(0), ..Eviction::of(HeadBudget::Ratio(0.5)) };
         let kept = eviction.choose(&scores, 0).unwrap();
         let of = |layer, head| kept.of(layer, head).iter().filter(|kept| **kept).count();
         assert_eq!([of(0, 0), of(0, 1), of(1, 0), of(1, 1)], [2, 18, 2, 18]);

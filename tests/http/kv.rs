@@ -225,7 +225,7 @@ async fn what_cannot_be_handed_over_is_refused_by_name() {
     let daemon = model.daemon().await;
     for (more, error, message) in [
         (
-            json!({"kv": {"policy": "heads", "ratio": 0.1}}),
+            json!({"kv": {"policy": "heads", "ratio": 0.1, "sinks": 4, "recent": 4}}),
             "422 kv_budget_too_small kv.ratio",
             "the first 3 and the last 4",
         ),

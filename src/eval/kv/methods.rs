@@ -194,17 +194,13 @@ impl Method {
     /// One key of `ratio` is kept.
     ///
     /// # Errors
-    /// None of its own: a budget that does not hold what is always kept takes less of that.
+    /// None of its own: nothing that is always kept is named.
     pub fn kept(self, seen: &Seen, ratio: u32) -> Result<Kept> {
         let share = 1.0 / f64::from(ratio);
         let (_, kv_heads, tokens) = seen.rc.dim();
         let count = of_head(tokens, share);
         Ok(match self {
-            Self::Rc => {
-                let (sinks, recent) = (Eviction::SINKS, Eviction::RECENT);
-                let eviction = Eviction { keep: HeadBudget::Ratio(share), sinks, recent, gives_way: true };
-                eviction.choose(&seen.rc, seen.prefix)?
-            }
+            Self::Rc => Eviction::of(HeadBudget::Ratio(share)).choose(&seen.rc, seen.prefix)?,
             Self::RcEven => best(seen.rc.view(), count, 0, 0),
             Self::RcGlobal => global(seen.rc.view(), count),
             Self::RcPaper => {
