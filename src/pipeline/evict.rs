@@ -22,7 +22,7 @@ const FLOOR_SHARE: f64 = 0.2;
 pub struct Eviction {
     /// How much is kept.
     pub keep: HeadBudget,
-    /// Tokens at the front that every head keeps, special tokens included; without it 4, of a small budget fewer.
+    /// Tokens at the front that every head keeps, special tokens included; without it those and 4 more, of a small budget fewer.
     pub sinks: Option<usize>,
     /// Tokens at the end that every head keeps; without it 4, of a small budget fewer.
     pub recent: Option<usize>,
