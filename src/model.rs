@@ -201,9 +201,9 @@ impl Encoded {
     pub fn own(&self, heads: Range<usize>) -> Array3<f32> {
         match &self.own {
             Own::Logits(logits) => logits.slice(s![heads, .., ..]).to_owned(),
-            Own::Keys(keys) => self.over(keys, heads),
+            Own::Keys(keys) => products(&self.vectors, keys, heads),
             Own::KeysBefore(keys) => {
-                let mut logits = self.over(keys, heads);
+                let mut logits = products(&self.vectors, keys, heads);
                 for (token, mut row) in logits.axis_iter_mut(Axis(1)).enumerate() {
                     row.slice_mut(s![.., token + 1..]).fill(f32::MIN);
                 }
@@ -218,28 +218,20 @@ impl Encoded {
         let own = match &self.own {
             Own::Logits(logits) => logits.slice(s![.., -1.., ..]).to_owned(),
             // It sees every key, whether those before it do or not.
-            Own::Keys(keys) | Own::KeysBefore(keys) => {
-                let mut own = Array3::zeros((vectors.len_of(Axis(0)), 1, keys.len_of(Axis(1))));
-                for (mut own, (vectors, keys)) in
-                    own.outer_iter_mut().zip(vectors.outer_iter().zip(keys.outer_iter()))
-                {
-                    own.assign(&vectors.dot(&keys.t()));
-                }
-                own
-            }
+            Own::Keys(keys) | Own::KeysBefore(keys) => products(&vectors, keys, 0..keys.len_of(Axis(0))),
         };
         Self { vectors, own: Own::Logits(own) }
     }
+}
 
-    fn over(&self, keys: &Array3<f32>, heads: Range<usize>) -> Array3<f32> {
-        let tokens = keys.len_of(Axis(1));
-        let mut logits = Array3::zeros((heads.len(), tokens, tokens));
-        for (mut logits, head) in logits.outer_iter_mut().zip(heads) {
-            let (vectors, keys) = (self.vectors.slice(s![head, .., ..]), keys.slice(s![head, .., ..]));
-            logits.assign(&vectors.dot(&keys.t()));
-        }
-        logits
+/// `[head, vector, key]` of some heads.
+fn products(vectors: &Array3<f32>, keys: &Array3<f32>, heads: Range<usize>) -> Array3<f32> {
+    let mut found = Array3::zeros((heads.len(), vectors.len_of(Axis(1)), keys.len_of(Axis(1))));
+    for (mut found, head) in found.outer_iter_mut().zip(heads) {
+        let (vectors, keys) = (vectors.slice(s![head, .., ..]), keys.slice(s![head, .., ..]));
+        found.assign(&vectors.dot(&keys.t()));
     }
+    found
 }
 
 /// A model's identity and dimensions.

@@ -74,7 +74,10 @@ impl Eviction {
         let always = self.always(tokens, prefix)?;
         let how = match self.keep {
             HeadBudget::Mass(share) => Keep::Mass(share),
-            HeadBudget::Ratio(share) => shared(of_head(tokens, share), kv_heads),
+            HeadBudget::Ratio(share) => {
+                let even = of_head(tokens, share);
+                Keep::Shared { count: even * kv_heads, each: (even as f64 * FLOOR_SHARE) as usize }
+            }
         };
         let mut kept = Array3::from_elem(scores.dim(), false);
         for (scores, mut kept) in scores.outer_iter().zip(kept.outer_iter_mut()) {
@@ -102,11 +105,6 @@ impl Eviction {
 /// Keys of a head where all have as many: at least one of what there is.
 pub fn of_head(tokens: usize, share: f64) -> usize {
     ((tokens as f64 * share) as usize).max(tokens.min(1))
-}
-
-/// A layer's keys, so many a head on average.
-pub fn shared(of_head: usize, kv_heads: usize) -> Keep {
-    Keep::Shared { count: of_head * kv_heads, each: (of_head as f64 * FLOOR_SHARE) as usize }
 }
 
 impl Pipeline {

@@ -9,7 +9,7 @@ use crate::eval::bootstrap::SplitMix;
 use crate::model::{Kept, Past};
 use crate::pipeline::Pipeline;
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::evict::{Eviction, HeadBudget, of_head, shared};
+use crate::pipeline::evict::{Eviction, HeadBudget, of_head};
 use crate::pipeline::handover::{self, Handover};
 use crate::rc::{self, Keep};
 
@@ -197,8 +197,7 @@ impl Method {
     /// None of its own: nothing that is always kept is named.
     pub fn kept(self, seen: &Seen, ratio: u32) -> Result<Kept> {
         let share = 1.0 / f64::from(ratio);
-        let (_, kv_heads, tokens) = seen.rc.dim();
-        let count = of_head(tokens, share);
+        let count = of_head(seen.rc.len_of(Axis(2)), share);
         Ok(match self {
             Self::Rc => Eviction::of(HeadBudget::Ratio(share)).choose(&seen.rc, seen.prefix)?,
             Self::RcEven => best(seen.rc.view(), count, 0, 0),
@@ -213,12 +212,9 @@ impl Method {
             }
             Self::SnapKv => best(pooled(seen.asked.view()).view(), count, 0, 0),
             Self::AdaSnapKv => {
-                let mut kept = Array3::from_elem(seen.asked.dim(), false);
-                let scores = pooled(seen.asked.view());
-                for (scores, mut kept) in scores.outer_iter().zip(kept.outer_iter_mut()) {
-                    kept.assign(&rc::keep(scores, &vec![false; tokens], shared(count, kv_heads)));
-                }
-                Kept::new(kept)
+                let none = Some(0);
+                let eviction = Eviction { keep: HeadBudget::Ratio(share), sinks: none, recent: none };
+                eviction.choose(&pooled(seen.asked.view()), seen.prefix)?
             }
             Self::H2o => best((&seen.asked + &seen.own).view(), count, 0, count / 2),
             Self::StreamingLlm => {
