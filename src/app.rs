@@ -17,7 +17,10 @@ use crate::admission::{Admission, Bounds};
 use crate::config::{self, Config, LayersRead};
 use crate::domain::{Chunk, CompressRequest};
 use crate::http::tls::{Tls, TlsError};
-use crate::http::{self, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts};
+use crate::http::{
+    self, BodyPool, ConnectionLimits, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
+    ServiceParts, Serving,
+};
 use crate::kv::local::{LocalSettings, LocalTiers};
 use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
@@ -29,9 +32,17 @@ use crate::originals::Originals;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::scan::ScanBy;
 use crate::pipeline::{Pipeline, Settings};
+use crate::process;
 use crate::shared::Shared;
 use crate::telemetry::{self, Prometheus};
 use crate::tenants::{TenantSettings, Tenants};
+
+/// Connections of the admin listener: a few probes and scrapers.
+const ADMIN_CONNECTION_COUNT_MAX: usize = 64;
+
+/// How often is looked whether memory can be given back, and what bodies hold when it will be worth it.
+const MEMORY_LOOK: Duration = Duration::from_millis(500);
+const MEMORY_HELD_MUCH: usize = 16 << 20;
 
 /// How often recorded samples are moved into their histograms.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
@@ -211,16 +222,26 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));
     let tenants = tenants(&config, shared);
     let service = service(&config, access.clone(), tenants.clone())?;
-    let read_max = service.limits.read_max;
+    let public_serving = serving(&config);
+    let admin_serving = Serving {
+        listener: "admin",
+        connections: ConnectionLimits {
+            count_max: ADMIN_CONNECTION_COUNT_MAX,
+            per_peer_max: ADMIN_CONNECTION_COUNT_MAX,
+            ..public_serving.connections
+        },
+        ..public_serving
+    };
     let (stopped, drained) = stop_signals(stop, service.admission.clone());
-    let admin_router = admin_router(&service, &metrics);
+    let admin_router = admin_router(&config, &service, &metrics);
     tracing::info!(http = %public.local_addr()?, admin = %admin.local_addr()?, tls = tls.is_some(), "listening");
-    let admission = service.admission.clone();
+    let (admission, bodies) = (service.admission.clone(), service.bodies().clone());
     let serving = [
-        tokio::spawn(run(public, http::router(service), (read_max, tls.clone()), stopped.clone())),
-        tokio::spawn(run(admin, admin_router, (read_max, None), drained.subscribe())),
+        tokio::spawn(run(public, http::router(service), (public_serving, tls.clone()), stopped.clone())),
+        tokio::spawn(run(admin, admin_router, (admin_serving, None), drained.subscribe())),
     ];
     tokio::spawn(upkeep(metrics));
+    tokio::spawn(give_memory_back(bodies));
     if let Some(watched) = keys {
         tokio::spawn(follow_keys(access.clone(), watched, tenants.clone()));
     }
@@ -300,6 +321,7 @@ pub fn tenants(config: &Config, shared: Option<Shared>) -> Tenants {
 /// A store that does not open, an upstream that cannot be asked as it is set.
 pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Result<Service> {
     let admission = &config.admission;
+    let access_is_keyed = access.is_keyed();
     let originals = Originals::at(&config.originals);
     // Who stands in front of others is told at once what is wrong; who only compresses may never need it.
     if !config.middleware.upstreams.is_empty() {
@@ -318,21 +340,50 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
         }),
         limits: ServeLimits {
             body_bytes_max: config.http.body_bytes_max,
+            bodies_bytes_max: config.http.bodies_bytes_max,
             read_max: Duration::from_millis(config.http.read_ms_max),
             deadline_default: Duration::from_millis(admission.deadline_ms_default),
             deadline_max: Duration::from_millis(admission.deadline_ms_max),
             stream_max: Duration::from_millis(admission.stream_ms_max),
             registry: RegistryLimits::new(&config.registry, &config.limits),
         },
+        origins: OriginPolicy::public(
+            &config.http.hosts_allowed,
+            &config.http.origins_allowed,
+            access_is_keyed,
+        ),
     }))
 }
 
-fn admin_router(service: &Service, metrics: &Prometheus) -> Router {
+/// How the public listener treats connections. Half of the file descriptors that the system allows are kept for files, upstreams and
+/// the admin listener.
+pub fn serving(config: &Config) -> Serving {
+    let http = &config.http;
+    let allowed = process::file_descriptors() / 2;
+    if allowed < http.connection_count_max {
+        tracing::warn!(
+            connection_count_max = allowed,
+            "the system allows too few file descriptors for http.connection_count_max; raise the limit (ulimit -n)"
+        );
+    }
+    Serving {
+        listener: "public",
+        head_max: Duration::from_millis(http.read_ms_max),
+        connections: ConnectionLimits {
+            count_max: http.connection_count_max.min(allowed),
+            per_peer_max: http.peer_connection_count_max,
+            idle_max: Duration::from_millis(http.idle_ms_max),
+            write_max: Duration::from_millis(http.write_ms_max),
+        },
+    }
+}
+
+fn admin_router(config: &Config, service: &Service, metrics: &Prometheus) -> Router {
     let metrics = metrics.clone();
-    http::admin::router(http::admin::Admin {
-        service: service.clone(),
-        render: Arc::new(move || metrics.render()),
-    })
+    let is_reachable = !config.admin.listen.ip().to_canonical().is_loopback();
+    let origins = OriginPolicy::admin(&config.http.hosts_allowed, is_reachable);
+    let admin = http::admin::Admin { service: service.clone(), render: Arc::new(move || metrics.render()) };
+    http::admin::router(admin, origins)
 }
 
 /// Registries first: they can take chunks while the model loads. Nobody waits for the log that sidecars share: what is
@@ -387,7 +438,7 @@ fn stop_signals(
 async fn run(
     listener: TcpListener,
     router: Router,
-    connection: (Duration, Option<Tls>),
+    connection: (Serving, Option<Tls>),
     mut stop: watch::Receiver<bool>,
 ) {
     let stop = async move {
@@ -401,6 +452,23 @@ pub async fn upkeep(metrics: Prometheus) {
     loop {
         tokio::time::sleep(METRICS_UPKEEP).await;
         metrics.upkeep();
+    }
+}
+
+/// Gives memory back to the system after bodies have taken much of it: the allocator keeps what was freed, for as long as the process
+/// lives, unless it is told.
+async fn give_memory_back(bodies: BodyPool) {
+    let mut is_due = false;
+    loop {
+        tokio::time::sleep(MEMORY_LOOK).await;
+        let held = bodies.held();
+        if held >= MEMORY_HELD_MUCH {
+            is_due = true;
+        } else if is_due {
+            // Not beside requests that would wait for the allocator: once the bodies are gone.
+            is_due = false;
+            let _ = tokio::task::spawn_blocking(process::give_memory_back).await;
+        }
     }
 }
 

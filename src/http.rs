@@ -3,8 +3,10 @@
 pub mod admin;
 mod attribute;
 mod body;
+mod body_bytes;
 mod chunks;
 mod compress;
+mod connections;
 mod error;
 mod keys;
 mod mcp;
@@ -13,6 +15,7 @@ mod named;
 mod kv;
 pub mod observe;
 pub mod openapi;
+pub mod origin;
 mod originals;
 mod rerank;
 mod search;
@@ -27,9 +30,12 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router};
 use tower_http::catch_panic::CatchPanicLayer;
 
+pub use self::body_bytes::BodyPool;
+pub use self::connections::ConnectionLimits;
 pub use self::error::HttpError;
 pub use self::middleware::{Middleware, UpstreamError};
-pub use self::serve::serve;
+pub use self::origin::OriginPolicy;
+pub use self::serve::{Serving, serve};
 pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
 use crate::api::{ModelsAnswer, RegisterLimits, SearchLimits};
 use crate::pipeline::validate::RequestLimits;
@@ -40,6 +46,8 @@ use crate::registry::RegistrySettings;
 pub struct ServeLimits {
     /// Bytes of one request body.
     pub body_bytes_max: usize,
+    /// Bytes of memory that the bodies of all requests may take together.
+    pub bodies_bytes_max: usize,
     /// For a request's head, and again for its body, to arrive.
     pub read_max: Duration,
     /// For requests that name no deadline.
@@ -128,7 +136,8 @@ pub fn paths() -> Vec<&'static str> {
 
 /// All public routes.
 pub fn router(service: Service) -> Router {
-    routes()
+    let (origins, cors) = (service.origins.clone(), service.origins.cors());
+    let router = routes()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
         .fallback(async || HttpError::not_found())
@@ -137,9 +146,15 @@ pub fn router(service: Service) -> Router {
         .layer(CatchPanicLayer::custom(error::from_panic))
         // Before anything is read of a request, and around what is no route, too: who has no key learns nothing.
         .layer(axum::middleware::from_fn_with_state(service.clone(), keys::ask))
-        // Outermost, so that every answer is counted, a panic's too.
-        .layer(axum::middleware::from_fn(observe::request))
-        .with_state(service)
+        // Web pages that may not ask learn not even whether there are keys.
+        .layer(axum::middleware::from_fn_with_state(origins, origin::guard));
+    // A browser asks without a key whether a page may ask with one.
+    let router = match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    };
+    // Outermost, so that every answer is counted, a panic's too.
+    router.layer(axum::middleware::from_fn(observe::request)).with_state(service)
 }
 
 async fn models(service: Scope) -> Result<Json<ModelsAnswer>, HttpError> {

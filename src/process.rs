@@ -45,6 +45,28 @@ fn quiet_runtime() {
     }
 }
 
+/// Returns what the allocator keeps of freed memory to the system. Takes milliseconds for each hundred megabytes, in which other
+/// threads wait when they allocate.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[allow(unsafe_code, reason = "a call into the C library")]
+pub fn give_memory_back() {
+    // SAFETY: takes a number and touches the allocator's own memory only; it locks it.
+    let _released = unsafe { libc::malloc_trim(0) };
+}
+
+/// Other allocators give memory back by themselves.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub fn give_memory_back() {}
+
+/// File descriptors that this process may have open.
+#[allow(unsafe_code, reason = "a call into the C library")]
+pub fn file_descriptors() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes this one structure, which lives through it.
+    let is_known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    if is_known { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) } else { 1_024 }
+}
+
 /// Every connection takes a file descriptor, and many systems allow 1,024 unless a program asks for what it may have.
 #[allow(unsafe_code, reason = "calls into the C library")]
 fn all_file_descriptors() {

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-use crate::http::{self, Service};
+use crate::http::{self, Service, Serving};
 use crate::kv::local::{LocalStats, LocalTiers};
 use crate::pipeline::Pipeline;
 
@@ -48,13 +48,13 @@ impl Daemon {
     ///
     /// # Errors
     /// When the system gives no port.
-    pub fn start(parts: Parts) -> anyhow::Result<Self> {
+    pub fn start(parts: Parts, serving: Serving) -> anyhow::Result<Self> {
         let Parts { runtime, service, pipeline, local, dir } = parts;
         let listener =
             runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).context("no port to listen on")?;
         let address = listener.local_addr()?;
         let router = http::router(service.clone());
-        runtime.spawn(http::serve(listener, router, (service.limits.read_max, None), std::future::pending()));
+        runtime.spawn(http::serve(listener, router, (serving, None), std::future::pending()));
         Ok(Self { address, runtime: Some(runtime), service, pipeline, local, dir })
     }
 

@@ -258,6 +258,7 @@ fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
     raise(&mut config.limits.logit_count_max, tokens_max * workload.query_tokens);
     // A token is about six bytes, seldom twelve.
     raise(&mut config.http.body_bytes_max, 12 * tokens_max);
+    raise(&mut config.http.bodies_bytes_max, 2 * clients(args) * 12 * tokens_max);
     raise(&mut config.limits.registered_bytes_max, 12 * tokens_max);
     raise(&mut config.admission.queue_max, clients(args));
     let deadline_ms_max = &mut config.admission.deadline_ms_max;
@@ -302,7 +303,7 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
     app::warm_up(&pipeline)?;
     tenants.set_pipeline(pipeline);
     let pipeline = tenants.default_room().pipeline().map(Arc::clone).context("it was set")?;
-    let daemon = Daemon::start(Parts { runtime, service, pipeline, local, dir })?;
+    let daemon = Daemon::start(Parts { runtime, service, pipeline, local, dir }, app::serving(&config))?;
     let dir = daemon.dir().to_owned();
     daemon.spawn(async move {
         // Who interrupts a run does not want what it wrote.

@@ -1,5 +1,6 @@
 //! What has to hold between settings, and of each.
 
+use axum::http::uri::Authority;
 use tokio::sync::Semaphore;
 
 use super::{Config, ConfigError};
@@ -43,6 +44,16 @@ impl Config {
             ),
             (http.body_bytes_max == 0, "http.body_bytes_max is 0: no request could be sent"),
             (http.read_ms_max == 0, "http.read_ms_max is 0: no request could arrive"),
+            (http.write_ms_max == 0, "http.write_ms_max is 0: no answer could be taken"),
+            (http.idle_ms_max == 0, "http.idle_ms_max is 0: every connection would be closed at once"),
+            (
+                http.connection_count_max == 0 || http.peer_connection_count_max == 0,
+                "http.connection_count_max or http.peer_connection_count_max is 0: nobody could connect",
+            ),
+            (
+                http.bodies_bytes_max < 2 * http.body_bytes_max.max(self.middleware.body_bytes_max),
+                "http.bodies_bytes_max is less than twice http.body_bytes_max or middleware.body_bytes_max: the largest body could never be read",
+            ),
             (
                 kv.disk() && kv.write_queue_bytes_max == 0,
                 "kv.write_queue_bytes_max is 0: nothing would be written; for no disk tier set kv.dir to \"\"",
@@ -112,6 +123,11 @@ impl Config {
             );
             return Err(ConfigError::Relation(message));
         }
+        let in_hosts = http.hosts_allowed.iter().find_map(|host| nonsense_in_host(host));
+        let in_origins = || http.origins_allowed.iter().find_map(|origin| nonsense_in_origin(origin));
+        if let Some(message) = in_hosts.or_else(in_origins) {
+            return Err(ConfigError::Relation(message));
+        }
         match rules.into_iter().find(|(broken, _)| *broken) {
             Some((_, message)) => Err(ConfigError::Relation(message.to_owned())),
             None => match self.shared.nonsense().map(str::to_owned).or_else(|| self.middleware.nonsense()) {
@@ -126,4 +142,46 @@ impl Config {
 fn is_log_directive(word: &str) -> bool {
     let levels = ["off", "error", "warn", "info", "debug", "trace"];
     word.is_empty() || word.contains(['=', '[']) || levels.contains(&&*word.to_ascii_lowercase())
+}
+
+/// Why a setting is no host name of `http.hosts_allowed`; none where it is one.
+fn nonsense_in_host(host: &str) -> Option<String> {
+    let is_host =
+        !host.contains('*') && host.parse::<Authority>().is_ok_and(|authority| authority.host() == host);
+    (!is_host).then(|| {
+        format!("http.hosts_allowed holds {host:?}: write a host name alone, such as \"thresher.internal\"")
+    })
+}
+
+/// Why a setting is no origin of `http.origins_allowed`; none where it is one.
+fn nonsense_in_origin(origin: &str) -> Option<String> {
+    let is_origin = ["http://", "https://"].iter().any(|scheme| {
+        origin
+            .strip_prefix(scheme)
+            .is_some_and(|rest| rest.parse::<Authority>().is_ok() && !rest.contains('@'))
+    });
+    (!is_origin).then(|| {
+        format!("http.origins_allowed holds {origin:?}: write scheme, host and port alone, such as \"https://app.example.com\"")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_name_hosts_and_origins() {
+        for host in ["thresher.internal", "10.0.0.1", "[fd00::1]"] {
+            assert_eq!(nonsense_in_host(host), None, "{host}");
+        }
+        for host in ["", "a:80", "http://a", "a/b", "*"] {
+            assert!(nonsense_in_host(host).is_some(), "{host}");
+        }
+        for origin in ["https://app.example.com", "http://localhost:3000"] {
+            assert_eq!(nonsense_in_origin(origin), None, "{origin}");
+        }
+        for origin in ["", "app.example.com", "https://a/", "https://a@b", "*", "null"] {
+            assert!(nonsense_in_origin(origin).is_some(), "{origin}");
+        }
+    }
 }

@@ -21,10 +21,25 @@ pub struct Http {
     pub tls_cert_file: PathBuf,
     /// PEM file of its private key.
     pub tls_key_file: PathBuf,
+    /// Host names under which the daemon may be asked, beside this machine's loopback names, where there are no keys.
+    pub hosts_allowed: Vec<String>,
+    /// Origins of web pages that may ask and read answers (CORS), such as `https://app.example.com`.
+    pub origins_allowed: Vec<String>,
+    /// Connections in all; less where the system allows fewer file descriptors. One more takes the place of an idle one.
+    pub connection_count_max: usize,
+    /// Connections of one address.
+    pub peer_connection_count_max: usize,
     /// Bytes of one request body.
     pub body_bytes_max: usize,
-    /// Milliseconds that a request's head, and again its body, may take to arrive.
+    /// Bytes of memory that the bodies of all requests may take together, while they are read and worked on.
+    pub bodies_bytes_max: usize,
+    /// Milliseconds that a request's head, and again the first bytes of its body, may take to arrive; what follows has to come at
+    /// 256 KiB a second.
     pub read_ms_max: u64,
+    /// Milliseconds that a client may take nothing of an answer.
+    pub write_ms_max: u64,
+    /// Milliseconds that a connection may have no request in flight.
+    pub idle_ms_max: u64,
     /// Milliseconds that requests in flight get after SIGTERM.
     pub drain_ms_max: u64,
 }
@@ -157,8 +172,15 @@ impl Default for Http {
             listen: ([127, 0, 0, 1], 8080).into(),
             tls_cert_file: PathBuf::new(),
             tls_key_file: PathBuf::new(),
+            hosts_allowed: Vec::new(),
+            origins_allowed: Vec::new(),
+            connection_count_max: 1_024,
+            peer_connection_count_max: 512,
             body_bytes_max: 8 * 1024 * 1024,
+            bodies_bytes_max: 256 * 1024 * 1024,
             read_ms_max: 10_000,
+            write_ms_max: 30_000,
+            idle_ms_max: 60_000,
             drain_ms_max: 10_000,
         }
     }

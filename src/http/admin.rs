@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use metrics::gauge;
 
-use super::Service;
+use super::{OriginPolicy, Service, body_bytes, origin};
 
 /// What the admin routes need.
 #[derive(Clone)]
@@ -19,12 +19,13 @@ pub struct Admin {
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
-/// `/livez`, `/readyz`, `/metrics`.
-pub fn router(admin: Admin) -> Router {
+/// `/livez`, `/readyz`, `/metrics`, for the hosts that `origins` allows.
+pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
     Router::new()
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
+        .layer(axum::middleware::from_fn_with_state(origins, origin::guard))
         .with_state(admin)
 }
 
@@ -38,6 +39,7 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, &'static str) {
 
 async fn metrics(State(admin): State<Admin>) -> String {
     gauge!("requests_waiting").set(admin.service.admission.waiting() as f64);
+    body_bytes::observe(admin.service.bodies());
     // Of all tenants: who sees this is no tenant.
     let progress = admin.service.progress_of_all();
     for (state, count) in [("warm", progress.warm), ("queued", progress.queued), ("failed", progress.failed)]

@@ -1,14 +1,19 @@
-//! Reads a request body within its byte limit and its time.
+//! Reads a request body: JSON, within its limit of bytes, within the room that all bodies share, and without waiting for a client that
+//! sends too slowly.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
-use axum::http::header::{CONTENT_ENCODING, EXPECT};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
-use super::{HttpError, Service, work};
+use super::body_bytes::NoRoom;
+use super::{HttpError, Scope, Service, work};
+
+/// A body may take longer than `http.read_ms_max` if it arrives at this rate at least: 256 KiB a second.
+const RATE_BYTES_PER_MS_MIN: usize = 256 * 1024 / 1000;
 
 /// How much of a body over its limit is read and thrown away: a client that is still sending does not read the answer,
 /// and would be told of a broken pipe instead of its mistake.
@@ -35,10 +40,10 @@ impl Max {
     }
 }
 
-/// Bodies are read as they are.
+/// Refuses a body that the client has compressed: bodies are read as they are.
 ///
 /// # Errors
-/// 415 when the client has compressed it.
+/// 415.
 pub fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
     match headers.get(CONTENT_ENCODING) {
         Some(encoding) if encoding != "identity" => Err(HttpError::encoding_unsupported()),
@@ -46,45 +51,69 @@ pub fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
     }
 }
 
-/// The whole body.
+/// Refuses a body that is not said to be JSON. A web page can send any other text to a server that it has no leave to ask
+/// (`text/plain` needs none), and a body of another kind is a mistake.
 ///
 /// # Errors
-/// 413 when it is longer than `max`; 408 when it does not arrive within `time`; 400 when the connection breaks.
-async fn read(body: Body, max: Max, time: Duration) -> Result<Vec<u8>, HttpError> {
-    let read = tokio::time::timeout(time, collect(body, max));
-    read.await.unwrap_or_else(|_elapsed| Err(HttpError::body_timeout()))
+/// 415.
+pub fn is_json(headers: &HeaderMap) -> Result<(), HttpError> {
+    let is_json =
+        media_type(headers).is_some_and(|kind| kind == "application/json" || kind.ends_with("+json"));
+    if is_json { Ok(()) } else { Err(HttpError::content_type_unsupported()) }
+}
+
+/// Refuses a body that is not said to be a stream of events, as [`is_json`] does.
+///
+/// # Errors
+/// 415.
+pub fn is_events(headers: &HeaderMap) -> Result<(), HttpError> {
+    if media_type(headers).is_some_and(|kind| kind == "text/event-stream") { Ok(()) } else { is_json(headers) }
+}
+
+/// The media type of a body in lower case, without parameters.
+pub fn media_type(headers: &HeaderMap) -> Option<String> {
+    let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;
+    Some(kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
 }
 
 /// The body of a request, parsed. A large one takes long; the threads that carry connections are not for that.
 ///
 /// # Errors
-/// As [`is_plain`] and [`read`], and what `parse` says.
+/// As [`whole`], and what `parse` says.
 pub async fn parsed<T: Send + 'static>(
-    service: &Service,
+    scope: &Scope,
     headers: &HeaderMap,
     body: Body,
     parse: impl FnOnce(&[u8]) -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
-    let body = whole(service, headers, body, Max::of(service)).await?;
-    work::aside(move || parse(&body)).await
+    let body = whole(scope, headers, body, Max::of(scope)).await?;
+    // The room that the body takes is held until the work is over, also where nobody waits for it any more.
+    let scope = scope.clone();
+    work::aside(move || {
+        let parsed = parse(&body);
+        drop((body, scope));
+        parsed
+    })
+    .await
 }
 
-/// The body of a request, as it is: at most so many bytes.
+/// The body of a request, as it is: JSON of at most so many bytes.
 ///
 /// # Errors
-/// As [`is_plain`] and [`read`].
-pub async fn whole(
-    service: &Service,
-    headers: &HeaderMap,
-    body: Body,
-    max: Max,
-) -> Result<Vec<u8>, HttpError> {
-    is_plain(headers)?;
-    // Who asks before it sends needs no answer that waits for the rest.
+/// 415 where it is compressed or not JSON; 413 when it is longer than `max`; 408 when it arrives too slowly; 429 when there is no room
+/// for it; 400 when the connection breaks.
+pub async fn whole(scope: &Scope, headers: &HeaderMap, body: Body, max: Max) -> Result<Vec<u8>, HttpError> {
+    if let Err(error) = is_plain(headers).and_then(|()| is_json(headers)) {
+        if !headers.contains_key(EXPECT) {
+            discard(body, scope).await;
+        }
+        return Err(error);
+    }
+    // A client that asks before it sends gets its answer without sending the rest.
     if headers.contains_key(EXPECT) && declared(&body) > max.bytes {
         return Err(max.exceeded());
     }
-    read(body, max, service.limits.read_max).await
+    collect(body, max, scope).await
 }
 
 /// Reads off the body of a request that is refused without it, as far as it might be one, and keeps none of it.
@@ -110,24 +139,57 @@ fn declared(body: &Body) -> usize {
     usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX)
 }
 
-async fn collect(mut body: Body, max: Max) -> Result<Vec<u8>, HttpError> {
+async fn collect(mut body: Body, max: Max, scope: &Scope) -> Result<Vec<u8>, HttpError> {
     let bytes_max = max.bytes;
     let give_up = bytes_max.saturating_add(DISCARD_BYTES_MAX);
-    let declared = declared(&body);
-    if declared > give_up {
+    if declared(&body) > give_up {
         return Err(max.exceeded());
     }
-    let mut bytes = Vec::with_capacity(if declared <= bytes_max { declared } else { 0 });
-    let mut len = 0;
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|_| HttpError::body_broken())?.into_data() else { continue };
+    let mut pace = Pace::start(scope.limits.read_max);
+    let (mut bytes, mut len) = (Vec::new(), 0);
+    while let Some(data) = pace.next(&mut body).await? {
         len += data.len();
         if len > give_up {
             break;
         }
-        if len <= bytes_max {
+        if len > bytes_max {
+            // Read to its end, so that the client reads the answer.
+            bytes = Vec::new();
+        } else if let Err(NoRoom) = scope.body_bytes().grow_to(len).await {
+            drop(bytes);
+            discard(body, scope).await;
+            return Err(HttpError::no_room_for_body());
+        } else {
             bytes.extend_from_slice(&data);
         }
     }
     if len > bytes_max { Err(max.exceeded()) } else { Ok(bytes) }
+}
+
+/// How fast a body has to arrive.
+struct Pace {
+    started: Instant,
+    /// For its first bytes, and again for every further ones.
+    read_max: Duration,
+    arrived: usize,
+}
+
+impl Pace {
+    fn start(read_max: Duration) -> Self {
+        Self { started: Instant::now(), read_max, arrived: 0 }
+    }
+
+    /// The next bytes; none at the end.
+    async fn next(&mut self, body: &mut Body) -> Result<Option<Bytes>, HttpError> {
+        loop {
+            let earned = Duration::from_millis((self.arrived / RATE_BYTES_PER_MS_MIN) as u64);
+            let until = Instant::now().min(self.started + earned) + self.read_max;
+            let frame = tokio::time::timeout_at(until.into(), body.frame()).await;
+            let Some(frame) = frame.map_err(|_elapsed| HttpError::body_timeout())? else { return Ok(None) };
+            if let Ok(data) = frame.map_err(|_| HttpError::body_broken())?.into_data() {
+                self.arrived += data.len();
+                return Ok(Some(data));
+            }
+        }
+    }
 }

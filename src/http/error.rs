@@ -49,7 +49,7 @@ fn status(code: &str) -> StatusCode {
         | "stream_event_invalid"
         | "query_string_invalid" => StatusCode::BAD_REQUEST,
         "key_missing" | "key_unknown" => StatusCode::UNAUTHORIZED,
-        "key_revoked" => StatusCode::FORBIDDEN,
+        "key_revoked" | "host_not_allowed" | "origin_not_allowed" => StatusCode::FORBIDDEN,
         "not_found"
         | "chunk_not_found"
         | "compress_id_unknown"
@@ -76,6 +76,12 @@ fn status(code: &str) -> StatusCode {
         "deadline_exceeded" | "upstream_silent" => StatusCode::GATEWAY_TIMEOUT,
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     }
+}
+
+/// What a caller sent, in quotes and at most so long that it can be read.
+fn quoted(sent: &str) -> String {
+    let short: String = sent.chars().take(100).collect();
+    format!("{short:?}")
 }
 
 /// Seconds after which a client may try again, for codes where trying again can help.
@@ -134,11 +140,41 @@ impl HttpError {
     }
 
     pub(super) fn content_type_unsupported() -> Self {
-        Self::new("content_type_unsupported", "the body is JSON: send it with Content-Type: application/json")
+        Self::new(
+            "content_type_unsupported",
+            "the body has to be JSON: send it with the header Content-Type: application/json",
+        )
+    }
+
+    pub(super) fn host_not_allowed(host: &str) -> Self {
+        let message = format!(
+            "the request names the host {}, and without keys only this machine's loopback names are answered; add the name to \
+             http.hosts_allowed, or ask for 127.0.0.1",
+            quoted(host)
+        );
+        Self::new("host_not_allowed", message)
+    }
+
+    pub(super) fn origin_not_allowed(origin: &str) -> Self {
+        let message = format!(
+            "the request comes from a web page of {}, which may not ask this daemon; add its origin to http.origins_allowed",
+            quoted(origin)
+        );
+        Self::new("origin_not_allowed", message)
+    }
+
+    pub(super) fn no_room_for_body() -> Self {
+        Self::new(
+            "overloaded",
+            "the bodies of other requests take all the memory that bodies may take (http.bodies_bytes_max)",
+        )
     }
 
     pub(super) fn body_timeout() -> Self {
-        Self::new("body_timeout", "the body did not arrive in time (http.read_ms_max)")
+        Self::new(
+            "body_timeout",
+            "the body arrived too slowly: it had not begun, or went on at less than 256 KiB a second (http.read_ms_max)",
+        )
     }
 
     pub(super) fn body_broken() -> Self {

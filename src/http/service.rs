@@ -9,6 +9,8 @@ use std::time::Instant;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
+use super::body_bytes::{BodyBytes, BodyPool};
+use super::origin::OriginPolicy;
 use super::{HttpError, Middleware, ServeLimits};
 use crate::access::{Access, Caller, Denied};
 use crate::admission::Admission;
@@ -32,6 +34,9 @@ pub struct Service {
     pub admission: Admission,
     /// Bounds of being served.
     pub limits: ServeLimits,
+    /// Which hosts and web pages may ask.
+    pub origins: OriginPolicy,
+    bodies: BodyPool,
     access: Access,
     tenants: Tenants,
     originals: Originals,
@@ -53,6 +58,8 @@ pub struct ServiceParts {
     pub admission: Admission,
     /// Bounds of being served.
     pub limits: ServeLimits,
+    /// Which hosts and web pages may ask.
+    pub origins: OriginPolicy,
 }
 
 /// The service as one caller has it: with what its tenant has, and nobody else's.
@@ -61,6 +68,7 @@ pub struct Scope {
     service: Service,
     caller: Caller,
     room: Arc<Room>,
+    body_bytes: Arc<BodyBytes>,
 }
 
 /// The key of receipts, which is read, or made, when the first one is asked for.
@@ -90,8 +98,10 @@ impl ReceiptKey {
 impl Service {
     /// Of its parts.
     pub fn new(parts: ServiceParts) -> Self {
-        let ServiceParts { access, tenants, originals, middleware, receipts, admission, limits } = parts;
-        Self { receipts, middleware, admission, limits, access, tenants, originals }
+        let ServiceParts { access, tenants, originals, middleware, receipts, admission, limits, origins } =
+            parts;
+        let bodies = BodyPool::new(limits.bodies_bytes_max);
+        Self { receipts, middleware, admission, limits, origins, bodies, access, tenants, originals }
     }
 
     /// Who asks with this key.
@@ -112,6 +122,11 @@ impl Service {
     /// How much is registered, of all tenants together: for operators.
     pub(super) fn progress_of_all(&self) -> Progress {
         self.tenants.progress()
+    }
+
+    /// The room that the bodies of all requests share.
+    pub fn bodies(&self) -> &BodyPool {
+        &self.bodies
     }
 
     /// What receipts are signed with.
@@ -162,6 +177,11 @@ impl Scope {
         &self.caller
     }
 
+    /// The room that the body of this request takes, until the last clone of the scope is dropped.
+    pub fn body_bytes(&self) -> &BodyBytes {
+        &self.body_bytes
+    }
+
     /// Whose data this is.
     pub fn tenant(&self) -> &Tenant {
         self.room.tenant()
@@ -186,6 +206,7 @@ impl FromRequestParts<Service> for Scope {
             return Err(HttpError::internal());
         };
         let room = service.tenants.of(caller.tenant()).ok_or_else(HttpError::registry_not_ready)?;
-        Ok(Self { service: service.clone(), caller, room })
+        let body_bytes = Arc::new(BodyBytes::new(service.bodies.clone()));
+        Ok(Self { service: service.clone(), caller, room, body_bytes })
     }
 }

@@ -2,10 +2,12 @@
 //! `process.rs` does the same to the real binary with the real model.
 
 mod attribute;
+mod connections;
 mod keys;
 mod kv;
 mod middleware;
 mod openapi;
+mod origins;
 mod process;
 mod registry;
 mod rerank;
@@ -27,7 +29,10 @@ use serde_json::{Value, json};
 use thresher::access::Access;
 use thresher::admission::{Admission, Bounds};
 use thresher::http::admin::Admin;
-use thresher::http::{self, Middleware, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts};
+use thresher::http::{
+    self, ConnectionLimits, Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
+    ServiceParts, Serving,
+};
 use thresher::kv::key::BlockKey;
 use thresher::kv::store::{KvStore, Source, Tiers};
 use thresher::model::scripted::ScriptedModel;
@@ -48,6 +53,7 @@ const STREAM_COUNT_MAX: usize = 4;
 const TENANT_COUNT_MAX: usize = 3;
 const STREAM_MS_MAX: u64 = 60_000;
 const BODY_BYTES_MAX: usize = 4096;
+const BODIES_BYTES_MAX: usize = 16 << 20;
 const DEADLINE_MS_MAX: u64 = 600_000;
 /// Stands in every text of a request that a test looks for where no text may be.
 const SECRET: &str = "xyzzyplugh";
@@ -94,6 +100,7 @@ fn keyed_service(
     if let Some(loaded) = loaded {
         tenants.set_pipeline(loaded);
     }
+    let is_keyed = access.is_keyed();
     let service = Service::new(ServiceParts {
         access,
         tenants: tenants.clone(),
@@ -108,11 +115,13 @@ fn keyed_service(
         limits: ServeLimits {
             read_max: Duration::from_secs(30),
             body_bytes_max: BODY_BYTES_MAX,
+            bodies_bytes_max: BODIES_BYTES_MAX,
             deadline_default: Duration::from_millis(DEADLINE_MS_MAX),
             deadline_max: Duration::from_millis(DEADLINE_MS_MAX),
             stream_max: Duration::from_millis(STREAM_MS_MAX),
             registry: RegistryLimits::new(settings, &request_limits()),
         },
+        origins: OriginPolicy::public(&[], &["https://app.example".to_owned()], is_keyed),
     });
     (service, tenants)
 }
@@ -126,7 +135,8 @@ fn receipts() -> &'static Path {
 async fn serve((service, tenants): Made) -> Daemon {
     let metrics = metrics();
     let render = Arc::new(move || metrics.render());
-    let admin = http::admin::router(Admin { service: service.clone(), render });
+    let admin =
+        http::admin::router(Admin { service: service.clone(), render }, OriginPolicy::admin(&[], false));
     Daemon { http: listen(http::router(service.clone())).await, admin: listen(admin).await, service, tenants }
 }
 
@@ -167,6 +177,13 @@ fn registry_settings() -> RegistrySettings {
         prefilter_to: 2,
         ..RegistrySettings::default()
     }
+}
+
+/// How a listener treats its connections in tests: nothing is closed unless a test says so.
+fn serving() -> Serving {
+    let long = Duration::from_secs(3_600);
+    let connections = ConnectionLimits { count_max: 100, per_peer_max: 100, idle_max: long, write_max: long };
+    Serving { listener: "test", head_max: long, connections }
 }
 
 async fn listen(router: axum::Router) -> SocketAddr {

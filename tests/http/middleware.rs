@@ -10,8 +10,8 @@ use axum::http::StatusCode;
 use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
-use thresher::http::Middleware;
 use thresher::http::tls::Tls;
+use thresher::http::{Middleware, Serving};
 use thresher::kv::store::KvStore;
 use thresher::pipeline::validate::RequestLimits;
 use thresher::proxy::settings::{MiddlewareSettings, UpstreamSettings, When};
@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use crate::tls::Files;
 use crate::wire::{Response, ask_with, get, post};
 use crate::{
-    Daemon, Gate, double, pipeline_of, pipeline_within, registry_settings, scripted, serve, service,
+    Daemon, Gate, double, pipeline_of, pipeline_within, registry_settings, scripted, serve, service, serving,
 };
 
 const DOCUMENT: &str =
@@ -298,7 +298,12 @@ async fn an_upstream_behind_tls_is_known_by_its_authority() {
     let url = format!("https://localhost:{}", listener.local_addr().expect("bound").port());
     let (tls, _watched) = Tls::open(&files.cert, &files.key).expect("a certificate");
     let time = Duration::from_secs(10);
-    tokio::spawn(thresher::http::serve(listener, router, (time, Some(tls)), std::future::pending()));
+    tokio::spawn(thresher::http::serve(
+        listener,
+        router,
+        (Serving { head_max: time, ..serving() }, Some(tls)),
+        std::future::pending(),
+    ));
     let mut settings = settings(url);
     settings.upstreams[0].ca_file.clone_from(&files.cert);
     let response = sent(&in_front(&settings, true, 1).await, &chat()).await;

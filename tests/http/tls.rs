@@ -13,7 +13,7 @@ use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
 use tempfile::TempDir;
 use thresher::access::Watched;
-use thresher::http::{self, tls::Tls};
+use thresher::http::{self, Serving, tls::Tls};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -25,7 +25,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::keys::entry;
 use crate::process::Running;
 use crate::wire::{self, get};
-use crate::{assert_good, good, registry_settings, scripted, service};
+use crate::{assert_good, good, registry_settings, scripted, service, serving};
 
 /// Two files with a certificate for `localhost` and its key.
 pub struct Files {
@@ -70,8 +70,12 @@ async fn behind(files: &Files, head_time: Duration) -> (SocketAddr, Tls, Watched
     );
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("bound");
-    let serving =
-        http::serve(listener, http::router(service), (head_time, Some(tls.clone())), std::future::pending());
+    let serving = http::serve(
+        listener,
+        http::router(service),
+        (Serving { head_max: head_time, ..serving() }, Some(tls.clone())),
+        std::future::pending(),
+    );
     tokio::spawn(serving);
     (address, tls, watched)
 }

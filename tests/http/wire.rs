@@ -56,7 +56,9 @@ pub async fn ask_with(
 ) -> Response {
     let mut stream = TcpStream::connect(address).await.expect("the daemon listens");
     let body = body.as_ref();
-    let headers: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
+    let is_typed = headers.iter().any(|line| line.to_ascii_lowercase().starts_with("content-type:"));
+    let json = if is_typed { "" } else { "content-type: application/json\r\n" };
+    let headers: String = headers.iter().map(|line| format!("{line}\r\n")).chain([json.to_owned()]).collect();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
         body.len()
@@ -72,7 +74,9 @@ pub async fn ask_with(
 /// Sends a request and leaves the response to the caller.
 pub async fn send(address: SocketAddr, method: &str, path: &str, body: &[u8], framing: Framing) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.expect("the daemon listens");
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    );
     let message = match framing {
         Framing::ContentLength => {
             [format!("{head}content-length: {}\r\n\r\n", body.len()).as_bytes(), body].concat()

@@ -34,6 +34,7 @@ pub async fn handle(
     body: Body,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, HttpError> {
     body::is_plain(&headers)?;
+    body::is_events(&headers)?;
     service.ready()?;
     let place = service.admission.stream()?;
     let mut events = events(body, service.limits.body_bytes_max);

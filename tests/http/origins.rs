@@ -1,0 +1,151 @@
+//! Which hosts and web pages may ask a daemon that has no keys, on both listeners.
+
+use serde_json::json;
+
+use crate::wire::{Response, ask_with, get, parse};
+use crate::{Daemon, assert_good, daemon, good, scripted};
+
+/// Sends a request whose `Host` is `host`, with headers of its own.
+async fn asked(daemon: &Daemon, host: &str, what: (&str, &str), headers: &str, body: &str) -> Response {
+    raw(daemon.http, host, what, headers, body).await
+}
+
+async fn raw(
+    address: std::net::SocketAddr,
+    host: &str,
+    (method, path): (&str, &str),
+    headers: &str,
+    body: &str,
+) -> Response {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("the daemon listens");
+    let length = body.len();
+    let message = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(message.as_bytes()).await.expect("the daemon reads");
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).await.expect("a response");
+    parse(&String::from_utf8(response).expect("a response in UTF-8"))
+}
+
+#[track_caller]
+fn assert_refused(case: &str, response: &Response, code: &str) {
+    assert_eq!(response.json()["error"]["code"], code, "{case}: {}", response.body);
+    let status = if code == "content_type_unsupported" { 415 } else { 403 };
+    assert_eq!(response.status, status, "{case}");
+    assert_eq!(response.header("access-control-allow-origin"), None, "{case}");
+}
+
+const JSON: &str = "content-type: application/json\r\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_another_site_can_neither_read_nor_change_anything() {
+    let daemon = daemon(Some(scripted()), 4, 4).await;
+    let body = json!({"chunks": [{"id": "mine", "text": "The tide is at noon."}]}).to_string();
+    let registered = asked(&daemon, "localhost", ("POST", "/v1/chunks"), JSON, &body).await;
+    assert_eq!(registered.status, 200, "{}", registered.body);
+    let foreign = json!({"chunks": [{"id": "theirs", "text": "Planted."}]}).to_string();
+    let table = [
+        ("DNS rebinding", "evil.example", "", "host_not_allowed"),
+        ("DNS rebinding with a port", "evil.example:8080", "", "host_not_allowed"),
+        ("the address of any interface", "0.0.0.0:8080", "", "host_not_allowed"),
+        ("a foreign origin", "localhost", "origin: http://evil.example\r\n", "origin_not_allowed"),
+        ("a sandboxed page", "localhost", "origin: null\r\n", "origin_not_allowed"),
+        ("no origin, but cross-site", "localhost", "sec-fetch-site: cross-site\r\n", "origin_not_allowed"),
+    ];
+    let requests = [
+        (("GET", "/v1/chunks"), ""),
+        (("GET", "/v1/chunks/mine"), ""),
+        (("POST", "/v1/chunks"), &*foreign),
+        (("DELETE", "/v1/chunks/mine"), ""),
+        (("POST", "/v1/chunks/delete"), "{\"ids\": [\"mine\"]}"),
+        (("POST", "/v1/compress"), "{"),
+        (("POST", "/v1/chat/completions"), "{}"),
+        (("POST", "/mcp"), "{}"),
+        (("GET", "/openapi.json"), ""),
+        (("GET", "/no/such/path"), ""),
+    ];
+    for (case, host, headers, code) in table {
+        for (what, body) in requests {
+            let response = asked(&daemon, host, what, &format!("{JSON}{headers}"), body).await;
+            assert_refused(&format!("{case} {what:?}"), &response, code);
+        }
+        for path in ["/metrics", "/readyz", "/livez"] {
+            let response = raw(daemon.admin, host, ("GET", path), headers, "").await;
+            assert_refused(&format!("{case} {path}"), &response, code);
+        }
+    }
+    let page = get(daemon.http, "/v1/chunks").await.json();
+    let ids: Vec<_> = page["chunks"].as_array().expect("a page").iter().map(|chunk| &chunk["id"]).collect();
+    assert_eq!(ids, ["mine"]);
+    for host in ["localhost", "LOCALHOST:8080", "127.0.0.1", "[::1]:8080"] {
+        assert_good(host, &asked(&daemon, host, ("POST", "/v1/compress"), JSON, &good().to_string()).await);
+        assert_eq!(raw(daemon.admin, host, ("GET", "/livez"), "", "").await.status, 200, "{host}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_is_not_said_to_be_json_is_refused() {
+    let daemon = daemon(Some(scripted()), 4, 4).await;
+    let kinds = [
+        "",
+        "content-type: text/plain",
+        "content-type: application/x-www-form-urlencoded",
+        "content-type: multipart/form-data",
+    ];
+    let paths = [
+        "/v1/compress",
+        "/v1/attribute",
+        "/v1/attribute/stream",
+        "/v1/chunks",
+        "/v1/chunks/delete",
+        "/v1/search",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
+        "/v1/score",
+        "/score",
+        "/mcp",
+    ];
+    for path in paths {
+        for kind in kinds {
+            let header = if kind.is_empty() { String::new() } else { format!("{kind}\r\n") };
+            let response = asked(&daemon, "localhost", ("POST", path), &header, &good().to_string()).await;
+            assert_refused(&format!("{path} {kind}"), &response, "content_type_unsupported");
+        }
+    }
+    for kind in ["Application/JSON; charset=utf-8", "application/vnd.api+json"] {
+        let header = format!("content-type: {kind}\r\n");
+        let response =
+            asked(&daemon, "localhost", ("POST", "/v1/compress"), &header, &good().to_string()).await;
+        assert_good(kind, &response);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_is_named_may_ask_and_read() {
+    let daemon = daemon(Some(scripted()), 4, 4).await;
+    let page = "origin: https://app.example\r\nsec-fetch-site: cross-site\r\n";
+    let preflight = format!(
+        "{page}access-control-request-method: POST\r\naccess-control-request-headers: content-type\r\n"
+    );
+    let response = asked(&daemon, "localhost", ("OPTIONS", "/v1/compress"), &preflight, "").await;
+    let header = |name: &str| response.header(name).unwrap_or("-").to_ascii_lowercase();
+    assert_eq!((response.status, &*header("access-control-allow-origin")), (200, "https://app.example"));
+    assert!(header("access-control-allow-methods").contains("post"));
+    assert_eq!(header("access-control-allow-headers"), "content-type");
+    let answer =
+        asked(&daemon, "localhost", ("POST", "/v1/compress"), &format!("{JSON}{page}"), &good().to_string())
+            .await;
+    assert_good("a named page", &answer);
+    assert_eq!(answer.header("access-control-allow-origin"), Some("https://app.example"));
+    // Pages that are not named are told nothing, in a preflight neither.
+    let foreign = preflight.replace("app.example", "evil.example");
+    let response = asked(&daemon, "localhost", ("OPTIONS", "/v1/compress"), &foreign, "").await;
+    assert_eq!(response.header("access-control-allow-origin"), None);
+    let headers = ["origin: http://localhost:3000", "sec-fetch-site: same-site"];
+    let local = ask_with(daemon.http, ("POST", "/v1/compress"), &headers, good().to_string()).await;
+    assert_good("a page of this machine", &local);
+    assert_eq!(local.header("access-control-allow-origin"), None);
+}
