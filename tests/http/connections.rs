@@ -82,7 +82,7 @@ fn asked(path: &str) -> Request<Empty<Bytes>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connections_make_room() {
-    let (address, ..) = listener(ConnectionLimits { count_max: 8, ..limits() }).await;
+    let (address, _stop, _serving) = listener(ConnectionLimits { count_max: 8, ..limits() }).await;
     let mut idle = Vec::new();
     for n in 0..40 {
         idle.push(match n % 3 {
@@ -104,7 +104,7 @@ async fn idle_connections_make_room() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_http2_is_closed_and_active_http2_is_not() {
-    let (address, ..) = listener(ConnectionLimits { idle_max: SOON, ..limits() }).await;
+    let (address, _stop, _serving) = listener(ConnectionLimits { idle_max: SOON, ..limits() }).await;
     let (_sender, ended) = http2(address).await;
     ended.await.expect("the daemon closes it");
     let mut preface = TcpStream::connect(address).await.expect("it listens");
@@ -120,7 +120,7 @@ async fn idle_http2_is_closed_and_active_http2_is_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_does_not_read_loses_its_connection() {
-    let (address, ..) = listener(ConnectionLimits { write_max: SOON, ..limits() }).await;
+    let (address, _stop, _serving) = listener(ConnectionLimits { write_max: SOON, ..limits() }).await;
     let mut stream = TcpStream::connect(address).await.expect("it listens");
     stream.write_all(b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");
     // Nothing is read until the daemon has given up: what has been sent by then is all that comes.
