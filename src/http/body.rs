@@ -67,7 +67,11 @@ pub fn is_json(headers: &HeaderMap) -> Result<(), HttpError> {
 /// # Errors
 /// 415.
 pub fn is_events(headers: &HeaderMap) -> Result<(), HttpError> {
-    if media_type(headers).is_some_and(|kind| kind == "text/event-stream") { Ok(()) } else { is_json(headers) }
+    if media_type(headers).is_some_and(|kind| kind == "text/event-stream") {
+        Ok(())
+    } else {
+        is_json(headers)
+    }
 }
 
 /// The media type of a body in lower case, without parameters.

@@ -355,7 +355,7 @@ async fn arriving_answers_are_bounded_in_number_and_go_on_while_the_daemon_drain
     request.as_object_mut().expect("fields").remove("answer");
     let (first, rest) = (events(&request, &[]), events(&json!({"delta": "The tide is at noon."}), &[]));
     let head = format!(
-        "POST /v1/attribute/stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/attribute/stream HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         first.len() + rest.len()
     );
     let mut arriving = Vec::new();
@@ -394,7 +394,7 @@ async fn a_stream_whose_client_leaves_or_says_nothing_gives_its_place_back() {
     let daemon = serve((service, tenants)).await;
     let mut request = good();
     request.as_object_mut().expect("fields").remove("answer");
-    let head = "POST /v1/attribute/stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n";
+    let head = "POST /v1/attribute/stream HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n";
     let begin = async || {
         let mut stream = TcpStream::connect(daemon.http).await.expect("the daemon listens");
         let body = events(&request, &[]);

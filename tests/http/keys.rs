@@ -255,7 +255,7 @@ async fn of_who_has_no_key_no_body_is_waited_for_or_judged() {
     let keyed = Keyed::start(&entry("waits", ""), scripted(), &registry_settings()).await;
     // Who asks first is not told to send.
     let mut stream = TcpStream::connect(keyed.daemon.http).await.expect("the daemon listens");
-    let head = "POST /v1/compress HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\n\
+    let head = "POST /v1/compress HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\nexpect: 100-continue\r\n\
                 content-length: 100\r\n\r\n";
     stream.write_all(head.as_bytes()).await.expect("the daemon reads");
     let mut answer = String::new();

@@ -88,7 +88,9 @@ async fn compress(daemon: &Daemon, body: &Value) -> Response {
 /// The bytes of an answer: no text.
 async fn fetch(daemon: &Daemon, path: &str) -> Vec<u8> {
     let mut stream = TcpStream::connect(daemon.http).await.expect("it listens");
-    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
+    );
     stream.write_all(request.as_bytes()).await.expect("sent");
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.expect("answered");

@@ -573,7 +573,9 @@ async fn bodies_that_do_not_arrive_as_they_should() {
     let daemon = serve((service, tenants)).await;
     let answer = async |head: &str| {
         let mut stream = tokio::net::TcpStream::connect(daemon.http).await.expect("the daemon listens");
-        let head = format!("POST /v1/compress HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{head}\r\n\r\n");
+        let head = format!(
+            "POST /v1/compress HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n{head}\r\n\r\n"
+        );
         stream.write_all(head.as_bytes()).await.expect("the daemon reads");
         let mut response = String::new();
         stream.read_to_string(&mut response).await.expect("a response");

@@ -218,7 +218,12 @@ async fn connections_that_do_not_begin_are_closed_and_slow_ones_are_served() {
         stream.write_all(bytes).await.expect("it takes bytes");
         stream
     };
-    for begun in ["", "P", "PRI * HTTP/2.0\r\n", "POST /v1/compress HTTP/1.1\r\nhost: x\r\n"] {
+    for begun in [
+        "",
+        "P",
+        "PRI * HTTP/2.0\r\n",
+        "POST /v1/compress HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n",
+    ] {
         let mut stream = open(begun.as_bytes()).await;
         let mut rest = Vec::new();
         let closed = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut rest)).await;
@@ -230,7 +235,7 @@ async fn connections_that_do_not_begin_are_closed_and_slow_ones_are_served() {
     let body = r#"{"query": "tide", "chunks": ["The tide is at noon."]}"#;
     let length = body.len();
     let rest = format!(
-        "OST /v1/compress HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        "OST /v1/compress HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
     );
     stream.write_all(rest.as_bytes()).await.expect("it is still open");
     let mut answer = String::new();
@@ -238,7 +243,7 @@ async fn connections_that_do_not_begin_are_closed_and_slow_ones_are_served() {
     assert_eq!(parse(&answer).status, 200, "{answer}");
     // Who asks first is not told to send what is too much.
     let mut stream = open(
-        b"POST /v1/compress HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: 20000000\r\n\r\n",
+        b"POST /v1/compress HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: 20000000\r\n\r\n",
     )
     .await;
     let mut answer = String::new();

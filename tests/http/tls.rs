@@ -103,7 +103,7 @@ async fn connect(
 async fn ask(mut stream: TlsStream<TcpStream>, path: &str, header: &str, body: &str) -> wire::Response {
     let method = if body.is_empty() { "GET" } else { "POST" };
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}content-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n{header}content-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all(format!("{head}{body}").as_bytes()).await.expect("the daemon reads");
@@ -122,6 +122,7 @@ async fn ask_h2(stream: TlsStream<TcpStream>, key: &str) -> (u16, String) {
     tokio::spawn(connection);
     let request =
         Request::post("https://localhost/v1/compress").header("authorization", format!("Bearer {key}"));
+    let request = request.header("content-type", "application/json");
     let request = request.body(Full::new(Bytes::from(good().to_string()))).expect("a request");
     let answer = sender.send_request(request).await.expect("an answer");
     assert_eq!(answer.version(), Version::HTTP_2);

@@ -102,7 +102,9 @@ fn error(schemas: &mut Schemas, words: Words, status: u16) -> Value {
     let description = match status {
         400 => "The request is not what its schema says: no JSON, an unknown field, a wrong type.",
         401 => "The daemon asks for a key, and this is none.",
-        403 => "The key has been revoked; or, without keys, a web page of another site asks, or a host name that is not allowed.",
+        403 => {
+            "The key has been revoked; or, without keys, a web page of another site asks, or a host name that is not allowed."
+        }
         404 => "There is nothing under this name.",
         408 => "The body did not arrive in time.",
         409 => "It is of another model.",
