@@ -39,7 +39,7 @@ const ATTRIBUTE_SAYS: &str = "Checks an answer against the texts it was given fr
     (strings, or objects with `text`, `id`, `title`). Returns for each sentence whether the texts support it, which text and sentence it \
     came from, and which words, names and numbers of it no text has.";
 
-/// Only pages of this machine may call: any other that a browser shows is somebody else's (DNS rebinding).
+/// Origins of web pages that may call wherever the daemon runs: those of this machine.
 const ORIGINS: [&str; 6] = [
     "http://localhost:*",
     "http://127.0.0.1:*",
@@ -89,18 +89,20 @@ pub async fn serve_stdio(answers: impl Answers) -> Result<(), McpError> {
 }
 
 /// Answers one request of the streamable HTTP transport, whose body was read. Nothing is kept between two: there are no sessions.
+/// Web pages may call from this machine and from the `origins` that the settings allow; the protocol asks for this check with keys, too.
 pub async fn serve_http(
     answers: impl Answers,
     request: Request<Full<Bytes>>,
+    origins: Vec<String>,
 ) -> Response<BoxBody<Bytes, std::convert::Infallible>> {
     // The body is within its limit already.
     let config = StreamableHttpServerConfig::default()
         .with_legacy_session_mode(false)
         .with_json_response(true)
         .with_max_request_body_bytes(usize::MAX)
-        // Any name may lead here; where a page came from cannot be forged by it.
+        // The listener has checked the host.
         .disable_allowed_hosts()
-        .with_allowed_origins(ORIGINS)
+        .with_allowed_origins(ORIGINS.map(str::to_owned).into_iter().chain(origins))
         .enforce_origin_validation();
     let server = move || Ok(Server { answers: answers.clone() });
     StreamableHttpService::new(server, Arc::new(NeverSessionManager::default()), config).handle(request).await

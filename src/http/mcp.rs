@@ -20,7 +20,8 @@ pub async fn handle(service: Scope, request: Request) -> Result<Response, HttpEr
     let (head, body) = request.into_parts();
     let body = body::whole(&service, &head.headers, body, body::Max::of(&service)).await?;
     let request = Request::from_parts(head, Full::new(body.into()));
-    let mut response = mcp::serve_http(Calls { service }, request).await.map(Body::new);
+    let origins = service.origins.named();
+    let mut response = mcp::serve_http(Calls { service }, request, origins).await.map(Body::new);
     // The SDK leaves out what its sentences are written in.
     if !response.status().is_success() {
         response

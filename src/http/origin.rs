@@ -71,6 +71,12 @@ impl OriginPolicy {
         Self(Arc::new(Allowed { is_keyed, any_address, hosts, origins }))
     }
 
+    /// Origins that the settings name.
+    pub(super) fn named(&self) -> Vec<String> {
+        let origins = self.0.origins.iter().filter_map(|origin| origin.to_str().ok());
+        origins.map(str::to_owned).collect()
+    }
+
     /// What lets web pages of the allowed origins read answers; none where no origin is allowed.
     pub(super) fn cors(&self) -> Option<CorsLayer> {
         let origins = &self.0.origins;

@@ -103,7 +103,8 @@ class Document(unittest.TestCase):
                 schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
                 self.assertFalse(validator(schema).is_valid(body))
                 with self.assertRaises(urllib.error.HTTPError) as refused:
-                    urllib.request.urlopen(urllib.request.Request(daemon.url + path, json.dumps(body).encode()))
+                    json_body = {"content-type": "application/json"}
+                    urllib.request.urlopen(urllib.request.Request(daemon.url + path, json.dumps(body).encode(), json_body))
                 self.assertIn(refused.exception.code, (400, 422))
 
 
