@@ -1,13 +1,23 @@
 //! Texts that were shortened on their way, as they were, and what was sent instead: on disk, bounded for each tenant, the oldest making room.
 //! A crash loses nothing that was answered.
+//!
+//! After an I/O error, such as a full disk, `redb` refuses everything until its file is opened again. The store does that by itself with
+//! the next request, at most once a second; everything that was committed is still there.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use redb::backends::InMemoryBackend;
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use metrics::counter;
+use redb::backends::{FileBackend, InMemoryBackend};
+use redb::{
+    Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError,
+    WriteTransaction,
+};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::private_files;
 
 /// A tenant, and a key of its own.
 type Key = (&'static str, &'static [u8]);
@@ -23,6 +33,12 @@ const TENANTS: TableDefinition<&str, (u64, u64)> = TableDefinition::new("tenants
 pub const ENTRY_BYTES: usize = 128;
 
 const FILE: &str = "originals.redb";
+
+/// Memory for pages of the file. The library's default is a gigabyte.
+const CACHE_BYTES: usize = 32 << 20;
+
+/// The shortest time between two attempts to open the file, and how long nothing is written after a write has failed.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// How much is kept, and where.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +78,27 @@ pub enum OriginalError {
     /// It does not read, or not write.
     #[error("the store of originals failed: {0}")]
     Store(#[from] Box<redb::Error>),
+    /// It failed a moment ago, and is tried again in a moment.
+    #[error("the store of originals (originals.dir) failed less than a second ago; try again in a second")]
+    Paused,
+}
+
+/// What was done with the store when it failed; a label of `originals_failures_total`.
+#[derive(Debug, Clone, Copy)]
+enum Operation {
+    Open,
+    Get,
+    Put,
+}
+
+impl Operation {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Get => "get",
+            Self::Put => "put",
+        }
+    }
 }
 
 macro_rules! from_redb {
@@ -78,8 +115,20 @@ from_redb!(redb::TransactionError, redb::TableError, redb::StorageError, redb::C
 /// All tenants' texts. Cheap to clone; clones are one store, which is opened when it is first needed.
 #[derive(Clone)]
 pub struct Originals {
-    database: Arc<Mutex<Option<Arc<Database>>>>,
+    state: Arc<Mutex<State>>,
     settings: OriginalSettings,
+}
+
+#[derive(Default)]
+struct State {
+    /// None before the first use, and after a failure.
+    database: Option<Arc<Database>>,
+    /// When the file was last opened, or an attempt failed.
+    tried: Option<Instant>,
+    /// When a write last failed.
+    write_failed: Option<Instant>,
+    /// Whether the log has said that the store fails, and not yet that it works again.
+    is_failing: bool,
 }
 
 /// One tenant's texts.
@@ -92,7 +141,7 @@ pub struct TenantOriginals {
 impl Originals {
     /// Nothing is opened yet.
     pub fn at(settings: &OriginalSettings) -> Self {
-        Self { database: Arc::default(), settings: settings.clone() }
+        Self { state: Arc::default(), settings: settings.clone() }
     }
 
     /// Opens the store, or makes it.
@@ -108,33 +157,173 @@ impl Originals {
         TenantOriginals { store: self.clone(), tenant: tenant.into() }
     }
 
+    fn is_in_memory(&self) -> bool {
+        self.settings.dir.as_os_str().is_empty() || self.settings.bytes_max == 0
+    }
+
+    /// Reads in one transaction. A failure that concerns the file closes it: the next call opens it again.
+    fn read<T>(
+        &self,
+        work: impl FnOnce(&ReadTransaction) -> Result<T, OriginalError>,
+    ) -> Result<T, OriginalError> {
+        let database = self.database()?;
+        let done = database.begin_read().map_err(OriginalError::from).and_then(|read| work(&read));
+        self.settle(Operation::Get, database, done)
+    }
+
+    /// Writes in one transaction, which is committed, or leaves nothing; otherwise as [`Self::read`]. While the disk is full every
+    /// write closes the file. So that others can read meanwhile, a second passes until the next write is tried.
+    fn write(
+        &self,
+        work: impl FnOnce(&WriteTransaction) -> Result<(), OriginalError>,
+    ) -> Result<(), OriginalError> {
+        if self.state().write_failed.is_some_and(|failed| failed.elapsed() < PAUSE) {
+            counter!("originals_failures_total", "operation" => Operation::Put.name()).increment(1);
+            return Err(OriginalError::Paused);
+        }
+        let database = self.database()?;
+        let done = database.begin_write().map_err(OriginalError::from).and_then(|write| {
+            work(&write)?;
+            Ok(write.commit()?)
+        });
+        self.settle(Operation::Put, database, done)
+    }
+
+    /// Counts and logs a failure, and closes the file where it has to be opened again.
+    fn settle<T>(
+        &self,
+        operation: Operation,
+        database: Arc<Database>,
+        done: Result<T, OriginalError>,
+    ) -> Result<T, OriginalError> {
+        let mut state = self.state();
+        match &done {
+            Ok(_) => {
+                if matches!(operation, Operation::Put) {
+                    state.write_failed = None;
+                }
+                // Reads go on while the disk is full: only a write says that this is over.
+                if state.is_failing && state.write_failed.is_none() {
+                    state.is_failing = false;
+                    tracing::info!("the store of originals works again");
+                }
+            }
+            Err(error) => {
+                self.failed(&mut state, operation, error);
+                let is_current =
+                    state.database.as_ref().is_some_and(|current| Arc::ptr_eq(current, &database));
+                if is_current && !self.is_in_memory() && needs_reopening(error) {
+                    state.database = None;
+                    // Before the lock goes: the next call finds the file closed.
+                    drop(database);
+                }
+            }
+        }
+        done
+    }
+
+    fn failed(&self, state: &mut State, operation: Operation, error: &OriginalError) {
+        counter!("originals_failures_total", "operation" => operation.name()).increment(1);
+        if matches!(operation, Operation::Put) {
+            state.write_failed = Some(Instant::now());
+        }
+        // Once, not for every request.
+        if !std::mem::replace(&mut state.is_failing, true) {
+            let dir = self.settings.dir.display();
+            let operation = operation.name();
+            tracing::error!(%error, operation, %dir, "the store of originals fails; it is tried again with the next requests");
+        }
+    }
+
     fn database(&self) -> Result<Arc<Database>, OriginalError> {
-        let mut held = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(database) = &*held {
+        let mut state = self.state();
+        if let Some(database) = &state.database {
             return Ok(Arc::clone(database));
         }
-        let dir = &self.settings.dir;
-        let database = match dir.as_os_str().is_empty() || self.settings.bytes_max == 0 {
+        if state.tried.is_some_and(|tried| tried.elapsed() < PAUSE) {
+            return Err(OriginalError::Paused);
+        }
+        let is_first = state.tried.replace(Instant::now()).is_none();
+        match self.opened() {
+            Ok(database) => {
+                if !is_first {
+                    counter!("originals_reopened_total").increment(1);
+                }
+                Ok(Arc::clone(state.database.insert(Arc::new(database))))
+            }
+            Err(error) => {
+                self.failed(&mut state, Operation::Open, &error);
+                Err(error)
+            }
+        }
+    }
+
+    fn opened(&self) -> Result<Database, OriginalError> {
+        let database = match self.is_in_memory() {
             true => {
-                let opened = Database::builder().create_with_backend(InMemoryBackend::new());
+                let opened = Builder::new().create_with_backend(InMemoryBackend::new());
                 opened.map_err(|cause| OriginalError::Open { path: "memory".to_owned(), cause })?
             }
-            false => on_disk(dir)?,
+            false => on_disk(&self.settings.dir)?,
         };
-        let write = database.begin_write()?;
-        write.open_table(VALUES)?;
-        write.open_table(AGES)?;
-        write.open_table(TENANTS)?;
-        write.commit()?;
-        Ok(Arc::clone(held.insert(Arc::new(database))))
+        // Nothing is written where the tables are there: a file on a full disk can be opened, and read.
+        if !has_tables(&database)? {
+            let write = database.begin_write()?;
+            write.open_table(VALUES)?;
+            write.open_table(AGES)?;
+            write.open_table(TENANTS)?;
+            write.commit()?;
+        }
+        Ok(database)
     }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the library refuses everything from now on, or what it has in memory of the file is in doubt.
+fn needs_reopening(error: &OriginalError) -> bool {
+    match error {
+        OriginalError::Store(error) => matches!(
+            **error,
+            redb::Error::Io(_)
+                | redb::Error::PreviousIo
+                | redb::Error::Corrupted(_)
+                | redb::Error::DatabaseClosed
+                | redb::Error::LockPoisoned(_)
+        ),
+        OriginalError::Dir { .. } | OriginalError::Open { .. } | OriginalError::Paused => false,
+    }
+}
+
+fn has_tables(database: &Database) -> Result<bool, OriginalError> {
+    let read = database.begin_read()?;
+    let tables = [
+        read.open_table(VALUES).map(drop),
+        read.open_table(AGES).map(drop),
+        read.open_table(TENANTS).map(drop),
+    ];
+    for table in tables {
+        match table {
+            Err(TableError::TableDoesNotExist(_)) => return Ok(false),
+            opened => opened?,
+        }
+    }
+    Ok(true)
 }
 
 fn on_disk(dir: &Path) -> Result<Database, OriginalError> {
     let failed = |cause| OriginalError::Dir { path: dir.display().to_string(), cause };
-    std::fs::create_dir_all(dir).map_err(failed)?;
+    private_files::create_dir_all(dir).map_err(failed)?;
     let path = dir.join(FILE);
-    Database::create(&path).map_err(|cause| OriginalError::Open { path: path.display().to_string(), cause })
+    let refused = |cause| OriginalError::Open { path: path.display().to_string(), cause };
+    let file = private_files::open_options().read(true).write(true).create(true).truncate(false).open(&path);
+    let file = file.map_err(|error| refused(redb::DatabaseError::Storage(error.into())))?;
+    private_files::warn(private_files::restrict(&path));
+    private_files::warn(private_files::restrict_dir_of(dir, &[FILE]));
+    let backend = FileBackend::new(file).map_err(refused)?;
+    Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(backend).map_err(refused)
 }
 
 impl TenantOriginals {
@@ -148,9 +337,10 @@ impl TenantOriginals {
     /// # Errors
     /// When the store cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, OriginalError> {
-        let read = self.store.database()?.begin_read()?;
-        let values = read.open_table(VALUES)?;
-        Ok(values.get((&*self.tenant, key))?.map(|found| found.value().1.to_vec()))
+        self.store.read(|read| {
+            let values = read.open_table(VALUES)?;
+            Ok(values.get((&*self.tenant, key))?.map(|found| found.value().1.to_vec()))
+        })
     }
 
     /// Keeps values, durably; the tenant's oldest make room. One that is larger than all room is not kept.
@@ -158,11 +348,7 @@ impl TenantOriginals {
     /// # Errors
     /// When the store cannot be written; then none is kept.
     pub fn put(&self, entries: &[(&[u8], &[u8])]) -> Result<(), OriginalError> {
-        let write = self.store.database()?.begin_write()?;
-        for (key, value) in entries {
-            self.put_one(&write, key, value)?;
-        }
-        Ok(write.commit()?)
+        self.store.write(|write| entries.iter().try_for_each(|(key, value)| self.put_one(write, key, value)))
     }
 
     fn put_one(&self, write: &WriteTransaction, key: &[u8], value: &[u8]) -> Result<(), OriginalError> {

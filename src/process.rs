@@ -16,6 +16,19 @@ pub fn leave(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
+/// From now on every file that this process creates is for its own user alone, also a file that a library creates. For commands that
+/// keep data of others, such as the daemon: what the others write for their user, such as a report, gets the user's own mode.
+#[cfg(unix)]
+#[allow(unsafe_code, reason = "a call into the C library")]
+pub fn keep_files_private() {
+    // SAFETY: takes a number and changes the process's own mask; it cannot fail.
+    unsafe { libc::umask(0o077) };
+}
+
+/// There are no modes to set.
+#[cfg(not(unix))]
+pub fn keep_files_private() {}
+
 /// Lets glibc have one arena instead of eight for each core. Memory that is freed in one arena is not found by threads that
 /// allocate in another, and blocks are made by one thread and dropped by any: with an arena for each thread the process
 /// grows to nearly twice what it holds. `MALLOC_ARENA_MAX` in the environment, or another allocator, has the last word.

@@ -131,15 +131,27 @@ impl Issued {
 
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Readable by its owner alone, unless the one that it replaces was not.
+    // A new file is readable by its owner alone. One that is there keeps the rights of its group, but not those of everybody.
     let mut file = tempfile::NamedTempFile::new_in(dir)?;
     if let Ok(before) = fs::metadata(path) {
-        file.as_file().set_permissions(before.permissions())?;
+        file.as_file().set_permissions(without_everybody(before.permissions()))?;
     }
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(())
+}
+
+#[cfg(unix)]
+fn without_everybody(mut permissions: fs::Permissions) -> fs::Permissions {
+    use std::os::unix::fs::PermissionsExt as _;
+    permissions.set_mode(permissions.mode() & 0o770);
+    permissions
+}
+
+#[cfg(not(unix))]
+fn without_everybody(permissions: fs::Permissions) -> fs::Permissions {
+    permissions
 }
 
 #[cfg(test)]
@@ -181,7 +193,7 @@ mod tests {
         {
             use std::os::unix::fs::PermissionsExt as _;
             assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("set");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("set");
         }
         let commented = fs::read_to_string(&path).expect("text") + "# The second";
         fs::write(&path, &commented).expect("written");

@@ -13,6 +13,7 @@ use crate::config::{Config, ConfigError};
 use crate::kv::local::{LocalError, LocalTiers};
 use crate::model::contract::Contract;
 use crate::model::ort::runtime_version;
+use crate::private_files::{self, Exposed};
 use crate::registry::{Registry, RegistryError, RegistrySettings};
 
 /// One line per check; the first failure ends the checks that build on it.
@@ -54,6 +55,7 @@ fn check(config: Result<Config, ConfigError>) -> bool {
         report("kv.dir", blocks, String::clone),
         report("registry.dir", chunks, String::clone),
         report("shared tier", shared(&config), String::clone),
+        report("file modes", Ok::<_, anyhow::Error>(modes(&config)), String::clone),
     ];
     if runtime.is_none() || model.is_none() {
         return false;
@@ -92,6 +94,29 @@ fn directory<E: std::error::Error + Send + Sync + 'static>(
     file.write_all(&[0; 4096]).and_then(|()| file.sync_all()).with_context(cannot)?;
     let note = if there == dir { "" } else { ", which is not there yet" };
     Ok(format!("{}{note}", dir.display()))
+}
+
+/// Which of the daemon's own directories and files other users of this machine can use. That is no failure: the daemon takes their rights
+/// away when it starts, where it may.
+fn modes(config: &Config) -> String {
+    let paths = [&config.kv.dir, &config.registry.dir, &config.originals.dir, &config.receipts.key_file];
+    let is_file = |path: &Path| *path == *config.receipts.key_file;
+    let paths = paths.into_iter().filter(|path| !path.as_os_str().is_empty());
+    let exposed: Vec<String> = paths
+        .filter_map(|path| private_files::exposed(path))
+        .map(|Exposed { path, mode, is_ours }| {
+            let wanted = if is_file(&path) { "0600" } else { "0700" };
+            let remedy = match is_ours {
+                true => format!("serve sets it to {wanted}"),
+                false => format!("its owner has to set it to {wanted}"),
+            };
+            format!("{} has {mode:04o}, {remedy}", path.display())
+        })
+        .collect();
+    match exposed.is_empty() {
+        true => "other users of this machine can use no file of the daemon".to_owned(),
+        false => format!("other users of this machine may use files of the daemon: {}", exposed.join("; ")),
+    }
 }
 
 fn keys(access: &Access) -> String {

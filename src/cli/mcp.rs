@@ -14,6 +14,7 @@ use crate::receipt::SigningKey;
 use crate::{app, process, telemetry};
 
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
+    process::keep_files_private();
     // Standard output belongs to the protocol; the log goes to standard error.
     let traces = telemetry::install_tracing(&config.telemetry)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

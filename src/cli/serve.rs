@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::{app, process, telemetry};
 
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
+    process::keep_files_private();
     let traces = telemetry::install_tracing(&config.telemetry)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -222,3 +222,38 @@ fn remove_dir(dir: &Path) -> io::Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Seek as _};
+
+    use super::*;
+
+    /// A daemon maps the weights of the model that it serves: a file that gets shorter under the mapping ends it.
+    #[test]
+    fn an_export_over_a_model_in_use_leaves_the_files_that_are_open_as_they_were() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let target = folder.path().join("model");
+        let publish = |values: &[f32]| {
+            let staging = Staging::begin(&target).expect("a folder beside it");
+            let mut weights = WeightFile::create(staging.dir().join("weights.bin")).expect("a file");
+            weights.push("w", &[values.len()], values).expect("written");
+            weights.finish().expect("on disk");
+            staging.write(CONTRACT_FILE, b"schema = 2\n[files]\n\"weights.bin\" = \"\"\n").expect("written");
+            staging.publish().expect("published");
+        };
+        publish(&[1.0; 5_000]);
+        let mut open = File::open(target.join("weights.bin")).expect("the weights");
+        publish(&[2.0; 10]);
+        assert_eq!(open.metadata().expect("an open file").len(), 20_000, "the file in use is whole");
+        let mut bytes = Vec::new();
+        open.rewind().and_then(|()| open.read_to_end(&mut bytes)).expect("it reads");
+        assert!(bytes == [1.0_f32.to_le_bytes(); 5_000].concat());
+        assert_eq!(fs::metadata(target.join("weights.bin")).expect("the new one").len(), 40);
+        let left: Vec<_> = fs::read_dir(folder.path())
+            .expect("a folder")
+            .map(|e| e.expect("an entry").file_name())
+            .collect();
+        assert_eq!(left, ["model"], "nothing is left beside it");
+    }
+}

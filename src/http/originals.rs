@@ -22,7 +22,7 @@ pub struct Remembering(pub TenantOriginals);
 impl Ledger for Remembering {
     fn get(&self, key: &[u8; 32]) -> Option<Sent> {
         let found = self.0.get(key).unwrap_or_else(|error| {
-            tracing::error!(%error, "what was sent cannot be read");
+            tracing::debug!(%error, "what was sent of a turn cannot be read");
             None
         });
         serde_json::from_slice(&found?).ok()
@@ -36,7 +36,7 @@ impl Remembering {
             news.iter().map(|(key, sent)| (*key, serde_json::to_vec(sent).expect("it is JSON"))).collect();
         let entries: Vec<(&[u8], &[u8])> = entries.iter().map(|(key, sent)| (&key[..], &sent[..])).collect();
         if let Err(error) = self.0.put(&entries) {
-            tracing::error!(%error, "what was sent cannot be kept");
+            tracing::debug!(%error, "what was sent of a turn cannot be kept");
         }
     }
 }
@@ -88,8 +88,9 @@ pub fn keep<'a>(
     Ok(texts.into_iter().map(|(hash, _)| hash).collect())
 }
 
+/// The store itself logs when it begins to fail and when it works again: not every request has to.
 fn failed(error: &OriginalError) -> HttpError {
-    tracing::error!(%error, "originals");
+    tracing::debug!(%error, "a request needs the store of originals");
     HttpError::originals_failed()
 }
 

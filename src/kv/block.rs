@@ -4,6 +4,7 @@
 //! All windows of a chunk are one block: a window is never wanted without the others.
 
 use bytes::Bytes;
+use half::f16;
 use ndarray::{Array3, ArrayView3};
 use thiserror::Error;
 
@@ -19,10 +20,14 @@ const HEADER_BYTES: usize = 64;
 /// Bytes of one sentence: where its text and its tokens begin and end.
 const SENTENCE_BYTES: usize = 16;
 
-/// Bytes that are not a block.
+/// The largest magnitude that a key's value may have in a block that comes from outside this process. Keys of real models stay
+/// far below it. The product of two vectors of such values, with 2^16 dimensions, is still a finite `f32`.
+const KEY_VALUE_MAX: f32 = 1e15;
+
+/// Why some bytes are not the block of a chunk.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("not a block: {0}")]
-pub struct BadBlock(&'static str);
+pub struct BadBlock(pub(super) &'static str);
 
 /// What a block is made of.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +49,15 @@ pub struct Sentence {
     pub bytes: ByteRange,
     /// Tokens of the block, title included; empty when the model reads nothing in it.
     pub tokens: TokenSpan,
+}
+
+/// How many tokens a block has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenCounts {
+    /// All of them.
+    pub tokens: usize,
+    /// Those of the title, which come first.
+    pub title_tokens: usize,
 }
 
 /// An encoded chunk. Cheap to clone.
@@ -129,11 +143,65 @@ impl Block {
         Ok(block)
     }
 
-    /// Whether it can be the block of a chunk: made by `codec` of a model with so many heads and dimensions, and its
-    /// sentences are pieces of `text`. Bytes that others can write have to say so before anything relies on it.
-    pub fn fits(&self, (heads, head_dim): (usize, usize), codec: Codec, text: &str) -> bool {
-        (self.heads, self.head_dim, self.codec) == (heads, head_dim, codec)
-            && self.sentences().all(|s| text.get(s.bytes.start..s.bytes.end).is_some())
+    /// Whether it was made by `codec` of a model with so many heads and dimensions. Costs three comparisons.
+    ///
+    /// # Errors
+    /// [`BadBlock`].
+    pub fn check_shape(&self, (heads, head_dim): (usize, usize), codec: Codec) -> Result<(), BadBlock> {
+        match (self.heads, self.head_dim, self.codec) == (heads, head_dim, codec) {
+            true => Ok(()),
+            false => Err(BadBlock("of another model or codec")),
+        }
+    }
+
+    /// Checks everything that later stages take from a block of `text` without looking again. A checksum only says that the bytes
+    /// are those that somebody wrote: a block from a disk or from a server has to pass this check once, before it is used or
+    /// kept in memory. It reads the whole block, so it is not repeated for blocks in memory.
+    ///
+    /// # Errors
+    /// [`BadBlock`]: a sentence or a token that does not lie in `text` on character boundaries; a sentence whose tokens are not those
+    /// that stand under its bytes; a key or a scale that is not a number below [`KEY_VALUE_MAX`]; bytes behind the end.
+    pub fn check(&self, text: &str) -> Result<(), BadBlock> {
+        let is_in_text = |bytes: ByteRange| text.get(bytes.start..bytes.end).is_some();
+        let offsets =
+            self.read_offsets().ok_or(BadBlock("of token offsets that do not end where the block does"))?;
+        if !offsets.iter().all(|&offset| is_in_text(offset)) {
+            return Err(BadBlock("of tokens outside its text, or inside a character"));
+        }
+        for sentence in self.sentences() {
+            if sentence.bytes.is_empty() || !is_in_text(sentence.bytes) {
+                return Err(BadBlock("of sentences outside its text, or inside a character"));
+            }
+            if sentence.tokens != tokens_under(&offsets, self.title_tokens, sentence.bytes) {
+                return Err(BadBlock("of sentences with tokens of another place"));
+            }
+        }
+        let is_number = |value: f32| value.abs() <= KEY_VALUE_MAX;
+        let (keys, scales) =
+            (&self.bytes[HEADER_BYTES..self.bounds[0]], &self.bytes[self.bounds[0]..self.bounds[1]]);
+        // Without an early end, so that the compiler can use vectors.
+        let are_numbers = match self.codec {
+            Codec::F32 => floats(keys).fold(true, |all, value| all & is_number(value)),
+            Codec::F16 => halves(keys).fold(true, |all, value| all & value.is_finite()),
+            Codec::Int8 | Codec::Int4 => floats(scales).fold(true, |all, value| all & is_number(value)),
+        };
+        if are_numbers { Ok(()) } else { Err(BadBlock("of keys that are not finite numbers")) }
+    }
+
+    /// Checks that it has as many tokens as its chunk.
+    ///
+    /// # Errors
+    /// [`BadBlock`].
+    pub fn check_tokens(&self, expected: TokenCounts) -> Result<(), BadBlock> {
+        match self.token_counts() == expected {
+            true => Ok(()),
+            false => Err(BadBlock("of more or fewer tokens than its chunk")),
+        }
+    }
+
+    /// How many tokens it has.
+    pub fn token_counts(&self) -> TokenCounts {
+        TokenCounts { tokens: self.tokens, title_tokens: self.title_tokens }
     }
 
     /// Its bytes, as tiers store them.
@@ -220,6 +288,20 @@ impl Block {
         })
     }
 
+    /// As [`Self::offsets`]; none when a number is cut off or too large, a range is reversed or begins before the text, or something
+    /// stands behind the last token.
+    fn read_offsets(&self) -> Option<Vec<ByteRange>> {
+        let mut at = 0_i64;
+        let mut bytes = self.bytes[self.bounds[2]..].iter().copied();
+        let read = |_| {
+            let start = at + unfold(strict_varint(&mut bytes)?);
+            at = start + i64::try_from(strict_varint(&mut bytes)?).ok()?;
+            Some(ByteRange { start: usize::try_from(start).ok()?, end: usize::try_from(at).ok()? })
+        };
+        let offsets = (0..self.text_tokens()).map(read).collect::<Option<Vec<_>>>()?;
+        bytes.next().is_none().then_some(offsets)
+    }
+
     /// Bytes of the text under each token that follows the title.
     pub fn offsets(&self) -> Vec<ByteRange> {
         let mut at = 0;
@@ -233,6 +315,13 @@ impl Block {
             })
             .collect()
     }
+}
+
+/// The tokens that lie in `bytes` of a chunk's text, counted from the first of its title. `offsets` are those of the text's tokens.
+pub fn tokens_under(offsets: &[ByteRange], title_tokens: usize, bytes: ByteRange) -> TokenSpan {
+    let first = offsets.partition_point(|token| token.end <= bytes.start);
+    let after = offsets.partition_point(|token| token.start < bytes.end);
+    TokenSpan::new(title_tokens + first, title_tokens + after.max(first))
 }
 
 /// Where keys end, scales end and sentences end, if this machine can hold them, also as numbers of four bytes.
@@ -302,6 +391,29 @@ fn varint(bytes: &mut impl Iterator<Item = u8>) -> u64 {
         }
     }
     value
+}
+
+/// As [`varint`]; none when bytes are missing or the number has more than 35 bits.
+fn strict_varint(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
+    let mut value = 0;
+    for shift in [0, 7, 14, 21, 28] {
+        let byte = bytes.next()?;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// Numbers of two bytes, little-endian.
+fn halves(bytes: &[u8]) -> impl Iterator<Item = f16> + '_ {
+    bytes.as_chunks().0.iter().map(|&value| f16::from_le_bytes(value))
+}
+
+/// Numbers of four bytes, little-endian.
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value))
 }
 
 #[cfg(test)]
@@ -431,17 +543,126 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_another_model_codec_or_text_does_not_fit() {
+    fn a_block_of_another_model_or_codec_does_not_fit() {
         let (block, ..) = block(Codec::Int8, 20, 0);
-        let text = "a".repeat(139);
-        assert!(block.fits((2, 12), Codec::Int8, &text));
-        assert!(!block.fits((1, 12), Codec::Int8, &text), "heads");
-        assert!(!block.fits((2, 24), Codec::Int8, &text), "dimensions");
-        assert!(!block.fits((2, 12), Codec::Int4, &text), "codec");
-        assert!(!block.fits((2, 12), Codec::Int8, &text[1..]), "a sentence ends beyond the text");
-        assert!(
-            !block.fits((2, 12), Codec::Int8, &format!("{}\u{e9}{}", &text[..69], &text[..69])),
-            "within a letter"
+        let fits = |shape, codec| block.check_shape(shape, codec).is_ok();
+        assert!(fits((2, 12), Codec::Int8));
+        assert!(!fits((1, 12), Codec::Int8), "heads");
+        assert!(!fits((2, 24), Codec::Int8), "dimensions");
+        assert!(!fits((2, 12), Codec::Int4), "codec");
+    }
+
+    /// A text of two sentences, and its block: each word and each full stop is a token, the letter of three bytes is two.
+    const TEXT: &str = "One two. \u{6f6e} four.";
+
+    fn words() -> (Vec<ByteRange>, Vec<Sentence>) {
+        let offsets = [(0, 3), (4, 7), (7, 8), (9, 12), (9, 12), (13, 17), (17, 18)];
+        let offsets: Vec<ByteRange> = offsets.map(|(start, end)| ByteRange::new(start, end)).into();
+        let sentence = |start, end| {
+            let bytes = ByteRange::new(start, end);
+            Sentence { bytes, tokens: tokens_under(&offsets, 1, bytes) }
+        };
+        let sentences = vec![sentence(0, 8), sentence(9, 18)];
+        (offsets, sentences)
+    }
+
+    fn of_words(codec: Codec, offsets: &[ByteRange], sentences: &[Sentence], key: f32) -> Block {
+        let mut keys = Array3::from_elem((1, offsets.len() + 1, 4), 1.0);
+        keys[[0, 3, 2]] = key;
+        Block::encode(Parts { keys: keys.view(), title_tokens: 1, offsets, sentences }, codec)
+    }
+
+    #[test]
+    fn a_block_is_checked_against_its_text() {
+        let (offsets, sentences) = words();
+        for codec in Codec::ALL {
+            assert_eq!(of_words(codec, &offsets, &sentences, -3.0).check(TEXT), Ok(()), "{codec}");
+        }
+        let with = |at: usize, range: (usize, usize)| {
+            let mut offsets = offsets.clone();
+            offsets[at] = ByteRange { start: range.0, end: range.1 };
+            of_words(Codec::Int8, &offsets, &sentences, 1.0)
+        };
+        let check = |name: &str, block: &Block, text: &str, expect: &'static str| {
+            assert_eq!(block.check(text), Err(BadBlock(expect)), "{name}");
+        };
+        let [tokens, pieces, places, end, numbers] = [
+            "of tokens outside its text, or inside a character",
+            "of sentences outside its text, or inside a character",
+            "of sentences with tokens of another place",
+            "of token offsets that do not end where the block does",
+            "of keys that are not finite numbers",
+        ];
+        check("a token beyond the text", &with(6, (17, 19)), TEXT, tokens);
+        check("a token far beyond the text", &with(6, (4_000_000_000, 4_000_000_001)), TEXT, tokens);
+        check("a token that ends inside a character", &with(4, (9, 11)), TEXT, tokens);
+        check("a token that begins inside a character", &with(4, (10, 12)), TEXT, tokens);
+        check("a token of another sentence", &with(2, (17, 18)), TEXT, places);
+        let whole = with(0, (0, 3));
+        check("another text", &whole, &TEXT[..17], tokens);
+        check("another letter", &whole, &TEXT.replace('\u{6f6e}', "\u{e9}x"), tokens);
+        let of = |sentences: &[Sentence]| of_words(Codec::Int8, &offsets, sentences, 1.0);
+        let changed = |change: &dyn Fn(&mut Sentence)| {
+            let mut sentences = sentences.clone();
+            change(&mut sentences[1]);
+            of(&sentences)
+        };
+        check("a sentence beyond the text", &changed(&|s| s.bytes.end = 19), TEXT, pieces);
+        check("a sentence inside a character", &changed(&|s| s.bytes.start = 10), TEXT, pieces);
+        check("a sentence without text", &changed(&|s| s.bytes.start = 18), TEXT, pieces);
+        check("a sentence with a token too few", &changed(&|s| s.tokens.end = 7), TEXT, places);
+        check(
+            "a sentence with the first one's tokens",
+            &changed(&|s| s.tokens = sentences[0].tokens),
+            TEXT,
+            places,
         );
+        check("a sentence with the title", &changed(&|s| s.tokens.start = 0), TEXT, places);
+
+        let bytes = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = whole.bytes().to_vec();
+            change(&mut bytes);
+            Block::parse(bytes.into()).expect("it has the shape of a block")
+        };
+        check("a byte behind the end", &bytes(&|all| all.push(0)), TEXT, end);
+        let offsets_at = whole.bounds[2];
+        check("a token before the text", &bytes(&|all| all[offsets_at] = 3), TEXT, end);
+        check("a number that does not end", &bytes(&|all| *all.last_mut().expect("bytes") = 0x80), TEXT, end);
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -2e15] {
+            let at = whole.bounds[0] + 4;
+            let scale = bytes(&|all| all[at..at + 4].copy_from_slice(&value.to_le_bytes()));
+            check("a scale", &scale, TEXT, numbers);
+            check("a key", &of_words(Codec::F32, &offsets, &sentences, value), TEXT, numbers);
+        }
+        check("half a key", &of_words(Codec::F16, &offsets, &sentences, 1e9), TEXT, numbers);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+
+        /// Whatever passes the check can be used as the stages use it: texts are cut at offsets and sentences, and neighbouring
+        /// sentences are joined.
+        #[test]
+        fn what_is_checked_can_be_used(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        ) {
+            let (offsets, sentences) = words();
+            let mut bytes = of_words(Codec::Int8, &offsets, &sentences, 1.0).bytes().to_vec();
+            for (at, byte) in changes {
+                // Mostly in the second half: sentences and offsets.
+                let at = bytes.len() / 2 + at.index(bytes.len() - bytes.len() / 2);
+                bytes[at] = byte;
+            }
+            if let Ok(block) = Block::parse(bytes.into()) && block.check(TEXT).is_ok() {
+                block.offsets().iter().for_each(|offset| drop(offset.of(TEXT).to_owned()));
+                let mut before = TokenSpan { start: 0, end: 0 };
+                for Sentence { bytes, tokens } in block.sentences() {
+                    assert!(!bytes.of(TEXT).is_empty());
+                    assert!(before.start <= tokens.start && before.end <= tokens.end && tokens.end <= block.tokens());
+                    before = tokens;
+                }
+                assert!(block.keys().iter().all(|key| key.is_finite()));
+            }
+        }
     }
 }

@@ -132,26 +132,28 @@ impl LocalTiers {
     }
 
     /// For each key, in order, the block from the first tier that has it. What memory lacks is read from disk by several
-    /// threads at once and kept in memory. All hits are in memory together, whatever the memory tier's bound: ask for as many
-    /// as there is room for. Runs on any executor.
+    /// threads at once. It is not kept in memory: the caller checks it first, see [`Self::promote`]. All hits are in memory
+    /// together, whatever the memory tier's bound: ask for as many as there is room for. Runs on any executor.
     pub async fn get_many(&self, keys: &[BlockKey]) -> Vec<Option<Hit>> {
         let resident = |key| self.get_resident(key).map(|bytes| (bytes, TierName::Memory));
         let mut found: Vec<Option<Hit>> = keys.iter().map(resident).collect();
         let Some(disk) = &self.disk else { return found };
         let (sender, mut reads) = mpsc::unbounded_channel();
         for (at, key) in keys.iter().enumerate().filter(|(at, _)| found[*at].is_none()) {
-            let (key, memory, sender) = (*key, Arc::clone(&self.memory), sender.clone());
-            disk.read_later(key, move |bytes| {
-                memory.insert(key, bytes.clone());
-                // Nobody waits any more: the block is in memory for the next who asks.
-                let _ = sender.send((at, bytes));
-            });
+            let sender = sender.clone();
+            // An error: the caller has gone.
+            disk.read_later(*key, move |bytes| drop(sender.send((at, bytes))));
         }
         drop(sender);
         while let Some((at, bytes)) = reads.recv().await {
             found[at] = Some((bytes, TierName::Disk));
         }
         found
+    }
+
+    /// Keeps a block in memory that was read from disk, once the caller has checked it. Never waits.
+    pub fn promote(&self, key: BlockKey, bytes: Bytes) {
+        self.memory.insert(key, bytes);
     }
 
     /// Keeps the block: in memory now, on disk in a while. Never waits; when the write queue is full, the block is in memory

@@ -9,7 +9,7 @@ use metrics::counter;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::block::Block;
+use super::block::{BadBlock, Block};
 use super::flights::{Flight, Flights, Leader, Outcome, Role, Wanted};
 use super::key::BlockKey;
 
@@ -38,6 +38,19 @@ pub enum Source {
     Read,
 }
 
+impl Source {
+    /// Its name in metrics.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+            Self::Shared => "shared",
+            Self::Joined => "joined",
+            Self::Read => "read",
+        }
+    }
+}
+
 /// How many blocks of a request came from where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, JsonSchema)]
 pub struct Sources {
@@ -53,9 +66,10 @@ pub struct Sources {
     pub read: usize,
 }
 
-/// What keeps blocks. Implementations bound what they keep, and check what they give: a damaged block is none.
+/// What keeps blocks. Implementations bound what they keep, and compare checksums: a block that is not what was written is a miss.
+/// A matching checksum does not make a block safe to use; the store checks that, see [`Tiers::accept`].
 pub trait Tiers: Send + Sync {
-    /// A block in memory; must not wait.
+    /// A block in memory; must not wait. Only blocks that were given to [`Tiers::keep`] or [`Tiers::accept`] are in memory.
     fn resident(&self, key: &BlockKey) -> Option<Bytes>;
 
     /// Whether this machine has a block that is not in memory, as far as is known without looking; must not wait.
@@ -63,8 +77,12 @@ pub trait Tiers: Send + Sync {
         false
     }
 
-    /// Blocks that are not in memory, from wherever else they are kept, in the order of `keys`; may wait.
+    /// Blocks that are not in memory, from wherever else they are kept, in the order of `keys`; may wait. Their bytes may have
+    /// been written by another process: they are kept nowhere else until [`Tiers::accept`] or [`Tiers::remove`] is called.
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>>;
+
+    /// Keeps a block that [`Tiers::fetch`] gave, now that the store has checked it; must not wait.
+    fn accept(&self, _: BlockKey, _: Bytes, _: Source) {}
 
     /// Keeps a block; must not wait.
     fn keep(&self, key: BlockKey, bytes: Bytes);
@@ -121,8 +139,8 @@ impl KvStore {
 
     /// The blocks of `keys`, `PIECE` after `PIECE`. Those that no tier has and nobody reads are claimed, and `read` is
     /// called to land them; it is called without claims, too, so that it can refuse what is too much. What a tier has under the
-    /// key of chunk `i` counts only if `fits(i, block)`: others may write there. A block is left out only when `wanted` said
-    /// that nobody waits for it.
+    /// key of chunk `i` counts only if `check(i, block, source)` finds nothing wrong with it: others can write to a disk or a
+    /// server. A block from memory has been checked before. A block is left out only when `wanted` said that nobody waits for it.
     ///
     /// # Errors
     /// What `read` reports.
@@ -130,13 +148,15 @@ impl KvStore {
         &self,
         keys: &[BlockKey],
         wanted: Wanted,
-        fits: impl Fn(usize, &Block) -> bool,
+        check: impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
         read: impl Fn(Unread) -> Result<(), E>,
     ) -> Result<(Vec<Option<Block>>, Sources), E> {
         let mut found = Found { blocks: vec![None; keys.len()], sources: Sources::default() };
         for (index, key) in keys.iter().enumerate() {
-            let fits = |block: &Block| fits(index, block);
-            if let Some(block) = self.tiers.resident(key).and_then(|bytes| self.parse(key, bytes, fits)) {
+            let Some(bytes) = self.tiers.resident(key) else { continue };
+            if let Some(block) =
+                self.parse(key, (bytes, Source::Memory), |block| check(index, block, Source::Memory))
+            {
                 found.put(&[index], block, Source::Memory);
             }
         }
@@ -157,7 +177,7 @@ impl KvStore {
         for (n, piece) in order.chunks(PIECE).enumerate() {
             let mut missing = piece.iter().filter_map(|(key, _)| missing.remove_entry(key)).collect();
             let behind = away.partition_point(|&at| at < (n + 1) * PIECE);
-            self.get_piece(&mut missing, &later[behind..], &mut found, &wanted, &fits, &read)?;
+            self.get_piece(&mut missing, &later[behind..], &mut found, &wanted, &check, &read)?;
         }
         found.count();
         Ok((found.blocks, found.sources))
@@ -170,13 +190,13 @@ impl KvStore {
         later: &[usize],
         found: &mut Found,
         wanted: &Wanted,
-        fits: &impl Fn(usize, &Block) -> bool,
+        check: &impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
         read: impl Fn(Unread) -> Result<(), E>,
     ) -> Result<(), E> {
         while !missing.is_empty() && wanted() {
             let (claims, followed) = self.join(missing, wanted);
             let away = claims.iter().filter(|claim| !self.tiers.at_hand(&claim.leader.key())).count();
-            let claims = self.fetch(claims, fits, missing, found);
+            let claims = self.fetch(claims, check, missing, found);
             // What other sidecars have is known when it has been asked for: of later chunks as much as of these.
             let unread = (later.len() * claims.len()).div_ceil(away.max(1)).min(later.len());
             let known_tokens = found.blocks.iter().flatten().map(Block::tokens).sum();
@@ -219,7 +239,7 @@ impl KvStore {
     fn fetch(
         &self,
         claims: Vec<Claim>,
-        fits: &impl Fn(usize, &Block) -> bool,
+        check: &impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
         missing: &mut HashMap<BlockKey, Vec<usize>>,
         found: &mut Found,
     ) -> Vec<Claim> {
@@ -233,10 +253,13 @@ impl KvStore {
             let key = claim.leader.key();
             // Another request may have landed it between the look into memory and the flight.
             let fetched = fetched.or_else(|| Some((self.tiers.resident(&key)?, Source::Memory)));
-            let fits = |block: &Block| fits(claim.index, block);
-            let block = fetched.and_then(|(bytes, source)| Some((self.parse(&key, bytes, fits)?, source)));
+            let block = fetched.and_then(|(bytes, source)| {
+                let check = |block: &Block| check(claim.index, block, source);
+                Some((self.parse(&key, (bytes, source), check)?, source))
+            });
             match block {
                 Some((block, source)) => {
+                    self.tiers.accept(key, block.bytes().clone(), source);
                     claim.leader.land(block.clone());
                     found.put(&missing.remove(&key).unwrap_or_default(), block, source);
                 }
@@ -246,16 +269,23 @@ impl KvStore {
         unread
     }
 
-    /// What a tier gave as a block; the tier forgets what is none, or another chunk's.
-    fn parse(&self, key: &BlockKey, bytes: Bytes, fits: impl Fn(&Block) -> bool) -> Option<Block> {
-        let block = Block::parse(bytes).map_err(|error| error.to_string());
-        let block =
-            block.and_then(|block| fits(&block).then_some(block).ok_or("of another chunk or model".into()));
-        if let Err(error) = &block {
-            tracing::warn!(%key, %error, "a tier gave bytes that are no block");
-            self.tiers.remove(key);
+    /// The block in what a tier gave. What is no block, or fails `check`, is counted and removed from the tiers of this machine; the
+    /// shared tier gets the right block once the chunk has been read.
+    fn parse(
+        &self,
+        key: &BlockKey,
+        (bytes, source): (Bytes, Source),
+        check: impl Fn(&Block) -> Result<(), BadBlock>,
+    ) -> Option<Block> {
+        match Block::parse(bytes).and_then(|block| check(&block).map(|()| block)) {
+            Ok(block) => Some(block),
+            Err(error) => {
+                counter!("kv_damaged_total", "tier" => source.name()).increment(1);
+                tracing::warn!(%key, %error, tier = source.name(), "a cached block cannot be used; the model reads its chunk again");
+                self.tiers.remove(key);
+                None
+            }
         }
-        block.ok()
     }
 }
 

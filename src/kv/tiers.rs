@@ -1,5 +1,5 @@
-//! The tiers in turn: memory, disk, the one that sidecars share. What a slow one has is kept in the faster ones, and what a
-//! fast one has and uses is kept alive in the one that sidecars share.
+//! The tiers in turn: memory, disk, the one that sidecars share. A block of a slow tier that the store accepted is kept in the
+//! faster ones, and a block that is used is kept alive in the one that sidecars share.
 //! Knows nothing of who asks.
 
 use std::time::Duration;
@@ -44,19 +44,11 @@ impl AllTiers {
         let found = self.local.get_many(keys).await.into_iter();
         let mut found: Vec<_> = found.map(|hit| hit.map(|(bytes, tier)| (bytes, source(tier)))).collect();
         let Some(shared) = &self.shared else { return found };
-        for (key, (bytes, _)) in keys.iter().zip(&found).filter_map(|(key, hit)| Some((key, hit.as_ref()?))) {
-            shared.renew(key, bytes);
-        }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
         for (i, bytes) in missing.into_iter().zip(shared.get_many(&asked).await) {
-            found[i] = bytes.map(|bytes| {
-                // An allocation of its own: a part of the server's reply would keep the whole reply in memory.
-                let bytes = Bytes::from(bytes.to_vec());
-                shared.renew(&keys[i], &bytes);
-                self.local.insert(keys[i], bytes.clone());
-                (bytes, Source::Shared)
-            });
+            // An allocation of its own: a part of the server's reply would keep the whole reply in memory.
+            found[i] = bytes.map(|bytes| (Bytes::from(bytes.to_vec()), Source::Shared));
         }
         found
     }
@@ -77,6 +69,17 @@ impl Tiers for AllTiers {
 
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
         self.runtime.block_on(self.find(keys))
+    }
+
+    fn accept(&self, key: BlockKey, bytes: Bytes, source: Source) {
+        if let Some(shared) = &self.shared {
+            shared.renew(&key, &bytes);
+        }
+        match source {
+            Source::Disk => self.local.promote(key, bytes),
+            Source::Shared => self.local.insert(key, bytes),
+            Source::Memory | Source::Joined | Source::Read => {}
+        }
     }
 
     fn keep(&self, key: BlockKey, bytes: Bytes) {

@@ -14,10 +14,10 @@ use super::pace::{Pace, Reading};
 use super::tokenize::{self, Passage};
 use super::validate::RequestLimits;
 use crate::domain::{Chunk, Tenant, TokenSpan};
-use crate::kv::block::{Block, Parts};
+use crate::kv::block::{Block, Parts, TokenCounts};
 use crate::kv::codec::{Codec, LANES};
 use crate::kv::key::{BlockKey, KeySpace};
-use crate::kv::store::{Claim, KvStore, Sources, Unread};
+use crate::kv::store::{Claim, KvStore, Source, Sources, Unread};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::model::{ModelInfo, ModelRuntime};
 use crate::text;
@@ -109,6 +109,32 @@ impl Reader {
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
+        self.blocks_of(chunks, None, limits, cancel)
+    }
+
+    /// As [`Self::blocks`], for a caller that has tokenized the chunks: a cached block with another number of tokens than its
+    /// passage is discarded, and the chunk is read again.
+    ///
+    /// # Errors
+    /// As [`Self::blocks`].
+    pub fn blocks_of_passages(
+        &self,
+        chunks: &[Arc<Chunk>],
+        passages: &[Passage],
+        limits: &RequestLimits,
+        cancel: &Cancel,
+    ) -> Result<Blocks, PipelineError> {
+        let counts: Vec<TokenCounts> = passages.iter().map(Passage::token_counts).collect();
+        self.blocks_of(chunks, Some(&counts), limits, cancel)
+    }
+
+    fn blocks_of(
+        &self,
+        chunks: &[Arc<Chunk>],
+        expected: Option<&[TokenCounts]>,
+        limits: &RequestLimits,
+        cancel: &Cancel,
+    ) -> Result<Blocks, PipelineError> {
         let spent_before = cancel.spent();
         let keys: Vec<BlockKey> = chunks.par_iter().with_min_len(64).map(|chunk| self.key(chunk)).collect();
         let wanted = {
@@ -116,12 +142,21 @@ impl Reader {
             Arc::new(move || cancel.go_on())
         };
         let info = self.model.info();
-        let fits =
-            |i: usize, block: &Block| block.fits((info.planes, info.head_dim), self.codec, &chunks[i].text);
+        let check = |i: usize, block: &Block, source: Source| {
+            block.check_shape((info.planes, info.head_dim), self.codec)?;
+            if let Some(expected) = expected {
+                block.check_tokens(expected[i])?;
+            }
+            match source {
+                // It was checked on its way into memory.
+                Source::Memory => Ok(()),
+                _ => block.check(&chunks[i].text),
+            }
+        };
         let reading = OnceCell::new();
         let (found, sources) = self
             .store
-            .get(&keys, wanted, fits, |unread| self.read(chunks, unread, &reading, limits, cancel))?;
+            .get(&keys, wanted, check, |unread| self.read(chunks, unread, &reading, limits, cancel))?;
         let blocks = found.into_iter().collect::<Option<Vec<_>>>();
         let blocks =
             blocks.ok_or_else(|| cancel.check().expect_err("blocks are left out only when nobody waits"))?;
@@ -328,6 +363,45 @@ mod tests {
         late.cancel();
         assert!(reader.blocks(&chunks, &RequestLimits::default(), &late).is_err());
         assert_eq!(late.spent(), 0, "nothing was done");
+    }
+
+    /// A block that the daemon made itself must pass the check when it comes back from disk, whatever the tokenizer does to the text.
+    #[test]
+    fn blocks_of_every_tokenizer_pass_the_check_of_blocks_from_outside() {
+        const TEXTS: [&str; 10] = [
+            "",
+            " ",
+            "The tide rises. The moon pulls!",
+            "caf\u{e9} cafe\u{301} \u{fb01}ne \u{bd} \u{212b} e\u{327}\u{301}x.  Two  blanks.\tA tab.\r\nA line.",
+            "\u{6f6e}\u{6c50}\u{306f}\u{6708}\u{306e}\u{5f15}\u{529b}\u{3002}\u{307e}\u{305f}\u{660e}\u{65e5}\u{3002}",
+            "\u{1f469}\u{200d}\u{1f469}\u{200d}\u{1f467} and \u{1f1e9}\u{1f1ea}. \u{1d4d0}\u{1d4d1}!",
+            "\u{0}\u{feff}\u{200b}a\u{ad}b\u{202e}c. \u{fdfa}\u{fdfa}.",
+            "\u{fffd}\u{fffd}\u{10ffff}",
+            "[CLS] [SEP] <s> </s> <|endoftext|> [MASK] <unk>.",
+            "word word-word word's \u{130}STANBUL \u{df}\u{1e9e} \u{3a3}\u{3c2}. 1,234.5 3.14e-10?",
+        ];
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny");
+        let entries = std::fs::read_dir(folder).expect("the tiny models");
+        let paths = entries.map(|entry| entry.expect("an entry").path().join("tokenizer.json"));
+        let paths: Vec<_> = paths.filter(|path| path.exists()).collect();
+        assert!(paths.len() > 4, "{paths:?}");
+        let tokenizers = paths.iter().map(|path| ModelTokenizer::from_file(path).expect("a tokenizer"));
+        for (n, tokenizer) in tokenizers.chain([ScriptedModel::tokenizer(&["tide"])]).enumerate() {
+            for text in TEXTS {
+                for title in [None, Some("A title".to_owned())] {
+                    let text = format!("{text} {text}");
+                    let chunk = Chunk { id: String::new(), title, text, metadata: None };
+                    let passage = tokenize::passage(&chunk, &tokenizer).expect("tokens");
+                    let keys = Array3::from_elem((1, passage.ids.len(), 4), 0.5);
+                    let Passage { title_tokens, offsets, sentences, .. } = &passage;
+                    let parts = Parts { keys: keys.view(), title_tokens: *title_tokens, offsets, sentences };
+                    let block = Block::encode(parts, Codec::Int8);
+                    let name = paths.get(n);
+                    assert_eq!(block.check(&chunk.text), Ok(()), "{name:?}: {:?}", chunk.text);
+                    assert_eq!(block.check_tokens(passage.token_counts()), Ok(()), "{name:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -9,10 +9,11 @@ use ndarray::{Array2, Axis, s};
 use super::blocks::Blocks;
 use super::cancel::Cancel;
 use super::question::{BlocksAsPast, Piece, Placement, View, views};
-use super::tokenize;
+use super::tokenize::{self, Passage};
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
 use crate::domain::{ByteRange, Chunk};
+use crate::kv::block::Block;
 use crate::model::{DecoderInfo, ModelInfo, Past};
 
 /// Blocks of chunks at the places that a language model has them at: behind its first tokens, one behind the other.
@@ -112,16 +113,23 @@ impl Pipeline {
     ) -> Result<Handover, PipelineError> {
         let info = self.model.info();
         let decoder = check_model(info)?;
-        let blocks = self.reader.blocks(chunks, &self.settings.limits, cancel)?;
+        let mut blocks = self.reader.blocks(chunks, &self.settings.limits, cancel)?;
         cancel.check()?;
+        let passages = chunks.iter().map(|chunk| tokenize::passage(chunk, &self.tokenizer));
+        let passages = passages.collect::<Result<Vec<_>, _>>()?;
+        // Every key is handed over with the id of its token. A block that another program wrote to a disk or to a server may have
+        // more or fewer keys than its chunk has tokens.
+        let fits = |(block, passage): (&Block, &Passage)| block.token_counts() == passage.token_counts();
+        if !blocks.blocks.iter().zip(&passages).all(fits) {
+            blocks = self.reader.blocks_of_passages(chunks, &passages, &self.settings.limits, cancel)?;
+        }
         let room = decoder.context_tokens_max.saturating_sub(decoder.prefix_tokens() + beside);
         if blocks.tokens() > room {
             return Err(InvalidRequest::KvTooLong { found: blocks.tokens(), max: room }.into());
         }
         let mut tokens = Vec::with_capacity(blocks.tokens());
         let mut windows = 0;
-        for (index, chunk) in chunks.iter().enumerate() {
-            let passage = tokenize::passage(chunk, &self.tokenizer)?;
+        for (index, passage) in passages.iter().enumerate() {
             for (i, &id) in passage.ids.iter().enumerate() {
                 let bytes = i.checked_sub(passage.title_tokens).map(|i| passage.offsets[i]);
                 let window = windows + i / info.window_tokens_max;

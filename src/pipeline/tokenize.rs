@@ -2,8 +2,9 @@
 
 use super::PipelineError;
 use super::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{ByteRange, Chunk, TokenSpan};
-use crate::kv::block::Sentence;
+use crate::domain::{ByteRange, Chunk};
+pub use crate::kv::block::tokens_under;
+use crate::kv::block::{Sentence, TokenCounts};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::text;
 
@@ -24,6 +25,11 @@ impl Passage {
     /// Ids in windows of at most `tokens_max`; nothing is truncated.
     pub fn windows(&self, tokens_max: usize) -> impl Iterator<Item = &[u32]> {
         self.ids.chunks(tokens_max)
+    }
+
+    /// How many tokens its block has.
+    pub fn token_counts(&self) -> TokenCounts {
+        TokenCounts { tokens: self.ids.len(), title_tokens: self.title_tokens }
     }
 }
 
@@ -61,11 +67,4 @@ pub fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<Passage, Pip
     let sentence = |bytes| Sentence { bytes, tokens: tokens_under(&text.offsets, title_tokens, bytes) };
     let sentences = text::sentences(&chunk.text).into_iter().map(sentence).collect();
     Ok(Passage { ids, title_tokens, offsets: text.offsets, sentences })
-}
-
-/// The tokens that lie in `bytes` of a chunk's text, counted from the first of its title.
-pub fn tokens_under(offsets: &[ByteRange], title_tokens: usize, bytes: ByteRange) -> TokenSpan {
-    let first = offsets.partition_point(|token| token.end <= bytes.start);
-    let after = offsets.partition_point(|token| token.start < bytes.end);
-    TokenSpan::new(title_tokens + first, title_tokens + after.max(first))
 }

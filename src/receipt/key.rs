@@ -10,6 +10,8 @@ use ring::rand::SystemRandom;
 use ring::signature::{ED25519, ED25519_PUBLIC_KEY_LEN, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 use thiserror::Error;
 
+use crate::private_files;
+
 const BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
 const END: &str = "-----END PRIVATE KEY-----";
 const LINE_LETTERS: usize = 64;
@@ -43,7 +45,7 @@ pub enum KeyError {
 }
 
 impl SigningKey {
-    /// The key in a file; a new one, readable by its owner alone, where there is none.
+    /// The key in a file; a new one where there is none. The file is made readable by its owner alone, where this user owns it.
     ///
     /// # Errors
     /// [`KeyError`].
@@ -51,6 +53,13 @@ impl SigningKey {
         let failed = |cause| KeyError::File { path: path.to_owned(), cause };
         match fs::read_to_string(path) {
             Ok(pem) => {
+                // A mounted secret is another user's, or a link: it stays as it is.
+                let _refused = private_files::restrict(path);
+                if let (Some(dir), Some(name)) =
+                    (path.parent(), path.file_name().and_then(|name| name.to_str()))
+                {
+                    let _refused = private_files::restrict_dir_of(dir, &[name]);
+                }
                 warn_of_readers(path);
                 Self::from_pem(&pem).ok_or_else(|| KeyError::Content { path: path.to_owned() })
             }
@@ -89,7 +98,7 @@ impl SigningKey {
     /// Written beside and linked into place, so that no half a key is ever read and none is replaced.
     fn save(&self, path: &Path) -> io::Result<()> {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        fs::create_dir_all(dir)?;
+        private_files::create_dir_all(dir)?;
         let mut file = tempfile::NamedTempFile::new_in(dir)?;
         writeln!(file, "{BEGIN}")?;
         for line in BASE64.encode(&self.pkcs8).as_bytes().chunks(LINE_LETTERS) {
@@ -123,7 +132,8 @@ pub(super) fn verifies(public_key: &[u8], message: &[u8], signature: &[u8]) -> b
     UnparsedPublicKey::new(&ED25519, public_key).verify(message, signature).is_ok()
 }
 
-/// Who can read the key can sign as this daemon. Said, not refused: mounted secrets may be readable by a group that is meant.
+/// Whoever can read the key can sign as this daemon. The daemon logs it and goes on: a mounted secret may be readable by a group that
+/// is meant to read it.
 fn warn_of_readers(path: &Path) {
     #[cfg(unix)]
     {
@@ -151,6 +161,23 @@ mod tests {
         {
             use std::os::unix::fs::PermissionsExt as _;
             assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
+        }
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("this user's");
+            assert_eq!(SigningKey::at(&path).expect("the same").public(), made.public());
+            assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
+            let keys = dir.path().join("keys");
+            let mode = || fs::metadata(&keys).expect("a directory").permissions().mode() & 0o777;
+            assert_eq!(mode(), 0o700);
+            fs::set_permissions(&keys, fs::Permissions::from_mode(0o755)).expect("this user's");
+            fs::write(keys.join("other"), "").expect("written");
+            SigningKey::at(&path).expect("the same");
+            assert_eq!(mode(), 0o755, "it may be somebody else's");
+            fs::remove_file(keys.join("other")).expect("it was there");
+            SigningKey::at(&path).expect("the same");
+            assert_eq!(mode(), 0o700);
         }
         fs::write(&path, "no key").expect("written");
         assert!(matches!(SigningKey::at(&path), Err(KeyError::Content { .. })));

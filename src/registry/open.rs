@@ -10,6 +10,7 @@ use super::directory::Directory;
 use super::schema::{Fields, schema};
 use super::settings::TENANTS;
 use super::{RegistryError, analyzer};
+use crate::private_files;
 
 /// Bytes that the writer buffers before it writes a segment.
 const WRITER_BYTES: usize = 64 * 1024 * 1024;
@@ -36,7 +37,28 @@ pub fn open(dir: &Path) -> Result<Opened, RegistryError> {
     if existed {
         whole(dir, &index)?;
     }
+    if !dir.as_os_str().is_empty() {
+        // Registered chunks are texts. Earlier versions left them readable. The directories of tenants are opened one by one.
+        private_files::warn(private_files::restrict_dir(dir));
+        clear_temporary(dir);
+        private_files::warn(private_files::restrict(&dir.join(TENANTS)));
+    }
     Ok(Opened { index, writer, fields })
+}
+
+/// Deletes what a process that was killed while it replaced a file has left. Only the owner of the writer's lock may call this.
+fn clear_temporary(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        // The names that `tempfile` gives, which `tantivy` writes through: six letters or digits.
+        let name = entry.file_name();
+        let random = name.to_str().and_then(|name| name.strip_prefix(".tmp"));
+        let is_temporary =
+            random.is_some_and(|r| r.len() == 6 && r.bytes().all(|b| b.is_ascii_alphanumeric()));
+        if is_temporary && entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            // What stays costs a few hundred bytes.
+            let _refused = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// What [`open`] would say of `dir`, as far as it can be seen without changing anything in it.
@@ -65,7 +87,7 @@ pub fn writer(index: &Index) -> Result<IndexWriter, TantivyError> {
 
 fn on_disk(dir: &Path, schema: &tantivy::schema::Schema) -> Result<(Index, bool), RegistryError> {
     let not_writable = |reason: String| RegistryError::NotWritable { dir: dir.into(), reason };
-    std::fs::create_dir_all(dir).map_err(|e| not_writable(e.to_string()))?;
+    private_files::create_dir_all(dir).map_err(|e| not_writable(e.to_string()))?;
     let mmap = MmapDirectory::open(dir).map_err(|e| not_writable(e.to_string()))?;
     match existing(dir, &mmap)? {
         Some(index) => Ok((index, true)),

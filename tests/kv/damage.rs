@@ -149,3 +149,31 @@ fn what_is_evicted_does_not_depend_on_clocks() {
     check("the first seem the oldest", &|n| SystemTime::UNIX_EPOCH + YEAR * n);
     check("by turns", &|n| if n % 2 == 0 { SystemTime::UNIX_EPOCH } else { SystemTime::now() + 20 * YEAR });
 }
+
+#[test]
+fn a_file_of_gigabytes_is_damage_and_links_and_pipes_are_left_alone() {
+    let (_folder, dir) = folder();
+    filled(&dir, 0..COUNT);
+    let files = files(&dir);
+    let names: Vec<String> =
+        files.iter().map(|file| file.file_name().expect("a name").to_string_lossy().into_owned()).collect();
+    let blocks = dir.join("blocks");
+    // Without bytes on disk: only its length.
+    let hash = &names[0].split('-').nth(1).expect("a hash");
+    let huge = blocks.join(format!("{:016x}-{hash}-{:x}", 1_u64 << 40, 2_u64 << 30));
+    File::create(&huge).and_then(|file| file.set_len((2 << 30) + 40)).expect("a file with holes");
+    let away = dir.join("away");
+    fs::rename(&files[1], &away).expect("it moves");
+    std::os::unix::fs::symlink(&away, &files[1]).expect("a link");
+    fs::remove_file(&files[2]).expect("a file");
+    let made = std::process::Command::new("mkfifo").arg(&files[2]).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo");
+    let settings = LocalSettings { disk_bytes_max: 64 << 30, ..disk_only(&dir) };
+    let (tiers, metrics) = open(&settings).expect("it opens");
+    assert_eq!(found(&tiers, 0..COUNT), COUNT as usize - 3);
+    assert_eq!(metric(&metrics, "kv_damaged_total{tier=\"disk\"}"), 1);
+    assert!(!huge.exists() && files[1].is_symlink() && files[2].exists());
+    insert(&tiers, 0..COUNT);
+    wait(tiers.flush());
+    assert_eq!(found(&tiers, 0..COUNT), COUNT as usize, "written anew");
+}

@@ -5,6 +5,7 @@ mod cluster;
 mod failing;
 mod journal;
 mod login;
+mod poison;
 mod server;
 
 use std::future::Future;

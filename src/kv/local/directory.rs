@@ -1,13 +1,14 @@
 //! The disk tier's directory: whose it is, its version, and the names of the files in it.
 //! Knows nothing of which blocks are worth keeping.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::error::LocalError;
 use super::record;
 use crate::kv::key::BlockKey;
+use crate::private_files;
 
 /// Held for as long as the directory is open; the system lets go of it when the process ends, however it ends.
 const LOCK: &str = "LOCK";
@@ -21,6 +22,9 @@ const BLOCKS: &str = "blocks";
 
 /// Ends the name of a file that is being written.
 const PART: &str = ".part";
+
+/// Bytes of the largest block that is read. The largest that requests make have about a tenth of this.
+const BLOCK_BYTES_MAX: u64 = 1 << 30;
 
 /// What a fresh file system may have at its root.
 const NOT_FOREIGN: [&str; 2] = [LOCK, "lost+found"];
@@ -49,7 +53,8 @@ impl Directory {
     /// # Errors
     /// [`LocalError`] names the path and says what to do.
     pub fn open(dir: &Path) -> Result<(Self, Vec<BlockFile>), LocalError> {
-        fs::create_dir_all(dir).map_err(|source| LocalError::Create { path: dir.into(), source })?;
+        private_files::create_dir_all(dir)
+            .map_err(|source| LocalError::Create { path: dir.into(), source })?;
         let format = dir.join(FORMAT);
         let read = || read_format(&format).map_err(access("read", &format));
         // Before the lock, which is a file: nothing is made in a directory that is somebody's.
@@ -72,7 +77,10 @@ impl Directory {
             }
             write_format(&format).map_err(access("write", &format))?;
         }
-        fs::create_dir_all(&blocks).map_err(access("create", &blocks))?;
+        private_files::create_dir_all(&blocks).map_err(access("create", &blocks))?;
+        // Blocks hold what the model made of texts. Earlier versions left them readable.
+        private_files::warn(private_files::restrict_dir(&blocks));
+        private_files::warn(private_files::restrict_dir(dir));
         let directory = Self { blocks, lock };
         directory.probe()?;
         let files = directory.scan()?;
@@ -118,8 +126,8 @@ impl Directory {
     pub fn read(&self, file: &BlockFile) -> io::Result<Vec<u8>> {
         let mut opened = File::open(self.path(file))?;
         let len = file.record_len();
-        // Before the allocation: a name is no reason to take memory.
-        if opened.metadata()?.len() != len {
+        // Before the allocation: neither a name nor the length of a file with holes is a reason to take memory.
+        if opened.metadata()?.len() != len || file.len > BLOCK_BYTES_MAX {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         let mut record = vec![0; len as usize];
@@ -154,8 +162,11 @@ impl Directory {
         let (mut files, mut unknown) = (Vec::new(), 0_usize);
         for entry in fs::read_dir(&self.blocks).map_err(access("read", &self.blocks))? {
             let entry = entry.map_err(access("read", &self.blocks))?;
+            // A link leads elsewhere, and opening a pipe would wait for somebody who writes into it.
+            let is_plain = entry.file_type().is_ok_and(|kind| kind.is_file() || kind.is_dir());
             match Named::of(&entry.file_name().to_string_lossy()) {
-                Named::Block(file) => files.push(file),
+                Named::Block(file) if is_plain => files.push(file),
+                Named::Block(_) => unknown += 1,
                 Named::Unfinished => drop(fs::remove_file(entry.path())),
                 Named::Unknown => unknown += 1,
             }
@@ -221,7 +232,7 @@ fn access(action: &'static str, path: &Path) -> impl Fn(io::Error) -> LocalError
 
 fn lock(dir: &Path) -> Result<File, LocalError> {
     let path = dir.join(LOCK);
-    let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let opened = private_files::open_options().create(true).truncate(false).write(true).open(&path);
     let file = opened.map_err(access("write", &path))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -274,7 +285,7 @@ fn discard(blocks: &Path) -> Result<(), LocalError> {
 }
 
 fn write_all(path: &Path, head: &[u8], body: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    let mut file = private_files::open_options().write(true).create(true).truncate(true).open(path)?;
     file.write_all(head)?;
     file.write_all(body)
 }

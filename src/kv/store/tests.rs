@@ -16,6 +16,8 @@ struct Map {
     memory: Mutex<HashMap<BlockKey, Bytes>>,
     disk: Mutex<HashMap<BlockKey, Bytes>>,
     elsewhere: Mutex<HashMap<BlockKey, Bytes>>,
+    /// What was accepted, with where it came from.
+    accepted: Mutex<Vec<(BlockKey, Source)>>,
 }
 
 impl Tiers for Map {
@@ -28,6 +30,11 @@ impl Tiers for Map {
         let disk = |key| Some((of(&self.disk, key)?, Source::Disk));
         let elsewhere = |key| Some((of(&self.elsewhere, key)?, Source::Shared));
         keys.iter().map(|key| disk(key).or_else(|| elsewhere(key))).collect()
+    }
+
+    fn accept(&self, key: BlockKey, bytes: Bytes, source: Source) {
+        self.memory.lock().expect("no panic").insert(key, bytes);
+        self.accepted.lock().expect("no panic").push((key, source));
     }
 
     fn at_hand(&self, key: &BlockKey) -> bool {
@@ -70,7 +77,7 @@ fn get(store: &KvStore, keys: &[u8], reads: &AtomicUsize) -> (Vec<usize>, Source
         }
         Ok::<_, Infallible>(())
     };
-    let Ok((found, sources)) = store.get(&all, always(), |_, _| true, read);
+    let Ok((found, sources)) = store.get(&all, always(), |_, _, _| Ok(()), read);
     (found.into_iter().map(|block| block.expect("nobody left").tokens()).collect(), sources)
 }
 
@@ -108,11 +115,56 @@ fn what_does_not_fit_is_read_anew() {
         claims.iter().for_each(|claim| claim.land(block(claim.index() as u8 + 1)));
         Ok::<_, Infallible>(())
     };
-    let fits = |index: usize, block: &Block| block.tokens() == index + 1;
+    let fits = |index: usize, block: &Block, _: Source| match block.tokens() == index + 1 {
+        true => Ok(()),
+        false => Err(BadBlock("of another chunk")),
+    };
     let Ok((_, sources)) = store.get(&[key(1), key(2)], always(), fits, read);
     assert_eq!(sources, Sources { read: 2, ..Sources::default() });
     let Ok((_, sources)) = store.get(&[key(1), key(2)], always(), fits, read);
     assert_eq!(sources, Sources { memory: 2, ..Sources::default() }, "what was there is replaced");
+}
+
+#[test]
+fn a_block_from_outside_is_checked_once_and_only_then_kept_in_memory() {
+    let tiers = Arc::new(Map::default());
+    let put = |map: &Mutex<HashMap<BlockKey, Bytes>>, n: u8, tokens: u8| {
+        map.lock().expect("no panic").insert(key(n), block(tokens).bytes().clone());
+    };
+    put(&tiers.disk, 1, 1);
+    put(&tiers.disk, 2, 9);
+    put(&tiers.elsewhere, 3, 3);
+    put(&tiers.elsewhere, 4, 9);
+    let store = KvStore::new(Arc::<Map>::clone(&tiers));
+    let checked = Mutex::new(Vec::new());
+    let check = |index: usize, block: &Block, source: Source| {
+        checked.lock().expect("no panic").push((index + 1, source));
+        if block.tokens() == index + 1 { Ok(()) } else { Err(BadBlock("of another chunk")) }
+    };
+    let keys = [1, 2, 3, 4].map(key);
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let read = |Unread { claims, .. }: Unread| {
+        let memory = tiers.memory.lock().expect("no panic").clone();
+        assert!(claims.iter().all(|claim| !memory.contains_key(&keys[claim.index()])), "nothing bad is kept");
+        claims.iter().for_each(|claim| claim.land(block(claim.index() as u8 + 1)));
+        Ok::<_, Infallible>(())
+    };
+    let get = || metrics::with_local_recorder(&recorder, || store.get(&keys, always(), check, read));
+    let Ok((_, sources)) = get();
+    assert_eq!(sources, Sources { disk: 1, shared: 1, read: 2, ..Sources::default() });
+    use Source::{Disk, Memory, Shared};
+    assert_eq!(*tiers.accepted.lock().expect("no panic"), [(key(1), Disk), (key(3), Shared)]);
+    let found = std::mem::take(&mut *checked.lock().expect("no panic"));
+    assert_eq!(found, [(1, Disk), (2, Disk), (3, Shared), (4, Shared)]);
+    let text = recorder.handle().render();
+    for tier in ["disk", "shared"] {
+        assert!(text.contains(&format!("kv_damaged_total{{tier=\"{tier}\"}} 1")), "{text}");
+    }
+    let Ok((_, sources)) = get();
+    assert_eq!(sources, Sources { memory: 4, ..Sources::default() });
+    let found = std::mem::take(&mut *checked.lock().expect("no panic"));
+    assert_eq!(found, [1, 2, 3, 4].map(|n| (n, Memory)), "the caller knows that these were checked");
+    assert_eq!(tiers.accepted.lock().expect("no panic").len(), 2);
 }
 
 #[test]
@@ -149,7 +201,7 @@ fn a_large_request_holds_no_more_than_a_piece_of_itself() {
         claims.iter().for_each(|claim| claim.land(block(keys[claim.index()])));
         Ok::<_, Infallible>(())
     };
-    let Ok((_, sources)) = store.get(&all, always(), |_, _| true, read);
+    let Ok((_, sources)) = store.get(&all, always(), |_, _, _| Ok(()), read);
     assert_eq!((sources.read, sources.memory), (200, 1));
     let sum = |n: usize| (0..n).sum::<usize>();
     assert_eq!(
@@ -173,7 +225,7 @@ fn what_comes_later_is_told_as_far_as_it_is_known() {
         let stopped = store.get(
             &keys,
             always(),
-            |_, _| true,
+            |_, _, _| Ok(()),
             |Unread { later, .. }| {
                 *seen.lock().expect("no panic") = Some(later.to_vec());
                 Err(())
@@ -203,7 +255,7 @@ fn what_is_too_much_is_refused_before_all_of_it_is_there() {
     let refused = KvStore::new(tiers).get(
         &keys,
         always(),
-        |_, _| true,
+        |_, _, _| Ok(()),
         |Unread { claims, known_tokens, .. }| {
             calls.fetch_add(1, Ordering::Relaxed);
             assert!(claims.is_empty());
@@ -219,7 +271,7 @@ fn a_failure_is_its_own_callers_and_the_next_one_reads() {
     let failed = store.get(
         &[key(1)],
         always(),
-        |_, _| true,
+        |_, _, _| Ok(()),
         |Unread { claims, .. }| if claims.is_empty() { Ok(()) } else { Err("model") },
     );
     assert_eq!(failed.map(|_| ()), Err("model"));
@@ -230,7 +282,7 @@ fn a_failure_is_its_own_callers_and_the_next_one_reads() {
 fn nobody_who_waits_gets_nothing() {
     let store = KvStore::new(Arc::new(NoTiers));
     let (found, _) = store
-        .get(&[key(1)], Arc::new(|| false), |_, _| true, |_| Ok::<_, Infallible>(()))
+        .get(&[key(1)], Arc::new(|| false), |_, _, _| Ok(()), |_| Ok::<_, Infallible>(()))
         .expect("no failure");
     assert!(found[0].is_none());
 }

@@ -1,0 +1,229 @@
+//! Keeps the daemon's own files from other users of the machine: directories with mode 0700, files with mode 0600.
+//! Knows nothing of what the files hold. Without Unix modes it does nothing.
+//!
+//! The stores create their directories and files through this module. Files that a library creates get their mode from the process's
+//! umask, which `process::keep_files_private` sets for the daemon.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A path that users other than its owner can use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exposed {
+    /// The directory or file.
+    pub path: PathBuf,
+    /// Its permission bits, such as 0o755.
+    pub mode: u32,
+    /// Whether this process's user owns it, and can therefore change its mode.
+    pub is_ours: bool,
+}
+
+/// Creates a directory and the missing ones above it, with mode 0700. A directory that is there is left as it is.
+///
+/// # Errors
+/// What the system says.
+pub fn create_dir_all(dir: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::DirBuilderExt as _;
+        builder.mode(0o700);
+    }
+    builder.create(dir)
+}
+
+/// Options for opening a file that is created with mode 0600, if it is created.
+pub fn open_options() -> OpenOptions {
+    let mut options = File::options();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        options.mode(0o600);
+    }
+    options
+}
+
+/// Takes the rights of other users from a directory and the files in it, not from directories in it. A directory that others cannot
+/// enter already is not searched: they reach nothing in it. Symbolic links in it are not followed.
+///
+/// # Errors
+/// The first path whose mode cannot be changed, after all others were; as where another user owns it.
+pub fn restrict_dir(dir: &Path) -> io::Result<()> {
+    unix::restrict_dir(dir)
+}
+
+/// Takes the rights of other users from one file or directory, if it is there. A symbolic link is left as it is, and so is what it
+/// points to.
+///
+/// # Errors
+/// What the system says; it names the path.
+pub fn restrict(path: &Path) -> io::Result<()> {
+    unix::restrict(path)
+}
+
+/// As [`restrict`] for a directory, if nothing but files with the names `ours` is in it: a directory with more may be somebody else's,
+/// such as `/etc`.
+///
+/// # Errors
+/// As [`restrict`], and where the directory cannot be read.
+pub fn restrict_dir_of(dir: &Path, ours: &[&str]) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        if name != "lost+found" && ours.iter().all(|ours| name != *ours) {
+            return Ok(());
+        }
+    }
+    restrict(dir)
+}
+
+/// Logs a failure of [`restrict`] or [`restrict_dir`]: the daemon works all the same.
+pub fn warn(restricted: io::Result<()>) {
+    if let Err(error) = restricted {
+        tracing::warn!(%error, "other users of this machine may be able to use a file of the daemon: have its owner run chmod go= on it");
+    }
+}
+
+/// What others can use of a path: the path itself, as it is now. None where there is nothing, or nobody else can use it.
+pub fn exposed(path: &Path) -> Option<Exposed> {
+    unix::exposed(path)
+}
+
+#[cfg(unix)]
+mod unix {
+    use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+
+    use super::{Exposed, File, Path, fs, io};
+
+    /// Rights of the group and of everybody.
+    const OTHERS: u32 = 0o077;
+
+    pub fn restrict_dir(dir: &Path) -> io::Result<()> {
+        // The directory itself may be a link that the operator made.
+        let dir = &fs::canonicalize(dir).map_err(|error| named(dir, &error))?;
+        let metadata = fs::symlink_metadata(dir).map_err(|error| named(dir, &error))?;
+        if metadata.mode() & OTHERS == 0 {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        for entry in fs::read_dir(dir).map_err(|error| named(dir, &error))? {
+            let entry = entry.map_err(|error| named(dir, &error))?;
+            if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                result = result.and(restrict(&entry.path()));
+            }
+        }
+        // Last: where this was cut off, the next start begins again.
+        result.and(restrict(dir))
+    }
+
+    pub fn restrict(path: &Path) -> io::Result<()> {
+        let metadata = match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => found.map_err(|error| named(path, &error))?,
+        };
+        let is_private = metadata.mode() & OTHERS == 0;
+        if is_private || !(metadata.is_dir() || metadata.is_file()) {
+            return Ok(());
+        }
+        // Through an open file: until now others may have been able to put a link in its place.
+        let open = || {
+            let file =
+                File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+            let mut permissions = file.metadata()?.permissions();
+            permissions.set_mode(permissions.mode() & 0o7777 & !OTHERS);
+            file.set_permissions(permissions)
+        };
+        open().map_err(|error| named(path, &error))
+    }
+
+    pub fn exposed(path: &Path) -> Option<Exposed> {
+        let metadata = fs::metadata(path).ok()?;
+        let mode = metadata.mode() & 0o7777;
+        // A new file belongs to the effective user.
+        let is_ours = tempfile::tempfile()
+            .and_then(|file| file.metadata())
+            .is_ok_and(|own| own.uid() == metadata.uid());
+        (mode & OTHERS != 0).then(|| Exposed { path: path.to_owned(), mode, is_ours })
+    }
+
+    fn named(path: &Path, error: &io::Error) -> io::Error {
+        io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+    }
+}
+
+#[cfg(not(unix))]
+mod unix {
+    use super::{Exposed, Path, io};
+
+    pub fn restrict_dir(_: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub fn restrict(_: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub fn exposed(_: &Path) -> Option<Exposed> {
+        None
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).expect("it is there").permissions().mode() & 0o7777
+    }
+
+    fn set(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is this user's");
+    }
+
+    #[test]
+    fn a_directory_and_its_files_are_taken_from_others_and_links_lead_out_of_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (store, outside) = (folder.path().join("store"), folder.path().join("outside"));
+        fs::create_dir_all(store.join("a")).expect("folders");
+        for file in ["one", "two", "a/three"] {
+            fs::write(store.join(file), "text").expect("a file");
+            set(&store.join(file), 0o664);
+        }
+        fs::write(&outside, "text").expect("a file");
+        set(&outside, 0o644);
+        symlink(&outside, store.join("link")).expect("a link");
+        set(&store.join("a"), 0o755);
+        set(&store, 0o2775);
+        assert_eq!(exposed(&store), Some(Exposed { path: store.clone(), mode: 0o2775, is_ours: true }));
+        let linked = folder.path().join("linked");
+        symlink(&store, &linked).expect("a link");
+        restrict_dir(&linked).expect("all is this user's");
+        let found = ["", "one", "two", "link", "a", "a/three"].map(|path| mode(&store.join(path)));
+        assert_eq!(found, [0o2700, 0o600, 0o600, 0o644, 0o755, 0o664]);
+        assert_eq!(exposed(&store), None);
+        restrict(&store.join("link")).expect("it is left");
+        assert_eq!(mode(&outside), 0o644);
+        restrict(&store.join("a")).expect("this user's");
+        assert_eq!((mode(&store.join("a")), mode(&store.join("a/three"))), (0o700, 0o664));
+        restrict(&folder.path().join("none")).expect("there is nothing to take away");
+        assert!(
+            restrict_dir(&folder.path().join("none")).is_err_and(|error| error.to_string().contains("none"))
+        );
+    }
+
+    #[test]
+    fn what_is_created_is_private() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path().join("a/b");
+        create_dir_all(&dir).expect("folders");
+        let file = dir.join("file");
+        open_options().write(true).create(true).truncate(true).open(&file).expect("a file");
+        assert_eq!([mode(&folder.path().join("a")), mode(&dir), mode(&file)], [0o700, 0o700, 0o600]);
+        set(&dir, 0o755);
+        create_dir_all(&dir).expect("it is there");
+        assert_eq!(mode(&dir), 0o755, "a directory that is there is left as it is");
+    }
+}

@@ -1,0 +1,124 @@
+//! Modes of what the stores of the daemon keep on disk: a process that starts with a permissive umask, and directories that an earlier
+//! version left readable.
+
+#![cfg(unix)]
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thresher::access::NewKey;
+use thresher::domain::{Chunk, Tenant};
+use thresher::kv::key::BlockKey;
+use thresher::kv::local::{LocalSettings, LocalTiers};
+use thresher::originals::{OriginalSettings, Originals};
+use thresher::process;
+use thresher::receipt::SigningKey;
+use thresher::registry::{Change, Registry, RegistrySettings};
+
+/// Names the directory for the child; without it the child's test does nothing.
+const DIR: &str = "THRESHER_TEST_PRIVATE_DIR";
+
+/// The directory itself and everything in it, with their modes.
+fn modes(path: &Path) -> Vec<(PathBuf, u32)> {
+    let metadata = path.symlink_metadata().expect("it is there");
+    let mut found = vec![(path.to_owned(), metadata.permissions().mode() & 0o777)];
+    if metadata.is_dir() {
+        let entries = std::fs::read_dir(path).expect("a directory");
+        found.extend(entries.flat_map(|entry| modes(&entry.expect("an entry").path())));
+    }
+    found
+}
+
+/// Starts every store under `dir` as `serve` does, and has each of them write.
+#[test]
+fn child() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let dir = Path::new(&dir);
+    // A report for the user, before the daemon's own files.
+    std::fs::write(dir.join("report.json"), "{}").expect("a file");
+    process::keep_files_private();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let settings = LocalSettings {
+        memory_bytes_max: 1 << 20,
+        disk_bytes_max: 1 << 24,
+        write_queue_bytes_max: 1 << 20,
+        dir: Some(dir.join("kv")),
+    };
+    let tiers = LocalTiers::open(&settings).expect("blocks");
+    let number = std::fs::read_dir(dir.join("kv/blocks")).expect("blocks").count() as u8;
+    tiers.insert(BlockKey::from_bytes([number; 32]), Bytes::from_static(b"block"));
+    runtime.block_on(tiers.close());
+    let settings = RegistrySettings { dir: dir.join("registry"), ..RegistrySettings::default() };
+    let tenant = Tenant::new("acme").expect("a name");
+    for settings in [settings.of_tenant(&tenant), settings] {
+        let registry = Registry::open(&settings).expect("a registry");
+        let id = registry.progress().registered.to_string();
+        let chunk = Chunk { id, title: None, text: "The tide.".to_owned(), metadata: None };
+        runtime.block_on(registry.write(vec![Change::Put(Arc::new(chunk))])).expect("written");
+    }
+    let originals =
+        Originals::at(&OriginalSettings { dir: dir.join("originals"), ..OriginalSettings::default() });
+    originals.of("acme").put(&[(b"key", b"text")]).expect("kept");
+    SigningKey::at(&dir.join("receipts/key.pem")).expect("a key");
+    let name = format!("key-{number}");
+    let issued = NewKey { name, ..NewKey::default() }.issue().expect("a key");
+    issued.add_to(&dir.join("keys.toml")).expect("an entry");
+}
+
+/// Runs the child under a umask that takes nothing away.
+fn start(dir: &Path) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "umask 000; exec \"$0\" \"$@\""]).arg(std::env::current_exe().expect("this binary"));
+    let output = shell.args(["--exact", "child", "--nocapture"]).env(DIR, dir).output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Everything but the report has to be the user's alone.
+fn check(name: &str, dir: &Path) {
+    let found = modes(dir);
+    for part in [
+        "kv/blocks",
+        "registry/meta.json",
+        "registry/tenants/acme/meta.json",
+        "originals/originals.redb",
+        "receipts/key.pem",
+        "keys.toml",
+    ] {
+        assert!(found.iter().any(|(path, _)| *path == dir.join(part)), "{name}: {part} is there");
+    }
+    assert_eq!(
+        found.iter().find(|(path, _)| *path == dir.join("report.json")).map(|found| found.1),
+        Some(0o666),
+        "{name}"
+    );
+    for (path, mode) in &found[1..] {
+        let expect = if path.is_dir() { 0o700 } else { 0o600 };
+        assert!(
+            *mode == expect || path.ends_with("report.json"),
+            "{name}: {} has mode {mode:o}",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn what_the_stores_keep_is_the_users_alone_whatever_the_umask_and_whatever_was_there() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    start(dir);
+    check("new", dir);
+    for (path, _) in &modes(dir)[1..] {
+        let mode = if path.is_dir() { 0o755 } else { 0o644 };
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("this user's");
+    }
+    std::fs::remove_file(dir.join("report.json")).expect("the report");
+    start(dir);
+    // The file of keys holds hashes, and its group may be meant to read it: only the rights of everybody go.
+    let keys = dir.join("keys.toml");
+    assert_eq!(keys.metadata().expect("a file").permissions().mode() & 0o777, 0o640);
+    std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o600)).expect("this user's");
+    check("left readable by an earlier version", dir);
+}
