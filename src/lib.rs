@@ -13,6 +13,7 @@ pub mod pipeline;
 pub mod handles;
 pub mod handover;
 pub mod plain;
+pub mod shape;
 pub mod process;
 pub mod registry;
 pub mod receipt;
