@@ -3,7 +3,10 @@
 
 mod attribute;
 mod chunks;
+mod fields;
+mod guard;
 mod kv;
+mod limits;
 mod messages;
 mod middleware;
 mod models;
@@ -21,6 +24,7 @@ pub use chunks::{
     RegisteredAnswer,
 };
 pub use kv::{Include, KvAnswer, KvPolicy, KvWanted};
+pub use limits::{Body, BodyLimits, ListLimit};
 pub use messages::{MessagesAnswer, MessagesBody, OriginalAnswer, RelevantAnswer};
 pub use middleware::{MiddlewareBody, MiddlewareOptions};
 pub use models::ModelsAnswer;

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::access::{Access, LOOK_AGAIN, Watched};
 use crate::admission::{Admission, Bounds};
+use crate::api::BodyLimits;
 use crate::config::{self, Config, LayersRead};
 use crate::domain::{Chunk, CompressRequest};
 use crate::http::tls::{Tls, TlsError};
@@ -345,6 +346,7 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
             deadline_default: Duration::from_millis(admission.deadline_ms_default),
             deadline_max: Duration::from_millis(admission.deadline_ms_max),
             stream_max: Duration::from_millis(admission.stream_ms_max),
+            bodies: BodyLimits::new(&config.limits, config.registry.batch_count_max),
             registry: RegistryLimits::new(&config.registry, &config.limits),
         },
         origins: OriginPolicy::public(

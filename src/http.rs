@@ -37,7 +37,7 @@ pub use self::middleware::{Middleware, UpstreamError};
 pub use self::origin::OriginPolicy;
 pub use self::serve::{Serving, serve};
 pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
-use crate::api::{ModelsAnswer, RegisterLimits, SearchLimits};
+use crate::api::{BodyLimits, ModelsAnswer, RegisterLimits, SearchLimits};
 use crate::pipeline::validate::RequestLimits;
 use crate::registry::RegistrySettings;
 
@@ -56,6 +56,8 @@ pub struct ServeLimits {
     pub deadline_max: Duration,
     /// For an answer that arrives piece by piece.
     pub stream_max: Duration,
+    /// Bounds of what request bodies hold.
+    pub bodies: BodyLimits,
     /// Bounds of registered chunks.
     pub registry: RegistryLimits,
 }
@@ -84,7 +86,6 @@ impl RegistryLimits {
     pub fn new(registry: &RegistrySettings, requests: &RequestLimits) -> Self {
         Self {
             register: RegisterLimits {
-                batch_count_max: registry.batch_count_max,
                 chunk_bytes_max: requests.chunk_bytes_max,
                 metadata_bytes_max: registry.metadata_bytes_max,
             },

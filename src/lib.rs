@@ -14,6 +14,7 @@ pub mod handles;
 pub mod handover;
 pub mod plain;
 pub mod private_files;
+pub mod shape;
 pub mod process;
 pub mod registry;
 pub mod receipt;

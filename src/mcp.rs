@@ -23,6 +23,7 @@ use thiserror::Error;
 
 pub use self::local::{Loading, Local};
 use crate::api::{AttributeAnswer, AttributeBody, CompressAnswer, CompressBody, ErrorAnswer, ErrorBody};
+use crate::plain::Quoted;
 
 const COMPRESS: &str = "compress";
 const ATTRIBUTE: &str = "attribute";
@@ -151,7 +152,8 @@ impl<A: Answers> ServerHandler for Server<A> {
                     Ok(result(answer.map(|answer| (answer.in_plain_words(), serde_json::to_value(answer)))))
                 }
                 name => {
-                    let message = format!("no tool {name:?}; there are {COMPRESS:?} and {ATTRIBUTE:?}");
+                    let name = Quoted(name);
+                    let message = format!("no tool {name}; there are {COMPRESS:?} and {ATTRIBUTE:?}");
                     Err(ErrorData::invalid_params(message, None))
                 }
             }

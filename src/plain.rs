@@ -1,5 +1,41 @@
-//! What serde says of values that do not fit, without the names of Rust's types.
-//! Knows nothing of whose values they are.
+//! Error messages about a caller's values: what serde says of values that do not fit, without the names of Rust's types, and values that
+//! are quoted, in a bounded length. Knows nothing of whose values they are.
+
+use std::fmt;
+
+/// Bytes of a caller's text that a message repeats.
+const QUOTED_BYTES_MAX: usize = 100;
+
+/// A caller's text inside a message. Of a long one only the beginning is shown, and how many bytes it has.
+#[derive(Debug, Clone, Copy)]
+pub struct Shortened<'a>(pub &'a str);
+
+/// The same in quotation marks, with escapes.
+#[derive(Debug, Clone, Copy)]
+pub struct Quoted<'a>(pub &'a str);
+
+impl fmt::Display for Shortened<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match beginning(self.0) {
+            None => f.write_str(self.0),
+            Some(beginning) => write!(f, "{beginning}... ({} bytes)", self.0.len()),
+        }
+    }
+}
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match beginning(self.0) {
+            None => write!(f, "{:?}", self.0),
+            Some(beginning) => write!(f, "{beginning:?}... ({} bytes)", self.0.len()),
+        }
+    }
+}
+
+/// The beginning of a text that is too long to be repeated; none of a short one.
+fn beginning(text: &str) -> Option<&str> {
+    (text.len() > QUOTED_BYTES_MAX).then(|| &text[..text.floor_char_boundary(QUOTED_BYTES_MAX)])
+}
 
 /// The message in words that a caller of any language knows.
 pub fn message(said: &str) -> String {
@@ -35,6 +71,17 @@ pub fn message(said: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_texts_are_shortened() {
+        assert_eq!(Quoted("a\"b").to_string(), r#""a\"b""#);
+        assert_eq!(Shortened("a\"b").to_string(), "a\"b");
+        // 99 bytes and two of the next character: the cut is in front of that.
+        let long = format!("{}é{}", "x".repeat(99), "y".repeat(1_000_000));
+        let shown = "x".repeat(99);
+        assert_eq!(Quoted(&long).to_string(), format!("\"{shown}\"... (1000101 bytes)"));
+        assert_eq!(Shortened(&long).to_string(), format!("{shown}... (1000101 bytes)"));
+    }
 
     #[test]
     fn types_of_rust_are_not_named() {

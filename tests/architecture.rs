@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 /// Each module, in the order of the code map, and the modules it may name. `a::b` allows `b` of `a` only.
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("domain", &[]),
+    ("plain", &[]),
+    ("shape", &[]),
     ("text", &["domain"]),
     ("rc", &["domain"]),
     ("model", &["domain"]),
@@ -13,20 +15,19 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("private_files", &[]),
     ("shared", &[]),
     ("kv", &["domain", "shared", "private_files"]),
-    ("pipeline", &["domain", "text", "rc", "model", "kv"]),
-    ("registry", &["domain", "shared", "private_files"]),
+    ("pipeline", &["domain", "text", "rc", "model", "kv", "plain"]),
+    ("registry", &["domain", "shared", "private_files", "plain", "shape"]),
     ("handles", &["domain"]),
     ("handover", &["domain", "model", "pipeline", "handles"]),
-    ("plain", &[]),
     ("receipt", &["domain", "model", "pipeline", "private_files"]),
-    ("api", &["domain", "text", "model", "kv::store", "pipeline", "registry", "plain", "receipt"]),
+    ("api", &["domain", "text", "model", "kv::store", "pipeline", "registry", "plain", "shape", "receipt"]),
     ("originals", &["private_files"]),
-    ("proxy", &["domain", "text", "pipeline", "api"]),
+    ("proxy", &["domain", "text", "pipeline", "api", "shape"]),
     ("eval", &["domain", "text", "rc", "model", "kv", "pipeline", "registry"]),
     ("admission", &[]),
     ("access", &["domain", "plain"]),
     ("tenants", &["domain", "shared", "pipeline", "registry", "handles", "handover", "admission"]),
-    ("mcp", &["domain", "pipeline", "receipt", "api", "admission"]),
+    ("mcp", &["domain", "pipeline", "plain", "receipt", "api", "admission"]),
     (
         "config",
         &[
@@ -65,6 +66,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "access",
             "tenants",
             "mcp",
+            "plain",
         ],
     ),
     ("telemetry", &["config"]),
@@ -73,6 +75,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     (
         "app",
         &[
+            "api::BodyLimits",
             "domain",
             "model",
             "shared",

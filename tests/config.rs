@@ -121,6 +121,7 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[limits]\nquery_tokens_max = 0", "limits.query_tokens_max is 0");
     check("[limits]\ninput_tokens_max = 0", "limits.input_tokens_max is 0");
     check("[limits]\nlogit_count_max = 0", "limits.logit_count_max is 0");
+    check("[limits]\njson_value_count_max = 0", "limits.json_value_count_max is 0");
     check("[limits]\nregistered_chunk_count_max = 0", "limits.registered_chunk_count_max is 0");
     check("[limits]\nregistered_bytes_max = 0", "limits.registered_bytes_max is 0");
     check("[registry]\nchunk_count_max = 0", "registry.chunk_count_max is 0");

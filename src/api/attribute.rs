@@ -17,10 +17,13 @@ use serde_json::{Value, json};
 
 pub use self::arriving::{Arrival, arrival};
 use self::dialect::Dialect;
+use self::json_answer::NoValues;
 pub use self::json_answer::parts as values;
 pub use self::native::{AttributeAnswer, Names, PartAnswer, Words};
+use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{ChunkBody, RequestError, choice, chunks_of, one_of, or_default};
 use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts, SOURCES_DEFAULT};
+use crate::pipeline::validate::InvalidRequest;
 use crate::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
 
 /// Body of `POST /v1/attribute`.
@@ -136,6 +139,12 @@ pub struct AttributeOptions {
     fallback: Option<String>,
 }
 
+impl Body for AttributeBody {
+    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
+        vec![limits.chunks("chunks"), limits.chunk_ids(), limits.spans()]
+    }
+}
+
 impl AttributeBody {
     /// Milliseconds that the caller waits.
     pub fn deadline_ms(&self) -> Option<u64> {
@@ -170,14 +179,22 @@ impl AttributeBody {
     /// The answer and how to speak of it. `named` are the chunks of [`Self::named`], where there is a daemon that knows them.
     ///
     /// # Errors
-    /// When the request names none or several kinds of chunks, or spans that are none of the answer's.
+    /// When the request names none or several kinds of chunks, or spans that are none of the answer's; when the answer is too long, or
+    /// has too many values.
     pub fn into_domain(
         mut self,
         named: Option<Vec<Arc<Chunk>>>,
+        limits: &BodyLimits,
     ) -> Result<(AttributeRequest, AttributeOptions), RequestError> {
         let Some(answer) = self.answer.take() else {
             return Err(RequestError::new("missing_field", "missing field `answer`", "answer"));
         };
+        // The answer's parts are found before the pipeline checks the request as a whole.
+        let (found, max) = (answer.len(), limits.answer_bytes_max);
+        if found > max {
+            let wrong = InvalidRequest::AnswerTooLong { found, max };
+            return Err(RequestError::new(wrong.code(), wrong.to_string(), wrong.param()));
+        }
         let asked = (self.granularity.map(|granularity| granularity.0), self.spans.take());
         if self.format == Dialect::Json && (asked.0.is_some() || asked.1.is_some()) {
             let message = "with format \"json\" the values of the answer are its parts: leave granularity and spans out";
@@ -185,7 +202,13 @@ impl AttributeBody {
         }
         let parts = parts(&answer, asked, self.offsets)?;
         let (parts, fallback) = match self.format {
-            Dialect::Json => json_answer::parts(&answer).map_or_else(|why| (parts, Some(why)), |v| (v, None)),
+            Dialect::Json => match json_answer::parts(&answer, limits) {
+                Ok(values) => (values, None),
+                Err(NoValues::Unusable(why)) => (parts, Some(why)),
+                Err(too_many @ NoValues::TooMany { .. }) => {
+                    return Err(RequestError::new("span_too_many", too_many.to_string(), "answer"));
+                }
+            },
             _ => (parts, None),
         };
         self.with(answer, (parts, fallback), named)
@@ -198,6 +221,7 @@ impl AttributeBody {
     pub fn into_stream(
         self,
         named: Option<Vec<Arc<Chunk>>>,
+        _: &BodyLimits,
     ) -> Result<(AttributeRequest, AttributeOptions), RequestError> {
         let misplaced = match () {
             () if self.answer.is_some() => Some(("answer", "the answer comes in the events that follow")),

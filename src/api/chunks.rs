@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::fields;
+use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{ChunkBody, RequestError, read};
 use super::response::ErrorBody;
 use crate::domain::Chunk;
+use crate::plain::Quoted;
 use crate::registry::{Outcome, Progress, content_id};
+use crate::shape::{self, ShapeError, ShapeLimits};
 
 /// Bytes of an id; a term of the index, and part of a URL.
 pub const ID_BYTES_MAX: usize = 512;
@@ -46,8 +49,6 @@ pub struct DeleteBody {
 /// Bounds of what may be registered.
 #[derive(Debug, Clone, Copy)]
 pub struct RegisterLimits {
-    /// Chunks in one batch.
-    pub batch_count_max: usize,
     /// Bytes of a text, and of a title.
     pub chunk_bytes_max: usize,
     /// Bytes of metadata as JSON.
@@ -150,13 +151,25 @@ pub struct ProgressAnswer {
     failed: usize,
 }
 
+impl Body for RegisterBody {
+    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
+        vec![limits.batch("chunks")]
+    }
+}
+
+impl Body for DeleteBody {
+    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
+        vec![limits.batch("ids")]
+    }
+}
+
 impl RegisterBody {
     /// Reads every chunk.
     ///
     /// # Errors
-    /// When there is none, or more than `limits` allows. What is wrong with a single chunk is said in the batch.
+    /// When there is none. What is wrong with a single chunk is said in the batch.
     pub fn into_batch(self, limits: &RegisterLimits) -> Result<Batch, RequestError> {
-        within(self.chunks.len(), limits.batch_count_max, "chunks")?;
+        some(self.chunks.len(), "chunks")?;
         let mut first_at = HashMap::new();
         let mut entries = Vec::with_capacity(self.chunks.len());
         for (index, raw) in self.chunks.iter().enumerate() {
@@ -166,8 +179,8 @@ impl RegisterBody {
                     Ok(Arc::new(chunk))
                 }
                 std::collections::hash_map::Entry::Occupied(first) => {
-                    let message =
-                        format!("chunk id {:?} is used by chunks[{}] already", chunk.id, first.get());
+                    let (id, first) = (Quoted(&chunk.id), first.get());
+                    let message = format!("chunk id {id} is used by chunks[{first}] already");
                     Err(RequestError::new("chunk_id_duplicate", message, "id"))
                 }
             });
@@ -181,28 +194,23 @@ impl DeleteBody {
     /// The ids.
     ///
     /// # Errors
-    /// When there is none, or more than `count_max`.
-    pub fn into_ids(self, count_max: usize) -> Result<Vec<String>, RequestError> {
-        within(self.ids.len(), count_max, "ids")?;
+    /// When there is none.
+    pub fn into_ids(self) -> Result<Vec<String>, RequestError> {
+        some(self.ids.len(), "ids")?;
         Ok(self.ids)
     }
 }
 
-fn within(found: usize, max: usize, param: &str) -> Result<(), RequestError> {
+fn some(found: usize, param: &str) -> Result<(), RequestError> {
     match found {
         0 => Err(RequestError::new("chunks_empty", format!("{param} is empty: send at least one"), param)),
-        _ if found > max => {
-            let message =
-                format!("{param} has {found} entries, the limit is {max} (registry.batch_count_max)");
-            Err(RequestError::new("chunk_too_many", message, param))
-        }
         _ => Ok(()),
     }
 }
 
 fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, RequestError> {
-    let ChunkBody(fields) = read(json.as_bytes())?;
-    let metadata = fields.metadata.map(|metadata| metadata.get().to_owned());
+    let ChunkBody(fields) = read(json.as_bytes(), &[])?;
+    let metadata = fields.metadata.map(|metadata| Box::<str>::from(metadata).into_string());
     if let Some(id) = &fields.id {
         check_id(id)?;
     }
@@ -249,40 +257,30 @@ fn check_metadata(json: &str, bytes_max: usize) -> Result<(), RequestError> {
         );
         return wrong("metadata_too_long", message);
     }
-    let too_deep =
-        || wrong("metadata_too_deep", format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"));
-    match serde_json::from_str::<Value>(json) {
-        // The parser goes no deeper than 128.
-        Err(error) if error.to_string().contains("recursion limit") => too_deep(),
-        Err(error) => wrong("metadata_unreadable", format!("the metadata cannot be searched: {error}")),
-        Ok(value) if !value.is_object() => {
-            wrong("metadata_not_object", "the metadata is not an object: filters name its fields".to_owned())
-        }
-        Ok(value) if depth(&value) > METADATA_DEPTH_MAX => too_deep(),
-        Ok(_) => Ok(()),
+    if !json.starts_with('{') {
+        let message = "the metadata is not an object: filters name its fields";
+        return wrong("metadata_not_object", message.to_owned());
     }
-}
-
-/// The parser has bounded it already.
-fn depth(value: &Value) -> usize {
-    match value {
-        Value::Array(values) => 1 + values.iter().map(depth).max().unwrap_or(0),
-        Value::Object(object) => 1 + object.values().map(depth).max().unwrap_or(0),
-        _ => 0,
+    let limits =
+        ShapeLimits { value_count_max: usize::MAX, depth_max: METADATA_DEPTH_MAX, duplicate_keys: true };
+    match shape::check(json.as_bytes(), limits) {
+        Ok(()) => Ok(()),
+        Err(ShapeError::TooDeep) => {
+            wrong("metadata_too_deep", format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"))
+        }
+        Err(error) => wrong("metadata_unreadable", format!("the metadata cannot be searched: {error}")),
     }
 }
 
 impl Rejected {
     fn new(index: usize, json: &str, error: RequestError) -> Self {
-        #[derive(Deserialize)]
-        struct Named {
-            id: String,
-        }
         let param = match error.param {
             Some(param) => format!("chunks[{index}].{param}"),
             None => format!("chunks[{index}]"),
         };
-        let id = serde_json::from_str::<Named>(json).ok().map(|named| named.id);
+        let id = fields::pick_named(json, ["id"])
+            .ok()
+            .and_then(|[id]| Some(fields::text(id?)?.ok()?.into_owned()));
         // Lines and columns are those of the chunk alone, which the caller never saw so.
         let message = error.message.split(" at line ").next().unwrap_or_default().to_owned();
         Self { id, error: ErrorBody { code: error.code, message, param: Some(param) } }

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{BudgetBody, ChunkBody, Object, RequestError, choice, chunks_of, or_default};
 use crate::domain::{Budget, Chunk, Granularity};
 use crate::pipeline::validate;
+use crate::plain::Quoted;
 
 /// The field `thresher`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
@@ -53,6 +55,12 @@ pub struct MiddlewareOptions {
     pub granularity: Granularity,
 }
 
+impl Body for MiddlewareBody {
+    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
+        vec![limits.chunks("chunks")]
+    }
+}
+
 impl MiddlewareBody {
     /// What it asks for.
     ///
@@ -68,7 +76,7 @@ impl MiddlewareBody {
         let mut first_at = HashMap::new();
         for (at, chunk) in chunks.iter().enumerate() {
             if let Some(first) = first_at.insert(&chunk.id, at) {
-                let message = format!("chunk id {:?} is used by chunks[{first}] already", chunk.id);
+                let message = format!("chunk id {} is used by chunks[{first}] already", Quoted(&chunk.id));
                 return Err(RequestError::new("chunk_id_duplicate", message, format!("chunks[{at}].id")));
             }
         }

@@ -12,9 +12,11 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
+use super::guard::{Exceeded, Guarded};
 use super::kv::{Include, KvBody, KvWanted};
+use super::limits::{Body, BodyLimits, ListLimit};
 use crate::domain::{Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName};
-use crate::plain;
+use crate::plain::{self, Shortened};
 use crate::text::offsets::OffsetUnit;
 
 /// Body of `POST /v1/compress`.
@@ -70,8 +72,8 @@ pub struct CompressBody {
     on_error: OnError,
     /// What the answer is to have beside the context.
     #[serde(default, deserialize_with = "or_default")]
-    #[schemars(with = "Option<Vec<Include>>")]
-    include: Vec<Include>,
+    #[schemars(with = "Option<Vec<Include>>", length(max = 16))]
+    include: Vec<Word<Include>>,
     /// Which keys and values are handed over; they are included where this is given.
     #[serde(default)]
     kv: Option<Object<KvBody>>,
@@ -139,18 +141,24 @@ pub struct RequestError {
     pub param: Option<String>,
 }
 
-/// Parses any of this module's bodies.
+/// Parses any of this module's bodies. Its lists are counted while they are read: one that is longer than `limits` allow costs no more
+/// memory than one that is as long.
 ///
 /// # Errors
-/// [`RequestError`] with the path of the first value that does not fit.
-pub fn parse<T: de::DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
-    read(body).map(|Object(value)| value)
+/// [`RequestError`] with the path of the first value that does not fit, or with the list that is too long.
+pub fn parse<T: Body>(body: &[u8], limits: &BodyLimits) -> Result<T, RequestError> {
+    read(body, &T::lists(limits)).map(|Object(value)| value)
 }
 
-/// Parses any JSON that is nothing but a `T`.
-pub(super) fn read<T: de::DeserializeOwned>(body: &[u8]) -> Result<T, RequestError> {
+/// Parses any JSON that is nothing but a `T`, in which the fields that `lists` name are bounded lists.
+pub(super) fn read<T: de::DeserializeOwned>(body: &[u8], lists: &[ListLimit]) -> Result<T, RequestError> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let exceeded = Exceeded::default();
+    let guarded = Guarded::body(&mut json, lists, &exceeded);
+    let value = serde_path_to_error::deserialize(guarded).map_err(|error| {
+        if let Some(error) = exceeded.error() {
+            return error;
+        }
         let path = error.path().to_string();
         let inner = error.into_inner();
         let (code, message) = (code_of(&inner), plain::message(&inner.to_string()));
@@ -187,9 +195,19 @@ pub(super) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Defaul
 pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     from: D,
 ) -> Result<T, D::Error> {
-    match Option::<String>::deserialize(from)? {
-        Some(word) => T::deserialize(word.into_deserializer()),
-        None => Ok(T::default()),
+    Option::<Word<T>>::deserialize(from).map(|word| word.map(|Word(word)| word).unwrap_or_default())
+}
+
+/// One of several words, where there has to be one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Word<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Word<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(from)?;
+        // The error about an unknown word repeats it. A word that is shortened is not a known one.
+        let word = Shortened(&word).to_string();
+        T::deserialize(word.into_deserializer()).map(Self)
     }
 }
 
@@ -215,10 +233,11 @@ impl RequestError {
     pub fn query(message: &str) -> Self {
         Self { code: "query_string_invalid", message: message.to_owned(), param: None }
     }
+}
 
-    /// A filter in a query string that is not JSON.
-    pub fn filter_is_no_json(cause: &serde_json::Error) -> Self {
-        Self::new("filter_invalid", format!("the filter is not JSON: {cause}"), "filter")
+impl Body for CompressBody {
+    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
+        vec![limits.chunks("chunks"), limits.chunk_ids(), limits.keep(), limits.include()]
     }
 }
 
@@ -266,7 +285,9 @@ impl CompressBody {
         };
         let kv = match self.kv {
             Some(Object(kv)) => Some(kv.into_domain()?),
-            None => self.include.contains(&Include::Kv).then_some(KvWanted::Chunks),
+            None => {
+                self.include.iter().any(|Word(wanted)| *wanted == Include::Kv).then_some(KvWanted::Chunks)
+            }
         };
         let options = ServeOptions {
             offsets: self.offsets,
@@ -288,7 +309,7 @@ pub(super) fn chunks_of(
         id: fields.id.unwrap_or_else(|| index.to_string()),
         title: fields.title,
         text: fields.text,
-        metadata: fields.metadata.map(|metadata| metadata.get().to_owned()),
+        metadata: fields.metadata.map(|metadata| Box::<str>::from(metadata).into_string()),
     };
     match (chunks, by_id, registered) {
         (Some(chunks), false, _) => Ok(chunks.into_iter().enumerate().map(chunk).map(Arc::new).collect()),

@@ -2,15 +2,24 @@
 //! Inference. Their clients send fields that say nothing here (a model's name, where to truncate): these are let pass, and nothing is
 //! truncated.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use schemars::{JsonSchema, Schema};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use super::fields;
+use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{RequestError, one_of, or_default};
 use crate::domain::{Chunk, Granularity};
 use crate::pipeline::Ranked;
+use crate::plain::{self, Quoted};
 use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// The RC at which a relevance is one half.
@@ -18,6 +27,9 @@ const RC_AT_HALF: f32 = 0.1;
 
 /// Spans below this are not told, unless a request says otherwise: Cohere's default.
 const SPAN_THRESHOLD: f64 = 0.1;
+
+/// Names in `rank_fields` that an error message repeats.
+const FIELDS_QUOTED_MAX: usize = 3;
 
 /// RC as a number from 0 to 1 that ranks the same: `rc / (rc + 0.1)`.
 fn relevance(rc: f32) -> f64 {
@@ -33,7 +45,7 @@ pub struct RerankBody {
     /// Texts, or objects with a field `text`.
     #[serde(default)]
     #[schemars(with = "Option<Vec<DocumentBody>>", length(min = 1))]
-    documents: Option<Vec<Value>>,
+    documents: Option<Vec<Box<RawValue>>>,
     /// The same as Text Embeddings Inference has it: the answer is then in its words.
     #[serde(default)]
     #[schemars(length(min = 1))]
@@ -41,8 +53,9 @@ pub struct RerankBody {
     /// Results; 0 or none: all.
     #[serde(default)]
     top_n: Option<usize>,
-    /// Fields of documents that are objects, which are read instead of `text`.
+    /// Fields of documents that are objects, which are read instead of `text`; each once.
     #[serde(default)]
+    #[schemars(length(max = 64), extend("uniqueItems" = true))]
     rank_fields: Option<Vec<String>>,
     /// Whether each result tells its document; `/v1/rerank` does unless it is false, `/v2/rerank` if it is true.
     #[serde(default)]
@@ -115,11 +128,22 @@ pub struct RerankRequest {
     pub chunks: Vec<Arc<Chunk>>,
     /// In whose words the answer is.
     pub dialect: RerankDialect,
-    /// How the documents came, where they are told again.
-    documents: Option<Vec<Value>>,
+    /// What an answer tells of each document.
+    told: Told,
     top_n: usize,
     spans: Option<SpansAsked>,
     raw_scores: bool,
+}
+
+/// What an answer tells of each document.
+#[derive(Debug, Clone)]
+enum Told {
+    /// Nothing but its place and score.
+    Nothing,
+    /// The text that was ranked.
+    Texts,
+    /// The document as it came.
+    Documents(Vec<Box<RawValue>>),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -128,16 +152,26 @@ struct SpansAsked {
     max: usize,
 }
 
+impl Body for RerankBody {
+    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
+        vec![limits.chunks("documents"), limits.chunks("texts"), limits.rank_fields()]
+    }
+}
+
 impl RerankBody {
     /// What to rank, for the path that was asked.
     ///
     /// # Errors
-    /// When there are no documents, or one that has no text.
-    pub fn into_domain(self, asked: RerankDialect) -> Result<RerankRequest, RequestError> {
-        let (dialect, field, documents, given) = match (self.documents, self.texts) {
+    /// When there are no documents, or one that has no text or too much of it; when a rank field is named twice.
+    pub fn into_domain(
+        self,
+        asked: RerankDialect,
+        limits: &BodyLimits,
+    ) -> Result<RerankRequest, RequestError> {
+        let (dialect, field, texts, documents) = match (self.documents, self.texts) {
             (Some(documents), None) => {
-                let fields = self.rank_fields.as_deref();
-                let texts = documents.iter().enumerate().map(|(at, document)| text_of(at, document, fields));
+                let reader = DocumentReader::new(self.rank_fields.as_deref(), limits.chunk_bytes_max)?;
+                let texts = documents.iter().enumerate().map(|(at, document)| reader.text(at, document));
                 (asked, "documents", texts.collect::<Result<Vec<String>, _>>()?, documents)
             }
             (None, Some(texts)) => (RerankDialect::Tei, "texts", texts, Vec::new()),
@@ -149,7 +183,7 @@ impl RerankBody {
                 return Err(RequestError::new("missing_field", "missing field `documents`", "documents"));
             }
         };
-        if documents.is_empty() {
+        if texts.is_empty() {
             return Err(RequestError::new(
                 "chunks_empty",
                 format!("{field} is empty: send at least one"),
@@ -157,14 +191,11 @@ impl RerankBody {
             ));
         }
         let told = match dialect {
-            RerankDialect::V1 => self.return_documents.unwrap_or(true),
-            RerankDialect::V2 => self.return_documents.unwrap_or(false),
-            RerankDialect::Tei => self.return_text,
+            RerankDialect::Tei if self.return_text => Told::Texts,
+            RerankDialect::V1 if self.return_documents.unwrap_or(true) => Told::Documents(documents),
+            RerankDialect::V2 if self.return_documents.unwrap_or(false) => Told::Documents(documents),
+            RerankDialect::Tei | RerankDialect::V1 | RerankDialect::V2 => Told::Nothing,
         };
-        let told = told.then(|| match dialect {
-            RerankDialect::Tei => documents.iter().map(|text| json!(text)).collect(),
-            _ => given.iter().map(as_object).collect(),
-        });
         let spans = match self.relevant_spans {
             Some(spans) if spans.mode == "enabled" => Some(SpansAsked {
                 threshold: spans.threshold.unwrap_or(SPAN_THRESHOLD),
@@ -174,9 +205,9 @@ impl RerankBody {
         };
         Ok(RerankRequest {
             query: self.query,
-            chunks: chunks(documents),
+            chunks: chunks(texts),
             dialect,
-            documents: told,
+            told,
             // vLLM says 0 for all.
             top_n: self.top_n.filter(|&n| n > 0).unwrap_or(usize::MAX),
             spans,
@@ -193,39 +224,91 @@ fn chunks(texts: Vec<String>) -> Vec<Arc<Chunk>> {
     texts.into_iter().enumerate().map(chunk).collect()
 }
 
-/// What is read of a document: its text, or the fields that are asked for, one a line.
-fn text_of(at: usize, document: &Value, fields: Option<&[String]>) -> Result<String, RequestError> {
-    let object = match document {
-        Value::String(text) => return Ok(text.clone()),
-        Value::Object(object) => object,
-        _ => {
+/// Reads the text that is ranked out of documents, without building the rest of them.
+struct DocumentReader<'a> {
+    /// The names in `rank_fields`; none where the field `text` is read.
+    fields: Option<&'a [String]>,
+    /// Where each of them stands in `fields`.
+    places: HashMap<&'a str, usize>,
+    bytes_max: usize,
+}
+
+impl<'a> DocumentReader<'a> {
+    fn new(fields: Option<&'a [String]>, bytes_max: usize) -> Result<Self, RequestError> {
+        let mut places = HashMap::new();
+        for (second, field) in fields.unwrap_or_default().iter().enumerate() {
+            if let Some(first) = places.insert(&**field, second) {
+                let message = format!(
+                    "rank_fields[{first}] and rank_fields[{second}] both name {}: name each field once",
+                    Quoted(field)
+                );
+                let param = format!("rank_fields[{second}]");
+                return Err(RequestError::new("rank_field_duplicate", message, param));
+            }
+        }
+        if fields.is_none() {
+            places.insert("text", 0);
+        }
+        Ok(Self { fields, places, bytes_max })
+    }
+
+    /// The text of a document that is a string; of one that is an object the fields that are asked for, one a line.
+    fn text(&self, at: usize, document: &RawValue) -> Result<String, RequestError> {
+        let place = || format!("documents[{at}]");
+        let unreadable = |error: serde_json::Error| {
+            // Lines and columns would be those of a part of the document.
+            let said = plain::message(&error.to_string());
+            let said = said.split(" at line ").next().unwrap_or_default().trim_end_matches(',');
+            let message = format!("{}: {said}", place());
+            RequestError::new("invalid_json", message, place())
+        };
+        // Fields are distinct and borrowed where they have no escapes: together they are no longer than the document.
+        let texts: Vec<Cow<str>> = if document.get().starts_with('{') {
+            let found = fields::pick(document.get(), self.places.len(), |key| self.places.get(key).copied());
+            let found = found.map_err(unreadable)?.into_iter().flatten();
+            found.filter_map(|value| self.said(value)).collect::<Result<_, _>>().map_err(unreadable)?
+        } else if let Some(text) = fields::text(document) {
+            vec![text.map_err(unreadable)?]
+        } else {
             let message = "a document is a text, or an object with a field `text`";
-            return Err(RequestError::new("wrong_type", message, format!("documents[{at}]")));
+            return Err(RequestError::new("wrong_type", message, place()));
+        };
+        if texts.is_empty() {
+            let message = format!("{} has no field {} to rank by", place(), self.wanted());
+            return Err(RequestError::new("missing_field", message, place()));
         }
-    };
-    let said = |value: &Value| match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    let found: Vec<String> = match fields {
-        Some(fields) => fields.iter().filter_map(|field| object.get(field)).map(said).collect(),
-        None => object.get("text").filter(|text| text.is_string()).map(said).into_iter().collect(),
-    };
-    match found.is_empty() {
-        true => {
-            let wanted = fields.map_or_else(|| "`text`".to_owned(), |fields| format!("any of {fields:?}"));
-            let message = format!("documents[{at}] has no field {wanted} to rank by");
-            Err(RequestError::new("missing_field", message, format!("documents[{at}]")))
+        let bytes = texts.iter().map(|text| text.len()).sum::<usize>() + texts.len() - 1;
+        let max = self.bytes_max;
+        if bytes > max {
+            let what = if self.fields.is_some() { "in its rank_fields together" } else { "of text" };
+            let message =
+                format!("{} has {bytes} bytes {what}; the limit is {max} (limits.chunk_bytes_max)", place());
+            return Err(RequestError::new("chunk_too_long", message, place()));
         }
-        false => Ok(found.join("\n")),
+        Ok(texts.join("\n"))
+    }
+
+    /// What a field says. One that is asked for by its name is ranked as it is written, whatever it is; `text` has to be a string.
+    fn said<'b>(&self, value: &'b RawValue) -> Option<serde_json::Result<Cow<'b, str>>> {
+        fields::text(value).or_else(|| self.fields.map(|_| Ok(Cow::Borrowed(value.get()))))
+    }
+
+    /// The fields that one of is missing, for a message.
+    fn wanted(&self) -> String {
+        let Some(fields) = self.fields else { return "`text`".to_owned() };
+        let first: Vec<String> =
+            fields.iter().take(FIELDS_QUOTED_MAX).map(|field| Quoted(field).to_string()).collect();
+        let more = fields.len().saturating_sub(FIELDS_QUOTED_MAX);
+        let and = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("that rank_fields names ({}{and})", first.join(", "))
     }
 }
 
 /// A document as it came, a bare text as its `text`.
-fn as_object(document: &Value) -> Value {
-    match document {
-        Value::Object(_) => document.clone(),
-        text => json!({"text": text}),
+fn as_object(document: &RawValue) -> Box<RawValue> {
+    match document.get().starts_with('"') {
+        true => RawValue::from_string(format!("{{\"text\":{}}}", document.get())).expect("a string is JSON"),
+        false => document.to_owned(),
     }
 }
 
@@ -241,14 +324,21 @@ impl RerankRequest {
         order.sort_by(|&a, &b| ranked.chunks[b].total_cmp(&ranked.chunks[a]));
         order.truncate(self.top_n);
         let score = |rc: f32| if self.raw_scores { f64::from(rc) } else { relevance(rc) };
-        let told = |index: usize| self.documents.as_ref().map(|documents| documents[index].clone());
+        let document = |index: usize| match &self.told {
+            Told::Documents(documents) => Some(as_object(&documents[index])),
+            Told::Texts | Told::Nothing => None,
+        };
+        let text = |index: usize| match &self.told {
+            Told::Texts => Some(self.chunks[index].text.clone()),
+            Told::Documents(_) | Told::Nothing => None,
+        };
         let spans = |index: usize| self.spans.map(|asked| self.spans_of(index, ranked, asked));
         let version = match self.dialect {
             RerankDialect::Tei => {
                 let result = |index: usize| TeiResult {
                     index,
                     score: score(ranked.chunks[index]),
-                    text: told(index),
+                    text: text(index),
                     relevant_spans: spans(index),
                 };
                 return RerankAnswer::Tei(order.into_iter().map(result).collect());
@@ -259,7 +349,7 @@ impl RerankRequest {
         let result = |index: usize| RerankResult {
             index,
             relevance_score: score(ranked.chunks[index]),
-            document: told(index),
+            document: document(index),
             relevant_spans: spans(index),
         };
         RerankAnswer::Usual(Reranked {
@@ -327,7 +417,7 @@ struct RerankResult {
     /// As it came; a bare text as its `text`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Map<String, Value>>")]
-    document: Option<Value>,
+    document: Option<Box<RawValue>>,
     /// Its sentences, best first.
     #[serde(skip_serializing_if = "Option::is_none")]
     relevant_spans: Option<Vec<SpanAnswer>>,
@@ -342,8 +432,7 @@ pub struct TeiResult {
     score: f64,
     /// As it came.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
-    text: Option<Value>,
+    text: Option<String>,
     /// Its sentences, best first.
     #[serde(skip_serializing_if = "Option::is_none")]
     relevant_spans: Option<Vec<SpanAnswer>>,
@@ -398,17 +487,46 @@ pub struct ScoreBody {
     text_2: OneOrMany,
 }
 
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(rename = "Texts")]
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(rename = "Texts", untagged)]
 /// A text, or several.
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
 }
 
+impl<'de> Deserialize<'de> for OneOrMany {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        json.deserialize_any(OneOrManyVisitor)
+    }
+}
+
+struct OneOrManyVisitor;
+
+impl<'de> Visitor<'de> for OneOrManyVisitor {
+    type Value = OneOrMany;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a text or a list of texts")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<OneOrMany, E> {
+        Ok(OneOrMany::One(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, texts: A) -> Result<OneOrMany, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(texts)).map(OneOrMany::Many)
+    }
+}
+
 /// A question and the texts that are scored for it: they are each other's rivals.
 pub type Scored = (String, Vec<Arc<Chunk>>);
+
+impl Body for ScoreBody {
+    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
+        vec![limits.chunks("text_1"), limits.chunks("text_2")]
+    }
+}
 
 impl ScoreBody {
     /// What to score: one question with all texts, or each text with its own.

@@ -4,9 +4,11 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::chunks::RegisteredAnswer;
+use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{RequestError, choice};
 use super::response::TimingMs;
 use crate::registry::Hit;
@@ -32,7 +34,7 @@ pub struct SearchBody {
     /// Which chunks are searched, by their metadata.
     #[serde(default)]
     #[schemars(with = "Option<FilterBody>")]
-    filter: Option<Value>,
+    filter: Option<Box<RawValue>>,
     /// What the results are ordered by.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<Rank>")]
@@ -131,6 +133,13 @@ struct ResultAnswer {
     chunk: RegisteredAnswer,
 }
 
+impl Body for SearchBody {
+    /// It has none: a filter bounds itself.
+    fn lists(_: &BodyLimits) -> Vec<ListLimit> {
+        Vec::new()
+    }
+}
+
 impl SearchBody {
     /// The search.
     ///
@@ -155,8 +164,7 @@ impl SearchBody {
             let message = format!("candidates is {candidates}, fewer than the {limit} results of limit");
             return Err(RequestError::new("count_out_of_range", message, "candidates"));
         }
-        let filter = self.filter.filter(|filter| !filter.is_null());
-        let filter = filter.map(|filter| Filter::parse(&filter, "filter")).transpose()?;
+        let filter = self.filter.map(|filter| Filter::from_json(filter.get(), "filter")).transpose()?;
         let Self { query, rank, deadline_ms, .. } = self;
         let candidates = if rank == Rank::Bm25 { limit } else { candidates };
         Ok(SearchRequest { query, limit, candidates, filter, rank, deadline_ms })

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::api::{self, AttributeAnswer, AttributeBody, Names};
+use crate::api::{self, AttributeAnswer, AttributeBody, BodyLimits, Names};
 use crate::app;
 use crate::config::Config;
 use crate::pipeline::cancel::Cancel;
@@ -19,8 +19,9 @@ pub struct Args {
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let body = super::read(args.request.as_deref())?;
-    let parsed =
-        api::parse::<AttributeBody>(&body).and_then(|body| Ok((body.deadline_ms(), body.into_domain(None)?)));
+    let limits = BodyLimits::new(&config.limits, config.registry.batch_count_max);
+    let parsed = api::parse::<AttributeBody>(&body, &limits)
+        .and_then(|body| Ok((body.deadline_ms(), body.into_domain(None, &limits)?)));
     let (deadline_ms, (request, options)) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => return super::refuse(super::request_error(error), true),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::api::{self, CompressAnswer, CompressBody};
+use crate::api::{self, BodyLimits, CompressAnswer, CompressBody};
 use crate::app;
 use crate::config::Config;
 use crate::domain::OnError;
@@ -23,7 +23,8 @@ pub struct Args {
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let body = super::read(args.request.as_deref())?;
-    let parsed = api::parse::<CompressBody>(&body).and_then(CompressBody::into_domain_alone);
+    let limits = BodyLimits::new(&config.limits, config.registry.batch_count_max);
+    let parsed = api::parse::<CompressBody>(&body, &limits).and_then(CompressBody::into_domain_alone);
     let (request, options) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => return super::refuse(super::request_error(error), !args.context),

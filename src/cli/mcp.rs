@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::admission::{Admission, Bounds};
-use crate::api::ErrorBody;
+use crate::api::{BodyLimits, ErrorBody};
 use crate::config::Config;
 use crate::mcp::{self, Local};
 use crate::receipt::SigningKey;
@@ -42,8 +42,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             param: None,
         })
     };
+    let limits = BodyLimits::new(&config.limits, config.registry.batch_count_max);
     let wait = Duration::from_millis(config.admission.deadline_ms_default);
-    let serving = mcp::serve_stdio(Local::new(loading, admission, wait, sign));
+    let serving = mcp::serve_stdio(Local::new(loading, admission, (wait, limits), sign));
     let load = async {
         let handle = tokio::runtime::Handle::current();
         let pipeline =

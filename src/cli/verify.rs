@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::api::{self, AttributeBody};
+use crate::api::{self, AttributeBody, BodyLimits};
 use crate::app;
 use crate::config::Config;
 use crate::domain::Parts;
@@ -63,7 +63,9 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             return report(&Report { verified: false, signed_by, receipt_error, differences: Vec::new() });
         }
     };
-    let body = api::parse::<AttributeBody>(&read(&args.request)?).and_then(|body| body.into_domain(None));
+    let limits = BodyLimits::new(&config.limits, config.registry.batch_count_max);
+    let body = api::parse::<AttributeBody>(&read(&args.request)?, &limits)
+        .and_then(|body| body.into_domain(None, &limits));
     let (request, _) = match body {
         Ok(parsed) => parsed,
         Err(error) => return super::refuse(super::request_error(error), true),
@@ -76,7 +78,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     (config.kv.codec, config.model.placement) = statement.settings();
     let pipeline = app::pipeline(&config)?;
     let values = match statement.is_of_values() {
-        true => api::values(&request.answer).map_err(anyhow::Error::msg)?,
+        true => api::values(&request.answer, &limits)?,
         false => Parts::default(),
     };
     let request = statement.replay(request, values);

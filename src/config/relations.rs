@@ -112,6 +112,10 @@ impl Config {
             (limits.source_count_max == 0, "limits.source_count_max is 0: no answer could be attributed"),
             (limits.logit_count_max == 0, "limits.logit_count_max is 0: no request could be answered"),
             (
+                limits.json_value_count_max == 0,
+                "limits.json_value_count_max is 0: no tool could be called and no conversation compressed",
+            ),
+            (
                 admission.deadline_ms_default > admission.deadline_ms_max,
                 "admission.deadline_ms_default is greater than admission.deadline_ms_max",
             ),

@@ -13,7 +13,9 @@ use super::error::HttpError;
 use super::named::{Lookup, check_ids};
 use super::{Scope, body, observe, work};
 use crate::admission::Permit;
-use crate::api::{self, AttributeAnswer, AttributeBody, AttributeOptions, Named, Names, RequestError};
+use crate::api::{
+    self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, Named, Names, RequestError,
+};
 use crate::domain::{AttributeRequest, Chunk};
 use crate::handles::Remembered;
 use crate::pipeline::cancel::Cancel;
@@ -26,14 +28,17 @@ pub async fn handle(
     body: Body,
 ) -> Result<Json<AttributeAnswer>, HttpError> {
     let arrived = Instant::now();
-    let asked = body::parsed(&service, &headers, body, Asked::parse).await?;
+    let limits = service.limits.bodies;
+    let parse = move |body: &[u8]| Asked::parse(body, &limits);
+    let asked = body::parsed(&service, &headers, body, parse).await?;
     attributed(service, asked, arrived).await.map(Json)
 }
 
 /// The answer to a body.
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<AttributeAnswer, HttpError> {
     let arrived = Instant::now();
-    let asked = work::aside(move || Asked::parse(&body)).await?;
+    let limits = service.limits.bodies;
+    let asked = work::aside(move || Asked::parse(&body, &limits)).await?;
     attributed(service, asked, arrived).await
 }
 
@@ -71,12 +76,15 @@ struct Found {
     chunks: Option<Chunks>,
 }
 
-type Read =
-    fn(AttributeBody, Option<Vec<Arc<Chunk>>>) -> Result<(AttributeRequest, AttributeOptions), RequestError>;
+type Read = fn(
+    AttributeBody,
+    Option<Vec<Arc<Chunk>>>,
+    &BodyLimits,
+) -> Result<(AttributeRequest, AttributeOptions), RequestError>;
 
 impl Asked {
-    fn parse(json: &[u8]) -> Result<Self, HttpError> {
-        let body: AttributeBody = api::parse(json)?;
+    fn parse(json: &[u8], limits: &BodyLimits) -> Result<Self, HttpError> {
+        let body: AttributeBody = api::parse(json, limits)?;
         let named = body.named()?;
         Ok(Self { body, named })
     }
@@ -94,7 +102,8 @@ impl Asked {
         let service = service.clone();
         let answer = work::permitted(service.caller().clone(), (permit, deadline), move |cancel| {
             let chunks = named.map(|named| Chunks::of(&service, &named, cancel)).transpose()?;
-            let (mut request, options) = read(body, chunks.as_ref().map(Chunks::chunks))?;
+            let (mut request, options) =
+                read(body, chunks.as_ref().map(Chunks::chunks), &service.limits.bodies)?;
             let remembered = chunks.as_ref().and_then(Chunks::remembered);
             request.seen = remembered.map(|remembered| remembered.kept.clone());
             work(&service, Found { request, options, chunks }, cancel)

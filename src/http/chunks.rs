@@ -55,9 +55,9 @@ pub async fn register(
     body: Body,
 ) -> Result<Json<ChangesAnswer>, HttpError> {
     let arrived = Instant::now();
-    let limits = service.limits.registry;
+    let (limits, bodies) = (service.limits.registry, service.limits.bodies);
     let batch = body::parsed(&service, &headers, body, move |body| {
-        Ok(api::parse::<RegisterBody>(body)?.into_batch(&limits.register)?)
+        Ok(api::parse::<RegisterBody>(body, &bodies)?.into_batch(&limits.register)?)
     })
     .await?;
     let deadline = work::deadline(arrived, batch.deadline_ms, &service)?;
@@ -80,15 +80,9 @@ pub async fn delete_batch(
     body: Body,
 ) -> Result<Json<ChangesAnswer>, HttpError> {
     let arrived = Instant::now();
-    let max = service.limits.registry.register.batch_count_max;
-    let ids =
-        body::parsed(
-            &service,
-            &headers,
-            body,
-            move |body| Ok(api::parse::<DeleteBody>(body)?.into_ids(max)?),
-        )
-        .await?;
+    let limits = service.limits.bodies;
+    let parse = move |body: &[u8]| Ok(api::parse::<DeleteBody>(body, &limits)?.into_ids()?);
+    let ids = body::parsed(&service, &headers, body, parse).await?;
     let deadline = work::deadline(arrived, None, &service)?;
     let outcomes = write(&service, ids.iter().cloned().map(Change::Delete).collect(), deadline).await?;
     Ok(Json(ChangesAnswer::deleted(ids, &outcomes)))
@@ -140,10 +134,7 @@ pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<Page
         cancel.check()?;
         let filter = match &query.filter {
             None => None,
-            Some(json) => {
-                let value = serde_json::from_str(json).map_err(|e| RequestError::filter_is_no_json(&e))?;
-                Some(Filter::parse(&value, "filter").map_err(RequestError::from)?)
-            }
+            Some(json) => Some(Filter::from_json(json, "filter").map_err(RequestError::from)?),
         };
         Ok(working.registry()?.list(query.after.as_deref(), limit, bytes_max, filter.as_ref())?)
     });

@@ -45,9 +45,10 @@ enum Shape {
 /// A body with `messages` is a conversation, any other has chunks.
 pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
     let arrived = Instant::now();
-    let parse = |body: &[u8]| match messages::Asked::new(body)? {
+    let limits = service.limits.bodies;
+    let parse = move |body: &[u8]| match messages::Asked::new(body, &limits)? {
         Some(asked) => Ok(Shape::Messages(asked)),
-        None => Ok(Shape::Chunks(Asked::new(api::parse(body)?)?)),
+        None => Ok(Shape::Chunks(Asked::new(api::parse(body, &limits)?)?)),
     };
     match body::parsed(&service, &headers, body, parse).await? {
         Shape::Chunks(asked) => Ok(Json(chunks(service, asked, arrived).await?).into_response()),
@@ -58,7 +59,8 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
 /// The answer to a body that has chunks.
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, HttpError> {
     let arrived = Instant::now();
-    let asked = work::aside(move || Asked::new(api::parse(&body)?)).await?;
+    let limits = service.limits.bodies;
+    let asked = work::aside(move || Asked::new(api::parse(&body, &limits)?)).await?;
     chunks(service, asked, arrived).await
 }
 

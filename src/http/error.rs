@@ -16,6 +16,7 @@ use crate::admission::Refusal;
 use crate::api::{ErrorAnswer, ErrorBody, RequestError};
 use crate::model::ModelError;
 use crate::pipeline::PipelineError;
+use crate::plain::{Quoted, Shortened};
 use crate::proxy::dialect::Dialect;
 use crate::registry::RegistryError;
 
@@ -202,7 +203,7 @@ impl HttpError {
     }
 
     pub(super) fn chunk_not_found(id: &str) -> Self {
-        Self::new("chunk_not_found", format!("no chunk {id:?} is registered"))
+        Self::new("chunk_not_found", format!("no chunk {} is registered", Quoted(id)))
     }
 
     pub(super) fn path_is_no_text() -> Self {
@@ -228,14 +229,15 @@ impl HttpError {
     }
 
     pub(super) fn id_twice(id: &str, first: usize, second: usize) -> Self {
-        let message = format!("chunk id {id:?} is named by chunk_ids[{first}] and chunk_ids[{second}]");
+        let id = Quoted(id);
+        let message = format!("chunk id {id} is named by chunk_ids[{first}] and chunk_ids[{second}]");
         Self::new("chunk_id_duplicate", message).at(&format!("chunk_ids[{second}]"))
     }
 
     /// `missing` are places in `ids`, at least one.
     pub(super) fn ids_unknown(ids: &[String], missing: &[usize]) -> Self {
         let first: Vec<String> =
-            missing.iter().take(IDS_QUOTED_MAX).map(|&place| format!("{:?}", ids[place])).collect();
+            missing.iter().take(IDS_QUOTED_MAX).map(|&place| Quoted(&ids[place]).to_string()).collect();
         let more = missing.len().saturating_sub(IDS_QUOTED_MAX);
         let and = if more > 0 { format!(" and {more} more") } else { String::new() };
         let message = format!("chunk_ids names chunks that are not registered: {}{and}", first.join(", "));
@@ -264,7 +266,8 @@ impl HttpError {
     pub(super) fn model_mismatch(ours: &str, theirs: &str) -> Self {
         let message = format!(
             "these keys and values are of the model with fingerprint {ours}, and are asked for by one with {theirs}: only the same \
-             weights can take them over"
+             weights can take them over",
+            theirs = Shortened(theirs),
         );
         Self::new("model_mismatch", message).at("fingerprint")
     }
@@ -328,7 +331,8 @@ impl HttpError {
     }
 
     pub(super) fn model_unknown(model: &str) -> Self {
-        let message = format!("no server is named that has the model {model:?} (middleware.upstreams)");
+        let model = Quoted(model);
+        let message = format!("no server is named that has the model {model} (middleware.upstreams)");
         Self::new("model_unknown", message).at("model")
     }
 

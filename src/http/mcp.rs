@@ -8,7 +8,7 @@ use axum::response::Response;
 use http_body_util::Full;
 
 use super::error::HttpError;
-use super::{Scope, attribute, body, compress, observe};
+use super::{Scope, attribute, body, compress, observe, work};
 use crate::api::{AttributeAnswer, CompressAnswer, ErrorBody};
 use crate::mcp::{self, Answers};
 
@@ -19,6 +19,13 @@ pub const PATH: &str = "/mcp";
 pub async fn handle(service: Scope, request: Request) -> Result<Response, HttpError> {
     let (head, body) = request.into_parts();
     let body = body::whole(&service, &head.headers, body, body::Max::of(&service)).await?;
+    // The SDK builds a tree of the whole message before a tool is called.
+    let limits = service.limits.bodies;
+    let body = work::aside(move || {
+        limits.check_tree(&body, None)?;
+        Ok(body)
+    })
+    .await?;
     let request = Request::from_parts(head, Full::new(body.into()));
     let origins = service.origins.named();
     let mut response = mcp::serve_http(Calls { service }, request, origins).await.map(Body::new);

@@ -17,7 +17,7 @@ pub use self::upstream::{Middleware, UpstreamError};
 use super::error::HttpError;
 use super::originals::Remembering;
 use super::{Scope, body, observe, work};
-use crate::api::{self, MiddlewareBody, MiddlewareOptions};
+use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::domain::Granularity;
 use crate::originals::TenantOriginals;
 use crate::pipeline::cancel::Cancel;
@@ -187,14 +187,14 @@ impl Asked {
         let bytes = service.middleware.settings.body_bytes_max;
         let max = body::Max { bytes, setting: "middleware.body_bytes_max" };
         let body = body::whole(service, headers, body, max).await?;
-        let policy = service.middleware.settings.policy(false);
-        work::aside(move || Self::new(dialect, choices, &policy, body)).await
+        let (policy, limits) = (service.middleware.settings.policy(false), service.limits.bodies);
+        work::aside(move || Self::new(dialect, choices, (&policy, &limits), body)).await
     }
 
     fn new(
         dialect: Dialect,
         (compress, cite): (Option<bool>, Option<bool>),
-        policy: &find::Policy,
+        (policy, limits): (&find::Policy, &BodyLimits),
         body: Vec<u8>,
     ) -> Result<Self, HttpError> {
         let body = String::from_utf8(body).map_err(|_| HttpError::body_is_no_text())?;
@@ -202,7 +202,7 @@ impl Asked {
         // Who names none is answered by a server that has any.
         let model = located.text_of("model").unwrap_or_default();
         let options = |json: Located| {
-            let parsed = api::parse::<MiddlewareBody>(json.json().as_bytes());
+            let parsed = api::parse::<MiddlewareBody>(json.json().as_bytes(), limits);
             parsed
                 .and_then(MiddlewareBody::into_domain)
                 .map_err(|error| HttpError::from(error).inside("thresher"))

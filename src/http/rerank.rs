@@ -30,7 +30,8 @@ pub async fn v2(service: Scope, headers: HeaderMap, body: Body) -> Response {
 /// These clients name no deadline, but hang up: they have as long as a request may have.
 async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, asked: RerankDialect) -> Response {
     let deadline = Instant::now() + service.limits.deadline_max;
-    let parse = move |body: &[u8]| Ok(api::parse::<RerankBody>(body)?.into_domain(asked)?);
+    let limits = service.limits.bodies;
+    let parse = move |body: &[u8]| Ok(api::parse::<RerankBody>(body, &limits)?.into_domain(asked, &limits)?);
     let request = match body::parsed(service, headers, body, parse).await {
         Ok(request) => request,
         Err(error) => return error.with_message(),
@@ -73,7 +74,8 @@ async fn ranked<T: Send + 'static>(
 /// vLLM's.
 pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
     let deadline = Instant::now() + service.limits.deadline_max;
-    let parse = |body: &[u8]| Ok(api::parse::<ScoreBody>(body)?.into_domain()?);
+    let limits = service.limits.bodies;
+    let parse = move |body: &[u8]| Ok(api::parse::<ScoreBody>(body, &limits)?.into_domain()?);
     let answer = async {
         let asked = body::parsed(&service, &headers, body, parse).await?;
         let rank = move |pipeline: &Pipeline, cancel: &Cancel| {

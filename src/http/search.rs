@@ -16,9 +16,9 @@ use crate::pipeline::clock::Clock;
 /// Finds candidates by words and has the model rank them.
 pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Json<SearchAnswer>, HttpError> {
     let arrived = Instant::now();
-    let limits = service.limits.registry.search;
+    let (limits, bodies) = (service.limits.registry.search, service.limits.bodies);
     let request = body::parsed(&service, &headers, body, move |body| {
-        Ok(api::parse::<SearchBody>(body)?.into_domain(&limits)?)
+        Ok(api::parse::<SearchBody>(body, &bodies)?.into_domain(&limits)?)
     })
     .await?;
     let deadline = work::deadline(arrived, request.deadline_ms, &service)?;

@@ -8,7 +8,8 @@ use tokio::sync::watch;
 use super::Answers;
 use crate::admission::{Admission, Refusal};
 use crate::api::{
-    self, AttributeAnswer, AttributeBody, CompressAnswer, CompressBody, ErrorBody, Names, RequestError,
+    self, AttributeAnswer, AttributeBody, BodyLimits, CompressAnswer, CompressBody, ErrorBody, Names,
+    RequestError,
 };
 use crate::domain::OnError;
 use crate::pipeline::cancel::Cancel;
@@ -27,6 +28,7 @@ pub struct Local {
     loading: Loading,
     admission: Admission,
     deadline_default: Duration,
+    limits: BodyLimits,
     sign: Sign,
 }
 
@@ -44,10 +46,10 @@ impl Local {
     pub fn new(
         loading: Loading,
         admission: Admission,
-        deadline_default: Duration,
+        (deadline_default, limits): (Duration, BodyLimits),
         sign: impl Fn() -> Result<SigningKey, ErrorBody> + Send + Sync + 'static,
     ) -> Self {
-        Self { loading, admission, deadline_default, sign: Arc::new(sign) }
+        Self { loading, admission, deadline_default, limits, sign: Arc::new(sign) }
     }
 
     /// Works when its turn comes, on a thread of its own. Waiting for the model counts as nobody's time.
@@ -82,7 +84,8 @@ impl Answers for Local {
 
     async fn compress(&self, body: Vec<u8>) -> Result<CompressAnswer, ErrorBody> {
         let started = Instant::now();
-        let parsed = api::parse::<CompressBody>(&body).and_then(CompressBody::into_domain_alone);
+        let parsed =
+            api::parse::<CompressBody>(&body, &self.limits).and_then(CompressBody::into_domain_alone);
         let (request, options) = parsed.map_err(refuse)?;
         let request = Arc::new(request);
         let asked = Arc::clone(&request);
@@ -100,8 +103,8 @@ impl Answers for Local {
     }
 
     async fn attribute(&self, body: Vec<u8>) -> Result<AttributeAnswer, ErrorBody> {
-        let parsed = api::parse::<AttributeBody>(&body)
-            .and_then(|body| Ok((body.deadline_ms(), body.into_domain(None)?)));
+        let parsed = api::parse::<AttributeBody>(&body, &self.limits)
+            .and_then(|body| Ok((body.deadline_ms(), body.into_domain(None, &self.limits)?)));
         let (deadline_ms, (request, options)) = parsed.map_err(refuse)?;
         let sign = Arc::clone(&self.sign);
         self.work(deadline_ms, move |pipeline, cancel| {

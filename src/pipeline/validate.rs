@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::domain::{AttributeRequest, Budget, Chunk, CompressRequest, Parts};
+use crate::plain::Quoted;
 use crate::text;
 
 /// Chunks that may be named for each part of an answer.
@@ -39,6 +40,8 @@ pub struct RequestLimits {
     pub source_count_max: usize,
     /// Tokens of the question times units that are scored, or times tokens of the chunks where each is explained.
     pub logit_count_max: usize,
+    /// JSON values in a body that is read as a tree: calls of tools and conversations.
+    pub json_value_count_max: usize,
 }
 
 impl Default for RequestLimits {
@@ -55,6 +58,7 @@ impl Default for RequestLimits {
             block_bytes_max: 2_147_483_648,
             source_count_max: 100_000,
             logit_count_max: 33_554_432,
+            json_value_count_max: 262_144,
         }
     }
 }
@@ -179,9 +183,9 @@ pub enum InvalidRequest {
     ChunkTooLong { index: usize, found: usize, max: usize },
     #[error("keep names {found} chunks, there are {max}")]
     KeepTooMany { found: usize, max: usize },
-    #[error("chunk id {id:?} is used by chunks[{first}] and chunks[{second}]")]
+    #[error("chunk id {} is used by chunks[{first}] and chunks[{second}]", Quoted(id))]
     ChunkIdDuplicate { id: String, first: usize, second: usize },
-    #[error("keep names {id:?}, which is not the id of a chunk")]
+    #[error("keep names {}, which is not the id of a chunk", Quoted(id))]
     KeepUnknown { id: String, position: usize },
     #[error("answer is empty")]
     AnswerEmpty,

@@ -6,6 +6,8 @@ use std::ops::Range;
 use serde::de::{DeserializeOwned, Deserializer as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::shape::Key;
+
 /// A value inside a JSON text.
 #[derive(Debug, Clone, Copy)]
 pub struct Located<'a> {
@@ -42,7 +44,9 @@ impl<'a> Located<'a> {
 
     /// The field of that name: the last one, where there are several, as readers of JSON have it.
     pub fn get(self, name: &str) -> Option<Self> {
-        self.fields().into_iter().rev().find(|(found, _)| found == name).map(|(_, value)| value)
+        // One at a time: a body may have more fields than should be listed to find one.
+        let mut json = serde_json::Deserializer::from_str(self.json);
+        json.deserialize_map(Last(name)).ok().flatten().map(|raw| self.inside(raw))
     }
 
     /// What is in a list; nothing where this is none.
@@ -94,6 +98,26 @@ impl<'de> Visitor<'de> for Fields {
             fields.push(field);
         }
         Ok(fields)
+    }
+}
+
+/// Finds the last field with this name.
+struct Last<'a>(&'a str);
+
+impl<'de> Visitor<'de> for Last<'_> {
+    type Value = Option<&'de RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut last = None;
+        while let Some(name) = map.next_key_seed(Key)? {
+            let value = map.next_value()?;
+            last = if name == self.0 { Some(value) } else { last };
+        }
+        Ok(last)
     }
 }
 

@@ -9,10 +9,19 @@ use std::ops::Bound;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::plain::{Quoted, Shortened};
+use crate::shape::{self, ShapeError, ShapeLimits};
+
+/// Bytes of one filter as JSON.
+const BYTES_MAX: usize = 262_144;
 /// Conditions in one filter.
 const CONDITIONS_MAX: usize = 1_024;
+/// JSON values in one filter: the conditions and all objects and lists around them.
+const VALUES_MAX: usize = 16 * CONDITIONS_MAX;
 /// `and`, `or`, `not` inside each other.
 const DEPTH_MAX: usize = 16;
+/// Objects and lists inside each other: two for each filter, and the tests and the list of the innermost field.
+const JSON_DEPTH_MAX: usize = 2 * DEPTH_MAX + 4;
 
 /// A condition on metadata.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,12 +73,45 @@ fn invalid(place: &str, message: impl Into<String>) -> FilterError {
 impl FilterError {
     /// A field that no registered chunk has.
     pub fn unknown(field: &str, place: &str) -> Self {
-        let message = format!("no registered chunk has a metadata field {field:?}");
+        let message = format!("no registered chunk has a metadata field {}", Quoted(field));
         Self { code: "filter_field_unknown", message, param: place.to_owned() }
     }
 }
 
 impl Filter {
+    /// Reads a filter from JSON. Its bytes, values and nesting are bounded before it is built.
+    ///
+    /// # Errors
+    /// As [`Self::parse`]; when it is not JSON, too large, or has a key twice, of which only one could hold.
+    pub fn from_json(json: &str, place: &str) -> Result<Self, FilterError> {
+        if json.len() > BYTES_MAX {
+            return Err(invalid(
+                place,
+                format!("the filter has {} bytes; the limit is {BYTES_MAX}", json.len()),
+            ));
+        }
+        let limits =
+            ShapeLimits { value_count_max: VALUES_MAX, depth_max: JSON_DEPTH_MAX, duplicate_keys: false };
+        let value = shape::check(json.as_bytes(), limits)
+            .and_then(|()| serde_json::from_str(json).map_err(ShapeError::Json));
+        match value {
+            Ok(value) => Self::parse(&value, place),
+            Err(ShapeError::TooMany) => {
+                let message = format!(
+                    "the filter has more than {VALUES_MAX} JSON values, and may have {CONDITIONS_MAX} conditions"
+                );
+                Err(invalid(place, message))
+            }
+            Err(ShapeError::TooDeep) => {
+                Err(invalid(place, format!("more than {DEPTH_MAX} filters or lists inside each other")))
+            }
+            Err(ShapeError::KeyTwice) => {
+                Err(invalid(place, "an object of the filter has the same key twice: only one would hold"))
+            }
+            Err(ShapeError::Json(error)) => Err(invalid(place, format!("the filter is not JSON: {error}"))),
+        }
+    }
+
     /// Reads a filter that stands at `place` in its request.
     ///
     /// # Errors
@@ -105,7 +147,7 @@ impl Reader {
         }
         let mut all = Vec::with_capacity(object.len());
         for (name, value) in object {
-            let place = format!("{place}.{name}");
+            let place = format!("{place}.{}", Shortened(name));
             all.push(match &**name {
                 "and" => Filter::All(self.filters(value, &place, depth)?),
                 "or" => Filter::Any(self.filters(value, &place, depth)?),
@@ -125,7 +167,10 @@ impl Reader {
 
     fn field(&mut self, field: &str, value: &Value, place: &str) -> Result<Filter, FilterError> {
         if field.split('.').any(str::is_empty) {
-            return Err(invalid(place, format!("{field:?} is not a dotted path such as \"author.name\"")));
+            return Err(invalid(
+                place,
+                format!("{} is not a dotted path such as \"author.name\"", Quoted(field)),
+            ));
         }
         let of = |test| Filter::Field { field: field.to_owned(), place: place.to_owned(), test };
         match value {
@@ -147,7 +192,7 @@ impl Reader {
     fn tests(&mut self, object: &Map<String, Value>, place: &str) -> Result<Vec<(Test, bool)>, FilterError> {
         let (mut tests, mut lower, mut upper) = (Vec::new(), None, None);
         for (name, value) in object {
-            let place = format!("{place}.{name}");
+            let place = format!("{place}.{}", Shortened(name));
             match &**name {
                 "in" => tests.push((Test::In(self.values(value, &place)?), true)),
                 "exists" => {
@@ -159,8 +204,9 @@ impl Reader {
                 "lt" => once(&mut upper, Bound::Excluded(bound(value, &place)?), &place)?,
                 "lte" => once(&mut upper, Bound::Included(bound(value, &place)?), &place)?,
                 _ => {
+                    let name = Quoted(name);
                     let message =
-                        format!("unknown test {name:?}, expected one of in, gt, gte, lt, lte, exists");
+                        format!("unknown test {name}, expected one of in, gt, gte, lt, lte, exists");
                     return Err(invalid(&place, message));
                 }
             }
@@ -257,6 +303,35 @@ mod tests {
         check(json!({"a": {"in": many}}), "filter.a.in", "1024 conditions");
         let deep = (0..40).fold(json!({"a": 1}), |inner, _| json!({"not": inner}));
         assert!(Filter::parse(&deep, "filter").expect_err("too deep").message.contains("inside each other"));
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_before_it_is_built() {
+        let check = |name: &str, json: String, message: &str| {
+            let error = Filter::from_json(&json, "filter").expect_err(name);
+            assert_eq!((error.code, &*error.param), ("filter_invalid", "filter"), "{name}");
+            assert!(error.message.contains(message), "{name}: {}", error.message);
+            assert!(error.message.len() < 400, "{name}: {}", error.message);
+        };
+        let list = |item: &str, count| vec![item; count].join(",");
+        check("bytes", format!(r#"{{"a": "{}"}}"#, "x".repeat(BYTES_MAX)), "the limit is 262144");
+        check("values", format!(r#"{{"a": {{"in": [{}]}}}}"#, list("1", VALUES_MAX)), "1024 conditions");
+        check("depth", format!("{}{}", "[".repeat(10_000), "]".repeat(10_000)), "inside each other");
+        check("a key twice", r#"{"tenant": "a", "tenant": "b"}"#.to_owned(), "twice");
+        check("no JSON", "{".to_owned(), "not JSON");
+        let long = format!(r#"{{"{}": {{"like": 1}}}}"#, "k".repeat(100_000));
+        let error = Filter::from_json(&long, "filter").expect_err("an unknown test");
+        assert!(error.param.len() < 200, "{}", error.param);
+    }
+
+    #[test]
+    fn filters_nested_as_deep_as_allowed_are_read() {
+        let nested = (1..DEPTH_MAX)
+            .fold(r#"{"a": {"in": [1]}}"#.to_owned(), |inner, _| format!(r#"{{"or": [{inner}]}}"#));
+        Filter::from_json(&nested, "filter").expect("within the limits");
+        let deeper = format!(r#"{{"not": {nested}}}"#);
+        let error = Filter::from_json(&deeper, "filter").expect_err("one more");
+        assert!(error.message.contains("inside each other"), "{}", error.message);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod attribute;
 mod connections;
+mod bounds;
 mod keys;
 mod kv;
 mod middleware;
@@ -28,6 +29,7 @@ use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::access::Access;
 use thresher::admission::{Admission, Bounds};
+use thresher::api::BodyLimits;
 use thresher::http::admin::Admin;
 use thresher::http::{
     self, ConnectionLimits, Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
@@ -119,6 +121,7 @@ fn keyed_service(
             deadline_default: Duration::from_millis(DEADLINE_MS_MAX),
             deadline_max: Duration::from_millis(DEADLINE_MS_MAX),
             stream_max: Duration::from_millis(STREAM_MS_MAX),
+            bodies: BodyLimits::new(&request_limits(), settings.batch_count_max),
             registry: RegistryLimits::new(settings, &request_limits()),
         },
         origins: OriginPolicy::public(&[], &["https://app.example".to_owned()], is_keyed),
@@ -162,6 +165,7 @@ fn request_limits() -> RequestLimits {
         block_bytes_max: RequestLimits::default().block_bytes_max,
         source_count_max: 100,
         logit_count_max: 50_000,
+        json_value_count_max: 100,
     }
 }
 
@@ -441,7 +445,7 @@ async fn requests_that_cannot_be_answered() {
             "too many chunks",
             with(json!({"chunks": nine})),
             "422 chunk_too_many chunks",
-            "9 chunks, the limit is 8 (limits.chunk_count_max)",
+            "too many entries; the limit is 8 (limits.chunk_count_max)",
         ),
         (
             "an id twice",

@@ -77,7 +77,7 @@ pub fn search_result_location(words: &Words, source: &Source, block: usize) -> V
         "type": "search_result_location",
         "cited_text": words.cited_text(source),
         "search_result_index": words.index(source),
-        "source": super::openai::url(chunk).unwrap_or_else(|| chunk.id.clone()),
+        "source": words.url(source).unwrap_or(&chunk.id),
         "title": chunk.title,
         "start_block_index": block,
         "end_block_index": block + 1,

@@ -1,7 +1,13 @@
 //! An answer that arrives in events, in the words of whoever sends it.
 
-use serde_json::Value;
+use std::borrow::Cow;
+use std::fmt;
 
+use serde::Deserializer as _;
+use serde::de::{SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::api::fields;
 use crate::api::request::RequestError;
 
 /// What one event brings.
@@ -26,42 +32,89 @@ pub fn arrival(data: &str) -> Result<Arrival, RequestError> {
     if data.trim() == "[DONE]" {
         return Ok(Arrival::End);
     }
-    let event: Value = serde_json::from_str(data).map_err(|error| RequestError {
-        code: "stream_event_invalid",
-        message: format!("the data of an event is neither JSON nor [DONE]: {error}"),
-        param: None,
-    })?;
-    let text = |text: &Value| match text.as_str() {
-        Some(text) if !text.is_empty() => Arrival::Text(text.to_owned()),
-        _ => Arrival::Nothing,
+    let invalid = |message: String| RequestError { code: "stream_event_invalid", message, param: None };
+    let no_json = |error: serde_json::Error| {
+        invalid(format!("the data of an event is neither JSON nor [DONE]: {error}"))
     };
-    Ok(match event["type"].as_str() {
+    let no_event = || {
+        invalid(
+            "the data of an event hold no \"delta\" that is a text, and are no event of OpenAI or Anthropic"
+                .to_owned(),
+        )
+    };
+    let event: &RawValue = serde_json::from_str(data).map_err(no_json)?;
+    if !event.get().starts_with('{') {
+        return Err(no_event());
+    }
+    let names = ["type", "error", "delta", "choices"];
+    let [kind, error, delta, choices] = fields::pick_named(event.get(), names).map_err(no_json)?;
+    Ok(match kind.and_then(said).as_deref() {
         Some("error" | "response.failed") => Arrival::Failed,
-        Some("response.output_text.delta") => text(&event["delta"]),
-        Some("content_block_delta") => text(&event["delta"]["text"]),
+        Some("response.output_text.delta") => text(delta),
+        Some("content_block_delta") => text(delta.and_then(|delta| field(delta, "text"))),
         // What was cut off at a limit has come to its end.
         Some("message_stop" | "response.completed" | "response.incomplete") => Arrival::End,
         Some(_) => Arrival::Nothing,
-        None if !event["error"].is_null() => Arrival::Failed,
-        None if event["delta"].is_string() => text(&event["delta"]),
-        None => match event["choices"].as_array() {
+        None if error.is_some_and(|error| error.get() != "null") => Arrival::Failed,
+        None if delta.is_some_and(|delta| delta.get().starts_with('"')) => text(delta),
+        None => match choices.filter(|choices| choices.get().starts_with('[')) {
             // Of several choices, one is the answer: the first. Older completions have its text beside its number.
-            Some(choices) => choices.iter().find(|choice| choice["index"].as_u64().unwrap_or(0) == 0).map_or(
-                Arrival::Nothing,
-                |choice| match &choice["text"] {
-                    Value::Null => text(&choice["delta"]["content"]),
-                    whole => text(whole),
-                },
-            ),
-            None => {
-                return Err(RequestError {
-                    code: "stream_event_invalid",
-                    message: "the data of an event hold no \"delta\" that is a text, and are no event of OpenAI or Anthropic".to_owned(),
-                    param: None,
-                });
-            }
+            Some(choices) => match first_choice(choices).map_err(no_json)? {
+                Some([Some(whole), _]) if whole.get() != "null" => text(Some(whole)),
+                Some([_, delta]) => text(delta.and_then(|delta| field(delta, "content"))),
+                None => Arrival::Nothing,
+            },
+            None => return Err(no_event()),
         },
     })
+}
+
+/// More of the answer, where there is a text that is not empty.
+fn text(value: Option<&RawValue>) -> Arrival {
+    match value.and_then(said) {
+        Some(text) if !text.is_empty() => Arrival::Text(text.into_owned()),
+        _ => Arrival::Nothing,
+    }
+}
+
+/// What a JSON string says; none of any other value.
+fn said(value: &RawValue) -> Option<Cow<'_, str>> {
+    fields::text(value)?.ok()
+}
+
+fn field<'a>(object: &'a RawValue, name: &str) -> Option<&'a RawValue> {
+    let [found] = fields::pick_named(object.get(), [name]).ok()?;
+    found
+}
+
+/// `text` and `delta` of the choice whose `index` is 0 or missing. The other choices are skipped, not built.
+fn first_choice(choices: &RawValue) -> serde_json::Result<Option<[Option<&RawValue>; 2]>> {
+    struct First;
+
+    impl<'de> Visitor<'de> for First {
+        type Value = Option<[Option<&'de RawValue>; 2]>;
+
+        fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            f.write_str("a list of choices")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut choices: A) -> Result<Self::Value, A::Error> {
+            let mut first = None;
+            while let Some(choice) = choices.next_element::<&RawValue>()? {
+                if first.is_some() {
+                    continue;
+                }
+                // A choice that is not an object has no fields.
+                let fields = fields::pick_named(choice.get(), ["index", "text", "delta"]);
+                let [index, text, delta] = fields.unwrap_or_default();
+                let index = index.and_then(|index| index.get().parse().ok()).unwrap_or(0_u64);
+                first = (index == 0).then_some([text, delta]);
+            }
+            Ok(first)
+        }
+    }
+
+    serde_json::Deserializer::from_str(choices.get()).deserialize_seq(First)
 }
 
 #[cfg(test)]
@@ -110,6 +163,10 @@ mod tests {
             Arrival::Failed,
         );
         check("chat, failed", r#"{"error": {"message": "x"}}"#, Arrival::Failed);
-        assert_eq!(arrival("{").expect_err("cut off").code, "stream_event_invalid");
+        check("escapes", r#"{"delta": "I\u0074"}"#, text());
+        check("a text of null", r#"{"choices": [{"text": null, "delta": {"content": "It"}}]}"#, text());
+        for none in ["{", "[]", "3", "{}", r#"{"delta": 3}"#, r#"{"choices": {}}"#] {
+            assert_eq!(arrival(none).expect_err(none).code, "stream_event_invalid", "{none}");
+        }
     }
 }

@@ -4,12 +4,14 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::Deserializer as _;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value as Json, json};
+use thiserror::Error;
 
 use super::native::PartAnswer;
+use crate::api::limits::BodyLimits;
 use crate::domain::{ByteRange, Parts, Value};
 
 /// Objects and arrays in each other: one has to stop somewhere.
@@ -18,13 +20,29 @@ const DEPTH_MAX: usize = 64;
 /// Bytes of the pointers to all values together: each repeats the keys above it.
 const POINTER_BYTES_MAX: usize = 1 << 20;
 
-/// The values of an answer as its parts; or why it has none.
+/// Why the parts of an answer are not its values.
+#[derive(Debug, Error)]
+pub enum NoValues {
+    /// It is not JSON that has values.
+    #[error("{0}")]
+    Unusable(String),
+    /// It has more values than a request may have.
+    #[error("the answer holds too many values; the limit is {max} (limits.span_count_max)")]
+    TooMany {
+        /// The limit.
+        max: usize,
+    },
+}
+
+/// The values of an answer as its parts. They are counted while they are found.
 ///
 /// # Errors
-/// That, in a sentence.
-pub fn parts(answer: &str) -> Result<Parts, String> {
-    match values(answer)? {
-        values if values.is_empty() => Err("the answer is JSON without a value".to_owned()),
+/// Why it has none, or that it has too many.
+pub fn parts(answer: &str, limits: &BodyLimits) -> Result<Parts, NoValues> {
+    match values(answer, limits.span_count_max())? {
+        values if values.is_empty() => {
+            Err(NoValues::Unusable("the answer is JSON without a value".to_owned()))
+        }
         values => Ok(Parts::Values(values)),
     }
 }
@@ -41,22 +59,29 @@ pub fn pointers(asked: &Parts, answers: &[PartAnswer], fallback: Option<&str>) -
 }
 
 /// Those that hold no others.
-fn values(answer: &str) -> Result<Vec<Value>, String> {
-    let no_json = |error: serde_json::Error| format!("the answer is no JSON that can be used ({error})");
+fn values(answer: &str, count_max: usize) -> Result<Vec<Value>, NoValues> {
+    let unusable = |why: String| Err(NoValues::Unusable(why));
+    let no_json = |error: serde_json::Error| {
+        NoValues::Unusable(format!("the answer is no JSON that can be used ({error})"))
+    };
     let raw: &RawValue = serde_json::from_str(inside_fence(answer).trim()).map_err(no_json)?;
     // A bare text or number is an answer in prose that happens to be JSON.
     if !raw.get().starts_with(['{', '[']) {
-        return Err("the answer is no JSON object or array".to_owned());
+        return unusable("the answer is no JSON object or array".to_owned());
     }
-    let mut found = Found { answer, values: Vec::new(), pointer_bytes: 0 };
-    found.collect(raw, Place { pointer: String::new(), key: "".into(), depth: 0 }).map_err(
-        |why| match why {
-            Unusable::Json(error) => no_json(error),
-            Unusable::Depth => format!("the answer's JSON is more than {DEPTH_MAX} levels deep"),
-            Unusable::Pointers => "the keys above the answer's values are too long".to_owned(),
-        },
-    )?;
-    Ok(found.values)
+    let mut found = Found { answer, count_max, values: Vec::new(), pointer_bytes: 0, stopped: None };
+    let collected = found.collect(raw, &Place { pointer: String::new(), key: "".into(), depth: 0 });
+    match (found.stopped, collected) {
+        (None, Ok(())) => Ok(found.values),
+        (None, Err(error)) => Err(no_json(error)),
+        (Some(Stopped::Depth), _) => {
+            unusable(format!("the answer's JSON is more than {DEPTH_MAX} levels deep"))
+        }
+        (Some(Stopped::Pointers), _) => {
+            unusable("the keys above the answer's values are too long".to_owned())
+        }
+        (Some(Stopped::Count), _) => Err(NoValues::TooMany { max: count_max }),
+    }
 }
 
 /// What stands in the text's only fenced block; the whole text where there is none.
@@ -81,94 +106,101 @@ struct Place {
 
 struct Found<'a> {
     answer: &'a str,
+    count_max: usize,
     values: Vec<Value>,
     pointer_bytes: usize,
+    /// Why it was stopped, where that is not the parser's error.
+    stopped: Option<Stopped>,
 }
 
-enum Unusable {
-    Json(serde_json::Error),
+#[derive(Clone, Copy)]
+enum Stopped {
     Depth,
     Pointers,
-}
-
-impl From<serde_json::Error> for Unusable {
-    fn from(error: serde_json::Error) -> Self {
-        Self::Json(error)
-    }
+    Count,
 }
 
 impl Found<'_> {
-    fn collect(&mut self, raw: &RawValue, place: Place) -> Result<(), Unusable> {
+    fn stop<T, E: de::Error>(&mut self, why: Stopped) -> Result<T, E> {
+        self.stopped = Some(why);
+        Err(E::custom("stopped"))
+    }
+
+    fn collect<E: de::Error>(&mut self, raw: &RawValue, place: &Place) -> Result<(), E> {
         let text = raw.get();
         let start = text.as_ptr() as usize - self.answer.as_ptr() as usize;
-        let Place { pointer, key, depth } = place;
         if text.starts_with(['{', '[']) {
-            if depth == DEPTH_MAX {
-                return Err(Unusable::Depth);
+            if place.depth == DEPTH_MAX {
+                return self.stop(Stopped::Depth);
             }
-            let Members { members, named } = serde_json::from_str(text)?;
-            return members.into_iter().try_for_each(|(name, raw)| {
-                let pointer = format!("{pointer}/{}", name.replace('~', "~0").replace('/', "~1"));
-                let key = if named { name.into() } else { Arc::clone(&key) };
-                self.collect(raw, Place { pointer, key, depth: depth + 1 })
-            });
+            return serde_json::Deserializer::from_str(text)
+                .deserialize_any(Members { found: self, place })
+                .map_err(E::custom);
         }
         let (bytes, text) = match text.starts_with('"') {
             // Where it is written, without its quotes; what it says.
-            true => (ByteRange::new(start + 1, start + text.len() - 1), serde_json::from_str(text)?),
+            true => {
+                let said = serde_json::from_str(text).map_err(E::custom)?;
+                (ByteRange::new(start + 1, start + text.len() - 1), said)
+            }
             false => (ByteRange::new(start, start + text.len()), text.to_owned()),
         };
         if text.trim().is_empty() {
             return Ok(());
         }
-        self.pointer_bytes += pointer.len();
-        if self.pointer_bytes > POINTER_BYTES_MAX {
-            return Err(Unusable::Pointers);
+        if self.values.len() == self.count_max {
+            return self.stop(Stopped::Count);
         }
+        self.pointer_bytes += place.pointer.len();
+        if self.pointer_bytes > POINTER_BYTES_MAX {
+            return self.stop(Stopped::Pointers);
+        }
+        let (pointer, key) = (place.pointer.clone(), Arc::clone(&place.key));
         self.values.push(Value { pointer, bytes, key, text });
         Ok(())
     }
 }
 
-/// The members of an object or an array, with their keys or numbers.
-struct Members<'a> {
-    members: Vec<(String, &'a RawValue)>,
-    /// Whether it is an object.
-    named: bool,
+/// Goes through the members of an object or an array, one at a time.
+struct Members<'a, 'b> {
+    found: &'a mut Found<'b>,
+    place: &'a Place,
 }
 
-impl<'de> Deserialize<'de> for Members<'de> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(MembersVisitor)
+impl Members<'_, '_> {
+    fn inside(&self, name: &str, key: Arc<str>) -> Place {
+        let name = name.replace('~', "~0").replace('/', "~1");
+        Place { pointer: format!("{}/{name}", self.place.pointer), key, depth: self.place.depth + 1 }
     }
 }
 
-struct MembersVisitor;
-
-impl<'de> Visitor<'de> for MembersVisitor {
-    type Value = Members<'de>;
+impl<'de> Visitor<'de> for Members<'_, '_> {
+    type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str("an object or an array")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
-        let (mut members, mut keys) = (Vec::new(), HashSet::new());
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut keys = HashSet::new();
         while let Some((key, raw)) = map.next_entry::<String, &RawValue>()? {
-            if !keys.insert(key.clone()) {
+            let place = self.inside(&key, (&*key).into());
+            if !keys.insert(key) {
                 return Err(de::Error::custom("a key stands twice"));
             }
-            members.push((key, raw));
+            self.found.collect(raw, &place)?;
         }
-        Ok(Members { members, named: true })
+        Ok(())
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Members<'de>, A::Error> {
-        let mut members: Vec<(String, &RawValue)> = Vec::new();
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let mut at = 0;
         while let Some(raw) = seq.next_element::<&RawValue>()? {
-            members.push((members.len().to_string(), raw));
+            let place = self.inside(&at.to_string(), Arc::clone(&self.place.key));
+            self.found.collect(raw, &place)?;
+            at += 1;
         }
-        Ok(Members { members, named: false })
+        Ok(())
     }
 }
 
@@ -177,7 +209,7 @@ mod tests {
     use super::*;
 
     fn check(name: &str, answer: &str, expect: Option<&[(&str, &str)]>) {
-        let found = values(answer).ok();
+        let found = values(answer, 4).ok();
         let found: Option<Vec<(&str, &str)>> = found
             .as_ref()
             .map(|values| values.iter().map(|value| (&*value.pointer, value.bytes.of(answer))).collect());
@@ -188,7 +220,7 @@ mod tests {
     fn values_say_what_they_say() {
         let answer = r#"{"note": ["a\n\u00e9", 7], "b": null}"#;
         let found: Vec<(Arc<str>, String)> =
-            values(answer).expect("JSON").into_iter().map(|value| (value.key, value.text)).collect();
+            values(answer, 4).expect("JSON").into_iter().map(|value| (value.key, value.text)).collect();
         let said = |key: &str, text: &str| (key.into(), text.to_owned());
         assert_eq!(found, [said("note", "a\né"), said("note", "7"), said("b", "null")]);
     }
@@ -222,8 +254,17 @@ mod tests {
             (&*deep, "more than 64 levels"),
             (&*long, "too long"),
         ] {
-            let found = parts(answer).expect_err(why);
+            let found = values(answer, 200).map(|values| assert_eq!(values, [], "{answer}"));
+            let found = found.map_or_else(|error| error.to_string(), |()| "without a value".to_owned());
             assert!(found.contains(why), "{found}");
         }
+    }
+
+    #[test]
+    fn values_are_counted_while_they_are_found() {
+        assert_eq!(values("[1, [2, 3], \"\", 4]", 4).expect("as many as allowed").len(), 4);
+        // The rest of the answer is not even read.
+        let error = values("[1, [2, 3], 4, 5]", 4).expect_err("one more");
+        assert!(matches!(error, NoValues::TooMany { max: 4 }), "{error}");
     }
 }

@@ -128,6 +128,8 @@ pub struct Words<'a> {
     names: Names<'a>,
     /// Characters of the chunks, for the dialects that count these.
     pub(super) characters: InChunks<'a>,
+    /// Addresses of the chunks, each read from the chunk's metadata when it is first cited.
+    urls: Vec<OnceCell<Option<String>>>,
 }
 
 /// Places in chunks. Most chunks are no part's source: one is counted through when it is first asked for.
@@ -151,11 +153,17 @@ impl<'a> InChunks<'a> {
 impl<'a> Words<'a> {
     /// For an answer from these chunks.
     pub fn new(answer: &'a str, chunks: &'a [Arc<Chunk>], names: Names<'a>) -> Self {
-        Self { answer, chunks, names, characters: InChunks::new(chunks, OffsetUnit::Codepoint) }
+        let characters = InChunks::new(chunks, OffsetUnit::Codepoint);
+        Self { answer, chunks, names, characters, urls: vec![OnceCell::new(); chunks.len()] }
     }
 
     pub(super) fn chunk(&self, source: &Source) -> &Chunk {
         &self.chunks[source.chunk]
+    }
+
+    /// The chunk's address, where its metadata has one.
+    pub(super) fn url(&self, source: &Source) -> Option<&str> {
+        self.urls[source.chunk].get_or_init(|| openai::url(self.chunk(source))).as_deref()
     }
 
     /// The chunk's place in the caller's list.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::native::Words;
+use crate::api::fields;
 use crate::domain::Chunk;
 use crate::pipeline::attribute::{PartOutcome, Source};
 use crate::text::offsets::{OffsetMap, OffsetUnit};
@@ -24,7 +25,7 @@ pub fn chat_message(words: &Words, parts: &[PartOutcome]) -> Value {
 /// An annotation of a response. A chunk without an address is cited as a file.
 pub fn flat(words: &Words, source: &Source, (start, end): (usize, usize)) -> Value {
     let chunk = words.chunk(source);
-    match url(chunk) {
+    match words.url(source) {
         Some(url) => json!({
             "type": "url_citation", "start_index": start, "end_index": end, "title": title(chunk), "url": url,
         }),
@@ -37,7 +38,8 @@ pub fn flat(words: &Words, source: &Source, (start, end): (usize, usize)) -> Val
 /// An annotation of a chat's message. It can cite addresses only: a chunk without one is given the URN of its id.
 pub fn nested(words: &Words, source: &Source, (start, end): (usize, usize)) -> Value {
     let chunk = words.chunk(source);
-    let url = url(chunk).unwrap_or_else(|| format!("urn:thresher:chunk:{}", escaped(&chunk.id)));
+    let url =
+        words.url(source).map_or_else(|| format!("urn:thresher:chunk:{}", escaped(&chunk.id)), str::to_owned);
     let citation = json!({"start_index": start, "end_index": end, "title": title(chunk), "url": url});
     json!({"type": "url_citation", "url_citation": citation})
 }
@@ -60,12 +62,12 @@ fn title(chunk: &Chunk) -> &str {
     chunk.title.as_deref().filter(|title| !title.is_empty()).unwrap_or(&chunk.id)
 }
 
-/// The address of a chunk, by its metadata: `url`, or `source` where that is one.
+/// The address of a chunk, by its metadata: `url`, or `source` where that is one. The rest of the metadata is not built.
 pub fn url(chunk: &Chunk) -> Option<String> {
-    let metadata: Value = serde_json::from_str(chunk.metadata.as_deref()?).ok()?;
-    let field = |name: &str| Some(metadata.get(name)?.as_str()?.to_owned());
+    let found = fields::pick_named(chunk.metadata.as_deref()?, ["url", "source"]).ok()?;
+    let [url, source] = found.map(|value| Some(fields::text(value?)?.ok()?.into_owned()));
     let is_address = |text: &String| text.contains("://");
-    field("url").filter(|url| !url.trim().is_empty()).or_else(|| field("source").filter(is_address))
+    url.filter(|url| !url.trim().is_empty()).or_else(|| source.filter(is_address))
 }
 
 /// RFC 3986: what is not unreserved is percent-encoded.

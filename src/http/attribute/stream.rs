@@ -41,7 +41,8 @@ pub async fn handle(
     let first = tokio::time::timeout(service.limits.read_max, next(&mut events, &service));
     let first = first.await.map_err(|_elapsed| HttpError::body_timeout())??;
     let first = first.ok_or_else(HttpError::stream_empty)?;
-    let asked = work::aside(move || Asked::parse(first.as_bytes())).await?;
+    let limits = service.limits.bodies;
+    let asked = work::aside(move || Asked::parse(first.as_bytes(), &limits)).await?;
     let deadline_ms = asked.body.deadline_ms();
     let deadline = work::deadline(Instant::now(), deadline_ms, &service)?;
     let permit = place.enter(deadline).await?;

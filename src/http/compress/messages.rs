@@ -6,7 +6,7 @@ use std::time::Instant;
 use axum::Json;
 use serde_json::value::RawValue;
 
-use crate::api::MessagesAnswer;
+use crate::api::{BodyLimits, MessagesAnswer};
 use crate::domain::{Granularity, TokenizerName};
 use crate::http::error::HttpError;
 use crate::http::originals::{Hash, keep};
@@ -27,10 +27,11 @@ pub struct Asked {
 
 impl Asked {
     /// None where the body has no messages.
-    pub fn new(body: &[u8]) -> Result<Option<Self>, HttpError> {
+    pub fn new(body: &[u8], limits: &BodyLimits) -> Result<Option<Self>, HttpError> {
         let Ok(body) = std::str::from_utf8(body) else { return Ok(None) };
         let Ok(located) = Located::parse(body) else { return Ok(None) };
         let Some(messages) = located.get("messages") else { return Ok(None) };
+        limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
         let messages =
             messages.is_list().then(|| messages.items()).ok_or_else(HttpError::messages_invalid)?;
         if messages.is_empty() {

@@ -1,0 +1,238 @@
+//! Bodies that hold more than a request may: refused with the place and the limit while they are read, before anything is built.
+
+use serde_json::{Value, json};
+
+use crate::wire::post;
+use crate::{check_error, daemon, get, good, scripted};
+
+/// A list of `count` equal items.
+fn many(item: &str, count: usize) -> String {
+    format!("[{}]", vec![item; count].join(","))
+}
+
+/// Each body breaks off behind the element that is over the limit: it is refused for its length, so the rest was never looked at.
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_refused_at_the_first_element_over_their_limit() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    for (path, head, field, item, count, error, setting) in [
+        ("/v1/compress", r#""query":"q""#, "chunks", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
+        (
+            "/v1/compress",
+            r#""query":"q""#,
+            "chunk_ids",
+            "\"a\"",
+            13,
+            "chunk_too_many",
+            "limits.registered_chunk_count_max",
+        ),
+        (
+            "/v1/compress",
+            r#""query":"q""#,
+            "keep",
+            "\"a\"",
+            13,
+            "keep_too_many",
+            "limits.registered_chunk_count_max",
+        ),
+        ("/v1/compress", r#""query":"q""#, "include", "\"kv\"", 17, "include_too_many", "16"),
+        (
+            "/v1/attribute",
+            r#""answer":"a""#,
+            "chunks",
+            "\"a\"",
+            9,
+            "chunk_too_many",
+            "limits.chunk_count_max",
+        ),
+        (
+            "/v1/attribute",
+            r#""answer":"a""#,
+            "chunk_ids",
+            "\"a\"",
+            13,
+            "chunk_too_many",
+            "limits.registered_chunk_count_max",
+        ),
+        (
+            "/v1/attribute",
+            r#""answer":"a""#,
+            "spans",
+            r#"{"start":0,"end":1}"#,
+            5,
+            "span_too_many",
+            "limits.span_count_max",
+        ),
+        (
+            "/v1/chunks",
+            r#""wait":false"#,
+            "chunks",
+            "\"a\"",
+            16,
+            "chunk_too_many",
+            "registry.batch_count_max",
+        ),
+        ("/v1/rerank", r#""query":"q""#, "documents", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
+        ("/v2/rerank", r#""query":"q""#, "documents", "{}", 9, "chunk_too_many", "limits.chunk_count_max"),
+        ("/rerank", r#""query":"q""#, "texts", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
+        ("/v1/rerank", r#""query":"q""#, "rank_fields", "\"a\"", 65, "rank_field_too_many", "64"),
+        ("/v1/score", r#""model":"m""#, "text_1", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
+        ("/v1/score", r#""model":"m""#, "text_2", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
+    ] {
+        let list = many(item, count);
+        let body = format!("{{{head},\"{field}\":{} and no more JSON", list.trim_end_matches(']'));
+        let response = post(daemon.http, path, body).await;
+        let error = format!("422 {error} {field}");
+        check_error(&format!("{path} {field}"), &response, &error, setting);
+    }
+    let ids = format!("{{\"ids\":{}", many("\"a\"", 16));
+    let response = post(daemon.http, "/v1/chunks/delete", ids).await;
+    check_error("ids", &response, "422 chunk_too_many ids", "registry.batch_count_max");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_streams_first_event_is_bounded_too() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let event = format!("data: {{\"chunks\":{}}}\n\n", many("\"a\"", 9));
+    let response = post(daemon.http, "/v1/attribute/stream", event).await;
+    check_error("chunks", &response, "422 chunk_too_many chunks", "limits.chunk_count_max");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rank_fields_are_distinct_and_bounded_together() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let half = "y".repeat(800);
+    for (case, fields, error, message) in [
+        (
+            "a field twice",
+            json!(["a", "b", "a"]),
+            "422 rank_field_duplicate rank_fields[2]",
+            "rank_fields[0]",
+        ),
+        ("too long together", json!(["a", "b"]), "422 chunk_too_long documents[1]", "1601 bytes"),
+        ("too long together", json!(["b", "a"]), "422 chunk_too_long documents[1]", "limits.chunk_bytes_max"),
+    ] {
+        let documents = json!([{"a": "x"}, {"a": half, "b": half}]);
+        let body = json!({"query": "q", "documents": documents, "rank_fields": fields}).to_string();
+        check_error(case, &post(daemon.http, "/v1/rerank", body).await, error, message);
+    }
+    let names: Vec<String> = (0..64).map(|at| format!("{at}{}", "n".repeat(20))).collect();
+    let body = json!({"query": "q", "documents": [{"text": "x"}], "rank_fields": names}).to_string();
+    let response = post(daemon.http, "/v1/rerank", body).await;
+    check_error("no field", &response, "400 missing_field documents[0]", "and 61 more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_come_back_as_they_were_written() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let document =
+        r#"{"text": "The tide \u0069s at noon.", "n": 1.50, "big": 12345678901234567890123, "n": 2}"#;
+    let body = format!(r#"{{"query":"tide","documents":[{document},"The \u006doon."]}}"#);
+    let response = post(daemon.http, "/v1/rerank", body).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    assert!(response.body.contains(&format!(r#""document":{document}"#)), "{}", response.body);
+    assert!(response.body.contains(r#""document":{"text":"The \u006doon."}"#), "{}", response.body);
+    let fields =
+        r#"{"query":"tide","documents":[{"a":{"deep":[1]},"b":"noon"}],"rank_fields":["b","a","c"]}"#;
+    let response = post(daemon.http, "/v1/rerank", fields).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    let broken = r#"{"query":"tide","documents":["x",{"text":"\ud800"}]}"#;
+    let response = post(daemon.http, "/v1/rerank", broken).await;
+    check_error("half a pair", &response, "400 invalid_json documents[1]", "come in pairs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn filters_are_bounded_before_they_are_built() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let deep = format!("{}1{}", "{\"not\":".repeat(200), "}".repeat(200));
+    let twice = r#"{"tenant":"a","tenant":"b"}"#;
+    for (case, filter, message) in [("deep", &*deep, "inside each other"), ("twice", twice, "twice")] {
+        let body = format!(r#"{{"query":"q","filter":{filter}}}"#);
+        let response = post(daemon.http, "/v1/search", body).await;
+        check_error(case, &response, "400 filter_invalid filter", message);
+    }
+    let response = get(daemon.http, "/v1/chunks?filter=%7B%22a%22:1,%22a%22:2%7D").await;
+    check_error("in a query", &response, "400 filter_invalid filter", "twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_repeat_little_of_a_long_value() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let long = "x".repeat(3_500);
+    let chunk = |id: &str| json!({"id": id, "text": "The tide is at noon."});
+    let shorter = "y".repeat(1_600);
+    for (path, body, error) in [
+        ("/v1/compress", json!({&long: 1}), "400 unknown_field".to_owned()),
+        ("/v1/compress", json!({"chunks": [{&long: 1}]}), "400 unknown_field".to_owned()),
+        ("/v1/compress", json!({"order": long}), "400 unknown_value order".to_owned()),
+        ("/v1/compress", json!({"deadline_ms": long}), "400 wrong_type deadline_ms".to_owned()),
+        (
+            "/v1/compress",
+            json!({"query": "q", "chunks": ["a"], "keep": [long]}),
+            "422 keep_unknown keep[0]".to_owned(),
+        ),
+        (
+            "/v1/compress",
+            json!({"query": "q", "chunks": [chunk(&shorter), chunk(&shorter)]}),
+            "422 chunk_id_duplicate chunks[1].id".to_owned(),
+        ),
+        (
+            "/v1/compress",
+            json!({"query": "q", "chunk_ids": [long]}),
+            "422 chunk_unknown chunk_ids[0]".to_owned(),
+        ),
+        ("/v1/rerank", json!({"query": "q", "documents": [{}], "rank_fields": [long]}), {
+            "400 missing_field documents[0]".to_owned()
+        }),
+        (
+            "/v1/search",
+            json!({"query": "q", "filter": {&long: {"like": 1}}}),
+            "400 filter_invalid".to_owned(),
+        ),
+    ] {
+        let response = post(daemon.http, path, body.to_string()).await;
+        let found = response.json();
+        let text = |field: &str| found["error"][field].as_str().unwrap_or("-").to_owned();
+        let head = format!("{} {} {}", response.status, text("code"), text("param"));
+        assert!(head.starts_with(&error), "{error}: {head}");
+        assert!(response.body.len() < 1_500, "{error}: {} bytes: {}", response.body.len(), response.body);
+    }
+}
+
+fn call(tool: &str, arguments: Value) -> String {
+    let params = json!({"name": tool, "arguments": arguments});
+    json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_of_tools_are_bounded() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let ask = async |body: String| {
+        let headers = ["content-type: application/json", "accept: application/json, text/event-stream"];
+        crate::wire::ask_with(daemon.http, ("POST", "/mcp"), &headers, body).await
+    };
+    let answer = ask(call("compress", good())).await;
+    assert!(answer.body.contains("The tide is at noon."), "{}", answer.body);
+    let answer = ask(call("compress", json!({"query": "q", "chunks": vec!["a"; 9]}))).await;
+    let error = &answer.json()["result"]["structuredContent"]["error"];
+    assert_eq!(
+        (&error["code"], &error["param"]),
+        (&json!("chunk_too_many"), &json!("chunks")),
+        "{}",
+        answer.body
+    );
+    let answer = ask(call("compress", json!({"query": "q", "chunks": vec![0; 100]}))).await;
+    check_error(
+        "values",
+        &answer,
+        "422 json_value_too_many -",
+        "the limit is 100 (limits.json_value_count_max)",
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_are_bounded() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let messages = json!({"messages": vec![json!({}); 100]}).to_string();
+    let response = post(daemon.http, "/v1/compress", messages).await;
+    check_error("messages", &response, "422 json_value_too_many messages", "limits.json_value_count_max");
+}
