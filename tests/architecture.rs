@@ -22,7 +22,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("originals", &[]),
     ("proxy", &["domain", "text", "pipeline", "api"]),
     ("eval", &["domain", "text", "rc", "model", "kv", "pipeline", "registry"]),
-    ("admission", &[]),
+    ("admission", &["domain"]),
     ("access", &["domain", "plain"]),
     ("tenants", &["domain", "shared", "pipeline", "registry", "handles", "handover", "admission"]),
     ("mcp", &["domain", "pipeline", "receipt", "api", "admission"]),

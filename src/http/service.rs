@@ -11,7 +11,7 @@ use axum::http::request::Parts;
 
 use super::{HttpError, Middleware, ServeLimits};
 use crate::access::{Access, Caller, Denied};
-use crate::admission::Admission;
+use crate::admission::{Admission, Claim};
 use crate::domain::Tenant;
 use crate::handles::{Handles, Remembered};
 use crate::handover::Bundle;
@@ -165,6 +165,11 @@ impl Scope {
     /// Whose data this is.
     pub fn tenant(&self) -> &Tenant {
         self.room.tenant()
+    }
+
+    /// The tenant as it asks for its share of what all tenants use.
+    pub fn claim(&self) -> Claim<'_> {
+        Claim { tenant: self.tenant(), has_rivals: self.service.access.is_shared() }
     }
 }
 
