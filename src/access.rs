@@ -150,6 +150,11 @@ impl Access {
         self.0.is_some()
     }
 
+    /// Whether more than one tenant may come in.
+    pub fn is_shared(&self) -> bool {
+        self.0.as_ref().is_some_and(|door| door.keys().are_shared())
+    }
+
     /// All tenants that have keys, those of revoked ones included; none where no keys are asked for.
     pub fn tenants(&self) -> BTreeSet<Tenant> {
         self.0.as_ref().map(|door| door.keys().tenants()).unwrap_or_default()

@@ -1,107 +1,141 @@
-//! Who may work now, who waits, who is turned away: a bounded number of permits, a bounded queue, a deadline for both.
+//! Decides which requests may work now, which wait and which are refused: a bounded number of permits, a bounded queue and a
+//! bounded number of answer streams, each shared fairly between tenants, and a deadline for waiting.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+mod refusals;
+pub mod retry;
+mod shares;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-/// How many may come in.
+use self::refusals::Refusals;
+use self::shares::Claimed;
+pub use self::shares::{Claim, Place, Shares};
+use crate::domain::Tenant;
+
+/// How many requests and streams are admitted at the same time.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Who work at the same time.
+    /// Requests that work.
     pub concurrency_max: usize,
-    /// Who wait.
+    /// Requests that wait.
     pub queue_max: usize,
-    /// Answers that arrive at the same time, each of which comes in again and again.
+    /// Streams of answers. Each sentence of a stream needs a permit of its own.
     pub stream_count_max: usize,
 }
 
-/// The door. Clones are the same door.
+/// Hands out permits and streams. Clones share the same ones.
 #[derive(Debug, Clone)]
 pub struct Admission {
-    permits: Arc<Semaphore>,
-    streams: Arc<Semaphore>,
-    waiting: Arc<AtomicUsize>,
+    permits: Shares,
+    streams: Shares,
+    refusals: Arc<Mutex<Refusals>>,
     draining: Arc<AtomicBool>,
-    queue_max: usize,
 }
 
-/// One who comes in again and again, as long as its answer arrives; its place is given back when dropped.
+/// An answer that arrives piece by piece. Dropping it gives its place back.
 #[derive(Debug)]
 pub struct Stream {
-    door: Admission,
-    _place: OwnedSemaphorePermit,
+    admission: Admission,
+    tenant: Tenant,
+    has_rivals: bool,
+    _place: Place,
 }
 
-/// Leave to work; given back when dropped.
+/// Permission to work. Dropping it gives it back.
 #[derive(Debug)]
-pub struct Permit {
-    _permit: OwnedSemaphorePermit,
-}
+pub struct Permit(#[allow(dead_code, reason = "dropping it is what it is for")] Place);
 
-/// Why a request may not work.
+/// Why a request may not work. `retry_after_s` is the number of seconds after which repeating the request is expected to help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// The queue is full.
-    Overloaded,
-    /// The deadline passed while waiting.
-    Late,
-    /// As many answers are arriving as may.
-    StreamsTooMany,
+    /// The queue has no room for this tenant.
+    Overloaded {
+        /// Until all who wait now have been served.
+        retry_after_s: u64,
+    },
+    /// The deadline passed while the request waited for a permit.
+    Late {
+        /// Until all who wait now have been served.
+        retry_after_s: u64,
+    },
+    /// There are as many streams as this tenant may have.
+    StreamsTooMany {
+        /// Until one of them is expected to end.
+        retry_after_s: u64,
+    },
     /// The daemon is shutting down.
     Draining,
 }
 
 impl Admission {
-    /// A door for so many.
+    /// Admits as many as `bounds` say.
     pub fn new(bounds: Bounds) -> Self {
         Self {
-            permits: Arc::new(Semaphore::new(bounds.concurrency_max)),
-            streams: Arc::new(Semaphore::new(bounds.stream_count_max)),
-            waiting: Arc::default(),
+            permits: Shares::new(bounds.concurrency_max, bounds.queue_max),
+            streams: Shares::new(bounds.stream_count_max, 0),
+            refusals: Arc::default(),
             draining: Arc::default(),
-            queue_max: bounds.queue_max,
         }
     }
 
-    /// Waits for a permit until `deadline`; first come, first served.
-    ///
-    /// # Errors
-    /// [`Refusal`]. A caller that stops waiting leaves the queue.
-    pub async fn enter(&self, deadline: Instant) -> Result<Permit, Refusal> {
-        match self.is_draining() {
-            true => Err(Refusal::Draining),
-            false => self.wait(deadline).await,
-        }
-    }
-
-    /// A place for one who will come in again and again.
+    /// Waits for a permit until `deadline`. A tenant's requests are served in the order in which they came; between tenants, the
+    /// one that holds the fewest permits is served first. A caller that stops waiting leaves the queue.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn stream(&self) -> Result<Stream, Refusal> {
+    pub async fn enter(&self, claim: Claim<'_>, deadline: Instant) -> Result<Permit, Refusal> {
+        match self.is_draining() {
+            true => Err(Refusal::Draining),
+            false => self.wait(claim, deadline).await,
+        }
+    }
+
+    /// Opens a stream of an answer.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn stream(&self, claim: Claim) -> Result<Stream, Refusal> {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        let place = Arc::clone(&self.streams).try_acquire_owned().map_err(|_| Refusal::StreamsTooMany)?;
-        Ok(Stream { door: self.clone(), _place: place })
+        let Some(place) = self.streams.take(claim) else {
+            return Err(Refusal::StreamsTooMany { retry_after_s: self.streams.retry_after_s(claim.tenant) });
+        };
+        let Claim { tenant, has_rivals } = claim;
+        Ok(Stream { admission: self.clone(), tenant: tenant.clone(), has_rivals, _place: place })
     }
 
-    async fn wait(&self, deadline: Instant) -> Result<Permit, Refusal> {
-        if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
-            return Ok(Permit { _permit: permit });
-        }
-        let _place = Place::take(&self.waiting, self.queue_max).ok_or(Refusal::Overloaded)?;
-        let permit =
-            tokio::time::timeout_at(deadline.into(), Arc::clone(&self.permits).acquire_owned()).await;
-        match permit {
-            Err(_elapsed) => Err(Refusal::Late),
-            Ok(permit) => Ok(Permit { _permit: permit.expect("the semaphore is never closed") }),
+    async fn wait(&self, claim: Claim<'_>, deadline: Instant) -> Result<Permit, Refusal> {
+        let place = match self.permits.claim(claim) {
+            Claimed::Granted(place) => Some(place),
+            Claimed::Queued(waiting) => waiting.until(deadline).await,
+            Claimed::Full => {
+                return Err(Refusal::Overloaded { retry_after_s: self.retry_after_s(claim.tenant) });
+            }
+        };
+        place.map(Permit).ok_or_else(|| Refusal::Late { retry_after_s: self.retry_after_s(claim.tenant) })
+    }
+
+    /// Seconds until a request of this tenant that came now is expected to have a permit.
+    pub fn retry_after_s(&self, tenant: &Tenant) -> u64 {
+        self.permits.retry_after_s(tenant)
+    }
+
+    /// How long to keep back the refusal that this tenant is about to be sent. Zero unless the tenant has rivals and repeats
+    /// refused requests many times a second.
+    pub fn refusal_delay(&self, claim: Claim) -> Duration {
+        match claim.has_rivals {
+            false => Duration::ZERO,
+            true => {
+                let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+                refusals.delay(claim.tenant, Instant::now())
+            }
         }
     }
 
-    /// From now on nobody new comes in; those inside and those waiting go on.
+    /// From now on no new request is admitted; those that were admitted, and those that wait, go on.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
@@ -111,38 +145,20 @@ impl Admission {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Requests waiting for a permit.
+    /// Requests that wait for a permit, of all tenants.
     pub fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+        self.permits.waiting()
     }
 }
 
 impl Stream {
-    /// As [`Admission::enter`], also while the daemon shuts down: who is inside goes on.
+    /// As [`Admission::enter`], also while the daemon shuts down: a stream that was admitted goes on.
     ///
     /// # Errors
     /// [`Refusal`].
     pub async fn enter(&self, deadline: Instant) -> Result<Permit, Refusal> {
-        self.door.wait(deadline).await
-    }
-}
-
-/// A place in the queue; given back when dropped, also by a caller that has gone.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(waiting: &Arc<AtomicUsize>, queue_max: usize) -> Option<Self> {
-        let more = |n| (n < queue_max).then_some(n + 1);
-        waiting
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-            .ok()
-            .map(|_| Self(Arc::clone(waiting)))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let claim = Claim { tenant: &self.tenant, has_rivals: self.has_rivals };
+        self.admission.wait(claim, deadline).await
     }
 }
 
@@ -154,51 +170,99 @@ mod tests {
 
     const ONE: Bounds = Bounds { concurrency_max: 1, queue_max: 1, stream_count_max: 1 };
 
+    fn named(name: &str) -> Tenant {
+        Tenant::new(name).expect("a name")
+    }
+
+    fn only(tenant: &Tenant) -> Claim<'_> {
+        Claim { tenant, has_rivals: false }
+    }
+
+    fn among(tenant: &Tenant) -> Claim<'_> {
+        Claim { tenant, has_rivals: true }
+    }
+
     #[tokio::test]
     async fn a_stream_goes_on_while_nobody_new_comes_in() {
-        let door = Admission::new(ONE);
-        let stream = door.stream().expect("the door is open");
-        assert_eq!(door.stream().err(), Some(Refusal::StreamsTooMany));
-        door.drain();
-        assert_eq!(door.enter(soon()).await.err(), Some(Refusal::Draining));
-        drop(stream.enter(soon()).await.expect("it was inside"));
+        let (admission, tenant) = (Admission::new(ONE), Tenant::default());
+        let stream = admission.stream(only(&tenant)).expect("the first");
+        assert_eq!(admission.stream(only(&tenant)).err(), Some(Refusal::StreamsTooMany { retry_after_s: 1 }));
+        admission.drain();
+        assert_eq!(admission.enter(only(&tenant), soon()).await.err(), Some(Refusal::Draining));
+        drop(stream.enter(soon()).await.expect("it was admitted before"));
         drop(stream);
-        assert_eq!(door.stream().err(), Some(Refusal::Draining));
+        assert_eq!(admission.stream(only(&tenant)).err(), Some(Refusal::Draining));
     }
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_millis(20)
     }
 
+    fn late() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
     #[tokio::test]
     async fn one_works_one_waits_the_third_is_turned_away() {
-        let door = Admission::new(ONE);
-        let first = door.enter(soon()).await.expect("the door is open");
+        let (admission, tenant) = (Admission::new(ONE), Tenant::default());
+        let first = admission.enter(only(&tenant), soon()).await.expect("the first");
         let waiting = tokio::spawn({
-            let door = door.clone();
-            async move { door.enter(Instant::now() + Duration::from_secs(5)).await.map(drop) }
+            let (admission, tenant) = (admission.clone(), tenant.clone());
+            async move { admission.enter(only(&tenant), late()).await.map(drop) }
         });
-        while door.waiting() == 0 {
+        while admission.waiting() == 0 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(door.enter(soon()).await.err(), Some(Refusal::Overloaded));
+        let third = admission.enter(only(&tenant), soon()).await;
+        assert!(matches!(third, Err(Refusal::Overloaded { .. })), "{third:?}");
         drop(first);
         assert_eq!(waiting.await.expect("no panic"), Ok(()));
-        assert_eq!(door.waiting(), 0);
+        assert_eq!(admission.waiting(), 0);
     }
 
     #[tokio::test]
     async fn waiting_past_the_deadline_is_late_and_leaves_the_queue() {
-        let door = Admission::new(ONE);
-        let _first = door.enter(soon()).await.expect("the door is open");
-        assert_eq!(door.enter(soon()).await.err(), Some(Refusal::Late));
-        assert_eq!(door.waiting(), 0);
+        let (admission, tenant) = (Admission::new(ONE), Tenant::default());
+        let _first = admission.enter(only(&tenant), soon()).await.expect("the first");
+        let second = admission.enter(only(&tenant), soon()).await;
+        assert!(matches!(second, Err(Refusal::Late { .. })), "{second:?}");
+        assert_eq!(admission.waiting(), 0);
     }
 
     #[tokio::test]
     async fn draining_lets_nobody_in() {
-        let door = Admission::new(ONE);
-        door.drain();
-        assert_eq!(door.enter(soon()).await.err(), Some(Refusal::Draining));
+        let (admission, tenant) = (Admission::new(ONE), Tenant::default());
+        admission.drain();
+        assert_eq!(admission.enter(only(&tenant), soon()).await.err(), Some(Refusal::Draining));
+    }
+
+    #[tokio::test]
+    async fn a_tenant_that_takes_all_it_gets_leaves_permits_queue_and_streams_to_another() {
+        let bounds = Bounds { concurrency_max: 4, queue_max: 8, stream_count_max: 8 };
+        let (admission, a, b) = (Admission::new(bounds), named("a"), named("b"));
+        let streams: Vec<Stream> = std::iter::from_fn(|| admission.stream(among(&b)).ok()).collect();
+        assert_eq!(streams.len(), 4, "half of them");
+        admission.stream(among(&a)).expect("there is one for the other tenant");
+        let mut permits = Vec::new();
+        for _ in 0..2 {
+            permits.push(admission.enter(among(&b), late()).await.expect("a permit"));
+        }
+        let flood: Vec<_> = (0..20)
+            .map(|_| {
+                let (admission, b) = (admission.clone(), b.clone());
+                tokio::spawn(async move { admission.enter(among(&b), late()).await.map(drop) })
+            })
+            .collect();
+        while admission.waiting() < 4 {
+            tokio::task::yield_now().await;
+        }
+        let others: Vec<Permit> =
+            vec![admission.enter(among(&a), late()).await.expect("at once, past those who wait")];
+        assert_eq!(admission.waiting(), 4, "half of the queue");
+        drop((others, permits));
+        for one in flood {
+            let outcome = one.await.expect("no panic");
+            assert!(matches!(outcome, Ok(()) | Err(Refusal::Overloaded { .. })), "{outcome:?}");
+        }
     }
 }

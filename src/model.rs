@@ -11,6 +11,7 @@ pub mod scripted;
 pub mod tokenizer;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ndarray::{Array2, Array3, ArrayView1, ArrayView3, Axis, s};
 use thiserror::Error;
@@ -31,6 +32,12 @@ pub type Done<'a> = &'a (dyn Fn(usize, ArrayView3<f32>) + Sync);
 pub trait ModelRuntime: Send + Sync {
     /// The model's name, fingerprint and dimensions.
     fn info(&self) -> &ModelInfo;
+
+    /// The same model with a share of its own: while several shares have work waiting, each gets the same part of the model's time,
+    /// however much work each has. None where the model does not schedule its work.
+    fn with_own_share(&self) -> Option<Arc<dyn ModelRuntime>> {
+        None
+    }
 
     /// Reads windows, each on its own. `done(i, planes)` is given the planes `[plane, token, head_dim]` of window `i`, special
     /// tokens dropped, as soon as they are there, in any order. `wanted(i)` is asked when window `i` goes into the queue, two runs

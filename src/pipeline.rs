@@ -38,6 +38,7 @@ use self::clock::{Clock, Timings};
 use self::count::{Counter, FrameCosts};
 use self::explain::Explanation;
 use self::fit::Means;
+use self::pace::Late;
 pub use self::question::Placement;
 use self::question::{Asking, Question};
 use self::scan::ScanBy;
@@ -159,13 +160,13 @@ pub enum PipelineError {
     /// The model has too much to read for others.
     #[error(
         "{bytes} bytes of text have to be read, which takes about {:.1} s beside others: too long for the deadline",
-        expected.as_secs_f64()
+        late.expected.as_secs_f64()
     )]
     WouldBeLate {
         /// Text of chunks that have not been read.
         bytes: usize,
-        /// How long that would take.
-        expected: Duration,
+        /// How long reading it would take, and when to ask again.
+        late: Late,
     },
     /// The caller has gone.
     #[error("the caller no longer waits")]
@@ -282,13 +283,14 @@ impl Pipeline {
         Self { model, tokenizer, reader, frames: FrameCosts::new(), settings }
     }
 
-    /// The same model for another tenant, who shares nothing with others that is made of their texts: neither blocks, nor the
-    /// reading of one, nor what frames with titles cost.
+    /// The same model for another tenant, which has a share of the model's time of its own, and shares nothing with others that is
+    /// made of their texts: neither blocks, nor the reading of one, nor what frames with titles cost.
     pub fn of_tenant(&self, tenant: &Tenant) -> Self {
+        let model = self.model.with_own_share().unwrap_or_else(|| Arc::clone(&self.model));
         Self {
-            model: Arc::clone(&self.model),
+            reader: self.reader.of_tenant(tenant, Arc::clone(&model)),
+            model,
             tokenizer: Arc::clone(&self.tokenizer),
-            reader: self.reader.of_tenant(tenant),
             frames: FrameCosts::new(),
             settings: self.settings.clone(),
         }
@@ -302,6 +304,11 @@ impl Pipeline {
     /// The same, to be run.
     pub fn runtime(&self) -> &dyn ModelRuntime {
         &*self.model
+    }
+
+    /// How long the model will take for the chunks of this tenant that are being read.
+    pub fn reading_left(&self) -> Duration {
+        self.reader.time_left()
     }
 
     /// How it answers requests.

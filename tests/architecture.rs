@@ -24,7 +24,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("originals", &["private_files"]),
     ("proxy", &["domain", "text", "pipeline", "api", "shape"]),
     ("eval", &["domain", "text", "rc", "model", "kv", "pipeline", "registry"]),
-    ("admission", &[]),
+    ("admission", &["domain"]),
     ("access", &["domain", "plain"]),
     ("tenants", &["domain", "shared", "pipeline", "registry", "handles", "handover", "admission"]),
     ("mcp", &["domain", "pipeline", "plain", "receipt", "api", "admission"]),

@@ -15,6 +15,8 @@ use crate::domain::Tenant;
 /// All keys.
 pub struct Keys {
     by_sha256: HashMap<[u8; 32], Arc<Key>>,
+    /// Whether they are of more than one tenant.
+    are_shared: bool,
 }
 
 /// One of them.
@@ -55,7 +57,15 @@ impl Keys {
             };
             (sha256, Arc::new(key))
         };
-        Self { by_sha256: entries.into_iter().map(key).collect() }
+        let by_sha256: HashMap<_, _> = entries.into_iter().map(key).collect();
+        let mut tenants = by_sha256.values().filter(|key| !key.revoked).map(|key| &key.tenant);
+        let are_shared = tenants.next().is_some_and(|first| tenants.any(|tenant| tenant != first));
+        Self { by_sha256, are_shared }
+    }
+
+    /// Whether more than one tenant has a key that was not revoked.
+    pub fn are_shared(&self) -> bool {
+        self.are_shared
     }
 
     /// How many there are.

@@ -132,7 +132,8 @@ pub struct Admission {
     /// Requests that are worked on at the same time; 0: eight per core, so that those who have chunks read by the model do not
     /// keep back those who have not.
     pub concurrency_max: usize,
-    /// Requests that wait for their turn; one more is answered 429.
+    /// Requests that wait for their turn; one more is answered 429. Of this, of `concurrency_max` and of `stream_count_max`, one
+    /// tenant takes at most half while others have keys.
     pub queue_max: usize,
     /// Answers that arrive piece by piece at the same time; one more is answered 429.
     pub stream_count_max: usize,

@@ -45,7 +45,7 @@ pub async fn answer(service: Scope, body: Vec<u8>) -> Result<AttributeAnswer, Ht
 async fn attributed(service: Scope, asked: Asked, arrived: Instant) -> Result<AttributeAnswer, HttpError> {
     let deadline = work::deadline(arrived, asked.body.deadline_ms(), &service)?;
     service.ready()?;
-    let permit = service.admission.enter(deadline).await?;
+    let permit = work::enter(&service, deadline).await?;
     let read = AttributeBody::into_domain;
     let answer = asked.work(&service, (permit, deadline), read, |service, found, cancel| {
         let Found { request, options, chunks } = found;
@@ -99,14 +99,13 @@ impl Asked {
     ) -> Result<T, HttpError> {
         let Self { body, named } = self;
         let by_ids = matches!(named, Some(Named::Registered(_)));
-        let service = service.clone();
-        let answer = work::permitted(service.caller().clone(), (permit, deadline), move |cancel| {
-            let chunks = named.map(|named| Chunks::of(&service, &named, cancel)).transpose()?;
-            let (mut request, options) =
-                read(body, chunks.as_ref().map(Chunks::chunks), &service.limits.bodies)?;
+        let working = service.clone();
+        let answer = work::permitted(service, (permit, deadline), move |cancel| {
+            let chunks = named.map(|named| Chunks::of(&working, &named, cancel)).transpose()?;
+            let (mut request, options) = read(body, chunks.as_ref().map(Chunks::chunks), &working.limits.bodies)?;
             let remembered = chunks.as_ref().and_then(Chunks::remembered);
             request.seen = remembered.map(|remembered| remembered.kept.clone());
-            work(&service, Found { request, options, chunks }, cancel)
+            work(&working, Found { request, options, chunks }, cancel)
         });
         answer.await.map_err(|error| if by_ids { error.of_chunks_in("chunk_ids") } else { error })
     }

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::access::Denied;
-use crate::admission::Refusal;
+use crate::admission::{Refusal, retry};
 use crate::api::{ErrorAnswer, ErrorBody, RequestError};
 use crate::model::ModelError;
 use crate::pipeline::PipelineError;
@@ -85,13 +85,18 @@ fn quoted(sent: &str) -> String {
     format!("{short:?}")
 }
 
-/// Seconds after which a client may try again, for codes where trying again can help.
+/// Seconds after which a client may try again, for codes where trying again can help, where nothing better is known.
 fn retry_after_s(code: &str) -> Option<u64> {
     match code {
         "overloaded" => Some(1),
         "not_ready" | "draining" | "change_log_unavailable" | "registry_write_failed" => Some(5),
         _ => None,
     }
+}
+
+/// Whether an error with this code is one of load, which passes.
+fn code_of_load(code: &str) -> bool {
+    matches!(code, "overloaded" | "deadline_exceeded")
 }
 
 /// How a client is told that it has to say who it is.
@@ -336,8 +341,19 @@ impl HttpError {
         Self::new("model_unknown", message).at("model")
     }
 
-    pub(super) fn too_many_on_their_way() -> Self {
-        Self::new("overloaded", "too many requests are on their way (middleware.request_count_max)")
+    pub(super) fn too_many_on_their_way(retry_after_s: u64) -> Self {
+        let message = "too many requests are on their way to upstream servers; a tenant may have its share of \
+                       middleware.request_count_max";
+        Self { retry_after_s: Some(retry_after_s), ..Self::new("overloaded", message) }
+    }
+
+    /// Asks the client to wait at least so long before it tries again, within the bounds of all such estimates.
+    pub(super) fn retry_not_before(mut self, wait: Duration) -> Self {
+        let least = retry::whole(wait);
+        if self.retry_after_s.is_some() || code_of_load(self.body.code) {
+            self.retry_after_s = self.retry_after_s.max(Some(least));
+        }
+        self
     }
 
     pub(super) fn upstream_failed(connecting: bool) -> Self {
@@ -535,7 +551,12 @@ impl From<PipelineError> for HttpError {
             PipelineError::Model(model) => tracing::error!(error = %model, "the model failed"),
             _ => {}
         }
-        ErrorBody { code: error.code(), message: error.to_string(), param }.into()
+        let retry_after_s = match &error {
+            PipelineError::WouldBeLate { late, .. } => Some(retry::whole(late.retry_after)),
+            _ => None,
+        };
+        let body = ErrorBody { code: error.code(), message: error.to_string(), param };
+        Self { body, retry_after_s }
     }
 }
 
@@ -556,14 +577,22 @@ impl From<RegistryError> for HttpError {
 
 impl From<Refusal> for HttpError {
     fn from(refusal: Refusal) -> Self {
+        let overloaded = |message: &str, retry_after_s| Self {
+            retry_after_s: Some(retry_after_s),
+            ..Self::new("overloaded", message)
+        };
         match refusal {
-            Refusal::Overloaded => {
-                Self::new("overloaded", "too many requests are waiting (admission.queue_max)")
+            Refusal::Overloaded { retry_after_s } => overloaded(
+                "too many requests are waiting; a tenant may have its share of admission.queue_max",
+                retry_after_s,
+            ),
+            Refusal::StreamsTooMany { retry_after_s } => overloaded(
+                "too many answers are arriving; a tenant may have its share of admission.stream_count_max",
+                retry_after_s,
+            ),
+            Refusal::Late { retry_after_s } => {
+                Self { retry_after_s: Some(retry_after_s), ..PipelineError::DeadlineExceeded.into() }
             }
-            Refusal::StreamsTooMany => {
-                Self::new("overloaded", "too many answers are arriving (admission.stream_count_max)")
-            }
-            Refusal::Late => PipelineError::DeadlineExceeded.into(),
             Refusal::Draining => Self::new("draining", "the daemon is shutting down"),
         }
     }

@@ -59,7 +59,7 @@ async fn pass(
         body::discard(body, &service).await;
         return Err(refused);
     }
-    let place = middleware.place()?;
+    let place = middleware.place(service.claim())?;
     let asked = Arc::new(Asked::read(&service, dialect, &headers, body).await?);
     let upstream = middleware.upstream(&asked.model)?;
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;

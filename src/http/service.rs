@@ -13,7 +13,7 @@ use super::body_bytes::{BodyBytes, BodyPool};
 use super::origin::OriginPolicy;
 use super::{HttpError, Middleware, ServeLimits};
 use crate::access::{Access, Caller, Denied};
-use crate::admission::Admission;
+use crate::admission::{Admission, Claim};
 use crate::domain::Tenant;
 use crate::handles::{Handles, Remembered};
 use crate::handover::Bundle;
@@ -185,6 +185,11 @@ impl Scope {
     /// Whose data this is.
     pub fn tenant(&self) -> &Tenant {
         self.room.tenant()
+    }
+
+    /// The tenant as it asks for its share of what all tenants use.
+    pub fn claim(&self) -> Claim<'_> {
+        Claim { tenant: self.tenant(), has_rivals: self.service.access.is_shared() }
     }
 }
 

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::{HttpError, Scope, Service};
 use crate::access::Caller;
-use crate::admission::Permit;
+use crate::admission::{Permit, Refusal, Stream};
+use crate::pipeline::Pipeline;
 use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
 
@@ -40,8 +41,60 @@ pub async fn admitted<T: Send + 'static>(
     deadline: Instant,
     work: impl FnOnce(&Cancel) -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
-    let permit = service.admission.enter(deadline).await?;
-    permitted(service.caller().clone(), (permit, deadline), work).await
+    let permit = enter(service, deadline).await?;
+    permitted(service, (permit, deadline), work).await
+}
+
+/// Waits for a permit until `deadline`.
+///
+/// # Errors
+/// Why there is none, and when to ask again.
+pub async fn enter(service: &Scope, deadline: Instant) -> Result<Permit, HttpError> {
+    let entered = service.admission.enter(service.claim(), deadline).await;
+    refused(service, entered).await
+}
+
+/// The same for a sentence of a stream that was admitted.
+///
+/// # Errors
+/// As [`enter`].
+pub async fn enter_stream(service: &Scope, stream: &Stream, deadline: Instant) -> Result<Permit, HttpError> {
+    refused(service, stream.enter(deadline).await).await
+}
+
+/// Opens a stream of an answer.
+///
+/// # Errors
+/// As [`enter`].
+pub async fn open_stream(service: &Scope) -> Result<Stream, HttpError> {
+    refused(service, service.admission.stream(service.claim())).await
+}
+
+async fn refused<T>(service: &Scope, outcome: Result<T, Refusal>) -> Result<T, HttpError> {
+    match outcome {
+        Ok(admitted) => Ok(admitted),
+        Err(refusal) => {
+            let error = HttpError::from(refusal).retry_not_before(reading_left(service));
+            held_back(service, error).await
+        }
+    }
+}
+
+/// How long the model will take for what it reads for this tenant now.
+fn reading_left(service: &Scope) -> Duration {
+    service.pipeline().map(Pipeline::reading_left).unwrap_or_default()
+}
+
+/// Sends a tenant's refusals with a pause between them when it repeats refused requests many times a second: each of them has been
+/// read and parsed, on processors that other tenants use.
+async fn held_back<T>(service: &Scope, error: HttpError) -> Result<T, HttpError> {
+    if error.code() == "overloaded" {
+        let delay = service.admission.refusal_delay(service.claim());
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+    }
+    Err(error)
 }
 
 /// The same for one who has a permit. What was done is charged to its key when it ends, however it ends.
@@ -49,14 +102,14 @@ pub async fn admitted<T: Send + 'static>(
 /// # Errors
 /// What the work says; a deadline.
 pub async fn permitted<T: Send + 'static>(
-    caller: Caller,
+    service: &Scope,
     (permit, deadline): (Permit, Instant),
     work: impl FnOnce(&Cancel) -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
     let cancel = Cancel::at(Some(deadline));
     // Dropped with this future when the client goes away: the work then stops at its next step.
     let _gone = GoneGuard(cancel.clone());
-    let span = tracing::Span::current();
+    let (span, caller) = (tracing::Span::current(), service.caller().clone());
     let work = aside(move || {
         let _span = span.entered();
         let _charged = Charged { cancel: cancel.clone(), caller };
@@ -64,9 +117,19 @@ pub async fn permitted<T: Send + 'static>(
         let _permit = permit;
         work(&cancel)
     });
-    match tokio::time::timeout_at(deadline.into(), work).await {
+    let outcome = match tokio::time::timeout_at(deadline.into(), work).await {
         Ok(outcome) => outcome,
         Err(_elapsed) => Err(PipelineError::DeadlineExceeded.into()),
+    };
+    match outcome {
+        // Chunks that were read are kept: the next try goes on from there, best when others have been served.
+        Err(error) if error.code() == "deadline_exceeded" => {
+            let wait = service.admission.retry_after_s(service.tenant());
+            let wait = Duration::from_secs(wait).max(reading_left(service));
+            Err(error.retry_not_before(wait))
+        }
+        Err(error) => held_back(service, error).await,
+        answer => answer,
     }
 }
 

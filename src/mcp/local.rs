@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::Answers;
-use crate::admission::{Admission, Refusal};
+use crate::admission::{Admission, Claim, Refusal};
 use crate::api::{
     self, AttributeAnswer, AttributeBody, BodyLimits, CompressAnswer, CompressBody, ErrorBody, Names,
     RequestError,
 };
-use crate::domain::OnError;
+use crate::domain::{OnError, Tenant};
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{self, Pipeline, PipelineError};
 use crate::receipt::{Receipt, SigningKey};
@@ -64,7 +64,9 @@ impl Local {
             loaded.ok().flatten().ok_or_else(|| error("not_ready", "the model could not be loaded"))?;
         let wait = deadline_ms.map_or(self.deadline_default, Duration::from_millis);
         let deadline = Instant::now() + wait;
-        let permit = self.admission.enter(deadline).await.map_err(refused)?;
+        // Whoever talks to this process over its standard input is its only user.
+        let claim = Claim { tenant: &Tenant::default(), has_rivals: false };
+        let permit = self.admission.enter(claim, deadline).await.map_err(refused)?;
         let cancel = Cancel::at(Some(deadline));
         let _gone = Gone(cancel.clone());
         let working = tokio::task::spawn_blocking(move || {
@@ -134,8 +136,8 @@ fn refuse(error: RequestError) -> ErrorBody {
 
 fn refused(refusal: Refusal) -> ErrorBody {
     match refusal {
-        Refusal::Late => failed(&PipelineError::DeadlineExceeded),
-        Refusal::Overloaded | Refusal::StreamsTooMany => {
+        Refusal::Late { .. } => failed(&PipelineError::DeadlineExceeded),
+        Refusal::Overloaded { .. } | Refusal::StreamsTooMany { .. } => {
             error("overloaded", "too many calls are waiting (admission.queue_max)")
         }
         Refusal::Draining => error("draining", "the server is ending"),

@@ -1,13 +1,15 @@
 //! ONNX Runtime: loads what a contract names and runs it.
 //! The only place that names `ort`; the rest of the program sees [`ModelRuntime`].
 //!
-//! `late` and `decoder` are the two families. Both read windows on `workers` and lend sessions to questions from a `pool`; `weights`
+//! `late` and `decoder` are the two families. Both read windows on `workers` and lend sessions to questions from a `pool`; both take turns
+//! by `lanes`, so that callers that share the model have the same share of it; `weights`
 //! are shared by all sessions, `device` says where they run. A decoder's graph is run in `stages`, some layers at a time.
 
 mod bare;
 mod decoder;
 mod device;
 mod frame;
+mod lanes;
 mod late;
 mod numerics;
 mod pool;

@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use ndarray::{Array3, ArrayView3, s};
 use rayon::prelude::*;
@@ -60,7 +61,8 @@ pub struct Reader {
     codec: Codec,
     salt: Vec<u8>,
     keys: KeySpace,
-    /// Of the model, whoever asks.
+    tenant: Tenant,
+    /// Of the model, shared by all tenants.
     pace: Arc<Pace>,
     /// What a token takes in a block, and as full numbers.
     token_bytes: [usize; 2],
@@ -77,23 +79,26 @@ impl Reader {
         salt: &[u8],
     ) -> Self {
         let info = model.info();
-        let keys = key_space(info, codec, salt, &Tenant::default());
+        let tenant = Tenant::default();
+        let keys = key_space(info, codec, salt, &tenant);
         let scale = if codec.is_quantized() { 4 } else { 0 };
         let value_bytes = codec.head_bytes(LANES, info.head_dim) / LANES;
         let token_bytes = [info.planes * (value_bytes + scale), info.planes * info.head_dim * 4];
         let (salt, pace) = (salt.to_vec(), Arc::default());
-        Self { model, tokenizer, store, codec, salt, keys, pace, token_bytes }
+        Self { model, tokenizer, store, codec, salt, keys, tenant, pace, token_bytes }
     }
 
-    /// The same for a tenant: blocks of others are never found, nor waited for while they are read.
-    pub fn of_tenant(&self, tenant: &Tenant) -> Self {
+    /// The same for a tenant, through its own share of the model: blocks of others are never found, nor waited for while they are
+    /// read.
+    pub fn of_tenant(&self, tenant: &Tenant, model: Arc<dyn ModelRuntime>) -> Self {
         Self {
-            model: Arc::clone(&self.model),
+            keys: key_space(model.info(), self.codec, &self.salt, tenant),
+            model,
             tokenizer: Arc::clone(&self.tokenizer),
             store: Arc::clone(&self.store),
             codec: self.codec,
             salt: self.salt.clone(),
-            keys: key_space(self.model.info(), self.codec, &self.salt, tenant),
+            tenant: tenant.clone(),
             pace: Arc::clone(&self.pace),
             token_bytes: self.token_bytes,
         }
@@ -167,6 +172,11 @@ impl Reader {
         Ok(blocks)
     }
 
+    /// How long the model will take for the chunks of this tenant that are being read.
+    pub fn time_left(&self) -> Duration {
+        self.pace.time_left(&self.tenant)
+    }
+
     /// The key of a chunk's block.
     pub fn key(&self, chunk: &Chunk) -> BlockKey {
         self.keys.key(chunk.title.as_deref(), &chunk.text)
@@ -196,8 +206,8 @@ impl Reader {
                 begun
             }
             None => {
-                let late = |expected| PipelineError::WouldBeLate { bytes, expected };
-                let begun = self.pace.begin(bytes, cancel.patience()).map_err(late)?;
+                let late = |late| PipelineError::WouldBeLate { bytes, late };
+                let begun = self.pace.begin(&self.tenant, bytes, cancel.patience()).map_err(late)?;
                 reading.get_or_init(|| begun)
             }
         };
@@ -311,7 +321,7 @@ impl<'a> Pending<'a> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
     use crate::model::device::DeviceInUse;
@@ -331,11 +341,12 @@ mod tests {
             let cancel = Cancel::at(Some(Instant::now() + Duration::from_secs(9)));
             reader.blocks(&chunks[..count], &RequestLimits::default(), &cancel)
         };
-        let _other = reader.pace.begin(9_000, Some(Duration::from_secs(60))).expect("alone");
+        let patience = Some(Duration::from_secs(60));
+        let _other = reader.pace.begin(&Tenant::default(), 9_000, patience).expect("alone");
         // 64 of them would be in time, beside the other one: 2 × 1.3 s, and some.
         match ask(200) {
-            Err(PipelineError::WouldBeLate { bytes, expected }) => {
-                assert_eq!((bytes, expected), (4_000, Duration::from_secs(8)));
+            Err(PipelineError::WouldBeLate { bytes, late }) => {
+                assert_eq!((bytes, late.expected), (4_000, Duration::from_secs(8)));
             }
             other => panic!("{other:?}"),
         }

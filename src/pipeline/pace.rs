@@ -1,9 +1,12 @@
 //! How fast chunks are being read, and whether a request's would be read before it is late. Counted in bytes of text: they are
-//! known before anything is done.
-//! Knows nothing of chunks, or of who reads them.
+//! known before anything is done. Tenants share the model equally: a tenant stands behind its own readings, and beside as much of
+//! each other tenant's. Knows nothing of chunks.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::domain::Tenant;
 
 /// How much the latest reading says about the next one.
 const WEIGHT: f64 = 0.3;
@@ -24,41 +27,69 @@ struct State {
     bytes_per_s: Option<f64>,
     /// Read since the start.
     bytes_read: usize,
-    /// To be read by those who are at it.
-    bytes_left: usize,
-    /// Those of them that somebody waits for.
+    /// Of tenants that have readings under way.
+    tenants: HashMap<Tenant, Queued>,
+}
+
+/// The readings of one tenant that are under way.
+#[derive(Debug, Default)]
+struct Queued {
+    readings: usize,
+    /// Those of them that a request waits for.
     waited_for: usize,
+    /// To be read.
+    bytes_left: usize,
+}
+
+/// Why a reading does not begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Late {
+    /// How long it would take.
+    pub expected: Duration,
+    /// When enough of what stands in front of it will have been read, if nothing else comes.
+    pub retry_after: Duration,
 }
 
 impl Pace {
-    /// A reading of so many `bytes` of text begins, for somebody who waits no longer than `patience`; none: nobody waits.
+    /// A reading of so many `bytes` of text begins for a request of `tenant` that waits no longer than `patience`; none: no request
+    /// waits for it.
     ///
     /// # Errors
-    /// How long it would take, if that is longer and others are at it: it would take their time and end without an answer. One that is
-    /// alone begins in any case: what it reads is kept, and the next try goes on from there.
-    pub fn begin(&self, bytes: usize, patience: Option<Duration>) -> Result<Reading<'_>, Duration> {
+    /// [`Late`], if reading would take longer than that and other readings of this tenant are under way: it would take their time and
+    /// end without an answer. A tenant's only reading begins in any case: what it reads is kept, and the next try goes on from there.
+    pub fn begin(
+        &self,
+        tenant: &Tenant,
+        bytes: usize,
+        patience: Option<Duration>,
+    ) -> Result<Reading<'_>, Late> {
         let mut state = self.state();
-        if let (Some(patience), Some(per_s)) = (patience, state.bytes_per_s)
-            && state.waited_for > 0
-        {
-            // All who are at it take turns: of what others have left, so much goes before the last of these bytes. Twice what is
-            // left, since those who come after it take turns, too, as long as they are let in by this rule.
-            let before = (2 * state.bytes_left).min(state.waited_for * bytes);
-            let expected = Duration::from_secs_f64((before + bytes) as f64 / per_s);
-            if expected.mul_f64(MARGIN) > patience {
-                return Err(expected);
+        if let (Some(patience), Some(expected)) = (patience, state.expected(tenant, bytes)) {
+            let with_margin = expected.mul_f64(MARGIN);
+            if with_margin > patience {
+                return Err(Late { expected, retry_after: with_margin - patience });
             }
         }
-        state.bytes_left += bytes;
-        state.waited_for += usize::from(patience.is_some());
+        let queued = state.tenants.entry(tenant.clone()).or_default();
+        queued.readings += 1;
+        queued.waited_for += usize::from(patience.is_some());
+        queued.bytes_left += bytes;
         let (started, read_before) = (Instant::now(), state.bytes_read);
         Ok(Reading {
             pace: self,
+            tenant: tenant.clone(),
             left: Mutex::new(bytes),
             is_waited_for: patience.is_some(),
             started,
             read_before,
         })
+    }
+
+    /// How long the model will take for what this tenant has under way, beside other tenants. Zero while its speed is not known.
+    pub fn time_left(&self, tenant: &Tenant) -> Duration {
+        let state = self.state();
+        let left = state.tenants.get(tenant).map_or(0, |queued| queued.bytes_left);
+        state.time(left + state.beside(tenant, left)).unwrap_or_default()
     }
 
     /// One that is known.
@@ -72,10 +103,37 @@ impl Pace {
     }
 }
 
+impl State {
+    /// How long a reading of so many bytes would take; none where nothing of this tenant is waited for, or the speed is not known.
+    fn expected(&self, tenant: &Tenant, bytes: usize) -> Option<Duration> {
+        let own = self.tenants.get(tenant).filter(|own| own.waited_for > 0)?;
+        // All readings of a tenant take turns: of what the others have left, so much goes before the last of these bytes. Twice what
+        // is left, since those that come after it take turns, too, as long as they are let in by this rule.
+        let own = bytes + (2 * own.bytes_left).min(own.waited_for * bytes);
+        self.time(own + self.beside(tenant, own))
+    }
+
+    /// What is read for other tenants while so many `bytes` are read for this one: as much for each, if it has so much. Twice what
+    /// is left, for the same reason.
+    fn beside(&self, tenant: &Tenant, bytes: usize) -> usize {
+        let others = self.tenants.iter().filter(|&(other, _)| other != tenant);
+        others.map(|(_, queued)| (2 * queued.bytes_left).min(bytes)).sum()
+    }
+
+    fn time(&self, bytes: usize) -> Option<Duration> {
+        Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_s?).ok()
+    }
+
+    fn queued(&mut self, tenant: &Tenant) -> &mut Queued {
+        self.tenants.get_mut(tenant).expect("it has a reading under way")
+    }
+}
+
 /// A reading that is under way; dropped when it has ended, however.
 #[derive(Debug)]
 pub struct Reading<'a> {
     pace: &'a Pace,
+    tenant: Tenant,
     left: Mutex<usize>,
     is_waited_for: bool,
     started: Instant,
@@ -87,7 +145,8 @@ impl Reading<'_> {
     pub fn expect(&self, bytes: usize) {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.pace.state();
-        state.bytes_left = state.bytes_left - *left + bytes;
+        let queued = state.queued(&self.tenant);
+        queued.bytes_left = queued.bytes_left - *left + bytes;
         *left = bytes;
     }
 
@@ -97,7 +156,7 @@ impl Reading<'_> {
         let bytes = bytes.min(*left);
         *left -= bytes;
         let mut state = self.pace.state();
-        state.bytes_left -= bytes;
+        state.queued(&self.tenant).bytes_left -= bytes;
         state.bytes_read += bytes;
     }
 }
@@ -106,8 +165,13 @@ impl Drop for Reading<'_> {
     fn drop(&mut self) {
         let left = *self.left.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.pace.state();
-        state.bytes_left -= left;
-        state.waited_for -= usize::from(self.is_waited_for);
+        let queued = state.queued(&self.tenant);
+        queued.bytes_left -= left;
+        queued.waited_for -= usize::from(self.is_waited_for);
+        queued.readings -= 1;
+        if queued.readings == 0 {
+            state.tenants.remove(&self.tenant);
+        }
         let (took, read) = (self.started.elapsed(), state.bytes_read - self.read_before);
         if took >= TIME_MIN && read > 0 {
             let now = read as f64 / took.as_secs_f64();
@@ -124,33 +188,66 @@ mod tests {
     /// A second, and the margin.
     const SECOND: Option<Duration> = Some(Duration::from_millis(1_600));
 
+    fn expected(late: Result<Reading<'_>, Late>) -> Option<Duration> {
+        late.err().map(|late| late.expected)
+    }
+
     #[test]
     fn who_would_be_late_beside_others_is_told_so() {
-        let pace = Pace::of(1_000.0);
-        let first = pace.begin(5_000, SECOND).expect("alone");
-        let second = pace.begin(500, SECOND).expect("half a second of each");
-        assert_eq!(pace.begin(501, SECOND).err(), Some(Duration::from_millis(1_503)), "three take turns");
-        assert_eq!(pace.begin(334, SECOND).err(), Some(Duration::from_millis(1_002)));
-        drop(pace.begin(333, SECOND).expect("in time"));
-        drop(pace.begin(9_000, None).expect("nobody waits"));
+        let (pace, one) = (Pace::of(1_000.0), Tenant::default());
+        let begin = |bytes: usize| pace.begin(&one, bytes, SECOND);
+        let first = begin(5_000).expect("alone");
+        let second = begin(500).expect("half a second of each");
+        assert_eq!(expected(begin(501)), Some(Duration::from_millis(1_503)), "three take turns");
+        assert_eq!(expected(begin(334)), Some(Duration::from_millis(1_002)));
+        drop(begin(333).expect("in time"));
+        drop(pace.begin(&one, 9_000, None).expect("nobody waits"));
         drop(second);
         first.read(4_900);
-        drop(pace.begin(800, SECOND).expect("behind what is left, and others like it"));
-        assert!(pace.begin(801, SECOND).is_err());
+        drop(begin(800).expect("behind what is left, and others like it"));
+        assert!(begin(801).is_err());
         first.expect(200);
-        drop(pace.begin(600, SECOND).expect("twice what is left, and these"));
-        assert!(pace.begin(601, SECOND).is_err());
+        drop(begin(600).expect("twice what is left, and these"));
+        assert!(begin(601).is_err());
         drop(first);
-        drop(pace.begin(5_000, SECOND).expect("alone again"));
-        let state = pace.state();
-        assert_eq!((state.bytes_left, state.waited_for), (0, 0));
+        drop(begin(5_000).expect("alone again"));
+        assert!(pace.state().tenants.is_empty());
+    }
+
+    #[test]
+    fn a_tenant_stands_beside_others_not_behind_them() {
+        let pace = Pace::of(1_000.0);
+        let [a, b] = ["a", "b"].map(|name| Tenant::new(name).expect("a name"));
+        let _flood: Vec<Reading> =
+            (0..9).map(|_| pace.begin(&b, 100_000, None).expect("nobody waits")).collect();
+        let first = pace.begin(&a, 9_000, SECOND).expect("its only one: what it reads is kept");
+        first.read(8_900);
+        // 300 of its own, behind twice the 100 that are left, and as much of the other tenant's beside them.
+        assert_eq!(expected(pace.begin(&a, 301, SECOND)), Some(Duration::from_millis(1_002)));
+        drop(pace.begin(&a, 300, SECOND).expect("in time"));
+        assert_eq!(pace.time_left(&a), Duration::from_millis(200));
+        drop(first);
+        assert_eq!(pace.time_left(&a), Duration::ZERO);
+        assert_eq!(pace.time_left(&b), Duration::from_secs(900));
+    }
+
+    #[test]
+    fn a_refusal_says_when_enough_will_have_been_read() {
+        let (pace, one) = (Pace::of(1_000.0), Tenant::default());
+        let retry_after = |bytes: usize| pace.begin(&one, bytes, SECOND).expect_err("late").retry_after;
+        let _first = pace.begin(&one, 20_000, SECOND).expect("alone");
+        let short = retry_after(1_000);
+        let _second = pace.begin(&one, 20_000, None).expect("nobody waits");
+        let _third = pace.begin(&one, 500, SECOND).expect("in time, and one more that takes turns");
+        let long = retry_after(1_000);
+        assert_eq!((short, long), (Duration::from_millis(1_600), Duration::from_millis(3_200)));
     }
 
     #[test]
     fn the_pace_is_that_of_all_together() {
-        let pace = Pace::default();
-        let (one, two) =
-            (pace.begin(100, SECOND).expect("first"), pace.begin(300, SECOND).expect("no pace yet"));
+        let (pace, tenant) = (Pace::default(), Tenant::default());
+        let begin = |bytes: usize| pace.begin(&tenant, bytes, SECOND).expect("no pace yet");
+        let (one, two) = (begin(100), begin(300));
         std::thread::sleep(TIME_MIN);
         one.read(100);
         two.read(300);

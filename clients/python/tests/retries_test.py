@@ -112,6 +112,18 @@ class WhatIsRepeated(BothClients):
         first, second = self.asked
         self.assertGreaterEqual(second.at - first.at, 1.0)
 
+    def test_who_is_told_when_to_come_back_does_so_more_often(self) -> None:
+        busy = error(429, "overloaded", Retry_After="0")
+        self.check(*[busy] * 6, GOOD, times=7)
+        # Failures that say nothing of the kind are counted apart.
+        self.check(busy, BUSY, busy, BUSY, busy, BUSY, GOOD, times=7)
+        self.check(busy, BUSY, busy, BUSY, busy, BUSY, BUSY, GOOD, times=7, raises=OverloadedError)
+        retries = Retries(count_max=1, asked_count_max=4, wait_s_min=0.01, wait_s_max=0.01)
+        self.check(busy, times=5, raises=OverloadedError, retries=retries)
+        self.check(busy, times=1, raises=OverloadedError, retries=Retries(count_max=0))
+        with self.assertRaises(ValueError):
+            Retries(asked_count_max=-1)
+
     def test_waits_grow_to_a_bound_and_differ(self) -> None:
         retries = Retries(count_max=9, wait_s_min=0.1, wait_s_max=1.0)
         for attempt, doubled in [(1, 0.1), (2, 0.2), (4, 0.8), (5, 1.0), (1000, 1.0)]:

@@ -36,7 +36,7 @@ pub async fn handle(
     body::is_plain(&headers)?;
     body::is_events(&headers)?;
     service.ready()?;
-    let place = service.admission.stream()?;
+    let place = work::open_stream(&service).await?;
     let mut events = events(body, service.limits.body_bytes_max);
     let first = tokio::time::timeout(service.limits.read_max, next(&mut events, &service));
     let first = first.await.map_err(|_elapsed| HttpError::body_timeout())??;
@@ -45,7 +45,7 @@ pub async fn handle(
     let asked = work::aside(move || Asked::parse(first.as_bytes(), &limits)).await?;
     let deadline_ms = asked.body.deadline_ms();
     let deadline = work::deadline(Instant::now(), deadline_ms, &service)?;
-    let permit = place.enter(deadline).await?;
+    let permit = work::enter_stream(&service, &place, deadline).await?;
     let read = AttributeBody::into_stream;
     let begun = asked.work(&service, (permit, deadline), read, |service, found, cancel| {
         let pipeline = service.ready()?;
@@ -186,8 +186,8 @@ impl Answering {
         let (service, begun) = (self.service.clone(), Arc::clone(&self.begun));
         let answer = self.arriving.text()[..sentence.end].to_owned();
         let started = Instant::now();
-        let permit = self.place.enter(deadline).await?;
-        let found = work::permitted(service.caller().clone(), (permit, deadline), move |cancel| {
+        let permit = work::enter_stream(&self.service, &self.place, deadline).await?;
+        let found = work::permitted(&self.service, (permit, deadline), move |cancel| {
             let Found { request, options, chunks } = &begun.found;
             let asked = (&request.parts, request.sources_max);
             let sentence = (&*answer, sentence);

@@ -13,10 +13,10 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use serde_json::Value;
 use thiserror::Error;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::is_of;
 use super::upstream::passed_on;
+use crate::admission::Place;
 use crate::http::error::{ErrorCode, HttpError};
 use crate::http::{Scope, work};
 use crate::proxy::answer;
@@ -47,7 +47,7 @@ enum Broken {
 
 impl Citing {
     /// The answer for the client. `place` is given back when the last of it has gone out.
-    pub async fn pass(self, answer: Response<Incoming>, place: OwnedSemaphorePermit) -> Response<Body> {
+    pub async fn pass(self, answer: Response<Incoming>, place: Place) -> Response<Body> {
         let (mut head, body) = answer.into_parts();
         head.headers = passed_on(&head.headers);
         let (is_stream, is_json) =
@@ -102,7 +102,7 @@ struct Passing {
     arriving: Arriving,
     out: VecDeque<Bytes>,
     state: State,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Passing {

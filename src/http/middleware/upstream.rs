@@ -17,8 +17,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use thiserror::Error;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::admission::{Claim, Place, Shares};
 use crate::http::HttpError;
 use crate::proxy::dialect::Dialect;
 use crate::proxy::settings::{MiddlewareSettings, UpstreamSettings};
@@ -52,7 +52,7 @@ pub struct Middleware {
     /// The settings.
     pub settings: MiddlewareSettings,
     upstreams: Vec<Upstream>,
-    places: Arc<Semaphore>,
+    places: Shares,
 }
 
 /// A server.
@@ -78,7 +78,7 @@ impl Middleware {
         };
         Ok(Self {
             upstreams: settings.upstreams.iter().map(upstream).collect::<Result<_, _>>()?,
-            places: Arc::new(Semaphore::new(settings.request_count_max)),
+            places: Shares::new(settings.request_count_max, 0),
             settings: settings.clone(),
         })
     }
@@ -100,12 +100,13 @@ impl Middleware {
         })
     }
 
-    /// A place among the requests that are on their way.
+    /// A place among the requests that are on their way to upstream servers.
     ///
     /// # Errors
-    /// When there are as many as may be.
-    pub fn place(&self) -> Result<OwnedSemaphorePermit, HttpError> {
-        Arc::clone(&self.places).try_acquire_owned().map_err(|_| HttpError::too_many_on_their_way())
+    /// When this tenant has its share of them, and when to ask again.
+    pub fn place(&self, claim: Claim) -> Result<Place, HttpError> {
+        let retry_after_s = || self.places.retry_after_s(claim.tenant);
+        self.places.take(claim).ok_or_else(|| HttpError::too_many_on_their_way(retry_after_s()))
     }
 }
 

@@ -133,10 +133,11 @@ fn error(schemas: &mut Schemas, words: Words, status: u16) -> Value {
     };
     let mut answer = json!({"description": description, "content": {"application/json": {"schema": schema}}});
     match status {
-        429 | 503 | 507 => {
+        429 | 503 | 504 | 507 => {
             answer["headers"] = json!({"retry-after": {
-                "description": "Seconds after which trying again can help.",
-                "required": true,
+                "description": "Seconds after which trying again is expected to help.",
+                // An upstream server that is silent says nothing of when it will speak.
+                "required": status != 504,
                 "schema": {"type": "integer", "minimum": 0},
             }})
         }

@@ -19,7 +19,7 @@ impl LateRuntime {
         // Long windows first, as the pipeline has them: the last to finish is a short one.
         let mut windows = windows.to_vec();
         windows.sort_by_key(|window| std::cmp::Reverse(window.len()));
-        self.workers.each(&windows, |_| true, |_, keys| drop(keys))
+        self.workers.each(self.lane, &windows, |_| true, |_, keys| drop(keys))
     }
 }
 

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use super::device::Device;
 use super::forward::{ForwardGraph, Input};
 use super::frame::Frame;
+use super::lanes::Lane;
 use super::pool::Pool;
 use super::stages::{self, LayerPast, OnTheirWay, Part, Stages, Tokens};
 use super::weights::SharedWeights;
@@ -35,15 +36,18 @@ const GPU_QUESTION_TOKENS: usize = 256;
 const GPU_RUN_TOKENS: usize = 4096;
 
 /// Sessions of a decoder.
+#[derive(Clone)]
 pub struct DecoderRuntime {
     info: ModelInfo,
     file: Arc<str>,
     shape: Shape,
-    workers: Workers<Array3<f32>>,
+    workers: Arc<Workers<Array3<f32>>>,
     asks: Arc<Pool<Stages>>,
-    forward: Option<Pool<ForwardGraph>>,
+    forward: Option<Arc<Pool<ForwardGraph>>>,
+    /// Whose turn it is, on workers and sessions.
+    lane: Lane,
     /// `[plane, prefix token, head_dim]`: what lies before every window, the same for all.
-    prefix: Array3<f32>,
+    prefix: Arc<Array3<f32>>,
     tile_tokens: usize,
 }
 
@@ -108,27 +112,29 @@ impl DecoderRuntime {
             let builder = || device.without_arena(builder(&environment, &device, query_sessions(1).1)?);
             ForwardGraph::load(&model, decoder, (&weights, &settings.model_dir), builder).map_err(failed)
         });
-        let forward = forward.transpose()?.map(|forward| Pool::new(vec![forward]));
+        let forward = forward.transpose()?.map(|forward| Arc::new(Pool::new(vec![forward])));
         weights.drop_pages();
         let prefix = match frame.prefix.is_empty() {
             true => Array3::zeros((shape.planes(), 0, decoder.head_dim)),
             false => {
                 let read = |stages: &mut Stages| read(stages, &shape, frame.around(&[&[]]), 0);
-                asks.with(read).map_err(failed)?.remove(0)
+                asks.with(Lane::SHARED, read).map_err(failed)?.remove(0)
             }
         };
+        let reading = Lane::new();
         let run = |readers: Arc<Pool<Stages>>| {
             let (frame, shape, file) = (frame.clone(), shape.clone(), Arc::clone(&file));
             move |windows: &[Box<[u32]>]| {
                 let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
                 let read =
                     |stages: &mut Stages| read(stages, &shape, frame.around(&windows), frame.prefix.len());
-                readers.with(read).map_err(|e| graph_error(&file, e))
+                // Whose windows these are has been decided; on a GPU, reading as a whole takes turns with questions.
+                readers.with(reading, read).map_err(|e| graph_error(&file, e))
             }
         };
         let run_tokens = if device.is_cpu() { RUN_TOKENS } else { GPU_RUN_TOKENS };
         let workers = Workers::start(readers.into_iter().map(run).collect::<Vec<_>>(), run_tokens);
-        let workers = workers.map_err(|e| graph_error("worker threads", e))?;
+        let workers = Arc::new(workers.map_err(|e| graph_error("worker threads", e))?);
         let info = ModelInfo {
             name: contract.name.clone(),
             fingerprint: numerics::fingerprint(&contract, device.is_cpu()),
@@ -150,7 +156,8 @@ impl DecoderRuntime {
             device: device.in_use().clone(),
         };
         let tile_tokens = if device.is_cpu() { QUESTION_TOKENS } else { GPU_QUESTION_TOKENS };
-        Ok(Self { info, file, shape, workers, asks, forward, prefix, tile_tokens })
+        let (prefix, lane) = (Arc::new(prefix), Lane::SHARED);
+        Ok(Self { info, file, shape, workers, asks, forward, lane, prefix, tile_tokens })
     }
 }
 
@@ -159,8 +166,12 @@ impl ModelRuntime for DecoderRuntime {
         &self.info
     }
 
+    fn with_own_share(&self) -> Option<Arc<dyn ModelRuntime>> {
+        Some(Arc::new(Self { lane: Lane::new(), ..self.clone() }))
+    }
+
     fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
-        self.workers.each(windows, wanted, |i, planes| done(i, planes.view()))
+        self.workers.each(self.lane, windows, wanted, |i, planes| done(i, planes.view()))
     }
 
     fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
@@ -188,7 +199,7 @@ impl ModelRuntime for DecoderRuntime {
         let past = |layer: usize| {
             Ok([asked.past_of(self.shape.keys(layer), 0)?, asked.past_of(self.shape.values(layer), 0)?])
         };
-        graph.with(|graph| graph.run(&input, past)).map_err(|e| graph_error(&self.file, e))
+        graph.with(self.lane, |graph| graph.run(&input, past)).map_err(|e| graph_error(&self.file, e))
     }
 
     fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
@@ -214,9 +225,8 @@ impl DecoderRuntime {
         heads: &[(usize, usize)],
     ) -> Result<Encoded, ModelError> {
         let asked = self.asked(question, past, heads);
-        let found =
-            self.asks.with_while(|| past.go_on(), |stages| asked.ask(stages)).ok_or(ModelError::Stopped)?;
-        found.map_err(|e| graph_error(&self.file, e))?.ok_or(ModelError::Stopped)
+        let found = self.asks.with_while(self.lane, || past.go_on(), |stages| asked.ask(stages));
+        found.ok_or(ModelError::Stopped)?.map_err(|e| graph_error(&self.file, e))?.ok_or(ModelError::Stopped)
     }
 }
 

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use super::device::Device;
 use super::frame::Frame;
+use super::lanes::Lane;
 use super::pool::Pool;
 use super::weights::{SharedWeights, WeightedSession};
 use super::workers::{RUN_TOKENS, Workers};
@@ -24,14 +25,17 @@ const BESIDE_MAX: usize = 8;
 /// Windows run on one thread each, side by side, alone or with others of their length: their keys then depend on their own
 /// tokens only, not on the padding that other batches bring or on how many cores there are; on the CPU it is also the
 /// faster way (`docs/decisions.md` has the figures). A question runs on the thread that asks, helped by idle cores.
+#[derive(Clone)]
 pub struct LateRuntime {
     info: ModelInfo,
     frame: Frame,
-    pub(super) workers: Workers<Array3<f32>>,
-    query: Pool<WeightedSession>,
+    pub(super) workers: Arc<Workers<Array3<f32>>>,
+    query: Arc<Pool<WeightedSession>>,
     /// On one thread each, one per core and [`BESIDE_MAX`] at most.
-    query_beside: Pool<WeightedSession>,
+    query_beside: Arc<Pool<WeightedSession>>,
     query_file: String,
+    /// Whose turn it is, on workers and sessions.
+    pub(super) lane: Lane,
 }
 
 impl LateRuntime {
@@ -82,11 +86,12 @@ impl LateRuntime {
                 decoder: None,
                 device: device.in_use().clone(),
             },
-            workers: workers.map_err(|e| graph_error("worker threads", e))?,
+            workers: Arc::new(workers.map_err(|e| graph_error("worker threads", e))?),
             frame,
-            query: Pool::new(query),
-            query_beside: Pool::new(query_beside),
+            query: Arc::new(Pool::new(query)),
+            query_beside: Arc::new(Pool::new(query_beside)),
             query_file: late.query.clone(),
+            lane: Lane::SHARED,
         })
     }
 
@@ -101,8 +106,12 @@ impl ModelRuntime for LateRuntime {
         &self.info
     }
 
+    fn with_own_share(&self) -> Option<Arc<dyn ModelRuntime>> {
+        Some(Arc::new(Self { lane: Lane::new(), ..self.clone() }))
+    }
+
     fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
-        self.workers.each(windows, wanted, |i, keys| done(i, keys.view()))
+        self.workers.each(self.lane, windows, wanted, |i, keys| done(i, keys.view()))
     }
 
     /// Logits are linear in the keys, so the logits over the unit vectors are the question's vectors, to the bit: every
@@ -155,7 +164,7 @@ impl LateRuntime {
             let (cross, own) = (take("cross_logits")?, take("self_logits")?);
             Ok(Logits { cross, own: own.slice(s![.., .., rows.clone()]).to_owned() })
         };
-        sessions.with(run).map_err(|e: ort::Error| graph_error(&self.query_file, e))
+        sessions.with(self.lane, run).map_err(|e: ort::Error| graph_error(&self.query_file, e))
     }
 }
 

@@ -1,12 +1,12 @@
 //! The threads that run windows, whose turn it is, and which windows share a run.
 //! Knows nothing of what a run does.
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
+use super::lanes::{Lane, Turns};
 use crate::model::ModelError;
 
 /// Tokens that one run on the processor takes, unless a single window has more.
@@ -24,7 +24,8 @@ const QUEUED_PER_WORKER: usize = 2;
 pub trait Run<T>: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static {}
 impl<T, F: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static> Run<T> for F {}
 
-/// Threads that take windows in the order in which they were handed in.
+/// Threads that run windows. Lanes take turns by the tokens that they have had run; within a lane, windows are run in the order in
+/// which they were handed in.
 pub struct Workers<T> {
     queue: Arc<Queue<T>>,
     threads: Vec<JoinHandle<()>>,
@@ -37,13 +38,16 @@ struct Queue<T> {
 }
 
 struct State<T> {
-    jobs: VecDeque<Job<T>>,
+    /// In the order in which they were handed in. A call has few in the queue, so that the whole stays short.
+    jobs: Vec<Job<T>>,
+    turns: Turns,
     closed: bool,
 }
 
 struct Job<T> {
     window: Box<[u32]>,
     at: usize,
+    lane: Lane,
     /// Set when the call has failed: what it still has in the queue is dropped.
     given_up: Arc<AtomicBool>,
     reply: mpsc::Sender<(usize, Result<T, ModelError>)>,
@@ -76,6 +80,7 @@ impl<T: Send + 'static> Workers<T> {
     /// The first failure; it ends the call.
     pub fn each(
         &self,
+        lane: Lane,
         windows: &[&[u32]],
         wanted: impl Fn(usize) -> bool,
         mut done: impl FnMut(usize, T),
@@ -92,7 +97,7 @@ impl<T: Send + 'static> Workers<T> {
                 if wanted(at) {
                     (jobs_out, tokens_out) = (jobs_out + 1, tokens_out + windows[at].len());
                     let (window, given_up) = (windows[at].into(), Arc::clone(&given_up));
-                    self.queue.push(Job { window, at, given_up, reply: reply.clone() });
+                    self.queue.push(Job { window, at, lane, given_up, reply: reply.clone() });
                 }
             }
             if jobs_out == 0 {
@@ -119,7 +124,7 @@ impl<T: Send + 'static> Workers<T> {
 
 impl<T> Queue<T> {
     fn new(run_tokens: usize) -> Self {
-        let state = State { jobs: VecDeque::new(), closed: false };
+        let state = State { jobs: Vec::new(), turns: Turns::default(), closed: false };
         Self { state: Mutex::new(state), changed: Condvar::new(), run_tokens }
     }
 
@@ -128,7 +133,7 @@ impl<T> Queue<T> {
     }
 
     fn push(&self, job: Job<T>) {
-        self.lock().jobs.push_back(job);
+        self.lock().jobs.push(job);
         self.changed.notify_one();
     }
 
@@ -174,18 +179,28 @@ impl<T> Queue<T> {
 }
 
 impl<T> State<T> {
-    /// The oldest job that somebody waits for, with those of its length that fit beside it, whoever asked for them.
+    /// The oldest job of the lane whose turn it is, with those of its length that fit beside it: of its own lane first, then of
+    /// others, which takes nothing from anyone. Each lane is charged for its own windows.
     fn next_run(&mut self, run_tokens: usize) -> Option<Vec<Job<T>>> {
         self.jobs.retain(|job| !job.given_up.load(Ordering::Relaxed));
-        let first = self.jobs.pop_front()?;
+        let lane = self.turns.next(self.jobs.iter().map(|job| job.lane))?;
+        let first = self.jobs.iter().position(|job| job.lane == lane).expect("it has a job");
+        let first = self.jobs.remove(first);
         let tokens = first.window.len();
+        self.turns.begin(lane, tokens as u64);
         let beside = (run_tokens / tokens.max(1)).saturating_sub(1);
         let mut run = vec![first];
-        let mut at = 0;
-        while run.len() <= beside && at < self.jobs.len() {
-            match self.jobs[at].window.len() == tokens {
-                true => run.extend(self.jobs.remove(at)),
-                false => at += 1,
+        for own in [true, false] {
+            let mut at = 0;
+            while run.len() <= beside && at < self.jobs.len() {
+                let job = &self.jobs[at];
+                match job.window.len() == tokens && (job.lane == lane) == own {
+                    true => {
+                        self.turns.charge(job.lane, tokens as u64);
+                        run.push(self.jobs.remove(at));
+                    }
+                    false => at += 1,
+                }
             }
         }
         Some(run)
@@ -236,7 +251,7 @@ mod tests {
     ) -> Vec<Option<u32>> {
         let mut found = vec![None; windows.len()];
         let windows: Vec<&[u32]> = windows.iter().map(Vec::as_slice).collect();
-        workers.each(&windows, wanted, |i, sum| found[i] = Some(sum)).expect("nothing fails");
+        workers.each(Lane::SHARED, &windows, wanted, |i, sum| found[i] = Some(sum)).expect("nothing fails");
         found
     }
 
@@ -267,7 +282,7 @@ mod tests {
         std::thread::scope(|scope| {
             let failing = scope.spawn(|| {
                 let window: &[u32] = &[u32::MAX; 100];
-                workers.each(&[window; 100], |_| true, |_, _| ())
+                workers.each(Lane::SHARED, &[window; 100], |_| true, |_, _| ())
             });
             assert_eq!(each(&workers, &vec![vec![1; 90]; 20], |_| true), vec![Some(90); 20]);
             assert!(failing.join().expect("no panic").is_err());
@@ -280,7 +295,8 @@ mod tests {
         let failing: Vec<Box<[u32]>> = vec![[1; 4].into(), [u32::MAX; 4].into(), [2; 4].into()];
         let (queue, (reply, replies)) = (Queue::new(RUN_TOKENS), mpsc::channel());
         for (at, window) in failing.into_iter().enumerate() {
-            queue.push(Job { window, at, given_up: Arc::default(), reply: reply.clone() });
+            let (lane, given_up) = (Lane::SHARED, Arc::default());
+            queue.push(Job { window, at, lane, given_up, reply: reply.clone() });
         }
         queue.lock().closed = true;
         queue.work(|windows: &[Box<[u32]>]| match windows.iter().any(|window| window[0] == u32::MAX) {
@@ -298,7 +314,7 @@ mod tests {
             n => Ok(vec![n; windows.len()]),
         };
         let workers = Workers::start([run], RUN_TOKENS).expect("threads");
-        assert!(workers.each(&[&[0]], |_| true, |_, _: u32| ()).is_err());
+        assert!(workers.each(Lane::SHARED, &[&[0]], |_| true, |_, _: u32| ()).is_err());
         assert_eq!(each(&workers, &[vec![7]], |_| true), [Some(7)]);
     }
 
@@ -310,6 +326,7 @@ mod tests {
             let large = scope.spawn(|| {
                 let window: &[u32] = &[1; 200];
                 workers.each(
+                    Lane::SHARED,
                     &[window; 200],
                     |_| true,
                     |_, _| {
@@ -324,5 +341,33 @@ mod tests {
             assert!(done.load(Ordering::Relaxed) < 200, "the small call came last");
             large.join().expect("no panic").expect("nothing fails");
         });
+    }
+
+    #[test]
+    fn a_lane_waits_for_one_run_of_another_not_for_all_that_it_has_queued() {
+        let (queue, (reply, replies)) = (Queue::new(RUN_TOKENS), mpsc::channel());
+        let [flood, other] = [Lane::new(), Lane::new()];
+        let job = |at: usize, lane: Lane, tokens: usize| Job {
+            window: vec![1; tokens].into(),
+            at,
+            lane,
+            given_up: Arc::default(),
+            reply: reply.clone(),
+        };
+        (0..8).for_each(|at| queue.push(job(at, flood, 100)));
+        (8..11).for_each(|at| queue.push(job(at, other, 100)));
+        queue.lock().closed = true;
+        queue.work(|windows: &[Box<[u32]>]| Ok(windows.iter().map(|window| window.len()).collect()));
+        let order: Vec<usize> = replies.try_iter().map(|(at, _)| at).collect();
+        assert_eq!(order, [0, 8, 1, 9, 2, 10, 3, 4, 5, 6, 7]);
+        // Short windows of another lane fill a run of the one whose turn it is, behind its own.
+        let queue = Queue::new(8);
+        [job(0, flood, 2), job(1, other, 2), job(2, flood, 2), job(3, flood, 2), job(4, flood, 2)]
+            .into_iter()
+            .for_each(|job| queue.push(job));
+        queue.lock().turns.begin(other, 1);
+        let mut runs = std::iter::from_fn(|| queue.lock().next_run(8));
+        let first: Vec<usize> = runs.next().expect("a run").iter().map(|job| job.at).collect();
+        assert_eq!(first, [0, 2, 3, 4]);
     }
 }

@@ -27,13 +27,16 @@ class Retries:
     """How often and how soon a request is sent again: after 429, 503 and lost connections, never past `timeout_s`."""
 
     count_max: int = 3
-    """Attempts after the first; 0: none."""
+    """Attempts after the first; 0: none, whatever the daemon says."""
     wait_s_min: float = 0.1
     """Before the first of them; doubled for each further one. Half of it is chance, so that clients do not come in step."""
     wait_s_max: float = 5.0
+    asked_count_max: int = 20
+    """Attempts after answers that say when to come back (`Retry-After`), beside `count_max` others: the daemon estimates when it will
+    have done what it has been sent, and others that it refused come back at the same time. `timeout_s` ends most calls earlier."""
 
     def __post_init__(self) -> None:
-        if self.count_max < 0 or not 0 <= self.wait_s_min <= self.wait_s_max:
+        if self.count_max < 0 or self.asked_count_max < 0 or not 0 <= self.wait_s_min <= self.wait_s_max:
             raise ValueError(f"retries out of range: {self}")
 
     def wait_s(self, attempt: int, asked_s: float | None) -> float:
@@ -74,6 +77,7 @@ def attempts(
         raise ValueError(f"timeout_s is not over 0: {timeout_s}")
     until = clock() + timeout_s
     attempt = 0
+    asked = 0
     before: ThresherError | None = None
     while True:
         sent = yield Send(max(until - clock(), 0.001))
@@ -85,11 +89,15 @@ def attempts(
             # The last attempt had what the others left it: they say more of what is wrong.
             raise TimedOutError(error.code, f"{error.message}; before that {before}", error.request) from before
         before = error
-        attempt += 1
-        if attempt > retries.count_max or not _may_repeat(sent, error):
-            raise error from _cause(sent, error)
         asked_s = error.retry_after_s if isinstance(error, ApiError) else None
-        wait_s = retries.wait_s(attempt, asked_s)
+        if asked_s is None:
+            attempt += 1
+        else:
+            asked += 1
+        may_repeat = retries.count_max > 0 and _may_repeat(sent, error)
+        if not may_repeat or attempt > retries.count_max or asked > retries.asked_count_max:
+            raise error from _cause(sent, error)
+        wait_s = retries.wait_s(attempt + asked, asked_s)
         # There is no use in waiting for an attempt that has no time left: what went wrong says more than "too late".
         if clock() + wait_s >= until:
             raise error from _cause(sent, error)

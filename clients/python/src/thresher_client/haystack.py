@@ -41,7 +41,7 @@ class ThresherCompressor:
         on_error: OnFailure = "raise",
         deadline_ms: Optional[int] = None,
         title_key: Optional[str] = "title",
-        timeout_s: float = 30.0,
+        timeout_s: float = 60.0,
     ) -> None:
         self.base_url = base_url
         self.api_key = api_key

@@ -31,7 +31,7 @@ class ThresherCompressor(BaseDocumentCompressor):
 
     base_url: str | None = None
     api_key: SecretStr | None = None
-    timeout_s: float = 30.0
+    timeout_s: float = 60.0
     client: Client | None = None
     async_client: AsyncClient | None = None
 

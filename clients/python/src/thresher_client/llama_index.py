@@ -34,7 +34,7 @@ class ThresherPostprocessor(BaseNodePostprocessor):
     """
 
     base_url: Optional[str] = None
-    timeout_s: float = 30.0
+    timeout_s: float = 60.0
     mode: Mode = "compress"
     budget: Optional[Mapping[str, Any]] = None
     granularity: Optional[Granularity] = None
