@@ -22,7 +22,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-pub use self::daemon::Site;
+pub use self::daemon::Setup;
 use super::Progress;
 use super::json::{self, round_to};
 use super::targets::Bound;
@@ -32,7 +32,7 @@ use super::targets::Bound;
 pub enum Row {
     /// Small requests that name a large text many times.
     RankFields,
-    /// Requests that a page of another site has a browser send.
+    /// Requests that a page of another web site has a browser send.
     Hosts,
     /// Large bodies of many small values.
     Parsing,
@@ -107,23 +107,23 @@ impl Row {
         *ROWS.iter().find(|(row, ..)| *row == self).expect("every row is described")
     }
 
-    async fn run(self, site: &Site) -> anyhow::Result<Vec<Finding>> {
+    async fn run(self, setup: &Setup) -> anyhow::Result<Vec<Finding>> {
         match self {
-            Self::RankFields => memory::rank_fields(site).await,
-            Self::Hosts => origins::hosts(site).await,
-            Self::Parsing => memory::parsing(site).await,
-            Self::Turns => memory::turns(site).await,
-            Self::Connections => connections::idle(site).await,
-            Self::SlowClients => connections::slow_clients(site).await,
-            Self::FullDisk => storage::full_disk(site).await,
-            Self::Tenants => tenants::tenants(site).await,
-            Self::Permissions => storage::permissions(site).await,
-            Self::EndlessUpstream => middleware::endless_upstream(site).await,
-            Self::Credentials => middleware::credentials(site).await,
-            Self::BadBlock => storage::bad_block(site).await,
-            Self::RetryAfter => tenants::retry_after(site).await,
-            Self::TlsStall => connections::tls_stall(site).await,
-            Self::Kill => storage::kill(site).await,
+            Self::RankFields => memory::rank_fields(setup).await,
+            Self::Hosts => origins::hosts(setup).await,
+            Self::Parsing => memory::parsing(setup).await,
+            Self::Turns => memory::turns(setup).await,
+            Self::Connections => connections::idle(setup).await,
+            Self::SlowClients => connections::slow_clients(setup).await,
+            Self::FullDisk => storage::full_disk(setup).await,
+            Self::Tenants => tenants::tenants(setup).await,
+            Self::Permissions => storage::permissions(setup).await,
+            Self::EndlessUpstream => middleware::endless_upstream(setup).await,
+            Self::Credentials => middleware::credentials(setup).await,
+            Self::BadBlock => storage::bad_block(setup).await,
+            Self::RetryAfter => tenants::retry_after(setup).await,
+            Self::TlsStall => connections::tls_stall(setup).await,
+            Self::Kill => storage::kill(setup).await,
         }
     }
 }
@@ -170,7 +170,8 @@ impl Finding {
 
     /// With more about how it came to that.
     pub fn note(self, note: impl Into<String>) -> Self {
-        Self { note: note.into(), ..self }
+        let note: String = note.into();
+        Self { note: note.trim_end_matches([';', ':', ',', ' ']).to_owned(), ..self }
     }
 
     /// The same, of one case of several.
@@ -202,24 +203,24 @@ pub struct Report {
 ///
 /// # Errors
 /// When the system gives no runtime. Whatever goes wrong in a row is a finding of it.
-pub fn run(site: &Site, rows: &[Row], progress: Progress) -> anyhow::Result<Option<Report>> {
+pub fn run(setup: &Setup, rows: &[Row], progress: Progress) -> anyhow::Result<Option<Report>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut term = signal(SignalKind::terminate()).context("no signal handler")?;
         tokio::select! {
-            rows = run_rows(site, rows, progress) => Ok(Some(Report { rows })),
+            rows = run_rows(setup, rows, progress) => Ok(Some(Report { rows })),
             _ = tokio::signal::ctrl_c() => Ok(None),
             _ = term.recv() => Ok(None),
         }
     })
 }
 
-async fn run_rows(site: &Site, rows: &[Row], progress: Progress<'_>) -> Vec<Seen> {
+async fn run_rows(setup: &Setup, rows: &[Row], progress: Progress<'_>) -> Vec<Seen> {
     let mut seen = Vec::new();
     for (at, row) in rows.iter().copied().enumerate() {
         progress(row.name(), at, rows.len());
         let started = Instant::now();
-        let findings = row.run(site).await.unwrap_or_else(|error| {
+        let findings = row.run(setup).await.unwrap_or_else(|error| {
             vec![Finding::is_true("the row ran to its end", false).note(format!("{error:#}"))]
         });
         seen.push(Seen { row, findings, seconds: started.elapsed().as_secs_f64() });
@@ -266,40 +267,39 @@ impl Report {
 /// For people.
 pub fn table(report: &Report) -> String {
     let mut out = String::new();
+    let all: Vec<&Finding> = report.rows.iter().flat_map(|seen| &seen.findings).collect();
+    let width = all.iter().map(|finding| finding.what.len()).max().unwrap_or_default();
     for Seen { row, findings, seconds } in &report.rows {
         let _ = writeln!(out, "{}: {} ({seconds:.0} s)", row.name(), row.attack());
-        for finding in findings {
-            let held = match finding.held() {
-                Some(true) => "held",
-                Some(false) => "NOT HELD",
-                None => "skipped",
-            };
-            let _ = match finding.reached {
+        for Finding { what, reached, note } in findings {
+            let _ = match reached {
                 Some((reached, bound)) => {
-                    let (reached, bound) = (round(reached), format!("{bound}"));
-                    writeln!(out, "  {held:<9} {:<62} {reached:>9}   {bound}", finding.what)
+                    let held = if bound.is_met_by(*reached) { "held" } else { "NOT HELD" };
+                    let (sign, aim) = match bound {
+                        Bound::AtLeast(least) => (">=", least),
+                        Bound::AtMost(most) => ("<=", most),
+                    };
+                    writeln!(
+                        out,
+                        "  {held:<8}  {what:<width$}  {:>9}  {sign} {}",
+                        round(*reached),
+                        round(*aim)
+                    )
                 }
-                None => writeln!(out, "  {held:<9} {}", finding.what),
+                None => writeln!(out, "  skipped   {what}"),
             };
-            if !finding.note.is_empty() {
-                let _ = writeln!(out, "            {}", finding.note);
+            if !note.is_empty() {
+                let _ = writeln!(out, "            {note}");
             }
         }
     }
-    let all: Vec<&Finding> = report.rows.iter().flat_map(|seen| &seen.findings).collect();
     let count = |held: Option<bool>| all.iter().filter(|finding| finding.held() == held).count();
-    let _ = write!(
-        out,
-        "\n{} of {} aims held, {} not, {} skipped",
-        count(Some(true)),
-        all.len(),
-        count(Some(false)),
-        count(None)
-    );
+    let (held, failed, skipped) = (count(Some(true)), count(Some(false)), count(None));
+    let _ = write!(out, "\n{held} of {} aims held, {failed} not, {skipped} skipped", all.len());
     out
 }
 
-/// Three digits at least, and no more behind the point than mean something.
+/// Whole numbers as they are, large ones without decimals, small ones with two.
 fn round(value: f64) -> String {
     match value.abs() {
         large if large >= 100.0 => format!("{value:.0}"),
@@ -350,7 +350,7 @@ mod tests {
             "hosts: ",
             "NOT HELD",
             "resident, MB",
-            "120   <= 50",
+            "120  <= 50",
             "killed",
             "skipped",
             "0 of 2 aims held, 1 not, 1 skipped",

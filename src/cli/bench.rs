@@ -205,7 +205,7 @@ fn attack(config: &Config, args: &Args, bar: &ProgressBar, progress: Progress) -
     let absolute = |path: &Path| {
         std::path::absolute(path).with_context(|| format!("{} cannot be made absolute", path.display()))
     };
-    let site = hostile::Site {
+    let setup = hostile::Setup {
         binary: match &args.binary {
             Some(binary) => absolute(binary)?,
             None => std::env::current_exe().context("the program's own file is not known")?,
@@ -216,7 +216,7 @@ fn attack(config: &Config, args: &Args, bar: &ProgressBar, progress: Progress) -
         defaults: serde_json::to_value(Config::default())?,
     };
     let rows = if args.rows.is_empty() { Row::all() } else { args.rows.clone() };
-    let report = hostile::run(&site, &rows, progress)?;
+    let report = hostile::run(&setup, &rows, progress)?;
     bar.finish_and_clear();
     let Some(report) = report else {
         eprintln!("error: interrupted");

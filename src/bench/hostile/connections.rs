@@ -1,6 +1,6 @@
 //! Rows about connections: idle ones, clients that do not read, clients that send slowly, TLS handshakes that are never finished.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 use super::Finding;
-use super::daemon::{Daemon, Home, Site};
+use super::daemon::{Daemon, Sandbox, Setup};
 use super::memory::grown;
-use super::wire::{self, Ask, Beside};
+use super::wire::{self, Ask, Bystander};
 
 /// How long a new client may wait for its answer.
 const NEWCOMER_MS: f64 = 2_000.0;
@@ -30,6 +30,9 @@ const OPERATOR_MS: f64 = 1_000.0;
 
 /// Connections that are made at the same time.
 const CONNECTING: usize = 50;
+
+/// Addresses that idle connections come from; new clients come from another one.
+const SOURCES: usize = 4;
 
 /// How long they are left before the row goes on: longer than a client waits that is not answered.
 const IDLE: Duration = Duration::from_secs(12);
@@ -56,13 +59,13 @@ const WAIT_UNNAMED: Duration = Duration::from_secs(45);
 const SLACK: Duration = Duration::from_secs(10);
 
 /// Clients of each version of HTTP that do not read.
-const DEAF: usize = 20;
+const NON_READERS: usize = 20;
 
 /// Clients that send a byte a second: half of them a head, half a body.
 const SLOW_SENDERS: usize = 20;
 
 /// Resident memory above the start that clients which do not read may hold on to for good, in MB.
-const DEAF_MB: f64 = 100.0;
+const NON_READERS_MB: f64 = 100.0;
 
 /// Above what is resident at the start, a daemon is killed.
 const KILL_MB: f64 = 3_000.0;
@@ -71,22 +74,22 @@ const KILL_MB: f64 = 3_000.0;
 const HANDSHAKES: usize = 300;
 
 /// Row `connections`.
-pub async fn idle(site: &Site) -> anyhow::Result<Vec<Finding>> {
+pub async fn idle(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    let home = site.home()?;
-    let daemon = home.start().await?;
+    let sandbox = setup.sandbox()?;
+    let daemon = sandbox.start().await?;
     for count in [300, 1_500] {
         findings.extend(beside_idle(&daemon, count, &format!("{count} idle"), idle_beginning).await);
     }
     drop(daemon);
-    let mut few = site.home()?;
+    let mut few = setup.sandbox()?;
     few.limit_descriptors(FEW_DESCRIPTORS);
     let daemon = few.start().await?;
     // Those that no timeout for a request's head ends.
     let what = format!("1500 idle, all HTTP/2, {FEW_DESCRIPTORS} file descriptors");
     findings.extend(beside_idle(&daemon, 1_500, &what, |_, _| wire::H2_PREFACE.to_vec()).await);
     drop(daemon);
-    findings.push(idle_h2(site).await?);
+    findings.push(idle_h2(setup).await?);
     Ok(findings)
 }
 
@@ -101,7 +104,11 @@ async fn beside_idle(
     let being_idle = async {
         let begun = Instant::now();
         let connections: Vec<TcpStream> = stream::iter(0..count)
-            .map(|number| async move { wire::sent(address, &beginning(address, number)).await.ok() })
+            .map(|number| async move {
+                // A daemon may bound the connections of one address.
+                let source = Ipv4Addr::new(127, 0, 0, 2 + (number % SOURCES) as u8);
+                wire::sent_from(source, address, &beginning(address, number)).await.ok()
+            })
             .buffer_unordered(CONNECTING)
             .filter_map(async |stream| stream)
             .collect()
@@ -181,10 +188,10 @@ fn idle_beginning(address: SocketAddr, number: usize) -> Vec<u8> {
 }
 
 /// Whether connections of HTTP/2 without a request are closed.
-async fn idle_h2(site: &Site) -> anyhow::Result<Finding> {
-    let mut home = site.home()?;
-    let (wait, said) = waiting_for(site, &mut home, &["idle", "keep_alive"]);
-    let daemon = home.start().await?;
+async fn idle_h2(setup: &Setup) -> anyhow::Result<Finding> {
+    let mut sandbox = setup.sandbox()?;
+    let (wait, said) = waiting_for(setup, &mut sandbox, &["idle", "keep_alive"]);
+    let daemon = sandbox.start().await?;
     let (begun, address) = (Instant::now(), daemon.http());
     let mut open = Vec::new();
     for _ in 0..IDLE_H2 {
@@ -200,11 +207,11 @@ async fn idle_h2(site: &Site) -> anyhow::Result<Finding> {
 }
 
 /// How long to wait for a timeout of the public listener that is called so, made shorter where it is long; and what was done.
-fn waiting_for(site: &Site, home: &mut Home, parts: &[&str]) -> (Duration, String) {
-    match site.find_time("http", parts) {
+fn waiting_for(setup: &Setup, sandbox: &mut Sandbox, parts: &[&str]) -> (Duration, String) {
+    match setup.find_time("http", parts) {
         None => (WAIT_UNNAMED, format!("no setting of [http] is called {}", parts.join(" or "))),
         Some((name, time)) if time > WAIT_MAX => {
-            home.set(&name, SHORT.as_millis() as i64);
+            sandbox.set(&name, SHORT.as_millis() as i64);
             (SHORT + SLACK, format!("with {name} = {} ms instead of {}", SHORT.as_millis(), time.as_millis()))
         }
         Some((name, time)) => (time + SLACK, format!("{name} = {} ms", time.as_millis())),
@@ -212,42 +219,42 @@ fn waiting_for(site: &Site, home: &mut Home, parts: &[&str]) -> (Duration, Strin
 }
 
 /// Row `slow-clients`.
-pub async fn slow_clients(site: &Site) -> anyhow::Result<Vec<Finding>> {
-    let mut home = site.home()?;
-    let (wait, said) = waiting_for(site, &mut home, &["write"]);
-    let daemon = home.start().await?;
+pub async fn slow_clients(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let mut sandbox = setup.sandbox()?;
+    let (wait, said) = waiting_for(setup, &mut sandbox, &["write"]);
+    let daemon = sandbox.start().await?;
     register_large(&daemon).await?;
     let before = daemon.resident()?.now_mb;
     let guard = daemon.guard(before + KILL_MB);
     let address = daemon.http();
     let path = "/v1/chunks?limit=8";
     let get = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n");
-    let mut deaf = Vec::new();
-    for number in 0..2 * DEAF {
+    let mut non_readers = Vec::new();
+    for number in 0..2 * NON_READERS {
         let bytes = match number % 2 {
             0 => get.clone().into_bytes(),
             _ => wire::h2_get_closed(address, path),
         };
-        deaf.push(wire::sent_to_read_nothing(address, &bytes).await?);
+        non_readers.push(wire::sent_to_read_nothing(address, &bytes).await?);
     }
-    let beside = Beside::start(address);
+    let bystander = Bystander::start(address);
     let begun = Instant::now();
     sleep(Duration::from_secs(5)).await;
-    let while_deaf = daemon.resident().map_or(f64::INFINITY, |resident| resident.now_mb - before);
+    let after_5_s = daemon.resident().map_or(f64::INFINITY, |resident| resident.now_mb - before);
     let left = wait.saturating_sub(begun.elapsed());
-    let after = daemon.given_back(before + DEAF_MB, left).await.map(|mb| mb - before);
-    let beside = beside.finish().await;
+    let after = daemon.given_back(before + NON_READERS_MB, left).await.map(|mb| mb - before);
+    let bystander = bystander.finish().await;
     let guarded = guard.finish();
     let after = after.unwrap_or(f64::INFINITY);
-    let held = format!("{:.0} MB after 5 s, {:.0} MB at most; {said}", while_deaf, guarded.peak_mb - before);
+    let held = format!("{:.0} MB after 5 s, {:.0} MB at most; {said}", after_5_s, guarded.peak_mb - before);
     let what = format!("resident above the start {} s after, MB", begun.elapsed().as_secs());
     let mut findings = vec![match guarded.killed {
-        true => grown(&what, guarded.peak_mb - before, DEAF_MB, true),
-        false => Finding::at_most(what, after, DEAF_MB).note(held),
+        true => grown(&what, guarded.peak_mb - before, NON_READERS_MB, true),
+        false => Finding::at_most(what, after, NON_READERS_MB).note(held),
     }];
-    findings.extend(beside);
-    drop(deaf);
-    findings.push(slow_senders(site, address).await?);
+    findings.extend(bystander);
+    drop(non_readers);
+    findings.push(slow_senders(setup, address).await?);
     findings.push(Finding::is_true("the daemon runs", daemon.is_alive()));
     Ok(findings)
 }
@@ -271,8 +278,8 @@ async fn register_large(daemon: &Daemon) -> anyhow::Result<()> {
 }
 
 /// Clients that send a byte a second, and how many of them are still let go on when a head and a body have had their time.
-async fn slow_senders(site: &Site, address: SocketAddr) -> anyhow::Result<Finding> {
-    let time = site.time("/http/read_ms_max")?;
+async fn slow_senders(setup: &Setup, address: SocketAddr) -> anyhow::Result<Finding> {
+    let time = setup.time("/http/read_ms_max")?;
     let head = format!("POST /v1/compress HTTP/1.1\r\nhost: {address}\r\n");
     let with_body = format!("{head}content-type: application/json\r\ncontent-length: 100000\r\n\r\n{{");
     let begun = Instant::now();
@@ -301,14 +308,14 @@ async fn slow_senders(site: &Site, address: SocketAddr) -> anyhow::Result<Findin
 }
 
 /// Row `tls-stall`.
-pub async fn tls_stall(site: &Site) -> anyhow::Result<Vec<Finding>> {
-    let mut home = site.home()?;
-    let Ok(certificate) = certificate(home.path()) else {
+pub async fn tls_stall(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let mut sandbox = setup.sandbox()?;
+    let Ok(certificate) = certificate(sandbox.path()) else {
         return Ok(vec![Finding::skipped("handshakes", "openssl is not here to make a certificate")]);
     };
-    home.set("http.tls_cert_file", "cert.pem");
-    home.set("http.tls_key_file", "key.pem");
-    let daemon = home.start().await?;
+    sandbox.set("http.tls_cert_file", "cert.pem");
+    sandbox.set("http.tls_key_file", "key.pem");
+    let daemon = sandbox.start().await?;
     let address = daemon.http();
     // The first bytes of a ClientHello of 512 bytes; every second client sends nothing at all.
     let hello = [0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xFC, 0x03, 0x03];
@@ -330,7 +337,7 @@ pub async fn tls_stall(site: &Site) -> anyhow::Result<Vec<Finding>> {
         Err(error) => Finding::at_most("a new client's answer, ms", f64::INFINITY, NEWCOMER_MS)
             .note(format!("{error:#}; {made}")),
     };
-    let time = site.time("/http/read_ms_max")? + SLACK;
+    let time = setup.time("/http/read_ms_max")? + SLACK;
     let until = Instant::now() + time;
     let mut open = stalled;
     while !open.is_empty() && Instant::now() < until {

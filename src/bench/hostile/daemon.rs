@@ -41,7 +41,7 @@ const TICKS_PER_S: f64 = 100.0;
 
 /// What every daemon of a run is made of.
 #[derive(Debug, Clone)]
-pub struct Site {
+pub struct Setup {
     /// The program to run.
     pub binary: PathBuf,
     /// The model's folder, absolute.
@@ -55,7 +55,7 @@ pub struct Site {
 }
 
 /// A folder with a settings file and whatever daemons leave behind; it is removed when dropped. Paths of settings are relative to it.
-pub struct Home {
+pub struct Sandbox {
     binary: PathBuf,
     folder: TempDir,
     settings: toml::Table,
@@ -87,7 +87,7 @@ pub struct Guarded {
     pub killed: bool,
 }
 
-impl Site {
+impl Setup {
     /// A number among the default settings, such as `/http/body_bytes_max`; none where there is no such setting.
     pub fn number(&self, pointer: &str) -> Option<u64> {
         self.defaults.pointer(pointer)?.as_u64()
@@ -114,25 +114,25 @@ impl Site {
     ///
     /// # Errors
     /// When the system gives no folder.
-    pub fn home(&self) -> anyhow::Result<Home> {
+    pub fn sandbox(&self) -> anyhow::Result<Sandbox> {
         let folder = tempfile::Builder::new()
             .prefix("thresher-hostile-")
             .tempdir()
             .context("no temporary directory")?;
         let binary = self.binary.clone();
-        let mut home = Home { binary, folder, settings: toml::Table::new(), descriptors_max: None };
-        home.set("http.listen", "127.0.0.1:0");
-        home.set("admin.listen", "127.0.0.1:0");
-        home.set("model.dir", text(&self.model_dir)?);
-        home.set("model.runtime_lib", text(&self.runtime_lib)?);
+        let mut sandbox = Sandbox { binary, folder, settings: toml::Table::new(), descriptors_max: None };
+        sandbox.set("http.listen", "127.0.0.1:0");
+        sandbox.set("admin.listen", "127.0.0.1:0");
+        sandbox.set("model.dir", text(&self.model_dir)?);
+        sandbox.set("model.runtime_lib", text(&self.runtime_lib)?);
         if let Some(workers) = self.workers {
-            home.set("model.workers", i64::try_from(workers)?);
+            sandbox.set("model.workers", i64::try_from(workers)?);
         }
-        Ok(home)
+        Ok(sandbox)
     }
 }
 
-impl Home {
+impl Sandbox {
     /// Changes a setting, such as `http.listen`, for daemons that start from now on.
     pub fn set(&mut self, name: &str, value: impl Into<toml::Value>) {
         let (section, name) = name.split_once('.').expect("settings are named section.name");

@@ -10,9 +10,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Finding;
-use super::daemon::{Daemon, Guarded, Site};
+use super::daemon::{Daemon, Guarded, Setup};
 use super::upstream::{Script, Upstream};
-use super::wire::{Ask, Beside};
+use super::wire::{Ask, Bystander};
 
 /// Above what is resident at the start, a daemon is killed in the rows of this file: other programs need memory, too.
 const KILL_MB: f64 = 3_000.0;
@@ -29,7 +29,7 @@ const ONE_MAX: Duration = Duration::from_secs(40);
 /// Bytes of all bodies together that are held at the same time, where the settings do not say it.
 const BODIES_BYTES: u64 = 128 << 20;
 
-/// Beside the bodies, this much may be resident while they are parsed, in MB.
+/// Bystander the bodies, this much may be resident while they are parsed, in MB.
 const PARSING_MB: f64 = 300.0;
 
 /// A minute after an attack, this much may be resident above the start, in MB.
@@ -51,12 +51,12 @@ const SLACK: Duration = Duration::from_secs(2);
 const SETTLE_MAX: Duration = Duration::from_secs(60);
 
 /// Row `rank-fields`.
-pub async fn rank_fields(site: &Site) -> anyhow::Result<Vec<Finding>> {
+pub async fn rank_fields(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    let home = site.home()?;
+    let sandbox = setup.sandbox()?;
     for (field_bytes, times) in [(200_000, 50_000), (300_000, 100_000)] {
         let field = "ff";
-        let daemon = home.start().await?;
+        let daemon = sandbox.start().await?;
         let body = json!({
             "query": "q",
             "documents": [{field: "x".repeat(field_bytes)}],
@@ -84,15 +84,15 @@ pub async fn rank_fields(site: &Site) -> anyhow::Result<Vec<Finding>> {
 }
 
 /// Row `parsing`.
-pub async fn parsing(site: &Site) -> anyhow::Result<Vec<Finding>> {
-    let bodies_mb = site.number("/http/bodies_bytes_max").unwrap_or(BODIES_BYTES) as f64 / 1e6;
+pub async fn parsing(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let bodies_mb = setup.number("/http/bodies_bytes_max").unwrap_or(BODIES_BYTES) as f64 / 1e6;
     let bodies = [("/v1/compress", "chunks"), ("/v1/rerank", "documents")];
     let bodies = bodies.map(|(path, field)| (path, Bytes::from(empty_strings(field))));
-    let home = site.home()?;
-    let daemon = home.start().await?;
+    let sandbox = setup.sandbox()?;
+    let daemon = sandbox.start().await?;
     let before = daemon.resident()?.now_mb;
     let guard = daemon.guard(before + KILL_MB);
-    let beside = Beside::start(daemon.http());
+    let bystander = Bystander::start(daemon.http());
     let until = Instant::now() + PARSING;
     let (answered, failed) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
     let mut clients = JoinSet::new();
@@ -128,7 +128,7 @@ pub async fn parsing(site: &Site) -> anyhow::Result<Vec<Finding>> {
         vec![killed_note(Finding::at_most("resident at most, MB", peak_mb, most), killed, &note)];
     // Nobody is answered by a daemon that was killed.
     if !killed {
-        findings.extend(beside.finish().await);
+        findings.extend(bystander.finish().await);
         let after = daemon.given_back(before + AFTER_MB, Duration::from_secs(60)).await;
         let what = "resident above the start within a minute after, MB";
         findings.push(match after {
@@ -141,13 +141,13 @@ pub async fn parsing(site: &Site) -> anyhow::Result<Vec<Finding>> {
 }
 
 /// Row `turns`.
-pub async fn turns(site: &Site) -> anyhow::Result<Vec<Finding>> {
+pub async fn turns(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let upstream = Upstream::start(Script::Answer).await?;
-    let mut home = site.home()?;
-    home.set("middleware.upstreams", upstream.setting());
-    let asked = site.time("/admission/deadline_ms_default")? + SLACK;
+    let mut sandbox = setup.sandbox()?;
+    sandbox.set("middleware.upstreams", upstream.setting());
+    let asked = setup.time("/admission/deadline_ms_default")? + SLACK;
     // One deadline for compressing; the body is read and written without one.
-    let passed = site.time("/middleware/deadline_ms")? + 2 * SLACK;
+    let passed = setup.time("/middleware/deadline_ms")? + 2 * SLACK;
     let said = r#"{"role":"user","content":"a"},{"role":"assistant","content":"b"}"#;
     let tool = r#"{"role":"user","content":"a?"},{"role":"tool","tool_call_id":"c","content":"b c."},{"role":"assistant","content":"d"}"#;
     let context =
@@ -163,7 +163,7 @@ pub async fn turns(site: &Site) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for (name, path, turn, bytes, time) in cases {
         // What one leaves unfinished does not count for the next.
-        let daemon = home.start().await?;
+        let daemon = sandbox.start().await?;
         findings
             .extend(one_conversation(&daemon, name, Ask::post(path, conversation(turn, bytes)), time).await?);
     }
@@ -179,13 +179,13 @@ async fn one_conversation(
 ) -> anyhow::Result<Vec<Finding>> {
     let before = daemon.resident()?.now_mb;
     let guard = daemon.guard(before + KILL_MB);
-    let beside = Beside::start(daemon.http());
+    let bystander = Bystander::start(daemon.http());
     let processor_before = daemon.processor_s()?;
     let headers = [("x-thresher-compress", "true")];
     let started = Instant::now();
     let answer = ask.with(&headers).send_within(&daemon.caller(), ONE_MAX).await;
     let ms = started.elapsed().as_secs_f64() * 1e3;
-    let beside = beside.finish().await;
+    let bystander = bystander.finish().await;
     let processor_s = daemon.settled(SETTLE_MAX).await;
     let Guarded { peak_mb, killed } = guard.finish();
     let (status, ms) = match answer {
@@ -208,7 +208,7 @@ async fn one_conversation(
             Err(error) => Finding::is_true(format!("{name}: {processor}"), false).note(format!("{error:#}")),
         },
     ];
-    findings.extend(beside.into_iter().map(|finding| finding.of(name)));
+    findings.extend(bystander.into_iter().map(|finding| finding.of(name)));
     Ok(findings)
 }
 

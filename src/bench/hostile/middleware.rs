@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::Finding;
-use super::daemon::Site;
+use super::daemon::Setup;
 use super::memory::grown;
 use super::upstream::{Script, Upstream};
 use super::wire::{self, Ask};
@@ -31,8 +31,8 @@ const GROWTH_MB: f64 = 20.0;
 const CHAT: &str = "/v1/chat/completions";
 
 /// Row `endless-upstream`.
-pub async fn endless_upstream(site: &Site) -> anyhow::Result<Vec<Finding>> {
-    let body_mb = site.number("/middleware/body_bytes_max").unwrap_or_default() as f64 / 1e6;
+pub async fn endless_upstream(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let body_mb = setup.number("/middleware/body_bytes_max").unwrap_or_default() as f64 / 1e6;
     let scripts = [
         ("sentences", Script::Sentences, true),
         ("one sentence", Script::OneSentence, true),
@@ -42,9 +42,9 @@ pub async fn endless_upstream(site: &Site) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for (name, script, goes_on) in scripts {
         let upstream = Upstream::start(script).await?;
-        let mut home = site.home()?;
-        home.set("middleware.upstreams", upstream.setting());
-        let daemon = home.start().await?;
+        let mut sandbox = setup.sandbox()?;
+        sandbox.set("middleware.upstreams", upstream.setting());
+        let daemon = sandbox.start().await?;
         let before = daemon.resident()?.now_mb;
         let guard = daemon.guard(before + KILL_MB);
         let body = json!({
@@ -107,11 +107,11 @@ async fn read_for(stream: &mut TcpStream, time: Duration) -> Read {
 }
 
 /// Row `credentials`.
-pub async fn credentials(site: &Site) -> anyhow::Result<Vec<Finding>> {
+pub async fn credentials(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let upstream = Upstream::start(Script::Answer).await?;
-    let mut home = site.home()?;
-    home.set("middleware.upstreams", upstream.setting());
-    let daemon = home.start().await?;
+    let mut sandbox = setup.sandbox()?;
+    sandbox.set("middleware.upstreams", upstream.setting());
+    let daemon = sandbox.start().await?;
     let caller = daemon.caller();
     let body =
         json!({"model": "m", "messages": [{"role": "user", "content": "When is the tide?"}]}).to_string();
@@ -147,7 +147,7 @@ pub async fn credentials(site: &Site) -> anyhow::Result<Vec<Finding>> {
     let is_back = |name: &&&str| answer.headers.contains_key(**name);
     let back: Vec<&str> =
         ["set-cookie", "alt-svc", "access-control-allow-origin"].iter().filter(is_back).copied().collect();
-    let what = "headers of the upstream's own site that came back";
+    let what = "headers of the upstream's own web site that came back";
     findings.push(Finding::at_most(what, back.len() as f64, 0.0).note(back.join(", ")));
     findings.push(Finding::is_true("a request without secrets is answered", answer.status.is_success()));
     Ok(findings)

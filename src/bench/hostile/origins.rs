@@ -1,11 +1,11 @@
-//! Row about requests that a page of another site makes a browser send: DNS rebinding, cross-site requests, bodies that need no
+//! Row about requests that a page of another web site makes a browser send: DNS rebinding, cross-site requests, bodies that need no
 //! permission to be sent.
 
 use hyper::{Method, StatusCode};
 use serde_json::json;
 
 use super::Finding;
-use super::daemon::{Daemon, Site};
+use super::daemon::{Daemon, Setup};
 use super::upstream::{Script, Upstream};
 use super::wire::Ask;
 use crate::bench::client::Caller;
@@ -17,11 +17,11 @@ const PLANTED: &str = "planted";
 const CHAT: &str = "/v1/chat/completions";
 
 /// Row `hosts`.
-pub async fn hosts(site: &Site) -> anyhow::Result<Vec<Finding>> {
+pub async fn hosts(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let upstream = Upstream::start(Script::Answer).await?;
-    let mut home = site.home()?;
-    home.set("middleware.upstreams", upstream.setting());
-    let daemon = home.start().await?;
+    let mut sandbox = setup.sandbox()?;
+    sandbox.set("middleware.upstreams", upstream.setting());
+    let daemon = sandbox.start().await?;
     let (public, admin) = (daemon.caller(), Caller::new(daemon.admin()));
     let registered = json!({"chunks": [{"id": KEPT, "text": "The tide is at noon."}]}).to_string();
     let answer = Ask::post("/v1/chunks", registered).send(&public).await?;

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::Finding;
-use super::daemon::{Daemon, Site};
+use super::daemon::{Daemon, Setup};
 use super::wire::Ask;
 use crate::bench::client::{Answer, Caller};
 use crate::bench::workload::{Random, prose_of};
@@ -72,13 +72,13 @@ impl Drop for Mount {
 }
 
 /// Row `full-disk`.
-pub async fn full_disk(site: &Site) -> anyhow::Result<Vec<Finding>> {
-    let home = site.home()?;
-    let originals = home.path().join(DATA).join("originals");
+pub async fn full_disk(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let sandbox = setup.sandbox()?;
+    let originals = sandbox.path().join(DATA).join("originals");
     let Some(_mount) = Mount::new(&originals, DISK_BYTES) else {
         return Ok(vec![Finding::skipped("a full disk", "this user may not mount a file system")]);
     };
-    let daemon = home.start().await?;
+    let daemon = sandbox.start().await?;
     let caller = daemon.caller();
     let mut random = Random::new(0, "hostile disk");
     let first = conversation(&caller, &mut random).await?;
@@ -156,9 +156,9 @@ async fn is_kept(caller: &Caller, answer: &Answer) -> anyhow::Result<bool> {
 }
 
 /// Row `permissions`.
-pub async fn permissions(site: &Site) -> anyhow::Result<Vec<Finding>> {
-    let home = site.home()?;
-    let daemon = home.start().await?;
+pub async fn permissions(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let sandbox = setup.sandbox()?;
+    let daemon = sandbox.start().await?;
     let caller = daemon.caller();
     let mut random = Random::new(0, "hostile permissions");
     ensure!(
@@ -178,12 +178,12 @@ pub async fn permissions(site: &Site) -> anyhow::Result<Vec<Finding>> {
     );
     daemon.stop().await?;
     let (mut all, mut open) = (0, Vec::new());
-    for (path, is_directory) in entries(&home.path().join(DATA))? {
+    for (path, is_directory) in entries(&sandbox.path().join(DATA))? {
         let mode = fs::symlink_metadata(&path)?.permissions().mode() & 0o7777;
         let expect = if is_directory { DIRECTORY_MODE } else { FILE_MODE };
         all += 1;
         if mode != expect {
-            let name = path.strip_prefix(home.path()).unwrap_or(&path);
+            let name = path.strip_prefix(sandbox.path()).unwrap_or(&path);
             open.push(format!("{} {mode:o}", name.display()));
         }
     }
@@ -210,13 +210,13 @@ fn entries(directory: &Path) -> anyhow::Result<Vec<(PathBuf, bool)>> {
 }
 
 /// Row `bad-block`.
-pub async fn bad_block(site: &Site) -> anyhow::Result<Vec<Finding>> {
-    let home = site.home()?;
+pub async fn bad_block(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let sandbox = setup.sandbox()?;
     let mut random = Random::new(0, "hostile blocks");
     let chunks: Vec<String> = (0..20).map(|_| prose_of(&mut random, 100)).collect();
     let body = json!({"query": "When is the tide?", "chunks": chunks, "explain": true}).to_string();
     let ask = async |daemon: &Daemon| Ask::post("/v1/compress", body.clone()).send(&daemon.caller()).await;
-    let daemon = home.start().await?;
+    let daemon = sandbox.start().await?;
     let first = ask(&daemon).await?;
     ensure!(first.status == StatusCode::OK, "the first request is answered {}", first.status);
     let context = |answer: &Answer| {
@@ -226,8 +226,8 @@ pub async fn bad_block(site: &Site) -> anyhow::Result<Vec<Finding>> {
     daemon.stop().await?;
     let mut findings = Vec::new();
     for n in 0..DAMAGES {
-        let damaged = damage(&home.path().join(DATA).join("kv").join("blocks"), n)?;
-        let daemon = home.start().await?;
+        let damaged = damage(&sandbox.path().join(DATA).join("kv").join("blocks"), n)?;
+        let daemon = sandbox.start().await?;
         let answer = ask(&daemon).await?;
         let ((before, _), (after, blocks)) = (context(&first), context(&answer));
         let right = answer.status == StatusCode::OK && before == after;
@@ -280,12 +280,12 @@ struct Answered {
 }
 
 /// Row `kill`.
-pub async fn kill(site: &Site) -> anyhow::Result<Vec<Finding>> {
-    let home = site.home()?;
+pub async fn kill(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let sandbox = setup.sandbox()?;
     let answered = Arc::<Mutex<Answered>>::default();
     let mut findings = Vec::new();
     for round in 0..2_u64 {
-        let daemon = home.start().await?;
+        let daemon = sandbox.start().await?;
         let mut writers = JoinSet::new();
         for number in 0..WRITERS as u64 {
             let random = Random::new(round * WRITERS as u64 + number, "hostile kill");
@@ -295,7 +295,7 @@ pub async fn kill(site: &Site) -> anyhow::Result<Vec<Finding>> {
         daemon.kill();
         // They end by themselves: nobody answers.
         while writers.join_next().await.is_some() {}
-        let daemon = home.start().await?;
+        let daemon = sandbox.start().await?;
         let caller = daemon.caller();
         let Answered { chunks, hashes } =
             std::mem::take(&mut *answered.lock().unwrap_or_else(PoisonError::into_inner));

@@ -23,7 +23,7 @@ const PIECE_BYTES: usize = 2_000;
 /// What it answers with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Script {
-    /// One short answer, with headers that concern the upstream's own site.
+    /// One short answer, with headers that concern the upstream's own web site.
     Answer,
     /// Events without end, with sentences in them.
     Sentences,

@@ -2,7 +2,7 @@
 //! Knows nothing of what should be answered.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ const H2_END: u8 = 0x05;
 /// The receive buffer of clients that do not read: the system would otherwise take megabytes for them.
 const RECEIVE_BYTES: u32 = 4096;
 
-/// Between two requests of the client [`Beside`] an attack.
+/// Between two requests of the client [`Bystander`] an attack.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// How long one request of this client is tried.
@@ -129,9 +129,17 @@ pub fn retry_after_s(headers: &HeaderMap) -> Option<u64> {
 /// # Errors
 /// When it is not accepted or broken.
 pub async fn sent(address: SocketAddr, bytes: &[u8]) -> anyhow::Result<TcpStream> {
-    let mut stream = timeout(CONNECT_MAX, TcpStream::connect(address)).await.context("no connection")??;
-    timeout(CONNECT_MAX, stream.write_all(bytes)).await.context("nothing is read")??;
-    Ok(stream)
+    sent_over(TcpSocket::new_v4()?, address, bytes).await
+}
+
+/// The same from another loopback address, as if from another machine.
+///
+/// # Errors
+/// As [`sent`].
+pub async fn sent_from(source: Ipv4Addr, address: SocketAddr, bytes: &[u8]) -> anyhow::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((source, 0).into())?;
+    sent_over(socket, address, bytes).await
 }
 
 /// The same with a small receive buffer, for a client that is not going to read.
@@ -141,6 +149,10 @@ pub async fn sent(address: SocketAddr, bytes: &[u8]) -> anyhow::Result<TcpStream
 pub async fn sent_to_read_nothing(address: SocketAddr, bytes: &[u8]) -> anyhow::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(RECEIVE_BYTES)?;
+    sent_over(socket, address, bytes).await
+}
+
+async fn sent_over(socket: TcpSocket, address: SocketAddr, bytes: &[u8]) -> anyhow::Result<TcpStream> {
     let mut stream = timeout(CONNECT_MAX, socket.connect(address)).await.context("no connection")??;
     timeout(CONNECT_MAX, stream.write_all(bytes)).await.context("nothing is read")??;
     Ok(stream)
@@ -192,7 +204,7 @@ pub async fn status(stream: &mut TcpStream) -> anyhow::Result<u16> {
 }
 
 /// A client that sends a small request now and then while something else goes on, and comes back when it is told to.
-pub struct Beside {
+pub struct Bystander {
     stop: Arc<AtomicBool>,
     tally: Arc<Mutex<Tally>>,
     /// Ends with it.
@@ -216,7 +228,7 @@ impl Tally {
     }
 }
 
-impl Beside {
+impl Bystander {
     /// Begins to send, with connections of its own.
     pub fn start(address: SocketAddr) -> Self {
         let (stop, tally) = (Arc::<AtomicBool>::default(), Arc::<Mutex<Tally>>::default());
