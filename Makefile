@@ -30,7 +30,7 @@ RELEASE      := target/release/thresher
 # Caches and downloads are not ours to check.
 OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo serve test client lint bench soak eval clean distclean python cargo redis sdk frameworks litellm contract handover
+.PHONY: help provision build model demo serve test client lint bench soak hostile eval clean distclean python cargo redis sdk frameworks litellm contract handover
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -86,6 +86,9 @@ bench: model ## criterion benches, then the daemon's own
 soak: provision cargo ## a minute of requests of every kind: memory stays within its bounds, none is lost
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --
 	@$(WITH_RUNTIME) scripts/soak.sh 60 $(CARGO) run --quiet $(CARGOFLAGS) --
+
+hostile: model ## attack a daemon with default settings for about ten minutes, and say what held
+	$(WITH_RUNTIME) $(RELEASE) bench --hostile $(BENCHFLAGS)
 
 eval: model ## measure quality on a data set: make eval EVAL_DATA=<path>
 	@test -n "$(EVAL_DATA)" || { echo "error: say what to measure on: make eval EVAL_DATA=<path>" >&2; exit 1; }

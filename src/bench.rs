@@ -1,14 +1,16 @@
 //! Measures speed and memory on a workload of its own, against the model's bare graph in the same run. Every claim of
 //! speed is printed here, with its spread. Knows no settings: what it measures is handed to it, wired.
 //!
-//! Five ways: [`warm`] asks about chunks that have been read before and holds the answers against the targets;
+//! Six ways: [`warm`] asks about chunks that have been read before and holds the answers against the targets;
 //! [`throughput`] reads chunks that nobody has read, beside the graph alone and a peer; [`soak`] sends everything at once
-//! for minutes and watches resident memory; [`overload`] sends more new chunks than can be read; [`attribution`] ties answers to chunks that have been read.
+//! for minutes and watches resident memory; [`overload`] sends more new chunks than can be read; [`attribution`] ties answers to chunks that have been read;
+//! [`hostile`] attacks a daemon in a process of its own.
 
 pub mod attribution;
 pub mod client;
 pub mod daemon;
 pub mod flops;
+pub mod hostile;
 pub mod overload;
 pub mod peer;
 pub mod soak;

@@ -129,3 +129,38 @@ fn an_overload_counts_how_requests_end() {
     );
     assert_eq!(json["cold"]["failed"], 0, "{json:#}");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_hostile_run_says_of_each_aim_whether_it_held() {
+    let (done, json) = bench(&["--hostile", "--rows", "hosts,bad-block"]);
+    let rows = json["rows"].as_array().expect("a list");
+    let named = |name: &str| rows.iter().filter(|row| row["name"] == name).collect::<Vec<_>>();
+    assert_eq!(rows.len(), named("hosts").len() + named("bad-block").len(), "no other rows: {json:#}");
+    let held = |row: &Value| row["held"].as_bool().unwrap_or_else(|| panic!("it can be tried here: {row:#}"));
+    for row in rows {
+        let reached = row["reached"].as_f64().expect("a number");
+        let within = row["at_most"].as_f64().is_none_or(|most| reached <= most)
+            && row["at_least"].as_f64().is_none_or(|least| reached >= least);
+        assert_eq!(held(row), within, "{row:#}");
+        assert!(row["attack"].is_string() && row["aim"].is_string(), "{row:#}");
+    }
+    let passed = rows.iter().all(held);
+    assert_eq!((&json["passed"], done.status.code()), (&passed.into(), Some(i32::from(!passed))), "{done:?}");
+    // The daemon could be attacked: what is not refused is answered, and damage on disk is survived.
+    let aim = |name: &str, aim: &str| {
+        let found =
+            named(name).into_iter().find(|row| row["aim"].as_str().is_some_and(|text| text.contains(aim)));
+        found.unwrap_or_else(|| panic!("{aim:?} in {json:#}"))
+    };
+    assert!(held(aim("hosts", "loopback names")), "{json:#}");
+    assert!(held(aim("bad-block", "same context")), "{json:#}");
+}
+
+#[test]
+fn a_row_that_is_not_there_is_refused() {
+    let done = thresher(&["bench", "--hostile", "--rows", "hosts,host"]).output().expect("the binary starts");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(2), "{said}");
+    assert!(said.contains("there is no row \"host\"") && said.contains("rank-fields"), "{said}");
+}

@@ -9,7 +9,7 @@ use anyhow::ensure;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::header::CONTENT_TYPE;
-use hyper::{Request, StatusCode};
+use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -40,6 +40,8 @@ pub struct Answer {
     pub took: Duration,
     /// Of the answer.
     pub status: StatusCode,
+    /// Of the answer.
+    pub headers: HeaderMap,
     /// Its body.
     pub body: Bytes,
 }
@@ -63,11 +65,7 @@ impl Client {
     /// When the system gives no runtime.
     pub fn new(address: SocketAddr) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mut connector = HttpConnector::new();
-        // Head and body are written apart: without it the second would wait for the first to be acknowledged.
-        connector.set_nodelay(true);
-        let pool = Pool::builder(TokioExecutor::new()).pool_idle_timeout(IDLE).build(connector);
-        Ok(Self { runtime, caller: Caller { pool, address } })
+        Ok(Self { runtime, caller: Caller::new(address) })
     }
 
     /// Runs what calls.
@@ -133,19 +131,40 @@ impl Client {
 }
 
 impl Caller {
+    /// Of the daemon at `address`, with connections of its own. It has to be used inside a Tokio runtime.
+    pub fn new(address: SocketAddr) -> Self {
+        let mut connector = HttpConnector::new();
+        // Head and body are written apart: without it the second would wait for the first to be acknowledged.
+        connector.set_nodelay(true);
+        let pool = Pool::builder(TokioExecutor::new()).pool_idle_timeout(IDLE).build(connector);
+        Self { pool, address }
+    }
+
+    /// The daemon's address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// Sends a body and reads the answer, whatever it says.
     ///
     /// # Errors
     /// When none comes.
     pub async fn post(&self, path: &str, body: Bytes) -> anyhow::Result<Answer> {
         let uri = format!("http://{}{path}", self.address);
-        let request = Request::post(uri).header(CONTENT_TYPE, "application/json").body(Full::new(body))?;
+        self.send(Request::post(uri).header(CONTENT_TYPE, "application/json").body(Full::new(body))?).await
+    }
+
+    /// Sends a request and reads the answer, whatever it says.
+    ///
+    /// # Errors
+    /// When none comes.
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Answer> {
         let started = Instant::now();
         let answer = self.pool.request(request).await?;
-        let status = answer.status();
-        let frames = answer.into_body().collect().await?;
+        let (head, body) = answer.into_parts();
+        let frames = body.collect().await?;
         let took = started.elapsed();
-        Ok(Answer { took, status, body: frames.to_bytes() })
+        Ok(Answer { took, status: head.status, headers: head.headers, body: frames.to_bytes() })
     }
 
     async fn ask(&self, body: Bytes) -> anyhow::Result<Answer> {

@@ -29,10 +29,16 @@ pub fn model(subject: &Subject) -> Value {
 
 /// The machine that it was measured on.
 pub fn machine(subject: &Subject) -> Value {
+    let mut machine = host();
+    machine["workers"] = subject.runtime.workers().into();
+    machine
+}
+
+/// The machine alone.
+pub fn host() -> Value {
     json!({
         "arch": std::env::consts::ARCH,
         "os": std::env::consts::OS,
         "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        "workers": subject.runtime.workers(),
     })
 }

@@ -1,4 +1,4 @@
-//! What this process has in memory, as the system counts it.
+//! Resident memory of this process or of another one, as the system counts it.
 //! Knows nothing of who uses it.
 
 /// Resident memory in MB of a million bytes.
@@ -15,9 +15,19 @@ pub fn resident() -> Option<Resident> {
     parse(&std::fs::read_to_string("/proc/self/status").ok()?)
 }
 
+/// Of the process with this id; none where it has ended, or the system does not say it as Linux does.
+pub fn resident_of(process: u32) -> Option<Resident> {
+    parse(&std::fs::read_to_string(format!("/proc/{process}/status")).ok()?)
+}
+
 /// Forgets what was resident at most until now, where the system can.
 pub fn forget_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
+/// Resets the peak of the process with this id to what is resident now, where the system can.
+pub fn forget_peak_of(process: u32) {
+    let _ = std::fs::write(format!("/proc/{process}/clear_refs"), "5");
 }
 
 fn parse(status: &str) -> Option<Resident> {

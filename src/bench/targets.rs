@@ -37,6 +37,14 @@ fn is_standard(workload: &Workload) -> bool {
 }
 
 impl Bound {
+    /// Whether a number is within the bound; one that is not a number never is.
+    pub fn is_met_by(self, reached: f64) -> bool {
+        match self {
+            Self::AtMost(most) => reached <= most,
+            Self::AtLeast(least) => reached >= least,
+        }
+    }
+
     /// Of how much faster a warm request is than reading every pair.
     pub fn pairs_over_warm(workload: &Workload) -> Option<Self> {
         (is_standard(workload) && workload.chunks == 100).then_some(Self::AtLeast(200.0))
@@ -70,13 +78,19 @@ impl Bound {
     }
 }
 
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::AtLeast(least) => write!(f, ">= {least}"),
+            Self::AtMost(most) => write!(f, "<= {most}"),
+        }
+    }
+}
+
 impl Target {
     /// Whether it was reached; none where nothing was aimed at.
     pub fn met(&self) -> Option<bool> {
-        self.bound.map(|bound| match bound {
-            Bound::AtMost(most) => self.reached <= most,
-            Bound::AtLeast(least) => self.reached >= least,
-        })
+        self.bound.map(|bound| bound.is_met_by(self.reached))
     }
 
     /// For programs.
@@ -98,11 +112,7 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let bound = match self.bound {
-            Some(Bound::AtLeast(least)) => format!(">= {least}"),
-            Some(Bound::AtMost(most)) => format!("<= {most}"),
-            None => "-".to_owned(),
-        };
+        let bound = self.bound.map_or("-".to_owned(), |bound| bound.to_string());
         let met = match self.met() {
             Some(true) => "met",
             Some(false) => "missed",

@@ -14,6 +14,7 @@ use crate::access::Access;
 use crate::app;
 use crate::bench::daemon::{Daemon, Parts};
 use crate::bench::flops::Flops;
+use crate::bench::hostile::{self, Row};
 use crate::bench::peer::{Peer, PeerSettings};
 use crate::bench::source::Source;
 use crate::bench::workload::Workload;
@@ -83,6 +84,15 @@ pub struct Args {
     /// Tokens of an answer.
     #[arg(long, default_value_t = 300, value_name = "N", value_parser = positive, requires = "attribution")]
     answer_tokens: usize,
+    /// Attack a daemon in a process of its own instead, with default settings, and fail if something does not hold; about ten minutes.
+    #[arg(long, conflicts_with_all = ["throughput", "peer", "soak", "overload", "attribution", "registered", "clients", "chunks", "tokens", "query_tokens", "mixed", "rounds", "requests"])]
+    hostile: bool,
+    /// Rows of --hostile to run, with commas between them; without it all.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "hostile")]
+    rows: Vec<Row>,
+    /// Another build of this program for --hostile to attack, to compare two; without it this one.
+    #[arg(long, value_name = "FILE", requires = "hostile")]
+    binary: Option<PathBuf>,
 }
 
 const DEFINITIONS: &str = "\
@@ -108,6 +118,12 @@ settings say less, and exits with 1 when resident memory was ever above kv.memor
 registry.cache_bytes_max + handles.bytes_max + 300 MB, or when a request failed that should not.
 
 --overload: each client sends a request about new chunks with the default deadline, and the next one when it is answered, or a second after it was not. In the JSON: alone, one client before them; cold, how their requests ended, each per second of the whole run; warm, requests about chunks that have been read, one every 200 ms, beside them. Exits with 1 when a request was neither answered, nor refused (429), nor late (504).
+
+--hostile: the daemon is this program in a process of its own, with default settings but for its addresses, in a directory of its own; \
+what else a row changes, it says. Of the settings of this run, only the model's folder, its runtime and --workers hold. Each row starts a new daemon, \
+attacks it over loopback for a bounded time, and compares numbers with aims. Resident memory and processor time are the daemon's alone. \
+A daemon that takes gigabytes more than at its start is killed, and has not held. In the JSON: rows, each with its name, attack, aim, \
+at_least or at_most, reached, held (null: it could not be tried here; the note says why). Exits with 1 when something did not hold.
 
 --attribution: each round is an answer of --answer-tokens tokens that is attributed to the chunks over HTTP, and the bare graph over its \
 windows, in turns. In the JSON: attribute_ms, answer_encode_ms.";
@@ -151,6 +167,9 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         bar.set_position(done as u64);
     };
     progress("loading", 0, 1);
+    if args.hostile {
+        return attack(&config, args, &bar, &progress);
+    }
     let subject = subject(&config)?;
     let (table, json, passed) = if args.soak.is_some() {
         let report = soak::run(&subject, soak_settings(&config, args), &progress)?;
@@ -179,6 +198,35 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         write(path, &json)?;
     }
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs the rows that were asked for; 130 when that was interrupted.
+fn attack(config: &Config, args: &Args, bar: &ProgressBar, progress: Progress) -> anyhow::Result<ExitCode> {
+    let absolute = |path: &Path| {
+        std::path::absolute(path).with_context(|| format!("{} cannot be made absolute", path.display()))
+    };
+    let setup = hostile::Setup {
+        binary: match &args.binary {
+            Some(binary) => absolute(binary)?,
+            None => std::env::current_exe().context("the program's own file is not known")?,
+        },
+        model_dir: absolute(&config.model.dir)?,
+        runtime_lib: absolute(&config.model.runtime_lib())?,
+        workers: args.workers,
+        defaults: serde_json::to_value(Config::default())?,
+    };
+    let rows = if args.rows.is_empty() { Row::all() } else { args.rows.clone() };
+    let report = hostile::run(&setup, &rows, progress)?;
+    bar.finish_and_clear();
+    let Some(report) = report else {
+        eprintln!("error: interrupted");
+        return Ok(ExitCode::from(130));
+    };
+    super::print(hostile::table(&report));
+    if let Some(path) = &args.json {
+        write(path, &report.json())?;
+    }
+    Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn throughput(
