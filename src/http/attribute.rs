@@ -102,7 +102,8 @@ impl Asked {
         let working = service.clone();
         let answer = work::permitted(service, (permit, deadline), move |cancel| {
             let chunks = named.map(|named| Chunks::of(&working, &named, cancel)).transpose()?;
-            let (mut request, options) = read(body, chunks.as_ref().map(Chunks::chunks), &working.limits.bodies)?;
+            let (mut request, options) =
+                read(body, chunks.as_ref().map(Chunks::chunks), &working.limits.bodies)?;
             let remembered = chunks.as_ref().and_then(Chunks::remembered);
             request.seen = remembered.map(|remembered| remembered.kept.clone());
             work(&working, Found { request, options, chunks }, cancel)

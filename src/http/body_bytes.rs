@@ -100,7 +100,7 @@ pub fn observe(pool: &BodyPool) {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn bodies_share_the_room_and_give_it_back() {
         let pool = BodyPool::new(4 * WEIGHT * STEP_BYTES);
         let (first, second) = (BodyBytes::new(pool.clone()), BodyBytes::new(pool.clone()));
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(pool.held(), 0);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn bodies_that_wait_for_each_other_do_not_wait_for_good() {
         let pool = BodyPool::new(2 * WEIGHT * STEP_BYTES);
         let bodies: Vec<BodyBytes> = (0..2).map(|_| BodyBytes::new(pool.clone())).collect();

@@ -386,7 +386,7 @@ mod tests {
         check("10.0.0.1", "10.0.0.2", false);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn answers_go_out_in_pieces_and_one_that_is_not_taken_is_seen() {
         let limits =
             ConnectionLimits { count_max: 1, per_peer_max: 1, idle_max: LONG, write_max: Duration::ZERO };
