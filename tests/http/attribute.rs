@@ -7,6 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::wire::{self, Framing, ask, post};
+use thresher::admission::Claim;
+use thresher::domain::Tenant;
 use thresher::kv::store::KvStore;
 
 use crate::{
@@ -423,10 +425,12 @@ async fn a_stream_whose_client_leaves_or_says_nothing_gives_its_place_back() {
     for _ in 0..2 * STREAM_COUNT_MAX {
         drop(begin().await);
     }
+    let tenant = Tenant::default();
+    let only = Claim { tenant: &tenant, has_rivals: false };
     let all = async || {
         let mut streams = Vec::new();
         for _ in 0..STREAM_COUNT_MAX {
-            streams.extend(daemon.service.admission.stream());
+            streams.extend(daemon.service.admission.stream(only));
         }
         streams.len() == STREAM_COUNT_MAX
     };
