@@ -2,6 +2,7 @@
 //!
 //! What cannot be compressed, or cited, goes on as it is, and a header says why: a request is lost by nothing that is done to it here.
 
+mod headers;
 mod passing;
 mod upstream;
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::extract::Request;
 use axum::http::StatusCode;
+use axum::response::IntoResponse as _;
 use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
@@ -54,13 +55,7 @@ impl Upstream {
 }
 
 fn settings(url: String) -> MiddlewareSettings {
-    let upstream = UpstreamSettings {
-        url,
-        models: vec!["m-*".to_owned()],
-        compress: None,
-        key_file: "".into(),
-        ca_file: "".into(),
-    };
+    let upstream = UpstreamSettings { url, models: vec!["m-*".to_owned()], ..UpstreamSettings::default() };
     MiddlewareSettings {
         upstreams: vec![upstream],
         compress: When::Always,
@@ -316,34 +311,183 @@ async fn an_upstream_behind_tls_is_known_by_its_authority() {
     assert!(error.contains("absent.pem") && error.contains("https://localhost"), "{error}");
 }
 
+/// What an upstream was asked: the path with the query, and the headers by their names, but for those that every HTTP client writes.
+type Seen = Vec<(String, Vec<(String, String)>)>;
+
+/// A server that remembers its requests and answers with headers of many kinds.
+async fn with_headers() -> (SocketAddr, Arc<Mutex<Seen>>) {
+    let seen = Arc::new(Mutex::new(Seen::new()));
+    let remembering = Arc::clone(&seen);
+    let handle = async move |request: Request| {
+        let header = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
+            (name.to_string(), value.to_str().expect("text").to_owned())
+        };
+        let mut headers: Vec<_> = request.headers().iter().map(header).collect();
+        headers.retain(|(name, _)| !["host", "content-length", "content-type"].contains(&&**name));
+        remembering.lock().expect("no panic").push((request.uri().to_string(), headers));
+        let headers = [
+            ("access-control-allow-origin", "*"),
+            ("access-control-allow-credentials", "true"),
+            ("alt-svc", "h3=\":443\""),
+            ("anthropic-organization-id", "o"),
+            ("location", "https://elsewhere"),
+            ("openai-processing-ms", "7"),
+            ("request-id", "r1"),
+            ("retry-after", "3"),
+            ("server", "somebody"),
+            ("set-cookie", "session=1"),
+            ("strict-transport-security", "max-age=1"),
+            ("via", "1.1 proxy"),
+            ("www-authenticate", "Basic"),
+            ("x-ratelimit-remaining-requests", "9"),
+            ("x-request-id", "r2"),
+            ("x-theirs", "1"),
+            ("x-thresher", "compressed"),
+        ];
+        (headers, Json(json!({}))).into_response()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
+    (address, seen)
+}
+
+/// What a caller sends that knows of no list.
+const SENT: [&str; 20] = [
+    "accept: application/json",
+    "accept-encoding: gzip",
+    "anthropic-beta: b",
+    "anthropic-version: 2023-06-01",
+    "api-key: azure",
+    "authorization: Bearer mine",
+    "baggage: user=1",
+    "cookie: session=1",
+    "idempotency-key: i",
+    "openai-organization: o",
+    "openai-project: thr_0123456789",
+    "origin: https://page",
+    "traceparent: 00-1-2-03",
+    "user-agent: client",
+    "x-api-key: mine too",
+    "x-forwarded-for: 10.0.0.1",
+    "x-goog-api-key: google",
+    "x-mine: 1",
+    "x-stainless-lang: python",
+    "x-thresher-cite: false",
+];
+
+const PASSED: [&str; 9] = [
+    "accept: application/json",
+    "accept-encoding: gzip",
+    "anthropic-beta: b",
+    "anthropic-version: 2023-06-01",
+    "idempotency-key: i",
+    "openai-organization: o",
+    "traceparent: 00-1-2-03",
+    "user-agent: client",
+    "x-stainless-lang: python",
+];
+
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upstream_is_asked_with_the_key_of_its_file() {
+async fn an_upstream_gets_what_is_listed_and_the_key_that_its_settings_name() {
     let folder = tempfile::tempdir().expect("a folder");
     let key_file = folder.path().join("key");
     std::fs::write(&key_file, "upstream-key\n").expect("written");
-    let keys = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&keys);
-    let handle = async move |request: Request| {
-        let header = |name: &str| {
-            let value = request.headers().get(name).map(|value| value.to_str().expect("text").to_owned());
-            value.unwrap_or_default()
-        };
-        seen.lock().expect("no panic").push((header("authorization"), header("x-api-key")));
-        Json(json!({}))
+    let (address, seen) = with_headers().await;
+    let (chat, responses, messages) = ("/v1/chat/completions", "/v1/responses", "/v1/messages");
+    let named = UpstreamSettings {
+        url: format!("http://{address}/v1"),
+        models: vec!["m-*".to_owned()],
+        ..UpstreamSettings::default()
     };
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let mut settings = settings(format!("http://{}/v1", listener.local_addr().expect("bound")));
-    tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
-    settings.upstreams[0].key_file = key_file;
-    let daemon = in_front(&settings, true, 1).await;
-    for (path, header) in
-        [("/v1/responses", "x-api-key: mine"), ("/v1/messages", "authorization: Bearer mine")]
-    {
-        assert_eq!(said(&daemon, path, &[header], r#"{"model": "m-1"}"#).await.status, 200);
+    let of_any = UpstreamSettings { models: Vec::new(), ..named.clone() };
+    let check = async |name: &str, upstream: &UpstreamSettings, path: &str, sent: &[&str], more: &[&str]| {
+        let settings = MiddlewareSettings { upstreams: vec![upstream.clone()], ..settings(String::new()) };
+        let daemon = in_front(&settings, true, 1).await;
+        let asked = format!("{path}?beta=true&key=thr_0123456789&k=%74hr_0123456789&api-version=1");
+        assert_eq!(said(&daemon, &asked, sent, r#"{"model": "m-1"}"#).await.status, 200, "{name}");
+        let (asked, headers) = seen.lock().expect("no panic").pop().expect(name);
+        assert_eq!(asked, format!("{path}?beta=true&api-version=1"), "{name}");
+        let mut headers: Vec<String> =
+            headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        headers.sort_unstable();
+        let mut expect: Vec<&str> = [&PASSED, more].concat();
+        expect.sort_unstable();
+        assert_eq!(headers, expect, "{name}, {path}");
+    };
+    let mine = "authorization: Bearer mine";
+    for path in [chat, responses] {
+        check("named models", &named, path, &SENT, &[mine]).await;
     }
-    let expect =
-        [("Bearer upstream-key", ""), ("", "upstream-key")].map(|(a, b)| (a.to_owned(), b.to_owned()));
-    assert_eq!(*keys.lock().expect("no panic"), expect);
+    check("named models", &named, messages, &SENT, &[mine, "x-api-key: mine too"]).await;
+    for path in [chat, responses, messages] {
+        check("any model", &of_any, path, &SENT, &[]).await;
+    }
+    let told = UpstreamSettings { caller_key: Some(true), ..of_any.clone() };
+    check("any model, and it says so", &told, chat, &SENT, &[mine]).await;
+    let forbidden = UpstreamSettings { caller_key: Some(false), ..named.clone() };
+    check("named models, and it says not to", &forbidden, messages, &SENT, &[]).await;
+    for upstream in [&named, &of_any] {
+        let of_file = UpstreamSettings { key_file: key_file.clone(), ..upstream.clone() };
+        for path in [chat, responses] {
+            check("a file", &of_file, path, &SENT, &["authorization: Bearer upstream-key"]).await;
+        }
+        check("a file", &of_file, messages, &SENT, &["x-api-key: upstream-key"]).await;
+    }
+    let more = UpstreamSettings {
+        request_headers: ["X-Mine", "api-key", "cookie", "openai-project"].map(str::to_owned).to_vec(),
+        ..of_any.clone()
+    };
+    let named_too = ["api-key: azure", "cookie: session=1", "x-mine: 1"];
+    check("names that the settings add", &more, chat, &SENT, &named_too).await;
+    let ours = SENT.map(|line| {
+        let (name, value) = line.split_once(": ").expect("a header");
+        match name {
+            "authorization" => "authorization: Bearer thr_0123456789".to_owned(),
+            "x-api-key" | "api-key" | "x-goog-api-key" | "x-mine" => format!("{name}: thr_0123456789"),
+            "cookie" => "cookie: a=b; session=thr_0123456789".to_owned(),
+            _ => format!("{name}: {value}"),
+        }
+    });
+    let ours: Vec<&str> = ours.iter().map(|line| &**line).collect();
+    let all = UpstreamSettings { caller_key: Some(true), ..more };
+    for path in [chat, messages] {
+        check("keys for us, in every place", &all, path, &ours, &[]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_gets_what_is_listed_of_an_answers_headers() {
+    let (address, _) = with_headers().await;
+    let check = async |response_headers: &[&str], more: &[&str]| {
+        let mut settings = settings(format!("http://{address}"));
+        settings.upstreams[0].response_headers =
+            response_headers.iter().map(|&name| name.to_owned()).collect();
+        let daemon = in_front(&settings, true, 1).await;
+        let response = sent(&daemon, &json!({"model": "m-1", "messages": []})).await;
+        let mut names: Vec<&str> = response.headers.iter().map(|(name, _)| &**name).collect();
+        names.sort_unstable();
+        let always = [
+            "anthropic-organization-id",
+            "connection",
+            "content-length",
+            "content-type",
+            "date",
+            "openai-processing-ms",
+            "request-id",
+            "retry-after",
+            "x-ratelimit-remaining-requests",
+            "x-request-id",
+            "x-thresher",
+            "x-thresher-reason",
+        ];
+        let mut expect = [&always[..], more].concat();
+        expect.sort_unstable();
+        assert_eq!(names, expect);
+        assert_eq!(response.header("x-thresher"), Some("whole"), "it is ours to say");
+    };
+    check(&[], &[]).await;
+    check(&["X-Theirs", "server"], &["server", "x-theirs"]).await;
 }
 
 /// Tokens of what messages say.

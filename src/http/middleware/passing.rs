@@ -16,7 +16,6 @@ use thiserror::Error;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::is_of;
-use super::upstream::passed_on;
 use crate::http::error::{ErrorCode, HttpError};
 use crate::http::{Scope, work};
 use crate::proxy::answer;
@@ -49,7 +48,6 @@ impl Citing {
     /// The answer for the client. `place` is given back when the last of it has gone out.
     pub async fn pass(self, answer: Response<Incoming>, place: OwnedSemaphorePermit) -> Response<Body> {
         let (mut head, body) = answer.into_parts();
-        head.headers = passed_on(&head.headers);
         let (is_stream, is_json) =
             (is_of(&head.headers, "text/event-stream"), is_of(&head.headers, "application/json"));
         let is_plain = head.headers.get(CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
