@@ -17,10 +17,14 @@ use crate::api::{ErrorAnswer, ErrorBody, RequestError};
 use crate::model::ModelError;
 use crate::pipeline::PipelineError;
 use crate::proxy::dialect::Dialect;
+use crate::proxy::find::TooMany;
 use crate::registry::RegistryError;
 
 /// Unknown ids that a message quotes.
 const IDS_QUOTED_MAX: usize = 10;
+
+/// Characters of an unknown model's name that a message quotes.
+const MODEL_CHARS_QUOTED_MAX: usize = 200;
 
 /// An error as the client sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +105,7 @@ impl HttpError {
         ErrorBody { code, message: message.into(), param: None }.into()
     }
 
-    fn at(mut self, param: &str) -> Self {
+    pub(super) fn at(mut self, param: &str) -> Self {
         self.body.param = Some(param.to_owned());
         self
     }
@@ -292,7 +296,9 @@ impl HttpError {
     }
 
     pub(super) fn model_unknown(model: &str) -> Self {
-        let message = format!("no server is named that has the model {model:?} (middleware.upstreams)");
+        // A body may be one long name.
+        let quoted: String = model.chars().take(MODEL_CHARS_QUOTED_MAX).collect();
+        let message = format!("no upstream has the model {quoted:?} (middleware.upstreams)");
         Self::new("model_unknown", message).at("model")
     }
 
@@ -314,6 +320,16 @@ impl HttpError {
             max.as_secs()
         );
         Self::new("upstream_silent", message)
+    }
+
+    /// A conversation that is not looked into. The caller says where it stands.
+    pub(super) fn too_many(too_many: TooMany) -> Self {
+        Self::new(too_many.code(), too_many.to_string())
+    }
+
+    pub(super) fn brought_too_many(max: usize) -> Self {
+        let message = format!("thresher.chunks has more than {max} chunks (middleware.piece_count_max)");
+        Self::new("chunk_too_many", message).at("thresher.chunks")
     }
 
     pub(super) fn header_is_no_choice(name: &'static str) -> Self {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::find::Policy;
+use super::find::{Bounds, Policy};
 use crate::domain::Budget;
 
 /// Settings of the middleware.
@@ -30,6 +30,10 @@ pub struct MiddlewareSettings {
     pub prompt_tokens_min: usize,
     /// For compressing, and again for citing; what is late goes on as it is.
     pub deadline_ms: u64,
+    /// Turns of a conversation; one with more goes on whole.
+    pub turn_count_max: usize,
+    /// Texts of a conversation that can be compressed; one with more goes on whole.
+    pub piece_count_max: usize,
     /// Bytes of a request, and of an answer that is held until it is whole.
     pub body_bytes_max: usize,
     /// Requests on their way at the same time.
@@ -121,6 +125,8 @@ impl Default for MiddlewareSettings {
             ratio: 0.0,
             prompt_tokens_min: 1_024,
             deadline_ms: 2_000,
+            turn_count_max: Bounds::default().turn_count_max,
+            piece_count_max: Bounds::default().piece_count_max,
             body_bytes_max: 33_554_432,
             request_count_max: 1_024,
             connect_ms_max: 5_000,
@@ -154,6 +160,14 @@ impl MiddlewareSettings {
             ))
             .or(said(self.deadline_ms == 0, "middleware.deadline_ms is 0: nothing would be compressed"))
             .or(said(
+                self.turn_count_max == 0,
+                "middleware.turn_count_max is 0: no conversation would be compressed",
+            ))
+            .or(said(
+                self.piece_count_max == 0,
+                "middleware.piece_count_max is 0: no conversation would be compressed",
+            ))
+            .or(said(
                 self.request_count_max == 0,
                 "middleware.request_count_max is 0: nothing could be asked",
             ))
@@ -164,7 +178,8 @@ impl MiddlewareSettings {
     /// What may be compressed.
     pub fn policy(&self, keeps_documents: bool) -> Policy {
         let delimiters = (!self.context_start.is_empty()).then(|| self.delimiters());
-        Policy { tools: self.tools.clone(), delimiters, keeps_documents }
+        let bounds = Bounds { turn_count_max: self.turn_count_max, piece_count_max: self.piece_count_max };
+        Policy { tools: self.tools.clone(), delimiters, keeps_documents, bounds }
     }
 
     /// How much is kept where a request does not say.
@@ -332,6 +347,8 @@ mod tests {
             let said = settings.nonsense().expect(name);
             expect.iter().for_each(|part| assert!(said.contains(part), "{name}: {said:?} lacks {part:?}"));
         };
+        check("turns", |settings| settings.turn_count_max = 0, &["middleware.turn_count_max"]);
+        check("pieces", |settings| settings.piece_count_max = 0, &["middleware.piece_count_max"]);
         let both = |settings: &mut MiddlewareSettings| {
             settings.upstreams[0].key_file = "key".into();
             settings.upstreams[0].caller_key = Some(true);

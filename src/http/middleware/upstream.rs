@@ -20,6 +20,7 @@ use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::headers::{self, Allowed};
+use super::lane::Lane;
 use crate::http::HttpError;
 use crate::proxy::dialect::Dialect;
 use crate::proxy::settings::{Credential, MiddlewareSettings, UpstreamSettings};
@@ -39,6 +40,8 @@ pub struct UpstreamError {
 pub struct Middleware {
     /// The settings.
     pub settings: MiddlewareSettings,
+    /// Where requests and answers are read and rewritten.
+    pub lane: Lane,
     upstreams: Vec<Upstream>,
     places: Arc<Semaphore>,
 }
@@ -67,6 +70,7 @@ impl Middleware {
         };
         Ok(Self {
             upstreams: settings.upstreams.iter().map(upstream).collect::<Result<_, _>>()?,
+            lane: Lane::per_core(),
             places: Arc::new(Semaphore::new(settings.request_count_max)),
             settings: settings.clone(),
         })
