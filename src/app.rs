@@ -316,6 +316,15 @@ pub fn tenants(config: &Config, shared: Option<Shared>) -> Tenants {
     })
 }
 
+/// Whether the upstreams of the middleware can be asked as they are set: their keys and certificates are read. None of them is asked.
+///
+/// # Errors
+/// Which upstream is set wrong, and how.
+pub fn check_upstreams(config: &Config) -> anyhow::Result<()> {
+    http::Middleware::new(&config.middleware)?;
+    Ok(())
+}
+
 /// What HTTP handlers share, without a pipeline yet.
 ///
 /// # Errors
@@ -328,11 +337,13 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
     if !config.middleware.upstreams.is_empty() {
         originals.open()?;
     }
+    let middleware = http::Middleware::new(&config.middleware)?;
+    middleware.announce();
     Ok(Service::new(ServiceParts {
         access,
         tenants,
         originals,
-        middleware: Arc::new(http::Middleware::new(&config.middleware)?),
+        middleware: Arc::new(middleware),
         receipts: Arc::new(ReceiptKey::at(&config.receipts.key_file)),
         admission: Admission::new(Bounds {
             concurrency_max: admission.concurrency_max(),

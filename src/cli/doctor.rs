@@ -56,6 +56,7 @@ fn check(config: Result<Config, ConfigError>) -> bool {
         report("registry.dir", chunks, String::clone),
         report("shared tier", shared(&config), String::clone),
         report("file modes", Ok::<_, anyhow::Error>(modes(&config)), String::clone),
+        report("upstreams", app::check_upstreams(&config).map(|()| upstreams(&config)), String::clone),
     ];
     if runtime.is_none() || model.is_none() {
         return false;
@@ -152,6 +153,16 @@ fn listener(address: SocketAddr) -> anyhow::Result<String> {
         }
         Err(error) => Err(error).with_context(|| format!("cannot listen on {address}")),
     }
+}
+
+/// What each upstream of the middleware is asked with, a line for each.
+fn upstreams(config: &Config) -> String {
+    let mut said = String::new();
+    for upstream in &config.middleware.upstreams {
+        let exposure = upstream.exposure().map(|why| format!("; WARNING: {why}")).unwrap_or_default();
+        said += &format!("\n            {} is {}{exposure}", upstream.url, upstream.credential_in_words());
+    }
+    if said.is_empty() { "none (middleware.upstreams)".to_owned() } else { said }
 }
 
 /// The daemon would go on without it; who names one wants to know.

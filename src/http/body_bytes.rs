@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::body::Bytes;
 use metrics::gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -76,18 +77,32 @@ impl BodyBytes {
         Ok(())
     }
 
-    /// Gives back all but the room for `bytes`: a request that waits for another server needs no more of its body.
-    pub fn shrink_to(&self, bytes: usize) {
+    /// Ties the room to a body that goes on to another server, but for the room of `kept` bytes that the request still needs: it is given
+    /// back when the body has been sent, however long the answer takes.
+    pub fn hand_over(&self, body: Vec<u8>, kept: usize) -> Bytes {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(permit) = &mut *held {
-            let over = permit.num_permits().saturating_sub(bytes.saturating_mul(WEIGHT));
-            drop(permit.split(over));
-        }
+        let room = held.as_mut().and_then(|permit| {
+            let over = permit.num_permits().saturating_sub(kept.saturating_mul(WEIGHT));
+            permit.split(over)
+        });
+        Bytes::from_owner(Sent { body, _room: room })
     }
 
     fn held(&self) -> usize {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+    }
+}
+
+/// A body on its way to another server.
+struct Sent {
+    body: Vec<u8>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
     }
 }
 
@@ -111,7 +126,9 @@ mod tests {
         assert_eq!(second.grow_to(2 * STEP_BYTES).await, Err(NoRoom));
         second.grow_to(STEP_BYTES).await.expect("room for a smaller one");
         assert_eq!(second.grow_to(usize::MAX / 8).await, Err(NoRoom));
-        first.shrink_to(STEP_BYTES);
+        let sent = first.hand_over(vec![7; 9], STEP_BYTES);
+        assert_eq!((&sent[..], pool.held()), (&[7; 9][..], 4 * WEIGHT * STEP_BYTES));
+        drop(sent);
         second.grow_to(3 * STEP_BYTES).await.expect("what the first has given back");
         drop((first, second));
         assert_eq!(pool.held(), 0);

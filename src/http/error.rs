@@ -18,6 +18,7 @@ use crate::model::ModelError;
 use crate::pipeline::PipelineError;
 use crate::plain::{Quoted, Shortened};
 use crate::proxy::dialect::Dialect;
+use crate::proxy::find::TooMany;
 use crate::registry::RegistryError;
 
 /// Unknown ids that a message quotes.
@@ -79,12 +80,6 @@ fn status(code: &str) -> StatusCode {
     }
 }
 
-/// What a caller sent, in quotes and at most so long that it can be read.
-fn quoted(sent: &str) -> String {
-    let short: String = sent.chars().take(100).collect();
-    format!("{short:?}")
-}
-
 /// Seconds after which a client may try again, for codes where trying again can help, where nothing better is known.
 fn retry_after_s(code: &str) -> Option<u64> {
     match code {
@@ -113,7 +108,7 @@ impl HttpError {
         ErrorBody { code, message: message.into(), param: None }.into()
     }
 
-    fn at(mut self, param: &str) -> Self {
+    pub(super) fn at(mut self, param: &str) -> Self {
         self.body.param = Some(param.to_owned());
         self
     }
@@ -156,7 +151,7 @@ impl HttpError {
         let message = format!(
             "the request names the host {}, and without keys only this machine's loopback names are answered; add the name to \
              http.hosts_allowed, or ask for 127.0.0.1",
-            quoted(host)
+            Quoted(host)
         );
         Self::new("host_not_allowed", message)
     }
@@ -164,7 +159,7 @@ impl HttpError {
     pub(super) fn origin_not_allowed(origin: &str) -> Self {
         let message = format!(
             "the request comes from a web page of {}, which may not ask this daemon; add its origin to http.origins_allowed",
-            quoted(origin)
+            Quoted(origin)
         );
         Self::new("origin_not_allowed", message)
     }
@@ -337,7 +332,7 @@ impl HttpError {
 
     pub(super) fn model_unknown(model: &str) -> Self {
         let model = Quoted(model);
-        let message = format!("no server is named that has the model {model} (middleware.upstreams)");
+        let message = format!("no upstream has the model {model} (middleware.upstreams)");
         Self::new("model_unknown", message).at("model")
     }
 
@@ -370,6 +365,16 @@ impl HttpError {
             max.as_secs()
         );
         Self::new("upstream_silent", message)
+    }
+
+    /// A conversation that is not looked into. The caller says where it stands.
+    pub(super) fn too_many(too_many: TooMany) -> Self {
+        Self::new(too_many.code(), too_many.to_string())
+    }
+
+    pub(super) fn brought_too_many(max: usize) -> Self {
+        let message = format!("thresher.chunks has more than {max} chunks (middleware.piece_count_max)");
+        Self::new("chunk_too_many", message).at("thresher.chunks")
     }
 
     pub(super) fn header_is_no_choice(name: &'static str) -> Self {

@@ -2,6 +2,8 @@
 //!
 //! What cannot be compressed, or cited, goes on as it is, and a header says why: a request is lost by nothing that is done to it here.
 
+mod headers;
+mod lane;
 mod passing;
 mod upstream;
 
@@ -9,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use axum::response::Response;
 
@@ -21,11 +22,12 @@ use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::domain::Granularity;
 use crate::originals::TenantOriginals;
 use crate::pipeline::cancel::Cancel;
+use crate::proxy::cite::Sources;
 use crate::proxy::dialect::Dialect;
-use crate::proxy::find;
+use crate::proxy::find::{self, TooMany};
 use crate::proxy::json::Located;
-use crate::proxy::rewrite::{self, Brought, By, Newest, Rewritten, Sent, Source, Way};
-use crate::proxy::settings::When;
+use crate::proxy::rewrite::{self, Brought, By, Newest, Rewritten, Sent, Way};
+use crate::proxy::settings::{MiddlewareSettings, When};
 
 const COMPRESS: &str = "x-thresher-compress";
 const CITE: &str = "x-thresher-cite";
@@ -66,16 +68,18 @@ async fn pass(
     let unasked = service.caller().is_compressed_unasked();
     let compresses = asked.compress.unwrap_or(always || unasked || asked.brings());
     let cites = asked.cite.unwrap_or(compresses && middleware.settings.cite);
-    let (body, done) = rewritten(&service, &asked, compresses).await?;
+    let (body, done) = rewritten(&service, &asked, (compresses, cites)).await?;
     let Done { said, sources, news } = done;
     observe::middleware(said.outcome, said.tokens);
-    let sources = if cites && !asked.cites_itself { sources } else { Vec::new() };
     // What is sent is remembered by the time it is answered, and nobody waits for that alone.
     let remembering = remember(service.originals(), news);
-    let asking = upstream.ask((dialect, &uri), &headers, body, !sources.is_empty());
+    // From here on only what the answer may cite is held, and the request until it has been sent.
+    let cited_bytes = if sources.is_some() { asked.body.len() } else { 0 };
+    drop(asked);
+    let body = service.body_bytes().hand_over(body, cited_bytes);
+    let asking = upstream.ask((dialect, &uri), &headers, body, sources.is_some());
     let (answer, ()) = tokio::join!(asking, remembering);
-    let citing =
-        passing::Citing { service, dialect, sources: sources.into(), silence: upstream.silence_max() };
+    let citing = passing::Citing { service, dialect, sources, silence: upstream.silence_max() };
     let mut response = citing.pass(answer?, place).await;
     said.say(response.headers_mut());
     Ok(response)
@@ -86,15 +90,13 @@ async fn pass(
 fn may_ask(middleware: &Middleware, headers: &HeaderMap) -> Result<(), HttpError> {
     match () {
         () if middleware.is_off() => Err(HttpError::middleware_off()),
-        () if !is_of(headers, "application/json") => Err(HttpError::content_type_unsupported()),
-        () => choice(headers, COMPRESS).and(choice(headers, CITE)).map(drop),
+        () => body::is_json(headers).and(choice(headers, COMPRESS)).and(choice(headers, CITE)).map(drop),
     }
 }
 
 /// Whether a body is of this media type.
 fn is_of(headers: &HeaderMap, kind: &str) -> bool {
-    let found = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    found.split(';').next().is_some_and(|found| found.trim().eq_ignore_ascii_case(kind))
+    body::media_type(headers).is_some_and(|found| found == kind)
 }
 
 async fn remember(originals: TenantOriginals, news: Vec<([u8; 32], Sent)>) {
@@ -117,12 +119,15 @@ struct Asked {
     cite: Option<bool>,
     options: Option<MiddlewareOptions>,
     cites_itself: bool,
+    /// Why it goes on whole, whatever it asks for.
+    too_many: Option<TooMany>,
 }
 
 /// What was done to a request.
 struct Done {
     said: Said,
-    sources: Vec<Source>,
+    /// What its answer may cite; none where nothing is cited.
+    sources: Option<Arc<Sources>>,
     /// What is to be remembered.
     news: Vec<([u8; 32], Sent)>,
 }
@@ -141,27 +146,33 @@ struct Said {
 async fn rewritten(
     service: &Scope,
     asked: &Arc<Asked>,
-    compresses: bool,
+    (compresses, cites): (bool, bool),
 ) -> Result<(Vec<u8>, Done), HttpError> {
-    let deadline = Instant::now() + Duration::from_millis(service.middleware.settings.deadline_ms);
+    let time = Duration::from_millis(service.middleware.settings.deadline_ms);
     let attempt = async {
         service.ready()?;
         let (working, asked) = (service.clone(), Arc::clone(asked));
-        work::admitted(service, deadline, move |cancel| asked.rewrite(&working, Some(cancel))).await
+        let deadline = Instant::now() + time;
+        work::admitted(service, deadline, move |cancel| asked.rewrite(&working, (true, cancel))).await
     };
-    let (rewritten, outcome, reason) = match compresses {
-        false => (None, "whole", None),
-        true => match attempt.await {
+    let (rewritten, outcome, reason) = match (asked.too_many, compresses) {
+        (Some(too_many), _) => (None, "whole", Some(too_many.code())),
+        (None, false) => (None, "whole", None),
+        (None, true) => match attempt.await {
             Ok(rewritten) if rewritten.tokens.is_some() => (Some(rewritten), "compressed", None),
             Ok(rewritten) => (Some(rewritten), "whole", Some("nothing_to_compress")),
             Err(error) => (None, "whole", Some(error.code())),
         },
     };
     let (working, asked) = (service.clone(), Arc::clone(asked));
-    work::aside(move || {
-        let rewritten = match rewritten {
-            Some(rewritten) => rewritten,
-            None => asked.rewrite(&working, None)?,
+    let finish = move |cancel: &Cancel| {
+        let (rewritten, reason) = match rewritten {
+            Some(rewritten) => (rewritten, reason),
+            None => match asked.rewrite(&working, (false, cancel)) {
+                Ok(rewritten) => (rewritten, reason),
+                // Looking up what was sent of older turns took too long: all of it goes whole.
+                Err(error) => (asked.whole(&working)?, reason.or(Some(error.code()))),
+            },
         };
         let mut edits = rewritten.edits();
         let body = Located::parse(&asked.body).map_err(|_| HttpError::internal())?;
@@ -171,9 +182,11 @@ async fn rewritten(
         }
         let body = edits.apply(&asked.body).into_bytes();
         let Rewritten { tokens, sources, news, .. } = rewritten;
-        Ok((body, Done { said: Said { outcome, reason, tokens }, sources, news }))
-    })
-    .await
+        let sources = if cites && !asked.cites_itself { Sources::new(sources) } else { None };
+        let said = Said { outcome, reason, tokens };
+        Ok((body, Done { said, sources: sources.map(Arc::new), news }))
+    };
+    service.middleware.lane.run(time, finish).await
 }
 
 impl Asked {
@@ -187,14 +200,22 @@ impl Asked {
         let bytes = service.middleware.settings.body_bytes_max;
         let max = body::Max { bytes, setting: "middleware.body_bytes_max" };
         let body = body::whole(service, headers, body, max).await?;
-        let (policy, limits) = (service.middleware.settings.policy(false), service.limits.bodies);
-        work::aside(move || Self::new(dialect, choices, (&policy, &limits), body)).await
+        let limits = service.limits.bodies;
+        let (middleware, time) = (Arc::clone(&service.middleware), service.limits.deadline_max);
+        // The clone keeps the room that the body takes until it has been read.
+        let holding = service.clone();
+        let read = move |_: &Cancel| {
+            let asked = Self::new(dialect, choices, (&middleware.settings, &limits), body);
+            drop(holding);
+            asked
+        };
+        service.middleware.lane.run(time, read).await
     }
 
     fn new(
         dialect: Dialect,
         (compress, cite): (Option<bool>, Option<bool>),
-        (policy, limits): (&find::Policy, &BodyLimits),
+        (settings, limits): (&MiddlewareSettings, &BodyLimits),
         body: Vec<u8>,
     ) -> Result<Self, HttpError> {
         let body = String::from_utf8(body).map_err(|_| HttpError::body_is_no_text())?;
@@ -202,6 +223,12 @@ impl Asked {
         // Who names none is answered by a server that has any.
         let model = located.text_of("model").unwrap_or_default();
         let options = |json: Located| {
+            // Each takes many times its bytes when it is read.
+            let max = settings.piece_count_max;
+            let chunks = json.get("chunks").map(Located::items).unwrap_or_default();
+            if chunks.take(max.saturating_add(1)).count() > max {
+                return Err(HttpError::brought_too_many(max));
+            }
             let parsed = api::parse::<MiddlewareBody>(json.json().as_bytes(), limits);
             parsed
                 .and_then(MiddlewareBody::into_domain)
@@ -212,8 +239,9 @@ impl Asked {
         let (compress, cite) = (said(|o| o.compress).or(compress), said(|o| o.cite).or(cite));
         let conversation = dialect.conversation(located);
         let cites_itself = conversation.cites_itself;
-        let asks = find::turns(&conversation, policy).iter().any(|turn| turn.asked_at.is_some());
-        let asked = Self { dialect, model, compress, cite, options, cites_itself, body };
+        let found = find::turns(&conversation, &settings.policy(cites_itself));
+        let (too_many, asks) = (found.too_many, found.turns.iter().any(|turn| turn.asked_at.is_some()));
+        let asked = Self { dialect, model, compress, cite, options, cites_itself, too_many, body };
         if asked.brings() && !asks { Err(HttpError::question_missing()) } else { Ok(asked) }
     }
 
@@ -222,33 +250,53 @@ impl Asked {
         self.options.as_ref().is_some_and(|options| !options.chunks.is_empty())
     }
 
-    /// Compresses it while somebody waits; without that, only what was sent before is sent so again.
-    fn rewrite(&self, service: &Scope, cancel: Option<&Cancel>) -> Result<Rewritten, HttpError> {
+    /// Rewrites it until it is told to stop: the newest turn is compressed, or goes as it went before.
+    fn rewrite(
+        &self,
+        service: &Scope,
+        (compresses, cancel): (bool, &Cancel),
+    ) -> Result<Rewritten, HttpError> {
         let settings = &service.middleware.settings;
         let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
         let conversation = self.dialect.conversation(body);
-        let turns = find::turns(&conversation, &settings.policy(self.cites_itself));
-        let options = self.options.as_ref();
-        let brought = Brought {
-            chunks: options.map(|options| options.chunks.clone()).unwrap_or_default(),
-            delimiters: settings.delimiters(),
-        };
+        let turns = find::turns(&conversation, &settings.policy(self.cites_itself)).turns;
+        let (options, brought) = (self.options.as_ref(), self.brought(settings));
+        if self.too_many.is_some() {
+            return Ok(rewrite::whole((self.dialect, body), &turns, &brought));
+        }
         let way = Way {
             budget: options.and_then(|options| options.budget).unwrap_or_else(|| settings.budget()),
             granularity: options.map_or(Granularity::default(), |options| options.granularity),
             prompt_tokens_min: settings.prompt_tokens_min,
-            query: options.and_then(|options| options.query.clone()),
+            // Only the end of a question is read, and it is remembered with every turn that is compressed for it.
+            query: options.and_then(|options| options.query.as_deref()).map(find::tail),
         };
         let ledger = Remembering(service.originals());
-        let how = match cancel {
-            Some(cancel) => {
+        let how = match compresses {
+            true => {
                 let said_bytes = find::said_bytes(&conversation, &turns);
-                Newest::Compressed(By { way: &way, said_bytes, pipeline: service.ready()?, cancel })
+                Newest::Compressed(By { way: &way, said_bytes, pipeline: service.ready()? })
             }
-            None if self.compress == Some(false) => Newest::Whole,
-            None => Newest::AsKnown,
+            false if self.compress == Some(false) => Newest::Whole,
+            false => Newest::AsKnown,
         };
-        Ok(rewrite::newest((self.dialect, body), &turns, &brought, &ledger, how)?)
+        Ok(rewrite::newest((self.dialect, body), &turns, &brought, &ledger, (how, cancel))?)
+    }
+
+    /// Leaves it as it came, but for the chunks that it brings.
+    fn whole(&self, service: &Scope) -> Result<Rewritten, HttpError> {
+        let settings = &service.middleware.settings;
+        let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
+        let conversation = self.dialect.conversation(body);
+        let turns = find::turns(&conversation, &settings.policy(self.cites_itself)).turns;
+        Ok(rewrite::whole((self.dialect, body), &turns, &self.brought(settings)))
+    }
+
+    fn brought(&self, settings: &MiddlewareSettings) -> Brought {
+        Brought {
+            chunks: self.options.as_ref().map(|options| options.chunks.clone()).unwrap_or_default(),
+            delimiters: settings.delimiters(),
+        }
     }
 }
 

@@ -3,7 +3,10 @@
 use serde_json::Value;
 
 use super::dialect::Dialect;
-use super::json::{Edits, Located};
+use super::json::{Edits, Items, Located};
+
+/// What a text of an answer takes beside its bytes, where the bytes that are held are bounded: an answer may be many texts of one letter.
+pub const TEXT_BYTES: usize = 64;
 
 /// A text of an answer, and where its citations belong.
 #[derive(Debug, Clone)]
@@ -21,31 +24,36 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The texts of an answer, in order.
-pub fn texts(dialect: Dialect, answer: Located<'_>) -> Vec<Text<'_>> {
-    fn list<'a>(object: Located<'a>, name: &str) -> Vec<Located<'a>> {
+/// The texts of an answer, in order, as long as they take at most `bytes_max` together; and whether these are all.
+pub fn texts(dialect: Dialect, answer: Located<'_>, bytes_max: usize) -> (Vec<Text<'_>>, bool) {
+    fn list<'a>(object: Located<'a>, name: &str) -> Items<'a> {
         object.get(name).map(Located::items).unwrap_or_default()
     }
-    let found: Vec<(Located, &str)> = match dialect {
+    let found: Box<dyn Iterator<Item = (Located<'_>, &str)>> = match dialect {
         Dialect::Chat => {
-            let messages = list(answer, "choices").into_iter().filter_map(|choice| choice.get("message"));
-            messages.map(|message| (message, "content")).collect()
+            let messages = list(answer, "choices").filter_map(|choice| choice.get("message"));
+            Box::new(messages.map(|message| (message, "content")))
         }
         Dialect::Responses => {
-            let blocks = list(answer, "output").into_iter().flat_map(|item| list(item, "content"));
+            let blocks = list(answer, "output").flat_map(|item| list(item, "content"));
             let is_text = |block: &Located| block.text_of("type").as_deref() == Some("output_text");
-            blocks.filter(is_text).map(|block| (block, "text")).collect()
+            Box::new(blocks.filter(is_text).map(|block| (block, "text")))
         }
         Dialect::Messages => {
             let is_text = |block: &Located| block.text_of("type").as_deref() == Some("text");
-            list(answer, "content").into_iter().filter(is_text).map(|block| (block, "text")).collect()
+            Box::new(list(answer, "content").filter(is_text).map(|block| (block, "text")))
         }
     };
-    let text = |(object, field): (_, &str)| {
-        let object: Located = object;
-        Some(Text { text: object.text_of(field).filter(|text| !text.trim().is_empty())?, object })
-    };
-    found.into_iter().filter_map(text).collect()
+    let (mut texts, mut bytes) = (Vec::new(), 0);
+    for (object, field) in found {
+        let Some(text) = object.text_of(field).filter(|text| !text.trim().is_empty()) else { continue };
+        bytes += text.len() + TEXT_BYTES;
+        if bytes > bytes_max {
+            return (texts, false);
+        }
+        texts.push(Text { text, object });
+    }
+    (texts, true)
 }
 
 /// Adds citations behind those that a text has already.
@@ -70,7 +78,10 @@ mod tests {
         let check = |dialect: Dialect, answer: &str, expect: &str| {
             let located = Located::parse(answer).expect("JSON");
             let mut edits = Edits::default();
-            let texts = texts(dialect, located);
+            let (texts, is_all) = texts(dialect, located, "It is.".len() + TEXT_BYTES);
+            assert!(is_all, "{dialect:?}");
+            let less = super::texts(dialect, located, "It is.".len() + TEXT_BYTES - 1);
+            assert!(less.0.is_empty() && !less.1, "{dialect:?}");
             assert_eq!(texts.iter().map(|text| &*text.text).collect::<Vec<_>>(), ["It is."], "{dialect:?}");
             cite(dialect, &texts[0], &[json!({"c": 1})], &mut edits);
             assert_eq!(edits.apply(answer), expect, "{dialect:?}");

@@ -8,10 +8,29 @@ use serde_json::Value;
 use super::dialect::{Dialect, Kind};
 use super::rewrite::{Source, renamed};
 use crate::api::{Names, Words, anthropic, openai};
-use crate::domain::{AttributeRequest, Chunk};
+use crate::domain::{AttributeRequest, ByteRange, Chunk};
 use crate::pipeline::attribute::{self, PartOutcome};
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::{Pipeline, PipelineError};
+
+/// What an answer may have come from, prepared once for all of its texts.
+pub struct Sources {
+    sources: Vec<Source>,
+    /// As the conversation calls them.
+    named: Vec<Arc<Chunk>>,
+    /// The same texts, each with an id of its own.
+    numbered: Vec<Arc<Chunk>>,
+    seen: Vec<Vec<ByteRange>>,
+}
+
+impl Sources {
+    /// None where there is nothing that could be cited.
+    pub fn new(sources: Vec<Source>) -> Option<Self> {
+        let named: Vec<Arc<Chunk>> = sources.iter().map(|source| Arc::clone(&source.chunk)).collect();
+        let seen = sources.iter().map(|source| source.seen.clone()).collect();
+        (!sources.is_empty()).then(|| Self { numbered: renamed(&named), named, seen, sources })
+    }
+}
 
 /// The citations of a text of an answer.
 ///
@@ -20,17 +39,16 @@ use crate::pipeline::{Pipeline, PipelineError};
 pub fn citations(
     dialect: Dialect,
     text: &str,
-    sources: &[Source],
+    from: &Sources,
     (pipeline, cancel): (&Pipeline, &Cancel),
 ) -> Result<Vec<Value>, PipelineError> {
-    let chunks: Vec<Arc<Chunk>> = sources.iter().map(|source| Arc::clone(&source.chunk)).collect();
     let request = AttributeRequest {
-        chunks: renamed(&chunks),
-        seen: Some(sources.iter().map(|source| source.seen.clone()).collect()),
+        chunks: from.numbered.clone(),
+        seen: Some(from.seen.clone()),
         ..AttributeRequest::new(text, Vec::new())
     };
     let attributed = pipeline.attribute(&request, cancel)?;
-    Ok(told(dialect, text, (&chunks, sources), &attributed.parts))
+    Ok(told(dialect, text, (&from.named, &from.sources), &attributed.parts))
 }
 
 fn told(

@@ -5,18 +5,21 @@
 //! stand for the whole conversation and are a turn of their own, which is new whenever they say something else.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use blake3::Hasher;
+use thiserror::Error;
 
-use super::dialect::{Conversation, Kind, Message, Part, Role};
+use super::dialect::{Conversation, Kind, Message, PART_COUNT_MAX, Part, Role};
 use super::json::Located;
 use crate::text;
 
 /// Strings of a JSON text that are shorter are left alone: names, dates, addresses.
 const JSON_STRING_BYTES_MIN: usize = 200;
 
-/// Lists and objects inside each other in which strings are looked for.
-const JSON_DEPTH_MAX: usize = 64;
+/// Bytes of titles, sources, and names and ids of tools, counted for each text and each piece that has them: one long title may stand above
+/// thousands of texts.
+const NAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// The end of what the user has said that is read as the question, in bytes: what is asked stands last.
 const QUERY_BYTES_MAX: usize = 1_000;
@@ -30,6 +33,56 @@ pub struct Policy {
     pub delimiters: Option<(String, String)>,
     /// Whether the upstream tells places in documents and search results itself: then these stay as they are.
     pub keeps_documents: bool,
+    /// How much a conversation may hold.
+    pub bounds: Bounds,
+}
+
+/// How much a conversation may hold. One that holds more is not compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Turns.
+    pub turn_count_max: usize,
+    /// Pieces.
+    pub piece_count_max: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { turn_count_max: 2_000, piece_count_max: 20_000 }
+    }
+}
+
+/// Why nothing of a conversation is compressed: it holds more than it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum TooMany {
+    /// Of messages, texts and calls.
+    #[error(
+        "the conversation has more than {PART_COUNT_MAX} messages, texts and calls of tools; send a shorter one"
+    )]
+    Parts,
+    /// Of turns.
+    #[error("the conversation has more than {0} turns (middleware.turn_count_max)")]
+    Turns(usize),
+    /// Of pieces.
+    #[error("the conversation has more than {0} texts that can be compressed (middleware.piece_count_max)")]
+    Pieces(usize),
+    /// Of bytes of names.
+    #[error(
+        "titles, sources, and names and ids of tools take more than {NAME_BYTES_MAX} bytes, counted for each text that has them; shorten them"
+    )]
+    NameBytes,
+}
+
+impl TooMany {
+    /// As errors and headers name it.
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Parts => "part_too_many",
+            Self::Turns(_) => "turn_too_many",
+            Self::Pieces(_) => "piece_too_many",
+            Self::NameBytes => "name_too_long",
+        }
+    }
 }
 
 /// A text that may be compressed.
@@ -46,9 +99,9 @@ pub struct Piece {
     /// What it is.
     pub kind: Kind,
     /// What it is called.
-    pub title: Option<String>,
+    pub title: Option<Arc<str>>,
     /// Where it is from.
-    pub source: Option<String>,
+    pub source: Option<Arc<str>>,
 }
 
 /// What stands between two answers.
@@ -66,19 +119,44 @@ pub struct Turn {
     pub asked_at: Option<Range<usize>>,
 }
 
-/// The turns of a conversation, instructions first, the newest last.
-pub fn turns(conversation: &Conversation, policy: &Policy) -> Vec<Turn> {
+/// The turns of a conversation.
+#[derive(Debug, Clone, Default)]
+pub struct Turns {
+    /// Instructions first, the newest last.
+    pub turns: Vec<Turn>,
+    /// Why there is at most one, without pieces: the last in which the user says something.
+    pub too_many: Option<TooMany>,
+}
+
+/// Finds the turns of a conversation.
+pub fn turns(conversation: &Conversation, policy: &Policy) -> Turns {
+    match within_bounds(conversation, policy) {
+        Ok(turns) => Turns { turns, too_many: None },
+        Err(too_many) => {
+            let asking = conversation.messages.iter().rev().find_map(|message| asking(message, policy));
+            Turns { turns: asking.into_iter().collect(), too_many: Some(too_many) }
+        }
+    }
+}
+
+fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Turn>, TooMany> {
+    if conversation.is_cut {
+        return Err(TooMany::Parts);
+    }
+    let mut finder = Finder { policy, piece_count: 0, name_bytes: 0 };
     let mut instructions = Turn::new(true);
     let mut turns: Vec<Turn> = Vec::new();
     let mut hasher = Hasher::new_derive_key("thresher 2026 conversation 1");
     let (mut query, mut answered) = (String::new(), true);
     let messages = &conversation.messages;
+    // A name is hashed for every text that has it.
+    messages.iter().flat_map(|message| &message.parts).try_for_each(|part| finder.count_names(part))?;
     let begins = messages.iter().position(|message| message.role != Role::System).unwrap_or(messages.len());
     let (instructing, messages) = messages.split_at(begins);
     let mut beginning = hasher.clone();
     instructing.iter().chain(messages.first()).for_each(|message| hash(&mut beginning, message));
     for part in instructing.iter().flat_map(|message| &message.parts) {
-        pieces(part, policy, &mut instructions.pieces);
+        finder.pieces(part, &mut instructions.pieces)?;
     }
     instructions.key = *beginning.finalize().as_bytes();
     for message in messages {
@@ -88,19 +166,19 @@ pub fn turns(conversation: &Conversation, policy: &Policy) -> Vec<Turn> {
             continue;
         }
         if std::mem::take(&mut answered) {
+            if turns.len() == policy.bounds.turn_count_max {
+                return Err(TooMany::Turns(policy.bounds.turn_count_max));
+            }
             turns.push(Turn::new(false));
         }
         let turn = turns.last_mut().expect("just put there");
         let mut said = String::new();
         for part in &message.parts {
-            let rest = pieces(part, policy, &mut turn.pieces);
-            if message.role == Role::User && part.kind == Kind::Said {
-                said.push_str(if said.is_empty() { "" } else { "\n" });
-                said.push_str(&rest);
-            }
+            let rest = finder.pieces(part, &mut turn.pieces)?;
+            say(message, part, &rest, &mut said);
         }
-        if !said.trim().is_empty() {
-            query = tail(said.trim());
+        if let Some(asked) = question(&said) {
+            query = asked;
             turn.asked_at = Some(message.at.range());
         }
         turn.query.clone_from(&query);
@@ -110,7 +188,30 @@ pub fn turns(conversation: &Conversation, policy: &Policy) -> Vec<Turn> {
     if !instructions.pieces.is_empty() {
         turns.insert(0, instructions);
     }
-    turns
+    Ok(turns)
+}
+
+/// The turn of a message in which the user says something, without its pieces.
+fn asking(message: &Message, policy: &Policy) -> Option<Turn> {
+    let mut said = String::new();
+    for part in &message.parts {
+        let rest = beside_contexts(&part.text, policy, |_| Ok(())).unwrap_or_default();
+        say(message, part, &rest, &mut said);
+    }
+    let query = question(&said)?;
+    Some(Turn { query, asked_at: Some(message.at.range()), ..Turn::new(false) })
+}
+
+fn say(message: &Message, part: &Part, rest: &str, said: &mut String) {
+    if message.role == Role::User && part.kind == Kind::Said {
+        said.push_str(if said.is_empty() { "" } else { "\n" });
+        said.push_str(rest);
+    }
+}
+
+fn question(said: &str) -> Option<String> {
+    let said = said.trim();
+    (!said.is_empty()).then(|| tail(said))
 }
 
 /// Bytes of all that a conversation says beside its pieces.
@@ -126,66 +227,98 @@ impl Turn {
     }
 }
 
-/// Finds the pieces of a part; what it says beside them.
-fn pieces(part: &Part, policy: &Policy, found: &mut Vec<Piece>) -> String {
-    let piece = |range: Range<usize>, quoted: bool, text: String| Piece {
-        at: part.at.range(),
-        part: range,
-        quoted,
-        text,
-        kind: part.kind.clone(),
-        title: part.title.clone(),
-        source: part.source.clone(),
-    };
-    match &part.kind {
-        Kind::Document(..) | Kind::SearchResult(..) if policy.keeps_documents => {}
-        Kind::Document(..) | Kind::SearchResult(..) => {
-            found.push(piece(0..part.text.len(), false, part.text.clone()));
-        }
-        Kind::Tool { name, .. } => {
-            if policy.tools.iter().any(|tool| tool == "*" || tool == name) {
-                match structured(&part.text) {
-                    Some(json) => {
-                        strings(json, JSON_DEPTH_MAX, &mut |at, text| found.push(piece(at, true, text)))
+/// Finds pieces, and counts them.
+struct Finder<'a> {
+    policy: &'a Policy,
+    piece_count: usize,
+    name_bytes: usize,
+}
+
+impl Finder<'_> {
+    /// Finds the pieces of a part; what it says beside them.
+    fn pieces(&mut self, part: &Part, found: &mut Vec<Piece>) -> Result<String, TooMany> {
+        let whole = 0..part.text.len();
+        match &part.kind {
+            Kind::Document(..) | Kind::SearchResult(..) if self.policy.keeps_documents => {}
+            Kind::Document(..) | Kind::SearchResult(..) => self.piece(part, (whole, false), found)?,
+            Kind::Tool { name, .. } => {
+                if self.policy.tools.iter().any(|tool| tool == "*" || **tool == **name) {
+                    match structured(&part.text) {
+                        Some(json) => json
+                            .strings(JSON_STRING_BYTES_MIN)
+                            .try_for_each(|string| self.piece(part, (string.range(), true), found))?,
+                        None => self.piece(part, (whole, false), found)?,
                     }
-                    None => found.push(piece(0..part.text.len(), false, part.text.clone())),
                 }
             }
-        }
-        Kind::Said => {
-            let Some((start, end)) = &policy.delimiters else { return part.text.clone() };
-            let (mut rest, mut at) = (String::new(), 0);
-            while let Some(context) = between(&part.text, at, (start, end)) {
-                rest.push_str(&part.text[at..context.start - start.len()]);
-                found.extend(
-                    paragraphs(&part.text, context.clone())
-                        .map(|range| piece(range.clone(), false, part.text[range].to_owned())),
-                );
-                at = context.end + end.len();
+            Kind::Said => {
+                return beside_contexts(&part.text, self.policy, |range| {
+                    self.piece(part, (range, false), found)
+                });
             }
-            rest.push_str(&part.text[at..]);
-            return rest;
         }
+        Ok(String::new())
     }
-    String::new()
+
+    fn piece(
+        &mut self,
+        part: &Part,
+        (range, quoted): (Range<usize>, bool),
+        found: &mut Vec<Piece>,
+    ) -> Result<(), TooMany> {
+        let written = &part.text[range.clone()];
+        let text = match quoted {
+            false => written.to_owned(),
+            true => match serde_json::from_str::<String>(written) {
+                Ok(text) if text.len() >= JSON_STRING_BYTES_MIN => text,
+                // Shorter than it looks, or half a surrogate pair.
+                _ => return Ok(()),
+            },
+        };
+        if self.piece_count == self.policy.bounds.piece_count_max {
+            return Err(TooMany::Pieces(self.piece_count));
+        }
+        self.piece_count += 1;
+        self.count_names(part)?;
+        found.push(Piece {
+            at: part.at.range(),
+            part: range,
+            quoted,
+            text,
+            kind: part.kind.clone(),
+            title: part.title.clone(),
+            source: part.source.clone(),
+        });
+        Ok(())
+    }
+
+    fn count_names(&mut self, part: &Part) -> Result<(), TooMany> {
+        self.name_bytes += part.name_bytes();
+        if self.name_bytes > NAME_BYTES_MAX { Err(TooMany::NameBytes) } else { Ok(()) }
+    }
+}
+
+/// What a text says beside its contexts, of which `found` is told every paragraph.
+fn beside_contexts(
+    text: &str,
+    policy: &Policy,
+    mut found: impl FnMut(Range<usize>) -> Result<(), TooMany>,
+) -> Result<String, TooMany> {
+    let Some((start, end)) = &policy.delimiters else { return Ok(text.to_owned()) };
+    let (mut rest, mut at) = (String::new(), 0);
+    while let Some(context) = between(text, at, (start, end)) {
+        rest.push_str(&text[at..context.start - start.len()]);
+        at = context.end + end.len();
+        paragraphs(text, context).try_for_each(&mut found)?;
+    }
+    rest.push_str(&text[at..]);
+    Ok(rest)
 }
 
 /// An object, a list or a string of JSON: it has to stay one.
 fn structured(text: &str) -> Option<Located<'_>> {
     let begins = text.trim_start().starts_with(['{', '[', '"']);
     begins.then(|| Located::parse(text).ok()).flatten()
-}
-
-/// The long strings in a JSON text, each where it stands.
-fn strings(json: Located, depth: usize, found: &mut impl FnMut(Range<usize>, String)) {
-    match json.text() {
-        Some(text) if text.len() >= JSON_STRING_BYTES_MIN => found(json.range(), text),
-        None if depth > 0 => {
-            json.items().into_iter().for_each(|item| strings(item, depth - 1, found));
-            json.fields().into_iter().for_each(|(_, value)| strings(value, depth - 1, found));
-        }
-        _ => {}
-    }
 }
 
 /// The last of what a user says, from the beginning of a sentence on.
@@ -211,24 +344,26 @@ fn between(text: &str, at: usize, (start, end): (&str, &str)) -> Option<Range<us
     Some(from..to)
 }
 
-/// Stretches of text that blank lines part, without the white space around them.
+/// Stretches of text that blank lines part, without the white space around them. They are found one at a time: a long text of short lines has
+/// as many as it has lines.
 fn paragraphs(text: &str, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let (mut found, mut open): (Vec<Range<usize>>, bool) = (Vec::new(), false);
     let mut at = range.start;
-    for line in text[range].split_inclusive('\n') {
-        let words = line.trim();
-        let start = at + (line.len() - line.trim_start().len());
-        at += line.len();
-        match (words.is_empty(), open) {
-            (true, _) => open = false,
-            (false, true) => found.last_mut().expect("one is open").end = start + words.len(),
-            (false, false) => {
-                found.push(start..start + words.len());
-                open = true;
+    let mut lines = text[range].split_inclusive('\n');
+    std::iter::from_fn(move || {
+        let mut open: Option<Range<usize>> = None;
+        for line in lines.by_ref() {
+            let words = line.trim();
+            let start = at + (line.len() - line.trim_start().len());
+            at += line.len();
+            match (words.is_empty(), &mut open) {
+                (true, None) => {}
+                (true, Some(_)) => return open,
+                (false, Some(paragraph)) => paragraph.end = start + words.len(),
+                (false, None) => open = Some(start..start + words.len()),
             }
         }
-    }
-    found.into_iter()
+        open
+    })
 }
 
 /// All that a message says. What clients change from turn to turn (marks for the cache, what was cited) is no part of it.
@@ -258,8 +393,14 @@ mod tests {
     use super::*;
     use crate::proxy::dialect::Dialect;
 
-    fn found(body: &str, policy: &Policy) -> Vec<Turn> {
+    fn turns_of(body: &str, policy: &Policy) -> Turns {
         turns(&Dialect::Chat.conversation(Located::parse(body).expect("JSON")), policy)
+    }
+
+    fn found(body: &str, policy: &Policy) -> Vec<Turn> {
+        let Turns { turns, too_many } = turns_of(body, policy);
+        assert_eq!(too_many, None);
+        turns
     }
 
     fn chat(messages: &[(&str, &str)]) -> String {
@@ -269,7 +410,7 @@ mod tests {
 
     fn policy() -> Policy {
         let delimiters = Some(("<c>".to_owned(), "</c>".to_owned()));
-        Policy { tools: vec!["*".to_owned()], delimiters, keeps_documents: false }
+        Policy { tools: vec!["*".to_owned()], delimiters, ..Policy::default() }
     }
 
     #[test]
@@ -325,8 +466,49 @@ mod tests {
         assert!(turns[0].pieces[0].quoted, "a string alone");
         let deep = format!("{}1{}", "[".repeat(50_000), "]".repeat(50_000));
         assert_eq!(found(&chat(&[("tool", &deep)]), &policy())[0].pieces.len(), 0, "deeper than any stack");
+        let deep = format!("{}{long:?}{}", "[".repeat(50_000), "]".repeat(50_000));
+        assert_eq!(
+            found(&chat(&[("tool", &deep)]), &policy())[0].pieces[0].text,
+            long,
+            "a string down there"
+        );
         let turns = found(&chat(&[("tool", "[1] not JSON")]), &policy());
         assert_eq!(turns[0].pieces.len(), 1, "a text that looks like it");
+    }
+
+    #[test]
+    fn a_conversation_within_its_bounds_is_found_and_one_beyond_them_only_asks() {
+        let bounded = |turn_count_max, piece_count_max| Policy {
+            bounds: Bounds { turn_count_max, piece_count_max },
+            ..policy()
+        };
+        let context = "<c>One.\n\nTwo.</c> When?";
+        let three =
+            [("user", context), ("assistant", "A"), ("user", context), ("assistant", "A"), ("tool", "R")];
+        let body = chat(&three);
+        assert_eq!(found(&body, &bounded(3, 5)).len(), 3);
+        let check = |name: &str, policy: &Policy, too_many: TooMany| {
+            let found = turns_of(&body, policy);
+            assert_eq!(found.too_many, Some(too_many), "{name}");
+            let [turn] = &found.turns[..] else { panic!("{name}: the turn that asks") };
+            assert_eq!((&*turn.query, turn.pieces.len()), ("When?", 0), "{name}");
+            let asked = turn.asked_at.clone().expect(name);
+            assert_eq!(body.find(&body[asked.clone()]), body.find(r#"{"role":"user""#), "{name}");
+            assert!(body[..asked.start].contains("assistant"), "{name}: the last question");
+        };
+        check("turns", &bounded(2, 5), TooMany::Turns(2));
+        check("pieces", &bounded(3, 4), TooMany::Pieces(4));
+        let only_context = turns_of(&chat(&[("user", "<c>One.</c>"), ("tool", "R")]), &bounded(9, 1));
+        assert_eq!((only_context.turns.len(), only_context.too_many), (0, Some(TooMany::Pieces(1))));
+        let mut messages = Vec::new();
+        let id = "i".repeat(NAME_BYTES_MAX / 8);
+        let of_tool = serde_json::json!({"role": "tool", "tool_call_id": id, "content": "R"});
+        for is_too_long in [false, true] {
+            messages.extend(vec![of_tool.clone(); 4]);
+            let found = turns_of(&serde_json::json!({"messages": messages}).to_string(), &policy());
+            let expect = is_too_long.then_some(TooMany::NameBytes);
+            assert_eq!(found.too_many, expect, "for each text, and again for its piece");
+        }
     }
 
     #[test]

@@ -1,15 +1,13 @@
 //! JSON with places: what a body says, and where it says it, so that what is not ours to change stays as it was written, to the byte.
 
-use std::fmt;
+use std::borrow::Cow;
 use std::ops::Range;
 
-use serde::de::{DeserializeOwned, Deserializer as _, MapAccess, Visitor};
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use crate::shape::Key;
-
 /// A value inside a JSON text.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Located<'a> {
     json: &'a str,
     at: usize,
@@ -22,7 +20,9 @@ impl<'a> Located<'a> {
     /// When the text is no JSON.
     pub fn parse(text: &'a str) -> Result<Self, serde_json::Error> {
         let raw: &RawValue = serde_json::from_str(text)?;
-        Ok(Self { json: text, at: 0 }.inside(raw))
+        // The value is borrowed from the text, so the difference of the addresses is its place there.
+        let at = raw.get().as_ptr() as usize - text.as_ptr() as usize;
+        Ok(Self { json: raw.get(), at })
     }
 
     /// Bytes of the whole text where it stands.
@@ -36,23 +36,18 @@ impl<'a> Located<'a> {
     }
 
     /// Fields in the order in which they are written; none where this is no object.
-    pub fn fields(self) -> Vec<(String, Self)> {
-        let mut json = serde_json::Deserializer::from_str(self.json);
-        let fields = json.deserialize_map(Fields).unwrap_or_default();
-        fields.into_iter().map(|(name, raw)| (name, self.inside(raw))).collect()
+    pub fn fields(self) -> Fields<'a> {
+        Fields(Members::of(self, '{'))
     }
 
     /// The field of that name: the last one, where there are several, as readers of JSON have it.
     pub fn get(self, name: &str) -> Option<Self> {
-        // One at a time: a body may have more fields than should be listed to find one.
-        let mut json = serde_json::Deserializer::from_str(self.json);
-        json.deserialize_map(Last(name)).ok().flatten().map(|raw| self.inside(raw))
+        self.fields().filter(|(found, _)| found == name).last().map(|(_, value)| value)
     }
 
-    /// What is in a list; nothing where this is none.
-    pub fn items(self) -> Vec<Self> {
-        let items: Vec<&RawValue> = serde_json::from_str(self.json).unwrap_or_default();
-        items.into_iter().map(|raw| self.inside(raw)).collect()
+    /// The values in a list, in order; none where this is no list.
+    pub fn items(self) -> Items<'a> {
+        Items(Members::of(self, '['))
     }
 
     /// What a string says.
@@ -75,49 +70,92 @@ impl<'a> Located<'a> {
         self.json.starts_with('[')
     }
 
-    fn inside(self, raw: &'a RawValue) -> Self {
-        let json = raw.get();
-        // Borrowed from our own text, so the difference of their addresses is a place in it.
-        let offset = json.as_ptr() as usize - self.json.as_ptr() as usize;
-        Self { json, at: self.at + offset }
+    /// Strings in it that are values, not names of fields, and that take at least `bytes_min` bytes as they are written.
+    pub fn strings(self, bytes_min: usize) -> impl Iterator<Item = Self> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            loop {
+                let start = at + self.json[at..].find('"')?;
+                at = end_of_string(self.json, start);
+                let is_name = self.json[at..].trim_start_matches(BLANKS).starts_with(':');
+                if !is_name && at - start >= bytes_min {
+                    return Some(Self { json: &self.json[start..at], at: self.at + start });
+                }
+            }
+        })
     }
 }
 
-struct Fields;
+/// What may stand between the values of a JSON text.
+const BLANKS: [char; 4] = [' ', '\n', '\r', '\t'];
 
-impl<'de> Visitor<'de> for Fields {
-    type Value = Vec<(String, &'de RawValue)>;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut fields = Vec::new();
-        while let Some(field) = map.next_entry()? {
-            fields.push(field);
+/// One past the quote that closes the string which begins at `start` of a JSON text.
+fn end_of_string(json: &str, start: usize) -> usize {
+    let bytes = json.as_bytes();
+    let mut at = start + 1;
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'"' => return at + 1,
+            b'\\' => at += 2,
+            _ => at += 1,
         }
-        Ok(fields)
+    }
+    json.len()
+}
+
+/// The values of a list. They are found one at a time: a list of millions of them takes no memory.
+#[derive(Debug, Clone, Default)]
+pub struct Items<'a>(Members<'a>);
+
+impl<'a> Iterator for Items<'a> {
+    type Item = Located<'a>;
+
+    fn next(&mut self) -> Option<Located<'a>> {
+        self.0.next()
     }
 }
 
-/// Finds the last field with this name.
-struct Last<'a>(&'a str);
+/// The fields of an object. They are found one at a time.
+#[derive(Debug, Clone, Default)]
+pub struct Fields<'a>(Members<'a>);
 
-impl<'de> Visitor<'de> for Last<'_> {
-    type Value = Option<&'de RawValue>;
+impl<'a> Iterator for Fields<'a> {
+    type Item = (Cow<'a, str>, Located<'a>);
 
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("an object")
+    fn next(&mut self) -> Option<Self::Item> {
+        let name = self.0.next()?;
+        let inside = name.json.strip_prefix('"')?.strip_suffix('"')?;
+        // Half a surrogate pair cannot be read; such a name is taken as it is written.
+        let read = if inside.contains('\\') { name.read().map(Cow::Owned) } else { None };
+        Some((read.unwrap_or(Cow::Borrowed(inside)), self.0.next()?))
+    }
+}
+
+/// The values directly inside a list, or the names and values directly inside an object.
+#[derive(Debug, Clone, Default)]
+struct Members<'a> {
+    of: Located<'a>,
+    /// Where in `of` the next one is looked for.
+    next: usize,
+}
+
+impl<'a> Members<'a> {
+    fn of(of: Located<'a>, opening: char) -> Self {
+        let next = if of.json.starts_with(opening) { 1 } else { of.json.len() };
+        Self { of, next }
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut last = None;
-        while let Some(name) = map.next_key_seed(Key)? {
-            let value = map.next_value()?;
-            last = if name == self.0 { Some(value) } else { last };
+    fn next(&mut self) -> Option<Located<'a>> {
+        // The text was parsed as a whole before, so only separators and the end can stand here.
+        let rest = self.of.json[self.next..].trim_start_matches(BLANKS);
+        let rest = rest.strip_prefix([',', ':']).unwrap_or(rest).trim_start_matches(BLANKS);
+        if rest.is_empty() || rest.starts_with([']', '}']) {
+            return None;
         }
-        Ok(last)
+        let start = self.of.json.len() - rest.len();
+        let raw = serde_json::Deserializer::from_str(rest).into_iter::<&RawValue>().next()?.ok()?;
+        self.next = start + raw.get().len();
+        Some(Located { json: raw.get(), at: self.of.at + start })
     }
 }
 
@@ -133,27 +171,28 @@ impl Edits {
 
     /// Takes a field out of an object.
     pub fn remove_field(&mut self, object: Located, name: &str) {
-        let fields = object.fields();
-        let mut at = 0;
-        // Those of that name that stand together go together: their commas would otherwise be taken twice.
-        for run in fields.chunk_by(|(one, _), (next, _)| (one == name) == (next == name)) {
-            let from = at;
-            at += run.len();
-            if run[0].0 != name {
-                continue;
-            }
-            let end = run[run.len() - 1].1.range().end;
-            let gone = match (from.checked_sub(1), at < fields.len()) {
-                // With the comma in front of them.
-                (Some(before), _) => fields[before].1.range().end..end,
-                // With the one behind them: the next field's name begins behind that.
-                (None, true) => {
-                    let behind = &object.json[end - object.at..];
-                    object.at + 1..end + behind.find(',').map_or(0, |comma| comma + 1)
+        let mut fields = object.fields().peekable();
+        let mut before: Option<usize> = None;
+        while let Some((found, value)) = fields.next() {
+            let mut end = value.range().end;
+            if found == name {
+                // Fields of that name that stand together go together: their commas would otherwise be taken twice.
+                while let Some((_, value)) = fields.next_if(|(found, _)| found == name) {
+                    end = value.range().end;
                 }
-                (None, false) => object.at + 1..end,
-            };
-            self.replace(gone, "");
+                let gone = match (before, fields.peek().is_some()) {
+                    // With the comma in front of them.
+                    (Some(before), _) => before..end,
+                    // With the one behind them: the next field's name begins behind that.
+                    (None, true) => {
+                        let behind = &object.json[end - object.at..];
+                        object.at + 1..end + behind.find(',').map_or(0, |comma| comma + 1)
+                    }
+                    (None, false) => object.at + 1..end,
+                };
+                self.replace(gone, "");
+            }
+            before = Some(end);
         }
     }
 
@@ -162,7 +201,7 @@ impl Edits {
         match object.get(name) {
             Some(value) => self.replace(value.range(), json),
             None => {
-                let comma = if object.fields().is_empty() { "" } else { "," };
+                let comma = if object.fields().next().is_none() { "" } else { "," };
                 let name = serde_json::Value::from(name);
                 self.replace(object.at + 1..object.at + 1, format!("{name}:{json}{comma}"));
             }
@@ -174,7 +213,7 @@ impl Edits {
         let written = serde_json::Value::from(items).to_string();
         match object.get(name) {
             None => self.set_field(object, name, &written),
-            Some(list) if list.json == "null" || list.is_list() && list.items().is_empty() => {
+            Some(list) if list.json == "null" || list.is_list() && list.items().next().is_none() => {
                 self.replace(list.range(), written);
             }
             Some(list) if list.is_list() => {
@@ -216,12 +255,33 @@ mod tests {
     fn values_know_their_places() {
         let text = r#" { "a" : [1, {"b":"\u00e9x"} ], "n": 1e3 } "#;
         let body = Located::parse(text).expect("JSON");
-        let inner = body.get("a").expect("a").items()[1].get("b").expect("b");
+        let inner = body.get("a").expect("a").items().nth(1).expect("two").get("b").expect("b");
         assert_eq!((inner.text().as_deref(), &text[inner.range()]), (Some("éx"), "\"\\u00e9x\""));
         assert_eq!(&text[body.get("n").expect("n").range()], "1e3");
         assert!(body.get("n").expect("n").text().is_none());
-        assert!(body.get("x").is_none() && body.items().is_empty());
+        assert!(body.get("x").is_none() && body.items().next().is_none());
         assert!(Located::parse("{").is_err());
+        let values = |text: &str| -> Vec<String> {
+            let items = Located::parse(text).expect("JSON").items();
+            items.map(|item| item.json().to_owned()).collect()
+        };
+        assert_eq!(
+            values(r#"[1,true , null,"a,]" ,[2,[ ]],{"x":[3]}]"#),
+            ["1", "true", "null", r#""a,]""#, "[2,[ ]]", r#"{"x":[3]}"#]
+        );
+        assert_eq!((values(" [ ] ").len(), values("{}").len()), (0, 0));
+        let twice = r#"{"\u0061":1, "b" : {"a":9} ,"a":2, "\ud800":3}"#;
+        let body = Located::parse(twice).expect("JSON");
+        assert_eq!(body.get("a").expect("a").json(), "2", "the last one counts");
+        let names: Vec<String> = body.fields().map(|(name, _)| name.into_owned()).collect();
+        assert_eq!(names, ["a", "b", "a", r"\ud800"]);
+    }
+
+    #[test]
+    fn strings_are_values_and_no_names() {
+        let text = r#"{"a long name" : "a \"long\" value", "b": ["short", {"c": "another: \\"}, 1]}"#;
+        let found: Vec<&str> = Located::parse(text).expect("JSON").strings(9).map(Located::json).collect();
+        assert_eq!(found, [r#""a \"long\" value""#, r#""another: \\""#]);
     }
 
     #[test]

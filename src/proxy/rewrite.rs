@@ -85,6 +85,8 @@ pub struct Rewritten {
     pub sources: Vec<Source>,
     /// What the ledger is to be told once this has been sent.
     pub news: Vec<([u8; 32], Sent)>,
+    /// Bytes of the sources that the model sees.
+    seen_bytes: usize,
 }
 
 /// A string of a body.
@@ -101,8 +103,9 @@ pub struct Shortened {
 }
 
 impl Rewritten {
-    fn seen_bytes(&self) -> usize {
-        self.sources.iter().flat_map(|source| &source.seen).map(|bytes| bytes.len()).sum()
+    fn source(&mut self, source: Source) {
+        self.seen_bytes += source.seen.iter().map(|bytes| bytes.len()).sum::<usize>();
+        self.sources.push(source);
     }
 
     /// What changes in the body.
@@ -122,7 +125,7 @@ impl Way {
     }
 }
 
-/// Who compresses, and how; until when.
+/// Who compresses, and how.
 #[derive(Clone, Copy)]
 pub struct By<'a> {
     /// The way.
@@ -131,8 +134,6 @@ pub struct By<'a> {
     pub said_bytes: usize,
     /// Who.
     pub pipeline: &'a Pipeline,
-    /// Until when.
-    pub cancel: &'a Cancel,
 }
 
 /// What becomes of the newest turn.
@@ -150,13 +151,13 @@ pub enum Newest<'a> {
 /// know. What is brought stands with what the user asked last, and belongs to this request alone.
 ///
 /// # Errors
-/// As [`Pipeline::compress`] where it is compressed; else none.
+/// As [`Pipeline::compress`] where it is compressed; where it is not, only that of `cancel`, which is asked before every turn.
 pub fn newest(
     (dialect, body): (Dialect, Located),
     turns: &[Turn],
     brought: &Brought,
     ledger: &dyn Ledger,
-    how: Newest,
+    (how, cancel): (Newest, &Cancel),
 ) -> Result<Rewritten, PipelineError> {
     let mut out = Rewritten::default();
     let mut names = Names::default();
@@ -165,16 +166,19 @@ pub fn newest(
         Newest::Compressed(by) => Some(by),
         Newest::AsKnown | Newest::Whole => None,
     };
-    let asking = turns.iter().rposition(|turn| turn.asked_at.is_some());
+    // The name quotes the question: it is written once, not for every turn.
+    let way = by.map(|by| by.way.name()).unwrap_or_default();
+    let asking = last_asking(turns);
     for (at, turn) in turns.iter().enumerate() {
+        cancel.check()?;
         let newest = at + 1 == turns.len();
         let brought = if asking == Some(at) { brought } else { &none };
         let chunks: Vec<Arc<Chunk>> = turn.pieces.iter().map(|piece| names.chunk(piece)).collect();
-        let work = Work { turn, chunks: &chunks, brought, sent_bytes: out.seen_bytes() };
+        let work = Work { turn, chunks: &chunks, brought, sent_bytes: out.seen_bytes, way: &way, cancel };
         let known = ledger.get(&turn.key).filter(|sent| sent.fits(turn));
         let stays = match (&known, how) {
             (Some(_), _) if !newest => true,
-            (Some(sent), Newest::Compressed(by)) => sent.way == by.way.name(),
+            (Some(sent), Newest::Compressed(_)) => sent.way == way,
             (Some(_), Newest::AsKnown) => true,
             (Some(_), Newest::Whole) => false,
             (None, _) => !newest && !turn.stands,
@@ -205,17 +209,33 @@ pub fn newest(
     Ok(out)
 }
 
+/// A conversation as it came; only what is brought is put into it.
+pub fn whole((dialect, body): (Dialect, Located), turns: &[Turn], brought: &Brought) -> Rewritten {
+    let mut out = Rewritten::default();
+    if let Some(asking) = last_asking(turns) {
+        let all: Vec<Spans> = brought.chunks.iter().map(|chunk| vec![(0, chunk.text.len())]).collect();
+        bring((dialect, body), &turns[asking], (brought, &all), &mut out);
+    }
+    out
+}
+
+fn last_asking(turns: &[Turn]) -> Option<usize> {
+    turns.iter().rposition(|turn| turn.asked_at.is_some())
+}
+
 /// Compresses every turn of a conversation, each as if it were the newest.
 ///
 /// # Errors
-/// As [`Pipeline::compress`].
-pub fn all(body: Located, turns: &[Turn], by: By) -> Result<Rewritten, PipelineError> {
+/// As [`Pipeline::compress`]; `cancel` is asked before every turn.
+pub fn all(body: Located, turns: &[Turn], by: By, cancel: &Cancel) -> Result<Rewritten, PipelineError> {
     let mut out = Rewritten::default();
     let mut names = Names::default();
+    let way = by.way.name();
     for turn in turns {
+        cancel.check()?;
         let chunks: Vec<Arc<Chunk>> = turn.pieces.iter().map(|piece| names.chunk(piece)).collect();
-        let sent_bytes = out.seen_bytes();
-        let work = Work { turn, chunks: &chunks, brought: &Brought::default(), sent_bytes };
+        let (brought, sent_bytes) = (&Brought::default(), out.seen_bytes);
+        let work = Work { turn, chunks: &chunks, brought, sent_bytes, way: &way, cancel };
         let (sent, _) = work.compress(by, &mut out.tokens)?;
         place(body, turn, (&chunks, &sent), &mut out);
     }
@@ -241,6 +261,9 @@ struct Work<'a> {
     brought: &'a Brought,
     /// Bytes that are sent of turns in front of it.
     sent_bytes: usize,
+    /// The name of the way in which it is compressed.
+    way: &'a str,
+    cancel: &'a Cancel,
 }
 
 impl Work<'_> {
@@ -257,7 +280,7 @@ impl Work<'_> {
         by: By,
         tokens: &mut Option<(usize, usize)>,
     ) -> Result<(Sent, Vec<Spans>), PipelineError> {
-        let By { way, said_bytes, pipeline, cancel } = by;
+        let By { way, said_bytes, pipeline } = by;
         let query = way.query.as_deref().unwrap_or(&self.turn.query);
         let nothing = self.chunks.is_empty() && self.brought.chunks.is_empty();
         // Nobody has asked anything yet: all may matter.
@@ -276,7 +299,7 @@ impl Work<'_> {
         let usage = |compressed: &crate::pipeline::Compressed| {
             compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out))
         };
-        let mut compressed = pipeline.compress(&request, cancel)?;
+        let mut compressed = pipeline.compress(&request, self.cancel)?;
         let few = (said_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
         let least = way.prompt_tokens_min;
         // What is brought comes once, and is in nobody's cache.
@@ -290,7 +313,7 @@ impl Work<'_> {
                     break;
                 }
                 request.budget = Budget::Tokens((least - few).saturating_add(more));
-                compressed = pipeline.compress(&request, cancel)?;
+                compressed = pipeline.compress(&request, self.cancel)?;
             }
         }
         let (before, after) = usage(&compressed);
@@ -306,13 +329,14 @@ impl Work<'_> {
             let bytes = ranges(&kept).map(ByteRange::len).sum::<usize>().max(NOTHING_KEPT.len());
             (bytes <= piece.text.len() * 19 / 20).then_some(kept)
         });
-        Ok((Sent { way: way.name(), kept: pieces.collect() }, of_brought))
+        Ok((Sent { way: self.way.to_owned(), kept: pieces.collect() }, of_brought))
     }
 
     /// Tokens of what was sent before.
     fn count(&self, sent: &Sent, by: By, tokens: &mut Option<(usize, usize)>) -> Result<(), PipelineError> {
         for (piece, kept) in self.turn.pieces.iter().zip(&sent.kept) {
             let Some(kept) = kept else { continue };
+            self.cancel.check()?;
             let count = |text: &str| by.pipeline.count(text, TokenizerName::O200kBase);
             add(tokens, (count(&piece.text)?, count(&shortened(piece, kept))?));
         }
@@ -332,7 +356,7 @@ fn place(body: Located, turn: &Turn, (chunks, sent): (&[Arc<Chunk>], &Sent), out
     for ((piece, chunk), kept) in turn.pieces.iter().zip(chunks).zip(&sent.kept) {
         let all = [(0, piece.text.len())];
         let seen = ranges(kept.as_deref().unwrap_or(&all)).collect();
-        out.sources.push(Source { chunk: Arc::clone(chunk), kind: Some(piece.kind.clone()), seen });
+        out.source(Source { chunk: Arc::clone(chunk), kind: Some(piece.kind.clone()), seen });
         let Some(kept) = kept else { continue };
         match strings.last_mut() {
             Some((at, pieces)) if *at == piece.at => pieces.push((piece, kept)),
@@ -386,14 +410,21 @@ fn bring(
     }
     let source =
         |kept: Kept| Source { chunk: Arc::clone(&brought.chunks[kept.chunk]), kind: None, seen: kept.spans };
-    out.sources.extend(kept.into_iter().map(source));
+    kept.into_iter().map(source).for_each(|source| out.source(source));
 }
 
 /// Where in a message with results of tools what is said begins, in bytes.
 fn behind_results(message: &str) -> Option<usize> {
     let blocks = Located::parse(message).ok()?.get("content")?.items();
-    let last = blocks.iter().rposition(|block| block.text_of("type").as_deref() == Some("tool_result"))?;
-    Some(blocks.get(last + 1)?.range().start)
+    let (mut behind, mut is_behind) = (None, false);
+    for block in blocks {
+        if block.text_of("type").as_deref() == Some("tool_result") {
+            (behind, is_behind) = (None, true);
+        } else if std::mem::take(&mut is_behind) {
+            behind = Some(block.range().start);
+        }
+    }
+    behind
 }
 
 /// What is left of a piece.
@@ -428,14 +459,52 @@ impl Names {
         let name = match &piece.kind {
             Kind::Document(at, _) => format!("document-{at}"),
             Kind::SearchResult(at, _) => format!("search-result-{at}"),
-            Kind::Tool { id, .. } if !id.is_empty() => id.clone(),
+            Kind::Tool { id, .. } if !id.is_empty() => id.to_string(),
             Kind::Tool { .. } => "tool".to_owned(),
             Kind::Said => "context".to_owned(),
         };
         let count = self.0.entry(name.clone()).or_default();
         *count += 1;
         let id = if *count == 1 { name } else { format!("{name}-{count}") };
-        let metadata = piece.source.as_ref().map(|source| json!({"source": source}).to_string());
-        Arc::new(Chunk { id, title: piece.title.clone(), text: piece.text.clone(), metadata })
+        let metadata = piece.source.as_ref().map(|source| json!({"source": &**source}).to_string());
+        Arc::new(Chunk {
+            id,
+            title: piece.title.as_deref().map(str::to_owned),
+            text: piece.text.clone(),
+            metadata,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::find::{Policy, turns};
+
+    struct KnowsNothing;
+
+    impl Ledger for KnowsNothing {
+        fn get(&self, _: &[u8; 32]) -> Option<Sent> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_source_is_counted_once_by_what_is_seen_of_it() {
+        let message = |role, content| json!({"role": role, "content": content});
+        let turn = |_| [message("user", "When? <c>At noon.</c>"), message("assistant", "A")];
+        let text = json!({"messages": (0..7).flat_map(turn).collect::<Vec<_>>()}).to_string();
+        let body = Located::parse(&text).expect("JSON");
+        let delimiters = Some(("<c>".to_owned(), "</c>".to_owned()));
+        let policy = Policy { delimiters, ..Policy::default() };
+        let turns = turns(&Dialect::Chat.conversation(body), &policy).turns;
+        let chunk = Chunk { id: "b".to_owned(), title: None, text: "Brought.".to_owned(), metadata: None };
+        let brought = Brought { chunks: vec![Arc::new(chunk)], ..Brought::default() };
+        let how = (Newest::AsKnown, &Cancel::default());
+        let known = newest((Dialect::Chat, body), &turns, &brought, &KnowsNothing, how).expect("goes on");
+        assert_eq!(known.seen_bytes, 7 * "At noon.".len() + "Brought.".len());
+        let whole = whole((Dialect::Chat, body), &turns, &brought);
+        assert_eq!((whole.sources.len(), whole.seen_bytes), (1, "Brought.".len()));
+        assert_eq!(whole.added, known.added, "what is brought stands in the same place");
     }
 }

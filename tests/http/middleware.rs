@@ -1,19 +1,31 @@
 //! In front of another server: what fails here goes on as it came, what is wrong is said in the words of the API that was asked.
 //! `tests/middleware_test.py` does the same with official clients and the real model.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::StatusCode;
+use axum::response::IntoResponse as _;
 use axum::{Json, Router};
+use futures_util::stream;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
+use thresher::domain::{Budget, Granularity};
 use thresher::http::tls::Tls;
 use thresher::http::{Middleware, Serving};
 use thresher::kv::store::KvStore;
+use thresher::pipeline::PipelineError;
+use thresher::pipeline::cancel::Cancel;
 use thresher::pipeline::validate::RequestLimits;
+use thresher::proxy::dialect::Dialect;
+use thresher::proxy::find;
+use thresher::proxy::json::Located;
+use thresher::proxy::rewrite::{self, Brought, By, Ledger, Newest, Sent, Way};
 use thresher::proxy::settings::{MiddlewareSettings, UpstreamSettings, When};
 use tokio::net::TcpListener;
 
@@ -54,13 +66,7 @@ impl Upstream {
 }
 
 fn settings(url: String) -> MiddlewareSettings {
-    let upstream = UpstreamSettings {
-        url,
-        models: vec!["m-*".to_owned()],
-        compress: None,
-        key_file: "".into(),
-        ca_file: "".into(),
-    };
+    let upstream = UpstreamSettings { url, models: vec!["m-*".to_owned()], ..UpstreamSettings::default() };
     MiddlewareSettings {
         upstreams: vec![upstream],
         compress: When::Always,
@@ -321,34 +327,399 @@ async fn an_upstream_behind_tls_is_known_by_its_authority() {
     assert!(error.contains("absent.pem") && error.contains("https://localhost"), "{error}");
 }
 
+/// What an upstream was asked: the path with the query, and the headers by their names, but for those that every HTTP client writes.
+type Seen = Vec<(String, Vec<(String, String)>)>;
+
+/// A server that remembers its requests and answers with headers of many kinds.
+async fn with_headers() -> (SocketAddr, Arc<Mutex<Seen>>) {
+    let seen = Arc::new(Mutex::new(Seen::new()));
+    let remembering = Arc::clone(&seen);
+    let handle = async move |request: Request| {
+        let header = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
+            (name.to_string(), value.to_str().expect("text").to_owned())
+        };
+        let mut headers: Vec<_> = request.headers().iter().map(header).collect();
+        headers.retain(|(name, _)| !["host", "content-length", "content-type"].contains(&&**name));
+        remembering.lock().expect("no panic").push((request.uri().to_string(), headers));
+        let headers = [
+            ("access-control-allow-origin", "*"),
+            ("access-control-allow-credentials", "true"),
+            ("alt-svc", "h3=\":443\""),
+            ("anthropic-organization-id", "o"),
+            ("location", "https://elsewhere"),
+            ("openai-processing-ms", "7"),
+            ("request-id", "r1"),
+            ("retry-after", "3"),
+            ("server", "somebody"),
+            ("set-cookie", "session=1"),
+            ("strict-transport-security", "max-age=1"),
+            ("via", "1.1 proxy"),
+            ("www-authenticate", "Basic"),
+            ("x-ratelimit-remaining-requests", "9"),
+            ("x-request-id", "r2"),
+            ("x-theirs", "1"),
+            ("x-thresher", "compressed"),
+        ];
+        (headers, Json(json!({}))).into_response()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
+    (address, seen)
+}
+
+/// What a caller sends that knows of no list.
+const SENT: [&str; 20] = [
+    "accept: application/json",
+    "accept-encoding: gzip",
+    "anthropic-beta: b",
+    "anthropic-version: 2023-06-01",
+    "api-key: azure",
+    "authorization: Bearer mine",
+    "baggage: user=1",
+    "cookie: session=1",
+    "idempotency-key: i",
+    "openai-organization: o",
+    "openai-project: thr_0123456789",
+    "origin: https://page",
+    "traceparent: 00-1-2-03",
+    "user-agent: client",
+    "x-api-key: mine too",
+    "x-forwarded-for: 10.0.0.1",
+    "x-goog-api-key: google",
+    "x-mine: 1",
+    "x-stainless-lang: python",
+    "x-thresher-cite: false",
+];
+
+const PASSED: [&str; 9] = [
+    "accept: application/json",
+    "accept-encoding: gzip",
+    "anthropic-beta: b",
+    "anthropic-version: 2023-06-01",
+    "idempotency-key: i",
+    "openai-organization: o",
+    "traceparent: 00-1-2-03",
+    "user-agent: client",
+    "x-stainless-lang: python",
+];
+
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upstream_is_asked_with_the_key_of_its_file() {
+async fn an_upstream_gets_what_is_listed_and_the_key_that_its_settings_name() {
     let folder = tempfile::tempdir().expect("a folder");
     let key_file = folder.path().join("key");
     std::fs::write(&key_file, "upstream-key\n").expect("written");
-    let keys = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&keys);
-    let handle = async move |request: Request| {
-        let header = |name: &str| {
-            let value = request.headers().get(name).map(|value| value.to_str().expect("text").to_owned());
-            value.unwrap_or_default()
-        };
-        seen.lock().expect("no panic").push((header("authorization"), header("x-api-key")));
-        Json(json!({}))
+    let (address, seen) = with_headers().await;
+    let (chat, responses, messages) = ("/v1/chat/completions", "/v1/responses", "/v1/messages");
+    let named = UpstreamSettings {
+        url: format!("http://{address}/v1"),
+        models: vec!["m-*".to_owned()],
+        ..UpstreamSettings::default()
+    };
+    let of_any = UpstreamSettings { models: Vec::new(), ..named.clone() };
+    let check = async |name: &str, upstream: &UpstreamSettings, path: &str, sent: &[&str], more: &[&str]| {
+        let settings = MiddlewareSettings { upstreams: vec![upstream.clone()], ..settings(String::new()) };
+        let daemon = in_front(&settings, true, 1).await;
+        let asked = format!("{path}?beta=true&key=thr_0123456789&k=%74hr_0123456789&api-version=1");
+        assert_eq!(said(&daemon, &asked, sent, r#"{"model": "m-1"}"#).await.status, 200, "{name}");
+        let (asked, headers) = seen.lock().expect("no panic").pop().expect(name);
+        assert_eq!(asked, format!("{path}?beta=true&api-version=1"), "{name}");
+        let mut headers: Vec<String> =
+            headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        headers.sort_unstable();
+        let mut expect: Vec<&str> = [&PASSED, more].concat();
+        expect.sort_unstable();
+        assert_eq!(headers, expect, "{name}, {path}");
+    };
+    let mine = "authorization: Bearer mine";
+    for path in [chat, responses] {
+        check("named models", &named, path, &SENT, &[mine]).await;
+    }
+    check("named models", &named, messages, &SENT, &[mine, "x-api-key: mine too"]).await;
+    for path in [chat, responses, messages] {
+        check("any model", &of_any, path, &SENT, &[]).await;
+    }
+    let told = UpstreamSettings { caller_key: Some(true), ..of_any.clone() };
+    check("any model, and it says so", &told, chat, &SENT, &[mine]).await;
+    let forbidden = UpstreamSettings { caller_key: Some(false), ..named.clone() };
+    check("named models, and it says not to", &forbidden, messages, &SENT, &[]).await;
+    for upstream in [&named, &of_any] {
+        let of_file = UpstreamSettings { key_file: key_file.clone(), ..upstream.clone() };
+        for path in [chat, responses] {
+            check("a file", &of_file, path, &SENT, &["authorization: Bearer upstream-key"]).await;
+        }
+        check("a file", &of_file, messages, &SENT, &["x-api-key: upstream-key"]).await;
+    }
+    let more = UpstreamSettings {
+        request_headers: ["X-Mine", "api-key", "cookie", "openai-project"].map(str::to_owned).to_vec(),
+        ..of_any.clone()
+    };
+    let named_too = ["api-key: azure", "cookie: session=1", "x-mine: 1"];
+    check("names that the settings add", &more, chat, &SENT, &named_too).await;
+    let ours = SENT.map(|line| {
+        let (name, value) = line.split_once(": ").expect("a header");
+        match name {
+            "authorization" => "authorization: Bearer thr_0123456789".to_owned(),
+            "x-api-key" | "api-key" | "x-goog-api-key" | "x-mine" => format!("{name}: thr_0123456789"),
+            "cookie" => "cookie: a=b; session=thr_0123456789".to_owned(),
+            _ => format!("{name}: {value}"),
+        }
+    });
+    let ours: Vec<&str> = ours.iter().map(|line| &**line).collect();
+    let all = UpstreamSettings { caller_key: Some(true), ..more };
+    for path in [chat, messages] {
+        check("keys for us, in every place", &all, path, &ours, &[]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_gets_what_is_listed_of_an_answers_headers() {
+    let (address, _) = with_headers().await;
+    let check = async |response_headers: &[&str], more: &[&str]| {
+        let mut settings = settings(format!("http://{address}"));
+        settings.upstreams[0].response_headers =
+            response_headers.iter().map(|&name| name.to_owned()).collect();
+        let daemon = in_front(&settings, true, 1).await;
+        let response = sent(&daemon, &json!({"model": "m-1", "messages": []})).await;
+        let mut names: Vec<&str> = response.headers.iter().map(|(name, _)| &**name).collect();
+        names.sort_unstable();
+        let always = [
+            "anthropic-organization-id",
+            "connection",
+            "content-length",
+            "content-type",
+            "date",
+            "openai-processing-ms",
+            "request-id",
+            "retry-after",
+            "x-ratelimit-remaining-requests",
+            "x-request-id",
+            "x-thresher",
+            "x-thresher-reason",
+        ];
+        let mut expect = [&always[..], more].concat();
+        expect.sort_unstable();
+        assert_eq!(names, expect);
+        assert_eq!(response.header("x-thresher"), Some("whole"), "it is ours to say");
+    };
+    check(&[], &[]).await;
+    check(&["X-Theirs", "server"], &["server", "x-theirs"]).await;
+}
+
+/// Knows nothing, counts how many turns it is asked about, and calls the work off after so many.
+struct Counting<'a> {
+    asked: Cell<usize>,
+    cancels_after: usize,
+    cancel: &'a Cancel,
+}
+
+impl Ledger for Counting<'_> {
+    fn get(&self, _: &[u8; 32]) -> Option<Sent> {
+        self.asked.set(self.asked.get() + 1);
+        if self.asked.get() == self.cancels_after {
+            self.cancel.cancel();
+        }
+        None
+    }
+}
+
+/// A conversation in which each turn has a context.
+fn conversation(turn_count: usize) -> Value {
+    let turn = |_| {
+        let content = format!("<context>{DOCUMENT}</context> When is the tide?");
+        [json!({"role": "user", "content": content}), json!({"role": "assistant", "content": "At noon."})]
+    };
+    json!({"model": "m-1", "messages": (0..turn_count).flat_map(turn).collect::<Vec<_>>()})
+}
+
+#[test]
+fn work_that_is_called_off_stops_before_the_next_turn() {
+    let text = conversation(100).to_string();
+    let body = Located::parse(&text).expect("JSON");
+    let policy = MiddlewareSettings::default().policy(false);
+    let turns = find::turns(&Dialect::Chat.conversation(body), &policy).turns;
+    assert_eq!(turns.len(), 100);
+    let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
+    let (budget, granularity) = (Budget::Auto, Granularity::default());
+    let way = Way { budget, granularity, prompt_tokens_min: 0, query: None };
+    let by = By { way: &way, said_bytes: 0, pipeline: &pipeline };
+    for (name, how) in
+        [("compressed", Newest::Compressed(by)), ("as known", Newest::AsKnown), ("whole", Newest::Whole)]
+    {
+        for cancels_after in [0, 3] {
+            let cancel = Cancel::default();
+            if cancels_after == 0 {
+                cancel.cancel();
+            }
+            let ledger = Counting { asked: Cell::new(0), cancels_after, cancel: &cancel };
+            let brought = Brought::default();
+            let outcome = rewrite::newest((Dialect::Chat, body), &turns, &brought, &ledger, (how, &cancel));
+            assert!(matches!(outcome, Err(PipelineError::Cancelled)), "{name}");
+            assert_eq!(ledger.asked.get(), cancels_after, "{name}: turns that were looked at");
+        }
+    }
+    let late = Cancel::at(Some(Instant::now()));
+    assert!(matches!(rewrite::all(body, &turns, by, &late), Err(PipelineError::DeadlineExceeded)));
+    assert_eq!(late.spent(), 0, "nothing was read");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_beyond_its_bounds_goes_on_whole_and_says_why() {
+    let upstream = Upstream::default();
+    let url = format!("http://{}", upstream.listen(200, answer()).await);
+    let settings = |turn_count_max, piece_count_max| MiddlewareSettings {
+        turn_count_max,
+        piece_count_max,
+        body_bytes_max: 10 << 20,
+        ..settings(url.clone())
+    };
+    let check = async |name: &str, settings: &MiddlewareSettings, body: &Value, reason: Option<&str>| {
+        let response = sent(&in_front(settings, true, 1).await, body).await;
+        let says = (response.status, response.header("x-thresher"), response.header("x-thresher-reason"));
+        let outcome = if reason.is_some() { "whole" } else { "compressed" };
+        assert_eq!(says, (200, Some(outcome), reason), "{name}: {}", response.body);
+        if reason.is_some() {
+            assert_eq!(upstream.sent(), *body, "{name}");
+        }
+    };
+    let mut four = conversation(4);
+    four["messages"].as_array_mut().expect("messages").pop();
+    check("within both", &settings(4, 4), &four, None).await;
+    check("a turn too many", &settings(3, 4), &four, Some("turn_too_many")).await;
+    check("a piece too many", &settings(4, 3), &four, Some("piece_too_many")).await;
+    let many = json!({"model": "m-1", "messages": vec![json!({"role": "user", "content": "Q"}); 60_000]});
+    check("messages", &settings(1_000_000, 1_000_000), &many, Some("part_too_many")).await;
+
+    let mut brings = four.clone();
+    brings["thresher"] = json!({"chunks": ["The tide is at noon."]});
+    let daemon = in_front(&settings(3, 4), true, 1).await;
+    assert_eq!(sent(&daemon, &brings).await.header("x-thresher-reason"), Some("turn_too_many"));
+    let (body, messages) = (upstream.sent(), four["messages"].as_array().expect("messages"));
+    let sent_on = body["messages"].as_array().expect("messages");
+    assert_eq!(sent_on[6]["content"], "<context>\n[1] The tide is at noon.\n</context>", "it is not lost");
+    assert_eq!([&sent_on[..6], &sent_on[7..]].concat(), *messages);
+    brings["thresher"] = json!({"chunks": ["a", "b", "c", "d", "e"]});
+    let response = sent(&daemon, &brings).await;
+    check_mistake(&response, (422, "chunk_too_many", "thresher.chunks"), "middleware.piece_count_max");
+
+    let messages = json!({"messages": four["messages"]}).to_string();
+    for (settings, code, setting) in [
+        (settings(3, 4), "turn_too_many", "middleware.turn_count_max"),
+        (settings(4, 3), "piece_too_many", "middleware.piece_count_max"),
+    ] {
+        let daemon = in_front(&settings, true, 1).await;
+        let response = post(daemon.http, "/v1/compress", &messages).await;
+        check_mistake(&response, (422, code, "messages"), setting);
+    }
+    let response = post(in_front(&settings(4, 4), true, 1).await.http, "/v1/compress", &messages).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+}
+
+#[track_caller]
+fn check_mistake(response: &Response, (status, code, param): (u16, &str, &str), message: &str) {
+    let error = &response.json()["error"];
+    assert_eq!((response.status, &error["code"], &error["param"]), (status, &json!(code), &json!(param)));
+    assert!(error["message"].as_str().is_some_and(|text| text.contains(message)), "{error}");
+}
+
+/// A server that answers with these frames, one after the other, as a body of this media type.
+async fn framed(kind: &'static str, frames: Arc<Vec<Bytes>>) -> SocketAddr {
+    let handle = async move |_: Request| {
+        let frames = (0..frames.len()).map(move |at| Ok::<_, std::io::Error>(frames[at].clone()));
+        ([("content-type", kind)], Body::from_stream(stream::iter(frames)))
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let mut settings = settings(format!("http://{}/v1", listener.local_addr().expect("bound")));
+    let address = listener.local_addr().expect("bound");
     tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
-    settings.upstreams[0].key_file = key_file;
-    let daemon = in_front(&settings, true, 1).await;
-    for (path, header) in
-        [("/v1/responses", "x-api-key: mine"), ("/v1/messages", "authorization: Bearer mine")]
-    {
-        assert_eq!(said(&daemon, path, &[header], r#"{"model": "m-1"}"#).await.status, 200);
+    address
+}
+
+/// The body of a response that was sent in chunks.
+fn unchunked(body: &str) -> String {
+    let (mut rest, mut out) = (body, String::new());
+    loop {
+        let (size, data) = rest.split_once("\r\n").expect("a size");
+        let size = usize::from_str_radix(size, 16).expect("a number");
+        if size == 0 {
+            return out;
+        }
+        out.push_str(&data[..size]);
+        rest = &data[size + 2..];
     }
-    let expect =
-        [("Bearer upstream-key", ""), ("", "upstream-key")].map(|(a, b)| (a.to_owned(), b.to_owned()));
-    assert_eq!(*keys.lock().expect("no panic"), expect);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_too_long_to_cite_arrives_as_it_was_sent() {
+    // These tests' limit for an answer is 1,000 bytes; each of these has megabytes.
+    let delta = |text: &str| {
+        let choice = json!({"index": 0, "delta": {"content": text}, "finish_reason": null});
+        Bytes::from(format!("data: {}\n\n", json!({"id": "c", "choices": [choice]})))
+    };
+    let end = Bytes::from_static(
+        b"data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n",
+    );
+    let cited = delta("The tide is at noon.");
+    let filler = Bytes::from("x".repeat(64 * 1024));
+    let many = |bytes: &Bytes, count: usize| vec![bytes.clone(); count];
+    let stream = "text/event-stream";
+    let check = async |name: &str, kind: &'static str, frames: Vec<Bytes>, cites: bool| {
+        let expect = String::from_utf8(frames.concat()).expect("text");
+        let url = format!("http://{}", framed(kind, Arc::new(frames)).await);
+        let response = sent(&in_front(&settings(url), true, 1).await, &chat()).await;
+        assert_eq!((response.status, response.header("x-thresher")), (200, Some("compressed")), "{name}");
+        let body = unchunked(&response.body);
+        let is_same = body == expect;
+        assert_eq!((is_same, body.contains("annotations")), (!cites, cites), "{name}: {} bytes", body.len());
+    };
+    check("short", stream, vec![cited.clone(), end.clone()], true).await;
+    let texts = [vec![cited.clone()], many(&delta(&"x".repeat(1_000)), 4_000), vec![end.clone()]];
+    check("a text without end", stream, texts.concat(), false).await;
+    let event = [vec![cited.clone(), Bytes::from("data: ")], many(&filler, 64), vec![end.clone()]];
+    check("an event without end", stream, event.concat(), false).await;
+    let json = [vec![Bytes::from("{\"choices\":[\"")], many(&filler, 64), vec![Bytes::from("\"]}")]];
+    check("one JSON", "application/json", json.concat(), false).await;
+    check("half of one", "application/json", json[..2].concat(), false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_json_that_does_not_end_goes_on_when_it_has_taken_too_long() {
+    let gate = Arc::new(Gate::default());
+    let waiting = Arc::clone(&gate);
+    let handle = async move |_: Request| {
+        let waiting = Arc::clone(&waiting);
+        let body = stream::unfold(0, move |at| {
+            let waiting = Arc::clone(&waiting);
+            async move {
+                if at > 0 {
+                    // Something comes again and again: the server is never silent.
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                let is_over = waiting.open.load(Ordering::SeqCst);
+                (!is_over).then(|| (Ok::<_, std::io::Error>(Bytes::from_static(b" ")), at + 1))
+            }
+        });
+        ([("content-type", "application/json")], Body::from_stream(body))
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
+    let settings = MiddlewareSettings { silence_ms_max: 300, ..settings(url) };
+    let daemon = in_front(&settings, true, 1).await;
+    let body = chat().to_string();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut client = tokio::net::TcpStream::connect(daemon.http).await.expect("the daemon listens");
+    tokio::io::AsyncWriteExt::write_all(&mut client, head.as_bytes()).await.expect("the daemon reads");
+    let mut first = [0; 15];
+    // The body has no end yet, and its beginning is here.
+    tokio::io::AsyncReadExt::read_exact(&mut client, &mut first).await.expect("a head");
+    assert_eq!(&first, b"HTTP/1.1 200 OK");
+    gate.open.store(true, Ordering::SeqCst);
+    let mut rest = Vec::new();
+    tokio::io::AsyncReadExt::read_to_end(&mut client, &mut rest).await.expect("an end");
+    assert!(!String::from_utf8_lossy(&rest).contains("x-thresher-cited"));
 }
 
 /// Tokens of what messages say.

@@ -118,7 +118,8 @@ pub async fn credentials(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let (ours, theirs) = ("thr_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG", "sk-caller-0123456789");
     let (bearer_ours, bearer_theirs) = (format!("Bearer {ours}"), format!("Bearer {theirs}"));
     let (cookie, query) = (format!("session={ours}"), format!("{CHAT}?key={ours}"));
-    let cases: [(&str, &str, &[(&str, &str)], &str); 7] = [
+    type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a str);
+    let cases: [Case; 7] = [
         ("a caller's Authorization", CHAT, &[("authorization", &bearer_theirs)], theirs),
         ("a key of ours in Authorization", CHAT, &[("authorization", &bearer_ours)], ours),
         ("a key of ours in x-api-key", CHAT, &[("x-api-key", ours)], ours),

@@ -32,15 +32,15 @@ impl Asked {
         let Ok(located) = Located::parse(body) else { return Ok(None) };
         let Some(messages) = located.get("messages") else { return Ok(None) };
         limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
-        let messages =
+        let mut messages =
             messages.is_list().then(|| messages.items()).ok_or_else(HttpError::messages_invalid)?;
-        if messages.is_empty() {
+        if messages.clone().next().is_none() {
             return Err(HttpError::messages_empty());
         }
         if ["query", "chunks", "chunk_ids"].iter().any(|field| located.get(field).is_some()) {
             return Err(HttpError::messages_ambiguous());
         }
-        if let Some(at) = messages.iter().position(|message| !message.json().starts_with('{')) {
+        if let Some(at) = messages.position(|message| !message.json().starts_with('{')) {
             return Err(HttpError::message_invalid(at));
         }
         let mode = located.get("config").and_then(|config| config.text_of("mode"));
@@ -60,9 +60,13 @@ impl Asked {
             prompt_tokens_min: 0,
             query: None,
         };
-        let turns = find::turns(&conversation, &policy);
-        let by = By { way: &way, said_bytes: find::said_bytes(&conversation, &turns), pipeline, cancel };
-        let mut rewritten = rewrite::all(body, &turns, by)?;
+        let found = find::turns(&conversation, &policy);
+        if let Some(too_many) = found.too_many {
+            return Err(HttpError::too_many(too_many).at("messages"));
+        }
+        let turns = found.turns;
+        let by = By { way: &way, said_bytes: find::said_bytes(&conversation, &turns), pipeline };
+        let mut rewritten = rewrite::all(body, &turns, by, cancel)?;
         let originals = service.originals();
         if self.marks {
             let mut kept = 0;
@@ -79,7 +83,10 @@ impl Asked {
         let hashes = keep(&originals, rewritten.shortened.iter().map(|string| &*string.original))?;
         let shortened: HashMap<usize, &str> =
             rewritten.shortened.iter().map(|string| (string.at.start, &*string.text)).collect();
-        let count = |text: &str| pipeline.count(text, TokenizerName::O200kBase);
+        let count = |text: &str| {
+            cancel.check()?;
+            pipeline.count(text, TokenizerName::O200kBase)
+        };
         let (mut before, mut after) = (0, 0);
         for part in conversation.messages.iter().flat_map(|message| &message.parts) {
             let tokens = count(&part.text)?;

@@ -11,27 +11,30 @@ use axum::http::{HeaderValue, Response};
 use futures_util::stream;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use metrics::counter;
 use serde_json::Value;
 use thiserror::Error;
 
 use super::is_of;
-use super::upstream::passed_on;
 use crate::admission::Place;
 use crate::http::error::{ErrorCode, HttpError};
 use crate::http::{Scope, work};
 use crate::proxy::answer;
-use crate::proxy::cite;
+use crate::proxy::cite::{self, Sources};
 use crate::proxy::dialect::Dialect;
 use crate::proxy::json::{Edits, Located};
-use crate::proxy::rewrite::Source;
 use crate::proxy::stream::{Arriving, Events, number};
+
+/// An event, or an answer that is one JSON, may have so many bytes for each byte of text that may be held: JSON writes a letter in up to six,
+/// and has fields beside the text.
+const WRITTEN_BYTES_PER_BYTE: usize = 8;
 
 /// What an answer's texts are tied to their sources with.
 pub struct Citing {
     pub service: Scope,
     pub dialect: Dialect,
     /// None: the answer goes on as it comes.
-    pub sources: Arc<[Source]>,
+    pub sources: Option<Arc<Sources>>,
     /// How long the server may say nothing.
     pub silence: Duration,
 }
@@ -49,17 +52,20 @@ impl Citing {
     /// The answer for the client. `place` is given back when the last of it has gone out.
     pub async fn pass(self, answer: Response<Incoming>, place: Place) -> Response<Body> {
         let (mut head, body) = answer.into_parts();
-        head.headers = passed_on(&head.headers);
         let (is_stream, is_json) =
             (is_of(&head.headers, "text/event-stream"), is_of(&head.headers, "application/json"));
         let is_plain = head.headers.get(CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
-        let cites = head.status.is_success() && !self.sources.is_empty() && is_plain;
+        // What may be held of an answer is what may be attributed; without a model, nothing is.
+        let limits = self.service.pipeline().map(|pipeline| &pipeline.settings().limits);
+        let held_max = limits.map_or(0, |limits| limits.answer_bytes_max);
+        let cites = head.status.is_success() && self.sources.is_some() && is_plain && held_max > 0;
         if !head.status.is_success() {
             head.extensions.insert(ErrorCode("upstream_error"));
         }
         let arriving = Passing {
-            events: Events::default(),
-            arriving: Arriving::new(self.dialect),
+            events: Events::new(held_max.saturating_mul(WRITTEN_BYTES_PER_BYTE)),
+            arriving: Arriving::new(self.dialect, held_max),
+            held_max,
             out: VecDeque::new(),
             state: State::AsItComes,
             body,
@@ -73,11 +79,22 @@ impl Citing {
         }
     }
 
+    /// When citing that begins now is late.
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.time()
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_millis(self.service.middleware.settings.deadline_ms)
+    }
+
     /// What a text cites; nothing, when that takes too long or fails.
-    async fn citations(&self, text: String) -> Vec<Value> {
-        let wait = Duration::from_millis(self.service.middleware.settings.deadline_ms);
-        let (working, sources, dialect) = (self.service.clone(), Arc::clone(&self.sources), self.dialect);
-        let cited = work::admitted(&self.service, Instant::now() + wait, move |cancel| {
+    async fn citations(&self, text: String, deadline: Instant) -> Vec<Value> {
+        let Some(sources) = self.sources.clone().filter(|_| Instant::now() < deadline) else {
+            return Vec::new();
+        };
+        let (working, dialect) = (self.service.clone(), self.dialect);
+        let cited = work::admitted(&self.service, deadline, move |cancel| {
             Ok(cite::citations(dialect, &text, &sources, (working.ready()?, cancel))?)
         });
         cited.await.unwrap_or_else(|error| {
@@ -85,6 +102,12 @@ impl Citing {
             Vec::new()
         })
     }
+}
+
+/// Says that no more citations are added to an answer, and why.
+fn stopped(why: &'static str) {
+    counter!("middleware_citing_stopped_total", "reason" => why).increment(1);
+    tracing::warn!(reason = why, "no more citations are added to an answer");
 }
 
 enum State {
@@ -100,6 +123,8 @@ struct Passing {
     body: Incoming,
     events: Events,
     arriving: Arriving,
+    /// Bytes of texts that may be held of the answer.
+    held_max: usize,
     out: VecDeque<Bytes>,
     state: State,
     _place: Place,
@@ -163,15 +188,24 @@ impl Passing {
     }
 
     async fn take(&mut self, bytes: &Bytes) {
+        let was_full = self.arriving.is_full();
         for event in self.events.push(bytes) {
+            // Of all texts that end with this event.
+            let deadline = self.citing.deadline();
             for ended in self.arriving.look(&event) {
-                let citations = self.citing.citations(ended.text.clone()).await;
+                let citations = self.citing.citations(ended.text.clone(), deadline).await;
                 let told = self.arriving.cite(ended, citations, number(&event));
                 self.out.push_back(told.into());
             }
             self.out.push_back(self.arriving.passed(event));
         }
+        if self.arriving.is_full() && !was_full {
+            stopped("answer_too_long");
+        }
         if self.events.is_too_long() {
+            stopped("event_too_long");
+        }
+        if self.arriving.is_over() || self.events.is_too_long() {
             self.flush();
             self.state = State::AsItComes;
         }
@@ -185,24 +219,29 @@ impl Passing {
         }
     }
 
-    /// An answer that is one JSON: held until it is whole, if it is not too long.
+    /// An answer that is one JSON: held until it is whole, if it is neither too long nor too long on its way. One that is goes on as it comes.
     async fn whole(mut self, mut head: Parts) -> Response<Body> {
-        let max = self.citing.service.middleware.settings.body_bytes_max;
+        let settings = &self.citing.service.middleware.settings;
+        let max = settings.body_bytes_max.min(self.held_max.saturating_mul(WRITTEN_BYTES_PER_BYTE));
+        let until = Instant::now() + self.citing.silence;
         let mut held = Vec::new();
-        loop {
-            match self.frame().await {
-                Ok(Some(bytes)) => held.extend_from_slice(&bytes),
-                Ok(None) => break,
+        let why = loop {
+            match tokio::time::timeout_at(until.into(), self.frame()).await {
+                Ok(Ok(Some(bytes))) => held.extend_from_slice(&bytes),
+                Ok(Ok(None)) => break None,
+                Err(_elapsed) if !held.is_empty() => break Some("answer_too_slow"),
                 // Nothing has gone out yet: it can still be said.
-                Err(error) => {
-                    tracing::warn!(%error, "an answer broke off");
-                    return HttpError::upstream_failed(false).in_words_of(self.citing.dialect);
-                }
+                Ok(Err(error)) => return self.failed(error),
+                Err(_elapsed) => return self.failed(Broken::Silent),
             }
             if held.len() > max {
-                self.out.push_back(held.into());
-                return self.response(head);
+                break Some("answer_too_long");
             }
+        };
+        if let Some(why) = why {
+            stopped(why);
+            self.out.push_back(held.into());
+            return self.response(head);
         }
         if let Some(cited) = self.cited(&held).await {
             held = cited;
@@ -214,27 +253,41 @@ impl Passing {
         Self { state: State::Over, ..self }.response(head)
     }
 
+    fn failed(&self, error: Broken) -> Response<Body> {
+        tracing::warn!(%error, "an answer broke off");
+        HttpError::upstream_failed(false).in_words_of(self.citing.dialect)
+    }
+
     /// An answer with what its texts cite, where they cite anything.
     async fn cited(&self, held: &[u8]) -> Option<Vec<u8>> {
-        let (dialect, held) = (self.citing.dialect, Arc::<str>::from(std::str::from_utf8(held).ok()?));
+        let (dialect, held_max) = (self.citing.dialect, self.held_max);
+        let held = Arc::<str>::from(std::str::from_utf8(held).ok()?);
+        let (lane, time) = (&self.citing.service.middleware.lane, self.citing.time());
         let body = Arc::clone(&held);
-        let found = work::aside(move || {
-            let texts = Located::parse(&body).map(|body| answer::texts(dialect, body)).unwrap_or_default();
-            Ok(texts.into_iter().map(|text| text.text).collect::<Vec<_>>())
+        let found = lane.run(time, move |_| {
+            let Ok(body) = Located::parse(&body) else { return Ok((Vec::new(), true)) };
+            let (texts, is_all) = answer::texts(dialect, body, held_max);
+            Ok((texts.into_iter().map(|text| text.text).collect::<Vec<_>>(), is_all))
         });
-        let mut citations = Vec::new();
-        for text in found.await.ok()? {
-            citations.push(self.citing.citations(text).await);
+        // An answer does not wait for long where many are being read: it goes on without citations.
+        let (texts, is_all) = tokio::time::timeout(time, found).await.ok()?.ok()?;
+        if !is_all {
+            stopped("answer_too_long");
         }
-        let edited = work::aside(move || {
+        let deadline = self.citing.deadline();
+        let mut citations = Vec::new();
+        for text in texts {
+            citations.push(self.citing.citations(text, deadline).await);
+        }
+        let edited = lane.run(time, move |_| {
             let mut edits = Edits::default();
             if let Ok(body) = Located::parse(&held) {
-                for (text, citations) in answer::texts(dialect, body).iter().zip(&citations) {
+                for (text, citations) in answer::texts(dialect, body, held_max).0.iter().zip(&citations) {
                     answer::cite(dialect, text, citations, &mut edits);
                 }
             }
             Ok((!edits.is_empty()).then(|| edits.apply(&held).into_bytes()))
         });
-        edited.await.ok()?
+        tokio::time::timeout(time, edited).await.ok()?.ok()?
     }
 }

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, EXPECT, HOST};
-use axum::http::uri::{InvalidUri, PathAndQuery};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
+use axum::body::{Body, Bytes};
+use axum::http::header::ACCEPT_ENCODING;
+use axum::http::uri::InvalidUri;
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -18,23 +18,12 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use thiserror::Error;
 
+use super::headers::{self, Allowed};
+use super::lane::Lane;
 use crate::admission::{Claim, Place, Shares};
 use crate::http::HttpError;
 use crate::proxy::dialect::Dialect;
-use crate::proxy::settings::{MiddlewareSettings, UpstreamSettings};
-
-/// Headers that concern one connection only (RFC 9110, 7.6.1), and those that are made anew.
-const OF_THE_CONNECTION: [&str; 9] = [
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
+use crate::proxy::settings::{Credential, MiddlewareSettings, UpstreamSettings};
 
 /// Headers that are ours begin so.
 pub const OURS: &str = "x-thresher";
@@ -51,6 +40,8 @@ pub struct UpstreamError {
 pub struct Middleware {
     /// The settings.
     pub settings: MiddlewareSettings,
+    /// Where requests and answers are read and rewritten.
+    pub lane: Lane,
     upstreams: Vec<Upstream>,
     places: Shares,
 }
@@ -60,6 +51,7 @@ pub struct Upstream {
     /// Its settings.
     pub settings: UpstreamSettings,
     base: Uri,
+    allowed: Allowed,
     /// The key that it is asked with instead of the caller's.
     key: Option<String>,
     client: Client<HttpsConnector<HttpConnector>, Body>,
@@ -78,9 +70,21 @@ impl Middleware {
         };
         Ok(Self {
             upstreams: settings.upstreams.iter().map(upstream).collect::<Result<_, _>>()?,
+            lane: Lane::per_core(),
             places: Shares::new(settings.request_count_max, 0),
             settings: settings.clone(),
         })
+    }
+
+    /// Logs what each upstream is asked with, and which keys can be read on their way.
+    pub fn announce(&self) {
+        for upstream in &self.settings.upstreams {
+            let (url, asked) = (&upstream.url, upstream.credential_in_words());
+            tracing::info!(upstream = url, "an upstream of the middleware is {asked}");
+            if let Some(exposure) = upstream.exposure() {
+                tracing::warn!(upstream = url, "{exposure}");
+            }
+        }
     }
 
     /// Whether there is nobody to ask.
@@ -143,6 +147,7 @@ impl Upstream {
             }
         };
         Ok(Self {
+            allowed: Allowed::new(upstream).map_err(|error| error.to_string())?,
             base: upstream.url.parse().map_err(|error: InvalidUri| error.to_string())?,
             settings: upstream.clone(),
             key,
@@ -164,23 +169,23 @@ impl Upstream {
         &self,
         (dialect, uri): (Dialect, &Uri),
         headers: &HeaderMap,
-        body: Vec<u8>,
+        body: Bytes,
         reads_answer: bool,
     ) -> Result<Response<Incoming>, HttpError> {
         let mut request = Request::new(Body::from(body));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri(uri);
-        *request.headers_mut() = passed_on(headers);
-        for name in [HOST, CONTENT_LENGTH, EXPECT] {
-            request.headers_mut().remove(name);
-        }
+        *request.headers_mut() = self.allowed.of_request(headers);
         if reads_answer {
             request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
-        self.set_key(dialect, request.headers_mut())?;
+        request.headers_mut().extend(self.key(dialect, headers)?);
         let answer = tokio::time::timeout(self.silence_max, self.client.request(request));
         match answer.await {
-            Ok(Ok(answer)) => Ok(answer),
+            Ok(Ok(mut answer)) => {
+                *answer.headers_mut() = self.allowed.of_response(answer.headers());
+                Ok(answer)
+            }
             Ok(Err(error)) => {
                 tracing::warn!(
                     upstream = self.base.host(),
@@ -196,47 +201,28 @@ impl Upstream {
     /// The address of a path there. `/v1` is said once, whether the setting has it or not.
     fn uri(&self, asked: &Uri) -> Uri {
         let before = self.base.path().trim_end_matches('/');
-        let path = asked.path_and_query().map_or("/", PathAndQuery::as_str);
         let path = match before.ends_with("/v1") {
-            true => path.strip_prefix("/v1").unwrap_or(path),
-            false => path,
+            true => asked.path().strip_prefix("/v1").unwrap_or(asked.path()),
+            false => asked.path(),
         };
+        let query = asked.query().and_then(headers::query_without_our_keys);
+        let query = query.map(|query| format!("?{query}")).unwrap_or_default();
         let mut parts = self.base.clone().into_parts();
-        parts.path_and_query = format!("{before}{path}").parse().ok();
+        parts.path_and_query = format!("{before}{path}{query}").parse().ok();
         Uri::from_parts(parts).unwrap_or_else(|_| self.base.clone())
     }
 
-    fn set_key(&self, dialect: Dialect, headers: &mut HeaderMap) -> Result<(), HttpError> {
-        let Some(key) = &self.key else { return Ok(()) };
-        let (name, other, value) = match dialect {
-            Dialect::Messages => (HeaderName::from_static("x-api-key"), AUTHORIZATION, key.clone()),
-            _ => (AUTHORIZATION, HeaderName::from_static("x-api-key"), format!("Bearer {key}")),
-        };
-        let mut value = HeaderValue::from_str(&value).map_err(|_| HttpError::internal())?;
-        value.set_sensitive(true);
-        headers.remove(other);
-        headers.insert(name, value);
-        Ok(())
+    /// The key that it is asked with.
+    fn key(&self, dialect: Dialect, asked: &HeaderMap) -> Result<HeaderMap, HttpError> {
+        match (&self.key, self.settings.credential()) {
+            (Some(key), _) => {
+                let header = headers::own_key(dialect, key).map_err(|_| HttpError::internal())?;
+                Ok(HeaderMap::from_iter([header]))
+            }
+            (None, Credential::Caller) => Ok(headers::caller_keys(dialect, asked)),
+            (None, _) => Ok(HeaderMap::new()),
+        }
     }
-}
-
-/// Headers of an end-to-end message, without those that are said to us.
-pub fn passed_on(headers: &HeaderMap) -> HeaderMap {
-    let named: Vec<String> = headers
-        .get_all("connection")
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(',').map(|name| name.trim().to_ascii_lowercase()))
-        .collect();
-    let stays = |name: &HeaderName| {
-        let name = name.as_str();
-        !OF_THE_CONNECTION.contains(&name) && !name.starts_with(OURS) && !named.iter().any(|n| n == name)
-    };
-    headers
-        .iter()
-        .filter(|(name, _)| stays(name))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect()
 }
 
 fn of_file(file: &Path, cause: impl std::fmt::Display) -> String {
@@ -259,13 +245,7 @@ mod tests {
     #[test]
     fn a_path_is_put_together_once() {
         let check = |base: &str, asked: &str, expect: &str| {
-            let settings = UpstreamSettings {
-                url: base.to_owned(),
-                models: Vec::new(),
-                compress: None,
-                key_file: "".into(),
-                ca_file: "".into(),
-            };
+            let settings = UpstreamSettings { url: base.to_owned(), ..UpstreamSettings::default() };
             let upstream = Upstream::new(&settings, &MiddlewareSettings::default()).expect("an upstream");
             assert_eq!(upstream.uri(&asked.parse().expect("a URI")).to_string(), expect, "{base} {asked}");
         };
@@ -273,23 +253,7 @@ mod tests {
         check("https://x.y/v1", "/v1/chat/completions", "https://x.y/v1/chat/completions");
         check("http://x:1/a/v1/", "/v1/responses", "http://x:1/a/v1/responses");
         check("http://x:1/a", "/v1/responses", "http://x:1/a/v1/responses");
-    }
-
-    #[test]
-    fn what_concerns_one_connection_stays_there() {
-        let mut headers = HeaderMap::new();
-        for (name, value) in [
-            ("connection", "close, X-Hop"),
-            ("x-hop", "1"),
-            ("te", "trailers"),
-            ("x-thresher-compress", "true"),
-            ("authorization", "Bearer k"),
-            ("anthropic-beta", "b"),
-        ] {
-            headers.insert(name, value.parse().expect("a value"));
-        }
-        let passed = passed_on(&headers);
-        let names: Vec<&str> = passed.keys().map(HeaderName::as_str).collect();
-        assert_eq!(names, ["authorization", "anthropic-beta"]);
+        check("http://x:1/v1", "/v1/responses?key=thr_0123&a=b", "http://x:1/v1/responses?a=b");
+        check("http://x:1", "/v1/responses?key=thr_0123", "http://x:1/v1/responses");
     }
 }

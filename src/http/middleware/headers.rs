@@ -1,0 +1,272 @@
+//! Which headers and query parameters pass between callers and upstreams: both ways by a list of what may pass, so that nothing passes because
+//! nobody thought of it. Keys for this daemon never pass, wherever a caller put them.
+
+use axum::http::header::{AUTHORIZATION, InvalidHeaderName};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use percent_encoding::percent_decode;
+
+use crate::access::KEY_PREFIX;
+use crate::proxy::dialect::Dialect;
+use crate::proxy::settings::UpstreamSettings;
+
+/// What upstreams get of a caller's headers: content negotiation, what the official clients send, and the ids of a trace.
+const REQUEST_HEADERS: [&str; 8] = [
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "content-type",
+    "idempotency-key",
+    "traceparent",
+    "tracestate",
+    "user-agent",
+];
+
+/// Beginnings of names of what the official clients send: versions, betas, organizations, what they run on.
+const REQUEST_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-stainless-"];
+
+/// What callers get of an upstream's headers: what the body is, when to try again, and the ids that support asks for.
+const RESPONSE_HEADERS: [&str; 10] = [
+    "cache-control",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "date",
+    "request-id",
+    "retry-after",
+    "retry-after-ms",
+    "x-request-id",
+    "x-should-retry",
+];
+
+/// Beginnings of names of what the official clients read: limits, organizations, processing times.
+const RESPONSE_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-ratelimit-"];
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// The headers that pass to and from one upstream, beside keys.
+pub struct Allowed {
+    request: Vec<HeaderName>,
+    response: Vec<HeaderName>,
+}
+
+impl Allowed {
+    /// The usual ones and those that the settings name.
+    ///
+    /// # Errors
+    /// A name that is none.
+    pub fn new(settings: &UpstreamSettings) -> Result<Self, InvalidHeaderName> {
+        let names = |names: &[String]| {
+            names.iter().map(|name| HeaderName::from_bytes(name.as_bytes())).collect::<Result<_, _>>()
+        };
+        Ok(Self { request: names(&settings.request_headers)?, response: names(&settings.response_headers)? })
+    }
+
+    /// What an upstream gets of a caller's headers. Keys are none of them: see [`caller_keys`].
+    pub fn of_request(&self, headers: &HeaderMap) -> HeaderMap {
+        let may_pass = |name: &HeaderName, value: &HeaderValue| {
+            let is_listed = is_listed(name, &REQUEST_HEADERS, &REQUEST_PREFIXES);
+            (is_listed || self.request.contains(name)) && !holds_our_key(value.as_bytes())
+        };
+        filtered(headers, may_pass)
+    }
+
+    /// What a caller gets of an upstream's headers.
+    pub fn of_response(&self, headers: &HeaderMap) -> HeaderMap {
+        filtered(headers, |name, _| {
+            is_listed(name, &RESPONSE_HEADERS, &RESPONSE_PREFIXES) || self.response.contains(name)
+        })
+    }
+}
+
+/// The caller's own key as the API takes it: in `Authorization`, or for Anthropic's Messages in `x-api-key` as well.
+pub fn caller_keys(dialect: Dialect, headers: &HeaderMap) -> HeaderMap {
+    filtered(headers, |name, value| {
+        let is_key = *name == AUTHORIZATION || dialect == Dialect::Messages && *name == X_API_KEY;
+        is_key && !holds_our_key(value.as_bytes())
+    })
+}
+
+/// A key from the settings as the API takes it.
+///
+/// # Errors
+/// When it cannot stand in a header.
+pub fn own_key(
+    dialect: Dialect,
+    key: &str,
+) -> Result<(HeaderName, HeaderValue), axum::http::header::InvalidHeaderValue> {
+    let (name, value) = match dialect {
+        Dialect::Messages => (X_API_KEY, HeaderValue::from_str(key)),
+        Dialect::Chat | Dialect::Responses => {
+            (AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {key}")))
+        }
+    };
+    let mut value = value?;
+    value.set_sensitive(true);
+    Ok((name, value))
+}
+
+/// A query without the parameters that hold a key for this daemon; none where nothing is left.
+pub fn query_without_our_keys(query: &str) -> Option<String> {
+    let kept: Vec<&str> = query.split('&').filter(|parameter| !holds_our_key(parameter.as_bytes())).collect();
+    let kept = kept.join("&");
+    (!kept.is_empty()).then_some(kept)
+}
+
+/// Whether a key for this daemon stands in a text: as it is, percent-encoded, or in the base64 of HTTP's basic authentication.
+fn holds_our_key(text: &[u8]) -> bool {
+    let is_in = |text: &[u8]| {
+        let key = KEY_PREFIX.as_bytes();
+        text.windows(key.len()).enumerate().any(|(at, window)| {
+            // Inside a longer word, such as `anthr_x`, it begins no key.
+            window == key && !at.checked_sub(1).is_some_and(|before| text[before].is_ascii_alphanumeric())
+        })
+    };
+    let in_basic = || {
+        let (scheme, encoded) = text.split_at_checked(6)?;
+        let decoded =
+            scheme.eq_ignore_ascii_case(b"basic ").then(|| STANDARD.decode(encoded.trim_ascii()))?;
+        decoded.ok().map(|decoded| is_in(&decoded))
+    };
+    is_in(text) || is_in(&percent_decode(text).collect::<Vec<u8>>()) || in_basic().unwrap_or(false)
+}
+
+fn is_listed(name: &HeaderName, names: &[&str], prefixes: &[&str]) -> bool {
+    let name = name.as_str();
+    names.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Headers that may pass. One that `Connection` names is for one connection only, whatever it is (RFC 9110, 7.6.1).
+fn filtered(headers: &HeaderMap, may_pass: impl Fn(&HeaderName, &HeaderValue) -> bool) -> HeaderMap {
+    let of_connection: Vec<String> = headers
+        .get_all("connection")
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(',').map(|name| name.trim().to_ascii_lowercase()))
+        .collect();
+    let passes = |(name, value): &(&HeaderName, &HeaderValue)| {
+        may_pass(name, value) && !of_connection.iter().any(|named| named == name.as_str())
+    };
+    headers.iter().filter(passes).map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
+        let header = |(name, value): &(&'static str, &str)| {
+            (HeaderName::from_static(name), value.parse::<HeaderValue>().expect("a value"))
+        };
+        lines.iter().map(header).collect()
+    }
+
+    fn names(headers: &HeaderMap) -> Vec<&str> {
+        let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn allowed() -> Allowed {
+        Allowed::new(&UpstreamSettings {
+            request_headers: vec!["X-Mine".to_owned()],
+            response_headers: vec!["x-theirs".to_owned()],
+            ..UpstreamSettings::default()
+        })
+        .expect("names")
+    }
+
+    #[test]
+    fn requests_pass_by_a_list() {
+        let asked = headers(&[
+            ("accept", "*/*"),
+            ("anthropic-version", "2023-06-01"),
+            ("api-key", "k"),
+            ("authorization", "Bearer k"),
+            ("connection", "close, OpenAI-Hop"),
+            ("cookie", "session=1"),
+            ("forwarded", "for=10.0.0.1"),
+            ("host", "here"),
+            ("openai-hop", "1"),
+            ("openai-organization", "o"),
+            ("x-api-key", "k"),
+            ("x-goog-api-key", "k"),
+            ("x-mine", "1"),
+            ("x-stainless-lang", "python"),
+            ("x-theirs", "1"),
+            ("x-thresher-compress", "true"),
+            ("user-agent", "a thr_0123"),
+        ]);
+        let passed = allowed().of_request(&asked);
+        assert_eq!(
+            names(&passed),
+            ["accept", "anthropic-version", "openai-organization", "x-mine", "x-stainless-lang"]
+        );
+        assert_eq!(names(&caller_keys(Dialect::Chat, &asked)), ["authorization"]);
+        assert_eq!(names(&caller_keys(Dialect::Responses, &asked)), ["authorization"]);
+        assert_eq!(names(&caller_keys(Dialect::Messages, &asked)), ["authorization", "x-api-key"]);
+        let ours = headers(&[("authorization", "Bearer thr_0123"), ("x-api-key", "thr_0123")]);
+        assert!(caller_keys(Dialect::Messages, &ours).is_empty());
+    }
+
+    #[test]
+    fn answers_pass_by_a_list() {
+        let answered = headers(&[
+            ("access-control-allow-origin", "*"),
+            ("alt-svc", "h3"),
+            ("anthropic-ratelimit-requests-limit", "1"),
+            ("content-type", "application/json"),
+            ("location", "https://elsewhere"),
+            ("openai-processing-ms", "1"),
+            ("retry-after-ms", "1"),
+            ("server", "s"),
+            ("set-cookie", "a=b"),
+            ("strict-transport-security", "max-age=1"),
+            ("www-authenticate", "Basic"),
+            ("x-mine", "1"),
+            ("x-ratelimit-remaining-tokens", "1"),
+            ("x-request-id", "r"),
+            ("x-theirs", "1"),
+            ("x-thresher", "compressed"),
+        ]);
+        assert_eq!(
+            names(&allowed().of_response(&answered)),
+            [
+                "anthropic-ratelimit-requests-limit",
+                "content-type",
+                "openai-processing-ms",
+                "retry-after-ms",
+                "x-ratelimit-remaining-tokens",
+                "x-request-id",
+                "x-theirs"
+            ]
+        );
+    }
+
+    #[test]
+    fn our_keys_are_found_however_they_are_written() {
+        let check = |text: &str, expect: bool| assert_eq!(holds_our_key(text.as_bytes()), expect, "{text}");
+        check("thr_0123", true);
+        check("Bearer thr_0123", true);
+        check("a=b; session=thr_0123", true);
+        check("key=%74hr%5F0123", true);
+        check("Basic dGhyXzAxMjM6", true);
+        check("basic dXNlcjp0aHJfMDEyMw==", true);
+        check("Basic dXNlcjpzZWNyZXQ=", false);
+        check("Basic", false);
+        check("sk-anthr_0123", false);
+        check("", false);
+    }
+
+    #[test]
+    fn parameters_with_our_keys_are_left_out() {
+        let check = |query: &str, expect: Option<&str>| {
+            assert_eq!(query_without_our_keys(query).as_deref(), expect, "{query}");
+        };
+        check("beta=true", Some("beta=true"));
+        check("beta=true&key=thr_0123&api-version=1", Some("beta=true&api-version=1"));
+        check("key=thr%5f0123", None);
+        check("", None);
+    }
+}
