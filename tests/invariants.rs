@@ -11,7 +11,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::Value;
-use thresher::api::{AttributeAnswer, AttributeBody, CompressAnswer, Names};
+use thresher::api::{AttributeAnswer, AttributeBody, BodyLimits, CompressAnswer, Names};
 use thresher::domain::{
     AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Order, Parts,
     TokenizerName,
@@ -543,8 +543,9 @@ proptest! {
             "answer": answer, "format": dialect, "offsets": unit_name,
             "chunks": chunks.iter().map(|c| serde_json::json!({"id": c.id, "title": c.title, "text": c.text})).collect::<Vec<_>>(),
         });
-        let body: AttributeBody = thresher::api::parse(body.to_string().as_bytes()).expect("a request");
-        let (request, options) = body.into_domain(None).expect("a request");
+        let limits = BodyLimits::new(&RequestLimits::default(), usize::MAX);
+        let body: AttributeBody = thresher::api::parse(body.to_string().as_bytes(), &limits).expect("a request");
+        let (request, options) = body.into_domain(None, &limits).expect("a request");
         let found = PIPELINE.attribute(&request, &Cancel::default());
         let found = found.map_err(|error| TestCaseError::fail(error.to_string()))?;
         let told = AttributeAnswer::new(&request, &found, &options, &PIPELINE, Names::default());

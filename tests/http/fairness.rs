@@ -130,13 +130,7 @@ async fn a_tenant_that_nobody_shares_with_takes_all() {
 
 #[test]
 fn places_on_the_way_to_upstream_servers_are_shared() {
-    let upstream = UpstreamSettings {
-        url: "http://127.0.0.1:1".to_owned(),
-        models: Vec::new(),
-        compress: None,
-        key_file: "".into(),
-        ca_file: "".into(),
-    };
+    let upstream = UpstreamSettings { url: "http://127.0.0.1:1".to_owned(), ..UpstreamSettings::default() };
     let settings = MiddlewareSettings {
         upstreams: vec![upstream],
         request_count_max: 4,
