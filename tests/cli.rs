@@ -265,6 +265,8 @@ fn doctor_finds_all_well() {
         "kv.dir: /",
         "registry.dir: /",
         "shared tier: none",
+        "file modes: ",
+        "upstreams: ",
         "device: cpu",
         "answer: a request took ",
     ];

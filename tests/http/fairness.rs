@@ -43,7 +43,7 @@ async fn idle_stream(keyed: &Keyed, key: &str) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(keyed.daemon.http).await.expect("the daemon listens");
     let first = format!("data: {}\n\n", json!({"chunks": ["The tide is at noon."]}));
     let head = format!(
-        "POST /v1/attribute/stream HTTP/1.1\r\nhost: x\r\nauthorization: Bearer thr_{key}\r\ncontent-length: 4000\r\n\r\n"
+        "POST /v1/attribute/stream HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/event-stream\r\nauthorization: Bearer thr_{key}\r\ncontent-length: 4000\r\n\r\n"
     );
     stream.write_all(format!("{head}{first}").as_bytes()).await.expect("the daemon reads");
     let mut said = Vec::new();

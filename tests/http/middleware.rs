@@ -381,7 +381,7 @@ const SENT: [&str; 20] = [
     "idempotency-key: i",
     "openai-organization: o",
     "openai-project: thr_0123456789",
-    "origin: https://page",
+    "origin: http://localhost:3000",
     "traceparent: 00-1-2-03",
     "user-agent: client",
     "x-api-key: mine too",
@@ -707,7 +707,7 @@ async fn a_json_that_does_not_end_goes_on_when_it_has_taken_too_long() {
     let daemon = in_front(&settings, true, 1).await;
     let body = chat().to_string();
     let head = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     let mut client = tokio::net::TcpStream::connect(daemon.http).await.expect("the daemon listens");

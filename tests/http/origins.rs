@@ -1,9 +1,11 @@
 //! Which hosts and web pages may ask a daemon that has no keys, on both listeners.
 
 use serde_json::json;
+use thresher::http::OriginPolicy;
+use thresher::kv::store::KvStore;
 
 use crate::wire::{Response, ask_with, get, parse};
-use crate::{Daemon, assert_good, daemon, good, scripted};
+use crate::{Daemon, assert_good, daemon, good, pipeline_of, registry_settings, scripted, serve, service};
 
 /// Sends a request whose `Host` is `host`, with headers of its own.
 async fn asked(daemon: &Daemon, host: &str, what: (&str, &str), headers: &str, body: &str) -> Response {
@@ -125,7 +127,10 @@ async fn a_body_that_is_not_said_to_be_json_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_that_is_named_may_ask_and_read() {
-    let daemon = daemon(Some(scripted()), 4, 4).await;
+    let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
+    let (mut service, tenants) = service(Some(pipeline), 4, 4, &registry_settings());
+    service.origins = OriginPolicy::public(&[], &["https://app.example".to_owned()], false);
+    let daemon = serve((service, tenants)).await;
     let page = "origin: https://app.example\r\nsec-fetch-site: cross-site\r\n";
     let preflight = format!(
         "{page}access-control-request-method: POST\r\naccess-control-request-headers: content-type\r\n"

@@ -92,7 +92,9 @@ fn poisons(sound: &Bytes, other: &Bytes) -> Vec<(&'static str, Bytes)> {
     let block = Block::parse(sound.clone()).expect("a block");
     let (keys, offsets) = (block.keys(), block.offsets());
     let sentences: Vec<Sentence> = block.sentences().collect();
-    let made = |change: &dyn Fn(&mut ndarray::Array3<f32>, &mut Vec<_>, &mut Vec<Sentence>)| {
+    type Change<'a> =
+        &'a dyn Fn(&mut ndarray::Array3<f32>, &mut Vec<thresher::domain::ByteRange>, &mut Vec<Sentence>);
+    let made = |change: Change| {
         let (mut keys, mut offsets, mut sentences) = (keys.clone(), offsets.clone(), sentences.clone());
         change(&mut keys, &mut offsets, &mut sentences);
         let parts = Parts {

@@ -54,7 +54,7 @@ impl Stream {
         let from = BufReader::new(to.try_clone()?);
         let mut stream = Self { to, from };
         let head = format!(
-            "POST /v1/attribute/stream HTTP/1.1\r\nhost: {daemon}\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+            "POST /v1/attribute/stream HTTP/1.1\r\nhost: {daemon}\r\nconnection: close\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         );
         stream.to.write_all(head.as_bytes())?;
         Ok(stream)
