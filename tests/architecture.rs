@@ -180,7 +180,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("rustls", &["src/shared/", "src/http/middleware/upstream.rs", "src/bench/hostile/connections.rs"]),
     ("rmcp", &["src/mcp.rs", "src/mcp/"]),
     ("hyper_rustls", &["src/http/middleware/upstream.rs"]),
-    ("tokio_rustls", &["src/http/tls.rs"]),
+    ("tokio_rustls", &["src/http/tls.rs", "src/bench/hostile/connections.rs"]),
 ];
 
 /// A source file: where it is, and its code without comments and string literals.
