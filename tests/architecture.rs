@@ -153,7 +153,16 @@ const OWNED: &[(&str, &[&str])] = &[
     ("safetensors", &["src/export.rs", "src/export/"]),
     ("prost", &["src/model/onnx.rs", "src/model/onnx/", "src/export/graph.rs"]),
     ("memmap2", &["src/model/ort/weights.rs"]),
-    ("axum", &["src/http.rs", "src/http/", "src/app.rs"]),
+    (
+        "axum",
+        &[
+            "src/http.rs",
+            "src/http/",
+            "src/app.rs",
+            "src/config/relations.rs",
+            "src/bench/hostile/upstream.rs",
+        ],
+    ),
     ("clap", &["src/cli.rs", "src/cli/"]),
     (
         "anyhow",
