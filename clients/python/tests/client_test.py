@@ -395,6 +395,7 @@ class Gone(unittest.TestCase):
     def test_a_daemon_that_stops_answering(self) -> None:
         """SIGSTOP: the port is open, and nothing comes."""
         import signal
+        import subprocess
 
         stopped = Daemon()
         self.addCleanup(stopped.stop)
@@ -402,7 +403,11 @@ class Gone(unittest.TestCase):
         self.addCleanup(client.close)
         client.models()
         stopped.process.send_signal(signal.SIGSTOP)
+        state = ["ps", "-o", "state=", "-p", str(stopped.process.pid)]
         try:
+            # Signals arrive a little later than they are sent.
+            while not subprocess.run(state, capture_output=True, check=True, text=True).stdout.startswith("T"):
+                time.sleep(0.01)
             began = time.monotonic()
             with self.assertRaises(TimedOutError):
                 client.models(timeout_s=0.3)
