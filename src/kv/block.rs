@@ -160,7 +160,7 @@ impl Block {
     ///
     /// # Errors
     /// [`BadBlock`]: a sentence or a token that does not lie in `text` on character boundaries; a sentence whose tokens are not those
-    /// that stand under its bytes; a key or a scale that is not a number below [`KEY_VALUE_MAX`]; bytes behind the end.
+    /// that stand under its bytes; a key or a scale that is not a number below `KEY_VALUE_MAX`; bytes behind the end.
     pub fn check(&self, text: &str) -> Result<(), BadBlock> {
         let is_in_text = |bytes: ByteRange| text.get(bytes.start..bytes.end).is_some();
         let offsets =
