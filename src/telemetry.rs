@@ -1,6 +1,7 @@
 //! Logs, metrics, traces: set up once by `main`, used through the facades of `tracing` and `metrics` everywhere.
 //! Text of requests is never logged and never a label.
 
+mod collector;
 mod prometheus;
 mod tracing_setup;
 

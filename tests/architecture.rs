@@ -11,7 +11,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("text", &["domain"]),
     ("rc", &["domain"]),
     ("model", &["domain"]),
-    ("export", &["model::contract", "model::onnx"]),
+    ("export", &["model::contract", "model::onnx", "model::tokenizer"]),
     ("private_files", &[]),
     ("shared", &[]),
     ("kv", &["domain", "shared", "private_files"]),

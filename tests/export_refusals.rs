@@ -271,6 +271,12 @@ fn tokenizers_that_do_not_fit_are_named() {
     check(SINGLE, one_sided, &["tokenizer.json", "post_processor", "[2]", "[]"]);
     let unknown = set("tokenizer.json", "/post_processor/special_tokens/[SEP]/ids", json!([4000]));
     check(SINGLE, unknown, &["tokenizer.json", "post_processor", "4000"]);
+    let nameless = edit("tokenizer.json", |t| {
+        drop(t["post_processor"]["special_tokens"].as_object_mut().unwrap().remove("[SEP]"));
+    });
+    check(SINGLE, nameless, &["tokenizer.json", "post_processor", "\"[SEP]\""]);
+    let two = set("tokenizer.json", "/post_processor/single/0", json!({"Sequence": {"id": "B", "type_id": 0}}));
+    check(SINGLE, two, &["tokenizer.json", "post_processor", "second"]);
     check(SINGLE, set("tokenizer.json", "/model/type", json!("Riddle")), &["tokenizer.json", "model"]);
 }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use super::ExportError;
+use crate::model::tokenizer::template_fault;
 
 /// Name of the tokenizer's file, in the source and in the export.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -53,6 +54,9 @@ pub fn read(dir: &Path, rows: usize, wanted: Specials) -> Result<Exported, Expor
             "model.vocab",
             format!("token `{token}` has id {id}, the model embeds {rows} tokens"),
         ));
+    }
+    if let Some(fault) = template_fault(&tokenizer) {
+        return Err(refuse("post_processor", fault));
     }
     let (prefix, mut suffix) = specials(&tokenizer).map_err(|reason| refuse("post_processor", reason))?;
     if wanted == Specials::Before {

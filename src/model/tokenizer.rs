@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use serde_json::Value;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 
 use super::ModelError;
@@ -28,9 +29,12 @@ impl ModelTokenizer {
     /// # Errors
     /// [`ModelError::Tokenizer`] names the file and what the parser said.
     pub fn from_file(path: &Path) -> Result<Self, ModelError> {
-        let inner = Tokenizer::from_file(path)
-            .map_err(|e| ModelError::Tokenizer { path: path.display().to_string(), reason: e.to_string() })?;
-        Ok(Self::new(inner))
+        let refuse = |reason: String| ModelError::Tokenizer { path: path.display().to_string(), reason };
+        let inner = Tokenizer::from_file(path).map_err(|e| refuse(e.to_string()))?;
+        match template_fault(&inner) {
+            Some(fault) => Err(refuse(format!("post_processor: {fault}"))),
+            None => Ok(Self::new(inner)),
+        }
     }
 
     /// Wraps a tokenizer built in code.
@@ -80,6 +84,29 @@ impl ModelTokenizer {
 /// some before they split.
 pub fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
+}
+
+/// What a post-processor's templates lack: the library builds such templates from a file, and panics when they are used.
+pub(crate) fn template_fault(tokenizer: &Tokenizer) -> Option<String> {
+    fault(&serde_json::to_value(tokenizer.get_post_processor()).ok()?)
+}
+
+fn fault(processor: &Value) -> Option<String> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    if processor["type"] == "Sequence" {
+        return list(&processor["processors"]).iter().find_map(fault);
+    }
+    if processor["type"] != "TemplateProcessing" {
+        return None;
+    }
+    let named = |template: &str| list(&processor[template]).into_iter();
+    let special = |piece: &Value| piece["SpecialToken"]["id"].as_str().map(str::to_owned);
+    let unknown = |id: &String| processor["special_tokens"].get(id).is_none();
+    if let Some(id) = named("single").chain(named("pair")).filter_map(|piece| special(&piece)).find(unknown) {
+        return Some(format!("a template names {id:?}, which is not among its special_tokens"));
+    }
+    let is_second = |piece: Value| piece["Sequence"]["id"] == "B";
+    named("single").any(is_second).then(|| "the template of one text has a second one".to_owned())
 }
 
 /// BERT's normalizer maps characters one by one (marks are put in order, never across a blank), its splitter cuts at every

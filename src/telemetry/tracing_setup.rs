@@ -1,7 +1,7 @@
 //! Where events and spans go: stderr, and an OTLP collector if one is named.
 
 use opentelemetry::trace::TracerProvider;
-use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use thiserror::Error;
@@ -11,6 +11,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
 
+use super::collector::Collector;
 use crate::config::{LogFormat, Telemetry};
 
 /// Why there are no logs or traces.
@@ -21,6 +22,8 @@ pub enum TelemetryError {
     Filter(#[from] tracing_subscriber::filter::ParseError),
     #[error("telemetry.otlp_endpoint cannot be used: {0}")]
     Otlp(#[from] opentelemetry_otlp::ExporterBuildError),
+    #[error("the client of telemetry.otlp_endpoint cannot be made: {0}")]
+    Client(#[source] std::io::Error),
     #[error("logging is set up already: {0}")]
     Twice(#[from] tracing_subscriber::util::TryInitError),
 }
@@ -66,7 +69,9 @@ fn provider(endpoint: &str) -> Result<Option<SdkTracerProvider>, TelemetryError>
     if endpoint.is_empty() {
         return Ok(None);
     }
-    let exporter = SpanExporter::builder().with_http().with_endpoint(endpoint).build()?;
+    let client = Collector::new().map_err(TelemetryError::Client)?;
+    let exporter =
+        SpanExporter::builder().with_http().with_http_client(client).with_endpoint(endpoint).build()?;
     let resource = Resource::builder().with_service_name("thresher").build();
     Ok(Some(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build()))
 }

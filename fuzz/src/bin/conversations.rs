@@ -1,0 +1,45 @@
+//! Conversations on their way to an upstream: a letter for the API's dialect, then the body. What goes on must be JSON, and a
+//! conversation of which nothing is changed must go on to the byte.
+#![no_main]
+
+use libfuzzer_sys::{Corpus, fuzz_target};
+use thresher::proxy::dialect::Dialect;
+use thresher::proxy::find::{self, Bounds, Policy};
+use thresher::proxy::json::{Edits, Located};
+use thresher::proxy::rewrite::{self, Brought};
+
+fuzz_target!(|data: &[u8]| -> Corpus {
+    let Some((letter, body)) = data.split_first() else { return Corpus::Reject };
+    let dialect = match letter {
+        b'c' => Dialect::Chat,
+        b'r' => Dialect::Responses,
+        b'm' => Dialect::Messages,
+        _ => return Corpus::Reject,
+    };
+    let Ok(text) = std::str::from_utf8(body) else { return Corpus::Reject };
+    // The middleware refuses everything else.
+    if !text.trim_start().starts_with('{') {
+        return Corpus::Reject;
+    }
+    let Ok(body) = Located::parse(text) else { return Corpus::Reject };
+    let policy = Policy {
+        tools: vec!["*".to_owned()],
+        delimiters: Some(("<context>".to_owned(), "</context>".to_owned())),
+        keeps_documents: false,
+        bounds: Bounds { turn_count_max: 50, piece_count_max: 200 },
+    };
+    let found = find::turns(&dialect.conversation(body), &policy);
+    for piece in found.turns.iter().flat_map(|turn| &turn.pieces) {
+        assert!(!piece.text.is_empty(), "a piece without a text");
+    }
+    let whole = rewrite::whole((dialect, body), &found.turns, &Brought::default());
+    assert_eq!(whole.edits().apply(text), text, "nothing is changed");
+
+    let mut edits = Edits::default();
+    dialect.remove_citations(body, &mut edits);
+    edits.set_field(body, "stream", "true");
+    edits.remove_field(body, "thresher");
+    let sent = edits.apply(text);
+    assert!(Located::parse(&sent).is_ok(), "not JSON: {sent}");
+    Corpus::Keep
+});

@@ -1,0 +1,53 @@
+//! Requests to the public listener: a path, a line's end, and a body. Every answer must be one that a client can do something about.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use libfuzzer_sys::{Corpus, fuzz_target};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+use tower::ServiceExt;
+
+struct Daemon {
+    runtime: Runtime,
+    router: Router,
+    _folder: TempDir,
+}
+
+static DAEMON: LazyLock<Daemon> = LazyLock::new(|| {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let folder = thresher_fuzz::folder().expect("a folder");
+    let router = {
+        let _inside = runtime.enter();
+        thresher::http::router(thresher_fuzz::service(&folder))
+    };
+    Daemon { runtime, router, _folder: folder }
+});
+
+fuzz_target!(|data: &[u8]| -> Corpus {
+    let end = data.iter().position(|&byte| byte == b'\n').unwrap_or(data.len());
+    let (path, body) = (&data[..end], data.get(end + 1..).unwrap_or_default().to_vec());
+    let Ok(path) = std::str::from_utf8(path) else { return Corpus::Reject };
+    let content_type =
+        if path.starts_with("/v1/attribute/stream") { "text/event-stream" } else { "application/json" };
+    let request = Request::post(path)
+        .header("host", "localhost")
+        .header("content-type", content_type)
+        .header("accept", "application/json, text/event-stream");
+    let Ok(request) = request.body(Body::from(body)) else { return Corpus::Reject };
+    let Daemon { runtime, router, .. } = &*DAEMON;
+    let status = runtime.block_on(async {
+        let answer = router.clone().oneshot(request).await.expect("a router never fails");
+        let status = answer.status();
+        let _ = answer.into_body().collect().await;
+        status
+    });
+    // No answer in time is said of work that is too slow, and what an upstream would answer is not known.
+    let is_expected = !status.is_server_error() || status == StatusCode::GATEWAY_TIMEOUT;
+    assert!(is_expected, "{status}");
+    Corpus::Keep
+});

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Checks the crates that are locked: licences, sources, refused crates, dependencies that nobody uses, the oldest Rust
+# that compiles them, and known advisories.
+# usage: audit.sh TOOLS    (TOOLS is the folder that holds cargo-deny and cargo-shear)
+#
+#   THRESHER_ADVISORIES   "skip": do not check advisories; "require": fail where they cannot be fetched
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tools=$1
+advisories=${THRESHER_ADVISORIES:-}
+
+"$tools/cargo-deny" --locked check bans licenses sources
+"$tools/cargo-shear"
+
+python3 - <<'PYTHON'
+import json, subprocess, sys
+
+metadata = json.loads(subprocess.check_output(["cargo", "metadata", "--locked", "--format-version", "1"]))
+version = lambda package: [int(n) for n in (package["rust_version"] or "0").split(".")][:2]
+ours = min(version(p) for p in metadata["packages"] if p["source"] is None)
+newer = [f"{p['name']} {p['version']} needs Rust {p['rust_version']}" for p in metadata["packages"] if version(p) > ours]
+if newer:
+    sys.exit("error: rust-version in Cargo.toml is older than what is locked\n  " + "\n  ".join(newer))
+print("rust-version ok")
+PYTHON
+
+[ "$advisories" = skip ] && exit 0
+if "$tools/cargo-deny" fetch db; then
+  "$tools/cargo-deny" --locked --offline check advisories
+elif [ "$advisories" = require ]; then
+  exit 1
+else
+  echo "warning: RustSec's database cannot be fetched, so known advisories were not checked" >&2
+fi
