@@ -275,7 +275,8 @@ fn tokenizers_that_do_not_fit_are_named() {
         drop(t["post_processor"]["special_tokens"].as_object_mut().unwrap().remove("[SEP]"));
     });
     check(SINGLE, nameless, &["tokenizer.json", "post_processor", "\"[SEP]\""]);
-    let two = set("tokenizer.json", "/post_processor/single/0", json!({"Sequence": {"id": "B", "type_id": 0}}));
+    let two =
+        set("tokenizer.json", "/post_processor/single/0", json!({"Sequence": {"id": "B", "type_id": 0}}));
     check(SINGLE, two, &["tokenizer.json", "post_processor", "second"]);
     check(SINGLE, set("tokenizer.json", "/model/type", json!("Riddle")), &["tokenizer.json", "model"]);
 }

@@ -9,7 +9,9 @@ use tempfile::TempDir;
 use thresher::access::Access;
 use thresher::admission::{Admission, Bounds};
 use thresher::api::BodyLimits;
-use thresher::http::{Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts};
+use thresher::http::{
+    Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts,
+};
 use thresher::kv::store::KvStore;
 use thresher::model::scripted::ScriptedModel;
 use thresher::originals::{OriginalSettings, Originals};
@@ -43,8 +45,7 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// # Panics
 /// When `folder` cannot be written to.
 pub fn service(folder: &TempDir) -> Service {
-    let registry =
-        RegistrySettings { dir: "".into(), batch_count_max: 8, ..RegistrySettings::default() };
+    let registry = RegistrySettings { dir: "".into(), batch_count_max: 8, ..RegistrySettings::default() };
     let tenants = Tenants::new(TenantSettings { registry: registry.clone(), ..TenantSettings::default() });
     tenants.open_default().expect("a registry in memory");
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon", "water"]));

@@ -20,10 +20,8 @@ static BLOCKS: LazyLock<Vec<Block>> = LazyLock::new(|| {
         ((head * 31 + token * 7 + at) % 17) as f32 / 17.0 - 0.5
     });
     let offsets: Vec<ByteRange> = (0..TEXT.len()).map(|at| (at..at + 1).into()).collect();
-    let sentences = SENTENCES.map(|(start, end)| Sentence {
-        bytes: ByteRange { start, end },
-        tokens: TokenSpan { start, end },
-    });
+    let sentences = SENTENCES
+        .map(|(start, end)| Sentence { bytes: ByteRange { start, end }, tokens: TokenSpan { start, end } });
     let parts = Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &sentences };
     Codec::ALL.iter().map(|&codec| Block::encode(parts, codec)).collect()
 });
