@@ -97,7 +97,7 @@ soak: provision cargo ## a minute of requests of every kind: memory stays within
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --
 	@$(WITH_RUNTIME) scripts/soak.sh 60 $(CARGO) run --quiet $(CARGOFLAGS) --
 
-hostile: model ## attack a daemon with default settings for about ten minutes, and say what held
+hostile: model ## attack a daemon with default settings for five minutes, and say what held
 	$(WITH_RUNTIME) $(RELEASE) bench --hostile $(BENCHFLAGS)
 
 eval: model ## measure quality on a data set: make eval EVAL_DATA=<path>

@@ -309,3 +309,24 @@ async fn a_decoder_answers_and_finds_its_blocks_again() {
     );
     assert!(get(admin, "/metrics").await.body.contains("model_info{model=\"facts\",device=\"cpu\"} 1"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn traces_reach_a_collector_before_it_ends() {
+    let (sender, received) = channel();
+    let take = axum::routing::post(async move |body: bytes::Bytes| drop(sender.send(body)));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let endpoint = format!("http://{}/v1/traces", listener.local_addr().expect("bound"));
+    let collector = axum::Router::new().route("/v1/traces", take);
+    tokio::spawn(async move { axum::serve(listener, collector).await });
+
+    let mut daemon = Running::start_with(&[("THRESHER__TELEMETRY__OTLP_ENDPOINT", &endpoint)]);
+    let (http, _) = daemon.ready(&mut Vec::new()).await;
+    let request = json!({"query": "What rises?", "chunks": [format!("The {SECRET} rises.")]}).to_string();
+    assert_eq!(post(http, "/v1/compress", request).await.status, 200);
+    daemon.terminate();
+    assert_eq!(daemon.child.wait().expect("a child").code(), Some(0));
+    let traces: Vec<_> = received.try_iter().collect();
+    let hold = |text: &str| traces.iter().any(|t| t.windows(text.len()).any(|w| w == text.as_bytes()));
+    assert!(hold("/v1/compress"), "{} batches of traces", traces.len());
+    assert!(!hold(SECRET), "a trace quotes a request");
+}
