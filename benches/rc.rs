@@ -20,8 +20,8 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion};
 use ndarray::Array3;
 use rayon::prelude::*;
-use thresher::domain::TokenSpan;
-use thresher::rc::{Estimator, Pooling, Reference, peaks, score};
+use thresher_core::domain::TokenSpan;
+use thresher_core::rc::{Estimator, Pooling, Reference, peaks, score};
 
 const QUERIES: usize = 16;
 const CHUNK_TOKENS: usize = 200;

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use thresher::domain::Chunk;
-use thresher::registry::filter::Filter;
-use thresher::registry::{Change, Registry, RegistrySettings};
+use thresher_core::domain::Chunk;
+use thresher_registry::filter::Filter;
+use thresher_registry::{Change, Registry, RegistrySettings};
 
 const CHUNKS: usize = 100_000;
 const BATCH: usize = 500;

@@ -9,10 +9,10 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ndarray::{Array2, Array3, Axis, s};
 use rayon::prelude::*;
-use thresher::domain::TokenSpan;
-use thresher::kv::block::{Block, Parts};
-use thresher::kv::codec::Codec;
-use thresher::kv::scan::{self, Kernel, Look, Part, Question};
+use thresher_core::domain::TokenSpan;
+use thresher_core::kv::block::{Block, Parts};
+use thresher_core::kv::codec::Codec;
+use thresher_core::kv::scan::{self, Kernel, Look, Part, Question};
 
 const CHUNKS: usize = 100;
 const LARGE: usize = 1_000;

@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 
 use metrics::counter;
 use thiserror::Error;
+use thresher_core::domain::Tenant;
 
 pub use self::file::{KeysError, Misplaced};
 pub use self::issue::{IssueError, Issued, KEY_PREFIX, NewKey};
 use self::keys::{Key, Keys};
 pub use self::settings::AccessSettings;
 pub use self::watched::{LOOK_AGAIN, Watched};
-use crate::domain::Tenant;
 
 /// The door. Clones are the same door.
 #[derive(Clone)]

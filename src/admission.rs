@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use thresher_core::domain::Tenant;
+
 use self::refusals::Refusals;
 use self::shares::Claimed;
 pub use self::shares::{Claim, Place, Shares};
-use crate::domain::Tenant;
 
 /// How many requests and streams are admitted at the same time.
 #[derive(Debug, Clone, Copy)]

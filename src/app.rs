@@ -8,6 +8,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use axum::Router;
+use thresher_core::domain::{Chunk, CompressRequest};
+use thresher_core::kv::local::{LocalSettings, LocalTiers};
+use thresher_core::kv::store::KvStore;
+use thresher_core::kv::tiers::AllTiers;
+use thresher_core::model::contract::Contract;
+use thresher_core::model::ort::{Loaded, OrtSettings};
+use thresher_core::model::tokenizer::ModelTokenizer;
+use thresher_core::model::{ModelError, ModelRuntime};
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::scan::ScanBy;
+use thresher_core::pipeline::{Pipeline, Settings};
+use thresher_shared::Shared;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -16,25 +28,13 @@ use crate::access::{Access, LOOK_AGAIN, Watched};
 use crate::admission::{Admission, Bounds};
 use crate::api::BodyLimits;
 use crate::config::{self, Config, LayersRead};
-use crate::domain::{Chunk, CompressRequest};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
     self, BodyPool, ConnectionLimits, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
     ServiceParts, Serving,
 };
-use crate::kv::local::{LocalSettings, LocalTiers};
-use crate::kv::store::KvStore;
-use crate::kv::tiers::AllTiers;
-use crate::model::contract::Contract;
-use crate::model::ort::{Loaded, OrtSettings};
-use crate::model::tokenizer::ModelTokenizer;
-use crate::model::{ModelError, ModelRuntime};
 use crate::originals::Originals;
-use crate::pipeline::cancel::Cancel;
-use crate::pipeline::scan::ScanBy;
-use crate::pipeline::{Pipeline, Settings};
 use crate::process;
-use crate::shared::Shared;
 use crate::telemetry::{self, Prometheus};
 use crate::tenants::{TenantSettings, Tenants};
 

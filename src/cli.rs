@@ -18,10 +18,10 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use thresher_core::pipeline::PipelineError;
 
 use crate::api::{ErrorAnswer, ErrorBody, RequestError};
 use crate::config::Config;
-use crate::pipeline::PipelineError;
 use crate::process;
 
 /// Keeps the part of retrieved context that a question needs, word for word, with a citation for every piece.

@@ -9,18 +9,18 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use thresher_core::pipeline::auto::Auto;
+use thresher_core::pipeline::validate::RequestLimits;
+use thresher_core::plain;
+use thresher_registry::RegistrySettings;
+use thresher_shared::SharedSettings;
 
 pub use self::sections::{Admin, Admission, Http, Kv, LayersRead, LogFormat, Model, Rc, Receipts, Telemetry};
 use crate::access::AccessSettings;
 use crate::handles::HandleSettings;
 use crate::handover::HandoverSettings;
 use crate::originals::OriginalSettings;
-use crate::pipeline::auto::Auto;
-use crate::pipeline::validate::RequestLimits;
-use crate::plain;
 use crate::proxy::settings::MiddlewareSettings;
-use crate::registry::RegistrySettings;
-use crate::shared::SharedSettings;
 
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
 const ENV_PREFIX: &str = "THRESHER__";

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-
-use crate::domain::{ByteRange, Chunk};
+use thresher_core::domain::{ByteRange, Chunk};
 
 /// How much is remembered, and how long.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

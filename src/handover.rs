@@ -5,12 +5,12 @@ use bytes::Bytes;
 use half::f16;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use thresher_core::domain::Chunk;
+use thresher_core::model::Kept;
+use thresher_core::pipeline::handover::{Handover, HandoverToken};
+use thresher_core::pipeline::{Codec, Pipeline};
 
-use crate::domain::Chunk;
 use crate::handles::{HandleSettings, Held};
-use crate::model::Kept;
-use crate::pipeline::handover::{Handover, HandoverToken};
-use crate::pipeline::{Codec, Pipeline};
 
 /// How much is held for those who fetch it, and how long.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -28,6 +28,8 @@ use std::time::Duration;
 
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router};
+use thresher_core::pipeline::validate::RequestLimits;
+use thresher_registry::RegistrySettings;
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use self::body_bytes::BodyPool;
@@ -38,8 +40,6 @@ pub use self::origin::OriginPolicy;
 pub use self::serve::{Serving, serve};
 pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
 use crate::api::{BodyLimits, ModelsAnswer, RegisterLimits, SearchLimits};
-use crate::pipeline::validate::RequestLimits;
-use crate::registry::RegistrySettings;
 
 /// Bounds of being served.
 #[derive(Debug, Clone, Copy)]

@@ -2,26 +2,13 @@
 //!
 //! Modules in reading order; arrows between them point one way and `tests/architecture.rs` holds them.
 
-pub mod domain;
-pub mod text;
-pub mod rc;
-pub mod model;
-pub mod export;
-pub mod shared;
-pub mod kv;
-pub mod pipeline;
 pub mod handles;
 pub mod handover;
-pub mod plain;
-pub mod private_files;
-pub mod shape;
 pub mod process;
-pub mod registry;
 pub mod receipt;
 pub mod api;
 pub mod originals;
 pub mod proxy;
-pub mod eval;
 pub mod admission;
 pub mod access;
 pub mod tenants;
@@ -29,6 +16,5 @@ pub mod mcp;
 pub mod config;
 pub mod http;
 pub mod telemetry;
-pub mod bench;
 pub mod app;
 pub mod cli;

@@ -20,10 +20,10 @@ use rmcp::transport::streamable_http_server::session::never::NeverSessionManager
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt as _};
 use thiserror::Error;
+use thresher_core::plain::Quoted;
 
 pub use self::local::{Loading, Local};
 use crate::api::{AttributeAnswer, AttributeBody, CompressAnswer, CompressBody, ErrorAnswer, ErrorBody};
-use crate::plain::Quoted;
 
 const COMPRESS: &str = "compress";
 const ATTRIBUTE: &str = "attribute";

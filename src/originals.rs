@@ -16,8 +16,7 @@ use redb::{
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-
-use crate::private_files;
+use thresher_core::private_files;
 
 /// A tenant, and a key of its own.
 type Key = (&'static str, &'static [u8]);

@@ -11,12 +11,12 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use thresher_core::domain::AttributeRequest;
+use thresher_core::pipeline::Pipeline;
+use thresher_core::pipeline::attribute::Attributed;
 
 pub use self::key::{KeyError, SigningKey};
 pub use self::statement::{Difference, Statement};
-use crate::domain::AttributeRequest;
-use crate::pipeline::Pipeline;
-use crate::pipeline::attribute::Attributed;
 
 /// The payload's type, which is signed with it.
 pub const PAYLOAD_TYPE: &str = "application/vnd.thresher.attribution+json";
@@ -123,7 +123,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::domain::Chunk;
+    use thresher_core::domain::Chunk;
 
     fn statement() -> Statement {
         serde_json::from_str(include_str!("../tests/fixtures/receipt_statement.json")).expect("a statement")

@@ -9,18 +9,18 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
+use thresher_core::domain::Tenant;
+use thresher_core::pipeline::Pipeline;
+use thresher_registry::log::journal::JournalLog;
+use thresher_registry::warm::Warmer;
+use thresher_registry::{Progress, Registry, RegistryError, RegistrySettings};
+use thresher_shared::Shared;
 use tokio::runtime::Handle;
 
 use self::ahead::{Ahead, Turn};
 use crate::admission::Admission;
-use crate::domain::Tenant;
 use crate::handles::{HandleSettings, Handles, Remembered};
 use crate::handover::Bundle;
-use crate::pipeline::Pipeline;
-use crate::registry::log::journal::JournalLog;
-use crate::registry::warm::Warmer;
-use crate::registry::{Progress, Registry, RegistryError, RegistrySettings};
-use crate::shared::Shared;
 
 /// How often is looked whether a tenant's folder is free, and how long between two looks: five seconds in all.
 const LOOKS_MAX: usize = 100;

@@ -9,8 +9,8 @@ use thresher::api::{
     self, AttributeBody, Body, BodyLimits, CompressBody, DeleteBody, MiddlewareBody, RegisterBody,
     RegisterLimits, RequestError, RerankBody, RerankDialect, ScoreBody, SearchBody, SearchLimits,
 };
-use thresher::pipeline::validate::RequestLimits;
 use thresher::proxy::json::Located;
+use thresher_core::pipeline::validate::RequestLimits;
 
 const BODY_BYTES: usize = 8 * 1024 * 1024;
 /// The most that parsing may allocate at a time, as a multiple of the body.

@@ -10,8 +10,8 @@ use ort::value::{Tensor, Value};
 use serde::Deserialize;
 use support::{in_checkout, session};
 use tempfile::TempDir;
-use thresher::export::{ExportOptions, export};
-use thresher::model::contract::{Contract, Decoder, Family, Weights};
+use thresher_core::model::contract::{Contract, Decoder, Family, Weights};
+use thresher_export::{ExportOptions, export};
 
 /// Largest difference of a next-token logit, a key, a value or a raw attention logit.
 const TOLERANCE: f64 = 1e-5;

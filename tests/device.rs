@@ -9,11 +9,11 @@ use std::sync::Mutex;
 use ndarray::{Array3, ArrayView3};
 use support::{device, in_checkout, model_dir, ort_settings};
 use tempfile::TempDir;
-use thresher::export::{ExportOptions, export};
-use thresher::model::contract::Weights;
-use thresher::model::device::DeviceChoice;
-use thresher::model::ort::{Loaded, OrtSettings};
-use thresher::model::{ModelError, ModelRuntime, Past};
+use thresher_core::model::contract::Weights;
+use thresher_core::model::device::DeviceChoice;
+use thresher_core::model::ort::{Loaded, OrtSettings};
+use thresher_core::model::{ModelError, ModelRuntime, Past};
+use thresher_export::{ExportOptions, export};
 
 fn load(dir: &Path, device: DeviceChoice) -> std::sync::Arc<dyn ModelRuntime> {
     Loaded::load(&OrtSettings { device, ..ort_settings(dir, 2) }).expect("it loads").runtime()

@@ -8,10 +8,10 @@ use std::{path::Path, sync::OnceLock};
 use ndarray::{Array3, ArrayView3};
 use support::{int8_saturates, keys, logits, minilm_source, ort_settings, session};
 use tempfile::TempDir;
-use thresher::{
-    export::{ExportOptions, export},
-    model::{ModelRuntime, contract::Weights, ort::LateRuntime},
-};
+use thresher_core::model::ModelRuntime;
+use thresher_core::model::contract::Weights;
+use thresher_core::model::ort::LateRuntime;
+use thresher_export::{ExportOptions, export};
 
 const DIM: usize = 384;
 const LENGTHS: [usize; 5] = [3, 17, 64, 200, 256];

@@ -7,10 +7,8 @@ use std::path::Path;
 
 use support::{distance_max, golden, in_checkout, keys, logits, masked_keys, minilm_source, session};
 use tempfile::TempDir;
-use thresher::{
-    export::{ExportOptions, export},
-    model::contract::{Contract, Dim, Family, Graph, IoTensor, Late, Side, Weights, check_io},
-};
+use thresher_core::model::contract::{Contract, Dim, Family, Graph, IoTensor, Late, Side, Weights, check_io};
+use thresher_export::{ExportOptions, export};
 
 /// Largest difference of a component of a unit vector, or of a logit.
 const TOLERANCE: f64 = 1e-4;

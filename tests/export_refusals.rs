@@ -5,10 +5,8 @@ use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use thresher::{
-    export::{ExportError, ExportOptions, export},
-    model::contract::{CONTRACT_FILE, Contract, Weights},
-};
+use thresher_core::model::contract::{CONTRACT_FILE, Contract, Weights};
+use thresher_export::{ExportError, ExportOptions, export};
 
 const SINGLE: &str = "bert-gelu";
 const SHARDED: &str = "bert-tanh-masked-lm";

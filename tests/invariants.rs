@@ -12,20 +12,20 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::Value;
 use thresher::api::{AttributeAnswer, AttributeBody, BodyLimits, CompressAnswer, Names};
-use thresher::domain::{
+use thresher_core::domain::{
     AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Order, Parts,
     TokenizerName,
 };
-use thresher::kv::key::BlockKey;
-use thresher::kv::store::{KvStore, Source, Tiers};
-use thresher::model::scripted::ScriptedModel;
-use thresher::model::tokenizer::ModelTokenizer;
-use thresher::pipeline::cancel::Cancel;
-use thresher::pipeline::clock::{Clock, Timings};
-use thresher::pipeline::validate::{InvalidRequest, RequestLimits};
-use thresher::pipeline::{ChunkOutcome, Compressed, Pipeline, PipelineError, Settings, passthrough};
-use thresher::text::Arriving;
-use thresher::text::offsets::OffsetUnit;
+use thresher_core::kv::key::BlockKey;
+use thresher_core::kv::store::{KvStore, Source, Tiers};
+use thresher_core::model::scripted::ScriptedModel;
+use thresher_core::model::tokenizer::ModelTokenizer;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::clock::{Clock, Timings};
+use thresher_core::pipeline::validate::{InvalidRequest, RequestLimits};
+use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, PipelineError, Settings, passthrough};
+use thresher_core::text::Arriving;
+use thresher_core::text::offsets::OffsetUnit;
 
 /// Small, so that nearly every chunk has several windows.
 const WINDOW_TOKENS: usize = 16;

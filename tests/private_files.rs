@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thresher::access::NewKey;
-use thresher::domain::{Chunk, Tenant};
-use thresher::kv::key::BlockKey;
-use thresher::kv::local::{LocalSettings, LocalTiers};
 use thresher::originals::{OriginalSettings, Originals};
 use thresher::process;
 use thresher::receipt::SigningKey;
-use thresher::registry::{Change, Registry, RegistrySettings};
+use thresher_core::domain::{Chunk, Tenant};
+use thresher_core::kv::key::BlockKey;
+use thresher_core::kv::local::{LocalSettings, LocalTiers};
+use thresher_registry::{Change, Registry, RegistrySettings};
 
 /// Names the directory for the child; without it the child's test does nothing.
 const DIR: &str = "THRESHER_TEST_PRIVATE_DIR";

@@ -6,16 +6,16 @@ mod support;
 use std::sync::{Arc, OnceLock};
 
 use ndarray::{Array3, ArrayView3};
-use thresher::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
-use thresher::kv::codec::Codec;
-use thresher::kv::store::KvStore;
-use thresher::model::ModelRuntime;
-use thresher::model::ort::LateRuntime;
-use thresher::model::tokenizer::ModelTokenizer;
-use thresher::pipeline::cancel::Cancel;
-use thresher::pipeline::clock::{Clock, Timings};
-use thresher::pipeline::scan::ScanBy;
-use thresher::pipeline::{Compressed, Pipeline, Reading, Settings};
+use thresher_core::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
+use thresher_core::kv::codec::Codec;
+use thresher_core::kv::store::KvStore;
+use thresher_core::model::ModelRuntime;
+use thresher_core::model::ort::LateRuntime;
+use thresher_core::model::tokenizer::ModelTokenizer;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::clock::{Clock, Timings};
+use thresher_core::pipeline::scan::ScanBy;
+use thresher_core::pipeline::{Compressed, Pipeline, Reading, Settings};
 
 fn runtime(workers: usize) -> LateRuntime {
     LateRuntime::load(&support::ort_settings(&support::model_dir(), workers))

@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use thresher::domain::Chunk;
-use thresher::registry::{Change, Registry, RegistrySettings};
+use thresher_core::domain::Chunk;
+use thresher_registry::{Change, Registry, RegistrySettings};
 
 use self::mount::Mount;
 

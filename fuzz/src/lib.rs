@@ -12,14 +12,14 @@ use thresher::api::BodyLimits;
 use thresher::http::{
     Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts,
 };
-use thresher::kv::store::KvStore;
-use thresher::model::scripted::ScriptedModel;
 use thresher::originals::{OriginalSettings, Originals};
-use thresher::pipeline::validate::RequestLimits;
-use thresher::pipeline::{Pipeline, Settings};
 use thresher::proxy::settings::MiddlewareSettings;
-use thresher::registry::RegistrySettings;
 use thresher::tenants::{TenantSettings, Tenants};
+use thresher_core::kv::store::KvStore;
+use thresher_core::model::scripted::ScriptedModel;
+use thresher_core::pipeline::validate::RequestLimits;
+use thresher_core::pipeline::{Pipeline, Settings};
+use thresher_registry::RegistrySettings;
 
 /// Small, so that one input takes milliseconds.
 const LIMITS: RequestLimits = RequestLimits {

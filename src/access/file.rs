@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-
-use crate::domain::Tenant;
-use crate::plain;
+use thresher_core::domain::Tenant;
+use thresher_core::plain;
 
 /// The longest name of a key: it stands in every line of the log and in metrics.
 const NAME_BYTES_MAX: usize = 64;

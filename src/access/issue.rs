@@ -8,10 +8,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use thiserror::Error;
+use thresher_core::domain::Tenant;
 
 use super::file::{self, Entry, File, Misplaced, NAME_RULE, TENANT_RULE};
 use super::keys::sha256;
-use crate::domain::Tenant;
 
 /// What every key begins with: so that scanners for secrets know it, and people.
 pub const KEY_PREFIX: &str = "thr_";

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
+use thresher_core::domain::Tenant;
 
 use super::Denied;
 use super::bucket::Bucket;
 use super::file::Checked;
-use crate::domain::Tenant;
 
 /// All keys.
 pub struct Keys {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::domain::Tenant;
+use thresher_core::domain::Tenant;
 
 /// Between two refusals of one tenant, once it has used up its burst.
 const INTERVAL: Duration = Duration::from_millis(50);

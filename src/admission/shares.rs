@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use thresher_core::domain::Tenant;
 use tokio::sync::oneshot;
 
 use super::retry::{self, Load};
-use crate::domain::Tenant;
 
 /// How much the latest place weighs in the mean time that places are held.
 const HOLD_WEIGHT: f64 = 0.2;

@@ -14,6 +14,9 @@ use std::sync::Arc;
 use schemars::{JsonSchema, Schema};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts, SOURCES_DEFAULT};
+use thresher_core::pipeline::validate::InvalidRequest;
+use thresher_core::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
 
 pub use self::arriving::{Arrival, arrival};
 use self::dialect::Dialect;
@@ -22,9 +25,6 @@ pub use self::json_answer::parts as values;
 pub use self::native::{AttributeAnswer, Names, PartAnswer, Words};
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{ChunkBody, RequestError, choice, chunks_of, one_of, or_default};
-use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts, SOURCES_DEFAULT};
-use crate::pipeline::validate::InvalidRequest;
-use crate::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
 
 /// Body of `POST /v1/attribute`.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use thresher_core::domain::Chunk;
+use thresher_core::plain::Quoted;
+use thresher_core::shape::{self, ShapeError, ShapeLimits};
+use thresher_registry::{Outcome, Progress, content_id};
 
 use super::fields;
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{ChunkBody, RequestError, read};
 use super::response::ErrorBody;
-use crate::domain::Chunk;
-use crate::plain::Quoted;
-use crate::registry::{Outcome, Progress, content_id};
-use crate::shape::{self, ShapeError, ShapeLimits};
 
 /// Bytes of an id; a term of the index, and part of a URL.
 pub const ID_BYTES_MAX: usize = 512;

@@ -5,8 +5,7 @@ use std::fmt;
 
 use serde::de::{self, Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
-
-use crate::shape::Key;
+use thresher_core::shape::Key;
 
 /// The values of the fields that `place` knows, as they are written, in `count` places. Of a key that stands twice the last value
 /// counts, as for most readers of JSON. Fails where `json` is not an object.

@@ -10,10 +10,10 @@ use std::fmt::{self, Display, Write as _};
 
 use serde::de::value::CowStrDeserializer;
 use serde::de::{self, DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use thresher_core::plain::{Quoted, Shortened};
 
 use super::limits::ListLimit;
 use super::request::RequestError;
-use crate::plain::{Quoted, Shortened};
 
 /// Bytes of the longest key that is passed on in full. Every field's name is shorter.
 const KEY_BYTES_MAX: usize = 128;

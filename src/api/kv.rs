@@ -2,9 +2,9 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use thresher_core::pipeline::evict::{Eviction, HeadBudget};
 
 use super::request::{RequestError, choice};
-use crate::pipeline::evict::{Eviction, HeadBudget};
 
 /// What else than a context an answer is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]

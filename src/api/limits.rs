@@ -1,10 +1,10 @@
 //! Limits of request bodies that hold while a body is parsed, before the values that exceed them are built.
 
 use serde::de::DeserializeOwned;
+use thresher_core::pipeline::validate::RequestLimits;
+use thresher_core::shape::{self, ShapeError, ShapeLimits};
 
 use super::request::RequestError;
-use crate::pipeline::validate::RequestLimits;
-use crate::shape::{self, ShapeError, ShapeLimits};
 
 /// Entries of `include`. It may repeat a word, and there are few words.
 const INCLUDE_COUNT_MAX: usize = 16;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use thresher_core::domain::{Budget, Chunk, Granularity};
+use thresher_core::pipeline::validate;
+use thresher_core::plain::Quoted;
 
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{BudgetBody, ChunkBody, Object, RequestError, choice, chunks_of, or_default};
-use crate::domain::{Budget, Chunk, Granularity};
-use crate::pipeline::validate;
-use crate::plain::Quoted;
 
 /// The field `thresher`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]

@@ -2,8 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
-
-use crate::pipeline::Pipeline;
+use thresher_core::pipeline::Pipeline;
 
 /// Answer of `GET /v1/models`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]

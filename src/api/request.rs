@@ -11,13 +11,15 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
+use thresher_core::domain::{
+    Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName,
+};
+use thresher_core::plain::{self, Shortened};
+use thresher_core::text::offsets::OffsetUnit;
 
 use super::guard::{Exceeded, Guarded};
 use super::kv::{Include, KvBody, KvWanted};
 use super::limits::{Body, BodyLimits, ListLimit};
-use crate::domain::{Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName};
-use crate::plain::{self, Shortened};
-use crate::text::offsets::OffsetUnit;
 
 /// Body of `POST /v1/compress`.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]

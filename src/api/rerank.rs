@@ -13,14 +13,14 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
+use thresher_core::domain::{Chunk, Granularity};
+use thresher_core::pipeline::Ranked;
+use thresher_core::plain::{self, Quoted};
+use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::fields;
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{RequestError, one_of, or_default};
-use crate::domain::{Chunk, Granularity};
-use crate::pipeline::Ranked;
-use crate::plain::{self, Quoted};
-use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// The RC at which a relevance is one half.
 const RC_AT_HALF: f32 = 0.1;

@@ -7,14 +7,14 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
+use thresher_core::domain::{ByteRange, Chunk, CompressRequest};
+use thresher_core::pipeline::clock::Timings;
+use thresher_core::pipeline::explain::{ChunkExplanation, Explanation};
+use thresher_core::pipeline::score::Scoring;
+use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage};
+use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::kv::KvAnswer;
-use crate::domain::{ByteRange, Chunk, CompressRequest};
-use crate::pipeline::clock::Timings;
-use crate::pipeline::explain::{ChunkExplanation, Explanation};
-use crate::pipeline::score::Scoring;
-use crate::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage};
-use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// Answer of `POST /v1/compress`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]

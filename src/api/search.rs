@@ -6,13 +6,13 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use thresher_registry::Hit;
+use thresher_registry::filter::Filter;
 
 use super::chunks::RegisteredAnswer;
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{RequestError, choice};
 use super::response::TimingMs;
-use crate::registry::Hit;
-use crate::registry::filter::Filter;
 
 /// Results when a search names no number.
 const LIMIT_DEFAULT: usize = 10;
@@ -190,8 +190,8 @@ impl SearchAnswer {
     }
 }
 
-impl From<crate::registry::filter::FilterError> for RequestError {
-    fn from(error: crate::registry::filter::FilterError) -> Self {
+impl From<thresher_registry::filter::FilterError> for RequestError {
+    fn from(error: thresher_registry::filter::FilterError) -> Self {
         Self { code: error.code, message: error.message, param: Some(error.param) }
     }
 }

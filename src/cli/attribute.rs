@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use thresher_core::pipeline::cancel::Cancel;
+
 use crate::api::{self, AttributeAnswer, AttributeBody, BodyLimits, Names};
 use crate::app;
 use crate::config::Config;
-use crate::pipeline::cancel::Cancel;
 use crate::receipt::{Receipt, SigningKey};
 
 #[derive(clap::Args)]

@@ -8,24 +8,24 @@ use std::time::Duration;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
+use thresher_core::kv::local::LocalTiers;
+use thresher_core::kv::store::KvStore;
+use thresher_core::kv::tiers::AllTiers;
+use thresher_core::model::ort::BatchedGraph;
+use thresher_core::model::ort::Loaded;
+use thresher_lab::bench::daemon::{Daemon, Parts};
+use thresher_lab::bench::flops::Flops;
+use thresher_lab::bench::hostile::{self, Row};
+use thresher_lab::bench::peer::{Peer, PeerSettings};
+use thresher_lab::bench::source::Source;
+use thresher_lab::bench::workload::Workload;
+use thresher_lab::bench::{Progress, Subject, attribution, overload, soak, targets, throughput, warm};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::access::Access;
 use crate::app;
-use crate::bench::daemon::{Daemon, Parts};
-use crate::bench::flops::Flops;
-use crate::bench::hostile::{self, Row};
-use crate::bench::peer::{Peer, PeerSettings};
-use crate::bench::source::Source;
-use crate::bench::workload::Workload;
-use crate::bench::{Progress, Subject, attribution, overload, soak, targets, throughput, warm};
 use crate::config::{Admission, Config};
-use crate::kv::local::LocalTiers;
-use crate::kv::store::KvStore;
-use crate::kv::tiers::AllTiers;
-use crate::model::ort::BatchedGraph;
-use crate::model::ort::Loaded;
-use crate::{process, telemetry};
+use crate::{http, process, telemetry};
 
 #[derive(clap::Args)]
 #[command(after_long_help = DEFINITIONS)]
@@ -351,7 +351,12 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
     app::warm_up(&pipeline)?;
     tenants.set_pipeline(pipeline);
     let pipeline = tenants.default_room().pipeline().map(Arc::clone).context("it was set")?;
-    let daemon = Daemon::start(Parts { runtime, service, pipeline, local, dir }, app::serving(&config))?;
+    let deadline_max = service.limits.deadline_max;
+    let serve = |listener| {
+        let router = http::router(service);
+        http::serve(listener, router, (app::serving(&config), None), std::future::pending())
+    };
+    let daemon = Daemon::start(Parts { runtime, deadline_max, pipeline, local, dir }, serve)?;
     let dir = daemon.dir().to_owned();
     daemon.spawn(async move {
         // Who interrupts a run does not want what it wrote.

@@ -5,12 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use thresher_core::kv::codec::Codec;
+use thresher_core::model::contract::{
+    Chosen, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
+};
+use thresher_lab::eval::heads::{self, Choice, Measured};
 
 use crate::app;
 use crate::config::{Config, Kv};
-use crate::eval::heads::{self, Choice, Measured};
-use crate::kv::codec::Codec;
-use crate::model::contract::{Chosen, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -84,7 +86,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     contract.save(dir)?;
     super::print(format_args!(
         "written to {}; {} of {} layers are run and kept. Start the daemon again: chunks that were read with other layers are read anew",
-        dir.join(crate::model::contract::CONTRACT_FILE).display(),
+        dir.join(thresher_core::model::contract::CONTRACT_FILE).display(),
         layers.0,
         layers.1
     ));

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use thresher_core::domain::OnError;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::{self, PipelineError};
+
 use crate::api::{self, BodyLimits, CompressAnswer, CompressBody};
 use crate::app;
 use crate::config::Config;
-use crate::domain::OnError;
-use crate::pipeline::cancel::Cancel;
-use crate::pipeline::{self, PipelineError};
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -6,15 +6,15 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use thresher_core::kv::local::{LocalError, LocalTiers};
+use thresher_core::model::contract::Contract;
+use thresher_core::model::ort::runtime_version;
+use thresher_core::private_files::{self, Exposed};
+use thresher_registry::{Registry, RegistryError, RegistrySettings};
 
 use crate::access::Access;
 use crate::app;
 use crate::config::{Config, ConfigError};
-use crate::kv::local::{LocalError, LocalTiers};
-use crate::model::contract::Contract;
-use crate::model::ort::runtime_version;
-use crate::private_files::{self, Exposed};
-use crate::registry::{Registry, RegistryError, RegistrySettings};
 
 /// One line per check; the first failure ends the checks that build on it.
 pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {

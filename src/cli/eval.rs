@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
+use thresher_core::kv::codec::Codec;
+use thresher_lab::eval;
 
+use crate::app;
 use crate::config::{Config, Kv};
-use crate::kv::codec::Codec;
-use crate::{app, eval};
 
 #[derive(clap::Args)]
 pub struct Args {

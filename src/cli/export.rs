@@ -5,9 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
-
-use crate::export::{ExportOptions, export};
-use crate::model::contract::Weights;
+use thresher_core::model::contract::Weights;
+use thresher_export::{ExportOptions, export};
 
 #[derive(clap::Args)]
 pub struct Args {

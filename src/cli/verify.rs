@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use serde::Serialize;
 use serde_json::Value;
+use thresher_core::domain::Parts;
+use thresher_core::pipeline::cancel::Cancel;
 
 use crate::api::{self, AttributeBody, BodyLimits};
 use crate::app;
 use crate::config::Config;
-use crate::domain::Parts;
-use crate::pipeline::cancel::Cancel;
 use crate::receipt::{Difference, Receipt, SigningKey, Statement};
 
 /// What the process ends with when a receipt was checked and does not hold; one that cannot be checked ends it as errors do.

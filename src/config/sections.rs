@@ -4,12 +4,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-
-use crate::kv::codec::Codec;
-use crate::model::device::DeviceChoice;
-use crate::pipeline::Placement;
-use crate::pipeline::scan::ScanBy;
-use crate::pipeline::score::Scoring;
+use thresher_core::kv::codec::Codec;
+use thresher_core::model::device::DeviceChoice;
+use thresher_core::pipeline::Placement;
+use thresher_core::pipeline::scan::ScanBy;
+use thresher_core::pipeline::score::Scoring;
 
 /// The public listener.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

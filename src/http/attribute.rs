@@ -8,6 +8,8 @@ use std::time::Instant;
 use axum::Json;
 use axum::body::Body;
 use axum::http::HeaderMap;
+use thresher_core::domain::{AttributeRequest, Chunk};
+use thresher_core::pipeline::cancel::Cancel;
 
 use super::error::HttpError;
 use super::named::{Lookup, check_ids};
@@ -16,9 +18,7 @@ use crate::admission::Permit;
 use crate::api::{
     self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, Named, Names, RequestError,
 };
-use crate::domain::{AttributeRequest, Chunk};
 use crate::handles::Remembered;
-use crate::pipeline::cancel::Cancel;
 use crate::receipt::Receipt;
 
 /// Ties the parts of an answer to chunks.

@@ -9,6 +9,10 @@ use axum::extract::{FromRequestParts, MatchedPath, Path, Query, RawQuery};
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
 use serde::Deserialize;
+use thresher_core::domain::Chunk;
+use thresher_core::pipeline::PipelineError;
+use thresher_registry::filter::Filter;
+use thresher_registry::{Change, Outcome};
 
 use super::error::HttpError;
 use super::{Scope, body, work};
@@ -16,10 +20,6 @@ use crate::admission::Refusal;
 use crate::api::{
     self, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RequestError,
 };
-use crate::domain::Chunk;
-use crate::pipeline::PipelineError;
-use crate::registry::filter::Filter;
-use crate::registry::{Change, Outcome};
 
 /// Where several chunks are deleted.
 pub const DELETE: &str = "/v1/chunks/delete";

@@ -11,15 +11,15 @@ use axum::Json;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use thresher_core::domain::{CompressRequest, OnError};
+use thresher_core::pipeline;
+use thresher_core::pipeline::cancel::Cancel;
 
 use super::error::HttpError;
 use super::named::{Lookup, check_ids};
 use super::{Scope, body, kv, observe, work};
 use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
-use crate::domain::{CompressRequest, OnError};
 use crate::handles::Remembered;
-use crate::pipeline;
-use crate::pipeline::cancel::Cancel;
 
 /// A request as it was sent.
 struct Asked {

@@ -10,16 +10,16 @@ use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use thresher_core::model::ModelError;
+use thresher_core::pipeline::PipelineError;
+use thresher_core::plain::{Quoted, Shortened};
+use thresher_registry::RegistryError;
 
 use crate::access::Denied;
 use crate::admission::{Refusal, retry};
 use crate::api::{ErrorAnswer, ErrorBody, RequestError};
-use crate::model::ModelError;
-use crate::pipeline::PipelineError;
-use crate::plain::{Quoted, Shortened};
 use crate::proxy::dialect::Dialect;
 use crate::proxy::find::TooMany;
-use crate::registry::RegistryError;
 
 /// Unknown ids that a message quotes.
 const IDS_QUOTED_MAX: usize = 10;

@@ -10,15 +10,15 @@ use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, StreamExt};
 use serde::Deserialize;
+use thresher_core::domain::Chunk;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::{Compressed, Pipeline, PipelineError, handover};
 
 use super::error::HttpError;
 use super::{Scope, work};
 use crate::api::{KvAnswer, KvWanted, RequestError};
-use crate::domain::Chunk;
 use crate::handles::Held;
 use crate::handover::Bundle;
-use crate::pipeline::cancel::Cancel;
-use crate::pipeline::{Compressed, Pipeline, PipelineError, handover};
 
 /// Makes what the request wants of the chunks that were kept, in the order of the context.
 ///
@@ -49,7 +49,7 @@ pub fn bundle(
 /// Whether there is something to hand over, and room for it: said before anything is read.
 ///
 /// # Errors
-/// As [`handover::check_model`] and [`Eviction::check`](crate::pipeline::evict::Eviction::check); where nothing is held.
+/// As [`handover::check_model`] and [`Eviction::check`](thresher_core::pipeline::evict::Eviction::check); where nothing is held.
 pub fn check(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), HttpError> {
     handover::check_model(pipeline.model()).map_err(PipelineError::from)?;
     if let KvWanted::Heads(eviction) = wanted {

@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use axum::response::Response;
+use thresher_core::domain::Granularity;
+use thresher_core::pipeline::cancel::Cancel;
 
 pub use self::upstream::{Middleware, UpstreamError};
 use super::error::HttpError;
 use super::originals::Remembering;
 use super::{Scope, body, observe, work};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
-use crate::domain::Granularity;
 use crate::originals::TenantOriginals;
-use crate::pipeline::cancel::Cancel;
 use crate::proxy::cite::Sources;
 use crate::proxy::dialect::Dialect;
 use crate::proxy::find::{self, TooMany};

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use thresher_core::domain::Chunk;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_registry::Registry;
+
 use super::HttpError;
-use crate::domain::Chunk;
-use crate::pipeline::cancel::Cancel;
-use crate::registry::Registry;
 
 /// Registered chunks that are looked up at a time.
 const LOOKUP_COUNT: usize = 1_000;

@@ -7,12 +7,12 @@ use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::Response;
 use metrics::{counter, gauge, histogram};
+use thresher_core::model::ModelInfo;
+use thresher_core::pipeline::Compressed;
+use thresher_core::pipeline::clock::Timings;
 use tracing::Instrument;
 
 use super::error::ErrorCode;
-use crate::model::ModelInfo;
-use crate::pipeline::Compressed;
-use crate::pipeline::clock::Timings;
 
 /// What the file calls the key that a request came with: an answer's extension.
 #[derive(Debug, Clone)]

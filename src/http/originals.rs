@@ -7,14 +7,14 @@ use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query};
 use serde::Deserialize;
+use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Format};
+use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::error::HttpError;
 use super::{Scope, work};
 use crate::api::{OriginalAnswer, RelevantAnswer, RequestError};
-use crate::domain::{ByteRange, Chunk, CompressRequest, Format};
 use crate::originals::{OriginalError, TenantOriginals};
 use crate::proxy::rewrite::{Ledger, Sent};
-use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// What was sent, in the store of originals. Who cannot remember goes on: a turn is then sent as one that is new.
 pub struct Remembering(pub TenantOriginals);

@@ -7,15 +7,15 @@ use axum::Json;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use thresher_core::domain::Granularity;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::clock::Clock;
+use thresher_core::pipeline::{Pipeline, PipelineError, Ranked};
 
 use super::error::HttpError;
 use super::{Scope, body, observe, work};
 use crate::api::{self, RerankBody, RerankDialect, ScoreAnswer, ScoreBody, Scored};
-use crate::domain::Granularity;
 use crate::handles;
-use crate::pipeline::cancel::Cancel;
-use crate::pipeline::clock::Clock;
-use crate::pipeline::{Pipeline, PipelineError, Ranked};
 
 /// Cohere's first, Jina's and vLLM's; with `texts` that of Text Embeddings Inference.
 pub async fn v1(service: Scope, headers: HeaderMap, body: Body) -> Response {

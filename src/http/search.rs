@@ -6,12 +6,12 @@ use std::time::Instant;
 use axum::Json;
 use axum::body::Body;
 use axum::http::HeaderMap;
+use thresher_core::domain::Granularity;
+use thresher_core::pipeline::clock::Clock;
 
 use super::error::HttpError;
 use super::{Scope, body, observe, work};
 use crate::api::{self, Rank, SearchAnswer, SearchBody};
-use crate::domain::Granularity;
-use crate::pipeline::clock::Clock;
 
 /// Finds candidates by words and has the model rank them.
 pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Json<SearchAnswer>, HttpError> {

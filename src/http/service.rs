@@ -8,19 +8,19 @@ use std::time::Instant;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
+use thresher_core::domain::Tenant;
+use thresher_core::pipeline::Pipeline;
+use thresher_registry::{Progress, Registry};
 
 use super::body_bytes::{BodyBytes, BodyPool};
 use super::origin::OriginPolicy;
 use super::{HttpError, Middleware, ServeLimits};
 use crate::access::{Access, Caller, Denied};
 use crate::admission::{Admission, Claim};
-use crate::domain::Tenant;
 use crate::handles::{Handles, Remembered};
 use crate::handover::Bundle;
 use crate::originals::{Originals, TenantOriginals};
-use crate::pipeline::Pipeline;
 use crate::receipt::{KeyError, SigningKey};
-use crate::registry::{Progress, Registry};
 use crate::tenants::{NoRegistry, Room, Tenants};
 
 /// What handlers share. What belongs to tenants is closed up in it.

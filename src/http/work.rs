@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use thresher_core::pipeline::Pipeline;
+use thresher_core::pipeline::PipelineError;
+use thresher_core::pipeline::cancel::Cancel;
+
 use super::{HttpError, Scope, Service};
 use crate::access::Caller;
 use crate::admission::{Permit, Refusal, Stream};
-use crate::pipeline::Pipeline;
-use crate::pipeline::PipelineError;
-use crate::pipeline::cancel::Cancel;
 
 /// When a request that arrived at `arrived` is late.
 ///

@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use thresher_core::domain::{OnError, Tenant};
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::{self, Pipeline, PipelineError};
 use tokio::sync::watch;
 
 use super::Answers;
@@ -11,9 +14,6 @@ use crate::api::{
     self, AttributeAnswer, AttributeBody, BodyLimits, CompressAnswer, CompressBody, ErrorBody, Names,
     RequestError,
 };
-use crate::domain::{OnError, Tenant};
-use crate::pipeline::cancel::Cancel;
-use crate::pipeline::{self, Pipeline, PipelineError};
 use crate::receipt::{Receipt, SigningKey};
 
 /// A pipeline, or none as long as its model is being loaded.

@@ -4,14 +4,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde_json::Value;
+use thresher_core::domain::{AttributeRequest, ByteRange, Chunk};
+use thresher_core::pipeline::attribute::{self, PartOutcome};
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::{Pipeline, PipelineError};
 
 use super::dialect::{Dialect, Kind};
 use super::rewrite::{Source, renamed};
 use crate::api::{Names, Words, anthropic, openai};
-use crate::domain::{AttributeRequest, ByteRange, Chunk};
-use crate::pipeline::attribute::{self, PartOutcome};
-use crate::pipeline::cancel::Cancel;
-use crate::pipeline::{Pipeline, PipelineError};
 
 /// What an answer may have come from, prepared once for all of its texts.
 pub struct Sources {

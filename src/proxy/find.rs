@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use blake3::Hasher;
 use thiserror::Error;
+use thresher_core::text;
 
 use super::dialect::{Conversation, Kind, Message, PART_COUNT_MAX, Part, Role};
 use super::json::Located;
-use crate::text;
 
 /// Strings of a JSON text that are shorter are left alone: names, dates, addresses.
 const JSON_STRING_BYTES_MIN: usize = 200;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, TokenizerName};
+use thresher_core::pipeline::assemble::{self, Kept};
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::{Pipeline, PipelineError};
 
 use super::dialect::{Dialect, Kind};
 use super::find::{self, Piece, Turn};
 use super::json::{Edits, Located};
-use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, TokenizerName};
-use crate::pipeline::assemble::{self, Kept};
-use crate::pipeline::cancel::Cancel;
-use crate::pipeline::{Pipeline, PipelineError};
 
 /// Stands where all of a text was left out: an empty one is refused by some servers.
 const NOTHING_KEPT: &str = "[...]";
@@ -296,7 +296,7 @@ impl Work<'_> {
             tokenizer: TokenizerName::O200kBase,
             ..CompressRequest::new(find::tail(query), Vec::new())
         };
-        let usage = |compressed: &crate::pipeline::Compressed| {
+        let usage = |compressed: &thresher_core::pipeline::Compressed| {
             compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out))
         };
         let mut compressed = pipeline.compress(&request, self.cancel)?;

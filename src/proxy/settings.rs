@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use thresher_core::domain::Budget;
 
 use super::find::{Bounds, Policy};
-use crate::domain::Budget;
 
 /// Settings of the middleware.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

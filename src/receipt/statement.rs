@@ -6,10 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
-
-use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts};
-use crate::pipeline::attribute::{Attributed, ESTIMATOR, LackKind, PartOutcome, Source};
-use crate::pipeline::{Codec, Pipeline, Placement};
+use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
+use thresher_core::pipeline::attribute::{Attributed, ESTIMATOR, LackKind, PartOutcome, Source};
+use thresher_core::pipeline::{Codec, Pipeline, Placement};
 
 /// Scores of two processors may differ so much, relative to the larger, and at least by so much.
 const SCORE_TOLERANCE: f64 = 1e-3;

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use thresher_core::domain::Chunk;
+use thresher_core::pipeline::Pipeline;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_registry::warm::{Reader, Wanted};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::admission::Admission;
-use crate::domain::Chunk;
-use crate::pipeline::Pipeline;
-use crate::pipeline::cancel::Cancel;
-use crate::registry::warm::{Reader, Wanted};
 
 /// Whose turn it is. First come, first served: of many tenants with much to read none waits for all that another has, and a
 /// request that comes in between finds the model busy with one piece, however many tenants there are.

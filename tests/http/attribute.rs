@@ -8,8 +8,8 @@ use tokio::net::TcpStream;
 
 use crate::wire::{self, Framing, ask, post};
 use thresher::admission::Claim;
-use thresher::domain::Tenant;
-use thresher::kv::store::KvStore;
+use thresher_core::domain::Tenant;
+use thresher_core::kv::store::KvStore;
 
 use crate::{
     BODY_BYTES_MAX, Daemon, STREAM_COUNT_MAX, check_error, daemon, pipeline_of, registry_settings, scripted,

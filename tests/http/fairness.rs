@@ -22,7 +22,7 @@ fn two_tenants() -> String {
     entry("a", "tenant = \"a\"") + &entry("b", "tenant = \"b\"")
 }
 
-fn gated() -> (Arc<Gate>, Arc<dyn thresher::model::ModelRuntime>) {
+fn gated() -> (Arc<Gate>, Arc<dyn thresher_core::model::ModelRuntime>) {
     let gate = Arc::new(Gate::default());
     let model = double({
         let gate = Arc::clone(&gate);
@@ -137,7 +137,7 @@ fn places_on_the_way_to_upstream_servers_are_shared() {
         ..MiddlewareSettings::default()
     };
     let middleware = Middleware::new(&settings).expect("an upstream");
-    let [a, b] = ["a", "b"].map(|name| thresher::domain::Tenant::new(name).expect("a name"));
+    let [a, b] = ["a", "b"].map(|name| thresher_core::domain::Tenant::new(name).expect("a name"));
     let place = |tenant| middleware.place(thresher::admission::Claim { tenant, has_rivals: true });
     let held = [place(&b).expect("the first"), place(&b).expect("the second")];
     assert!(place(&b).is_err(), "the rest is left to others");

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
-use thresher::export::{ExportOptions, export};
-use thresher::kv::codec::Codec;
-use thresher::kv::store::KvStore;
-use thresher::model::ModelRuntime;
-use thresher::model::contract::{Chosen, Contract, Family, HeadChoice, QuestionTokens, Weights};
-use thresher::model::ort::{DecoderRuntime, OrtSettings};
-use thresher::model::tokenizer::ModelTokenizer;
-use thresher::pipeline::validate::RequestLimits;
-use thresher::pipeline::{Pipeline, Settings};
+use thresher_core::kv::codec::Codec;
+use thresher_core::kv::store::KvStore;
+use thresher_core::model::ModelRuntime;
+use thresher_core::model::contract::{Chosen, Contract, Family, HeadChoice, QuestionTokens, Weights};
+use thresher_core::model::ort::{DecoderRuntime, OrtSettings};
+use thresher_core::model::tokenizer::ModelTokenizer;
+use thresher_core::pipeline::validate::RequestLimits;
+use thresher_core::pipeline::{Pipeline, Settings};
+use thresher_export::{ExportOptions, export};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

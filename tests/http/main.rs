@@ -36,17 +36,17 @@ use thresher::http::{
     self, ConnectionLimits, Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
     ServiceParts, Serving,
 };
-use thresher::kv::key::BlockKey;
-use thresher::kv::store::{KvStore, Source, Tiers};
-use thresher::model::scripted::ScriptedModel;
-use thresher::model::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Past, Wanted};
 use thresher::originals::{OriginalSettings, Originals};
-use thresher::pipeline::validate::RequestLimits;
-use thresher::pipeline::{Pipeline, Settings};
 use thresher::proxy::settings::MiddlewareSettings;
-use thresher::registry::RegistrySettings;
 use thresher::telemetry::{self, Prometheus};
 use thresher::tenants::{TenantSettings, Tenants};
+use thresher_core::kv::key::BlockKey;
+use thresher_core::kv::store::{KvStore, Source, Tiers};
+use thresher_core::model::scripted::ScriptedModel;
+use thresher_core::model::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Past, Wanted};
+use thresher_core::pipeline::validate::RequestLimits;
+use thresher_core::pipeline::{Pipeline, Settings};
+use thresher_registry::RegistrySettings;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use thresher::http::OriginPolicy;
-use thresher::kv::store::KvStore;
+use thresher_core::kv::store::KvStore;
 
 use crate::wire::{Response, ask_with, get, parse};
 use crate::{Daemon, assert_good, daemon, good, pipeline_of, registry_settings, scripted, serve, service};

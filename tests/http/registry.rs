@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
-use thresher::domain::Chunk;
-use thresher::registry::RegistrySettings;
-use thresher::registry::warm::{Reader, Wanted, Warmer};
+use thresher_core::domain::Chunk;
+use thresher_registry::RegistrySettings;
+use thresher_registry::warm::{Reader, Wanted, Warmer};
 
 use crate::wire::{self, Framing, ask, get, post};
 use crate::{Daemon, SECRET, check_error, daemon, double, registry_settings, scripted, serve, service};

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use thresher::domain::Tenant;
-use thresher::registry::RegistrySettings;
+use thresher_core::domain::Tenant;
+use thresher_registry::RegistrySettings;
 
 use crate::keys::{Keyed, entry};
 use crate::wire::Response;

@@ -63,7 +63,7 @@ fn made() -> (KeyPair, rcgen::Certificate) {
 async fn behind(files: &Files, head_time: Duration) -> (SocketAddr, Tls, Watched) {
     let (tls, watched) = Tls::open(&files.cert, &files.key).expect("a certificate");
     let (service, _) = service(
-        Some(crate::pipeline_of(scripted(), thresher::kv::store::KvStore::without_tiers())),
+        Some(crate::pipeline_of(scripted(), thresher_core::kv::store::KvStore::without_tiers())),
         2,
         2,
         &registry_settings(),

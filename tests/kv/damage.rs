@@ -4,7 +4,7 @@ use std::fs::{self, File, FileTimes};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use thresher::kv::local::LocalSettings;
+use thresher_core::kv::local::LocalSettings;
 
 use super::{disk_only, files, filled, folder, found, insert, metric, open, wait};
 

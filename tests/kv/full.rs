@@ -5,8 +5,8 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use thresher::kv::store::Tiers as _;
-use thresher::kv::tiers::AllTiers;
+use thresher_core::kv::store::Tiers as _;
+use thresher_core::kv::tiers::AllTiers;
 use tokio::runtime::Runtime;
 
 use super::mount::Mount;

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use thresher::kv::key::BlockKey;
-use thresher::kv::local::{Hit, LocalError, LocalSettings, LocalTiers, TierName};
+use thresher_core::kv::key::BlockKey;
+use thresher_core::kv::local::{Hit, LocalError, LocalSettings, LocalTiers, TierName};
 use tokio::runtime::Runtime;
 
 const MIB: u64 = 1 << 20;

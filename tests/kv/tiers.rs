@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use thresher::kv::local::{LocalSettings, LocalTiers, TierName};
+use thresher_core::kv::local::{LocalSettings, LocalTiers, TierName};
 
 use super::{MIB, block, child, files, folder, found, insert, metric, open, settings, sized, tier_of, wait};
 

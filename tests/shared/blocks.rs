@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use thresher::shared::{BLOCK_BYTES_MAX, Shared, SharedSettings};
+use thresher_shared::{BLOCK_BYTES_MAX, Shared, SharedSettings};
 
 use crate::server::{Server, available};
 use crate::{counted, eventually, get, key, metrics, settings, store, value, well};
@@ -22,7 +22,7 @@ async fn what_was_put_comes_back_in_order() {
     let found = shared.get_many(&asked.iter().map(|n| key(*n)).collect::<Vec<_>>()).await;
     let expect: Vec<_> = asked.iter().map(|n| (*n < 200).then(|| value(*n))).collect();
     assert_eq!(found, expect);
-    let nothing: [thresher::kv::key::BlockKey; 0] = [];
+    let nothing: [thresher_core::kv::key::BlockKey; 0] = [];
     assert_eq!(shared.get_many(&nothing).await, [] as [Option<Bytes>; 0]);
     let name = format!("thresher:b:{}", key(7));
     assert!((600_000..=604_800).contains(&server.cli(&["TTL", &name]).parse::<i64>().expect("seconds")));

@@ -1,6 +1,6 @@
 //! A cluster: keys on all nodes, a node that dies, slots that move.
 
-use thresher::shared::{FieldChange, Shared, SharedSettings};
+use thresher_shared::{FieldChange, Shared, SharedSettings};
 
 use crate::login::LEAST;
 use crate::server::{Server, available, cluster};

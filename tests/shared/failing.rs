@@ -9,11 +9,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 
-use thresher::kv::key::BlockKey;
-use thresher::kv::local::{LocalSettings, LocalTiers};
-use thresher::kv::store::Tiers;
-use thresher::kv::tiers::AllTiers;
-use thresher::shared::{FieldChange, Shared, SharedSettings};
+use thresher_core::kv::key::BlockKey;
+use thresher_core::kv::local::{LocalSettings, LocalTiers};
+use thresher_core::kv::store::Tiers;
+use thresher_core::kv::tiers::AllTiers;
+use thresher_shared::{FieldChange, Shared, SharedSettings};
 
 use crate::server::{Server, available};
 use crate::{bounded, counted, eventually, get, key, metrics, settings, store, value, well};
@@ -257,7 +257,7 @@ async fn a_bounded_server_evicts_and_goes_on() {
         for number in 0..100_u8 {
             let mut bytes = [number; 32];
             bytes[0] = round;
-            shared.put(&thresher::kv::key::BlockKey::from_bytes(bytes), value(number));
+            shared.put(&thresher_core::kv::key::BlockKey::from_bytes(bytes), value(number));
         }
         shared.flush().await;
     }

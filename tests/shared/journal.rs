@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use thresher::shared::{Event, FieldChange, Follower, Journal, SharedError, SharedSettings};
+use thresher_shared::{Event, FieldChange, Follower, Journal, SharedError, SharedSettings};
 
 use crate::server::{Server, available, cluster};
 use crate::{HEAL_MAX, counted, eventually, metrics, settings, well};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use thresher::shared::{FieldChange, Shared, SharedSettings};
+use thresher_shared::{FieldChange, Shared, SharedSettings};
 
 use crate::server::{Server, available};
 use crate::{bounded, eventually, get, key, settings, store, value, well};

@@ -12,8 +12,8 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use thresher::kv::key::BlockKey;
-use thresher::shared::{Shared, SharedSettings};
+use thresher_core::kv::key::BlockKey;
+use thresher_shared::{Shared, SharedSettings};
 
 /// How long anything may take to heal.
 const HEAL_MAX: Duration = Duration::from_secs(20);

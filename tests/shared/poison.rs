@@ -8,19 +8,19 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use thresher::api::CompressAnswer;
-use thresher::domain::{Chunk, CompressRequest, Granularity, Tenant, TokenSpan};
-use thresher::kv::block::{Block, Parts, Sentence};
-use thresher::kv::key::BlockKey;
-use thresher::kv::local::{LocalSettings, LocalTiers};
-use thresher::kv::store::KvStore;
-use thresher::kv::tiers::AllTiers;
-use thresher::model::scripted::ScriptedModel;
-use thresher::pipeline::cancel::Cancel;
-use thresher::pipeline::{Pipeline, Settings};
-use thresher::registry::log::journal::JournalLog;
-use thresher::registry::{Change, Outcome, Registry, RegistrySettings};
-use thresher::shared::{Shared, SharedSettings};
-use thresher::text::offsets::OffsetUnit;
+use thresher_core::domain::{Chunk, CompressRequest, Granularity, Tenant, TokenSpan};
+use thresher_core::kv::block::{Block, Parts, Sentence};
+use thresher_core::kv::key::BlockKey;
+use thresher_core::kv::local::{LocalSettings, LocalTiers};
+use thresher_core::kv::store::KvStore;
+use thresher_core::kv::tiers::AllTiers;
+use thresher_core::model::scripted::ScriptedModel;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::{Pipeline, Settings};
+use thresher_core::text::offsets::OffsetUnit;
+use thresher_registry::log::journal::JournalLog;
+use thresher_registry::{Change, Outcome, Registry, RegistrySettings};
+use thresher_shared::{Shared, SharedSettings};
 use tokio::runtime::Handle;
 
 use crate::server::{Server, available};
@@ -93,7 +93,7 @@ fn poisons(sound: &Bytes, other: &Bytes) -> Vec<(&'static str, Bytes)> {
     let (keys, offsets) = (block.keys(), block.offsets());
     let sentences: Vec<Sentence> = block.sentences().collect();
     type Change<'a> =
-        &'a dyn Fn(&mut ndarray::Array3<f32>, &mut Vec<thresher::domain::ByteRange>, &mut Vec<Sentence>);
+        &'a dyn Fn(&mut ndarray::Array3<f32>, &mut Vec<thresher_core::domain::ByteRange>, &mut Vec<Sentence>);
     let made = |change: Change| {
         let (mut keys, mut offsets, mut sentences) = (keys.clone(), offsets.clone(), sentences.clone());
         change(&mut keys, &mut offsets, &mut sentences);
@@ -106,7 +106,7 @@ fn poisons(sound: &Bytes, other: &Bytes) -> Vec<(&'static str, Bytes)> {
         Block::encode(parts, block.codec()).bytes().clone()
     };
     let wild = |at: usize, start: usize, end: usize| {
-        made(&move |_, offsets, _| offsets[at] = thresher::domain::ByteRange { start, end })
+        made(&move |_, offsets, _| offsets[at] = thresher_core::domain::ByteRange { start, end })
     };
     let last = offsets.len() - 1;
     let random: Vec<u8> = (0..sound.len()).map(|at| (at * 7919 % 251) as u8).collect();
@@ -146,7 +146,7 @@ fn poisons(sound: &Bytes, other: &Bytes) -> Vec<(&'static str, Bytes)> {
         ("half a block", sound.slice(..sound.len() / 2)),
         ("a byte more", [sound, &b"x"[..]].concat().into()),
         ("nothing", Bytes::new()),
-        ("megabytes of zeros", vec![0; thresher::shared::BLOCK_BYTES_MAX].into()),
+        ("megabytes of zeros", vec![0; thresher_shared::BLOCK_BYTES_MAX].into()),
     ]
 }
 

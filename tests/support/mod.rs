@@ -10,8 +10,8 @@ use std::{
 
 use ort::{environment::Environment, session::Session, value::TensorRef};
 use serde::Deserialize;
-use thresher::model::device::DeviceChoice;
-use thresher::model::ort::{OrtSettings, environment};
+use thresher_core::model::device::DeviceChoice;
+use thresher_core::model::ort::{OrtSettings, environment};
 
 /// A file or folder of the checkout.
 pub fn in_checkout(path: &str) -> PathBuf {

@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 use ndarray::Array3;
-use thresher::domain::{ByteRange, TokenSpan};
-use thresher::kv::block::{Block, Parts, Sentence};
-use thresher::kv::codec::Codec;
+use thresher_core::domain::{ByteRange, TokenSpan};
+use thresher_core::kv::block::{Block, Parts, Sentence};
+use thresher_core::kv::codec::Codec;
 
 const TEXT: &str = "The tide rises twice a day. The moon pulls the water; so does the sun, a little.";
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
-use thresher::registry::log::{self, Position};
+use thresher_registry::log::{self, Position};
 
 fuzz_target!(|data: &[u8]| -> Corpus {
     let Some((letter, bytes)) = data.split_first() else { return Corpus::Reject };

@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 use tempfile::TempDir;
-use thresher::export::{self, ExportOptions};
-use thresher::model::contract::{Contract, Weights};
+use thresher_core::model::contract::{Contract, Weights};
+use thresher_export::ExportOptions;
 
 /// `config.json`, `tokenizer.json`, `model.safetensors`.
 type Files = [&'static [u8]; 3];
@@ -49,7 +49,7 @@ fuzz_target!(|data: &[u8]| -> Corpus {
         write(&source, name, if at == replaced { bytes } else { sound });
     }
     let options = ExportOptions { weights: Weights::F32, name: "fuzzed".to_owned() };
-    if let Ok(contract) = export::export(&source, &out, &options, &|_, _| ()) {
+    if let Ok(contract) = thresher_export::export(&source, &out, &options, &|_, _| ()) {
         assert_eq!(Contract::load(&out).expect("what was just written"), contract);
     }
     Corpus::Keep

@@ -1,10 +1,10 @@
 //! Anthropic's citations: text blocks that, put together, are the answer, each with what it cites.
 
 use serde_json::{Value, json};
+use thresher_core::domain::ByteRange;
+use thresher_core::pipeline::attribute::{PartOutcome, Source};
 
 use super::native::Words;
-use crate::domain::ByteRange;
-use crate::pipeline::attribute::{PartOutcome, Source};
 
 /// The answer in blocks. White space between two parts belongs to the first, other text is a block without citations.
 pub fn blocks(words: &Words, parts: &[PartOutcome], citation: fn(&Words, &Source) -> Value) -> Value {

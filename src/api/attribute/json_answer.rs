@@ -9,10 +9,10 @@ use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
+use thresher_core::domain::{ByteRange, Parts, Value};
 
 use super::native::PartAnswer;
 use crate::api::limits::BodyLimits;
-use crate::domain::{ByteRange, Parts, Value};
 
 /// Objects and arrays in each other: one has to stop somewhere.
 const DEPTH_MAX: usize = 64;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+use thresher_core::pipeline::attribute::PartOutcome;
 
 use super::native::Words;
-use crate::pipeline::attribute::PartOutcome;
 
 /// The text, and which chunk each number stands for. Numbers that stand in the answer are left as they are.
 pub fn text(words: &Words, parts: &[PartOutcome]) -> Value {

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
+use thresher_core::domain::{AttributeRequest, ByteRange, Chunk};
+use thresher_core::kv::store::Sources;
+use thresher_core::pipeline::Pipeline;
+use thresher_core::pipeline::attribute::{Attributed, ESTIMATOR, Lack, LackKind, PartOutcome, Source};
+use thresher_core::text::offsets::OffsetUnit;
 
 use super::dialect::Dialect;
 use super::{AttributeOptions, anthropic, json_answer, markers, openai};
 use crate::api::TimingMs;
 use crate::api::response::{Places, Range};
-use crate::domain::{AttributeRequest, ByteRange, Chunk};
-use crate::kv::store::Sources;
-use crate::pipeline::Pipeline;
-use crate::pipeline::attribute::{Attributed, ESTIMATOR, Lack, LackKind, PartOutcome, Source};
 use crate::receipt::Receipt;
-use crate::text::offsets::OffsetUnit;
 
 /// Answer of `POST /v1/attribute`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]

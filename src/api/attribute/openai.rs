@@ -1,12 +1,12 @@
 //! OpenAI's annotations: flat in Responses, nested in Chat Completions. Places are characters of the answer.
 
 use serde_json::{Value, json};
+use thresher_core::domain::Chunk;
+use thresher_core::pipeline::attribute::{PartOutcome, Source};
+use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::native::Words;
 use crate::api::fields;
-use crate::domain::Chunk;
-use crate::pipeline::attribute::{PartOutcome, Source};
-use crate::text::offsets::{OffsetMap, OffsetUnit};
 
 /// An output item of a response.
 pub fn response_item(words: &Words, parts: &[PartOutcome]) -> Value {

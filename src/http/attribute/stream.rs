@@ -12,18 +12,18 @@ use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
 use serde_json::json;
 use sse_stream::SseByteStream;
+use thresher_core::domain::ByteRange;
+use thresher_core::pipeline::attribute::Candidates;
+use thresher_core::pipeline::clock::Clock;
+use thresher_core::text::Arriving;
 use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
 use super::{Asked, Chunks, Found};
 use crate::admission;
 use crate::api::{self, Arrival, AttributeBody, PartAnswer};
-use crate::domain::ByteRange;
 use crate::http::error::HttpError;
 use crate::http::{Scope, body, observe, work};
-use crate::pipeline::attribute::Candidates;
-use crate::pipeline::clock::Clock;
-use crate::text::Arriving;
 
 type Events = BoxStream<'static, Result<sse_stream::Sse, sse_stream::Error>>;
 

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use axum::Json;
 use serde_json::value::RawValue;
+use thresher_core::domain::{Granularity, TokenizerName};
+use thresher_core::pipeline::cancel::Cancel;
 
 use crate::api::{BodyLimits, MessagesAnswer};
-use crate::domain::{Granularity, TokenizerName};
 use crate::http::error::HttpError;
 use crate::http::originals::{Hash, keep};
 use crate::http::{Scope, observe, work};
 use crate::originals::ENTRY_BYTES;
-use crate::pipeline::cancel::Cancel;
 use crate::proxy::dialect::Dialect;
 use crate::proxy::find::{self, Policy};
 use crate::proxy::json::Located;

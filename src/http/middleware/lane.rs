@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
+use thresher_core::pipeline::cancel::Cancel;
 use tokio::sync::Semaphore;
 
 use crate::http::{HttpError, work};
-use crate::pipeline::cancel::Cancel;
 
 /// Runs work off the threads that carry connections, a bounded number of pieces at once. Who waits is bounded by the number of requests that
 /// are on their way (`middleware.request_count_max`).

@@ -1,0 +1,358 @@
+//! What holds of the whole statistic: goldens from an independent implementation, and properties.
+//! Cases small enough to calculate by hand sit with the functions.
+
+use std::collections::BTreeMap;
+
+use ndarray::{Array, Array2, Array3, ArrayView2, Axis, Dimension, Slice};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+const ESTIMATORS: [&str; 6] =
+    ["mean/self", "mean/rivals", "mean/both", "peak/self", "peak/rivals", "peak/both"];
+
+fn estimators() -> impl Iterator<Item = Estimator> {
+    ESTIMATORS.into_iter().map(|text| text.parse().expect(text))
+}
+
+// ---------------------------------------------------------------- goldens
+
+#[derive(serde::Deserialize)]
+struct Golden {
+    cross: Vec<Vec<Vec<f32>>>,
+    own: Vec<Vec<Vec<f32>>>,
+    segments: Vec<(usize, usize)>,
+    raw_maxsim: Vec<f32>,
+    estimators: BTreeMap<String, GoldenScores>,
+}
+
+#[derive(serde::Deserialize)]
+struct GoldenScores {
+    per_query: Vec<Vec<f32>>,
+    scores: Vec<f32>,
+}
+
+fn array3(values: &[Vec<Vec<f32>>]) -> Array3<f32> {
+    let shape = (values.len(), values[0].len(), values[0][0].len());
+    Array3::from_shape_vec(shape, values.concat().concat()).expect("a full array")
+}
+
+fn assert_close<'a>(name: &str, found: impl IntoIterator<Item = &'a f32>, expect: &[f32]) {
+    let found: Vec<f32> = found.into_iter().copied().collect();
+    assert_eq!(found.len(), expect.len(), "{name}");
+    for (found, expect) in found.iter().zip(expect) {
+        let tolerance = 1e-5 * expect.abs().max(1e-3);
+        assert!((found - expect).abs() <= tolerance, "{name}: {found} is not {expect}");
+    }
+}
+
+#[test]
+fn goldens() {
+    let text = include_str!("../../../../tests/fixtures/rc/goldens.json");
+    let golden: Golden = serde_json::from_str(text).expect("the fixture is JSON");
+    let (cross, own) = (array3(&golden.cross), array3(&golden.own));
+    let segments: Vec<_> = golden.segments.iter().map(|&(a, b)| TokenSpan::new(a, b)).collect();
+    assert_eq!(golden.estimators.len(), ESTIMATORS.len());
+    for (name, expect) in &golden.estimators {
+        let estimator = name.parse().expect(name);
+        let found = score(cross.view(), own.view(), &segments, estimator);
+        assert_close(name, &found.scores, &expect.scores);
+        assert_close(name, &found.per_query, &expect.per_query.concat());
+    }
+    assert_close("raw_maxsim", &raw_maxsim(&peaks(cross.view(), &segments)), &golden.raw_maxsim);
+}
+
+// ---------------------------------------------------------------- the definition, O(n · m), in f64
+
+fn definition(x: f32, y: &[f32]) -> f64 {
+    let sum: f64 = y.iter().map(|&y| (f64::from(x) - f64::from(y)).max(0.0)).sum();
+    sum / y.len().max(1) as f64
+}
+
+fn mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let count = values.clone().count().max(1);
+    values.sum::<f64>() / count as f64
+}
+
+/// Coupled RC of one head, query and segment.
+fn definition_of(case: &Case, (h, j): (usize, usize), segment: TokenSpan, estimator: Estimator) -> f64 {
+    let row = case.cross.index_axis(Axis(0), h).row(j).to_vec();
+    let peak = |span: &TokenSpan| row[span.range()].iter().copied().max_by(f32::total_cmp);
+    // What is not seen is no reference.
+    let own: Vec<f32> =
+        case.own.index_axis(Axis(0), h).row(j).iter().copied().filter(|&own| own != EMPTY).collect();
+    let rivals: Vec<f32> = case.segments.iter().filter_map(peak).collect();
+    let y = match estimator.reference {
+        Reference::Own => own,
+        Reference::Rivals => rivals,
+        Reference::Both => [own, rivals].concat(),
+    };
+    match estimator.pooling {
+        Pooling::Mean => mean(row[segment.range()].iter().map(|&x| definition(x, &y))),
+        Pooling::Peak => peak(&segment).map_or(0.0, |x| definition(x, &y)),
+    }
+}
+
+// ---------------------------------------------------------------- random input
+
+#[derive(Debug, Clone)]
+struct Case {
+    cross: Array3<f32>,
+    own: Array3<f32>,
+    segments: Vec<TokenSpan>,
+}
+
+impl Case {
+    fn score(&self, estimator: Estimator) -> Scored {
+        score(self.cross.view(), self.own.view(), &self.segments, estimator)
+    }
+
+    fn map(&self, f: impl Fn(f32) -> f32) -> Self {
+        Self { cross: self.cross.mapv(&f), own: self.own.mapv(&f), segments: self.segments.clone() }
+    }
+
+    /// The largest magnitude among the logits: what rounding is relative to.
+    fn magnitude(&self) -> f32 {
+        self.cross.iter().chain(&self.own).fold(0.0, |most, x| x.abs().max(most))
+    }
+}
+
+/// The same values in opposite order along `axis`; strides run backwards, so views of it are not contiguous.
+fn reversed<T: Clone, D: Dimension>(values: &Array<T, D>, axis: Axis) -> Array<T, D> {
+    let mut values = values.clone();
+    values.invert_axis(axis);
+    values
+}
+
+/// Multiples of 1/64: sums and differences are exact, so ties and invariances are too.
+fn grid() -> impl Strategy<Value = f32> + Clone {
+    (-640_i16..640).prop_map(|x| f32::from(x) / 64.0)
+}
+
+/// Every finite f32, the ends and near-ties more often than chance would have them.
+fn any_finite() -> impl Strategy<Value = f32> + Clone {
+    use proptest::num::f32::{NEGATIVE, NORMAL, POSITIVE, SUBNORMAL, ZERO};
+    let near_one = (0_u32..4).prop_map(|ulps| f32::from_bits(1.0_f32.to_bits() + ulps));
+    let ends = prop_oneof![Just(f32::MAX), Just(f32::MIN), Just(f32::MIN_POSITIVE), Just(-0.0)];
+    prop_oneof![4 => NORMAL | SUBNORMAL | ZERO | POSITIVE | NEGATIVE, 1 => ends, 1 => near_one]
+}
+
+fn case_of(logit: impl Strategy<Value = f32> + Clone) -> impl Strategy<Value = Case> {
+    (1_usize..3, 0_usize..4, 0_usize..80, 0_usize..6).prop_flat_map(move |(h, q, n, m)| {
+        let span = (0..=n, 0..=n).prop_map(|(a, b)| TokenSpan::new(a.min(b), a.max(b)));
+        let cross = vec(logit.clone(), h * q * n);
+        let own = vec(logit.clone(), h * q * m);
+        (cross, own, vec(span, 0..7)).prop_map(move |(cross, own, segments)| Case {
+            cross: Array3::from_shape_vec((h, q, n), cross).expect("h · q · n logits"),
+            own: Array3::from_shape_vec((h, q, m), own).expect("h · q · m logits"),
+            segments,
+        })
+    })
+}
+
+/// x `[query, key]` and a reference of its own length for every query.
+fn ragged(logit: impl Strategy<Value = f32> + Clone) -> impl Strategy<Value = (Array2<f32>, Vec<Vec<f32>>)> {
+    (1_usize..5, 1_usize..20).prop_flat_map(move |(q, n)| {
+        let x = vec(logit.clone(), q * n);
+        (x, vec(vec(logit.clone(), 0..12), q))
+            .prop_map(move |(x, y)| (Array2::from_shape_vec((q, n), x).expect("q · n logits"), y))
+    })
+}
+
+fn slices(y: &[Vec<f32>]) -> Vec<&[f32]> {
+    y.iter().map(Vec::as_slice).collect()
+}
+
+fn exact_mean(x: ArrayView2<'_, f32>, y: &[Vec<f32>]) -> f64 {
+    mean(x.outer_iter().zip(y).flat_map(|(x, y)| x.to_vec().into_iter().map(move |x| definition(x, y))))
+}
+
+fn close(found: f32, expect: f64) -> bool {
+    let expect = f64::from(saturated(expect));
+    // The last term: below it an f32 has no 1e-5 left.
+    (f64::from(found) - expect).abs() <= 1e-5 * expect.abs() + 1e-40
+}
+
+fn close_all(found: &[f32], expect: &[f32], tolerance: f32) -> bool {
+    found.len() == expect.len() && found.iter().zip(expect).all(|(a, b)| (a - b).abs() <= tolerance)
+}
+
+// ---------------------------------------------------------------- properties
+
+proptest! {
+    #[test]
+    fn coupled_is_the_definition((x, y) in prop_oneof![ragged(grid()).boxed(), ragged(any_finite()).boxed()]) {
+        let found = coupled(x.view(), &slices(&y));
+        for ((j, i), &found) in found.indexed_iter() {
+            let expect = definition(x[[j, i]], &y[j]);
+            prop_assert!(close(found, expect), "query {j}, key {i}: {found} is not {expect}");
+        }
+    }
+
+    #[test]
+    fn coupled_means_are_means_of_coupled((x, y) in ragged(any_finite()), a in 0_usize..20, b in 0_usize..20) {
+        let (a, b) = (a.min(b).min(x.ncols()), a.max(b).min(x.ncols()));
+        let found = coupled_means(x.view(), &slices(&y), &[TokenSpan::new(a, b)]);
+        for (j, y) in y.iter().enumerate() {
+            let expect = mean((a..b).map(|i| definition(x[[j, i]], y)));
+            prop_assert!(close(found[[j, 0]], expect), "query {j}: {} is not {expect}", found[[j, 0]]);
+        }
+    }
+
+    #[test]
+    fn score_is_the_definition(case in prop_oneof![case_of(grid()).boxed(), case_of(any_finite()).boxed()]) {
+        let (heads, queries, _) = case.cross.dim();
+        for estimator in estimators() {
+            let found = case.score(estimator);
+            for (p, &segment) in case.segments.iter().enumerate() {
+                let of_row = |h, j| f64::from(saturated(definition_of(&case, (h, j), segment, estimator)));
+                let per_query = |j| mean((0..heads).map(|h| of_row(h, j)));
+                for j in 0..queries {
+                    let (found, expect) = (found.per_query[[j, p]], per_query(j));
+                    prop_assert!(close(found, expect), "{estimator} query {j}: {found} is not {expect}");
+                }
+                let (found, expect) = (found.scores[p], mean((0..queries).map(per_query)));
+                prop_assert!(close(found, expect), "{estimator}: {found} is not {expect}");
+            }
+        }
+    }
+
+    #[test]
+    fn bounds_enclose_exact_and_independent((x, y) in prop_oneof![ragged(grid()).boxed(), ragged(any_finite()).boxed()]) {
+        let exact = exact_mean(x.view(), &y);
+        let Bounds { lower, independent, upper } = bounds(x.view(), &slices(&y));
+        let range = x.iter().chain(y.iter().flatten()).fold(0.0, |most: f64, &v| f64::from(v).abs().max(most));
+        let slack = 1e-13 * range;
+        prop_assert!(lower <= exact + slack && exact <= upper + slack, "{lower} ≤ {exact} ≤ {upper}");
+        prop_assert!(lower <= independent + slack && independent <= upper + slack, "{lower} ≤ {independent} ≤ {upper}");
+        prop_assert!(lower.is_finite() && upper.is_finite() && lower >= 0.0);
+    }
+
+    #[test]
+    fn a_common_shift_changes_nothing(case in case_of(grid()), shift in -1000_i16..1000) {
+        let shifted = case.map(|x| x + f32::from(shift));
+        for estimator in estimators() {
+            prop_assert_eq!(case.score(estimator).per_query, shifted.score(estimator).per_query);
+        }
+    }
+
+    #[test]
+    fn a_scale_scales(case in case_of(grid()), scale in 0.01_f32..100.0) {
+        let scaled = case.map(|x| x * scale);
+        let tolerance = 1e-6 * scaled.magnitude();
+        for estimator in estimators() {
+            let expect: Vec<f32> = case.score(estimator).scores.iter().map(|x| x * scale).collect();
+            prop_assert!(close_all(&scaled.score(estimator).scores, &expect, tolerance));
+        }
+    }
+
+    #[test]
+    fn references_in_any_order_give_the_same_bits((x, y) in ragged(any_finite())) {
+        let reversed: Vec<Vec<f32>> = y.iter().map(|y| y.iter().rev().copied().collect()).collect();
+        prop_assert_eq!(coupled(x.view(), &slices(&y)), coupled(x.view(), &slices(&reversed)));
+    }
+
+    #[test]
+    fn keys_of_a_segment_in_any_order(case in case_of(grid())) {
+        // Reversed keys: segment a..b becomes n−b..n−a, and holds the same logits backwards.
+        let keys = case.cross.dim().2;
+        let segments = case.segments.iter().map(|span| TokenSpan::new(keys - span.end, keys - span.start));
+        let other = Case {
+            cross: reversed(&case.cross, Axis(2)),
+            own: case.own.clone(),
+            segments: segments.collect(),
+        };
+        for estimator in estimators() {
+            let (a, b) = (case.score(estimator), other.score(estimator));
+            prop_assert_eq!(&a.peaks.value, &b.peaks.value);
+            prop_assert!(close_all(&a.scores, &b.scores, 1e-6 * case.magnitude()));
+        }
+    }
+
+    #[test]
+    fn queries_in_any_order(case in case_of(grid())) {
+        let other = Case {
+            cross: reversed(&case.cross, Axis(1)),
+            own: reversed(&case.own, Axis(1)),
+            segments: case.segments.clone(),
+        };
+        for estimator in estimators() {
+            let (a, b) = (case.score(estimator), other.score(estimator));
+            prop_assert_eq!(&a.per_query, &reversed(&b.per_query, Axis(0)));
+            prop_assert!(close_all(&a.scores, &b.scores, 1e-6 * case.magnitude()));
+        }
+    }
+
+    #[test]
+    fn segments_in_any_order(case in case_of(any_finite())) {
+        let mut other = case.clone();
+        other.segments.reverse();
+        for estimator in estimators() {
+            let (a, mut b) = (case.score(estimator), other.score(estimator));
+            b.scores.reverse();
+            prop_assert_eq!(&a.scores, &b.scores);
+            prop_assert_eq!(&a.per_query, &reversed(&b.per_query, Axis(1)));
+            prop_assert_eq!(&a.peaks.key, &reversed(&b.peaks.key, Axis(2)));
+        }
+    }
+
+    #[test]
+    fn finite_in_finite_out(case in case_of(any_finite())) {
+        for estimator in estimators() {
+            let found = case.score(estimator);
+            prop_assert!(found.scores.iter().chain(&found.per_query).all(|x| x.is_finite() && *x >= 0.0));
+            prop_assert!(raw_maxsim(&found.peaks).iter().all(|x| x.is_finite()));
+        }
+    }
+
+    #[test]
+    fn a_peak_key_leads_to_its_peak(case in case_of(any_finite())) {
+        let found = peaks(case.cross.view(), &case.segments);
+        for ((h, j, p), &key) in found.key.indexed_iter() {
+            let (segment, value) = (case.segments[p], found.value[[h, j, p]]);
+            if key == KEY_NONE {
+                prop_assert!(segment.is_empty());
+                continue;
+            }
+            let key = key as usize;
+            prop_assert_eq!(case.cross[[h, j, key]].to_bits(), value.to_bits());
+            let row = case.cross.index_axis(Axis(0), h);
+            prop_assert!(segment.range().all(|i| row[[j, i]] < value || (i >= key && row[[j, i]] == value)));
+        }
+    }
+}
+
+// ---------------------------------------------------------------- threads
+
+/// Logits of a fixed pseudo-random sequence, in −8..8.
+fn logits(shape: (usize, usize, usize), seed: u32) -> Array3<f32> {
+    let mut state = seed;
+    Array3::from_shape_simple_fn(shape, || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 20) as f32 - 8.0
+    })
+}
+
+#[test]
+fn thread_count_does_not_change_a_bit() {
+    let case = Case {
+        cross: logits((2, 8, 6000), 1),
+        own: logits((2, 8, 8), 2),
+        segments: (0..600).map(|p| TokenSpan::new(10 * p, 10 * p + 10)).collect(),
+    };
+    for estimator in estimators() {
+        let on = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            pool.expect("threads can be started").install(|| case.score(estimator))
+        };
+        assert_eq!(on(1), on(4), "{estimator}");
+        // Few enough elements to stay on this thread.
+        let one_query = Case {
+            cross: case.cross.slice_axis(Axis(1), Slice::from(3..4)).to_owned(),
+            own: case.own.slice_axis(Axis(1), Slice::from(3..4)).to_owned(),
+            segments: case.segments.clone(),
+        };
+        assert_eq!(on(4).per_query.row(3), one_query.score(estimator).per_query.row(0), "{estimator}");
+    }
+}

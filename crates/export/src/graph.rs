@@ -1,0 +1,219 @@
+//! Builds an ONNX graph operation by operation; the layer between a model's code and the protobuf messages.
+//! Knows nothing of architectures: an encoder and a decoder are written with the same operations (`ops`).
+//!
+//! A [`Value`] is the name of a tensor. Operations are named in the order in which they are made, so the same calls
+//! give the same bytes. Only operators of the standard opset are used: the graphs run on every execution provider.
+
+mod ops;
+
+use prost::Message;
+use thresher_core::model::onnx::{
+    AttributeProto, AttributeType, DataLocation, DataType, Dimension, DimensionValue, GraphProto, IR_VERSION,
+    ModelProto, NodeProto, OPSET, OperatorSetIdProto, StringStringEntryProto, TensorProto, TensorShapeProto,
+    TensorTypeProto, TypeProto, ValueInfoProto,
+};
+
+/// A tensor in the graph.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value(String);
+
+/// Bytes of a weight in the external file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// Name of the tensor.
+    pub name: String,
+    /// Its shape.
+    pub dims: Vec<usize>,
+    /// Its element type.
+    pub data_type: DataType,
+    /// First byte in the file.
+    pub offset_bytes: u64,
+    /// Number of bytes.
+    pub length_bytes: u64,
+}
+
+/// An axis of an input or output.
+#[derive(Debug, Clone, Copy)]
+pub enum Axis {
+    /// This many.
+    Fixed(usize),
+    /// As many as the axis of this name has.
+    Named(&'static str),
+}
+
+/// What stands between two linear layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x·Φ(x), exact.
+    Gelu,
+    /// The approximation of GELU by tanh.
+    GeluTanh,
+    /// max(x, 0).
+    Relu,
+    /// x·σ(x).
+    Silu,
+}
+
+/// A graph being built. Cloning gives two graphs with a common beginning, which share their weights on disk.
+#[derive(Debug, Clone, Default)]
+pub struct GraphBuilder {
+    graph: GraphProto,
+    weights_file: String,
+    values: usize,
+}
+
+impl GraphBuilder {
+    /// An empty graph whose weights lie in `weights_file`, beside the graph.
+    pub fn new(weights_file: impl Into<String>) -> Self {
+        Self { weights_file: weights_file.into(), ..Self::default() }
+    }
+
+    /// An `i64` input.
+    pub fn input_i64(&mut self, name: &str, axes: &[Axis]) -> Value {
+        self.graph.input.push(value_info(name, DataType::Int64, axes));
+        Value(name.to_owned())
+    }
+
+    /// An `f32` input.
+    pub fn input_f32(&mut self, name: &str, axes: &[Axis]) -> Value {
+        self.graph.input.push(value_info(name, DataType::Float, axes));
+        Value(name.to_owned())
+    }
+
+    /// Gives `value` as the `f32` output `name`.
+    pub fn output_f32(&mut self, name: &str, axes: &[Axis], value: &Value) {
+        self.push("Identity", &[value], vec![], vec![name.to_owned()]);
+        self.graph.output.push(value_info(name, DataType::Float, axes));
+    }
+
+    /// Gives `value` a name of its own inside the graph, by which the graph can be cut there.
+    pub fn named(&mut self, name: &str, value: &Value) -> Value {
+        self.push("Identity", &[value], vec![], vec![name.to_owned()]);
+        Value(name.to_owned())
+    }
+
+    /// A weight in the external file; one that is used twice is there once.
+    pub fn weight(&mut self, stored: &Stored) -> Value {
+        if self.graph.initializer.iter().any(|tensor| tensor.name == stored.name) {
+            return Value(stored.name.clone());
+        }
+        let entry = |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
+        self.graph.initializer.push(TensorProto {
+            dims: stored.dims.iter().map(|&dim| dim as i64).collect(),
+            data_type: stored.data_type.into(),
+            name: stored.name.clone(),
+            external_data: vec![
+                entry("location", self.weights_file.clone()),
+                entry("offset", stored.offset_bytes.to_string()),
+                entry("length", stored.length_bytes.to_string()),
+            ],
+            data_location: DataLocation::External.into(),
+            ..TensorProto::default()
+        });
+        Value(stored.name.clone())
+    }
+
+    /// A small `i64` vector, kept in the graph itself: shapes and axes must be known when the graph is loaded.
+    pub fn const_i64(&mut self, values: &[i64]) -> Value {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.constant(DataType::Int64, vec![values.len() as i64], bytes)
+    }
+
+    /// An `f32` scalar.
+    pub fn const_f32(&mut self, value: f32) -> Value {
+        self.constant(DataType::Float, vec![], value.to_le_bytes().to_vec())
+    }
+
+    /// A small `f32` vector.
+    pub fn const_f32s(&mut self, values: &[f32]) -> Value {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.constant(DataType::Float, vec![values.len() as i64], bytes)
+    }
+
+    /// A scalar byte.
+    fn const_u8(&mut self, value: u8) -> Value {
+        self.constant(DataType::Uint8, vec![], vec![value])
+    }
+
+    /// The finished file.
+    pub fn finish(mut self, name: &str, doc: &str) -> Vec<u8> {
+        self.graph.name = name.to_owned();
+        let model = ModelProto {
+            ir_version: IR_VERSION,
+            opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
+            producer_name: "thresher".to_owned(),
+            doc_string: doc.to_owned(),
+            graph: Some(self.graph),
+        };
+        model.encode_to_vec()
+    }
+
+    fn node(&mut self, op: &str, inputs: &[&Value], attribute: Vec<AttributeProto>) -> Value {
+        let output = self.fresh(op);
+        self.push(op, inputs, attribute, vec![output.0.clone()]);
+        output
+    }
+
+    fn push(&mut self, op: &str, inputs: &[&Value], attribute: Vec<AttributeProto>, output: Vec<String>) {
+        self.graph.node.push(NodeProto {
+            input: inputs.iter().map(|value| value.0.clone()).collect(),
+            name: output[0].clone(),
+            output,
+            op_type: op.to_owned(),
+            attribute,
+        });
+    }
+
+    fn constant(&mut self, data_type: DataType, dims: Vec<i64>, raw_data: Vec<u8>) -> Value {
+        let same = |t: &&TensorProto| {
+            t.data_type == i32::from(data_type) && t.dims == dims && t.raw_data.as_ref() == Some(&raw_data)
+        };
+        if let Some(tensor) = self.graph.initializer.iter().find(same) {
+            return Value(tensor.name.clone());
+        }
+        let value = self.fresh("Constant");
+        self.graph.initializer.push(TensorProto {
+            dims,
+            data_type: data_type.into(),
+            name: value.0.clone(),
+            raw_data: Some(raw_data),
+            ..TensorProto::default()
+        });
+        value
+    }
+
+    fn fresh(&mut self, op: &str) -> Value {
+        self.values += 1;
+        Value(format!("{op}_{}", self.values))
+    }
+}
+
+fn value_info(name: &str, elem_type: DataType, axes: &[Axis]) -> ValueInfoProto {
+    let dim = |axis: &Axis| match *axis {
+        Axis::Fixed(size) => DimensionValue::Value(size as i64),
+        Axis::Named(name) => DimensionValue::Param(name.to_owned()),
+    };
+    let dim = axes.iter().map(|axis| Dimension { value: Some(dim(axis)) }).collect();
+    let tensor_type = TensorTypeProto { elem_type: elem_type.into(), shape: Some(TensorShapeProto { dim }) };
+    ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
+}
+
+fn attribute(name: &str, r#type: AttributeType) -> AttributeProto {
+    AttributeProto { name: name.to_owned(), r#type: r#type.into(), ..AttributeProto::default() }
+}
+
+fn int(name: &str, value: i64) -> AttributeProto {
+    AttributeProto { i: Some(value), ..attribute(name, AttributeType::Int) }
+}
+
+fn ints(name: &str, values: &[i64]) -> AttributeProto {
+    AttributeProto { ints: values.to_vec(), ..attribute(name, AttributeType::Ints) }
+}
+
+fn float(name: &str, value: f32) -> AttributeProto {
+    AttributeProto { f: Some(value), ..attribute(name, AttributeType::Float) }
+}
+
+fn string(name: &str, value: &str) -> AttributeProto {
+    AttributeProto { s: Some(value.as_bytes().to_vec()), ..attribute(name, AttributeType::String) }
+}

@@ -1,0 +1,229 @@
+//! Answers that say what their sources do not: a number changed, a name exchanged, a negation put in or taken out, a sentence from
+//! elsewhere. Seeded: the same file gives the same ones.
+
+use thresher_core::domain::ByteRange;
+use thresher_core::text::{self, Term};
+
+use super::bootstrap::SplitMix;
+use super::data::AttributionRow;
+
+/// What was done to a span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// One digit of one number.
+    Number,
+    /// One name, for one that stands in another chunk.
+    Name,
+    /// A `not` after the first auxiliary verb; where there is one already, it is taken out.
+    Negation,
+    /// A sentence of another row's answer, alone.
+    Elsewhere,
+}
+
+impl Kind {
+    /// All kinds, as reports name them.
+    pub const ALL: [(Self, &'static str); 4] = [
+        (Self::Number, "number"),
+        (Self::Name, "name"),
+        (Self::Negation, "negation"),
+        (Self::Elsewhere, "elsewhere"),
+    ];
+}
+
+/// An answer with one span that is not supported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Perturbed {
+    /// What was done.
+    pub kind: Kind,
+    /// The answer.
+    pub answer: String,
+    /// Bytes of the span.
+    pub span: ByteRange,
+}
+
+/// Spans of fewer words are left alone: little can be changed in them that is still a statement.
+pub const WORDS_MIN: usize = 3;
+
+const AUXILIARIES: [&str; 20] = [
+    "is", "are", "was", "were", "has", "have", "had", "can", "could", "will", "would", "did", "does",
+    "should", "may", "might", "must", "shall", "do", "am",
+];
+
+/// Capitalised words that are no names.
+const COMMON: [&str; 20] = [
+    "the", "a", "an", "in", "on", "at", "it", "he", "she", "they", "this", "that", "there", "as", "for",
+    "and", "but", "his", "her", "some",
+];
+
+/// One of each kind that can be made of a span of `rows[row]`'s answer, which came from chunk `chunk`.
+pub fn all(
+    rows: &[AttributionRow],
+    row: usize,
+    (span, chunk): (ByteRange, usize),
+    random: &mut SplitMix,
+) -> Vec<Perturbed> {
+    let answer = &rows[row].answer;
+    let terms = text::terms(answer, &[span.start, span.end]);
+    let inside: Vec<&Term> =
+        terms.iter().filter(|t| span.start <= t.bytes.start && t.bytes.end <= span.end).collect();
+    let changed = |kind: Kind, (at, with): (ByteRange, String)| {
+        let answer = format!("{}{with}{}", &answer[..at.start], &answer[at.end..]);
+        let end = span.end + with.len() - at.len();
+        Perturbed { kind, answer, span: ByteRange::new(span.start, end) }
+    };
+    let number = number(rows, row, (&inside, answer), random).map(|c| changed(Kind::Number, c));
+    let name = name(rows, row, (span, chunk), random).map(|c| changed(Kind::Name, c));
+    let negation = negation((&inside, answer)).map(|c| changed(Kind::Negation, c));
+    number.into_iter().chain(name).chain(negation).chain(elsewhere(rows, row, random)).collect()
+}
+
+type Change = (ByteRange, String);
+
+fn number(
+    rows: &[AttributionRow],
+    row: usize,
+    (inside, answer): (&[&Term], &str),
+    random: &mut SplitMix,
+) -> Option<Change> {
+    let digits: Vec<ByteRange> = inside
+        .iter()
+        .flat_map(|term| {
+            let found = term.bytes.of(answer).char_indices().filter(|(_, c)| c.is_ascii_digit());
+            found
+                .map(|(at, _)| ByteRange::new(term.bytes.start + at, term.bytes.start + at + 1))
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    for _ in 0..if digits.is_empty() { 0 } else { 50 } {
+        let at = digits[random.below(digits.len())];
+        let digit = answer.as_bytes()[at.start] - b'0';
+        let other = match (usize::from(digit) + 1 + random.below(9)) % 10 {
+            0 => "1".to_owned(),
+            other => other.to_string(),
+        };
+        let term = inside.iter().find(|t| t.bytes.start <= at.start && at.end <= t.bytes.end)?;
+        let start = at.start - term.bytes.start;
+        let word = term.bytes.of(answer);
+        let new = format!("{}{other}{}", &word[..start], &word[start + 1..]);
+        if new != word && !rows[row].chunks.iter().any(|chunk| chunk.full_text().contains(&new)) {
+            return Some((at, other));
+        }
+    }
+    None
+}
+
+fn name(
+    rows: &[AttributionRow],
+    row: usize,
+    (span, chunk): (ByteRange, usize),
+    random: &mut SplitMix,
+) -> Option<Change> {
+    let answer = &rows[row].answer;
+    let within = |name: &ByteRange| span.start <= name.start && name.end <= span.end;
+    let names: Vec<ByteRange> = names(answer).into_iter().filter(within).collect();
+    if names.is_empty() {
+        return None;
+    }
+    let chosen = names[random.below(names.len())];
+    let own = rows[row].chunks[chunk].full_text().to_lowercase();
+    let of_row = |row: usize, but: Option<usize>| -> Vec<String> {
+        let others = rows[row].chunks.iter().enumerate().filter(|(index, _)| Some(*index) != but);
+        let of_chunk = |text: &str| {
+            names_of(text).filter(|name| !own.contains(&name.to_lowercase())).collect::<Vec<_>>()
+        };
+        others.flat_map(|(_, chunk)| of_chunk(&chunk.text)).collect()
+    };
+    let mut pool = of_row(row, Some(chunk));
+    if pool.is_empty() {
+        pool = of_row(random.below(rows.len()), None);
+    }
+    (!pool.is_empty()).then(|| (chosen, pool.swap_remove(random.below(pool.len()))))
+}
+
+fn names_of(text: &str) -> impl Iterator<Item = String> + '_ {
+    names(text).into_iter().map(|name| name.of(text).to_owned())
+}
+
+/// Runs of capitalised words behind a word in lower case or a comma.
+fn names(text: &str) -> Vec<ByteRange> {
+    let mut found: Vec<ByteRange> = Vec::new();
+    let mut open = false;
+    for term in text::terms(text, &[]) {
+        let capital = term.bytes.of(text).starts_with(char::is_uppercase);
+        let behind = text[..term.bytes.start].strip_suffix(' ').and_then(|before| before.chars().next_back());
+        match found.last_mut() {
+            Some(last) if open && capital && last.end + 1 == term.bytes.start && behind.is_some() => {
+                last.end = term.bytes.end;
+            }
+            _ => {
+                let begins = behind.is_some_and(|c| c.is_lowercase() || c == ',');
+                open = capital && begins && term.bytes.len() >= 3 && !COMMON.contains(&&*term.folded);
+                found.extend(open.then_some(term.bytes));
+            }
+        }
+        open = open && capital;
+    }
+    found
+}
+
+fn negation((inside, answer): (&[&Term], &str)) -> Option<Change> {
+    if let Some(not) = inside.iter().find(|term| term.folded == "not") {
+        let start = answer[..not.bytes.start].trim_end().len().max(inside[0].bytes.start);
+        return Some((ByteRange::new(start, not.bytes.end), String::new()));
+    }
+    let verb = inside.iter().find(|term| AUXILIARIES.contains(&&*term.folded))?;
+    Some((ByteRange::new(verb.bytes.end, verb.bytes.end), " not".to_owned()))
+}
+
+fn elsewhere(rows: &[AttributionRow], row: usize, random: &mut SplitMix) -> Option<Perturbed> {
+    const TRIES: usize = 20;
+    for _ in 0..TRIES {
+        let other = random.below(rows.len());
+        let sentences = text::arrived(&rows[other].answer);
+        if other == row || sentences.is_empty() {
+            continue;
+        }
+        let sentence = sentences[random.below(sentences.len())].of(&rows[other].answer);
+        if text::terms(sentence, &[]).len() > WORDS_MIN {
+            let span = ByteRange::new(0, sentence.len());
+            return Some(Perturbed { kind: Kind::Elsewhere, answer: sentence.to_owned(), span });
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_inside_sentences() {
+        let text =
+            "In 1998 the city of New York and, Mary Ann says, The Hague met. Later Paris won. He saw Rome";
+        let found: Vec<&str> = names(text).into_iter().map(|name| name.of(text)).collect();
+        assert_eq!(found, ["New York", "Mary Ann", "Hague", "Paris", "Rome"]);
+    }
+
+    #[test]
+    fn one_of_each_kind_that_can_be_made() {
+        let row = |answer: &str, chunks: &[&str]| -> AttributionRow {
+            let chunks: Vec<_> = chunks.iter().map(|text| serde_json::json!({"text": text})).collect();
+            serde_json::from_value(serde_json::json!({"answer": answer, "spans": [], "chunks": chunks}))
+                .expect("a row")
+        };
+        let rows = [
+            row("It was built in Paris in 1998.", &["It was built in Paris in 1998.", "They met in Rome."]),
+            row("Quite another sentence about nothing.", &["x"]),
+        ];
+        let found = all(&rows, 0, (ByteRange::new(0, 30), 0), &mut SplitMix(1));
+        let kinds: Vec<Kind> = found.iter().map(|p| p.kind).collect();
+        assert_eq!(kinds, [Kind::Number, Kind::Name, Kind::Negation, Kind::Elsewhere]);
+        assert_ne!(found[0].answer, rows[0].answer);
+        assert_eq!(found[1].answer, "It was built in Rome in 1998.");
+        assert_eq!(found[2].answer, "It was not built in Paris in 1998.");
+        assert_eq!(found[3].answer, "Quite another sentence about nothing.");
+        for perturbed in &found {
+            assert_eq!(perturbed.span.of(&perturbed.answer), perturbed.answer, "{:?}", perturbed.kind);
+        }
+    }
+}

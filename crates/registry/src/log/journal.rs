@@ -1,0 +1,307 @@
+//! The log on a journal of the shared tier: its entries are the stream, what they add up to is the hash.
+//! Knows nothing of servers, or of the index that follows it.
+
+use std::hash::{BuildHasher, RandomState};
+
+use thresher_core::domain::Tenant;
+use thresher_shared::{Cursor, EntryId, FieldChange, Follower, Journal, Shared, SharedError};
+
+use super::{
+    ChangeLog, Event, Later, LogError, LogPage, Position, Tail, decode_changes, decode_chunk, encode_changes,
+    encode_chunk,
+};
+use crate::change::{Change, id_of};
+
+/// The journal's name; a tenant's stands behind it.
+const NAME: &str = "chunks";
+/// Entries that are kept: a sidecar that missed more reads all that they add up to.
+const ENTRIES_MAX: usize = 4_096;
+/// Bytes of text in one entry, unless a single chunk has more: the server and all who follow hold several at once.
+const ENTRY_BYTES_MAX: usize = 256 * 1024;
+/// The field of the hash that names the log. Others begin with [`CHUNK`].
+const IDENTITY: &[u8] = b"identity";
+/// What an id has before it as a field.
+const CHUNK: &[u8] = b"c:";
+/// The one field of an entry.
+const CHANGES: &[u8] = b"changes";
+
+/// A log that all sidecars of one shared tier have in common.
+pub struct JournalLog {
+    journal: Journal,
+}
+
+impl JournalLog {
+    /// The log of a tenant in `shared`. Asks nothing of it yet.
+    pub fn new(shared: &Shared, tenant: &Tenant) -> Self {
+        let journal = shared.journal(&name(tenant), ENTRIES_MAX);
+        Self { journal: journal.expect("what a tenant may be called, a journal may be called") }
+    }
+
+    async fn publish_entry(&self, entry: &EntryBytes) -> Result<Position, SharedError> {
+        let fields: Vec<_> = entry
+            .fields
+            .iter()
+            .map(|(field, value)| match value {
+                FieldBytes::Put(value) => FieldChange::Put(field, value),
+                FieldBytes::Offer(value) => FieldChange::Offer(field, value),
+                FieldBytes::Delete => FieldChange::Delete(field),
+            })
+            .collect();
+        let id = self.journal.change(&fields, &[(CHANGES, &entry.changes)]).await?;
+        Ok(position(id))
+    }
+}
+
+/// Of a tenant's journal; that of the default one is where it was before there were others.
+fn name(tenant: &Tenant) -> String {
+    match tenant.is_default() {
+        true => NAME.to_owned(),
+        false => format!("{NAME}.{}", tenant.name()),
+    }
+}
+
+impl ChangeLog for JournalLog {
+    fn identity(&self) -> Later<'_, Result<String, LogError>> {
+        Box::pin(async {
+            let found = self.journal.field_or_put(IDENTITY, new_identity().as_bytes()).await;
+            Ok(String::from_utf8_lossy(&found.map_err(|error| not_read(&error))?).into_owned())
+        })
+    }
+
+    fn publish(&self, changes: Vec<Change>) -> Later<'_, Result<Position, LogError>> {
+        Box::pin(async move {
+            let mut end = Position::default();
+            let encode = move || entries(&changes).into_iter().map(EntryBytes::new).collect::<Vec<_>>();
+            for (made, entry) in elsewhere(encode).await?.iter().enumerate() {
+                end = self.publish_entry(entry).await.map_err(|error| not_written(&error, made > 0))?;
+            }
+            Ok(end)
+        })
+    }
+
+    fn end(&self) -> Later<'_, Result<Option<Position>, LogError>> {
+        Box::pin(async {
+            let id = self.journal.last_id().await.map_err(|error| not_read(&error))?;
+            Ok(id.map(position))
+        })
+    }
+
+    fn follow(&self, from: Option<Position>) -> Box<dyn Tail> {
+        let from = from.map(|Position { ms, seq }| EntryId { ms, seq });
+        Box::new(JournalTail(self.journal.follow(from)))
+    }
+
+    fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>> {
+        Box::pin(async {
+            let page = self.journal.scan_fields(cursor.map(Cursor::from)).await;
+            let page = page.map_err(|error| not_read(&error))?;
+            elsewhere(move || log_page(page)).await
+        })
+    }
+}
+
+/// An entry as it is sent.
+struct EntryBytes {
+    /// Fields of the hash, and what becomes of them.
+    fields: Vec<(Vec<u8>, FieldBytes)>,
+    changes: Vec<u8>,
+}
+
+enum FieldBytes {
+    Put(Vec<u8>),
+    Offer(Vec<u8>),
+    Delete,
+}
+
+impl EntryBytes {
+    fn new(changes: &[Change]) -> Self {
+        Self { fields: changes.iter().map(field_of).collect(), changes: encode_changes(changes) }
+    }
+}
+
+/// JSON of megabytes is read and written where it keeps nobody waiting.
+async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, LogError> {
+    let stopped = |_| LogError { reason: "the daemon is stopping: nothing was changed".to_owned() };
+    tokio::task::spawn_blocking(work).await.map_err(stopped)
+}
+
+fn log_page(page: thresher_shared::Page) -> LogPage {
+    let mut found = LogPage { chunks: Vec::new(), unreadable: Vec::new(), next: page.next.map(String::from) };
+    let sound = page.fields.into_iter().map(|(field, value)| (field, decode_chunk(&value)));
+    for (field, chunk) in sound.chain(page.damaged.into_iter().map(|field| (field, None))) {
+        let Some(id) = field.strip_prefix(CHUNK) else { continue };
+        match chunk {
+            Some(chunk) => found.chunks.push(chunk),
+            None => found.unreadable.push(String::from_utf8_lossy(id).into_owned()),
+        }
+    }
+    found
+}
+
+struct JournalTail(Follower);
+
+impl Tail for JournalTail {
+    fn next(&mut self) -> Later<'_, Event> {
+        Box::pin(async {
+            let entry = match self.0.next().await {
+                Some(thresher_shared::Event::Entry(entry)) => entry,
+                Some(thresher_shared::Event::Rewound) => return Event::Rewound,
+                // A damaged entry may have been a change: it is one that is missing.
+                Some(thresher_shared::Event::Damaged | thresher_shared::Event::Trimmed) | None => {
+                    return Event::Missing;
+                }
+            };
+            if entry.fields.is_empty() {
+                return Event::Entry(position(entry.id), Vec::new());
+            }
+            let changes = entry.fields.iter().find(|(field, _)| field == CHANGES);
+            match changes.and_then(|(_, value)| decode_changes(value)) {
+                Some(changes) => Event::Entry(position(entry.id), changes),
+                None => Event::Missing,
+            }
+        })
+    }
+}
+
+/// Cuts a batch into entries, in its order.
+fn entries(changes: &[Change]) -> Vec<&[Change]> {
+    let (mut entries, mut start, mut bytes) = (Vec::new(), 0, 0);
+    for (at, change) in changes.iter().enumerate() {
+        let more = bytes_of(change);
+        if bytes + more > ENTRY_BYTES_MAX && at > start {
+            entries.push(&changes[start..at]);
+            (start, bytes) = (at, 0);
+        }
+        bytes += more;
+    }
+    entries.push(&changes[start..]);
+    entries
+}
+
+fn bytes_of(change: &Change) -> usize {
+    match change {
+        Change::Put(chunk) | Change::Offer(chunk) => chunk.bytes(),
+        Change::Delete(id) => id.len(),
+    }
+}
+
+/// A change of the hash.
+fn field_of(change: &Change) -> (Vec<u8>, FieldBytes) {
+    let field = [CHUNK, id_of(change).as_bytes()].concat();
+    let bytes = match change {
+        Change::Put(chunk) => FieldBytes::Put(encode_chunk(chunk)),
+        Change::Offer(chunk) => FieldBytes::Offer(encode_chunk(chunk)),
+        Change::Delete(_) => FieldBytes::Delete,
+    };
+    (field, bytes)
+}
+
+/// A name that no other log has: random, since lost logs begin again under the same key.
+fn new_identity() -> String {
+    let random = || RandomState::new().hash_one(std::time::SystemTime::now());
+    format!("{:016x}{:016x}", random(), random())
+}
+
+fn position(EntryId { ms, seq }: EntryId) -> Position {
+    Position { ms, seq }
+}
+
+fn not_read(error: &SharedError) -> LogError {
+    let reason = match error {
+        SharedError::Unconfirmed { reason } => format!("{reason}: nothing was changed"),
+        other => other.to_string(),
+    };
+    LogError { reason }
+}
+
+fn not_written(error: &SharedError, begun: bool) -> LogError {
+    let reason = match error {
+        SharedError::Unconfirmed { reason } => {
+            format!("{reason}: the change may have been made; sending it again is harmless")
+        }
+        // The words of the error are those of one entry.
+        SharedError::Refused { reason } if begun => part(reason),
+        _ if begun => part("no connection"),
+        other => other.to_string(),
+    };
+    LogError { reason }
+}
+
+fn part(reason: &str) -> String {
+    format!("{reason}: a part of the changes was made; sending all again is harmless")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use thresher_core::domain::Chunk;
+
+    #[test]
+    fn a_batch_is_cut_where_an_entry_would_be_too_large() {
+        let change = |bytes: usize| {
+            let text = "x".repeat(bytes);
+            Change::Put(Arc::new(Chunk { id: String::new(), title: None, text, metadata: None }))
+        };
+        let check = |bytes: &[usize], expect: &[usize]| {
+            let changes: Vec<Change> = bytes.iter().map(|&bytes| change(bytes)).collect();
+            let entries = entries(&changes);
+            assert_eq!(entries.iter().map(|entry| entry.len()).collect::<Vec<_>>(), expect, "{bytes:?}");
+            assert!(entries.concat() == changes, "{bytes:?}: the order");
+        };
+        let max = ENTRY_BYTES_MAX;
+        check(&[1, 2, 3], &[3]);
+        check(&[max], &[1]);
+        check(&[max - 1, 1, 1], &[2, 1]);
+        check(&[3 * max], &[1]);
+        check(&[1, 3 * max, 1], &[1, 1, 1]);
+        check(&[max / 2 + 1; 3], &[1, 1, 1]);
+    }
+
+    #[test]
+    fn errors_say_whether_anything_was_changed() {
+        let unconfirmed = || SharedError::Unconfirmed { reason: "late".to_owned() };
+        let check = |error: LogError, expect: &str| assert!(error.to_string().ends_with(expect), "{error}");
+        check(not_read(&unconfirmed()), "late: nothing was changed");
+        check(not_read(&SharedError::Down), "no connection: nothing was changed");
+        check(not_written(&SharedError::Down, false), "no connection: nothing was changed");
+        check(
+            not_written(&SharedError::Down, true),
+            "a part of the changes was made; sending all again is harmless",
+        );
+        check(not_written(&unconfirmed(), true), "may have been made; sending it again is harmless");
+    }
+
+    #[test]
+    fn a_damaged_chunk_is_named_and_other_fields_are_passed_over() {
+        let chunk = Chunk { id: "a".to_owned(), title: None, text: "1".to_owned(), metadata: None };
+        let field = |name: &'static str| Bytes::from_static(name.as_bytes());
+        let page = log_page(thresher_shared::Page {
+            fields: vec![
+                (field("identity"), field("x")),
+                (field("c:a"), encode_chunk(&chunk).into()),
+                (field("c:b"), field("no JSON")),
+            ],
+            damaged: vec![field("c:c"), field("identity")],
+            next: None,
+        });
+        assert_eq!(
+            (page.chunks, page.unreadable),
+            (vec![Arc::new(chunk)], vec!["b".to_owned(), "c".to_owned()])
+        );
+    }
+
+    #[test]
+    fn every_tenant_has_a_journal_of_its_own() {
+        let name = |tenant: &str| name(&Tenant::new(tenant).expect("a name"));
+        assert_eq!([name(""), name("a"), name("a.b-c_1")], ["chunks", "chunks.a", "chunks.a.b-c_1"]);
+    }
+
+    #[test]
+    fn identities_differ() {
+        assert_ne!(new_identity(), new_identity());
+    }
+}
