@@ -1,33 +1,21 @@
-//! Which module may know which: reads what every file of `src` names of the crate and holds it to one table.
+//! Which module may know which, where the compiler does not say it: within the daemon and within `thresher-core`, every file is read for
+//! what it names of its own crate, and held to a table.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Each module, in the order of the code map, and the modules it may name. `a::b` allows `b` of `a` only.
-const MAY_NAME: &[(&str, &[&str])] = &[
-    ("domain", &[]),
-    ("plain", &[]),
-    ("shape", &[]),
-    ("text", &["domain"]),
-    ("rc", &["domain"]),
-    ("model", &["domain"]),
-    ("export", &["model::contract", "model::onnx", "model::tokenizer"]),
-    ("private_files", &[]),
-    ("shared", &[]),
-    ("kv", &["domain", "shared", "private_files"]),
-    ("pipeline", &["domain", "text", "rc", "model", "kv", "plain"]),
-    ("registry", &["domain", "shared", "private_files", "plain", "shape"]),
-    ("handles", &["domain"]),
-    ("handover", &["domain", "model", "pipeline", "handles"]),
-    ("receipt", &["domain", "model", "pipeline", "private_files"]),
-    ("api", &["domain", "text", "model", "kv::store", "pipeline", "registry", "plain", "shape", "receipt"]),
-    ("originals", &["private_files"]),
-    ("proxy", &["domain", "text", "pipeline", "api", "shape"]),
-    ("eval", &["domain", "text", "rc", "model", "kv", "pipeline", "registry"]),
-    ("admission", &["domain"]),
-    ("access", &["domain", "plain"]),
-    ("tenants", &["domain", "shared", "pipeline", "registry", "handles", "handover", "admission"]),
-    ("mcp", &["domain", "pipeline", "plain", "receipt", "api", "admission"]),
+/// Each module of the daemon, in the order of the code map, and the modules it may name. `a::b` allows `b` of `a` only.
+const DAEMON: Table = &[
+    ("handles", &[]),
+    ("handover", &["handles"]),
+    ("receipt", &[]),
+    ("api", &["receipt"]),
+    ("originals", &[]),
+    ("proxy", &["api"]),
+    ("admission", &[]),
+    ("access", &[]),
+    ("tenants", &["handles", "handover", "admission"]),
+    ("mcp", &["receipt", "api", "admission"]),
     (
         "config",
         &[
@@ -36,26 +24,11 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "handover::HandoverSettings",
             "originals::OriginalSettings",
             "proxy::settings",
-            "shared::SharedSettings",
-            "registry::RegistrySettings",
-            "kv::codec",
-            "model::device",
-            "pipeline::auto",
-            "pipeline::Placement",
-            "pipeline::scan",
-            "pipeline::score",
-            "pipeline::validate",
-            "plain",
         ],
     ),
     (
         "http",
         &[
-            "domain",
-            "text",
-            "model",
-            "pipeline",
-            "registry",
             "api",
             "handles",
             "handover",
@@ -66,21 +39,14 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "access",
             "tenants",
             "mcp",
-            "plain",
         ],
     ),
     ("telemetry", &["config"]),
     ("process", &[]),
-    ("bench", &["domain", "model", "kv::local", "pipeline", "http", "text"]),
     (
         "app",
         &[
             "api::BodyLimits",
-            "domain",
-            "model",
-            "shared",
-            "kv",
-            "pipeline",
             "originals",
             "access",
             "tenants",
@@ -91,31 +57,28 @@ const MAY_NAME: &[(&str, &[&str])] = &[
             "telemetry",
         ],
     ),
-    (
-        "cli",
-        &[
-            "access",
-            "domain",
-            "model",
-            "export",
-            "kv",
-            "pipeline",
-            "receipt",
-            "api",
-            "registry",
-            "eval",
-            "config",
-            "telemetry",
-            "bench",
-            "admission",
-            "mcp",
-            "process",
-            "private_files",
-            "app",
-        ],
-    ),
+    ("cli", &["access", "http", "receipt", "api", "config", "telemetry", "admission", "mcp", "process", "app"]),
     ("main", &["cli"]),
 ];
+
+/// The same of `thresher-core`.
+const CORE: Table = &[
+    ("domain", &[]),
+    ("plain", &[]),
+    ("shape", &[]),
+    ("text", &["domain"]),
+    ("rc", &["domain"]),
+    ("model", &["domain"]),
+    ("private_files", &[]),
+    ("kv", &["domain", "private_files"]),
+    ("pipeline", &["domain", "text", "rc", "model", "kv", "plain"]),
+];
+
+/// A module, and the modules of its crate that it may name.
+type Table = &'static [(&'static str, &'static [&'static str])];
+
+/// Folders of sources, with their tables. Which crate may know which, the manifests say.
+const CRATES: [(&str, Table); 2] = [("src/", DAEMON), ("crates/core/src/", CORE)];
 
 /// Stages of the pipeline hand each other data: each names these files of its own folder and no others. `pipeline.rs`
 /// calls the stages; `fit` is the stage that chooses and writes, with the three that it is made of.
@@ -144,65 +107,40 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("validate", &[]),
 ];
 
-/// Libraries that one place owns.
+/// Libraries that one place of a crate owns.
 const OWNED: &[(&str, &[&str])] = &[
-    ("ort", &["src/model/ort.rs", "src/model/ort/"]),
-    ("tantivy", &["src/registry.rs", "src/registry/"]),
-    ("tiktoken_rs", &["src/pipeline/count.rs"]),
-    ("icu_segmenter", &["src/text.rs", "src/text/"]),
-    ("safetensors", &["src/export.rs", "src/export/"]),
-    ("prost", &["src/model/onnx.rs", "src/model/onnx/", "src/export/graph.rs"]),
-    ("memmap2", &["src/model/ort/weights.rs"]),
-    (
-        "axum",
-        &[
-            "src/http.rs",
-            "src/http/",
-            "src/app.rs",
-            "src/config/relations.rs",
-            "src/bench/hostile/upstream.rs",
-        ],
-    ),
+    ("ort", &["crates/core/src/model/ort.rs", "crates/core/src/model/ort/"]),
+    ("memmap2", &["crates/core/src/model/ort/weights.rs"]),
+    ("prost", &["crates/core/src/model/onnx.rs", "crates/core/src/model/onnx/"]),
+    ("icu_segmenter", &["crates/core/src/text.rs", "crates/core/src/text/"]),
+    ("tiktoken_rs", &["crates/core/src/pipeline/count.rs"]),
+    ("quick_cache", &["crates/core/src/kv/local/bounded.rs", "crates/core/src/pipeline/count.rs"]),
+    ("axum", &["src/http.rs", "src/http/", "src/app.rs", "src/config/relations.rs"]),
     ("clap", &["src/cli.rs", "src/cli/"]),
-    (
-        "anyhow",
-        &["src/app.rs", "src/cli.rs", "src/cli/", "src/eval.rs", "src/eval/", "src/bench.rs", "src/bench/"],
-    ),
-    (
-        "metrics",
-        &[
-            "src/telemetry/",
-            "src/http/",
-            "src/kv/",
-            "src/registry/",
-            "src/shared/",
-            "src/originals.rs",
-            "src/access.rs",
-        ],
-    ),
-    ("quick_cache", &["src/kv/local/bounded.rs", "src/pipeline/count.rs"]),
+    ("anyhow", &["src/app.rs", "src/cli.rs", "src/cli/"]),
+    ("metrics", &["src/telemetry/", "src/http/", "src/originals.rs", "src/access.rs", "crates/core/src/kv/"]),
     ("uuid", &["src/handles.rs"]),
     ("ring", &["src/receipt/key.rs", "src/access/issue.rs"]),
     ("sse_stream", &["src/http/attribute/stream.rs"]),
-    ("redis", &["src/shared.rs", "src/shared/"]),
     ("redb", &["src/originals.rs"]),
-    ("rustls", &["src/shared/", "src/http/middleware/upstream.rs", "src/bench/hostile/connections.rs"]),
+    ("rustls", &["src/http/middleware/upstream.rs"]),
     ("rmcp", &["src/mcp.rs", "src/mcp/"]),
     ("hyper_rustls", &["src/http/middleware/upstream.rs"]),
-    ("tokio_rustls", &["src/http/tls.rs", "src/bench/hostile/connections.rs"]),
+    ("tokio_rustls", &["src/http/tls.rs"]),
 ];
 
-/// A source file: where it is, and its code without comments and string literals.
+/// A source file: where it is from the root, its path in the folder of its crate's sources, and its code without comments and string
+/// literals.
 struct File {
     path: String,
+    inside: String,
     code: String,
 }
 
 impl File {
     /// `domain` for `src/domain.rs`, `http` for `src/http/error.rs`.
     fn module(&self) -> &str {
-        let path = self.path.strip_prefix("src/").expect("a file of src");
-        path.split('/').next().and_then(|first| first.split('.').next()).expect("a name")
+        self.inside.split('/').next().and_then(|first| first.split('.').next()).expect("a name")
     }
 
     /// Paths of the crate that the code names, without `crate::`, lists in braces taken apart.
@@ -240,9 +178,10 @@ fn expand(before: &str, code: &str, found: &mut BTreeSet<String>) -> usize {
     at + 1
 }
 
-fn files() -> Vec<File> {
+/// The files under a folder of sources.
+fn files(sources: &str) -> Vec<File> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (mut open, mut paths) = (vec![root.join("src")], Vec::new());
+    let (mut open, mut paths) = (vec![root.join(sources)], Vec::new());
     while let Some(folder) = open.pop() {
         for entry in std::fs::read_dir(folder).expect("a folder") {
             let path = entry.expect("an entry").path();
@@ -252,9 +191,15 @@ fn files() -> Vec<File> {
     paths.sort();
     let read = |path: &PathBuf| {
         let code = stripped(&std::fs::read_to_string(path).expect("a source file"));
-        File { path: path.strip_prefix(root).expect("inside").display().to_string(), code }
+        let path = path.strip_prefix(root).expect("inside").display().to_string();
+        let inside = path.strip_prefix(sources).expect("inside").to_owned();
+        File { path, inside, code }
     };
     paths.iter().filter(|path| path.extension().is_some_and(|e| e == "rs")).map(read).collect()
+}
+
+fn all_files() -> impl Iterator<Item = File> {
+    CRATES.iter().flat_map(|(sources, _)| files(sources))
 }
 
 /// The code alone: without comments, doc comments included, and without what stands in plain string literals.
@@ -285,20 +230,22 @@ fn allowed(name: &str, rules: &[&str]) -> bool {
 #[test]
 fn modules_name_only_what_the_table_allows() {
     let mut broken = Vec::new();
-    for file in files().iter().filter(|file| file.path != "src/lib.rs") {
-        let module = file.module();
-        let Some((_, rules)) = MAY_NAME.iter().find(|(name, _)| *name == module) else {
-            panic!(
-                "{} is of no module in the table: give `{module}` a row in MAY_NAME of tests/architecture.rs with \
-                    the modules it may name, and a line in the code map of src/lib.rs",
-                file.path
+    for (sources, table) in CRATES {
+        for file in files(sources).iter().filter(|file| file.inside != "lib.rs") {
+            let module = file.module();
+            let Some((_, rules)) = table.iter().find(|(name, _)| *name == module) else {
+                panic!(
+                    "{} is of no module in the table: give `{module}` a row in tests/architecture.rs with the \
+                     modules it may name, and a line in the code map of {sources}lib.rs",
+                    file.path
+                );
+            };
+            let foreign =
+                file.names().into_iter().filter(|name| !allowed(name, &[module]) && !allowed(name, rules));
+            broken.extend(
+                foreign.map(|name| format!("{} names crate::{name}; {module} may name {rules:?}", file.path)),
             );
-        };
-        let foreign =
-            file.names().into_iter().filter(|name| !allowed(name, &[module]) && !allowed(name, rules));
-        broken.extend(
-            foreign.map(|name| format!("{} names crate::{name}; {module} may name {rules:?}", file.path)),
-        );
+        }
     }
     assert!(
         broken.is_empty(),
@@ -308,26 +255,28 @@ fn modules_name_only_what_the_table_allows() {
 }
 
 #[test]
-fn the_table_has_no_cycle_and_no_dead_row() {
-    let files = files();
-    let mut below: Vec<&str> = Vec::new();
-    for (module, rules) in MAY_NAME {
-        assert!(files.iter().any(|file| file.module() == *module), "{module} is gone: take its row away");
-        for rule in *rules {
-            let above = !below.contains(&rule.split("::").next().expect("a name"));
-            assert!(
-                !above,
-                "{module} may name {rule}, which has its row at or below it: that is where cycles begin"
-            );
+fn the_tables_have_no_cycle_and_no_dead_row() {
+    for (sources, table) in CRATES {
+        let files = files(sources);
+        let mut below: Vec<&str> = Vec::new();
+        for (module, rules) in table {
+            assert!(files.iter().any(|file| file.module() == *module), "{module} is gone: take its row away");
+            for rule in *rules {
+                let above = !below.contains(&rule.split("::").next().expect("a name"));
+                assert!(
+                    !above,
+                    "{module} may name {rule}, which has its row at or below it: that is where cycles begin"
+                );
+            }
+            below.push(module);
         }
-        below.push(module);
     }
 }
 
 #[test]
 fn stages_name_only_the_data_of_others() {
-    for file in files() {
-        let Some(stage) = file.path.strip_prefix("src/pipeline/").and_then(|path| path.strip_suffix(".rs"))
+    for file in files("crates/core/src/") {
+        let Some(stage) = file.inside.strip_prefix("pipeline/").and_then(|path| path.strip_suffix(".rs"))
         else {
             continue;
         };
@@ -357,7 +306,7 @@ fn stages_name_only_the_data_of_others() {
 
 #[test]
 fn libraries_stay_where_they_are_owned() {
-    for file in files() {
+    for file in all_files() {
         for (library, places) in OWNED {
             let at_home = places
                 .iter()
@@ -373,7 +322,7 @@ fn libraries_stay_where_they_are_owned() {
 #[test]
 fn the_reader_sees_what_it_should() {
     let names = |code: &str| {
-        let file = File { path: "src/x.rs".to_owned(), code: stripped(code) };
+        let file = File { path: "src/x.rs".to_owned(), inside: "x.rs".to_owned(), code: stripped(code) };
         file.names().into_iter().collect::<Vec<_>>()
     };
     let check = |code: &str, expect: &[&str]| assert_eq!(names(code), expect, "{code}");
