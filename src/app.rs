@@ -30,7 +30,7 @@ use crate::api::BodyLimits;
 use crate::config::{self, Config, LayersRead};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
-    self, BodyPool, ConnectionLimits, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
+    self, ConnectionLimits, MemoryPool, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
     ServiceParts, Serving,
 };
 use crate::originals::Originals;
@@ -353,6 +353,7 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
         limits: ServeLimits {
             body_bytes_max: config.http.body_bytes_max,
             bodies_bytes_max: config.http.bodies_bytes_max,
+            answers_bytes_max: config.http.answers_bytes_max,
             read_max: Duration::from_millis(config.http.read_ms_max),
             deadline_default: Duration::from_millis(admission.deadline_ms_default),
             deadline_max: Duration::from_millis(admission.deadline_ms_max),
@@ -470,7 +471,7 @@ pub async fn upkeep(metrics: Prometheus) {
 
 /// Gives memory back to the system after bodies have taken much of it: the allocator keeps what was freed, for as long as the process
 /// lives, unless it is told.
-async fn give_memory_back(bodies: BodyPool) {
+async fn give_memory_back(bodies: MemoryPool) {
     let mut is_due = false;
     loop {
         tokio::time::sleep(MEMORY_LOOK).await;

@@ -3,13 +3,13 @@
 pub mod admin;
 mod attribute;
 mod body;
-mod body_bytes;
 mod chunks;
 mod compress;
 mod connections;
 mod error;
 mod keys;
 mod mcp;
+mod memory;
 mod middleware;
 mod named;
 mod kv;
@@ -32,9 +32,9 @@ use thresher_core::pipeline::validate::RequestLimits;
 use thresher_registry::RegistrySettings;
 use tower_http::catch_panic::CatchPanicLayer;
 
-pub use self::body_bytes::BodyPool;
 pub use self::connections::ConnectionLimits;
 pub use self::error::HttpError;
+pub use self::memory::MemoryPool;
 pub use self::middleware::{Middleware, UpstreamError};
 pub use self::origin::OriginPolicy;
 pub use self::serve::{Serving, serve};
@@ -48,6 +48,8 @@ pub struct ServeLimits {
     pub body_bytes_max: usize,
     /// Bytes of memory that the bodies of all requests may take together.
     pub bodies_bytes_max: usize,
+    /// Bytes of memory that answers may take together which clients have not read.
+    pub answers_bytes_max: usize,
     /// For a request's head, and again for its body, to arrive.
     pub read_max: Duration,
     /// For requests that name no deadline.

@@ -19,8 +19,11 @@ use rmcp::service::RequestContext;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt as _};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use thiserror::Error;
-use thresher_core::plain::Quoted;
+use thresher_core::plain::{Quoted, Shortened};
 
 pub use self::local::{Loading, Local};
 use crate::api::{AttributeAnswer, AttributeBody, CompressAnswer, CompressBody, ErrorAnswer, ErrorBody};
@@ -49,6 +52,61 @@ const ORIGINS: [&str; 6] = [
     "https://127.0.0.1:*",
     "https://[::1]:*",
 ];
+
+/// Why a request is refused before its message is read, as a JSON-RPC error. Its `id` is null: no `id` was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    code: i32,
+    message: String,
+}
+
+/// The field that every message of JSON-RPC 2.0 has.
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow)]
+    jsonrpc: &'a RawValue,
+}
+
+impl Refusal {
+    /// Checks that a body is JSON, and a message of JSON-RPC 2.0. The SDK answers both mistakes with 415, as if the media type were wrong.
+    ///
+    /// # Errors
+    /// [`Refusal`]: -32700 if the body is not JSON, -32600 if it is no message.
+    pub fn check(body: &[u8]) -> Result<(), Self> {
+        let json = serde_json::from_slice::<&RawValue>(body)
+            .map_err(|error| Self { code: -32700, message: format!("the body is not JSON: {error}") })?;
+        // Serde reads a struct from a list, too.
+        let is_object = json.get().starts_with('{');
+        let envelope = is_object.then(|| serde_json::from_str::<Envelope>(json.get()).ok()).flatten();
+        match envelope {
+            Some(envelope) if envelope.jsonrpc.get() == "\"2.0\"" => Ok(()),
+            _ => Err(Self::message(
+                "the body has to be one JSON-RPC message: an object with \"jsonrpc\": \"2.0\"",
+            )),
+        }
+    }
+
+    /// The body is JSON, but not a message of the protocol.
+    pub fn message(said: &str) -> Self {
+        Self { code: -32600, message: Shortened(said).to_string() }
+    }
+
+    /// A header is wrong.
+    pub fn request(said: &str) -> Self {
+        Self { code: -32000, message: Shortened(said).to_string() }
+    }
+
+    /// Whether the body is not JSON.
+    pub fn is_no_json(&self) -> bool {
+        self.code == -32700
+    }
+
+    /// The body of the answer.
+    pub fn to_json(&self) -> Value {
+        let Self { code, message } = self;
+        json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message}})
+    }
+}
 
 /// Who answers calls. A future that is dropped is an answer that nobody waits for: its work stops.
 pub trait Answers: Clone + Send + Sync + 'static {
@@ -180,9 +238,7 @@ fn tools(remembers: bool) -> Vec<Tool> {
 }
 
 /// What programs read, and what a model reads of it. A mistake is an answer of the tool: a model can mend what it sent.
-fn result(
-    answer: Result<(String, Result<serde_json::Value, serde_json::Error>), ErrorBody>,
-) -> CallToolResult {
+fn result(answer: Result<(String, Result<Value, serde_json::Error>), ErrorBody>) -> CallToolResult {
     match answer {
         Ok((text, value)) => {
             let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
@@ -196,5 +252,35 @@ fn result(
             result.structured_content = serde_json::to_value(ErrorAnswer { error }).ok();
             result
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_message_is_told_from_what_is_no_json() {
+        for (body, code) in [
+            (r#"{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}"#, 0),
+            (r#" {"method": [{}], "jsonrpc": "2.0"} "#, 0),
+            ("", -32700),
+            ("tools/list", -32700),
+            (r#"{"jsonrpc": "2.0""#, -32700),
+            (r#"{"jsonrpc": "2.0"} {}"#, -32700),
+            ("{}", -32600),
+            ("null", -32600),
+            (r#"["2.0"]"#, -32600),
+            (r#"[{"jsonrpc": "2.0"}]"#, -32600),
+            (r#"{"jsonrpc": "1.0"}"#, -32600),
+            (r#"{"jsonrpc": 2.0}"#, -32600),
+            (r#"{"jsonrpc": "2.0", "jsonrpc": "2.0"}"#, -32600),
+        ] {
+            let found = Refusal::check(body.as_bytes()).map_or_else(|refusal| refusal.code, |()| 0);
+            assert_eq!(found, code, "{body}");
+        }
+        assert_eq!(Refusal::check(b"\"\xff\"").expect_err("no UTF-8").code, -32700);
+        let said = Refusal::message("no").to_json();
+        assert_eq!(said, json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": "no"}}));
     }
 }

@@ -57,7 +57,10 @@ const DAEMON: Table = &[
             "telemetry",
         ],
     ),
-    ("cli", &["access", "http", "receipt", "api", "config", "telemetry", "admission", "mcp", "process", "app"]),
+    (
+        "cli",
+        &["access", "http", "receipt", "api", "config", "telemetry", "admission", "mcp", "process", "app"],
+    ),
     ("main", &["cli"]),
 ];
 

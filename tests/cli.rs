@@ -240,11 +240,20 @@ fn compress_passes_through_when_asked_to() {
     }
 }
 
-/// The command with directories of its own in `folder`.
+/// The command with files of its own in `folder`, and with ports that are free.
 fn doctor(folder: &Path) -> Command {
     let mut command = thresher(&["doctor"]);
-    command.env("THRESHER__KV__DIR", folder.join("kv"));
-    command.env("THRESHER__REGISTRY__DIR", folder.join("registry"));
+    for listener in ["THRESHER__HTTP__LISTEN", "THRESHER__ADMIN__LISTEN"] {
+        command.env(listener, "127.0.0.1:0");
+    }
+    for (setting, path) in [
+        ("THRESHER__KV__DIR", "kv"),
+        ("THRESHER__REGISTRY__DIR", "registry"),
+        ("THRESHER__ORIGINALS__DIR", "originals"),
+        ("THRESHER__RECEIPTS__KEY_FILE", "receipts.pem"),
+    ] {
+        command.env(setting, folder.join(path));
+    }
     command
 }
 
@@ -264,6 +273,8 @@ fn doctor_finds_all_well() {
         "admin.listen: 127.0.0.1:",
         "kv.dir: /",
         "registry.dir: /",
+        "originals.dir: /",
+        "receipts.key_file: /",
         "shared tier: none",
         "file modes: ",
         "upstreams: ",
@@ -275,6 +286,64 @@ fn doctor_finds_all_well() {
     }
     assert_eq!(checks.len(), expect.len(), "{}", ran.out);
     assert!(ran.out.ends_with("all is well\n"), "{}", ran.out);
+    assert_eq!(folder.path().read_dir().expect("a folder").count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn doctor_warns_of_what_does_not_keep_the_daemon_from_its_work() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |command: Command, expect: &[&str], last: &str| {
+        let ran = run(command, "");
+        assert_eq!(ran.code, Some(0), "{}", ran.out);
+        for line in expect {
+            assert!(ran.out.contains(line), "{} lacks {line:?}", ran.out);
+        }
+        assert_eq!(ran.out.matches("  warning ").count(), expect.len(), "{}", ran.out);
+        assert!(ran.out.ends_with(&format!("{last}; see above\n")), "{}", ran.out);
+        ran.out
+    };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = listener.local_addr().expect("bound").to_string();
+    let mut command = doctor(folder.path());
+    command.env("THRESHER__HTTP__LISTEN", &taken);
+    check(command, &[&format!("  warning http.listen: {taken} is taken")], "1 warning");
+
+    let mut command = doctor(folder.path());
+    command.env("THRESHER__ORIGINALS__DIR", "/dev/null/originals");
+    command.env("THRESHER__RECEIPTS__KEY_FILE", "/dev/null/receipts.pem");
+    let expect = [
+        "  warning originals.dir: conversations cannot be shortened, since their texts cannot be kept: /dev/null is a file",
+        "  warning receipts.key_file: no receipt can be signed: cannot read /dev/null/receipts.pem",
+    ];
+    check(command, &expect, "2 warnings");
+
+    let (key, keys) = (folder.path().join("no-key.pem"), folder.path().join("keys.toml"));
+    std::fs::write(&key, "no key").expect("a file");
+    let entry = format!("[[key]]\nname = \"a\"\ntenant = \"acme\"\nsha256 = \"{}\"\n", "a".repeat(64));
+    std::fs::write(&keys, entry).expect("a file");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = |mode| std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&key, mode(0o600)).expect("this user's");
+        std::fs::create_dir(folder.path().join("kv")).expect("a folder");
+        std::fs::set_permissions(folder.path().join("kv"), mode(0o755)).expect("this user's");
+        let line = format!("may use files of the daemon: {}/kv has 0755", folder.path().display());
+        check(doctor(folder.path()), &[&line], "1 warning");
+        std::fs::remove_dir(folder.path().join("kv")).expect("it is empty");
+    }
+    let mut command = doctor(folder.path());
+    command.env("THRESHER__RECEIPTS__KEY_FILE", &key);
+    command.env("THRESHER__ACCESS__KEYS_FILE", &keys).env("THRESHER__HTTP__LISTEN", "0.0.0.0:0");
+    let upstreams = r#"[{url = "http://models.example", models = ["m"]}, {url = "https://models.example"}]"#;
+    command.env("THRESHER__MIDDLEWARE__UPSTREAMS", upstreams);
+    let expect = [
+        "no-key.pem holds no key",
+        "  warning tls: none (http.tls_cert_file): keys and texts cross the network to 0.0.0.0:0 unencrypted",
+        "  warning upstreams: \n            http://models.example is asked with the caller's own key; WARNING: keys and texts",
+    ];
+    let out = check(command, &expect, "3 warnings");
+    assert!(out.contains("  ok      keys: read, of 1 tenant\n"), "{out}");
 }
 
 #[test]
@@ -285,6 +354,10 @@ fn doctor_says_what_to_do() {
     std::fs::write(&graph, "not this").expect("a file");
     let damaged = damaged.path().to_str().expect("UTF-8");
     let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "no folder").expect("a file");
+    let file = file.to_str().expect("UTF-8");
+    let is_a_file = format!("FAILED  registry.dir: {file} is a file, not a folder");
     let table = [
         (
             "no model",
@@ -307,6 +380,7 @@ fn doctor_says_what_to_do() {
             "FAILED  keys: cannot read /no/keys.toml (access.keys_file)",
         ),
         ("no registry", "THRESHER__REGISTRY__DIR", "/dev/null/r", "FAILED  registry.dir: "),
+        ("a registry that is a file", "THRESHER__REGISTRY__DIR", file, &*is_a_file),
         (
             "no server",
             "THRESHER__SHARED__URLS",

@@ -110,15 +110,19 @@ fn what_the_stores_keep_is_the_users_alone_whatever_the_umask_and_whatever_was_t
     let dir = folder.path();
     start(dir);
     check("new", dir);
-    for (path, _) in &modes(dir)[1..] {
-        let mode = if path.is_dir() { 0o755 } else { 0o644 };
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("this user's");
+    for (name, of_directories) in
+        [("left readable by an earlier version", 0o755), ("open files in closed directories", 0o700)]
+    {
+        for (path, _) in &modes(dir)[1..] {
+            let mode = if path.is_dir() { of_directories } else { 0o644 };
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("this user's");
+        }
+        std::fs::remove_file(dir.join("report.json")).expect("the report");
+        start(dir);
+        // The file of keys holds hashes, and its group may be meant to read it: only the rights of everybody go.
+        let keys = dir.join("keys.toml");
+        assert_eq!(keys.metadata().expect("a file").permissions().mode() & 0o777, 0o640, "{name}");
+        std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o600)).expect("this user's");
+        check(name, dir);
     }
-    std::fs::remove_file(dir.join("report.json")).expect("the report");
-    start(dir);
-    // The file of keys holds hashes, and its group may be meant to read it: only the rights of everybody go.
-    let keys = dir.join("keys.toml");
-    assert_eq!(keys.metadata().expect("a file").permissions().mode() & 0o777, 0o640);
-    std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o600)).expect("this user's");
-    check("left readable by an earlier version", dir);
 }

@@ -13,7 +13,7 @@ use thresher::http::{
     Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts,
 };
 use thresher::originals::{OriginalSettings, Originals};
-use thresher::proxy::settings::MiddlewareSettings;
+use thresher::proxy::settings::{MiddlewareSettings, UpstreamSettings, When};
 use thresher::tenants::{TenantSettings, Tenants};
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::scripted::ScriptedModel;
@@ -40,7 +40,10 @@ const LIMITS: RequestLimits = RequestLimits {
 /// The longest that a request may take. A slow unit is reported by libFuzzer itself.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// The daemon's service with a model that is arithmetic only, and without an upstream; its files lie in `folder`.
+/// The middleware's upstream: nobody listens on the port of RFC 863, so that a request is read and rewritten, and then answered 502.
+const NOBODY: &str = "http://127.0.0.1:9";
+
+/// The daemon's service with a model that is arithmetic only, and an upstream that is nobody; its files lie in `folder`.
 ///
 /// # Panics
 /// When `folder` cannot be written to.
@@ -57,12 +60,13 @@ pub fn service(folder: &TempDir) -> Service {
         access: Access::open_to_all(),
         tenants,
         originals: Originals::at(&OriginalSettings { dir: "".into(), ..OriginalSettings::default() }),
-        middleware: Arc::new(Middleware::new(&MiddlewareSettings::default()).expect("no upstream")),
+        middleware: Arc::new(Middleware::new(&middleware()).expect("an upstream")),
         receipts: Arc::new(ReceiptKey::at(&folder.path().join("key.pem"))),
         admission: Admission::new(Bounds { concurrency_max: 2, queue_max: 8, stream_count_max: 2 }),
         limits: ServeLimits {
             body_bytes_max: 16 << 10,
             bodies_bytes_max: 1 << 20,
+            answers_bytes_max: 16 << 20,
             read_max: DEADLINE,
             deadline_default: DEADLINE,
             deadline_max: DEADLINE,
@@ -72,6 +76,20 @@ pub fn service(folder: &TempDir) -> Service {
         },
         origins: OriginPolicy::public(&[], &[], false),
     })
+}
+
+/// Every conversation is compressed, however short it is.
+fn middleware() -> MiddlewareSettings {
+    MiddlewareSettings {
+        upstreams: vec![UpstreamSettings { url: NOBODY.to_owned(), ..UpstreamSettings::default() }],
+        compress: When::Always,
+        tools: vec!["*".to_owned()],
+        prompt_tokens_min: 0,
+        body_bytes_max: 16 << 10,
+        // For a machine on which somebody does listen, and discards.
+        silence_ms_max: 2_000,
+        ..MiddlewareSettings::default()
+    }
 }
 
 /// A folder in memory where the system has one: a target writes files thousands of times a second.

@@ -297,7 +297,7 @@ impl Batch {
     ///
     /// # Panics
     /// When there are fewer outcomes than chunks.
-    pub fn answer(self, outcomes: &[Outcome], count_max: usize, warming: Progress) -> ChangesAnswer {
+    pub fn answer(self, outcomes: &[Outcome], count_max: usize) -> ChangesAnswer {
         let mut outcomes = outcomes.iter();
         let answer = |(index, entry): (usize, Result<Arc<Chunk>, Rejected>)| match entry {
             Err(Rejected { id, error }) => ChangeAnswer { index, id, status: "failed", error: Some(error) },
@@ -316,11 +316,16 @@ impl Batch {
             }
         };
         let chunks = self.entries.into_iter().enumerate().map(answer).collect();
-        ChangesAnswer { chunks, warming: Some(warming.into()) }
+        ChangesAnswer { chunks, warming: None }
     }
 }
 
 impl ChangesAnswer {
+    /// The same, with how far reading the batch has come.
+    pub fn warmed(self, warming: Progress) -> Self {
+        Self { warming: Some(warming.into()), ..self }
+    }
+
     /// What became of each of `ids`.
     pub fn deleted(ids: Vec<String>, outcomes: &[Outcome]) -> Self {
         let answer = |(index, (id, outcome)): (usize, (String, &Outcome))| ChangeAnswer {

@@ -3,6 +3,7 @@
 //! truncated.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use thresher_core::domain::{Chunk, Granularity};
 use thresher_core::pipeline::Ranked;
-use thresher_core::plain::{self, Quoted};
+use thresher_core::plain::{self, Quoted, Shortened};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::fields;
@@ -162,7 +163,8 @@ impl RerankBody {
     /// What to rank, for the path that was asked.
     ///
     /// # Errors
-    /// When there are no documents, or one that has no text or too much of it; when a rank field is named twice.
+    /// When there are no documents, or one that has no text, two or too much of it; when a rank field is named twice, or none is for
+    /// documents that are objects.
     pub fn into_domain(
         self,
         asked: RerankDialect,
@@ -264,15 +266,43 @@ impl<'a> DocumentReader<'a> {
         };
         // Fields are distinct and borrowed where they have no escapes: together they are no longer than the document.
         let texts: Vec<Cow<str>> = if document.get().starts_with('{') {
-            let found = fields::pick(document.get(), self.places.len(), |key| self.places.get(key).copied());
-            let found = found.map_err(unreadable)?.into_iter().flatten();
-            found.filter_map(|value| self.said(value)).collect::<Result<_, _>>().map_err(unreadable)?
+            let (seen, twice) = (vec![Cell::new(false); self.places.len()], Cell::new(None));
+            let found = fields::pick(document.get(), self.places.len(), |key| {
+                let place = self.places.get(key).copied()?;
+                if seen[place].replace(true) {
+                    twice.set(Some(place));
+                }
+                Some(place)
+            });
+            let found = found.map_err(unreadable)?;
+            if let Some(twice) = twice.get() {
+                let name = self.name(twice);
+                let message = format!("{} has the field {} twice", place(), Quoted(name));
+                let param = format!("{}.{}", place(), Shortened(name));
+                return Err(RequestError::new("duplicate_field", message, param));
+            }
+            let mut texts = Vec::new();
+            for value in found.into_iter().flatten() {
+                let Some(text) = self.said(value) else {
+                    let message = format!("{}.text has to be a string", place());
+                    return Err(RequestError::new("wrong_type", message, format!("{}.text", place())));
+                };
+                texts.push(text.map_err(unreadable)?);
+            }
+            texts
         } else if let Some(text) = fields::text(document) {
             vec![text.map_err(unreadable)?]
         } else {
             let message = "a document is a text, or an object with a field `text`";
             return Err(RequestError::new("wrong_type", message, place()));
         };
+        if texts.is_empty() && self.fields.is_some_and(<[String]>::is_empty) {
+            let message = format!(
+                "rank_fields names no field, and {} is an object: name the fields to rank by, or leave rank_fields out",
+                place()
+            );
+            return Err(RequestError::new("rank_fields_empty", message, "rank_fields"));
+        }
         if texts.is_empty() {
             let message = format!("{} has no field {} to rank by", place(), self.wanted());
             return Err(RequestError::new("missing_field", message, place()));
@@ -291,6 +321,11 @@ impl<'a> DocumentReader<'a> {
     /// What a field says. One that is asked for by its name is ranked as it is written, whatever it is; `text` has to be a string.
     fn said<'b>(&self, value: &'b RawValue) -> Option<serde_json::Result<Cow<'b, str>>> {
         fields::text(value).or_else(|| self.fields.map(|_| Ok(Cow::Borrowed(value.get()))))
+    }
+
+    /// The name of the field with this place.
+    fn name(&self, place: usize) -> &str {
+        self.fields.map_or("text", |fields| &*fields[place])
     }
 
     /// The fields that one of is missing, for a message.

@@ -306,7 +306,7 @@ fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
     raise(&mut config.limits.logit_count_max, tokens_max * workload.query_tokens);
     // A token is about six bytes, seldom twelve.
     raise(&mut config.http.body_bytes_max, 12 * tokens_max);
-    raise(&mut config.http.bodies_bytes_max, 2 * clients(args) * 12 * tokens_max);
+    raise(&mut config.http.bodies_bytes_max, 4 * clients(args) * 12 * tokens_max);
     raise(&mut config.limits.registered_bytes_max, 12 * tokens_max);
     raise(&mut config.admission.queue_max, clients(args));
     let deadline_ms_max = &mut config.admission.deadline_ms_max;

@@ -1,5 +1,6 @@
 //! `thresher doctor`: finds runtime, model and versions, tries them, and says what to do about what is missing.
 
+use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -12,9 +13,77 @@ use thresher_core::model::ort::runtime_version;
 use thresher_core::private_files::{self, Exposed};
 use thresher_registry::{Registry, RegistryError, RegistrySettings};
 
+use self::Finding::{Doubtful, Fine};
 use crate::access::Access;
 use crate::app;
 use crate::config::{Config, ConfigError};
+
+/// The store of originals in its folder.
+const ORIGINALS: &str = "originals.redb";
+
+/// How a file with a key of receipts begins.
+const KEY_BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
+
+/// What a check found where nothing keeps the daemon from its work.
+enum Finding {
+    /// All is in order.
+    Fine(String),
+    /// Somebody should look at it, or change it.
+    Doubtful(String),
+}
+
+/// Prints what checks found, and counts it.
+#[derive(Default)]
+struct Report {
+    warnings: usize,
+    failures: usize,
+}
+
+impl Report {
+    /// One line.
+    fn line<E: Into<anyhow::Error>>(&mut self, what: &str, found: Result<Finding, E>) {
+        let (level, said) = match found {
+            Ok(Fine(said)) => ("ok", said),
+            Ok(Doubtful(said)) => {
+                self.warnings += 1;
+                ("warning", said)
+            }
+            Err(error) => {
+                self.failures += 1;
+                ("FAILED", super::in_one_line(&error.into()))
+            }
+        };
+        super::print(format_args!("  {level:<7} {what}: {said}"));
+    }
+
+    /// One line; returns what later checks build on.
+    fn value<T, E: Into<anyhow::Error>>(
+        &mut self,
+        what: &str,
+        outcome: Result<T, E>,
+        say: impl Fn(&T) -> String,
+    ) -> Option<T> {
+        match outcome {
+            Ok(value) => {
+                self.line(what, Ok::<_, anyhow::Error>(Fine(say(&value))));
+                Some(value)
+            }
+            Err(error) => {
+                self.line(what, Err(error));
+                None
+            }
+        }
+    }
+
+    /// The last line.
+    fn conclusion(&self) -> String {
+        match (self.failures, self.warnings) {
+            (0, 0) => "all is well".to_owned(),
+            (0, warnings) => format!("{}; see above", counted(warnings, "warning")),
+            _ => "not ready; see above".to_owned(),
+        }
+    }
+}
 
 /// One line per check; the first failure ends the checks that build on it.
 pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
@@ -24,82 +93,142 @@ pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
         std::env::consts::OS,
         std::env::consts::ARCH
     ));
-    let healthy = check(config);
-    super::print(if healthy { "all is well" } else { "not ready; see above" });
-    Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let mut report = Report::default();
+    check(config, &mut report);
+    super::print(report.conclusion());
+    Ok(if report.failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn check(config: Result<Config, ConfigError>) -> bool {
-    let Some(config) = report("settings", config, |_| "read and consistent".to_owned()) else {
-        return false;
-    };
+fn check(config: Result<Config, ConfigError>, report: &mut Report) {
+    let Some(config) = report.value("settings", config, |_| "read and consistent".to_owned()) else { return };
     let lib = config.model.runtime_lib();
     let runtime =
-        report("runtime", runtime_version(&lib), |version| format!("{version} from {}", lib.display()));
+        report.value("runtime", runtime_version(&lib), |version| format!("{version} from {}", lib.display()));
     let dir = &config.model.dir;
     let contract = Contract::load(dir).and_then(|contract| contract.verify_files(dir).map(|()| contract));
-    let model =
-        report("model", contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()));
-    let (kv, registry) = (&config.kv, &config.registry.dir);
-    let is_used = |error: &LocalError| matches!(error, LocalError::InUse { .. });
-    let blocks = directory(&kv.dir, !kv.disk(), LocalTiers::inspect, is_used);
-    let is_used = |error: &RegistryError| matches!(error, RegistryError::InUse { .. });
-    let chunks = directory(registry, registry.as_os_str().is_empty(), Registry::inspect, is_used);
+    let model = report
+        .value("model", contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()));
     let access = Access::open(&config.access).map(|(access, _)| access);
-    let chunks = chunks.and_then(|said| tenants(access.as_ref().ok(), &config.registry).map(|()| said));
-    let kept = [
-        report("keys", access.map(|access| keys(&access)), String::clone),
-        report("tls", tls(&config), String::clone),
-        report("http.listen", listener(config.http.listen), String::clone),
-        report("admin.listen", listener(config.admin.listen), String::clone),
-        report("kv.dir", blocks, String::clone),
-        report("registry.dir", chunks, String::clone),
-        report("shared tier", shared(&config), String::clone),
-        report("file modes", Ok::<_, anyhow::Error>(modes(&config)), String::clone),
-        report("upstreams", app::check_upstreams(&config).map(|()| upstreams(&config)), String::clone),
-    ];
+    let chunks = chunks(&config.registry, access.as_ref().ok());
+    report.line("keys", access.map(|access| keys(&access)));
+    report.line("tls", tls(&config));
+    report.line("http.listen", listener(config.http.listen));
+    report.line("admin.listen", listener(config.admin.listen));
+    report.line("kv.dir", blocks(&config));
+    report.line("registry.dir", chunks);
+    report.line("originals.dir", originals(&config));
+    report.line("receipts.key_file", Ok::<_, anyhow::Error>(receipts(&config.receipts.key_file)));
+    report.line("shared tier", shared(&config));
+    report.line("file modes", Ok::<_, anyhow::Error>(modes(&config)));
+    report.line("upstreams", app::check_upstreams(&config).map(|()| upstreams(&config)));
     if runtime.is_none() || model.is_none() {
-        return false;
+        return;
     }
-    let Some(pipeline) =
-        report("device", app::pipeline(&config), |pipeline| pipeline.model().device.to_string())
-    else {
-        return false;
-    };
-    let answered = report("answer", app::warm_up(&pipeline), |took| {
-        format!("a request took {:.1} ms, cold", took.as_secs_f64() * 1e3)
-    });
-    answered.is_some() && kept.iter().all(Option::is_some)
+    let pipeline =
+        report.value("device", app::pipeline(&config), |pipeline| pipeline.model().device.to_string());
+    if let Some(pipeline) = pipeline {
+        report.value("answer", app::warm_up(&pipeline), |took| {
+            format!("a request took {:.1} ms, cold", took.as_secs_f64() * 1e3)
+        });
+    }
 }
 
-/// What `serve` would find in a directory, and whether files can be made there. Changes nothing: a daemon may have it.
-fn directory<E: std::error::Error + Send + Sync + 'static>(
-    dir: &Path,
-    in_memory: bool,
-    inspect: impl Fn(&Path) -> Result<(), E>,
-    is_in_use: impl Fn(&E) -> bool,
-) -> anyhow::Result<String> {
-    if in_memory {
-        return Ok("in memory only".to_owned());
+fn counted(count: usize, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}
+
+fn in_memory() -> Finding {
+    Fine("in memory only".to_owned())
+}
+
+fn blocks(config: &Config) -> anyhow::Result<Finding> {
+    let dir = &config.kv.dir;
+    if !config.kv.disk() {
+        return Ok(in_memory());
     }
-    match inspect(dir) {
-        Err(error) if is_in_use(&error) => {
-            return Ok(format!("{} is in use; a daemon is running", dir.display()));
+    let says_so = |error: &LocalError| matches!(error, LocalError::InUse { .. });
+    directory(dir, || in_use(LocalTiers::inspect(dir), says_so))
+}
+
+fn chunks(registry: &RegistrySettings, access: Option<&Access>) -> anyhow::Result<Finding> {
+    let dir = &registry.dir;
+    if dir.as_os_str().is_empty() {
+        return Ok(in_memory());
+    }
+    let says_so = |error: &RegistryError| matches!(error, RegistryError::InUse { .. });
+    let found = directory(dir, || in_use(Registry::inspect(dir), says_so))?;
+    tenants(access, registry)?;
+    Ok(found)
+}
+
+/// Without the store the daemon does all but shorten conversations. One that stands in front of others does not start then.
+fn originals(config: &Config) -> anyhow::Result<Finding> {
+    let (dir, bytes_max) = (&config.originals.dir, config.originals.bytes_max);
+    if dir.as_os_str().is_empty() || bytes_max == 0 {
+        return Ok(in_memory());
+    }
+    let file = dir.join(ORIGINALS);
+    let found = directory(dir, || match File::options().read(true).write(true).open(&file) {
+        Ok(store) => Ok(matches!(store.try_lock(), Err(TryLockError::WouldBlock))),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot open {}", file.display())),
+    });
+    match found {
+        Err(error) if config.middleware.upstreams.is_empty() => Ok(Doubtful(format!(
+            "conversations cannot be shortened, since their texts cannot be kept: {}",
+            super::in_one_line(&error)
+        ))),
+        found => found,
+    }
+}
+
+/// Without a key the daemon does everything but sign.
+fn receipts(file: &Path) -> Finding {
+    let unsigned = |why: String| Doubtful(format!("no receipt can be signed: {why}"));
+    match fs::read_to_string(file) {
+        Ok(pem) if pem.trim_start().starts_with(KEY_BEGIN) => Fine(file.display().to_string()),
+        Ok(_) => unsigned(format!("{} holds no key as PKCS#8 in PEM", file.display())),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            match directory(file.parent().unwrap_or(Path::new("")), || Ok(false)) {
+                Ok(_) => Fine(format!("{}, which is made for the first receipt", file.display())),
+                Err(error) => unsigned(super::in_one_line(&error)),
+            }
         }
-        inspected => inspected?,
+        Err(error) => unsigned(format!("cannot read {}: {error}", file.display())),
     }
+}
+
+/// Whether a daemon has what was looked at.
+fn in_use<E: std::error::Error + Send + Sync + 'static>(
+    inspected: Result<(), E>,
+    says_so: impl Fn(&E) -> bool,
+) -> anyhow::Result<bool> {
+    match inspected {
+        Err(error) if says_so(&error) => Ok(true),
+        inspected => inspected.map(|()| false).map_err(Into::into),
+    }
+}
+
+/// What `serve` would find in a directory, and whether files can be made there. Changes nothing: a daemon may have it, which
+/// `is_in_use` says.
+fn directory(dir: &Path, is_in_use: impl FnOnce() -> anyhow::Result<bool>) -> anyhow::Result<Finding> {
     let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("."));
+    anyhow::ensure!(there.is_dir(), "{} is a file, not a folder", there.display());
+    if is_in_use()? {
+        return Ok(Fine(format!("{} is in use; a daemon is running", dir.display())));
+    }
     let cannot = || format!("cannot write in {}", there.display());
     // Without a name, gone when it is closed.
     let mut file = tempfile::tempfile_in(there).with_context(cannot)?;
     file.write_all(&[0; 4096]).and_then(|()| file.sync_all()).with_context(cannot)?;
     let note = if there == dir { "" } else { ", which is not there yet" };
-    Ok(format!("{}{note}", dir.display()))
+    Ok(Fine(format!("{}{note}", dir.display())))
 }
 
 /// Which of the daemon's own directories and files other users of this machine can use. That is no failure: the daemon takes their rights
 /// away when it starts, where it may.
-fn modes(config: &Config) -> String {
+fn modes(config: &Config) -> Finding {
     let paths = [&config.kv.dir, &config.registry.dir, &config.originals.dir, &config.receipts.key_file];
     let is_file = |path: &Path| *path == *config.receipts.key_file;
     let paths = paths.into_iter().filter(|path| !path.as_os_str().is_empty());
@@ -115,22 +244,32 @@ fn modes(config: &Config) -> String {
         })
         .collect();
     match exposed.is_empty() {
-        true => "other users of this machine can use no file of the daemon".to_owned(),
-        false => format!("other users of this machine may use files of the daemon: {}", exposed.join("; ")),
+        true => Fine("other users of this machine can use no file of the daemon".to_owned()),
+        false => Doubtful(format!(
+            "other users of this machine may use files of the daemon: {}",
+            exposed.join("; ")
+        )),
     }
 }
 
-fn keys(access: &Access) -> String {
-    match access.is_keyed() {
-        true => format!("read, of {} tenants", access.tenants().len()),
+fn keys(access: &Access) -> Finding {
+    Fine(match access.is_keyed() {
+        true => format!("read, of {}", counted(access.tenants().len(), "tenant")),
         false => "none (access.keys_file): whoever reaches http.listen may ask".to_owned(),
-    }
+    })
 }
 
-fn tls(config: &Config) -> anyhow::Result<String> {
+fn tls(config: &Config) -> anyhow::Result<Finding> {
+    let listen = config.http.listen;
     Ok(match app::tls(config)? {
-        Some(_) => format!("{} and its key", config.http.tls_cert_file.display()),
-        None => "none (http.tls_cert_file)".to_owned(),
+        Some(_) => {
+            let cert = config.http.tls_cert_file.display();
+            Fine(format!("{cert} and its key; the dates of the certificate are not checked"))
+        }
+        None if !listen.ip().to_canonical().is_loopback() => Doubtful(format!(
+            "none (http.tls_cert_file): keys and texts cross the network to {listen} unencrypted"
+        )),
+        None => Fine("none (http.tls_cert_file)".to_owned()),
     })
 }
 
@@ -145,48 +284,37 @@ fn tenants(access: Option<&Access>, registry: &RegistrySettings) -> anyhow::Resu
     Ok(())
 }
 
-fn listener(address: SocketAddr) -> anyhow::Result<String> {
+fn listener(address: SocketAddr) -> anyhow::Result<Finding> {
     match TcpListener::bind(address) {
-        Ok(_) => Ok(format!("{address} is free")),
+        Ok(_) => Ok(Fine(format!("{address} is free"))),
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            Ok(format!("{address} is taken; by a daemon that runs, or by another program"))
+            Ok(Doubtful(format!("{address} is taken; by a daemon that runs, or by another program")))
         }
         Err(error) => Err(error).with_context(|| format!("cannot listen on {address}")),
     }
 }
 
 /// What each upstream of the middleware is asked with, a line for each.
-fn upstreams(config: &Config) -> String {
-    let mut said = String::new();
+fn upstreams(config: &Config) -> Finding {
+    let (mut said, mut is_exposed) = (String::new(), false);
     for upstream in &config.middleware.upstreams {
-        let exposure = upstream.exposure().map(|why| format!("; WARNING: {why}")).unwrap_or_default();
+        let exposure = upstream.exposure().map(|why| format!("; WARNING: {why}"));
+        is_exposed |= exposure.is_some();
+        let exposure = exposure.unwrap_or_default();
         said += &format!("\n            {} is {}{exposure}", upstream.url, upstream.credential_in_words());
     }
-    if said.is_empty() { "none (middleware.upstreams)".to_owned() } else { said }
+    match (said.is_empty(), is_exposed) {
+        (true, _) => Fine("none (middleware.upstreams)".to_owned()),
+        (false, false) => Fine(said),
+        (false, true) => Doubtful(said),
+    }
 }
 
 /// The daemon would go on without it; who names one wants to know.
-fn shared(config: &Config) -> anyhow::Result<String> {
+fn shared(config: &Config) -> anyhow::Result<Finding> {
     if !config.shared.enabled() {
-        return Ok("none (shared.urls)".to_owned());
+        return Ok(Fine("none (shared.urls)".to_owned()));
     }
     app::probe_shared(config)?;
-    Ok(format!("{} answers", config.shared.urls))
-}
-
-fn report<T, E: Into<anyhow::Error>>(
-    what: &str,
-    outcome: Result<T, E>,
-    say: impl Fn(&T) -> String,
-) -> Option<T> {
-    match outcome {
-        Ok(value) => {
-            super::print(format_args!("  ok      {what}: {}", say(&value)));
-            Some(value)
-        }
-        Err(error) => {
-            super::print(format_args!("  FAILED  {what}: {}", super::in_one_line(&error.into())));
-            None
-        }
-    }
+    Ok(Fine(format!("{} answers", config.shared.urls)))
 }

@@ -51,8 +51,8 @@ impl Config {
                 "http.connection_count_max or http.peer_connection_count_max is 0: nobody could connect",
             ),
             (
-                http.bodies_bytes_max < 2 * http.body_bytes_max.max(self.middleware.body_bytes_max),
-                "http.bodies_bytes_max is less than twice http.body_bytes_max or middleware.body_bytes_max: the largest body could never be read",
+                http.bodies_bytes_max / 4 < http.body_bytes_max.max(self.middleware.body_bytes_max),
+                "http.bodies_bytes_max is less than four times http.body_bytes_max or middleware.body_bytes_max: a body counts twice, and one tenant may take half",
             ),
             (
                 kv.disk() && kv.write_queue_bytes_max == 0,

@@ -32,6 +32,8 @@ pub struct Http {
     pub body_bytes_max: usize,
     /// Bytes of memory that the bodies of all requests may take together, while they are read and worked on.
     pub bodies_bytes_max: usize,
+    /// Bytes of memory that all answers may take together which clients have not read.
+    pub answers_bytes_max: usize,
     /// Milliseconds that a request's head, and again the first bytes of its body, may take to arrive; what follows has to come at
     /// 256 KiB a second.
     pub read_ms_max: u64,
@@ -178,6 +180,7 @@ impl Default for Http {
             peer_connection_count_max: 512,
             body_bytes_max: 8 * 1024 * 1024,
             bodies_bytes_max: 256 * 1024 * 1024,
+            answers_bytes_max: 256 * 1024 * 1024,
             read_ms_max: 10_000,
             write_ms_max: 30_000,
             idle_ms_max: 60_000,

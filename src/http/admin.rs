@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::Response;
 use axum::routing::get;
 use metrics::gauge;
 
-use super::{OriginPolicy, Service, body_bytes, origin};
+use super::connections::Begun;
+use super::{OriginPolicy, Service, memory, origin};
 
 /// What the admin routes need.
 #[derive(Clone)]
@@ -26,7 +29,16 @@ pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard))
+        .layer(axum::middleware::from_fn(accept))
         .with_state(admin)
+}
+
+/// No keys are asked for here: every request keeps its connection while it is in flight.
+async fn accept(request: Request, next: Next) -> Response {
+    if let Some(begun) = request.extensions().get::<Begun>() {
+        begun.accept();
+    }
+    next.run(request).await
 }
 
 async fn ready(State(admin): State<Admin>) -> (StatusCode, &'static str) {
@@ -39,7 +51,7 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, &'static str) {
 
 async fn metrics(State(admin): State<Admin>) -> String {
     gauge!("requests_waiting").set(admin.service.admission.waiting() as f64);
-    body_bytes::observe(admin.service.bodies());
+    memory::observe(admin.service.bodies(), admin.service.answers());
     // Of all tenants: who sees this is no tenant.
     let progress = admin.service.progress_of_all();
     for (state, count) in [("warm", progress.warm), ("queued", progress.queued), ("failed", progress.failed)]

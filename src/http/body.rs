@@ -9,7 +9,7 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
-use super::body_bytes::NoRoom;
+use super::memory::NoRoom;
 use super::{HttpError, Scope, Service, work};
 
 /// A body may take longer than `http.read_ms_max` if it arrives at this rate at least: 256 KiB a second.
@@ -18,6 +18,10 @@ const RATE_BYTES_PER_MS_MIN: usize = 256 * 1024 / 1000;
 /// How much of a body over its limit is read and thrown away: a client that is still sending does not read the answer,
 /// and would be told of a broken pipe instead of its mistake.
 const DISCARD_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// The same where a request shows no valid key, and how long that may take: a connection is held meanwhile.
+const DISCARD_OF_NOBODY_BYTES_MAX: usize = 64 * 1024;
+const DISCARD_OF_NOBODY_MAX: Duration = Duration::from_millis(250);
 
 /// How long a body may be, and where that is said.
 #[derive(Debug, Clone, Copy)]
@@ -91,11 +95,13 @@ pub async fn parsed<T: Send + 'static>(
     parse: impl FnOnce(&[u8]) -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
     let body = whole(scope, headers, body, Max::of(scope)).await?;
-    // The room that the body takes is held until the work is over, also where nobody waits for it any more.
+    // The memory that the body takes is held until the work is over, also where nobody waits for it any more.
     let scope = scope.clone();
     work::aside(move || {
         let parsed = parse(&body);
-        drop((body, scope));
+        let bytes = body.len();
+        drop(body);
+        scope.body_memory().shrink_to_parsed(bytes);
         parsed
     })
     .await
@@ -121,11 +127,15 @@ pub async fn whole(scope: &Scope, headers: &HeaderMap, body: Body, max: Max) -> 
 }
 
 /// Reads off the body of a request that is refused without it, as far as it might be one, and keeps none of it.
-pub async fn discard(mut body: Body, service: &Service) {
+pub async fn discard(body: Body, service: &Service) {
     let bytes_max = service.limits.body_bytes_max;
     if declared(&body) > bytes_max.saturating_add(DISCARD_BYTES_MAX) {
         return;
     }
+    read_off(body, bytes_max, service.limits.read_max).await;
+}
+
+async fn read_off(mut body: Body, bytes_max: usize, time_max: Duration) {
     let mut left = bytes_max;
     let read = async {
         while let Some(Ok(frame)) = body.frame().await {
@@ -135,7 +145,13 @@ pub async fn discard(mut body: Body, service: &Service) {
             }
         }
     };
-    let _in_time = tokio::time::timeout(service.limits.read_max, read).await;
+    let _in_time = tokio::time::timeout(time_max, read).await;
+}
+
+/// The same for a request that shows no valid key: only what is here already, or arrives within a moment. A client that is still
+/// sending then may see its connection closed in place of the answer; one that has sent a small body reads it.
+pub async fn discard_of_nobody(body: Body) {
+    read_off(body, DISCARD_OF_NOBODY_BYTES_MAX, DISCARD_OF_NOBODY_MAX).await;
 }
 
 /// Bytes that the body says it has; 0 where it does not say.
@@ -159,8 +175,9 @@ async fn collect(mut body: Body, max: Max, scope: &Scope) -> Result<Vec<u8>, Htt
         if len > bytes_max {
             // Read to its end, so that the client reads the answer.
             bytes = Vec::new();
-        } else if let Err(NoRoom) = scope.body_bytes().grow_to(len).await {
+        } else if let Err(NoRoom) = scope.body_memory().grow_to(scope.claim(), len).await {
             drop(bytes);
+            scope.body_memory().release();
             discard(body, scope).await;
             return Err(HttpError::no_room_for_body());
         } else {

@@ -61,16 +61,19 @@ pub async fn register(
     })
     .await?;
     let deadline = work::deadline(arrived, batch.deadline_ms, &service)?;
+    let wait = batch.wait;
     let (ids, changes): (Vec<String>, Vec<Change>) =
         batch.chunks().map(|chunk| (chunk.id.clone(), Change::Put(Arc::clone(chunk)))).unzip();
     let read = |chunk: &Arc<Chunk>| chunk.text.len() + chunk.title.as_ref().map_or(0, String::len);
     let bytes: Vec<usize> = batch.chunks().map(read).collect();
     let outcomes = write(&service, changes, deadline).await?;
     charge_ahead(&service, &bytes, &outcomes);
+    // Nothing of the request is needed while its chunks are read, which may take long.
+    let answer = batch.answer(&outcomes, limits.chunk_count_max);
+    service.body_memory().release();
     let registry = service.registry()?;
-    let warming =
-        if batch.wait { registry.settled(&ids, deadline).await } else { registry.progress_of(&ids) };
-    Ok(Json(batch.answer(&outcomes, limits.chunk_count_max, warming)))
+    let warming = if wait { registry.settled(&ids, deadline).await } else { registry.progress_of(&ids) };
+    Ok(Json(answer.warmed(warming)))
 }
 
 /// `POST /v1/chunks/delete`: takes several away; those that are not there are said, and no error.
@@ -116,7 +119,8 @@ pub struct ListQuery {
     filter: Option<String>,
 }
 
-/// `GET /v1/chunks`: a page of them in the order of their ids; no larger than what one may send.
+/// `GET /v1/chunks`: a page of them in the order of their ids. A page ends with the chunk that makes it as long as a body may be
+/// (`http.body_bytes_max`).
 pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<PageAnswer>, HttpError> {
     let uri =
         format!("/?{}", query.unwrap_or_default()).parse().map_err(|_| RequestError::query("not a query"))?;

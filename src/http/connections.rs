@@ -2,10 +2,10 @@
 //! may leave an answer unread.
 //!
 //! A new connection finds room when the limit is reached: the connection that has been idle the longest is closed for it. Only where
-//! every connection has a request in flight is the new one refused. A client that opens connections and says nothing, or that keeps
-//! hundreds of them alive, therefore keeps nobody out.
+//! every connection has a request in flight is the new one refused; a request counts here once its key was found valid. A client that
+//! opens connections and says nothing, that keeps hundreds of them alive, or that has no key, therefore keeps nobody out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -87,6 +87,9 @@ struct Activity {
 #[derive(Debug)]
 struct State {
     requests_in_flight: usize,
+    /// Of these, the requests that may be answered, by their ids.
+    accepted: HashSet<u64>,
+    /// The end of the latest request.
     idle_since: Instant,
     next_answer: u64,
     /// Answers of which the connection took a piece and has not come back for the next one, with the time of that piece.
@@ -98,6 +101,20 @@ struct State {
 pub struct InFlight {
     activity: Arc<Activity>,
     id: u64,
+}
+
+/// Travels with a request from its connection to the layer that asks for keys.
+#[derive(Debug, Clone)]
+pub struct Begun {
+    activity: Arc<Activity>,
+    id: u64,
+}
+
+impl Begun {
+    /// The request may be answered: its connection is kept for as long as it is in flight.
+    pub fn accept(&self) {
+        self.activity.state().accepted.insert(self.id);
+    }
 }
 
 impl Connections {
@@ -148,7 +165,7 @@ impl Open {
     /// Closes the connection that has been idle the longest, among those that `may_go`. False: there is none.
     fn evict(&mut self, may_go: impl Fn(&Activity) -> bool) -> bool {
         let idle = self.by_id.iter().filter(|(_, activity)| may_go(activity));
-        let idle = idle.filter_map(|(&id, activity)| activity.idle_since().map(|since| (since, id)));
+        let idle = idle.filter_map(|(&id, activity)| activity.may_go_since().map(|since| (since, id)));
         let Some((_, id)) = idle.min() else { return false };
         if let Some(activity) = self.remove(id) {
             activity.evicted.notify_one();
@@ -221,6 +238,7 @@ impl Activity {
     fn new(peer: IpAddr) -> Self {
         let state = State {
             requests_in_flight: 0,
+            accepted: HashSet::new(),
             idle_since: Instant::now(),
             next_answer: 0,
             handed_over: HashMap::new(),
@@ -232,21 +250,29 @@ impl Activity {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Since when it has no request in flight; none: it has one.
-    fn idle_since(&self) -> Option<Instant> {
+    /// Since when it has answered nothing, if no request that may be answered is in flight.
+    fn may_go_since(&self) -> Option<Instant> {
         let state = self.state();
-        (state.requests_in_flight == 0).then_some(state.idle_since)
+        state.accepted.is_empty().then_some(state.idle_since)
     }
 
     fn is_over(&self, idle_max: Duration, write_max: Duration) -> Option<Close> {
         let state = self.state();
         let is_idle = state.requests_in_flight == 0 && state.idle_since.elapsed() >= idle_max;
-        let is_stalled = state.handed_over.values().any(|at| at.elapsed() >= write_max);
+        // One client of many behind a proxy may leave its answer unread: the others' requests on the same connection go on.
+        let is_stalled = state.requests_in_flight > 0
+            && state.handed_over.len() == state.requests_in_flight
+            && state.handed_over.values().all(|at| at.elapsed() >= write_max);
         if is_stalled { Some(Close::Stalled) } else { is_idle.then_some(Close::Idle) }
     }
 }
 
 impl InFlight {
+    /// What the request takes along.
+    pub fn begun(&self) -> Begun {
+        Begun { activity: Arc::clone(&self.activity), id: self.id }
+    }
+
     /// The answer, watched until the connection has taken all of it.
     pub fn answer(self, response: Response) -> Response {
         response.map(|body| Body::new(Watched { body, rest: Bytes::new(), in_flight: self }))
@@ -257,6 +283,7 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.activity.state();
         state.handed_over.remove(&self.id);
+        state.accepted.remove(&self.id);
         state.requests_in_flight -= 1;
         state.idle_since = Instant::now();
     }
@@ -333,6 +360,12 @@ mod tests {
         [10, 0, 0, last].into()
     }
 
+    fn accepted(connection: &Connection) -> InFlight {
+        let in_flight = connection.request();
+        in_flight.begun().accept();
+        in_flight
+    }
+
     async fn is_evicted(connection: &Connection) -> bool {
         tokio::select! {
             biased;
@@ -345,13 +378,13 @@ mod tests {
     async fn the_one_that_is_idle_the_longest_makes_room() {
         let connections = connections(3, 2);
         let busy = connections.admit(peer(1)).expect("room");
-        let in_flight = busy.request();
+        let in_flight = accepted(&busy);
         let first = connections.admit(peer(2)).expect("room");
         let second = connections.admit(peer(3)).expect("room");
         let third = connections.admit(peer(4)).expect("in place of the first");
         assert!(is_evicted(&first).await && !is_evicted(&busy).await && !is_evicted(&second).await);
         drop(first);
-        let held = [second.request(), third.request()];
+        let held = [accepted(&second), accepted(&third)];
         assert!(connections.admit(peer(5)).is_none(), "every connection has a request in flight");
         drop(held);
         drop(in_flight);
@@ -359,12 +392,34 @@ mod tests {
         assert!(is_evicted(&second).await, "the one whose request ended first");
     }
 
+    #[tokio::test]
+    async fn a_request_without_a_valid_key_keeps_nobody_out() {
+        let connections = connections(1, 1);
+        let nobody = connections.admit(peer(1)).expect("room");
+        let _refused = nobody.request();
+        let somebody = connections.admit(peer(1)).expect("in place of the first");
+        assert!(is_evicted(&nobody).await && !is_evicted(&somebody).await);
+    }
+
+    #[test]
+    fn an_answer_that_is_left_unread_does_not_end_others_of_its_connection() {
+        let connection = connections(1, 1).admit(peer(1)).expect("room");
+        let [one, other] = [connection.request(), connection.request()];
+        let over = |write_max| connection.activity.is_over(LONG, write_max);
+        connection.activity.state().handed_over.insert(one.id, Instant::now());
+        assert_eq!(over(Duration::ZERO), None);
+        connection.activity.state().handed_over.insert(other.id, Instant::now());
+        assert_eq!(over(Duration::ZERO), Some(Close::Stalled));
+        drop((one, other));
+        assert_eq!(over(Duration::ZERO), None);
+    }
+
     #[test]
     fn one_peer_makes_room_for_itself_only() {
         let connections = connections(10, 2);
         let others = connections.admit(peer(1)).expect("room");
         let own: Vec<Connection> = (0..2).map(|_| connections.admit(peer(2)).expect("room")).collect();
-        let held: Vec<InFlight> = own.iter().map(Connection::request).collect();
+        let held: Vec<InFlight> = own.iter().map(accepted).collect();
         assert!(connections.admit(peer(2)).is_none());
         assert!(connections.admit(peer(3)).is_some());
         drop(held);

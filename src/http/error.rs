@@ -147,12 +147,14 @@ impl HttpError {
         )
     }
 
-    pub(super) fn host_not_allowed(host: &str) -> Self {
-        let message = format!(
-            "the request names the host {}, and without keys only this machine's loopback names are answered; add the name to \
-             http.hosts_allowed, or ask for 127.0.0.1",
-            Quoted(host)
-        );
+    /// `rule` says which hosts are accepted, and what the caller can do.
+    pub(super) fn host_not_allowed(host: &str, rule: &str) -> Self {
+        Self::new("host_not_allowed", format!("the request names the host {}, and {rule}", Quoted(host)))
+    }
+
+    /// For a request without exactly one `Host` header; `found` says what it has.
+    pub(super) fn host_unclear(found: &str) -> Self {
+        let message = format!("the request has {found}; send exactly one, with the daemon's host name");
         Self::new("host_not_allowed", message)
     }
 
@@ -168,6 +170,13 @@ impl HttpError {
         Self::new(
             "overloaded",
             "the bodies of other requests take all the memory that bodies may take (http.bodies_bytes_max)",
+        )
+    }
+
+    pub(super) fn no_room_for_answer() -> Self {
+        Self::new(
+            "overloaded",
+            "clients have not read other answers yet, which take all the memory that answers may take (http.answers_bytes_max)",
         )
     }
 

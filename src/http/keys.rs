@@ -6,6 +6,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 
+use super::connections::Begun;
+use super::memory::{self, NoRoom};
 use super::observe::KeyName;
 use super::{HttpError, Service, body, openapi};
 use crate::access::KEY_PREFIX;
@@ -25,18 +27,29 @@ pub async fn ask(State(service): State<Service>, mut request: Request, next: Nex
     take_off(request.headers_mut(), service.is_keyed());
     let (name, mut response) = match admitted {
         Ok(caller) => {
+            if let Some(begun) = request.extensions().get::<Begun>() {
+                begun.accept();
+            }
+            let tenant = caller.tenant().clone();
             let name = caller.key_name().cloned();
             if let Some(name) = &name {
                 tracing::Span::current().record("key", &**name);
             }
             request.extensions_mut().insert(caller);
-            (name, next.run(request).await)
+            let answer = next.run(request).await;
+            let answer = memory::held(service.answers(), service.claim_of(&tenant), answer);
+            (
+                name,
+                answer.unwrap_or_else(|NoRoom| {
+                    refusal(&HttpError::no_room_for_answer(), path.as_ref().map(MatchedPath::as_str))
+                }),
+            )
         }
         Err(denied) => {
             let name = denied.name().cloned();
             let asks_first = request.headers().contains_key(EXPECT);
             if !asks_first {
-                body::discard(request.into_body(), &service).await;
+                body::discard_of_nobody(request.into_body()).await;
             }
             (name, refusal(&denied.into(), path.as_ref().map(MatchedPath::as_str)))
         }

@@ -1,16 +1,17 @@
 //! `/mcp`: `compress` and `attribute` as tools, through the same door as the requests of these names.
 
+use axum::Json;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::HeaderValue;
+use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::Response;
-use http_body_util::Full;
+use axum::response::{IntoResponse as _, Response};
+use http_body_util::{BodyExt as _, Full};
 
-use super::error::HttpError;
+use super::error::{ErrorCode, HttpError};
 use super::{Scope, attribute, body, compress, observe, work};
 use crate::api::{AttributeAnswer, CompressAnswer, ErrorBody};
-use crate::mcp::{self, Answers};
+use crate::mcp::{self, Answers, Refusal};
 
 /// Where the tools are.
 pub const PATH: &str = "/mcp";
@@ -21,22 +22,42 @@ pub async fn handle(service: Scope, request: Request) -> Result<Response, HttpEr
     let body = body::whole(&service, &head.headers, body, body::Max::of(&service)).await?;
     // The SDK builds a tree of the whole message before a tool is called.
     let limits = service.limits.bodies;
-    let body = work::aside(move || {
+    let (body, checked) = work::aside(move || {
         limits.check_tree(&body, None)?;
-        Ok(body)
+        let checked = Refusal::check(&body);
+        Ok((body, checked))
     })
     .await?;
+    if let Err(refusal) = checked {
+        return Ok(refused(StatusCode::BAD_REQUEST, &refusal));
+    }
+    // The SDK refuses other types of JSON, such as application/vnd.api+json.
+    let is_named_json = body::media_type(&head.headers).is_some_and(|kind| kind == "application/json");
     let request = Request::from_parts(head, Full::new(body.into()));
     let origins = service.origins.named();
-    let mut response = mcp::serve_http(Calls { service }, request, origins).await.map(Body::new);
-    // The SDK leaves out what its sentences are written in.
-    if !response.status().is_success() {
-        response
-            .headers_mut()
-            .entry(CONTENT_TYPE)
-            .or_insert(HeaderValue::from_static("text/plain; charset=utf-8"));
+    let response = mcp::serve_http(Calls { service }, request, origins).await;
+    let status = response.status();
+    if status.is_success() || response.headers().contains_key(CONTENT_TYPE) {
+        return Ok(response.map(Body::new));
     }
-    Ok(response)
+    // The SDK answers some mistakes with a sentence in place of a JSON-RPC error.
+    let said = response.into_body().collect().await.map(|said| said.to_bytes()).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    Ok(match status {
+        // The media type is right, so this is its answer to a message that it cannot read.
+        StatusCode::UNSUPPORTED_MEDIA_TYPE if is_named_json => {
+            refused(StatusCode::BAD_REQUEST, &Refusal::message(&said))
+        }
+        status => refused(status, &Refusal::request(&said)),
+    })
+}
+
+/// Answers with a JSON-RPC error: clients of the protocol read no other errors.
+fn refused(status: StatusCode, refusal: &Refusal) -> Response {
+    let mut response = (status, Json(refusal.to_json())).into_response();
+    let code = if refusal.is_no_json() { "invalid_json" } else { "mcp_refused" };
+    response.extensions_mut().insert(ErrorCode(code));
+    response
 }
 
 /// Calls of one caller.

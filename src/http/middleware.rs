@@ -2,6 +2,7 @@
 //!
 //! What cannot be compressed, or cited, goes on as it is, and a header says why: a request is lost by nothing that is done to it here.
 
+mod connect;
 mod headers;
 mod lane;
 mod passing;
@@ -76,7 +77,7 @@ async fn pass(
     // From here on only what the answer may cite is held, and the request until it has been sent.
     let cited_bytes = if sources.is_some() { asked.body.len() } else { 0 };
     drop(asked);
-    let body = service.body_bytes().hand_over(body, cited_bytes);
+    let body = service.body_memory().hand_over(body, cited_bytes);
     let asking = upstream.ask((dialect, &uri), &headers, body, sources.is_some());
     let (answer, ()) = tokio::join!(asking, remembering);
     let citing = passing::Citing { service, dialect, sources, silence: upstream.silence_max() };

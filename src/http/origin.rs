@@ -4,7 +4,10 @@
 //! is open in it, in two ways: a page sends requests to `http://127.0.0.1:8080` (cross-site request forgery), or its own host name is
 //! pointed at 127.0.0.1 after it was loaded (DNS rebinding), so that the browser takes the daemon for the page's own server. The first
 //! kind carries a foreign `Origin` or `Sec-Fetch-Site: cross-site`, the second a foreign `Host`. Programs send neither.
+//!
+//! A request that repeats `Host` or `Origin` is refused: a program that reads the other one would decide differently.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +15,7 @@ use std::time::Duration;
 use axum::extract::{Request, State};
 use axum::http::header::{HOST, ORIGIN};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
@@ -36,14 +39,24 @@ const EXPOSED: [HeaderName; 7] = [
     HeaderName::from_static("x-thresher-tokens-before"),
 ];
 
+// Parts of error messages: which hosts a listener accepts, and what the caller can do.
+const PUBLIC_RULE: &str = "without keys only this machine's loopback names are answered; add the name to http.hosts_allowed, or ask \
+                           for 127.0.0.1";
+const ADMIN_RULE: &str = "the admin listener accepts only this machine's loopback names; add the name to http.hosts_allowed, or ask for \
+                          127.0.0.1";
+const REACHABLE_ADMIN_RULE: &str = "the admin listener accepts only IP addresses and this machine's loopback names; add the name to \
+                                    http.hosts_allowed, or ask by IP address";
+
 /// Which requests a listener answers. Clones share one policy.
 #[derive(Debug, Clone)]
 pub struct OriginPolicy(Arc<Allowed>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Allowed {
     /// Whether requests prove by a key that no web page made them.
     is_keyed: bool,
+    /// Whether this is the admin listener's policy.
+    is_admin: bool,
     /// Whether any IP address may stand in `Host`: an address cannot be rebound, a name can.
     any_address: bool,
     /// Host names beside the loopback ones, in lower case, without a port.
@@ -55,20 +68,20 @@ struct Allowed {
 impl OriginPolicy {
     /// The policy of the public listener. `hosts` and `origins` are the settings `http.hosts_allowed` and `http.origins_allowed`.
     pub fn public(hosts: &[String], origins: &[String], is_keyed: bool) -> Self {
-        Self::new(hosts, origins, is_keyed, false)
+        Self::new(hosts, origins, Allowed { is_keyed, ..Allowed::default() })
     }
 
     /// The policy of the admin listener, which knows no keys. Where others than this machine reach it, probes and scrapers ask by IP
     /// address, and so any address is allowed.
     pub fn admin(hosts: &[String], is_reachable: bool) -> Self {
-        Self::new(hosts, &[], false, is_reachable)
+        Self::new(hosts, &[], Allowed { is_admin: true, any_address: is_reachable, ..Allowed::default() })
     }
 
-    fn new(hosts: &[String], origins: &[String], is_keyed: bool, any_address: bool) -> Self {
+    fn new(hosts: &[String], origins: &[String], allowed: Allowed) -> Self {
         let hosts = hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
         // Settings that are no header values were refused when they were read.
         let origins = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect();
-        Self(Arc::new(Allowed { is_keyed, any_address, hosts, origins }))
+        Self(Arc::new(Allowed { hosts, origins, ..allowed }))
     }
 
     /// Origins that the settings name.
@@ -94,20 +107,51 @@ impl OriginPolicy {
     ///
     /// # Errors
     /// `host_not_allowed`, `origin_not_allowed`.
-    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), HttpError> {
+    fn check(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), HttpError> {
         if self.0.is_keyed {
             return Ok(());
         }
-        if let Some(host) = authority(uri, headers)
-            && !self.allows_host(&host)
-        {
-            return Err(HttpError::host_not_allowed(&host));
+        self.check_host(version, uri, headers)?;
+        self.check_origin(headers)
+    }
+
+    /// HTTP/1.1 requires exactly one `Host` header. HTTP/2 puts the host into the URI and needs no header.
+    fn check_host(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), HttpError> {
+        let mut hosts = headers.get_all(HOST).iter();
+        let in_header = hosts.next();
+        if hosts.next().is_some() {
+            return Err(HttpError::host_unclear("several Host headers"));
         }
-        let origin = headers.get(ORIGIN);
+        let host = match (uri.authority(), in_header) {
+            (Some(authority), in_header) if in_header.is_some() || version >= Version::HTTP_2 => {
+                Cow::Borrowed(authority.as_str())
+            }
+            (_, Some(host)) => String::from_utf8_lossy(host.as_bytes()),
+            // Old health probes send none. Browsers do not use HTTP/1.0.
+            (_, None) if self.0.is_admin && version < Version::HTTP_11 => return Ok(()),
+            (_, None) => return Err(HttpError::host_unclear("no Host header")),
+        };
+        if self.allows_host(&host) {
+            return Ok(());
+        }
+        let rule = match (self.0.is_admin, self.0.any_address) {
+            (false, _) => PUBLIC_RULE,
+            (true, false) => ADMIN_RULE,
+            (true, true) => REACHABLE_ADMIN_RULE,
+        };
+        Err(HttpError::host_not_allowed(&host, rule))
+    }
+
+    fn check_origin(&self, headers: &HeaderMap) -> Result<(), HttpError> {
+        let mut origins = headers.get_all(ORIGIN).iter();
+        let origin = origins.next();
+        if origins.next().is_some() {
+            return Err(HttpError::origin_not_allowed("several origins"));
+        }
         if origin.is_some_and(|origin| self.0.origins.contains(origin)) {
             return Ok(());
         }
-        let is_cross_site = headers.get(SEC_FETCH_SITE).is_some_and(|site| site == "cross-site");
+        let is_cross_site = headers.get_all(SEC_FETCH_SITE).iter().any(|site| site == "cross-site");
         match origin {
             Some(origin) if is_cross_site || !is_loopback_origin(origin) => {
                 Err(HttpError::origin_not_allowed(&String::from_utf8_lossy(origin.as_bytes())))
@@ -119,6 +163,11 @@ impl OriginPolicy {
 
     fn allows_host(&self, host: &str) -> bool {
         let Ok(authority) = host.parse::<Authority>() else { return false };
+        // Only a port may follow the name, and it may be empty. No user name may precede it.
+        let Some(rest) = host.strip_prefix(authority.host()) else { return false };
+        if !rest.strip_prefix(':').map_or(rest.is_empty(), is_port) {
+            return false;
+        }
         let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
         let is_allowed_address = || self.0.any_address && address(&name).is_some();
         is_loopback(&name) || self.0.hosts.contains(&name) || is_allowed_address()
@@ -127,16 +176,15 @@ impl OriginPolicy {
 
 /// Layer that answers 403 where [`OriginPolicy::check`] refuses.
 pub(super) async fn guard(State(policy): State<OriginPolicy>, request: Request, next: Next) -> Response {
-    match policy.check(request.uri(), request.headers()) {
+    match policy.check(request.version(), request.uri(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     }
 }
 
-/// The host that a request names: HTTP/2 puts it into the URI. Only old programs name none; browsers always do.
-fn authority(uri: &Uri, headers: &HeaderMap) -> Option<String> {
-    let in_header = || headers.get(HOST).map(|host| String::from_utf8_lossy(host.as_bytes()).into_owned());
-    uri.authority().map(|authority| authority.as_str().to_owned()).or_else(in_header)
+/// Whether a text that follows a host's name and a colon is a port, or empty.
+fn is_port(text: &str) -> bool {
+    text.is_empty() || (text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok())
 }
 
 /// The IP address that a host name is; IPv6 stands in brackets.
@@ -165,9 +213,20 @@ mod tests {
             .collect()
     }
 
-    fn check(policy: &OriginPolicy, sent: &[(&'static str, &'static str)], expect: &str) {
-        let found = policy.check(&Uri::from_static("/v1/compress"), &headers(sent));
-        assert_eq!(found.map_or_else(|error| error.code(), |()| "ok"), expect, "{sent:?}");
+    type Sent = [(&'static str, &'static str)];
+
+    #[track_caller]
+    fn check_in(policy: &OriginPolicy, (version, uri): (Version, &'static str), sent: &Sent, expect: &str) {
+        let found = policy.check(version, &Uri::from_static(uri), &headers(sent));
+        assert_eq!(found.map_or_else(|error| error.code(), |()| "ok"), expect, "{version:?} {uri} {sent:?}");
+    }
+
+    /// A request over HTTP/1.1, to this machine where `sent` names no host.
+    #[track_caller]
+    fn check(policy: &OriginPolicy, sent: &Sent, expect: &str) {
+        let host = sent.iter().all(|(name, _)| *name != "host").then_some(("host", "localhost"));
+        let sent: Vec<_> = host.into_iter().chain(sent.iter().copied()).collect();
+        check_in(policy, (Version::HTTP_11, "/v1/compress"), &sent, expect);
     }
 
     #[test]
@@ -190,12 +249,45 @@ mod tests {
             "",
             "a b",
             "127.0.0.1.nip.io",
+            "localhost:99999",
+            "localhost:+80",
+            "localhost:http",
+            "[::1]8080",
+            "evil.example@localhost",
         ] {
             check(&policy, &[("host", host)], "host_not_allowed");
         }
-        check(&policy, &[], "ok");
-        let absolute = Uri::from_static("http://evil.example/v1/chunks");
-        assert!(policy.check(&absolute, &headers(&[("host", "localhost")])).is_err());
+        check(&policy, &[("host", "localhost:")], "ok");
+    }
+
+    #[test]
+    fn a_request_names_one_host() {
+        let (public, admin) = (OriginPolicy::public(&[], &[], false), OriginPolicy::admin(&[], false));
+        let (path, here, elsewhere) =
+            ("/v1/chunks", "http://localhost/v1/chunks", "http://evil.example/v1/chunks");
+        let localhost: &Sent = &[("host", "localhost")];
+        // In each version: the URI, the headers, and what comes of it on both listeners.
+        let table: [(Version, &'static str, &Sent, &str, &str); 10] = [
+            (Version::HTTP_11, path, &[], "host_not_allowed", "host_not_allowed"),
+            (Version::HTTP_10, path, &[], "host_not_allowed", "ok"),
+            (Version::HTTP_10, path, localhost, "ok", "ok"),
+            (Version::HTTP_11, here, &[], "host_not_allowed", "host_not_allowed"),
+            (Version::HTTP_11, here, localhost, "ok", "ok"),
+            (Version::HTTP_11, elsewhere, localhost, "host_not_allowed", "host_not_allowed"),
+            (Version::HTTP_2, here, &[], "ok", "ok"),
+            (Version::HTTP_2, path, localhost, "ok", "ok"),
+            (Version::HTTP_2, path, &[], "host_not_allowed", "host_not_allowed"),
+            (Version::HTTP_2, elsewhere, &[], "host_not_allowed", "host_not_allowed"),
+        ];
+        for (version, uri, sent, on_public, on_admin) in table {
+            check_in(&public, (version, uri), sent, on_public);
+            check_in(&admin, (version, uri), sent, on_admin);
+        }
+        let twice: &Sent = &[("host", "localhost"), ("host", "localhost")];
+        for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
+            check_in(&public, (version, path), twice, "host_not_allowed");
+            check_in(&admin, (version, here), twice, "host_not_allowed");
+        }
     }
 
     #[test]
@@ -208,6 +300,9 @@ mod tests {
             &[("origin", "http://app.example")],
             &[("sec-fetch-site", "cross-site")],
             &[("origin", "http://localhost:3000"), ("sec-fetch-site", "cross-site")],
+            &[("origin", "http://localhost:3000"), ("origin", "http://evil.example")],
+            &[("origin", "https://app.example"), ("origin", "https://app.example")],
+            &[("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")],
         ];
         refused.iter().for_each(|sent| check(&policy, sent, "origin_not_allowed"));
         let allowed = [
@@ -227,5 +322,22 @@ mod tests {
         check(&reachable, &[("host", "10.1.2.3:8081")], "ok");
         check(&reachable, &[("host", "evil.example:8081")], "host_not_allowed");
         check(&OriginPolicy::admin(&[], false), &[("host", "10.1.2.3:8081")], "host_not_allowed");
+    }
+
+    #[test]
+    fn a_refusal_says_what_its_listener_answers() {
+        let said = |policy: OriginPolicy| {
+            let sent = headers(&[("host", "evil.example")]);
+            let refused = policy.check(Version::HTTP_11, &Uri::from_static("/"), &sent);
+            refused.expect_err("a foreign host").message().to_owned()
+        };
+        let public = said(OriginPolicy::public(&[], &[], false));
+        assert!(public.contains("\"evil.example\", and without keys"), "{public}");
+        // It knows no keys, whatever the public listener asks for.
+        for is_reachable in [false, true] {
+            let admin = said(OriginPolicy::admin(&[], is_reachable));
+            assert!(admin.contains("the admin listener accepts only") && !admin.contains("keys"), "{admin}");
+            assert_eq!(admin.contains("ask by IP address"), is_reachable, "{admin}");
+        }
     }
 }

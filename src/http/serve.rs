@@ -159,8 +159,10 @@ impl Carrier {
         let mut stream = Box::pin(TimeoutWriter::new(stream));
         stream.as_mut().set_timeout_pinned(Some(serving.connections.write_max));
         let router = TowerToHyperService::new(router);
-        let service = service_fn(|request: Request<Incoming>| {
-            let (in_flight, answer) = (connection.request(), router.call(request));
+        let service = service_fn(|mut request: Request<Incoming>| {
+            let in_flight = connection.request();
+            request.extensions_mut().insert(in_flight.begun());
+            let answer = router.call(request);
             async move { answer.await.map(|answer| in_flight.answer(answer)) }
         });
         let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));

@@ -12,7 +12,7 @@ use thresher_core::domain::Tenant;
 use thresher_core::pipeline::Pipeline;
 use thresher_registry::{Progress, Registry};
 
-use super::body_bytes::{BodyBytes, BodyPool};
+use super::memory::{BodyMemory, MemoryPool};
 use super::origin::OriginPolicy;
 use super::{HttpError, Middleware, ServeLimits};
 use crate::access::{Access, Caller, Denied};
@@ -36,7 +36,8 @@ pub struct Service {
     pub limits: ServeLimits,
     /// Which hosts and web pages may ask.
     pub origins: OriginPolicy,
-    bodies: BodyPool,
+    bodies: MemoryPool,
+    answers: MemoryPool,
     access: Access,
     tenants: Tenants,
     originals: Originals,
@@ -68,7 +69,7 @@ pub struct Scope {
     service: Service,
     caller: Caller,
     room: Arc<Room>,
-    body_bytes: Arc<BodyBytes>,
+    body_memory: Arc<BodyMemory>,
 }
 
 /// The key of receipts, which is read, or made, when the first one is asked for.
@@ -100,8 +101,9 @@ impl Service {
     pub fn new(parts: ServiceParts) -> Self {
         let ServiceParts { access, tenants, originals, middleware, receipts, admission, limits, origins } =
             parts;
-        let bodies = BodyPool::new(limits.bodies_bytes_max);
-        Self { receipts, middleware, admission, limits, origins, bodies, access, tenants, originals }
+        let bodies = MemoryPool::new(limits.bodies_bytes_max);
+        let answers = MemoryPool::new(limits.answers_bytes_max);
+        Self { receipts, middleware, admission, limits, origins, bodies, answers, access, tenants, originals }
     }
 
     /// Who asks with this key.
@@ -124,9 +126,19 @@ impl Service {
         self.tenants.progress()
     }
 
-    /// The room that the bodies of all requests share.
-    pub fn bodies(&self) -> &BodyPool {
+    /// The memory that the bodies of all requests share.
+    pub fn bodies(&self) -> &MemoryPool {
         &self.bodies
+    }
+
+    /// The memory that all answers share which clients have not read.
+    pub fn answers(&self) -> &MemoryPool {
+        &self.answers
+    }
+
+    /// A tenant as it asks for its share of what all tenants use.
+    pub(super) fn claim_of<'a>(&self, tenant: &'a Tenant) -> Claim<'a> {
+        Claim { tenant, has_rivals: self.access.is_shared() }
     }
 
     /// What receipts are signed with.
@@ -178,8 +190,8 @@ impl Scope {
     }
 
     /// The room that the body of this request takes, until the last clone of the scope is dropped.
-    pub fn body_bytes(&self) -> &BodyBytes {
-        &self.body_bytes
+    pub fn body_memory(&self) -> &BodyMemory {
+        &self.body_memory
     }
 
     /// Whose data this is.
@@ -189,7 +201,7 @@ impl Scope {
 
     /// The tenant as it asks for its share of what all tenants use.
     pub fn claim(&self) -> Claim<'_> {
-        Claim { tenant: self.tenant(), has_rivals: self.service.access.is_shared() }
+        self.service.claim_of(self.tenant())
     }
 }
 
@@ -211,7 +223,7 @@ impl FromRequestParts<Service> for Scope {
             return Err(HttpError::internal());
         };
         let room = service.tenants.of(caller.tenant()).ok_or_else(HttpError::registry_not_ready)?;
-        let body_bytes = Arc::new(BodyBytes::new(service.bodies.clone()));
-        Ok(Self { service: service.clone(), caller, room, body_bytes })
+        let body_memory = Arc::new(BodyMemory::new(service.bodies.clone()));
+        Ok(Self { service: service.clone(), caller, room, body_memory })
     }
 }

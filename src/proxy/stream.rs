@@ -6,7 +6,7 @@
 //! nothing more of it is read, and no more citations are added.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -251,8 +251,8 @@ impl Arriving {
         None
     }
 
-    /// The events that say what a text cites.
-    pub fn cite(&mut self, ended: Ended, citations: Vec<Value>, number: Option<u64>) -> Vec<u8> {
+    /// The events that say what a text cites. `event` is the one that ended it.
+    pub fn cite(&mut self, ended: Ended, citations: Vec<Value>, event: &[u8]) -> Vec<u8> {
         if citations.is_empty() {
             return Vec::new();
         }
@@ -272,6 +272,8 @@ impl Arriving {
                 citations.iter().map(event).collect::<String>().into_bytes()
             }
             Place::Item { id, output, content } => {
+                // Read here alone: an event may be long, but it ends one text of a response at most.
+                let number = number(event);
                 let mut events = String::new();
                 let item = self.items.entry(id.clone()).or_default();
                 let first = item.own.get(&content).copied().unwrap_or_default();
@@ -281,7 +283,7 @@ impl Arriving {
                         "content_index": content, "annotation_index": at, "annotation": citation,
                     });
                     if let Some(number) = number {
-                        data["sequence_number"] = json!(number + self.added);
+                        data["sequence_number"] = json!(number.saturating_add(self.added));
                     }
                     self.added += 1;
                     events
@@ -302,7 +304,7 @@ impl Arriving {
         let Ok(body) = Located::parse(data) else { return event };
         let mut edits = Edits::default();
         if let Some(number) = body.get("sequence_number").and_then(Located::read::<u64>) {
-            edits.set_field(body, "sequence_number", &(number + self.added).to_string());
+            edits.set_field(body, "sequence_number", &number.saturating_add(self.added).to_string());
         }
         match body.text_of("type").as_deref() {
             Some("response.content_part.done") => {
@@ -319,16 +321,17 @@ impl Arriving {
             Some("response.completed" | "response.incomplete") => {
                 let output = body.get("response").and_then(|response| response.get("output"));
                 let items: Items = output.map(Located::items).unwrap_or_default();
-                items.for_each(|item| self.annotate_item(item, &mut edits));
+                // An item that an upstream repeats gets its citations once: else a short event would grow without bound.
+                let mut seen = HashSet::new();
+                items
+                    .filter(|item| item.text_of("id").is_none_or(|id| seen.insert(id)))
+                    .for_each(|item| self.annotate_item(item, &mut edits));
             }
             _ => {}
         }
-        let data = edits.apply(data);
-        let text = std::str::from_utf8(&event).unwrap_or_default();
-        match text.lines().find(|line| line.starts_with("data:")) {
-            Some(line) => text.replacen(line, &format!("data: {data}"), 1).into(),
-            None => event,
-        }
+        // The data is a part of the event: what stands around it stays, whatever ends its lines.
+        let at = data.as_ptr() as usize - event.as_ptr() as usize;
+        [&event[..at], edits.apply(data).as_bytes(), &event[at + data.len()..]].concat().into()
     }
 
     fn annotate_item(&self, item: Located, edits: &mut Edits) {
@@ -347,7 +350,7 @@ impl Arriving {
 }
 
 /// The number of an event, where it has one.
-pub fn number(event: &[u8]) -> Option<u64> {
+fn number(event: &[u8]) -> Option<u64> {
     Located::parse(&data(event)?).ok()?.get("sequence_number")?.read()
 }
 
@@ -387,7 +390,7 @@ mod tests {
             let event = Bytes::from(format!("data: {event}\n\n"));
             for ended in arriving.look(&event) {
                 let cited = json!({"cites": ended.text});
-                out.push(arriving.cite(ended, vec![cited], number(&event)).into());
+                out.push(arriving.cite(ended, vec![cited], &event).into());
             }
             out.push(arriving.passed(event));
         }
@@ -568,6 +571,15 @@ mod tests {
         let numbers: Vec<u64> = out.iter().map(|event| number(event.as_bytes()).expect("a number")).collect();
         assert_eq!(numbers, [1, 2, 3, 4], "one citation, and three events");
         assert!(arriving.is_full() && !arriving.is_over());
+    }
+
+    #[test]
+    fn a_number_that_cannot_grow_stays_as_it_is() {
+        let done = json!({"type": "response.output_text.done", "item_id": "m", "output_index": 0,
+            "content_index": 0, "text": "It is.", "sequence_number": u64::MAX});
+        let out = events(&mut Arriving::new(Dialect::Responses, 1_000), &[&done.to_string()]);
+        let numbers: Vec<u64> = out.iter().map(|event| number(event.as_bytes()).expect("a number")).collect();
+        assert_eq!(numbers, [u64::MAX; 2]);
     }
 
     #[test]

@@ -230,6 +230,48 @@ async fn calls_of_tools_are_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_message_of_tools_is_refused_as_json_rpc_has_it() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).to_string();
+    let good = ["content-type: application/json", "accept: application/json, text/event-stream"];
+    let another_kind = ["content-type: application/vnd.api+json", good[1]];
+    let another_version = [good[0], good[1], "mcp-protocol-version: 1"];
+    let json_alone = [good[0], "accept: application/json"];
+    /// Case, headers, body, status, code, message.
+    type Row<'a> = (&'a str, &'a [&'a str], &'a str, u16, i64, &'a str);
+    let table: [Row; 11] = [
+        ("nothing", &good, "", 400, -32700, "not JSON"),
+        ("no JSON", &good, "tools/list", 400, -32700, "not JSON"),
+        ("half of it", &good, &list[..20], 400, -32700, "not JSON"),
+        ("no object", &good, "3", 400, -32600, "an object with"),
+        (
+            "a list",
+            &good,
+            r#"[{"jsonrpc": "2.0", "id": 1, "method": "ping"}]"#,
+            400,
+            -32600,
+            "an object with",
+        ),
+        ("another JSON-RPC", &good, r#"{"jsonrpc": "1.0", "id": 1}"#, 400, -32600, "an object with"),
+        ("neither asks nor answers", &good, r#"{"jsonrpc": "2.0"}"#, 400, -32600, "JSON-RPC message"),
+        ("no Accept", &good[..1], &list, 406, -32000, "both application/json and text/event-stream"),
+        ("half of Accept", &json_alone, &list, 406, -32000, "both application/json and text/event-stream"),
+        ("another name for JSON", &another_kind, &list, 415, -32000, "must be application/json"),
+        ("a version that is none", &another_version, &list, 400, -32000, "MCP-Protocol-Version"),
+    ];
+    for (case, headers, body, status, code, message) in table {
+        let answer = crate::wire::ask_with(daemon.http, ("POST", "/mcp"), headers, body).await;
+        let said = answer.json();
+        assert_eq!((answer.status, &said["error"]["code"]), (status, &json!(code)), "{case}: {said}");
+        assert_eq!((&said["jsonrpc"], &said["id"]), (&json!("2.0"), &Value::Null), "{case}: {said}");
+        assert_eq!(answer.header("content-type"), Some("application/json"), "{case}");
+        assert!(said["error"]["message"].to_string().contains(message), "{case}: {said}");
+    }
+    let answer = crate::wire::ask_with(daemon.http, ("POST", "/mcp"), &good, list).await;
+    assert_eq!((answer.status, &answer.json()["id"]), (200, &json!(1)), "{}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn conversations_are_bounded() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let messages = json!({"messages": vec![json!({}); 100]}).to_string();

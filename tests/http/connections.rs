@@ -11,7 +11,9 @@ use axum::routing::get as route;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use thresher::admission::Claim;
 use thresher::http::{self, ConnectionLimits, Serving};
+use thresher_core::domain::Tenant;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -176,6 +178,20 @@ async fn bodies_share_their_room() {
     drop(held);
     until("it is given back", || pool.held() == 0).await;
     assert_good("then", &crate::wire::post(daemon.http, "/v1/compress", good().to_string()).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_nobody_reads_share_their_room() {
+    let daemon = daemon(Some(scripted()), 4, 4).await;
+    let pool = daemon.service.answers().clone();
+    let tenant = Tenant::default();
+    let claim = Claim { tenant: &tenant, has_rivals: false };
+    let held = pool.try_take(claim, 16 << 20).expect("all of it");
+    let refused = crate::wire::post(daemon.http, "/v1/compress", good().to_string()).await;
+    crate::check_error("no room", &refused, "429 overloaded -", "http.answers_bytes_max");
+    drop(held);
+    assert_good("then", &crate::wire::post(daemon.http, "/v1/compress", good().to_string()).await);
+    until("it is given back", || pool.held() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

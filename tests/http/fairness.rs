@@ -14,8 +14,8 @@ use tokio::net::TcpStream;
 use crate::keys::{Keyed, entry};
 use crate::wire::{self, Response, post};
 use crate::{
-    Gate, STREAM_COUNT_MAX, assert_good, check_error, daemon, double, good, registry_settings, scripted,
-    until, with,
+    BODIES_BYTES_MAX, Gate, STREAM_COUNT_MAX, assert_good, check_error, daemon, double, good,
+    registry_settings, scripted, until, with,
 };
 
 fn two_tenants() -> String {
@@ -221,4 +221,21 @@ async fn refusals_of_a_tenant_are_spaced_when_it_repeats_them_at_once() {
         let answer: wire::Response = one.await.expect("no panic");
         assert_good("b", &answer);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_of_one_tenant_leave_memory_to_another() {
+    let keyed = Keyed::start(&two_tenants(), scripted(), &registry_settings()).await;
+    let pool = keyed.daemon.service.bodies().clone();
+    let mut held = Vec::new();
+    // Bodies that stop before their last byte, twice as many as there is memory for.
+    for _ in 0..BODIES_BYTES_MAX / (64 * 1024) {
+        let mut stream = TcpStream::connect(keyed.daemon.http).await.expect("the daemon listens");
+        let head = "POST /v1/compress HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nauthorization: Bearer thr_a\r\ncontent-length: 100\r\n\r\n{";
+        stream.write_all(head.as_bytes()).await.expect("the daemon reads");
+        held.push(stream);
+    }
+    until("one tenant holds what it may", || pool.held() >= BODIES_BYTES_MAX / 2).await;
+    assert_good("the other", &keyed.post("b", "/v1/compress", &good()).await);
+    assert_eq!(pool.held(), BODIES_BYTES_MAX / 2, "no more than half");
 }

@@ -266,6 +266,16 @@ async fn of_who_has_no_key_no_body_is_waited_for_or_judged() {
         let response = ask_with(keyed.daemon.http, ("POST", "/v1/compress"), &[], body).await;
         check_error("sent at once", &response, "401 key_missing -", "");
     }
+    // A body that never comes is not waited for: bodies may take 30 s here.
+    let mut stream = TcpStream::connect(keyed.daemon.http).await.expect("the daemon listens");
+    stream
+        .write_all(head.replace("expect: 100-continue\r\n", "").as_bytes())
+        .await
+        .expect("the daemon reads");
+    let mut answer = String::new();
+    let read = tokio::time::timeout(std::time::Duration::from_secs(10), stream.read_to_string(&mut answer));
+    read.await.expect("within ten seconds").expect("an answer");
+    check_error("never sent", &wire::parse(&answer), "401 key_missing -", "");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -119,6 +119,7 @@ fn keyed_service(
             read_max: Duration::from_secs(30),
             body_bytes_max: BODY_BYTES_MAX,
             bodies_bytes_max: BODIES_BYTES_MAX,
+            answers_bytes_max: 16 << 20,
             deadline_default: Duration::from_millis(DEADLINE_MS_MAX),
             deadline_max: Duration::from_millis(DEADLINE_MS_MAX),
             stream_max: Duration::from_millis(STREAM_MS_MAX),

@@ -19,12 +19,17 @@ async fn raw(
     headers: &str,
     body: &str,
 ) -> Response {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let mut stream = tokio::net::TcpStream::connect(address).await.expect("the daemon listens");
     let length = body.len();
     let message = format!(
         "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{body}"
     );
+    told(address, &message).await
+}
+
+/// Sends a message as it is, after which the daemon closes the connection.
+async fn told(address: std::net::SocketAddr, message: &str) -> Response {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("the daemon listens");
     stream.write_all(message.as_bytes()).await.expect("the daemon reads");
     let mut response = Vec::new();
     stream.read_to_end(&mut response).await.expect("a response");
@@ -84,6 +89,47 @@ async fn a_page_of_another_site_can_neither_read_nor_change_anything() {
     for host in ["localhost", "LOCALHOST:8080", "127.0.0.1", "[::1]:8080"] {
         assert_good(host, &asked(&daemon, host, ("POST", "/v1/compress"), JSON, &good().to_string()).await);
         assert_eq!(raw(daemon.admin, host, ("GET", "/livez"), "", "").await.status, 200, "{host}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_names_one_host_and_at_most_one_origin() {
+    let daemon = daemon(Some(scripted()), 4, 4).await;
+    let table = [
+        ("no host", "", "host_not_allowed"),
+        ("an empty host", "host:\r\n", "host_not_allowed"),
+        ("this machine and another", "host: localhost\r\nhost: evil.example\r\n", "host_not_allowed"),
+        ("another and this machine", "host: evil.example\r\nhost: localhost\r\n", "host_not_allowed"),
+        ("this machine twice", "host: localhost\r\nhost: localhost\r\n", "host_not_allowed"),
+        ("no such port", "host: localhost:99999\r\n", "host_not_allowed"),
+        ("a port in letters", "host: localhost:http\r\n", "host_not_allowed"),
+        (
+            "two origins",
+            "host: localhost\r\norigin: http://localhost:3000\r\norigin: http://evil.example\r\n",
+            "origin_not_allowed",
+        ),
+        (
+            "an origin twice",
+            "host: localhost\r\norigin: http://localhost:3000\r\norigin: http://localhost:3000\r\n",
+            "origin_not_allowed",
+        ),
+    ];
+    let listeners = [(daemon.http, "/v1/chunks"), (daemon.admin, "/livez")];
+    for (case, headers, code) in table {
+        for (address, path) in listeners {
+            let message = format!("GET {path} HTTP/1.1\r\nconnection: close\r\n{headers}\r\n");
+            assert_refused(&format!("{case} {path}"), &told(address, &message).await, code);
+        }
+    }
+    let absolute = "GET http://localhost/v1/chunks HTTP/1.1\r\nconnection: close\r\n\r\n";
+    assert_refused("a host in the path alone", &told(daemon.http, absolute).await, "host_not_allowed");
+    // Only the admin listener has old probes.
+    let old = told(daemon.http, "GET /v1/chunks HTTP/1.0\r\n\r\n").await;
+    assert_refused("no host, in HTTP/1.0", &old, "host_not_allowed");
+    assert_eq!(told(daemon.admin, "GET /livez HTTP/1.0\r\n\r\n").await.status, 200, "a probe in HTTP/1.0");
+    for (address, path) in listeners {
+        let message = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
+        assert_eq!(told(address, &message).await.status, 200, "{path} in HTTP/1.0");
     }
 }
 

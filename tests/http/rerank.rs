@@ -64,6 +64,11 @@ async fn documents_are_texts_or_objects() {
         json!({"documents": [{"title": "The tide", "text": "x"}, {"title": "Water", "text": "The tide"}], "rank_fields": ["title"]}),
     );
     assert_eq!(order(&asked(&daemon, "/v1/rerank", by_title).await["results"])[0], 0);
+    let texts = asked(&daemon, "/v1/rerank", request(json!({"rank_fields": []}))).await;
+    assert_eq!(order(&texts["results"])[0], 1, "of texts, no field is read");
+    // What is not ranked is told as it came.
+    let twice = r#"{"query": "When is the tide?", "documents": [{"text": "x", "page": 1, "page": 2}]}"#;
+    assert_eq!(order(&asked(&daemon, "/v1/rerank", twice.to_owned()).await["results"]), [0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,6 +189,42 @@ async fn what_cannot_be_ranked() {
             request(json!({"documents": [{"text": "x"}], "rank_fields": ["y"]})),
             "400 missing_field documents[0]",
             "y",
+        ),
+        (
+            "a text that is none",
+            "/v1/rerank",
+            request(json!({"documents": ["x", {"text": 5}]})),
+            "400 wrong_type documents[1].text",
+            "documents[1].text has to be a string",
+        ),
+        (
+            "two texts",
+            "/v1/rerank",
+            r#"{"query": "x", "documents": [{"text": "a", "page": 1, "text": "b"}]}"#.to_owned(),
+            "400 duplicate_field documents[0].text",
+            "has the field \"text\" twice",
+        ),
+        (
+            "two texts, one of them with an escape",
+            "/v2/rerank",
+            r#"{"query": "x", "documents": ["y", {"text": "a", "\u0074ext": "a"}]}"#.to_owned(),
+            "400 duplicate_field documents[1].text",
+            "twice",
+        ),
+        (
+            "a rank field twice in a document",
+            "/v1/rerank",
+            r#"{"query": "x", "documents": [{"y": 1, "z": 2, "y": 3}], "rank_fields": ["z", "y"]}"#
+                .to_owned(),
+            "400 duplicate_field documents[0].y",
+            "has the field \"y\" twice",
+        ),
+        (
+            "no rank field",
+            "/v1/rerank",
+            request(json!({"documents": ["x", {"text": "x"}], "rank_fields": []})),
+            "422 rank_fields_empty rank_fields",
+            "leave rank_fields out",
         ),
         ("no question", "/v1/rerank", request(json!({"query": ""})), "422 query_empty query", "empty"),
         (

@@ -188,7 +188,7 @@ impl Store {
                 }
                 listed += 1;
                 // One that was deleted a moment ago is in neither.
-                bytes += chunk.as_ref().map_or(0, |chunk| chunk.bytes());
+                bytes += chunk.as_ref().map_or(0, |chunk| json_bytes(chunk));
                 chunks.extend(chunk);
             }
         }
@@ -298,6 +298,20 @@ pub async fn blocking<T: Send + 'static>(
 /// A thread that panicked left nothing half done that the next one could see.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes of a chunk as JSON: a control character takes six.
+fn json_bytes(chunk: &Chunk) -> usize {
+    let escaped = |text: &String| {
+        let more = |byte: u8| match byte {
+            b'"' | b'\\' => 1,
+            0..0x20 => 5,
+            _ => 0,
+        };
+        text.bytes().map(more).sum::<usize>()
+    };
+    let texts = [Some(&chunk.id), chunk.title.as_ref(), Some(&chunk.text)];
+    chunk.bytes() + texts.into_iter().flatten().map(escaped).sum::<usize>()
 }
 
 #[cfg(test)]

@@ -1,15 +1,18 @@
 //! Answers of upstreams: a letter for the API's dialect, a number for the length of pieces in which it arrives, then its bytes.
-//! Nothing of an answer may be lost, and what is held of it is bounded.
+//! Nothing of an answer may be lost or changed, but where citations of a response renumber it, and what is held of it is bounded.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 use serde_json::json;
-use thresher::proxy::answer;
+use thresher::proxy::answer::{self, TEXT_BYTES};
 use thresher::proxy::dialect::Dialect;
 use thresher::proxy::json::{Edits, Located};
-use thresher::proxy::stream::{self, Arriving, Events};
+use thresher::proxy::stream::{Arriving, Events};
 
 const HELD_BYTES_MAX: usize = 2_000;
+
+/// As the middleware has it: eight for each byte of text that may be held.
+const EVENT_BYTES_MAX: usize = 8 * HELD_BYTES_MAX;
 
 fuzz_target!(|data: &[u8]| -> Corpus {
     let [letter, step, answer @ ..] = data else { return Corpus::Reject };
@@ -21,20 +24,35 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     };
     whole(dialect, answer);
 
-    let (mut events, mut arriving) = (Events::new(usize::MAX), Arriving::new(dialect, HELD_BYTES_MAX));
-    let mut passed = Vec::new();
-    for piece in answer.chunks(usize::from(*step).max(1)) {
+    let mut events = Events::new(EVENT_BYTES_MAX);
+    let mut arriving = Arriving::new(dialect, HELD_BYTES_MAX);
+    let (mut came, mut ended_bytes, mut is_renumbered) = (Vec::new(), 0, false);
+    let mut pieces = answer.chunks(usize::from(*step).max(1));
+    for piece in pieces.by_ref() {
         for event in events.push(piece) {
-            passed.extend_from_slice(&event);
+            came.extend_from_slice(&event);
             for ended in arriving.look(&event) {
-                let _ = arriving.cite(ended, vec![json!({"type": "url_citation"})], stream::number(&event));
+                ended_bytes += ended.text.len() + TEXT_BYTES;
+                let told = arriving.cite(ended, vec![json!({"type": "url_citation"})], &event);
+                assert!(!told.is_empty(), "a citation is lost");
+                is_renumbered |= dialect == Dialect::Responses;
             }
-            let _ = arriving.passed(event);
+            assert!(arriving.held_bytes() <= HELD_BYTES_MAX, "more is held than may be");
+            assert!(ended_bytes <= HELD_BYTES_MAX, "more is cited than may be held");
+            let passed = arriving.passed(event.clone());
+            assert!(passed == event || is_renumbered, "an event is changed");
+        }
+        // What comes then goes on as it comes.
+        if arriving.is_over() || events.is_too_long() {
+            break;
         }
     }
-    passed.extend_from_slice(&events.rest());
-    assert!(passed == answer, "events lose or add bytes");
-    assert!(arriving.held_bytes() <= HELD_BYTES_MAX + answer.len(), "more is held than came");
+    let held_bytes = events.held_bytes();
+    assert!(held_bytes <= EVENT_BYTES_MAX + usize::from(u8::MAX), "more of an event is held than may be");
+    came.extend_from_slice(&events.rest());
+    assert_eq!(events.held_bytes(), 0, "what went on is held");
+    pieces.for_each(|piece| came.extend_from_slice(piece));
+    assert!(came == answer, "events lose or add bytes");
     Corpus::Keep
 });
 

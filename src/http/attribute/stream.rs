@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use axum::body::Body;
@@ -23,6 +24,7 @@ use super::{Asked, Chunks, Found};
 use crate::admission;
 use crate::api::{self, Arrival, AttributeBody, PartAnswer};
 use crate::http::error::HttpError;
+use crate::http::memory::NoRoom;
 use crate::http::{Scope, body, observe, work};
 
 type Events = BoxStream<'static, Result<sse_stream::Sse, sse_stream::Error>>;
@@ -37,12 +39,15 @@ pub async fn handle(
     body::is_events(&headers)?;
     service.ready()?;
     let place = work::open_stream(&service).await?;
-    let mut events = events(body, service.limits.body_bytes_max);
+    let begun = Arc::new(AtomicBool::new(false));
+    let mut events = events(body, &service, Arc::clone(&begun));
     let first = tokio::time::timeout(service.limits.read_max, next(&mut events, &service));
     let first = first.await.map_err(|_elapsed| HttpError::body_timeout())??;
     let first = first.ok_or_else(HttpError::stream_empty)?;
-    let limits = service.limits.bodies;
+    let (limits, first_bytes) = (service.limits.bodies, first.len());
     let asked = work::aside(move || Asked::parse(first.as_bytes(), &limits)).await?;
+    begun.store(true, Ordering::Relaxed);
+    service.body_memory().shrink_to_parsed(first_bytes);
     let deadline_ms = asked.body.deadline_ms();
     let deadline = work::deadline(Instant::now(), deadline_ms, &service)?;
     let permit = work::enter_stream(&service, &place, deadline).await?;
@@ -201,13 +206,25 @@ impl Answering {
     }
 }
 
-/// The events of a body, which may have so many bytes in all.
-fn events(body: Body, bytes_max: usize) -> Events {
-    let mut left = bytes_max;
-    let counted = body.into_data_stream().map(move |data| {
-        let data = data.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
-        left = left.checked_sub(data.len()).ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
-        Ok::<_, io::Error>(data)
+/// The events of a body, which may have so many bytes in all as any. Until the first event is `begun`, they take memory of those that
+/// all bodies share: the first one holds the chunks, the others a few words each.
+fn events(body: Body, scope: &Scope, begun: Arc<AtomicBool>) -> Events {
+    let (scope, bytes_max) = (scope.clone(), scope.limits.body_bytes_max);
+    let arrived = Arc::new(AtomicUsize::new(0));
+    let counted = body.into_data_stream().then(move |data| {
+        let (scope, arrived, begun) = (scope.clone(), Arc::clone(&arrived), Arc::clone(&begun));
+        async move {
+            let data = data.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+            let arrived = arrived.fetch_add(data.len(), Ordering::Relaxed) + data.len();
+            if arrived > bytes_max {
+                return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+            }
+            if !begun.load(Ordering::Relaxed) {
+                let room = scope.body_memory().grow_to(scope.claim(), arrived).await;
+                room.map_err(|NoRoom| io::Error::from(io::ErrorKind::OutOfMemory))?;
+            }
+            Ok::<_, io::Error>(data)
+        }
     });
     // An event is over at a blank line; one that the end of the body cut off is whole as well.
     let end = stream::once(async { Ok(Bytes::from_static(b"\n\n")) });
@@ -231,6 +248,7 @@ async fn next(events: &mut Events, service: &Scope) -> Result<Option<String>, Ht
 fn broken(error: &sse_stream::Error, service: &Scope) -> HttpError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause.map(io::Error::kind) {
+        Some(io::ErrorKind::OutOfMemory) => HttpError::no_room_for_body(),
         Some(io::ErrorKind::FileTooLarge) => body::Max::of(service).exceeded(),
         Some(_) => HttpError::body_broken(),
         None => HttpError::stream_invalid(&error.to_string()),

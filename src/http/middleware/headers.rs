@@ -4,7 +4,8 @@
 use axum::http::header::{AUTHORIZATION, InvalidHeaderName};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use percent_encoding::percent_decode;
 
 use crate::access::KEY_PREFIX;
@@ -44,6 +45,14 @@ const RESPONSE_HEADERS: [&str; 10] = [
 const RESPONSE_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-ratelimit-"];
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Base64 as the most lenient server reads it: with padding or without, whatever the bits behind the last byte are.
+static LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true),
+);
 
 /// The headers that pass to and from one upstream, beside keys.
 pub struct Allowed {
@@ -125,9 +134,15 @@ fn holds_our_key(text: &[u8]) -> bool {
     };
     let in_basic = || {
         let (scheme, encoded) = text.split_at_checked(6)?;
-        let decoded =
-            scheme.eq_ignore_ascii_case(b"basic ").then(|| STANDARD.decode(encoded.trim_ascii()))?;
-        decoded.ok().map(|decoded| is_in(&decoded))
+        let encoded = scheme.eq_ignore_ascii_case(b"basic ").then(|| encoded.trim_ascii())?;
+        // Some servers read the alphabet of URLs as well.
+        let in_standard = |&letter: &u8| match letter {
+            b'-' => b'+',
+            b'_' => b'/',
+            letter => letter,
+        };
+        let encoded: Vec<u8> = encoded.iter().map(in_standard).collect();
+        LENIENT.decode(encoded).ok().map(|decoded| is_in(&decoded))
     };
     is_in(text) || is_in(&percent_decode(text).collect::<Vec<u8>>()) || in_basic().unwrap_or(false)
 }
@@ -253,7 +268,16 @@ mod tests {
         check("key=%74hr%5F0123", true);
         check("Basic dGhyXzAxMjM6", true);
         check("basic dXNlcjp0aHJfMDEyMw==", true);
+        // Without padding, with too little of it, and with other bits behind the last byte.
+        check("Basic dXNlcjp0aHJfMDEyMw", true);
+        check("Basic dXNlcjp0aHJfMDEyMw=", true);
+        check("Basic dXNlcjp0aHJfMDEyMx==", true);
+        // "us?r" and "u>>r", in both alphabets.
+        check("Basic dXM/cjp0aHJfMDEyMw==", true);
+        check("Basic dXM_cjp0aHJfMDEyMw==", true);
+        check("Basic dT4-cjp0aHJfMDEyMw", true);
         check("Basic dXNlcjpzZWNyZXQ=", false);
+        check("Basic dXNlcjpzZWNyZXQ", false);
         check("Basic", false);
         check("sk-anthr_0123", false);
         check("", false);

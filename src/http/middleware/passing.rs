@@ -23,7 +23,7 @@ use crate::proxy::answer;
 use crate::proxy::cite::{self, Sources};
 use crate::proxy::dialect::Dialect;
 use crate::proxy::json::{Edits, Located};
-use crate::proxy::stream::{Arriving, Events, number};
+use crate::proxy::stream::{Arriving, Events};
 
 /// An event, or an answer that is one JSON, may have so many bytes for each byte of text that may be held: JSON writes a letter in up to six,
 /// and has fields beside the text.
@@ -88,19 +88,17 @@ impl Citing {
         Duration::from_millis(self.service.middleware.settings.deadline_ms)
     }
 
-    /// What a text cites; nothing, when that takes too long or fails.
-    async fn citations(&self, text: String, deadline: Instant) -> Vec<Value> {
-        let Some(sources) = self.sources.clone().filter(|_| Instant::now() < deadline) else {
-            return Vec::new();
-        };
+    /// What a text cites; nothing, when that takes too long or fails. None: it is late, for this text and for every one after it.
+    async fn citations(&self, text: String, deadline: Instant) -> Option<Vec<Value>> {
+        let sources = self.sources.clone().filter(|_| Instant::now() < deadline)?;
         let (working, dialect) = (self.service.clone(), self.dialect);
         let cited = work::admitted(&self.service, deadline, move |cancel| {
             Ok(cite::citations(dialect, &text, &sources, (working.ready()?, cancel))?)
         });
-        cited.await.unwrap_or_else(|error| {
+        Some(cited.await.unwrap_or_else(|error| {
             tracing::warn!(code = error.code(), "an answer goes on without citations");
             Vec::new()
-        })
+        }))
     }
 }
 
@@ -190,13 +188,7 @@ impl Passing {
     async fn take(&mut self, bytes: &Bytes) {
         let was_full = self.arriving.is_full();
         for event in self.events.push(bytes) {
-            // Of all texts that end with this event.
-            let deadline = self.citing.deadline();
-            for ended in self.arriving.look(&event) {
-                let citations = self.citing.citations(ended.text.clone(), deadline).await;
-                let told = self.arriving.cite(ended, citations, number(&event));
-                self.out.push_back(told.into());
-            }
+            self.cite(&event).await;
             self.out.push_back(self.arriving.passed(event));
         }
         if self.arriving.is_full() && !was_full {
@@ -210,6 +202,19 @@ impl Passing {
             self.state = State::AsItComes;
         }
         self.out.retain(|bytes| !bytes.is_empty());
+    }
+
+    /// Puts citations in front of an event: those of the texts that end with it.
+    async fn cite(&mut self, event: &Bytes) {
+        // For all these texts together.
+        let deadline = self.citing.deadline();
+        for ended in self.arriving.look(event) {
+            let Some(citations) = self.citing.citations(ended.text.clone(), deadline).await else { return };
+            let told = self.arriving.cite(ended, citations, event);
+            self.out.push_back(told.into());
+            // Thousands of texts may end with one event: other connections have their turn in between.
+            tokio::task::yield_now().await;
+        }
     }
 
     fn flush(&mut self) {
@@ -277,7 +282,9 @@ impl Passing {
         let deadline = self.citing.deadline();
         let mut citations = Vec::new();
         for text in texts {
-            citations.push(self.citing.citations(text, deadline).await);
+            // The texts that are left cite nothing.
+            let Some(cited) = self.citing.citations(text, deadline).await else { break };
+            citations.push(cited);
         }
         let edited = lane.run(time, move |_| {
             let mut edits = Edits::default();

@@ -18,6 +18,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use thiserror::Error;
 
+use super::connect::Connector;
 use super::headers::{self, Allowed};
 use super::lane::Lane;
 use crate::admission::{Claim, Place, Shares};
@@ -27,6 +28,10 @@ use crate::proxy::settings::{Credential, MiddlewareSettings, UpstreamSettings};
 
 /// Headers that are ours begin so.
 pub const OURS: &str = "x-thresher";
+
+/// Connections to one upstream that are kept while they are idle. Each takes a file descriptor: after a burst of `request_count_max`
+/// requests, none might be left for callers.
+const IDLE_CONNECTIONS_MAX: usize = 32;
 
 /// A server that cannot be asked, as it is set.
 #[derive(Debug, Error)]
@@ -54,7 +59,7 @@ pub struct Upstream {
     allowed: Allowed,
     /// The key that it is asked with instead of the caller's.
     key: Option<String>,
-    client: Client<HttpsConnector<HttpConnector>, Body>,
+    client: Client<HttpsConnector<Connector>, Body>,
     silence_max: Duration,
 }
 
@@ -131,9 +136,9 @@ impl Upstream {
             .with_tls_config(tls.with_no_client_auth())
             .https_or_http()
             .enable_http1()
-            .wrap_connector(http);
+            .wrap_connector(Connector::new(http));
         let mut client = Client::builder(TokioExecutor::new());
-        client.pool_timer(TokioTimer::new());
+        client.pool_timer(TokioTimer::new()).pool_max_idle_per_host(IDLE_CONNECTIONS_MAX);
         let key = match upstream.key_file.as_os_str().is_empty() {
             true => None,
             false => {
