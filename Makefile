@@ -77,7 +77,7 @@ client: provision frameworks litellm contract handover ## tests of the Python cl
 	  $(PYTHON) -m unittest discover -s tests/handover -p '*_test.py'
 
 lint: python cargo ## formatting, clippy, documentation, scripts
-	$(CARGO) fmt --check
+	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(CARGOFLAGS) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(CARGOFLAGS)
 	$(OURS) -name '*.py' -exec env PYTHONPYCACHEPREFIX=target/pycache $(PYTHON) -m py_compile {} +

@@ -10,7 +10,7 @@ stamp=models/.cache/$(basename "$out").made-from
 # Contents, not times: a checkout that touches the exporter's files costs nothing.
 inputs() {
   cksum "$source"/*.json "$source"/*.safetensors | sed "s|$source/||"
-  find src \( -path 'src/export*' -o -path 'src/model/contract*' -o -path 'src/model/onnx*' \) -type f | LC_ALL=C sort | xargs cksum
+  find crates/export/src crates/core/src/model/contract* crates/core/src/model/onnx* -type f | LC_ALL=C sort | xargs cksum
 }
 
 if [ -f "$out/contract.toml" ] && [ -f "$stamp" ] && [ "$(inputs)" = "$(cat "$stamp")" ]; then
