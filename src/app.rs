@@ -236,13 +236,14 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let (stopped, drained) = stop_signals(stop, service.admission.clone());
     let admin_router = admin_router(&config, &service, &metrics);
     tracing::info!(http = %public.local_addr()?, admin = %admin.local_addr()?, tls = tls.is_some(), "listening");
-    let (admission, bodies) = (service.admission.clone(), service.bodies().clone());
+    let admission = service.admission.clone();
+    let pools = [service.bodies(), service.answers()].map(Clone::clone);
     let serving = [
         tokio::spawn(run(public, http::router(service), (public_serving, tls.clone()), stopped.clone())),
         tokio::spawn(run(admin, admin_router, (admin_serving, None), drained.subscribe())),
     ];
     tokio::spawn(upkeep(metrics));
-    tokio::spawn(give_memory_back(bodies));
+    tokio::spawn(give_memory_back(pools));
     if let Some(watched) = keys {
         tokio::spawn(follow_keys(access.clone(), watched, tenants.clone()));
     }
@@ -469,17 +470,17 @@ pub async fn upkeep(metrics: Prometheus) {
     }
 }
 
-/// Gives memory back to the system after bodies have taken much of it: the allocator keeps what was freed, for as long as the process
+/// Gives memory back to the system after bodies or answers have taken much of it: the allocator keeps what was freed, for as long as the process
 /// lives, unless it is told.
-async fn give_memory_back(bodies: MemoryPool) {
+async fn give_memory_back([bodies, answers]: [MemoryPool; 2]) {
     let mut is_due = false;
     loop {
         tokio::time::sleep(MEMORY_LOOK).await;
-        let held = bodies.held();
+        let held = bodies.held() + answers.held();
         if held >= MEMORY_HELD_MUCH {
             is_due = true;
         } else if is_due {
-            // Not beside requests that would wait for the allocator: once the bodies are gone.
+            // Not beside requests that would wait for the allocator: once bodies and answers are gone.
             is_due = false;
             let _ = tokio::task::spawn_blocking(process::give_memory_back).await;
         }
