@@ -74,7 +74,7 @@ impl MemoryPool {
     /// Takes memory at once.
     ///
     /// # Errors
-    /// [`NoRoom`].
+    /// When there is not enough of it for this tenant.
     pub fn try_take(&self, claim: Claim, bytes: usize) -> Result<MemoryPermit, NoRoom> {
         let mut state = self.state();
         let held = state.held.get(claim.tenant).copied().unwrap_or_default();
