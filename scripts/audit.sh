@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 tools=$1
 advisories=${THRESHER_ADVISORIES:-}
 
-"$tools/cargo-deny" --locked check bans licenses sources
+"$tools/cargo-deny" --locked --workspace check bans licenses sources
 "$tools/cargo-shear"
 
 python3 - <<'PYTHON'
@@ -27,7 +27,7 @@ PYTHON
 
 [ "$advisories" = skip ] && exit 0
 if "$tools/cargo-deny" fetch db; then
-  "$tools/cargo-deny" --locked --offline check advisories
+  "$tools/cargo-deny" --locked --offline --workspace check advisories
 elif [ "$advisories" = require ]; then
   exit 1
 else
