@@ -31,7 +31,8 @@ const TENANTS: TableDefinition<&str, (u64, u64)> = TableDefinition::new("tenants
 /// What a value takes beside its bytes.
 pub const ENTRY_BYTES: usize = 128;
 
-const FILE: &str = "originals.redb";
+/// Name of the store in its folder.
+pub const FILE: &str = "originals.redb";
 
 /// Memory for pages of the file. The library's default is a gigabyte.
 const CACHE_BYTES: usize = 32 << 20;

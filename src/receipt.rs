@@ -15,7 +15,7 @@ use thresher_core::domain::AttributeRequest;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::attribute::Attributed;
 
-pub use self::key::{KeyError, SigningKey};
+pub use self::key::{BEGIN as KEY_BEGIN, KeyError, SigningKey};
 pub use self::statement::{Difference, Statement};
 
 /// The payload's type, which is signed with it.

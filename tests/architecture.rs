@@ -59,7 +59,19 @@ const DAEMON: Table = &[
     ),
     (
         "cli",
-        &["access", "http", "receipt", "api", "config", "telemetry", "admission", "mcp", "process", "app"],
+        &[
+            "access",
+            "originals",
+            "http",
+            "receipt",
+            "api",
+            "config",
+            "telemetry",
+            "admission",
+            "mcp",
+            "process",
+            "app",
+        ],
     ),
     ("main", &["cli"]),
 ];

@@ -17,12 +17,7 @@ use self::Finding::{Doubtful, Fine};
 use crate::access::Access;
 use crate::app;
 use crate::config::{Config, ConfigError};
-
-/// The store of originals in its folder.
-const ORIGINALS: &str = "originals.redb";
-
-/// How a file with a key of receipts begins.
-const KEY_BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
+use crate::{originals, receipt};
 
 /// What a check found where nothing keeps the daemon from its work.
 enum Finding {
@@ -168,7 +163,7 @@ fn originals(config: &Config) -> anyhow::Result<Finding> {
     if dir.as_os_str().is_empty() || bytes_max == 0 {
         return Ok(in_memory());
     }
-    let file = dir.join(ORIGINALS);
+    let file = dir.join(originals::FILE);
     let found = directory(dir, || match File::options().read(true).write(true).open(&file) {
         Ok(store) => Ok(matches!(store.try_lock(), Err(TryLockError::WouldBlock))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
@@ -187,7 +182,7 @@ fn originals(config: &Config) -> anyhow::Result<Finding> {
 fn receipts(file: &Path) -> Finding {
     let unsigned = |why: String| Doubtful(format!("no receipt can be signed: {why}"));
     match fs::read_to_string(file) {
-        Ok(pem) if pem.trim_start().starts_with(KEY_BEGIN) => Fine(file.display().to_string()),
+        Ok(pem) if pem.trim_start().starts_with(receipt::KEY_BEGIN) => Fine(file.display().to_string()),
         Ok(_) => unsigned(format!("{} holds no key as PKCS#8 in PEM", file.display())),
         Err(error) if error.kind() == ErrorKind::NotFound => {
             match directory(file.parent().unwrap_or(Path::new("")), || Ok(false)) {

@@ -11,7 +11,8 @@ use ring::signature::{ED25519, ED25519_PUBLIC_KEY_LEN, Ed25519KeyPair, KeyPair a
 use thiserror::Error;
 use thresher_core::private_files;
 
-const BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
+/// The first line of a file with a private key.
+pub const BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
 const END: &str = "-----END PRIVATE KEY-----";
 const LINE_LETTERS: usize = 64;
 
