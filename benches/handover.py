@@ -54,7 +54,7 @@ def measure(name: str, folder: Path, binary: str, runs: int, chunks: int) -> Non
     question = tokenizer(row["query"], add_special_tokens=False, return_tensors="pt").input_ids
     with tempfile.TemporaryDirectory() as exported:
         subprocess.run([binary, "export", folder, "--out", exported], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        served = daemons.Daemon(THRESHER__MODEL__DIR=exported, THRESHER__KV__CODEC="f16", THRESHER__MODEL__WORKERS="1")
+        served = daemons.Daemon(THRESHER__MODEL__DIR=exported, THRESHER__BLOCKS__CODEC="f16", THRESHER__MODEL__WORKERS="1")
         try:
             with Client(served.url) as client:
                 say(name, client, (row, model, tokenizer, question), fingerprint(folder), runs)

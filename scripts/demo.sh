@@ -31,7 +31,7 @@ import socket
 held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
 print(*(one.getsockname()[1] for one in held))')
 
-THRESHER__HTTP__LISTEN=127.0.0.1:$http THRESHER__ADMIN__LISTEN=127.0.0.1:$admin THRESHER__KV__DIR=$work/kv THRESHER__REGISTRY__DIR=$work/registry \
+THRESHER__HTTP__LISTEN=127.0.0.1:$http THRESHER__ADMIN__LISTEN=127.0.0.1:$admin THRESHER__BLOCKS__DIR=$work/kv THRESHER__REGISTRY__DIR=$work/registry \
   "$thresher" serve --config config/thresher.toml > "$work/daemon.log" 2>&1 &
 daemon=$!
 echo "daemon on 127.0.0.1:$http, waiting until it is ready" >&2

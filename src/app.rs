@@ -36,6 +36,7 @@ use crate::http::{
 use crate::originals::Originals;
 use crate::process;
 use crate::telemetry::{self, Prometheus};
+use crate::tenants::ttl_store::TtlStoreSettings;
 use crate::tenants::{TenantSettings, Tenants};
 
 /// Connections of the admin listener: a few probes and scrapers.
@@ -120,12 +121,12 @@ pub fn probe_shared(config: &Config) -> anyhow::Result<()> {
 
 /// Bounds and place of the local tiers.
 pub fn local_settings(config: &Config) -> LocalSettings {
-    let kv = &config.kv;
+    let blocks = &config.blocks;
     LocalSettings {
-        memory_bytes_max: kv.memory_bytes_max,
-        disk_bytes_max: kv.disk_bytes_max,
-        write_queue_bytes_max: kv.write_queue_bytes_max,
-        dir: kv.disk().then(|| kv.dir.clone()),
+        memory_bytes_max: blocks.memory_bytes_max,
+        disk_bytes_max: blocks.disk_bytes_max,
+        write_queue_bytes_max: blocks.write_queue_bytes_max,
+        dir: blocks.disk().then(|| blocks.dir.clone()),
     }
 }
 
@@ -142,7 +143,7 @@ fn verified(config: &Config, settings: &OrtSettings) -> anyhow::Result<(Loaded, 
     Contract::load(&config.model.dir)?.verify_files(&config.model.dir)?;
     let model = Loaded::load(settings)?;
     let info = model.runtime().info().clone();
-    if info.decoder.is_some() && config.kv.scan == ScanBy::Onnx {
+    if info.decoder.is_some() && config.blocks.scan == ScanBy::Onnx {
         return Err(ModelError::NoQueryGraph { model: info.name }.into());
     }
     Ok((model, Arc::new(tokenizer(&config.model.dir)?)))
@@ -170,13 +171,13 @@ pub fn wire(
     store: Arc<KvStore>,
 ) -> Pipeline {
     let (limits, auto) = (config.limits.clone(), config.auto);
-    let kv = &config.kv;
+    let blocks = &config.blocks;
     let settings = Settings {
         limits,
         auto,
-        codec: kv.codec,
-        salt: kv.salt.clone(),
-        scan: kv.scan,
+        codec: blocks.codec,
+        salt: blocks.salt.clone(),
+        scan: blocks.scan,
         placement: config.model.placement,
         scoring: config.rc.estimator,
     };
@@ -308,10 +309,11 @@ pub fn tls(config: &Config) -> Result<Option<(Tls, Watched)>, TlsError> {
 
 /// Room for tenants, nothing in it yet.
 pub fn tenants(config: &Config, shared: Option<Shared>) -> Tenants {
+    let kv_export = &config.kv_export;
     Tenants::new(TenantSettings {
         registry: config.registry.clone(),
         handles: config.handles.clone(),
-        kv_handles: config.handover.handles(),
+        kv_handles: TtlStoreSettings { bytes_max: kv_export.bytes_max, expire_s: kv_export.expire_s },
         count_max: config.access.tenant_count_max,
         shared,
     })

@@ -15,12 +15,14 @@ use thresher_core::plain;
 use thresher_registry::RegistrySettings;
 use thresher_shared::SharedSettings;
 
-pub use self::sections::{Admin, Admission, Http, Kv, LayersRead, LogFormat, Model, Rc, Receipts, Telemetry};
+pub use self::sections::{
+    Admin, Admission, BlockSettings, Http, LayersRead, LogFormat, Model, Rc, Receipts, Telemetry,
+};
 use crate::access::AccessSettings;
-use crate::handles::HandleSettings;
-use crate::handover::HandoverSettings;
+use crate::kv_export::KvExportSettings;
+use crate::middleware::settings::MiddlewareSettings;
 use crate::originals::OriginalSettings;
-use crate::proxy::settings::MiddlewareSettings;
+use crate::tenants::ttl_store::TtlStoreSettings;
 
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
 const ENV_PREFIX: &str = "THRESHER__";
@@ -43,15 +45,15 @@ pub struct Config {
     /// The statistic.
     pub rc: Rc,
     /// Blocks of chunks that have been read.
-    pub kv: Kv,
+    pub blocks: BlockSettings,
     /// Bounds of one request.
     pub limits: RequestLimits,
     /// Registered chunks.
     pub registry: RegistrySettings,
     /// Requests that later ones may refer to.
-    pub handles: HandleSettings,
+    pub handles: TtlStoreSettings,
     /// Keys and values that are fetched.
-    pub handover: HandoverSettings,
+    pub kv_export: KvExportSettings,
     /// Texts that were shortened on their way, as they were.
     pub originals: OriginalSettings,
     /// In front of other servers.

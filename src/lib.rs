@@ -2,13 +2,12 @@
 //!
 //! Modules in reading order; arrows between them point one way and `tests/architecture.rs` holds them.
 
-pub mod handles;
-pub mod handover;
+pub mod kv_export;
 pub mod process;
 pub mod receipt;
 pub mod api;
 pub mod originals;
-pub mod proxy;
+pub mod middleware;
 pub mod admission;
 pub mod access;
 pub mod tenants;

@@ -1,8 +1,9 @@
 //! What each tenant has of its own: its view of the pipeline, its registered chunks, the requests that are remembered for it. A
-//! room holds all of it, and who is in one has no way into another.
+//! tenant_state holds all of it, and who is in one has no way into another.
 //! Knows nothing of keys, or of who is asking.
 
 mod ahead;
+pub mod ttl_store;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,42 +19,42 @@ use thresher_shared::Shared;
 use tokio::runtime::Handle;
 
 use self::ahead::{Ahead, Turn};
+use self::ttl_store::{RecentRequest, TtlEntry, TtlStore, TtlStoreSettings};
 use crate::admission::Admission;
-use crate::handles::{HandleSettings, Handles, Remembered};
-use crate::handover::Bundle;
+use crate::kv_export::KvExportFile;
 
 /// How often is looked whether a tenant's folder is free, and how long between two looks: five seconds in all.
 const LOOKS_MAX: usize = 100;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What rooms are made by.
+/// What state are made by.
 #[derive(Clone, Default)]
 pub struct TenantSettings {
     /// Of each tenant's registry; its folder is that of the default tenant, and others have one in it.
     pub registry: RegistrySettings,
     /// Of what is remembered for each tenant.
-    pub handles: HandleSettings,
+    pub handles: TtlStoreSettings,
     /// Of keys and values that each tenant may fetch.
-    pub kv_handles: HandleSettings,
-    /// Rooms beside that of the default tenant.
+    pub kv_handles: TtlStoreSettings,
+    /// TenantMapState beside that of the default tenant.
     pub count_max: usize,
     /// Where registered chunks are shared, each tenant's with itself.
     pub shared: Option<Shared>,
 }
 
-/// All rooms. Clones have the same ones.
+/// All state. Clones have the same ones.
 #[derive(Clone)]
-pub struct Tenants(Arc<House>);
+pub struct Tenants(Arc<TenantMap>);
 
-struct House {
+struct TenantMap {
     settings: TenantSettings,
-    rooms: RwLock<Rooms>,
+    state: RwLock<TenantMapState>,
     /// One at a time opens: a folder cannot be opened twice.
     opening: Mutex<()>,
 }
 
-struct Rooms {
-    by_tenant: BTreeMap<Tenant, Arc<Room>>,
+struct TenantMapState {
+    by_tenant: BTreeMap<Tenant, Arc<TenantState>>,
     pipeline: Option<Arc<Pipeline>>,
     /// What registered chunks are read ahead by, once that has begun.
     ahead: Option<Readers>,
@@ -66,10 +67,10 @@ struct Readers {
 }
 
 /// What a tenant has.
-pub struct Room {
+pub struct TenantState {
     tenant: Tenant,
-    handles: Handles<Remembered>,
-    kv_handles: Handles<Bundle>,
+    handles: TtlStore<RecentRequest>,
+    kv_handles: TtlStore<KvExportFile>,
     pipeline: OnceLock<Arc<Pipeline>>,
     /// An error: it cannot be used, and the log says why.
     registry: OnceLock<Result<Registry, ()>>,
@@ -86,21 +87,21 @@ pub enum NoRegistry {
 }
 
 impl Tenants {
-    /// With the room of the default tenant, nothing in it.
+    /// With the tenant_state of the default tenant, nothing in it.
     pub fn new(settings: TenantSettings) -> Self {
-        let room = Arc::new(Room::new(Tenant::default(), &settings));
-        let by_tenant = [(Tenant::default(), room)].into();
-        let rooms = RwLock::new(Rooms { by_tenant, pipeline: None, ahead: None });
-        Self(Arc::new(House { settings, rooms, opening: Mutex::default() }))
+        let tenant_state = Arc::new(TenantState::new(Tenant::default(), &settings));
+        let by_tenant = [(Tenant::default(), tenant_state)].into();
+        let state = RwLock::new(TenantMapState { by_tenant, pipeline: None, ahead: None });
+        Self(Arc::new(TenantMap { settings, state, opening: Mutex::default() }))
     }
 
-    /// The room of a tenant; none: it has not been opened.
-    pub fn of(&self, tenant: &Tenant) -> Option<Arc<Room>> {
+    /// The tenant_state of a tenant; none: it has not been opened.
+    pub fn of(&self, tenant: &Tenant) -> Option<Arc<TenantState>> {
         self.0.read().by_tenant.get(tenant).cloned()
     }
 
-    /// The room of the default tenant.
-    pub fn default_room(&self) -> Arc<Room> {
+    /// The tenant_state of the default tenant.
+    pub fn default_tenant(&self) -> Arc<TenantState> {
         self.of(&Tenant::default()).expect("it is there from the beginning")
     }
 
@@ -110,11 +111,11 @@ impl Tenants {
     /// As [`Registry::open`].
     pub fn open_default(&self) -> Result<(), RegistryError> {
         let registry = self.0.registry(&Tenant::default())?;
-        self.default_room().registry.get_or_init(|| Ok(registry));
+        self.default_tenant().registry.get_or_init(|| Ok(registry));
         Ok(())
     }
 
-    /// Opens the rooms of `tenants` that are not open. Where there would be too many, those that are not among them are given
+    /// Opens the state of `tenants` that are not open. Where there would be too many, those that are not among them are given
     /// up. A registry that cannot be used is said in the log and to those who ask for it: it keeps nobody else from theirs.
     pub fn open(&self, tenants: &BTreeSet<Tenant>) {
         let _one_at_a_time = lock(&self.0.opening);
@@ -126,19 +127,19 @@ impl Tenants {
                 tracing::error!(tenant = tenant.name(), %error, "a tenant's registry cannot be used");
             });
             let chunks = registry.as_ref().map_or(0, |registry| registry.progress().registered);
-            let room = Room::new(tenant.clone(), &self.0.settings);
-            let _ = room.registry.set(registry);
-            self.0.let_in(Arc::new(room));
+            let tenant_state = TenantState::new(tenant.clone(), &self.0.settings);
+            let _ = tenant_state.registry.set(registry);
+            self.0.let_in(Arc::new(tenant_state));
             let ms = started.elapsed().as_millis() as u64;
-            tracing::info!(tenant = tenant.name(), chunks, ms, "room open");
+            tracing::info!(tenant = tenant.name(), chunks, ms, "tenant_state open");
         }
     }
 
-    /// From now on there is a model: every room gets its view of it.
+    /// From now on there is a model: every tenant_state gets its view of it.
     pub fn set_pipeline(&self, pipeline: Pipeline) {
-        let mut rooms = self.0.write();
-        let pipeline = rooms.pipeline.get_or_insert_with(|| Arc::new(pipeline)).clone();
-        rooms.by_tenant.values().for_each(|room| room.set_pipeline(&pipeline));
+        let mut state = self.0.write();
+        let pipeline = state.pipeline.get_or_insert_with(|| Arc::new(pipeline)).clone();
+        state.by_tenant.values().for_each(|tenant_state| tenant_state.set_pipeline(&pipeline));
     }
 
     /// Whether there is a model.
@@ -146,38 +147,40 @@ impl Tenants {
         self.0.read().pipeline.is_some()
     }
 
-    /// From now on registered chunks are read ahead, also in rooms that are opened later: one tenant's at a time, in turn, and
+    /// From now on registered chunks are read ahead, also in state that are opened later: one tenant's at a time, in turn, and
     /// behind requests. Within a Tokio runtime, once there is a model.
     ///
     /// # Errors
     /// When the system gives no thread.
     pub fn read_ahead(&self, busy: Admission) -> io::Result<()> {
-        let mut rooms = self.0.write();
+        let mut state = self.0.write();
         let readers = Readers { busy, turn: Arc::new(Turn::new(Handle::current())) };
-        rooms.by_tenant.values().try_for_each(|room| room.read_ahead(&readers))?;
-        rooms.ahead = Some(readers);
+        state.by_tenant.values().try_for_each(|tenant_state| tenant_state.read_ahead(&readers))?;
+        state.ahead = Some(readers);
         Ok(())
     }
 
     /// Tells all who read ahead to stop, without waiting until they have.
     pub fn stop_reading_ahead(&self) {
-        let rooms = self.0.read();
-        rooms.by_tenant.values().for_each(|room| {
-            lock(&room.warmer).as_ref().inspect(|warmer| warmer.stop());
+        let state = self.0.read();
+        state.by_tenant.values().for_each(|tenant_state| {
+            lock(&tenant_state.warmer).as_ref().inspect(|warmer| warmer.stop());
         });
     }
 
     /// Waits until nobody reads ahead any more.
     pub fn close(&self) {
-        let rooms: Vec<Arc<Room>> = self.0.read().by_tenant.values().cloned().collect();
-        rooms.iter().for_each(|room| drop(lock(&room.warmer).take()));
+        let state: Vec<Arc<TenantState>> = self.0.read().by_tenant.values().cloned().collect();
+        state.iter().for_each(|tenant_state| drop(lock(&tenant_state.warmer).take()));
     }
 
     /// How much is registered, of all tenants together.
     pub fn progress(&self) -> Progress {
-        let rooms = self.0.read();
-        let of = |room: &Arc<Room>| room.registry().map_or(Progress::default(), Registry::progress);
-        rooms.by_tenant.values().map(of).fold(Progress::default(), |all, one| Progress {
+        let state = self.0.read();
+        let of = |tenant_state: &Arc<TenantState>| {
+            tenant_state.registry().map_or(Progress::default(), Registry::progress)
+        };
+        state.by_tenant.values().map(of).fold(Progress::default(), |all, one| Progress {
             registered: all.registered + one.registered,
             warm: all.warm + one.warm,
             queued: all.queued + one.queued,
@@ -186,11 +189,11 @@ impl Tenants {
     }
 }
 
-impl House {
+impl TenantMap {
     fn registry(&self, tenant: &Tenant) -> Result<Registry, RegistryError> {
         let settings = self.settings.registry.of_tenant(tenant);
         let mut opened = Registry::open(&settings);
-        // A room that was given up has its folder until the last request in it has its answer.
+        // A tenant_state that was given up has its folder until the last request in it has its answer.
         for _ in 0..if tenant.is_default() { 0 } else { LOOKS_MAX } {
             if !matches!(opened, Err(RegistryError::InUse { .. })) {
                 break;
@@ -206,46 +209,46 @@ impl House {
         Ok(registry)
     }
 
-    /// Gives up rooms that are not `wanted` where `more` would be too many.
+    /// Gives up state that are not `wanted` where `more` would be too many.
     fn make_room(&self, wanted: &BTreeSet<Tenant>, more: usize) {
-        let mut rooms = self.write();
-        let count = rooms.by_tenant.len() - 1 + more;
+        let mut state = self.write();
+        let count = state.by_tenant.len() - 1 + more;
         let over = count.saturating_sub(self.settings.count_max);
         let unwanted =
-            rooms.by_tenant.keys().filter(|tenant| !tenant.is_default() && !wanted.contains(tenant));
+            state.by_tenant.keys().filter(|tenant| !tenant.is_default() && !wanted.contains(tenant));
         let unwanted: Vec<Tenant> = unwanted.take(over).cloned().collect();
-        let given_up: Vec<_> = unwanted.iter().filter_map(|tenant| rooms.by_tenant.remove(tenant)).collect();
-        drop(rooms);
+        let given_up: Vec<_> = unwanted.iter().filter_map(|tenant| state.by_tenant.remove(tenant)).collect();
+        drop(state);
         // What is registered stays on disk. Who is still in one goes on until it has its answer.
         drop(given_up);
     }
 
-    fn let_in(&self, room: Arc<Room>) {
-        let mut rooms = self.write();
-        if let Some(pipeline) = &rooms.pipeline {
-            room.set_pipeline(pipeline);
+    fn let_in(&self, tenant_state: Arc<TenantState>) {
+        let mut state = self.write();
+        if let Some(pipeline) = &state.pipeline {
+            tenant_state.set_pipeline(pipeline);
         }
-        if let Some(Err(error)) = rooms.ahead.as_ref().map(|readers| room.read_ahead(readers)) {
-            tracing::error!(tenant = room.tenant.name(), %error, "chunks will not be read ahead");
+        if let Some(Err(error)) = state.ahead.as_ref().map(|readers| tenant_state.read_ahead(readers)) {
+            tracing::error!(tenant = tenant_state.tenant.name(), %error, "chunks will not be read ahead");
         }
-        rooms.by_tenant.insert(room.tenant.clone(), room);
+        state.by_tenant.insert(tenant_state.tenant.clone(), tenant_state);
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Rooms> {
-        self.rooms.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> RwLockReadGuard<'_, TenantMapState> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Rooms> {
-        self.rooms.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> RwLockWriteGuard<'_, TenantMapState> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Room {
+impl TenantState {
     fn new(tenant: Tenant, settings: &TenantSettings) -> Self {
         Self {
             tenant,
-            handles: Handles::new(&settings.handles),
-            kv_handles: Handles::new(&settings.kv_handles),
+            handles: TtlStore::new(&settings.handles),
+            kv_handles: TtlStore::new(&settings.kv_handles),
             pipeline: OnceLock::new(),
             registry: OnceLock::new(),
             warmer: Mutex::default(),
@@ -258,12 +261,12 @@ impl Room {
     }
 
     /// What earlier requests of this tenant were about.
-    pub fn handles(&self) -> &Handles<Remembered> {
+    pub fn handles(&self) -> &TtlStore<RecentRequest> {
         &self.handles
     }
 
     /// Keys and values that this tenant may fetch.
-    pub fn kv_handles(&self) -> &Handles<Bundle> {
+    pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         &self.kv_handles
     }
 
@@ -299,7 +302,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for TenantState {
     /// Its threads are waited for, which is nothing to do where connections are carried.
     fn drop(&mut self) {
         let parts = (lock(&self.warmer).take(), self.registry.take());
@@ -311,4 +314,12 @@ impl Drop for Room {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl TtlEntry for KvExportFile {
+    const KIND: &'static str = "kv";
+
+    fn bytes(&self) -> usize {
+        self.bytes()
+    }
 }

@@ -9,7 +9,7 @@ use thresher::api::{
     self, AttributeBody, Body, BodyLimits, CompressBody, DeleteBody, MiddlewareBody, RegisterBody,
     RegisterLimits, RequestError, RerankBody, RerankDialect, ScoreBody, SearchBody, SearchLimits,
 };
-use thresher::proxy::json::Located;
+use thresher::middleware::json::Located;
 use thresher_core::pipeline::validate::RequestLimits;
 
 const BODY_BYTES: usize = 8 * 1024 * 1024;

@@ -247,7 +247,7 @@ fn doctor(folder: &Path) -> Command {
         command.env(listener, "127.0.0.1:0");
     }
     for (setting, path) in [
-        ("THRESHER__KV__DIR", "kv"),
+        ("THRESHER__BLOCKS__DIR", "kv"),
         ("THRESHER__REGISTRY__DIR", "registry"),
         ("THRESHER__ORIGINALS__DIR", "originals"),
         ("THRESHER__RECEIPTS__KEY_FILE", "receipts.pem"),
@@ -271,7 +271,7 @@ fn doctor_finds_all_well() {
         "tls: none (http.tls_cert_file)",
         "http.listen: 127.0.0.1:",
         "admin.listen: 127.0.0.1:",
-        "kv.dir: /",
+        "blocks.dir: /",
         "registry.dir: /",
         "originals.dir: /",
         "receipts.key_file: /",
@@ -372,7 +372,7 @@ fn doctor_says_what_to_do() {
             "/no/lib.so",
             "set THRESHER_RUNTIME_LIB or run `make provision`",
         ),
-        ("no directory for blocks", "THRESHER__KV__DIR", "/dev/null/kv", "FAILED  kv.dir: "),
+        ("no directory for blocks", "THRESHER__BLOCKS__DIR", "/dev/null/kv", "FAILED  blocks.dir: "),
         (
             "no keys",
             "THRESHER__ACCESS__KEYS_FILE",
@@ -579,9 +579,9 @@ fn what_a_decoder_cannot_be_asked_is_said() {
     let ran = run(command, &long);
     assert!(ran.err.contains("the model's context has room for 31 beside a chunk"), "{:?}", ran.err);
     let mut command = thresher(&["compress"]);
-    command.env("THRESHER__MODEL__DIR", &out).env("THRESHER__KV__SCAN", "onnx");
+    command.env("THRESHER__MODEL__DIR", &out).env("THRESHER__BLOCKS__SCAN", "onnx");
     let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
-    assert!(ran.err.contains("no query graph; set kv.scan to \"fused\""), "{:?}", ran.err);
+    assert!(ran.err.contains("no query graph; set blocks.scan to \"fused\""), "{:?}", ran.err);
     // A contract that somebody edited: keys would be moved by other turns than the graph's.
     let contract = std::fs::read_to_string(out.join("contract.toml")).expect("a contract");
     std::fs::write(out.join("contract.toml"), contract.replace("frequencies = [1.0", "frequencies = [7.0"))

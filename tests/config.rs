@@ -80,15 +80,15 @@ fn what_does_not_exist_or_fit_is_refused_by_name() {
         "wrong type, by environment",
         "",
         &[("THRESHER__AUTO__REACH_MIN", "low")],
-        &["auto.reach_min", "string \"low\""],
+        &["auto.max_sim_min", "string \"low\""],
     );
     check(
         "single underscores",
         "",
         &[("THRESHER_SERVICE_PORT", "1"), ("THRESHER_KV_CODEC", "f16")],
-        &["THRESHER_KV_CODEC: this is no setting; write THRESHER__KV__CODEC"],
+        &["THRESHER_KV_CODEC: this is no setting; write THRESHER__BLOCKS__CODEC"],
     );
-    check("an underscore too few", "", &[("THRESHER_KV__DIR", "x")], &["write THRESHER__KV__DIR"]);
+    check("an underscore too few", "", &[("THRESHER_KV__DIR", "x")], &["write THRESHER__BLOCKS__DIR"]);
     let no_section = &["variable THRESHER__NOPE__X: nope", "unknown field"];
     check("no section, by environment", "", &[("THRESHER__NOPE__X", "1")], no_section);
     check("a setting without one", "", &[("THRESHER__PORT", "1")], &["port", "unknown field"]);
@@ -112,9 +112,12 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[http]\ntls_key_file = \"k\"", "one is set without the other");
     check("[access]\nkeys_file = \"k\"\ntenant_count_max = 0", "access.tenant_count_max is 0");
     check("[limits]\nchunk_count_max = 0", "limits.chunk_count_max is 0");
-    check("[kv]\nwrite_queue_bytes_max = 0", "kv.write_queue_bytes_max is 0");
-    check("[kv]\ndisk_bytes_max = 8", "kv.disk_bytes_max is less than 16777216");
-    check("[kv]\ndir = \"d\"\n[registry]\ndir = \"d\"", "kv.dir and registry.dir are the same folder");
+    check("[blocks]\nwrite_queue_bytes_max = 0", "blocks.write_queue_bytes_max is 0");
+    check("[blocks]\ndisk_bytes_max = 8", "blocks.disk_bytes_max is less than 16777216");
+    check(
+        "[blocks]\ndir = \"d\"\n[registry]\ndir = \"d\"",
+        "blocks.dir and registry.dir are the same folder",
+    );
     check("[telemetry]\nlog = \"info,inof\"", "telemetry.log holds \"inof\"");
     assert!(load("[telemetry]\nlog = \"info, thresher=debug\"", &[]).is_ok());
     check("[model]\nworkers = 100000", "model.workers is more than 1024");
@@ -137,7 +140,7 @@ fn settings_that_contradict_each_other_are_refused() {
         "[admission]\ndeadline_ms_default = 2\ndeadline_ms_max = 1",
         "admission.deadline_ms_default is greater than admission.deadline_ms_max",
     );
-    let no_disk = "[kv]\nwrite_queue_bytes_max = 0\n";
+    let no_disk = "[blocks]\nwrite_queue_bytes_max = 0\n";
     assert!(load(&format!("{no_disk}dir = \"\""), &[]).is_ok(), "no directory, no disk tier");
     assert!(load(&format!("{no_disk}disk_bytes_max = 0"), &[]).is_ok(), "no bytes, no disk tier");
     check("[shared]\ntimeout_ms = 0", "shared.timeout_ms is 0");
@@ -188,11 +191,11 @@ fn the_environment_wins_in_every_section() {
         ("THRESHER__MODEL__RUNTIME_LIB", "/lib/a.so", |c| c.model.runtime_lib = "/lib/a.so".into()),
         ("THRESHER_RUNTIME_LIB", "/lib/b.so", |c| c.model.runtime_lib = "/lib/b.so".into()),
         ("THRESHER__MODEL__WORKERS", "3", |c| c.model.workers = 3),
-        ("THRESHER__KV__MEMORY_BYTES_MAX", "0", |c| c.kv.memory_bytes_max = 0),
-        ("THRESHER__KV__DIR", "", |c| c.kv.dir = "".into()),
+        ("THRESHER__BLOCKS__MEMORY_BYTES_MAX", "0", |c| c.blocks.memory_bytes_max = 0),
+        ("THRESHER__BLOCKS__DIR", "", |c| c.blocks.dir = "".into()),
         ("THRESHER__LIMITS__CHUNK_COUNT_MAX", "7", |c| c.limits.chunk_count_max = 7),
         ("THRESHER__REGISTRY__DIR", "", |c| c.registry.dir = "".into()),
-        ("THRESHER__AUTO__REACH_MIN", "0.25", |c| c.auto.reach_min = 0.25),
+        ("THRESHER__AUTO__REACH_MIN", "0.25", |c| c.auto.max_sim_min = 0.25),
         ("THRESHER__ADMISSION__QUEUE_MAX", "0", |c| c.admission.queue_max = 0),
         ("THRESHER__SHARED__URLS", "redis://u:p@a, redis://b", |c| {
             c.shared.urls = ["redis://u:p@a", "redis://b"].into_iter().collect()
@@ -204,7 +207,7 @@ fn the_environment_wins_in_every_section() {
         ("THRESHER__TELEMETRY__LOG_FORMAT", "text", |c| c.telemetry.log_format = LogFormat::Text),
         ("THRESHERS__HTTP__LISTEN", "ours it is not", |_| {}),
         ("THRESHER_SERVICE_HOST", "an orchestrator's", |_| {}),
-        ("THRESHER__KV__SALT", "tenant", |c| c.kv.salt = "tenant".to_owned()),
+        ("THRESHER__BLOCKS__SALT", "tenant", |c| c.blocks.salt = "tenant".to_owned()),
     ];
     let file = std::fs::read_to_string(shipped()).expect("the shipped file");
     for (name, value, set) in table {

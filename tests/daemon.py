@@ -34,7 +34,7 @@ class Daemon:
         own = {
             "THRESHER__HTTP__LISTEN": f"127.0.0.1:{public}",
             "THRESHER__ADMIN__LISTEN": f"127.0.0.1:{self.admin}",
-            "THRESHER__KV__DIR": "",
+            "THRESHER__BLOCKS__DIR": "",
             "THRESHER__REGISTRY__DIR": "",
             "THRESHER__ORIGINALS__DIR": "",
         }

@@ -311,12 +311,12 @@ fn a_forward_pass_is_the_whole_graph_where_what_is_not_kept_is_not_there() {
         let pipeline = model.pipeline(Placement::Sequence);
         let chunks: Vec<_> = texts.iter().enumerate().map(|(i, text)| Arc::new(chunk(i, text))).collect();
         let cancel = Cancel::default();
-        let handover = pipeline.handover(&chunks, ids.len(), &cancel).unwrap();
-        let past = handover.past(model.runtime.info(), &cancel);
+        let kv_export = pipeline.kv_export(&chunks, ids.len(), &cancel).unwrap();
+        let past = kv_export.past(model.runtime.info(), &cancel);
         let forward = |kept: Option<&Kept>| model.runtime.forward(&ids, &past, kept).unwrap().logits;
         let all = forward(None);
         let Decoder { layers, kv_heads, .. } = model.decoder;
-        let tokens = handover.tokens.len();
+        let tokens = kv_export.tokens.len();
         let keeping = |is_kept: &dyn Fn(usize, usize) -> bool| {
             Kept::new(Array3::from_shape_fn((layers, kv_heads, tokens), |(_, head, key)| is_kept(head, key)))
         };

@@ -89,7 +89,8 @@ fn a_decoder_says_the_same_on_the_device_as_on_the_processor() {
         let question: Vec<u32> = (0..70).map(|i| 20 + i * 5 % 400).collect();
         let ask = |model: &dyn ModelRuntime| model.question(&question, &Windows::new(&expect)).unwrap();
         let (expect, found) = (ask(&*here), ask(&*there));
-        let off = worst(&expect.vectors, &found.vectors).max(worst(&expect.own(0..16), &found.own(0..16)));
+        let off = worst(&expect.vectors, &found.vectors)
+            .max(worst(&expect.self_logits(0..16), &found.self_logits(0..16)));
         assert!(off < 10.0 * bound, "{weights:?}, a question: off by {off}");
     }
 }

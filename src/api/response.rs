@@ -267,7 +267,7 @@ impl CompressAnswer {
             compressed.degraded.map(|d| ErrorBody { code: d.code, message: d.message, param: None });
         let rc = RcAnswer {
             estimator: by.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),
-            reach: compressed.relevance.map(|r| r.reach),
+            reach: compressed.relevance.map(|r| r.max_sim),
             related: compressed.relevance.map(|r| r.related),
             model: model.map(|model| model.name.clone()),
             fingerprint: model.map(|model| model.fingerprint.clone()),

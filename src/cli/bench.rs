@@ -114,7 +114,7 @@ null where the system does not say
   ratios              each taken within a round (or request), then the median with quartiles
 
 --soak keeps 64 MiB of blocks in memory, 256 MiB on disk, 16 MiB of registered chunks in memory and 16 MiB of requests that are remembered, or less where the \
-settings say less, and exits with 1 when resident memory was ever above kv.memory_bytes_max + kv.write_queue_bytes_max + \
+settings say less, and exits with 1 when resident memory was ever above blocks.memory_bytes_max + blocks.write_queue_bytes_max + \
 registry.cache_bytes_max + handles.bytes_max + 300 MB, or when a request failed that should not.
 
 --overload: each client sends a request about new chunks with the default deadline, and the next one when it is answered, or a second after it was not. In the JSON: alone, one client before them; cold, how their requests ended, each per second of the whole run; warm, requests about chunks that have been read, one every 200 ms, beside them. Exits with 1 when a request was neither answered, nor refused (429), nor late (504).
@@ -277,11 +277,11 @@ fn soak_settings(config: &Config, args: &Args) -> soak::Settings {
     soak::Settings {
         time: Duration::from_secs(args.soak.unwrap_or_default() as u64),
         clients: clients(args),
-        memory_bytes_max: config.kv.memory_bytes_max,
-        write_queue_bytes_max: config.kv.write_queue_bytes_max,
+        memory_bytes_max: config.blocks.memory_bytes_max,
+        write_queue_bytes_max: config.blocks.write_queue_bytes_max,
         registry_bytes_max: config.registry.cache_bytes_max as u64,
         handle_bytes_max: config.handles.bytes_max,
-        disk_bytes_max: config.kv.disk_bytes_max,
+        disk_bytes_max: config.blocks.disk_bytes_max,
     }
 }
 
@@ -312,9 +312,9 @@ fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
     let deadline_ms_max = &mut config.admission.deadline_ms_max;
     *deadline_ms_max = (*deadline_ms_max).max(DEADLINE.as_millis() as u64);
     if args.soak.is_some() {
-        let kv = &mut config.kv;
-        kv.memory_bytes_max = kv.memory_bytes_max.min(SOAK_MEMORY_BYTES_MAX);
-        kv.disk_bytes_max = kv.disk_bytes_max.min(SOAK_DISK_BYTES_MAX);
+        let blocks = &mut config.blocks;
+        blocks.memory_bytes_max = blocks.memory_bytes_max.min(SOAK_MEMORY_BYTES_MAX);
+        blocks.disk_bytes_max = blocks.disk_bytes_max.min(SOAK_DISK_BYTES_MAX);
         let registry = &mut config.registry;
         registry.cache_bytes_max = registry.cache_bytes_max.min(SOAK_REGISTRY_BYTES_MAX);
         config.handles.bytes_max = config.handles.bytes_max.min(SOAK_HANDLE_BYTES_MAX);
@@ -327,8 +327,8 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
     let mut config = config.clone();
     let dir =
         tempfile::Builder::new().prefix("thresher-bench-").tempdir().context("no temporary directory")?;
-    if config.kv.disk() {
-        config.kv.dir = dir.path().join("kv");
+    if config.blocks.disk() {
+        config.blocks.dir = dir.path().join("kv");
     }
     config.registry.dir = dir.path().join("registry");
     config.originals.dir = dir.path().join("originals");
@@ -350,7 +350,7 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
     let pipeline = app::wire(&config, model.runtime(), Arc::clone(&tokenizer), store);
     app::warm_up(&pipeline)?;
     tenants.set_pipeline(pipeline);
-    let pipeline = tenants.default_room().pipeline().map(Arc::clone).context("it was set")?;
+    let pipeline = tenants.default_tenant().pipeline().map(Arc::clone).context("it was set")?;
     let deadline_max = service.limits.deadline_max;
     let serve = |listener| {
         let router = http::router(service);

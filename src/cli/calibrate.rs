@@ -12,7 +12,7 @@ use thresher_core::model::contract::{
 use thresher_lab::eval::heads::{self, Choice, Measured};
 
 use crate::app;
-use crate::config::{Config, Kv};
+use crate::config::{BlockSettings, Config};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -60,7 +60,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let data =
         sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
     // Keys as the model gives them, so that the choice is the model's and not a codec's.
-    let exact = Config { kv: Kv { codec: Codec::F32, ..config.kv.clone() }, ..config.clone() };
+    let exact =
+        Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
     let pipeline = app::pipeline_of_all_heads(&exact)?;
     let bar = ProgressBar::new(questions.len() as u64);
     let bar = bar.with_style(ProgressStyle::with_template("[{bar:30}] {pos}/{len} questions, {eta} left")?);

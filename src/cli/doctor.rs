@@ -109,7 +109,7 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     report.line("tls", tls(&config));
     report.line("http.listen", listener(config.http.listen));
     report.line("admin.listen", listener(config.admin.listen));
-    report.line("kv.dir", blocks(&config));
+    report.line("blocks.dir", blocks(&config));
     report.line("registry.dir", chunks);
     report.line("originals.dir", originals(&config));
     report.line("receipts.key_file", Ok::<_, anyhow::Error>(receipts(&config.receipts.key_file)));
@@ -138,8 +138,8 @@ fn in_memory() -> Finding {
 }
 
 fn blocks(config: &Config) -> anyhow::Result<Finding> {
-    let dir = &config.kv.dir;
-    if !config.kv.disk() {
+    let dir = &config.blocks.dir;
+    if !config.blocks.disk() {
         return Ok(in_memory());
     }
     let says_so = |error: &LocalError| matches!(error, LocalError::InUse { .. });
@@ -224,7 +224,7 @@ fn directory(dir: &Path, is_in_use: impl FnOnce() -> anyhow::Result<bool>) -> an
 /// Which of the daemon's own directories and files other users of this machine can use. That is no failure: the daemon takes their rights
 /// away when it starts, where it may.
 fn modes(config: &Config) -> Finding {
-    let paths = [&config.kv.dir, &config.registry.dir, &config.originals.dir, &config.receipts.key_file];
+    let paths = [&config.blocks.dir, &config.registry.dir, &config.originals.dir, &config.receipts.key_file];
     let is_file = |path: &Path| *path == *config.receipts.key_file;
     let paths = paths.into_iter().filter(|path| !path.as_os_str().is_empty());
     let exposed: Vec<String> = paths

@@ -10,7 +10,7 @@ use thresher_core::kv::codec::Codec;
 use thresher_lab::eval;
 
 use crate::app;
-use crate::config::{Config, Kv};
+use crate::config::{BlockSettings, Config};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -33,7 +33,8 @@ pub struct Args {
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     // Blocks as the model gives them: `eval` encodes each in every codec.
-    let mut exact = Config { kv: Kv { codec: Codec::F32, ..config.kv.clone() }, ..config.clone() };
+    let mut exact =
+        Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
     if let Some(dir) = &args.model {
         exact.model.dir.clone_from(dir);
     }
@@ -43,7 +44,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let pipeline = app::pipeline(&exact)?;
     let mut reports = Vec::new();
     for file in &args.files {
-        let report = watched(file, |progress| eval::file(file, &pipeline, config.kv.codec, progress))?;
+        let report = watched(file, |progress| eval::file(file, &pipeline, config.blocks.codec, progress))?;
         super::print(eval::table(&report));
         reports.push(report);
     }

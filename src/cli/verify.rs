@@ -75,7 +75,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         return report(&Report { verified: false, signed_by, receipt_error: None, differences });
     }
     let mut config = config.clone();
-    (config.kv.codec, config.model.placement) = statement.settings();
+    (config.blocks.codec, config.model.placement) = statement.settings();
     let pipeline = app::pipeline(&config)?;
     let values = match statement.is_of_values() {
         true => api::values(&request.answer, &limits)?,

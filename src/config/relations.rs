@@ -15,7 +15,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError::Relation`] names the settings that contradict each other, or are out of range.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let Self { http, access, admin, kv, limits, registry, admission, .. } = self;
+        let Self { http, access, admin, blocks, limits, registry, admission, .. } = self;
         let is_reachable = !http.listen.ip().to_canonical().is_loopback();
         if is_reachable && access.keys_file.as_os_str().is_empty() {
             let message = format!(
@@ -31,8 +31,8 @@ impl Config {
                 "http.listen and admin.listen are the same address",
             ),
             (
-                kv.disk() && kv.dir == registry.dir,
-                "kv.dir and registry.dir are the same folder: each needs one of its own",
+                blocks.disk() && blocks.dir == registry.dir,
+                "blocks.dir and registry.dir are the same folder: each needs one of its own",
             ),
             (
                 http.tls_cert_file.as_os_str().is_empty() != http.tls_key_file.as_os_str().is_empty(),
@@ -55,12 +55,12 @@ impl Config {
                 "http.bodies_bytes_max is less than four times http.body_bytes_max or middleware.body_bytes_max: a body counts twice, and one tenant may take half",
             ),
             (
-                kv.disk() && kv.write_queue_bytes_max == 0,
-                "kv.write_queue_bytes_max is 0: nothing would be written; for no disk tier set kv.dir to \"\"",
+                blocks.disk() && blocks.write_queue_bytes_max == 0,
+                "blocks.write_queue_bytes_max is 0: nothing would be written; for no disk tier set blocks.dir to \"\"",
             ),
             (
-                kv.disk() && kv.disk_bytes_max < KV_DISK_BYTES_MIN,
-                "kv.disk_bytes_max is less than 16777216, which holds next to nothing; for no disk tier set it to 0",
+                blocks.disk() && blocks.disk_bytes_max < KV_DISK_BYTES_MIN,
+                "blocks.disk_bytes_max is less than 16777216, which holds next to nothing; for no disk tier set it to 0",
             ),
             (limits.chunk_bytes_max == 0, "limits.chunk_bytes_max is 0: no request could be answered"),
             (
@@ -76,7 +76,7 @@ impl Config {
                     && !self.telemetry.otlp_endpoint.starts_with("http://"),
                 "telemetry.otlp_endpoint must be empty or start with http://",
             ),
-            (!self.auto.reach_min.is_finite(), "auto.reach_min is not a finite number"),
+            (!self.auto.max_sim_min.is_finite(), "auto.max_sim_min is not a finite number"),
             (
                 self.model.workers > WORKERS_MAX,
                 "model.workers is more than 1024: each takes memory of its own",

@@ -95,7 +95,7 @@ pub struct Rc {
 /// Blocks of chunks that have been read: about 400 bytes a token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Kv {
+pub struct BlockSettings {
     /// Bytes of blocks in memory, with what it costs to keep them; 0: none.
     pub memory_bytes_max: u64,
     /// The disk tier's directory, of this daemon alone; empty: no disk tier.
@@ -209,7 +209,7 @@ impl Default for Model {
     }
 }
 
-impl Default for Kv {
+impl Default for BlockSettings {
     fn default() -> Self {
         Self {
             memory_bytes_max: 1 << 30,
@@ -262,7 +262,7 @@ impl Model {
     }
 }
 
-impl Kv {
+impl BlockSettings {
     /// Whether there is to be a disk tier.
     pub fn disk(&self) -> bool {
         !self.dir.as_os_str().is_empty() && self.disk_bytes_max > 0

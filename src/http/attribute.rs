@@ -18,8 +18,8 @@ use crate::admission::Permit;
 use crate::api::{
     self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, Named, Names, RequestError,
 };
-use crate::handles::Remembered;
 use crate::receipt::Receipt;
+use crate::tenants::ttl_store::RecentRequest;
 
 /// Ties the parts of an answer to chunks.
 pub async fn handle(
@@ -38,7 +38,7 @@ pub async fn handle(
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<AttributeAnswer, HttpError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let asked = work::aside(move || Asked::parse(&body, &limits)).await?;
+    let asked = work::run_blocking(move || Asked::parse(&body, &limits)).await?;
     attributed(service, asked, arrived).await
 }
 
@@ -115,7 +115,7 @@ impl Asked {
 /// Chunks that a request names.
 enum Chunks {
     Registered(Vec<Arc<Chunk>>),
-    Remembered(Arc<Remembered>),
+    RecentRequest(Arc<RecentRequest>),
 }
 
 impl Chunks {
@@ -131,7 +131,7 @@ impl Chunks {
             Named::Compressed(id) => {
                 let found = service.handles().get(id);
                 let unknown = || HttpError::compress_id_unknown(service.handles().expire_s());
-                Ok(Self::Remembered(found.ok_or_else(unknown)?))
+                Ok(Self::RecentRequest(found.ok_or_else(unknown)?))
             }
         }
     }
@@ -139,7 +139,7 @@ impl Chunks {
     fn chunks(&self) -> Vec<Arc<Chunk>> {
         match self {
             Self::Registered(chunks) => chunks.clone(),
-            Self::Remembered(remembered) => remembered.chunks.clone(),
+            Self::RecentRequest(remembered) => remembered.chunks.clone(),
         }
     }
 
@@ -150,10 +150,10 @@ impl Chunks {
         }
     }
 
-    fn remembered(&self) -> Option<&Remembered> {
+    fn remembered(&self) -> Option<&RecentRequest> {
         match self {
             Self::Registered(_) => None,
-            Self::Remembered(remembered) => Some(remembered),
+            Self::RecentRequest(remembered) => Some(remembered),
         }
     }
 }

@@ -97,7 +97,7 @@ pub async fn parsed<T: Send + 'static>(
     let body = whole(scope, headers, body, Max::of(scope)).await?;
     // The memory that the body takes is held until the work is over, also where nobody waits for it any more.
     let scope = scope.clone();
-    work::aside(move || {
+    work::run_blocking(move || {
         let parsed = parse(&body);
         let bytes = body.len();
         drop(body);

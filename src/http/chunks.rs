@@ -103,7 +103,7 @@ pub async fn delete_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<Cha
 
 /// `GET /v1/chunks/{id}`.
 pub async fn get_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<RegisteredAnswer>, HttpError> {
-    let found = work::aside(move || match service.registry()?.get(&[&id])?.remove(0) {
+    let found = work::run_blocking(move || match service.registry()?.get(&[&id])?.remove(0) {
         Some(chunk) => Ok(chunk),
         None => Err(HttpError::chunk_not_found(&id)),
     });

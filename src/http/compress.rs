@@ -19,7 +19,7 @@ use super::error::HttpError;
 use super::named::{Lookup, check_ids};
 use super::{Scope, body, kv, observe, work};
 use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
-use crate::handles::Remembered;
+use crate::tenants::ttl_store::RecentRequest;
 
 /// A request as it was sent.
 struct Asked {
@@ -60,7 +60,7 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, HttpError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let asked = work::aside(move || Asked::new(api::parse(&body, &limits)?)).await?;
+    let asked = work::run_blocking(move || Asked::new(api::parse(&body, &limits)?)).await?;
     chunks(service, asked, arrived).await
 }
 
@@ -98,8 +98,8 @@ async fn compress(
         let kv = asked.options.kv.map(|wanted| {
             let started = Instant::now();
             let question = (&*resolved.request.query, &resolved.request.chunks[..]);
-            let bundle = kv::bundle(pipeline, question, &compressed, &wanted, cancel)?;
-            let answer = kv::keep(&working, bundle, &wanted);
+            let kv_export = kv::export(pipeline, question, &compressed, &wanted, cancel)?;
+            let answer = kv::keep(&working, kv_export, &wanted);
             compressed.timings.push("kv", started.elapsed());
             answer
         });
@@ -118,7 +118,7 @@ async fn passed(
     arrived: Instant,
 ) -> Result<CompressAnswer, HttpError> {
     let service = service.clone();
-    work::aside(move || {
+    work::run_blocking(move || {
         let Ok(resolved) = asked.resolved(&service, service.limits.body_bytes_max, &Cancel::default()) else {
             return Err(error);
         };
@@ -183,7 +183,7 @@ impl Asked {
 }
 
 /// What an answer to this context will be asked about.
-fn remembered(resolved: &Resolved, compressed: &pipeline::Compressed) -> Remembered {
+fn remembered(resolved: &Resolved, compressed: &pipeline::Compressed) -> RecentRequest {
     let chunks = &resolved.request.chunks;
     let (mut kept, mut markers) = (vec![Vec::new(); chunks.len()], vec![None; chunks.len()]);
     for (before, outcome) in compressed.chunks.iter().filter(|outcome| outcome.kept).enumerate() {
@@ -191,7 +191,7 @@ fn remembered(resolved: &Resolved, compressed: &pipeline::Compressed) -> Remembe
         markers[outcome.index] = Some(before + 1);
     }
     let places = resolved.prefiltered.as_ref().map(|prefiltered| prefiltered.places.clone());
-    Remembered { chunks: chunks.clone(), places, kept, markers }
+    RecentRequest { chunks: chunks.clone(), places, kept, markers }
 }
 
 /// What the caller wants kept whatever its score is kept here, too.

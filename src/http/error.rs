@@ -18,8 +18,8 @@ use thresher_registry::RegistryError;
 use crate::access::Denied;
 use crate::admission::{Refusal, retry};
 use crate::api::{ErrorAnswer, ErrorBody, RequestError};
-use crate::proxy::dialect::Dialect;
-use crate::proxy::find::TooMany;
+use crate::middleware::dialect::Dialect;
+use crate::middleware::find::TooMany;
 
 /// Unknown ids that a message quotes.
 const IDS_QUOTED_MAX: usize = 10;
@@ -254,19 +254,19 @@ impl HttpError {
     }
 
     pub(super) fn kv_unknown() -> Self {
-        let message = "no keys and values are held under this handle: they have expired (handover.expire_s), others took their room \
-                       (handover.bytes_max), or they are another tenant's; compress again";
+        let message = "no keys and values are held under this handle: they have expired (kv_export.expire_s), others took their room \
+                       (kv_export.bytes_max), or they are another tenant's; compress again";
         Self::new("kv_unknown", message).at("handle")
     }
 
     pub(super) fn kv_off() -> Self {
-        let message = "no keys and values are held here: handover.bytes_max or handover.expire_s is 0";
+        let message = "no keys and values are held here: kv_export.bytes_max or kv_export.expire_s is 0";
         Self::new("kv_unavailable", message).at("include")
     }
 
     pub(super) fn kv_too_large(bytes: usize) -> Self {
         let message = format!(
-            "the blocks of the kept chunks take {bytes} bytes, more than all that is held (handover.bytes_max): name a smaller budget, or hold \
+            "the blocks of the kept chunks take {bytes} bytes, more than all that is held (kv_export.bytes_max): name a smaller budget, or hold \
              more"
         );
         Self::new("kv_too_large", message).at("include")

@@ -11,7 +11,7 @@ use super::memory::{self, NoRoom};
 use super::observe::KeyName;
 use super::{HttpError, Service, body, openapi};
 use crate::access::KEY_PREFIX;
-use crate::proxy::dialect::Dialect;
+use crate::middleware::dialect::Dialect;
 
 /// Our own header: a caller whose `Authorization` is for somebody behind us sends its key here.
 const KEY: &str = "x-thresher-key";

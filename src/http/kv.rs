@@ -12,25 +12,24 @@ use futures_util::stream::{self, StreamExt};
 use serde::Deserialize;
 use thresher_core::domain::Chunk;
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::{Compressed, Pipeline, PipelineError, handover};
+use thresher_core::pipeline::{Compressed, Pipeline, PipelineError, kv_export};
 
 use super::error::HttpError;
 use super::{Scope, work};
 use crate::api::{KvAnswer, KvWanted, RequestError};
-use crate::handles::Held;
-use crate::handover::Bundle;
+use crate::kv_export::KvExportFile;
 
 /// Makes what the request wants of the chunks that were kept, in the order of the context.
 ///
 /// # Errors
 /// A model that has nothing to hand over, chunks that its context does not hold, a budget that holds nothing.
-pub fn bundle(
+pub fn export(
     pipeline: &Pipeline,
     (query, chunks): (&str, &[Arc<Chunk>]),
     compressed: &Compressed,
     wanted: &KvWanted,
     cancel: &Cancel,
-) -> Result<Bundle, PipelineError> {
+) -> Result<KvExportFile, PipelineError> {
     let kept: Vec<Arc<Chunk>> = compressed
         .chunks
         .iter()
@@ -38,20 +37,20 @@ pub fn bundle(
         .map(|chunk| Arc::clone(&chunks[chunk.index]))
         .collect();
     let question = pipeline.tokens_of(query)?;
-    let handover = pipeline.handover(&kept, question.len(), cancel)?;
+    let kv_export = pipeline.kv_export(&kept, question.len(), cancel)?;
     let heads = match wanted {
         KvWanted::Chunks => None,
-        KvWanted::Heads(eviction) => Some(pipeline.evict(&handover, &question, eviction, cancel)?),
+        KvWanted::Heads(eviction) => Some(pipeline.evict(&kv_export, &question, eviction, cancel)?),
     };
-    Ok(Bundle::new(handover, heads, &kept, pipeline))
+    Ok(KvExportFile::new(kv_export, heads, &kept, pipeline))
 }
 
 /// Whether there is something to hand over, and room for it: said before anything is read.
 ///
 /// # Errors
-/// As [`handover::check_model`] and [`Eviction::check`](thresher_core::pipeline::evict::Eviction::check); where nothing is held.
+/// As [`kv_export::check_model`] and [`Eviction::check`](thresher_core::pipeline::evict::Eviction::check); where nothing is held.
 pub fn check(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), HttpError> {
-    handover::check_model(pipeline.model()).map_err(PipelineError::from)?;
+    kv_export::check_model(pipeline.model()).map_err(PipelineError::from)?;
     if let KvWanted::Heads(eviction) = wanted {
         eviction.check().map_err(PipelineError::from)?;
     }
@@ -65,13 +64,15 @@ pub fn check(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<
 ///
 /// # Errors
 /// When it is larger than all room for such.
-pub fn keep(service: &Scope, bundle: Bundle, wanted: &KvWanted) -> Result<KvAnswer, HttpError> {
+pub fn keep(service: &Scope, kv_export: KvExportFile, wanted: &KvWanted) -> Result<KvAnswer, HttpError> {
     let decoder = service.ready()?.model().decoder.as_ref();
     let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
-    let room_tokens = decoder.map_or(0, |decoder| decoder.context_tokens_max.saturating_sub(bundle.tokens()));
-    let (tokens, share, bytes, held) = (bundle.tokens(), bundle.share(), bundle.file_bytes(), bundle.bytes());
+    let room_tokens =
+        decoder.map_or(0, |decoder| decoder.context_tokens_max.saturating_sub(kv_export.tokens()));
+    let (tokens, share, bytes, held) =
+        (kv_export.tokens(), kv_export.share(), kv_export.file_bytes(), kv_export.bytes());
     let handles = service.kv_handles();
-    let handle = handles.remember(bundle).ok_or_else(|| HttpError::kv_too_large(held))?;
+    let handle = handles.remember(kv_export).ok_or_else(|| HttpError::kv_too_large(held))?;
     let expires_s = handles.expire_s();
     Ok(KvAnswer {
         handle,
@@ -102,16 +103,16 @@ pub async fn fetch(
     let Query(taker) = taker.map_err(|error| RequestError::query(&error.body_text()))?;
     let handle = handle.map_err(|_| HttpError::kv_unknown())?.0;
     service.ready()?;
-    let bundle = service.kv_handles().get(&handle).ok_or_else(HttpError::kv_unknown)?;
+    let kv_export = service.kv_handles().get(&handle).ok_or_else(HttpError::kv_unknown)?;
     let ours = service.ready()?.model().decoder.as_ref().and_then(|decoder| decoder.weights.as_deref());
     if let Some(theirs) = taker.fingerprint.as_deref().filter(|theirs| Some(*theirs) != ours) {
         return Err(HttpError::model_mismatch(ours.unwrap_or_default(), theirs));
     }
-    let length = HeaderValue::from(bundle.file_bytes());
+    let length = HeaderValue::from(kv_export.file_bytes());
     // Each piece is made when the one before has been taken: a slow reader holds one, and no thread.
-    let pieces = stream::iter(bundle.pieces()).then(move |piece| {
-        let (service, bundle) = (service.clone(), Arc::clone(&bundle));
-        work::aside(move || Ok(bundle.bytes_of_piece(piece, service.ready()?)))
+    let pieces = stream::iter(kv_export.pieces()).then(move |piece| {
+        let (service, kv_export) = (service.clone(), Arc::clone(&kv_export));
+        work::run_blocking(move || Ok(kv_export.bytes_of_piece(piece, service.ready()?)))
     });
     let kind = HeaderValue::from_static("application/octet-stream");
     let body = Body::from_stream(pieces.map(|piece| piece.map_err(|error| error.message().to_owned())));

@@ -22,7 +22,7 @@ pub async fn handle(service: Scope, request: Request) -> Result<Response, HttpEr
     let body = body::whole(&service, &head.headers, body, body::Max::of(&service)).await?;
     // The SDK builds a tree of the whole message before a tool is called.
     let limits = service.limits.bodies;
-    let (body, checked) = work::aside(move || {
+    let (body, checked) = work::run_blocking(move || {
         limits.check_tree(&body, None)?;
         let checked = Refusal::check(&body);
         Ok((body, checked))

@@ -22,13 +22,13 @@ use super::error::HttpError;
 use super::originals::Remembering;
 use super::{Scope, body, observe, work};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
+use crate::middleware::cite::Sources;
+use crate::middleware::dialect::Dialect;
+use crate::middleware::find::{self, TooMany};
+use crate::middleware::json::Located;
+use crate::middleware::rewrite::{self, Brought, By, Newest, Rewritten, Sent, Way};
+use crate::middleware::settings::{MiddlewareSettings, When};
 use crate::originals::TenantOriginals;
-use crate::proxy::cite::Sources;
-use crate::proxy::dialect::Dialect;
-use crate::proxy::find::{self, TooMany};
-use crate::proxy::json::Located;
-use crate::proxy::rewrite::{self, Brought, By, Newest, Rewritten, Sent, Way};
-use crate::proxy::settings::{MiddlewareSettings, When};
 
 const COMPRESS: &str = "x-thresher-compress";
 const CITE: &str = "x-thresher-cite";
@@ -102,7 +102,7 @@ fn is_of(headers: &HeaderMap, kind: &str) -> bool {
 
 async fn remember(originals: TenantOriginals, news: Vec<([u8; 32], Sent)>) {
     if !news.is_empty() {
-        let kept = work::aside(move || {
+        let kept = work::run_blocking(move || {
             Remembering(originals).put(&news);
             Ok(())
         });

@@ -13,8 +13,8 @@ use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 use super::error::HttpError;
 use super::{Scope, work};
 use crate::api::{OriginalAnswer, RelevantAnswer, RequestError};
+use crate::middleware::rewrite::{Ledger, Sent};
 use crate::originals::{OriginalError, TenantOriginals};
-use crate::proxy::rewrite::{Ledger, Sent};
 
 /// What was sent, in the store of originals. Who cannot remember goes on: a turn is then sent as one that is new.
 pub struct Remembering(pub TenantOriginals);
@@ -113,7 +113,7 @@ pub async fn retrieve(
     let name = hash.map_or_else(|_| String::new(), |Path(name)| name);
     let hash = Hash::read(&name).ok_or_else(HttpError::original_unknown)?;
     let originals = service.originals();
-    let text = work::aside(move || {
+    let text = work::run_blocking(move || {
         let found = originals.get(&hash.0).map_err(|error| failed(&error))?;
         String::from_utf8(found.ok_or_else(HttpError::original_unknown)?).map_err(|_| HttpError::internal())
     });

@@ -15,7 +15,7 @@ use thresher_core::pipeline::{Pipeline, PipelineError, Ranked};
 use super::error::HttpError;
 use super::{Scope, body, observe, work};
 use crate::api::{self, RerankBody, RerankDialect, ScoreAnswer, ScoreBody, Scored};
-use crate::handles;
+use crate::tenants::ttl_store;
 
 /// Cohere's first, Jina's and vLLM's; with `texts` that of Text Embeddings Inference.
 pub async fn v1(service: Scope, headers: HeaderMap, body: Body) -> Response {
@@ -43,7 +43,7 @@ async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, asked: RerankD
         Ok(vec![pipeline.rank(&asked.query, &asked.chunks, asked.granularity(), cancel)?])
     };
     let answer =
-        move |ranked: &[Ranked], model: &str| request.answer(&ranked[0], handles::new_id("rerank"), model);
+        move |ranked: &[Ranked], model: &str| request.answer(&ranked[0], ttl_store::new_id("rerank"), model);
     let answer = ranked(service, deadline, rank, answer);
     match (answer.await, dialect) {
         (Ok(answer), _) => Json(answer).into_response(),
@@ -84,7 +84,7 @@ pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
         };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let answer = move |ranked: &[Ranked], model: &str| {
-            ScoreAnswer::new(ranked, handles::new_id("score"), model, created)
+            ScoreAnswer::new(ranked, ttl_store::new_id("score"), model, created)
         };
         ranked(&service, deadline, rank, answer).await
     };

@@ -17,11 +17,11 @@ use super::origin::OriginPolicy;
 use super::{HttpError, Middleware, ServeLimits};
 use crate::access::{Access, Caller, Denied};
 use crate::admission::{Admission, Claim};
-use crate::handles::{Handles, Remembered};
-use crate::handover::Bundle;
+use crate::kv_export::KvExportFile;
 use crate::originals::{Originals, TenantOriginals};
 use crate::receipt::{KeyError, SigningKey};
-use crate::tenants::{NoRegistry, Room, Tenants};
+use crate::tenants::ttl_store::{RecentRequest, TtlStore};
+use crate::tenants::{NoRegistry, TenantState, Tenants};
 
 /// What handlers share. What belongs to tenants is closed up in it.
 #[derive(Clone)]
@@ -68,7 +68,7 @@ pub struct ServiceParts {
 pub struct Scope {
     service: Service,
     caller: Caller,
-    room: Arc<Room>,
+    tenant_state: Arc<TenantState>,
     body_memory: Arc<BodyMemory>,
 }
 
@@ -158,25 +158,25 @@ impl Scope {
 
     /// The same where there may be none yet.
     pub fn pipeline(&self) -> Option<&Pipeline> {
-        self.room.pipeline().map(|pipeline| &**pipeline)
+        self.tenant_state.pipeline().map(|pipeline| &**pipeline)
     }
 
     /// The tenant's registry, once there is one.
     pub fn registry(&self) -> Result<&Registry, HttpError> {
-        self.room.registry().map_err(|why| match why {
+        self.tenant_state.registry().map_err(|why| match why {
             NoRegistry::NotYet => HttpError::registry_not_ready(),
             NoRegistry::Unusable => HttpError::registry_unusable(),
         })
     }
 
     /// What earlier requests of the tenant were about.
-    pub fn handles(&self) -> &Handles<Remembered> {
-        self.room.handles()
+    pub fn handles(&self) -> &TtlStore<RecentRequest> {
+        self.tenant_state.handles()
     }
 
     /// Keys and values that the tenant may fetch.
-    pub fn kv_handles(&self) -> &Handles<Bundle> {
-        self.room.kv_handles()
+    pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
+        self.tenant_state.kv_handles()
     }
 
     /// Texts of the tenant that were shortened, as they were.
@@ -189,14 +189,14 @@ impl Scope {
         &self.caller
     }
 
-    /// The room that the body of this request takes, until the last clone of the scope is dropped.
+    /// The tenant_state that the body of this request takes, until the last clone of the scope is dropped.
     pub fn body_memory(&self) -> &BodyMemory {
         &self.body_memory
     }
 
     /// Whose data this is.
     pub fn tenant(&self) -> &Tenant {
-        self.room.tenant()
+        self.tenant_state.tenant()
     }
 
     /// The tenant as it asks for its share of what all tenants use.
@@ -222,8 +222,8 @@ impl FromRequestParts<Service> for Scope {
             tracing::error!("a request came past the layer that asks for keys");
             return Err(HttpError::internal());
         };
-        let room = service.tenants.of(caller.tenant()).ok_or_else(HttpError::registry_not_ready)?;
+        let tenant_state = service.tenants.of(caller.tenant()).ok_or_else(HttpError::registry_not_ready)?;
         let body_memory = Arc::new(BodyMemory::new(service.bodies.clone()));
-        Ok(Self { service: service.clone(), caller, room, body_memory })
+        Ok(Self { service: service.clone(), caller, tenant_state, body_memory })
     }
 }

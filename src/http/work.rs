@@ -26,7 +26,7 @@ pub fn deadline(arrived: Instant, asked_ms: Option<u64>, service: &Service) -> R
 ///
 /// # Errors
 /// What it says; an internal error when it panics.
-pub async fn aside<T: Send + 'static>(
+pub async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, HttpError> + Send + 'static,
 ) -> Result<T, HttpError> {
     // The panic's hook has said where; the caller may have asked for its chunks back.
@@ -111,7 +111,7 @@ pub async fn permitted<T: Send + 'static>(
     // Dropped with this future when the client goes away: the work then stops at its next step.
     let _gone = GoneGuard(cancel.clone());
     let (span, caller) = (tracing::Span::current(), service.caller().clone());
-    let work = aside(move || {
+    let work = run_blocking(move || {
         let _span = span.entered();
         let _charged = Charged { cancel: cancel.clone(), caller };
         // Held until the work has really ended, not only until nobody waits for it.

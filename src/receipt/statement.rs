@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
-use thresher_core::pipeline::attribute::{Attributed, ESTIMATOR, LackKind, PartOutcome, Source};
+use thresher_core::pipeline::attribute::{Attributed, ESTIMATOR, PartOutcome, Source, UnsupportedKind};
 use thresher_core::pipeline::{Codec, Pipeline, Placement};
 
 /// Scores of two processors may differ so much, relative to the larger, and at least by so much.
@@ -66,15 +66,15 @@ struct PartSaid {
     at: ByteRange,
     supported: Option<bool>,
     support: Option<f32>,
-    unsupported: Vec<LackSaid>,
+    unsupported: Vec<UnsupportedBody>,
     sources: Vec<SourceSaid>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LackSaid {
+struct UnsupportedBody {
     at: ByteRange,
-    reason: LackKind,
+    reason: UnsupportedKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -250,9 +250,9 @@ impl PartSaid {
             supported: part.is_supported(),
             support: part.support,
             unsupported: part
-                .lacks
+                .unsupported
                 .iter()
-                .map(|lack| LackSaid { at: lack.bytes, reason: lack.kind })
+                .map(|unsupported| UnsupportedBody { at: unsupported.bytes, reason: unsupported.kind })
                 .collect(),
             sources: part.sources.iter().map(source).collect(),
         }

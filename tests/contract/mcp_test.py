@@ -24,7 +24,7 @@ QUESTION = {"query": "When was the lighthouse at Cape Orrin built?", "chunks": C
 ANSWER = {"answer": "The lighthouse at Cape Orrin was built in 1874. It was automated in 1978.", "chunks": CHUNKS}
 SECRET = "xyzzyplugh"
 FILLER = " ".join(f"Harbour note {at}: the ferry left at {at % 12 + 1} and the sea was calm." for at in range(400))
-ENVIRONMENT = {"THRESHER__KV__DIR": "", "THRESHER__REGISTRY__DIR": "", "THRESHER__ORIGINALS__DIR": ""}
+ENVIRONMENT = {"THRESHER__BLOCKS__DIR": "", "THRESHER__REGISTRY__DIR": "", "THRESHER__ORIGINALS__DIR": ""}
 
 
 def setUpModule():

@@ -65,7 +65,7 @@ def setUpModule():
 
 
 def started(**settings):
-    return Daemon(**{"THRESHER__MODEL__DIR": str(exported), "THRESHER__KV__CODEC": "f32", **settings})
+    return Daemon(**{"THRESHER__MODEL__DIR": str(exported), "THRESHER__BLOCKS__CODEC": "f32", **settings})
 
 
 def asking(test, of, **options):
@@ -617,7 +617,7 @@ class Codecs(Test):
         row = rows[0]
         question = without_special(row["query"])
         for codec, within in (("f16", 0.002), ("int8", 0.03)):
-            one = started(THRESHER__KV__CODEC=codec)
+            one = started(THRESHER__BLOCKS__CODEC=codec)
             try:
                 of = asking(self, one)
                 for kv in ({"policy": "chunks"}, {"policy": "heads"}):
@@ -649,7 +649,7 @@ class Refusals(Test):
             client.kv("kv_00000000000000000000000000000000")
         with self.refused("kv_unknown", NotFoundError):
             client.kv("a/b?c")
-        one = started(THRESHER__HANDOVER__EXPIRE_S="1")
+        one = started(THRESHER__KV_EXPORT__EXPIRE_S="1")
         self.addCleanup(one.stop)
         of = asking(self, one)
         answer = self.compress(of, include=["kv"])
@@ -709,14 +709,14 @@ class Refusals(Test):
             handed_over(self.row["query"], chunks, kv={"policy": "heads", "sinks": 4})
 
     def test_held_nowhere(self):
-        one = started(THRESHER__HANDOVER__BYTES_MAX="0")
+        one = started(THRESHER__KV_EXPORT__BYTES_MAX="0")
         self.addCleanup(one.stop)
         with self.refused("kv_unavailable") as found:
             self.compress(asking(self, one), include=["kv"])
         self.assertIn("handover.bytes_max", found.message)
 
     def test_more_than_is_held(self):
-        one = started(THRESHER__HANDOVER__BYTES_MAX="1000")
+        one = started(THRESHER__KV_EXPORT__BYTES_MAX="1000")
         self.addCleanup(one.stop)
         with self.refused("kv_too_large"):
             self.compress(asking(self, one), include=["kv"])

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use thresher::http::Middleware;
-use thresher::proxy::settings::{MiddlewareSettings, UpstreamSettings};
+use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -246,7 +246,7 @@ async fn what_cannot_be_handed_over_is_refused_by_name() {
         check_error(&more.to_string(), &compress(&daemon, &asking(more.clone())).await, error, message);
     }
     let unknown = get(daemon.http, "/v1/kv/kv_0").await;
-    check_error("no such handle", &unknown, "404 kv_unknown handle", "handover.expire_s");
+    check_error("no such handle", &unknown, "404 kv_unknown handle", "kv_export.expire_s");
     let kv = compress(&daemon, &asking(json!({}))).await.json()["kv"].clone();
     let handle = kv["handle"].as_str().expect("a handle");
     let other = get(daemon.http, &format!("/v1/kv/{handle}?fingerprint=0123")).await;

@@ -36,8 +36,8 @@ use thresher::http::{
     self, ConnectionLimits, Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
     ServiceParts, Serving,
 };
+use thresher::middleware::settings::MiddlewareSettings;
 use thresher::originals::{OriginalSettings, Originals};
-use thresher::proxy::settings::MiddlewareSettings;
 use thresher::telemetry::{self, Prometheus};
 use thresher::tenants::{TenantSettings, Tenants};
 use thresher_core::kv::key::BlockKey;

@@ -396,7 +396,7 @@ async fn who_waits_is_answered_when_all_is_read() {
         "registered, if not read yet"
     );
     let counting = Arc::new(Counting(AtomicUsize::new(0)));
-    let room = daemon.tenants.default_room();
+    let room = daemon.tenants.default_tenant();
     let registry = room.registry().expect("open");
     let _warmer = Warmer::start(registry, Arc::<Counting>::clone(&counting)).expect("a thread");
     let body = json!({"chunks": ["one more"], "wait": true}).to_string();

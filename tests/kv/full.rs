@@ -25,7 +25,9 @@ fn files_that_may_not_grow_are_said_once_and_small_ones_are_written() {
     {
         assert!(said.contains(expect), "{said:?} lacks {expect:?}");
     }
-    for once in ["cannot be written to disk (kv.dir) and are kept in memory only", "written to disk again"] {
+    for once in
+        ["cannot be written to disk (blocks.dir) and are kept in memory only", "written to disk again"]
+    {
         assert_eq!(said.matches(once).count(), 1, "{said}");
     }
 }
@@ -104,7 +106,7 @@ fn a_disk_that_is_read_only_is_named_at_the_start() {
     let at = folder.path().join("disk");
     let Some(_mount) = Mount::new(&at, "ro") else { return };
     let error = open(&settings(0, MIB, &at.join("kv"))).err().expect("it is refused").to_string();
-    assert!(error.contains("cannot create") && error.contains("kv.dir"), "{error}");
+    assert!(error.contains("cannot create") && error.contains("blocks.dir"), "{error}");
     let error = open(&settings(0, MIB, &at)).err().expect("it is refused").to_string();
-    assert!(error.contains("cannot write") && error.contains("kv.dir"), "{error}");
+    assert!(error.contains("cannot write") && error.contains("blocks.dir"), "{error}");
 }

@@ -9,7 +9,7 @@ use super::{child, disk_only, files, filled, folder, found, insert, open, settin
 /// Opening `dir` must be refused in these words and with its name.
 fn check(name: &str, dir: &Path, expect: &[&str]) {
     let error = open(&disk_only(dir)).err().unwrap_or_else(|| panic!("{name}: it opens")).to_string();
-    for part in expect.iter().copied().chain([&*dir.to_string_lossy(), "kv.dir"]) {
+    for part in expect.iter().copied().chain([&*dir.to_string_lossy(), "blocks.dir"]) {
         assert!(error.contains(part), "{name}: {error:?} lacks {part:?}");
     }
 }

@@ -67,7 +67,7 @@ impl Sidecar {
             .env("THRESHER__HTTP__LISTEN", "127.0.0.1:0")
             .env("THRESHER__ADMIN__LISTEN", "127.0.0.1:0")
             .env("THRESHER__MODEL__WORKERS", "1")
-            .env("THRESHER__KV__DIR", folder("kv"))
+            .env("THRESHER__BLOCKS__DIR", folder("kv"))
             .env("THRESHER__REGISTRY__DIR", folder("registry"))
             .env("THRESHER__ORIGINALS__DIR", folder("originals"))
             .env("THRESHER__ACCESS__KEYS_FILE", &self.keys_file)

@@ -64,9 +64,9 @@ pub trait ModelRuntime: Send + Sync {
     /// A decoder's question in all heads of all layers, whichever are read: `[layer * heads + head, question_token, head_dim]`.
     ///
     /// # Errors
-    /// As [`Self::question`]; [`ModelError::NoHandover`] where there is nothing to hand over.
+    /// As [`Self::question`]; [`ModelError::NoKvExport`] where there is nothing to hand over.
     fn question_in_all_heads(&self, _question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
-        Err(ModelError::NoHandover { model: self.info().name.clone() })
+        Err(ModelError::NoKvExport { model: self.info().name.clone() })
     }
 
     /// `[plane, token, head_dim]` of the special tokens in front of every window.
@@ -95,15 +95,15 @@ pub trait ModelRuntime: Send + Sync {
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError>;
 }
 
-/// What a decoder's question looks back on: keys and values that were read before, moved to their places.
+/// What a decoder's question looks back on: keys and values that were read before, moved to their positions.
 pub trait Past: Sync {
-    /// The place of every token, the special tokens in front not included.
-    fn places(&self) -> &[i64];
+    /// The position of every token, the special tokens in front not included.
+    fn positions(&self) -> &[i64];
 
-    /// The place of the question's first token.
+    /// The position of the question's first token.
     fn question_place(&self) -> i64;
 
-    /// Writes one plane of all tokens, `[token, head_dim]`: keys as they are at their places, values as they were read.
+    /// Writes one plane of all tokens, `[token, head_dim]`: keys as they are at their positions, values as they were read.
     fn read_plane(&self, plane: usize, out: &mut [f32]);
 
     /// Whether somebody still waits.
@@ -147,7 +147,7 @@ impl Kept {
 /// What a decoder's forward pass made of tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forward {
-    /// `[layer]`: `[head, token, head_dim]`, scaled, in their places.
+    /// `[layer]`: `[head, token, head_dim]`, scaled, in their positions.
     pub queries: Vec<Array3<f32>>,
     /// `[token, vocab]`: of the token behind each.
     pub logits: Array2<f32>,
@@ -157,7 +157,7 @@ pub struct Forward {
 pub struct NoPast;
 
 impl Past for NoPast {
-    fn places(&self) -> &[i64] {
+    fn positions(&self) -> &[i64] {
         &[]
     }
 
@@ -205,7 +205,7 @@ pub enum Own {
 impl Encoded {
     /// Raw logits of these heads over the question's own keys, `[head, question_token, question_token]`; [`f32::MIN`], which is no
     /// logit, where a token does not see a key.
-    pub fn own(&self, heads: Range<usize>) -> Array3<f32> {
+    pub fn self_logits(&self, heads: Range<usize>) -> Array3<f32> {
         match &self.own {
             Own::Logits(logits) => logits.slice(s![heads, .., ..]).to_owned(),
             Own::Keys(keys) => products(&self.vectors, keys, heads),
@@ -273,7 +273,7 @@ pub struct DecoderInfo {
     pub depth: usize,
     /// Query heads of a layer.
     pub heads: usize,
-    /// Special tokens in front of every window; a window's own tokens begin at this place.
+    /// Special tokens in front of every window; a window's own tokens begin at this position.
     pub prefix: Vec<u32>,
     /// Key heads of a layer: a block's planes are each layer's keys, then its values.
     pub kv_heads: usize,
@@ -281,7 +281,7 @@ pub struct DecoderInfo {
     pub weights: Option<String>,
     /// The tokens of a question whose RC ranks chunks and sentences.
     pub question_tokens: QuestionTokens,
-    /// How keys turn with their place; without it they cannot be moved.
+    /// How keys turn with their position; without it they cannot be moved.
     pub rotary: Option<Rotary>,
 }
 
@@ -344,7 +344,7 @@ pub enum ModelError {
     #[error("nobody waits for the answer")]
     Stopped,
     /// The model has no graph that computes logits apart from its own attention.
-    #[error("{model} is a decoder and has no query graph; set kv.scan to \"fused\"")]
+    #[error("{model} is a decoder and has no query graph; set blocks.scan to \"fused\"")]
     NoQueryGraph {
         /// The model's name.
         model: String,
@@ -353,7 +353,7 @@ pub enum ModelError {
     #[error(
         "{model} is an encoder: it has no keys and values that a language model could take over; serve a decoder to hand them over"
     )]
-    NoHandover {
+    NoKvExport {
         /// The model's name.
         model: String,
     },

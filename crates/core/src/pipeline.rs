@@ -12,8 +12,8 @@ pub mod count;
 pub mod explain;
 pub mod fit;
 pub mod evict;
-pub mod handover;
-pub mod pace;
+pub mod kv_export;
+pub mod load;
 pub mod question;
 pub mod scan;
 pub mod score;
@@ -37,8 +37,8 @@ use self::cancel::Cancel;
 use self::clock::{Clock, Timings};
 use self::count::{Counter, FrameCosts};
 use self::explain::Explanation;
-use self::fit::Means;
-use self::pace::Late;
+use self::fit::FitContext;
+use self::load::Late;
 pub use self::question::Placement;
 use self::question::{Asking, Question};
 use self::scan::ScanBy;
@@ -131,8 +131,8 @@ pub struct Usage {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Relevance {
     /// Mean over the question's tokens of their best raw logit.
-    pub reach: f32,
-    /// Whether that is enough for this model (`auto.reach_min`).
+    pub max_sim: f32,
+    /// Whether that is enough for this model (`auto.max_sim_min`).
     pub related: bool,
 }
 
@@ -266,7 +266,7 @@ impl Reading {
 
     /// Raw logits of some heads, over the chunks' keys and the question's own. The default scoring does without them.
     pub fn logits(&self, heads: Range<usize>) -> Logits {
-        Logits { cross: scan::logits(self, heads.clone()), own: self.question.own(heads) }
+        Logits { cross: scan::logits(self, heads.clone()), own: self.question.self_logits(heads) }
     }
 }
 
@@ -344,8 +344,8 @@ impl Pipeline {
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: scores
-                .reach
-                .map(|reach| Relevance { reach, related: self.settings.auto.is_related(&scores) }),
+                .max_sim
+                .map(|max_sim| Relevance { max_sim, related: self.settings.auto.is_related(&scores) }),
             degraded: None,
             sources: Some(reading.blocks.sources),
             timings: clock.finish(),
@@ -485,7 +485,7 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<fit::Fitted, PipelineError> {
         let counter = Counter::new(request.tokenizer, &self.tokenizer);
-        let means = Means { counter: &counter, frames: &self.frames, auto: self.settings.auto, cancel };
+        let means = FitContext { counter: &counter, frames: &self.frames, auto: self.settings.auto, cancel };
         fit::budget(request, reading, scores, &means)
     }
 }

@@ -3,10 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
-use thresher::proxy::dialect::Dialect;
-use thresher::proxy::find::{self, Bounds, Policy};
-use thresher::proxy::json::{Edits, Located};
-use thresher::proxy::rewrite::{self, Brought};
+use thresher::middleware::dialect::Dialect;
+use thresher::middleware::find::{self, Bounds, Policy};
+use thresher::middleware::json::{Edits, Located};
+use thresher::middleware::rewrite::{self, Brought};
 
 fuzz_target!(|data: &[u8]| -> Corpus {
     let Some((letter, body)) = data.split_first() else { return Corpus::Reject };

@@ -4,10 +4,10 @@
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 use serde_json::json;
-use thresher::proxy::answer::{self, TEXT_BYTES};
-use thresher::proxy::dialect::Dialect;
-use thresher::proxy::json::{Edits, Located};
-use thresher::proxy::stream::{Arriving, Events};
+use thresher::middleware::answer::{self, TEXT_BYTES};
+use thresher::middleware::dialect::Dialect;
+use thresher::middleware::json::{Edits, Located};
+use thresher::middleware::stream::{Arriving, Events};
 
 const HELD_BYTES_MAX: usize = 2_000;
 

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use thresher_core::domain::{AttributeRequest, ByteRange, Chunk};
 use thresher_core::kv::store::Sources;
 use thresher_core::pipeline::Pipeline;
-use thresher_core::pipeline::attribute::{Attributed, ESTIMATOR, Lack, LackKind, PartOutcome, Source};
+use thresher_core::pipeline::attribute::{
+    Attributed, ESTIMATOR, PartOutcome, Source, UnsupportedKind, UnsupportedSpan,
+};
 use thresher_core::text::offsets::OffsetUnit;
 
 use super::dialect::Dialect;
@@ -49,7 +51,7 @@ pub struct PartAnswer {
     /// How well, from 0 to 1.
     support: Option<f32>,
     /// What in it no chunk supports.
-    pub(super) unsupported: Vec<LackAnswer>,
+    pub(super) unsupported: Vec<UnsupportedAnswer>,
     /// Chunks that it came from, best first.
     pub(super) sources: Vec<SourceAnswer>,
 }
@@ -57,13 +59,13 @@ pub struct PartAnswer {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Unsupported")]
 /// Words of a part that its sources do not have.
-pub(super) struct LackAnswer {
+pub(super) struct UnsupportedAnswer {
     #[serde(flatten)]
     range: Range,
     /// The words.
     pub(super) text: String,
     /// What they are.
-    reason: LackKind,
+    reason: UnsupportedKind,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -264,10 +266,10 @@ impl PartAnswer {
     }
 
     fn new(words: &Words, part: &PartOutcome, answer: &Places, chunks: &InChunks) -> Self {
-        let lack = |lack: &Lack| LackAnswer {
-            range: answer.range(lack.bytes),
-            text: lack.bytes.of(words.answer).to_owned(),
-            reason: lack.kind,
+        let unsupported = |unsupported: &UnsupportedSpan| UnsupportedAnswer {
+            range: answer.range(unsupported.bytes),
+            text: unsupported.bytes.of(words.answer).to_owned(),
+            reason: unsupported.kind,
         };
         let source = |source: &Source| {
             let chunk = words.chunk(source);
@@ -290,7 +292,7 @@ impl PartAnswer {
             text: part.bytes.of(words.answer).to_owned(),
             supported: part.is_supported(),
             support: part.support,
-            unsupported: part.lacks.iter().map(lack).collect(),
+            unsupported: part.unsupported.iter().map(unsupported).collect(),
             sources: part.sources.iter().map(source).collect(),
         }
     }

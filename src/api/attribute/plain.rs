@@ -26,7 +26,7 @@ impl PartAnswer {
             let _ = writeln!(to, "  from [{}]: {}", source.chunk, source.sentence.text);
         }
         if !self.unsupported.is_empty() {
-            let words: Vec<&str> = self.unsupported.iter().map(|lack| &*lack.text).collect();
+            let words: Vec<&str> = self.unsupported.iter().map(|unsupported| &*unsupported.text).collect();
             let _ = writeln!(to, "  in no chunk: {}", words.join(", "));
         }
     }

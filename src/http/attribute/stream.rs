@@ -45,7 +45,7 @@ pub async fn handle(
     let first = first.await.map_err(|_elapsed| HttpError::body_timeout())??;
     let first = first.ok_or_else(HttpError::stream_empty)?;
     let (limits, first_bytes) = (service.limits.bodies, first.len());
-    let asked = work::aside(move || Asked::parse(first.as_bytes(), &limits)).await?;
+    let asked = work::run_blocking(move || Asked::parse(first.as_bytes(), &limits)).await?;
     begun.store(true, Ordering::Relaxed);
     service.body_memory().shrink_to_parsed(first_bytes);
     let deadline_ms = asked.body.deadline_ms();

@@ -12,11 +12,11 @@ use crate::api::{BodyLimits, MessagesAnswer};
 use crate::http::error::HttpError;
 use crate::http::originals::{Hash, keep};
 use crate::http::{Scope, observe, work};
+use crate::middleware::dialect::Dialect;
+use crate::middleware::find::{self, Policy};
+use crate::middleware::json::Located;
+use crate::middleware::rewrite::{self, By, Way};
 use crate::originals::ENTRY_BYTES;
-use crate::proxy::dialect::Dialect;
-use crate::proxy::find::{self, Policy};
-use crate::proxy::json::Located;
-use crate::proxy::rewrite::{self, By, Way};
 
 /// A request as it came.
 pub struct Asked {

@@ -9,8 +9,8 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use percent_encoding::percent_decode;
 
 use crate::access::KEY_PREFIX;
-use crate::proxy::dialect::Dialect;
-use crate::proxy::settings::UpstreamSettings;
+use crate::middleware::dialect::Dialect;
+use crate::middleware::settings::UpstreamSettings;
 
 /// What upstreams get of a caller's headers: content negotiation, what the official clients send, and the ids of a trace.
 const REQUEST_HEADERS: [&str; 8] = [

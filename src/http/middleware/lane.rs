@@ -39,7 +39,7 @@ impl Lane {
         let slot = Arc::clone(&self.slots).acquire_owned().await.expect("the semaphore is never closed");
         let cancel = Cancel::at(Some(Instant::now() + time));
         let _gone = CancelOnDrop(cancel.clone());
-        work::aside(move || {
+        work::run_blocking(move || {
             // Held until the work has ended, not only until nobody waits for it.
             let _slot = slot;
             work(&cancel)

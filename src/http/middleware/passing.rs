@@ -19,11 +19,11 @@ use super::is_of;
 use crate::admission::Place;
 use crate::http::error::{ErrorCode, HttpError};
 use crate::http::{Scope, work};
-use crate::proxy::answer;
-use crate::proxy::cite::{self, Sources};
-use crate::proxy::dialect::Dialect;
-use crate::proxy::json::{Edits, Located};
-use crate::proxy::stream::{Arriving, Events};
+use crate::middleware::answer;
+use crate::middleware::cite::{self, Sources};
+use crate::middleware::dialect::Dialect;
+use crate::middleware::json::{Edits, Located};
+use crate::middleware::stream::{Arriving, Events};
 
 /// An event, or an answer that is one JSON, may have so many bytes for each byte of text that may be held: JSON writes a letter in up to six,
 /// and has fields beside the text.

@@ -23,8 +23,8 @@ use super::headers::{self, Allowed};
 use super::lane::Lane;
 use crate::admission::{Claim, Place, Shares};
 use crate::http::HttpError;
-use crate::proxy::dialect::Dialect;
-use crate::proxy::settings::{Credential, MiddlewareSettings, UpstreamSettings};
+use crate::middleware::dialect::Dialect;
+use crate::middleware::settings::{Credential, MiddlewareSettings, UpstreamSettings};
 
 /// Headers that are ours begin so.
 pub const OURS: &str = "x-thresher";

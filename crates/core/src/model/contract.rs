@@ -214,7 +214,7 @@ impl Contract {
         let path = dir.join(CONTRACT_FILE);
         self.check_values(&path)?;
         let text = toml::to_string(self).expect("a contract has only TOML's types, tables last");
-        // Put in its place whole: a model that was there is never left without one.
+        // Put in its position whole: a model that was there is never left without one.
         let partial = dir.join(format!(".{CONTRACT_FILE}.partial"));
         let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, &path));
         written.map_err(|cause| ContractError::Write { file: path, cause })

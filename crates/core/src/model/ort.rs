@@ -1,5 +1,5 @@
 //! ONNX Runtime: loads what a contract names and runs it.
-//! The only place that names `ort`; the rest of the program sees [`ModelRuntime`].
+//! The only position that names `ort`; the rest of the program sees [`ModelRuntime`].
 //!
 //! `late` and `decoder` are the two families. Both read windows on `workers` and lend sessions to questions from a `pool`; both take turns
 //! by `lanes`, so that callers that share the model have the same share of it; `weights`

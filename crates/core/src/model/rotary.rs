@@ -1,4 +1,4 @@
-//! Moving what rotary positions have turned: a key that was read at one place becomes what it would be at another.
+//! Moving what rotary positions have turned: a key that was read at one position becomes what it would be at another.
 //! Knows nothing of where keys come from.
 
 use super::contract::Rotary;
@@ -11,12 +11,12 @@ pub struct Turn {
 }
 
 impl Rotary {
-    /// The turn that moves tokens from places `from`, `from + 1`, ... to places `to`, `to + 1`, ...
+    /// The turn that moves tokens from positions `from`, `from + 1`, ... to positions `to`, `to + 1`, ...
     ///
-    /// A graph rounds place times frequency to single precision before it turns. The same is done here, so that what is moved
-    /// equals what is read at the new place however far away that is.
+    /// A graph rounds position times frequency to single precision before it turns. The same is done here, so that what is moved
+    /// equals what is read at the new position however far away that is.
     pub fn turn(&self, tokens: usize, from: i64, to: i64) -> Turn {
-        let angle = |place: i64, frequency: f32| f64::from(place as f32 * frequency);
+        let angle = |position: i64, frequency: f32| f64::from(position as f32 * frequency);
         let of_token = |token: i64| {
             self.frequencies.iter().map(move |&frequency| {
                 let (sin, cos) = (angle(to + token, frequency) - angle(from + token, frequency)).sin_cos();
@@ -26,9 +26,9 @@ impl Rotary {
         Turn { pairs: self.frequencies.len(), angles: (0..tokens as i64).flat_map(of_token).collect() }
     }
 
-    /// Turns vectors `[.., head_dim]` by `places`, all alike: a query that is turned back meets keys as if they had moved forth.
-    pub fn turn_all(&self, vectors: &mut [f32], head_dim: usize, places: i64) {
-        let turn = self.turn(1, 0, places);
+    /// Turns vectors `[.., head_dim]` by `positions`, all alike: a query that is turned back meets keys as if they had moved forth.
+    pub fn turn_all(&self, vectors: &mut [f32], head_dim: usize, positions: i64) {
+        let turn = self.turn(1, 0, positions);
         vectors.chunks_exact_mut(head_dim).for_each(|vector| turn.apply(0, vector));
     }
 }
@@ -62,9 +62,9 @@ mod tests {
         (0..tokens * 10).map(|i| ((i * 37 % 101) as f32 - 50.0) / 10.0).collect()
     }
 
-    fn at(place: i64, vectors: &[f32]) -> Vec<f32> {
+    fn at(position: i64, vectors: &[f32]) -> Vec<f32> {
         let mut vectors = vectors.to_vec();
-        rotary().turn(vectors.len() / 10, 0, place).apply_all(&mut vectors, 10);
+        rotary().turn(vectors.len() / 10, 0, position).apply_all(&mut vectors, 10);
         vectors
     }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! chunks ─▶ blocks ─▶ Candidates ─┐
-//! answer ─▶ sentences ─▶ hear ─▶ Heard: RC over chunks and their sentences, words both have ─▶ trace ─▶ support ─▶ cite ─▶ PartOutcome
+//! answer ─▶ sentences ─▶ hear ─▶ SentenceScores: RC over chunks and their sentences, words both have ─▶ trace ─▶ support ─▶ cite ─▶ PartOutcome
 //! ```
 //!
 //! RC says what a token of the answer was contextualised by; that a chunk has the very word is worth as much again, by how rare the word
@@ -12,7 +12,7 @@
 
 mod candidates;
 mod cite;
-mod hear;
+mod sentence_scores;
 mod support;
 mod trace;
 
@@ -23,8 +23,8 @@ use rayon::prelude::*;
 
 pub use self::candidates::Candidates;
 pub use self::cite::{PartOutcome, Source};
-use self::hear::Heard;
-pub use self::support::{Lack, LackKind, SUPPORT_MIN};
+use self::sentence_scores::SentenceScores;
+pub use self::support::{SUPPORT_MIN, UnsupportedKind, UnsupportedSpan};
 use super::cancel::Cancel;
 use super::clock::{Clock, Timings};
 use super::validate::{self, InvalidRequest};
@@ -100,21 +100,21 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
         let mut tokens = 0;
-        let hear = |&sentence: &ByteRange| {
-            let heard = self.hear(candidates, (&group.text, sentence), &group.cuts, cancel);
-            let heard = heard.map_err(|error| group.placed(error))?;
-            tokens += heard.tokens();
+        let score = |&sentence: &ByteRange| {
+            let scores = self.score_sentence(candidates, (&group.text, sentence), &group.cuts, cancel);
+            let scores = scores.map_err(|error| group.placed(error))?;
+            tokens += scores.tokens();
             self.settings.limits.check_answer_logits(tokens, candidates.segments())?;
-            Ok(heard)
+            Ok(scores)
         };
-        let heard = group.sentences.iter().map(hear).collect::<Result<Vec<_>, PipelineError>>()?;
+        let scores = group.sentences.iter().map(score).collect::<Result<Vec<_>, PipelineError>>()?;
         let parts = match &group.parts {
             Some(parts) => parts.clone(),
-            None => parts(&request.parts, &heard),
+            None => parts(&request.parts, &scores),
         };
         self.settings.limits.check_sources_named(parts.len(), request.sources_max)?;
         let cite = |part: ByteRange| {
-            let found = self.part(candidates, &heard, part, request.sources_max, cancel)?;
+            let found = self.part(candidates, &scores, part, request.sources_max, cancel)?;
             Ok(group.told(found))
         };
         parts.into_iter().map(cite).collect()
@@ -131,10 +131,10 @@ impl Pipeline {
         (asked, sources_max): (&Parts, usize),
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
-        let heard = [self.hear(candidates, sentence, &[], cancel)?];
-        let parts = parts(asked, &heard);
+        let scores = [self.score_sentence(candidates, sentence, &[], cancel)?];
+        let parts = parts(asked, &scores);
         self.settings.limits.check_sources_named(parts.len(), sources_max)?;
-        parts.into_iter().map(|part| self.part(candidates, &heard, part, sources_max, cancel)).collect()
+        parts.into_iter().map(|part| self.part(candidates, &scores, part, sources_max, cancel)).collect()
     }
 
     /// Whether chunks can be read for an answer that is still to come.
@@ -171,18 +171,18 @@ impl Pipeline {
     }
 
     /// Reads one sentence of `answer` over the chunks. Words are cut at `cuts`, bytes of the answer.
-    fn hear(
+    fn score_sentence(
         &self,
         candidates: &Candidates,
         sentence: (&str, ByteRange),
         cuts: &[usize],
         cancel: &Cancel,
-    ) -> Result<Heard, PipelineError> {
+    ) -> Result<SentenceScores, PipelineError> {
         cancel.check()?;
         let (answer, bytes) = sentence;
         let tokens = self.tokenizer.encode(bytes.of(answer))?;
         cancel.spend(tokens.ids.len());
-        hear::sentence(
+        sentence_scores::sentence(
             candidates,
             (bytes.of(answer), bytes.start),
             (tokens, cuts),
@@ -195,15 +195,15 @@ impl Pipeline {
     fn part(
         &self,
         candidates: &Candidates,
-        heard: &[Heard],
+        scores: &[SentenceScores],
         part: ByteRange,
         sources_max: usize,
         cancel: &Cancel,
     ) -> Result<PartOutcome, PipelineError> {
         cancel.check()?;
-        let first = heard.partition_point(|heard| heard.bytes.end <= part.start);
-        let after = heard.partition_point(|heard| heard.bytes.start < part.end);
-        cite::part(candidates, &heard[first..after.max(first)], part, sources_max, cancel)
+        let first = scores.partition_point(|scores| scores.bytes.end <= part.start);
+        let after = scores.partition_point(|scores| scores.bytes.start < part.end);
+        cite::part(candidates, &scores[first..after.max(first)], part, sources_max, cancel)
     }
 }
 
@@ -278,9 +278,9 @@ impl<'a> Group<'a> {
         if let Some(value) = self.value {
             let head = part.bytes.start;
             let as_it_reads = value.bytes.len() == value.text.len();
-            for lack in &mut part.lacks {
-                lack.bytes = match as_it_reads && lack.bytes.start >= head {
-                    true => ByteRange::new(lack.bytes.start - head, lack.bytes.end - head)
+            for unsupported in &mut part.unsupported {
+                unsupported.bytes = match as_it_reads && unsupported.bytes.start >= head {
+                    true => ByteRange::new(unsupported.bytes.start - head, unsupported.bytes.end - head)
                         .shifted(value.bytes.start),
                     false => value.bytes,
                 };
@@ -292,11 +292,11 @@ impl<'a> Group<'a> {
 }
 
 /// The parts that a request asks about by what they are.
-fn parts(asked: &Parts, heard: &[Heard]) -> Vec<ByteRange> {
+fn parts(asked: &Parts, scores: &[SentenceScores]) -> Vec<ByteRange> {
     match asked {
-        Parts::Words => heard.iter().flat_map(Heard::words).collect(),
+        Parts::Words => scores.iter().flat_map(SentenceScores::words).collect(),
         Parts::Sentences | Parts::Spans(_) | Parts::Values(_) => {
-            heard.iter().map(|heard| heard.bytes).collect()
+            scores.iter().map(|scores| scores.bytes).collect()
         }
     }
 }

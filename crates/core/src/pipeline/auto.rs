@@ -2,7 +2,7 @@
 //!
 //! The rule: *order units by score; keep the fewest that carry 97 % of the evidence there is for the question's tokens
 //! (the sum over tokens of the best RC among the kept, against the same sum over all units) and 60 % of the total score.
-//! If the question's tokens come near nothing at all (reach below [`Auto::reach_min`]), keep the best unit only.*
+//! If the question's tokens come near nothing at all (max_sim below [`Auto::max_sim_min`]), keep the best unit only.*
 
 use serde::{Deserialize, Serialize};
 
@@ -18,21 +18,21 @@ const MASS: f64 = 0.6;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Auto {
-    /// The reach below which nothing sent has to do with the question. A raw logit, so it belongs to a model: 0.55 is
+    /// The max_sim below which nothing sent has to do with the question. A raw logit, so it belongs to a model: 0.55 is
     /// measured for all-MiniLM-L6-v2. 0 switches the test off.
-    pub reach_min: f32,
+    pub max_sim_min: f32,
 }
 
 impl Default for Auto {
     fn default() -> Self {
-        Self { reach_min: 0.55 }
+        Self { max_sim_min: 0.55 }
     }
 }
 
 impl Auto {
     /// Whether anything sent has to do with the question; where the model's logits do not say, it is taken to have.
     pub fn is_related(&self, scores: &Scores) -> bool {
-        scores.reach.is_none_or(|reach| reach >= self.reach_min)
+        scores.max_sim.is_none_or(|max_sim| max_sim >= self.max_sim_min)
     }
 
     /// The units that are worth keeping, and those the caller wants.
@@ -73,12 +73,12 @@ mod tests {
 
     /// Picks from units of one chunk each; `rc` is `[question token][unit]`, a unit's score the sum of its column.
     #[track_caller]
-    fn check(name: &str, rc: &[&[f32]], reach: f32, keep: &[usize], expect: &[usize]) {
+    fn check(name: &str, rc: &[&[f32]], max_sim: f32, keep: &[usize], expect: &[usize]) {
         let units = rc[0].len();
         let unit_rc = Array2::from_shape_vec((rc.len(), units), rc.concat()).expect("rows of one length");
         let units_scores: Vec<f32> = unit_rc.columns().into_iter().map(|column| column.sum()).collect();
         let scores =
-            Scores { chunks: units_scores.clone(), units: units_scores, unit_rc, reach: Some(reach) };
+            Scores { chunks: units_scores.clone(), units: units_scores, unit_rc, max_sim: Some(max_sim) };
         let place = Place { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
         let unit = |chunk| Unit { chunk, bytes: place.bytes, tokens: place.tokens, sentence: place };
         let keep: Vec<bool> = (0..units).map(|unit| keep.contains(&unit)).collect();
@@ -89,7 +89,7 @@ mod tests {
             frame_costs: &vec![0; units],
             keep: &keep,
         };
-        assert_eq!(Auto { reach_min: 0.5 }.select(&candidates, &scores).picked, expect, "{name}");
+        assert_eq!(Auto { max_sim_min: 0.5 }.select(&candidates, &scores).picked, expect, "{name}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::PipelineError;
 use super::cancel::Cancel;
-use super::pace::{Pace, Reading};
+use super::load::{LoadEstimator, Reading};
 use super::tokenize::{self, Passage};
 use super::validate::RequestLimits;
 use crate::domain::{Chunk, Tenant, TokenSpan};
@@ -63,7 +63,7 @@ pub struct Reader {
     keys: KeySpace,
     tenant: Tenant,
     /// Of the model, shared by all tenants.
-    pace: Arc<Pace>,
+    pace: Arc<LoadEstimator>,
     /// What a token takes in a block, and as full numbers.
     token_bytes: [usize; 2],
 }
@@ -332,7 +332,7 @@ mod tests {
         let store = Arc::new(KvStore::without_tiers());
         let (model, tokenizer) = (ScriptedModel::new(64), Arc::new(ScriptedModel::tokenizer(&[])));
         let mut reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, b"");
-        reader.pace = Arc::new(Pace::of(1_000.0));
+        reader.pace = Arc::new(LoadEstimator::of(1_000.0));
         let chunk = |n: usize| {
             Arc::new(Chunk { id: n.to_string(), title: None, text: format!("{n:020}"), metadata: None })
         };

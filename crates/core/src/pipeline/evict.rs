@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::cancel::Cancel;
-use super::handover::{Handover, check_model};
+use super::kv_export::{KvExport, check_model};
 use super::question::BlocksAsPast;
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
@@ -114,15 +114,15 @@ impl Pipeline {
     /// [`InvalidRequest::KvBudgetTooSmall`]; else as [`Pipeline::read`].
     pub fn evict(
         &self,
-        handover: &Handover,
+        kv_export: &KvExport,
         question: &[u32],
         eviction: &Eviction,
         cancel: &Cancel,
     ) -> Result<Kept, PipelineError> {
         let prefix = self.model.prefix().len_of(Axis(1));
         // Said before the model works for it.
-        eviction.always(handover.tokens.len(), prefix)?;
-        let asked = self.ask(handover, question, cancel)?;
+        eviction.always(kv_export.tokens.len(), prefix)?;
+        let asked = self.ask(kv_export, question, cancel)?;
         cancel.check()?;
         let scores = asked.keys(|x, _| rc::peak_over_queries(x));
         cancel.check()?;
@@ -135,13 +135,13 @@ impl Pipeline {
     /// As [`Pipeline::read`].
     pub fn ask<'a>(
         &'a self,
-        handover: &'a Handover,
+        kv_export: &'a KvExport,
         question: &[u32],
         cancel: &'a Cancel,
     ) -> Result<AskedOver<'a>, PipelineError> {
         let info = self.model.info();
         let decoder = check_model(info)?;
-        let past = handover.past(info, cancel);
+        let past = kv_export.past(info, cancel);
         match self.model.question_in_all_heads(question, &past) {
             Err(ModelError::Stopped) => {
                 Err(cancel.check().expect_err("a question stops only when nobody waits"))
@@ -172,7 +172,7 @@ impl AskedOver<'_> {
         score: impl Fn(ArrayView2<f32>, ArrayView2<f32>) -> Array1<f32> + Sync,
     ) -> Array3<f32> {
         let DecoderInfo { layers, heads, kv_heads, .. } = *self.decoder;
-        let (group, tokens) = (heads / kv_heads, self.past.places().len());
+        let (group, tokens) = (heads / kv_heads, self.past.positions().len());
         let of_kv_head = |(at, mut best): (usize, ArrayViewMut1<f32>)| {
             let (layer, kv_head) = (at / kv_heads, at % kv_heads);
             let mut keys = Array2::zeros((tokens, self.head_dim));
@@ -181,7 +181,7 @@ impl AskedOver<'_> {
             let first = layer * heads + kv_head * group;
             for head in first..first + group {
                 let x = self.encoded.vectors.slice(s![head, .., ..]).dot(&keys.t());
-                let own = self.encoded.own(head..head + 1);
+                let own = self.encoded.self_logits(head..head + 1);
                 let found = score(x.view(), own.index_axis(Axis(0), 0));
                 best.zip_mut_with(&found, |best, &one| *best = best.max(one));
             }

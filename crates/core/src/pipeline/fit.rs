@@ -43,7 +43,7 @@ pub struct KeptSpan {
 
 /// What fitting needs besides the request and what was read for it.
 #[derive(Clone, Copy)]
-pub struct Means<'a> {
+pub struct FitContext<'a> {
     /// Counts as the caller counts.
     pub counter: &'a Counter,
     /// Knows what stands around chunks.
@@ -62,13 +62,13 @@ pub fn budget(
     request: &CompressRequest,
     reading: &Reading,
     scores: &Scores,
-    means: &Means,
+    means: &FitContext,
 ) -> Result<Fitted, PipelineError> {
     let wanted: HashSet<&String> = request.keep.iter().collect();
     let keep: Vec<bool> = request.chunks.iter().map(|chunk| wanted.contains(&chunk.id)).collect();
     let units = &reading.units;
     let order = order(request, units, scores);
-    let desk = Desk { request, reading, units, scores, means, keep: &keep, order };
+    let desk = Fitter { request, reading, units, scores, means, keep: &keep, order };
     let costs = desk.unit_costs()?;
     let frame_costs = desk.frame_costs()?;
     let candidates =
@@ -99,12 +99,12 @@ pub fn budget(
 }
 
 /// What every step of fitting looks at.
-struct Desk<'a> {
+struct Fitter<'a> {
     request: &'a CompressRequest,
     reading: &'a Reading,
     units: &'a [Unit],
     scores: &'a Scores,
-    means: &'a Means<'a>,
+    means: &'a FitContext<'a>,
     /// Per chunk, whether the caller wants it whole.
     keep: &'a [bool],
     order: Vec<usize>,
@@ -117,7 +117,7 @@ struct Written {
     tokens: usize,
 }
 
-impl Desk<'_> {
+impl Fitter<'_> {
     /// Tokens of each unit on its own.
     fn unit_costs(&self) -> Result<Vec<usize>, PipelineError> {
         let text = |unit: &Unit| unit.bytes.of(&self.request.chunks[unit.chunk].text);
@@ -129,7 +129,7 @@ impl Desk<'_> {
 
     /// Tokens around each chunk's text.
     fn frame_costs(&self) -> Result<Vec<usize>, PipelineError> {
-        let Means { counter, frames, .. } = self.means;
+        let FitContext { counter, frames, .. } = self.means;
         let frame = |(i, chunk): (usize, &Arc<Chunk>)| {
             let frame = assemble::block(chunk, "", i, self.request.format);
             frames.count(counter, self.request.tokenizer, frame)
@@ -189,7 +189,7 @@ impl Desk<'_> {
         parts: &[Kept],
         spans: &[Vec<KeptSpan>],
     ) -> Result<usize, PipelineError> {
-        let Means { counter, frames, .. } = self.means;
+        let FitContext { counter, frames, .. } = self.means;
         if !counter.splits_at_blanks() {
             return counter.count(&context.text);
         }
@@ -310,10 +310,10 @@ mod tests {
         let pipeline = Pipeline::new(model, Arc::clone(&tokenizer), store, Settings::default());
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
         let unit_rc = Array2::from_shape_vec((1, 4), UNITS.to_vec()).expect("one row");
-        let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, reach: Some(1.0) };
+        let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, max_sim: Some(1.0) };
         let counter = Counter::new(request.tokenizer, &tokenizer);
         let (cancel, auto) = (Cancel::default(), Auto::default());
-        let means = Means { counter: &counter, frames: &FrameCosts::new(), auto, cancel: &cancel };
+        let means = FitContext { counter: &counter, frames: &FrameCosts::new(), auto, cancel: &cancel };
         let found = match budget(&request, &reading, &scores, &means) {
             Ok(fitted) => fitted.context.text,
             Err(error) => error.to_string(),

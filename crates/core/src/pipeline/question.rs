@@ -2,7 +2,7 @@
 //! blocks, in groups that its context holds.
 
 mod past;
-mod place;
+mod position;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use std::ops::Range;
 use ndarray::{Array3, Axis, concatenate, s};
 
 pub use self::past::BlocksAsPast;
-pub use self::place::{Placement, View, views};
+pub use self::position::{Placement, View, views};
 use super::PipelineError;
 use super::blocks::{self, Blocks};
 use super::cancel::Cancel;
@@ -41,7 +41,7 @@ pub struct Piece {
     pub block: usize,
     /// Its tokens, counted from the block's first.
     pub tokens: TokenSpan,
-    /// How many places further than its keys lie the question met it.
+    /// How many positions further than its keys lie the question met it.
     pub moved: i64,
 }
 
@@ -107,7 +107,7 @@ fn looking_back(
     decoder: &DecoderInfo,
 ) -> Result<Vec<(View, Encoded)>, PipelineError> {
     let Asking { model, placement, limits, cancel, .. } = asking;
-    let views = place::views(blocks, (model.info(), decoder), ids.len(), placement);
+    let views = position::views(blocks, (model.info(), decoder), ids.len(), placement);
     limits.check_groups(views.len(), (ids.len(), model.info().readout.len(), model.info().head_dim))?;
     let look = |view: View| {
         let past = BlocksAsPast::new(&view, blocks, (model.info(), decoder), cancel);
@@ -149,9 +149,9 @@ impl Question {
 
     /// Raw logits of some heads over the question's own keys, `[head, question_token, question_token]`: where it saw several groups,
     /// as it was in front of the first.
-    pub fn own(&self, heads: Range<usize>) -> Array3<f32> {
+    pub fn self_logits(&self, heads: Range<usize>) -> Array3<f32> {
         match self.views.first() {
-            Some((_, encoded)) => encoded.own(heads),
+            Some((_, encoded)) => encoded.self_logits(heads),
             None => Array3::zeros((heads.len(), 0, 0)),
         }
     }
@@ -193,7 +193,7 @@ impl Question {
         Some(found)
     }
 
-    /// Some heads of the question, for keys that lie so many places before where it met them.
+    /// Some heads of the question, for keys that lie so many positions before where it met them.
     fn turned(&self, encoded: &Encoded, heads: Range<usize>, moved: i64) -> scan::Question {
         let mut vectors = encoded.vectors.slice(s![heads.clone(), .., ..]).to_owned();
         if let Some(rotary) = self.rotary.as_ref().filter(|_| moved != 0) {

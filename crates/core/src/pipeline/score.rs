@@ -37,7 +37,7 @@ pub struct Scores {
     pub unit_rc: Array2<f32>,
     /// How near the question's tokens come to anything: the mean of their best raw logits. RC says which chunk, this
     /// says whether any. None where logits have no scale of their own, as a decoder's.
-    pub reach: Option<f32>,
+    pub max_sim: Option<f32>,
 }
 
 /// Logits or peaks of several heads that are there at once: 32 MiB of them.
@@ -52,7 +52,7 @@ pub struct Contrast {
     units: Array2<f32>,
     /// `[question token, sentence]`; empty unless units are words.
     sentences: Array2<f32>,
-    reach: Option<f32>,
+    max_sim: Option<f32>,
 }
 
 /// Scores by any rule.
@@ -78,7 +78,7 @@ pub fn contrast(reading: &Reading, cancel: &Cancel) -> Result<Contrast, Pipeline
     let columns = 2 * reading.units.len() + reading.blocks.spans.len();
     for heads in reading.heads_at_once(columns) {
         let peaks = scan::peaks(reading, heads.clone(), cancel)?;
-        let rc_of = |peaks: &Array3<f32>| rc_of_peaks(peaks, || reading.question.own(heads.clone()));
+        let rc_of = |peaks: &Array3<f32>| rc_of_peaks(peaks, || reading.question.self_logits(heads.clone()));
         chunks.add(rc_of(&peaks.chunks));
         if reading.granularity != Granularity::Chunk {
             units.add(rc_of(&peaks.units));
@@ -86,10 +86,10 @@ pub fn contrast(reading: &Reading, cancel: &Cancel) -> Result<Contrast, Pipeline
         if reading.granularity == Granularity::Token {
             sentences.add(rc_of(&peaks.sentences));
         }
-        reaches.push(reach(&peaks.chunks));
+        reaches.push(max_sim(&peaks.chunks));
     }
-    let reach = reading.reaches.then(|| reaches.iter().sum::<f32>() / reaches.len().max(1) as f32);
-    Ok(Contrast { chunks: chunks.finish(), units: units.finish(), sentences: sentences.finish(), reach })
+    let max_sim = reading.reaches.then(|| reaches.iter().sum::<f32>() / reaches.len().max(1) as f32);
+    Ok(Contrast { chunks: chunks.finish(), units: units.finish(), sentences: sentences.finish(), max_sim })
 }
 
 /// The default. A chunk counts for what it adds to better ones; a sentence in proportion to the square root of its chunk's
@@ -119,7 +119,7 @@ pub fn ranked_coverage(reading: &Reading, contrast: Contrast) -> Scores {
             (units.iter().zip(in_sentence).map(in_chunk).collect(), contrast.units)
         }
     };
-    Scores { chunks, units: scores, unit_rc, reach: contrast.reach }
+    Scores { chunks, units: scores, unit_rc, max_sim: contrast.max_sim }
 }
 
 fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Scores, PipelineError> {
@@ -135,15 +135,15 @@ fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Sco
             mean.add(rc::coupled_segments(cross.view(), own.view(), spans, &peaks, estimator));
             peaks
         };
-        reaches.push(reach(&rc_of(&blocks.spans, &mut of_chunks).value));
+        reaches.push(max_sim(&rc_of(&blocks.spans, &mut of_chunks).value));
         rc_of(&unit_spans, &mut of_units);
     }
     let chunks = rc::mean_over_queries(of_chunks.finish().view());
     let unit_rc = of_units.finish();
     let own = rc::mean_over_queries(unit_rc.view());
     let units = units.iter().zip(own).map(|(unit, own)| own + chunks[unit.chunk]).collect();
-    let reach = reading.reaches.then(|| reaches.iter().sum::<f32>() / reaches.len().max(1) as f32);
-    Ok(Scores { chunks, units, unit_rc, reach })
+    let max_sim = reading.reaches.then(|| reaches.iter().sum::<f32>() / reaches.len().max(1) as f32);
+    Ok(Scores { chunks, units, unit_rc, max_sim })
 }
 
 impl Reading {
@@ -176,7 +176,7 @@ fn is_contest(peaks: &Array3<f32>) -> bool {
 }
 
 /// Mean over heads and question tokens of the best raw logit over all keys, from the chunks' peaks; 0 without keys.
-fn reach(chunks: &Array3<f32>) -> f32 {
+fn max_sim(chunks: &Array3<f32>) -> f32 {
     let best = chunks.map_axis(Axis(2), |row| row.iter().copied().fold(rc::EMPTY, f32::max));
     match best.iter().all(|&best| best == rc::EMPTY) {
         true => 0.0,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use thresher_core::model::Kept;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::handover::Handover;
+use thresher_core::pipeline::kv_export::KvExport;
 
 use self::methods::{Method, Seen};
 use super::bootstrap::{estimate, proportion};
@@ -151,7 +151,7 @@ fn measure(
     samples: &mut BTreeMap<(u32, Method), Samples>,
 ) -> anyhow::Result<Told> {
     let asked = Asked::new(row, pipeline)?;
-    let seen = Seen::new(&asked.handover, &asked.question, pipeline, number)?;
+    let seen = Seen::new(&asked.kv_export, &asked.question, pipeline, number)?;
     let (whole, right) = asked.told(None)?;
     let mut answers = Answers { full: asked.says(None)?, rc: BTreeMap::new() };
     for ratio in RATIOS {
@@ -167,7 +167,7 @@ fn measure(
             }
         }
     }
-    Ok(Told { right, tokens: asked.handover.tokens.len(), answers })
+    Ok(Told { right, tokens: asked.kv_export.tokens.len(), answers })
 }
 
 /// The report as a table for people.
@@ -216,7 +216,7 @@ impl Samples {
 /// A row as the model has it.
 struct Asked<'a> {
     pipeline: &'a Pipeline,
-    handover: Handover,
+    kv_export: KvExport,
     question: Vec<u32>,
     /// Each of which is right.
     answers: Vec<Vec<u32>>,
@@ -244,11 +244,11 @@ impl<'a> Asked<'a> {
         let answers = row.answers.iter().map(tokens_behind).collect::<anyhow::Result<Vec<_>>>()?;
         let longest = answers.iter().map(Vec::len).max().unwrap_or(0).max(ANSWER_TOKENS_MAX);
         let chunks: Vec<_> = row.chunks.iter().map(|chunk| chunk.chunk().into()).collect();
-        let handover = pipeline.handover(&chunks, question.len() + longest, &Cancel::default())?;
-        if handover.tokens.is_empty() {
+        let kv_export = pipeline.kv_export(&chunks, question.len() + longest, &Cancel::default())?;
+        if kv_export.tokens.is_empty() {
             bail!("the chunks hold no token");
         }
-        Ok(Self { pipeline, handover, question, answers })
+        Ok(Self { pipeline, kv_export, question, answers })
     }
 
     /// Logarithms of the probabilities of what comes next before each token of the first answer, `[answer_token, vocab]`, and whether one
@@ -279,7 +279,7 @@ impl<'a> Asked<'a> {
     /// `[token, vocab]`
     fn forward(&self, tokens: &[u32], kept: Option<&Kept>) -> anyhow::Result<Array2<f32>> {
         let (runtime, cancel) = (self.pipeline.runtime(), Cancel::default());
-        let past = self.handover.past(self.pipeline.model(), &cancel);
+        let past = self.kv_export.past(self.pipeline.model(), &cancel);
         Ok(runtime.forward(tokens, &past, kept)?.logits)
     }
 

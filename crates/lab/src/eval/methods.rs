@@ -126,7 +126,7 @@ impl Method {
             _ => (self.segments(seen, &reading.blocks.spans), self.segments(seen, &unit_spans(reading))),
         };
         let units = reading.units.iter().zip(own).map(|(unit, own)| own + chunks[unit.chunk]).collect();
-        Ok(Scores { chunks, units, unit_rc: Array2::zeros((0, 0)), reach: None })
+        Ok(Scores { chunks, units, unit_rc: Array2::zeros((0, 0)), max_sim: None })
     }
 
     fn segments(self, seen: &Seen, spans: &[TokenSpan]) -> Vec<f32> {

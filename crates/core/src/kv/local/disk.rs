@@ -176,7 +176,10 @@ impl Disk {
         if tokio::time::timeout(patience, self.close()).await.is_err() {
             self.given_up.store(true, Ordering::Relaxed);
             let queued_bytes = self.queued_bytes.load(Ordering::Relaxed);
-            tracing::warn!(queued_bytes, "the disk (kv.dir) is too slow: blocks that wait are not written");
+            tracing::warn!(
+                queued_bytes,
+                "the disk (blocks.dir) is too slow: blocks that wait are not written"
+            );
         }
     }
 

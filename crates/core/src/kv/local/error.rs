@@ -11,7 +11,7 @@ use thiserror::Error;
 pub enum LocalError {
     /// The directory is not there and cannot be made.
     #[error(
-        "cannot create {} (kv.dir): {source}; create it for this user, name another, or set kv.dir to \"\" for no disk tier",
+        "cannot create {} (blocks.dir): {source}; create it for this user, name another, or set blocks.dir to \"\" for no disk tier",
         path.display()
     )]
     Create {
@@ -22,7 +22,7 @@ pub enum LocalError {
     },
     /// The directory is there and cannot be worked with.
     #[error(
-        "cannot {action} {}: {source}; this user must be able to write in kv.dir: change its owner, name another, or set it to \"\" for no disk tier",
+        "cannot {action} {}: {source}; this user must be able to write in blocks.dir: change its owner, name another, or set it to \"\" for no disk tier",
         path.display()
     )]
     Access {
@@ -34,13 +34,13 @@ pub enum LocalError {
         source: io::Error,
     },
     /// Another process has it.
-    #[error("{} (kv.dir) is in use by another process: give every daemon a directory of its own", path.display())]
+    #[error("{} (blocks.dir) is in use by another process: give every daemon a directory of its own", path.display())]
     InUse {
         /// The directory.
         path: PathBuf,
     },
     /// It is somebody else's.
-    #[error("{} (kv.dir) holds {found:?}, which is no block store's: name an empty or a new directory", path.display())]
+    #[error("{} (blocks.dir) holds {found:?}, which is no block store's: name an empty or a new directory", path.display())]
     Foreign {
         /// The directory.
         path: PathBuf,

@@ -5,7 +5,7 @@ use metrics::{Counter, Gauge, counter, gauge};
 
 use super::{TierName, TierStats};
 
-/// Handles, looked up once: a registry search costs more than finding a block in memory.
+/// TtlStore, looked up once: a registry search costs more than finding a block in memory.
 pub struct Meters {
     bytes: Gauge,
     entries: Gauge,

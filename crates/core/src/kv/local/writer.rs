@@ -97,7 +97,7 @@ impl Writer {
         let failing = written.is_err();
         match written {
             Err(error) if !self.failing => {
-                tracing::warn!(%error, "blocks cannot be written to disk (kv.dir) and are kept in memory only");
+                tracing::warn!(%error, "blocks cannot be written to disk (blocks.dir) and are kept in memory only");
             }
             Ok(()) if self.failing => tracing::info!("blocks are written to disk again"),
             Err(_) | Ok(()) => {}

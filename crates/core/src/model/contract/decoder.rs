@@ -1,4 +1,4 @@
-//! What a contract says of a decoder: its graph, its shapes, how its keys turn with their place, which heads are read.
+//! What a contract says of a decoder: its graph, its shapes, how its keys turn with their position, which heads are read.
 //! Knows nothing of how it is run.
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ const COUNT_MAX: usize = 4096;
 pub struct Decoder {
     /// `input_ids, position_ids [b, t], key_position_ids [b, p + t], past.{l}.key/value [b, kv_heads, p, head_dim]` →
     /// `present.{l}.key/value [b, kv_heads, p + t, head_dim]`, `attn_logits.{l} [b, heads, t, p + t]` (raw and scaled, no mask, no
-    /// softmax), `logits [b, t, vocab]`. A key is seen from places at or behind its own; one at place -1 is padding.
+    /// softmax), `logits [b, t, vocab]`. A key is seen from positions at or behind its own; one at position -1 is padding.
     pub graph: String,
     /// Layers.
     pub layers: usize,
@@ -28,7 +28,7 @@ pub struct Decoder {
     pub context_tokens_max: usize,
     /// Element type of past, present and logits at the graph's edge: `f32`.
     pub kv_dtype: String,
-    /// How keys turn with their place; without it places are learned, and a key cannot be moved.
+    /// How keys turn with their position; without it positions are learned, and a key cannot be moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<Rotary>,
     /// The heads that RC is taken over; all of them where nobody has chosen.
@@ -37,13 +37,13 @@ pub struct Decoder {
 }
 
 /// Rotary positions (RoFormer, arXiv 2104.09864): pairs of components, half of `dim` apart, turn by an angle that grows with the
-/// place.
+/// position.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rotary {
     /// The first components of a head, which turn; the others do not.
     pub dim: usize,
-    /// `[dim / 2]`: radians per place of each pair, scaling included.
+    /// `[dim / 2]`: radians per position of each pair, scaling included.
     pub frequencies: Vec<f32>,
 }
 

@@ -193,9 +193,9 @@ impl ModelRuntime for DecoderRuntime {
         let graph =
             self.forward.as_ref().ok_or_else(|| ModelError::NoForward { model: self.info.name.clone() })?;
         let asked = self.asked(tokens, past, &self.shape.readout);
-        let (place, before) = (past.question_place(), asked.places_before());
-        let places: Vec<i64> = (place..place + tokens.len() as i64).collect();
-        let input = Input { ids: tokens, places: &places, past_places: &before, kept };
+        let (position, before) = (past.question_place(), asked.places_before());
+        let positions: Vec<i64> = (position..position + tokens.len() as i64).collect();
+        let input = Input { ids: tokens, positions: &positions, past_positions: &before, kept };
         let past = |layer: usize| {
             Ok([asked.past_of(self.shape.keys(layer), 0)?, asked.past_of(self.shape.values(layer), 0)?])
         };
@@ -262,10 +262,10 @@ fn read(
     dropped: usize,
 ) -> Result<Vec<Array3<f32>>, ort::Error> {
     let (batch, tokens) = ids.dim();
-    let places = Array2::from_shape_fn((batch, tokens), |(_, t)| t as i64);
+    let positions = Array2::from_shape_fn((batch, tokens), |(_, t)| t as i64);
     let (kv_heads, dim) = (shape.decoder.kv_heads, shape.decoder.head_dim);
     let mut windows = vec![Array3::zeros((shape.planes(), tokens - dropped, dim)); batch];
-    let mut on_their_way = stages.enter(&Tokens { ids, key_places: places.clone(), places })?;
+    let mut on_their_way = stages.enter(&Tokens { ids, key_positions: positions.clone(), positions })?;
     for layers in stages.layers() {
         let past = layers.clone().filter(|&layer| stages.attends(layer));
         let past = past.map(|_| Ok([empty(batch, shape)?, empty(batch, shape)?]));
@@ -361,23 +361,23 @@ impl Asked<'_> {
 
     /// Tokens of prefix and past.
     fn looked_back_on(&self) -> usize {
-        self.prefix.len_of(Axis(1)) + self.past.places().len()
+        self.prefix.len_of(Axis(1)) + self.past.positions().len()
     }
 
     fn enter(&self, stages: &mut Stages) -> Result<Vec<Tile>, ort::Error> {
         let first = self.past.question_place();
-        let place = |token: usize| first + token as i64;
+        let position = |token: usize| first + token as i64;
         let before = self.places_before();
         let tile = |start: usize| {
             let tokens = start..(start + self.tile_tokens).min(self.question.len());
-            let own = (0..self.own_room()).map(|token| if token < start { place(token) } else { -1 });
-            let key_places = before.iter().copied().chain(own).chain(tokens.clone().map(place));
+            let own = (0..self.own_room()).map(|token| if token < start { position(token) } else { -1 });
+            let key_positions = before.iter().copied().chain(own).chain(tokens.clone().map(position));
             let row =
                 |values: Vec<i64>| Array2::from_shape_vec((1, values.len()), values).expect("it is one row");
             let entering = Tokens {
                 ids: row(self.question[tokens.clone()].iter().map(|&id| i64::from(id)).collect()),
-                places: row(tokens.clone().map(place).collect()),
-                key_places: row(key_places.collect()),
+                positions: row(tokens.clone().map(position).collect()),
+                key_positions: row(key_positions.collect()),
             };
             Ok(Tile { on_their_way: stages.enter(&entering)?, tokens })
         };
@@ -386,7 +386,7 @@ impl Asked<'_> {
 
     /// Places of prefix and past.
     fn places_before(&self) -> Vec<i64> {
-        (0..self.prefix.len_of(Axis(1)) as i64).chain(self.past.places().iter().copied()).collect()
+        (0..self.prefix.len_of(Axis(1)) as i64).chain(self.past.positions().iter().copied()).collect()
     }
 
     /// Planes from `first` on, of prefix and past, with room for `own` tokens behind them: `[1, kv_heads, p, head_dim]`.
@@ -462,7 +462,7 @@ fn check_rotary(decoder: &Decoder, model: &onnx::ModelProto) -> Result<(), Model
         None => "no decoder.rotary",
     };
     let (graph, declared) = (decoder.graph.clone(), declared.to_owned());
-    let found = if turns { "others to turn keys by" } else { "learned places" };
+    let found = if turns { "others to turn keys by" } else { "learned positions" };
     Err(ContractError::IoMismatch { graph, declared, found: found.to_owned() }.into())
 }
 

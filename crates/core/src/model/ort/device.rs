@@ -126,7 +126,7 @@ impl Device {
     }
 }
 
-/// The runtime's own words, without the place in its source and the number of its error.
+/// The runtime's own words, without the position in its source and the number of its error.
 fn reason(error: &ort::Error) -> String {
     let said = error.to_string();
     let said = said.lines().next().unwrap_or_default();

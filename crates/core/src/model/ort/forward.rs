@@ -35,10 +35,10 @@ pub struct ForwardGraph {
 pub struct Input<'a> {
     /// `[t]`
     pub ids: &'a [u32],
-    /// `[t]`: their places.
-    pub places: &'a [i64],
-    /// `[p]`: places of what lies before them, special tokens included.
-    pub past_places: &'a [i64],
+    /// `[t]`: their positions.
+    pub positions: &'a [i64],
+    /// `[p]`: positions of what lies before them, special tokens included.
+    pub past_positions: &'a [i64],
     /// Which of these each head sees; all of them without.
     pub kept: Option<&'a Kept>,
 }
@@ -85,8 +85,8 @@ impl ForwardGraph {
         let host = MemoryInfo::default();
         let inputs = grids(&[
             ("input_ids", &row(input.ids.iter().map(|&id| i64::from(id)))),
-            ("position_ids", &row(input.places.iter().copied())),
-            ("key_position_ids", &row(input.past_places.iter().chain(input.places).copied())),
+            ("position_ids", &row(input.positions.iter().copied())),
+            ("key_position_ids", &row(input.past_positions.iter().chain(input.positions).copied())),
         ])?;
         let outputs: Vec<(&str, &MemoryInfo)> =
             self.common.iter().map(|name| (name.as_str(), &host)).collect();

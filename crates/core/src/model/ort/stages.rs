@@ -1,5 +1,5 @@
 //! A decoder's graph in stages of some layers each, run one behind the other.
-//! Knows nothing of windows or questions: tokens, places and what lies before them come in, what each layer makes goes out.
+//! Knows nothing of windows or questions: tokens, positions and what lies before them come in, what each layer makes goes out.
 //!
 //! The whole graph would hold the raw attention logits of all layers, and the keys and values of everything it looks back on. Cut into
 //! stages, it holds those of one stage: hidden states go from one to the next, on the device where they are.
@@ -28,16 +28,16 @@ pub fn sessions(depth: usize) -> usize {
 /// What a layer makes of its tokens, `[b, heads or kv_heads, t, head_dim]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// Scaled, in their places.
+    /// Scaled, in their positions.
     Query,
-    /// In their places.
+    /// In their positions.
     Key,
     Value,
 }
 
 /// Sessions of all stages.
 pub struct Stages {
-    /// Tokens and places to what all layers read.
+    /// Tokens and positions to what all layers read.
     prologue: WeightedSession,
     /// What the prologue gives, by name: the first layer's hidden state first.
     common: Vec<String>,
@@ -55,9 +55,9 @@ pub struct Tokens {
     /// `[b, t]`
     pub ids: Array2<i64>,
     /// `[b, t]`
-    pub places: Array2<i64>,
+    pub positions: Array2<i64>,
     /// `[b, p + t]`: of everything that lies before them, and of themselves; -1 is not there.
-    pub key_places: Array2<i64>,
+    pub key_positions: Array2<i64>,
 }
 
 /// Tokens on their way: what all layers read of them, and their hidden states in front of the next stage.
@@ -120,8 +120,8 @@ impl Stages {
     pub fn enter(&mut self, tokens: &Tokens) -> Result<OnTheirWay, ort::Error> {
         let inputs = grids(&[
             ("input_ids", &tokens.ids),
-            ("position_ids", &tokens.places),
-            ("key_position_ids", &tokens.key_places),
+            ("position_ids", &tokens.positions),
+            ("key_position_ids", &tokens.key_positions),
         ])?;
         let memory = self.device.memory()?;
         let outputs: Vec<(&str, &MemoryInfo)> =

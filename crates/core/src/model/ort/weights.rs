@@ -105,8 +105,8 @@ impl SharedWeights {
     /// The tensor over the mapped bytes; none if ONNX Runtime has to find its bytes itself, or what is wrong with them.
     #[allow(unsafe_code, reason = "a tensor over borrowed bytes")]
     fn tensor(&self, tensor: &TensorProto) -> Result<Option<Arc<DynValue>>, ort::Error> {
-        let Some((bytes, element)) = place(tensor, &self.file, &self.mapped) else { return Ok(None) };
-        // SAFETY: `place` has found as many aligned elements as `dims` say; the session that gets the tensor holds the mapping,
+        let Some((bytes, element)) = position(tensor, &self.file, &self.mapped) else { return Ok(None) };
+        // SAFETY: `position` has found as many aligned elements as `dims` say; the session that gets the tensor holds the mapping,
         // and lets go of it last.
         unsafe { in_place(bytes, &tensor.dims, element) }.map(|value| Some(Arc::new(value)))
     }
@@ -124,7 +124,7 @@ impl WeightedSession {
         self.session.run(inputs)
     }
 
-    /// Runs the graph on values that lie where they are: takes each input from `value_of`, and gives each of `outputs` at its place.
+    /// Runs the graph on values that lie where they are: takes each input from `value_of`, and gives each of `outputs` at its position.
     ///
     /// # Errors
     /// What the runtime reports.
@@ -161,7 +161,7 @@ impl WeightedSession {
 }
 
 /// Where the tensor's bytes lie in `mapped`, the bytes of `file`: as many as its shape says, aligned for its elements.
-fn place<'a>(tensor: &TensorProto, file: &str, mapped: &'a [u8]) -> Option<(&'a [u8], ElementType)> {
+fn position<'a>(tensor: &TensorProto, file: &str, mapped: &'a [u8]) -> Option<(&'a [u8], ElementType)> {
     let entry = |key| tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| &*entry.value);
     let number = |key| entry(key).and_then(|number| number.parse::<usize>().ok());
     let (element, size) = element(tensor)?;
@@ -192,7 +192,7 @@ fn element(tensor: &TensorProto) -> Option<(ElementType, usize)> {
 )]
 fn map(path: &Path) -> std::io::Result<Mmap> {
     let file = File::open(path)?;
-    // SAFETY: an export puts a new folder in the place of the old one and writes to no file that is there; the deployment guide
+    // SAFETY: an export puts a new folder in the position of the old one and writes to no file that is there; the deployment guide
     // says the same of any other way in which a model comes. ONNX Runtime itself maps weights with the same condition.
     unsafe { Mmap::map(&file) }
 }
@@ -249,7 +249,7 @@ mod tests {
                 external_data: entries.map(entry).into(),
                 ..TensorProto::default()
             };
-            place(&tensor, "weights.bin", mapped).map(|(bytes, _)| bytes.len())
+            position(&tensor, "weights.bin", mapped).map(|(bytes, _)| bytes.len())
         };
         let at = |offset, length| [("location", "weights.bin"), ("offset", offset), ("length", length)];
         let check =

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use ndarray::{Array2, Axis};
 
 use super::candidates::Candidates;
-use super::hear::Heard;
-use super::support::{self, Lack, SUPPORT_MIN};
+use super::sentence_scores::SentenceScores;
+use super::support::{self, SUPPORT_MIN, UnsupportedSpan};
 use super::trace;
 use crate::domain::{ByteRange, TokenSpan};
 use crate::pipeline::PipelineError;
@@ -34,7 +34,7 @@ pub struct PartOutcome {
     /// How far its sources say what it says, from 0 to 1; none where it has no word.
     pub support: Option<f32>,
     /// What its sources do not say.
-    pub lacks: Vec<Lack>,
+    pub unsupported: Vec<UnsupportedSpan>,
     /// Chunks it may have come from, best first.
     pub sources: Vec<Source>,
 }
@@ -78,8 +78,8 @@ struct Weights {
 }
 
 impl Weights {
-    fn of(heard: &[Heard], part: ByteRange) -> Self {
-        let all = heard.iter().flat_map(|heard| &heard.tokens);
+    fn of(scores: &[SentenceScores], part: ByteRange) -> Self {
+        let all = scores.iter().flat_map(|scores| &scores.tokens);
         let own: Vec<bool> = all.map(|token| token.overlaps(part)).collect();
         let first = own.iter().position(|&own| own);
         let last = own.iter().rposition(|&own| own);
@@ -90,14 +90,14 @@ impl Weights {
             if distance == 0 { 1.0 } else { support::context(distance) }
         };
         let mut token = 0;
-        let weigh = |heard: &Heard| {
+        let weigh = |scores: &SentenceScores| {
             let mut next = |&weight: &f32| {
                 token += 1;
                 weight * around(token - 1)
             };
-            heard.weight.iter().map(&mut next).collect()
+            scores.weight.iter().map(&mut next).collect()
         };
-        Self { weight: heard.iter().map(weigh).collect(), any: true }
+        Self { weight: scores.iter().map(weigh).collect(), any: true }
     }
 
     fn sum(&self) -> f32 {
@@ -105,30 +105,30 @@ impl Weights {
     }
 }
 
-/// `heard` are the sentences that the part lies in.
+/// `scores` are the sentences that the part lies in.
 pub(super) fn part(
     candidates: &Candidates,
-    heard: &[Heard],
+    scores: &[SentenceScores],
     part: ByteRange,
     sources_max: usize,
     cancel: &Cancel,
 ) -> Result<PartOutcome, PipelineError> {
-    let weights = Weights::of(heard, part);
+    let weights = Weights::of(scores, part);
     if !weights.any {
-        return Ok(PartOutcome { bytes: part, support: None, lacks: Vec::new(), sources: Vec::new() });
+        return Ok(PartOutcome { bytes: part, support: None, unsupported: Vec::new(), sources: Vec::new() });
     }
-    let evidence = weighed(heard, &weights);
-    let scores = covering(candidates, &evidence);
+    let evidence = weighed(scores, &weights);
+    let chunk_scores = covering(candidates, &evidence);
     let alone = rc::mean_over_queries(evidence.view());
-    let mut order: Vec<usize> = (0..scores.len()).collect();
-    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    let mut order: Vec<usize> = (0..chunk_scores.len()).collect();
+    order.sort_by(|&a, &b| chunk_scores[b].total_cmp(&chunk_scores[a]));
     let first = order.iter().copied().find(|&chunk| candidates.sentences(chunk).next().is_some());
-    let cited = cited(candidates, heard, part, first);
-    let unit_of = |chunk: usize| best_unit(candidates, heard, &weights, chunk);
+    let cited = cited(candidates, scores, part, first);
+    let unit_of = |chunk: usize| best_unit(candidates, scores, &weights, chunk);
     let cited_units: Vec<(usize, usize)> =
         cited.iter().filter_map(|&chunk| Some((chunk, unit_of(chunk)?))).collect();
     let (mut sources, mut ties) = (Vec::new(), 0);
-    for (rank, chunk) in order.into_iter().filter(|&chunk| scores[chunk] > 0.0).enumerate() {
+    for (rank, chunk) in order.into_iter().filter(|&chunk| chunk_scores[chunk] > 0.0).enumerate() {
         let Some(unit) = unit_of(chunk) else { continue };
         let is_cited = cited.contains(&chunk);
         let same = |&(other, of_cited): &(usize, usize)| {
@@ -140,17 +140,17 @@ pub(super) fn part(
         if !(is_cited || tied || rank < sources_max) {
             continue;
         }
-        let run = run(candidates, heard, (&weights, part), unit, cancel)?;
-        let (sentence, score) = (candidates.units[unit].bytes, scores[chunk]);
+        let run = run(candidates, scores, (&weights, part), unit, cancel)?;
+        let (sentence, score) = (candidates.units[unit].bytes, chunk_scores[chunk]);
         sources.push(Source { chunk, score, cited: is_cited || tied, tied, sentence, run });
     }
-    let (support, lacks) = match support::of(candidates, heard, part) {
+    let (support, unsupported) = match support::of(candidates, scores, part) {
         // Nothing that could be shown for it.
-        Some((_, lacks)) if sources.is_empty() => (Some(0.0), lacks),
-        Some((support, lacks)) => (Some(support), lacks),
+        Some((_, unsupported)) if sources.is_empty() => (Some(0.0), unsupported),
+        Some((support, unsupported)) => (Some(support), unsupported),
         None => (None, Vec::new()),
     };
-    let mut found = PartOutcome { bytes: part, support, lacks, sources };
+    let mut found = PartOutcome { bytes: part, support, unsupported, sources };
     if found.is_supported() != Some(true) {
         found.sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
     }
@@ -158,8 +158,8 @@ pub(super) fn part(
 }
 
 /// Evidence of all tokens over chunks, `[token, chunk]`, such that the mean over tokens is the mean by weight.
-fn weighed(heard: &[Heard], weights: &Weights) -> Array2<f32> {
-    let views: Vec<_> = heard.iter().map(|heard| heard.chunks.view()).collect();
+fn weighed(scores: &[SentenceScores], weights: &Weights) -> Array2<f32> {
+    let views: Vec<_> = scores.iter().map(|scores| scores.chunks.view()).collect();
     let mut all = ndarray::concatenate(Axis(0), &views).expect("sentences differ in tokens only");
     let scale = all.nrows() as f32 / weights.sum().max(f32::MIN_POSITIVE);
     for (mut row, weight) in all.outer_iter_mut().zip(weights.weight.iter().flatten()) {
@@ -180,10 +180,15 @@ fn covering(candidates: &Candidates, evidence: &Array2<f32>) -> Vec<f32> {
 }
 
 /// Chunks that a good share of the part's words came from, and the best one.
-fn cited(candidates: &Candidates, heard: &[Heard], part: ByteRange, best: Option<usize>) -> Vec<usize> {
+fn cited(
+    candidates: &Candidates,
+    scores: &[SentenceScores],
+    part: ByteRange,
+    best: Option<usize>,
+) -> Vec<usize> {
     let mut shares = vec![0.0; candidates.chunks.len()];
-    for heard in heard {
-        for (term, trace) in heard.terms.iter().zip(&heard.traces) {
+    for scores in scores {
+        for (term, trace) in scores.terms.iter().zip(&scores.traces) {
             if term.bytes.overlaps(part) {
                 shares[trace.chunk] += term.rarity;
             }
@@ -195,12 +200,17 @@ fn cited(candidates: &Candidates, heard: &[Heard], part: ByteRange, best: Option
 }
 
 /// The sentence of a chunk that says most of the part.
-fn best_unit(candidates: &Candidates, heard: &[Heard], weights: &Weights, chunk: usize) -> Option<usize> {
+fn best_unit(
+    candidates: &Candidates,
+    scores: &[SentenceScores],
+    weights: &Weights,
+    chunk: usize,
+) -> Option<usize> {
     let score = |unit: usize| {
-        let of_sentence = |(heard, weight): (&Heard, &Vec<f32>)| -> f32 {
-            heard.units.column(unit).iter().zip(weight).map(|(evidence, weight)| evidence * weight).sum()
+        let of_sentence = |(scores, weight): (&SentenceScores, &Vec<f32>)| -> f32 {
+            scores.units.column(unit).iter().zip(weight).map(|(evidence, weight)| evidence * weight).sum()
         };
-        heard.iter().zip(&weights.weight).map(of_sentence).sum()
+        scores.iter().zip(&weights.weight).map(of_sentence).sum()
     };
     trace::best(candidates.sentences(chunk), score)
 }
@@ -208,7 +218,7 @@ fn best_unit(candidates: &Candidates, heard: &[Heard], weights: &Weights, chunk:
 /// The shortest run of a unit's words that holds [`RUN_SHARE`] of what the part's tokens find there, each at its best place.
 fn run(
     candidates: &Candidates,
-    heard: &[Heard],
+    scores: &[SentenceScores],
     (weights, part): (&Weights, ByteRange),
     unit: usize,
     cancel: &Cancel,
@@ -217,15 +227,15 @@ fn run(
     let span = candidates.blocks.spans[place.chunk];
     let tokens = TokenSpan::new(place.tokens.start - span.start, place.tokens.end - span.start);
     let mut found = vec![0.0; tokens.len()];
-    for (heard, weight) in heard.iter().zip(&weights.weight) {
-        let own: Vec<usize> = (0..heard.tokens.len()).filter(|&j| heard.tokens[j].overlaps(part)).collect();
+    for (scores, weight) in scores.iter().zip(&weights.weight) {
+        let own: Vec<usize> = (0..scores.tokens.len()).filter(|&j| scores.tokens[j].overlaps(part)).collect();
         if own.is_empty() || tokens.is_empty() {
             continue;
         }
         cancel.check()?;
-        let best_keys = heard.best_keys(candidates, unit);
+        let best_keys = scores.best_keys(candidates, unit);
         for j in own {
-            found[best_keys[j]] += weight[j] * heard.units[[j, unit]];
+            found[best_keys[j]] += weight[j] * scores.units[[j, unit]];
         }
     }
     let Some((first, last)) = shortest(&found) else { return Ok(place.bytes) };
@@ -235,7 +245,7 @@ fn run(
     let Some((first, last)) = at(first).zip(at(last)) else { return Ok(place.bytes) };
     let (start, end) = (first.start.max(place.bytes.start), last.end.min(place.bytes.end));
     let run = ByteRange::new(start, end.max(start));
-    let own = heard.iter().flat_map(|heard| &heard.terms).filter(|term| term.bytes.overlaps(part));
+    let own = scores.iter().flat_map(|scores| &scores.terms).filter(|term| term.bytes.overlaps(part));
     let own: HashSet<u32> = own.filter_map(|term| term.id).collect();
     let is_said = |term: &Term| candidates.term(&term.folded).is_some_and(|id| own.contains(&id));
     let (text, words) = (&candidates.chunks[place.chunk].text, candidates.words(unit));

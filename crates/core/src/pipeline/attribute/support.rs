@@ -1,7 +1,7 @@
 //! Whether the chunks say what a part of the answer says, word by word.
 
 use super::candidates::Candidates;
-use super::hear::{Heard, HeardTerm};
+use super::sentence_scores::{SentenceScores, TermScores};
 use super::trace::Trace;
 use crate::domain::ByteRange;
 use crate::text::Term;
@@ -27,46 +27,50 @@ const TELLING: f32 = 0.3;
 /// Words to either side that a negation is taken to speak of.
 const SCOPE: usize = 3;
 
-/// Evidence below which a telling word is said to lack support.
+/// Evidence below which a telling word is said to unsupported support.
 const LACKING: f32 = 0.5;
 
 /// A word of a part that its sources do not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lack {
+pub struct UnsupportedSpan {
     /// Where it stands in the answer.
     pub bytes: ByteRange,
     /// Why it matters.
-    pub kind: LackKind,
+    pub kind: UnsupportedKind,
 }
 
 /// Why a word that the sources do not say matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum LackKind {
+pub enum UnsupportedKind {
     /// A number that they do not have.
     Number,
     /// A name that they do not have.
     Name,
     /// It says no where they do not.
     Negation,
-    /// They say no where it does not: the whole part lacks it.
+    /// They say no where it does not: the whole part unsupported it.
     NegationDropped,
     /// Any other word.
     Word,
 }
 
 /// How far the sources say what the part says, from 0 to 1, and what they do not.
-pub(super) fn of(candidates: &Candidates, heard: &[Heard], part: ByteRange) -> Option<(f32, Vec<Lack>)> {
-    let inside = |term: &HeardTerm| term.bytes.overlaps(part);
+pub(super) fn of(
+    candidates: &Candidates,
+    scores: &[SentenceScores],
+    part: ByteRange,
+) -> Option<(f32, Vec<UnsupportedSpan>)> {
+    let inside = |term: &TermScores| term.bytes.overlaps(part);
     let (mut sum, mut weights) = (0.0, 0.0);
     let (mut left, mut worst): (f32, f32) = (1.0, 1.0);
-    let mut lacks = Vec::new();
+    let mut unsupported = Vec::new();
     let mut of_part = Vec::new();
-    for heard in heard {
-        let own: Vec<usize> = (0..heard.terms.len()).filter(|&term| inside(&heard.terms[term])).collect();
+    for scores in scores {
+        let own: Vec<usize> = (0..scores.terms.len()).filter(|&term| inside(&scores.terms[term])).collect();
         let (Some(&first), Some(&last)) = (own.first(), own.last()) else { continue };
-        let tokens = heard.terms[first].tokens.start..heard.terms[last].tokens.end;
-        for (term, trace) in heard.terms.iter().zip(&heard.traces) {
+        let tokens = scores.terms[first].tokens.start..scores.terms[last].tokens.end;
+        for (term, trace) in scores.terms.iter().zip(&scores.traces) {
             let before = tokens.start.saturating_sub(term.tokens.start);
             let behind = term.tokens.start.saturating_sub(tokens.end - 1);
             let weight = match inside(term) {
@@ -76,39 +80,39 @@ pub(super) fn of(candidates: &Candidates, heard: &[Heard], part: ByteRange) -> O
             sum += weight * trace.evidence;
             weights += weight;
         }
-        of_part.extend(own.into_iter().map(|term| (heard, term)));
+        of_part.extend(own.into_iter().map(|term| (scores, term)));
     }
     of_part.first()?;
-    for &(heard, index) in &of_part {
-        let (term, trace) = (&heard.terms[index], &heard.traces[index]);
+    for &(scores, index) in &of_part {
+        let (term, trace) = (&scores.terms[index], &scores.traces[index]);
         let found = trace.evidence;
-        let denies = || trace.unit.is_some_and(|unit| denies(candidates, unit, beside(heard, index)));
+        let denies = || trace.unit.is_some_and(|unit| denies(candidates, unit, beside(scores, index)));
         let kind = if term.is_negation && !denies() {
             left = left.min(NEGATION_DIFFERS);
-            Some(LackKind::Negation)
+            Some(UnsupportedKind::Negation)
         } else if term.is_number && !trace.in_chunk {
             left = left.min(NUMBER_MISSING);
-            Some(LackKind::Number)
+            Some(UnsupportedKind::Number)
         } else if term.is_name && !trace.in_unit {
             left = left.min(NAME_MISSING + (1.0 - NAME_MISSING) * found);
-            (found < LACKING).then_some(LackKind::Name)
+            (found < LACKING).then_some(UnsupportedKind::Name)
         } else {
-            (found < LACKING && term.rarity > TELLING).then_some(LackKind::Word)
+            (found < LACKING && term.rarity > TELLING).then_some(UnsupportedKind::Word)
         };
         if term.rarity > TELLING {
             worst = worst.min(found);
         }
-        lacks.extend(kind.map(|kind| Lack { bytes: term.bytes, kind }));
+        unsupported.extend(kind.map(|kind| UnsupportedSpan { bytes: term.bytes, kind }));
     }
-    let terms = || of_part.iter().map(|&(heard, index)| &heard.terms[index]);
+    let terms = || of_part.iter().map(|&(scores, index)| &scores.terms[index]);
     let says_no = terms().any(|term| term.is_negation);
-    let main = main_unit(of_part.iter().map(|&(heard, index)| &heard.traces[index]));
+    let main = main_unit(of_part.iter().map(|&(scores, index)| &scores.traces[index]));
     if !says_no && main.is_some_and(|unit| denies(candidates, unit, terms())) {
         left = left.min(NEGATION_DIFFERS);
-        lacks.push(Lack { bytes: part, kind: LackKind::NegationDropped });
+        unsupported.push(UnsupportedSpan { bytes: part, kind: UnsupportedKind::NegationDropped });
     }
     let mean = if weights > 0.0 { sum / weights } else { 0.0 };
-    Some((mean * left * (1.0 - WORST_SHARE + WORST_SHARE * worst), lacks))
+    Some((mean * left * (1.0 - WORST_SHARE + WORST_SHARE * worst), unsupported))
 }
 
 /// What a word so many tokens outside of a part counts for it.
@@ -117,13 +121,13 @@ pub(super) fn context(distance: usize) -> f32 {
 }
 
 /// Words around one of a sentence.
-fn beside(heard: &Heard, index: usize) -> impl Iterator<Item = &HeardTerm> {
-    let around = index.saturating_sub(SCOPE)..heard.terms.len().min(index + SCOPE + 1);
-    heard.terms[around].iter()
+fn beside(scores: &SentenceScores, index: usize) -> impl Iterator<Item = &TermScores> {
+    let around = index.saturating_sub(SCOPE)..scores.terms.len().min(index + SCOPE + 1);
+    scores.terms[around].iter()
 }
 
 /// Whether a unit says no of some words: a negation of it stands near one of them, or they are none that it could stand near.
-fn denies<'a>(candidates: &Candidates, unit: usize, words: impl Iterator<Item = &'a HeardTerm>) -> bool {
+fn denies<'a>(candidates: &Candidates, unit: usize, words: impl Iterator<Item = &'a TermScores>) -> bool {
     if !candidates.is_negated(unit) {
         return false;
     }

@@ -4,7 +4,7 @@
 use ndarray::{Array1, Array2, Axis, Zip, s};
 
 use super::candidates::Candidates;
-use super::hear::{Heard, HeardTerm};
+use super::sentence_scores::{SentenceScores, TermScores};
 
 /// What a token says of its neighbour, in proportion to what it says of itself.
 const NEIGHBOUR: f32 = 0.9;
@@ -37,13 +37,13 @@ pub(super) struct Trace {
 }
 
 /// One per term of the sentence; none without chunks.
-pub(super) fn terms(candidates: &Candidates, heard: &Heard) -> Vec<Trace> {
+pub(super) fn terms(candidates: &Candidates, scores: &SentenceScores) -> Vec<Trace> {
     if candidates.chunks.is_empty() {
         return Vec::new();
     }
-    let (chunks, units) = (around(&heard.chunks, &heard.weight), around(&heard.units, &heard.weight));
-    let neighbourhood = heard.nearness.as_ref().map(|nearness| around(nearness, &heard.weight));
-    let trace = |term: &HeardTerm| {
+    let (chunks, units) = (around(&scores.chunks, &scores.weight), around(&scores.units, &scores.weight));
+    let neighbourhood = scores.nearness.as_ref().map(|nearness| around(nearness, &scores.weight));
+    let trace = |term: &TermScores| {
         let of_term = |of: &Array2<f32>, column: usize| of.slice(s![term.tokens.range(), column]).sum();
         let chunk = best(0..candidates.len(), |chunk| of_term(&chunks, chunk)).unwrap_or(0);
         let unit = best(candidates.sentences(chunk), |unit| of_term(&units, unit));
@@ -53,7 +53,7 @@ pub(super) fn terms(candidates: &Candidates, heard: &Heard) -> Vec<Trace> {
         let in_chunk = candidates.chunk_has(chunk, term.id);
         let elsewhere = if in_chunk { ELSEWHERE } else { 0.0 };
         let like = || {
-            let (nearness, unit) = (heard.nearness.as_ref()?, unit?);
+            let (nearness, unit) = (scores.nearness.as_ref()?, unit?);
             let worst =
                 nearness.slice(s![term.tokens.range(), unit]).iter().copied().fold(f32::MAX, f32::min);
             Some(NEAR_MAX * share(worst, NEAR))
@@ -71,7 +71,7 @@ pub(super) fn terms(candidates: &Candidates, heard: &Heard) -> Vec<Trace> {
         };
         Trace { chunk, unit, evidence, in_unit, in_chunk }
     };
-    heard.terms.iter().map(trace).collect()
+    scores.terms.iter().map(trace).collect()
 }
 
 /// How far a value is on the way from one to another, from 0 to 1.

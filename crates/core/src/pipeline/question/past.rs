@@ -1,4 +1,4 @@
-//! Blocks as a decoder looks back on them: decoded, moved to their places.
+//! Blocks as a decoder looks back on them: decoded, moved to their positions.
 //! Knows nothing of which blocks stand where.
 
 use rayon::prelude::*;
@@ -11,7 +11,7 @@ use crate::model::{DecoderInfo, ModelInfo, Past};
 /// What one view of a question looks back on.
 pub struct BlocksAsPast<'a> {
     pieces: Vec<Moved<'a>>,
-    places: Vec<i64>,
+    positions: Vec<i64>,
     question_place: i64,
     /// Values per token and plane.
     dim: usize,
@@ -41,12 +41,12 @@ impl<'a> BlocksAsPast<'a> {
             let turn = rotary.map(|rotary| rotary.turn(piece.tokens.len(), first, first + piece.moved));
             Moved { block: &blocks.blocks[piece.block], piece: *piece, turn }
         };
-        let places = view.pieces.iter().flat_map(|piece| {
+        let positions = view.pieces.iter().flat_map(|piece| {
             let start = first + piece.moved;
             start..start + piece.tokens.len() as i64
         });
         Self {
-            places: places.collect(),
+            positions: positions.collect(),
             pieces: view.pieces.par_iter().map(moved).collect(),
             question_place: view.question_place,
             dim: model.head_dim,
@@ -57,8 +57,8 @@ impl<'a> BlocksAsPast<'a> {
 }
 
 impl Past for BlocksAsPast<'_> {
-    fn places(&self) -> &[i64] {
-        &self.places
+    fn positions(&self) -> &[i64] {
+        &self.positions
     }
 
     fn question_place(&self) -> i64 {

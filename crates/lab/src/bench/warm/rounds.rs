@@ -76,7 +76,7 @@ pub fn round(
         let read = parsed.sources.read;
         ensure!(
             read == 0,
-            "{read} of {} chunks had to be read again: kv.memory_bytes_max and kv.disk_bytes_max hold too little",
+            "{read} of {} chunks had to be read again: blocks.memory_bytes_max and blocks.disk_bytes_max hold too little",
             set.chunks.len()
         );
         if index > 0 {

@@ -8,7 +8,7 @@ use thresher_core::model::{Kept, Past};
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::evict::{Eviction, HeadBudget, of_head};
-use thresher_core::pipeline::handover::{self, Handover};
+use thresher_core::pipeline::kv_export::{self, KvExport};
 use thresher_core::rc::{self, Keep};
 
 use crate::eval::bootstrap::SplitMix;
@@ -62,21 +62,21 @@ pub struct Seen {
 
 impl Seen {
     /// Runs question and chunks through the model.
-    pub fn new(handover: &Handover, question: &[u32], pipeline: &Pipeline, row: usize) -> Result<Self> {
+    pub fn new(kv_export: &KvExport, question: &[u32], pipeline: &Pipeline, row: usize) -> Result<Self> {
         let info = pipeline.model();
-        let decoder = handover::check_model(info)?;
+        let decoder = kv_export::check_model(info)?;
         let cancel = Cancel::default();
-        let over = pipeline.ask(handover, question, &cancel)?;
+        let over = pipeline.ask(kv_export, question, &cancel)?;
         let (rc, rc_self) = (over.keys(|x, _| rc::peak_over_queries(x)), over.keys(rc::expected_over_self));
         let encoded = over.encoded();
-        let (tokens, prefix, dim) = (handover.tokens.len(), decoder.prefix_tokens(), info.head_dim);
+        let (tokens, prefix, dim) = (kv_export.tokens.len(), decoder.prefix_tokens(), info.head_dim);
         let shape = (decoder.layers, decoder.kv_heads, tokens);
         let (mut asked, mut own, mut norms) =
             (Array3::zeros(shape), Array3::zeros(shape), Array3::zeros(shape));
-        let windows = windows(handover);
+        let windows = windows(kv_export);
         let mut spoken = Vec::with_capacity(windows.len());
         for window in &windows {
-            let ids: Vec<u32> = handover.tokens[window.clone()].iter().map(|token| token.id).collect();
+            let ids: Vec<u32> = kv_export.tokens[window.clone()].iter().map(|token| token.id).collect();
             spoken.push(pipeline.runtime().forward(&ids, &Behind(prefix as i64), None)?.queries);
         }
         let group = decoder.heads / decoder.kv_heads;
@@ -84,21 +84,25 @@ impl Seen {
             for kv_head in 0..decoder.kv_heads {
                 let mut keys = Array2::zeros((prefix + tokens, dim));
                 let plane = 2 * layer * decoder.kv_heads + kv_head;
-                handover.read_plane(pipeline, plane, keys.as_slice_mut().expect("a new array is contiguous"));
+                kv_export.read_plane(
+                    pipeline,
+                    plane,
+                    keys.as_slice_mut().expect("a new array is contiguous"),
+                );
                 let at = s![layer, kv_head, ..];
                 let lengths = keys.slice(s![prefix.., ..]).map_axis(Axis(1), |key| key.dot(&key).sqrt());
                 norms.slice_mut(at).assign(&lengths);
                 for head in kv_head * group..(kv_head + 1) * group {
                     let all = layer * decoder.heads + head;
                     let x = encoded.vectors.slice(s![all, .., ..]).dot(&keys.t());
-                    let of_own = encoded.own(all..all + 1);
+                    let of_own = encoded.self_logits(all..all + 1);
                     let [shares, _] = attention(x.view(), of_own.index_axis(Axis(0), 0));
                     let mut asked = asked.slice_mut(at);
                     asked.scaled_add(1.0 / group as f32, &shares.slice(s![prefix..]));
                 }
                 // A window was read behind the special tokens: its queries stand there, and so do its keys in its block.
                 for (window, spoken) in windows.iter().zip(&spoken) {
-                    let of_window = handover.window_keys(pipeline, plane, window.clone());
+                    let of_window = kv_export.window_keys(pipeline, plane, window.clone());
                     for head in kv_head * group..(kv_head + 1) * group {
                         let queries = spoken[layer].slice(s![head, .., ..]);
                         let x = queries.dot(&of_window.t());
@@ -115,11 +119,11 @@ impl Seen {
 }
 
 /// Runs of tokens of one window.
-fn windows(handover: &Handover) -> Vec<std::ops::Range<usize>> {
+fn windows(kv_export: &KvExport) -> Vec<std::ops::Range<usize>> {
     let mut found: Vec<std::ops::Range<usize>> = Vec::new();
-    for (at, token) in handover.tokens.iter().enumerate() {
+    for (at, token) in kv_export.tokens.iter().enumerate() {
         match found.last_mut() {
-            Some(last) if handover.tokens[last.start].window == token.window => last.end = at + 1,
+            Some(last) if kv_export.tokens[last.start].window == token.window => last.end = at + 1,
             _ => found.push(at..at + 1),
         }
     }
@@ -130,7 +134,7 @@ fn windows(handover: &Handover) -> Vec<std::ops::Range<usize>> {
 struct Behind(i64);
 
 impl Past for Behind {
-    fn places(&self) -> &[i64] {
+    fn positions(&self) -> &[i64] {
         &[]
     }
 

@@ -16,19 +16,19 @@ use crate::domain::{ByteRange, Chunk};
 use crate::kv::block::Block;
 use crate::model::{DecoderInfo, ModelInfo, Past};
 
-/// Blocks of chunks at the places that a language model has them at: behind its first tokens, one behind the other.
-pub struct Handover {
+/// Blocks of chunks at the positions that a language model has them at: behind its first tokens, one behind the other.
+pub struct KvExport {
     blocks: Blocks,
     view: View,
     /// One for each token, in order, special tokens in front not included.
-    pub tokens: Vec<HandoverToken>,
-    /// The place of the first token behind them.
-    pub next_place: usize,
+    pub tokens: Vec<KvExportToken>,
+    /// The position of the first token behind them.
+    pub next_position: usize,
 }
 
 /// A token that is handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HandoverToken {
+pub struct KvExportToken {
     /// Its id in the vocabulary.
     pub id: u32,
     /// Index of its chunk among those that are handed over.
@@ -57,9 +57,9 @@ pub fn check_model(info: &ModelInfo) -> Result<&DecoderInfo, InvalidRequest> {
     }
 }
 
-impl Handover {
+impl KvExport {
     /// Planes `[token, head_dim]`, each of a layer's keys, then each of its values, with what stands in front of them: keys turned to
-    /// their places.
+    /// their positions.
     pub fn read_plane(&self, pipeline: &Pipeline, plane: usize, out: &mut [f32]) {
         let cancel = Cancel::default();
         let (prefix, rest) = out.split_at_mut(self.prefix_values(pipeline));
@@ -105,12 +105,12 @@ impl Pipeline {
     ///
     /// # Errors
     /// A model that has nothing to hand over, chunks that its context does not hold together; else as [`Pipeline::read`].
-    pub fn handover(
+    pub fn kv_export(
         &self,
         chunks: &[Arc<Chunk>],
         beside: usize,
         cancel: &Cancel,
-    ) -> Result<Handover, PipelineError> {
+    ) -> Result<KvExport, PipelineError> {
         let info = self.model.info();
         let decoder = check_model(info)?;
         let mut blocks = self.reader.blocks(chunks, &self.settings.limits, cancel)?;
@@ -133,14 +133,14 @@ impl Pipeline {
             for (i, &id) in passage.ids.iter().enumerate() {
                 let bytes = i.checked_sub(passage.title_tokens).map(|i| passage.offsets[i]);
                 let window = windows + i / info.window_tokens_max;
-                tokens.push(HandoverToken { id, chunk: index, window, bytes });
+                tokens.push(KvExportToken { id, chunk: index, window, bytes });
             }
             windows += passage.ids.len().div_ceil(info.window_tokens_max);
         }
         let mut views = views(&blocks, (info, decoder), beside, Placement::Sequence);
         let view = views.pop().expect("a question always has a view");
         debug_assert!(views.is_empty(), "what fits is one group");
-        let next_place = decoder.prefix_tokens() + tokens.len();
-        Ok(Handover { blocks, view, tokens, next_place })
+        let next_position = decoder.prefix_tokens() + tokens.len();
+        Ok(KvExport { blocks, view, tokens, next_position })
     }
 }

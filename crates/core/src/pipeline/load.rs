@@ -19,7 +19,7 @@ const TIME_MIN: Duration = Duration::from_millis(20);
 
 /// What all requests together have the model read.
 #[derive(Debug, Default)]
-pub struct Pace(Mutex<State>);
+pub struct LoadEstimator(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -50,7 +50,7 @@ pub struct Late {
     pub retry_after: Duration,
 }
 
-impl Pace {
+impl LoadEstimator {
     /// A reading of so many `bytes` of text begins for a request of `tenant` that waits no longer than `patience`; none: no request
     /// waits for it.
     ///
@@ -132,7 +132,7 @@ impl State {
 /// A reading that is under way; dropped when it has ended, however.
 #[derive(Debug)]
 pub struct Reading<'a> {
-    pace: &'a Pace,
+    pace: &'a LoadEstimator,
     tenant: Tenant,
     left: Mutex<usize>,
     is_waited_for: bool,
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn who_would_be_late_beside_others_is_told_so() {
-        let (pace, one) = (Pace::of(1_000.0), Tenant::default());
+        let (pace, one) = (LoadEstimator::of(1_000.0), Tenant::default());
         let begin = |bytes: usize| pace.begin(&one, bytes, SECOND);
         let first = begin(5_000).expect("alone");
         let second = begin(500).expect("half a second of each");
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_tenant_stands_beside_others_not_behind_them() {
-        let pace = Pace::of(1_000.0);
+        let pace = LoadEstimator::of(1_000.0);
         let [a, b] = ["a", "b"].map(|name| Tenant::new(name).expect("a name"));
         let _flood: Vec<Reading> =
             (0..9).map(|_| pace.begin(&b, 100_000, None).expect("nobody waits")).collect();
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_refusal_says_when_enough_will_have_been_read() {
-        let (pace, one) = (Pace::of(1_000.0), Tenant::default());
+        let (pace, one) = (LoadEstimator::of(1_000.0), Tenant::default());
         let retry_after = |bytes: usize| pace.begin(&one, bytes, SECOND).expect_err("late").retry_after;
         let _first = pace.begin(&one, 20_000, SECOND).expect("alone");
         let short = retry_after(1_000);
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn the_pace_is_that_of_all_together() {
-        let (pace, tenant) = (Pace::default(), Tenant::default());
+        let (pace, tenant) = (LoadEstimator::default(), Tenant::default());
         let begin = |bytes: usize| pace.begin(&tenant, bytes, SECOND).expect("no pace yet");
         let (one, two) = (begin(100), begin(300));
         std::thread::sleep(TIME_MIN);

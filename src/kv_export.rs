@@ -1,5 +1,5 @@
 //! Keys and values as a file that a language model takes over: safetensors, written piece by piece while it is sent.
-//! Knows nothing of transports. `docs/handover.md` describes the file for those who read it.
+//! Knows nothing of transports. `docs/kv_export.md` describes the file for those who read it.
 
 use bytes::Bytes;
 use half::f16;
@@ -7,31 +7,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use thresher_core::domain::Chunk;
 use thresher_core::model::Kept;
-use thresher_core::pipeline::handover::{Handover, HandoverToken};
+use thresher_core::pipeline::kv_export::{KvExport, KvExportToken};
 use thresher_core::pipeline::{Codec, Pipeline};
-
-use crate::handles::{HandleSettings, Held};
 
 /// How much is held for those who fetch it, and how long.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct HandoverSettings {
+pub struct KvExportSettings {
     /// Bytes of keys and values that are held, of each tenant; 0: none.
     pub bytes_max: u64,
     /// Seconds after which they are forgotten.
     pub expire_s: u64,
 }
 
-impl Default for HandoverSettings {
+impl Default for KvExportSettings {
     fn default() -> Self {
         Self { bytes_max: 268_435_456, expire_s: 600 }
-    }
-}
-
-impl HandoverSettings {
-    /// As bounds of what is held.
-    pub fn handles(&self) -> HandleSettings {
-        HandleSettings { bytes_max: self.bytes_max, expire_s: self.expire_s }
     }
 }
 
@@ -42,8 +33,8 @@ pub const FORMAT: &str = "thresher-kv/1";
 const NONE: i32 = -1;
 
 /// What is handed over, as it lies in the cache: the file is written when it is fetched.
-pub struct Bundle {
-    handover: Handover,
+pub struct KvExportFile {
+    kv_export: KvExport,
     kept: Option<Kept>,
     shape: Shape,
     header: Bytes,
@@ -82,10 +73,10 @@ enum Part {
     Values(usize),
 }
 
-impl Bundle {
+impl KvExportFile {
     /// Of `chunks` as they are handed over; `kept` where heads keep some of their keys only.
     pub fn new(
-        handover: Handover,
+        kv_export: KvExport,
         kept: Option<Kept>,
         chunks: &[impl AsRef<Chunk>],
         pipeline: &Pipeline,
@@ -109,15 +100,15 @@ impl Bundle {
             "layers": shape.layers.to_string(),
             "kv_heads": shape.kv_heads.to_string(),
             "head_dim": shape.head_dim.to_string(),
-            "next_position": handover.next_place.to_string(),
+            "next_position": kv_export.next_position.to_string(),
             "rotary_frequencies": json!(decoder.rotary.as_ref().map(|rotary| &rotary.frequencies)).to_string(),
         });
-        let mut bundle = Self { handover, kept, shape, header: Bytes::new(), data_bytes: 0 };
+        let mut file = Self { kv_export, kept, shape, header: Bytes::new(), data_bytes: 0 };
         let (mut header, mut at) = (Map::new(), 0);
         header.insert("__metadata__".to_owned(), about);
-        for part in bundle.parts() {
-            let bytes = bundle.bytes_of(part);
-            let entry = json!({"dtype": bundle.dtype(part), "shape": bundle.shape_of(part), "data_offsets": [at, at + bytes]});
+        for part in file.parts() {
+            let bytes = file.bytes_of(part);
+            let entry = json!({"dtype": file.dtype(part), "shape": file.shape_of(part), "data_offsets": [at, at + bytes]});
             header.insert(part.name(), entry);
             at += bytes;
         }
@@ -125,8 +116,8 @@ impl Bundle {
         // Tensors begin at a multiple of eight.
         text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
         let length = (text.len() as u64).to_le_bytes();
-        (bundle.header, bundle.data_bytes) = ([&length[..], text.as_bytes()].concat().into(), at);
-        bundle
+        (file.header, file.data_bytes) = ([&length[..], text.as_bytes()].concat().into(), at);
+        file
     }
 
     /// Bytes of the file.
@@ -136,7 +127,7 @@ impl Bundle {
 
     /// Tokens, those in front of the chunks included.
     pub fn tokens(&self) -> usize {
-        self.handover.next_place
+        self.kv_export.next_position
     }
 
     /// Share of the keys that is kept.
@@ -208,9 +199,9 @@ impl Bundle {
 
     fn data(&self, part: Part, pipeline: &Pipeline) -> Bytes {
         let prefix = pipeline.model().decoder.as_ref().map_or(&[][..], |decoder| &decoder.prefix);
-        let of_tokens = |special: fn(u32) -> i32, own: fn(&HandoverToken) -> i32| {
+        let of_tokens = |special: fn(u32) -> i32, own: fn(&KvExportToken) -> i32| {
             let special = prefix.iter().map(|&id| special(id));
-            integers(special.chain(self.handover.tokens.iter().map(own)))
+            integers(special.chain(self.kv_export.tokens.iter().map(own)))
         };
         match part {
             Part::TokenIds => of_tokens(|id| id as i32, |token| token.id as i32),
@@ -219,7 +210,7 @@ impl Bundle {
             Part::Windows => of_tokens(|_| NONE, |token| token.window as i32),
             Part::Offsets => {
                 let special = prefix.iter().flat_map(|_| [NONE, NONE]);
-                let own = self.handover.tokens.iter();
+                let own = self.kv_export.tokens.iter();
                 integers(special.chain(own.flat_map(|token| {
                     token.bytes.map_or([NONE, NONE], |bytes| [bytes.start as i32, bytes.end as i32])
                 })))
@@ -237,7 +228,7 @@ impl Bundle {
         let mut plane = vec![0.0_f32; self.tokens() * dim];
         let mut out = Vec::with_capacity(self.bytes_of(Part::Keys(layer)));
         for (head, rows) in self.rows(layer).into_iter().enumerate() {
-            self.handover.read_plane(pipeline, first + head, &mut plane);
+            self.kv_export.read_plane(pipeline, first + head, &mut plane);
             for value in rows.iter().flat_map(|&row| &plane[row * dim..(row + 1) * dim]) {
                 match self.shape.is_half {
                     true => out.extend(f16::from_f32(*value).to_le_bytes()),
@@ -249,13 +240,11 @@ impl Bundle {
     }
 }
 
-impl Held for Bundle {
-    const KIND: &'static str = "kv";
-
-    /// Blocks that the cache holds, too, are counted in full.
-    fn bytes(&self) -> usize {
+impl KvExportFile {
+    /// Bytes of memory that the export takes. Blocks that the cache holds as well are counted in full.
+    pub fn bytes(&self) -> usize {
         let kept = self.kept.as_ref().map_or(0, |kept| kept.view().len());
-        self.handover.block_bytes() + kept + self.header.len() + size_of_val(&*self.handover.tokens)
+        self.kv_export.block_bytes() + kept + self.header.len() + size_of_val(&*self.kv_export.tokens)
     }
 }
 

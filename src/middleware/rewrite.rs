@@ -479,7 +479,7 @@ impl Names {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proxy::find::{Policy, turns};
+    use crate::middleware::find::{Policy, turns};
 
     struct KnowsNothing;
 

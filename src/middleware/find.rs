@@ -391,7 +391,7 @@ fn hash(hasher: &mut Hasher, message: &Message) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proxy::dialect::Dialect;
+    use crate::middleware::dialect::Dialect;
 
     fn turns_of(body: &str, policy: &Policy) -> Turns {
         turns(&Dialect::Chat.conversation(Located::parse(body).expect("JSON")), policy)

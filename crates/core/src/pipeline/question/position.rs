@@ -1,4 +1,4 @@
-//! Where a decoder's question meets each block: which blocks together, and at which places.
+//! Where a decoder's question meets each block: which blocks together, and at which positions.
 //! Knows nothing of what is in them.
 
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,7 @@ pub fn views(
     groups.iter().map(|group| placed(group, decoder.prefix_tokens(), placement, is_movable)).collect()
 }
 
-/// One group's pieces at their places, which begin behind the prefix.
+/// One group's pieces at their positions, which begin behind the prefix.
 fn placed(group: &[(usize, TokenSpan)], prefix: usize, placement: Placement, is_movable: bool) -> View {
     let longest = group.iter().map(|(_, tokens)| tokens.len()).max().unwrap_or(0);
     let mut before = 0;
@@ -99,14 +99,14 @@ mod tests {
     #[test]
     fn blocks_stand_as_asked() {
         use Placement::{Parallel, Sequence};
-        let check = |name: &str, (placement, is_movable), lengths: &[usize], moved: &[i64], place: i64| {
+        let check = |name: &str, (placement, is_movable), lengths: &[usize], moved: &[i64], position: i64| {
             let view = placed(&group(lengths), 1, placement, is_movable);
             let found: Vec<i64> = view.pieces.iter().map(|piece| piece.moved).collect();
-            assert_eq!((&found[..], view.question_place), (moved, place), "{name}");
+            assert_eq!((&found[..], view.question_place), (moved, position), "{name}");
         };
         check("each ends where the question begins", (Parallel, true), &[3, 5, 1], &[2, 0, 4], 6);
         check("one behind the other", (Sequence, true), &[3, 5, 1], &[0, 3, 8], 10);
-        check("learned places stay", (Parallel, false), &[3, 5, 1], &[0, 0, 0], 6);
+        check("learned positions stay", (Parallel, false), &[3, 5, 1], &[0, 0, 0], 6);
         check("whatever is asked", (Sequence, false), &[3, 5, 1], &[0, 0, 0], 6);
         check("nothing", (Parallel, true), &[], &[], 1);
         check("without a token", (Sequence, true), &[0, 2], &[0, 0], 3);

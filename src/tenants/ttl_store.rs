@@ -11,21 +11,21 @@ use thresher_core::domain::{ByteRange, Chunk};
 /// How much is remembered, and how long.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct HandleSettings {
+pub struct TtlStoreSettings {
     /// Bytes of the requests that are remembered; 0: none is.
     pub bytes_max: u64,
     /// Seconds after which a request is forgotten.
     pub expire_s: u64,
 }
 
-impl Default for HandleSettings {
+impl Default for TtlStoreSettings {
     fn default() -> Self {
         Self { bytes_max: 67_108_864, expire_s: 3_600 }
     }
 }
 
 /// Something that is held for a while.
-pub trait Held {
+pub trait TtlEntry {
     /// What ids of such begin with.
     const KIND: &'static str;
 
@@ -35,7 +35,7 @@ pub trait Held {
 
 /// The chunks of a request that compressed them, and what it kept.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Remembered {
+pub struct RecentRequest {
     /// The caller's chunks.
     pub chunks: Vec<Arc<Chunk>>,
     /// For each chunk its place in the caller's list, where a prefilter left some out.
@@ -46,7 +46,7 @@ pub struct Remembered {
     pub markers: Vec<Option<usize>>,
 }
 
-impl Held for Remembered {
+impl TtlEntry for RecentRequest {
     const KIND: &'static str = "cmp";
 
     /// Chunks that others hold, too, are counted in full.
@@ -58,26 +58,26 @@ impl Held for Remembered {
 }
 
 /// What is held, by id. Cheap to clone; clones hold the same.
-pub struct Handles<T> {
-    room: Arc<Mutex<Room<T>>>,
+pub struct TtlStore<T> {
+    state: Arc<Mutex<State<T>>>,
     bytes_max: usize,
     expire: Duration,
 }
 
-impl<T> Clone for Handles<T> {
+impl<T> Clone for TtlStore<T> {
     fn clone(&self) -> Self {
-        Self { room: Arc::clone(&self.room), ..*self }
+        Self { state: Arc::clone(&self.state), ..*self }
     }
 }
 
-struct Room<T> {
+struct State<T> {
     by_id: HashMap<String, Arc<T>>,
-    /// Oldest first: the order in which they expire, and in which they make room.
+    /// Oldest first: the order in which they expire, and in which they make state.
     ages: VecDeque<(Instant, String)>,
     bytes: usize,
 }
 
-impl<T: Held> Room<T> {
+impl<T: TtlEntry> State<T> {
     fn forget_oldest(&mut self) {
         let oldest = self.ages.pop_front().and_then(|(_, id)| self.by_id.remove(&id));
         self.bytes -= oldest.map_or(0, |what| what.bytes());
@@ -95,36 +95,36 @@ pub fn new_id(kind: &str) -> String {
     format!("{kind}_{}", uuid::Uuid::new_v4().simple())
 }
 
-impl<T: Held> Handles<T> {
+impl<T: TtlEntry> TtlStore<T> {
     /// Holds nothing yet.
-    pub fn new(settings: &HandleSettings) -> Self {
-        let room = Room { by_id: HashMap::new(), ages: VecDeque::new(), bytes: 0 };
+    pub fn new(settings: &TtlStoreSettings) -> Self {
+        let state = State { by_id: HashMap::new(), ages: VecDeque::new(), bytes: 0 };
         Self {
-            room: Arc::new(Mutex::new(room)),
+            state: Arc::new(Mutex::new(state)),
             bytes_max: usize::try_from(settings.bytes_max).unwrap_or(usize::MAX),
             expire: Duration::from_secs(settings.expire_s),
         }
     }
 
-    /// Holds this, the oldest ones making room; the id to ask for it by. None where it is larger than all room.
+    /// Holds this, the oldest ones making state; the id to ask for it by. None where it is larger than all state.
     pub fn remember(&self, what: T) -> Option<String> {
         let bytes = what.bytes();
         if bytes > self.bytes_max {
             return None;
         }
         let id = new_id(T::KIND);
-        let mut room = self.room();
-        room.forget_expired(self.expire);
-        while room.bytes + bytes > self.bytes_max {
-            room.forget_oldest();
+        let mut state = self.state();
+        state.forget_expired(self.expire);
+        while state.bytes + bytes > self.bytes_max {
+            state.forget_oldest();
         }
-        room.bytes += bytes;
-        room.ages.push_back((Instant::now(), id.clone()));
-        room.by_id.insert(id.clone(), Arc::new(what));
+        state.bytes += bytes;
+        state.ages.push_back((Instant::now(), id.clone()));
+        state.by_id.insert(id.clone(), Arc::new(what));
         Some(id)
     }
 
-    /// Whether there is no room for anything, or no time.
+    /// Whether there is no state for anything, or no time.
     pub fn holds_nothing(&self) -> bool {
         self.bytes_max == 0 || self.expire.is_zero()
     }
@@ -136,13 +136,13 @@ impl<T: Held> Handles<T> {
 
     /// What has this id, while it is held.
     pub fn get(&self, id: &str) -> Option<Arc<T>> {
-        let mut room = self.room();
-        room.forget_expired(self.expire);
-        room.by_id.get(id).cloned()
+        let mut state = self.state();
+        state.forget_expired(self.expire);
+        state.by_id.get(id).cloned()
     }
 
-    fn room(&self) -> MutexGuard<'_, Room<T>> {
-        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -150,9 +150,9 @@ impl<T: Held> Handles<T> {
 mod tests {
     use super::*;
 
-    fn remembered(text: &str) -> Remembered {
+    fn remembered(text: &str) -> RecentRequest {
         let chunk = Chunk { id: "a".to_owned(), title: None, text: text.to_owned(), metadata: None };
-        Remembered {
+        RecentRequest {
             chunks: vec![Arc::new(chunk)],
             places: None,
             kept: vec![vec![ByteRange::new(0, text.len())]],
@@ -162,19 +162,19 @@ mod tests {
 
     #[test]
     fn what_is_remembered_comes_back_until_it_expires() {
-        let handles = Handles::<Remembered>::new(&HandleSettings::default());
-        let id = handles.remember(remembered("text")).expect("there is room");
+        let handles = TtlStore::<RecentRequest>::new(&TtlStoreSettings::default());
+        let id = handles.remember(remembered("text")).expect("there is state");
         assert_eq!(*handles.get(&id).expect("just put there"), remembered("text"));
         assert_eq!(handles.get("cmp_0"), None);
-        let forgetful = Handles::new(&HandleSettings { expire_s: 0, ..HandleSettings::default() });
-        let id = forgetful.remember(remembered("text")).expect("there is room");
+        let forgetful = TtlStore::new(&TtlStoreSettings { expire_s: 0, ..TtlStoreSettings::default() });
+        let id = forgetful.remember(remembered("text")).expect("there is state");
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(forgetful.get(&id), None);
     }
 
     #[test]
     fn bytes_are_bounded() {
-        let handles = Handles::new(&HandleSettings { bytes_max: 20_000, expire_s: 60 });
+        let handles = TtlStore::new(&TtlStoreSettings { bytes_max: 20_000, expire_s: 60 });
         let ids: Vec<String> =
             (0..100).map(|_| handles.remember(remembered(&"x".repeat(1_000))).expect("small")).collect();
         let left: Vec<bool> = ids.iter().map(|id| handles.get(id).is_some()).collect();
@@ -182,7 +182,7 @@ mod tests {
         assert!((10..=20).contains(&count), "{count} of 100");
         assert!(left[100 - count..].iter().all(|left| *left), "the newest are left");
         assert_eq!(handles.remember(remembered(&"x".repeat(20_000))), None, "too large by itself");
-        let off = Handles::new(&HandleSettings { bytes_max: 0, expire_s: 60 });
+        let off = TtlStore::new(&TtlStoreSettings { bytes_max: 0, expire_s: 60 });
         assert_eq!(off.remember(remembered("text")), None);
     }
 }

@@ -27,12 +27,12 @@ const PUNCTUATION: f32 = 0.3;
 const FUNCTION_WORD: f32 = 0.3;
 
 /// One sentence of an answer.
-pub struct Heard {
+pub struct SentenceScores {
     /// Where it stands in the answer.
     pub bytes: ByteRange,
     /// Its tokens' bytes of the answer.
     pub(super) tokens: Vec<ByteRange>,
-    pub(super) terms: Vec<HeardTerm>,
+    pub(super) terms: Vec<TermScores>,
     /// Where each term came from; none without chunks.
     pub(super) traces: Vec<Trace>,
     /// `[token]`: how much it counts.
@@ -50,7 +50,7 @@ pub struct Heard {
 
 /// A word of the answer.
 #[derive(Debug, Clone)]
-pub(super) struct HeardTerm {
+pub(super) struct TermScores {
     /// Where it stands in the answer.
     pub bytes: ByteRange,
     /// Its tokens, of the sentence; never none.
@@ -72,7 +72,7 @@ pub(super) fn sentence(
     (tokens, cuts): (Tokens, &[usize]),
     (model, settings): (&dyn ModelRuntime, &Settings),
     cancel: &Cancel,
-) -> Result<Heard, PipelineError> {
+) -> Result<SentenceScores, PipelineError> {
     let (limits, info) = (&settings.limits, model.info());
     if let Some(max) = question::tokens_max(info).filter(|&max| tokens.ids.len() > max) {
         return Err(InvalidRequest::SentenceBeyondModel { at, found: tokens.ids.len(), max }.into());
@@ -120,10 +120,10 @@ pub(super) fn sentence(
     let tokens = reading.tokens.offsets.iter().map(|token| token.shifted(at)).collect();
     let bytes = ByteRange::new(at, at + text.len());
     let (traces, best_keys) = (Vec::new(), RefCell::default());
-    let mut heard =
-        Heard { bytes, tokens, terms, traces, weight, chunks, units, nearness, reading, best_keys };
-    heard.traces = trace::terms(candidates, &heard);
-    Ok(heard)
+    let mut scores =
+        SentenceScores { bytes, tokens, terms, traces, weight, chunks, units, nearness, reading, best_keys };
+    scores.traces = trace::terms(candidates, &scores);
+    Ok(scores)
 }
 
 /// `[token, segment]` each.
@@ -156,7 +156,7 @@ fn contextualised(
             let mut of_chunk = chunks.index_axis_mut(Axis(2), place.chunk);
             of_chunk.zip_mut_with(&of_unit, |best, &peak| *best = best.max(peak));
         }
-        let own = || reading.question.own(heads.clone());
+        let own = || reading.question.self_logits(heads.clone());
         of_chunks.add(score::rc_of_peaks(&chunks, own));
         of_units.add(score::rc_of_peaks(&units, own));
     }
@@ -200,7 +200,7 @@ fn terms(
     (sentence, at): (&str, usize),
     tokens: &[ByteRange],
     cuts: &[usize],
-) -> (Vec<HeardTerm>, Vec<Option<usize>>) {
+) -> (Vec<TermScores>, Vec<Option<usize>>) {
     let inside = cuts.iter().filter(|&&cut| cut > at && cut < at + sentence.len());
     let mut cuts: Vec<usize> = inside.map(|cut| cut - at).collect();
     cuts.sort_unstable();
@@ -217,7 +217,7 @@ fn terms(
             of.get_or_insert(terms.len());
         }
         let id = candidates.term(&term.folded);
-        terms.push(HeardTerm {
+        terms.push(TermScores {
             bytes: term.bytes.shifted(at),
             tokens: under,
             id,
@@ -230,7 +230,7 @@ fn terms(
     (terms, term_of)
 }
 
-impl Heard {
+impl SentenceScores {
     /// Which of a unit's tokens, counted from its first, each token's raw logit is highest at.
     pub(super) fn best_keys(&self, candidates: &Candidates, unit: usize) -> Rc<[usize]> {
         if let Some(found) = self.best_keys.borrow().get(&unit) {
