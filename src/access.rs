@@ -80,16 +80,6 @@ fn seconds(time: Duration) -> u64 {
 }
 
 impl Denied {
-    /// Stable code for programs.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Missing => "key_missing",
-            Self::Unknown => "key_unknown",
-            Self::Revoked { .. } => "key_revoked",
-            Self::RateLimited { .. } => "rate_limited",
-        }
-    }
-
     /// Whole seconds after which asking again helps.
     pub fn retry_after_s(&self) -> Option<u64> {
         match self {

@@ -18,10 +18,9 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use thresher_core::pipeline::PipelineError;
 
-use crate::api::{ErrorAnswer, ErrorBody, RequestError};
 use crate::config::Config;
+use crate::error::{ApiError, ErrorAnswer};
 use crate::process;
 
 /// Keeps the part of retrieved context that a question needs, word for word, with a citation for every piece.
@@ -116,22 +115,8 @@ fn read(request: Option<&Path>) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// The error that HTTP would answer.
-fn error_body(error: &PipelineError) -> ErrorBody {
-    let param = match error {
-        PipelineError::Invalid(invalid) => Some(invalid.param()),
-        _ => None,
-    };
-    ErrorBody { code: error.code(), message: error.to_string(), param }
-}
-
-/// The same of a body that is no request.
-fn request_error(error: RequestError) -> ErrorBody {
-    ErrorBody { code: error.code, message: error.message, param: error.param }
-}
-
 /// Says what is wrong for people, and for programs on standard output where one reads it.
-fn refuse(error: ErrorBody, is_read_by_program: bool) -> anyhow::Result<ExitCode> {
+fn refuse(error: ApiError, is_read_by_program: bool) -> anyhow::Result<ExitCode> {
     eprintln!("error: {}: {}", error.code, error.message);
     if is_read_by_program {
         print(serde_json::to_string_pretty(&ErrorAnswer { error })?);

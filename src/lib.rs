@@ -2,6 +2,7 @@
 //!
 //! Modules in reading order; arrows between them point one way and `tests/architecture.rs` holds them.
 
+pub mod error;
 pub mod kv_export;
 pub mod process;
 pub mod receipt;

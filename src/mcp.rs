@@ -26,7 +26,8 @@ use thiserror::Error;
 use thresher_core::plain::{Quoted, Shortened};
 
 pub use self::local::{Loading, Local};
-use crate::api::{AttributeAnswer, AttributeBody, CompressAnswer, CompressBody, ErrorAnswer, ErrorBody};
+use crate::api::{AttributeAnswer, AttributeBody, CompressAnswer, CompressBody};
+use crate::error::{ApiError, ErrorAnswer};
 
 const COMPRESS: &str = "compress";
 const ATTRIBUTE: &str = "attribute";
@@ -114,10 +115,10 @@ pub trait Answers: Clone + Send + Sync + 'static {
     const REMEMBERS: bool;
 
     /// To the body of `POST /v1/compress`.
-    fn compress(&self, body: Vec<u8>) -> impl Future<Output = Result<CompressAnswer, ErrorBody>> + Send;
+    fn compress(&self, body: Vec<u8>) -> impl Future<Output = Result<CompressAnswer, ApiError>> + Send;
 
     /// To the body of `POST /v1/attribute`.
-    fn attribute(&self, body: Vec<u8>) -> impl Future<Output = Result<AttributeAnswer, ErrorBody>> + Send;
+    fn attribute(&self, body: Vec<u8>) -> impl Future<Output = Result<AttributeAnswer, ApiError>> + Send;
 }
 
 /// Why serving over standard input and output ended before its client did.
@@ -238,7 +239,7 @@ fn tools(remembers: bool) -> Vec<Tool> {
 }
 
 /// What programs read, and what a model reads of it. A mistake is an answer of the tool: a model can mend what it sent.
-fn result(answer: Result<(String, Result<Value, serde_json::Error>), ErrorBody>) -> CallToolResult {
+fn result(answer: Result<(String, Result<Value, serde_json::Error>), ApiError>) -> CallToolResult {
     match answer {
         Ok((text, value)) => {
             let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);

@@ -6,34 +6,35 @@ use std::path::{Path, PathBuf};
 
 /// Each module of the daemon, in the order of the code map, and the modules it may name. `a::b` allows `b` of `a` only.
 const DAEMON: Table = &[
-    ("handles", &[]),
-    ("kv_export", &["handles"]),
+    ("kv_export", &[]),
+    ("process", &[]),
     ("receipt", &[]),
-    ("api", &["receipt"]),
-    ("originals", &[]),
-    ("proxy", &["api"]),
     ("admission", &[]),
     ("access", &[]),
-    ("tenants", &["handles", "kv_export", "admission"]),
-    ("mcp", &["receipt", "api", "admission"]),
+    ("error", &["admission", "access"]),
+    ("api", &["error", "receipt"]),
+    ("originals", &[]),
+    ("middleware", &["error", "api"]),
+    ("tenants", &["error", "kv_export", "admission"]),
+    ("mcp", &["error", "receipt", "api", "admission"]),
     (
         "config",
         &[
             "access::AccessSettings",
-            "handles::TtlStoreSettings",
             "kv_export::KvExportSettings",
+            "middleware::settings",
             "originals::OriginalSettings",
-            "proxy::settings",
+            "tenants::ttl_store",
         ],
     ),
     (
         "http",
         &[
+            "error",
             "api",
-            "handles",
             "kv_export",
             "originals",
-            "proxy",
+            "middleware",
             "receipt",
             "admission",
             "access",
@@ -42,7 +43,6 @@ const DAEMON: Table = &[
         ],
     ),
     ("telemetry", &["config"]),
-    ("process", &[]),
     (
         "app",
         &[
@@ -64,6 +64,7 @@ const DAEMON: Table = &[
             "originals",
             "http",
             "receipt",
+            "error",
             "api",
             "config",
             "telemetry",

@@ -17,7 +17,13 @@ fn open(path: &Path, text: &str) -> (Access, Watched) {
 }
 
 fn codes(access: &Access, keys: &[&str], now: Instant) -> Vec<&'static str> {
-    let code = |key: &&str| access.admit(Some(key), now).map_or_else(|denied| denied.code(), |_| "ok");
+    let code = |key: &&str| match access.admit(Some(key), now) {
+        Ok(_) => "ok",
+        Err(Denied::Missing) => "key_missing",
+        Err(Denied::Unknown) => "key_unknown",
+        Err(Denied::Revoked { .. }) => "key_revoked",
+        Err(Denied::RateLimited { .. }) => "rate_limited",
+    };
     keys.iter().map(code).collect()
 }
 

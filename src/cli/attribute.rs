@@ -25,7 +25,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         .and_then(|body| Ok((body.deadline_ms(), body.into_domain(None, &limits)?)));
     let (deadline_ms, (request, options)) = match parsed {
         Ok(parsed) => parsed,
-        Err(error) => return super::refuse(super::request_error(error), true),
+        Err(error) => return super::refuse(error, true),
     };
     let pipeline = app::pipeline(config)?;
     let deadline = deadline_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
@@ -39,6 +39,6 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             super::print(serde_json::to_string_pretty(&answer.with_receipt(receipt.transpose()?))?);
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => super::refuse(super::error_body(&error), true),
+        Err(error) => super::refuse(error.into(), true),
     }
 }

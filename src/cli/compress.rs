@@ -28,21 +28,27 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let parsed = api::parse::<CompressBody>(&body, &limits).and_then(CompressBody::into_domain_alone);
     let (request, options) = match parsed {
         Ok(parsed) => parsed,
-        Err(error) => return super::refuse(super::request_error(error), !args.context),
+        Err(error) => return super::refuse(error, !args.context),
     };
     let pipeline = app::pipeline(config)?;
     let started = Instant::now();
     let deadline = options.deadline_ms.map(|ms| started + Duration::from_millis(ms));
+    let mut degraded = None;
     let compressed = match pipeline.compress(&request, &Cancel::at(deadline)) {
         Ok(compressed) => compressed,
         Err(error)
             if options.on_error == OnError::Passthrough && !matches!(error, PipelineError::Invalid(_)) =>
         {
-            pipeline::passthrough(&request, error.code(), error.to_string(), started.elapsed())
+            degraded = Some(error.into());
+            pipeline::passthrough(&request, started.elapsed())
         }
-        Err(error) => return super::refuse(super::error_body(&error), !args.context),
+        Err(error) => return super::refuse(error.into(), !args.context),
     };
     let answer = CompressAnswer::new(&request, compressed, options.offsets, Some(&pipeline));
+    let answer = match degraded {
+        Some(error) => answer.degraded(error),
+        None => answer,
+    };
     match args.context {
         true => super::print(answer.context()),
         false => super::print(serde_json::to_string_pretty(&answer)?),

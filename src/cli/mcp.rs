@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::admission::{Admission, Bounds};
-use crate::api::{BodyLimits, ErrorBody};
+use crate::api::BodyLimits;
 use crate::config::Config;
+use crate::error::{ApiError, ErrorCode};
 use crate::mcp::{self, Local};
 use crate::receipt::SigningKey;
 use crate::{app, process, telemetry};
@@ -36,10 +37,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     });
     let key_file = config.receipts.key_file.clone();
     let sign = move || {
-        SigningKey::at(&key_file).map_err(|error| ErrorBody {
-            code: "receipt_failed",
-            message: format!("the receipt cannot be signed (receipts.key_file): {error}"),
-            param: None,
+        SigningKey::at(&key_file).map_err(|error| {
+            let message = format!("the receipt cannot be signed (receipts.key_file): {error}");
+            ApiError::new(ErrorCode::ReceiptFailed, message)
         })
     };
     let limits = BodyLimits::new(&config.limits, config.registry.batch_count_max);

@@ -15,10 +15,10 @@ use thresher_core::domain::{CompressRequest, OnError};
 use thresher_core::pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 
-use super::error::HttpError;
 use super::named::{Lookup, check_ids};
 use super::{Scope, body, kv, observe, work};
 use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
+use crate::error::{ApiError, ErrorCode};
 use crate::tenants::ttl_store::RecentRequest;
 
 /// A request as it was sent.
@@ -43,7 +43,7 @@ enum Shape {
 }
 
 /// A body with `messages` is a conversation, any other has chunks.
-pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
+pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
     let parse = move |body: &[u8]| match messages::Asked::new(body, &limits)? {
@@ -57,7 +57,7 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
 }
 
 /// The answer to a body that has chunks.
-pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, HttpError> {
+pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
     let asked = work::run_blocking(move || Asked::new(api::parse(&body, &limits)?)).await?;
@@ -65,13 +65,13 @@ pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, Htt
 }
 
 /// Waits for its turn, compresses; what the caller asked to survive, it gets back whole.
-async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<CompressAnswer, HttpError> {
+async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<CompressAnswer, ApiError> {
     let deadline = work::deadline(arrived, asked.options.deadline_ms, &service)?;
     let asked = Arc::new(asked);
     match compress(&service, &asked, deadline).await {
-        Err(error) if asked.options.on_error == OnError::Passthrough && error.is_ours() => {
+        Err(error) if asked.options.on_error == OnError::Passthrough && !error.code.is_callers_fault() => {
             // Looking chunks up is work: who is told that there is too much of it does not cause more.
-            if asked.ids.is_some() && error.code() == "overloaded" {
+            if asked.ids.is_some() && error.code == ErrorCode::Overloaded {
                 return Err(error);
             }
             passed(&service, asked, error, arrived).await
@@ -85,7 +85,7 @@ async fn compress(
     service: &Scope,
     asked: &Arc<Asked>,
     deadline: Instant,
-) -> Result<CompressAnswer, HttpError> {
+) -> Result<CompressAnswer, ApiError> {
     let pipeline = service.ready()?;
     if let Some(wanted) = &asked.options.kv {
         kv::check(service, pipeline, wanted)?;
@@ -114,35 +114,29 @@ async fn compress(
 async fn passed(
     service: &Scope,
     asked: Arc<Asked>,
-    error: HttpError,
+    error: ApiError,
     arrived: Instant,
-) -> Result<CompressAnswer, HttpError> {
+) -> Result<CompressAnswer, ApiError> {
     let service = service.clone();
     work::run_blocking(move || {
         let Ok(resolved) = asked.resolved(&service, service.limits.body_bytes_max, &Cancel::default()) else {
             return Err(error);
         };
-        let (code, message) = (error.code(), error.message().to_owned());
-        let compressed = pipeline::passthrough(&resolved.request, code, message, arrived.elapsed());
-        Ok(asked.answer(&resolved, compressed, &service))
+        let compressed = pipeline::passthrough(&resolved.request, arrived.elapsed());
+        Ok(asked.answer(&resolved, compressed, &service).degraded(error))
     })
     .await
 }
 
 impl Asked {
-    fn new(body: CompressBody) -> Result<Self, HttpError> {
+    fn new(body: CompressBody) -> Result<Self, ApiError> {
         let ids = body.chunk_ids().map(<[_]>::to_vec);
         let (request, options) = body.into_domain(ids.is_some().then(Vec::new))?;
         Ok(Self { request, options, ids })
     }
 
     /// The request with its chunks, of at most `bytes_max` where they are registered ones.
-    fn resolved(
-        &self,
-        service: &Scope,
-        bytes_max: usize,
-        cancel: &Cancel,
-    ) -> Result<Resolved<'_>, HttpError> {
+    fn resolved(&self, service: &Scope, bytes_max: usize, cancel: &Cancel) -> Result<Resolved<'_>, ApiError> {
         let Some(ids) = &self.ids else {
             return Ok(Resolved { request: Cow::Borrowed(&self.request), prefiltered: None });
         };
@@ -155,7 +149,7 @@ impl Asked {
             // Unknown ids are refused whether the prefilter would have kept them or not.
             let missing = registry.missing(ids);
             if !missing.is_empty() {
-                return Err(HttpError::ids_unknown(ids, &missing));
+                return Err(ApiError::ids_unknown(ids, &missing));
             }
             let CompressRequest { query, keep, .. } = &self.request;
             let places = kept(registry.prefilter(query, ids, limits.prefilter_to)?, ids, keep);

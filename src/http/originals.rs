@@ -10,9 +10,9 @@ use serde::Deserialize;
 use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Format};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
-use super::error::HttpError;
 use super::{Scope, work};
-use crate::api::{OriginalAnswer, RelevantAnswer, RequestError};
+use crate::api::{OriginalAnswer, RelevantAnswer};
+use crate::error::ApiError;
 use crate::middleware::rewrite::{Ledger, Sent};
 use crate::originals::{OriginalError, TenantOriginals};
 
@@ -78,7 +78,7 @@ impl fmt::Display for Hash {
 pub fn keep<'a>(
     originals: &TenantOriginals,
     texts: impl Iterator<Item = &'a str>,
-) -> Result<Vec<Hash>, HttpError> {
+) -> Result<Vec<Hash>, ApiError> {
     let texts: Vec<(Hash, &str)> = texts.map(|text| (Hash::of(text), text)).collect();
     let entries: Vec<(&[u8], &[u8])> =
         texts.iter().map(|(hash, text)| (&hash.0[..], text.as_bytes())).collect();
@@ -89,9 +89,9 @@ pub fn keep<'a>(
 }
 
 /// The store itself logs when it begins to fail and when it works again: not every request has to.
-fn failed(error: &OriginalError) -> HttpError {
+fn failed(error: &OriginalError) -> ApiError {
     tracing::debug!(%error, "a request needs the store of originals");
-    HttpError::originals_failed()
+    ApiError::originals_failed()
 }
 
 /// What may be asked about a text.
@@ -107,15 +107,14 @@ pub async fn retrieve(
     service: Scope,
     hash: Result<Path<String>, PathRejection>,
     query: Result<Query<RetrieveQuery>, QueryRejection>,
-) -> Result<Json<OriginalAnswer>, HttpError> {
-    let Query(RetrieveQuery { query }) =
-        query.map_err(|error| HttpError::from(RequestError::query(&error.body_text())))?;
+) -> Result<Json<OriginalAnswer>, ApiError> {
+    let Query(RetrieveQuery { query }) = query.map_err(|error| ApiError::query_string(&error.body_text()))?;
     let name = hash.map_or_else(|_| String::new(), |Path(name)| name);
-    let hash = Hash::read(&name).ok_or_else(HttpError::original_unknown)?;
+    let hash = Hash::read(&name).ok_or_else(ApiError::original_unknown)?;
     let originals = service.originals();
     let text = work::run_blocking(move || {
         let found = originals.get(&hash.0).map_err(|error| failed(&error))?;
-        String::from_utf8(found.ok_or_else(HttpError::original_unknown)?).map_err(|_| HttpError::internal())
+        String::from_utf8(found.ok_or_else(ApiError::original_unknown)?).map_err(|_| ApiError::internal())
     });
     let text = text.await?;
     let Some(query) = query.filter(|query| !query.trim().is_empty()) else {

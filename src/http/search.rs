@@ -9,12 +9,12 @@ use axum::http::HeaderMap;
 use thresher_core::domain::Granularity;
 use thresher_core::pipeline::clock::Clock;
 
-use super::error::HttpError;
 use super::{Scope, body, observe, work};
 use crate::api::{self, Rank, SearchAnswer, SearchBody};
+use crate::error::ApiError;
 
 /// Finds candidates by words and has the model rank them.
-pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Json<SearchAnswer>, HttpError> {
+pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Json<SearchAnswer>, ApiError> {
     let arrived = Instant::now();
     let (limits, bodies) = (service.limits.registry.search, service.limits.bodies);
     let request = body::parsed(&service, &headers, body, move |body| {
@@ -42,7 +42,7 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Js
                 let ranked = clock
                     .stage("rank", || pipeline.rank(&request.query, &chunks, Granularity::Chunk, cancel));
                 let ranked = ranked.map(|ranked| ranked.chunks);
-                Some(ranked.map_err(|error| HttpError::from(error).of_chunks_in("candidates"))?)
+                Some(ranked.map_err(|error| ApiError::from(error).of_chunks_in("candidates"))?)
             }
             _ => None,
         };

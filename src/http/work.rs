@@ -6,19 +6,20 @@ use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::PipelineError;
 use thresher_core::pipeline::cancel::Cancel;
 
-use super::{HttpError, Scope, Service};
+use super::{Scope, Service};
 use crate::access::Caller;
 use crate::admission::{Permit, Refusal, Stream};
+use crate::error::{ApiError, ErrorCode};
 
 /// When a request that arrived at `arrived` is late.
 ///
 /// # Errors
 /// When it names a deadline over the limit.
-pub fn deadline(arrived: Instant, asked_ms: Option<u64>, service: &Service) -> Result<Instant, HttpError> {
+pub fn deadline(arrived: Instant, asked_ms: Option<u64>, service: &Service) -> Result<Instant, ApiError> {
     match asked_ms.map(Duration::from_millis) {
         None => Ok(arrived + service.limits.deadline_default),
         Some(asked) if asked <= service.limits.deadline_max => Ok(arrived + asked),
-        Some(_) => Err(HttpError::deadline_out_of_range(service.limits.deadline_max)),
+        Some(_) => Err(ApiError::deadline_out_of_range(service.limits.deadline_max)),
     }
 }
 
@@ -27,10 +28,10 @@ pub fn deadline(arrived: Instant, asked_ms: Option<u64>, service: &Service) -> R
 /// # Errors
 /// What it says; an internal error when it panics.
 pub async fn run_blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, HttpError> + Send + 'static,
-) -> Result<T, HttpError> {
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     // The panic's hook has said where; the caller may have asked for its chunks back.
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_panicked| Err(HttpError::internal()))
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_panicked| Err(ApiError::internal()))
 }
 
 /// Waits for a permit, then works until `deadline`; stops at its next step when the client goes away.
@@ -40,8 +41,8 @@ pub async fn run_blocking<T: Send + 'static>(
 pub async fn admitted<T: Send + 'static>(
     service: &Scope,
     deadline: Instant,
-    work: impl FnOnce(&Cancel) -> Result<T, HttpError> + Send + 'static,
-) -> Result<T, HttpError> {
+    work: impl FnOnce(&Cancel) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     let permit = enter(service, deadline).await?;
     permitted(service, (permit, deadline), work).await
 }
@@ -50,7 +51,7 @@ pub async fn admitted<T: Send + 'static>(
 ///
 /// # Errors
 /// Why there is none, and when to ask again.
-pub async fn enter(service: &Scope, deadline: Instant) -> Result<Permit, HttpError> {
+pub async fn enter(service: &Scope, deadline: Instant) -> Result<Permit, ApiError> {
     let entered = service.admission.enter(service.claim(), deadline).await;
     refused(service, entered).await
 }
@@ -59,7 +60,7 @@ pub async fn enter(service: &Scope, deadline: Instant) -> Result<Permit, HttpErr
 ///
 /// # Errors
 /// As [`enter`].
-pub async fn enter_stream(service: &Scope, stream: &Stream, deadline: Instant) -> Result<Permit, HttpError> {
+pub async fn enter_stream(service: &Scope, stream: &Stream, deadline: Instant) -> Result<Permit, ApiError> {
     refused(service, stream.enter(deadline).await).await
 }
 
@@ -67,15 +68,15 @@ pub async fn enter_stream(service: &Scope, stream: &Stream, deadline: Instant) -
 ///
 /// # Errors
 /// As [`enter`].
-pub async fn open_stream(service: &Scope) -> Result<Stream, HttpError> {
+pub async fn open_stream(service: &Scope) -> Result<Stream, ApiError> {
     refused(service, service.admission.stream(service.claim())).await
 }
 
-async fn refused<T>(service: &Scope, outcome: Result<T, Refusal>) -> Result<T, HttpError> {
+async fn refused<T>(service: &Scope, outcome: Result<T, Refusal>) -> Result<T, ApiError> {
     match outcome {
         Ok(admitted) => Ok(admitted),
         Err(refusal) => {
-            let error = HttpError::from(refusal).retry_not_before(reading_left(service));
+            let error = ApiError::from(refusal).retry_not_before(reading_left(service));
             held_back(service, error).await
         }
     }
@@ -88,8 +89,8 @@ fn reading_left(service: &Scope) -> Duration {
 
 /// Sends a tenant's refusals with a pause between them when it repeats refused requests many times a second: each of them has been
 /// read and parsed, on processors that other tenants use.
-async fn held_back<T>(service: &Scope, error: HttpError) -> Result<T, HttpError> {
-    if error.code() == "overloaded" {
+async fn held_back<T>(service: &Scope, error: ApiError) -> Result<T, ApiError> {
+    if error.code == ErrorCode::Overloaded {
         let delay = service.admission.refusal_delay(service.claim());
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
@@ -105,8 +106,8 @@ async fn held_back<T>(service: &Scope, error: HttpError) -> Result<T, HttpError>
 pub async fn permitted<T: Send + 'static>(
     service: &Scope,
     (permit, deadline): (Permit, Instant),
-    work: impl FnOnce(&Cancel) -> Result<T, HttpError> + Send + 'static,
-) -> Result<T, HttpError> {
+    work: impl FnOnce(&Cancel) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     let cancel = Cancel::at(Some(deadline));
     // Dropped with this future when the client goes away: the work then stops at its next step.
     let _gone = GoneGuard(cancel.clone());
@@ -124,7 +125,7 @@ pub async fn permitted<T: Send + 'static>(
     };
     match outcome {
         // Chunks that were read are kept: the next try goes on from there, best when others have been served.
-        Err(error) if error.code() == "deadline_exceeded" => {
+        Err(error) if error.code == ErrorCode::DeadlineExceeded => {
             let wait = service.admission.retry_after_s(service.tenant());
             let wait = Duration::from_secs(wait).max(reading_left(service));
             Err(error.retry_not_before(wait))

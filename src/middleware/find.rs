@@ -13,6 +13,7 @@ use thresher_core::text;
 
 use super::dialect::{Conversation, Kind, Message, PART_COUNT_MAX, Part, Role};
 use super::json::Located;
+use crate::error::ErrorCode;
 
 /// Strings of a JSON text that are shorter are left alone: names, dates, addresses.
 const JSON_STRING_BYTES_MIN: usize = 200;
@@ -74,13 +75,13 @@ pub enum TooMany {
 }
 
 impl TooMany {
-    /// As errors and headers name it.
-    pub fn code(self) -> &'static str {
+    /// The code of errors about it, and of the header `x-thresher-reason`.
+    pub fn code(self) -> ErrorCode {
         match self {
-            Self::Parts => "part_too_many",
-            Self::Turns(_) => "turn_too_many",
-            Self::Pieces(_) => "piece_too_many",
-            Self::NameBytes => "name_too_long",
+            Self::Parts => ErrorCode::PartTooMany,
+            Self::Turns(_) => ErrorCode::TurnTooMany,
+            Self::Pieces(_) => ErrorCode::PieceTooMany,
+            Self::NameBytes => ErrorCode::NameTooLong,
         }
     }
 }

@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::admission::Admission;
+use crate::error::ErrorCode;
 
 /// Whose turn it is. First come, first served: of many tenants with much to read none waits for all that another has, and a
 /// request that comes in between finds the model busy with one piece, however many tenants there are.
@@ -47,7 +48,7 @@ impl Reader for Ahead {
         self.pipeline
             .warm(chunks, &self.cancel.while_wanted(wanted))
             .map(drop)
-            .map_err(|error| error.code().to_owned())
+            .map_err(|error| ErrorCode::from(&error).to_string())
     }
 
     fn is_busy(&self) -> bool {

@@ -57,23 +57,32 @@ pub enum Test {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct FilterError {
-    /// Stable code for programs.
-    pub code: &'static str,
+    /// What kind of mistake it is.
+    pub kind: FilterErrorKind,
     /// What is wrong.
     pub message: String,
     /// Where, as a path into the body.
     pub param: String,
 }
 
+/// The kinds of mistakes in a filter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilterErrorKind {
+    /// The filter does not have the shape of one, or is too large.
+    Invalid,
+    /// The filter names a field that no registered chunk has.
+    FieldUnknown,
+}
+
 fn invalid(place: &str, message: impl Into<String>) -> FilterError {
-    FilterError { code: "filter_invalid", message: message.into(), param: place.to_owned() }
+    FilterError { kind: FilterErrorKind::Invalid, message: message.into(), param: place.to_owned() }
 }
 
 impl FilterError {
     /// A field that no registered chunk has.
     pub fn unknown(field: &str, place: &str) -> Self {
         let message = format!("no registered chunk has a metadata field {}", Quoted(field));
-        Self { code: "filter_field_unknown", message, param: place.to_owned() }
+        Self { kind: FilterErrorKind::FieldUnknown, message, param: place.to_owned() }
     }
 }
 
@@ -308,7 +317,7 @@ mod tests {
     fn what_is_too_large_is_refused_before_it_is_built() {
         let check = |name: &str, json: String, message: &str| {
             let error = Filter::from_json(&json, "filter").expect_err(name);
-            assert_eq!((error.code, &*error.param), ("filter_invalid", "filter"), "{name}");
+            assert_eq!((error.kind, &*error.param), (FilterErrorKind::Invalid, "filter"), "{name}");
             assert!(error.message.contains(message), "{name}: {}", error.message);
             assert!(error.message.len() < 400, "{name}: {}", error.message);
         };

@@ -117,25 +117,6 @@ pub enum RegistryError {
     Filter(#[from] FilterError),
 }
 
-impl RegistryError {
-    /// Stable code for programs.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::InUse { .. }
-            | Self::NotWritable { .. }
-            | Self::Damaged { .. }
-            | Self::OtherVersion { .. } => "registry_unusable",
-            Self::Write(_) => "registry_write_failed",
-            Self::Read(_) => "registry_read_failed",
-            Self::Overloaded => "overloaded",
-            Self::Log(_) => "change_log_unavailable",
-            Self::FoundTooLong { .. } => "input_too_long",
-            Self::Stopped => "registry_stopped",
-            Self::Filter(filter) => filter.code,
-        }
-    }
-}
-
 /// Some of the registered chunks, in the order of their ids.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Page {

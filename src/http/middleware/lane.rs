@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use thresher_core::pipeline::cancel::Cancel;
 use tokio::sync::Semaphore;
 
-use crate::http::{HttpError, work};
+use crate::error::ApiError;
+use crate::http::work;
 
 /// Runs work off the threads that carry connections, a bounded number of pieces at once. Who waits is bounded by the number of requests that
 /// are on their way (`middleware.request_count_max`).
@@ -34,8 +35,8 @@ impl Lane {
     pub async fn run<T: Send + 'static>(
         &self,
         time: Duration,
-        work: impl FnOnce(&Cancel) -> Result<T, HttpError> + Send + 'static,
-    ) -> Result<T, HttpError> {
+        work: impl FnOnce(&Cancel) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let slot = Arc::clone(&self.slots).acquire_owned().await.expect("the semaphore is never closed");
         let cancel = Cancel::at(Some(Instant::now() + time));
         let _gone = CancelOnDrop(cancel.clone());

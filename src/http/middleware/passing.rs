@@ -17,7 +17,9 @@ use thiserror::Error;
 
 use super::is_of;
 use crate::admission::Place;
-use crate::http::error::{ErrorCode, HttpError};
+
+use crate::error::ApiError;
+use crate::http::error::ResponseCode;
 use crate::http::{Scope, work};
 use crate::middleware::answer;
 use crate::middleware::cite::{self, Sources};
@@ -60,7 +62,7 @@ impl Citing {
         let held_max = limits.map_or(0, |limits| limits.answer_bytes_max);
         let cites = head.status.is_success() && self.sources.is_some() && is_plain && held_max > 0;
         if !head.status.is_success() {
-            head.extensions.insert(ErrorCode("upstream_error"));
+            head.extensions.insert(ResponseCode("upstream_error"));
         }
         let arriving = Passing {
             events: Events::new(held_max.saturating_mul(WRITTEN_BYTES_PER_BYTE)),
@@ -96,7 +98,7 @@ impl Citing {
             Ok(cite::citations(dialect, &text, &sources, (working.ready()?, cancel))?)
         });
         Some(cited.await.unwrap_or_else(|error| {
-            tracing::warn!(code = error.code(), "an answer goes on without citations");
+            tracing::warn!(code = error.code.as_str(), "an answer goes on without citations");
             Vec::new()
         }))
     }
@@ -260,7 +262,7 @@ impl Passing {
 
     fn failed(&self, error: Broken) -> Response<Body> {
         tracing::warn!(%error, "an answer broke off");
-        HttpError::upstream_failed(false).in_words_of(self.citing.dialect)
+        ApiError::upstream_failed(false).dialect_response(self.citing.dialect)
     }
 
     /// An answer with what its texts cite, where they cite anything.

@@ -4,9 +4,118 @@ from __future__ import annotations
 
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any
+from typing import Any, Literal
 
 import httpx
+
+# The codes of the daemon's own errors, as `ErrorCode` in its OpenAPI document lists them; `tests/contract/openapi_test.py` compares the two.
+ErrorCode = Literal[
+    "answer_empty",
+    "answer_failed",
+    "answer_too_long",
+    "body_broken",
+    "body_timeout",
+    "body_too_large",
+    "budget_ambiguous",
+    "budget_impossible",
+    "budget_zero",
+    "cancelled",
+    "change_log_unavailable",
+    "chunk_id_duplicate",
+    "chunk_id_invalid",
+    "chunk_not_found",
+    "chunk_too_long",
+    "chunk_too_many",
+    "chunk_unknown",
+    "chunks_ambiguous",
+    "chunks_empty",
+    "compress_id_unknown",
+    "content_type_unsupported",
+    "count_out_of_range",
+    "deadline_exceeded",
+    "deadline_out_of_range",
+    "documents_ambiguous",
+    "draining",
+    "duplicate_field",
+    "encoding_unsupported",
+    "filter_field_unknown",
+    "filter_invalid",
+    "handles_absent",
+    "header_invalid",
+    "host_not_allowed",
+    "include_too_many",
+    "input_too_long",
+    "internal",
+    "invalid_json",
+    "json_too_deep",
+    "json_value_too_many",
+    "keep_too_many",
+    "keep_unknown",
+    "key_missing",
+    "key_revoked",
+    "key_unknown",
+    "kv_ambiguous",
+    "kv_budget_too_small",
+    "kv_too_large",
+    "kv_too_long",
+    "kv_unavailable",
+    "kv_unknown",
+    "length_mismatch",
+    "logit_too_many",
+    "messages_empty",
+    "metadata_not_object",
+    "metadata_too_deep",
+    "metadata_too_long",
+    "metadata_unreadable",
+    "method_not_allowed",
+    "middleware_off",
+    "missing_field",
+    "model_failed",
+    "model_mismatch",
+    "model_unknown",
+    "name_too_long",
+    "not_found",
+    "not_ready",
+    "original_unknown",
+    "originals_failed",
+    "origin_not_allowed",
+    "overloaded",
+    "part_too_many",
+    "piece_too_many",
+    "query_empty",
+    "query_string_invalid",
+    "query_too_long",
+    "rank_field_duplicate",
+    "rank_field_too_many",
+    "rank_fields_empty",
+    "rate_limited",
+    "ratio_out_of_range",
+    "receipt_failed",
+    "registry_absent",
+    "registry_full",
+    "registry_read_failed",
+    "registry_stopped",
+    "registry_unusable",
+    "registry_write_failed",
+    "source_too_many",
+    "span_empty",
+    "span_inside_character",
+    "span_out_of_range",
+    "span_reversed",
+    "span_too_many",
+    "spans_overlap",
+    "spans_unexpected",
+    "stream_empty",
+    "stream_event_invalid",
+    "stream_option_invalid",
+    "text_empty",
+    "turn_too_many",
+    "unknown_field",
+    "unknown_value",
+    "upstream_failed",
+    "upstream_silent",
+    "wrong_type",
+]
 
 # Of an answer that is not the daemon's (a proxy's page), so much is quoted.
 _QUOTED_MAX = 200
@@ -46,7 +155,10 @@ class HandoverError(ThresherError):
 
 
 class ApiError(ThresherError):
-    """The daemon answered with an error: its `code`, `message` and `param`, with the `status` and the `request`."""
+    """The daemon answered with an error: its `code`, `message` and `param`, with the `status` and the `request`.
+
+    `code` is an `ErrorCode`, or one that a newer daemon has added; `http_NNN` where the answer is not the daemon's.
+    """
 
     def __init__(
         self,
