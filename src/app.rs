@@ -28,11 +28,13 @@ use crate::access::{Access, LOOK_AGAIN, Watched};
 use crate::admission::{Admission, Bounds};
 use crate::api::BodyLimits;
 use crate::config::{self, Config, LayersRead};
+use crate::executor::TimeLimits;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
     self, ConnectionLimits, MemoryPool, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
     ServiceParts, Serving,
 };
+use crate::local::{Local, LocalParts};
 use crate::originals::Originals;
 use crate::process;
 use crate::telemetry::{self, Prometheus};
@@ -370,6 +372,24 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
             access_is_keyed,
         ),
     }))
+}
+
+/// Answers requests in this process, without a daemon. `time_default` is for requests that name no deadline.
+pub fn local(config: &Config, time_default: Duration) -> Local {
+    let admission = &config.admission;
+    Local::new(LocalParts {
+        admission: Admission::new(Bounds {
+            concurrency_max: admission.concurrency_max(),
+            queue_max: admission.queue_max,
+            stream_count_max: 0,
+        }),
+        time_limits: TimeLimits {
+            default: time_default,
+            max: Duration::from_millis(admission.deadline_ms_max),
+        },
+        limits: BodyLimits::new(&config.limits, config.registry.batch_count_max),
+        receipt_key_file: config.receipts.key_file.clone(),
+    })
 }
 
 /// How the public listener treats connections. Half of the file descriptors that the system allows are kept for files, upstreams and

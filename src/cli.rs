@@ -15,13 +15,18 @@ mod verify;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 use crate::config::Config;
 use crate::error::{ApiError, ErrorAnswer};
-use crate::process;
+use crate::local::Local;
+use crate::{app, process};
+
+/// How long a request of the command line may take that names no deadline: in effect, as long as it takes.
+const NO_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Keeps the part of retrieved context that a question needs, word for word, with a citation for every piece.
 #[derive(Parser)]
@@ -113,6 +118,25 @@ fn read(request: Option<&Path>) -> anyhow::Result<Vec<u8>> {
             Ok(body)
         }
     }
+}
+
+/// Answers one request in this process and hands the outcome to `print`.
+fn answer<T>(
+    config: &Config,
+    ask: impl AsyncFnOnce(&Local) -> Result<T, ApiError>,
+    print: impl FnOnce(Result<T, ApiError>) -> anyhow::Result<ExitCode>,
+) -> anyhow::Result<ExitCode> {
+    let local = app::local(config, NO_DEADLINE);
+    let config = config.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let answer = runtime.block_on(local.with_model(move || app::pipeline(&config), ask(&local)))?;
+    // Before the runtime is dropped, which waits for work that has not stopped yet.
+    print(answer)
+}
+
+fn success(text: impl std::fmt::Display) -> anyhow::Result<ExitCode> {
+    print(text);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Says what is wrong for people, and for programs on standard output where one reads it.

@@ -54,6 +54,11 @@ impl ApiError {
         Self { param: Some(param.into()), ..Self::new(code, message) }
     }
 
+    /// A failure of the daemon that has been logged, of which the client need not know more.
+    pub fn internal() -> Self {
+        Self::new(ErrorCode::Internal, "an internal error; the daemon's log says where")
+    }
+
     /// The same error, about the value at `param`.
     pub fn at(self, param: impl Into<String>) -> Self {
         Self { param: Some(param.into()), ..self }

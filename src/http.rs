@@ -22,7 +22,6 @@ mod search;
 mod serve;
 mod service;
 pub mod tls;
-mod work;
 
 use std::time::Duration;
 

@@ -2,16 +2,18 @@
 //!
 //! Modules in reading order; arrows between them point one way and `tests/architecture.rs` holds them.
 
-pub mod error;
 pub mod kv_export;
 pub mod process;
 pub mod receipt;
+pub mod admission;
+pub mod access;
+pub mod error;
 pub mod api;
 pub mod originals;
 pub mod middleware;
-pub mod admission;
-pub mod access;
+pub mod executor;
 pub mod tenants;
+pub mod local;
 pub mod mcp;
 pub mod config;
 pub mod http;

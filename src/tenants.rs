@@ -21,6 +21,7 @@ use tokio::runtime::Handle;
 use self::ahead::{Ahead, Turn};
 use self::ttl_store::{RecentRequest, TtlEntry, TtlStore, TtlStoreSettings};
 use crate::admission::Admission;
+use crate::executor::PipelineSlot;
 use crate::kv_export::KvExportFile;
 
 /// How often is looked whether a tenant's folder is free, and how long between two looks: five seconds in all.
@@ -71,7 +72,7 @@ pub struct TenantState {
     tenant: Tenant,
     handles: TtlStore<RecentRequest>,
     kv_handles: TtlStore<KvExportFile>,
-    pipeline: OnceLock<Arc<Pipeline>>,
+    pipeline: PipelineSlot,
     /// An error: it cannot be used, and the log says why.
     registry: OnceLock<Result<Registry, ()>>,
     warmer: Mutex<Option<Warmer>>,
@@ -249,7 +250,7 @@ impl TenantState {
             tenant,
             handles: TtlStore::new(&settings.handles),
             kv_handles: TtlStore::new(&settings.kv_handles),
-            pipeline: OnceLock::new(),
+            pipeline: PipelineSlot::default(),
             registry: OnceLock::new(),
             warmer: Mutex::default(),
         }
@@ -275,6 +276,11 @@ impl TenantState {
         self.pipeline.get()
     }
 
+    /// Where the pipeline will be, as this tenant has it.
+    pub fn pipeline_slot(&self) -> &PipelineSlot {
+        &self.pipeline
+    }
+
     /// What this tenant has registered.
     ///
     /// # Errors
@@ -288,10 +294,15 @@ impl TenantState {
     }
 
     fn set_pipeline(&self, base: &Arc<Pipeline>) {
-        self.pipeline.get_or_init(|| match self.tenant.is_default() {
+        if self.pipeline.initialized() {
+            return;
+        }
+        let pipeline = match self.tenant.is_default() {
             true => Arc::clone(base),
             false => Arc::new(base.of_tenant(&self.tenant)),
-        });
+        };
+        // Another thread may have been first, with the same pipeline.
+        let _ = self.pipeline.set(pipeline);
     }
 
     fn read_ahead(&self, readers: &Readers) -> io::Result<()> {

@@ -12,10 +12,11 @@ use thresher_core::domain::{AttributeRequest, Chunk};
 use thresher_core::pipeline::cancel::Cancel;
 
 use super::named::{Lookup, check_ids};
-use super::{Scope, body, observe, work};
+use super::{Scope, body, observe};
 use crate::admission::Permit;
 use crate::api::{self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, Named, Names};
 use crate::error::ApiError;
+use crate::executor::run_blocking;
 use crate::receipt::Receipt;
 use crate::tenants::ttl_store::RecentRequest;
 
@@ -36,14 +37,14 @@ pub async fn handle(
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<AttributeAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let asked = work::run_blocking(move || Asked::parse(&body, &limits)).await?;
+    let asked = run_blocking(move || Asked::parse(&body, &limits)).await?;
     attributed(service, asked, arrived).await
 }
 
 async fn attributed(service: Scope, asked: Asked, arrived: Instant) -> Result<AttributeAnswer, ApiError> {
-    let deadline = work::deadline(arrived, asked.body.deadline_ms(), &service)?;
+    let deadline = service.executor().deadline(arrived, asked.body.deadline_ms())?;
     service.ready()?;
-    let permit = work::enter(&service, deadline).await?;
+    let permit = service.executor().permit(deadline).await?;
     let read = AttributeBody::into_domain;
     let answer = asked.work(&service, (permit, deadline), read, |service, found, cancel| {
         let Found { request, options, chunks } = found;
@@ -98,7 +99,7 @@ impl Asked {
         let Self { body, named } = self;
         let by_ids = matches!(named, Some(Named::Registered(_)));
         let working = service.clone();
-        let answer = work::permitted(service, (permit, deadline), move |cancel| {
+        let answer = service.executor().run_with(permit, deadline, move |cancel| {
             let chunks = named.map(|named| Chunks::of(&working, &named, cancel)).transpose()?;
             let (mut request, options) =
                 read(body, chunks.as_ref().map(Chunks::chunks), &working.limits.bodies)?;

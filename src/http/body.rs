@@ -10,8 +10,9 @@ use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
 use super::memory::NoRoom;
-use super::{Scope, Service, work};
+use super::{Scope, Service};
 use crate::error::ApiError;
+use crate::executor::run_blocking;
 
 /// A body may take longer than `http.read_ms_max` if it arrives at this rate at least: 256 KiB a second.
 const RATE_BYTES_PER_MS_MIN: usize = 256 * 1024 / 1000;
@@ -98,7 +99,7 @@ pub async fn parsed<T: Send + 'static>(
     let body = whole(scope, headers, body, Max::of(scope)).await?;
     // The memory that the body takes is held until the work is over, also where nobody waits for it any more.
     let scope = scope.clone();
-    work::run_blocking(move || {
+    run_blocking(move || {
         let parsed = parse(&body);
         let bytes = body.len();
         drop(body);

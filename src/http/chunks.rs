@@ -10,16 +10,15 @@ use axum::http::HeaderMap;
 use axum::http::request::Parts;
 use serde::Deserialize;
 use thresher_core::domain::Chunk;
-use thresher_core::pipeline::PipelineError;
 use thresher_registry::filter::Filter;
 use thresher_registry::{Change, Outcome};
 
-use super::{Scope, body, work};
-use crate::admission::Refusal;
+use super::{Scope, body};
 use crate::api::{
     self, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer,
 };
 use crate::error::ApiError;
+use crate::executor::run_blocking;
 
 /// Where several chunks are deleted.
 pub const DELETE: &str = "/v1/chunks/delete";
@@ -60,7 +59,7 @@ pub async fn register(
         Ok(api::parse::<RegisterBody>(body, &bodies)?.into_batch(&limits.register)?)
     })
     .await?;
-    let deadline = work::deadline(arrived, batch.deadline_ms, &service)?;
+    let deadline = service.executor().deadline(arrived, batch.deadline_ms)?;
     let wait = batch.wait;
     let (ids, changes): (Vec<String>, Vec<Change>) =
         batch.chunks().map(|chunk| (chunk.id.clone(), Change::Put(Arc::clone(chunk)))).unzip();
@@ -86,14 +85,14 @@ pub async fn delete_batch(
     let limits = service.limits.bodies;
     let parse = move |body: &[u8]| Ok(api::parse::<DeleteBody>(body, &limits)?.into_ids()?);
     let ids = body::parsed(&service, &headers, body, parse).await?;
-    let deadline = work::deadline(arrived, None, &service)?;
+    let deadline = service.executor().deadline(arrived, None)?;
     let outcomes = write(&service, ids.iter().cloned().map(Change::Delete).collect(), deadline).await?;
     Ok(Json(ChangesAnswer::deleted(ids, &outcomes)))
 }
 
 /// `DELETE /v1/chunks/{id}`.
 pub async fn delete_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<ChangesAnswer>, ApiError> {
-    let deadline = work::deadline(Instant::now(), None, &service)?;
+    let deadline = service.executor().deadline(Instant::now(), None)?;
     let outcomes = write(&service, vec![Change::Delete(id.clone())], deadline).await?;
     match outcomes[..] {
         [Outcome::Unknown] => Err(ApiError::chunk_not_found(&id)),
@@ -103,7 +102,7 @@ pub async fn delete_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<Cha
 
 /// `GET /v1/chunks/{id}`.
 pub async fn get_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<RegisteredAnswer>, ApiError> {
-    let found = work::run_blocking(move || match service.registry()?.get(&[&id])?.remove(0) {
+    let found = run_blocking(move || match service.registry()?.get(&[&id])?.remove(0) {
         Some(chunk) => Ok(chunk),
         None => Err(ApiError::chunk_not_found(&id)),
     });
@@ -133,9 +132,9 @@ pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<Page
         Some(_) => return Err(ApiError::page_out_of_range(PAGE_COUNT_MAX)),
     };
     let bytes_max = service.limits.body_bytes_max;
-    let deadline = work::deadline(Instant::now(), None, &service)?;
+    let deadline = service.executor().deadline(Instant::now(), None)?;
     let working = service.clone();
-    let page = work::admitted(&service, deadline, move |cancel| {
+    let page = service.executor().run(deadline, move |cancel| {
         cancel.check()?;
         let filter = match &query.filter {
             None => None,
@@ -163,12 +162,6 @@ fn charge_ahead(service: &Scope, bytes: &[usize], outcomes: &[Outcome]) {
 /// Changes what is registered. A caller that is told of a deadline does not know whether the change was made; making it
 /// again is harmless.
 async fn write(service: &Scope, changes: Vec<Change>, deadline: Instant) -> Result<Vec<Outcome>, ApiError> {
-    if service.admission.is_draining() {
-        return Err(Refusal::Draining.into());
-    }
-    let registry = service.registry()?;
-    match tokio::time::timeout_at(deadline.into(), registry.write(changes)).await {
-        Ok(outcomes) => Ok(outcomes?),
-        Err(_elapsed) => Err(PipelineError::DeadlineExceeded.into()),
-    }
+    let writing = async { Ok::<_, ApiError>(service.registry()?.write(changes).await?) };
+    service.executor().write(deadline, writing).await
 }

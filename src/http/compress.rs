@@ -11,14 +11,15 @@ use axum::Json;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use thresher_core::domain::{CompressRequest, OnError};
+use thresher_core::domain::CompressRequest;
 use thresher_core::pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 
 use super::named::{Lookup, check_ids};
-use super::{Scope, body, kv, observe, work};
+use super::{Scope, body, kv, observe};
 use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
-use crate::error::{ApiError, ErrorCode};
+use crate::error::ApiError;
+use crate::executor::{self, run_blocking};
 use crate::tenants::ttl_store::RecentRequest;
 
 /// A request as it was sent.
@@ -60,20 +61,16 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let asked = work::run_blocking(move || Asked::new(api::parse(&body, &limits)?)).await?;
+    let asked = run_blocking(move || Asked::new(api::parse(&body, &limits)?)).await?;
     chunks(service, asked, arrived).await
 }
 
 /// Waits for its turn, compresses; what the caller asked to survive, it gets back whole.
 async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<CompressAnswer, ApiError> {
-    let deadline = work::deadline(arrived, asked.options.deadline_ms, &service)?;
+    let deadline = service.executor().deadline(arrived, asked.options.deadline_ms)?;
     let asked = Arc::new(asked);
     match compress(&service, &asked, deadline).await {
-        Err(error) if asked.options.on_error == OnError::Passthrough && !error.code.is_callers_fault() => {
-            // Looking chunks up is work: who is told that there is too much of it does not cause more.
-            if asked.ids.is_some() && error.code == ErrorCode::Overloaded {
-                return Err(error);
-            }
+        Err(error) if executor::passes_through(&error, asked.options.on_error, asked.ids.is_some()) => {
             passed(&service, asked, error, arrived).await
         }
         Err(error) if asked.ids.is_some() => Err(error.of_chunks_in("chunk_ids")),
@@ -91,23 +88,25 @@ async fn compress(
         kv::check(service, pipeline, wanted)?;
     }
     let (working, asked) = (service.clone(), Arc::clone(asked));
-    work::admitted(service, deadline, move |cancel| {
-        let pipeline = working.ready()?;
-        let resolved = asked.resolved(&working, working.limits.registry.named_bytes_max, cancel)?;
-        let mut compressed = pipeline.compress(&resolved.request, cancel)?;
-        let kv = asked.options.kv.map(|wanted| {
-            let started = Instant::now();
-            let question = (&*resolved.request.query, &resolved.request.chunks[..]);
-            let kv_export = kv::export(pipeline, question, &compressed, &wanted, cancel)?;
-            let answer = kv::keep(&working, kv_export, &wanted);
-            compressed.timings.push("kv", started.elapsed());
-            answer
-        });
-        observe::compressed(&compressed);
-        let kv = kv.transpose()?;
-        Ok(asked.answer(&resolved, compressed, &working).with_kv(kv))
-    })
-    .await
+    service
+        .executor()
+        .run(deadline, move |cancel| {
+            let pipeline = working.ready()?;
+            let resolved = asked.resolved(&working, working.limits.registry.named_bytes_max, cancel)?;
+            let mut compressed = pipeline.compress(&resolved.request, cancel)?;
+            let kv = asked.options.kv.map(|wanted| {
+                let started = Instant::now();
+                let question = (&*resolved.request.query, &resolved.request.chunks[..]);
+                let kv_export = kv::export(pipeline, question, &compressed, &wanted, cancel)?;
+                let answer = kv::keep(&working, kv_export, &wanted);
+                compressed.timings.push("kv", started.elapsed());
+                answer
+            });
+            observe::compressed(&compressed);
+            let kv = kv.transpose()?;
+            Ok(asked.answer(&resolved, compressed, &working).with_kv(kv))
+        })
+        .await
 }
 
 /// The chunks as they are, and why. Registered ones that nobody could have sent are not: then the error is the answer.
@@ -118,7 +117,7 @@ async fn passed(
     arrived: Instant,
 ) -> Result<CompressAnswer, ApiError> {
     let service = service.clone();
-    work::run_blocking(move || {
+    run_blocking(move || {
         let Ok(resolved) = asked.resolved(&service, service.limits.body_bytes_max, &Cancel::default()) else {
             return Err(error);
         };

@@ -14,9 +14,10 @@ use thresher_core::domain::Chunk;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Compressed, Pipeline, PipelineError, kv_export};
 
-use super::{Scope, work};
+use super::Scope;
 use crate::api::{KvAnswer, KvWanted};
 use crate::error::ApiError;
+use crate::executor::run_blocking;
 use crate::kv_export::KvExportFile;
 
 /// Makes what the request wants of the chunks that were kept, in the order of the context.
@@ -112,7 +113,7 @@ pub async fn fetch(
     // Each piece is made when the one before has been taken: a slow reader holds one, and no thread.
     let pieces = stream::iter(kv_export.pieces()).then(move |piece| {
         let (service, kv_export) = (service.clone(), Arc::clone(&kv_export));
-        work::run_blocking(move || Ok(kv_export.bytes_of_piece(piece, service.ready()?)))
+        run_blocking(move || Ok(kv_export.bytes_of_piece(piece, service.ready()?)))
     });
     let kind = HeaderValue::from_static("application/octet-stream");
     let body = Body::from_stream(pieces.map(|piece| piece.map_err(|error| error.message)));

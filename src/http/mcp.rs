@@ -9,10 +9,11 @@ use axum::response::{IntoResponse as _, Response};
 use http_body_util::{BodyExt as _, Full};
 
 use super::error::ResponseCode;
-use super::{Scope, attribute, body, compress, observe, work};
+use super::{Scope, attribute, body, compress, observe};
 use crate::api::{AttributeAnswer, CompressAnswer};
 use crate::error::{ApiError, ErrorCode};
-use crate::mcp::{self, Answers, Refusal};
+use crate::executor::run_blocking;
+use crate::mcp::{self, Refusal, Tools};
 
 /// Where the tools are.
 pub const PATH: &str = "/mcp";
@@ -23,7 +24,7 @@ pub async fn handle(service: Scope, request: Request) -> Result<Response, ApiErr
     let body = body::whole(&service, &head.headers, body, body::Max::of(&service)).await?;
     // The SDK builds a tree of the whole message before a tool is called.
     let limits = service.limits.bodies;
-    let (body, checked) = work::run_blocking(move || {
+    let (body, checked) = run_blocking(move || {
         limits.check_tree(&body, None)?;
         let checked = Refusal::check(&body);
         Ok((body, checked))
@@ -53,7 +54,7 @@ pub async fn handle(service: Scope, request: Request) -> Result<Response, ApiErr
     })
 }
 
-/// Answers with a JSON-RPC error: clients of the protocol read no other errors.
+/// Tools with a JSON-RPC error: clients of the protocol read no other errors.
 fn refused(status: StatusCode, refusal: &Refusal) -> Response {
     let mut response = (status, Json(refusal.to_json())).into_response();
     let code = if refusal.is_no_json() { ErrorCode::InvalidJson.as_str() } else { "mcp_refused" };
@@ -67,8 +68,8 @@ struct Calls {
     service: Scope,
 }
 
-impl Answers for Calls {
-    const REMEMBERS: bool = true;
+impl Tools for Calls {
+    const HAS_REGISTRY: bool = true;
 
     async fn compress(&self, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {
         counted("compress", compress::answer(self.service.clone(), body).await)

@@ -4,7 +4,6 @@
 
 mod connect;
 mod headers;
-mod lane;
 mod passing;
 mod upstream;
 
@@ -20,9 +19,10 @@ use thresher_core::pipeline::cancel::Cancel;
 pub use self::upstream::{Middleware, UpstreamError};
 
 use super::originals::Remembering;
-use super::{Scope, body, observe, work};
+use super::{Scope, body, observe};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::error::ApiError;
+use crate::executor::run_blocking;
 use crate::middleware::cite::Sources;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, TooMany};
@@ -107,7 +107,7 @@ fn is_of(headers: &HeaderMap, kind: &str) -> bool {
 
 async fn remember(originals: TenantOriginals, news: Vec<([u8; 32], Sent)>) {
     if !news.is_empty() {
-        let kept = work::run_blocking(move || {
+        let kept = run_blocking(move || {
             Remembering(originals).put(&news);
             Ok(())
         });
@@ -159,7 +159,7 @@ async fn rewritten(
         service.ready()?;
         let (working, asked) = (service.clone(), Arc::clone(asked));
         let deadline = Instant::now() + time;
-        work::admitted(service, deadline, move |cancel| asked.rewrite(&working, (true, cancel))).await
+        service.executor().run(deadline, move |cancel| asked.rewrite(&working, (true, cancel))).await
     };
     let (rewritten, outcome, reason) = match (asked.too_many, compresses) {
         (Some(too_many), _) => (None, "whole", Some(too_many.code().as_str())),
@@ -192,7 +192,7 @@ async fn rewritten(
         let said = Said { outcome, reason, tokens };
         Ok((body, Done { said, sources: sources.map(Arc::new), news }))
     };
-    service.middleware.lane.run(time, finish).await
+    service.middleware.slots.run(time, finish).await
 }
 
 impl Asked {
@@ -215,7 +215,7 @@ impl Asked {
             drop(holding);
             asked
         };
-        service.middleware.lane.run(time, read).await
+        service.middleware.slots.run(time, read).await
     }
 
     fn new(

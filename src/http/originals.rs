@@ -10,9 +10,10 @@ use serde::Deserialize;
 use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Format};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
-use super::{Scope, work};
+use super::Scope;
 use crate::api::{OriginalAnswer, RelevantAnswer};
 use crate::error::ApiError;
+use crate::executor::run_blocking;
 use crate::middleware::rewrite::{Ledger, Sent};
 use crate::originals::{OriginalError, TenantOriginals};
 
@@ -112,7 +113,7 @@ pub async fn retrieve(
     let name = hash.map_or_else(|_| String::new(), |Path(name)| name);
     let hash = Hash::read(&name).ok_or_else(ApiError::original_unknown)?;
     let originals = service.originals();
-    let text = work::run_blocking(move || {
+    let text = run_blocking(move || {
         let found = originals.get(&hash.0).map_err(|error| failed(&error))?;
         String::from_utf8(found.ok_or_else(ApiError::original_unknown)?).map_err(|_| ApiError::internal())
     });
@@ -121,9 +122,9 @@ pub async fn retrieve(
         return Ok(Json(OriginalAnswer { hash: name, original_content: text, relevant: None }));
     };
     service.ready()?;
-    let deadline = work::deadline(Instant::now(), None, &service)?;
+    let deadline = service.executor().deadline(Instant::now(), None)?;
     let working = service.clone();
-    let answer = work::admitted(&service, deadline, move |cancel| {
+    let answer = service.executor().run(deadline, move |cancel| {
         let chunk = Chunk { id: "original".to_owned(), title: None, text, metadata: None };
         let request = CompressRequest { format: Format::Plain, ..CompressRequest::new(query, vec![chunk]) };
         let compressed = working.ready()?.compress(&request, cancel)?;

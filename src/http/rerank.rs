@@ -12,7 +12,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, PipelineError, Ranked};
 
-use super::{Scope, body, observe, work};
+use super::{Scope, body, observe};
 use crate::api::{self, RerankBody, RerankDialect, ScoreAnswer, ScoreBody, Scored};
 use crate::error::ApiError;
 use crate::tenants::ttl_store;
@@ -61,14 +61,16 @@ async fn ranked<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     service.ready()?;
     let working = service.clone();
-    work::admitted(service, deadline, move |cancel| {
-        let pipeline = working.ready()?;
-        let mut clock = Clock::start();
-        let ranked = clock.stage("rank", || rank(pipeline, cancel))?;
-        observe::stages(&clock.finish());
-        Ok(answer(&ranked, &pipeline.model().name))
-    })
-    .await
+    service
+        .executor()
+        .run(deadline, move |cancel| {
+            let pipeline = working.ready()?;
+            let mut clock = Clock::start();
+            let ranked = clock.stage("rank", || rank(pipeline, cancel))?;
+            observe::stages(&clock.finish());
+            Ok(answer(&ranked, &pipeline.model().name))
+        })
+        .await
 }
 
 /// vLLM's.

@@ -18,6 +18,7 @@ use super::{Middleware, ServeLimits};
 use crate::access::{Access, Caller, Denied};
 use crate::admission::{Admission, Claim};
 use crate::error::ApiError;
+use crate::executor::{Executor, TimeLimits};
 use crate::kv_export::KvExportFile;
 use crate::originals::{Originals, TenantOriginals};
 use crate::receipt::{KeyError, SigningKey};
@@ -68,7 +69,7 @@ pub struct ServiceParts {
 #[derive(Clone)]
 pub struct Scope {
     service: Service,
-    caller: Caller,
+    executor: Executor,
     tenant_state: Arc<TenantState>,
     body_memory: Arc<BodyMemory>,
 }
@@ -152,14 +153,19 @@ impl Service {
 }
 
 impl Scope {
+    /// Runs the caller's work.
+    pub fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
     /// The tenant's view of the pipeline, once there is one.
     pub fn ready(&self) -> Result<&Pipeline, ApiError> {
-        self.pipeline().ok_or_else(ApiError::not_ready)
+        self.executor.ready()
     }
 
     /// The same where there may be none yet.
     pub fn pipeline(&self) -> Option<&Pipeline> {
-        self.tenant_state.pipeline().map(|pipeline| &**pipeline)
+        self.executor.pipeline()
     }
 
     /// The tenant's registry, once there is one.
@@ -187,7 +193,7 @@ impl Scope {
 
     /// Who asks.
     pub fn caller(&self) -> &Caller {
-        &self.caller
+        &self.executor.caller
     }
 
     /// The tenant_state that the body of this request takes, until the last clone of the scope is dropped.
@@ -202,7 +208,7 @@ impl Scope {
 
     /// The tenant as it asks for its share of what all tenants use.
     pub fn claim(&self) -> Claim<'_> {
-        self.service.claim_of(self.tenant())
+        self.executor.claim()
     }
 }
 
@@ -225,6 +231,14 @@ impl FromRequestParts<Service> for Scope {
         };
         let tenant_state = service.tenants.of(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;
         let body_memory = Arc::new(BodyMemory::new(service.bodies.clone()));
-        Ok(Self { service: service.clone(), caller, tenant_state, body_memory })
+        let ServeLimits { deadline_default, deadline_max, .. } = service.limits;
+        let executor = Executor {
+            caller,
+            has_rivals: service.access.is_shared(),
+            admission: service.admission.clone(),
+            time_limits: TimeLimits { default: deadline_default, max: deadline_max },
+            pipeline: Arc::clone(tenant_state.pipeline_slot()),
+        };
+        Ok(Self { service: service.clone(), executor, tenant_state, body_memory })
     }
 }

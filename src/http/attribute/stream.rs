@@ -25,8 +25,9 @@ use crate::admission;
 use crate::api::{self, Arrival, AttributeBody, PartAnswer};
 
 use crate::error::{ApiError, ErrorAnswer};
+use crate::executor::run_blocking;
 use crate::http::memory::NoRoom;
-use crate::http::{Scope, body, observe, work};
+use crate::http::{Scope, body, observe};
 
 type Events = BoxStream<'static, Result<sse_stream::Sse, sse_stream::Error>>;
 
@@ -39,19 +40,19 @@ pub async fn handle(
     body::is_plain(&headers)?;
     body::is_events(&headers)?;
     service.ready()?;
-    let place = work::open_stream(&service).await?;
+    let place = service.executor().open_stream().await?;
     let begun = Arc::new(AtomicBool::new(false));
     let mut events = events(body, &service, Arc::clone(&begun));
     let first = tokio::time::timeout(service.limits.read_max, next(&mut events, &service));
     let first = first.await.map_err(|_elapsed| ApiError::body_timeout())??;
     let first = first.ok_or_else(ApiError::stream_empty)?;
     let (limits, first_bytes) = (service.limits.bodies, first.len());
-    let asked = work::run_blocking(move || Asked::parse(first.as_bytes(), &limits)).await?;
+    let asked = run_blocking(move || Asked::parse(first.as_bytes(), &limits)).await?;
     begun.store(true, Ordering::Relaxed);
     service.body_memory().shrink_to_parsed(first_bytes);
     let deadline_ms = asked.body.deadline_ms();
-    let deadline = work::deadline(Instant::now(), deadline_ms, &service)?;
-    let permit = work::enter_stream(&service, &place, deadline).await?;
+    let deadline = service.executor().deadline(Instant::now(), deadline_ms)?;
+    let permit = service.executor().permit_in(&place, deadline).await?;
     let read = AttributeBody::into_stream;
     let begun = asked.work(&service, (permit, deadline), read, |service, found, cancel| {
         let pipeline = service.ready()?;
@@ -188,12 +189,12 @@ impl Answering {
 
     /// A sentence waits for its turn like any request.
     async fn attribute(&self, sentence: ByteRange) -> Result<Vec<PartAnswer>, ApiError> {
-        let deadline = work::deadline(Instant::now(), self.deadline_ms, &self.service)?;
+        let deadline = self.service.executor().deadline(Instant::now(), self.deadline_ms)?;
         let (service, begun) = (self.service.clone(), Arc::clone(&self.begun));
         let answer = self.arriving.text()[..sentence.end].to_owned();
         let started = Instant::now();
-        let permit = work::enter_stream(&self.service, &self.place, deadline).await?;
-        let found = work::permitted(&self.service, (permit, deadline), move |cancel| {
+        let permit = self.service.executor().permit_in(&self.place, deadline).await?;
+        let found = self.service.executor().run_with(permit, deadline, move |cancel| {
             let Found { request, options, chunks } = &begun.found;
             let asked = (&request.parts, request.sources_max);
             let sentence = (&*answer, sentence);

@@ -12,7 +12,7 @@ use crate::api::{BodyLimits, MessagesAnswer};
 
 use crate::error::ApiError;
 use crate::http::originals::{Hash, keep};
-use crate::http::{Scope, observe, work};
+use crate::http::{Scope, observe};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, Policy};
 use crate::middleware::json::Located;
@@ -116,10 +116,10 @@ pub async fn compress(
     asked: Asked,
     arrived: Instant,
 ) -> Result<Json<MessagesAnswer>, ApiError> {
-    let deadline = work::deadline(arrived, None, &service)?;
+    let deadline = service.executor().deadline(arrived, None)?;
     service.ready()?;
     let working = service.clone();
-    work::admitted(&service, deadline, move |cancel| Ok(Json(asked.compress(&working, cancel)?))).await
+    service.executor().run(deadline, move |cancel| Ok(Json(asked.compress(&working, cancel)?))).await
 }
 
 fn mark(hash: &Hash) -> String {

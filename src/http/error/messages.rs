@@ -23,13 +23,6 @@ impl ApiError {
         )
     }
 
-    pub(in crate::http) fn not_ready() -> Self {
-        Self::new(
-            ErrorCode::NotReady,
-            "the model is still loading; /readyz on the admin listener says when it is done",
-        )
-    }
-
     pub(in crate::http) fn body_too_large(bytes_max: usize, setting: &str) -> Self {
         Self::new(
             ErrorCode::BodyTooLarge,
@@ -96,12 +89,6 @@ impl ApiError {
 
     pub(in crate::http) fn body_broken() -> Self {
         Self::new(ErrorCode::BodyBroken, "the connection broke while the body was being read")
-    }
-
-    pub(in crate::http) fn deadline_out_of_range(max: Duration) -> Self {
-        let message =
-            format!("deadline_ms is over the limit of {} (admission.deadline_ms_max)", max.as_millis());
-        Self::new(ErrorCode::DeadlineOutOfRange, message).at("deadline_ms")
     }
 
     pub(in crate::http) fn registry_not_ready() -> Self {
@@ -323,10 +310,6 @@ impl ApiError {
             ErrorCode::OriginalsFailed,
             "the store of originals failed (originals.dir); the daemon's log says why",
         )
-    }
-
-    pub(in crate::http) fn internal() -> Self {
-        Self::new(ErrorCode::Internal, "an internal error; the daemon's log says where")
     }
 
     pub(in crate::http) fn query_string(cause: &str) -> Self {

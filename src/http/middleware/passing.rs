@@ -19,8 +19,8 @@ use super::is_of;
 use crate::admission::Place;
 
 use crate::error::ApiError;
+use crate::http::Scope;
 use crate::http::error::ResponseCode;
-use crate::http::{Scope, work};
 use crate::middleware::answer;
 use crate::middleware::cite::{self, Sources};
 use crate::middleware::dialect::Dialect;
@@ -94,7 +94,7 @@ impl Citing {
     async fn citations(&self, text: String, deadline: Instant) -> Option<Vec<Value>> {
         let sources = self.sources.clone().filter(|_| Instant::now() < deadline)?;
         let (working, dialect) = (self.service.clone(), self.dialect);
-        let cited = work::admitted(&self.service, deadline, move |cancel| {
+        let cited = self.service.executor().run(deadline, move |cancel| {
             Ok(cite::citations(dialect, &text, &sources, (working.ready()?, cancel))?)
         });
         Some(cited.await.unwrap_or_else(|error| {
@@ -269,9 +269,9 @@ impl Passing {
     async fn cited(&self, held: &[u8]) -> Option<Vec<u8>> {
         let (dialect, held_max) = (self.citing.dialect, self.held_max);
         let held = Arc::<str>::from(std::str::from_utf8(held).ok()?);
-        let (lane, time) = (&self.citing.service.middleware.lane, self.citing.time());
+        let (slots, time) = (&self.citing.service.middleware.slots, self.citing.time());
         let body = Arc::clone(&held);
-        let found = lane.run(time, move |_| {
+        let found = slots.run(time, move |_| {
             let Ok(body) = Located::parse(&body) else { return Ok((Vec::new(), true)) };
             let (texts, is_all) = answer::texts(dialect, body, held_max);
             Ok((texts.into_iter().map(|text| text.text).collect::<Vec<_>>(), is_all))
@@ -288,7 +288,7 @@ impl Passing {
             let Some(cited) = self.citing.citations(text, deadline).await else { break };
             citations.push(cited);
         }
-        let edited = lane.run(time, move |_| {
+        let edited = slots.run(time, move |_| {
             let mut edits = Edits::default();
             if let Ok(body) = Located::parse(&held) {
                 for (text, citations) in answer::texts(dialect, body, held_max).0.iter().zip(&citations) {

@@ -20,8 +20,8 @@ use thiserror::Error;
 
 use super::connect::Connector;
 use super::headers::{self, Allowed};
-use super::lane::Lane;
 use crate::admission::{Claim, Place, Shares};
+use crate::executor::WorkerSlots;
 
 use crate::error::ApiError;
 use crate::middleware::dialect::Dialect;
@@ -47,7 +47,7 @@ pub struct Middleware {
     /// The settings.
     pub settings: MiddlewareSettings,
     /// Where requests and answers are read and rewritten.
-    pub lane: Lane,
+    pub slots: WorkerSlots,
     upstreams: Vec<Upstream>,
     places: Shares,
 }
@@ -76,7 +76,7 @@ impl Middleware {
         };
         Ok(Self {
             upstreams: settings.upstreams.iter().map(upstream).collect::<Result<_, _>>()?,
-            lane: Lane::per_core(),
+            slots: WorkerSlots::per_core(),
             places: Shares::new(settings.request_count_max, 0),
             settings: settings.clone(),
         })
