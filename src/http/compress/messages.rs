@@ -16,7 +16,7 @@ use crate::http::{Scope, observe};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, Policy};
 use crate::middleware::json::Located;
-use crate::middleware::rewrite::{self, By, Way};
+use crate::middleware::rewrite::{self, CompressOptions, Compressor};
 use crate::originals::ENTRY_BYTES;
 
 /// A request as it came.
@@ -55,7 +55,7 @@ impl Asked {
         let body = Located::parse(&self.body).map_err(|_| ApiError::internal())?;
         let conversation = Dialect::Chat.conversation(body);
         let policy = Policy { tools: vec!["*".to_owned()], ..settings.policy(false) };
-        let way = Way {
+        let way = CompressOptions {
             budget: settings.budget(),
             granularity: Granularity::default(),
             prompt_tokens_min: 0,
@@ -66,8 +66,12 @@ impl Asked {
             return Err(ApiError::too_many(too_many).at("messages"));
         }
         let turns = found.turns;
-        let by = By { way: &way, said_bytes: find::said_bytes(&conversation, &turns), pipeline };
-        let mut rewritten = rewrite::all(body, &turns, by, cancel)?;
+        let by = Compressor {
+            options: &way,
+            other_text_bytes: find::other_text_bytes(&conversation, &turns),
+            pipeline,
+        };
+        let mut rewritten = rewrite::all_turns(body, &turns, by, cancel)?;
         let originals = service.originals();
         if self.marks {
             let mut kept = 0;

@@ -1,6 +1,6 @@
-//! The tiers in turn: memory, disk, the one that sidecars share. A block of a slow tier that the store accepted is kept in the
-//! faster ones, and a block that is used is kept alive in the one that sidecars share.
-//! Knows nothing of who asks.
+//! All tiers of a daemon, looked up in order: memory, disk, and the tier that sidecars share. A block from a
+//! slow tier that the store accepts is copied to the faster ones, and using a block renews its time to live
+//! in the shared tier. Knows nothing of requests.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::key::BlockKey;
 use super::local::{LocalTiers, TierName};
 use super::store::{Source, Tiers};
 
-/// This machine's tiers, and the one that sidecars share when there is one. A clone is another handle on the same ones.
+/// The tiers of this machine, and the shared tier if one is configured. Clones share the same tiers.
 #[derive(Clone)]
 pub struct AllTiers {
     local: LocalTiers,
@@ -21,19 +21,20 @@ pub struct AllTiers {
 }
 
 impl AllTiers {
-    /// Waits for I/O on `runtime`.
+    /// Returns the tiers. Calls that wait for I/O run it on `runtime`.
     pub fn new(local: LocalTiers, shared: Option<Shared>, runtime: Handle) -> Self {
         Self { local, shared, runtime }
     }
 
-    /// Writes what still waits to be written, to disk and to the shared tier, within `patience`; the rest is given up.
-    pub async fn close(&self, patience: Duration) {
+    /// Writes the queued blocks to disk and to the shared tier. Blocks that are not written within `timeout`
+    /// are dropped.
+    pub async fn close(&self, timeout: Duration) {
         let flush = async {
             if let Some(shared) = &self.shared {
-                let _ = tokio::time::timeout(patience, shared.flush()).await;
+                let _ = tokio::time::timeout(timeout, shared.flush()).await;
             }
         };
-        tokio::join!(flush, self.local.close_within(patience));
+        tokio::join!(flush, self.local.close_within(timeout));
     }
 
     async fn find(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
@@ -45,9 +46,10 @@ impl AllTiers {
         let mut found: Vec<_> = found.map(|hit| hit.map(|(bytes, tier)| (bytes, source(tier)))).collect();
         let Some(shared) = &self.shared else { return found };
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
-        let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        for (i, bytes) in missing.into_iter().zip(shared.get_many(&asked).await) {
-            // An allocation of its own: a part of the server's reply would keep the whole reply in memory.
+        let missing_keys: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
+        for (i, bytes) in missing.into_iter().zip(shared.get_many(&missing_keys).await) {
+            // The bytes are copied, because a slice of the server's reply would keep the whole reply in
+            // memory.
             found[i] = bytes.map(|bytes| (Bytes::from(bytes.to_vec()), Source::Shared));
         }
         found
@@ -63,7 +65,7 @@ impl Tiers for AllTiers {
         Some(bytes)
     }
 
-    fn at_hand(&self, key: &BlockKey) -> bool {
+    fn has_locally(&self, key: &BlockKey) -> bool {
         self.local.has_on_disk(key)
     }
 

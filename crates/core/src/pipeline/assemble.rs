@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use crate::domain::{ByteRange, Chunk, Format, Piece};
+use crate::domain::{ByteRange, Chunk, CopiedSpan, Format};
 
 /// What of one chunk goes into the context.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Context {
     /// What to send to the LLM.
     pub text: String,
     /// Its pieces in order; what lies between them is ours.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<CopiedSpan>,
 }
 
 /// Stands between two chunks in every format.
@@ -91,7 +91,11 @@ fn spans(out: &mut Context, chunk: &Chunk, kept: &Kept) {
         }
         let start = out.text.len();
         out.text.push_str(source.of(&chunk.text));
-        out.pieces.push(Piece { chunk: kept.chunk, source, output: ByteRange::new(start, out.text.len()) });
+        out.pieces.push(CopiedSpan {
+            chunk: kept.chunk,
+            source,
+            output: ByteRange::new(start, out.text.len()),
+        });
         end = Some(source.end);
     }
 }
