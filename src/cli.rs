@@ -87,9 +87,8 @@ fn in_one_line(error: &anyhow::Error) -> String {
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {
     let load = || Config::load(args.config.as_deref(), environment());
-    let config = || {
-        load().inspect(|config| config.warnings.iter().for_each(|text| eprintln!("warning: {text}")))
-    };
+    let config =
+        || load().inspect(|config| config.warnings.iter().for_each(|text| eprintln!("warning: {text}")));
     match args.command {
         Command::Serve => serve::run(load()?),
         Command::Compress(args) => compress::run(&config()?, &args),

@@ -465,13 +465,13 @@ async fn requests_that_cannot_be_answered() {
         (
             "too few tokens",
             with(json!({"budget": {"tokens": 1}})),
-            "422 budget_impossible budget",
+            "422 budget_impossible budget.tokens",
             "the shortest unit of this `granularity` needs",
         ),
         (
             "too few for keep",
             with(json!({"budget": {"tokens": 5}, "keep": ["a"]})),
-            "422 budget_impossible budget",
+            "422 budget_impossible budget.tokens",
             "what `keep` names needs",
         ),
         (
@@ -514,7 +514,7 @@ async fn requests_that_cannot_be_answered() {
         (
             "a ratio of next to nothing",
             with(json!({"budget": {"ratio": 1e-300}})),
-            "422 budget_impossible budget",
+            "422 budget_impossible budget.ratio",
             "budget of 0 tokens",
         ),
         (
