@@ -1,5 +1,7 @@
-"""Client of Thresher. Adapters are modules of their own: `thresher_client.langchain`, `.llama_index`, `.haystack`,
-`.transformers`."""
+"""Python client of Thresher, blocking (`Client`) and asynchronous (`AsyncClient`).
+
+Adapters are separate modules: `thresher_client.langchain`, `.llama_index`, `.haystack` and `.transformers`.
+"""
 
 from ._async import AsyncAttributionStream
 from ._client import AsyncClient, Client
@@ -12,7 +14,7 @@ from .errors import (
     ConnectionFailedError,
     DeadlineExceededError,
     ErrorCode,
-    HandoverError,
+    KvExportError,
     NotFoundError,
     OverloadedError,
     RequestInvalidError,
@@ -49,7 +51,7 @@ __all__ = [
     "ConnectionFailedError",
     "DeadlineExceededError",
     "ErrorCode",
-    "HandoverError",
+    "KvExportError",
     "KvHandle",
     "NotFoundError",
     "OverloadedError",
