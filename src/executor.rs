@@ -334,7 +334,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_refused_says_why() {
         let executor = executor(1, 0);
-        assert_eq!(executor.ready().expect_err("no model").code, ErrorCode::NotReady);
+        assert_eq!(executor.ready().err().map(|error| error.code), Some(ErrorCode::NotReady));
         let deadline = Instant::now() + Duration::from_secs(60);
         let _permit = executor.permit(deadline).await.expect("the first");
         let refused = executor.run(deadline, |_| Ok(())).await.expect_err("there is one permit");
