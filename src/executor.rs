@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(executor.run(soon(), |_| Ok(7)).await, Ok(7));
         let panicked = executor.run(soon(), |_| -> Result<(), ApiError> { panic!("a bug") }).await;
         assert_eq!(panicked.expect_err("a panic").code, ErrorCode::Internal);
-        let late = executor.run(Instant::now(), |cancel| Ok(while cancel.go_on() {})).await;
+        let late = executor.run(Instant::now(), |cancel| Ok(cancel.check()?)).await;
         let late = late.expect_err("the deadline has passed");
         assert_eq!((late.code, late.retry_after_s), (ErrorCode::DeadlineExceeded, Some(1)));
     }

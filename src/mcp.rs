@@ -206,7 +206,7 @@ impl<A: Tools> ServerHandler for Server<A> {
                 }
                 ATTRIBUTE => {
                     let answer = self.answers.attribute(body).await;
-                    Ok(result(answer.map(|answer| (answer.in_plain_words(), serde_json::to_value(answer)))))
+                    Ok(result(answer.map(|answer| (answer.to_plain_text(), serde_json::to_value(answer)))))
                 }
                 name => {
                     let name = Quoted(name);

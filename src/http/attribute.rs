@@ -14,7 +14,9 @@ use thresher_core::pipeline::cancel::Cancel;
 use super::named::{Lookup, check_ids};
 use super::{Scope, body, observe};
 use crate::admission::Permit;
-use crate::api::{self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, Named, Names};
+use crate::api::{
+    self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, ChunkNumbers, ChunkReference,
+};
 use crate::error::ApiError;
 use crate::executor::run_blocking;
 use crate::receipt::Receipt;
@@ -65,7 +67,7 @@ async fn attributed(service: Scope, asked: Asked, arrived: Instant) -> Result<At
 /// A request as it came, and the chunks that it names instead of sending them.
 struct Asked {
     body: AttributeBody,
-    named: Option<Named>,
+    named: Option<ChunkReference>,
 }
 
 /// A request whose chunks are there.
@@ -84,7 +86,7 @@ type Read = fn(
 impl Asked {
     fn parse(json: &[u8], limits: &BodyLimits) -> Result<Self, ApiError> {
         let body: AttributeBody = api::parse(json, limits)?;
-        let named = body.named()?;
+        let named = body.chunk_reference()?;
         Ok(Self { body, named })
     }
 
@@ -97,7 +99,7 @@ impl Asked {
         work: impl FnOnce(&Scope, Found, &Cancel) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let Self { body, named } = self;
-        let by_ids = matches!(named, Some(Named::Registered(_)));
+        let by_ids = matches!(named, Some(ChunkReference::Registered(_)));
         let working = service.clone();
         let answer = service.executor().run_with(permit, deadline, move |cancel| {
             let chunks = named.map(|named| Chunks::of(&working, &named, cancel)).transpose()?;
@@ -118,16 +120,16 @@ enum Chunks {
 }
 
 impl Chunks {
-    fn of(service: &Scope, named: &Named, cancel: &Cancel) -> Result<Self, ApiError> {
+    fn of(service: &Scope, named: &ChunkReference, cancel: &Cancel) -> Result<Self, ApiError> {
         match named {
-            Named::Registered(ids) => {
+            ChunkReference::Registered(ids) => {
                 let limits = service.limits.registry;
                 check_ids(ids, limits.named_count_max)?;
                 let (registry, bytes_max) = (service.registry()?, limits.named_bytes_max);
                 let lookup = Lookup { registry, ids, bytes_max, cancel };
                 Ok(Self::Registered(lookup.chunks((0..ids.len()).collect())?))
             }
-            Named::Compressed(id) => {
+            ChunkReference::Compressed(id) => {
                 let found = service.handles().get(id);
                 let unknown = || ApiError::compress_id_unknown(service.handles().expire_s());
                 Ok(Self::RecentRequest(found.ok_or_else(unknown)?))
@@ -142,10 +144,10 @@ impl Chunks {
         }
     }
 
-    fn names(&self) -> Names<'_> {
+    fn names(&self) -> ChunkNumbers<'_> {
         match self.remembered() {
-            None => Names::default(),
-            Some(of) => Names { places: of.places.as_deref(), markers: Some(&of.markers) },
+            None => ChunkNumbers::default(),
+            Some(of) => ChunkNumbers { indexes: of.places.as_deref(), markers: Some(&of.markers) },
         }
     }
 

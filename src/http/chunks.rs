@@ -70,7 +70,7 @@ pub async fn register(
     service.body_memory().release();
     let registry = service.registry()?;
     let warming = if wait { registry.settled(&ids, deadline).await } else { registry.progress_of(&ids) };
-    Ok(Json(answer.warmed(warming)))
+    Ok(Json(answer.with_progress(warming)))
 }
 
 /// `POST /v1/chunks/delete`: takes several away; those that are not there are said, and no error.

@@ -152,7 +152,7 @@ impl Asked {
             }
             let CompressRequest { query, keep, .. } = &self.request;
             let places = kept(registry.prefilter(query, ids, limits.prefilter_to)?, ids, keep);
-            (lookup.chunks(places.clone())?, Some(Prefiltered { from: ids.len(), places }))
+            (lookup.chunks(places.clone())?, Some(Prefiltered { from: ids.len(), indexes: places }))
         };
         let request = Cow::Owned(CompressRequest { chunks, ..self.request.clone() });
         Ok(Resolved { request, prefiltered })
@@ -171,7 +171,7 @@ impl Asked {
             None => answer,
             Some(prefiltered) => answer.prefiltered(prefiltered),
         };
-        answer.named(service.handles().insert(remembered))
+        answer.with_id(service.handles().insert(remembered))
     }
 }
 
@@ -183,7 +183,7 @@ fn remembered(resolved: &Resolved, compressed: &pipeline::Compressed) -> RecentR
         kept[outcome.index] = outcome.spans.iter().map(|(span, _)| *span).collect();
         markers[outcome.index] = Some(before + 1);
     }
-    let places = resolved.prefiltered.as_ref().map(|prefiltered| prefiltered.places.clone());
+    let places = resolved.prefiltered.as_ref().map(|prefiltered| prefiltered.indexes.clone());
     RecentRequest { chunks: chunks.clone(), places, kept, markers }
 }
 

@@ -44,7 +44,7 @@ pub struct Connections(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Names the listener in metrics.
+    /// ChunkNumbers the listener in metrics.
     listener: &'static str,
     limits: ConnectionLimits,
     open: Mutex<Open>,

@@ -46,7 +46,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// How one listener treats its connections.
 #[derive(Debug, Clone, Copy)]
 pub struct Serving {
-    /// Names the listener in metrics: `public` or `admin`.
+    /// ChunkNumbers the listener in metrics: `public` or `admin`.
     pub listener: &'static str,
     /// How long the head of a request may take to arrive, and a connection to begin.
     pub head_max: Duration,
