@@ -9,7 +9,7 @@ use crate::api::{
     ProgressAnswer, RegisterBody, RegisteredAnswer, RerankAnswer, RerankBody, ScoreAnswer, ScoreBody,
     SearchAnswer, SearchBody,
 };
-use crate::http::chunks::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
+use crate::http::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
 
 /// Path, method, operation.
 type Entry = (String, &'static str, Value);
