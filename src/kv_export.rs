@@ -1,12 +1,14 @@
 //! Keys and values as a file that a language model takes over: safetensors, written piece by piece while it is sent.
 //! Knows nothing of transports. `docs/kv_export.md` describes the file for those who read it.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use half::f16;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use thresher_core::domain::Chunk;
-use thresher_core::model::Kept;
+use thresher_core::model::{KeyMask, PlaneLayout};
 use thresher_core::pipeline::kv_export::{KvExport, KvExportToken};
 use thresher_core::pipeline::{Codec, Pipeline};
 
@@ -35,7 +37,7 @@ const NONE: i32 = -1;
 /// What is handed over, as it lies in the cache: the file is written when it is fetched.
 pub struct KvExportFile {
     kv_export: KvExport,
-    kept: Option<Kept>,
+    kept: Option<KeyMask>,
     shape: Shape,
     header: Bytes,
     /// Of the tensors.
@@ -47,6 +49,7 @@ pub struct KvExportFile {
 struct Shape {
     layers: usize,
     kv_heads: usize,
+    layout: PlaneLayout,
     head_dim: usize,
     /// Special tokens in front.
     prefix: usize,
@@ -77,7 +80,7 @@ impl KvExportFile {
     /// Of `chunks` as they are handed over; `kept` where heads keep some of their keys only.
     pub fn new(
         kv_export: KvExport,
-        kept: Option<Kept>,
+        kept: Option<KeyMask>,
         chunks: &[impl AsRef<Chunk>],
         pipeline: &Pipeline,
     ) -> Self {
@@ -86,6 +89,7 @@ impl KvExportFile {
         let shape = Shape {
             layers: decoder.layers,
             kv_heads: decoder.kv_heads,
+            layout: decoder.planes(),
             head_dim: info.head_dim,
             prefix: decoder.prefix_tokens(),
             is_half: pipeline.settings().codec != Codec::F32,
@@ -132,7 +136,7 @@ impl KvExportFile {
 
     /// Share of the keys that is kept.
     pub fn share(&self) -> f64 {
-        self.kept.as_ref().map_or(1.0, Kept::share)
+        self.kept.as_ref().map_or(1.0, KeyMask::share)
     }
 
     /// What the file is made of, in order: its header, then the tensors.
@@ -217,18 +221,18 @@ impl KvExportFile {
             }
             Part::Counts(layer) => integers(self.rows(layer).iter().map(|rows| rows.len() as i32)),
             Part::Tokens(layer) => integers(self.rows(layer).into_iter().flatten().map(|token| token as i32)),
-            Part::Keys(layer) => self.planes(2 * layer * self.shape.kv_heads, layer, pipeline),
-            Part::Values(layer) => self.planes((2 * layer + 1) * self.shape.kv_heads, layer, pipeline),
+            Part::Keys(layer) => self.planes(self.shape.layout.keys(layer), layer, pipeline),
+            Part::Values(layer) => self.planes(self.shape.layout.values(layer), layer, pipeline),
         }
     }
 
-    /// The planes of a layer's heads from `first` on, the rows that each keeps.
-    fn planes(&self, first: usize, layer: usize, pipeline: &Pipeline) -> Bytes {
+    /// The `planes` of a layer's keys or values, the rows that each head keeps.
+    fn planes(&self, planes: Range<usize>, layer: usize, pipeline: &Pipeline) -> Bytes {
         let dim = self.shape.head_dim;
         let mut plane = vec![0.0_f32; self.tokens() * dim];
         let mut out = Vec::with_capacity(self.bytes_of(Part::Keys(layer)));
-        for (head, rows) in self.rows(layer).into_iter().enumerate() {
-            self.kv_export.read_plane(pipeline, first + head, &mut plane);
+        for (plane_index, rows) in planes.zip(self.rows(layer)) {
+            self.kv_export.read_plane(pipeline, plane_index, &mut plane);
             for value in rows.iter().flat_map(|&row| &plane[row * dim..(row + 1) * dim]) {
                 match self.shape.is_half {
                     true => out.extend(f16::from_f32(*value).to_le_bytes()),

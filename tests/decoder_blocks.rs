@@ -17,7 +17,7 @@ use thresher_core::model::contract::{Contract, Decoder, Family, QuestionTokens, 
 use thresher_core::model::device::DeviceChoice;
 use thresher_core::model::ort::{DecoderRuntime, OrtSettings};
 use thresher_core::model::tokenizer::ModelTokenizer;
-use thresher_core::model::{Kept, Logits, ModelInfo, ModelRuntime};
+use thresher_core::model::{KeyMask, ModelInfo, ModelRuntime, RawLogits};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, Placement, Reading, Settings};
@@ -186,12 +186,17 @@ fn read(model: &Model, texts: &[String], question: &str, placement: Placement) -
 }
 
 /// Raw logits of every layer's heads, over all keys and over the question's own.
-fn logits(reading: &Reading) -> Logits {
+fn logits(reading: &Reading) -> RawLogits {
     reading.logits(0..reading.question.heads())
 }
 
 /// The same by the whole graph, group by group; groups are runs of windows.
-fn by_whole(model: &mut Model, groups: &[Vec<Vec<u32>>], question: &[u32], placement: Placement) -> Logits {
+fn by_whole(
+    model: &mut Model,
+    groups: &[Vec<Vec<u32>>],
+    question: &[u32],
+    placement: Placement,
+) -> RawLogits {
     let mut own = None;
     let prefix = model.prefix().len() as i64;
     let is_movable = model.decoder.rotary.is_some();
@@ -226,7 +231,7 @@ fn by_whole(model: &mut Model, groups: &[Vec<Vec<u32>>], question: &[u32], place
         });
     }
     let columns: Vec<_> = columns.iter().map(|part| part.view()).collect();
-    Logits { cross: concatenate(Axis(2), &columns).unwrap(), own: own.unwrap() }
+    RawLogits { cross: concatenate(Axis(2), &columns).unwrap(), self_logits: own.unwrap() }
 }
 
 /// Windows of all texts, in groups of at most `room` tokens.
@@ -313,12 +318,14 @@ fn a_forward_pass_is_the_whole_graph_where_what_is_not_kept_is_not_there() {
         let cancel = Cancel::default();
         let kv_export = pipeline.kv_export(&chunks, ids.len(), &cancel).unwrap();
         let past = kv_export.past(model.runtime.info(), &cancel);
-        let forward = |kept: Option<&Kept>| model.runtime.forward(&ids, &past, kept).unwrap().logits;
+        let forward = |kept: Option<&KeyMask>| model.runtime.forward(&ids, &past, kept).unwrap().logits;
         let all = forward(None);
         let Decoder { layers, kv_heads, .. } = model.decoder;
         let tokens = kv_export.tokens.len();
         let keeping = |is_kept: &dyn Fn(usize, usize) -> bool| {
-            Kept::new(Array3::from_shape_fn((layers, kv_heads, tokens), |(_, head, key)| is_kept(head, key)))
+            KeyMask::new(Array3::from_shape_fn((layers, kv_heads, tokens), |(_, head, key)| {
+                is_kept(head, key)
+            }))
         };
         // The last ones, which sliding windows reach, too.
         let left_out = [tokens - 3, tokens - 1];

@@ -37,14 +37,14 @@ fn planes(model: &dyn ModelRuntime, windows: &[&[u32]]) -> Vec<Array3<f32>> {
 struct Windows<'a> {
     planes: &'a [Array3<f32>],
     places: Vec<i64>,
-    question_place: i64,
+    question_position: i64,
 }
 
 impl<'a> Windows<'a> {
     fn new(planes: &'a [Array3<f32>]) -> Self {
         let lengths = planes.iter().map(|planes| planes.dim().1 as i64);
-        let question_place = 1 + lengths.clone().max().unwrap();
-        Self { planes, places: lengths.flat_map(|tokens| 1..=tokens).collect(), question_place }
+        let question_position = 1 + lengths.clone().max().unwrap();
+        Self { planes, places: lengths.flat_map(|tokens| 1..=tokens).collect(), question_position }
     }
 }
 
@@ -53,8 +53,8 @@ impl Past for Windows<'_> {
         &self.places
     }
 
-    fn question_place(&self) -> i64 {
-        self.question_place
+    fn question_position(&self) -> i64 {
+        self.question_position
     }
 
     fn read_plane(&self, plane: usize, out: &mut [f32]) {

@@ -43,7 +43,9 @@ use thresher::tenants::{TenantSettings, Tenants};
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::store::{KvStore, Source, Tiers};
 use thresher_core::model::scripted::ScriptedModel;
-use thresher_core::model::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Past, Wanted};
+use thresher_core::model::{
+    Done, EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, Wanted,
+};
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_registry::RegistrySettings;
@@ -225,11 +227,11 @@ impl<F: Fn(&dyn Fn() -> bool) + Send + Sync> ModelRuntime for Double<F> {
         self.model.read(windows, wanted, done)
     }
 
-    fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
+    fn question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
         self.model.question(question, past)
     }
 
-    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
         self.model.logits(question, keys)
     }
 }

@@ -51,13 +51,13 @@ pub trait ModelRuntime: Send + Sync {
     ///
     /// # Errors
     /// What the runtime reports; [`ModelError::Stopped`] when nobody waits for it any more.
-    fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError>;
+    fn question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError>;
 
     /// The same on one thread, for callers that ask many at the same time: together they are sooner done.
     ///
     /// # Errors
     /// As [`Self::question`].
-    fn question_beside(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
+    fn question_beside(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
         self.question(question, past)
     }
 
@@ -65,7 +65,11 @@ pub trait ModelRuntime: Send + Sync {
     ///
     /// # Errors
     /// As [`Self::question`]; [`ModelError::NoKvExport`] where there is nothing to hand over.
-    fn question_in_all_heads(&self, _question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
+    fn question_in_all_heads(
+        &self,
+        _question: &[u32],
+        _past: &dyn Past,
+    ) -> Result<EncodedQuestion, ModelError> {
         Err(ModelError::NoKvExport { model: self.info().name.clone() })
     }
 
@@ -82,7 +86,7 @@ pub trait ModelRuntime: Send + Sync {
         &self,
         _tokens: &[u32],
         _past: &dyn Past,
-        _kept: Option<&Kept>,
+        _kept: Option<&KeyMask>,
     ) -> Result<Forward, ModelError> {
         Err(ModelError::NoForward { model: self.info().name.clone() })
     }
@@ -92,7 +96,7 @@ pub trait ModelRuntime: Send + Sync {
     ///
     /// # Errors
     /// What the runtime reports; [`ModelError::NoQueryGraph`] where the family has none.
-    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError>;
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError>;
 }
 
 /// What a decoder's question looks back on: keys and values that were read before, moved to their positions.
@@ -101,7 +105,7 @@ pub trait Past: Sync {
     fn positions(&self) -> &[i64];
 
     /// The position of the question's first token.
-    fn question_place(&self) -> i64;
+    fn question_position(&self) -> i64;
 
     /// Writes one plane of all tokens, `[token, head_dim]`: keys as they are at their positions, values as they were read.
     fn read_plane(&self, plane: usize, out: &mut [f32]);
@@ -112,9 +116,9 @@ pub trait Past: Sync {
 
 /// Which keys each key head sees of what lies before, special tokens not included: they are always seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept(Array3<bool>);
+pub struct KeyMask(Array3<bool>);
 
-impl Kept {
+impl KeyMask {
     /// `[layer, kv_head, token]`
     pub fn new(kept: Array3<bool>) -> Self {
         Self(kept)
@@ -161,7 +165,7 @@ impl Past for NoPast {
         &[]
     }
 
-    fn question_place(&self) -> i64 {
+    fn question_position(&self) -> i64 {
         0
     }
 
@@ -174,42 +178,42 @@ impl Past for NoPast {
 
 /// Raw logits of a question.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Logits {
+pub struct RawLogits {
     /// Over the chunks' keys: `[head, question_token, key]`.
     pub cross: Array3<f32>,
     /// Over the question's own keys: `[head, question_token, question_token]`.
-    pub own: Array3<f32>,
+    pub self_logits: Array3<f32>,
 }
 
 /// A question that has been through the model.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Encoded {
+pub struct EncodedQuestion {
     /// `[head, question_token, head_dim]`: their products with keys are the raw logits over them.
     pub vectors: Array3<f32>,
     /// The question's own keys, or its logits over them.
-    pub own: Own,
+    pub self_attention: SelfAttention,
 }
 
 /// A question looking at itself.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Own {
+pub enum SelfAttention {
     /// `[head, question_token, question_token]`: raw logits.
     Logits(Array3<f32>),
     /// `[head, question_token, head_dim]`: keys, all of which every token sees. Of a model with hundreds of heads all logits would be
     /// too many.
     Keys(Array3<f32>),
     /// The same, of a model whose tokens see themselves and those before them.
-    KeysBefore(Array3<f32>),
+    CausalKeys(Array3<f32>),
 }
 
-impl Encoded {
+impl EncodedQuestion {
     /// Raw logits of these heads over the question's own keys, `[head, question_token, question_token]`; [`f32::MIN`], which is no
     /// logit, where a token does not see a key.
     pub fn self_logits(&self, heads: Range<usize>) -> Array3<f32> {
-        match &self.own {
-            Own::Logits(logits) => logits.slice(s![heads, .., ..]).to_owned(),
-            Own::Keys(keys) => products(&self.vectors, keys, heads),
-            Own::KeysBefore(keys) => {
+        match &self.self_attention {
+            SelfAttention::Logits(logits) => logits.slice(s![heads, .., ..]).to_owned(),
+            SelfAttention::Keys(keys) => products(&self.vectors, keys, heads),
+            SelfAttention::CausalKeys(keys) => {
                 let mut logits = products(&self.vectors, keys, heads);
                 for (token, mut row) in logits.axis_iter_mut(Axis(1)).enumerate() {
                     row.slice_mut(s![.., token + 1..]).fill(f32::MIN);
@@ -222,12 +226,14 @@ impl Encoded {
     /// The last token alone, which looks back on all the others: `[head, 1, head_dim]`, its own logits `[head, 1, question_token]`.
     pub fn of_last_token(&self) -> Self {
         let vectors = self.vectors.slice(s![.., -1.., ..]).to_owned();
-        let own = match &self.own {
-            Own::Logits(logits) => logits.slice(s![.., -1.., ..]).to_owned(),
+        let own = match &self.self_attention {
+            SelfAttention::Logits(logits) => logits.slice(s![.., -1.., ..]).to_owned(),
             // It sees every key, whether those before it do or not.
-            Own::Keys(keys) | Own::KeysBefore(keys) => products(&vectors, keys, 0..keys.len_of(Axis(0))),
+            SelfAttention::Keys(keys) | SelfAttention::CausalKeys(keys) => {
+                products(&vectors, keys, 0..keys.len_of(Axis(0)))
+            }
         };
-        Self { vectors, own: Own::Logits(own) }
+        Self { vectors, self_attention: SelfAttention::Logits(own) }
     }
 }
 
@@ -285,7 +291,48 @@ pub struct DecoderInfo {
     pub rotary: Option<Rotary>,
 }
 
+/// Numbering of the planes of a decoder's blocks: layer by layer, the keys of each key head, then the values of each key head. A plane
+/// is `[token, head_dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlaneLayout {
+    kv_heads: usize,
+}
+
+impl PlaneLayout {
+    /// The layout of a model with `kv_heads` key heads in each layer.
+    pub fn new(kv_heads: usize) -> Self {
+        Self { kv_heads }
+    }
+
+    /// Number of planes of the first `layers` layers.
+    pub fn count(self, layers: usize) -> usize {
+        2 * self.kv_heads * layers
+    }
+
+    /// Planes of a layer's keys, one for each key head.
+    pub fn keys(self, layer: usize) -> Range<usize> {
+        let first = self.count(layer);
+        first..first + self.kv_heads
+    }
+
+    /// Planes of a layer's values, one for each key head.
+    pub fn values(self, layer: usize) -> Range<usize> {
+        let first = self.keys(layer).end;
+        first..first + self.kv_heads
+    }
+
+    /// Whether a plane holds keys; every other plane holds values.
+    pub fn is_key(self, plane: usize) -> bool {
+        plane % self.count(1) < self.kv_heads
+    }
+}
+
 impl DecoderInfo {
+    /// How the planes of a block are numbered.
+    pub fn planes(&self) -> PlaneLayout {
+        PlaneLayout::new(self.kv_heads)
+    }
+
     /// How many special tokens stand in front of every window.
     pub fn prefix_tokens(&self) -> usize {
         self.prefix.len()

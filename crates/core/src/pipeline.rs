@@ -40,7 +40,7 @@ use self::explain::Explanation;
 use self::fit::FitContext;
 use self::load::Late;
 pub use self::question::Placement;
-use self::question::{Asking, Question};
+use self::question::{EncodeContext, QuestionViews};
 use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
 use self::units::Unit;
@@ -51,7 +51,7 @@ use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
 use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
-use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
+use crate::model::{ModelError, ModelInfo, ModelRuntime, RawLogits};
 use crate::rc;
 
 /// Everything that answers requests, shared by all of them.
@@ -217,7 +217,7 @@ pub struct Reading {
     /// The question's tokens.
     pub tokens: Tokens,
     /// The question as the model sees it.
-    pub question: Question,
+    pub question: QuestionViews,
     /// The chunks' keys, and where their tokens and sentences stand. Sentences of one answer share these and the units.
     pub blocks: Arc<Blocks>,
     /// What is kept or dropped as a whole.
@@ -265,8 +265,8 @@ impl Reading {
     }
 
     /// Raw logits of some heads, over the chunks' keys and the question's own. The default scoring does without them.
-    pub fn logits(&self, heads: Range<usize>) -> Logits {
-        Logits { cross: scan::logits(self, heads.clone()), own: self.question.self_logits(heads) }
+    pub fn logits(&self, heads: Range<usize>) -> RawLogits {
+        RawLogits { cross: scan::logits(self, heads.clone()), self_logits: self.question.self_logits(heads) }
     }
 }
 
@@ -376,8 +376,8 @@ impl Pipeline {
         limits.check_logits(tokens.ids.len(), held)?;
         let placement = self.settings.placement;
         let question = clock.stage("question", || {
-            let asking = Asking { model, placement, limits, cancel, side_by_side: false };
-            question::encode(&tokens.ids, &blocks, asking)
+            let context = EncodeContext { model, placement, limits, cancel, side_by_side: false };
+            question::encode(&tokens.ids, &blocks, context)
         })?;
         cancel.check()?;
         let graph_logits = match self.settings.scan {

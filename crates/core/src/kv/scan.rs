@@ -23,7 +23,7 @@ const KEYS_PER_TASK: usize = 2048;
 
 /// A question, ready to be scanned over blocks of any codec.
 #[derive(Debug, Clone)]
-pub struct Question {
+pub struct ScanQueries {
     /// `[head, question_token, head_dim]`; a logit is its product with a key.
     exact: Array3<f32>,
     heads: Vec<QuantizedHead>,
@@ -46,7 +46,7 @@ struct QuantizedHead {
 #[derive(Debug, Clone, Copy)]
 pub struct Look<'a> {
     /// The question.
-    pub question: &'a Question,
+    pub question: &'a ScanQueries,
     /// The keys.
     pub block: &'a Block,
     /// Of the block.
@@ -63,7 +63,7 @@ pub struct Part<'a> {
     pub segments: &'a [TokenSpan],
 }
 
-impl Question {
+impl ScanQueries {
     /// From `[head, question_token, head_dim]`, and for each head the plane of a block that holds its keys.
     ///
     /// # Panics
@@ -250,17 +250,17 @@ mod tests {
         Block::encode(Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[] }, codec)
     }
 
-    fn question(exact: Array3<f32>) -> Question {
+    fn question(exact: Array3<f32>) -> ScanQueries {
         let planes: Vec<usize> = (0..exact.len_of(Axis(0))).collect();
-        Question::new(exact, &planes)
+        ScanQueries::new(exact, &planes)
     }
 
-    fn whole<'a>(question: &'a Question, block: &'a Block) -> Look<'a> {
+    fn whole<'a>(question: &'a ScanQueries, block: &'a Block) -> Look<'a> {
         Look { question, block, tokens: TokenSpan::new(0, block.tokens()) }
     }
 
     /// The definition: every product by itself, over decoded keys.
-    fn by_definition(question: &Question, block: &Block) -> Array3<f32> {
+    fn by_definition(question: &ScanQueries, block: &Block) -> Array3<f32> {
         let keys = block.keys();
         let (heads, tokens, _) = keys.dim();
         Array3::from_shape_fn((heads, question.shape().1, tokens), |(h, q, n)| {
@@ -369,7 +369,7 @@ mod tests {
             let all = question(vectors.clone());
             let whole = logits(&[whole(&all, &block)]);
             let order = [2, 0];
-            let two = Question::new(vectors.select(Axis(0), &order), &order);
+            let two = ScanQueries::new(vectors.select(Axis(0), &order), &order);
             for (start, end) in
                 [(0, 205), (0, 16), (16, 48), (5, 9), (17, 201), (204, 205), (50, 50), (205, 205)]
             {

@@ -8,7 +8,9 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::device::DeviceInUse;
 use super::tokenizer::ModelTokenizer;
-use super::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted};
+use super::{
+    Done, EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, SelfAttention, Wanted,
+};
 
 const HEAD_DIM: usize = 32;
 
@@ -66,17 +68,17 @@ impl ModelRuntime for ScriptedModel {
         Ok(())
     }
 
-    fn question(&self, question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
+    fn question(&self, question: &[u32], _past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
         let q = vectors(question);
         let own = q.dot(&q.t()).insert_axis(Axis(0));
-        Ok(Encoded { vectors: q.insert_axis(Axis(0)), own: Own::Logits(own) })
+        Ok(EncodedQuestion { vectors: q.insert_axis(Axis(0)), self_attention: SelfAttention::Logits(own) })
     }
 
-    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
         let q = vectors(question);
         let cross = q.dot(&keys.index_axis(Axis(0), 0).t()).insert_axis(Axis(0));
         let own = q.dot(&q.t()).insert_axis(Axis(0));
-        Ok(Logits { cross, own })
+        Ok(RawLogits { cross, self_logits: own })
     }
 }
 

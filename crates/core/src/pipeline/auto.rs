@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
     use crate::domain::{ByteRange, TokenSpan};
-    use crate::pipeline::units::{Place, Unit};
+    use crate::pipeline::units::{Unit, UnitSpan};
 
     /// Picks from units of one chunk each; `rc` is `[question token][unit]`, a unit's score the sum of its column.
     #[track_caller]
@@ -79,7 +79,7 @@ mod tests {
         let units_scores: Vec<f32> = unit_rc.columns().into_iter().map(|column| column.sum()).collect();
         let scores =
             Scores { chunks: units_scores.clone(), units: units_scores, unit_rc, max_sim: Some(max_sim) };
-        let place = Place { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
+        let place = UnitSpan { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
         let unit = |chunk| Unit { chunk, bytes: place.bytes, tokens: place.tokens, sentence: place };
         let keep: Vec<bool> = (0..units).map(|unit| keep.contains(&unit)).collect();
         let candidates = Candidates {

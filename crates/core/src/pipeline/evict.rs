@@ -10,7 +10,7 @@ use super::kv_export::{KvExport, check_model};
 use super::question::BlocksAsPast;
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
-use crate::model::{DecoderInfo, Encoded, Kept, ModelError, Past};
+use crate::model::{DecoderInfo, EncodedQuestion, KeyMask, ModelError, Past};
 use crate::rc::{self, Keep};
 
 /// Of an even share of a layer's keys, the part that each head fills with its own best, whatever the others find: measured
@@ -69,7 +69,7 @@ impl Eviction {
     ///
     /// # Errors
     /// [`InvalidRequest::KvBudgetTooSmall`]
-    pub fn choose(&self, scores: &Array3<f32>, prefix: usize) -> Result<Kept, InvalidRequest> {
+    pub fn choose(&self, scores: &Array3<f32>, prefix: usize) -> Result<KeyMask, InvalidRequest> {
         let (_, kv_heads, tokens) = scores.dim();
         let always = self.always(tokens, prefix)?;
         let how = match self.keep {
@@ -83,7 +83,7 @@ impl Eviction {
         for (scores, mut kept) in scores.outer_iter().zip(kept.outer_iter_mut()) {
             kept.assign(&rc::keep(scores, &always, how));
         }
-        Ok(Kept::new(kept))
+        Ok(KeyMask::new(kept))
     }
 
     /// `[token]`: what every head keeps, of `tokens` behind `prefix` special ones.
@@ -118,11 +118,11 @@ impl Pipeline {
         question: &[u32],
         eviction: &Eviction,
         cancel: &Cancel,
-    ) -> Result<Kept, PipelineError> {
+    ) -> Result<KeyMask, PipelineError> {
         let prefix = self.model.prefix().len_of(Axis(1));
         // Said before the model works for it.
         eviction.always(kv_export.tokens.len(), prefix)?;
-        let asked = self.ask(kv_export, question, cancel)?;
+        let asked = self.attend_export(kv_export, question, cancel)?;
         cancel.check()?;
         let scores = asked.keys(|x, _| rc::peak_over_queries(x));
         cancel.check()?;
@@ -133,12 +133,12 @@ impl Pipeline {
     ///
     /// # Errors
     /// As [`Pipeline::read`].
-    pub fn ask<'a>(
+    pub fn attend_export<'a>(
         &'a self,
         kv_export: &'a KvExport,
         question: &[u32],
         cancel: &'a Cancel,
-    ) -> Result<AskedOver<'a>, PipelineError> {
+    ) -> Result<ExportAttention<'a>, PipelineError> {
         let info = self.model.info();
         let decoder = check_model(info)?;
         let past = kv_export.past(info, cancel);
@@ -146,22 +146,22 @@ impl Pipeline {
             Err(ModelError::Stopped) => {
                 Err(cancel.check().expect_err("a question stops only when nobody waits"))
             }
-            encoded => Ok(AskedOver { decoder, past, encoded: encoded?, head_dim: info.head_dim }),
+            encoded => Ok(ExportAttention { decoder, past, encoded: encoded?, head_dim: info.head_dim }),
         }
     }
 }
 
 /// A question in all heads, over what is handed over.
-pub struct AskedOver<'a> {
+pub struct ExportAttention<'a> {
     decoder: &'a DecoderInfo,
     past: BlocksAsPast<'a>,
-    encoded: Encoded,
+    encoded: EncodedQuestion,
     head_dim: usize,
 }
 
-impl AskedOver<'_> {
+impl ExportAttention<'_> {
     /// The question, `[layer * heads + head, question_token, head_dim]`.
-    pub fn encoded(&self) -> &Encoded {
+    pub fn encoded(&self) -> &EncodedQuestion {
         &self.encoded
     }
 
@@ -177,7 +177,7 @@ impl AskedOver<'_> {
             let (layer, kv_head) = (at / kv_heads, at % kv_heads);
             let mut keys = Array2::zeros((tokens, self.head_dim));
             let values = keys.as_slice_mut().expect("a new array is contiguous");
-            self.past.read_plane(2 * layer * kv_heads + kv_head, values);
+            self.past.read_plane(self.decoder.planes().keys(layer).start + kv_head, values);
             let first = layer * heads + kv_head * group;
             for head in first..first + group {
                 let x = self.encoded.vectors.slice(s![head, .., ..]).dot(&keys.t());

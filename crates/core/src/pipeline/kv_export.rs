@@ -8,7 +8,7 @@ use ndarray::{Array2, Axis, s};
 
 use super::blocks::Blocks;
 use super::cancel::Cancel;
-use super::question::{BlocksAsPast, Piece, Placement, View, views};
+use super::question::{BlockSlice, BlocksAsPast, Placement, View, views};
 use super::tokenize::{self, Passage};
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
@@ -83,13 +83,13 @@ impl KvExport {
         let (_, prefix, dim) = pipeline.model.prefix().dim();
         let mut keys = Array2::zeros((prefix + tokens.len(), dim));
         keys.slice_mut(s![..prefix, ..]).assign(&pipeline.model.prefix().index_axis(Axis(0), plane));
-        let piece = |piece: &&Piece| {
-            let start = self.blocks.spans[piece.block].start + piece.tokens.start;
-            (start..start + piece.tokens.len()) == tokens
+        let slice = |slice: &&BlockSlice| {
+            let start = self.blocks.spans[slice.block].start + slice.tokens.start;
+            (start..start + slice.tokens.len()) == tokens
         };
-        let piece = self.view.pieces.iter().find(piece).expect("a window is a piece");
+        let slice = self.view.slices.iter().find(slice).expect("a window is a slice");
         let own = keys.as_slice_mut().expect("a new array is contiguous");
-        self.blocks.blocks[piece.block].read_plane(plane, piece.tokens, &mut own[prefix * dim..]);
+        self.blocks.blocks[slice.block].read_plane(plane, slice.tokens, &mut own[prefix * dim..]);
         keys
     }
 

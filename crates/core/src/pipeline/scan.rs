@@ -6,7 +6,7 @@ use ndarray::{Array2, Array3, Axis, concatenate, s};
 
 use super::blocks::Blocks;
 use super::cancel::Cancel;
-use super::question::Piece;
+use super::question::BlockSlice;
 use super::units::sentences_of;
 use super::{PipelineError, Reading};
 use crate::domain::{Granularity, TokenSpan};
@@ -25,9 +25,9 @@ pub enum ScanBy {
     Onnx,
 }
 
-/// Peaks `[head, question_token, segment]`; [`rc::EMPTY`] where a segment holds no token.
+/// SegmentPeaks `[head, question_token, segment]`; [`rc::EMPTY`] where a segment holds no token.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Peaks {
+pub struct SegmentPeaks {
     /// One segment per chunk.
     pub chunks: Array3<f32>,
     /// One per unit.
@@ -85,7 +85,7 @@ impl Segments {
 ///
 /// # Errors
 /// A deadline when `cancel` says so.
-pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<Peaks, PipelineError> {
+pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<SegmentPeaks, PipelineError> {
     if let Some(cross) = &reading.graph_logits {
         let cross = cross.slice(s![heads, .., ..]);
         let of = |spans: &[TokenSpan]| rc::peaks(cross, spans).value;
@@ -94,15 +94,19 @@ pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<
             Granularity::Token => sentences_of(&reading.units).0.iter().map(|(_, s)| s.tokens).collect(),
             _ => Vec::new(),
         };
-        return Ok(Peaks { chunks: of(&reading.blocks.spans), units: of(&units), sentences: of(&sentences) });
+        return Ok(SegmentPeaks {
+            chunks: of(&reading.blocks.spans),
+            units: of(&units),
+            sentences: of(&sentences),
+        });
     }
     let segments = Segments::of(reading);
     let mut blocks = Vec::with_capacity(reading.blocks.blocks.len());
-    let scan = |looks: &[(Piece, Look)]| {
-        blocks.extend(looks.iter().map(|(piece, _)| piece.block));
+    let scan = |looks: &[(BlockSlice, Look)]| {
+        blocks.extend(looks.iter().map(|(slice, _)| slice.block));
         let parts = looks
             .iter()
-            .map(|&(piece, look)| Part { look, segments: &segments.spans[segments.of_block(piece.block)] });
+            .map(|&(slice, look)| Part { look, segments: &segments.spans[segments.of_block(slice.block)] });
         scan::peaks(&parts.collect::<Vec<_>>(), &|| cancel.go_on())
     };
     let found = reading.question.each(heads.clone(), &reading.blocks, scan);
@@ -110,14 +114,14 @@ pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<
     let found = joined(found, Axis(2));
     let found = if blocks.len() == segments.chunks.len() { found } else { whole(&found, &blocks, &segments) };
     let columns = |columns: &[usize]| found.select(Axis(2), columns);
-    Ok(Peaks {
+    Ok(SegmentPeaks {
         chunks: columns(&segments.chunks),
         units: columns(&segments.units),
         sentences: columns(&segments.sentences),
     })
 }
 
-/// Peaks of segments whose block was met in pieces, the largest of each piece's. `blocks` are those of the pieces, whose columns
+/// SegmentPeaks of segments whose block was met in slices, the largest of each slice's. `blocks` are those of the slices, whose columns
 /// stand one behind the other in `found`.
 fn whole(found: &Array3<f32>, blocks: &[usize], segments: &Segments) -> Array3<f32> {
     let (heads, queries, _) = found.dim();
@@ -137,7 +141,7 @@ pub fn logits(reading: &Reading, heads: Range<usize>) -> Array3<f32> {
     if let Some(cross) = &reading.graph_logits {
         return cross.slice(s![heads, .., ..]).to_owned();
     }
-    let scan = |looks: &[(Piece, Look)]| {
+    let scan = |looks: &[(BlockSlice, Look)]| {
         Some(scan::logits(&looks.iter().map(|(_, look)| *look).collect::<Vec<_>>()))
     };
     joined(reading.question.each(heads, &reading.blocks, scan).expect("this scan never stops"), Axis(2))
@@ -152,11 +156,11 @@ pub fn logits_in(reading: &Reading, block: usize, tokens: TokenSpan) -> Array2<f
             mean.add(cross.slice(s![heads, .., tokens.shifted(first).range()]).to_owned());
             continue;
         }
-        let scan = |looks: &[(Piece, Look)]| {
+        let scan = |looks: &[(BlockSlice, Look)]| {
             let inside =
-                looks.iter().filter(|(piece, _)| piece.block == block).filter_map(|&(piece, look)| {
-                    let start = tokens.start.max(piece.tokens.start);
-                    let end = tokens.end.min(piece.tokens.end);
+                looks.iter().filter(|(slice, _)| slice.block == block).filter_map(|&(slice, look)| {
+                    let start = tokens.start.max(slice.tokens.start);
+                    let end = tokens.end.min(slice.tokens.end);
                     (start < end).then(|| Look { tokens: TokenSpan::new(start, end), ..look })
                 });
             let inside: Vec<Look> = inside.collect();

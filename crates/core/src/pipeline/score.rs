@@ -12,7 +12,7 @@ use super::scan;
 use super::units::{Unit, sentences_of};
 use super::{PipelineError, Reading};
 use crate::domain::{Granularity, TokenSpan};
-use crate::model::Logits;
+use crate::model::RawLogits;
 use crate::rc::{self, Estimator, HeadMean, UnknownEstimator};
 
 /// How a request is scored. The default is chosen here, by measurement (`docs/evaluation.md`).
@@ -129,7 +129,7 @@ fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Sco
     let mut reaches = Vec::new();
     for heads in reading.heads_at_once(blocks.tokens()) {
         cancel.check()?;
-        let Logits { cross, own } = reading.logits(heads);
+        let RawLogits { cross, self_logits: own } = reading.logits(heads);
         let rc_of = |spans: &[TokenSpan], mean: &mut HeadMean| {
             let peaks = rc::peaks(cross.view(), spans);
             mean.add(rc::coupled_segments(cross.view(), own.view(), spans, &peaks, estimator));
@@ -157,8 +157,8 @@ impl Reading {
 
 /// RC of each segment per head and question token against ranked rivals, `[head, question token, segment]`. A segment that is the
 /// only one has no rivals: it is compared with the question itself.
-pub fn ranked(logits: &Logits, segments: &[TokenSpan]) -> Array3<f32> {
-    rc_of_peaks(&rc::peaks(logits.cross.view(), segments).value, || logits.own.clone())
+pub fn ranked(logits: &RawLogits, segments: &[TokenSpan]) -> Array3<f32> {
+    rc_of_peaks(&rc::peaks(logits.cross.view(), segments).value, || logits.self_logits.clone())
 }
 
 /// The same from peaks `[head, question token, segment]`; `own` gives the question's own logits, where they are needed.

@@ -72,7 +72,7 @@ impl Candidates<'_> {
 mod tests {
     use super::*;
     use crate::domain::{ByteRange, TokenSpan};
-    use crate::pipeline::units::Place;
+    use crate::pipeline::units::UnitSpan;
 
     /// Units as `(chunk, score, cost)`; a chunk's frame costs 2.
     #[track_caller]
@@ -83,7 +83,7 @@ mod tests {
         tokens: usize,
         expect: (&[usize], &[usize]),
     ) {
-        let place = Place { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
+        let place = UnitSpan { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
         let unit = |&(chunk, _, _): &(usize, f32, usize)| Unit {
             chunk,
             bytes: place.bytes,

@@ -18,12 +18,12 @@ pub struct Unit {
     /// Its tokens on the key axis; empty when the model reads nothing in it.
     pub tokens: TokenSpan,
     /// The sentence it lies in; itself, where units are sentences or chunks.
-    pub sentence: Place,
+    pub sentence: UnitSpan,
 }
 
 /// A place in a chunk, in both ways of counting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct UnitSpan {
     /// Bytes of the chunk's text.
     pub bytes: ByteRange,
     /// Tokens on the key axis.
@@ -35,8 +35,8 @@ pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> V
     let mut units = Vec::new();
     for (index, (chunk, block)) in chunks.iter().zip(&blocks.blocks).enumerate() {
         let first = blocks.spans[index].start;
-        let place = |bytes: ByteRange, tokens: TokenSpan| Place { bytes, tokens: tokens.shifted(first) };
-        let mut push = |Place { bytes, tokens }: Place, sentence: Place| {
+        let place = |bytes: ByteRange, tokens: TokenSpan| UnitSpan { bytes, tokens: tokens.shifted(first) };
+        let mut push = |UnitSpan { bytes, tokens }: UnitSpan, sentence: UnitSpan| {
             units.push(Unit { chunk: index, bytes, tokens, sentence });
         };
         match granularity {
@@ -74,8 +74,8 @@ fn words(chunk: &Chunk, block: &Block) -> Vec<(Sentence, Vec<(ByteRange, TokenSp
 }
 
 /// The sentences that units lie in, with their chunks, each once and in order; and for each unit the index of its own.
-pub fn sentences_of(units: &[Unit]) -> (Vec<(usize, Place)>, Vec<usize>) {
-    let mut sentences: Vec<(usize, Place)> = Vec::new();
+pub fn sentences_of(units: &[Unit]) -> (Vec<(usize, UnitSpan)>, Vec<usize>) {
+    let mut sentences: Vec<(usize, UnitSpan)> = Vec::new();
     let index = |unit: &Unit| {
         if sentences.last() != Some(&(unit.chunk, unit.sentence)) {
             sentences.push((unit.chunk, unit.sentence));

@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use ndarray::{Array2, ArrayView1, ArrayView2, s};
 use serde::{Deserialize, Serialize};
-use thresher_core::model::Kept;
+use thresher_core::model::KeyMask;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::kv_export::KvExport;
@@ -253,7 +253,7 @@ impl<'a> Asked<'a> {
 
     /// Logarithms of the probabilities of what comes next before each token of the first answer, `[answer_token, vocab]`, and whether one
     /// of the answers is what would be said: 1, or 0.
-    fn told(&self, kept: Option<&Kept>) -> anyhow::Result<(Array2<f32>, f64)> {
+    fn told(&self, kept: Option<&KeyMask>) -> anyhow::Result<(Array2<f32>, f64)> {
         let of = |answer: &Vec<u32>| self.distributions(answer, kept);
         let first = of(&self.answers[0])?;
         let mut right = is_right(first.view(), &self.answers[0]);
@@ -263,7 +263,7 @@ impl<'a> Asked<'a> {
         Ok((first, f64::from(u8::from(right))))
     }
 
-    fn distributions(&self, answer: &[u32], kept: Option<&Kept>) -> anyhow::Result<Array2<f32>> {
+    fn distributions(&self, answer: &[u32], kept: Option<&KeyMask>) -> anyhow::Result<Array2<f32>> {
         let told = [&self.question, &answer[..answer.len() - 1]].concat();
         let logits = self.forward(&told, kept)?;
         let mut next = logits.slice(s![self.question.len() - 1.., ..]).to_owned();
@@ -277,14 +277,14 @@ impl<'a> Asked<'a> {
     }
 
     /// `[token, vocab]`
-    fn forward(&self, tokens: &[u32], kept: Option<&Kept>) -> anyhow::Result<Array2<f32>> {
+    fn forward(&self, tokens: &[u32], kept: Option<&KeyMask>) -> anyhow::Result<Array2<f32>> {
         let (runtime, cancel) = (self.pipeline.runtime(), Cancel::default());
         let past = self.kv_export.past(self.pipeline.model(), &cancel);
         Ok(runtime.forward(tokens, &past, kept)?.logits)
     }
 
     /// What the model says, the likeliest token each time, as far as the right answer's last token.
-    fn says(&self, kept: Option<&Kept>) -> anyhow::Result<String> {
+    fn says(&self, kept: Option<&KeyMask>) -> anyhow::Result<String> {
         let mut told = self.question.clone();
         while told.len() < self.question.len() + ANSWER_TOKENS_MAX {
             let next = likeliest(self.forward(&told, kept)?.row(told.len() - 1));

@@ -6,7 +6,7 @@ use anyhow::Result;
 use ndarray::{Array1, Array2, Axis, concatenate, s};
 use thresher_core::domain::TokenSpan;
 use thresher_core::kv::codec::Codec;
-use thresher_core::model::{Logits, ModelInfo};
+use thresher_core::model::{ModelInfo, RawLogits};
 use thresher_core::pipeline::Reading;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::score::{self, Scores, Scoring};
@@ -65,7 +65,7 @@ pub struct Seen {
     /// Blocks of exact keys.
     pub reading: Reading,
     /// The same, and its logits, in each codec.
-    coded: Vec<(Codec, Reading, Logits)>,
+    coded: Vec<(Codec, Reading, RawLogits)>,
 }
 
 impl Seen {
@@ -80,11 +80,11 @@ impl Seen {
     }
 
     /// Raw logits over blocks of `codec`.
-    pub fn logits(&self, codec: Codec) -> &Logits {
+    pub fn logits(&self, codec: Codec) -> &RawLogits {
         &self.of(codec).2
     }
 
-    fn of(&self, codec: Codec) -> &(Codec, Reading, Logits) {
+    fn of(&self, codec: Codec) -> &(Codec, Reading, RawLogits) {
         self.coded.iter().find(|(of, ..)| *of == codec).expect("every codec has its reading")
     }
 }
@@ -169,13 +169,13 @@ pub fn common_run(of: &str, texts: &[String]) -> Vec<f32> {
 
 /// Cosine of the question's mean vector and each segment's mean key. The question's mean logit over the keys is, up to
 /// the question's own length, that product; each segment still has to be divided by the length of its mean.
-pub fn cosine(reading: &Reading, logits: &Logits, spans: &[TokenSpan]) -> Vec<f32> {
+pub fn cosine(reading: &Reading, logits: &RawLogits, spans: &[TokenSpan]) -> Vec<f32> {
     let question: Array1<f32> =
         logits.cross.index_axis(Axis(0), 0).mean_axis(Axis(0)).expect("a question has at least one token");
     let keys: Vec<_> = reading.blocks.blocks.iter().map(|block| block.keys()).collect();
     let keys: Vec<_> = keys.iter().map(|keys| keys.index_axis(Axis(0), 0)).collect();
     let keys = concatenate(Axis(0), &keys).expect("keys of one model differ in length only");
-    let own_length = logits.own.index_axis(Axis(0), 0).mean().unwrap_or(1.0).max(f32::EPSILON).sqrt();
+    let own_length = logits.self_logits.index_axis(Axis(0), 0).mean().unwrap_or(1.0).max(f32::EPSILON).sqrt();
     let of = |span: &TokenSpan| {
         if span.is_empty() {
             return 0.0;

@@ -7,7 +7,7 @@ use super::{Look, Scratch, exact_rows};
 use crate::domain::TokenSpan;
 use crate::kv::codec::{Codec, LANES};
 
-/// Question tokens that are multiplied into a tile at once.
+/// ScanQueries tokens that are multiplied into a tile at once.
 pub(super) const QUERIES: usize = 8;
 
 /// Values of a key that are multiplied by one instruction.

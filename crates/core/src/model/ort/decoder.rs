@@ -1,6 +1,7 @@
 //! The decoder family: windows to keys and values, questions to queries that have looked back on them.
 //! Knows nothing of the late family.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ndarray::{Array2, Array3, ArrayView3, ArrayView4, Axis, Ix4, s};
@@ -22,7 +23,8 @@ use crate::model::contract::{
 };
 use crate::model::onnx::{self, DataType, DimensionValue, ValueInfoProto};
 use crate::model::{
-    DecoderInfo, Done, Encoded, Forward, Kept, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted,
+    DecoderInfo, Done, EncodedQuestion, Forward, KeyMask, ModelError, ModelInfo, ModelRuntime, Past,
+    PlaneLayout, RawLogits, SelfAttention, Wanted,
 };
 
 /// Tokens of a question that go through a layer together. Its logits are `heads` × this × everything it looks back on, whatever the
@@ -98,7 +100,7 @@ impl DecoderRuntime {
         };
         let frame = Frame::of(&contract);
         let shape = Shape { depth, readout, decoder: decoder.clone() };
-        // A GPU has one copy of the weights, which reading and asking take in turn.
+        // A GPU has one copy of the weights, which reading and context take in turn.
         let (readers, asks) = if device.is_cpu() {
             let workers = settings.workers.max(1);
             let (sessions, threads) = query_sessions(workers);
@@ -174,11 +176,15 @@ impl ModelRuntime for DecoderRuntime {
         self.workers.each(self.lane, windows, wanted, |i, planes| done(i, planes.view()))
     }
 
-    fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
+    fn question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
         self.ask(question, past, &self.shape.readout)
     }
 
-    fn question_in_all_heads(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
+    fn question_in_all_heads(
+        &self,
+        question: &[u32],
+        past: &dyn Past,
+    ) -> Result<EncodedQuestion, ModelError> {
         let Shape { decoder, depth, .. } = &self.shape;
         let heads: Vec<(usize, usize)> =
             (0..*depth).flat_map(|layer| (0..decoder.heads).map(move |head| (layer, head))).collect();
@@ -189,11 +195,16 @@ impl ModelRuntime for DecoderRuntime {
         self.prefix.view()
     }
 
-    fn forward(&self, tokens: &[u32], past: &dyn Past, kept: Option<&Kept>) -> Result<Forward, ModelError> {
+    fn forward(
+        &self,
+        tokens: &[u32],
+        past: &dyn Past,
+        kept: Option<&KeyMask>,
+    ) -> Result<Forward, ModelError> {
         let graph =
             self.forward.as_ref().ok_or_else(|| ModelError::NoForward { model: self.info.name.clone() })?;
         let asked = self.asked(tokens, past, &self.shape.readout);
-        let (position, before) = (past.question_place(), asked.places_before());
+        let (position, before) = (past.question_position(), asked.positions_before());
         let positions: Vec<i64> = (position..position + tokens.len() as i64).collect();
         let input = Input { ids: tokens, positions: &positions, past_positions: &before, kept };
         let past = |layer: usize| {
@@ -202,7 +213,7 @@ impl ModelRuntime for DecoderRuntime {
         graph.with(self.lane, |graph| graph.run(&input, past)).map_err(|e| graph_error(&self.file, e))
     }
 
-    fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+    fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
         Err(ModelError::NoQueryGraph { model: self.info.name.clone() })
     }
 }
@@ -223,7 +234,7 @@ impl DecoderRuntime {
         question: &[u32],
         past: &dyn Past,
         heads: &[(usize, usize)],
-    ) -> Result<Encoded, ModelError> {
+    ) -> Result<EncodedQuestion, ModelError> {
         let asked = self.asked(question, past, heads);
         let found = self.asks.with_while(self.lane, || past.go_on(), |stages| asked.ask(stages));
         found.ok_or(ModelError::Stopped)?.map_err(|e| graph_error(&self.file, e))?.ok_or(ModelError::Stopped)
@@ -231,17 +242,20 @@ impl DecoderRuntime {
 }
 
 impl Shape {
+    fn layout(&self) -> PlaneLayout {
+        PlaneLayout::new(self.decoder.kv_heads)
+    }
+
     fn planes(&self) -> usize {
-        2 * self.depth * self.decoder.kv_heads
+        self.layout().count(self.depth)
     }
 
-    /// The first plane of a layer's keys; its values come behind them.
-    fn keys(&self, layer: usize) -> usize {
-        2 * layer * self.decoder.kv_heads
+    fn keys(&self, layer: usize) -> Range<usize> {
+        self.layout().keys(layer)
     }
 
-    fn values(&self, layer: usize) -> usize {
-        self.keys(layer) + self.decoder.kv_heads
+    fn values(&self, layer: usize) -> Range<usize> {
+        self.layout().values(layer)
     }
 
     /// The key head that a query head meets.
@@ -250,7 +264,7 @@ impl Shape {
     }
 
     fn key_plane(&self, layer: usize, head: usize) -> usize {
-        self.keys(layer) + self.kv_head(head)
+        self.keys(layer).start + self.kv_head(head)
     }
 }
 
@@ -263,7 +277,7 @@ fn read(
 ) -> Result<Vec<Array3<f32>>, ort::Error> {
     let (batch, tokens) = ids.dim();
     let positions = Array2::from_shape_fn((batch, tokens), |(_, t)| t as i64);
-    let (kv_heads, dim) = (shape.decoder.kv_heads, shape.decoder.head_dim);
+    let dim = shape.decoder.head_dim;
     let mut windows = vec![Array3::zeros((shape.planes(), tokens - dropped, dim)); batch];
     let mut on_their_way = stages.enter(&Tokens { ids, key_positions: positions.clone(), positions })?;
     for layers in stages.layers() {
@@ -272,10 +286,10 @@ fn read(
         let past = past.collect::<Result<Vec<LayerPast>, ort::Error>>()?;
         let made = stages.pass(layers.start, &mut on_their_way, &past, &[Part::Key, Part::Value])?;
         for (layer, made) in layers.zip(made) {
-            for (first, made) in [shape.keys(layer), shape.values(layer)].into_iter().zip(&made) {
+            for (range, made) in [shape.keys(layer), shape.values(layer)].into_iter().zip(&made) {
                 let made = finite(made, "keys and values")?;
                 for (window, made) in windows.iter_mut().zip(made.outer_iter()) {
-                    let mut planes = window.slice_mut(s![first..first + kv_heads, .., ..]);
+                    let mut planes = window.slice_mut(s![range.clone(), .., ..]);
                     planes.assign(&made.slice(s![.., dropped.., ..]));
                 }
             }
@@ -299,7 +313,7 @@ struct Asked<'a> {
 /// Some tokens of the question on their way through the layers.
 struct Tile {
     /// Of the question.
-    tokens: std::ops::Range<usize>,
+    tokens: Range<usize>,
     on_their_way: OnTheirWay,
 }
 
@@ -308,7 +322,7 @@ impl Asked<'_> {
     ///
     /// Layers on the outside, tiles of the question within: only one stage's keys and values are there as numbers, and a tile's
     /// logits over them.
-    fn ask(&self, stages: &mut Stages) -> Result<Option<Encoded>, ort::Error> {
+    fn ask(&self, stages: &mut Stages) -> Result<Option<EncodedQuestion>, ort::Error> {
         let (heads, dim) = (self.heads.len(), self.shape.decoder.head_dim);
         let mut vectors = Array3::zeros((heads, self.question.len(), dim));
         let mut keys = vectors.clone();
@@ -351,7 +365,7 @@ impl Asked<'_> {
                 }
             }
         }
-        Ok(Some(Encoded { vectors, own: Own::KeysBefore(keys) }))
+        Ok(Some(EncodedQuestion { vectors, self_attention: SelfAttention::CausalKeys(keys) }))
     }
 
     /// Room for the question's own tokens behind what it looks back on: none where it is one tile.
@@ -365,9 +379,9 @@ impl Asked<'_> {
     }
 
     fn enter(&self, stages: &mut Stages) -> Result<Vec<Tile>, ort::Error> {
-        let first = self.past.question_place();
+        let first = self.past.question_position();
         let position = |token: usize| first + token as i64;
-        let before = self.places_before();
+        let before = self.positions_before();
         let tile = |start: usize| {
             let tokens = start..(start + self.tile_tokens).min(self.question.len());
             let own = (0..self.own_room()).map(|token| if token < start { position(token) } else { -1 });
@@ -385,25 +399,23 @@ impl Asked<'_> {
     }
 
     /// Places of prefix and past.
-    fn places_before(&self) -> Vec<i64> {
+    fn positions_before(&self) -> Vec<i64> {
         (0..self.prefix.len_of(Axis(1)) as i64).chain(self.past.positions().iter().copied()).collect()
     }
 
-    /// Planes from `first` on, of prefix and past, with room for `own` tokens behind them: `[1, kv_heads, p, head_dim]`.
-    fn past_of(&self, first: usize, own: usize) -> Result<DynValue, ort::Error> {
-        let (kv_heads, dim) = (self.shape.decoder.kv_heads, self.shape.decoder.head_dim);
+    /// The `planes` of one layer's keys or values, of prefix and past, with room for `own` tokens behind them:
+    /// `[1, kv_heads, p, head_dim]`.
+    fn past_of(&self, planes: Range<usize>, own: usize) -> Result<DynValue, ort::Error> {
+        let (kv_heads, dim) = (planes.len(), self.shape.decoder.head_dim);
         let (prefix, held) = (self.prefix.len_of(Axis(1)), self.looked_back_on());
         let tokens = held + own;
         let mut tensor = Tensor::<f32>::new(&Allocator::default(), [1, kv_heads, tokens, dim])?;
         let (_, values) = tensor.try_extract_tensor_mut::<f32>()?;
-        for (plane, values) in values.chunks_exact_mut((tokens * dim).max(1)).enumerate() {
+        for (plane, values) in planes.zip(values.chunks_exact_mut((tokens * dim).max(1))) {
             let (before, own) = values.split_at_mut(held * dim);
             let (before, past) = before.split_at_mut(prefix * dim);
-            before
-                .iter_mut()
-                .zip(self.prefix.index_axis(Axis(0), first + plane))
-                .for_each(|(to, from)| *to = *from);
-            self.past.read_plane(first + plane, past);
+            before.iter_mut().zip(self.prefix.index_axis(Axis(0), plane)).for_each(|(to, from)| *to = *from);
+            self.past.read_plane(plane, past);
             own.fill(0.0);
         }
         Ok(tensor.into_dyn())
@@ -414,7 +426,7 @@ impl Asked<'_> {
         &self,
         past: &mut LayerPast,
         made: &[ArrayView4<f32>],
-        tokens: std::ops::Range<usize>,
+        tokens: Range<usize>,
     ) -> Result<(), ort::Error> {
         if self.own_room() == 0 {
             return Ok(());

@@ -13,7 +13,7 @@ use super::stages::{LayerPast, common, grids};
 use super::weights::{SharedWeights, WeightedSession};
 use crate::model::contract::{Decoder, cut};
 use crate::model::onnx::{self, ModelProto};
-use crate::model::{Forward, Kept};
+use crate::model::{Forward, KeyMask};
 
 /// What is added to the logit of a key that is not seen: as the export's graph does.
 const UNSEEN: f32 = f32::MIN;
@@ -40,7 +40,7 @@ pub struct Input<'a> {
     /// `[p]`: positions of what lies before them, special tokens included.
     pub past_positions: &'a [i64],
     /// Which of these each head sees; all of them without.
-    pub kept: Option<&'a Kept>,
+    pub kept: Option<&'a KeyMask>,
 }
 
 impl ForwardGraph {
@@ -143,7 +143,7 @@ fn row(values: impl Iterator<Item = i64>) -> Array2<i64> {
 /// `seen [1, 1, t, p + t]` for each head, `[1, heads, t, p + t]`: without the keys that it does not keep.
 fn masked(
     seen: &DynValue,
-    kept: &Kept,
+    kept: &KeyMask,
     layer: usize,
     (heads, kv_heads): (usize, usize),
 ) -> Result<DynValue, ort::Error> {

@@ -15,7 +15,9 @@ use super::weights::{SharedWeights, WeightedSession};
 use super::workers::{RUN_TOKENS, Workers};
 use super::{OrtSettings, builder, environment, graph_error, io_of, numerics, ort_error, query_sessions};
 use crate::model::contract::{Contract, Family, Graph, check_io};
-use crate::model::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted};
+use crate::model::{
+    Done, EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, SelfAttention, Wanted,
+};
 
 /// Sentences that are read side by side: each session takes memory, and an answer has few sentences.
 const BESIDE_MAX: usize = 8;
@@ -116,25 +118,30 @@ impl ModelRuntime for LateRuntime {
 
     /// Logits are linear in the keys, so the logits over the unit vectors are the question's vectors, to the bit: every
     /// other term of each product is 0.
-    fn question(&self, question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
+    fn question(&self, question: &[u32], _past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
         self.vectors(question, &self.query)
     }
 
-    fn question_beside(&self, question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
+    fn question_beside(&self, question: &[u32], _past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
         self.vectors(question, &self.query_beside)
     }
 
-    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
         self.logits_by(question, keys, &self.query)
     }
 }
 
 impl LateRuntime {
-    fn vectors(&self, question: &[u32], sessions: &Pool<WeightedSession>) -> Result<Encoded, ModelError> {
+    fn vectors(
+        &self,
+        question: &[u32],
+        sessions: &Pool<WeightedSession>,
+    ) -> Result<EncodedQuestion, ModelError> {
         let (heads, dim) = (self.info.readout.len(), self.info.head_dim);
         let units = Array3::from_shape_fn((heads, dim, dim), |(_, i, j)| f32::from(u8::from(i == j)));
-        let Logits { cross: vectors, own } = self.logits_by(question, units.view(), sessions)?;
-        Ok(Encoded { vectors, own: Own::Logits(own) })
+        let RawLogits { cross: vectors, self_logits: own } =
+            self.logits_by(question, units.view(), sessions)?;
+        Ok(EncodedQuestion { vectors, self_attention: SelfAttention::Logits(own) })
     }
 
     fn logits_by(
@@ -142,7 +149,7 @@ impl LateRuntime {
         question: &[u32],
         keys: ArrayView3<f32>,
         sessions: &Pool<WeightedSession>,
-    ) -> Result<Logits, ModelError> {
+    ) -> Result<RawLogits, ModelError> {
         let input = self.frame.around(&[question]);
         let keys = keys.as_standard_layout();
         let first = self.frame.prefix.len();
@@ -162,7 +169,7 @@ impl LateRuntime {
                 Ok(logits.slice(s![.., rows.clone(), ..]).to_owned())
             };
             let (cross, own) = (take("cross_logits")?, take("self_logits")?);
-            Ok(Logits { cross, own: own.slice(s![.., .., rows.clone()]).to_owned() })
+            Ok(RawLogits { cross, self_logits: own.slice(s![.., .., rows.clone()]).to_owned() })
         };
         sessions.with(self.lane, run).map_err(|e: ort::Error| graph_error(&self.query_file, e))
     }

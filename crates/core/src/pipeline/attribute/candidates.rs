@@ -10,7 +10,7 @@ use crate::domain::{ByteRange, Chunk, TokenSpan};
 use crate::kv::store;
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::tokenize::tokens_under;
-use crate::pipeline::units::{Place, Unit};
+use crate::pipeline::units::{Unit, UnitSpan};
 use crate::text::{self, Term};
 
 /// Chunks, read once for all sentences of an answer.
@@ -45,7 +45,7 @@ impl Candidates {
             let (at, titles) = (blocks.spans[index].start, block.title_tokens());
             let mut push = |bytes: ByteRange, tokens: TokenSpan| {
                 let tokens = tokens.shifted(at);
-                units.push(Unit { chunk: index, bytes, tokens, sentence: Place { bytes, tokens } });
+                units.push(Unit { chunk: index, bytes, tokens, sentence: UnitSpan { bytes, tokens } });
             };
             let mut sentences: Vec<(ByteRange, TokenSpan)> =
                 block.sentences().map(|sentence| (sentence.bytes, sentence.tokens)).collect();

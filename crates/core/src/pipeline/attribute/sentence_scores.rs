@@ -14,7 +14,7 @@ use crate::model::ModelRuntime;
 use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::Tokens;
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::question::{self, Asking, Question};
+use crate::pipeline::question::{self, EncodeContext, QuestionViews};
 use crate::pipeline::scan::{self, ScanBy};
 use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::validate::InvalidRequest;
@@ -83,12 +83,12 @@ pub(super) fn sentence(
     let tokens = if terms.is_empty() { Tokens::default() } else { tokens };
     let blocks = &candidates.blocks;
     let (question, graph_logits) = match tokens.ids.is_empty() {
-        true => (Question::default(), None),
+        true => (QuestionViews::default(), None),
         false => {
             let placement = settings.placement;
             // Always so, that a sentence which arrives alone has the same bits.
-            let asking = Asking { model, placement, limits, cancel, side_by_side: true };
-            let question = question::encode(&tokens.ids, blocks, asking)?;
+            let context = EncodeContext { model, placement, limits, cancel, side_by_side: true };
+            let question = question::encode(&tokens.ids, blocks, context)?;
             let by_graph = || scan::by_graph(&tokens.ids, blocks, model);
             (question, (settings.scan == ScanBy::Onnx).then(by_graph).transpose()?)
         }

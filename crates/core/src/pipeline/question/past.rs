@@ -3,32 +3,31 @@
 
 use rayon::prelude::*;
 
-use super::{Blocks, Cancel, Piece, View};
+use super::{BlockSlice, Blocks, Cancel, View};
 use crate::kv::block::Block;
 use crate::model::rotary::Turn;
-use crate::model::{DecoderInfo, ModelInfo, Past};
+use crate::model::{DecoderInfo, ModelInfo, Past, PlaneLayout};
 
 /// What one view of a question looks back on.
 pub struct BlocksAsPast<'a> {
-    pieces: Vec<Moved<'a>>,
+    slices: Vec<Moved<'a>>,
     positions: Vec<i64>,
-    question_place: i64,
+    question_position: i64,
     /// Values per token and plane.
     dim: usize,
-    /// Planes of a layer: its keys, then as many of values.
-    layer_planes: usize,
+    layout: PlaneLayout,
     cancel: &'a Cancel,
 }
 
 struct Moved<'a> {
     block: &'a Block,
-    piece: Piece,
+    slice: BlockSlice,
     /// None where it is looked at where it was read.
     turn: Option<Turn>,
 }
 
 impl<'a> BlocksAsPast<'a> {
-    /// The pieces of `view`, moved to where it has them.
+    /// The slices of `view`, moved to where it has them.
     pub fn new(
         view: &View,
         blocks: &'a Blocks,
@@ -36,21 +35,21 @@ impl<'a> BlocksAsPast<'a> {
         cancel: &'a Cancel,
     ) -> Self {
         let first = decoder.prefix_tokens() as i64;
-        let moved = |piece: &Piece| {
-            let rotary = decoder.rotary.as_ref().filter(|_| piece.moved != 0);
-            let turn = rotary.map(|rotary| rotary.turn(piece.tokens.len(), first, first + piece.moved));
-            Moved { block: &blocks.blocks[piece.block], piece: *piece, turn }
+        let moved = |slice: &BlockSlice| {
+            let rotary = decoder.rotary.as_ref().filter(|_| slice.moved != 0);
+            let turn = rotary.map(|rotary| rotary.turn(slice.tokens.len(), first, first + slice.moved));
+            Moved { block: &blocks.blocks[slice.block], slice: *slice, turn }
         };
-        let positions = view.pieces.iter().flat_map(|piece| {
-            let start = first + piece.moved;
-            start..start + piece.tokens.len() as i64
+        let positions = view.slices.iter().flat_map(|slice| {
+            let start = first + slice.moved;
+            start..start + slice.tokens.len() as i64
         });
         Self {
             positions: positions.collect(),
-            pieces: view.pieces.par_iter().map(moved).collect(),
-            question_place: view.question_place,
+            slices: view.slices.par_iter().map(moved).collect(),
+            question_position: view.question_position,
             dim: model.head_dim,
-            layer_planes: 2 * decoder.kv_heads,
+            layout: decoder.planes(),
             cancel,
         }
     }
@@ -61,20 +60,20 @@ impl Past for BlocksAsPast<'_> {
         &self.positions
     }
 
-    fn question_place(&self) -> i64 {
-        self.question_place
+    fn question_position(&self) -> i64 {
+        self.question_position
     }
 
     fn read_plane(&self, plane: usize, mut out: &mut [f32]) {
-        let is_key = plane % self.layer_planes < self.layer_planes / 2;
-        let mut parts = Vec::with_capacity(self.pieces.len());
-        for moved in &self.pieces {
-            let (part, rest) = out.split_at_mut(moved.piece.tokens.len() * self.dim);
+        let is_key = self.layout.is_key(plane);
+        let mut parts = Vec::with_capacity(self.slices.len());
+        for moved in &self.slices {
+            let (part, rest) = out.split_at_mut(moved.slice.tokens.len() * self.dim);
             parts.push((moved, part));
             out = rest;
         }
         let read = |(moved, part): (&Moved, &mut [f32])| {
-            moved.block.read_plane(plane, moved.piece.tokens, part);
+            moved.block.read_plane(plane, moved.slice.tokens, part);
             if let Some(turn) = moved.turn.as_ref().filter(|_| is_key) {
                 turn.apply_all(part, self.dim);
             }

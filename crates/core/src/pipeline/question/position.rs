@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Blocks, Piece};
+use super::{BlockSlice, Blocks};
 use crate::domain::TokenSpan;
 use crate::model::{DecoderInfo, ModelInfo};
 
@@ -23,20 +23,20 @@ pub enum Placement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
     /// In the order of the blocks.
-    pub pieces: Vec<Piece>,
+    pub slices: Vec<BlockSlice>,
     /// Where the question begins.
-    pub question_place: i64,
+    pub question_position: i64,
 }
 
 impl View {
     /// All blocks whole, where they were read.
     pub fn of_all(blocks: &Blocks) -> Self {
-        let piece = |(block, span): (usize, &TokenSpan)| Piece {
+        let slice = |(block, span): (usize, &TokenSpan)| BlockSlice {
             block,
             tokens: TokenSpan::new(0, span.end - span.start),
             moved: 0,
         };
-        Self { pieces: blocks.spans.iter().enumerate().map(piece).collect(), question_place: 0 }
+        Self { slices: blocks.spans.iter().enumerate().map(slice).collect(), question_position: 0 }
     }
 }
 
@@ -52,7 +52,7 @@ pub fn views(
     let window = model.window_tokens_max;
     let windows = blocks.spans.iter().enumerate().flat_map(|(block, span)| {
         let tokens = span.end - span.start;
-        // A block without tokens is a piece, too: every block has one.
+        // A block without tokens is a slice, too: every block has one.
         let starts = (0..tokens.max(1)).step_by(window);
         starts.map(move |start| (block, TokenSpan::new(start, (start + window).min(tokens))))
     });
@@ -70,22 +70,22 @@ pub fn views(
     groups.iter().map(|group| placed(group, decoder.prefix_tokens(), placement, is_movable)).collect()
 }
 
-/// One group's pieces at their positions, which begin behind the prefix.
+/// One group's slices at their positions, which begin behind the prefix.
 fn placed(group: &[(usize, TokenSpan)], prefix: usize, placement: Placement, is_movable: bool) -> View {
     let longest = group.iter().map(|(_, tokens)| tokens.len()).max().unwrap_or(0);
     let mut before = 0;
-    let piece = |&(block, tokens): &(usize, TokenSpan)| {
+    let slice = |&(block, tokens): &(usize, TokenSpan)| {
         let moved = match placement {
             _ if !is_movable => 0,
             Placement::Parallel => longest - tokens.len(),
             Placement::Sequence => before,
         };
         before += tokens.len();
-        Piece { block, tokens, moved: moved as i64 }
+        BlockSlice { block, tokens, moved: moved as i64 }
     };
-    let pieces = group.iter().map(piece).collect();
+    let slices = group.iter().map(slice).collect();
     let in_front = if is_movable && placement == Placement::Sequence { before } else { longest };
-    View { pieces, question_place: (prefix + in_front) as i64 }
+    View { slices, question_position: (prefix + in_front) as i64 }
 }
 
 #[cfg(test)]
@@ -101,8 +101,8 @@ mod tests {
         use Placement::{Parallel, Sequence};
         let check = |name: &str, (placement, is_movable), lengths: &[usize], moved: &[i64], position: i64| {
             let view = placed(&group(lengths), 1, placement, is_movable);
-            let found: Vec<i64> = view.pieces.iter().map(|piece| piece.moved).collect();
-            assert_eq!((&found[..], view.question_place), (moved, position), "{name}");
+            let found: Vec<i64> = view.slices.iter().map(|slice| slice.moved).collect();
+            assert_eq!((&found[..], view.question_position), (moved, position), "{name}");
         };
         check("each ends where the question begins", (Parallel, true), &[3, 5, 1], &[2, 0, 4], 6);
         check("one behind the other", (Sequence, true), &[3, 5, 1], &[0, 3, 8], 10);

@@ -4,7 +4,7 @@
 
 use anyhow::Result;
 use ndarray::{Array1, Array2, Array3, ArrayView2, ArrayView3, Axis, s};
-use thresher_core::model::{Kept, Past};
+use thresher_core::model::{KeyMask, Past};
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::evict::{Eviction, HeadBudget, of_head};
@@ -66,7 +66,7 @@ impl Seen {
         let info = pipeline.model();
         let decoder = kv_export::check_model(info)?;
         let cancel = Cancel::default();
-        let over = pipeline.ask(kv_export, question, &cancel)?;
+        let over = pipeline.attend_export(kv_export, question, &cancel)?;
         let (rc, rc_self) = (over.keys(|x, _| rc::peak_over_queries(x)), over.keys(rc::expected_over_self));
         let encoded = over.encoded();
         let (tokens, prefix, dim) = (kv_export.tokens.len(), decoder.prefix_tokens(), info.head_dim);
@@ -83,7 +83,7 @@ impl Seen {
         for layer in 0..decoder.layers {
             for kv_head in 0..decoder.kv_heads {
                 let mut keys = Array2::zeros((prefix + tokens, dim));
-                let plane = 2 * layer * decoder.kv_heads + kv_head;
+                let plane = decoder.planes().keys(layer).start + kv_head;
                 kv_export.read_plane(
                     pipeline,
                     plane,
@@ -138,7 +138,7 @@ impl Past for Behind {
         &[]
     }
 
-    fn question_place(&self) -> i64 {
+    fn question_position(&self) -> i64 {
         self.0
     }
 
@@ -199,7 +199,7 @@ impl Method {
     ///
     /// # Errors
     /// None of its own: nothing that is always kept is named.
-    pub fn kept(self, seen: &Seen, ratio: u32) -> Result<Kept> {
+    pub fn kept(self, seen: &Seen, ratio: u32) -> Result<KeyMask> {
         let share = 1.0 / f64::from(ratio);
         let count = of_head(seen.rc.len_of(Axis(2)), share);
         Ok(match self {
@@ -236,16 +236,16 @@ impl Method {
 }
 
 /// The best keys of all heads of all layers, so many a head on average.
-fn global(scores: ArrayView3<f32>, count: usize) -> Kept {
+fn global(scores: ArrayView3<f32>, count: usize) -> KeyMask {
     let (layers, kv_heads, tokens) = scores.dim();
     let heads = layers * kv_heads;
     let all = scores.to_shape((heads, tokens)).expect("the same values");
     let kept = rc::keep(all.view(), &vec![false; tokens], Keep::Shared { count: count * heads, each: 0 });
-    Kept::new(kept.into_shape_with_order(scores.dim()).expect("the same values"))
+    KeyMask::new(kept.into_shape_with_order(scores.dim()).expect("the same values"))
 }
 
 /// In each head the `count` best keys; the `first` and the `last` ones whatever they score.
-fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> Kept {
+fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> KeyMask {
     let tokens = scores.len_of(Axis(2));
     let mut kept = Array3::from_elem(scores.dim(), false);
     for (scores, mut kept) in scores.rows().into_iter().zip(kept.rows_mut()) {
@@ -256,7 +256,7 @@ fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> Kep
         });
         order.into_iter().take(count).for_each(|key| kept[key] = true);
     }
-    Kept::new(kept)
+    KeyMask::new(kept)
 }
 
 /// Each key's score as the best of those around it.
@@ -278,7 +278,7 @@ mod tests {
 
     use super::*;
 
-    fn check(name: &str, kept: Kept, expect: &[&str]) {
+    fn check(name: &str, kept: KeyMask, expect: &[&str]) {
         let shown = |row: ndarray::ArrayView1<bool>| {
             row.iter().map(|kept| if *kept { 'x' } else { '.' }).collect::<String>()
         };
