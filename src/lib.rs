@@ -15,5 +15,6 @@ pub mod mcp;
 pub mod config;
 pub mod http;
 pub mod telemetry;
+pub mod redis_tier;
 pub mod app;
 pub mod cli;

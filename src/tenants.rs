@@ -136,9 +136,9 @@ impl Tenants {
     }
 
     /// From now on there is a model: every tenant_state gets its view of it.
-    pub fn set_pipeline(&self, pipeline: Pipeline) {
+    pub fn set_pipeline(&self, pipeline: Arc<Pipeline>) {
         let mut state = self.0.write();
-        let pipeline = state.pipeline.get_or_insert_with(|| Arc::new(pipeline)).clone();
+        let pipeline = state.pipeline.get_or_insert(pipeline).clone();
         state.by_tenant.values().for_each(|tenant_state| tenant_state.set_pipeline(&pipeline));
     }
 

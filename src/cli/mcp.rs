@@ -1,7 +1,6 @@
 //! `thresher mcp`: the tools of `/mcp` over standard input and output, without a daemon.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -46,10 +45,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let wait = Duration::from_millis(config.admission.deadline_ms_default);
     let serving = mcp::serve_stdio(Local::new(loading, admission, (wait, limits), sign));
     let load = async {
-        let handle = tokio::runtime::Handle::current();
-        let pipeline =
-            tokio::task::spawn_blocking(move || app::pipeline_in_memory(&config, handle)).await??;
-        loaded.send_replace(Some(Arc::new(pipeline)));
+        // The cache of keys lives in memory only: a daemon may have the disk's directory open.
+        let memory_bytes_max = config.blocks.memory_bytes_max;
+        let build = move || app::engine(&config).cache_memory_bytes_max(memory_bytes_max).build();
+        let engine = tokio::task::spawn_blocking(build).await??;
+        loaded.send_replace(Some(engine.into_pipeline()));
         // There is nothing more to do but to answer.
         std::future::pending::<anyhow::Result<()>>().await
     };

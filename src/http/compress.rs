@@ -187,7 +187,7 @@ fn remembered(resolved: &Resolved, compressed: &pipeline::Compressed) -> RecentR
     let chunks = &resolved.request.chunks;
     let (mut kept, mut markers) = (vec![Vec::new(); chunks.len()], vec![None; chunks.len()]);
     for (before, outcome) in compressed.chunks.iter().filter(|outcome| outcome.kept).enumerate() {
-        kept[outcome.index] = outcome.spans.iter().map(|(span, _)| *span).collect();
+        kept[outcome.index] = outcome.spans.iter().map(|span| span.source).collect();
         markers[outcome.index] = Some(before + 1);
     }
     let places = resolved.prefiltered.as_ref().map(|prefiltered| prefiltered.places.clone());

@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query};
 use serde::Deserialize;
-use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Format};
+use thresher_core::domain::{Chunk, CompressRequest, Format, KeptSpan};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::error::HttpError;
@@ -130,9 +130,9 @@ pub async fn retrieve(
         let compressed = working.ready()?.compress(&request, cancel)?;
         let text = &request.chunks[0].text;
         let map = OffsetMap::new(text, OffsetUnit::Codepoint);
-        let span = |&(bytes, score): &(ByteRange, Option<f32>)| {
-            let range = map.from_bytes(bytes);
-            RelevantAnswer::new((range.start, range.end), bytes.of(text).to_owned(), score)
+        let span = |span: &KeptSpan| {
+            let range = map.from_bytes(span.source);
+            RelevantAnswer::new((range.start, range.end), span.source.of(text).to_owned(), span.score)
         };
         let relevant = compressed.chunks.iter().flat_map(|chunk| &chunk.spans).map(span).collect();
         Ok(OriginalAnswer { hash: name, original_content: text.clone(), relevant: Some(relevant) })

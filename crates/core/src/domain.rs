@@ -145,6 +145,11 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// A chunk without title or metadata.
+    pub fn new(id: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { id: id.into(), title: None, text: text.into(), metadata: None }
+    }
+
     /// Bytes of all its texts.
     pub fn bytes(&self) -> usize {
         let Self { id, title, text, metadata } = self;
@@ -268,15 +273,26 @@ impl CompressRequest {
     }
 }
 
-/// A span of the context tied to the span of the chunk that it was copied from.
+/// A span of a chunk's text that the context holds, byte for byte.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Piece {
+pub struct KeptSpan {
     /// Index of the chunk in the request.
     pub chunk: usize,
     /// Bytes of the chunk's text.
     pub source: ByteRange,
-    /// Bytes of the context.
+    /// Bytes of the context. Empty until the context is written.
     pub output: ByteRange,
+    /// The span's tokens on the key axis. Empty where the chunk was not read, as in a degraded answer.
+    pub tokens: TokenSpan,
+    /// The highest RC of a unit in the span. None where nothing was scored.
+    pub score: Option<f32>,
+}
+
+impl KeptSpan {
+    /// A span that no model has scored and that no context holds yet.
+    pub fn unscored(chunk: usize, source: ByteRange) -> Self {
+        Self { chunk, source, output: ByteRange::new(0, 0), tokens: TokenSpan::new(0, 0), score: None }
+    }
 }
 
 /// An answer, and the chunks that it may have come from.

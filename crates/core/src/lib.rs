@@ -11,3 +11,6 @@ pub mod model;
 pub mod private_files;
 pub mod kv;
 pub mod pipeline;
+pub mod engine;
+
+pub use engine::{Engine, EngineBuilder, EngineError};

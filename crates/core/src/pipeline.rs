@@ -30,7 +30,6 @@ use std::time::Duration;
 use ndarray::{Array3, s};
 use thiserror::Error;
 
-use self::assemble::Context;
 use self::auto::Auto;
 use self::blocks::{Blocks, Reader};
 use self::cancel::Cancel;
@@ -45,7 +44,7 @@ use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity, Tenant, TokenizerName};
+use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity, KeptSpan, Tenant, TokenizerName};
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
@@ -85,8 +84,8 @@ pub struct Settings {
 /// A compressed context with the way back to its sources. All ranges are in bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Compressed {
-    /// The context and its pieces.
-    pub context: Context,
+    /// The text to send to the language model. [`ChunkOutcome::spans`] says where each part of it came from.
+    pub context: String,
     /// One per chunk of the request: in its order, or best first when asked so.
     pub chunks: Vec<ChunkOutcome>,
     /// Tokens before and after; none in a degraded answer, since counting may be what there was no time for.
@@ -114,8 +113,8 @@ pub struct ChunkOutcome {
     pub empty: bool,
     /// RC of the whole chunk; none when it was not scored.
     pub score: Option<f32>,
-    /// Kept spans of its text, ascending, each with the best score of a unit in it.
-    pub spans: Vec<(ByteRange, Option<f32>)>,
+    /// Spans of its text that the context holds, ascending.
+    pub spans: Vec<KeptSpan>,
 }
 
 /// Tokens of the context, before and after, counted with the caller's tokenizer.
@@ -340,7 +339,7 @@ impl Pipeline {
         let explain = || clock.stage("explain", || explain::tokens(&reading, cancel));
         let explanation = request.explain.then(explain).transpose()?;
         Ok(Compressed {
-            chunks: outcomes(&reading, &scores, &fitted),
+            chunks: outcomes(&reading, &scores, fitted.spans, &fitted.order),
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: scores
@@ -498,16 +497,16 @@ pub fn passthrough(
     total: Duration,
 ) -> Compressed {
     let whole = |(index, chunk): (usize, &Arc<Chunk>)| {
-        // Whole is whole: blanks, too.
+        // A chunk of blanks comes back, too: passing through changes nothing.
         let kept = !chunk.text.is_empty();
-        let all = kept.then(|| (ByteRange::new(0, chunk.text.len()), None));
+        let all = kept.then(|| KeptSpan::unscored(index, ByteRange::new(0, chunk.text.len())));
         let empty = chunk.text.trim().is_empty();
         ChunkOutcome { index, kept, empty, score: None, spans: Vec::from_iter(all) }
     };
-    let chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
-    let kept: Vec<_> = chunks.iter().filter(|c| c.kept).map(kept_of).collect();
+    let mut chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
+    let kept = chunks.iter_mut().map(|outcome| &mut outcome.spans[..]).filter(|spans| !spans.is_empty());
     Compressed {
-        context: assemble::context(&request.chunks, &kept, request.format),
+        context: assemble::context(&request.chunks, kept, request.format),
         chunks,
         usage: None,
         relevance: None,
@@ -518,17 +517,19 @@ pub fn passthrough(
     }
 }
 
-fn kept_of(outcome: &ChunkOutcome) -> assemble::Kept {
-    assemble::Kept { chunk: outcome.index, spans: outcome.spans.iter().map(|&(span, _)| span).collect() }
-}
-
 /// One outcome per chunk, in the order of the answer.
-fn outcomes(reading: &Reading, scores: &Scores, fitted: &fit::Fitted) -> Vec<ChunkOutcome> {
+fn outcomes(
+    reading: &Reading,
+    scores: &Scores,
+    spans: Vec<Vec<KeptSpan>>,
+    order: &[usize],
+) -> Vec<ChunkOutcome> {
+    let mut spans = spans;
     let outcome = |&index: &usize| {
-        let spans: Vec<_> = fitted.spans[index].iter().map(|span| (span.bytes, Some(span.score))).collect();
+        let spans = std::mem::take(&mut spans[index]);
         let empty = reading.blocks.blocks[index].sentences().len() == 0;
         let score = (!empty).then(|| scores.chunks[index]);
         ChunkOutcome { index, kept: !spans.is_empty(), empty, score, spans }
     };
-    fitted.order.iter().map(outcome).collect()
+    order.iter().map(outcome).collect()
 }

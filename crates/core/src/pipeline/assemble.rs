@@ -1,42 +1,29 @@
 //! Kept spans to context: the caller's text, word for word, with as little around it as the format asks for.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
-use crate::domain::{ByteRange, Chunk, Format, Piece};
-
-/// What of one chunk goes into the context.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
-    /// Index of the chunk in the request.
-    pub chunk: usize,
-    /// Ascending, disjoint spans of its text.
-    pub spans: Vec<ByteRange>,
-}
-
-/// The context and where each piece of it came from.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Context {
-    /// What to send to the LLM.
-    pub text: String,
-    /// Its pieces in order; what lies between them is ours.
-    pub pieces: Vec<Piece>,
-}
+use crate::domain::{ByteRange, Chunk, Format, KeptSpan};
 
 /// Stands between two chunks in every format.
 pub const BETWEEN_CHUNKS: &str = "\n\n";
 
-/// Writes `kept` in the order given; the n-th chunk gets marker n.
-pub fn context(chunks: &[Arc<Chunk>], kept: &[Kept], format: Format) -> Context {
-    let mut out = Context::default();
-    for (position, kept) in kept.iter().enumerate() {
+/// Writes the context: the chunks of `kept` in the order given, the n-th with marker n. Each element holds the spans of one chunk,
+/// ascending, disjoint and at least one. Sets the `output` of each span.
+pub fn context<'a>(
+    chunks: &[Arc<Chunk>],
+    kept: impl IntoIterator<Item = &'a mut [KeptSpan]>,
+    format: Format,
+) -> String {
+    let mut out = String::new();
+    for (position, kept) in kept.into_iter().enumerate() {
         if position > 0 {
-            out.text.push_str(BETWEEN_CHUNKS);
+            out.push_str(BETWEEN_CHUNKS);
         }
-        let chunk = &chunks[kept.chunk];
-        open(&mut out.text, chunk, position + 1, format);
-        spans(&mut out, chunk, kept);
-        out.text.push_str(close(format));
+        let chunk = &chunks[kept[0].chunk];
+        open(&mut out, chunk, position + 1, format);
+        write_spans(&mut out, chunk, kept);
+        out.push_str(close(format));
     }
     out
 }
@@ -83,16 +70,16 @@ pub fn joined(text: &str, spans: impl IntoIterator<Item = ByteRange>) -> String 
     out
 }
 
-fn spans(out: &mut Context, chunk: &Chunk, kept: &Kept) {
+fn write_spans(out: &mut String, chunk: &Chunk, kept: &mut [KeptSpan]) {
     let mut end = None;
-    for &source in &kept.spans {
+    for span in kept {
         if let Some(end) = end {
-            out.text.push_str(between(&chunk.text[end..source.start]));
+            out.push_str(between(&chunk.text[end..span.source.start]));
         }
-        let start = out.text.len();
-        out.text.push_str(source.of(&chunk.text));
-        out.pieces.push(Piece { chunk: kept.chunk, source, output: ByteRange::new(start, out.text.len()) });
-        end = Some(source.end);
+        let start = out.len();
+        out.push_str(span.source.of(&chunk.text));
+        span.output = ByteRange::new(start, out.len());
+        end = Some(span.source.end);
     }
 }
 
@@ -129,21 +116,19 @@ mod tests {
     /// Kept spans as `(chunk, ranges)`.
     #[track_caller]
     fn check(name: &str, format: Format, kept: &[(usize, &[(usize, usize)])], expect: &str) {
-        let kept_of = |&(chunk, spans): &(usize, &[(usize, usize)])| Kept {
-            chunk,
-            spans: spans.iter().map(|&(start, end)| ByteRange::new(start, end)).collect(),
+        let spans_of = |&(chunk, spans): &(usize, &[(usize, usize)])| {
+            spans.iter().map(|&(start, end)| span(chunk, ByteRange::new(start, end))).collect()
         };
-        let (chunks, kept) = (chunks(), kept.iter().map(kept_of).collect::<Vec<_>>());
-        let found = context(&chunks, &kept, format);
-        assert_eq!(found.text, expect, "{name}");
-        for piece in &found.pieces {
-            assert_eq!(piece.source.of(&chunks[piece.chunk].text), piece.output.of(&found.text), "{name}");
+        let (chunks, mut kept) = (chunks(), kept.iter().map(spans_of).collect::<Vec<Vec<_>>>());
+        let found = context(&chunks, kept.iter_mut().map(Vec::as_mut_slice), format);
+        assert_eq!(found, expect, "{name}");
+        for span in kept.iter().flatten() {
+            assert_eq!(span.source.of(&chunks[span.chunk].text), span.output.of(&found), "{name}");
         }
-        let spans = kept.iter().flat_map(|kept| kept.spans.iter().map(|&span| (kept.chunk, span)));
-        assert!(
-            found.pieces.iter().map(|piece| (piece.chunk, piece.source)).eq(spans),
-            "{name}: one piece a span"
-        );
+    }
+
+    fn span(chunk: usize, source: ByteRange) -> KeptSpan {
+        KeptSpan::unscored(chunk, source)
     }
 
     #[test]
@@ -170,14 +155,11 @@ mod tests {
     fn a_block_is_what_stands_in_the_context() {
         let chunks = chunks();
         for format in [Format::Numbered, Format::Plain, Format::Xml] {
-            let whole = |(chunk, c): (usize, &Arc<Chunk>)| Kept {
-                chunk,
-                spans: vec![ByteRange::new(0, c.text.len())],
-            };
-            let kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
+            let whole = |(chunk, c): (usize, &Arc<Chunk>)| [span(chunk, ByteRange::new(0, c.text.len()))];
+            let mut kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
             let blocks = chunks.iter().enumerate().map(|(i, chunk)| block(chunk, &chunk.text, i, format));
-            let expect = context(&chunks, &kept, format).text + BETWEEN_CHUNKS;
-            assert_eq!(blocks.collect::<String>(), expect, "{format:?}");
+            let context = context(&chunks, kept.iter_mut().map(|spans| &mut spans[..]), format);
+            assert_eq!(blocks.collect::<String>(), context + BETWEEN_CHUNKS, "{format:?}");
         }
     }
 }

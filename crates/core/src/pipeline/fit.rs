@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::assemble::{self, Context, Kept};
+use super::assemble;
 use super::auto::Auto;
 use super::cancel::Cancel;
 use super::count::{Counter, FrameCosts};
@@ -14,31 +14,20 @@ use super::select::{Candidates, Selection};
 use super::units::Unit;
 use super::validate::InvalidRequest;
 use super::{PipelineError, Reading, Usage};
-use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, Order, TokenSpan, TokenizerName};
+use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, KeptSpan, Order, TokenSpan, TokenizerName};
 use crate::model::tokenizer::is_blank;
 
 /// A context within its budget.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fitted {
-    /// The context.
-    pub context: Context,
+    /// The text to send to the language model.
+    pub context: String,
     /// Its tokens.
     pub usage: Usage,
     /// Every chunk's index, in the order of the answer.
     pub order: Vec<usize>,
-    /// Kept spans per chunk, by index, ascending.
+    /// For each chunk of the request, its kept spans, ascending.
     pub spans: Vec<Vec<KeptSpan>>,
-}
-
-/// A span of a chunk's text that is kept.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct KeptSpan {
-    /// Bytes of the chunk's text.
-    pub bytes: ByteRange,
-    /// The tokens that the model has read in it, on the key axis.
-    pub tokens: TokenSpan,
-    /// The best score of a unit in it.
-    pub score: f32,
 }
 
 /// What fitting needs besides the request and what was read for it.
@@ -112,7 +101,7 @@ struct Fitter<'a> {
 
 /// A context and what it costs.
 struct Written {
-    context: Context,
+    context: String,
     spans: Vec<Vec<KeptSpan>>,
     tokens: usize,
 }
@@ -164,7 +153,7 @@ impl Fitter<'_> {
             }
             picked = least + (too_many - least) / 2;
         }
-        let holds_nothing = |written: &Written| written.context.pieces.is_empty() && !self.units.is_empty();
+        let holds_nothing = |written: &Written| written.context.is_empty() && !self.units.is_empty();
         Ok(fits.filter(|written| !holds_nothing(written)))
     }
 
@@ -172,36 +161,35 @@ impl Fitter<'_> {
         self.means.cancel.check()?;
         let mut kept = vec![false; self.units.len()];
         selection.wanted.iter().chain(&selection.picked[..picked]).for_each(|&unit| kept[unit] = true);
-        let spans = self.merged(&kept);
-        let part =
-            |&chunk: &usize| Kept { chunk, spans: spans[chunk].iter().map(|span| span.bytes).collect() };
-        let parts: Vec<_> = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty()).map(part).collect();
-        let context = assemble::context(&self.request.chunks, &parts, self.request.format);
-        let tokens = self.written_tokens(&context, &parts, &spans)?;
+        let mut spans = self.merged(&kept);
+        let context = {
+            // Chunks without a kept span take no part; the others stand in the order of the answer.
+            let mut by_chunk: Vec<&mut [KeptSpan]> = spans.iter_mut().map(Vec::as_mut_slice).collect();
+            let mut take = |&chunk: &usize| std::mem::take(&mut by_chunk[chunk]);
+            let kept: Vec<_> = self.order.iter().map(&mut take).filter(|spans| !spans.is_empty()).collect();
+            assemble::context(&self.request.chunks, kept, self.request.format)
+        };
+        let tokens = self.written_tokens(&context, &spans)?;
         Ok(Written { context, spans, tokens })
     }
 
     /// Tokens of a context as it is written. Blanks stand around every span of it: where tokens do not cross those, a span
     /// that stood between blanks already has the tokens that were read in it.
-    fn written_tokens(
-        &self,
-        context: &Context,
-        parts: &[Kept],
-        spans: &[Vec<KeptSpan>],
-    ) -> Result<usize, PipelineError> {
+    fn written_tokens(&self, context: &str, spans: &[Vec<KeptSpan>]) -> Result<usize, PipelineError> {
         let FitContext { counter, frames, .. } = self.means;
         if !counter.splits_at_blanks() {
-            return counter.count(&context.text);
+            return counter.count(context);
         }
         let mut tokens = 0;
-        for (position, part) in parts.iter().enumerate() {
-            let chunk = &self.request.chunks[part.chunk];
+        let kept = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty());
+        for (position, &index) in kept.enumerate() {
+            let chunk = &self.request.chunks[index];
             let frame = assemble::block(chunk, "", position, self.request.format);
             tokens += frames.count(counter, self.request.tokenizer, frame)?;
-            for span in &spans[part.chunk] {
-                tokens += match is_between_blanks(&chunk.text, span.bytes) {
+            for span in &spans[index] {
+                tokens += match is_between_blanks(&chunk.text, span.source) {
                     true => span.tokens.len(),
-                    false => counter.count(span.bytes.of(&chunk.text))?,
+                    false => counter.count(span.source.of(&chunk.text))?,
                 };
             }
         }
@@ -213,21 +201,25 @@ impl Fitter<'_> {
         let mut spans: Vec<Vec<KeptSpan>> = vec![Vec::new(); self.request.chunks.len()];
         let mut before = None;
         for (index, unit) in self.units.iter().enumerate().filter(|(index, _)| kept[*index]) {
-            let (chunk, score) = (&mut spans[unit.chunk], self.scores.units[index]);
-            match chunk.last_mut() {
+            let (spans, score) = (&mut spans[unit.chunk], self.scores.units[index]);
+            match spans.last_mut() {
                 Some(last) if before.is_some_and(|before| before + 1 == index) => {
-                    last.bytes.end = unit.bytes.end;
+                    last.source.end = unit.bytes.end;
                     last.tokens.end = unit.tokens.end;
-                    last.score = last.score.max(score);
+                    last.score = last.score.map(|best| best.max(score));
                 }
-                _ => chunk.push(KeptSpan { bytes: unit.bytes, tokens: unit.tokens, score }),
+                _ => spans.push(KeptSpan {
+                    tokens: unit.tokens,
+                    score: Some(score),
+                    ..KeptSpan::unscored(unit.chunk, unit.bytes)
+                }),
             }
             before = Some(index);
         }
         let read = &self.reading.blocks;
         for (chunk, spans) in spans.iter_mut().enumerate().filter(|(chunk, _)| self.keep[*chunk]) {
             if let Some(span) = spans.first_mut() {
-                span.bytes = ByteRange::new(0, self.request.chunks[chunk].text.len());
+                span.source = ByteRange::new(0, self.request.chunks[chunk].text.len());
                 let all = read.spans[chunk];
                 span.tokens = TokenSpan::new(all.start + read.blocks[chunk].title_tokens(), all.end);
             }
@@ -315,7 +307,7 @@ mod tests {
         let (cancel, auto) = (Cancel::default(), Auto::default());
         let means = FitContext { counter: &counter, frames: &FrameCosts::new(), auto, cancel: &cancel };
         let found = match budget(&request, &reading, &scores, &means) {
-            Ok(fitted) => fitted.context.text,
+            Ok(fitted) => fitted.context,
             Err(error) => error.to_string(),
         };
         assert_eq!(found, expect, "{name}");
