@@ -1,17 +1,17 @@
-//! What it costs to score: the peak pass alone, and the whole of `score` with `peak/rivals`.
+//! Measures scoring: the peak pass alone, and all of `score` with the estimator `peak/rivals`.
 //!
-//! On: 16 query tokens, one head, 20, 100 and 1000 chunks of 200 tokens; logits from a fixed seed.
-//! Against, in the same run:
-//! - `plain`: the loops one would write first: a scalar maximum with its index, and RC by its definition, O(segments²);
-//! - `read`: nothing but summing the same logits with all threads, which no pass over them can beat;
+//! Workload: 16 query tokens, one head, 20, 100 and 1000 chunks of 200 tokens; logits from a fixed seed.
+//! Compared, in the same run, with:
+//! - `plain`: straightforward loops: a scalar maximum with its index, and RC by its definition, O(segments²);
+//! - `read`: summing the same logits with all threads, which no pass over them can beat;
 //! - the machine's read bandwidth: summing a buffer several times the size of the cache.
 //!
-//! `warm` passes over the same logits again and again, as after the model wrote them; `cold` goes through copies of
-//! them that together do not fit the cache.
+//! `warm` passes over the same logits repeatedly, as they are after the model wrote them. `cold` cycles through
+//! copies that together do not fit the cache.
 //!
 //!     cargo bench --bench rc
 //!
-//! takes under a minute. After criterion's own lines come the medians and ratios; copy those.
+//! The run takes less than a minute. The medians and ratios to record are printed after criterion's own lines.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ use thresher_core::rc::{Estimator, Pooling, Reference, peaks, score};
 const QUERIES: usize = 16;
 const CHUNK_TOKENS: usize = 200;
 const CHUNKS: [usize; 3] = [20, 100, 1000];
-/// Well beyond the last-level cache of the machines this is run on.
+/// Bytes of the cold copies: several times the last-level cache of the machines that this bench runs on.
 const COLD_BYTES: usize = 192 << 20;
 const ESTIMATOR: Estimator = Estimator { pooling: Pooling::Peak, reference: Reference::Rivals };
 
@@ -52,12 +52,13 @@ fn main() {
     tables.iter().for_each(|table| println!("{table}"));
 }
 
-/// Medians and ratios of one size, as text.
+/// Benches one number of chunks and returns the medians and ratios as text. `machine` is the read bandwidth in
+/// bytes per second.
 fn bench_chunks(criterion: &mut Criterion, chunks: usize, machine: f64) -> String {
     let segments: Vec<_> =
         (0..chunks).map(|p| TokenSpan::new(p * CHUNK_TOKENS, (p + 1) * CHUNK_TOKENS)).collect();
     let cross = logits(chunks * CHUNK_TOKENS);
-    let own = Array3::zeros((1, QUERIES, QUERIES));
+    let self_logits = Array3::zeros((1, QUERIES, QUERIES));
     let bytes = (cross.len() * 4) as f64;
     let mut copies = Copies { all: vec![cross.clone(); COLD_BYTES.div_ceil(cross.len() * 4)], at: 0 };
 
@@ -66,18 +67,18 @@ fn bench_chunks(criterion: &mut Criterion, chunks: usize, machine: f64) -> Strin
     let peaks_cold = median(&mut group, "peaks/cold", || peaks(copies.next().view(), &segments));
     let peaks_plain = median(&mut group, "peaks/plain", || plain_peaks(&cross, &segments));
     let score_warm =
-        median(&mut group, "score/warm", || score(cross.view(), own.view(), &segments, ESTIMATOR));
+        median(&mut group, "score/warm", || score(cross.view(), self_logits.view(), &segments, ESTIMATOR));
     let score_plain = median(&mut group, "score/plain", || plain_rivals(&plain_peaks(&cross, &segments)));
     let read_warm = median(&mut group, "read/warm", || sum(cross.as_slice().expect("standard layout")));
     let read_cold =
         median(&mut group, "read/cold", || sum(copies.next().as_slice().expect("standard layout")));
     group.finish();
 
-    let line = |name: &str, seconds: f64, peer: &str, other: f64| {
+    let line = |name: &str, seconds: f64, peer: &str, peer_seconds: f64| {
         let (us, rate) = (seconds * 1e6, bytes / seconds / 1e9);
-        let (ratio, share) = (other / seconds, 100.0 * bytes / seconds / machine);
+        let (ratio, share) = (peer_seconds / seconds, 100.0 * bytes / seconds / machine);
         format!(
-            "{name:12} {us:9.1} us {rate:7.1} GB/s of X {ratio:6.2} x {peer:12} {share:5.0} % of the machine's read\n"
+            "{name:12} {us:9.1} us {rate:7.1} GB/s of X {ratio:6.2} x {peer:12} {share:5.0} % of the machine's read bandwidth\n"
         )
     };
     format!("\n{QUERIES} queries x {chunks} chunks x {CHUNK_TOKENS} tokens, X = {:.2} MB\n", bytes / 1e6)
@@ -88,7 +89,7 @@ fn bench_chunks(criterion: &mut Criterion, chunks: usize, machine: f64) -> Strin
         + &line("score/warm", score_warm, "peaks/warm", peaks_warm)
 }
 
-/// Lets criterion time `f` and returns the median of what it saw, in seconds per call.
+/// Lets criterion time `f` and returns the median time in seconds per call.
 fn median<R>(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut f: impl FnMut() -> R) -> f64 {
     let mut seconds = Vec::new();
     group.bench_function(name, |bencher| {
@@ -101,11 +102,11 @@ fn median<R>(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut f: impl F
         });
     });
     seconds.sort_unstable_by(f64::total_cmp);
-    // Nothing was timed when the command line filtered this one out.
+    // Nothing was timed if the command line filtered this benchmark out.
     seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Goes round and round the copies.
+/// Copies of the logits that are used in turn.
 struct Copies {
     all: Vec<Array3<f32>>,
     at: usize,
@@ -118,7 +119,7 @@ impl Copies {
     }
 }
 
-/// `[1, query, key]`, in −8..8.
+/// Returns random logits `[1, query, key]` from −8 to 8, always the same.
 fn logits(keys: usize) -> Array3<f32> {
     let mut state = 7_u32;
     Array3::from_shape_simple_fn((1, QUERIES, keys), || {
@@ -139,7 +140,7 @@ fn sum_of_part(values: &[f32]) -> f32 {
     lanes.iter().sum()
 }
 
-/// `[query][segment]`: the peak and its key.
+/// Returns the peak and its key, `[query][segment]`.
 fn plain_peaks(cross: &Array3<f32>, segments: &[TokenSpan]) -> Vec<Vec<(f32, usize)>> {
     let peak = |row: &[f32], segment: &TokenSpan| {
         let mut best = (f32::MIN, segment.start);
@@ -157,7 +158,7 @@ fn plain_peaks(cross: &Array3<f32>, segments: &[TokenSpan]) -> Vec<Vec<(f32, usi
     .collect()
 }
 
-/// `[segment]`: the definition of peak/rivals.
+/// Returns the scores, `[segment]`, by the definition of `peak/rivals`.
 fn plain_rivals(peaks: &[Vec<(f32, usize)>]) -> Vec<f32> {
     let mut scores = vec![0.0; peaks[0].len()];
     for row in peaks {

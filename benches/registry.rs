@@ -1,7 +1,9 @@
-//! The registry alone, without a model: registering, resolving ids, searching, prefiltering, starting.
+//! Measures the registry without a model: registering, resolving ids, searching, prefiltering, and starting.
 //!
-//! 100,000 chunks of about 900 bytes from a vocabulary of 50,000 words (power law), on disk in the temporary folder. Medians
-//! of several runs in one process. Run: `cargo bench --bench registry`.
+//! Workload: 100,000 chunks of about 900 bytes from a vocabulary of 50,000 words (power law), on disk in the temporary
+//! directory. Prints medians of several runs in one process.
+//!
+//!     cargo bench --bench registry
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +17,11 @@ const BATCH: usize = 500;
 const CALLERS: usize = 8;
 const NAMED: usize = 10_000;
 
-/// Xorshift: the same texts in every run.
-struct Random(u64);
+/// Xorshift generator, so that every run has the same texts.
+struct Xorshift(u64);
 
-impl Random {
+impl Xorshift {
+    /// Draws a number from 0 to 1.
     fn next(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -32,8 +35,8 @@ impl Random {
 }
 
 fn chunk(n: usize) -> Arc<Chunk> {
-    let mut random = Random(n as u64 * 7919 + 1);
-    let text = (0..160).map(|_| random.word()).collect::<Vec<_>>().join(" ");
+    let mut rng = Xorshift(n as u64 * 7919 + 1);
+    let text = (0..160).map(|_| rng.word()).collect::<Vec<_>>().join(" ");
     let metadata = format!("{{\"lang\":\"{}\",\"year\":{}}}", ["en", "de", "fr"][n % 3], 1990 + n % 35);
     Arc::new(Chunk {
         id: format!("doc-{n:07}"),
@@ -113,20 +116,20 @@ fn main() {
         from += 1;
         registry.get(&named(from)).expect("readable")
     });
-    let mut random = Random(42);
-    let mut question = move || (0..8).map(|_| random.word()).collect::<Vec<_>>().join(" ");
+    let mut rng = Xorshift(42);
+    let mut question = move || (0..8).map(|_| rng.word()).collect::<Vec<_>>().join(" ");
     measure("search, 8 words, 100 candidates", 25, || {
         registry.search(&question(), None, 100, usize::MAX).expect("an index")
     });
     let filter = serde_json::json!({"lang": "en", "year": {"gte": 2010}});
     let filter = Filter::parse(&filter, "filter").expect("a filter");
-    let mut random = Random(42);
-    let mut question = move || (0..8).map(|_| random.word()).collect::<Vec<_>>().join(" ");
-    measure("the same with a filter that a seventh pass", 25, || {
+    let mut rng = Xorshift(42);
+    let mut question = move || (0..8).map(|_| rng.word()).collect::<Vec<_>>().join(" ");
+    measure("search with a filter that a seventh of the chunks pass", 25, || {
         registry.search(&question(), Some(&filter), 100, usize::MAX).expect("an index")
     });
-    let mut random = Random(42);
-    let question = (0..8).map(|_| random.word()).collect::<Vec<_>>().join(" ");
+    let mut rng = Xorshift(42);
+    let question = (0..8).map(|_| rng.word()).collect::<Vec<_>>().join(" ");
     let all: Vec<String> = (0..CHUNKS).map(|n| format!("doc-{n:07}")).collect();
     measure("prefilter 100,000 ids to 10,000", 9, || {
         registry.prefilter(&question, &all, NAMED).expect("an index")

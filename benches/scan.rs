@@ -1,8 +1,10 @@
-//! A 16-token question over blocks of 100 chunks of 200 tokens: each codec on each kernel, and what bounds it.
+//! Measures the scan of cached keys: a 16-token question over blocks of 100 chunks of 200 tokens, with every codec and
+//! kernel, and the lower bounds of that time.
 //!
-//! Run with `cargo bench --bench scan`. One thread scans where it says so; `peaks` uses all cores, as requests do. The peer
-//! is the same product as a matrix product in single precision (ndarray over matrixmultiply), keys decoded beforehand; the
-//! floor for memory is reading every byte of the blocks once.
+//! Run with `cargo bench --bench scan`. Benchmarks named `one thread` use one thread; `peaks` uses all cores, as
+//! requests do. The peer computes the same logits as a matrix product in single precision (ndarray over
+//! matrixmultiply) over keys that are decoded beforehand. The floor reads every byte of the blocks once, which bounds
+//! the time by memory bandwidth.
 
 use std::hint::black_box;
 
@@ -21,7 +23,7 @@ const DIM: usize = 384;
 const QUERIES: usize = 16;
 const SENTENCE_TOKENS: usize = 25;
 
-/// Unit vectors by a fixed generator.
+/// Returns random unit vectors, `[1, token, DIM]`; equal seeds give equal vectors.
 fn vectors(tokens: usize, seed: u64) -> Array3<f32> {
     let mut state = seed;
     let mut out = Array3::from_shape_simple_fn((1, tokens, DIM), || {
@@ -58,7 +60,7 @@ fn scans(c: &mut Criterion) {
     for codec in Codec::ALL {
         let blocks = blocks(codec);
         let bytes: usize = blocks.iter().map(|block| block.bytes().len()).sum();
-        println!("{codec}: {:.1} bytes a token", bytes as f64 / (CHUNKS * TOKENS) as f64);
+        println!("{codec}: {:.1} bytes per token", bytes as f64 / (CHUNKS * TOKENS) as f64);
         group.throughput(Throughput::Bytes(bytes as u64));
         let kernels = if codec.is_quantized() { Kernel::available() } else { vec![Kernel::best()] };
         for kernel in kernels {
@@ -79,13 +81,13 @@ fn scans(c: &mut Criterion) {
         });
     }
     let keys: Vec<_> = (0..CHUNKS as u64).map(|i| vectors(TOKENS, i)).collect();
-    let asked: Array2<f32> = vectors(QUERIES, 77).slice(s![0, .., ..]).to_owned();
+    let queries: Array2<f32> = vectors(QUERIES, 77).slice(s![0, .., ..]).to_owned();
     group.bench_function("peer: single-precision matrix product, one thread", |b| {
-        b.iter(|| keys.iter().map(|keys| product(&asked, keys)).sum::<f32>());
+        b.iter(|| keys.iter().map(|keys| product(&queries, keys)).sum::<f32>());
     });
     group.finish();
 
-    // More than the caches hold: what a large request meets.
+    // These blocks do not fit the caches, as in a large request.
     let blocks: Vec<Block> = (0..LARGE / CHUNKS).flat_map(|_| blocks(Codec::Int8)).collect();
     let part = |block| Part { look: whole(&question, block), segments: &segments };
     let parts: Vec<Part> = blocks.iter().map(part).collect();
@@ -110,7 +112,7 @@ fn product(question: &Array2<f32>, keys: &Array3<f32>) -> f32 {
     logits[[0, 0]]
 }
 
-/// Reads all bytes, as fast as memory gives them.
+/// Reads all bytes at the speed of memory.
 fn checksum(bytes: &[u8]) -> u64 {
     let (words, _) = bytes.as_chunks::<8>();
     words.iter().fold(0, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)))

@@ -1,14 +1,14 @@
-"""The peer: encodes passages with sentence-transformers on ONNX Runtime, as `thresher bench --peer` asks it to.
+"""Encodes passages with sentence-transformers on ONNX Runtime, as a peer of `thresher bench --peer`.
 
     python sentence_transformers_onnx.py --model DIR --threads 2 [--batch-size 32]
 
-DIR is the Hugging Face folder that Thresher's model was exported from. It holds no ONNX file: sentence-transformers
-exports one through optimum into a temporary folder, at every start.
+DIR is the Hugging Face folder that Thresher's model was exported from. It has no ONNX file: sentence-transformers exports
+one through optimum into a temporary folder at every start.
 
-First it prints {"versions": {...}}. Then each line of standard input is a JSON array of texts, and each is answered by
-a line {"tokens": N, "seconds": S}: tokens without the special ones, seconds of `encode` alone. One process answers all
-lines, so that its rounds can alternate with another's. Nothing is truncated: the sequence length is raised to what
-the model's positions hold.
+The program first prints {"versions": {...}}. Then it reads JSON arrays of texts from standard input, one per line, and
+answers each with a line {"tokens": N, "seconds": S}: the number of tokens without special tokens, and the seconds of
+`encode` alone. One process answers all lines, so that its rounds can alternate with Thresher's. Texts are not truncated:
+the sequence length is raised to the model's number of positions.
 """
 
 import argparse
@@ -37,9 +37,9 @@ def main():
     )
     model.max_seq_length = POSITIONS
     names = ("sentence-transformers", "optimum-onnx", "transformers", "onnxruntime", "torch")
-    say({"versions": {name: version(name) for name in names}})
+    send({"versions": {name: version(name) for name in names}})
     for line in sys.stdin:
-        say(encode(model, json.loads(line), args.batch_size))
+        send(encode(model, json.loads(line), args.batch_size))
 
 
 def arguments():
@@ -54,17 +54,17 @@ def encode(model, texts, batch_size):
     started = time.perf_counter()
     model.encode(texts, batch_size=batch_size, show_progress_bar=False)
     seconds = time.perf_counter() - started
-    # Counted afterwards and outside the clock; a text that encode() had cut would show as a count too high.
+    # Tokens are counted after the measured time. Texts longer than the positions, which encode() truncates, are an error.
     encoded = model.tokenizer(texts, truncation=False, padding=False)["input_ids"]
     cut = [len(ids) for ids in encoded if len(ids) > POSITIONS]
     if cut:
-        raise SystemExit(f"a text of {max(cut)} tokens does not fit {POSITIONS} positions: it would be cut")
+        raise SystemExit(f"a text has {max(cut)} tokens; the model has {POSITIONS} positions and would truncate it")
     specials = model.tokenizer.num_special_tokens_to_add()
     return {"tokens": sum(len(ids) - specials for ids in encoded), "seconds": seconds}
 
 
-def say(answer):
-    print(json.dumps(answer), flush=True)
+def send(reply):
+    print(json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Attribute an answer while the LLM writes it."""
+"""Attribute the parts of an answer to chunks while the LLM streams it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ CHUNKS = [{"id": "history", "text": "Cape Orrin Light was completed in 1874. The
 
 
 async def llm() -> AsyncIterator[str]:
-    """Stands for the pieces of text that your LLM streams."""
+    """Yields pieces of text; put the stream of your LLM here."""
     for piece in ["The light was comp", "leted in 1874. ", "It was painted green."]:
         yield piece
 

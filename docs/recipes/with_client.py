@@ -1,4 +1,4 @@
-"""Ask the daemon with thresher-client: what to send to the LLM, and afterwards where its answer came from."""
+"""Compress chunks for the LLM with thresher-client, then find the chunks that its answer came from."""
 
 from thresher_client import Client
 

@@ -1,4 +1,4 @@
-"""Thresher in place of Cohere's reranker: its own client, another address."""
+"""Use Thresher through Cohere's rerank client: only the base URL changes."""
 
 import os
 

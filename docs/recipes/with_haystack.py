@@ -1,10 +1,10 @@
-"""Thresher in a Haystack pipeline."""
+"""Compress the retrieved documents in a Haystack pipeline."""
 
 from haystack import Document, Pipeline
 from haystack.components.retrievers.in_memory import InMemoryBM25Retriever
 from haystack.document_stores.in_memory import InMemoryDocumentStore
 
-store = InMemoryDocumentStore()  # yours
+store = InMemoryDocumentStore()  # replace with your store
 store.write_documents(
     [
         Document(id="history", content="Cape Orrin Light was completed in 1874. The keeper had two dogs and a boat."),

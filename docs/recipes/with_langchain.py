@@ -1,11 +1,11 @@
-"""Thresher behind a LangChain retriever."""
+"""Compress the documents that a LangChain retriever returns."""
 
 from langchain_classic.retrievers import ContextualCompressionRetriever
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.vectorstores import InMemoryVectorStore
 
-store = InMemoryVectorStore(DeterministicFakeEmbedding(size=64))  # yours
+store = InMemoryVectorStore(DeterministicFakeEmbedding(size=64))  # replace with your store
 store.add_documents(
     [
         Document("Cape Orrin Light was completed in 1874. The keeper had two dogs and a boat.", id="history"),

@@ -1,4 +1,4 @@
-"""Thresher in a LlamaIndex query engine."""
+"""Compress the retrieved nodes in a LlamaIndex query engine."""
 
 from llama_index.core import MockEmbedding, VectorStoreIndex
 from llama_index.core.llms import MockLLM
@@ -8,8 +8,8 @@ nodes = [
     TextNode(id_="history", text="Cape Orrin Light was completed in 1874. The keeper had two dogs and a boat."),
     TextNode(id_="harbour", text="The harbour has room for forty boats. Fish is sold there on Fridays."),
 ]
-index = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=8))  # yours
-llm = MockLLM()  # yours: this one repeats what it is sent
+index = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=8))  # replace with your index
+llm = MockLLM()  # replace with your LLM; this one returns its prompt
 
 from thresher_client.llama_index import ThresherPostprocessor
 

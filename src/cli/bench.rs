@@ -17,8 +17,7 @@ use thresher_lab::bench::daemon::{Daemon, Parts};
 use thresher_lab::bench::flops::Flops;
 use thresher_lab::bench::hostile::{self, Row};
 use thresher_lab::bench::peer::{Peer, PeerSettings};
-use thresher_lab::bench::source::Source;
-use thresher_lab::bench::workload::Workload;
+use thresher_lab::bench::workload::{Source, Workload};
 use thresher_lab::bench::{Progress, Subject, attribution, overload, soak, targets, throughput, warm};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -266,10 +265,10 @@ fn effort(args: &Args) -> warm::Effort {
     warm::Effort {
         rounds: args.rounds.unwrap_or(3),
         requests: args.requests,
-        asking_max: Duration::from_secs(5),
+        warm_time_max: Duration::from_secs(5),
         cold_rounds: 8,
         clients: clients(args),
-        crowd: Duration::from_secs(5),
+        concurrent_time: Duration::from_secs(5),
     }
 }
 

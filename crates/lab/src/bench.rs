@@ -1,10 +1,16 @@
-//! Measures speed and memory on a workload of its own, against the model's bare graph in the same run. Every claim of
-//! speed is printed here, with its spread. Knows no settings: what it measures is handed to it, wired.
+//! Measures the speed, memory use and robustness of a daemon on generated workloads. Speeds are compared with
+//! the model graph alone in the same run, and reported with their spread. Every speed claim of the project
+//! comes from here. This module knows no settings: the command line passes in the wired parts.
 //!
-//! Six ways: [`warm`] asks about chunks that have been read before and holds the answers against the targets;
-//! [`throughput`] reads chunks that nobody has read, beside the graph alone and a peer; [`soak`] sends everything at once
-//! for minutes and watches resident memory; [`overload`] sends more new chunks than can be read; [`attribution`] ties answers to chunks that have been read;
-//! [`hostile`] attacks a daemon in a process of its own.
+//! There are six benches:
+//!
+//! - [`warm`] sends questions about chunks that the daemon has read before, and compares the times with the
+//!   targets.
+//! - [`throughput`] sends new chunks, and compares the rate with the model graph alone and with a peer.
+//! - [`soak`] sends requests of all kinds for minutes and watches resident memory.
+//! - [`overload`] sends more new chunks than the daemon can read.
+//! - [`attribution`] attributes answers to chunks that the daemon has read before.
+//! - [`hostile`] attacks a daemon in a process of its own.
 
 pub mod attribution;
 pub mod client;
@@ -14,14 +20,12 @@ pub mod hostile;
 pub mod overload;
 pub mod peer;
 pub mod soak;
-pub mod source;
 pub mod targets;
 pub mod throughput;
 pub mod warm;
 pub mod workload;
-mod json;
-mod memory;
-mod statistics;
+mod report;
+mod rss;
 
 use std::sync::Arc;
 
@@ -30,15 +34,15 @@ use thresher_core::model::tokenizer::ModelTokenizer;
 
 use self::daemon::Daemon;
 
-/// What is measured.
+/// The model and the daemon under test.
 pub struct Subject {
-    /// The model, whose graph is run alone.
+    /// The model; its graph is also run alone.
     pub runtime: Arc<LateRuntime>,
-    /// Counts the workload's tokens.
+    /// The model's tokenizer; it counts the workload's tokens.
     pub tokenizer: Arc<ModelTokenizer>,
-    /// The daemon, with a pipeline on the same model.
+    /// The daemon, in this process, with a pipeline on the same model.
     pub daemon: Daemon,
 }
 
-/// Told what is being measured, how much of it is done, and how much there is.
+/// Progress callback: the name of the current step, the number of units done, and the number of all units.
 pub type Progress<'a> = &'a dyn Fn(&str, usize, usize);

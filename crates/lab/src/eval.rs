@@ -1,18 +1,18 @@
-//! Measures selection, compression and attribution on labelled questions, through the pipeline that answers requests.
-//! Every quality claim of the project is printed here, with its interval.
+//! Measures the quality of selection, compression and attribution on labelled questions, with the same
+//! pipeline that answers requests.
+//!
+//! Every quality claim of the project is one of these metrics, printed with its 95 % interval.
+//! docs/evaluation.md defines the metrics and records the results.
 
 pub mod data;
 mod attribution;
-mod bootstrap;
+mod estimate;
 pub mod heads;
 pub mod kv;
 mod methods;
 mod perturb;
-mod plot;
-mod prefilter;
 mod report;
 mod selection;
-mod support;
 
 use std::path::Path;
 
@@ -20,14 +20,17 @@ use anyhow::Context;
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::Pipeline;
 
-pub use self::plot::svg;
-pub use self::report::{Report, table};
+pub use self::report::{Report, svg, table};
 
-/// Evaluates one file. The `pipeline` keeps blocks as the model gives them; `codec` is what the default method is measured
-/// with, and the others beside it. `progress` is told after every row how many are done.
+/// Evaluates one file of labelled rows and returns its report.
+///
+/// The `pipeline` must keep blocks in full precision (`f32`), as the model produces them. The default method
+/// is measured with blocks of `codec`; one more row of the report is added for each other codec. `progress`
+/// is called after every row with the number of rows done and the number of all rows.
 ///
 /// # Errors
-/// A file that cannot be read or is not of the shapes known here, with the line; a failure of the model.
+/// Fails if the file cannot be read, if a line has none of the known shapes (the error names the line), or if
+/// the model fails.
 pub fn file(
     path: &Path,
     pipeline: &Pipeline,

@@ -1,4 +1,5 @@
-//! What Thresher is measured with: quality against labelled data, and speed, memory and resistance of a daemon.
+//! Measurements of Thresher: `eval` measures quality on labelled data, `bench` measures the speed, memory use
+//! and resistance to attacks of a daemon.
 
 pub mod eval;
 pub mod bench;

@@ -1,4 +1,4 @@
-"""The tools of a running daemon, by the official client of the Model Context Protocol."""
+"""Call the tools of a running daemon with the official client of the Model Context Protocol."""
 
 import asyncio
 import os

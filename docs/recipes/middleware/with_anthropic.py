@@ -1,4 +1,4 @@
-"""Thresher between Anthropic's client and its API: documents arrive shorter, the answer cites them."""
+"""Put Thresher between Anthropic's client and its API: it compresses documents, and the answer cites them."""
 
 import os
 

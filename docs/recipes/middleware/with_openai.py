@@ -1,4 +1,4 @@
-"""Thresher between OpenAI's client and the server that answers."""
+"""Put Thresher between OpenAI's client and its API: chunks are compressed, and the answer cites them."""
 
 import os
 

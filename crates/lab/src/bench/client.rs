@@ -1,5 +1,5 @@
-//! Sends requests over HTTP and times them: from the first byte of the request to the last one of the answer. What a client
-//! does before and after (writing the body, reading the answer's JSON) is not in it.
+//! HTTP clients that time requests, from the first byte of the request to the last byte of the response.
+//! Writing the request body and parsing the response are not part of the time.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,169 +16,172 @@ use hyper_util::rt::TokioExecutor;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-/// How long a connection is kept without a request: well below what the daemon waits for the next head, which is when it
-/// hangs up.
-const IDLE: Duration = Duration::from_secs(2);
+/// How long an idle connection is kept. It is well below the daemon's timeout for the next request head,
+/// after which the daemon closes the connection.
+const IDLE_MAX: Duration = Duration::from_secs(2);
 
-/// Sends from one thread, which is not one of the daemon's.
+/// A blocking HTTP client that sends from one thread, which is not one of the daemon's.
 pub struct Client {
     runtime: Runtime,
     caller: Caller,
 }
 
-/// A handle to send with; clones share connections.
+/// An asynchronous handle for sending requests; clones share connections.
 #[derive(Clone)]
 pub struct Caller {
     pool: Pool<HttpConnector, Full<Bytes>>,
     address: SocketAddr,
 }
 
-/// What came back.
+/// An HTTP response and its time.
 #[derive(Debug, Clone)]
-pub struct Answer {
-    /// Until its last byte.
-    pub took: Duration,
-    /// Of the answer.
+pub struct HttpResponse {
+    /// Time until the last byte of the response.
+    pub time: Duration,
+    /// HTTP status.
     pub status: StatusCode,
-    /// Of the answer.
+    /// Response headers.
     pub headers: HeaderMap,
-    /// Its body.
+    /// Response body.
     pub body: Bytes,
 }
 
-/// What clients beside each other saw.
+/// Times of clients that sent requests concurrently.
 #[derive(Debug, Clone)]
-pub struct Crowd {
-    /// One for each request, waiting for its turn included.
-    pub took: Vec<Duration>,
-    /// From the first request to the last answer.
+pub struct ConcurrentRun {
+    /// One time per request, including its wait in the daemon's queue.
+    pub times: Vec<Duration>,
+    /// Time from the first request to the last response.
     pub elapsed: Duration,
 }
 
-/// The body of a client's n-th request; none: it has sent all.
-pub type Next = dyn Fn(usize, usize) -> Option<Bytes> + Send + Sync;
+/// Returns the body of a client's n-th request, given the client's index and n; `None` once the client has
+/// sent all its requests.
+pub type NextBody = dyn Fn(usize, usize) -> Option<Bytes> + Send + Sync;
 
 impl Client {
-    /// Of the daemon at `address`.
+    /// Creates a client of the daemon at `address`.
     ///
     /// # Errors
-    /// When the system gives no runtime.
+    /// Fails if the system cannot create a runtime.
     pub fn new(address: SocketAddr) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(Self { runtime, caller: Caller::new(address) })
     }
 
-    /// Runs what calls.
+    /// Runs a future to completion on this client's thread.
     pub fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
 
-    /// A handle for what runs under [`Self::block_on`].
+    /// Returns a handle for futures that run under [`Self::block_on`].
     pub fn caller(&self) -> Caller {
         self.caller.clone()
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a body to `/v1/compress` and waits for the response.
     ///
     /// # Errors
-    /// When there is none, or it is a refusal.
-    pub fn ask(&self, body: Bytes) -> anyhow::Result<Answer> {
-        self.block_on(self.caller.ask(body))
+    /// Fails if there is no response or its status is not a success.
+    pub fn compress(&self, body: Bytes) -> anyhow::Result<HttpResponse> {
+        self.block_on(self.caller.compress(body))
     }
 
-    /// Has an answer attributed.
+    /// Sends a body to `/v1/attribute` and waits for the response.
     ///
     /// # Errors
-    /// As [`Self::ask`].
-    pub fn attribute(&self, body: Bytes) -> anyhow::Result<Answer> {
-        self.block_on(async { self.caller.post("/v1/attribute", body).await?.accepted() })
+    /// Fails as [`Self::compress`] does.
+    pub fn attribute(&self, body: Bytes) -> anyhow::Result<HttpResponse> {
+        self.block_on(async { self.caller.post("/v1/attribute", body).await?.ensure_success() })
     }
 
-    /// Registers chunks.
+    /// Sends a body to `/v1/chunks`, which registers chunks, and waits for the response.
     ///
     /// # Errors
-    /// As [`Self::ask`].
+    /// Fails as [`Self::compress`] does.
     pub fn register(&self, body: Bytes) -> anyhow::Result<()> {
-        self.block_on(async { self.caller.post("/v1/chunks", body).await?.accepted() }).map(drop)
+        self.block_on(async { self.caller.post("/v1/chunks", body).await?.ensure_success() }).map(drop)
     }
 
-    /// `clients` at the same time, each with a request after the other.
+    /// Runs `clients` clients concurrently; each sends one request after another to `/v1/compress`.
     ///
     /// # Errors
-    /// As [`Self::ask`]; the first ends it.
-    pub fn crowd(&self, clients: usize, next: Arc<Next>) -> anyhow::Result<Crowd> {
+    /// Fails with the first request that fails as in [`Self::compress`].
+    pub fn run_concurrently(&self, clients: usize, next: Arc<NextBody>) -> anyhow::Result<ConcurrentRun> {
         let all = async {
             let started = Instant::now();
             let mut tasks = JoinSet::new();
             for client in 0..clients {
                 let (caller, next) = (self.caller(), Arc::clone(&next));
                 tasks.spawn(async move {
-                    let mut took = Vec::new();
-                    while let Some(body) = next(client, took.len()) {
-                        took.push(caller.ask(body).await?.took);
+                    let mut times = Vec::new();
+                    while let Some(body) = next(client, times.len()) {
+                        times.push(caller.compress(body).await?.time);
                     }
-                    anyhow::Ok(took)
+                    anyhow::Ok(times)
                 });
             }
-            let mut took = Vec::new();
+            let mut times = Vec::new();
             while let Some(client) = tasks.join_next().await {
-                took.extend(client??);
+                times.extend(client??);
             }
-            Ok(Crowd { took, elapsed: started.elapsed() })
+            Ok(ConcurrentRun { times, elapsed: started.elapsed() })
         };
         self.block_on(all)
     }
 }
 
 impl Caller {
-    /// Of the daemon at `address`, with connections of its own. It has to be used inside a Tokio runtime.
+    /// Creates a handle to the daemon at `address` with connections of its own. It must be used inside a
+    /// Tokio runtime.
     pub fn new(address: SocketAddr) -> Self {
         let mut connector = HttpConnector::new();
-        // Head and body are written apart: without it the second would wait for the first to be acknowledged.
+        // Head and body are written separately. Without TCP_NODELAY, the body would wait for the
+        // acknowledgement of the head.
         connector.set_nodelay(true);
-        let pool = Pool::builder(TokioExecutor::new()).pool_idle_timeout(IDLE).build(connector);
+        let pool = Pool::builder(TokioExecutor::new()).pool_idle_timeout(IDLE_MAX).build(connector);
         Self { pool, address }
     }
 
-    /// The daemon's address.
+    /// Returns the daemon's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Sends a body and reads the answer, whatever it says.
+    /// Sends a JSON body with POST and reads the response, whatever its status.
     ///
     /// # Errors
-    /// When none comes.
-    pub async fn post(&self, path: &str, body: Bytes) -> anyhow::Result<Answer> {
+    /// Fails if there is no response.
+    pub async fn post(&self, path: &str, body: Bytes) -> anyhow::Result<HttpResponse> {
         let uri = format!("http://{}{path}", self.address);
         self.send(Request::post(uri).header(CONTENT_TYPE, "application/json").body(Full::new(body))?).await
     }
 
-    /// Sends a request and reads the answer, whatever it says.
+    /// Sends a request and reads the response, whatever its status.
     ///
     /// # Errors
-    /// When none comes.
-    pub async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Answer> {
+    /// Fails if there is no response.
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<HttpResponse> {
         let started = Instant::now();
-        let answer = self.pool.request(request).await?;
-        let (head, body) = answer.into_parts();
+        let response = self.pool.request(request).await?;
+        let (head, body) = response.into_parts();
         let frames = body.collect().await?;
-        let took = started.elapsed();
-        Ok(Answer { took, status: head.status, headers: head.headers, body: frames.to_bytes() })
+        let time = started.elapsed();
+        Ok(HttpResponse { time, status: head.status, headers: head.headers, body: frames.to_bytes() })
     }
 
-    async fn ask(&self, body: Bytes) -> anyhow::Result<Answer> {
-        self.post("/v1/compress", body).await?.accepted()
+    async fn compress(&self, body: Bytes) -> anyhow::Result<HttpResponse> {
+        self.post("/v1/compress", body).await?.ensure_success()
     }
 }
 
-impl Answer {
-    /// Until its last byte, in milliseconds.
+impl HttpResponse {
+    /// Returns the time until the last byte of the response, in milliseconds.
     pub fn ms(&self) -> f64 {
-        self.took.as_secs_f64() * 1e3
+        self.time.as_secs_f64() * 1e3
     }
 
-    fn accepted(self) -> anyhow::Result<Self> {
+    fn ensure_success(self) -> anyhow::Result<Self> {
         let Self { status, body, .. } = &self;
         ensure!(status.is_success(), "the server answered {status}: {}", String::from_utf8_lossy(body));
         Ok(self)

@@ -1,5 +1,5 @@
-//! The daemon in this process, on a free port of the loopback interface, over tiers in a directory that goes with it. Who starts it
-//! brings the router and the accept loop; nothing is known here of what is asked of it.
+//! The daemon inside the bench's process, on a free loopback port, with its tiers in a temporary directory.
+//! The caller provides the router and the accept loop; this module does not know the requests.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,27 +13,27 @@ use thresher_core::pipeline::Pipeline;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-/// What work in flight gets when the daemon is dropped.
+/// How long requests in flight may take after the daemon is dropped.
 const STOP: Duration = Duration::from_secs(5);
 
-/// What a daemon is made of.
+/// The parts of a daemon.
 pub struct Parts {
-    /// What requests run on.
+    /// Runtime that serves requests.
     pub runtime: Runtime,
-    /// The longest deadline that a request may name.
+    /// Longest deadline that a request may ask for.
     pub deadline_max: Duration,
-    /// What it answers with.
+    /// Pipeline that answers requests.
     pub pipeline: Arc<Pipeline>,
-    /// The pipeline's tiers.
+    /// The pipeline's local cache tiers.
     pub local: LocalTiers,
-    /// The directory that they are in.
+    /// Directory of the tiers, removed with the daemon.
     pub dir: TempDir,
 }
 
-/// A daemon that answers until it is dropped.
+/// A daemon that serves requests until it is dropped.
 pub struct Daemon {
     address: SocketAddr,
-    // Dropped in this order: work in flight, what it needs, the directory that this needs.
+    // Fields are dropped in this order: requests in flight first, then what they need, then the directory.
     runtime: Option<Runtime>,
     deadline_max: Duration,
     pipeline: Arc<Pipeline>,
@@ -42,10 +42,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Listens on a free port, and has `serve` answer who connects to it.
+    /// Listens on a free port and runs the future that `serve` returns for the listener.
     ///
     /// # Errors
-    /// When the system gives no port.
+    /// Fails if the system provides no port.
     pub fn start<S>(parts: Parts, serve: impl FnOnce(TcpListener) -> S) -> anyhow::Result<Self>
     where
         S: Future<Output = ()> + Send + 'static,
@@ -58,32 +58,32 @@ impl Daemon {
         Ok(Self { address, runtime: Some(runtime), deadline_max, pipeline, local, dir })
     }
 
-    /// Where it listens.
+    /// Returns the address that the daemon listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The directory that goes when it does.
+    /// Returns the directory of the tiers, which is removed with the daemon.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Runs `task` beside it.
+    /// Runs `task` on the daemon's runtime.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.as_ref().expect("it is taken on drop only").spawn(task);
     }
 
-    /// What it answers with.
+    /// Returns the pipeline that answers requests.
     pub fn pipeline(&self) -> &Pipeline {
         &self.pipeline
     }
 
-    /// The longest deadline that a request may name, in milliseconds.
+    /// Returns the longest deadline that a request may ask for, in milliseconds.
     pub fn deadline_ms_max(&self) -> u64 {
         self.deadline_max.as_millis() as u64
     }
 
-    /// What its tiers hold now.
+    /// Returns the current contents of the local tiers, in entries and bytes.
     pub fn stats(&self) -> LocalStats {
         self.local.stats()
     }

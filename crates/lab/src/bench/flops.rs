@@ -1,4 +1,4 @@
-//! How much arithmetic a token costs the passage graph, counted on the graph itself.
+//! Counts the floating-point operations of the passage graph from the graph itself.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,23 +7,23 @@ use anyhow::{Context, bail};
 use thresher_core::model::contract::{Contract, Family, Graph};
 use thresher_core::model::onnx::read_graph;
 
-/// Floating-point operations; a multiplication and an addition are two.
+/// Floating-point operations; one multiplication and one addition count as two.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Flops {
-    /// Of the products with weights, for each token.
+    /// Operations per token in products with weights.
     dense: f64,
-    /// Of attention, for each token and each token that it sees.
+    /// Attention operations per token and per token that it attends to.
     attention: f64,
-    /// Tokens put around a window's own.
+    /// Number of special tokens around a window's own tokens.
     specials: usize,
 }
 
 impl Flops {
-    /// Counts those of the contract's passage graph: products with constant matrices, and two products as wide as the
-    /// model for each softmax.
+    /// Counts the operations of a model's passage graph: products with constant matrices, and two products as
+    /// wide as the model for each softmax.
     ///
     /// # Errors
-    /// A contract or graph that cannot be read.
+    /// Fails if the contract or the graph cannot be read, or if the model is not a late-interaction model.
     pub fn of_model(dir: &Path) -> anyhow::Result<Self> {
         let contract = Contract::load(dir)?;
         let path = dir.join(contract.graph_file(Graph::Passage));
@@ -48,7 +48,8 @@ impl Flops {
         Ok(flops)
     }
 
-    /// Of one pass over windows of these lengths; the special tokens around each are added.
+    /// Returns the operations of one pass over windows with these numbers of tokens; the special tokens
+    /// around each window are added.
     pub fn of_windows(&self, lengths: impl Iterator<Item = usize>) -> f64 {
         let framed = lengths.map(|tokens| (tokens + self.specials) as f64);
         framed.map(|tokens| tokens * (self.dense + self.attention * tokens)).sum()

@@ -1,18 +1,20 @@
-//! Attacks a daemon in a process of its own with default settings, and says of each attack what held: the number reached beside the aim.
+//! Attacks a daemon in a process of its own with default settings, and reports for each attack the numbers
+//! reached and the aims (`bench --hostile`).
 //!
-//! Everything goes over loopback to the real binary, whose resident memory and processor time are read from the system, apart from those
-//! of the bench. Every attack has a bound in number and time. Each row starts a daemon of its own, so that rows do not disturb each other
-//! and can be run alone. A daemon that takes more memory than the machine should lend is killed, and the row has not held.
+//! The attacks go over loopback to the real binary. Its resident memory and processor time are read from the
+//! operating system, separately from those of the bench. Every attack is bounded in number and time. Each row
+//! starts its own daemon, so rows do not affect each other and can be run alone. The bench kills a daemon
+//! that takes too much of the machine's memory; the row then has not held.
 
 mod connections;
-mod daemon;
+mod process;
 mod memory;
 mod middleware;
 mod origins;
 mod storage;
 mod tenants;
 mod upstream;
-mod wire;
+mod clients;
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -22,47 +24,47 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-pub use self::daemon::Setup;
+pub use self::process::Setup;
 use super::Progress;
-use super::json::{self, round_to};
+use super::report::{self, round_to};
 use super::targets::Bound;
 
-/// An attack, and what has to hold under it.
+/// A row of the report: an attack with its aims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Row {
-    /// Small requests that name a large text many times.
+    /// Small requests that name a large field many times.
     RankFields,
-    /// Requests that a page of another web site has a browser send.
+    /// Requests that a page of another web site makes a browser send.
     Hosts,
     /// Large bodies of many small values.
     Parsing,
     /// Conversations of many small turns.
     Turns,
-    /// Connections that do nothing.
+    /// Idle connections.
     Connections,
-    /// Clients that do not read, and clients that send slowly.
+    /// Clients that do not read responses, and clients that send slowly.
     SlowClients,
-    /// A full disk that gets room again.
+    /// A full disk that gets free space again.
     FullDisk,
-    /// Two tenants, one of them greedy.
+    /// Two tenants, one of which sends as much as it can.
     Tenants,
-    /// Who may read what the daemon writes.
+    /// File permissions of everything that the daemon writes.
     Permissions,
-    /// Upstreams that never end.
+    /// Upstreams that stream without end.
     EndlessUpstream,
-    /// Secrets on their way to an upstream, and headers on their way back.
+    /// Secrets in requests to an upstream, and headers in its responses.
     Credentials,
-    /// Damaged blocks on disk.
+    /// Damaged block files on disk.
     BadBlock,
-    /// A full queue, and clients that come back when they are told to.
+    /// A full queue, and clients that obey `Retry-After`.
     RetryAfter,
     /// TLS handshakes that are never finished.
     TlsStall,
-    /// `kill -9` while chunks are registered and conversations compressed.
+    /// `kill -9` while chunks are registered and conversations are compressed.
     Kill,
 }
 
-/// Every row, its name, and what is done.
+/// Every row with its name and a description of the attack.
 #[rustfmt::skip]
 const ROWS: [(Row, &str, &str); 15] = [
     (Row::RankFields, "rank-fields", "rerank requests of 0.45 and 0.8 MB that name one field of a document 50,000 and 100,000 times"),
@@ -71,34 +73,34 @@ const ROWS: [(Row, &str, &str); 15] = [
     (Row::Turns, "turns", "conversations of 3.4 and 8.2 MB of tiny turns, to /v1/compress and to the middleware"),
     (Row::Connections, "connections", "300 and 1,500 idle connections of HTTP/1.1 and HTTP/2 and half-sent heads"),
     (Row::SlowClients, "slow-clients", "40 clients that ask for 8 MB each and do not read, 20 that send a byte a second"),
-    (Row::FullDisk, "full-disk", "the disk of the stored originals is filled while conversations are compressed, then has room again"),
-    (Row::Tenants, "tenants", "32 clients of one tenant that send 20 to 100 new chunks each and 64 idle streams, beside another tenant's warm requests"),
-    (Row::Permissions, "permissions", "none: files and directories under the data directories after a run that wrote to all of them"),
+    (Row::FullDisk, "full-disk", "the disk of the stored originals is filled while conversations are compressed, then freed"),
+    (Row::Tenants, "tenants", "32 clients of one tenant that send 20 to 100 new chunks each and 64 idle streams, while another tenant sends warm requests"),
+    (Row::Permissions, "permissions", "no attack: modes of files and directories in the data directories after a run that wrote to all of them"),
     (Row::EndlessUpstream, "endless-upstream", "upstreams that stream without end while citing: sentences, one sentence, one line"),
-    (Row::Credentials, "credentials", "requests with secrets in headers and query to an upstream that has every model, and headers that it sends back"),
-    (Row::BadBlock, "bad-block", "bytes of the block files of a stopped daemon are changed, then it is started and asked to explain"),
-    (Row::RetryAfter, "retry-after", "120 clients with new chunks at once, each coming back when Retry-After says so"),
+    (Row::Credentials, "credentials", "requests with secrets in headers and query to an upstream that serves every model, and the headers of its responses"),
+    (Row::BadBlock, "bad-block", "bytes of the block files of a stopped daemon are changed, then the daemon is started and gets a request with explain"),
+    (Row::RetryAfter, "retry-after", "120 clients with new chunks at once, each sending again when Retry-After says so"),
     (Row::TlsStall, "tls-stall", "300 TLS handshakes that are never finished"),
     (Row::Kill, "kill", "kill -9 while chunks are registered and conversations compressed, twice"),
 ];
 
 impl Row {
-    /// All of them, in the order in which they are run.
+    /// Returns all rows in the order in which they run.
     pub fn all() -> Vec<Self> {
         ROWS.iter().map(|(row, ..)| *row).collect()
     }
 
-    /// The names of all rows, with commas between them.
+    /// Returns the names of all rows, separated by commas.
     pub fn names() -> String {
         ROWS.map(|(_, name, _)| name).join(", ")
     }
 
-    /// What it is called.
+    /// Returns the row's name on the command line and in reports.
     pub fn name(self) -> &'static str {
         self.description().1
     }
 
-    /// What is done.
+    /// Returns the description of the attack.
     pub fn attack(self) -> &'static str {
         self.description().2
     }
@@ -134,118 +136,120 @@ impl FromStr for Row {
     fn from_str(name: &str) -> Result<Self, String> {
         let row = ROWS.iter().find(|(_, known, _)| *known == name);
         row.map(|(row, ..)| *row)
-            .ok_or_else(|| format!("there is no row {name:?}; rows are {}", Self::names()))
+            .ok_or_else(|| format!("there is no row {name:?}; the rows are {}", Self::names()))
     }
 }
 
-/// A number that was reached under an attack, and what was aimed at.
+/// One aim of a row and the number that was reached.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
-    what: String,
-    /// None where it could not be tried.
+    aim: String,
+    /// `None` if the attack could not be tried on this machine.
     reached: Option<(f64, Bound)>,
     note: String,
 }
 
 impl Finding {
-    /// A number that should be no more than `most`.
-    pub fn at_most(what: impl Into<String>, reached: f64, most: f64) -> Self {
-        Self { what: what.into(), reached: Some((reached, Bound::AtMost(most))), note: String::new() }
+    /// Creates a finding whose number must be no more than `most`.
+    pub fn at_most(aim: impl Into<String>, reached: f64, most: f64) -> Self {
+        Self { aim: aim.into(), reached: Some((reached, Bound::AtMost(most))), note: String::new() }
     }
 
-    /// A number that should be no less than `least`.
-    pub fn at_least(what: impl Into<String>, reached: f64, least: f64) -> Self {
-        Self { what: what.into(), reached: Some((reached, Bound::AtLeast(least))), note: String::new() }
+    /// Creates a finding whose number must be no less than `least`.
+    pub fn at_least(aim: impl Into<String>, reached: f64, least: f64) -> Self {
+        Self { aim: aim.into(), reached: Some((reached, Bound::AtLeast(least))), note: String::new() }
     }
 
-    /// Whether something holds: 1 if so.
-    pub fn is_true(what: impl Into<String>, holds: bool) -> Self {
-        Self::at_least(what, f64::from(u8::from(holds)), 1.0)
+    /// Creates a finding that must hold: its number is 1 if `holds`, else 0, and must be at least 1.
+    pub fn is_true(aim: impl Into<String>, holds: bool) -> Self {
+        Self::at_least(aim, f64::from(u8::from(holds)), 1.0)
     }
 
-    /// Something that could not be tried here, and why.
-    pub fn skipped(what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { what: what.into(), reached: None, note: why.into() }
+    /// Creates a finding for an attack that could not be tried on this machine, with the reason.
+    pub fn skipped(aim: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { aim: aim.into(), reached: None, note: reason.into() }
     }
 
-    /// With more about how it came to that.
+    /// Adds a note with details.
     pub fn note(self, note: impl Into<String>) -> Self {
         let note: String = note.into();
         Self { note: note.trim_end_matches([';', ':', ',', ' ']).to_owned(), ..self }
     }
 
-    /// The same, of one case of several.
-    pub fn of(self, case: &str) -> Self {
-        Self { what: format!("{case}: {}", self.what), ..self }
+    /// Prefixes the aim with the name of one case of several.
+    pub fn in_case(self, case: &str) -> Self {
+        Self { aim: format!("{case}: {}", self.aim), ..self }
     }
 
-    /// Whether the aim was reached; none where it could not be tried.
+    /// Returns whether the aim was reached; `None` if the attack could not be tried.
     pub fn held(&self) -> Option<bool> {
         self.reached.map(|(reached, bound)| bound.is_met_by(reached))
     }
 }
 
-/// What was seen of one row.
+/// Findings of one row.
 #[derive(Debug, Clone)]
-struct Seen {
+struct RowResult {
     row: Row,
     findings: Vec<Finding>,
     seconds: f64,
 }
 
-/// What was seen of all rows that were run.
+/// Findings of all rows that were run.
 #[derive(Debug, Clone)]
 pub struct Report {
-    rows: Vec<Seen>,
+    results: Vec<RowResult>,
 }
 
-/// Runs rows, one after the other; none when it was interrupted. Daemons and folders are gone by the time this returns.
+/// Runs rows one after another; returns `None` if interrupted by SIGINT or SIGTERM. All daemons and
+/// directories are gone when this function returns.
 ///
 /// # Errors
-/// When the system gives no runtime. Whatever goes wrong in a row is a finding of it.
+/// Fails if the system cannot create a runtime or a signal handler. An error inside a row becomes a finding
+/// of that row.
 pub fn run(setup: &Setup, rows: &[Row], progress: Progress) -> anyhow::Result<Option<Report>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut term = signal(SignalKind::terminate()).context("no signal handler")?;
         tokio::select! {
-            rows = run_rows(setup, rows, progress) => Ok(Some(Report { rows })),
+            results = run_rows(setup, rows, progress) => Ok(Some(Report { results })),
             _ = tokio::signal::ctrl_c() => Ok(None),
             _ = term.recv() => Ok(None),
         }
     })
 }
 
-async fn run_rows(setup: &Setup, rows: &[Row], progress: Progress<'_>) -> Vec<Seen> {
-    let mut seen = Vec::new();
+async fn run_rows(setup: &Setup, rows: &[Row], progress: Progress<'_>) -> Vec<RowResult> {
+    let mut results = Vec::new();
     for (at, row) in rows.iter().copied().enumerate() {
         progress(row.name(), at, rows.len());
         let started = Instant::now();
         let findings = row.run(setup).await.unwrap_or_else(|error| {
-            vec![Finding::is_true("the row ran to its end", false).note(format!("{error:#}"))]
+            vec![Finding::is_true("the row finished without an error", false).note(format!("{error:#}"))]
         });
-        seen.push(Seen { row, findings, seconds: started.elapsed().as_secs_f64() });
+        results.push(RowResult { row, findings, seconds: started.elapsed().as_secs_f64() });
     }
-    seen
+    results
 }
 
 impl Report {
-    /// Whether every row held that could be tried.
+    /// Returns whether all aims that could be tried were reached.
     pub fn passed(&self) -> bool {
-        self.rows.iter().flat_map(|seen| &seen.findings).all(|finding| finding.held() != Some(false))
+        self.results.iter().flat_map(|result| &result.findings).all(|finding| finding.held() != Some(false))
     }
 
-    /// For programs: one entry for each number.
+    /// Returns the report as JSON, with one entry per finding.
     pub fn json(&self) -> Value {
-        let entry = |seen: &Seen, finding: &Finding| {
+        let entry = |result: &RowResult, finding: &Finding| {
             let (at_least, at_most) = match finding.reached {
                 Some((_, Bound::AtLeast(least))) => (Some(least), None),
                 Some((_, Bound::AtMost(most))) => (None, Some(most)),
                 None => (None, None),
             };
             json!({
-                "name": seen.row.name(),
-                "attack": seen.row.attack(),
-                "aim": finding.what,
+                "name": result.row.name(),
+                "attack": result.row.attack(),
+                "aim": finding.aim,
                 "at_least": at_least,
                 "at_most": at_most,
                 "reached": finding.reached.map(|(reached, _)| round_to(reached, 3)),
@@ -253,40 +257,42 @@ impl Report {
                 "note": finding.note,
             })
         };
-        let rows =
-            self.rows.iter().flat_map(|seen| seen.findings.iter().map(move |finding| entry(seen, finding)));
+        let rows = self
+            .results
+            .iter()
+            .flat_map(|result| result.findings.iter().map(move |finding| entry(result, finding)));
         json!({
             "rows": rows.collect::<Vec<_>>(),
             "passed": self.passed(),
-            "machine": json::host(),
+            "machine": report::host(),
             "version": env!("CARGO_PKG_VERSION"),
         })
     }
 }
 
-/// For people.
+/// Renders the report as a text table.
 pub fn table(report: &Report) -> String {
     let mut out = String::new();
-    let all: Vec<&Finding> = report.rows.iter().flat_map(|seen| &seen.findings).collect();
-    let width = all.iter().map(|finding| finding.what.len()).max().unwrap_or_default();
-    for Seen { row, findings, seconds } in &report.rows {
+    let all: Vec<&Finding> = report.results.iter().flat_map(|result| &result.findings).collect();
+    let width = all.iter().map(|finding| finding.aim.len()).max().unwrap_or_default();
+    for RowResult { row, findings, seconds } in &report.results {
         let _ = writeln!(out, "{}: {} ({seconds:.0} s)", row.name(), row.attack());
-        for Finding { what, reached, note } in findings {
+        for Finding { aim, reached, note } in findings {
             let _ = match reached {
                 Some((reached, bound)) => {
                     let held = if bound.is_met_by(*reached) { "held" } else { "NOT HELD" };
-                    let (sign, aim) = match bound {
+                    let (sign, limit) = match bound {
                         Bound::AtLeast(least) => (">=", least),
                         Bound::AtMost(most) => ("<=", most),
                     };
                     writeln!(
                         out,
-                        "  {held:<8}  {what:<width$}  {:>9}  {sign} {}",
+                        "  {held:<8}  {aim:<width$}  {:>9}  {sign} {}",
                         round(*reached),
-                        round(*aim)
+                        round(*limit)
                     )
                 }
-                None => writeln!(out, "  skipped   {what}"),
+                None => writeln!(out, "  skipped   {aim}"),
             };
             if !note.is_empty() {
                 let _ = writeln!(out, "            {note}");
@@ -299,7 +305,7 @@ pub fn table(report: &Report) -> String {
     out
 }
 
-/// Whole numbers as they are, large ones without decimals, small ones with two.
+/// Formats a number: without decimals if it is whole or at least 100, else with two.
 fn round(value: f64) -> String {
     match value.abs() {
         large if large >= 100.0 => format!("{value:.0}"),
@@ -313,11 +319,11 @@ mod tests {
     use super::*;
 
     fn report(findings: Vec<Finding>) -> Report {
-        Report { rows: vec![Seen { row: Row::Hosts, findings, seconds: 1.0 }] }
+        Report { results: vec![RowResult { row: Row::Hosts, findings, seconds: 1.0 }] }
     }
 
     #[test]
-    fn rows_are_found_by_their_names() {
+    fn rows_parse_from_their_names() {
         for row in Row::all() {
             assert_eq!(row.name().parse(), Ok(row));
         }
@@ -326,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_passes_when_nothing_failed() {
+    fn a_run_passes_when_no_aim_failed() {
         let check = |name: &str, findings: Vec<Finding>, expect: bool| {
             assert_eq!(report(findings).passed(), expect, "{name}");
         };
@@ -340,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_and_json_say_what_was_reached_and_aimed_at() {
+    fn table_and_json_show_value_and_aim() {
         let report = report(vec![
             Finding::at_most("resident, MB", 120.4, 50.0).note("killed"),
             Finding::skipped("mounted", "may not mount"),

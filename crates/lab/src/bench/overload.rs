@@ -1,49 +1,50 @@
-//! More than can be read: clients that send nothing but new chunks, as fast as they are answered, and one that asks about chunks
-//! which have been read. Counts who is answered, who is told at once that it would be late, and who waits for nothing.
+//! Overload bench (`bench --overload`): clients send requests with new chunks as fast as they are answered,
+//! more than the daemon can read; another client sends requests about cached chunks. Counts the requests that
+//! are answered, refused at once (429), or late (504).
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use fastrand::Rng;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::client::{Caller, Client};
-use super::json::{self, round_to};
-use super::statistics::{quantile, sorted};
-use super::workload::{Random, Workload, prose_of};
+use super::report::{self, quantile, round_to, sorted};
+use super::workload::{Workload, prose_of, seeded};
 use super::{Progress, Subject};
 
-/// Requests that one client sends alone, before the others come.
-const ALONE: usize = 5;
+/// Requests of a single client before the load starts.
+const ALONE_COUNT: usize = 5;
 
-/// What a client waits that was not answered, as `Retry-After` says.
-const RETRY: Duration = Duration::from_secs(1);
+/// How long a client waits after a request that was not answered, which is what `Retry-After` says.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Between two questions about chunks that have been read.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Time between two requests about cached chunks.
+const WARM_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Who sends what for how long.
+/// Duration and load of the bench.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// How long.
+    /// How long the load lasts.
     pub time: Duration,
-    /// Clients that send new chunks.
+    /// Number of concurrent clients that send new chunks.
     pub clients: usize,
-    /// Shape of each request, about.
+    /// Approximate shape of each request.
     pub workload: Workload,
 }
 
-/// What was seen.
+/// Results of the bench.
 #[derive(Debug, Clone)]
 pub struct Report {
     json: Value,
     passed: bool,
 }
 
-/// How requests ended.
+/// Counts of how requests ended, with times in milliseconds.
 #[derive(Debug, Default)]
 struct Tally {
     answered_ms: Vec<f64>,
@@ -52,39 +53,39 @@ struct Tally {
     failed: usize,
 }
 
-/// What all clients share.
+/// State that all clients share.
 struct Shared {
     caller: Caller,
     settings: Settings,
     until: Instant,
 }
 
-/// Sends for as long as `settings` say, with the deadline of requests that name none.
+/// Runs the load for `settings.time` with the default deadline.
 ///
 /// # Errors
-/// When there is no daemon to send to, or one client alone is not answered.
+/// Fails if the daemon cannot be reached, or if a request of a single client without load is not answered.
 pub fn run(subject: &Subject, settings: Settings, progress: Progress) -> anyhow::Result<Report> {
     let client = Client::new(subject.daemon.address())?;
-    let mut random = Random::new(0, "overload alone");
+    let mut rng = seeded(0, "overload alone");
     let workload = settings.workload;
-    // One that is alone has all the time: a slow machine is no failure.
+    // Without load, requests have the longest deadline: a slow machine is not a failure.
     let deadline_ms = Some(subject.daemon.deadline_ms_max());
     let alone =
-        |chunks: &[String], random: &mut Random| client.ask(ask(workload, chunks, deadline_ms, random));
-    let warm = chunks(workload, &mut random);
-    alone(&warm, &mut random)?;
+        |chunks: &[String], rng: &mut Rng| client.compress(request_body(workload, chunks, deadline_ms, rng));
+    let warm = new_chunks(workload, &mut rng);
+    alone(&warm, &mut rng)?;
     let (mut cold_ms, mut warm_ms) = (Vec::new(), Vec::new());
-    for n in 0..ALONE {
-        progress("alone", n, ALONE);
-        cold_ms.push(alone(&chunks(workload, &mut random), &mut random)?.ms());
-        warm_ms.push(alone(&warm, &mut random)?.ms());
+    for n in 0..ALONE_COUNT {
+        progress("alone", n, ALONE_COUNT);
+        cold_ms.push(alone(&new_chunks(workload, &mut rng), &mut rng)?.ms());
+        warm_ms.push(alone(&warm, &mut rng)?.ms());
     }
     let shared =
         Arc::new(Shared { caller: client.caller(), settings, until: Instant::now() + settings.time });
     let started = Instant::now();
-    let (cold, beside) = client.block_on(send(&shared, &warm, progress))?;
+    let (cold, warm_tally) = client.block_on(run_clients(&shared, &warm, progress))?;
     let elapsed = started.elapsed();
-    let passed = cold.failed + beside.failed == 0;
+    let passed = cold.failed + warm_tally.failed == 0;
     let alone = json!({
         "answers_per_s": round_to(1e3 / quantile(&sorted(cold_ms), 0.5), 2),
         "warm_p50_ms": round_to(quantile(&sorted(warm_ms), 0.5), 1),
@@ -105,19 +106,20 @@ pub fn run(subject: &Subject, settings: Settings, progress: Progress) -> anyhow:
             "answered_ms": quantiles(&cold.answered_ms),
         },
         "warm": {
-            "answered": beside.answered_ms.len(),
-            "not_answered": beside.refused_ms.len() + beside.late + beside.failed,
-            "answered_ms": quantiles(&beside.answered_ms),
+            "answered": warm_tally.answered_ms.len(),
+            "not_answered": warm_tally.refused_ms.len() + warm_tally.late + warm_tally.failed,
+            "answered_ms": quantiles(&warm_tally.answered_ms),
         },
-        "model": json::model(subject),
-        "machine": json::machine(subject),
+        "model": report::model(subject),
+        "machine": report::machine(subject),
         "version": env!("CARGO_PKG_VERSION"),
     });
     Ok(Report { json, passed })
 }
 
-/// What became of requests about new chunks, and of those about `warm` ones beside them.
-async fn send(
+/// Runs the clients; returns the tally of requests with new chunks and the tally of requests with cached
+/// chunks.
+async fn run_clients(
     shared: &Arc<Shared>,
     warm: &[String],
     progress: Progress<'_>,
@@ -126,58 +128,58 @@ async fn send(
     let mut clients = JoinSet::new();
     for number in 0..shared.settings.clients {
         let (shared, cold) = (Arc::clone(shared), Arc::clone(&cold));
-        let mut random = Random::new(number as u64, "overload");
+        let mut rng = seeded(number as u64, "overload");
         clients.spawn(async move {
             while Instant::now() < shared.until {
                 let workload = shared.settings.workload;
-                let body = ask(workload, &chunks(workload, &mut random), None, &mut random);
+                let body = request_body(workload, &new_chunks(workload, &mut rng), None, &mut rng);
                 if post(&shared.caller, body, &cold).await != Some(StatusCode::OK) {
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
         });
     }
-    let beside = Mutex::new(Tally::default());
-    let mut random = Random::new(0, "overload warm");
+    let warm_tally = Mutex::new(Tally::default());
+    let mut rng = seeded(0, "overload warm");
     let (started, seconds) = (Instant::now(), shared.settings.time.as_secs() as usize);
     while Instant::now() < shared.until {
         progress("overload", (started.elapsed().as_secs() as usize).min(seconds), seconds);
-        tokio::time::sleep(PAUSE).await;
-        post(&shared.caller, ask(shared.settings.workload, warm, None, &mut random), &beside).await;
+        tokio::time::sleep(WARM_INTERVAL).await;
+        post(&shared.caller, request_body(shared.settings.workload, warm, None, &mut rng), &warm_tally).await;
     }
     while let Some(client) = clients.join_next().await {
         client?;
     }
     let cold = std::mem::take(&mut *cold.lock().expect("counting does not panic"));
-    Ok((cold, beside.into_inner().expect("counting does not panic")))
+    Ok((cold, warm_tally.into_inner().expect("counting does not panic")))
 }
 
 /// Sends a request and counts how it ends.
 async fn post(caller: &Caller, body: Bytes, tally: &Mutex<Tally>) -> Option<StatusCode> {
-    let answer = caller.post("/v1/compress", body).await;
+    let response = caller.post("/v1/compress", body).await;
     let mut tally = tally.lock().expect("counting does not panic");
-    let status = answer.as_ref().ok().map(|answer| answer.status);
-    match (answer, status) {
-        (Ok(answer), Some(StatusCode::OK)) => tally.answered_ms.push(answer.ms()),
-        (Ok(answer), Some(StatusCode::TOO_MANY_REQUESTS)) => tally.refused_ms.push(answer.ms()),
+    let status = response.as_ref().ok().map(|response| response.status);
+    match (response, status) {
+        (Ok(response), Some(StatusCode::OK)) => tally.answered_ms.push(response.ms()),
+        (Ok(response), Some(StatusCode::TOO_MANY_REQUESTS)) => tally.refused_ms.push(response.ms()),
         (_, Some(StatusCode::GATEWAY_TIMEOUT)) => tally.late += 1,
         _ => tally.failed += 1,
     }
     status
 }
 
-/// Texts that nobody has sent before.
-fn chunks(workload: Workload, random: &mut Random) -> Vec<String> {
-    (0..workload.chunks).map(|_| prose_of(random, workload.tokens)).collect()
+/// Generates chunk texts that no request has sent before.
+fn new_chunks(workload: Workload, rng: &mut Rng) -> Vec<String> {
+    (0..workload.chunks).map(|_| prose_of(rng, workload.tokens)).collect()
 }
 
-/// A body with another question; without `deadline_ms` it has the default deadline.
-fn ask(workload: Workload, chunks: &[String], deadline_ms: Option<u64>, random: &mut Random) -> Bytes {
-    let query = prose_of(random, workload.query_tokens);
+/// Builds a request body with a new question. Without `deadline_ms`, the daemon's default deadline applies.
+fn request_body(workload: Workload, chunks: &[String], deadline_ms: Option<u64>, rng: &mut Rng) -> Bytes {
+    let query = prose_of(rng, workload.query_tokens);
     json!({"query": query, "chunks": chunks, "deadline_ms": deadline_ms}).to_string().into()
 }
 
-/// None of nothing.
+/// Returns p50, p99 and maximum; null if there are no values.
 fn quantiles(values: &[f64]) -> Value {
     if values.is_empty() {
         return Value::Null;
@@ -188,18 +190,18 @@ fn quantiles(values: &[f64]) -> Value {
 }
 
 impl Report {
-    /// For programs.
+    /// Returns the report as JSON.
     pub fn json(&self) -> &Value {
         &self.json
     }
 
-    /// Whether every request was answered, refused or late.
+    /// Returns whether every request was answered, refused (429) or late (504).
     pub fn passed(&self) -> bool {
         self.passed
     }
 }
 
-/// For people.
+/// Renders the report as a text table.
 pub fn table(report: &Report) -> String {
     let json = &report.json;
     let shown = |path: &str| match json.pointer(path) {
@@ -215,22 +217,22 @@ pub fn table(report: &Report) -> String {
     };
     let ms = |path: &str| {
         let at = |q: &str| shown(&format!("{path}/{q}"));
-        format!("p50 {} ms, p99 {} ms, at most {} ms", at("p50"), at("p99"), at("max"))
+        format!("p50 {} ms, p99 {} ms, max {} ms", at("p50"), at("p99"), at("max"))
     };
-    line("answers/s to one client alone", shown("/alone/answers_per_s"));
-    line("answers/s to all of them", shown("/cold/answers_per_s"));
-    line("  after", ms("/cold/answered_ms"));
+    line("answers/s, one client alone", shown("/alone/answers_per_s"));
+    line("answers/s, all clients", shown("/cold/answers_per_s"));
+    line("  time to the answer", ms("/cold/answered_ms"));
     line("refused/s", shown("/cold/refused_per_s"));
-    line("  after", ms("/cold/refused_ms"));
-    line("late/s", shown("/cold/late_per_s"));
+    line("  time to the refusal", ms("/cold/refused_ms"));
+    line("deadline exceeded/s", shown("/cold/late_per_s"));
     line("failed", shown("/cold/failed"));
-    line("read before, alone", format!("p50 {} ms", shown("/alone/warm_p50_ms")));
-    line("read before, beside them", ms("/warm/answered_ms"));
-    line("  not answered", format!("{} of {}", shown("/warm/not_answered"), asked(json)));
+    line("warm requests, alone", format!("p50 {} ms", shown("/alone/warm_p50_ms")));
+    line("warm requests, under load", ms("/warm/answered_ms"));
+    line("  not answered", format!("{} of {}", shown("/warm/not_answered"), warm_count(json)));
     out
 }
 
-fn asked(json: &Value) -> u64 {
+fn warm_count(json: &Value) -> u64 {
     let count = |name: &str| json["warm"][name].as_u64().unwrap_or_default();
     count("answered") + count("not_answered")
 }

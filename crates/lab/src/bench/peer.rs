@@ -1,5 +1,8 @@
-//! Another program that reads the same texts, kept running so that its rounds alternate with ours.
-//! Speaks JSON lines: texts go in, tokens and seconds come out (`benches/peers/` has the other end).
+//! A peer program (sentence-transformers) that encodes the same texts for comparison. It keeps running, so
+//! that its rounds alternate with Thresher's.
+//!
+//! The protocol is JSON Lines: texts go in; token counts and seconds come out. The other end is in
+//! `benches/peers/`.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::PathBuf;
@@ -12,20 +15,20 @@ use serde_json::{Value, json};
 
 const SCRIPT: &str = include_str!("../../../../benches/peers/sentence_transformers_onnx.py");
 
-/// How to start it.
+/// Settings of the peer process.
 #[derive(Debug, Clone)]
 pub struct PeerSettings {
-    /// A Python with sentence-transformers and optimum-onnx.
+    /// Python interpreter with sentence-transformers and optimum-onnx.
     pub python: PathBuf,
-    /// The Hugging Face folder that our model was exported from.
+    /// Hugging Face folder that Thresher's model was exported from.
     pub model: PathBuf,
-    /// Threads of its runtime.
+    /// Number of threads of the peer's runtime.
     pub threads: usize,
-    /// Texts of a batch.
+    /// Number of texts in a batch.
     pub batch: usize,
 }
 
-/// A running peer.
+/// A running peer process.
 pub struct Peer {
     settings: PeerSettings,
     child: Child,
@@ -46,10 +49,11 @@ struct Encoded {
 }
 
 impl Peer {
-    /// Starts it and waits until its model is loaded.
+    /// Starts the peer and waits until its model is loaded.
     ///
     /// # Errors
-    /// When it cannot be started or ends early; what it wrote to standard error is on ours.
+    /// Fails if the peer cannot be started or exits early. Its standard error goes to this process's standard
+    /// error.
     pub fn start(settings: PeerSettings) -> anyhow::Result<Self> {
         let mut child = Command::new(&settings.python)
             .args(["-c", SCRIPT, "--threads", &settings.threads.to_string()])
@@ -67,22 +71,24 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Lets it read `texts`, which we read as `tokens` tokens, and gives the time it took for that by its own clock.
+    /// Lets the peer encode `texts` and returns the time that it measured itself. `tokens` is the number of
+    /// tokens that Thresher counts in the texts.
     ///
     /// # Errors
-    /// When it ends, or counts other tokens: the comparison would not be one.
+    /// Fails if the peer exits, or if it counts another number of tokens, because the times would not be
+    /// comparable.
     pub fn encode(&mut self, texts: &[&str], tokens: usize) -> anyhow::Result<Duration> {
-        writeln!(self.input, "{}", serde_json::to_string(texts)?).context("the peer ended")?;
+        writeln!(self.input, "{}", serde_json::to_string(texts)?).context("the peer exited")?;
         let encoded: Encoded = self.answer()?;
         ensure!(
             encoded.tokens == tokens,
-            "the peer read {} tokens where we read {tokens}: it has another tokenizer",
+            "the peer counted {} tokens where Thresher counts {tokens}; use a model with the same tokenizer (--peer-model)",
             encoded.tokens
         );
         Ok(Duration::from_secs_f64(encoded.seconds))
     }
 
-    /// Stops it and says what it was.
+    /// Stops the peer and returns its name, versions and settings as JSON.
     pub fn finish(mut self) -> Value {
         drop(self.input);
         let _ = self.child.wait();
@@ -96,8 +102,8 @@ impl Peer {
 
     fn answer<T: serde::de::DeserializeOwned>(&mut self) -> anyhow::Result<T> {
         match self.output.next() {
-            Some(line) => serde_json::from_str(&line?).context("the peer answered something else"),
-            None => bail!("the peer ended without an answer; its own error stands above"),
+            Some(line) => serde_json::from_str(&line?).context("the peer sent an unexpected line"),
+            None => bail!("the peer exited without a reply; its own error message is above"),
         }
     }
 }

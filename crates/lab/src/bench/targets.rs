@@ -1,43 +1,44 @@
-//! What was aimed at, for which shape of a workload, and whether a run got there.
-//! Knows nothing of how it was measured.
+//! Performance targets: the bound of each ratio, the workload shapes that it applies to, and whether a run
+//! reached it.
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::json::round_to;
+use super::report::round_to;
 use super::workload::Workload;
 
-/// Clients that the tail is held against.
+/// Number of clients that the target for the tail latency applies to.
 pub const CLIENTS: usize = 32;
 
-/// A ratio and what it should be.
+/// A ratio with its bound.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Target {
-    /// What was divided by what.
+    /// What is divided by what.
     pub name: &'static str,
-    /// The ratio.
+    /// The ratio that the run reached.
     pub reached: f64,
-    /// What it should be; none where nothing was aimed at for this shape of a workload.
+    /// The bound; `None` if there is no target for this workload shape.
     pub bound: Option<Bound>,
 }
 
-/// What a ratio should be.
+/// A bound of a number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bound {
-    /// No more than this.
+    /// The number must be no more than this.
     AtMost(f64),
-    /// No less.
+    /// The number must be no less than this.
     AtLeast(f64),
 }
 
-/// Whether a workload is of the kind that targets were set for: questions of 16 tokens, chunks of 200.
+/// Returns whether the workload has the shape that targets are set for: questions of 16 tokens, chunks of 200
+/// tokens.
 fn is_standard(workload: &Workload) -> bool {
     workload.tokens == 200 && workload.query_tokens == 16 && !workload.mixed
 }
 
 impl Bound {
-    /// Whether a number is within the bound; one that is not a number never is.
+    /// Returns whether a number is within the bound; NaN never is.
     pub fn is_met_by(self, reached: f64) -> bool {
         match self {
             Self::AtMost(most) => reached <= most,
@@ -45,12 +46,12 @@ impl Bound {
         }
     }
 
-    /// Of how much faster a warm request is than reading every pair.
+    /// Bound of the time of all question-chunk pairs over the time of a warm request.
     pub fn pairs_over_warm(workload: &Workload) -> Option<Self> {
         (is_standard(workload) && workload.chunks == 100).then_some(Self::AtLeast(200.0))
     }
 
-    /// Of a warm request's time over the bare question's.
+    /// Bound of a warm request's time over the time of encoding the question alone.
     pub fn warm_over_question(workload: &Workload) -> Option<Self> {
         let most = match workload.chunks {
             100 => 4.0,
@@ -61,18 +62,18 @@ impl Bound {
         is_standard(workload).then_some(Self::AtMost(most))
     }
 
-    /// Of a cold request's time over the bare graph's, at `chunks` chunks.
+    /// Bound of a cold request's time over the time of the model graph alone, with `chunks` chunks.
     pub fn cold_over_graph(workload: &Workload, chunks: usize) -> Option<Self> {
         (is_standard(workload) && chunks == 20).then_some(Self::AtMost(1.1))
     }
 
-    /// Of attributing an answer over encoding it, to chunks that have been read.
+    /// Bound of the time to attribute an answer to cached chunks over the time of encoding the answer alone.
     pub fn attribution_over_answer(workload: &Workload, answer_tokens: usize) -> Option<Self> {
         let is_standard = is_standard(workload) && workload.chunks == 20 && answer_tokens == 300;
         is_standard.then_some(Self::AtMost(1.5))
     }
 
-    /// Of the slowest hundredth over the median, with `clients` at the same time.
+    /// Bound of the 99th percentile over the median of response times, with `clients` concurrent clients.
     pub fn tail(clients: usize) -> Option<Self> {
         (clients == CLIENTS).then_some(Self::AtMost(4.0))
     }
@@ -88,12 +89,12 @@ impl fmt::Display for Bound {
 }
 
 impl Target {
-    /// Whether it was reached; none where nothing was aimed at.
+    /// Returns whether the target was reached; `None` if there is no target.
     pub fn met(&self) -> Option<bool> {
         self.bound.map(|bound| bound.is_met_by(self.reached))
     }
 
-    /// For programs.
+    /// Returns the target as JSON.
     pub fn json(&self) -> Value {
         let (at_least, at_most) = match self.bound {
             Some(Bound::AtLeast(least)) => (Some(least), None),

@@ -1,6 +1,11 @@
-//! Questions and chunks to measure on: sentences of common words in an order that means nothing, from a fixed seed.
-//! The same arguments give the same texts everywhere.
+//! Generates questions, chunks and request bodies for benches: sentences of common words in random order,
+//! from a fixed seed. Equal arguments give equal texts on every machine.
 
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fastrand::Rng;
+use serde_json::{Value, json};
 use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::model::ModelError;
 use thresher_core::model::tokenizer::ModelTokenizer;
@@ -10,83 +15,79 @@ use thresher_core::model::tokenizer::ModelTokenizer;
 pub struct Workload {
     /// Chunks of a request.
     pub chunks: usize,
-    /// Tokens of a chunk; with `mixed`, about their mean.
+    /// Tokens of a chunk; with `mixed`, about the mean.
     pub tokens: usize,
     /// Tokens of the question.
     pub query_tokens: usize,
-    /// Lengths drawn evenly from 10 to twice `tokens`, as retrievers return them.
+    /// Whether chunk lengths are uniform from 10 to twice `tokens`, as retrievers return them.
     pub mixed: bool,
 }
 
-/// Shortest chunk of a mixed workload.
+/// Tokens of the shortest chunk of a mixed workload.
 const TOKENS_MIN: usize = 10;
 
 impl Workload {
-    /// The request of one round; another round's has other texts.
+    /// Generates the request of one round; each round has other texts.
     ///
     /// # Errors
-    /// When the tokenizer refuses a text.
+    /// Fails if the tokenizer fails.
     pub fn request(&self, round: u64, tokenizer: &ModelTokenizer) -> Result<CompressRequest, ModelError> {
-        let mut random = Random::new(round, "");
-        let query = text(&mut random, self.query_tokens, '?', tokenizer)?;
+        let mut rng = seeded(round, "");
+        let query = text(&mut rng, self.query_tokens, '?', tokenizer)?;
         let chunk = |index: usize| {
             let tokens = match self.mixed {
-                true => random.between(TOKENS_MIN, (2 * self.tokens).max(TOKENS_MIN)),
+                true => rng.usize(TOKENS_MIN..=(2 * self.tokens).max(TOKENS_MIN)),
                 false => self.tokens,
             };
-            let text = text(&mut random, tokens, '.', tokenizer)?;
+            let text = text(&mut rng, tokens, '.', tokenizer)?;
             Ok(Chunk { id: index.to_string(), title: None, text, metadata: None })
         };
         let chunks = (0..self.chunks).map(chunk).collect::<Result<_, ModelError>>()?;
         Ok(CompressRequest::new(query, chunks))
     }
 
-    /// Another question, of the length that a request's has.
+    /// Generates the `n`-th separate question, with `query_tokens` tokens.
     ///
     /// # Errors
-    /// As [`Self::request`].
+    /// Fails as [`Self::request`] does.
     pub fn question(&self, n: u64, tokenizer: &ModelTokenizer) -> Result<String, ModelError> {
-        text(&mut Random::new(n, "question"), self.query_tokens, '?', tokenizer)
+        text(&mut seeded(n, "question"), self.query_tokens, '?', tokenizer)
     }
 }
 
-/// Tokens of each of a request's chunks.
+/// Returns the token ids of each of a request's chunks.
 ///
 /// # Errors
-/// When the tokenizer refuses a text.
+/// Fails if the tokenizer fails.
 pub fn ids(request: &CompressRequest, tokenizer: &ModelTokenizer) -> Result<Vec<Vec<u32>>, ModelError> {
     request.chunks.iter().map(|chunk| Ok(tokenizer.encode(&chunk.text)?.ids)).collect()
 }
 
-/// Tokens of a word, by the default tokenizer.
+/// Mean number of tokens in a word with the default model's tokenizer.
 const TOKENS_PER_WORD: f64 = 1.4;
 
-/// Sentences of about `tokens` tokens together.
-pub fn prose_of(random: &mut Random, tokens: usize) -> String {
-    prose(random, (tokens as f64 / TOKENS_PER_WORD) as usize)
+/// Generates sentences with about `tokens` tokens together.
+pub fn prose_of(rng: &mut Rng, tokens: usize) -> String {
+    prose(rng, (tokens as f64 / TOKENS_PER_WORD) as usize)
 }
 
-/// Sentences of about `words` words together: never fewer, and never a sentence more than it takes.
-pub fn prose(random: &mut Random, words: usize) -> String {
+/// Generates sentences with at least `words` words together, and no sentence more than needed.
+pub fn prose(rng: &mut Rng, words: usize) -> String {
     let (mut text, mut written) = (String::new(), 0);
     while written < words {
-        written += sentence(&mut text, random);
+        written += sentence(&mut text, rng);
     }
     text
 }
 
-/// Sentences of exactly `tokens` tokens together (with a tokenizer that merges across words, of about as many).
-fn text(
-    random: &mut Random,
-    tokens: usize,
-    end: char,
-    tokenizer: &ModelTokenizer,
-) -> Result<String, ModelError> {
+/// Generates sentences with exactly `tokens` tokens together. With a tokenizer that merges across words, the
+/// number is approximate.
+fn text(rng: &mut Rng, tokens: usize, end: char, tokenizer: &ModelTokenizer) -> Result<String, ModelError> {
     let mut text = String::new();
     let mut words = 0;
-    // A word is a token at least.
+    // A word has at least one token.
     while words < tokens {
-        words += sentence(&mut text, random);
+        words += sentence(&mut text, rng);
     }
     let offsets = tokenizer.encode(&text)?.offsets;
     text.truncate(offsets[tokens.max(2) - 2].end);
@@ -96,17 +97,17 @@ fn text(
     Ok(text)
 }
 
-/// Appends 6 to 22 words, some of them followed by a comma, and says how many.
-fn sentence(text: &mut String, random: &mut Random) -> usize {
-    let words = random.between(6, 22);
+/// Appends a sentence of 6 to 22 words, some of them followed by a comma, and returns the number of words.
+fn sentence(text: &mut String, rng: &mut Rng) -> usize {
+    let words = rng.usize(6..=22);
     for at in 0..words {
-        let word = WORDS[random.between(0, WORDS.len() - 1)];
+        let word = WORDS[rng.usize(..WORDS.len())];
         match (text.is_empty(), at) {
             (true, 0) => text.push_str(&capital(word)),
             (false, 0) => text.extend([" ", &capital(word)]),
             _ => text.extend([" ", word]),
         }
-        if at + 1 < words && random.between(1, 9) == 1 {
+        if at + 1 < words && rng.usize(1..=9) == 1 {
             text.push(',');
         }
     }
@@ -118,40 +119,84 @@ fn capital(word: &str) -> String {
     word[..1].to_uppercase() + &word[1..]
 }
 
-/// splitmix64: the same numbers everywhere.
+/// The most chunks that one call registers.
+const REGISTRATION_CHUNKS_MAX: usize = 1_000;
+
+/// How requests pass their chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Source {
+    /// Every request carries the chunks' texts.
+    #[default]
+    Inline,
+    /// Chunks are registered once; requests carry their ids.
+    Registered,
+}
+
+/// Request bodies about one set of chunks; they differ in the question only.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct RequestBodies {
+    /// The JSON of a body after its question.
+    rest: Bytes,
+}
 
-impl Random {
-    /// The `n`-th series of those for `purpose`.
-    pub fn new(n: u64, purpose: &str) -> Self {
-        let purpose =
-            purpose.bytes().fold(0, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3));
-        Self((n ^ purpose).wrapping_mul(0x2545_F491_4F6C_DD1D).wrapping_add(1))
+impl Source {
+    /// Returns the name in reports.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Inline => "inline",
+            Self::Registered => "registered",
+        }
     }
 
-    /// In [0, 1), evenly.
-    pub fn share(&mut self) -> f64 {
-        self.between(0, (1 << 53) - 1) as f64 / (1_u64 << 53) as f64
+    /// Returns the bodies to send to `/v1/chunks` before the first request about `chunks`.
+    pub fn registrations(self, chunks: &[Arc<Chunk>]) -> Vec<Bytes> {
+        match self {
+            Self::Inline => Vec::new(),
+            Self::Registered => {
+                let batches = chunks.chunks(REGISTRATION_CHUNKS_MAX);
+                batches.map(|batch| json!({"chunks": chunks_json(batch)}).to_string().into()).collect()
+            }
+        }
     }
 
-    /// From `min` to `max`, each magnitude as often as another: as many from 1 to 10 as from 10 to 100.
-    pub fn magnitude(&mut self, min: usize, max: usize) -> usize {
-        let (low, high) = ((min as f64).ln(), (max as f64 + 1.0).ln());
-        ((low + self.share() * (high - low)).exp() as usize).clamp(min, max)
-    }
-
-    /// From `min` to `max`, evenly.
-    pub fn between(&mut self, min: usize, max: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        min + ((bits ^ (bits >> 31)) % (max - min + 1) as u64) as usize
+    /// Returns the bodies of requests about `chunks`, each with `deadline_ms`.
+    pub fn bodies(self, chunks: &[Arc<Chunk>], deadline_ms: u64) -> RequestBodies {
+        let (name, chunks): (_, Vec<Value>) = match self {
+            Self::Inline => ("chunks", chunks_json(chunks)),
+            Self::Registered => ("chunk_ids", chunks.iter().map(|c| Value::from(c.id.as_str())).collect()),
+        };
+        let rest = format!("\"{name}\":{},\"deadline_ms\":{deadline_ms}}}", Value::Array(chunks));
+        RequestBodies { rest: rest.into() }
     }
 }
 
-/// Lower-case ASCII; the long ones at the end are several tokens each to most vocabularies.
+fn chunks_json(chunks: &[Arc<Chunk>]) -> Vec<Value> {
+    chunks.iter().map(|chunk| json!({"id": chunk.id, "text": chunk.text})).collect()
+}
+
+impl RequestBodies {
+    /// Returns the body with the question `question`.
+    pub fn with_query(&self, question: &str) -> Bytes {
+        let question = format!("{{\"query\":{},", Value::from(question));
+        [question.as_bytes(), &self.rest].concat().into()
+    }
+}
+
+/// Returns the random generator of the `n`-th series for `purpose`. Equal arguments give equal numbers on
+/// every machine.
+pub fn seeded(n: u64, purpose: &str) -> Rng {
+    let purpose = purpose.bytes().fold(0, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3));
+    Rng::with_seed((n ^ purpose).wrapping_mul(0x2545_F491_4F6C_DD1D).wrapping_add(1))
+}
+
+/// Draws a number from `min` to `max` (inclusive), uniform in its logarithm: from 1 to 10 is as likely as
+/// from 10 to 100.
+pub fn log_uniform(rng: &mut Rng, min: usize, max: usize) -> usize {
+    let (low, high) = ((min as f64).ln(), (max as f64 + 1.0).ln());
+    ((low + rng.f64() * (high - low)).exp() as usize).clamp(min, max)
+}
+
+/// Lower-case ASCII words. The long words at the end have several tokens each in most vocabularies.
 #[rustfmt::skip]
 const WORDS: [&str; 226] = [
     "the", "of", "and", "to", "a", "in", "is", "was", "for", "it", "with", "as", "on", "be", "at", "by", "this", "had",
@@ -177,11 +222,12 @@ const WORDS: [&str; 226] = [
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use thresher_core::model::scripted::ScriptedModel;
 
+    use super::*;
+
     fn request(mixed: bool, round: u64) -> CompressRequest {
-        // One token a byte, so that lengths can be read off.
+        // This tokenizer has one token per byte, so token counts are text lengths.
         let workload = Workload { chunks: 30, tokens: 200, query_tokens: 16, mixed };
         workload
             .request(round, &ScriptedModel::tokenizer(&[]))
@@ -193,14 +239,14 @@ mod tests {
         let request = request(false, 0);
         assert_eq!(request.query.len(), 16);
         assert!(request.chunks.iter().all(|chunk| chunk.text.len() == 200));
-        let single = text(&mut Random::new(0, ""), 1, '.', &ScriptedModel::tokenizer(&[])).expect("as above");
+        let single = text(&mut seeded(0, ""), 1, '.', &ScriptedModel::tokenizer(&[])).expect("as above");
         assert_eq!(single.len(), 1);
     }
 
     #[test]
     fn magnitudes_are_even_on_a_logarithmic_scale() {
-        let mut random = Random::new(1, "test");
-        let drawn: Vec<usize> = (0..3_000).map(|_| random.magnitude(1, 999)).collect();
+        let mut rng = seeded(1, "test");
+        let drawn: Vec<usize> = (0..3_000).map(|_| log_uniform(&mut rng, 1, 999)).collect();
         assert!(drawn.iter().all(|n| (1..=999).contains(n)));
         for (low, high) in [(1, 9), (10, 99), (100, 999)] {
             let share = drawn.iter().filter(|n| (low..=high).contains(*n)).count();
@@ -219,5 +265,34 @@ mod tests {
     fn a_round_is_repeatable_and_unlike_the_others() {
         assert_eq!(request(true, 3), request(true, 3));
         assert_ne!(request(true, 3).chunks[0].text, request(true, 4).chunks[0].text);
+    }
+
+    #[test]
+    fn a_body_is_json_with_the_question_in_it() {
+        let chunk =
+            Chunk { id: "a".to_owned(), title: None, text: "One \"two\".".to_owned(), metadata: None };
+        let chunks = [Arc::new(chunk)];
+        let check = |source: Source, name: &str, expect: Value| {
+            let body = source.bodies(&chunks, 7).with_query("Who said \"two\"?");
+            let expect = json!({"query": "Who said \"two\"?", name: expect, "deadline_ms": 7});
+            assert_eq!(serde_json::from_slice::<Value>(&body).expect("JSON"), expect, "{source:?}");
+        };
+        check(Source::Inline, "chunks", json!([{"id": "a", "text": "One \"two\"."}]));
+        check(Source::Registered, "chunk_ids", json!(["a"]));
+    }
+
+    #[test]
+    fn only_registered_chunks_are_sent_ahead() {
+        let chunk = |n: usize| {
+            Arc::new(Chunk { id: n.to_string(), title: None, text: "A text.".to_owned(), metadata: None })
+        };
+        let chunks: Vec<_> = (0..=REGISTRATION_CHUNKS_MAX).map(chunk).collect();
+        let sizes = |source: Source| -> Vec<usize> {
+            let bodies = source.registrations(&chunks);
+            let read = |body: &Bytes| serde_json::from_slice::<Value>(body).expect("JSON");
+            bodies.iter().map(|body| read(body)["chunks"].as_array().expect("a list").len()).collect()
+        };
+        assert_eq!(sizes(Source::Inline), [0_usize; 0]);
+        assert_eq!(sizes(Source::Registered), [REGISTRATION_CHUNKS_MAX, 1]);
     }
 }

@@ -1,4 +1,5 @@
-//! Which chunk did each labelled span of an answer come from, and does a span that no chunk says look like one?
+//! Attribution metrics: accuracy (the share of labelled spans whose best chunk is the labelled one), AUROC of
+//! `support` for unsupported spans, and faithfulness.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,15 +21,17 @@ use thresher_core::rc;
 use thresher_core::text;
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
-use super::bootstrap::{SplitMix, estimate};
 use super::data::{AttributionRow, LabelledChunk, LabelledSpan};
-use super::methods::{self, Method, Seen};
+use super::estimate::{SplitMix64, auroc, bootstrap_mean};
+use super::methods::{self, Method, RowReading};
 use super::perturb::{self, Kind};
 use super::report::{MethodReport, Report, SupportReport};
-use super::support;
 
-/// Every method in its way: attribution reads sentence by sentence, the others have the tokens of the span, read within the whole
-/// answer, take the question's place, or its text.
+/// Evaluates attribution and the baseline methods on rows with labelled spans.
+///
+/// Attribution scores the answer sentence by sentence, as `POST /v1/attribute` does. For the other methods,
+/// the tokens of the span, read within the whole answer, or the text of the span take the place of the
+/// question.
 pub fn evaluate(
     rows: &[AttributionRow],
     pipeline: &Pipeline,
@@ -36,61 +39,62 @@ pub fn evaluate(
     progress: &dyn Fn(usize, usize),
 ) -> Result<Report> {
     let methods: Vec<_> =
-        methods::all(codec, pipeline.model()).into_iter().chain([Method::CommonRun]).collect();
-    let mut right = vec![Vec::new(); methods.len()];
+        methods::all(codec, pipeline.model()).into_iter().chain([Method::LongestCommonRun]).collect();
+    let mut correct = vec![Vec::new(); methods.len()];
     let mut ms = vec![0.0; methods.len()];
-    let mut own = Own::default();
+    let mut samples = AttributionSamples::default();
     for (done, row) in rows.iter().enumerate() {
         let started = Instant::now();
         let reading = pipeline.read(&request(row), &Cancel::default(), &mut Clock::start())?;
         let read_ms = started.elapsed().as_secs_f64() * 1e3;
         let chunks: Vec<Arc<Chunk>> = row.chunks.iter().map(LabelledChunk::chunk).map(Arc::new).collect();
         let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None);
-        own.add(rows, done, (pipeline, &candidates), read_ms)?;
-        let seen = Seen::new(reading);
+        samples.add(rows, done, (pipeline, &candidates), read_ms)?;
+        let row_reading = RowReading::new(reading);
         let texts: Vec<_> = row.chunks.iter().map(LabelledChunk::full_text).collect();
-        for ((method, right), ms) in methods.iter().zip(&mut right).zip(&mut ms) {
+        for ((method, correct), ms) in methods.iter().zip(&mut correct).zip(&mut ms) {
             let started = Instant::now();
             for span in &row.spans {
                 let Some(chunk) = span.chunk else { continue };
-                let Some(scores) = scores(*method, row, span, &seen, &texts)? else { continue };
-                right.push(f64::from(u8::from(best(&scores) == Some(chunk))));
+                let Some(scores) = scores(*method, row, span, &row_reading, &texts)? else { continue };
+                correct.push(f64::from(u8::from(best(&scores) == Some(chunk))));
             }
-            *ms += started.elapsed().as_secs_f64() * 1e3 + if method.reads() { read_ms } else { 0.0 };
+            *ms += started.elapsed().as_secs_f64() * 1e3 + if method.needs_model() { read_ms } else { 0.0 };
         }
         progress(done + 1, rows.len());
     }
-    let report = |name: String, right: &[f64], ms: f64| {
-        let (accuracy, ms) = (Some(estimate(right)), ms / rows.len() as f64);
+    let report = |name: String, correct: &[f64], ms: f64| {
+        let (accuracy, ms) = (Some(bootstrap_mean(correct)), ms / rows.len() as f64);
         (name, MethodReport { accuracy, ms, ..MethodReport::default() })
     };
-    let others = methods.iter().zip(&right).zip(&ms);
-    let others = others.map(|((method, right), &ms)| report(method.to_string(), right, ms));
-    let ours = report(ESTIMATOR.to_owned(), &own.right, own.ms);
+    let baselines = methods.iter().zip(&correct).zip(&ms);
+    let baselines = baselines.map(|((method, correct), &ms)| report(method.to_string(), correct, ms));
+    let attribution = report(ESTIMATOR.to_owned(), &samples.correct, samples.ms);
     Ok(Report {
         rows: rows.len(),
         default: ESTIMATOR.to_owned(),
-        methods: std::iter::once(ours).chain(others).collect(),
-        support: own.support(),
+        methods: std::iter::once(attribution).chain(baselines).collect(),
+        support: samples.support(),
         ..Report::default()
     })
 }
 
-/// What attribution itself does.
+/// Samples of the attribution method itself, one value per span.
 #[derive(Default)]
-struct Own {
-    right: Vec<f64>,
+struct AttributionSamples {
+    correct: Vec<f64>,
     ms: f64,
-    /// Support of spans that somebody, or the label of a chunk, says are supported; of those that are said not to be.
+    /// Support of spans that a label, or the label of their chunk, calls supported; and of spans labelled as
+    /// unsupported.
     supported: Vec<f64>,
     unsupported: Vec<f64>,
-    /// Support of spans that were perturbed.
+    /// Support of perturbed spans, with the kind of perturbation.
     perturbed: Vec<(Kind, f64)>,
-    /// Whether support falls more without the best chunk than without another.
+    /// 1 if support falls more without the best chunk than without another one, else 0.
     faithful: Vec<f64>,
 }
 
-impl Own {
+impl AttributionSamples {
     fn add(
         &mut self,
         rows: &[AttributionRow],
@@ -99,20 +103,20 @@ impl Own {
         read_ms: f64,
     ) -> Result<()> {
         let row = &rows[index];
-        let mut random = SplitMix(index as u64);
+        let mut rng = SplitMix64(index as u64);
         let started = Instant::now();
         let spans =
             row.spans.iter().map(|span| Ok((*span, bytes(row, span)?))).collect::<Result<Vec<_>>>()?;
-        let found = spans
+        let outcomes = spans
             .iter()
-            .map(|(_, bytes)| part(pipeline, candidates, (&row.answer, *bytes), 1))
+            .map(|(_, bytes)| attribute_span(pipeline, candidates, (&row.answer, *bytes), 1))
             .collect::<Result<Vec<_>>>()?;
         self.ms += started.elapsed().as_secs_f64() * 1e3 + read_ms;
-        for ((span, bytes), found) in spans.into_iter().zip(found) {
-            let Some(support) = found.support.map(f64::from) else { continue };
+        for ((span, bytes), outcome) in spans.into_iter().zip(outcomes) {
+            let Some(support) = outcome.support.map(f64::from) else { continue };
             if let Some(chunk) = span.chunk {
-                let best = found.sources.first().map(|source| source.chunk);
-                self.right.push(f64::from(u8::from(best == Some(chunk))));
+                let best = outcome.sources.first().map(|source| source.chunk);
+                self.correct.push(f64::from(u8::from(best == Some(chunk))));
             }
             let words = text::terms(bytes.of(&row.answer), &[]).len();
             match (span.supported, span.chunk) {
@@ -121,30 +125,31 @@ impl Own {
                 _ => {}
             }
             let Some(chunk) = span.chunk.filter(|_| words >= perturb::WORDS_MIN) else { continue };
-            for perturbed in perturb::all(rows, index, (bytes, chunk), &mut random) {
-                let found = part(pipeline, candidates, (&perturbed.answer, perturbed.span), 1)?;
-                self.perturbed.extend(found.support.map(|support| (perturbed.kind, f64::from(support))));
+            for perturbed in perturb::all(rows, index, (bytes, chunk), &mut rng) {
+                let outcome = attribute_span(pipeline, candidates, (&perturbed.answer, perturbed.span), 1)?;
+                self.perturbed.extend(outcome.support.map(|support| (perturbed.kind, f64::from(support))));
             }
-            self.removal((pipeline, candidates), (&row.answer, bytes), &found, &mut random)?;
+            self.add_removal_test((pipeline, candidates), (&row.answer, bytes), &outcome, &mut rng)?;
         }
         Ok(())
     }
 
-    /// Takes away the best chunk, and another one instead. Where another says the same as the best, nothing has to fall.
-    fn removal(
+    /// Removes the best chunk, then another chunk instead, and compares support. Spans for which several
+    /// chunks are cited are left out: if another chunk says the same as the best one, support need not fall.
+    fn add_removal_test(
         &mut self,
         (pipeline, candidates): (&Pipeline, &Candidates),
         (answer, bytes): (&str, ByteRange),
-        found: &PartOutcome,
-        random: &mut SplitMix,
+        outcome: &PartOutcome,
+        rng: &mut SplitMix64,
     ) -> Result<()> {
-        let Some(best) = found.sources.first() else { return Ok(()) };
-        let cited = found.sources.iter().filter(|source| source.cited).count();
+        let Some(best) = outcome.sources.first() else { return Ok(()) };
+        let cited = outcome.sources.iter().filter(|source| source.cited).count();
         if candidates.len() < 3 || cited > 1 {
             return Ok(());
         }
-        let other = (best.chunk + 1 + random.below(candidates.len() - 1)) % candidates.len();
-        let without = |chunk: usize| part(pipeline, &candidates.without(chunk), (answer, bytes), 1);
+        let other = (best.chunk + 1 + rng.below(candidates.len() - 1)) % candidates.len();
+        let without = |chunk: usize| attribute_span(pipeline, &candidates.without(chunk), (answer, bytes), 1);
         let (without_best, without_other) = (without(best.chunk)?.support, without(other)?.support);
         self.faithful.push(f64::from(u8::from(without_best < without_other)));
         Ok(())
@@ -157,12 +162,12 @@ impl Own {
         let mut kinds: Vec<(&str, Vec<f64>)> =
             Kind::ALL.into_iter().map(|(kind, name)| (name, of(kind))).collect();
         kinds.push(("labelled", self.unsupported.clone()));
-        support::report(&self.supported, &kinds, &self.faithful)
+        support_report(&self.supported, &kinds, &self.faithful)
     }
 }
 
-/// What a span of an answer came from, as a request for it would be told.
-pub fn part(
+/// Attributes one span of an answer with the code that serves `POST /v1/attribute`.
+pub fn attribute_span(
     pipeline: &Pipeline,
     candidates: &Candidates,
     (answer, span): (&str, ByteRange),
@@ -178,38 +183,41 @@ fn bytes(row: &AttributionRow, span: &LabelledSpan) -> Result<ByteRange> {
     Ok(OffsetMap::new(&row.answer, OffsetUnit::Codepoint).to_bytes(span.start..span.end)?)
 }
 
-/// One score per chunk, or none when the span holds no token.
+/// Scores each chunk for one span; returns `None` if the span has no token.
 fn scores(
     method: Method,
     row: &AttributionRow,
     span: &LabelledSpan,
-    seen: &Seen,
+    row_reading: &RowReading,
     texts: &[String],
 ) -> Result<Option<Vec<f32>>> {
     let bytes = bytes(row, span)?;
-    let Some(tokens) = tokens_in(seen, bytes) else {
+    let Some(tokens) = tokens_in(row_reading, bytes) else {
         return Ok(None);
     };
-    let logits = seen.logits(method.codec());
+    let logits = row_reading.logits(method.codec());
     let cross = logits.cross.slice(s![.., tokens.range(), ..]);
     let own = logits.self_logits.slice(s![.., tokens.range(), ..]);
-    let segments = &seen.reading.blocks.spans;
+    let segments = &row_reading.reading.blocks.spans;
     Ok(Some(match method {
         Method::Bm25 => methods::bm25(bytes.of(&row.answer), texts)?,
-        Method::CommonRun => methods::common_run(bytes.of(&row.answer), texts),
+        Method::LongestCommonRun => methods::longest_common_run(bytes.of(&row.answer), texts),
         Method::Rc(scoring, _) => {
             rc_scores(RawLogits { cross: cross.to_owned(), self_logits: own.to_owned() }, segments, scoring)
         }
-        Method::Coded(codec) => return scores(Method::Rc(Scoring::default(), codec), row, span, seen, texts),
+        Method::Coded(codec) => {
+            return scores(Method::Rc(Scoring::default(), codec), row, span, row_reading, texts);
+        }
         Method::MaxSim => rc::raw_maxsim(&rc::peaks(cross, segments)),
         Method::Cosine => {
             let own = own.slice(s![.., .., tokens.range()]).to_owned();
-            methods::cosine(&seen.reading, &RawLogits { cross: cross.to_owned(), self_logits: own }, segments)
+            methods::cosine(&row_reading.reading, &RawLogits { cross: cross.to_owned(), self_logits: own }, segments)
         }
     }))
 }
 
-/// One span asks for one source: coverage, which spreads over several, plays no part.
+/// Scores a span by RC without coverage: coverage spreads over several chunks, and a span asks for one
+/// source.
 fn rc_scores(logits: RawLogits, segments: &[TokenSpan], scoring: Scoring) -> Vec<f32> {
     match scoring {
         Scoring::RankedCoverage => {
@@ -221,8 +229,8 @@ fn rc_scores(logits: RawLogits, segments: &[TokenSpan], scoring: Scoring) -> Vec
     }
 }
 
-fn tokens_in(seen: &Seen, bytes: ByteRange) -> Option<TokenSpan> {
-    Some(tokens_under(&seen.reading.tokens.offsets, 0, bytes)).filter(|tokens| !tokens.is_empty())
+fn tokens_in(row_reading: &RowReading, bytes: ByteRange) -> Option<TokenSpan> {
+    Some(tokens_under(&row_reading.reading.tokens.offsets, 0, bytes)).filter(|tokens| !tokens.is_empty())
 }
 
 fn best(scores: &[f32]) -> Option<usize> {
@@ -234,4 +242,20 @@ fn request(row: &AttributionRow) -> CompressRequest {
     let chunks = row.chunks.iter().map(LabelledChunk::chunk).collect();
     let granularity = Granularity::Chunk;
     CompressRequest { granularity, ..CompressRequest::new(&row.answer, chunks) }
+}
+
+/// Builds the support report from the support of `supported` spans and of several kinds of `others`; returns
+/// `None` if either is empty.
+fn support_report(supported: &[f64], others: &[(&str, Vec<f64>)], faithful: &[f64]) -> Option<SupportReport> {
+    let all: Vec<f64> = others.iter().flat_map(|(_, support)| support).copied().collect();
+    let auroc_of =
+        |others: &[f64]| (!supported.is_empty() && !others.is_empty()).then(|| auroc(supported, others));
+    Some(SupportReport {
+        auroc: auroc_of(&all)?,
+        kinds: others
+            .iter()
+            .filter_map(|(kind, support)| Some(((*kind).to_owned(), auroc_of(support)?)))
+            .collect(),
+        faithful: (!faithful.is_empty()).then(|| bootstrap_mean(faithful)),
+    })
 }

@@ -1,4 +1,4 @@
-//! The shapes of labelled data: one JSON object a line.
+//! Labelled data of `eval`: JSON Lines, one object per line, in one of two shapes (selection or attribution).
 
 use std::path::Path;
 
@@ -6,95 +6,103 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use thresher_core::domain::Chunk;
 
-/// A file's rows; all of them have the same shape.
+/// The rows of one file. All rows of a file have the same shape.
 pub enum Rows {
-    /// Questions with the chunks that answer them, and how many had none.
+    /// Questions with the chunks that answer them, and the number of rows left out because their `gold` is
+    /// empty.
     Selection(Vec<SelectionRow>, usize),
     /// Answers with the chunk that each span came from.
     Attribution(Vec<AttributionRow>),
 }
 
-/// A question, its candidates and what is right.
+/// A question with its candidate chunks and the labels of the needed ones.
 #[derive(Debug, Clone, Deserialize)]
 pub struct SelectionRow {
-    /// The question.
+    /// The question's text.
     pub query: String,
-    /// The candidates.
+    /// The candidate chunks, in the order in which they are sent.
     pub chunks: Vec<LabelledChunk>,
-    /// Indices of the chunks that are needed; none of a question that nothing answers, which says nothing about selection.
+    /// Indices of the needed chunks. Empty for a question that no chunk answers; such rows are left out
+    /// because they say nothing about selection.
     pub gold: Vec<usize>,
-    /// Other sufficient sets, where there are any.
+    /// Other sufficient sets of chunk indices. If not empty, R@gold takes the best of these sets.
     #[serde(default)]
     pub gold_sets: Vec<Vec<usize>>,
-    /// Texts of which one must survive compression.
+    /// Accepted answer texts, of which at least one must survive compression. Empty if there is no answer
+    /// text.
     #[serde(default)]
     pub answers: Vec<String>,
 }
 
-/// An answer whose spans are tied to chunks.
+/// An answer with labelled spans.
 #[derive(Debug, Clone, Deserialize)]
 pub struct AttributionRow {
-    /// The answer.
+    /// The answer's text.
     pub answer: String,
-    /// Its labelled spans.
+    /// The labelled spans of the answer.
     pub spans: Vec<LabelledSpan>,
-    /// The candidates.
+    /// The candidate chunks.
     pub chunks: Vec<LabelledChunk>,
 }
 
-/// A span of an answer, in code points, and the chunk it came from.
+/// A span of an answer, in Unicode code points, and the chunk that it came from.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct LabelledSpan {
-    /// First code point.
+    /// Index of the first code point.
     pub start: usize,
-    /// One past the last.
+    /// Index one past the last code point.
     pub end: usize,
-    /// Index of the chunk; none where it came from none or nobody says.
+    /// Index of the source chunk. `None` if the span came from no chunk, or if there is no label.
     #[serde(default)]
     pub chunk: Option<usize>,
-    /// Whether the chunks say what it says, where somebody judged that.
+    /// Whether the chunks support the span's statement, if someone judged that.
     #[serde(default)]
     pub supported: Option<bool>,
 }
 
-/// A candidate.
+/// A candidate chunk.
 #[derive(Debug, Clone, Deserialize)]
 pub struct LabelledChunk {
-    /// Its name, possibly empty.
-    #[serde(default, deserialize_with = "or_empty")]
+    /// Identifier of the chunk; may be empty.
+    #[serde(default, deserialize_with = "null_as_empty")]
     pub id: String,
-    /// Its title, possibly empty.
-    #[serde(default, deserialize_with = "or_empty")]
+    /// Title of the chunk; may be empty.
+    #[serde(default, deserialize_with = "null_as_empty")]
     pub title: String,
-    /// Its text.
+    /// Text of the chunk.
     pub text: String,
 }
 
-fn or_empty<'de, D: serde::Deserializer<'de>>(value: D) -> Result<String, D::Error> {
+fn null_as_empty<'de, D: serde::Deserializer<'de>>(value: D) -> Result<String, D::Error> {
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 impl LabelledChunk {
-    /// As a request holds it.
+    /// Converts the chunk to the type that requests use. An empty title becomes `None`.
     pub fn chunk(&self) -> Chunk {
         let title = Some(self.title.clone()).filter(|title| !title.is_empty());
         Chunk { id: self.id.clone(), title, text: self.text.clone(), metadata: None }
     }
 
-    /// What a lexical method reads: the title, then the text.
+    /// Returns the text that lexical methods read: the title, a full stop, then the text; without a title,
+    /// the text alone.
     pub fn full_text(&self) -> String {
         if self.title.is_empty() { self.text.clone() } else { format!("{}. {}", self.title, self.text) }
     }
 }
 
-/// Reads a file; the first row says which shape it has.
+/// Reads and checks a file. The first row decides which shape all rows must have: a row with `spans` is an
+/// attribution row.
 ///
 /// # Errors
-/// With the line's number, when it does not fit.
+/// Fails if the file cannot be read, if it has no row, or if a row has another shape or invalid labels. The
+/// error names the line.
 pub fn read(path: &Path) -> anyhow::Result<Rows> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
-    let Some((_, first)) = lines.first() else { bail!("{} holds no row", path.display()) };
+    let Some((_, first)) = lines.first() else {
+        bail!("{} holds no row (one JSON object per line)", path.display())
+    };
     let is_attribution =
         serde_json::from_str::<serde_json::Value>(first).is_ok_and(|row| row.get("spans").is_some());
     match is_attribution {
@@ -108,12 +116,15 @@ pub fn read(path: &Path) -> anyhow::Result<Rows> {
         false => {
             let rows: Vec<SelectionRow> = parse(path, &lines)?;
             for (row, (line, _)) in rows.iter().zip(&lines) {
-                check(row).with_context(|| format!("{}:{}", path.display(), line + 1))?;
+                check_gold(row).with_context(|| format!("{}:{}", path.display(), line + 1))?;
             }
             let all = rows.len();
             let labelled: Vec<_> = rows.into_iter().filter(|row| !row.gold.is_empty()).collect();
             if labelled.is_empty() {
-                bail!("{}: gold names no chunk in any row", path.display());
+                bail!(
+                    "{}: gold is empty in every row; at least one question needs a gold chunk",
+                    path.display()
+                );
             }
             let unlabelled = all - labelled.len();
             Ok(Rows::Selection(labelled, unlabelled))
@@ -121,15 +132,16 @@ pub fn read(path: &Path) -> anyhow::Result<Rows> {
     }
 }
 
-/// The rows of a file, whatever their shape.
+/// Reads the rows of a file in the shape `T`.
 ///
 /// # Errors
-/// With the line's number, when one does not fit; when there is none.
+/// Fails if the file cannot be read, if it has no row, or if a row has another shape. The error names the
+/// line.
 pub fn read_lines<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
     if lines.is_empty() {
-        bail!("{} holds no row", path.display());
+        bail!("{} holds no row (one JSON object per line)", path.display());
     }
     parse(path, &lines)
 }
@@ -145,18 +157,18 @@ fn check_spans(row: &AttributionRow) -> anyhow::Result<()> {
     let characters = row.answer.chars().count();
     for LabelledSpan { start, end, chunk, .. } in &row.spans {
         if start >= end || *end > characters {
-            bail!("span {start}..{end} is no part of an answer of {characters} characters");
+            bail!("span {start}..{end} is empty or outside the answer, which has {characters} characters");
         }
         if let Some(chunk) = chunk.filter(|&chunk| chunk >= row.chunks.len()) {
-            bail!("span {start}..{end} names chunk {chunk} of {}", row.chunks.len());
+            bail!("span {start}..{end} names chunk {chunk} of {}; indices start at 0", row.chunks.len());
         }
     }
     Ok(())
 }
 
-fn check(row: &SelectionRow) -> anyhow::Result<()> {
+fn check_gold(row: &SelectionRow) -> anyhow::Result<()> {
     match row.gold.iter().chain(row.gold_sets.iter().flatten()).find(|&&gold| gold >= row.chunks.len()) {
-        Some(gold) => bail!("gold names chunk {gold} of {}", row.chunks.len()),
+        Some(gold) => bail!("gold names chunk {gold} of {}; indices start at 0", row.chunks.len()),
         None => Ok(()),
     }
 }

@@ -1,6 +1,7 @@
-//! Which heads of a decoder say most about where a question's answer stands: measured on the user's own questions, one half to
-//! choose by, the other to say how good the choice is.
-//! Knows nothing of contracts; heads are numbered as the pipeline has them.
+//! Chooses the attention heads of a decoder that best locate the answer to a question.
+//!
+//! One half of the user's own questions chooses the heads; the other half measures how good the choice is.
+//! This module does not know model contracts: heads are numbered as the pipeline numbers them.
 
 use std::path::Path;
 
@@ -17,55 +18,57 @@ use thresher_core::rc;
 use super::data::{self, LabelledChunk};
 use super::selection::{ranked, recall};
 
-/// A question with its candidates; what is needed of them, where somebody has said so.
+/// A question with its candidate chunks and, optionally, labels.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Question {
-    /// The question.
+    /// The question's text.
     pub query: String,
-    /// The candidates.
+    /// The candidate chunks; at least one.
     pub chunks: Vec<LabelledChunk>,
-    /// Indices of the chunks that are needed.
+    /// Indices of the needed chunks; empty without labels.
     #[serde(default)]
     pub gold: Vec<usize>,
 }
 
-/// What each head makes of a question.
+/// Scores of all heads on one question.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct HeadScores {
     /// `[head, question_token, chunk]`: RC against ranked rivals.
     rc: Array3<f32>,
-    /// `[head]`: its mean. In the head's own units: a raw logit is what softmax exponentiates, so a head that contrasts chunks by
-    /// little attends to all alike.
+    /// `[head]`: mean of `rc` per head, in units of the head's raw logits. The units are comparable because
+    /// softmax exponentiates raw logits: a head with little contrast between chunks attends to all of them
+    /// alike.
     expected: Vec<f64>,
     gold: Vec<usize>,
 }
 
-/// Heads, and how well they do on questions that had no part in the choice.
+/// The chosen heads, and their quality on questions that had no part in the choice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// Ascending.
+    /// Indices of the chosen heads, ascending.
     pub heads: Vec<usize>,
-    /// The tokens of a question that do best with them.
+    /// Which of the question's tokens give the best result with these heads.
     pub question_tokens: QuestionTokens,
-    /// By what they were chosen.
+    /// The criterion of the choice.
     pub by: HeadChoice,
-    /// Theirs.
+    /// Quality of the chosen heads on the held-out half.
     pub held_out: Measured,
-    /// That of all heads together.
+    /// Quality of all heads together on the held-out half.
     pub held_out_all: Measured,
 }
 
-/// How well some heads do.
+/// Quality of a set of heads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
-    /// Mean of their expected RC.
+    /// Mean expected RC of the heads, in units of raw logits.
     pub expected_rc: f64,
-    /// Share of the needed chunks among as many best; none without labels.
+    /// R@gold: the share of needed chunks among the |gold| best-ranked ones, from 0 to 1; `None` without
+    /// labels.
     pub recall_at_gold: Option<f64>,
 }
 
 impl Measured {
-    /// What the choice was by.
+    /// Returns the value of the criterion `choice`; 0 for accuracy without labels.
     pub fn by(&self, choice: HeadChoice) -> f64 {
         match choice {
             HeadChoice::ExpectedRc => self.expected_rc,
@@ -74,37 +77,47 @@ impl Measured {
     }
 }
 
-/// Reads questions, one JSON object a line.
+/// Reads and checks a file of questions, one JSON object per line. Duplicate gold indices are removed.
 ///
 /// # Errors
-/// With the line's number, when it does not fit.
+/// Fails if the file cannot be read, if it has no row, or if a row has another shape or an invalid label. The
+/// error names the question.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Question>> {
     let mut questions: Vec<Question> = data::read_lines(path)?;
     for (i, question) in questions.iter_mut().enumerate() {
         if question.chunks.is_empty() {
-            bail!("{}, question {}: chunks is empty", path.display(), i + 1);
+            bail!(
+                "{}, question {}: chunks is empty; a question needs at least one chunk",
+                path.display(),
+                i + 1
+            );
         }
-        // Named twice, a chunk is needed once.
+        // A chunk that is named twice is needed once.
         question.gold.sort_unstable();
         question.gold.dedup();
         if let Some(gold) = question.gold.iter().find(|&&gold| gold >= question.chunks.len()) {
             let chunks = question.chunks.len();
-            bail!("{}, question {}: gold names chunk {gold} of {chunks}", path.display(), i + 1);
+            bail!(
+                "{}, question {}: gold names chunk {gold} of {chunks}; indices start at 0",
+                path.display(),
+                i + 1
+            );
         }
     }
     Ok(questions)
 }
 
-/// Asks all questions. `progress` is told after each how many are done.
+/// Reads all questions with the model and scores every head on each. `progress` is called after each question
+/// with the number done and the number of all.
 ///
 /// # Errors
-/// What the pipeline reports, with the question's number.
+/// Fails if the pipeline fails; the error names the question.
 pub fn observe(
     questions: &[Question],
     pipeline: &Pipeline,
     progress: &dyn Fn(usize, usize),
-) -> anyhow::Result<Vec<Seen>> {
-    let ask = |(i, question): (usize, &Question)| {
+) -> anyhow::Result<Vec<HeadScores>> {
+    let score_question = |(i, question): (usize, &Question)| {
         let numbered = |(index, chunk): (usize, &LabelledChunk)| {
             let mut chunk = chunk.chunk();
             chunk.id = index.to_string();
@@ -118,27 +131,27 @@ pub fn observe(
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start());
         let reading = reading.with_context(|| format!("question {}", i + 1))?;
         progress(i + 1, questions.len());
-        Ok(Seen::new(&reading, &question.gold))
+        Ok(HeadScores::new(&reading, &question.gold))
     };
-    questions.iter().enumerate().map(ask).collect()
+    questions.iter().enumerate().map(score_question).collect()
 }
 
-impl Seen {
+impl HeadScores {
     fn new(reading: &Reading, gold: &[usize]) -> Self {
         let spans = &reading.blocks.spans;
         let heads = reading.question.heads();
         let mut rc = Array3::zeros((heads, reading.question.tokens(), spans.len()));
         let mut expected = Vec::with_capacity(heads);
-        for some in reading.heads_at_once(reading.blocks.tokens()) {
-            let peaks = rc::peaks(reading.logits(some.clone()).cross.view(), spans);
-            let of_some = rc::ranked_rivals(peaks.value.view());
-            expected.extend(of_some.outer_iter().map(|head| f64::from(head.mean().unwrap_or(0.0))));
-            rc.slice_mut(s![some, .., ..]).assign(&of_some);
+        for group in reading.heads_at_once(reading.blocks.tokens()) {
+            let peaks = rc::peaks(reading.logits(group.clone()).cross.view(), spans);
+            let group_rc = rc::ranked_rivals(peaks.value.view());
+            expected.extend(group_rc.outer_iter().map(|head| f64::from(head.mean().unwrap_or(0.0))));
+            rc.slice_mut(s![group, .., ..]).assign(&group_rc);
         }
         Self { rc, expected, gold: gold.to_vec() }
     }
 
-    /// Share of the needed chunks among as many that `heads` rank best by `tokens`.
+    /// Returns R@gold of the ranking by `heads` over the question tokens `tokens`.
     fn recall(&self, heads: &[usize], tokens: QuestionTokens) -> f64 {
         let first = match tokens {
             QuestionTokens::All => 0,
@@ -149,52 +162,56 @@ impl Seen {
     }
 }
 
-/// The best heads, at most so many: by labels where all questions have them, unless `by` says otherwise.
+/// Chooses at most `heads_max` heads: by accuracy if all questions have labels, else by expected RC, unless
+/// `by` names a criterion.
 ///
 /// # Errors
-/// Too few questions, or none of the labels that `by` asks for.
-pub fn choose(seen: &[Seen], by: Option<HeadChoice>, heads_max: usize) -> anyhow::Result<Choice> {
-    if seen.len() < 2 {
+/// Fails if there are fewer than two questions, or if `by` is accuracy and a question has no label.
+pub fn choose(scores: &[HeadScores], by: Option<HeadChoice>, heads_max: usize) -> anyhow::Result<Choice> {
+    if scores.len() < 2 {
         bail!(
-            "{} questions: at least two are needed, one to choose by and one to try the choice",
-            seen.len()
+            "the file has {} question; at least two are needed: one half chooses the heads, the other half tests them",
+            scores.len()
         );
     }
-    let labelled = seen.iter().all(|seen| !seen.gold.is_empty());
+    let labelled = scores.iter().all(|scores| !scores.gold.is_empty());
     let by = by.unwrap_or(if labelled { HeadChoice::Accuracy } else { HeadChoice::ExpectedRc });
     if by == HeadChoice::Accuracy && !labelled {
         bail!(
-            "heads are chosen by accuracy only where every question has \"gold\", the chunks that are needed"
+            "heads can be chosen by accuracy only where every question has \"gold\" (indices of the needed chunks)"
         );
     }
-    let half = |which: usize| seen.iter().skip(which).step_by(2).collect::<Vec<_>>();
-    let (known, held_out) = (half(0), half(1));
+    let half = |which: usize| scores.iter().skip(which).step_by(2).collect::<Vec<_>>();
+    let (chosen_on, held_out) = (half(0), half(1));
     let (heads, question_tokens) = match by {
-        HeadChoice::ExpectedRc => (by_expected_rc(&known, heads_max), QuestionTokens::All),
-        HeadChoice::Accuracy => by_accuracy(&known, heads_max),
+        HeadChoice::ExpectedRc => (by_expected_rc(&chosen_on, heads_max), QuestionTokens::All),
+        HeadChoice::Accuracy => by_accuracy(&chosen_on, heads_max),
     };
-    let all: Vec<usize> = (0..seen[0].expected.len()).collect();
+    let all: Vec<usize> = (0..scores[0].expected.len()).collect();
     let measure = |heads: &[usize], tokens: QuestionTokens| Measured {
-        expected_rc: mean(held_out.iter().map(|seen| mean(heads.iter().map(|&head| seen.expected[head])))),
-        recall_at_gold: labelled.then(|| mean(held_out.iter().map(|seen| seen.recall(heads, tokens)))),
+        expected_rc: mean(
+            held_out.iter().map(|scores| mean(heads.iter().map(|&head| scores.expected[head]))),
+        ),
+        recall_at_gold: labelled.then(|| mean(held_out.iter().map(|scores| scores.recall(heads, tokens)))),
     };
     let (held_out, held_out_all) = (measure(&heads, question_tokens), measure(&all, QuestionTokens::All));
     Ok(Choice { heads, question_tokens, by, held_out, held_out_all })
 }
 
-fn by_expected_rc(seen: &[&Seen], heads_max: usize) -> Vec<usize> {
-    let mut best = best_first(seen, |head| mean(seen.iter().map(|seen| seen.expected[head])));
+fn by_expected_rc(scores: &[&HeadScores], heads_max: usize) -> Vec<usize> {
+    let mut best = best_first(scores, |head| mean(scores.iter().map(|scores| scores.expected[head])));
     best.truncate(heads_max);
     best.sort_unstable();
     best
 }
 
-/// The best heads by themselves, as many of them as do best together, by all tokens or, where that does better, the last. Trying more
-/// sets finds some that fit these questions and no others.
-fn by_accuracy(seen: &[&Seen], heads_max: usize) -> (Vec<usize>, QuestionTokens) {
+/// Ranks heads by their own recall, then takes as many of the best ones as do best together, over all
+/// question tokens or, if that does better, over the last one. Trying more sets would overfit these
+/// questions.
+fn by_accuracy(scores: &[&HeadScores], heads_max: usize) -> (Vec<usize>, QuestionTokens) {
     let best_of = |tokens: QuestionTokens| {
-        let recall = |heads: &[usize]| mean(seen.iter().map(|seen| seen.recall(heads, tokens)));
-        let mut order = best_first(seen, |head| recall(&[head]));
+        let recall = |heads: &[usize]| mean(scores.iter().map(|scores| scores.recall(heads, tokens)));
+        let mut order = best_first(scores, |head| recall(&[head]));
         let sets = (1..=heads_max.min(order.len())).map(|count| (count, recall(&order[..count])));
         let best = sets.reduce(|best, next| if next.1 > best.1 { next } else { best });
         let (count, recall) = best.unwrap_or_default();
@@ -206,9 +223,10 @@ fn by_accuracy(seen: &[&Seen], heads_max: usize) -> (Vec<usize>, QuestionTokens)
     if last.0 > all.0 { (last.1, QuestionTokens::Last) } else { (all.1, QuestionTokens::All) }
 }
 
-/// All heads, the one that does best first; of equal ones the earlier.
-fn best_first(seen: &[&Seen], score: impl Fn(usize) -> f64) -> Vec<usize> {
-    let mut order: Vec<(usize, f64)> = (0..seen[0].expected.len()).map(|head| (head, score(head))).collect();
+/// Returns all heads, best first; among equals the smaller index first.
+fn best_first(scores: &[&HeadScores], score: impl Fn(usize) -> f64) -> Vec<usize> {
+    let mut order: Vec<(usize, f64)> =
+        (0..scores[0].expected.len()).map(|head| (head, score(head))).collect();
     order.sort_by(|a, b| b.1.total_cmp(&a.1));
     order.into_iter().map(|(head, _)| head).collect()
 }
@@ -224,24 +242,24 @@ mod tests {
 
     use super::*;
 
-    /// Head 1 finds the needed chunk, head 2 the wrong one, head 0 none; expected RC says otherwise.
-    fn seen(gold: usize) -> Seen {
+    /// Head 1 finds the needed chunk, head 2 the wrong one, head 0 none; expected RC ranks them differently.
+    fn scores(gold: usize) -> HeadScores {
         let of_head = |head: usize, chunk: usize| match head {
             1 if chunk == gold => 1.0,
             2 if chunk != gold => 0.5,
             _ => 0.0,
         };
         let rc = Array3::from_shape_fn((3, 2, 2), |(head, _, chunk)| of_head(head, chunk));
-        Seen { rc, expected: vec![0.1, 0.2, 0.3], gold: vec![gold] }
+        HeadScores { rc, expected: vec![0.1, 0.2, 0.3], gold: vec![gold] }
     }
 
-    fn unlabelled() -> Seen {
-        Seen { gold: Vec::new(), ..seen(0) }
+    fn unlabelled() -> HeadScores {
+        HeadScores { gold: Vec::new(), ..scores(0) }
     }
 
     #[test]
-    fn labels_and_no_labels_choose_their_own_heads() {
-        let rows: Vec<Seen> = (0..8).map(|i| seen(i / 2 % 2)).collect();
+    fn labels_and_expected_rc_choose_different_heads() {
+        let rows: Vec<HeadScores> = (0..8).map(|i| scores(i / 2 % 2)).collect();
         let by_labels = choose(&rows, None, 2).unwrap();
         assert_eq!((&by_labels.heads[..], by_labels.by), (&[1][..], HeadChoice::Accuracy));
         assert_eq!(by_labels.held_out.recall_at_gold, Some(1.0));
@@ -249,7 +267,7 @@ mod tests {
         assert_eq!(without.heads, [1, 2]);
         assert!((without.held_out.expected_rc - 0.25).abs() < 1e-12);
         assert!((without.held_out_all.expected_rc - 0.2).abs() < 1e-12);
-        let no_labels: Vec<Seen> = (0..4).map(|_| unlabelled()).collect();
+        let no_labels: Vec<HeadScores> = (0..4).map(|_| unlabelled()).collect();
         let free = choose(&no_labels, None, 1).unwrap();
         assert_eq!(
             (&free.heads[..], free.by, free.held_out.recall_at_gold),
@@ -258,29 +276,25 @@ mod tests {
     }
 
     #[test]
-    fn the_last_token_counts_alone_where_that_finds_more() {
+    fn the_last_token_is_used_alone_where_its_recall_is_higher() {
         let misled = |gold: usize| {
-            let seen = seen(gold);
+            let scores = scores(gold);
             let first =
                 Array3::from_shape_fn((3, 1, 2), |(_, _, chunk)| if chunk == gold { 0.0 } else { 3.0 });
-            Seen { rc: concatenate![Axis(1), first, seen.rc.slice(s![.., 1.., ..])], ..seen }
+            HeadScores { rc: concatenate![Axis(1), first, scores.rc.slice(s![.., 1.., ..])], ..scores }
         };
-        let rows: Vec<Seen> = (0..8).map(|i| misled(i / 2 % 2)).collect();
+        let rows: Vec<HeadScores> = (0..8).map(|i| misled(i / 2 % 2)).collect();
         let chosen = choose(&rows, None, 1).unwrap();
         assert_eq!((&chosen.heads[..], chosen.question_tokens), (&[1][..], QuestionTokens::Last));
         assert_eq!(chosen.held_out.recall_at_gold, Some(1.0));
-        let alike: Vec<Seen> = (0..8).map(|i| seen(i / 2 % 2)).collect();
-        assert_eq!(
-            choose(&alike, None, 1).unwrap().question_tokens,
-            QuestionTokens::All,
-            "where it does not"
-        );
+        let equal: Vec<HeadScores> = (0..8).map(|i| scores(i / 2 % 2)).collect();
+        assert_eq!(choose(&equal, None, 1).unwrap().question_tokens, QuestionTokens::All, "equal recall");
     }
 
     #[test]
-    fn what_cannot_be_chosen_by_is_said() {
-        let said = |rows: &[Seen], by| choose(rows, by, 1).unwrap_err().to_string();
-        assert!(said(&[seen(0)], None).contains("at least two"));
-        assert!(said(&[seen(0), unlabelled()], Some(HeadChoice::Accuracy)).contains("\"gold\""));
+    fn missing_labels_and_too_few_questions_are_errors() {
+        let error = |rows: &[HeadScores], by| choose(rows, by, 1).unwrap_err().to_string();
+        assert!(error(&[scores(0)], None).contains("at least two"));
+        assert!(error(&[scores(0), unlabelled()], Some(HeadChoice::Accuracy)).contains("\"gold\""));
     }
 }

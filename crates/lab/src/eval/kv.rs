@@ -1,8 +1,8 @@
-//! What is lost when keys and values are left out: does the model still answer, and how far is what it would say from what it says
-//! with all of them?
+//! Measures what is lost when keys and values are evicted (`eval --kv`): whether a decoder still answers
+//! correctly, and how far its output distribution moves.
 //!
-//! Chunks are read one by one and handed over one behind the other, as the daemon hands them over. Each method then chooses keys for
-//! the question, and the question is read over what is left.
+//! Chunks are read one by one and placed one after another, as the KV export places them. Each method then
+//! selects the keys to keep for the question, and the model reads the question over the kept keys.
 
 mod methods;
 
@@ -17,17 +17,17 @@ use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::kv_export::KvExport;
 
-use self::methods::{Method, Seen};
-use super::bootstrap::{estimate, proportion};
+use self::methods::{KeyScores, Method};
 use super::data::{self, LabelledChunk};
+use super::estimate::{bootstrap_mean, wilson_proportion};
 
-/// One key of so many is kept.
+/// Compression ratios: one key in N is kept.
 const RATIOS: [u32; 4] = [2, 4, 8, 16];
 
-/// Tokens of an answer at most.
+/// The most tokens of an answer.
 const ANSWER_TOKENS_MAX: usize = 64;
 
-/// A question with its chunks and the answer that is right.
+/// A question with its chunks and its correct answers.
 #[derive(Debug, Clone, Deserialize)]
 pub struct KvRow {
     query: String,
@@ -37,65 +37,68 @@ pub struct KvRow {
     kind: Option<String>,
 }
 
-/// How well answers survive one method at one ratio.
+/// How well answers survive one eviction method at one ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Survival {
-    /// Share of answers of which every token is the likeliest.
+    /// Share of questions, from 0 to 1, for which every token of a correct answer is the most likely one. The
+    /// interval is Wilson's.
     pub accuracy: f64,
     accuracy_interval: [f64; 2],
-    /// Kullback–Leibler divergence of what comes next from what comes next with all keys, mean over the answer's tokens, in nats.
+    /// Kullback–Leibler divergence from the next-token distribution with all keys to the one with the kept
+    /// keys, in nats, averaged over the first answer's tokens.
     pub kl: f64,
     kl_interval: [f64; 2],
-    /// Share of the keys that was kept.
+    /// Share of the keys that was kept, from 0 to 1.
     pub kept: f64,
 }
 
-/// What [`evaluate`] found.
+/// The result of [`evaluate`].
 #[derive(Debug, Clone, Serialize)]
 pub struct KvReport {
-    /// Name of the file.
+    /// Name of the data file, without its extension.
     pub data: String,
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The model's fingerprint.
+    /// Fingerprint of the model.
     pub fingerprint: String,
-    /// Questions.
+    /// Number of questions.
     pub rows: usize,
-    /// Tokens of the chunks, mean.
+    /// Mean number of chunk tokens per question.
     pub tokens: f64,
-    /// With all keys.
+    /// Accuracy with all keys, as in [`Survival::accuracy`].
     pub full_accuracy: f64,
     full_accuracy_interval: [f64; 2],
-    /// The same by kind of question, where rows have one.
+    /// Accuracy with all keys by the rows' `kind`; empty if no row has one.
     pub full_accuracy_by_kind: BTreeMap<String, f64>,
-    /// By ratio, by method.
+    /// Results by ratio (`"2"`, `"4"`, ...), then by the name of the method.
     pub ratios: BTreeMap<String, BTreeMap<&'static str, Survival>>,
-    /// What the model says, row by row.
+    /// Generated answers, one entry per row.
     pub answers: Vec<Answers>,
 }
 
-/// What the model says to one question.
+/// Generated answers to one question, decoded greedily.
 #[derive(Debug, Clone, Serialize)]
 pub struct Answers {
-    /// With all keys.
+    /// The answer with all keys.
     pub full: String,
-    /// With those that RC keeps, by ratio.
+    /// The answer with the keys that RC keeps, by ratio.
     pub rc: BTreeMap<String, String>,
 }
 
-/// The methods' samples, by ratio.
+/// Samples of one method at one ratio, one value per question.
 #[derive(Default)]
 struct Samples {
-    right: Vec<f64>,
+    correct: Vec<f64>,
     kl: Vec<f64>,
     kept: Vec<f64>,
 }
 
-/// Measures on all rows of a file. `progress` is told after each how many are done.
+/// Evaluates all eviction methods on the rows of a file. `progress` is called after each row with the number
+/// done and the number of all.
 ///
 /// # Errors
-/// A file that cannot be read, rows of another shape, with the line; a model that has nothing to hand over, or cannot say what comes
-/// next.
+/// Fails if the file cannot be read, if a row has another shape (the error names the line), or if the model
+/// is not a decoder whose keys and values can be exported and that returns next-token logits.
 pub fn evaluate(
     path: &Path,
     pipeline: &Pipeline,
@@ -106,23 +109,24 @@ pub fn evaluate(
     let (mut full, mut by_kind) = (Vec::new(), BTreeMap::<String, Vec<f64>>::new());
     let (mut answers, mut tokens) = (Vec::new(), 0);
     for (i, row) in rows.iter().enumerate() {
-        let told = measure(row, i, pipeline, &mut samples)
+        let result = evaluate_row(row, i, pipeline, &mut samples)
             .with_context(|| format!("{}, question {}", path.display(), i + 1))?;
-        let right = told.right;
-        full.push(right);
+        let correct = result.correct;
+        full.push(correct);
         if let Some(kind) = &row.kind {
-            by_kind.entry(kind.clone()).or_default().push(right);
+            by_kind.entry(kind.clone()).or_default().push(correct);
         }
-        tokens += told.tokens;
-        answers.push(told.answers);
+        tokens += result.tokens;
+        answers.push(result.answers);
         progress(i + 1, rows.len());
     }
     let mut ratios = BTreeMap::<String, BTreeMap<&'static str, Survival>>::new();
     for ((ratio, method), samples) in &samples {
         ratios.entry(ratio.to_string()).or_default().insert(method.name(), samples.survival());
     }
-    let all = proportion(&full);
-    let by_kind = by_kind.into_iter().map(|(kind, right)| (kind, proportion(&right).mean)).collect();
+    let all = wilson_proportion(&full);
+    let by_kind =
+        by_kind.into_iter().map(|(kind, correct)| (kind, wilson_proportion(&correct).mean)).collect();
     Ok(KvReport {
         data: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
         model: pipeline.model().name.clone(),
@@ -137,46 +141,46 @@ pub fn evaluate(
     })
 }
 
-/// What one question adds.
-struct Told {
-    right: f64,
+/// The contribution of one question to the report.
+struct RowResult {
+    correct: f64,
     tokens: usize,
     answers: Answers,
 }
 
-fn measure(
+fn evaluate_row(
     row: &KvRow,
     number: usize,
     pipeline: &Pipeline,
     samples: &mut BTreeMap<(u32, Method), Samples>,
-) -> anyhow::Result<Told> {
-    let asked = Asked::new(row, pipeline)?;
-    let seen = Seen::new(&asked.kv_export, &asked.question, pipeline, number)?;
-    let (whole, right) = asked.told(None)?;
-    let mut answers = Answers { full: asked.says(None)?, rc: BTreeMap::new() };
+) -> anyhow::Result<RowResult> {
+    let encoded = EncodedRow::new(row, pipeline)?;
+    let key_scores = KeyScores::new(&encoded.kv_export, &encoded.question, pipeline, number)?;
+    let (full, correct) = encoded.score_answers(None)?;
+    let mut answers = Answers { full: encoded.generate(None)?, rc: BTreeMap::new() };
     for ratio in RATIOS {
         for method in Method::ALL {
-            let kept = method.kept(&seen, ratio)?;
-            let (without, right) = asked.told(Some(&kept))?;
+            let kept = method.select_keys(&key_scores, ratio)?;
+            let (reduced, correct) = encoded.score_answers(Some(&kept))?;
             let into = samples.entry((ratio, method)).or_default();
-            into.right.push(right);
-            into.kl.push(divergence(whole.view(), without.view()));
+            into.correct.push(correct);
+            into.kl.push(kl_divergence(full.view(), reduced.view()));
             into.kept.push(kept.share());
             if method == Method::Rc {
-                answers.rc.insert(ratio.to_string(), asked.says(Some(&kept))?);
+                answers.rc.insert(ratio.to_string(), encoded.generate(Some(&kept))?);
             }
         }
     }
-    Ok(Told { right, tokens: asked.kv_export.tokens.len(), answers })
+    Ok(RowResult { correct, tokens: encoded.kv_export.tokens.len(), answers })
 }
 
-/// The report as a table for people.
+/// Renders the report as a text table: accuracy with its 95 % interval and the KL divergence in nats.
 pub fn table(report: &KvReport) -> String {
     let by_kind: Vec<String> =
-        report.full_accuracy_by_kind.iter().map(|(kind, right)| format!("{kind} {right:.3}")).collect();
+        report.full_accuracy_by_kind.iter().map(|(kind, correct)| format!("{kind} {correct:.3}")).collect();
     let [low, high] = report.full_accuracy_interval;
     let mut out = format!(
-        "{}: {} questions, {:.0} tokens of chunks, {} ({})\nall keys: accuracy {:.3} [{low:.3}, {high:.3}]  {}\n\n{:<14}",
+        "{}: {} questions, {:.0} chunk tokens on average, {} ({})\nall keys: accuracy {:.3} [{low:.3}, {high:.3}]  {}\n\n{:<14}",
         report.data,
         report.rows,
         report.tokens,
@@ -202,42 +206,44 @@ pub fn table(report: &KvReport) -> String {
 
 impl Samples {
     fn survival(&self) -> Survival {
-        let (right, kl) = (proportion(&self.right), estimate(&self.kl));
+        let (correct, kl) = (wilson_proportion(&self.correct), bootstrap_mean(&self.kl));
         Survival {
-            accuracy: right.mean,
-            accuracy_interval: right.interval,
+            accuracy: correct.mean,
+            accuracy_interval: correct.interval,
             kl: kl.mean,
             kl_interval: kl.interval,
-            kept: estimate(&self.kept).mean,
+            kept: bootstrap_mean(&self.kept).mean,
         }
     }
 }
 
-/// A row as the model has it.
-struct Asked<'a> {
+/// A row as token ids, with the exported keys and values of its chunks.
+struct EncodedRow<'a> {
     pipeline: &'a Pipeline,
     kv_export: KvExport,
     question: Vec<u32>,
-    /// Each of which is right.
+    /// Token ids of each correct answer.
     answers: Vec<Vec<u32>>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> EncodedRow<'a> {
     fn new(row: &KvRow, pipeline: &'a Pipeline) -> anyhow::Result<Self> {
         if row.answers.is_empty() {
-            bail!("answers is empty: how well keys are kept is measured by an answer");
+            bail!("answers is empty; a row needs at least one correct answer");
         }
         if row.chunks.is_empty() {
-            bail!("chunks is empty");
+            bail!("chunks is empty; a row needs at least one chunk");
         }
         let question = pipeline.tokens_of(&row.query)?;
         if question.is_empty() {
-            bail!("query is empty");
+            bail!("query is empty or has no token");
         }
         let tokens_behind = |answer: &String| {
             let mut joined = pipeline.tokens_of(&format!("{} {answer}", row.query))?;
             if answer.trim().is_empty() || !joined.starts_with(&question) || joined.len() == question.len() {
-                bail!("answer {answer:?} is not read as a text of its own behind the question");
+                bail!(
+                    "answer {answer:?} is not read as tokens of its own after the question; it must not be blank or merge with the question's last token"
+                );
             }
             Ok(joined.split_off(question.len()))
         };
@@ -246,26 +252,26 @@ impl<'a> Asked<'a> {
         let chunks: Vec<_> = row.chunks.iter().map(|chunk| chunk.chunk().into()).collect();
         let kv_export = pipeline.kv_export(&chunks, question.len() + longest, &Cancel::default())?;
         if kv_export.tokens.is_empty() {
-            bail!("the chunks hold no token");
+            bail!("the chunks have no tokens");
         }
         Ok(Self { pipeline, kv_export, question, answers })
     }
 
-    /// Logarithms of the probabilities of what comes next before each token of the first answer, `[answer_token, vocab]`, and whether one
-    /// of the answers is what would be said: 1, or 0.
-    fn told(&self, kept: Option<&KeyMask>) -> anyhow::Result<(Array2<f32>, f64)> {
+    /// Returns the log-probabilities of the next token before each token of the first answer, `[answer_token,
+    /// vocab]`, and 1 if one of the correct answers would be generated greedily, else 0.
+    fn score_answers(&self, kept: Option<&KeyMask>) -> anyhow::Result<(Array2<f32>, f64)> {
         let of = |answer: &Vec<u32>| self.distributions(answer, kept);
         let first = of(&self.answers[0])?;
-        let mut right = is_right(first.view(), &self.answers[0]);
+        let mut correct = is_greedy(first.view(), &self.answers[0]);
         for answer in &self.answers[1..] {
-            right = right || is_right(of(answer)?.view(), answer);
+            correct = correct || is_greedy(of(answer)?.view(), answer);
         }
-        Ok((first, f64::from(u8::from(right))))
+        Ok((first, f64::from(u8::from(correct))))
     }
 
     fn distributions(&self, answer: &[u32], kept: Option<&KeyMask>) -> anyhow::Result<Array2<f32>> {
-        let told = [&self.question, &answer[..answer.len() - 1]].concat();
-        let logits = self.forward(&told, kept)?;
+        let tokens = [&self.question, &answer[..answer.len() - 1]].concat();
+        let logits = self.forward(&tokens, kept)?;
         let mut next = logits.slice(s![self.question.len() - 1.., ..]).to_owned();
         for mut row in next.rows_mut() {
             let most = row.fold(f32::MIN, |most, &logit| most.max(logit));
@@ -276,42 +282,44 @@ impl<'a> Asked<'a> {
         Ok(next)
     }
 
-    /// `[token, vocab]`
+    /// Returns the logits, `[token, vocab]`.
     fn forward(&self, tokens: &[u32], kept: Option<&KeyMask>) -> anyhow::Result<Array2<f32>> {
         let (runtime, cancel) = (self.pipeline.runtime(), Cancel::default());
         let past = self.kv_export.past(self.pipeline.model(), &cancel);
         Ok(runtime.forward(tokens, &past, kept)?.logits)
     }
 
-    /// What the model says, the likeliest token each time, as far as the right answer's last token.
-    fn says(&self, kept: Option<&KeyMask>) -> anyhow::Result<String> {
-        let mut told = self.question.clone();
-        while told.len() < self.question.len() + ANSWER_TOKENS_MAX {
-            let next = likeliest(self.forward(&told, kept)?.row(told.len() - 1));
-            told.push(next);
+    /// Generates an answer greedily, up to the last token of a correct answer or [`ANSWER_TOKENS_MAX`]
+    /// tokens.
+    fn generate(&self, kept: Option<&KeyMask>) -> anyhow::Result<String> {
+        let mut tokens = self.question.clone();
+        while tokens.len() < self.question.len() + ANSWER_TOKENS_MAX {
+            let next = argmax(self.forward(&tokens, kept)?.row(tokens.len() - 1));
+            tokens.push(next);
             if self.answers.iter().any(|answer| answer.last() == Some(&next)) {
                 break;
             }
         }
-        Ok(self.pipeline.text_of(&told[self.question.len()..])?)
+        Ok(self.pipeline.text_of(&tokens[self.question.len()..])?)
     }
 }
 
-/// Whether every token of the answer is the likeliest: then it is what would be said, one token after the other.
-fn is_right(next: ArrayView2<f32>, answer: &[u32]) -> bool {
-    next.outer_iter().zip(answer).all(|(row, &wanted)| likeliest(row) == wanted)
+/// Returns whether every token of the answer is the most likely one, so that greedy decoding would generate
+/// the answer.
+fn is_greedy(next: ArrayView2<f32>, answer: &[u32]) -> bool {
+    next.outer_iter().zip(answer).all(|(row, &wanted)| argmax(row) == wanted)
 }
 
-fn likeliest(row: ArrayView1<f32>) -> u32 {
+fn argmax(row: ArrayView1<f32>) -> u32 {
     let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
     best.map_or(0, |(id, _)| id as u32)
 }
 
-/// KL(whole ‖ without) of logarithms of probabilities, mean over rows, in nats.
-fn divergence(whole: ArrayView2<f32>, without: ArrayView2<f32>) -> f64 {
+/// Returns KL(full ‖ reduced) of log-probabilities in nats, averaged over rows.
+fn kl_divergence(full: ArrayView2<f32>, reduced: ArrayView2<f32>) -> f64 {
     let of = |(&p, &q): (&f32, &f32)| f64::from(p).exp() * f64::from(p - q);
-    let sum: f64 = whole.iter().zip(without.iter()).map(of).sum();
-    (sum / whole.nrows().max(1) as f64).max(0.0)
+    let sum: f64 = full.iter().zip(reduced.iter()).map(of).sum();
+    (sum / full.nrows().max(1) as f64).max(0.0)
 }
 
 #[cfg(test)]
@@ -321,19 +329,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn divergence_is_of_the_first_from_the_second() {
+    fn kl_divergence_matches_its_definition() {
         let logs = |p: Array2<f32>| p.mapv(f32::ln);
         let (p, q) = (logs(array![[0.5, 0.5], [0.25, 0.75]]), logs(array![[0.25, 0.75], [0.25, 0.75]]));
         let expect = (0.5 * 2.0_f64.ln() + 0.5 * (0.5_f64 / 0.75).ln()) / 2.0;
-        assert!((divergence(p.view(), q.view()) - expect).abs() < 1e-6);
-        assert_eq!(divergence(p.view(), p.view()), 0.0);
+        assert!((kl_divergence(p.view(), q.view()) - expect).abs() < 1e-6);
+        assert_eq!(kl_divergence(p.view(), p.view()), 0.0);
     }
 
     #[test]
-    fn an_answer_is_right_when_each_of_its_tokens_is_likeliest() {
+    fn an_answer_is_correct_if_each_of_its_tokens_is_the_argmax() {
         let next = array![[0.0, 2.0, 1.0], [3.0, 3.0, 1.0]];
-        assert!(is_right(next.view(), &[1, 0]), "the first of equals");
-        assert!(!is_right(next.view(), &[1, 1]));
-        assert!(!is_right(next.view(), &[2, 0]));
+        assert!(is_greedy(next.view(), &[1, 0]), "ties go to the smaller id");
+        assert!(!is_greedy(next.view(), &[1, 1]));
+        assert!(!is_greedy(next.view(), &[2, 0]));
     }
 }

@@ -1,4 +1,5 @@
-//! The ways to score that are compared: the default, every estimator, and what people use without RC.
+//! The scoring methods that `eval` compares: the default, every RC estimator, and common baselines without
+//! RC.
 
 use std::fmt;
 
@@ -6,7 +7,7 @@ use anyhow::Result;
 use ndarray::{Array1, Array2, Axis, concatenate, s};
 use thresher_core::domain::TokenSpan;
 use thresher_core::kv::codec::Codec;
-use thresher_core::model::{ModelInfo, RawLogits};
+use thresher_core::model::{RawLogits, ModelInfo};
 use thresher_core::pipeline::Reading;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::score::{self, Scores, Scoring};
@@ -14,21 +15,22 @@ use thresher_core::rc::{self, Estimator, Pooling, Reference};
 use thresher_core::text;
 use thresher_registry::Bm25;
 
-/// One way to score.
+/// A scoring method.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Method {
-    /// RC, in one of its forms, over blocks of a codec.
+    /// RC in one of its forms, over blocks of a codec. `mean/self` is the form of the paper (RCStat, arXiv
+    /// 2506.19549).
     Rc(Scoring, Codec),
-    /// The default, over blocks of another codec.
+    /// The default form of RC, over blocks of another codec.
     Coded(Codec),
-    /// Mean over the question's tokens of the best raw logit: ColBERT's late interaction.
+    /// ColBERT's late interaction: the mean over the question's tokens of the largest raw logit.
     MaxSim,
     /// Cosine of mean-pooled vectors.
     Cosine,
-    /// BM25.
+    /// BM25 (tantivy).
     Bm25,
-    /// The longest run of words that both have. Of spans only.
-    CommonRun,
+    /// Number of words in the longest common run of words. Measured for spans of answers only.
+    LongestCommonRun,
 }
 
 impl fmt::Display for Method {
@@ -39,13 +41,14 @@ impl fmt::Display for Method {
             Self::MaxSim => f.write_str("maxsim"),
             Self::Cosine => f.write_str("cosine"),
             Self::Bm25 => f.write_str("bm25"),
-            Self::CommonRun => f.write_str("common run"),
+            Self::LongestCommonRun => f.write_str("common run"),
         }
     }
 }
 
-/// All methods: the default over blocks of `codec` first, then over those of the other codecs. What is not the default is
-/// measured over keys as the model gives them. A decoder has no readout whose mean could be a text's vector: no cosine for one.
+/// Returns all methods: the default over blocks of `codec` first, then the default over blocks of the other
+/// codecs. The remaining methods are measured over keys in full precision, as the model produces them. A
+/// decoder has no `cosine`: it has no readout whose mean could serve as a text's vector.
 pub fn all(codec: Codec, model: &ModelInfo) -> Vec<Method> {
     let estimators = [Pooling::Peak, Pooling::Mean]
         .into_iter()
@@ -60,16 +63,16 @@ pub fn all(codec: Codec, model: &ModelInfo) -> Vec<Method> {
         .collect()
 }
 
-/// A row as it was read, its keys as the model gave them, and what several methods need of it.
-pub struct Seen {
-    /// Blocks of exact keys.
+/// One row after the model has read it: keys in full precision, and what several methods derive from them.
+pub struct RowReading {
+    /// The reading, with blocks in full precision (`f32`).
     pub reading: Reading,
-    /// The same, and its logits, in each codec.
+    /// The same reading and its logits, with blocks of each codec.
     coded: Vec<(Codec, Reading, RawLogits)>,
 }
 
-impl Seen {
-    /// Encodes what was read in every codec.
+impl RowReading {
+    /// Encodes the reading's blocks with every codec and computes the logits over them.
     pub fn new(reading: Reading) -> Self {
         let coded = |codec| {
             let reading = reading.recoded(codec);
@@ -79,7 +82,7 @@ impl Seen {
         Self { coded: Codec::ALL.into_iter().map(coded).collect(), reading }
     }
 
-    /// Raw logits over blocks of `codec`.
+    /// Returns the raw logits over blocks of `codec`.
     pub fn logits(&self, codec: Codec) -> &RawLogits {
         &self.of(codec).2
     }
@@ -89,21 +92,21 @@ impl Seen {
     }
 }
 
-/// Texts that lexical methods read beside a reading.
+/// Texts that the lexical methods read.
 pub struct Texts {
-    /// One per chunk, title in front.
+    /// One text per chunk, its title first.
     pub chunks: Vec<String>,
-    /// One per unit.
+    /// One text per unit.
     pub units: Vec<String>,
 }
 
 impl Method {
-    /// Whether the method needs the model.
-    pub fn reads(self) -> bool {
-        !matches!(self, Self::Bm25 | Self::CommonRun)
+    /// Returns whether the method needs the model.
+    pub fn needs_model(self) -> bool {
+        !matches!(self, Self::Bm25 | Self::LongestCommonRun)
     }
 
-    /// The codec of the blocks that it is measured over.
+    /// Returns the codec of the blocks that the method is measured over.
     pub fn codec(self) -> Codec {
         match self {
             Self::Rc(_, codec) | Self::Coded(codec) => codec,
@@ -111,29 +114,36 @@ impl Method {
         }
     }
 
-    /// Scores of chunks, and of units in the light of their chunk, as the pipeline has them.
+    /// Scores the chunks and units of a row. The score of a unit includes the score of its chunk, as in the
+    /// pipeline.
     ///
     /// # Errors
-    /// What tantivy reports.
-    pub fn scores(self, query: &str, seen: &Seen, texts: &Texts) -> Result<Scores> {
-        let reading = &seen.reading;
-        let (chunks, own) = match self {
+    /// Fails if tantivy fails.
+    pub fn scores(self, query: &str, row_reading: &RowReading, texts: &Texts) -> Result<Scores> {
+        let reading = &row_reading.reading;
+        let (chunks, unit_scores) = match self {
             Self::Rc(scoring, codec) => {
-                return Ok(score::all(&seen.of(codec).1, scoring, &Cancel::default())?);
+                return Ok(score::all(&row_reading.of(codec).1, scoring, &Cancel::default())?);
             }
-            Self::Coded(codec) => return Self::Rc(Scoring::default(), codec).scores(query, seen, texts),
+            Self::Coded(codec) => {
+                return Self::Rc(Scoring::default(), codec).scores(query, row_reading, texts);
+            }
             Self::Bm25 => (bm25(query, &texts.chunks)?, bm25(query, &texts.units)?),
-            _ => (self.segments(seen, &reading.blocks.spans), self.segments(seen, &unit_spans(reading))),
+            _ => (
+                self.segments(row_reading, &reading.blocks.spans),
+                self.segments(row_reading, &unit_spans(reading)),
+            ),
         };
-        let units = reading.units.iter().zip(own).map(|(unit, own)| own + chunks[unit.chunk]).collect();
+        let units =
+            reading.units.iter().zip(unit_scores).map(|(unit, score)| score + chunks[unit.chunk]).collect();
         Ok(Scores { chunks, units, unit_rc: Array2::zeros((0, 0)), max_sim: None })
     }
 
-    fn segments(self, seen: &Seen, spans: &[TokenSpan]) -> Vec<f32> {
-        let logits = seen.logits(self.codec());
+    fn segments(self, row_reading: &RowReading, spans: &[TokenSpan]) -> Vec<f32> {
+        let logits = row_reading.logits(self.codec());
         match self {
             Self::MaxSim => rc::raw_maxsim(&rc::peaks(logits.cross.view(), spans)),
-            _ => cosine(&seen.reading, logits, spans),
+            _ => cosine(&row_reading.reading, logits, spans),
         }
     }
 }
@@ -142,47 +152,50 @@ fn unit_spans(reading: &Reading) -> Vec<TokenSpan> {
     reading.units.iter().map(|unit| unit.tokens).collect()
 }
 
-/// BM25 of each text.
+/// Returns the BM25 score of each text.
+///
+/// # Errors
+/// Fails if tantivy fails.
 pub fn bm25(query: &str, texts: &[String]) -> Result<Vec<f32>> {
     Ok(Bm25::new(texts.iter().map(String::as_str))?.scores(query)?)
 }
 
-/// Words in the longest run that a text has in common with each of `texts`.
-pub fn common_run(of: &str, texts: &[String]) -> Vec<f32> {
+/// Returns the number of words in the longest run of words that `query` has in common with each of `texts`.
+pub fn longest_common_run(query: &str, texts: &[String]) -> Vec<f32> {
     let words =
         |text: &str| -> Vec<String> { text::terms(text, &[]).into_iter().map(|term| term.folded).collect() };
-    let asked = words(of);
+    let query_words = words(query);
     let longest = |text: &String| {
-        let (mut longest, mut above) = (0_usize, vec![0; asked.len()]);
+        let (mut longest, mut previous_runs) = (0_usize, vec![0; query_words.len()]);
         for word in words(text) {
-            let mut runs = vec![0; asked.len()];
-            for (at, _) in asked.iter().enumerate().filter(|(_, own)| **own == word) {
-                runs[at] = 1 + at.checked_sub(1).map_or(0, |before| above[before]);
+            let mut runs = vec![0; query_words.len()];
+            for (at, _) in query_words.iter().enumerate().filter(|(_, query_word)| **query_word == word) {
+                runs[at] = 1 + at.checked_sub(1).map_or(0, |before| previous_runs[before]);
                 longest = longest.max(runs[at]);
             }
-            above = runs;
+            previous_runs = runs;
         }
         longest as f32
     };
     texts.iter().map(longest).collect()
 }
 
-/// Cosine of the question's mean vector and each segment's mean key. The question's mean logit over the keys is, up to
-/// the question's own length, that product; each segment still has to be divided by the length of its mean.
+/// Returns the cosine of the question's mean vector and each segment's mean key. The mean of the question's
+/// logits over a segment's keys is the dot product of the two means; it is divided by their norms.
 pub fn cosine(reading: &Reading, logits: &RawLogits, spans: &[TokenSpan]) -> Vec<f32> {
     let question: Array1<f32> =
         logits.cross.index_axis(Axis(0), 0).mean_axis(Axis(0)).expect("a question has at least one token");
     let keys: Vec<_> = reading.blocks.blocks.iter().map(|block| block.keys()).collect();
     let keys: Vec<_> = keys.iter().map(|keys| keys.index_axis(Axis(0), 0)).collect();
     let keys = concatenate(Axis(0), &keys).expect("keys of one model differ in length only");
-    let own_length = logits.self_logits.index_axis(Axis(0), 0).mean().unwrap_or(1.0).max(f32::EPSILON).sqrt();
+    let question_norm = logits.self_logits.index_axis(Axis(0), 0).mean().unwrap_or(1.0).max(f32::EPSILON).sqrt();
     let of = |span: &TokenSpan| {
         if span.is_empty() {
             return 0.0;
         }
         let mean = keys.slice(s![span.range(), ..]).mean_axis(Axis(0)).expect("the span is not empty");
         let product = question.slice(s![span.range()]).mean().expect("the span is not empty");
-        product / (mean.dot(&mean).sqrt() * own_length).max(f32::EPSILON)
+        product / (mean.dot(&mean).sqrt() * question_norm).max(f32::EPSILON)
     };
     spans.iter().map(of).collect()
 }

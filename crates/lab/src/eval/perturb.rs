@@ -1,47 +1,49 @@
-//! Answers that say what their sources do not: a number changed, a name exchanged, a negation put in or taken out, a sentence from
-//! elsewhere. Seeded: the same file gives the same ones.
+//! Perturbs answers so that a span says what its source does not: a number changed, a name exchanged, a
+//! negation added or removed, or a sentence from another answer. The seed is fixed: the same file gives the
+//! same perturbations.
 
 use thresher_core::domain::ByteRange;
 use thresher_core::text::{self, Term};
 
-use super::bootstrap::SplitMix;
 use super::data::AttributionRow;
+use super::estimate::SplitMix64;
 
-/// What was done to a span.
+/// A kind of perturbation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// One digit of one number.
+    /// One digit of a number is changed, to a number that no chunk contains.
     Number,
-    /// One name, for one that stands in another chunk.
+    /// One name is replaced by a name from another chunk.
     Name,
-    /// A `not` after the first auxiliary verb; where there is one already, it is taken out.
+    /// A `not` is added after the first auxiliary verb; if the span has a `not`, it is removed.
     Negation,
-    /// A sentence of another row's answer, alone.
-    Elsewhere,
+    /// A sentence of another row's answer, by itself.
+    OtherAnswer,
 }
 
 impl Kind {
-    /// All kinds, as reports name them.
+    /// All kinds with their names in reports.
     pub const ALL: [(Self, &'static str); 4] = [
         (Self::Number, "number"),
         (Self::Name, "name"),
         (Self::Negation, "negation"),
-        (Self::Elsewhere, "elsewhere"),
+        (Self::OtherAnswer, "elsewhere"),
     ];
 }
 
-/// An answer with one span that is not supported.
+/// An answer with one span that its source does not support.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Perturbed {
-    /// What was done.
+pub struct PerturbedAnswer {
+    /// The kind of perturbation.
     pub kind: Kind,
-    /// The answer.
+    /// The whole perturbed answer.
     pub answer: String,
-    /// Bytes of the span.
+    /// The perturbed span, in bytes of `answer`.
     pub span: ByteRange,
 }
 
-/// Spans of fewer words are left alone: little can be changed in them that is still a statement.
+/// The smallest number of words of a span that is perturbed. Few changes of a shorter span still make a
+/// statement.
 pub const WORDS_MIN: usize = 3;
 
 const AUXILIARIES: [&str; 20] = [
@@ -49,32 +51,33 @@ const AUXILIARIES: [&str; 20] = [
     "should", "may", "might", "must", "shall", "do", "am",
 ];
 
-/// Capitalised words that are no names.
-const COMMON: [&str; 20] = [
+/// Capitalised words that are not names.
+const NOT_NAMES: [&str; 20] = [
     "the", "a", "an", "in", "on", "at", "it", "he", "she", "they", "this", "that", "there", "as", "for",
     "and", "but", "his", "her", "some",
 ];
 
-/// One of each kind that can be made of a span of `rows[row]`'s answer, which came from chunk `chunk`.
+/// Returns one perturbation of each kind that is possible for a span of `rows[row]`'s answer, which came from
+/// chunk `chunk`.
 pub fn all(
     rows: &[AttributionRow],
     row: usize,
     (span, chunk): (ByteRange, usize),
-    random: &mut SplitMix,
-) -> Vec<Perturbed> {
+    rng: &mut SplitMix64,
+) -> Vec<PerturbedAnswer> {
     let answer = &rows[row].answer;
     let terms = text::terms(answer, &[span.start, span.end]);
-    let inside: Vec<&Term> =
+    let span_terms: Vec<&Term> =
         terms.iter().filter(|t| span.start <= t.bytes.start && t.bytes.end <= span.end).collect();
     let changed = |kind: Kind, (at, with): (ByteRange, String)| {
         let answer = format!("{}{with}{}", &answer[..at.start], &answer[at.end..]);
         let end = span.end + with.len() - at.len();
-        Perturbed { kind, answer, span: ByteRange::new(span.start, end) }
+        PerturbedAnswer { kind, answer, span: ByteRange::new(span.start, end) }
     };
-    let number = number(rows, row, (&inside, answer), random).map(|c| changed(Kind::Number, c));
-    let name = name(rows, row, (span, chunk), random).map(|c| changed(Kind::Name, c));
-    let negation = negation((&inside, answer)).map(|c| changed(Kind::Negation, c));
-    number.into_iter().chain(name).chain(negation).chain(elsewhere(rows, row, random)).collect()
+    let number = number(rows, row, (&span_terms, answer), rng).map(|c| changed(Kind::Number, c));
+    let name = name(rows, row, (span, chunk), rng).map(|c| changed(Kind::Name, c));
+    let negation = negation((&span_terms, answer)).map(|c| changed(Kind::Negation, c));
+    number.into_iter().chain(name).chain(negation).chain(other_answer(rows, row, rng)).collect()
 }
 
 type Change = (ByteRange, String);
@@ -82,10 +85,10 @@ type Change = (ByteRange, String);
 fn number(
     rows: &[AttributionRow],
     row: usize,
-    (inside, answer): (&[&Term], &str),
-    random: &mut SplitMix,
+    (span_terms, answer): (&[&Term], &str),
+    rng: &mut SplitMix64,
 ) -> Option<Change> {
-    let digits: Vec<ByteRange> = inside
+    let digits: Vec<ByteRange> = span_terms
         .iter()
         .flat_map(|term| {
             let found = term.bytes.of(answer).char_indices().filter(|(_, c)| c.is_ascii_digit());
@@ -95,13 +98,13 @@ fn number(
         })
         .collect();
     for _ in 0..if digits.is_empty() { 0 } else { 50 } {
-        let at = digits[random.below(digits.len())];
+        let at = digits[rng.below(digits.len())];
         let digit = answer.as_bytes()[at.start] - b'0';
-        let other = match (usize::from(digit) + 1 + random.below(9)) % 10 {
+        let other = match (usize::from(digit) + 1 + rng.below(9)) % 10 {
             0 => "1".to_owned(),
             other => other.to_string(),
         };
-        let term = inside.iter().find(|t| t.bytes.start <= at.start && at.end <= t.bytes.end)?;
+        let term = span_terms.iter().find(|t| t.bytes.start <= at.start && at.end <= t.bytes.end)?;
         let start = at.start - term.bytes.start;
         let word = term.bytes.of(answer);
         let new = format!("{}{other}{}", &word[..start], &word[start + 1..]);
@@ -116,7 +119,7 @@ fn name(
     rows: &[AttributionRow],
     row: usize,
     (span, chunk): (ByteRange, usize),
-    random: &mut SplitMix,
+    rng: &mut SplitMix64,
 ) -> Option<Change> {
     let answer = &rows[row].answer;
     let within = |name: &ByteRange| span.start <= name.start && name.end <= span.end;
@@ -124,27 +127,27 @@ fn name(
     if names.is_empty() {
         return None;
     }
-    let chosen = names[random.below(names.len())];
-    let own = rows[row].chunks[chunk].full_text().to_lowercase();
+    let chosen = names[rng.below(names.len())];
+    let own_text = rows[row].chunks[chunk].full_text().to_lowercase();
     let of_row = |row: usize, but: Option<usize>| -> Vec<String> {
         let others = rows[row].chunks.iter().enumerate().filter(|(index, _)| Some(*index) != but);
         let of_chunk = |text: &str| {
-            names_of(text).filter(|name| !own.contains(&name.to_lowercase())).collect::<Vec<_>>()
+            names_of(text).filter(|name| !own_text.contains(&name.to_lowercase())).collect::<Vec<_>>()
         };
         others.flat_map(|(_, chunk)| of_chunk(&chunk.text)).collect()
     };
     let mut pool = of_row(row, Some(chunk));
     if pool.is_empty() {
-        pool = of_row(random.below(rows.len()), None);
+        pool = of_row(rng.below(rows.len()), None);
     }
-    (!pool.is_empty()).then(|| (chosen, pool.swap_remove(random.below(pool.len()))))
+    (!pool.is_empty()).then(|| (chosen, pool.swap_remove(rng.below(pool.len()))))
 }
 
 fn names_of(text: &str) -> impl Iterator<Item = String> + '_ {
     names(text).into_iter().map(|name| name.of(text).to_owned())
 }
 
-/// Runs of capitalised words behind a word in lower case or a comma.
+/// Returns the byte ranges of names: runs of capitalised words that follow a lower-case word or a comma.
 fn names(text: &str) -> Vec<ByteRange> {
     let mut found: Vec<ByteRange> = Vec::new();
     let mut open = false;
@@ -157,7 +160,7 @@ fn names(text: &str) -> Vec<ByteRange> {
             }
             _ => {
                 let begins = behind.is_some_and(|c| c.is_lowercase() || c == ',');
-                open = capital && begins && term.bytes.len() >= 3 && !COMMON.contains(&&*term.folded);
+                open = capital && begins && term.bytes.len() >= 3 && !NOT_NAMES.contains(&&*term.folded);
                 found.extend(open.then_some(term.bytes));
             }
         }
@@ -166,27 +169,27 @@ fn names(text: &str) -> Vec<ByteRange> {
     found
 }
 
-fn negation((inside, answer): (&[&Term], &str)) -> Option<Change> {
-    if let Some(not) = inside.iter().find(|term| term.folded == "not") {
-        let start = answer[..not.bytes.start].trim_end().len().max(inside[0].bytes.start);
+fn negation((span_terms, answer): (&[&Term], &str)) -> Option<Change> {
+    if let Some(not) = span_terms.iter().find(|term| term.folded == "not") {
+        let start = answer[..not.bytes.start].trim_end().len().max(span_terms[0].bytes.start);
         return Some((ByteRange::new(start, not.bytes.end), String::new()));
     }
-    let verb = inside.iter().find(|term| AUXILIARIES.contains(&&*term.folded))?;
+    let verb = span_terms.iter().find(|term| AUXILIARIES.contains(&&*term.folded))?;
     Some((ByteRange::new(verb.bytes.end, verb.bytes.end), " not".to_owned()))
 }
 
-fn elsewhere(rows: &[AttributionRow], row: usize, random: &mut SplitMix) -> Option<Perturbed> {
+fn other_answer(rows: &[AttributionRow], row: usize, rng: &mut SplitMix64) -> Option<PerturbedAnswer> {
     const TRIES: usize = 20;
     for _ in 0..TRIES {
-        let other = random.below(rows.len());
+        let other = rng.below(rows.len());
         let sentences = text::arrived(&rows[other].answer);
         if other == row || sentences.is_empty() {
             continue;
         }
-        let sentence = sentences[random.below(sentences.len())].of(&rows[other].answer);
+        let sentence = sentences[rng.below(sentences.len())].of(&rows[other].answer);
         if text::terms(sentence, &[]).len() > WORDS_MIN {
             let span = ByteRange::new(0, sentence.len());
-            return Some(Perturbed { kind: Kind::Elsewhere, answer: sentence.to_owned(), span });
+            return Some(PerturbedAnswer { kind: Kind::OtherAnswer, answer: sentence.to_owned(), span });
         }
     }
     None
@@ -197,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stand_inside_sentences() {
+    fn names_inside_sentences_are_found() {
         let text =
             "In 1998 the city of New York and, Mary Ann says, The Hague met. Later Paris won. He saw Rome";
         let found: Vec<&str> = names(text).into_iter().map(|name| name.of(text)).collect();
@@ -215,9 +218,9 @@ mod tests {
             row("It was built in Paris in 1998.", &["It was built in Paris in 1998.", "They met in Rome."]),
             row("Quite another sentence about nothing.", &["x"]),
         ];
-        let found = all(&rows, 0, (ByteRange::new(0, 30), 0), &mut SplitMix(1));
+        let found = all(&rows, 0, (ByteRange::new(0, 30), 0), &mut SplitMix64(1));
         let kinds: Vec<Kind> = found.iter().map(|p| p.kind).collect();
-        assert_eq!(kinds, [Kind::Number, Kind::Name, Kind::Negation, Kind::Elsewhere]);
+        assert_eq!(kinds, [Kind::Number, Kind::Name, Kind::Negation, Kind::OtherAnswer]);
         assert_ne!(found[0].answer, rows[0].answer);
         assert_eq!(found[1].answer, "It was built in Rome in 1998.");
         assert_eq!(found[2].answer, "It was not built in Paris in 1998.");

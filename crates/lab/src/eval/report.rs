@@ -1,80 +1,86 @@
-//! What was measured, as JSON and as a table.
+//! Reports of `eval` as JSON, as a text table and as an SVG plot. docs/evaluation.md defines every metric.
 
 use std::fmt::Write;
 
+use anyhow::{Result, bail};
 use serde_json::{Map, Value, json};
 
-use super::bootstrap::Estimate;
+use super::estimate::Estimate;
 
-/// Results of one file.
+/// Results of one data file.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// The file's name.
+    /// Name of the file, without its extension.
     pub data: String,
-    /// Rows evaluated.
+    /// Number of rows evaluated.
     pub rows: usize,
-    /// Rows left out: questions that no chunk answers.
+    /// Number of rows left out because no chunk answers their question.
     pub unlabelled: usize,
-    /// The method that answers requests.
+    /// Name of the method that answers requests by default.
     pub default: String,
-    /// Results per method, the default first.
+    /// Results by method, the default method first.
     pub methods: Vec<(String, MethodReport)>,
-    /// The default method without a budget.
+    /// Results of the default method without a budget (`auto`); `None` for attribution data.
     pub auto: Option<AutoReport>,
-    /// How well attribution tells what chunks say from what they do not.
+    /// How well `support` separates supported from unsupported spans; `None` for selection data.
     pub support: Option<SupportReport>,
-    /// What the registry's prefilter keeps, among the chunks of all rows.
+    /// What the registry's prefilter keeps, among the distinct chunks of all rows; `None` for attribution
+    /// data.
     pub prefilter: Option<PrefilterReport>,
 }
 
-/// How well support tells what chunks say from what they do not.
+/// How well `support` separates supported from unsupported spans.
 #[derive(Debug, Clone)]
 pub struct SupportReport {
-    /// Area under the ROC curve, over all unsupported spans.
+    /// AUROC over all unsupported spans: the probability that a supported span has more support than an
+    /// unsupported one (0.5 is chance).
     pub auroc: Estimate,
-    /// The same by kind.
+    /// AUROC by kind of unsupported span: `number`, `name`, `negation`, `elsewhere`, or `labelled`.
     pub kinds: Vec<(String, Estimate)>,
-    /// How often support falls more without the best chunk than without another.
+    /// Faithfulness: the share of spans whose support falls more when the best chunk is removed than when
+    /// another one is. Spans with several cited chunks are left out.
     pub faithful: Option<Estimate>,
 }
 
-/// What the registry's prefilter keeps of what is needed.
+/// What the registry's BM25 prefilter keeps of the needed chunks.
 #[derive(Debug, Clone)]
 pub struct PrefilterReport {
-    /// Chunks that every question was put to.
+    /// Number of distinct chunks of all rows; every question is searched among all of them.
     pub chunks: usize,
-    /// How many chunks are kept → share of the gold chunks among them.
+    /// Number of chunks kept, with the mean share of gold chunks among them (recall).
     pub kept: Vec<(usize, Estimate)>,
 }
 
-/// Results of one method; what does not apply to a file is none.
+/// Results of one method. Metrics that do not apply to the data are `None` or empty.
 #[derive(Debug, Clone, Default)]
 pub struct MethodReport {
-    /// Of the |gold| best chunks, the share that is gold.
+    /// R@gold: the share of gold chunks among the |gold| best-ranked ones, from 0 to 1; the best over
+    /// `gold_sets` if there are any.
     pub recall_at_gold: Option<Estimate>,
-    /// One over the rank of the first gold chunk.
+    /// MRR: one over the rank of the first gold chunk, averaged over rows.
     pub mrr: Option<Estimate>,
-    /// Compression ratio → share of questions whose answer text survives.
+    /// kept@N×: compression ratio N, with the share of questions for which one of the answers, compared
+    /// case-insensitively, is in a plain context of at most 1/N of the tokens.
     pub kept: Vec<(u32, Estimate)>,
-    /// Share of spans that are tied to the right chunk.
+    /// Accuracy: the share of spans whose best chunk is the labelled one, from 0 to 1.
     pub accuracy: Option<Estimate>,
-    /// Milliseconds per row: reading included where the method reads.
+    /// Mean time per row in milliseconds: scoring, and reading for methods that need the model.
     pub ms: f64,
 }
 
-/// What the default keeps when it may choose how much.
+/// Results of the default method when it chooses how much to keep (`auto`).
 #[derive(Debug, Clone, Copy)]
 pub struct AutoReport {
-    /// Share of the input's tokens that is kept.
+    /// Share of the input's tokens that is kept, from 0 to 1.
     pub tokens_share: Estimate,
-    /// Share of questions whose answer text survives.
+    /// Share of questions for which one of the answers is in the context; the mean is NaN without answers.
     pub kept: Estimate,
-    /// Share of the gold chunks of which something is kept.
+    /// Share of gold chunks of which at least one unit is kept, from 0 to 1.
     pub gold_share: Estimate,
 }
 
 impl Report {
-    /// The JSON shape of one file.
+    /// Returns the report of one file as a JSON object.
     pub fn json(&self) -> Value {
         let methods: Map<_, _> = self.methods.iter().map(|(name, m)| (name.clone(), m.json())).collect();
         let mut report = json!({
@@ -131,15 +137,15 @@ impl MethodReport {
     }
 }
 
-/// JSON has no NaN: a mean over nothing is null.
+/// Converts a number to JSON; NaN (the mean of no values) becomes null.
 fn number(value: f64) -> Value {
     if value.is_nan() { Value::Null } else { json!(value) }
 }
 
-/// What a column of the table shows of a method, where it applies.
+/// Selects the estimate that a column of the table shows, if it applies to the method.
 type Column = fn(&MethodReport) -> Option<Estimate>;
 
-/// A table for people, with 95 % intervals.
+/// Renders the report as a text table with 95 % intervals.
 pub fn table(report: &Report) -> String {
     let unlabelled = match report.unlabelled {
         0 => String::new(),
@@ -175,7 +181,7 @@ pub fn table(report: &Report) -> String {
         let (share, gold) = (cell(auto.tokens_share), cell(auto.gold_share));
         let _ = writeln!(
             out,
-            "  auto: keeps {share} of the tokens; answers survive {kept}; gold chunks kept {gold}"
+            "  auto: tokens kept {share}; answers that survive {kept}; gold chunks kept {gold}"
         );
     }
     if let Some(SupportReport { auroc, kinds, faithful }) = &report.support {
@@ -183,7 +189,7 @@ pub fn table(report: &Report) -> String {
             kinds.iter().map(|(kind, auroc)| format!("{kind} {}", cell(*auroc))).collect();
         let _ = writeln!(out, "  support: AUROC {}; {}", cell(*auroc), kinds.join("; "));
         if let Some(faithful) = faithful {
-            let _ = writeln!(out, "  support falls most without the best chunk: {}", cell(*faithful));
+            let _ = writeln!(out, "  faithfulness: {}", cell(*faithful));
         }
     }
     if let Some(PrefilterReport { chunks, kept }) = &report.prefilter
@@ -191,12 +197,98 @@ pub fn table(report: &Report) -> String {
     {
         let kept: Vec<String> =
             kept.iter().map(|(keep, share)| format!("{keep}: {}", cell(*share))).collect();
-        let _ =
-            writeln!(out, "  prefilter of {chunks} chunks, gold chunks kept in the best {}", kept.join("; "));
+        let _ = writeln!(
+            out,
+            "  prefilter of {chunks} chunks, share of gold chunks in the best {}",
+            kept.join("; ")
+        );
     }
     out
 }
 
 fn cell(e: Estimate) -> String {
     format!("{:.3} [{:.3}, {:.3}]", e.mean, e.interval[0], e.interval[1])
+}
+
+/// Draws the kept@N× metric against the compression ratio as SVG: one panel per report that has answers, one
+/// line per method.
+///
+/// # Errors
+/// Fails if no report has answers, if drawing fails, or if the crate was built without the feature `plots`.
+pub fn svg(reports: &[Report]) -> Result<String> {
+    let with_answers = |report: &&Report| report.methods.iter().any(|(_, method)| !method.kept.is_empty());
+    let reports: Vec<&Report> = reports.iter().filter(with_answers).collect();
+    if reports.is_empty() {
+        bail!("cannot plot: no data file has answers, so there is no compression to show");
+    }
+    plot::svg(&reports)
+}
+
+#[cfg(not(feature = "plots"))]
+mod plot {
+    use super::Report;
+
+    pub fn svg(_reports: &[&Report]) -> anyhow::Result<String> {
+        anyhow::bail!("cannot plot: thresher-lab was built without the feature `plots`")
+    }
+}
+
+#[cfg(feature = "plots")]
+mod plot {
+    use anyhow::Result;
+    use plotters::coord::Shift;
+    use plotters::prelude::*;
+
+    use super::{MethodReport, Report};
+
+    /// Width and height of a panel, in pixels.
+    const WIDTH: u32 = 420;
+    const HEIGHT: u32 = 340;
+
+    pub fn svg(reports: &[&Report]) -> Result<String> {
+        let mut out = String::new();
+        {
+            let root =
+                SVGBackend::with_string(&mut out, (WIDTH * reports.len() as u32, HEIGHT)).into_drawing_area();
+            root.fill(&WHITE)?;
+            for (panel, report) in root.split_evenly((1, reports.len())).iter().zip(reports) {
+                draw_panel(panel, report)?;
+            }
+            root.present()?;
+        }
+        Ok(out)
+    }
+
+    fn draw_panel(panel: &DrawingArea<SVGBackend, Shift>, report: &Report) -> Result<()> {
+        let lowest =
+            report.methods.iter().flat_map(|(_, m)| &m.kept).map(|(_, e)| e.interval[0]).fold(1.0, f64::min);
+        let mut chart = ChartBuilder::on(panel)
+            .caption(format!("{}: answers that survive", report.data), ("sans-serif", 16))
+            .margin(8)
+            .x_label_area_size(34)
+            .y_label_area_size(44)
+            .build_cartesian_2d(
+                (3f64..18f64).log_scale().with_key_points(vec![4.0, 8.0, 16.0]),
+                (lowest - 0.02).max(0.0)..1.0,
+            )?;
+        chart.configure_mesh().x_desc("compression").x_label_formatter(&|x| format!("{x:.0}×")).draw()?;
+        for (index, (name, method)) in report.methods.iter().enumerate() {
+            let color = Palette99::pick(index).to_rgba();
+            let width = if *name == report.default { 3 } else { 1 };
+            chart
+                .draw_series(LineSeries::new(points(method), color.stroke_width(width)))?
+                .label(name.clone())
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], color.stroke_width(width)));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::LowerLeft)
+            .background_style(WHITE.mix(0.8))
+            .draw()?;
+        Ok(())
+    }
+
+    fn points(method: &MethodReport) -> impl Iterator<Item = (f64, f64)> {
+        method.kept.iter().map(|&(ratio, estimate)| (f64::from(ratio), estimate.mean))
+    }
 }

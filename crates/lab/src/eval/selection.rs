@@ -1,26 +1,30 @@
-//! Does the method find the chunks that are needed, and does the answer survive when the rest is cut?
+//! Selection metrics: R@gold, MRR, kept@N× (whether the answer survives compression), the `auto` budget, and
+//! recall of the registry's prefilter. docs/evaluation.md defines them.
 
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use thresher_core::domain::{Budget, ByteRange, CompressRequest, Format};
+use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format};
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::attribute::{Candidates, ESTIMATOR};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::score::Scores;
 use thresher_core::pipeline::{Pipeline, PipelineError, Reading};
+use thresher_registry::{Change, Registry, RegistrySettings};
 
 use super::attribution;
-use super::bootstrap::estimate;
 use super::data::{LabelledChunk, SelectionRow};
-use super::methods::{self, Seen, Texts};
-use super::prefilter;
-use super::report::{AutoReport, MethodReport, Report};
+use super::estimate::bootstrap_mean;
+use super::methods::{self, RowReading, Texts};
+use super::report::{AutoReport, MethodReport, PrefilterReport, Report};
 
 const RATIOS: [u32; 3] = [4, 8, 16];
 
-/// What each row says of one method.
+/// Samples of one method, one value per row.
 #[derive(Debug, Clone, Default)]
 struct Samples {
     recall: Vec<f64>,
@@ -29,7 +33,7 @@ struct Samples {
     ms: Vec<f64>,
 }
 
-/// What each row says of the default method without a budget.
+/// Samples of the default method without a budget, one value per row.
 #[derive(Debug, Clone, Default)]
 struct AutoSamples {
     tokens_share: Vec<f64>,
@@ -37,9 +41,9 @@ struct AutoSamples {
     gold_share: Vec<f64>,
 }
 
-/// One method's scores of one row, and what is needed to judge them.
+/// One method's scores of one row, with everything needed to judge them.
 #[derive(Clone, Copy)]
-struct Judged<'a> {
+struct ScoredRow<'a> {
     row: &'a SelectionRow,
     request: &'a CompressRequest,
     pipeline: &'a Pipeline,
@@ -47,7 +51,7 @@ struct Judged<'a> {
     scores: &'a Scores,
 }
 
-/// All methods on all rows.
+/// Evaluates all methods on all rows.
 pub fn evaluate(
     rows: &[SelectionRow],
     pipeline: &Pipeline,
@@ -61,22 +65,28 @@ pub fn evaluate(
         let request = request(row);
         let started = Instant::now();
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
-        let seen = Seen::new(reading);
+        let row_reading = RowReading::new(reading);
         let read_ms = started.elapsed().as_secs_f64() * 1e3;
-        let texts = texts(row, &request, &seen.reading);
+        let texts = texts(row, &request, &row_reading.reading);
         for (method, samples) in methods.iter().zip(&mut samples) {
             let started = Instant::now();
-            let scores = method.scores(&row.query, &seen, &texts)?;
-            let own_ms = started.elapsed().as_secs_f64() * 1e3;
-            samples.ms.push(own_ms + if method.reads() { read_ms } else { 0.0 });
-            let judged = Judged { row, request: &request, pipeline, reading: &seen.reading, scores: &scores };
-            samples.add(&judged)?;
+            let scores = method.scores(&row.query, &row_reading, &texts)?;
+            let scoring_ms = started.elapsed().as_secs_f64() * 1e3;
+            samples.ms.push(scoring_ms + if method.needs_model() { read_ms } else { 0.0 });
+            let scored = ScoredRow {
+                row,
+                request: &request,
+                pipeline,
+                reading: &row_reading.reading,
+                scores: &scores,
+            };
+            samples.add(&scored)?;
             if *method == methods[0] {
-                auto.add(&judged)?;
+                auto.add(&scored)?;
             }
         }
         if !row.has_answer() {
-            claims.add_claim((row, &request), &seen.reading.recoded(codec), pipeline)?;
+            claims.add_claim((row, &request), &row_reading.reading.recoded(codec), pipeline)?;
         }
         progress(done + 1, rows.len());
     }
@@ -97,12 +107,13 @@ pub fn evaluate(
         methods,
         auto: Some(auto.report()),
         support: None,
-        prefilter: Some(prefilter::evaluate(rows)?),
+        prefilter: Some(evaluate_prefilter(rows)?),
     })
 }
 
 impl Samples {
-    /// A question without an answer is a claim: its sources are asked for as a whole.
+    /// Adds a row without an answer text. Its query is a claim: attribution finds the sources of the whole
+    /// claim.
     fn add_claim(
         &mut self,
         (row, request): (&SelectionRow, &CompressRequest),
@@ -111,8 +122,9 @@ impl Samples {
     ) -> Result<()> {
         let started = Instant::now();
         let candidates = Candidates::new(&request.chunks, reading.blocks.clone(), None);
-        let whole = ByteRange::new(0, row.query.len());
-        let found = attribution::part(pipeline, &candidates, (&row.query, whole), row.chunks.len())?;
+        let whole_query = ByteRange::new(0, row.query.len());
+        let found =
+            attribution::attribute_span(pipeline, &candidates, (&row.query, whole_query), row.chunks.len())?;
         let mut ranked: Vec<usize> = found.sources.iter().map(|source| source.chunk).collect();
         let rest: Vec<usize> = (0..row.chunks.len()).filter(|chunk| !ranked.contains(chunk)).collect();
         ranked.extend(rest);
@@ -122,8 +134,8 @@ impl Samples {
         Ok(())
     }
 
-    fn add(&mut self, judged: &Judged) -> Result<()> {
-        let Judged { row, request, pipeline, reading, scores } = *judged;
+    fn add(&mut self, scored: &ScoredRow) -> Result<()> {
+        let ScoredRow { row, request, pipeline, reading, scores } = *scored;
         let ranked = ranked(&scores.chunks);
         self.recall.push(recall_at_gold(row, &ranked));
         self.reciprocal_rank.push(reciprocal_rank(row, &ranked));
@@ -145,13 +157,13 @@ impl Samples {
     fn report(&self) -> MethodReport {
         let answers = !self.kept[0].is_empty();
         MethodReport {
-            recall_at_gold: Some(estimate(&self.recall)),
-            mrr: Some(estimate(&self.reciprocal_rank)),
+            recall_at_gold: Some(bootstrap_mean(&self.recall)),
+            mrr: Some(bootstrap_mean(&self.reciprocal_rank)),
             kept: RATIOS
                 .into_iter()
                 .zip(&self.kept)
                 .filter(|_| answers)
-                .map(|(r, kept)| (r, estimate(kept)))
+                .map(|(r, kept)| (r, bootstrap_mean(kept)))
                 .collect(),
             accuracy: None,
             ms: self.ms.iter().sum::<f64>() / self.ms.len() as f64,
@@ -160,8 +172,8 @@ impl Samples {
 }
 
 impl AutoSamples {
-    fn add(&mut self, judged: &Judged) -> Result<()> {
-        let Judged { row, request, pipeline, reading, scores } = *judged;
+    fn add(&mut self, scored: &ScoredRow) -> Result<()> {
+        let ScoredRow { row, request, pipeline, reading, scores } = *scored;
         let fitted = pipeline.fit(request, reading, scores, &Cancel::default())?;
         self.tokens_share.push(fitted.usage.tokens_out as f64 / fitted.usage.tokens_in.max(1) as f64);
         let gold = row.gold.iter().filter(|&&gold| !fitted.spans[gold].is_empty()).count();
@@ -174,9 +186,9 @@ impl AutoSamples {
 
     fn report(&self) -> AutoReport {
         AutoReport {
-            tokens_share: estimate(&self.tokens_share),
-            kept: estimate(&self.kept),
-            gold_share: estimate(&self.gold_share),
+            tokens_share: bootstrap_mean(&self.tokens_share),
+            kept: bootstrap_mean(&self.kept),
+            gold_share: bootstrap_mean(&self.gold_share),
         }
     }
 }
@@ -192,7 +204,8 @@ impl SelectionRow {
     }
 }
 
-/// The row as a request: sentences, plain text, so that what is counted is what the row holds.
+/// Converts the row to a request for sentences in plain format, so that the token count covers the row's text
+/// only.
 fn request(row: &SelectionRow) -> CompressRequest {
     let numbered = |(index, chunk): (usize, &LabelledChunk)| {
         let mut chunk = chunk.chunk();
@@ -213,7 +226,7 @@ fn texts(row: &SelectionRow, request: &CompressRequest, reading: &Reading) -> Te
     }
 }
 
-/// Chunk indices, best first; equal scores in the order of the request.
+/// Returns chunk indices, best score first; equal scores keep the order of the request.
 pub fn ranked(scores: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
@@ -225,7 +238,7 @@ fn recall_at_gold(row: &SelectionRow, ranked: &[usize]) -> f64 {
     sets.iter().map(|gold| recall(gold, ranked)).fold(0.0, f64::max)
 }
 
-/// Share of `gold` among as many of the best-ranked chunks.
+/// Returns the share of `gold` among the `gold.len()` best-ranked chunks.
 pub fn recall(gold: &[usize], ranked: &[usize]) -> f64 {
     let found = ranked.iter().take(gold.len()).filter(|chunk| gold.contains(chunk)).count();
     found as f64 / gold.len().max(1) as f64
@@ -234,6 +247,52 @@ pub fn recall(gold: &[usize], ranked: &[usize]) -> f64 {
 fn reciprocal_rank(row: &SelectionRow, ranked: &[usize]) -> f64 {
     let first = ranked.iter().position(|chunk| row.gold.contains(chunk));
     first.map_or(0.0, |position| 1.0 / (position + 1) as f64)
+}
+
+/// Numbers of chunks that the prefilter keeps in the evaluation, besides a tenth of all chunks, which is the
+/// least that the default settings keep.
+const PREFILTER_COUNTS: [usize; 2] = [100, 1_000];
+
+/// Measures the share of gold chunks that the registry's prefilter keeps when every question is searched
+/// among the chunks of all rows.
+fn evaluate_prefilter(rows: &[SelectionRow]) -> Result<PrefilterReport> {
+    // Several questions may share a candidate chunk.
+    let mut ids: HashMap<(&str, &str), usize> = HashMap::new();
+    let mut chunks = Vec::new();
+    for chunk in rows.iter().flat_map(|row| &row.chunks) {
+        ids.entry(text_key(chunk)).or_insert_with(|| {
+            let id = chunks.len().to_string();
+            chunks.push(Change::Put(Arc::new(Chunk { id, ..chunk.chunk() })));
+            chunks.len() - 1
+        });
+    }
+    let chunk_ids: Vec<String> = (0..chunks.len()).map(|n| n.to_string()).collect();
+    let settings =
+        RegistrySettings { dir: PathBuf::new(), chunk_count_max: usize::MAX, ..RegistrySettings::default() };
+    let registry = Registry::open(&settings)?;
+    tokio::runtime::Builder::new_current_thread().build()?.block_on(registry.write(chunks))?;
+    let mut sizes: Vec<usize> = PREFILTER_COUNTS
+        .into_iter()
+        .chain([chunk_ids.len() / 10])
+        .filter(|n| (1..chunk_ids.len()).contains(n))
+        .collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let recall = |keep: usize| -> Result<Vec<f64>> {
+        let of_row = |row: &SelectionRow| {
+            let kept = registry.prefilter(&row.query, &chunk_ids, keep)?;
+            let has = |gold: &&usize| kept.binary_search(&ids[&text_key(&row.chunks[**gold])]).is_ok();
+            Ok(row.gold.iter().filter(has).count() as f64 / row.gold.len() as f64)
+        };
+        rows.iter().map(of_row).collect()
+    };
+    let kept =
+        sizes.into_iter().map(|keep| Ok((keep, bootstrap_mean(&recall(keep)?)))).collect::<Result<_>>()?;
+    Ok(PrefilterReport { chunks: chunk_ids.len(), kept })
+}
+
+fn text_key(chunk: &LabelledChunk) -> (&str, &str) {
+    (&chunk.title, &chunk.text)
 }
 
 #[cfg(test)]
@@ -251,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn recall_looks_at_as_many_chunks_as_there_are_gold_ones() {
+    fn recall_counts_gold_among_the_gold_len_best_chunks() {
         let check = |name, row: SelectionRow, ranked: &[usize], expect| {
             assert_eq!(recall_at_gold(&row, ranked), expect, "{name}");
         };
@@ -261,7 +320,30 @@ mod tests {
     }
 
     #[test]
-    fn reciprocal_rank_is_of_the_first_gold_chunk() {
+    fn reciprocal_rank_uses_the_first_gold_chunk() {
         assert_eq!(reciprocal_rank(&row(&[1, 2], &[]), &[0, 2, 1]), 0.5);
+    }
+
+    #[test]
+    fn the_prefilter_keeps_gold_chunks_that_share_words_with_the_question() {
+        let chunk = |text: String| LabelledChunk { id: "x".to_owned(), title: String::new(), text };
+        let row = |n: usize| SelectionRow {
+            query: format!("Where is number{n}?"),
+            chunks: (0..30)
+                .map(|i| {
+                    chunk(if i == 7 { format!("Here is number{n}.") } else { format!("Row {n}, text {i}.") })
+                })
+                .collect(),
+            gold: vec![7],
+            gold_sets: Vec::new(),
+            answers: Vec::new(),
+        };
+        let mut rows: Vec<_> = (0..10).map(row).collect();
+        rows[3].gold = vec![7, 29];
+        let report = evaluate_prefilter(&rows).expect("in memory");
+        assert_eq!(report.chunks, 300);
+        let found: Vec<_> = report.kept.iter().map(|(keep, e)| (*keep, e.mean)).collect();
+        // In one row, one of two gold chunks shares no word with the question.
+        assert_eq!(found, [(30, 0.95), (100, 0.95)]);
     }
 }

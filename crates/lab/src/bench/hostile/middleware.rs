@@ -1,4 +1,4 @@
-//! Rows about the middleware: upstreams that do not end, secrets that go where they should not.
+//! Rows about the middleware: upstreams that stream without end, and secrets that must not reach an upstream.
 
 use std::time::{Duration, Instant};
 
@@ -8,45 +8,46 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::Finding;
-use super::daemon::Setup;
-use super::memory::grown;
+use super::clients::{self, HttpRequest};
+use super::memory::resident_growth;
+use super::process::Setup;
 use super::upstream::{Script, Upstream};
-use super::wire::{self, Ask};
 
-/// Above what is resident at the start, a daemon is killed.
-const KILL_MB: f64 = 2_000.0;
+/// Resident memory above the start, in MB, at which the bench kills the daemon.
+const KILL_ABOVE_MB: f64 = 2_000.0;
 
-/// How long an endless answer is read.
-const READING: Duration = Duration::from_secs(10);
+/// How long an endless response is read.
+const READ_TIME: Duration = Duration::from_secs(10);
 
-/// Within the last of these seconds something has to arrive.
-const LAST: Duration = Duration::from_secs(2);
+/// The last part of each half of this time, in which something must arrive.
+const LAST_PART: Duration = Duration::from_secs(2);
 
-/// What an endless answer may add to resident memory, beside one body that the middleware may hold, in MB.
+/// Resident memory that an endless response may add, beyond one body that the middleware may hold, in MB.
 const ENDLESS_MB: f64 = 100.0;
 
-/// What it may add from its middle to its end, in MB: memory that grows with an endless answer has no bound.
+/// Growth of resident memory allowed from the middle to the end of an endless response, in MB. Memory that
+/// grows with the response would have no bound.
 const GROWTH_MB: f64 = 20.0;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Row `endless-upstream`.
+/// Runs the row `endless-upstream`.
 pub async fn endless_upstream(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let body_mb = setup.number("/middleware/body_bytes_max").unwrap_or_default() as f64 / 1e6;
     let scripts = [
         ("sentences", Script::Sentences, true),
         ("one sentence", Script::OneSentence, true),
-        // A line that is longer than any event may be ended.
+        // The daemon may end a stream whose line is longer than any event may be.
         ("one line", Script::OneLine, false),
     ];
     let mut findings = Vec::new();
-    for (name, script, goes_on) in scripts {
+    for (name, script, continues) in scripts {
         let upstream = Upstream::start(script).await?;
         let mut sandbox = setup.sandbox()?;
         sandbox.set("middleware.upstreams", upstream.setting());
         let daemon = sandbox.start().await?;
         let before = daemon.resident()?.now_mb;
-        let guard = daemon.guard(before + KILL_MB);
+        let guard = daemon.guard(before + KILL_ABOVE_MB);
         let body = json!({
             "model": "m",
             "stream": true,
@@ -59,22 +60,27 @@ pub async fn endless_upstream(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
             daemon.http(),
             body.len()
         );
-        let mut stream = wire::sent(daemon.http(), request.as_bytes()).await?;
-        let first = read_for(&mut stream, READING / 2).await;
+        let mut stream = clients::connect_and_send(daemon.http(), request.as_bytes()).await?;
+        let first = read_for(&mut stream, READ_TIME / 2).await;
         let middle = daemon.resident();
-        let read = read_for(&mut stream, READING / 2).await;
+        let read = read_for(&mut stream, READ_TIME / 2).await;
         let end = daemon.resident();
-        let guarded = guard.finish();
-        let bytes = format!("{:.1} MB arrived, {:.3} of them at the end", first.mb + read.mb, read.last_mb);
-        let what = format!("{name}: resident above the start, MB");
-        findings.push(grown(&what, guarded.peak_mb - before, ENDLESS_MB + body_mb, guarded.killed));
+        let memory_use = guard.finish();
+        let bytes = format!("{:.1} MB received, {:.3} of them at the end", first.mb + read.mb, read.last_mb);
+        let aim = format!("{name}: resident memory above the start, MB");
+        findings.push(resident_growth(
+            &aim,
+            memory_use.peak_mb - before,
+            ENDLESS_MB + body_mb,
+            memory_use.killed,
+        ));
         if let (Ok(middle), Ok(end)) = (middle, end) {
-            let what = format!("{name}: resident at the end above the middle, MB");
-            findings.push(Finding::at_most(what, end.now_mb - middle.now_mb, GROWTH_MB));
+            let aim = format!("{name}: resident memory at the end above the middle, MB");
+            findings.push(Finding::at_most(aim, end.now_mb - middle.now_mb, GROWTH_MB));
         }
-        if goes_on {
+        if continues {
             findings.push(
-                Finding::is_true(format!("{name}: the answer goes on"), read.last_mb > 0.0).note(bytes),
+                Finding::is_true(format!("{name}: the stream continues"), read.last_mb > 0.0).note(bytes),
             );
         }
         findings.push(Finding::is_true(format!("{name}: the daemon runs"), daemon.is_alive()));
@@ -82,74 +88,79 @@ pub async fn endless_upstream(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What has arrived, in MB.
-struct Read {
+/// Bytes received, in MB.
+struct ReadBytes {
     mb: f64,
-    /// During [`LAST`].
+    /// Bytes received during [`LAST_PART`], in MB.
     last_mb: f64,
 }
 
-async fn read_for(stream: &mut TcpStream, time: Duration) -> Read {
+async fn read_for(stream: &mut TcpStream, time: Duration) -> ReadBytes {
     let (mut mb, mut last_mb) = (0.0, 0.0);
     let (end, mut bytes) = (Instant::now() + time, vec![0; 64 * 1024]);
     while let Ok(Ok(count @ 1..)) =
         timeout(end.saturating_duration_since(Instant::now()), stream.read(&mut bytes)).await
     {
         mb += count as f64 / 1e6;
-        if end.saturating_duration_since(Instant::now()) < LAST {
+        if end.saturating_duration_since(Instant::now()) < LAST_PART {
             last_mb += count as f64 / 1e6;
         }
         if Instant::now() >= end {
             break;
         }
     }
-    Read { mb, last_mb }
+    ReadBytes { mb, last_mb }
 }
 
-/// Row `credentials`.
+/// Runs the row `credentials`.
 pub async fn credentials(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
-    let upstream = Upstream::start(Script::Answer).await?;
+    let upstream = Upstream::start(Script::ShortAnswer).await?;
     let mut sandbox = setup.sandbox()?;
     sandbox.set("middleware.upstreams", upstream.setting());
     let daemon = sandbox.start().await?;
     let caller = daemon.caller();
     let body =
         json!({"model": "m", "messages": [{"role": "user", "content": "When is the tide?"}]}).to_string();
-    let (ours, theirs) = ("thr_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG", "sk-caller-0123456789");
-    let (bearer_ours, bearer_theirs) = (format!("Bearer {ours}"), format!("Bearer {theirs}"));
-    let (cookie, query) = (format!("session={ours}"), format!("{CHAT}?key={ours}"));
+    let (thresher_key, upstream_key) =
+        ("thr_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG", "sk-caller-0123456789");
+    let (bearer_thresher, bearer_upstream) =
+        (format!("Bearer {thresher_key}"), format!("Bearer {upstream_key}"));
+    let (cookie, query) = (format!("session={thresher_key}"), format!("{CHAT}?key={thresher_key}"));
     type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a str);
     let cases: [Case; 7] = [
-        ("a caller's Authorization", CHAT, &[("authorization", &bearer_theirs)], theirs),
-        ("a key of ours in Authorization", CHAT, &[("authorization", &bearer_ours)], ours),
-        ("a key of ours in x-api-key", CHAT, &[("x-api-key", ours)], ours),
-        ("a key of ours in api-key", CHAT, &[("api-key", ours)], ours),
-        ("a key of ours in x-goog-api-key", CHAT, &[("x-goog-api-key", ours)], ours),
-        ("a key of ours in a cookie", CHAT, &[("cookie", &cookie)], ours),
-        ("a key of ours in the query", &query, &[], ours),
+        ("a caller's Authorization", CHAT, &[("authorization", &bearer_upstream)], upstream_key),
+        ("a Thresher key in Authorization", CHAT, &[("authorization", &bearer_thresher)], thresher_key),
+        ("a Thresher key in x-api-key", CHAT, &[("x-api-key", thresher_key)], thresher_key),
+        ("a Thresher key in api-key", CHAT, &[("api-key", thresher_key)], thresher_key),
+        ("a Thresher key in x-goog-api-key", CHAT, &[("x-goog-api-key", thresher_key)], thresher_key),
+        ("a Thresher key in a cookie", CHAT, &[("cookie", &cookie)], thresher_key),
+        ("a Thresher key in the query", &query, &[], thresher_key),
     ];
     let mut findings = Vec::new();
     for (name, path, headers, secret) in cases {
-        let answer = Ask::post(path, body.clone()).with(headers).send(&caller).await?;
-        let arrived = upstream.take();
+        let response = HttpRequest::post(path, body.clone()).with(headers).send(&caller).await?;
+        let recorded = upstream.take_requests();
         let has = |value: &[u8]| value.windows(secret.len()).any(|window| window == secret.as_bytes());
-        let leaked = arrived
+        let leaked = recorded
             .iter()
-            .filter(|arrived| {
-                has(arrived.uri.as_bytes()) || arrived.headers.values().any(|value| has(value.as_bytes()))
+            .filter(|recorded| {
+                has(recorded.uri.as_bytes()) || recorded.headers.values().any(|value| has(value.as_bytes()))
             })
             .count();
-        let note = format!("answered {}; {} requests arrived", answer.status, arrived.len());
-        findings.push(
-            Finding::at_most(format!("{name}: arrived at the upstream"), leaked as f64, 0.0).note(note),
-        );
+        let note =
+            format!("answered with {}; {} requests reached the upstream", response.status, recorded.len());
+        findings
+            .push(Finding::at_most(format!("{name}: reached the upstream"), leaked as f64, 0.0).note(note));
     }
-    let answer = Ask::post(CHAT, body).send(&caller).await?;
-    let is_back = |name: &&&str| answer.headers.contains_key(**name);
-    let back: Vec<&str> =
-        ["set-cookie", "alt-svc", "access-control-allow-origin"].iter().filter(is_back).copied().collect();
-    let what = "headers of the upstream's own web site that came back";
-    findings.push(Finding::at_most(what, back.len() as f64, 0.0).note(back.join(", ")));
-    findings.push(Finding::is_true("a request without secrets is answered", answer.status.is_success()));
+    let response = HttpRequest::post(CHAT, body).send(&caller).await?;
+    let is_returned = |name: &&&str| response.headers.contains_key(**name);
+    let returned: Vec<&str> = ["set-cookie", "alt-svc", "access-control-allow-origin"]
+        .iter()
+        .filter(is_returned)
+        .copied()
+        .collect();
+    let aim = "headers of the upstream's web site that the client got";
+    findings.push(Finding::at_most(aim, returned.len() as f64, 0.0).note(returned.join(", ")));
+    findings.push(Finding::is_true("a request without secrets is answered", response.status.is_success()));
     Ok(findings)
 }

@@ -1,4 +1,5 @@
-//! Rows about what lies on disk: a full one, who may read it, damage, and a process that is killed while it writes.
+//! Rows about data on disk: a full disk, file permissions, damaged files, and a process that is killed while
+//! it writes.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,50 +11,51 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use fastrand::Rng;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::Finding;
-use super::daemon::{Daemon, Setup};
-use super::wire::Ask;
-use crate::bench::client::{Answer, Caller};
-use crate::bench::workload::{Random, prose_of};
+use super::clients::HttpRequest;
+use super::process::{DaemonProcess, Setup};
+use crate::bench::client::{Caller, HttpResponse};
+use crate::bench::workload::{prose_of, seeded};
 
-/// Where a daemon with default settings keeps what it writes, in its folder.
+/// Directory in which a daemon with default settings keeps its data.
 const DATA: &str = "data";
 
-/// The small disk.
+/// Size of the small disk, in bytes.
 const DISK_BYTES: u64 = 16 << 20;
 
-/// Conversations while it is full, and when it has room again.
+/// Conversations that are sent while the disk is full, and that must succeed afterwards.
 const CONVERSATIONS: usize = 5;
 
-/// How long the daemon may take to notice that there is room.
-const ROOM_MAX: Duration = Duration::from_secs(20);
+/// How long the daemon may take to notice free space.
+const RECOVERY_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Tokens of a tool's result that is compressed.
-const RESULT_TOKENS: usize = 600;
+/// Approximate number of tokens of a tool result that is compressed.
+const TOOL_RESULT_TOKENS: usize = 600;
 
-/// Files that are damaged, and how often that is tried.
-const DAMAGES: u64 = 3;
+/// How often files are damaged.
+const DAMAGE_ROUNDS: u64 = 3;
 
-/// Clients that write while a daemon is killed.
+/// Clients that write while the daemon is killed.
 const WRITERS: usize = 4;
 
 /// How long they write.
-const WRITING: Duration = Duration::from_secs(4);
+const WRITE_TIME: Duration = Duration::from_secs(4);
 
-/// A directory's and a file's permissions.
+/// Expected modes of directories and files.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// A file system in memory, unmounted when dropped.
+/// A tmpfs file system, unmounted when dropped.
 struct Mount(PathBuf);
 
 impl Mount {
-    /// None where this user may not mount.
+    /// Mounts a file system; returns `None` if this user may not mount.
     fn new(at: &Path, bytes: u64) -> Option<Self> {
         fs::create_dir_all(at).ok()?;
         let options = format!("size={bytes}");
@@ -66,50 +68,50 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Lazily: what is still open does not keep it.
+        // A lazy unmount works even if files are open.
         let _ = Command::new("umount").arg("-l").arg(&self.0).output();
     }
 }
 
-/// Row `full-disk`.
+/// Runs the row `full-disk`.
 pub async fn full_disk(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let sandbox = setup.sandbox()?;
     let originals = sandbox.path().join(DATA).join("originals");
     let Some(_mount) = Mount::new(&originals, DISK_BYTES) else {
-        return Ok(vec![Finding::skipped("a full disk", "this user may not mount a file system")]);
+        return Ok(vec![Finding::skipped("a full disk", "this user may not mount a file system (tmpfs)")]);
     };
     let daemon = sandbox.start().await?;
     let caller = daemon.caller();
-    let mut random = Random::new(0, "hostile disk");
-    let first = conversation(&caller, &mut random).await?;
-    ensure!(first.status == StatusCode::OK, "a conversation is answered {}", first.status);
+    let mut rng = seeded(0, "hostile disk");
+    let first = compress_conversation(&caller, &mut rng).await?;
+    ensure!(first.status == StatusCode::OK, "a conversation was answered with {}", first.status);
     let ballast = originals.join("ballast");
     fill(&ballast)?;
     let mut while_full = Vec::new();
     for _ in 0..CONVERSATIONS {
-        while_full.push(conversation(&caller, &mut random).await?.status.as_u16());
+        while_full.push(compress_conversation(&caller, &mut rng).await?.status.as_u16());
     }
     let alive = Finding::is_true("the daemon runs while the disk is full", daemon.is_alive())
         .note(format!("answered {while_full:?}"));
     fs::remove_file(&ballast)?;
-    let until = Instant::now() + ROOM_MAX;
+    let until = Instant::now() + RECOVERY_TIME_MAX;
     let (mut answered, mut tries, mut last) = (0, 0, String::new());
     while answered < CONVERSATIONS && Instant::now() < until {
-        let answer = conversation(&caller, &mut random).await?;
+        let response = compress_conversation(&caller, &mut rng).await?;
         tries += 1;
-        match answer.status {
+        match response.status {
             StatusCode::OK => {
-                let is_kept = is_kept(&caller, &answer).await?;
-                answered += usize::from(is_kept);
-                last = if is_kept { "kept" } else { "answered and not kept" }.to_owned();
+                let is_stored = originals_are_stored(&caller, &response).await?;
+                answered += usize::from(is_stored);
+                last = if is_stored { "answered and stored" } else { "answered but not stored" }.to_owned();
             }
             status => last = status.to_string(),
         }
         sleep(Duration::from_millis(200)).await;
     }
-    let what = "conversations that are answered and kept when there is room again";
-    let recovered = Finding::at_least(what, answered as f64, CONVERSATIONS as f64)
-        .note(format!("in {tries} tries, the last: {last}"));
+    let aim = "conversations answered and stored once the disk has space again";
+    let recovered = Finding::at_least(aim, answered as f64, CONVERSATIONS as f64)
+        .note(format!("after {tries} requests; the last one: {last}"));
     Ok(vec![alive, recovered])
 }
 
@@ -125,78 +127,82 @@ fn fill(ballast: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has a conversation compressed whose tool said something new.
-async fn conversation(caller: &Caller, random: &mut Random) -> anyhow::Result<Answer> {
+/// Compresses a conversation with a new tool result.
+async fn compress_conversation(caller: &Caller, rng: &mut Rng) -> anyhow::Result<HttpResponse> {
     let call = json!({"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}});
     let body = json!({"messages": [
-        {"role": "user", "content": prose_of(random, 16)},
+        {"role": "user", "content": prose_of(rng, 16)},
         {"role": "assistant", "content": null, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": prose_of(random, RESULT_TOKENS)},
+        {"role": "tool", "tool_call_id": "c", "content": prose_of(rng, TOOL_RESULT_TOKENS)},
     ]});
-    Ask::post("/v1/compress", body.to_string()).send(caller).await
+    HttpRequest::post("/v1/compress", body.to_string()).send(caller).await
 }
 
-/// Under which names an answer says that texts are kept.
-fn hashes(answer: &Answer) -> Vec<String> {
-    let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+/// Returns the hashes under which a response says that original texts are stored.
+fn ccr_hashes(response: &HttpResponse) -> Vec<String> {
+    let body: Value = serde_json::from_slice(&response.body).unwrap_or_default();
     let hashes = body["ccr_hashes"].as_array().cloned().unwrap_or_default();
     hashes.iter().filter_map(|hash| hash.as_str().map(str::to_owned)).collect()
 }
 
-/// Whether what an answer says to be kept can be fetched, and there is any.
-async fn is_kept(caller: &Caller, answer: &Answer) -> anyhow::Result<bool> {
-    let hashes = hashes(answer);
+/// Returns whether a response names stored originals and all of them can be fetched.
+async fn originals_are_stored(caller: &Caller, response: &HttpResponse) -> anyhow::Result<bool> {
+    let hashes = ccr_hashes(response);
     for hash in &hashes {
         let path = format!("/v1/retrieve/{hash}");
-        if Ask::get(&path).send(caller).await?.status != StatusCode::OK {
+        if HttpRequest::get(&path).send(caller).await?.status != StatusCode::OK {
             return Ok(false);
         }
     }
     Ok(!hashes.is_empty())
 }
 
-/// Row `permissions`.
+/// Runs the row `permissions`.
 pub async fn permissions(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let sandbox = setup.sandbox()?;
     let daemon = sandbox.start().await?;
     let caller = daemon.caller();
-    let mut random = Random::new(0, "hostile permissions");
+    let mut rng = seeded(0, "hostile permissions");
     ensure!(
-        conversation(&caller, &mut random).await?.status == StatusCode::OK,
-        "a conversation is not answered"
+        compress_conversation(&caller, &mut rng).await?.status == StatusCode::OK,
+        "a conversation was not answered with 200"
     );
-    let chunks = json!({"chunks": [{"id": "a", "text": prose_of(&mut random, 50)}], "wait": true});
+    let chunks = json!({"chunks": [{"id": "a", "text": prose_of(&mut rng, 50)}], "wait": true});
     ensure!(
-        Ask::post("/v1/chunks", chunks.to_string()).send(&caller).await?.status.is_success(),
-        "not registered"
+        HttpRequest::post("/v1/chunks", chunks.to_string()).send(&caller).await?.status.is_success(),
+        "registering a chunk failed"
     );
     let attributed =
         json!({"answer": "The tide is at noon.", "chunks": ["The tide is at noon."], "receipt": true});
     ensure!(
-        Ask::post("/v1/attribute", attributed.to_string()).send(&caller).await?.status.is_success(),
-        "an answer is not attributed"
+        HttpRequest::post("/v1/attribute", attributed.to_string()).send(&caller).await?.status.is_success(),
+        "attributing an answer failed"
     );
     daemon.stop().await?;
-    let (mut all, mut open) = (0, Vec::new());
+    let (mut count, mut wrong_modes) = (0, Vec::new());
     for (path, is_directory) in entries(&sandbox.path().join(DATA))? {
         let mode = fs::symlink_metadata(&path)?.permissions().mode() & 0o7777;
         let expect = if is_directory { DIRECTORY_MODE } else { FILE_MODE };
-        all += 1;
+        count += 1;
         if mode != expect {
             let name = path.strip_prefix(sandbox.path()).unwrap_or(&path);
-            open.push(format!("{} {mode:o}", name.display()));
+            wrong_modes.push(format!("{} {mode:o}", name.display()));
         }
     }
-    open.sort();
-    let note = format!("of {all}: {}", open.iter().take(6).cloned().collect::<Vec<_>>().join(", "));
+    wrong_modes.sort();
+    let note = format!("of {count}: {}", wrong_modes.iter().take(6).cloned().collect::<Vec<_>>().join(", "));
     Ok(vec![
-        Finding::at_least("files and directories that were written", f64::from(all), 10.0),
-        Finding::at_most("of them neither 0700 (directories) nor 0600 (files)", open.len() as f64, 0.0)
-            .note(note),
+        Finding::at_least("files and directories that the daemon wrote", f64::from(count), 10.0),
+        Finding::at_most(
+            "of these, with other modes than 0700 (directories) and 0600 (files)",
+            wrong_modes.len() as f64,
+            0.0,
+        )
+        .note(note),
     ])
 }
 
-/// A directory and everything below it; whether each is a directory.
+/// Returns a directory and everything below it, with whether each entry is a directory.
 fn entries(directory: &Path) -> anyhow::Result<Vec<(PathBuf, bool)>> {
     let mut found = vec![(directory.to_owned(), true)];
     for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
@@ -209,42 +215,45 @@ fn entries(directory: &Path) -> anyhow::Result<Vec<(PathBuf, bool)>> {
     Ok(found)
 }
 
-/// Row `bad-block`.
+/// Runs the row `bad-block`.
 pub async fn bad_block(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let sandbox = setup.sandbox()?;
-    let mut random = Random::new(0, "hostile blocks");
-    let chunks: Vec<String> = (0..20).map(|_| prose_of(&mut random, 100)).collect();
+    let mut rng = seeded(0, "hostile blocks");
+    let chunks: Vec<String> = (0..20).map(|_| prose_of(&mut rng, 100)).collect();
     let body = json!({"query": "When is the tide?", "chunks": chunks, "explain": true}).to_string();
-    let ask = async |daemon: &Daemon| Ask::post("/v1/compress", body.clone()).send(&daemon.caller()).await;
+    let send_request = async |daemon: &DaemonProcess| {
+        HttpRequest::post("/v1/compress", body.clone()).send(&daemon.caller()).await
+    };
     let daemon = sandbox.start().await?;
-    let first = ask(&daemon).await?;
-    ensure!(first.status == StatusCode::OK, "the first request is answered {}", first.status);
-    let context = |answer: &Answer| {
-        let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    let first = send_request(&daemon).await?;
+    ensure!(first.status == StatusCode::OK, "the first request was answered with {}", first.status);
+    let context = |response: &HttpResponse| {
+        let body: Value = serde_json::from_slice(&response.body).unwrap_or_default();
         (body["context"].clone(), body["blocks"].clone())
     };
     daemon.stop().await?;
     let mut findings = Vec::new();
-    for n in 0..DAMAGES {
-        let damaged = damage(&sandbox.path().join(DATA).join("kv").join("blocks"), n)?;
+    for n in 0..DAMAGE_ROUNDS {
+        let damaged = damage_blocks(&sandbox.path().join(DATA).join("kv").join("blocks"), n)?;
         let daemon = sandbox.start().await?;
-        let answer = ask(&daemon).await?;
-        let ((before, _), (after, blocks)) = (context(&first), context(&answer));
-        let right = answer.status == StatusCode::OK && before == after;
-        let note = format!("{damaged} files damaged; {}; blocks {blocks}", answer.status);
-        let what = format!("start {}: answered 200 with the same context", n + 1);
-        findings.push(Finding::is_true(what, right && damaged > 0).note(note));
+        let response = send_request(&daemon).await?;
+        let ((before, _), (after, blocks)) = (context(&first), context(&response));
+        let is_equal = response.status == StatusCode::OK && before == after;
+        let note = format!("{damaged} files damaged; {}; blocks {blocks}", response.status);
+        let aim = format!("start {}: answered 200 with the same context", n + 1);
+        findings.push(Finding::is_true(aim, is_equal && damaged > 0).note(note));
         daemon.stop().await?;
     }
     Ok(findings)
 }
 
-/// Changes files of blocks: a byte of the header, of the middle or of the end, or the length; how many were changed.
-fn damage(blocks: &Path, n: u64) -> anyhow::Result<usize> {
-    let mut random = Random::new(n, "hostile damage");
+/// Damages block files: changes a bit of the header, of any byte or of the last byte, or truncates the file.
+/// Returns the number of damaged files.
+fn damage_blocks(blocks: &Path, n: u64) -> anyhow::Result<usize> {
+    let mut rng = seeded(n, "hostile damage");
     let mut damaged = 0;
     for (path, is_directory) in entries(blocks)? {
-        if is_directory || random.between(0, 2) == 0 {
+        if is_directory || rng.usize(..=2) == 0 {
             continue;
         }
         let mut bytes = fs::read(&path)?;
@@ -252,17 +261,17 @@ fn damage(blocks: &Path, n: u64) -> anyhow::Result<usize> {
             continue;
         }
         let last = bytes.len() - 1;
-        let at = match random.between(0, 3) {
-            0 => random.between(0, last.min(100)),
-            1 => random.between(0, last),
+        let at = match rng.usize(..=3) {
+            0 => rng.usize(..=last.min(100)),
+            1 => rng.usize(..=last),
             2 => last,
             _ => {
-                bytes.truncate(random.between(0, last));
+                bytes.truncate(rng.usize(..=last));
                 usize::MAX
             }
         };
         if let Some(byte) = bytes.get_mut(at) {
-            *byte ^= 1 << random.between(0, 7);
+            *byte ^= 1 << rng.usize(..=7);
         }
         fs::write(&path, &bytes)?;
         damaged += 1;
@@ -270,80 +279,94 @@ fn damage(blocks: &Path, n: u64) -> anyhow::Result<usize> {
     Ok(damaged)
 }
 
-/// What was answered before a daemon was killed.
+/// Writes that the daemon acknowledged before it was killed.
 #[derive(Debug, Default)]
-struct Answered {
-    /// Registered chunks and their texts, by id.
+struct AcknowledgedWrites {
+    /// Texts of registered chunks, by id.
     chunks: HashMap<String, String>,
-    /// Under which names texts are kept.
-    hashes: Vec<String>,
+    /// Hashes of stored originals.
+    ccr_hashes: Vec<String>,
 }
 
-/// Row `kill`.
+/// Runs the row `kill`.
 pub async fn kill(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let sandbox = setup.sandbox()?;
-    let answered = Arc::<Mutex<Answered>>::default();
+    let acknowledged = Arc::<Mutex<AcknowledgedWrites>>::default();
     let mut findings = Vec::new();
     for round in 0..2_u64 {
         let daemon = sandbox.start().await?;
         let mut writers = JoinSet::new();
         for number in 0..WRITERS as u64 {
-            let random = Random::new(round * WRITERS as u64 + number, "hostile kill");
-            writers.spawn(write(daemon.caller(), Arc::clone(&answered), random, number % 2 == 0));
+            let rng = seeded(round * WRITERS as u64 + number, "hostile kill");
+            writers.spawn(write_until_killed(
+                daemon.caller(),
+                Arc::clone(&acknowledged),
+                rng,
+                number % 2 == 0,
+            ));
         }
-        sleep(WRITING).await;
+        sleep(WRITE_TIME).await;
         daemon.kill();
-        // They end by themselves: nobody answers.
+        // The writers end by themselves once nobody answers.
         while writers.join_next().await.is_some() {}
         let daemon = sandbox.start().await?;
         let caller = daemon.caller();
-        let Answered { chunks, hashes } =
-            std::mem::take(&mut *answered.lock().unwrap_or_else(PoisonError::into_inner));
+        let AcknowledgedWrites { chunks, ccr_hashes } =
+            std::mem::take(&mut *acknowledged.lock().unwrap_or_else(PoisonError::into_inner));
         let mut lost = Vec::new();
         for (id, text) in &chunks {
             let path = format!("/v1/chunks/{id}");
-            let answer = Ask::get(&path).send(&caller).await?;
-            let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
-            if answer.status != StatusCode::OK || body["text"] != json!(text) {
-                lost.push(format!("{id}: {}", answer.status));
+            let response = HttpRequest::get(&path).send(&caller).await?;
+            let body: Value = serde_json::from_slice(&response.body).unwrap_or_default();
+            if response.status != StatusCode::OK || body["text"] != json!(text) {
+                lost.push(format!("{id}: {}", response.status));
             }
         }
-        for hash in &hashes {
+        for hash in &ccr_hashes {
             let path = format!("/v1/retrieve/{hash}");
-            let answer = Ask::get(&path).send(&caller).await?;
-            if answer.status != StatusCode::OK {
-                lost.push(format!("{hash}: {}", answer.status));
+            let response = HttpRequest::get(&path).send(&caller).await?;
+            if response.status != StatusCode::OK {
+                lost.push(format!("{hash}: {}", response.status));
             }
         }
-        let what = format!("kill {}: answered before it and gone after", round + 1);
+        let aim = format!("kill {}: writes acknowledged before it and lost after it", round + 1);
         let note = lost.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-        let all = format!("of {} chunks and {} texts; {note}", chunks.len(), hashes.len());
-        findings.push(Finding::at_most(what, lost.len() as f64, 0.0).note(all));
-        let what = format!("kill {}: chunks and texts that were answered before it", round + 1);
-        findings.push(Finding::at_least(what, (chunks.len().min(hashes.len())) as f64, 1.0));
+        let count = format!("of {} chunks and {} texts; {note}", chunks.len(), ccr_hashes.len());
+        findings.push(Finding::at_most(aim, lost.len() as f64, 0.0).note(count));
+        let aim = format!("kill {}: writes acknowledged before it, chunks or texts", round + 1);
+        findings.push(Finding::at_least(aim, (chunks.len().min(ccr_hashes.len())) as f64, 1.0));
         daemon.stop().await?;
     }
     Ok(findings)
 }
 
-/// Registers chunks, or has conversations compressed, until the daemon answers no more.
-async fn write(caller: Caller, answered: Arc<Mutex<Answered>>, mut random: Random, registers: bool) {
+/// Registers chunks, or compresses conversations, until the daemon stops answering.
+async fn write_until_killed(
+    caller: Caller,
+    acknowledged: Arc<Mutex<AcknowledgedWrites>>,
+    mut rng: Rng,
+    registers: bool,
+) {
     let mut count = 0_usize;
-    let series = random.between(0, usize::MAX >> 1);
+    let series = rng.usize(..=usize::MAX >> 1);
     loop {
         if registers {
             let chunks: Vec<(String, String)> =
-                (0..5).map(|n| (format!("{series:x}-{count}-{n}"), prose_of(&mut random, 40))).collect();
+                (0..5).map(|n| (format!("{series:x}-{count}-{n}"), prose_of(&mut rng, 40))).collect();
             let list: Vec<Value> = chunks.iter().map(|(id, text)| json!({"id": id, "text": text})).collect();
-            let ask = Ask::post("/v1/chunks", json!({"chunks": list}).to_string());
-            let Ok(answer) = ask.send(&caller).await else { return };
-            if answer.status == StatusCode::OK {
-                answered.lock().unwrap_or_else(PoisonError::into_inner).chunks.extend(chunks);
+            let request = HttpRequest::post("/v1/chunks", json!({"chunks": list}).to_string());
+            let Ok(response) = request.send(&caller).await else { return };
+            if response.status == StatusCode::OK {
+                acknowledged.lock().unwrap_or_else(PoisonError::into_inner).chunks.extend(chunks);
             }
         } else {
-            let Ok(answer) = conversation(&caller, &mut random).await else { return };
-            if answer.status == StatusCode::OK {
-                answered.lock().unwrap_or_else(PoisonError::into_inner).hashes.extend(hashes(&answer));
+            let Ok(response) = compress_conversation(&caller, &mut rng).await else { return };
+            if response.status == StatusCode::OK {
+                acknowledged
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .ccr_hashes
+                    .extend(ccr_hashes(&response));
             }
         }
         count += 1;

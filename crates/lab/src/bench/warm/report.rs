@@ -1,17 +1,16 @@
-//! Rounds to numbers: JSON for programs, a table with a verdict for people.
+//! The report of the warm bench: JSON and a text table with the targets.
 
 use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::answer::Sources;
-use super::{Asked, Cold, Effort, Means, Measured, Round};
-use crate::bench::json::{self, round_to, spread_json};
-use crate::bench::memory::Resident;
-use crate::bench::statistics::{Spread, quantile, sorted, spread};
+use super::{BlockCounts, ColdRequest, Effort, Measurements, Round, WarmBench, WarmRequest};
+use crate::bench::report::{self, Spread, quantile, round_to, sorted, spread, spread_json};
+use crate::bench::rss::Rss;
 use crate::bench::targets::{Bound, Target};
 
-/// What was measured. Times are medians; a ratio is the median of each round's (or request's) own ratio, with quartiles.
+/// Results of the bench. Times are medians. A ratio is the median of the ratios of each round (or request),
+/// with quartiles.
 #[derive(Debug, Clone)]
 pub struct Report {
     json: Value,
@@ -19,34 +18,36 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(means: &Means, effort: Effort, measured: &Measured) -> Self {
-        let Measured { rounds, cold, cold_chunks, pairs, crowd, tokens, block_bytes, .. } = measured;
-        let workload = means.workload;
+    pub(super) fn new(bench: &WarmBench, effort: Effort, measurements: &Measurements) -> Self {
+        let Measurements { rounds, cold, cold_chunks, pairs, concurrent, tokens, block_bytes, .. } =
+            measurements;
+        let workload = bench.workload;
         let scale = workload.chunks as f64 / *pairs as f64;
-        let asked = || rounds.iter().flat_map(|round| &round.asked);
-        let warm = sorted(asked().map(|asked| asked.warm_ms));
-        let beside = sorted(crowd.took.iter().map(|took| took.as_secs_f64() * 1e3));
-        let (p50, p99) = (quantile(&beside, 0.5), quantile(&beside, 0.99));
-        let per_s = crowd.took.len() as f64 / crowd.elapsed.as_secs_f64();
-        let of_round = |round: &Round| spread(round.asked.iter().map(|asked| asked.warm_ms)).median;
+        let warm_requests = || rounds.iter().flat_map(|round| &round.warm_requests);
+        let warm = sorted(warm_requests().map(|request| request.warm_ms));
+        let concurrent_ms = sorted(concurrent.times.iter().map(|took| took.as_secs_f64() * 1e3));
+        let (p50, p99) = (quantile(&concurrent_ms, 0.5), quantile(&concurrent_ms, 0.99));
+        let per_s = concurrent.times.len() as f64 / concurrent.elapsed.as_secs_f64();
+        let of_round =
+            |round: &Round| spread(round.warm_requests.iter().map(|request| request.warm_ms)).median;
         let ratios = Ratios {
             pairs_over_warm: spread(rounds.iter().map(|round| round.pairs_ms * scale / of_round(round))),
-            warm_over_question: spread(asked().map(|asked| asked.warm_ms / asked.encode_ms)),
+            warm_over_question: spread(warm_requests().map(|request| request.warm_ms / request.encode_ms)),
             cold_over_graph: spread(cold.iter().map(|cold| cold.request_ms / cold.graph_ms)),
         };
-        let encode = spread(asked().map(|asked| asked.encode_ms));
-        let cold_of = |time: &dyn Fn(&Cold) -> f64| round_to(spread(cold.iter().map(time)).median, 1);
+        let encode = spread(warm_requests().map(|request| request.encode_ms));
+        let cold_of = |time: &dyn Fn(&ColdRequest) -> f64| round_to(spread(cold.iter().map(time)).median, 1);
         let json = json!({
             "chunks": workload.chunks,
             "tokens": workload.tokens,
             "question_encode_ms": round_to(encode.median, 3),
             "pairs_ms": round_to(spread(rounds.iter().map(|round| round.pairs_ms * scale)).median, 1),
             "pairs_measured": pairs,
-            "cold_ms": round_to(spread(rounds.iter().filter_map(|round| round.fill_ms)).median, 1),
+            "cold_ms": round_to(spread(rounds.iter().filter_map(|round| round.cold_ms)).median, 1),
             "warm_ms": {"p50": round_to(quantile(&warm, 0.5), 3), "p99": round_to(quantile(&warm, 0.99), 3)},
             "bytes_per_token": round_to(*block_bytes as f64 / *tokens as f64, 1),
-            "rss_mb": megabytes(measured, |resident| resident.now_mb),
-            "rss_peak_mb": megabytes(measured, |resident| resident.peak_mb),
+            "rss_mb": megabytes(measurements, |rss| rss.now_mb),
+            "rss_peak_mb": megabytes(measurements, |rss| rss.peak_mb),
             "ratios": {
                 "pairs_over_warm": spread_json(ratios.pairs_over_warm),
                 "warm_over_question": spread_json(ratios.warm_over_question),
@@ -57,8 +58,8 @@ impl Report {
             "warm": {
                 "requests": warm.len(),
                 "quartiles_ms": spread_json(spread(warm.iter().copied())),
-                "blocks": blocks(asked()),
-                "stages_ms": stages(&asked().collect::<Vec<_>>()),
+                "blocks": blocks(warm_requests()),
+                "stages_ms": stages(&warm_requests().collect::<Vec<_>>()),
             },
             "cold": {
                 "chunks": cold_chunks,
@@ -68,53 +69,53 @@ impl Report {
             },
             "concurrent": {
                 "clients": effort.clients,
-                "requests": crowd.took.len(),
+                "requests": concurrent.times.len(),
                 "requests_per_s": round_to(per_s, 1),
                 "p50_ms": round_to(p50, 2),
                 "p99_ms": round_to(p99, 2),
             },
             "kv": {
-                "memory_blocks": measured.tiers.memory.entries,
-                "memory_bytes": measured.tiers.memory.bytes,
-                "disk_blocks": measured.tiers.disk.entries,
-                "disk_bytes": measured.tiers.disk.bytes,
+                "memory_blocks": measurements.tiers.memory.entries,
+                "memory_bytes": measurements.tiers.memory.bytes,
+                "disk_blocks": measurements.tiers.disk.entries,
+                "disk_bytes": measurements.tiers.disk.bytes,
             },
             "workload": {
                 "query_tokens": workload.query_tokens,
                 "mixed": workload.mixed,
                 "tokens_per_request": tokens,
-                "source": means.source.as_str(),
+                "source": bench.source.as_str(),
                 "rounds": rounds.len(),
             },
-            "model": json::model(means.subject),
-            "machine": json::machine(means.subject),
+            "model": report::model(bench.subject),
+            "machine": report::machine(bench.subject),
             "version": env!("CARGO_PKG_VERSION"),
         });
         let target = |name, reached, bound| Target { name, reached, bound };
         let targets = vec![
             target(
-                "every pair / warm request",
+                "question-chunk pairs / warm request",
                 ratios.pairs_over_warm.median,
                 Bound::pairs_over_warm(workload),
             ),
             target(
-                "warm request / bare question",
+                "warm request / question encoding",
                 ratios.warm_over_question.median,
                 Bound::warm_over_question(workload),
             ),
             target(
-                "cold request / bare graph",
+                "cold request / model graph alone",
                 ratios.cold_over_graph.median,
                 Bound::cold_over_graph(workload, *cold_chunks),
             ),
-            target("p99 / p50, clients side by side", p99 / p50, Bound::tail(effort.clients)),
+            target("p99 / p50, concurrent clients", p99 / p50, Bound::tail(effort.clients)),
         ];
         let mut report = Self { json, targets };
         report.json["targets"] = report.targets.iter().map(Target::json).collect();
         report
     }
 
-    /// For programs.
+    /// Returns the report as JSON.
     pub fn json(&self) -> &Value {
         &self.json
     }
@@ -126,27 +127,29 @@ struct Ratios {
     cold_over_graph: Spread,
 }
 
-fn megabytes(measured: &Measured, of: impl Fn(Resident) -> f64) -> Value {
-    measured.resident.map_or(Value::Null, |resident| round_to(of(resident), 1))
+fn megabytes(measurements: &Measurements, of: impl Fn(Rss) -> f64) -> Value {
+    measurements.rss.map_or(Value::Null, |rss| round_to(of(rss), 1))
 }
 
-/// Where the last request's blocks were: what fits is in memory.
-fn blocks<'a>(asked: impl Iterator<Item = &'a Asked>) -> Value {
-    let Sources { memory, disk, .. } = asked.last().map(|asked| asked.sources).unwrap_or_default();
+/// Returns where the last request's blocks came from: the memory tier, as far as they fit, else the disk
+/// tier.
+fn blocks<'a>(requests: impl Iterator<Item = &'a WarmRequest>) -> Value {
+    let BlockCounts { memory, disk, .. } =
+        requests.last().map(|request| request.block_counts).unwrap_or_default();
     json!({"memory": memory, "disk": disk})
 }
 
-/// Median milliseconds of each stage of warm requests, as the answers say.
-fn stages(asked: &[&Asked]) -> Value {
-    let names = asked.first().map(|asked| &asked.stages).into_iter().flatten().map(|(name, _)| name);
+/// Returns the median time of each stage of warm requests in milliseconds, as the responses report it.
+fn stages(requests: &[&WarmRequest]) -> Value {
+    let names = requests.first().map(|request| &request.stages).into_iter().flatten().map(|(name, _)| name);
     let median = |name: &String| {
-        let found = asked.iter().flat_map(|a| a.stages.iter().filter(|(stage, _)| stage == name));
+        let found = requests.iter().flat_map(|a| a.stages.iter().filter(|(stage, _)| stage == name));
         round_to(spread(found.map(|&(_, ms)| ms)).median, 3)
     };
     Value::Object(names.map(|name| (name.clone(), median(name))).collect::<Map<_, _>>())
 }
 
-/// For people.
+/// Renders the report as a text table.
 pub fn table(report: &Report) -> String {
     let json = &report.json;
     let shown = |path: &str, digits: usize| {
@@ -174,17 +177,18 @@ pub fn table(report: &Report) -> String {
         let _ = writeln!(out, "{}", format!("  {name:<32} {value:>10} {unit:<11} {note}").trim_end());
     };
     line(
-        "bare question",
+        "question encoding",
         shown("/question_encode_ms", 2),
         "ms",
-        "the graph over it alone, all threads".to_owned(),
+        "the model graph alone, all threads".to_owned(),
     );
-    let note = format!("{} of them run; {} of warm", json["pairs_measured"], ratio("pairs_over_warm"));
-    line("every pair", shown("/pairs_ms", 1), "ms", note);
+    let note =
+        format!("{} pairs run; {} times the warm request", json["pairs_measured"], ratio("pairs_over_warm"));
+    line("question-chunk pairs", shown("/pairs_ms", 1), "ms", note);
     let cold = format!("HTTP, cold, {} chunks", json["chunks"]);
     line(&cold, shown("/cold_ms", 1), "ms", "the first request of each round".to_owned());
     let note = format!(
-        "{} requests; {} of the bare question",
+        "{} requests; {} times question encoding",
         json["warm"]["requests"],
         ratio("warm_over_question")
     );
@@ -194,15 +198,18 @@ pub fn table(report: &Report) -> String {
         line(&format!("  stage {stage}"), shown(&format!("/warm/stages_ms/{stage}"), 3), "ms", String::new());
     }
     let cold = format!("HTTP, cold, {} chunks", json["cold"]["chunks"]);
-    let note =
-        format!("apart; bare graph {} ms; {} of it", shown("/cold/graph_ms", 1), ratio("cold_over_graph"));
+    let note = format!(
+        "separate run; model graph alone {} ms; {} times that",
+        shown("/cold/graph_ms", 1),
+        ratio("cold_over_graph")
+    );
     line(&cold, shown("/cold/request_ms", 1), "ms", note);
     let clients = format!("HTTP, warm, {} clients", json["concurrent"]["clients"]);
     let note =
         format!("p50 {} ms, p99 {} ms", shown("/concurrent/p50_ms", 1), shown("/concurrent/p99_ms", 1));
     line(&clients, shown("/concurrent/requests_per_s", 1), "requests/s", note);
     line("blocks", shown("/bytes_per_token", 1), "bytes/token", String::new());
-    let note = format!("peak {}; daemon, client and the bare graphs", shown("/rss_peak_mb", 0));
+    let note = format!("peak {}; daemon, client and the graphs that run alone", shown("/rss_peak_mb", 0));
     line("resident memory", shown("/rss_mb", 0), "MB", note);
     out.push('\n');
     for target in &report.targets {

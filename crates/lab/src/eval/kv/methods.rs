@@ -1,6 +1,8 @@
-//! Ways of choosing the keys that are kept, once and before the question is read over what is left. Those of others are adapted to that:
-//! H2O evicts step by step, StreamingLLM gives new places to what it keeps, SnapKV is applied to a prompt's end. All methods keep as many
-//! keys of each layer, but for two that share one budget among all of them.
+//! Methods that select the keys to keep, once, before the model reads the question over the kept keys.
+//!
+//! The published methods are adapted to that: H2O evicts step by step, StreamingLLM assigns new positions to
+//! what it keeps, SnapKV is applied at the end of a prompt. All methods keep the same number of keys in each
+//! layer, except for two (`rc_global`, `rc_paper`) that share one budget among all layers.
 
 use anyhow::Result;
 use ndarray::{Array1, Array2, Array3, ArrayView2, ArrayView3, Axis, s};
@@ -11,57 +13,66 @@ use thresher_core::pipeline::evict::{Eviction, HeadBudget, of_head};
 use thresher_core::pipeline::kv_export::{self, KvExport};
 use thresher_core::rc::{self, Keep};
 
-use crate::eval::bootstrap::SplitMix;
+use crate::eval::estimate::SplitMix64;
 
-/// A method.
+/// An eviction method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Method {
-    /// What `kv.policy = heads` does.
+    /// RC with the budget, sinks and last tokens of `"policy": "heads"`.
     Rc,
-    /// The same RC, as many keys in every head: what sharing out is worth.
+    /// The same RC with the same number of keys in every head. The difference to `Rc` is the gain of
+    /// distributing the budget among heads.
     RcEven,
-    /// The same RC, one budget for all layers, no head with a part of its own.
+    /// The same RC with one budget for all layers and no guaranteed part for any head.
     RcGlobal,
-    /// Expected RC over the question's own keys; each head keeps what reaches the same multiple of its mean (RCStat).
+    /// Expected RC over the question's own keys; each head keeps the keys that reach the same multiple of the
+    /// head's mean (RCStat, arXiv 2506.19549).
     RcPaper,
-    /// What the question attends to, each key with its neighbours, as many in every head (Li et al. 2024).
+    /// Attention of the question, max-pooled over neighbouring keys, the same number of keys in every head
+    /// (SnapKV, Li et al. 2024).
     SnapKv,
-    /// The same, shared out among a layer's heads as `rc` is (Feng et al. 2024).
+    /// SnapKV's scores with the budget distributed among a layer's heads as in `Rc` (Ada-KV, Feng et al.
+    /// 2024).
     AdaSnapKv,
-    /// Half what everything attended to so far, half the newest (Zhang et al. 2023).
+    /// Half of the budget for the keys with the most attention so far, half for the newest keys (Zhang et al.
+    /// 2023).
     H2o,
-    /// The first four and the newest (Xiao et al. 2023).
+    /// The first four keys and the newest ones (Xiao et al. 2023).
     StreamingLlm,
-    /// Keys of the least length (Devoto et al. 2024).
+    /// The keys of the smallest norm (Devoto et al. 2024).
     KeyNorm,
-    /// Any.
+    /// Random keys, with a fixed seed.
     Random,
 }
 
-/// Neighbours that SnapKV takes the best of, the key itself included.
+/// Width of SnapKV's max pooling, in keys, the key itself included.
 const SNAPKV_KERNEL: usize = 5;
 const STREAMING_SINKS: usize = 4;
 const SEED: u64 = 0x00C0_FFEE;
 
-/// What the methods choose by.
-pub struct Seen {
+/// The scores that the methods select keys by.
+pub struct KeyScores {
     /// `[layer, kv_head, key]`: RC of each key for its best query.
     rc: Array3<f32>,
-    /// The same: expected RC over the question's own keys.
+    /// `[layer, kv_head, key]`: expected RC over the question's own keys.
     rc_self: Array3<f32>,
-    /// The same: attention of the question's tokens, mean over query heads.
-    asked: Array3<f32>,
-    /// The same of the chunks' own tokens, each over its window.
-    own: Array3<f32>,
-    /// `[layer, kv_head, key]`: length of each key.
-    norms: Array3<f32>,
-    /// Special tokens in front, which all methods keep.
+    /// `[layer, kv_head, key]`: attention of the question's tokens, summed over the tokens, averaged over the
+    /// query heads that share the key head.
+    question_attention: Array3<f32>,
+    /// `[layer, kv_head, key]`: the same for the tokens of the chunks, each over its own window.
+    chunk_attention: Array3<f32>,
+    /// `[layer, kv_head, key]`: Euclidean norm of each key.
+    key_norms: Array3<f32>,
+    /// Number of special tokens at the start; all methods keep them.
     prefix: usize,
     row: usize,
 }
 
-impl Seen {
-    /// Runs question and chunks through the model.
+impl KeyScores {
+    /// Runs the question and the chunks through the model and computes all scores.
+    ///
+    /// # Errors
+    /// Fails if the model is not a decoder whose keys can be exported, or if it fails.
     pub fn new(kv_export: &KvExport, question: &[u32], pipeline: &Pipeline, row: usize) -> Result<Self> {
         let info = pipeline.model();
         let decoder = kv_export::check_model(info)?;
@@ -71,13 +82,13 @@ impl Seen {
         let encoded = over.encoded();
         let (tokens, prefix, dim) = (kv_export.tokens.len(), decoder.prefix_tokens(), info.head_dim);
         let shape = (decoder.layers, decoder.kv_heads, tokens);
-        let (mut asked, mut own, mut norms) =
+        let (mut question_attention, mut chunk_attention, mut key_norms) =
             (Array3::zeros(shape), Array3::zeros(shape), Array3::zeros(shape));
-        let windows = windows(kv_export);
-        let mut spoken = Vec::with_capacity(windows.len());
-        for window in &windows {
+        let window_ranges = window_ranges(kv_export);
+        let mut window_queries = Vec::with_capacity(window_ranges.len());
+        for window in &window_ranges {
             let ids: Vec<u32> = kv_export.tokens[window.clone()].iter().map(|token| token.id).collect();
-            spoken.push(pipeline.runtime().forward(&ids, &Behind(prefix as i64), None)?.queries);
+            window_queries.push(pipeline.runtime().forward(&ids, &PrefixOnly(prefix as i64), None)?.queries);
         }
         let group = decoder.heads / decoder.kv_heads;
         for layer in 0..decoder.layers {
@@ -91,35 +102,38 @@ impl Seen {
                 );
                 let at = s![layer, kv_head, ..];
                 let lengths = keys.slice(s![prefix.., ..]).map_axis(Axis(1), |key| key.dot(&key).sqrt());
-                norms.slice_mut(at).assign(&lengths);
+                key_norms.slice_mut(at).assign(&lengths);
                 for head in kv_head * group..(kv_head + 1) * group {
                     let all = layer * decoder.heads + head;
                     let x = encoded.vectors.slice(s![all, .., ..]).dot(&keys.t());
-                    let of_own = encoded.self_logits(all..all + 1);
-                    let [shares, _] = attention(x.view(), of_own.index_axis(Axis(0), 0));
-                    let mut asked = asked.slice_mut(at);
-                    asked.scaled_add(1.0 / group as f32, &shares.slice(s![prefix..]));
+                    let question_self_logits = encoded.self_logits(all..all + 1);
+                    let [attention_sums, _] =
+                        attention(x.view(), question_self_logits.index_axis(Axis(0), 0));
+                    let mut question_attention = question_attention.slice_mut(at);
+                    question_attention.scaled_add(1.0 / group as f32, &attention_sums.slice(s![prefix..]));
                 }
-                // A window was read behind the special tokens: its queries stand there, and so do its keys in its block.
-                for (window, spoken) in windows.iter().zip(&spoken) {
-                    let of_window = kv_export.window_keys(pipeline, plane, window.clone());
+                // A window was read after the special tokens, so its queries and the keys of its block have
+                // positions that start there.
+                for (window, window_queries) in window_ranges.iter().zip(&window_queries) {
+                    let window_keys = kv_export.window_keys(pipeline, plane, window.clone());
                     for head in kv_head * group..(kv_head + 1) * group {
-                        let queries = spoken[layer].slice(s![head, .., ..]);
-                        let x = queries.dot(&of_window.t());
+                        let queries = window_queries[layer].slice(s![head, .., ..]);
+                        let x = queries.dot(&window_keys.t());
                         let (before, among) = x.view().split_at(Axis(1), prefix);
-                        let [_, shares] = attention(before, among);
-                        let mut own = own.slice_mut(s![layer, kv_head, window.clone()]);
-                        own.scaled_add(1.0 / group as f32, &shares);
+                        let [_, attention_sums] = attention(before, among);
+                        let mut chunk_attention =
+                            chunk_attention.slice_mut(s![layer, kv_head, window.clone()]);
+                        chunk_attention.scaled_add(1.0 / group as f32, &attention_sums);
                     }
                 }
             }
         }
-        Ok(Self { rc, rc_self, asked, own, norms, prefix, row })
+        Ok(Self { rc, rc_self, question_attention, chunk_attention, key_norms, prefix, row })
     }
 }
 
-/// Runs of tokens of one window.
-fn windows(kv_export: &KvExport) -> Vec<std::ops::Range<usize>> {
+/// Returns the ranges of tokens that belong to the same window.
+fn window_ranges(kv_export: &KvExport) -> Vec<std::ops::Range<usize>> {
     let mut found: Vec<std::ops::Range<usize>> = Vec::new();
     for (at, token) in kv_export.tokens.iter().enumerate() {
         match found.last_mut() {
@@ -130,10 +144,10 @@ fn windows(kv_export: &KvExport) -> Vec<std::ops::Range<usize>> {
     found
 }
 
-/// Tokens that look back on special tokens only.
-struct Behind(i64);
+/// A past that holds the special tokens only.
+struct PrefixOnly(i64);
 
-impl Past for Behind {
+impl Past for PrefixOnly {
     fn positions(&self) -> &[i64] {
         &[]
     }
@@ -149,8 +163,8 @@ impl Past for Behind {
     }
 }
 
-/// Attention of all queries together to each key that lies before them, and to each other: `before [query, key]` and `among [query, query]`,
-/// of which each sees those up to itself.
+/// Returns the attention of all queries, summed, to each key before them and to each key among them. Inputs
+/// are logits: `before [query, key]` and `among [query, query]`; each query sees the keys up to its own.
 fn attention(before: ArrayView2<f32>, among: ArrayView2<f32>) -> [Array1<f32>; 2] {
     let mut sums = [Array1::zeros(before.ncols()), Array1::zeros(among.ncols())];
     for (j, (before, among)) in before.outer_iter().zip(among.outer_iter()).enumerate() {
@@ -165,7 +179,7 @@ fn attention(before: ArrayView2<f32>, among: ArrayView2<f32>) -> [Array1<f32>; 2
 }
 
 impl Method {
-    /// All of them, ours first.
+    /// All methods, Thresher's first.
     pub const ALL: [Self; 10] = [
         Self::Rc,
         Self::RcEven,
@@ -179,7 +193,7 @@ impl Method {
         Self::Random,
     ];
 
-    /// As it stands in reports.
+    /// Returns the method's name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rc => "rc",
@@ -195,47 +209,50 @@ impl Method {
         }
     }
 
-    /// One key of `ratio` is kept.
+    /// Selects one key in `ratio`.
     ///
     /// # Errors
-    /// None of its own: nothing that is always kept is named.
-    pub fn kept(self, seen: &Seen, ratio: u32) -> Result<KeyMask> {
+    /// Fails as [`Eviction::choose`] does. That does not happen here, because no method names tokens that are
+    /// always kept.
+    pub fn select_keys(self, scores: &KeyScores, ratio: u32) -> Result<KeyMask> {
         let share = 1.0 / f64::from(ratio);
-        let count = of_head(seen.rc.len_of(Axis(2)), share);
+        let count = of_head(scores.rc.len_of(Axis(2)), share);
         Ok(match self {
-            Self::Rc => Eviction::of(HeadBudget::Ratio(share)).choose(&seen.rc, seen.prefix)?,
-            Self::RcEven => best(seen.rc.view(), count, 0, 0),
-            Self::RcGlobal => global(seen.rc.view(), count),
+            Self::Rc => Eviction::of(HeadBudget::Ratio(share)).choose(&scores.rc, scores.prefix)?,
+            Self::RcEven => best(scores.rc.view(), count, 0, 0),
+            Self::RcGlobal => global(scores.rc.view(), count),
             Self::RcPaper => {
-                let mut scores = seen.rc_self.clone();
+                let mut scores = scores.rc_self.clone();
                 for mut head in scores.rows_mut() {
                     let mean = head.mean().unwrap_or(0.0).max(f32::MIN_POSITIVE);
                     head.mapv_inplace(|rc| rc / mean);
                 }
                 global(scores.view(), count)
             }
-            Self::SnapKv => best(pooled(seen.asked.view()).view(), count, 0, 0),
+            Self::SnapKv => best(pooled(scores.question_attention.view()).view(), count, 0, 0),
             Self::AdaSnapKv => {
                 let none = Some(0);
                 let eviction = Eviction { keep: HeadBudget::Ratio(share), sinks: none, recent: none };
-                eviction.choose(&pooled(seen.asked.view()), seen.prefix)?
+                eviction.choose(&pooled(scores.question_attention.view()), scores.prefix)?
             }
-            Self::H2o => best((&seen.asked + &seen.own).view(), count, 0, count / 2),
+            Self::H2o => {
+                best((&scores.question_attention + &scores.chunk_attention).view(), count, 0, count / 2)
+            }
             Self::StreamingLlm => {
-                let sinks = STREAMING_SINKS.saturating_sub(seen.prefix).min(count);
-                best(Array3::zeros(seen.norms.dim()).view(), count, sinks, count - sinks)
+                let sinks = STREAMING_SINKS.saturating_sub(scores.prefix).min(count);
+                best(Array3::zeros(scores.key_norms.dim()).view(), count, sinks, count - sinks)
             }
-            Self::KeyNorm => best(seen.norms.mapv(|length| -length).view(), count, 0, 0),
+            Self::KeyNorm => best(scores.key_norms.mapv(|length| -length).view(), count, 0, 0),
             Self::Random => {
-                let mut random = SplitMix(SEED + seen.row as u64);
-                let any = Array3::from_shape_simple_fn(seen.norms.dim(), || random.below(1 << 24) as f32);
+                let mut rng = SplitMix64(SEED + scores.row as u64);
+                let any = Array3::from_shape_simple_fn(scores.key_norms.dim(), || rng.below(1 << 24) as f32);
                 best(any.view(), count, 0, 0)
             }
         })
     }
 }
 
-/// The best keys of all heads of all layers, so many a head on average.
+/// Keeps the best keys of all heads of all layers together: `count` per head on average.
 fn global(scores: ArrayView3<f32>, count: usize) -> KeyMask {
     let (layers, kv_heads, tokens) = scores.dim();
     let heads = layers * kv_heads;
@@ -244,7 +261,8 @@ fn global(scores: ArrayView3<f32>, count: usize) -> KeyMask {
     KeyMask::new(kept.into_shape_with_order(scores.dim()).expect("the same values"))
 }
 
-/// In each head the `count` best keys; the `first` and the `last` ones whatever they score.
+/// Keeps the `count` best keys of each head; the `first` keys and the `last` keys are kept whatever their
+/// scores.
 fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> KeyMask {
     let tokens = scores.len_of(Axis(2));
     let mut kept = Array3::from_elem(scores.dim(), false);
@@ -259,13 +277,13 @@ fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> Key
     KeyMask::new(kept)
 }
 
-/// Each key's score as the best of those around it.
+/// Replaces each key's score by the maximum over its neighbours (SnapKV's pooling).
 fn pooled(scores: ArrayView3<f32>) -> Array3<f32> {
-    let reach = SNAPKV_KERNEL / 2;
+    let radius = SNAPKV_KERNEL / 2;
     let mut pooled = scores.to_owned();
     for (scores, mut pooled) in scores.rows().into_iter().zip(pooled.rows_mut()) {
         for (key, pooled) in pooled.iter_mut().enumerate() {
-            let around = s![key.saturating_sub(reach)..(key + reach + 1).min(scores.len())];
+            let around = s![key.saturating_sub(radius)..(key + radius + 1).min(scores.len())];
             *pooled = scores.slice(around).fold(f32::MIN, |most, &score| most.max(score));
         }
     }
@@ -287,31 +305,27 @@ mod tests {
     }
 
     #[test]
-    fn each_head_its_best() {
+    fn each_head_keeps_its_best_keys() {
         let scores = array![[[1.0, 5.0, 2.0, 4.0, 0.0], [3.0, 3.0, 3.0, 3.0, 3.0]]];
         check("two", best(scores.view(), 2, 0, 0), &[".x.x.", "xx..."]);
+        check("the first and the last key in any case", best(scores.view(), 3, 1, 1), &["xx..x", "xx..x"]);
+        check("more than there are keys", best(scores.view(), 9, 0, 0), &["xxxxx", "xxxxx"]);
+        check("one budget for all heads", global(scores.view(), 2), &[".x.x.", "xx..."]);
         check(
-            "the first and the last whatever they score",
-            best(scores.view(), 3, 1, 1),
-            &["xx..x", "xx..x"],
-        );
-        check("no more than there are", best(scores.view(), 9, 0, 0), &["xxxxx", "xxxxx"]);
-        check("of all heads together", global(scores.view(), 2), &[".x.x.", "xx..."]);
-        check(
-            "where one head finds more",
+            "one head has higher scores",
             global((&scores - &array![[[0.0], [2.0]]]).view(), 1),
             &[".x.x.", "....."],
         );
     }
 
     #[test]
-    fn a_key_is_as_good_as_its_best_neighbour() {
+    fn max_pooling_takes_the_best_neighbour() {
         let scores = array![[[9.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]]];
         assert_eq!(pooled(scores.view()), array![[[9.0, 9.0, 9.0, 1.0, 1.0, 1.0, 1.0, 0.0]]]);
     }
 
     #[test]
-    fn attention_is_a_share_of_what_each_query_sees() {
+    fn attention_is_causal_and_sums_to_one_per_query() {
         let (three, none) = (3.0_f32.ln(), 0.0);
         let before = array![[three, none], [none, none]];
         // The first query does not see the second.

@@ -1,11 +1,16 @@
-"""What handing keys and values over saves: time to the first token in transformers, and bytes.
+"""Measures what exported keys and values save: time to the first token in transformers, and bytes.
 
-    python benches/handover.py --thresher target/release/thresher [--runs 20]
+    python benches/kv_export.py --thresher target/release/thresher [--runs 20]
 
-Two models: `models/facts`, and a randomly initialised Llama of SmolLM-135M's shape, for its times only. A daemon reads the chunks once and keeps a
-quarter of them for a question, with one worker. Then, run by run in turn, `transformers` on one thread: the first token behind keys and values that are fetched, taken over
-and followed by the question; behind the kept text, read by transformers; behind all of the text, read by transformers. Fetching, reading the
-file and building the cache are part of the first. Needs what tests/handover/requirements.txt names, and THRESHER_RUNTIME_LIB.
+Two models: `models/facts`, and a randomly initialised Llama with the shape of SmolLM-135M (only its times are
+meaningful). A daemon with one worker reads the chunks once and keeps a quarter of them for a question. Then, in turns
+within each run, `transformers` on one thread computes the first token after
+
+- exported keys and values, followed by the question (fetching, reading the file and building the cache included),
+- the kept text and the question, both read by transformers,
+- all of the text and the question, both read by transformers.
+
+Needs the packages of tests/kv_export/requirements.txt, and THRESHER_RUNTIME_LIB.
 """
 
 import argparse
@@ -35,14 +40,14 @@ SMOLLM_135M = dict(
 
 
 def random_llama(folder: Path) -> None:
-    """A folder of the shape, with the tokenizer of `models/facts`."""
+    """Writes a model folder with random weights and the tokenizer of `models/facts`."""
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**SMOLLM_135M)).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((ROOT / "models/facts/tokenizer.json").read_bytes())
 
 
 def first_token(model, ids, cache=None):
-    """The likeliest token behind `ids`, which follow what `cache` holds."""
+    """Returns the most likely token after the tokens of `cache` and `ids`."""
     with torch.no_grad():
         return model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1].argmax().item()
 
@@ -57,13 +62,13 @@ def measure(name: str, folder: Path, binary: str, runs: int, chunks: int) -> Non
         served = daemons.Daemon(THRESHER__MODEL__DIR=exported, THRESHER__BLOCKS__CODEC="f16", THRESHER__MODEL__WORKERS="1")
         try:
             with Client(served.url) as client:
-                say(name, client, (row, model, tokenizer, question), fingerprint(folder), runs)
+                compare(name, client, (row, model, tokenizer, question), fingerprint(folder), runs)
         finally:
             served.stop()
 
 
-def say(name, client, asked, mark, runs):
-    row, model, tokenizer, question = asked
+def compare(name, client, inputs, model_fingerprint, runs):
+    row, model, tokenizer, question = inputs
 
     def compress(kept, **kv):
         return client.compress(
@@ -71,44 +76,44 @@ def say(name, client, asked, mark, runs):
         )
 
     everything = compress(1.0)
-    found, heads = compress(0.25), compress(0.25, policy="heads", ratio=0.25)
+    chunks_export, heads_export = compress(0.25), compress(0.25, policy="heads", ratio=0.25)
     texts = {c["id"]: c["text"] for c in row["chunks"]}
 
-    def read(names):
-        text = " ".join(texts[one] for one in names)
+    def encode(chunk_ids):
+        text = " ".join(texts[chunk_id] for chunk_id in chunk_ids)
         return torch.cat([tokenizer(text, return_tensors="pt").input_ids, question], 1)
 
-    kept = [chunk.id for chunk in found.chunks if chunk.kept]
-    ids = {"kept text": read(kept), "all text": read(texts)}
+    kept = [chunk.id for chunk in chunks_export.chunks if chunk.kept]
+    ids = {"kept text": encode(kept), "all text": encode(texts)}
 
-    def taken_over(handle):
-        handover = Handover.load(client.kv(handle, fingerprint=mark))
-        cache = handover.cache(model, mark)
-        at = torch.arange(handover.next_position, handover.next_position + question.shape[1])[None]
+    def first_token_after_export(handle):
+        kv_export = Handover.load(client.kv(handle, fingerprint=model_fingerprint))
+        cache = kv_export.cache(model, model_fingerprint)
+        positions = torch.arange(kv_export.next_position, kv_export.next_position + question.shape[1])[None]
         with torch.no_grad(), attention(model):
-            return model(question, past_key_values=cache, position_ids=at, logits_to_keep=1).logits[0, -1].argmax().item()
+            return model(question, past_key_values=cache, position_ids=positions, logits_to_keep=1).logits[0, -1].argmax().item()
 
-    ways = {
-        "handed over, chunks": lambda: taken_over(found.kv.handle),
-        "handed over, heads": lambda: taken_over(heads.kv.handle),
-        "kept text read": lambda: first_token(model, ids["kept text"]),
-        "all text read": lambda: first_token(model, ids["all text"]),
+    variants = {
+        "KV export, chunks": lambda: first_token_after_export(chunks_export.kv.handle),
+        "KV export, heads": lambda: first_token_after_export(heads_export.kv.handle),
+        "kept text": lambda: first_token(model, ids["kept text"]),
+        "all text": lambda: first_token(model, ids["all text"]),
         "compress, chunks": lambda: compress(0.25),
         "compress, heads": lambda: compress(0.25, policy="heads", ratio=0.25),
     }
-    times = {way: [] for way in ways}
+    times = {variant: [] for variant in variants}
     for run in range(runs + 2):
-        for way, do in ways.items():
+        for variant, run_variant in variants.items():
             started = time.perf_counter()
-            do()
+            run_variant()
             if run >= 2:
-                times[way].append((time.perf_counter() - started) * 1e3)
-    print(f"\n{name}: {everything.kv.tokens} tokens of chunks, {found.kv.tokens} kept, question of {question.shape[1]}")
-    base = statistics.median(times["handed over, chunks"])
-    for way, of_way in times.items():
-        low, middle, high = statistics.quantiles(of_way, n=4)
-        print(f"  {way:22} {middle:9.1f} ms [{low:.1f}, {high:.1f}]   {middle / base:6.2f} x")
-    print(f"  bytes of keys and values in 16 bits: all {everything.kv.bytes:,}, kept chunks {found.kv.bytes:,}, a quarter of their keys {heads.kv.bytes:,}")
+                times[variant].append((time.perf_counter() - started) * 1e3)
+    print(f"\n{name}: {everything.kv.tokens} tokens of chunks, {chunks_export.kv.tokens} kept, question of {question.shape[1]} tokens")
+    base = statistics.median(times["KV export, chunks"])
+    for variant, variant_times in times.items():
+        low, middle, high = statistics.quantiles(variant_times, n=4)
+        print(f"  {variant:22} {middle:9.1f} ms [{low:.1f}, {high:.1f}]   {middle / base:6.2f} x")
+    print(f"  bytes of keys and values in 16 bits: all chunks {everything.kv.bytes:,}, kept chunks {chunks_export.kv.bytes:,}, a quarter of their keys {heads_export.kv.bytes:,}")
 
 
 def main():

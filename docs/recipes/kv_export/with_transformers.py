@@ -1,4 +1,4 @@
-"""Let a language model go on from what the daemon has read, instead of reading the chunks again."""
+"""Load the cached keys and values of the chunks into a language model, which then does not read the chunks."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from thresher_client import Client
 from thresher_client.transformers import Handover, fingerprint, generate
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-FOLDER = "models/facts"  # the Hugging Face folder that `thresher export` made the daemon's model of
+FOLDER = "models/facts"  # the Hugging Face folder from which `thresher export` made the daemon's model
 ASKED = json.loads(Path("docs/examples/facts.json").read_text())
 
 model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype="float32")
