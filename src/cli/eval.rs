@@ -61,7 +61,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
 
 fn kv(config: &Config, file: &Path, json: Option<&Path>) -> anyhow::Result<ExitCode> {
     let engine = app::engine(config).all_layers(true).forward_pass(true).build()?;
-    let report = watched(file, |progress| eval::kv::evaluate(file, engine.pipeline(), progress))?;
+    let report = watched(file, |progress| eval::kv::evaluate(file, &engine, progress))?;
     super::print(eval::kv::table(&report));
     if let Some(path) = json {
         write(path, &serde_json::to_value(&report)?)?;

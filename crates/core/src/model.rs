@@ -78,19 +78,6 @@ pub trait ModelRuntime: Send + Sync {
         ArrayView3::from_shape((0, 0, 0), &[]).expect("nothing has any shape")
     }
 
-    /// A decoder's forward pass over `tokens`, which look back on what `kept` leaves of `past`.
-    ///
-    /// # Errors
-    /// What the runtime reports; [`ModelError::NoForward`] where it was not loaded for this.
-    fn forward(
-        &self,
-        _tokens: &[u32],
-        _past: &dyn Past,
-        _kept: Option<&KeyMask>,
-    ) -> Result<Forward, ModelError> {
-        Err(ModelError::NoForward { model: self.info().name.clone() })
-    }
-
     /// Raw, pre-softmax logits of one question window over `keys` `[head, key, head_dim]`, by the query graph itself: what the scan
     /// of blocks is checked against.
     ///

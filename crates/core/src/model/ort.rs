@@ -83,6 +83,14 @@ impl Loaded {
         }
     }
 
+    /// The decoder, unless this is an encoder.
+    pub fn decoder(&self) -> Option<&DecoderRuntime> {
+        match self {
+            Self::Late(_) => None,
+            Self::Decoder(decoder) => Some(decoder),
+        }
+    }
+
     /// What the rest of the program may ask of it.
     pub fn runtime(&self) -> Arc<dyn ModelRuntime> {
         match self {

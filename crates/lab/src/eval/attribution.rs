@@ -211,7 +211,11 @@ fn scores(
         Method::MaxSim => rc::raw_maxsim(&rc::peaks(cross, segments)),
         Method::Cosine => {
             let own = own.slice(s![.., .., tokens.range()]).to_owned();
-            methods::cosine(&row_reading.reading, &RawLogits { cross: cross.to_owned(), self_logits: own }, segments)
+            methods::cosine(
+                &row_reading.reading,
+                &RawLogits { cross: cross.to_owned(), self_logits: own },
+                segments,
+            )
         }
     }))
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use ndarray::{Array1, Array2, Axis, concatenate, s};
 use thresher_core::domain::TokenSpan;
 use thresher_core::kv::codec::Codec;
-use thresher_core::model::{RawLogits, ModelInfo};
+use thresher_core::model::{ModelInfo, RawLogits};
 use thresher_core::pipeline::Reading;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::score::{self, Scores, Scoring};
@@ -188,7 +188,8 @@ pub fn cosine(reading: &Reading, logits: &RawLogits, spans: &[TokenSpan]) -> Vec
     let keys: Vec<_> = reading.blocks.blocks.iter().map(|block| block.keys()).collect();
     let keys: Vec<_> = keys.iter().map(|keys| keys.index_axis(Axis(0), 0)).collect();
     let keys = concatenate(Axis(0), &keys).expect("keys of one model differ in length only");
-    let question_norm = logits.self_logits.index_axis(Axis(0), 0).mean().unwrap_or(1.0).max(f32::EPSILON).sqrt();
+    let question_norm =
+        logits.self_logits.index_axis(Axis(0), 0).mean().unwrap_or(1.0).max(f32::EPSILON).sqrt();
     let of = |span: &TokenSpan| {
         if span.is_empty() {
             return 0.0;

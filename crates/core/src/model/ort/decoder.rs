@@ -195,7 +195,17 @@ impl ModelRuntime for DecoderRuntime {
         self.prefix.view()
     }
 
-    fn forward(
+    fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
+        Err(ModelError::NoQueryGraph { model: self.info.name.clone() })
+    }
+}
+
+impl DecoderRuntime {
+    /// Runs the whole decoder over `tokens`, which attend to the part of `past` that `kept` leaves, up to the logits of the next token.
+    ///
+    /// # Errors
+    /// [`ModelError::NoForward`] where [`OrtSettings::forward`] was not set when the model was loaded; else what the runtime reports.
+    pub fn forward(
         &self,
         tokens: &[u32],
         past: &dyn Past,
@@ -213,12 +223,6 @@ impl ModelRuntime for DecoderRuntime {
         graph.with(self.lane, |graph| graph.run(&input, past)).map_err(|e| graph_error(&self.file, e))
     }
 
-    fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
-        Err(ModelError::NoQueryGraph { model: self.info.name.clone() })
-    }
-}
-
-impl DecoderRuntime {
     fn asked<'a>(
         &'a self,
         question: &'a [u32],

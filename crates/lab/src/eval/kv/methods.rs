@@ -6,8 +6,8 @@
 
 use anyhow::Result;
 use ndarray::{Array1, Array2, Array3, ArrayView2, ArrayView3, Axis, s};
+use thresher_core::Engine;
 use thresher_core::model::{KeyMask, Past};
-use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::evict::{Eviction, HeadBudget, of_head};
 use thresher_core::pipeline::kv_export::{self, KvExport};
@@ -73,7 +73,8 @@ impl KeyScores {
     ///
     /// # Errors
     /// Fails if the model is not a decoder whose keys can be exported, or if it fails.
-    pub fn new(kv_export: &KvExport, question: &[u32], pipeline: &Pipeline, row: usize) -> Result<Self> {
+    pub fn new(kv_export: &KvExport, question: &[u32], engine: &Engine, row: usize) -> Result<Self> {
+        let pipeline = engine.pipeline();
         let info = pipeline.model();
         let decoder = kv_export::check_model(info)?;
         let cancel = Cancel::default();
@@ -88,7 +89,8 @@ impl KeyScores {
         let mut window_queries = Vec::with_capacity(window_ranges.len());
         for window in &window_ranges {
             let ids: Vec<u32> = kv_export.tokens[window.clone()].iter().map(|token| token.id).collect();
-            window_queries.push(pipeline.runtime().forward(&ids, &PrefixOnly(prefix as i64), None)?.queries);
+            window_queries
+                .push(super::decoder_of(engine)?.forward(&ids, &PrefixOnly(prefix as i64), None)?.queries);
         }
         let group = decoder.heads / decoder.kv_heads;
         for layer in 0..decoder.layers {
