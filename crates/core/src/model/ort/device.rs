@@ -2,7 +2,9 @@
 //! Knows nothing of what the sessions compute.
 
 use ort::environment::Environment;
-use ort::ep::{ArenaExtendStrategy, CPU, CUDA};
+use ort::ep::CPU;
+#[cfg(feature = "cuda")]
+use ort::ep::{ArenaExtendStrategy, CUDA};
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
@@ -78,6 +80,16 @@ impl Device {
     /// A provider that is not there.
     pub fn configure(&self, builder: SessionBuilder) -> Result<SessionBuilder, ort::Error> {
         let Some(number) = self.cuda else { return Ok(builder) };
+        self.with_cuda(builder, number)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn with_cuda(&self, _: SessionBuilder, _: u16) -> Result<SessionBuilder, ort::Error> {
+        Err(ort::Error::new("this program was built without the feature `cuda`"))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn with_cuda(&self, builder: SessionBuilder, number: u16) -> Result<SessionBuilder, ort::Error> {
         // What a user allows is a bound, so memory is taken as it is needed, not doubled.
         let mut cuda = CUDA::default()
             .with_device_id(i32::from(number))
