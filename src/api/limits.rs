@@ -140,7 +140,7 @@ impl BodyLimits {
         let limits = ShapeLimits { value_count_max: max, depth_max: TREE_DEPTH_MAX, duplicate_keys: true };
         let place = param.unwrap_or("the body");
         let (code, message) = match shape::check(json, limits) {
-            Ok(()) | Err(ShapeError::Json(_) | ShapeError::KeyTwice) => return Ok(()),
+            Ok(()) | Err(ShapeError::Json(_) | ShapeError::DuplicateKey) => return Ok(()),
             Err(ShapeError::TooMany) => (
                 "json_value_too_many",
                 format!("{place} has too many JSON values; the limit is {max} (limits.json_value_count_max)"),

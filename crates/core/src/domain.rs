@@ -1,5 +1,9 @@
-//! The words that every module shares: chunks, ranges, budgets, scores, citations.
-//! Knows nothing of models, HTTP or storage.
+//! The data types that every module shares: chunks, ranges, budgets, and the requests to compress and to
+//! attribute. Knows nothing of models, HTTP or storage.
+//!
+//! Positions in a text are UTF-8 byte offsets ([`ByteRange`]); positions on the key axis of the model's
+//! attention are token indices ([`TokenSpan`]). The daemon converts the offsets of its JSON API, see
+//! [`OffsetMap`](crate::text::offsets::OffsetMap).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,75 +11,101 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A half-open range of UTF-8 bytes of some text; which text, the field that holds it says.
+/// A half-open range `start..end` of UTF-8 byte offsets into a text. The field that holds the range says
+/// which text.
+///
+/// ```
+/// use thresher_core::domain::ByteRange;
+///
+/// let text = "Größe matters. So does speed.";
+/// let sentence = ByteRange::new(0, 16);
+/// assert_eq!(sentence.of(text), "Größe matters.");
+/// assert_eq!(sentence.len(), 16, "ö and ß have two bytes each");
+/// assert!(!sentence.overlaps(ByteRange::new(16, 31)), "neighbouring ranges share no byte");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ByteRange {
-    /// First byte.
+    /// Offset of the first byte.
     pub start: usize,
-    /// One past the last byte.
+    /// Offset one past the last byte; never below `start`.
     pub end: usize,
 }
 
 impl ByteRange {
+    /// Returns the range `start..end`.
+    ///
     /// # Panics
-    /// When `start > end`: a reversed range is a bug of the caller, never of the input.
+    /// When `start > end`. Offsets that a client sends must be checked before this call.
     pub fn new(start: usize, end: usize) -> Self {
         assert!(start <= end, "byte range is reversed: {start}..{end}");
         Self { start, end }
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes in the range.
     pub fn len(self) -> usize {
         self.end - self.start
     }
 
-    /// Whether the range holds no byte.
+    /// Returns whether the range has no bytes.
     pub fn is_empty(self) -> bool {
         self.start == self.end
     }
 
-    /// Whether the two share a byte.
+    /// Returns whether both ranges contain at least one common byte. An empty range overlaps nothing.
     pub fn overlaps(self, other: Self) -> bool {
         self.start.max(other.start) < self.end.min(other.end)
     }
 
-    /// The same range, `bytes` further right.
+    /// Returns the range moved right by `bytes`.
     pub fn shifted(self, bytes: usize) -> Self {
         Self::new(self.start + bytes, self.end + bytes)
     }
 
-    /// The text under the range.
+    /// Returns the part of `text` that the range covers.
     ///
     /// # Panics
-    /// When the range does not lie on character boundaries of `text`.
+    /// When an end of the range lies beyond `text` or inside a character.
     pub fn of(self, text: &str) -> &str {
         &text[self.start..self.end]
     }
 }
 
-/// Whose data it is: what one tenant sends is never found by another. The default is the one tenant of a daemon without keys.
+/// The name of a tenant. Tenants are isolated: no request can observe another tenant's data. The default
+/// tenant, whose name is empty, is the only tenant of a daemon without API keys.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tenant(Arc<str>);
 
-/// The longest name of a tenant, in bytes.
-const TENANT_BYTES_MAX: usize = 64;
+const TENANT_NAME_BYTES_MAX: usize = 64;
 
 impl Tenant {
-    /// A tenant by its name, which is the name of a folder and part of a journal's; empty: the default one. None where it is
-    /// anything but lower-case letters, digits, `-`, `_` and `.`, or begins with `.`: two names are then never one folder, also
-    /// where a file system does not tell cases apart.
+    /// Returns the tenant with this name, or the default tenant for an empty name. Returns `None` for an
+    /// invalid name: a valid one has at most 64 bytes, consists of ASCII lower-case letters, digits, `-`, `_`
+    /// and `.`, and does not begin with `.`.
+    ///
+    /// The name is also the name of a directory and a part of a journal's name. Without upper-case letters,
+    /// two tenants never share a directory, even on a file system that ignores letter case.
+    ///
+    /// ```
+    /// use thresher_core::domain::Tenant;
+    ///
+    /// assert_eq!(Tenant::new("team-a").expect("a valid name").name(), "team-a");
+    /// assert!(Tenant::new("").expect("the default tenant").is_default());
+    /// assert!(Tenant::new("Team A").is_none());
+    /// ```
     pub fn new(name: &str) -> Option<Self> {
-        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.');
-        let fits = name.len() <= TENANT_BYTES_MAX && name.bytes().all(plain) && !name.starts_with('.');
-        fits.then(|| Self(name.into()))
+        let is_allowed =
+            |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.');
+        let is_valid =
+            name.len() <= TENANT_NAME_BYTES_MAX && name.bytes().all(is_allowed) && !name.starts_with('.');
+        is_valid.then(|| Self(name.into()))
     }
 
-    /// Its name; empty for the default one.
+    /// Returns the tenant's name, which is empty for the default tenant.
     pub fn name(&self) -> &str {
         &self.0
     }
 
-    /// Whether it is the one that has no name.
+    /// Returns whether this is the default tenant.
     pub fn is_default(&self) -> bool {
         self.0.is_empty()
     }
@@ -93,16 +123,19 @@ impl From<Range<usize>> for ByteRange {
     }
 }
 
-/// A half-open range of tokens along one key axis: a segment that is scored as one (a token, a sentence, a chunk).
+/// A half-open range `start..end` of token indices on a key axis: a segment that is scored as one, such as a
+/// token, a sentence or a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenSpan {
-    /// First token.
+    /// Index of the first token.
     pub start: usize,
-    /// One past the last token.
+    /// Index one past the last token; never below `start`.
     pub end: usize,
 }
 
 impl TokenSpan {
+    /// Returns the span `start..end`.
+    ///
     /// # Panics
     /// When `start > end`.
     pub fn new(start: usize, end: usize) -> Self {
@@ -110,107 +143,130 @@ impl TokenSpan {
         Self { start, end }
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens in the span.
     pub fn len(self) -> usize {
         self.end - self.start
     }
 
-    /// Whether the span holds no token.
+    /// Returns whether the span has no tokens.
     pub fn is_empty(self) -> bool {
         self.start == self.end
     }
 
-    /// The same span, `tokens` further right.
+    /// Returns the span moved right by `tokens`.
     pub fn shifted(self, tokens: usize) -> Self {
         Self::new(self.start + tokens, self.end + tokens)
     }
 
-    /// As a range for slicing.
+    /// Returns the span as a [`Range`], for slicing and iterating.
     pub fn range(self) -> Range<usize> {
         self.start..self.end
     }
 }
 
-/// A retrieved passage as the caller sent it.
+/// A retrieved passage, as the caller sent it.
+///
+/// ```
+/// use thresher_core::domain::Chunk;
+///
+/// let chunk = Chunk {
+///     id: "tides-3".to_owned(),
+///     title: Some("Tides".to_owned()),
+///     text: "The moon raises two tides a day.".to_owned(),
+///     metadata: Some(r#"{"page": 3}"#.to_owned()),
+/// };
+/// assert_eq!(chunk.bytes(), 7 + 5 + 32 + 11);
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chunk {
-    /// The caller's name for it; unique within a request.
+    /// The caller's id of the chunk, unique within a request.
     pub id: String,
-    /// Title, read by the model in front of the text, never part of the output.
+    /// The title of the document. The model reads it in front of the text. It is never selected;
+    /// [`Format::Xml`] writes it as an attribute.
     pub title: Option<String>,
-    /// The text that may be kept.
+    /// The text from which sentences are kept or dropped.
     pub text: String,
-    /// Whatever the caller wants back beside the chunk: JSON, as it was written.
+    /// JSON that is returned with the chunk exactly as the caller wrote it. The pipeline does not read it.
     pub metadata: Option<String>,
 }
 
 impl Chunk {
-    /// A chunk without title or metadata.
+    /// Returns a chunk without title and metadata.
     pub fn new(id: impl Into<String>, text: impl Into<String>) -> Self {
         Self { id: id.into(), title: None, text: text.into(), metadata: None }
     }
 
-    /// Bytes of all its texts.
+    /// Returns the total size of id, title, text and metadata in bytes.
     pub fn bytes(&self) -> usize {
         let Self { id, title, text, metadata } = self;
-        let part = |part: &Option<String>| part.as_ref().map_or(0, String::len);
-        id.len() + part(title) + text.len() + part(metadata)
+        let len = |field: &Option<String>| field.as_ref().map_or(0, String::len);
+        id.len() + len(title) + text.len() + len(metadata)
     }
 }
 
-/// How much may be kept.
+/// How much context a compression may keep. Tokens are counted with the request's [`TokenizerName`].
+///
+/// ```
+/// use thresher_core::domain::{Budget, Chunk, CompressRequest};
+///
+/// let chunk = Chunk::new("moon", "The moon raises two tides a day. It is 384,400 km away.");
+/// let mut request = CompressRequest::new("How many tides are there a day?", vec![chunk]);
+/// assert_eq!(request.budget, Budget::Auto, "the default");
+/// request.budget = Budget::Tokens(2_000);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
     /// At most this many tokens of context.
     Tokens(usize),
-    /// At most this share of the input's tokens, in (0, 1].
+    /// At most this share of the input's tokens, above 0 and at most 1. A share of 1 keeps everything.
     Ratio(f64),
-    /// As much as the scores say is worth keeping.
+    /// The pipeline decides from the scores how much is worth keeping.
     Auto,
 }
 
-/// The unit that is kept or dropped as a whole.
+/// The unit of text that selection keeps or drops as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
     /// Whole chunks.
     Chunk,
-    /// Sentences.
+    /// Single sentences.
     #[default]
     Sentence,
-    /// Words: the model's tokens, widened to where the text can be cut.
+    /// Single words: the model's tokens, widened to the nearest places where the text can be cut.
     Token,
 }
 
-/// The order of chunks in the context.
+/// The order of the chunks in the compressed context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// As the caller sent them.
+    /// The order in which the caller sent them.
     #[default]
     Input,
-    /// Best first.
+    /// Descending relevance score.
     Relevance,
 }
 
-/// How the context is written.
+/// How the chunks are written into the compressed context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// `[1] text`, one block per chunk.
+    /// Each chunk begins with its number in square brackets: `[1] text`.
     #[default]
     Numbered,
-    /// The text alone.
+    /// The text of the chunks without any markup.
     Plain,
-    /// `<document index="1" id="...">text</document>`; the text itself is not escaped, it stays the caller's.
+    /// Each chunk is an XML element: `<document index="1" id="..." title="...">text</document>`. Attributes
+    /// are escaped; the text is not, so that it stays word for word the caller's.
     Xml,
 }
 
-/// The tokenizer that budgets and usage are counted with.
+/// The tokenizer that counts the tokens of budgets and usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerName {
-    /// The scoring model's own.
+    /// The tokenizer of the scoring model.
     #[default]
     Model,
     /// OpenAI's `o200k_base`.
@@ -219,44 +275,45 @@ pub enum TokenizerName {
     Cl100kBase,
 }
 
-/// What to do when a request cannot be answered in time or at all.
+/// What the daemon answers when a request cannot be compressed in time or at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnError {
-    /// An error.
+    /// An error response.
     #[default]
     Fail,
-    /// The caller's own chunks, whole, marked as degraded.
+    /// The caller's chunks, uncompressed, in a response that is marked as degraded.
     Passthrough,
 }
 
-/// A question and the chunks to compress for it.
+/// A request to compress: a question and the chunks to keep only the needed parts of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressRequest {
-    /// The question.
+    /// The question that decides what is relevant.
     pub query: String,
-    /// The retriever's chunks, in its order.
+    /// The retrieved chunks, in the retriever's order.
     pub chunks: Vec<Arc<Chunk>>,
-    /// Whether the chunks were named by their ids in the registry: more of them are allowed then.
+    /// Whether the caller named the chunks by their ids in the registry. More chunks are then allowed in one
+    /// request.
     pub registered: bool,
-    /// How much may be kept.
+    /// How much context may be kept; [`Budget::Auto`] by default.
     pub budget: Budget,
-    /// What is kept or dropped as a whole.
+    /// The unit that is kept or dropped as a whole; sentences by default.
     pub granularity: Granularity,
-    /// Ids of chunks that are kept whole whatever their score.
+    /// Ids of chunks that are kept whole, whatever their score.
     pub keep: Vec<String>,
-    /// Order of chunks in the context.
+    /// The order of the chunks in the context; the caller's order by default.
     pub order: Order,
-    /// How the context is written.
+    /// How the chunks are written into the context; numbered by default.
     pub format: Format,
-    /// What budgets and usage are counted with.
+    /// The tokenizer that counts the tokens of the budget and of usage; the model's by default.
     pub tokenizer: TokenizerName,
-    /// Whether per-token RC is returned.
+    /// Whether the result contains RC per token.
     pub explain: bool,
 }
 
 impl CompressRequest {
-    /// Asks `query` of `chunks`, everything else as by default.
+    /// Returns a request for `query` over `chunks` with the default of every option.
     pub fn new(query: impl Into<String>, chunks: Vec<Chunk>) -> Self {
         Self {
             query: query.into(),
@@ -278,72 +335,76 @@ impl CompressRequest {
 pub struct KeptSpan {
     /// Index of the chunk in the request.
     pub chunk: usize,
-    /// Bytes of the chunk's text.
+    /// Byte range in the chunk's text.
     pub source: ByteRange,
-    /// Bytes of the context. Empty until the context is written.
+    /// Byte range in the compressed context; empty until the context is written.
     pub output: ByteRange,
-    /// The span's tokens on the key axis. Empty where the chunk was not read, as in a degraded answer.
+    /// The span's tokens on the key axis; empty if the chunk was not read, as in a degraded answer.
     pub tokens: TokenSpan,
-    /// The highest RC of a unit in the span. None where nothing was scored.
+    /// The highest RC of a unit in the span; `None` if nothing was scored.
     pub score: Option<f32>,
 }
 
 impl KeptSpan {
-    /// A span that no model has scored and that no context holds yet.
+    /// Returns a span that no model has scored and that no context holds yet.
     pub fn unscored(chunk: usize, source: ByteRange) -> Self {
         Self { chunk, source, output: ByteRange::new(0, 0), tokens: TokenSpan::new(0, 0), score: None }
     }
 }
 
-/// An answer, and the chunks that it may have come from.
+/// A request to attribute: an answer, and the chunks that its parts may come from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttributeRequest {
-    /// The answer.
+    /// The text of the answer.
     pub answer: String,
-    /// The chunks, in the caller's order.
+    /// The chunks that may be cited, in the caller's order.
     pub chunks: Vec<Arc<Chunk>>,
-    /// Whether the chunks were named by their ids in the registry, or by an earlier request: more of them are allowed then.
+    /// Whether the caller named the chunks by their ids in the registry or by the id of an earlier request.
+    /// More chunks are then allowed in one request.
     pub registered: bool,
-    /// For each chunk the ranges of its text that the answer's author saw, ascending; none: all of it.
+    /// `[chunk]`: the ascending byte ranges of the chunk's text that the author of the answer saw. `None`
+    /// means all text of all chunks.
     pub seen: Option<Vec<Vec<ByteRange>>>,
-    /// Which parts of the answer are asked about.
+    /// The parts of the answer that are attributed separately; its sentences by default.
     pub parts: Parts,
-    /// How many of the best chunks are named for one part; those that are cited are, whatever their number.
+    /// How many of the best chunks are named as sources of one part. Cited chunks are named in any case.
+    /// [`SOURCES_DEFAULT`] by default.
     pub sources_max: usize,
 }
 
-/// The parts of an answer that are tied to chunks.
+/// How an answer is divided into the parts that are attributed to chunks separately.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Parts {
-    /// Its sentences.
+    /// Each sentence of the answer is a part.
     #[default]
     Sentences,
-    /// Its words.
+    /// Each word of the answer is a part.
     Words,
-    /// These bytes of it, ascending and apart from each other.
+    /// Each of these byte ranges of the answer is a part. The ranges are ascending and do not overlap.
     Spans(Vec<ByteRange>),
-    /// The values of an answer that is structured, each read by itself.
+    /// Each of these values of a structured (JSON) answer is a part.
     Values(Vec<Value>),
 }
 
-/// A value of a structured answer.
+/// A value of a structured (JSON) answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Value {
-    /// Where it stands: a JSON pointer (RFC 6901).
+    /// The position of the value in the answer: a JSON pointer (RFC 6901), such as `/items/0/price`.
     pub pointer: String,
-    /// Bytes of the answer in which it is written.
+    /// Byte range of the value in the answer, without the quotes of a string.
     pub bytes: ByteRange,
-    /// What it is called; empty where nobody calls it anything. Values of one list share it.
+    /// The name of the member that holds the value; empty when there is none. All values of one list share
+    /// the list's name.
     pub key: Arc<str>,
-    /// What it says.
+    /// The value as text: a string without JSON quotes and escapes, anything else as it is written.
     pub text: String,
 }
 
-/// Chunks that are named for one part of an answer, unless a request says otherwise.
+/// How many chunks are named as sources of one part of an answer when a request does not say.
 pub const SOURCES_DEFAULT: usize = 3;
 
 impl AttributeRequest {
-    /// Asks for the sources of the sentences of `answer`.
+    /// Returns a request for the sources of every sentence of `answer`, with the default of every option.
     pub fn new(answer: impl Into<String>, chunks: Vec<Chunk>) -> Self {
         Self {
             answer: answer.into(),

@@ -1,11 +1,11 @@
-//! Blocks: what is kept of a chunk once it has been read, how it is encoded and where, and a question's way over it.
-//! Knows nothing of models, requests or scores.
+//! The cache of chunk keys: blocks (the cached form of a chunk), their encoding, the tiers that store them,
+//! and the scan of a question over them. Knows nothing of models, requests or scores.
 
 pub mod block;
 pub mod codec;
-pub mod flights;
 pub mod key;
 pub mod local;
 pub mod scan;
+pub mod single_flight;
 pub mod store;
 pub mod tiers;

@@ -1,16 +1,17 @@
-//! Error messages about a caller's values: what serde says of values that do not fit, without the names of Rust's types, and values that
-//! are quoted, in a bounded length. Knows nothing of whose values they are.
+//! Plain error messages about a caller's values: translates serde's messages so that they name no Rust types,
+//! and quotes values at a bounded length. Knows nothing of what the values are for.
 
 use std::fmt;
 
-/// Bytes of a caller's text that a message repeats.
+/// How many bytes of a caller's text a message repeats at most.
 const QUOTED_BYTES_MAX: usize = 100;
 
-/// A caller's text inside a message. Of a long one only the beginning is shown, and how many bytes it has.
+/// Displays a caller's text inside a message. Of a text over 100 bytes it shows the beginning and the length:
+/// `abc... (1000101 bytes)`.
 #[derive(Debug, Clone, Copy)]
 pub struct Shortened<'a>(pub &'a str);
 
-/// The same in quotation marks, with escapes.
+/// Like [`Shortened`], but in quotation marks and with escapes: `"abc"... (1000101 bytes)`.
 #[derive(Debug, Clone, Copy)]
 pub struct Quoted<'a>(pub &'a str);
 
@@ -32,28 +33,42 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// The beginning of a text that is too long to be repeated; none of a short one.
+/// Returns the beginning of a text that is too long to be repeated, and `None` for a short text.
 fn beginning(text: &str) -> Option<&str> {
     (text.len() > QUOTED_BYTES_MAX).then(|| &text[..text.floor_char_boundary(QUOTED_BYTES_MAX)])
 }
 
-/// The message in words that a caller of any language knows.
-pub fn message(said: &str) -> String {
-    let said = said.trim();
-    if said.contains("hex escape") {
-        let (_, place) = said.split_once(" at line ").unwrap_or_default();
-        return format!("half of a surrogate pair: \\ud800 to \\udfff come in pairs, at line {place}");
+/// Translates a message of serde, `serde_json` or `toml` about a value into words that a caller of any
+/// programming language knows: it says "a whole number, 0 or more" instead of `usize`. Messages without a
+/// Rust type are returned unchanged.
+///
+/// ```
+/// use thresher_core::plain::message;
+///
+/// let error = serde_json::from_str::<usize>("-1").expect_err("a negative number");
+/// assert_eq!(
+///     message(&error.to_string()),
+///     "invalid value: integer `-1`, expected a whole number, 0 or more at line 1 column 2"
+/// );
+/// ```
+pub fn message(original: &str) -> String {
+    let original = original.trim();
+    if original.contains("hex escape") {
+        let (_, position) = original.split_once(" at line ").unwrap_or_default();
+        return format!(
+            "a \\u escape is half of a surrogate pair; \\ud800 to \\udfff come in pairs, at line {position}"
+        );
     }
-    // Of a name's place, toml says no more.
-    if said.ends_with("unit variant, expected string only") {
+    // This is all that toml says about a value that should be one of several names.
+    if original.ends_with("unit variant, expected string only") {
         return "invalid type: expected text".to_owned();
     }
-    if said.ends_with("invalid socket address syntax") {
+    if original.ends_with("invalid socket address syntax") {
         return "not an address with a port, such as 127.0.0.1:8080".to_owned();
     }
-    let Some((found, expected)) = said.rsplit_once(", expected ") else { return said.to_owned() };
-    let (expected, place) = match expected.split_once(" at line ") {
-        Some((expected, place)) => (expected, format!(" at line {place}")),
+    let Some((found, expected)) = original.rsplit_once(", expected ") else { return original.to_owned() };
+    let (expected, position) = match expected.split_once(" at line ") {
+        Some((expected, position)) => (expected, format!(" at line {position}")),
         None => (expected, String::new()),
     };
     let expected = match expected {
@@ -65,7 +80,7 @@ pub fn message(said: &str) -> String {
         kind if kind.starts_with("struct ") => "an object or section",
         other => other,
     };
-    format!("{found}, expected {expected}{place}")
+    format!("{found}, expected {expected}{position}")
 }
 
 #[cfg(test)]
@@ -76,7 +91,7 @@ mod tests {
     fn long_texts_are_shortened() {
         assert_eq!(Quoted("a\"b").to_string(), r#""a\"b""#);
         assert_eq!(Shortened("a\"b").to_string(), "a\"b");
-        // 99 bytes and two of the next character: the cut is in front of that.
+        // The limit of 100 bytes falls inside the two bytes of é, so the text is cut in front of it.
         let long = format!("{}é{}", "x".repeat(99), "y".repeat(1_000_000));
         let shown = "x".repeat(99);
         assert_eq!(Quoted(&long).to_string(), format!("\"{shown}\"... (1000101 bytes)"));
@@ -84,8 +99,8 @@ mod tests {
     }
 
     #[test]
-    fn types_of_rust_are_not_named() {
-        let check = |said: &str, expect: &str| assert_eq!(message(said), expect);
+    fn messages_name_no_rust_types() {
+        let check = |original: &str, expect: &str| assert_eq!(message(original), expect);
         check(
             "invalid value: integer `-1`, expected usize at line 1 column 9",
             "invalid value: integer `-1`, expected a whole number, 0 or more at line 1 column 9",
@@ -96,7 +111,7 @@ mod tests {
         );
         check(
             "unexpected end of hex escape at line 1 column 17",
-            "half of a surrogate pair: \\ud800 to \\udfff come in pairs, at line 1 column 17",
+            "a \\u escape is half of a surrogate pair; \\ud800 to \\udfff come in pairs, at line 1 column 17",
         );
         check("invalid type: unit variant, expected string only", "invalid type: expected text");
         check("invalid socket address syntax", "not an address with a port, such as 127.0.0.1:8080");

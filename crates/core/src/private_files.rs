@@ -1,28 +1,28 @@
-//! Keeps the daemon's own files from other users of the machine: directories with mode 0700, files with mode 0600.
-//! Knows nothing of what the files hold. Without Unix modes it does nothing.
+//! Keeps the daemon's own files from other users of the machine: directories with mode 0700, files with mode
+//! 0600. Knows nothing of what the files hold. Without Unix modes it does nothing.
 //!
-//! The stores create their directories and files through this module. Files that a library creates get their mode from the process's
-//! umask, which `process::keep_files_private` sets for the daemon.
+//! The stores create their directories and files through this module. Files that a library creates get their
+//! mode from the process's umask, which `process::keep_files_private` sets for the daemon.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A path that users other than its owner can use.
+/// A path that users other than its owner have permissions on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exposed {
     /// The directory or file.
     pub path: PathBuf,
     /// Its permission bits, such as 0o755.
     pub mode: u32,
-    /// Whether this process's user owns it, and can therefore change its mode.
+    /// Whether this process's user owns the path, and can therefore change its mode.
     pub is_ours: bool,
 }
 
-/// Creates a directory and the missing ones above it, with mode 0700. A directory that is there is left as it is.
+/// Creates a directory and its missing parents with mode 0700. Directories that exist keep their mode.
 ///
 /// # Errors
-/// What the system says.
+/// Returns the operating system's error.
 pub fn create_dir_all(dir: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -34,7 +34,8 @@ pub fn create_dir_all(dir: &Path) -> io::Result<()> {
     builder.create(dir)
 }
 
-/// Options for opening a file that is created with mode 0600, if it is created.
+/// Returns options for opening a file. If opening creates the file, it gets mode 0600; a file that exists
+/// keeps its mode.
 pub fn open_options() -> OpenOptions {
     let mut options = File::options();
     #[cfg(unix)]
@@ -45,48 +46,52 @@ pub fn open_options() -> OpenOptions {
     options
 }
 
-/// Takes the rights of other users from a directory and the files in it, not from directories in it. It checks the files of a directory
-/// that others cannot enter, too: a copy may keep the files' modes and not the directory's. Symbolic links in it are not followed. The
-/// check costs one system call per file.
+/// Removes the permissions of other users from a directory and from the files directly in it, but not from
+/// its subdirectories. Files are changed even in a directory that others cannot enter, because a copy may
+/// keep the modes of the files but not that of the directory. Symbolic links in the directory are not
+/// followed. The check costs one system call per file.
 ///
 /// # Errors
-/// The first path whose mode cannot be changed, after all others were; as where another user owns it.
+/// Returns the first error, such as a file that another user owns, after trying all other paths. The message
+/// names the path.
 pub fn restrict_dir(dir: &Path) -> io::Result<()> {
     unix::restrict_dir(dir)
 }
 
-/// Takes the rights of other users from one file or directory, if it is there. A symbolic link is left as it is, and so is what it
-/// points to.
+/// Removes the permissions of other users from one file or directory, if it exists. A symbolic link and its
+/// target are not changed.
 ///
 /// # Errors
-/// What the system says; it names the path.
+/// Returns the operating system's error. The message names the path.
 pub fn restrict(path: &Path) -> io::Result<()> {
     unix::restrict(path)
 }
 
-/// As [`restrict`] for a directory, if nothing but files with the names `ours` is in it: a directory with more may be somebody else's,
-/// such as `/etc`.
+/// Calls [`restrict`] on a directory if it contains no entries other than `own_names` (and `lost+found`). A
+/// directory with other entries may be shared with other programs, as `/etc` is, and is not changed.
 ///
 /// # Errors
-/// As [`restrict`], and where the directory cannot be read.
-pub fn restrict_dir_of(dir: &Path, ours: &[&str]) -> io::Result<()> {
+/// Returns an error when the directory cannot be read or its mode cannot be changed.
+pub fn restrict_dir_of(dir: &Path, own_names: &[&str]) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let name = entry?.file_name();
-        if name != "lost+found" && ours.iter().all(|ours| name != *ours) {
+        if name != "lost+found" && own_names.iter().all(|own| name != *own) {
             return Ok(());
         }
     }
     restrict(dir)
 }
 
-/// Logs a failure of [`restrict`] or [`restrict_dir`]: the daemon works all the same.
+/// Logs an error of [`restrict`] or [`restrict_dir`] as a warning, because the daemon works without the
+/// change.
 pub fn warn(restricted: io::Result<()>) {
     if let Err(error) = restricted {
-        tracing::warn!(%error, "other users of this machine may be able to use a file of the daemon: have its owner run chmod go= on it");
+        tracing::warn!(%error, "other users of this machine may have access to a file of the daemon; its owner should run chmod go= on it");
     }
 }
 
-/// What others can use of a path: the path itself, as it is now. None where there is nothing, or nobody else can use it.
+/// Returns the path with its permission bits if users other than its owner have permissions on it. Returns
+/// `None` if they have none, or if the path does not exist.
 pub fn exposed(path: &Path) -> Option<Exposed> {
     unix::exposed(path)
 }
@@ -97,17 +102,17 @@ mod unix {
 
     use super::{Exposed, File, Path, fs, io};
 
-    /// Rights of the group and of everybody.
+    /// Permission bits of the group and of all other users.
     const OTHERS: u32 = 0o077;
 
     pub fn restrict_dir(dir: &Path) -> io::Result<()> {
-        // The directory itself may be a link that the operator made.
+        // The operator may have configured a symbolic link to the directory, so this one link is followed.
         let dir = &fs::canonicalize(dir).map_err(|error| named(dir, &error))?;
-        // First: others then cannot reach the files that are still open.
+        // The directory comes first: others then cannot reach the files whose modes are still to be changed.
         let mut result = restrict(dir);
         for entry in fs::read_dir(dir).map_err(|error| named(dir, &error))? {
             let entry = entry.map_err(|error| named(dir, &error))?;
-            // Does not follow links.
+            // DirEntry::metadata does not follow symbolic links.
             let is_exposed =
                 entry.metadata().is_ok_and(|found| found.is_file() && found.mode() & OTHERS != 0);
             if is_exposed {
@@ -126,7 +131,8 @@ mod unix {
         if is_private || !(metadata.is_dir() || metadata.is_file()) {
             return Ok(());
         }
-        // Through an open file: until now others may have been able to put a link in its place.
+        // The mode is changed through the open file: others may have replaced the path by a symbolic link
+        // since it was checked.
         let open = || {
             let file =
                 File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
@@ -140,10 +146,10 @@ mod unix {
     pub fn exposed(path: &Path) -> Option<Exposed> {
         let metadata = fs::metadata(path).ok()?;
         let mode = metadata.mode() & 0o7777;
-        // A new file belongs to the effective user.
+        // A new file belongs to the process's effective user.
         let is_ours = tempfile::tempfile()
             .and_then(|file| file.metadata())
-            .is_ok_and(|own| own.uid() == metadata.uid());
+            .is_ok_and(|new| new.uid() == metadata.uid());
         (mode & OTHERS != 0).then(|| Exposed { path: path.to_owned(), mode, is_ours })
     }
 
@@ -184,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_and_its_files_are_taken_from_others_and_links_lead_out_of_it() {
+    fn others_lose_access_to_a_directory_and_its_files_but_links_are_not_followed() {
         let folder = tempfile::tempdir().expect("a folder");
         let (store, outside) = (folder.path().join("store"), folder.path().join("outside"));
         fs::create_dir_all(store.join("a")).expect("folders");
@@ -209,7 +215,7 @@ mod tests {
         }
         restrict_dir(&store).expect("all is this user's");
         let found = ["one", "two", "link", "a/three"].map(|path| mode(&store.join(path)));
-        assert_eq!(found, [0o600, 0o600, 0o644, 0o644], "in a directory that is closed already");
+        assert_eq!(found, [0o600, 0o600, 0o644, 0o644], "files in a directory that is already private");
         set(&store.join("a/three"), 0o664);
         restrict(&store.join("link")).expect("it is left");
         assert_eq!(mode(&outside), 0o644);
@@ -222,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_created_is_private() {
+    fn new_directories_and_files_are_private() {
         let folder = tempfile::tempdir().expect("a folder");
         let dir = folder.path().join("a/b");
         create_dir_all(&dir).expect("folders");
@@ -231,6 +237,6 @@ mod tests {
         assert_eq!([mode(&folder.path().join("a")), mode(&dir), mode(&file)], [0o700, 0o700, 0o600]);
         set(&dir, 0o755);
         create_dir_all(&dir).expect("it is there");
-        assert_eq!(mode(&dir), 0o755, "a directory that is there is left as it is");
+        assert_eq!(mode(&dir), 0o755, "a directory that exists keeps its mode");
     }
 }

@@ -1,5 +1,6 @@
-//! Bounds the shape of a JSON text before anything is built from it: how many values it has and how deep they are nested.
-//! The walk allocates nothing for the values that it counts. Knows nothing of what the values mean.
+//! Checks limits on the shape of a JSON text before anything is built from it: how many values it has and how
+//! deep they are nested. The check allocates nothing for the values that it counts. Knows nothing of what the
+//! values mean.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -8,67 +9,69 @@ use std::fmt;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use thiserror::Error;
 
-/// Bounds of a JSON text.
+/// Limits on the shape of a JSON text. Both maxima are inclusive.
 #[derive(Debug, Clone, Copy)]
 pub struct ShapeLimits {
-    /// Values: every scalar, list and object counts as one.
+    /// The most values: every scalar, list and object counts as one.
     pub value_count_max: usize,
-    /// Objects and lists inside each other. The parser itself stops at 127.
+    /// The most objects and lists nested inside each other. The parser has a limit of its own, 127.
     pub depth_max: usize,
-    /// Whether an object may have the same key twice.
+    /// Whether an object may contain the same key more than once.
     pub duplicate_keys: bool,
 }
 
-/// Why a JSON text is not within its bounds.
+/// Why a JSON text was refused.
 #[derive(Debug, Error)]
 pub enum ShapeError {
-    /// It has more values than allowed.
+    /// The text has more values than [`ShapeLimits::value_count_max`].
     #[error("it has too many values")]
     TooMany,
-    /// Its objects and lists are nested deeper than allowed.
+    /// Objects and lists are nested deeper than [`ShapeLimits::depth_max`], or than the parser's own limit of
+    /// 127.
     #[error("it is nested too deeply")]
     TooDeep,
-    /// An object has the same key twice.
-    #[error("an object has a key twice")]
-    KeyTwice,
-    /// It is not JSON, or has a number or a string that cannot be represented.
+    /// An object contains the same key more than once, and [`ShapeLimits::duplicate_keys`] is false.
+    #[error("an object has the same key twice")]
+    DuplicateKey,
+    /// The text is not JSON, or contains a number or a string that cannot be represented.
     #[error("{0}")]
     Json(serde_json::Error),
 }
 
-/// Checks that a text is JSON within `limits`.
+/// Checks that a text is JSON within `limits`, reading it once.
 ///
 /// # Errors
-/// The first bound that the text exceeds, or where it is not JSON.
+/// Returns [`ShapeError`] for the first limit that the text exceeds, or when it is not JSON.
 pub fn check(json: &[u8], limits: ShapeLimits) -> Result<(), ShapeError> {
-    let mut walk = Walk { left: limits.value_count_max, limits, exceeded: None };
+    let mut walk = Walk { values_left: limits.value_count_max, limits, exceeded: None };
     let mut reader = serde_json::Deserializer::from_slice(json);
     let walked = Value { walk: &mut walk, depth: 0 }.deserialize(&mut reader).and_then(|()| reader.end());
     match (walk.exceeded, walked) {
         (Some(exceeded), _) => Err(exceeded),
-        // The parser's own bound. Its error has no kind by which it could be told apart.
+        // The parser's own limit. Its error has no kind, only this message.
         (None, Err(error)) if error.to_string().contains("recursion limit") => Err(ShapeError::TooDeep),
         (None, walked) => walked.map_err(ShapeError::Json),
     }
 }
 
 struct Walk {
-    left: usize,
+    values_left: usize,
     limits: ShapeLimits,
     exceeded: Option<ShapeError>,
 }
 
 impl Walk {
-    fn stop<E: de::Error>(&mut self, why: ShapeError) -> E {
-        let error = E::custom(&why);
-        self.exceeded = Some(why);
+    /// Records the exceeded limit and returns an error that ends the walk.
+    fn stop<E: de::Error>(&mut self, exceeded: ShapeError) -> E {
+        let error = E::custom(&exceeded);
+        self.exceeded = Some(exceeded);
         error
     }
 }
 
 struct Value<'a> {
     walk: &'a mut Walk,
-    /// Objects and lists around this value.
+    /// How many objects and lists enclose this value.
     depth: usize,
 }
 
@@ -83,8 +86,8 @@ impl<'de> DeserializeSeed<'de> for Value<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
-        match self.walk.left.checked_sub(1) {
-            Some(left) => self.walk.left = left,
+        match self.walk.values_left.checked_sub(1) {
+            Some(left) => self.walk.values_left = left,
             None => return Err(self.walk.stop(ShapeError::TooMany)),
         }
         json.deserialize_any(self)
@@ -139,7 +142,7 @@ impl<'de> Visitor<'de> for Value<'_> {
         let mut keys = HashSet::new();
         while let Some(key) = object.next_key_seed(Key)? {
             if !keys.insert(key) {
-                return Err(self.walk.stop(ShapeError::KeyTwice));
+                return Err(self.walk.stop(ShapeError::DuplicateKey));
             }
             object.next_value_seed(Value { walk: &mut *self.walk, depth })?;
         }
@@ -147,7 +150,7 @@ impl<'de> Visitor<'de> for Value<'_> {
     }
 }
 
-/// Reads a key; one without escapes is borrowed from the text.
+/// Deserializes the key of an object. A key without escapes is borrowed from the text, without a copy.
 pub struct Key;
 
 impl<'de> DeserializeSeed<'de> for Key {
@@ -181,7 +184,7 @@ mod tests {
     const LIMITS: ShapeLimits = ShapeLimits { value_count_max: 4, depth_max: 2, duplicate_keys: false };
 
     #[test]
-    fn bounds_are_inclusive() {
+    fn limits_are_inclusive() {
         let check = |json: &str, expect: &str| {
             let found =
                 check(json.as_bytes(), LIMITS).map_or_else(|error| error.to_string(), |()| "ok".to_owned());
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parsers_own_depth_is_a_depth_too() {
+    fn exceeding_the_parsers_own_depth_limit_is_reported_as_too_deep() {
         let limits = ShapeLimits { value_count_max: usize::MAX, depth_max: usize::MAX, duplicate_keys: true };
         let deep = "[".repeat(1_000_000);
         assert!(matches!(check(deep.as_bytes(), limits), Err(ShapeError::TooDeep)));

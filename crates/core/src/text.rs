@@ -1,88 +1,136 @@
-//! Owns how a text is divided into sentences, and how offsets into it are counted.
-//! Knows nothing of chunks, tokens or scores: text in, byte ranges out.
+//! Text segmentation: divides a text into sentences, words and search terms, and converts offsets between
+//! units. Knows nothing of chunks, tokens or scores; takes text and returns byte ranges.
 //!
-//! Three steps, each linear in the text: `lines` cuts what the layout separates (paragraphs, headings, list items,
-//! table rows, code), `stops` cuts prose at sentence ends, `bound` divides what is still too long to select.
+//! Sentences are found in three steps, each in linear time. `lines` cuts the text where its layout does
+//! (paragraphs, headings, list items, table rows, code), `stops` cuts prose at sentence ends, and `bound`
+//! divides sentences that are still too long to select.
 
 pub mod offsets;
 
 mod abbreviations;
-mod around;
 mod arriving;
 mod bound;
 mod lines;
 mod numbers;
+mod stop_context;
 mod stops;
 mod terms;
-mod words;
 
 #[cfg(test)]
 mod tests;
 
+use std::sync::LazyLock;
+
+use icu_segmenter::options::WordBreakInvariantOptions;
+use icu_segmenter::{WordSegmenter, WordSegmenterBorrowed};
+
 use crate::domain::ByteRange;
-use lines::{Kind, Piece};
+use lines::{GroupKind, LineGroup};
 
 pub use arriving::{Arriving, arrived};
 pub use terms::{Term, markers, terms};
-pub use words::words;
 
-/// The most bytes that [`sentences`] puts in one sentence, unless a single grapheme cluster is longer.
+/// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may
+/// be longer.
 pub const SENTENCE_BYTES_MAX: usize = 2000;
 
-/// Changes whenever [`sentences`] may cut a text otherwise: what was cut by older rules is then cut anew.
+/// The version of the segmentation rules. It changes whenever [`sentences`] may cut a text differently, so
+/// that caches of sentences built with older rules are not used.
 pub const RULES_VERSION: u32 = 1;
 
-/// The sentences of `text`, in order.
+/// Returns the sentences of `text` in order.
 ///
-/// What always holds: ranges are disjoint, not empty, on character boundaries, without whitespace at either end, and
-/// every byte outside them is whitespace. A boundary between two characters that are not whitespace never cuts a
+/// The ranges are disjoint, not empty, on character boundaries and without whitespace at either end. Every
+/// byte outside them is whitespace. A boundary between two characters that are not whitespace never cuts a
 /// grapheme cluster. Empty and blank texts have no sentence.
+///
+/// ```
+/// let text = "Dr. Smith paid $3.5 million. Was he happy?";
+/// let ranges = thresher_core::text::sentences(text);
+/// let found: Vec<&str> = ranges.into_iter().map(|range| range.of(text)).collect();
+/// assert_eq!(found, ["Dr. Smith paid $3.5 million.", "Was he happy?"]);
+/// ```
 pub fn sentences(text: &str) -> Vec<ByteRange> {
     sentences_within(text, SENTENCE_BYTES_MAX)
 }
 
-/// [`sentences`], none of them over `bytes_max` (at least 1) unless a single grapheme cluster is.
+/// Returns the sentences of `text` like [`sentences`], with the length limit `bytes_max` (raised to 1 if it
+/// is 0). Only a single grapheme cluster may be longer.
 pub fn sentences_within(text: &str, bytes_max: usize) -> Vec<ByteRange> {
     let mut found = Vec::new();
-    for piece in lines::pieces(text) {
-        for unit in units(text, piece) {
-            bound::divide(text, unit, bytes_max.max(1), &mut found);
+    for group in lines::groups(text) {
+        for sentence in sentences_of(text, group) {
+            bound::divide(text, sentence, bytes_max.max(1), &mut found);
         }
     }
     found
 }
 
-/// A piece's sentences, trimmed. One without a letter or digit (an emoji, a stray bracket) joins its neighbour.
-fn units(text: &str, piece: Piece) -> Vec<ByteRange> {
-    let ends = match piece.kind {
-        Kind::Whole => vec![piece.range.len()],
-        Kind::Prose => stops::ends(piece.range.of(text)),
+/// Returns the sentences of a group of lines, trimmed. A sentence without a letter or digit (an emoji, a
+/// stray bracket) is joined with its neighbour.
+fn sentences_of(text: &str, group: LineGroup) -> Vec<ByteRange> {
+    let ends = match group.kind {
+        GroupKind::Whole => vec![group.range.len()],
+        GroupKind::Prose => stops::ends(group.range.of(text)),
     };
-    let mut units: Vec<ByteRange> = Vec::with_capacity(ends.len());
-    let (mut start, mut last_has_words) = (piece.range.start, true);
+    let mut found: Vec<ByteRange> = Vec::with_capacity(ends.len());
+    let (mut start, mut last_has_words) = (group.range.start, true);
     for end in ends {
-        let raw = ByteRange::new(start, piece.range.start + end);
-        start = raw.end;
-        let Some(unit) = trimmed(text, raw) else { continue };
-        let has_words = unit.of(text).contains(char::is_alphanumeric);
-        match units.last_mut() {
+        let untrimmed = ByteRange::new(start, group.range.start + end);
+        start = untrimmed.end;
+        let Some(sentence) = trimmed(text, untrimmed) else { continue };
+        let has_words = sentence.of(text).contains(char::is_alphanumeric);
+        match found.last_mut() {
             Some(last) if !has_words || !last_has_words => {
-                last.end = unit.end;
+                last.end = sentence.end;
                 last_has_words |= has_words;
             }
             _ => {
-                units.push(unit);
+                found.push(sentence);
                 last_has_words = has_words;
             }
         }
     }
-    units
+    found
 }
 
-/// `range` without the whitespace at its ends; `None` when nothing is left.
+/// Returns `range` without the whitespace at its ends, or `None` when nothing is left.
 fn trimmed(text: &str, range: ByteRange) -> Option<ByteRange> {
     let inside = range.of(text);
     let start = range.start + (inside.len() - inside.trim_start().len());
     let len = inside.trim().len();
     (len > 0).then(|| ByteRange::new(start, start + len))
+}
+
+static WORD_SEGMENTER: LazyLock<WordSegmenterBorrowed<'static>> =
+    LazyLock::new(|| WordSegmenter::new_auto(WordBreakInvariantOptions::default()));
+
+/// Returns the words of `text` in order, each with the punctuation that touches it. Every byte outside them
+/// is whitespace. They are the smallest units at which a text can be cut and remain readable. ICU's
+/// dictionaries and models cut scripts that are written without spaces.
+///
+/// ```
+/// let text = "The tide, it rises!";
+/// let found: Vec<&str> = thresher_core::text::words(text).into_iter().map(|range| range.of(text)).collect();
+/// assert_eq!(found, ["The", "tide,", "it", "rises!"]);
+/// ```
+pub fn words(text: &str) -> Vec<ByteRange> {
+    let mut words: Vec<ByteRange> = Vec::new();
+    let mut start = 0;
+    let mut last_is_word = false;
+    for end in WORD_SEGMENTER.segment_str(text).skip(1) {
+        let segment = ByteRange::new(start, end);
+        start = end;
+        if segment.of(text).trim().is_empty() {
+            last_is_word = false;
+            continue;
+        }
+        let is_word = segment.of(text).contains(char::is_alphanumeric);
+        match words.last_mut() {
+            Some(last) if last.end == segment.start && !(is_word && last_is_word) => last.end = segment.end,
+            _ => words.push(segment),
+        }
+        last_is_word = is_word;
+    }
+    words
 }

@@ -104,7 +104,7 @@ impl Filter {
             Err(ShapeError::TooDeep) => {
                 Err(invalid(place, format!("more than {DEPTH_MAX} filters or lists inside each other")))
             }
-            Err(ShapeError::KeyTwice) => {
+            Err(ShapeError::DuplicateKey) => {
                 Err(invalid(place, "an object of the filter has the same key twice: only one would hold"))
             }
             Err(ShapeError::Json(error)) => Err(invalid(place, format!("the filter is not JSON: {error}"))),

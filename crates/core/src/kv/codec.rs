@@ -1,4 +1,5 @@
-//! How keys become bytes. Knows neither where the bytes are kept nor what a question does with them.
+//! Codecs: how keys are encoded as bytes. Knows neither where the bytes are stored nor how a question is
+//! scanned over them.
 //!
 //! | codec | layout per head | bytes per key of d values |
 //! |---|---|---|
@@ -6,9 +7,9 @@
 //! | `int8` | `[tile, d/4, 16 keys, 4 values]`, offset by 128 | d + 4 |
 //! | `int4` | `[tile, d/8, 16 keys, 4 bytes]`, offset by 8, two values a byte | d/2 + 4 |
 //!
-//! A quantized key has one scale: value = scale · (stored − offset). Sixteen keys lie side by side, so that one vector
-//! register holds the same four values of each: a question's token is then multiplied into sixteen keys at once and no
-//! sum ever crosses lanes. The last tile is filled up with keys of scale 0.
+//! A quantized key has one scale: value = scale · (stored − offset). A tile interleaves sixteen keys, so that
+//! one vector register holds the same four values of each key. A token of the question is then multiplied
+//! with sixteen keys at once, and no sum crosses lanes. The last tile is filled up with keys of scale 0.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,43 +21,44 @@ use thiserror::Error;
 
 use crate::domain::TokenSpan;
 
-/// Keys that lie side by side in a tile.
+/// The number of keys in a tile.
 pub const LANES: usize = 16;
 
-/// How keys are stored.
+/// The format in which keys are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Codec {
-    /// As the model gives them.
+    /// Single precision, as the model computes them.
     F32,
-    /// Half precision.
+    /// Half precision: 16 bits per value.
     F16,
-    /// Eight bits a value, one scale a key.
+    /// Eight bits per value and one scale per key.
     #[default]
     Int8,
-    /// Four bits a value, one scale a key.
+    /// Four bits per value and one scale per key.
     Int4,
 }
 
-/// A codec's name that is none.
+/// The error for a text that is not the name of a codec.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("unknown codec {0:?}; known are f32, f16, int8 and int4")]
 pub struct UnknownCodec(String);
 
-/// Keys as bytes.
+/// Encoded keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Encoded {
-    /// `[head]` of the codec's layout.
+    /// `[head]`, each head in the layout of the codec.
     pub keys: Vec<u8>,
-    /// `[head, key]`, keys filled up to whole tiles; empty for codecs without scales.
+    /// `[head, key]`: the scale of each key, with keys filled up to whole tiles. Empty for codecs without
+    /// scales.
     pub scales: Vec<f32>,
 }
 
 impl Codec {
-    /// All of them, the most exact first.
+    /// All codecs, in descending order of precision.
     pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Int8, Self::Int4];
 
-    /// Its number in a block's header.
+    /// Returns the codec's id in the header of a block.
     pub fn id(self) -> u8 {
         match self {
             Self::F32 => 0,
@@ -66,27 +68,29 @@ impl Codec {
         }
     }
 
-    /// The codec with this number.
+    /// Returns the codec with this id, or `None` if there is none.
     pub fn from_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|codec| codec.id() == id)
     }
 
-    /// The largest stored magnitude of a quantized value, and what is added to make it unsigned.
+    /// Returns the largest stored magnitude of a quantized value, and the offset that is added to make it
+    /// unsigned.
     fn range(self) -> (f32, i32) {
         if self == Self::Int4 { (7.0, 8) } else { (127.0, 128) }
     }
 
-    /// What was added to a quantized value to make it unsigned; 0 for the others.
+    /// Returns the offset that was added to quantized values to make them unsigned, or 0 for codecs without
+    /// quantization.
     pub fn offset(self) -> i32 {
         if self.is_quantized() { self.range().1 } else { 0 }
     }
 
-    /// Whether keys are small integers with a scale.
+    /// Returns whether keys are stored as small integers with a scale.
     pub fn is_quantized(self) -> bool {
         matches!(self, Self::Int8 | Self::Int4)
     }
 
-    /// Bytes of one tile of a quantized codec, or of one key of the others.
+    /// Returns the bytes of one tile for a quantized codec, or of one key for the others.
     pub fn step_bytes(self, head_dim: usize) -> usize {
         match self {
             Self::F32 => 4 * head_dim,
@@ -96,18 +100,19 @@ impl Codec {
         }
     }
 
-    /// Bytes of `tokens` keys of one head.
+    /// Returns the bytes of `tokens` keys of one head.
     pub fn head_bytes(self, tokens: usize, head_dim: usize) -> usize {
         let steps = if self.is_quantized() { tokens.div_ceil(LANES) } else { tokens };
         steps * self.step_bytes(head_dim)
     }
 
-    /// How many scales `tokens` keys of one head have.
+    /// Returns the number of scales of `tokens` keys of one head, filled up to whole tiles; 0 for codecs
+    /// without scales.
     pub fn head_scales(self, tokens: usize) -> usize {
         if self.is_quantized() { tokens.next_multiple_of(LANES) } else { 0 }
     }
 
-    /// Encodes keys `[head, token, head_dim]`.
+    /// Encodes the keys `[head, token, head_dim]`.
     pub fn encode(self, keys: ArrayView3<f32>) -> Encoded {
         let (heads, tokens, dim) = keys.dim();
         let mut out = Encoded {
@@ -131,28 +136,30 @@ impl Codec {
         out
     }
 
-    /// Writes one key into its lane of a tile; its scale.
+    /// Writes one key into its lane of a tile, and returns its scale.
     fn quantize(self, key: ArrayView1<f32>, lane: usize, tile: &mut [u8]) -> f32 {
         let (largest, offset) = self.range();
         let scale = key.iter().fold(0.0_f32, |most, v| most.max(v.abs())) / largest;
         let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         for (i, &value) in key.iter().enumerate() {
             let stored = ((value * inverse).round().clamp(-largest, largest) as i32 + offset) as u8;
-            let (at, shift) = self.place(i, lane);
+            let (at, shift) = self.position(i, lane);
             tile[at] |= stored << shift;
         }
         scale
     }
 
-    /// Where value `i` of the key in `lane` lies in a tile: byte and bit.
-    fn place(self, i: usize, lane: usize) -> (usize, u32) {
+    /// Returns the position of value `i` of the key in `lane` within a tile: the byte, and the lowest bit in
+    /// it.
+    fn position(self, i: usize, lane: usize) -> (usize, u32) {
         match self {
             Self::Int4 => (i / 8 * 4 * LANES + lane * 4 + i % 4, if i % 8 < 4 { 0 } else { 4 }),
             _ => (i / 4 * 4 * LANES + lane * 4 + i % 4, 0),
         }
     }
 
-    /// Writes keys of one head, `[token, head_dim]`, as near as the codec keeps them. `scales` are those of all its keys.
+    /// Decodes the keys of `tokens` of one head into `out`, `[token, head_dim]`. `keys` and `scales` are
+    /// those of all tokens of the head.
     pub fn decode_into(self, keys: &[u8], scales: &[u8], tokens: TokenSpan, dim: usize, out: &mut [f32]) {
         let scale_of = |token: usize| f32::from_le_bytes(at(scales, token));
         for (token, out) in tokens.range().zip(out.chunks_exact_mut(dim)) {
@@ -170,7 +177,8 @@ impl Codec {
                 Self::Int8 => {
                     let tile = &keys[token / LANES * self.step_bytes(dim)..][..self.step_bytes(dim)];
                     let (scale, offset) = (scale_of(token), self.range().1);
-                    // The same as below, four values at a time: a decoder's keys and values are all decoded for each question.
+                    // Decodes four values at a time, unlike `Int4` below, for speed: with a decoder model,
+                    // all keys and values are decoded for each question.
                     for (group, out) in tile.as_chunks::<{ 4 * LANES }>().0.iter().zip(out.chunks_mut(4)) {
                         let four = &group[4 * (token % LANES)..][..4];
                         out.iter_mut()
@@ -182,7 +190,7 @@ impl Codec {
                     let (tile, lane) = (&keys[token / LANES * self.step_bytes(dim)..], token % LANES);
                     let (scale, offset) = (scale_of(token), self.range().1);
                     for (i, out) in out.iter_mut().enumerate() {
-                        let (at, shift) = self.place(i, lane);
+                        let (at, shift) = self.position(i, lane);
                         *out = (i32::from((tile[at] >> shift) & 0xf) - offset) as f32 * scale;
                     }
                 }
@@ -195,7 +203,7 @@ fn fill<const N: usize>(out: &mut [u8], key: ArrayView1<f32>, bytes: impl Fn(f32
     out.chunks_exact_mut(N).zip(key).for_each(|(out, &value)| out.copy_from_slice(&bytes(value)));
 }
 
-/// The `i`-th number of `N` bytes.
+/// Returns element `i` of an array of elements of `N` bytes.
 fn at<const N: usize>(bytes: &[u8], i: usize) -> [u8; N] {
     bytes[i * N..][..N].try_into().expect("N bytes were taken")
 }
@@ -226,7 +234,7 @@ mod tests {
 
     use super::*;
 
-    /// The largest error of a value, in units of its key's largest.
+    /// Returns the largest error of a value, relative to the largest value of its key.
     fn error_of(codec: Codec, shape: (usize, usize, usize)) -> f32 {
         let keys = Array3::from_shape_fn(shape, |(h, t, i)| {
             (((h * 7 + t * 31 + i * 17) % 101) as f32 - 50.0) / 30.0
@@ -238,7 +246,7 @@ mod tests {
             let keys = &encoded.keys[head * codec.head_bytes(shape.1, shape.2)..];
             let scales = &encoded.scales[head * codec.head_scales(shape.1)..];
             let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-            // In two parts, as parts of a block are.
+            // In two parts, because parts of a block are decoded too.
             for tokens in [TokenSpan::new(0, shape.1 / 3), TokenSpan::new(shape.1 / 3, shape.1)] {
                 let mut part = decoded.slice_mut(ndarray::s![tokens.range(), ..]);
                 let out = part.as_slice_mut().expect("rows of a new array are contiguous");
@@ -255,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_each_codec_loses() {
+    fn the_error_of_each_codec_is_within_its_bound() {
         for shape in [(1, 1, 4), (1, 16, 8), (2, 17, 384), (3, 40, 30), (1, 0, 8)] {
             for (codec, bound) in [
                 (Codec::F32, 0.0),
@@ -270,13 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_zeros_stays_one() {
+    fn a_key_of_zeros_is_encoded_with_scale_zero() {
         let encoded = Codec::Int8.encode(Array3::zeros((1, 1, 8)).view());
         assert_eq!(encoded.scales, vec![0.0; LANES]);
     }
 
     #[test]
-    fn names_and_numbers_lead_back() {
+    fn names_and_ids_identify_the_codec() {
         for codec in Codec::ALL {
             assert_eq!((codec.to_string().parse(), Codec::from_id(codec.id())), (Ok(codec), Some(codec)));
         }

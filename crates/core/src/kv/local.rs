@@ -1,52 +1,51 @@
-//! Blocks on this machine: a memory tier over a disk tier, each bounded in bytes.
-//! Knows nothing of what a block holds, nor of the tier that machines share.
+//! The tiers of this machine: a memory tier over a disk tier, each limited in bytes.
+//! Knows nothing of what a block contains, nor of the tier that sidecars share.
 
 mod bounded;
 mod directory;
 mod disk;
-mod error;
-mod memory;
-mod meters;
-mod record;
 mod writer;
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use metrics::{Counter, Gauge, counter, gauge};
+use thiserror::Error;
 use tokio::sync::mpsc;
 
+use self::bounded::{Bounded, Weighed};
 use self::disk::Disk;
-use self::memory::Memory;
 use super::key::BlockKey;
 
-pub use self::error::LocalError;
-
-/// Bounds and place of the tiers.
+/// Where the tiers store blocks, and their limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalSettings {
-    /// Bytes of blocks in memory, with what it costs to keep them; 0: none.
+    /// The limit of the memory tier in bytes: the blocks and the overhead of storing them. 0 stores no blocks
+    /// in memory.
     pub memory_bytes_max: u64,
-    /// Bytes on disk, as the file system counts them; 0: no disk tier.
+    /// The limit of the disk tier in bytes, as the file system counts them. 0 means no disk tier.
     pub disk_bytes_max: u64,
-    /// Bytes of blocks that wait to be written to disk. They may have left the memory tier: memory of their own.
+    /// The limit in bytes of the blocks that wait to be written to disk. They may have left the memory tier,
+    /// so they take additional memory.
     pub write_queue_bytes_max: u64,
-    /// The disk tier's directory; none: no disk tier.
+    /// The directory of the disk tier. `None` means no disk tier.
     pub dir: Option<PathBuf>,
 }
 
-/// Where a block was found.
+/// A tier of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TierName {
-    /// In memory.
+    /// The memory tier.
     Memory,
-    /// On disk.
+    /// The disk tier.
     Disk,
 }
 
 impl TierName {
-    /// As metrics call it.
+    /// Returns the name of the tier in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -55,32 +54,84 @@ impl TierName {
     }
 }
 
-/// A block and where it was found.
+/// The bytes of a block, and the tier that they came from.
 pub type Hit = (Bytes, TierName);
 
-/// What a tier holds now.
+/// What a tier stores now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TierStats {
-    /// Blocks.
+    /// The number of blocks.
     pub entries: u64,
-    /// Their bytes, with what it costs to keep them.
+    /// The bytes of the blocks and of the overhead of storing them.
     pub bytes: u64,
 }
 
-/// What both tiers hold now.
+/// What both tiers store now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LocalStats {
-    /// In memory.
+    /// The memory tier.
     pub memory: TierStats,
-    /// On disk.
+    /// The disk tier; zero if there is none.
     pub disk: TierStats,
 }
 
-/// The two tiers. A clone is another handle on the same ones. The last one to go waits for the write queue and lets go of the
-/// directory.
+/// Why the disk tier cannot be opened. Each message names the directory and says what to do. Once the tier is
+/// open, problems are counted and logged and are never errors.
+#[derive(Debug, Error)]
+pub enum LocalError {
+    /// The directory does not exist and cannot be created.
+    #[error(
+        "cannot create {} (blocks.dir): {source}; create it for this user, name another, or set blocks.dir to \"\" for no disk tier",
+        path.display()
+    )]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The directory exists, but the daemon cannot use it.
+    #[error(
+        "cannot {action} {}: {source}; this user must be able to write in blocks.dir: change its owner, name another, or set it to \"\" for no disk tier",
+        path.display()
+    )]
+    Access {
+        /// The failed operation, such as `write`.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// Another process has the directory open.
+    #[error("{} (blocks.dir) is in use by another process: give every daemon a directory of its own", path.display())]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The directory contains files that are not the disk tier's.
+    #[error("{} (blocks.dir) contains {found:?}, which is not part of a block store: name an empty or a new directory", path.display())]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// The name of one of the files.
+        found: String,
+    },
+    /// The operating system refuses to start a thread.
+    #[error("cannot start the disk tier's {thread} thread: {reason}; raise the limit on threads")]
+    Thread {
+        /// What the thread does: `reading` or `writing`.
+        thread: &'static str,
+        /// The operating system's error.
+        reason: String,
+    },
+}
+
+/// The memory tier and the disk tier. Clones share the same tiers. Dropping the last clone waits for the
+/// write queue and releases the directory.
 ///
-/// A key names one content for good (it is a hash of all that the block depends on): a block that is on disk already is not
-/// written again.
+/// A key names the same content forever, because it is a hash of all that the block depends on. A block that
+/// is on disk is therefore not written again.
 #[derive(Clone)]
 pub struct LocalTiers {
     memory: Arc<Memory>,
@@ -88,11 +139,12 @@ pub struct LocalTiers {
 }
 
 impl LocalTiers {
-    /// Opens the directory, which no other process may have open, and finds the blocks in it. Needs no async runtime. Metrics
-    /// go to the recorder that is installed by now.
+    /// Opens the directory, which no other process may have open, and finds the blocks in it. It needs no
+    /// async runtime. Metrics go to the recorder that is installed at the time of this call.
     ///
     /// # Errors
-    /// [`LocalError`] names the directory and says what to do. A full disk is none: the tier then waits for room.
+    /// Returns [`LocalError`] when the directory cannot be used. A full disk is not an error: the tier waits
+    /// until there is space.
     pub fn open(settings: &LocalSettings) -> Result<Self, LocalError> {
         let memory = Arc::new(Memory::new(settings.memory_bytes_max));
         let disk = match &settings.dir {
@@ -104,15 +156,17 @@ impl LocalTiers {
         Ok(Self { memory, disk: disk.map(Arc::new) })
     }
 
-    /// What [`Self::open`] would say of a directory, as far as it can be seen without changing anything in it.
+    /// Checks whether [`Self::open`] would accept a directory, as far as this is possible without changing
+    /// anything in it.
     ///
     /// # Errors
-    /// [`LocalError`].
-    pub fn inspect(dir: &std::path::Path) -> Result<(), LocalError> {
+    /// Returns the [`LocalError`] that [`Self::open`] would return.
+    pub fn inspect(dir: &Path) -> Result<(), LocalError> {
         directory::Directory::inspect(dir)
     }
 
-    /// The block, if it is in memory: no I/O, no copy. The disk tier takes it as used, too.
+    /// Returns the block if it is in memory, without I/O and without copying it. The disk tier counts this as
+    /// a use of the block, too.
     pub fn get_resident(&self, key: &BlockKey) -> Option<Bytes> {
         let bytes = self.memory.get(key)?;
         if let Some(disk) = &self.disk {
@@ -121,19 +175,22 @@ impl LocalTiers {
         Some(bytes)
     }
 
-    /// Whether the block is on disk, as far as is known without looking.
+    /// Returns whether the block is on disk, as far as is known without I/O.
     pub fn has_on_disk(&self, key: &BlockKey) -> bool {
         self.disk.as_ref().is_some_and(|disk| disk.has(key))
     }
 
-    /// The block from the first tier that has it.
+    /// Returns the block from the first tier that has it, see [`Self::get_many`].
     pub async fn get(&self, key: &BlockKey) -> Option<Hit> {
         self.get_many(std::slice::from_ref(key)).await.pop().flatten()
     }
 
-    /// For each key, in order, the block from the first tier that has it. What memory lacks is read from disk by several
-    /// threads at once. It is not kept in memory: the caller checks it first, see [`Self::promote`]. All hits are in memory
-    /// together, whatever the memory tier's bound: ask for as many as there is room for. Runs on any executor.
+    /// Returns for each key, in order, the block from the first tier that has it. Several threads read the
+    /// blocks that are not in memory from disk. These blocks are not put into memory until the caller has
+    /// checked them and calls [`Self::promote`].
+    ///
+    /// All hits are in memory at the same time, whatever the limit of the memory tier, so callers should
+    /// request only as many blocks as there is memory for. The future runs on any executor.
     pub async fn get_many(&self, keys: &[BlockKey]) -> Vec<Option<Hit>> {
         let resident = |key| self.get_resident(key).map(|bytes| (bytes, TierName::Memory));
         let mut found: Vec<Option<Hit>> = keys.iter().map(resident).collect();
@@ -141,7 +198,7 @@ impl LocalTiers {
         let (sender, mut reads) = mpsc::unbounded_channel();
         for (at, key) in keys.iter().enumerate().filter(|(at, _)| found[*at].is_none()) {
             let sender = sender.clone();
-            // An error: the caller has gone.
+            // Sending fails only if the caller has dropped the future.
             disk.read_later(*key, move |bytes| drop(sender.send((at, bytes))));
         }
         drop(sender);
@@ -151,13 +208,14 @@ impl LocalTiers {
         found
     }
 
-    /// Keeps a block in memory that was read from disk, once the caller has checked it. Never waits.
+    /// Puts a block that was read from disk into memory, after the caller has checked it. Never waits.
     pub fn promote(&self, key: BlockKey, bytes: Bytes) {
         self.memory.insert(key, bytes);
     }
 
-    /// Keeps the block: in memory now, on disk in a while. Never waits; when the write queue is full, the block is in memory
-    /// only. `bytes` should be an allocation of its own: a slice keeps alive, uncounted, all of what it is a slice of.
+    /// Stores the block in memory at once and on disk later. Never waits. If the write queue is full, the
+    /// block is stored in memory only. `bytes` should be an allocation of its own: a slice keeps the whole
+    /// allocation alive, which is not counted.
     pub fn insert(&self, key: BlockKey, bytes: Bytes) {
         if let Some(disk) = &self.disk {
             disk.write_later(key, bytes.clone());
@@ -165,7 +223,7 @@ impl LocalTiers {
         self.memory.insert(key, bytes);
     }
 
-    /// Forgets the block in both tiers. An insert after this one is kept.
+    /// Removes the block from both tiers. An insert after this call is kept.
     pub fn remove(&self, key: &BlockKey) {
         self.memory.remove(key);
         if let Some(disk) = &self.disk {
@@ -173,34 +231,137 @@ impl LocalTiers {
         }
     }
 
-    /// Returns when every insert before it is on disk, or has failed and been counted. What is on disk survives the end of
-    /// the process, however it ends; it is not synced, so a power cut may lose it (never damage what is served).
+    /// Waits until every earlier insert is on disk, or has failed and been counted. Blocks on disk survive
+    /// the end of the process, however it ends. They are not synced, so a power failure may lose blocks, but
+    /// a damaged block is never returned.
     pub async fn flush(&self) {
         if let Some(disk) = &self.disk {
             disk.flush().await;
         }
     }
 
-    /// Flushes and stops writing; what is inserted later is kept in memory only.
+    /// Flushes the write queue and stops writing. Blocks that are inserted later are stored in memory only.
     pub async fn close(&self) {
         if let Some(disk) = &self.disk {
             disk.close().await;
         }
     }
 
-    /// As [`Self::close`], for `patience` at most: what is not written by then is given up, and the last handle to go does
-    /// not wait for it. To be called within a Tokio runtime.
-    pub async fn close_within(&self, patience: Duration) {
+    /// Closes the disk tier like [`Self::close`], but waits at most `timeout`. Blocks that are not written by
+    /// then are dropped, and dropping the last clone does not wait for them. Must be called within a Tokio
+    /// runtime.
+    pub async fn close_within(&self, timeout: Duration) {
         if let Some(disk) = &self.disk {
-            disk.close_within(patience).await;
+            disk.close_within(timeout).await;
         }
     }
 
-    /// What the tiers hold now.
+    /// Returns what the tiers store now.
     pub fn stats(&self) -> LocalStats {
         LocalStats {
             memory: self.memory.stats(),
             disk: self.disk.as_ref().map_or(TierStats::default(), |disk| disk.stats()),
         }
+    }
+}
+
+/// The overhead in bytes of a block in memory: key and handle in the map, the map's free slots and its memory
+/// of evicted keys, the reference count of `Bytes`, and the allocator's rounding. Measured and rounded up.
+const MEMORY_ENTRY_BYTES: u64 = 512;
+
+/// The memory tier.
+struct Memory {
+    blocks: Bounded<Bytes>,
+    metrics: TierMetrics,
+}
+
+impl Memory {
+    fn new(bytes_max: u64) -> Self {
+        Self { blocks: Bounded::new(bytes_max), metrics: TierMetrics::new(TierName::Memory) }
+    }
+
+    fn get(&self, key: &BlockKey) -> Option<Bytes> {
+        self.blocks.get(key)
+    }
+
+    /// Stores the block, unless it is too large for the tier.
+    fn insert(&self, key: BlockKey, bytes: Bytes) {
+        match self.blocks.insert(key, bytes) {
+            Ok(evicted) => {
+                self.metrics.written.increment(1);
+                self.metrics.evictions.increment(evicted.len() as u64);
+            }
+            Err(_) => self.metrics.too_large.increment(1),
+        }
+        self.metrics.set_stats(self.stats());
+    }
+
+    fn remove(&self, key: &BlockKey) {
+        self.blocks.remove_if(key, |_| true);
+        self.metrics.set_stats(self.stats());
+    }
+
+    fn stats(&self) -> TierStats {
+        self.blocks.stats()
+    }
+}
+
+impl Weighed for Bytes {
+    fn weight(&self) -> u64 {
+        self.len() as u64 + MEMORY_ENTRY_BYTES
+    }
+}
+
+/// The metrics of a tier, except lookups, which the block store counts. The handles are looked up once,
+/// because a search in the registry of metrics takes longer than finding a block in memory.
+struct TierMetrics {
+    bytes: Gauge,
+    entries: Gauge,
+    /// Blocks that were evicted to make space for others.
+    evictions: Counter,
+    /// Blocks whose bytes differ from those that were written.
+    damaged: Counter,
+    /// Blocks that could not be read.
+    unreadable: Counter,
+    /// Blocks that were stored.
+    written: Counter,
+    /// Blocks that could not be written.
+    failed: Counter,
+    /// Blocks that were not written because the write queue was full or closed.
+    dropped: Counter,
+    /// Blocks larger than the tier.
+    too_large: Counter,
+    failing: Gauge,
+}
+
+impl TierMetrics {
+    /// Registers the metrics of a tier with the recorder that is installed now.
+    fn new(tier: TierName) -> Self {
+        let tier = tier.as_str();
+        let writes =
+            |outcome: &'static str| counter!("kv_writes_total", "tier" => tier, "outcome" => outcome);
+        Self {
+            bytes: gauge!("kv_bytes", "tier" => tier),
+            entries: gauge!("kv_entries", "tier" => tier),
+            evictions: counter!("kv_evictions_total", "tier" => tier),
+            damaged: counter!("kv_damaged_total", "tier" => tier),
+            unreadable: counter!("kv_unreadable_total", "tier" => tier),
+            written: writes("ok"),
+            failed: writes("failed"),
+            dropped: writes("dropped"),
+            too_large: writes("too_large"),
+            failing: gauge!("kv_failing", "tier" => tier),
+        }
+    }
+
+    /// Sets the gauges of what the tier stores.
+    fn set_stats(&self, stats: TierStats) {
+        self.bytes.set(stats.bytes as f64);
+        self.entries.set(stats.entries as f64);
+    }
+
+    /// Sets the gauge that says whether the last write failed.
+    fn set_failing(&self, failing: bool) {
+        self.failing.set(if failing { 1.0 } else { 0.0 });
     }
 }

@@ -1,10 +1,11 @@
-//! A question over blocks: raw logits, and the peak of each segment, in one pass over keys that are read where they lie.
-//! Knows neither where blocks come from nor what peaks are for.
+//! The scan of a question over blocks: computes raw logits, and the peak of each segment, in one pass over
+//! keys that are read in place. Knows neither where blocks come from nor what peaks are for.
 //!
-//! Quantized keys meet a question quantized to eight bits, one scale a token. Their products are summed in integers, so
-//! every kernel gives the same bits; the logit is that sum times both scales. Against exact arithmetic on the decoded keys
-//! it is off by at most `scale_q / 2 · Σ|k|`, the question's rounding: below 0.01 for the unit vectors of
-//! the tests, a value that stands out included. Exact codecs meet the exact question.
+//! For quantized keys, the question is quantized to eight bits with one scale per token. The products are
+//! summed as integers, so every kernel gives the same bits; the logit is the sum times both scales. It
+//! differs from exact arithmetic on the decoded keys by at most `scale_q / 2 · Σ|k|`, the rounding of the
+//! question. This is below 0.01 for the unit vectors of the tests, even with an outlier among the values. For
+//! the codecs without quantization, the question is not quantized.
 
 mod kernel;
 #[cfg(target_arch = "x86_64")]
@@ -18,63 +19,68 @@ use self::kernel::{GROUP, QUERIES};
 use super::block::Block;
 use crate::domain::TokenSpan;
 
-/// Keys that are worth a thread of their own.
+/// The least number of keys for a task of its own, which another thread can take.
 const KEYS_PER_TASK: usize = 2048;
 
-/// A question, ready to be scanned over blocks of any codec.
+/// A question, prepared for a scan over blocks of any codec.
 #[derive(Debug, Clone)]
 pub struct ScanQueries {
-    /// `[head, question_token, head_dim]`; a logit is its product with a key.
+    /// The query vectors, `[head, question_token, head_dim]`. A logit is the dot product of a query vector
+    /// and a key.
     exact: Array3<f32>,
     heads: Vec<QuantizedHead>,
-    /// `[head]`: which of a block's planes holds the keys that it meets.
+    /// `[head]`: the plane of a block that has the keys for this head.
     planes: Vec<usize>,
 }
 
-/// One head of a question in eight bits.
+/// One head of a question, quantized to eight bits.
 #[derive(Debug, Clone)]
 struct QuantizedHead {
-    /// `[batch of tokens, four values]` of as many tokens as a kernel takes at once.
+    /// `[batch of tokens, group of four values, token]`: four values of one token per `i32`. A batch has as
+    /// many tokens as a kernel processes at once.
     packed: Vec<Vec<[i32; QUERIES]>>,
-    /// `[token]`: scale.
+    /// `[token]`: the scale of the quantized values.
     scales: Vec<f32>,
-    /// `[token]`: sum of the quantized values: what a key's offset adds to the product, once for each unit of it.
+    /// `[token]`: the sum of the quantized values. The offset of a key's values adds the offset times this
+    /// sum to the product.
     sums: Vec<i32>,
 }
 
-/// A question and the tokens of a block that it meets.
+/// A question and the tokens of a block that it is scanned over.
 #[derive(Debug, Clone, Copy)]
 pub struct Look<'a> {
-    /// The question.
+    /// The question to scan.
     pub question: &'a ScanQueries,
-    /// The keys.
+    /// The block with the keys.
     pub block: &'a Block,
-    /// Of the block.
+    /// The tokens of the block to scan, counted from the block's first token.
     pub tokens: TokenSpan,
 }
 
-/// What a question meets, and the segments of it that are asked for.
+/// A question, the tokens of a block that it is scanned over, and the segments whose peaks are wanted.
 #[derive(Debug, Clone, Copy)]
 pub struct Part<'a> {
-    /// Questions of all parts are alike in heads and tokens.
+    /// The question, block and tokens. The questions of all parts of a scan have the same numbers of heads
+    /// and tokens.
     pub look: Look<'a>,
-    /// Segments, counted from the block's first token; they may be empty, overlap or nest. What lies beyond the tokens that the
-    /// question meets is left out.
+    /// The segments, counted from the block's first token. They may be empty, overlap or nest. Tokens of a
+    /// segment that are not scanned do not count.
     pub segments: &'a [TokenSpan],
 }
 
 impl ScanQueries {
-    /// From `[head, question_token, head_dim]`, and for each head the plane of a block that holds its keys.
+    /// Returns the question with these query vectors, `[head, question_token, head_dim]`. `planes` `[head]`
+    /// says for each head which plane of a block has its keys.
     ///
     /// # Panics
-    /// When there is not one plane for each head.
+    /// When `planes` does not have one plane per head.
     pub fn new(exact: Array3<f32>, planes: &[usize]) -> Self {
         assert_eq!(exact.len_of(Axis(0)), planes.len(), "one plane for each head");
         let heads = exact.outer_iter().map(|head| QuantizedHead::new(&head.to_owned())).collect();
         Self { exact, heads, planes: planes.to_vec() }
     }
 
-    /// Heads and tokens.
+    /// Returns the numbers of heads and tokens.
     fn shape(&self) -> (usize, usize) {
         let (heads, tokens, _) = self.exact.dim();
         (heads, tokens)
@@ -84,7 +90,7 @@ impl ScanQueries {
 impl QuantizedHead {
     fn new(head: &Array2<f32>) -> Self {
         let (tokens, dim) = head.dim();
-        // To whole groups of two: four-bit tiles hold two groups in four bytes.
+        // The number of groups is even, because four-bit tiles have two groups in four bytes.
         let groups = dim.div_ceil(2 * GROUP) * 2;
         let mut packed = vec![vec![[0; QUERIES]; groups]; tokens.div_ceil(QUERIES)];
         let (mut scales, mut sums) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
@@ -92,7 +98,8 @@ impl QuantizedHead {
             let scale = row.iter().fold(0.0_f32, |most, v| most.max(v.abs())) / 127.0;
             let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
             let mut values = vec![0_i8; groups * GROUP];
-            // To -127, which the kernels rely on: the inverse of a tiny scale is infinite.
+            // The clamp is needed because the inverse of a tiny scale is infinite. The kernels rely on values
+            // of at least -127.
             let quantized = |v: &f32| (v * inverse).round().clamp(-127.0, 127.0) as i8;
             values.iter_mut().zip(row).for_each(|(out, v)| *out = quantized(v));
             for (group, four) in values.chunks_exact(GROUP).enumerate() {
@@ -106,12 +113,14 @@ impl QuantizedHead {
     }
 }
 
-/// The peak of every segment, `[head, question_token, segment]`, segments in the order of the parts; `f32::MIN` for one without
-/// tokens. `go_on` is asked now and then; none when it said no.
+/// Returns the peak (largest logit) of every segment, `[head, question_token, segment]`, with the segments in
+/// the order of the parts. The peak of a segment without tokens is `f32::MIN`. `should_continue` is called
+/// before each part; if it returns false, the scan stops and returns `None`.
 ///
 /// # Panics
-/// When a block and its question do not fit each other, or questions differ in heads or tokens.
-pub fn peaks(parts: &[Part], go_on: &(dyn Fn() -> bool + Sync)) -> Option<Array3<f32>> {
+/// When a block does not have the planes, dimensions or tokens of its question, or questions differ in heads
+/// or tokens.
+pub fn peaks(parts: &[Part], should_continue: &(dyn Fn() -> bool + Sync)) -> Option<Array3<f32>> {
     let shape = shape_of(parts.iter().map(|part| part.look));
     let of_task = |parts: &&[Part]| {
         let segments = parts.iter().map(|part| part.segments.len()).sum();
@@ -119,17 +128,17 @@ pub fn peaks(parts: &[Part], go_on: &(dyn Fn() -> bool + Sync)) -> Option<Array3
         let mut scratch = Scratch::default();
         let mut first = 0;
         for Part { look, segments } in *parts {
-            if !go_on() {
+            if !should_continue() {
                 return None;
             }
             let TokenSpan { start, end } = look.tokens;
-            let met = |at: usize| at.clamp(start, end) - start;
+            let scanned = |at: usize| at.clamp(start, end) - start;
             Kernel::best().rows(*look, &mut scratch, |head, query, row| {
                 let out =
                     &mut out.slice_mut(s![head, query, first..]).into_slice().expect("rows are contiguous")
                         [..segments.len()];
                 out.iter_mut().zip(*segments).for_each(|(out, segment)| {
-                    *out = kernel::peak(&row[met(segment.start)..met(segment.end)]);
+                    *out = kernel::peak(&row[scanned(segment.start)..scanned(segment.end)]);
                 });
             });
             first += segments.len();
@@ -138,19 +147,21 @@ pub fn peaks(parts: &[Part], go_on: &(dyn Fn() -> bool + Sync)) -> Option<Array3
     };
     let tasks = tasks(parts);
     let found: Vec<_> = tasks.par_iter().map(of_task).collect::<Option<_>>()?;
-    Some(side_by_side(&found, shape))
+    Some(concatenated(&found, shape))
 }
 
-/// Raw logits `[head, question_token, key]` over all tokens that are looked at, one behind the other: the numbers that
-/// [`peaks`] takes the maxima of.
+/// Returns the raw logits over the scanned tokens of all `looks` one after another,
+/// `[head, question_token, key]`. [`peaks`] returns the maxima of these numbers.
 ///
 /// # Panics
-/// As [`peaks`].
+/// When a block does not have the planes, dimensions or tokens of its question, or questions differ in heads
+/// or tokens.
 pub fn logits(looks: &[Look]) -> Array3<f32> {
     logits_by(Kernel::best(), looks)
 }
 
-/// As [`logits`], on a kernel of one's choice: all give the same bits, and a test holds them to it.
+/// Returns the logits like [`logits`], computed with the given kernel. All kernels give the same bits for
+/// quantized codecs, which a test checks.
 pub fn logits_by(kernel: Kernel, looks: &[Look]) -> Array3<f32> {
     let shape = shape_of(looks.iter().copied());
     let of_look = |look: &Look| {
@@ -162,25 +173,28 @@ pub fn logits_by(kernel: Kernel, looks: &[Look]) -> Array3<f32> {
         out
     };
     let found: Vec<_> = looks.par_iter().map(of_look).collect();
-    side_by_side(&found, shape)
+    concatenated(&found, shape)
 }
 
-/// Heads and tokens of all questions.
+/// Returns the numbers of heads and tokens, which are the same for all questions.
 fn shape_of<'a>(mut looks: impl Iterator<Item = Look<'a>>) -> (usize, usize) {
     let Some(first) = looks.next() else { return (0, 0) };
     let shape = first.question.shape();
-    assert!(looks.all(|look| look.question.shape() == shape), "questions of one request are alike");
+    assert!(
+        looks.all(|look| look.question.shape() == shape),
+        "the questions of a scan have the same heads and tokens"
+    );
     shape
 }
 
-/// Rows of one block, kept between blocks.
+/// A buffer for rows of logits, reused from block to block.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// `[query of a batch, key, filled up to whole tiles]`.
+    /// `[query of a batch, key]`, with keys filled up to whole tiles.
     rows: Vec<f32>,
 }
 
-/// Neighbouring parts in runs that are worth a thread.
+/// Divides the parts into runs with enough keys for a task of their own.
 fn tasks<'p, 'b>(parts: &'p [Part<'b>]) -> Vec<&'p [Part<'b>]> {
     let mut tasks = Vec::new();
     let (mut start, mut keys) = (0, 0);
@@ -194,8 +208,8 @@ fn tasks<'p, 'b>(parts: &'p [Part<'b>]) -> Vec<&'p [Part<'b>]> {
     tasks
 }
 
-/// `[h, q, n]` arrays, one behind the other on the last axis.
-fn side_by_side(found: &[Array3<f32>], (heads, queries): (usize, usize)) -> Array3<f32> {
+/// Concatenates arrays `[head, query, n]` along the last axis.
+fn concatenated(found: &[Array3<f32>], (heads, queries): (usize, usize)) -> Array3<f32> {
     let columns = found.iter().map(|part| part.len_of(Axis(2))).sum();
     let mut out = Array3::zeros((heads, queries, columns));
     let mut start = 0;
@@ -207,7 +221,8 @@ fn side_by_side(found: &[Array3<f32>], (heads, queries): (usize, usize)) -> Arra
     out
 }
 
-/// The exact codecs: keys as numbers, multiplied in single precision.
+/// Computes the rows of logits for codecs without quantization, in single precision, and calls
+/// `take(head, query, row)` for each.
 fn exact_rows(Look { question, block, tokens }: Look, mut take: impl FnMut(usize, usize, &[f32])) {
     let mut keys = Array2::zeros((tokens.len(), question.exact.len_of(Axis(2))));
     for (head, (question, &plane)) in question.exact.outer_iter().zip(&question.planes).enumerate() {
@@ -230,7 +245,7 @@ mod tests {
 
     const LENGTHS: [usize; 7] = [0, 1, 15, 16, 17, 100, 205];
 
-    /// Unit vectors `[head, token, dim]` by a fixed generator.
+    /// Returns pseudo-random unit vectors `[head, token, dim]`.
     fn vectors(shape: (usize, usize, usize), seed: u64) -> Array3<f32> {
         let mut state = seed;
         let mut out = Array3::from_shape_simple_fn(shape, || {
@@ -259,7 +274,7 @@ mod tests {
         Look { question, block, tokens: TokenSpan::new(0, block.tokens()) }
     }
 
-    /// The definition: every product by itself, over decoded keys.
+    /// Returns the logits by the definition: each dot product separately, over decoded keys.
     fn by_definition(question: &ScanQueries, block: &Block) -> Array3<f32> {
         let keys = block.keys();
         let (heads, tokens, _) = keys.dim();
@@ -270,23 +285,25 @@ mod tests {
     }
 
     #[test]
-    fn logits_are_the_products_within_the_questions_rounding() {
+    fn logits_equal_the_dot_products_within_the_rounding_of_the_question() {
         for codec in Codec::ALL {
             for (heads, queries, dim) in [(1, 16, 384), (2, 5, 40), (1, 1, 12), (3, 33, 64)] {
                 let mut question_vectors = vectors((heads, queries, dim), 3);
-                // Every second one with a value that stands out, which makes the steps coarse for the others.
+                // Every second vector has an outlier, which makes the quantization of its other values
+                // coarse.
                 for mut query in question_vectors.lanes_mut(Axis(2)).into_iter().step_by(2) {
                     query[0] = 0.7;
                     let norm = query.dot(&query).sqrt();
                     query /= norm;
                 }
-                let asked = question(question_vectors);
+                let question = question(question_vectors);
                 let bound = if codec.is_quantized() { 0.01 } else { 1e-6 };
                 for tokens in LENGTHS {
                     let block = block(codec, (heads, tokens, dim));
-                    let found = logits(&[whole(&asked, &block)]);
-                    let worst =
-                        (&found - &by_definition(&asked, &block)).iter().fold(0.0_f32, |m, e| m.max(e.abs()));
+                    let found = logits(&[whole(&question, &block)]);
+                    let worst = (&found - &by_definition(&question, &block))
+                        .iter()
+                        .fold(0.0_f32, |m, e| m.max(e.abs()));
                     assert!(
                         worst <= bound,
                         "{codec} {heads}x{queries}x{dim}, {tokens} tokens: off by {worst}"
@@ -299,16 +316,16 @@ mod tests {
     #[test]
     fn all_kernels_give_the_same_bits_for_subnormal_questions() {
         let units = vectors((1, 9, 64), 11).mapv(|v| f32::from_bits((v.abs() * 600.0) as u32).copysign(v));
-        let asked = question(units);
+        let question = question(units);
         for codec in [Codec::Int8, Codec::Int4] {
             let keys = vectors((1, 33, 64), 5).mapv(|v| v.signum() * 1e30);
             let offsets = vec![(0..1).into(); 33];
             let parts = Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[] };
             let block = Block::encode(parts, codec);
-            let portable = logits_by(Kernel::Portable, &[whole(&asked, &block)]);
+            let portable = logits_by(Kernel::Portable, &[whole(&question, &block)]);
             assert!(portable.iter().any(|logit| *logit != 0.0));
             for kernel in Kernel::available() {
-                assert_eq!(logits_by(kernel, &[whole(&asked, &block)]), portable, "{kernel:?} {codec}");
+                assert_eq!(logits_by(kernel, &[whole(&question, &block)]), portable, "{kernel:?} {codec}");
             }
         }
     }
@@ -317,13 +334,13 @@ mod tests {
     fn all_kernels_give_the_same_bits() {
         for codec in [Codec::Int8, Codec::Int4] {
             for (heads, queries, dim) in [(1, 16, 384), (2, 5, 40), (1, 9, 12), (1, 3, 768)] {
-                let asked = question(vectors((heads, queries, dim), 11));
+                let question = question(vectors((heads, queries, dim), 11));
                 for tokens in LENGTHS {
                     let block = block(codec, (heads, tokens, dim));
-                    let portable = logits_by(Kernel::Portable, &[whole(&asked, &block)]);
+                    let portable = logits_by(Kernel::Portable, &[whole(&question, &block)]);
                     for kernel in Kernel::available() {
                         assert_eq!(
-                            logits_by(kernel, &[whole(&asked, &block)]),
+                            logits_by(kernel, &[whole(&question, &block)]),
                             portable,
                             "{kernel:?} {codec} {tokens}"
                         );
@@ -334,8 +351,8 @@ mod tests {
     }
 
     #[test]
-    fn peaks_are_the_maxima_of_the_logits() {
-        let asked = question(vectors((2, 9, 64), 5));
+    fn peaks_equal_the_maxima_of_the_logits() {
+        let question = question(vectors((2, 9, 64), 5));
         for codec in Codec::ALL {
             let blocks = LENGTHS.map(|tokens| block(codec, (2, tokens, 64)));
             let segments = LENGTHS.map(|n| {
@@ -344,8 +361,8 @@ mod tests {
             });
             let both = blocks.iter().zip(&segments);
             let parts: Vec<_> =
-                both.map(|(block, segments)| Part { look: whole(&asked, block), segments }).collect();
-            let found = peaks(&parts, &|| true).expect("nobody stops it");
+                both.map(|(block, segments)| Part { look: whole(&question, block), segments }).collect();
+            let found = peaks(&parts, &|| true).expect("it is not stopped");
             let mut column = 0;
             for part in &parts {
                 let logits = logits(&[part.look]);
@@ -376,7 +393,7 @@ mod tests {
                 let look = Look { question: &two, block: &block, tokens: TokenSpan::new(start, end) };
                 let found = logits(&[look]);
                 let expect = whole.select(Axis(0), &order).slice(s![.., .., start..end]).to_owned();
-                // In single precision, sums of matrices of other sizes may differ in the last bit.
+                // In single precision, sums over matrices of different sizes may differ in the last bit.
                 let bound = if codec.is_quantized() { 0.0 } else { 1e-6 };
                 let worst = (&found - &expect).iter().fold(0.0_f32, |m, e| m.max(e.abs()));
                 assert!(
@@ -384,10 +401,12 @@ mod tests {
                     "{codec} {start}..{end}: off by {worst}"
                 );
                 let segments = [TokenSpan::new(0, 205), TokenSpan::new(10, 20), TokenSpan::new(start, end)];
-                let peaks = peaks(&[Part { look, segments: &segments }], &|| true).expect("nobody stops it");
+                let peaks =
+                    peaks(&[Part { look, segments: &segments }], &|| true).expect("it is not stopped");
                 for (column, segment) in segments.iter().enumerate() {
-                    let met = segment.start.clamp(start, end) - start..segment.end.clamp(start, end) - start;
-                    let expect = found.slice(s![1, 3, met]).iter().copied().fold(f32::MIN, f32::max);
+                    let scanned =
+                        segment.start.clamp(start, end) - start..segment.end.clamp(start, end) - start;
+                    let expect = found.slice(s![1, 3, scanned]).iter().copied().fold(f32::MIN, f32::max);
                     assert_eq!(peaks[[1, 3, column]], expect, "{codec} {start}..{end} {segment:?}");
                 }
             }

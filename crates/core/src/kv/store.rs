@@ -1,5 +1,5 @@
-//! Where blocks are found: the tiers in turn, then the requests that are reading them right now.
-//! Knows neither how a chunk is read nor what its block is for.
+//! The block store: finds the blocks of a request in the tiers or in concurrent requests, and has missing
+//! ones read once. Knows neither how the model reads a chunk nor what a block is used for.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,14 +10,15 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::block::{BadBlock, Block};
-use super::flights::{Flight, Flights, Leader, Outcome, Role, Wanted};
 use super::key::BlockKey;
+use super::single_flight::{CallerWaits, Flight, Flights, Leader, Outcome, Role};
 
-/// Chunks that a request claims at a time. Who asks for one of them waits for these at most, not for all of a large request;
-/// and what a request may not have is refused before all of it is in memory.
-const PIECE: usize = 64;
+/// How many chunks a request claims at a time. Another request for one of these chunks then waits for at most
+/// this many, not for all chunks of a large request. A request over its limits is also refused before all of
+/// its blocks are in memory.
+const BATCH_CHUNKS: usize = 64;
 
-/// Blocks that can be had, and how to have each made only once.
+/// A store of blocks over tiers. Concurrent requests for the same missing block have its chunk read once.
 pub struct KvStore {
     flights: Arc<Flights>,
     tiers: Arc<dyn Tiers>,
@@ -26,20 +27,20 @@ pub struct KvStore {
 /// Where a block came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// Memory.
+    /// The memory tier.
     Memory,
-    /// Disk.
+    /// The disk tier.
     Disk,
     /// The tier that sidecars share.
     Shared,
-    /// Another request that was reading it.
+    /// Another request, which was having the model read the chunk.
     Joined,
-    /// This request.
+    /// The model, which read the chunk for this request.
     Read,
 }
 
 impl Source {
-    /// Its name in metrics.
+    /// Returns the name of the source in metrics and logs.
     fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -51,47 +52,53 @@ impl Source {
     }
 }
 
-/// How many blocks of a request came from where.
+/// How many blocks of a request came from each source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, JsonSchema)]
 pub struct Sources {
-    /// From memory.
+    /// Blocks from the memory tier.
     pub memory: usize,
-    /// From disk.
+    /// Blocks from the disk tier.
     pub disk: usize,
-    /// From the tier that sidecars share.
+    /// Blocks from the tier that sidecars share.
     pub shared: usize,
-    /// From another request that was reading them.
+    /// Blocks that the model read for another request at the same time.
     pub joined: usize,
-    /// Read by this request.
+    /// Blocks that the model read for this request.
     pub read: usize,
 }
 
-/// What keeps blocks. Implementations bound what they keep, and compare checksums: a block that is not what was written is a miss.
-/// A matching checksum does not make a block safe to use; the store checks that, see [`Tiers::accept`].
+/// The tiers that store blocks. An implementation limits what it stores, and compares checksums: a block
+/// whose bytes differ from those that were written is a miss. A matching checksum does not make a block safe
+/// to use, because another process may have written it. The store checks the contents before it calls
+/// [`Tiers::accept`].
 pub trait Tiers: Send + Sync {
-    /// A block in memory; must not wait. Only blocks that were given to [`Tiers::keep`] or [`Tiers::accept`] are in memory.
+    /// Returns a block that is in memory. It must not wait. Only blocks that were passed to [`Tiers::keep`]
+    /// or [`Tiers::accept`] are in memory.
     fn resident(&self, key: &BlockKey) -> Option<Bytes>;
 
-    /// Whether this machine has a block that is not in memory, as far as is known without looking; must not wait.
-    fn at_hand(&self, _: &BlockKey) -> bool {
+    /// Returns whether this machine has a block outside of memory (on disk), as far as is known without I/O.
+    /// It must not wait.
+    fn has_locally(&self, _: &BlockKey) -> bool {
         false
     }
 
-    /// Blocks that are not in memory, from wherever else they are kept, in the order of `keys`; may wait. Their bytes may have
-    /// been written by another process: they are kept nowhere else until [`Tiers::accept`] or [`Tiers::remove`] is called.
+    /// Returns blocks that are not in memory from the other tiers, in the order of `keys`. It may wait for
+    /// I/O. Another process may have written the bytes, so they are not copied to other tiers unless
+    /// [`Tiers::accept`] is called.
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>>;
 
-    /// Keeps a block that [`Tiers::fetch`] gave, now that the store has checked it; must not wait.
+    /// Copies a block that [`Tiers::fetch`] returned to the faster tiers, after the store has checked it. It
+    /// must not wait.
     fn accept(&self, _: BlockKey, _: Bytes, _: Source) {}
 
-    /// Keeps a block; must not wait.
+    /// Stores a new block in all tiers. It must not wait.
     fn keep(&self, key: BlockKey, bytes: Bytes);
 
-    /// Drops what turned out not to be a block.
+    /// Removes an invalid block from the tiers of this machine.
     fn remove(&self, key: &BlockKey);
 }
 
-/// Keeps nothing. Chunks asked for at the same time are still read once.
+/// Tiers that store nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoTiers;
 
@@ -109,17 +116,18 @@ impl Tiers for NoTiers {
     fn remove(&self, _: &BlockKey) {}
 }
 
-/// What a request is asked to read.
+/// The chunks that the model must read for a request, and what is known about the rest of the request.
 pub struct Unread<'a> {
-    /// Chunks to read now; there may be none.
+    /// The chunks to read now; may be empty.
     pub claims: &'a [Claim],
-    /// Chunks of the request that come after them and will probably have to be read, too, by their places in it.
+    /// Indices in the request of the chunks after the current batch that will probably have to be read, too.
     pub later: &'a [usize],
-    /// Tokens of the request's blocks that are there.
+    /// The number of tokens in the blocks of the request that have been found or read.
     pub known_tokens: usize,
 }
 
-/// A chunk that this request has to read, since nobody else has or does.
+/// A chunk that the model must read for this request, because no tier has its block and no other request is
+/// having it read.
 pub struct Claim {
     index: usize,
     leader: Leader,
@@ -127,31 +135,36 @@ pub struct Claim {
 }
 
 impl KvStore {
-    /// A store over `tiers`.
+    /// Returns a store over `tiers`.
     pub fn new(tiers: Arc<dyn Tiers>) -> Self {
         Self { flights: Arc::default(), tiers }
     }
 
-    /// A store that keeps nothing; chunks asked for at the same time are still read once.
+    /// Returns a store that keeps no blocks. Concurrent requests for the same chunk still have it read once.
     pub fn without_tiers() -> Self {
         Self::new(Arc::new(NoTiers))
     }
 
-    /// The blocks of `keys`, `PIECE` after `PIECE`. Those that no tier has and nobody reads are claimed, and `read` is
-    /// called to land them; it is called without claims, too, so that it can refuse what is too much. What a tier has under the
-    /// key of chunk `i` counts only if `check(i, block, source)` finds nothing wrong with it: others can write to a disk or a
-    /// server. A block from memory has been checked before. A block is left out only when `wanted` said that nobody waits for it.
+    /// Returns the blocks of `keys`, and how many came from each source. A block is `None` only if
+    /// `caller_waits` returned false.
+    ///
+    /// The store works through the keys in batches. For the chunks of a batch that no tier has and no other
+    /// request is having read, it calls `read`, which completes each [`Claim`]. It calls `read` for a
+    /// batch without such chunks, too, so that `read` can refuse a request over its limits. A block of a tier
+    /// under the key of chunk `i` is used only if `check(i, block, source)` accepts it, because other
+    /// processes can write to a disk or a server. Blocks from memory have been checked before they were put
+    /// there.
     ///
     /// # Errors
-    /// What `read` reports.
+    /// Returns the first error of `read`.
     pub fn get<E>(
         &self,
         keys: &[BlockKey],
-        wanted: Wanted,
+        caller_waits: CallerWaits,
         check: impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
         read: impl Fn(Unread) -> Result<(), E>,
     ) -> Result<(Vec<Option<Block>>, Sources), E> {
-        let mut found = Found { blocks: vec![None; keys.len()], sources: Sources::default() };
+        let mut found = FoundBlocks { blocks: vec![None; keys.len()], sources: Sources::default() };
         for (index, key) in keys.iter().enumerate() {
             let Some(bytes) = self.tiers.resident(key) else { continue };
             if let Some(block) =
@@ -160,7 +173,7 @@ impl KvStore {
                 found.put(&[index], block, Source::Memory);
             }
         }
-        // A chunk may stand in a request twice.
+        // The same chunk may occur in a request more than once.
         let mut missing: HashMap<BlockKey, Vec<usize>> = HashMap::new();
         let mut order: Vec<(BlockKey, usize)> = Vec::new();
         for (index, key) in keys.iter().enumerate().filter(|(index, _)| found.blocks[*index].is_none()) {
@@ -170,44 +183,48 @@ impl KvStore {
             }
             indices.push(index);
         }
-        // Those behind the first piece that nobody here has or reads, by their places in `order`.
-        let away = |at: &usize| !self.tiers.at_hand(&order[*at].0) && !self.flights.has(&order[*at].0);
-        let away: Vec<usize> = (PIECE.min(order.len())..order.len()).filter(away).collect();
-        let later: Vec<usize> = away.iter().map(|&at| order[at].1).collect();
-        for (n, piece) in order.chunks(PIECE).enumerate() {
-            let mut missing = piece.iter().filter_map(|(key, _)| missing.remove_entry(key)).collect();
-            let behind = away.partition_point(|&at| at < (n + 1) * PIECE);
-            self.get_piece(&mut missing, &later[behind..], &mut found, &wanted, &check, &read)?;
+        // Positions in `order`, after the first batch, of the blocks that are neither on this machine nor
+        // being read.
+        let is_absent =
+            |at: &usize| !self.tiers.has_locally(&order[*at].0) && !self.flights.contains(&order[*at].0);
+        let absent: Vec<usize> = (BATCH_CHUNKS.min(order.len())..order.len()).filter(is_absent).collect();
+        let later: Vec<usize> = absent.iter().map(|&at| order[at].1).collect();
+        for (n, batch) in order.chunks(BATCH_CHUNKS).enumerate() {
+            let mut missing = batch.iter().filter_map(|(key, _)| missing.remove_entry(key)).collect();
+            let after_batch = absent.partition_point(|&at| at < (n + 1) * BATCH_CHUNKS);
+            self.get_batch(&mut missing, &later[after_batch..], &mut found, &caller_waits, &check, &read)?;
         }
-        found.count();
+        found.count_lookups();
         Ok((found.blocks, found.sources))
     }
 
-    /// Finds or reads what is `missing`, in as many turns as others give up what was waited for.
-    fn get_piece<E>(
+    /// Finds or reads the `missing` blocks of a batch. It repeats for as long as other requests abandon
+    /// blocks that this one waited for.
+    fn get_batch<E>(
         &self,
         missing: &mut HashMap<BlockKey, Vec<usize>>,
         later: &[usize],
-        found: &mut Found,
-        wanted: &Wanted,
+        found: &mut FoundBlocks,
+        caller_waits: &CallerWaits,
         check: &impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
         read: impl Fn(Unread) -> Result<(), E>,
     ) -> Result<(), E> {
-        while !missing.is_empty() && wanted() {
-            let (claims, followed) = self.join(missing, wanted);
-            let away = claims.iter().filter(|claim| !self.tiers.at_hand(&claim.leader.key())).count();
+        while !missing.is_empty() && caller_waits() {
+            let (claims, followed) = self.join(missing, caller_waits);
+            let absent = claims.iter().filter(|claim| !self.tiers.has_locally(&claim.leader.key())).count();
             let claims = self.fetch(claims, check, missing, found);
-            // What other sidecars have is known when it has been asked for: of later chunks as much as of these.
-            let unread = (later.len() * claims.len()).div_ceil(away.max(1)).min(later.len());
+            // How many later blocks the shared tier has is unknown until they are fetched. The estimate is
+            // the share in this batch.
+            let unread = (later.len() * claims.len()).div_ceil(absent.max(1)).min(later.len());
             let known_tokens = found.blocks.iter().flatten().map(Block::tokens).sum();
             read(Unread { claims: &claims, later: &later[..unread], known_tokens })?;
             for claim in claims {
-                if let Some(block) = claim.leader.landed() {
+                if let Some(block) = claim.leader.completed_block() {
                     found.put(&missing.remove(&claim.leader.key()).unwrap_or_default(), block, Source::Read);
                 }
             }
             for (key, flight) in followed {
-                if let Some(Outcome::Landed(block)) = flight.wait(wanted) {
+                if let Some(Outcome::Completed(block)) = flight.wait(caller_waits) {
                     found.put(&missing.remove(&key).unwrap_or_default(), block, Source::Joined);
                 }
             }
@@ -215,33 +232,33 @@ impl KvStore {
         Ok(())
     }
 
-    /// Leads or follows the flight of every missing block.
+    /// Joins the flight of every missing block, as its leader or as a follower.
     fn join(
         &self,
         missing: &HashMap<BlockKey, Vec<usize>>,
-        wanted: &Wanted,
+        caller_waits: &CallerWaits,
     ) -> (Vec<Claim>, Vec<(BlockKey, Arc<Flight>)>) {
         let (mut claims, mut followed) = (Vec::new(), Vec::new());
         for (key, indices) in missing {
-            match self.flights.join(*key, wanted) {
+            match self.flights.join(*key, caller_waits) {
                 Role::Leader(leader) => {
                     claims.push(Claim { index: indices[0], leader, tiers: Arc::clone(&self.tiers) });
                 }
                 Role::Follower(flight) => followed.push((*key, flight)),
             }
         }
-        // In the order of the request, whatever the order of the map.
+        // The order of the map is arbitrary; claims are in the order of the request.
         claims.sort_by_key(|claim| claim.index);
         (claims, followed)
     }
 
-    /// Lands what a tier has; gives back what none has.
+    /// Completes the claims whose blocks a tier has. Returns the other claims.
     fn fetch(
         &self,
         claims: Vec<Claim>,
         check: &impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
         missing: &mut HashMap<BlockKey, Vec<usize>>,
-        found: &mut Found,
+        found: &mut FoundBlocks,
     ) -> Vec<Claim> {
         if claims.is_empty() {
             return claims;
@@ -251,7 +268,8 @@ impl KvStore {
         let mut unread = Vec::new();
         for (claim, fetched) in claims.into_iter().zip(fetched) {
             let key = claim.leader.key();
-            // Another request may have landed it between the look into memory and the flight.
+            // Another request may have completed the block after this one looked in memory and before it
+            // joined the flight.
             let fetched = fetched.or_else(|| Some((self.tiers.resident(&key)?, Source::Memory)));
             let block = fetched.and_then(|(bytes, source)| {
                 let check = |block: &Block| check(claim.index, block, source);
@@ -260,7 +278,7 @@ impl KvStore {
             match block {
                 Some((block, source)) => {
                     self.tiers.accept(key, block.bytes().clone(), source);
-                    claim.leader.land(block.clone());
+                    claim.leader.complete(block.clone());
                     found.put(&missing.remove(&key).unwrap_or_default(), block, source);
                 }
                 None => unread.push(claim),
@@ -269,8 +287,8 @@ impl KvStore {
         unread
     }
 
-    /// The block in what a tier gave. What is no block, or fails `check`, is counted and removed from the tiers of this machine; the
-    /// shared tier gets the right block once the chunk has been read.
+    /// Parses and checks the bytes that a tier returned. An invalid block is counted and removed from the
+    /// tiers of this machine; in the shared tier, it is overwritten once the model has read the chunk.
     fn parse(
         &self,
         key: &BlockKey,
@@ -290,30 +308,30 @@ impl KvStore {
 }
 
 impl Claim {
-    /// Which of the keys asked for it is.
+    /// Returns the index of the chunk in the request.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Whether any request still waits for it.
+    /// Returns whether the caller of any request still waits for the block.
     pub fn is_wanted(&self) -> bool {
         self.leader.is_wanted()
     }
 
-    /// The block, for all tiers and for everyone who waits.
-    pub fn land(&self, block: Block) {
+    /// Stores the block in the tiers and returns it to all requests that wait for it.
+    pub fn complete(&self, block: Block) {
         self.tiers.keep(self.leader.key(), block.bytes().clone());
-        self.leader.land(block);
+        self.leader.complete(block);
     }
 }
 
-/// Blocks of a request, as they come in.
-struct Found {
+/// The blocks of a request that have been found or read so far.
+struct FoundBlocks {
     blocks: Vec<Option<Block>>,
     sources: Sources,
 }
 
-impl Found {
+impl FoundBlocks {
     fn put(&mut self, indices: &[usize], block: Block, source: Source) {
         let count = match source {
             Source::Memory => &mut self.sources.memory,
@@ -326,7 +344,7 @@ impl Found {
         indices.iter().for_each(|&index| self.blocks[index] = Some(block.clone()));
     }
 
-    fn count(&self) {
+    fn count_lookups(&self) {
         let Sources { memory, disk, shared, joined, read } = self.sources;
         for (source, blocks) in
             [("memory", memory), ("disk", disk), ("shared", shared), ("joined", joined), ("read", read)]

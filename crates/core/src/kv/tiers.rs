@@ -51,7 +51,7 @@ impl Tiers for AllTiers {
         Some(block)
     }
 
-    fn at_hand(&self, key: &BlockKey) -> bool {
+    fn has_locally(&self, key: &BlockKey) -> bool {
         self.local.has_on_disk(key)
     }
 

@@ -228,7 +228,7 @@ impl Reader {
         for (claim, pending) in
             claims.iter().zip(&pending).filter(|(_, pending)| pending.passage.ids.is_empty())
         {
-            claim.land(pending.encode(self.codec));
+            claim.complete(pending.encode(self.codec));
         }
         let tokens_max = info.window_tokens_max;
         // Long chunks first: the last to finish is then a short one, and no worker waits long for it. Windows of one chunk stand
@@ -246,7 +246,7 @@ impl Reader {
             cancel.spend(ids.len());
             if pending[i].add(first, keys) {
                 reading.read(bytes_of(&claims[i]));
-                claims[i].land(pending[i].encode(self.codec));
+                claims[i].complete(pending[i].encode(self.codec));
             }
         };
         Ok(self.model.read(&ids, &|window| claims[windows[window].0].is_wanted(), &done)?)

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::PipelineError;
-use crate::kv::flights::Wanted;
+use crate::kv::single_flight::CallerWaits;
 
 /// Asked between pieces of work; clones share one fate.
 #[derive(Clone, Default)]
 pub struct Cancel {
     deadline: Option<Instant>,
     gone: Arc<AtomicBool>,
-    wanted: Option<Wanted>,
+    wanted: Option<CallerWaits>,
     tokens: Arc<AtomicUsize>,
 }
 
@@ -24,7 +24,7 @@ impl Cancel {
     }
 
     /// The same, which also stops when `wanted` says so.
-    pub fn while_wanted(&self, wanted: Wanted) -> Self {
+    pub fn while_wanted(&self, wanted: CallerWaits) -> Self {
         Self { wanted: Some(wanted), ..self.clone() }
     }
 

@@ -165,7 +165,7 @@ pub fn ranked(logits: &RawLogits, segments: &[TokenSpan]) -> Array3<f32> {
 pub fn rc_of_peaks(peaks: &Array3<f32>, own: impl FnOnce() -> Array3<f32>) -> Array3<f32> {
     match is_contest(peaks) {
         true => rc::ranked_rivals(peaks.view()),
-        false => rc::peaks_against_own(peaks.view(), own().view()),
+        false => rc::peaks_against_self(peaks.view(), own().view()),
     }
 }
 

@@ -1,30 +1,32 @@
-//! The peak pass: each segment's best key for each (head, query), in one reading of the logits.
-//! Knows nothing of references or RC.
+//! The peak pass: finds each segment's largest logit and its key for each (head, query), reading the logits
+//! from memory once. Knows nothing of references or RC.
 
 use ndarray::{Array3, ArrayView3};
 
-use super::rows::{contiguous, for_each_row};
+use super::{contiguous, for_each_row};
 use crate::domain::TokenSpan;
 
-/// The peak of an empty segment: below every logit that a model can give.
+/// Marks a logit that does not exist: the peak of an empty segment, or a key that a query does not see. No
+/// logit of a model is smaller.
 pub const EMPTY: f32 = f32::MIN;
 
-/// The key of an empty segment's peak: there is none.
+/// Marks that a peak has no key, because its segment is empty.
 pub const KEY_NONE: u32 = u32::MAX;
 
-/// The best key of every segment, per head and query.
+/// The largest logit of every segment and its key, per head and query.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Peaks {
     /// `[head, query, segment]`: the largest logit; [`EMPTY`] for an empty segment.
     pub value: Array3<f32>,
-    /// `[head, query, segment]`: where it is on the key axis, the first of equals; [`KEY_NONE`] for an empty segment.
+    /// `[head, query, segment]`: the index on the key axis of the first key with that logit; [`KEY_NONE`] for
+    /// an empty segment.
     pub key: Array3<u32>,
 }
 
-/// Finds the peaks of `segments` in `cross` `[head, query, key]`.
+/// Returns the peaks of `segments` in the logits `cross` `[head, query, key]`.
 ///
 /// # Panics
-/// When a segment ends beyond the key axis, or that axis is longer than a `u32` can count.
+/// When a segment ends beyond the key axis, or the axis has more keys than a `u32` can count.
 pub fn peaks(cross: ArrayView3<'_, f32>, segments: &[TokenSpan]) -> Peaks {
     let (heads, queries, keys) = cross.dim();
     assert!(u32::try_from(keys).is_ok_and(|n| n < KEY_NONE), "{keys} keys do not fit 32 bits");
@@ -40,10 +42,11 @@ pub fn peaks(cross: ArrayView3<'_, f32>, segments: &[TokenSpan]) -> Peaks {
     Peaks { value, key }
 }
 
-/// The largest logit of one row under `segment`, and its key.
+/// Returns the largest logit of a row within `segment`, and its key.
 fn peak(row: &[f32], segment: TokenSpan) -> (f32, u32) {
     let logits = &row[segment.range()];
-    // The second look finds the segment in the first-level cache: memory is read once.
+    // The first pass finds the maximum, the second pass its key. The second finds the segment in the
+    // first-level cache, so memory is read once.
     let at = match logits.len() {
         0 => return (EMPTY, KEY_NONE),
         1..4 => first_equal::<1>(logits, max::<1>(logits)),
@@ -53,8 +56,9 @@ fn peak(row: &[f32], segment: TokenSpan) -> (f32, u32) {
     (logits[at], (segment.start + at) as u32)
 }
 
-/// The largest of at least `LANES` logits. Each lane keeps a maximum of its own, so that the compiler can use vectors;
-/// what the blocks leave over is covered by a last block that overlaps them, which a maximum does not mind.
+/// Returns the largest of at least `LANES` logits. Each lane keeps a maximum of its own, so that the compiler
+/// can use vectors. The last `LANES` logits cover the rest that fills no whole block; that they overlap the
+/// last block does not change a maximum.
 fn max<const LANES: usize>(logits: &[f32]) -> f32 {
     let mut lanes = *logits.last_chunk::<LANES>().expect("the caller has LANES logits");
     for block in logits.as_chunks::<LANES>().0 {
@@ -65,7 +69,8 @@ fn max<const LANES: usize>(logits: &[f32]) -> f32 {
     max_lane(&lanes)
 }
 
-// Inlined, its last step makes the compiler split the loops before it into vectors of two.
+// If this function is inlined, its last step makes the compiler split the loops of its caller into vectors of
+// two.
 #[inline(never)]
 fn max_lane<const LANES: usize>(lanes: &[f32; LANES]) -> f32 {
     let mut quarter = [f32::NEG_INFINITY; 4];
@@ -77,23 +82,26 @@ fn max_lane<const LANES: usize>(lanes: &[f32; LANES]) -> f32 {
     larger(larger(quarter[0], quarter[1]), larger(quarter[2], quarter[3]))
 }
 
-/// Not `f32::max`: its NaN rule costs three instructions where this one is the hardware's own.
+/// Replaces `f32::max`, whose rule for NaN takes three instructions; this comparison compiles to a single
+/// instruction.
 fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// Index of the first of at least `LANES` logits that equals `wanted`; 0 when none does, which only NaN brings about.
-fn first_equal<const LANES: usize>(logits: &[f32], wanted: f32) -> usize {
+/// Returns the index of the first of at least `LANES` logits that equals `target`, or 0 if none does, which
+/// happens only with NaN.
+fn first_equal<const LANES: usize>(logits: &[f32], target: f32) -> usize {
     let (blocks, _) = logits.as_chunks::<LANES>();
-    let holds = |block: &[f32; LANES]| block.iter().fold(false, |any, &logit| any | (logit == wanted));
-    let start = blocks.iter().position(holds).map_or(logits.len() - LANES, |block| LANES * block);
+    let contains = |block: &[f32; LANES]| block.iter().fold(false, |any, &logit| any | (logit == target));
+    let start = blocks.iter().position(contains).map_or(logits.len() - LANES, |block| LANES * block);
     let block = logits[start..].first_chunk().expect("LANES logits from here on");
-    lane_equal::<LANES>(block, wanted).map_or(0, |lane| start + lane)
+    lane_equal::<LANES>(block, target).map_or(0, |lane| start + lane)
 }
 
-/// The first lane that equals `wanted`, found without branches: where the peak lies is what no processor can predict.
-fn lane_equal<const LANES: usize>(block: &[f32; LANES], wanted: f32) -> Option<usize> {
-    let mask = block.iter().rev().fold(0_u32, |mask, &logit| (mask << 1) | u32::from(logit == wanted));
+/// Returns the first lane that equals `target`. It uses no branches, because a processor cannot predict which
+/// lane holds the peak.
+fn lane_equal<const LANES: usize>(block: &[f32; LANES], target: f32) -> Option<usize> {
+    let mask = block.iter().rev().fold(0_u32, |mask, &logit| (mask << 1) | u32::from(logit == target));
     (mask != 0).then(|| mask.trailing_zeros() as usize)
 }
 
@@ -114,15 +122,15 @@ mod tests {
         check("no keys at all", (&[], (0, 0)), (f32::MIN, KEY_NONE));
         check("empty segment", (&[1.0, 2.0], (1, 1)), (f32::MIN, KEY_NONE));
         check("single key", (&[1.0, 2.0, 3.0], (1, 2)), (2.0, 1));
-        check("key counts from the axis", (&[9.0, 1.0, 5.0], (1, 3)), (5.0, 2));
-        check("ties take the first", (&[0.0, 7.0, 7.0, 7.0], (0, 4)), (7.0, 1));
+        check("the key is counted from the start of the axis", (&[9.0, 1.0, 5.0], (1, 3)), (5.0, 2));
+        check("the first of equal logits", (&[0.0, 7.0, 7.0, 7.0], (0, 4)), (7.0, 1));
         check("all negative", (&[-3.0, -2.0, -4.0], (0, 3)), (-2.0, 1));
-        check("lowest of all floats", (&[f32::MIN, f32::MIN], (0, 2)), (f32::MIN, 0));
-        check("zeros tie whatever their sign", (&[-0.0, 0.0], (0, 2)), (0.0, 0));
+        check("the smallest of all floats", (&[f32::MIN, f32::MIN], (0, 2)), (f32::MIN, 0));
+        check("zeros of either sign are equal", (&[-0.0, 0.0], (0, 2)), (0.0, 0));
     }
 
     #[test]
-    fn the_peak_is_found_in_every_place() {
+    fn the_peak_is_found_at_every_position() {
         for len in 1..50 {
             for at in 0..len {
                 let mut row = vec![-1.0; len];

@@ -1,5 +1,5 @@
-//! From keys to segments, and from (head, query) rows to one number: owns pooling and the estimator's name.
-//! Knows nothing of which tokens a segment stands for.
+//! Pooling: from keys to segments, and from (head, query) rows to one number per segment. Defines the
+//! estimators and their names. Knows nothing of which tokens a segment stands for.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,63 +10,65 @@ use serde::{Deserialize, Serialize};
 use super::exact::SortedReference;
 use super::peaks::{EMPTY, KEY_NONE, Peaks};
 use super::reference::Reference;
-use super::rows::{contiguous, for_each_row};
-use super::saturated;
+use super::{contiguous, for_each_row, saturated};
 use crate::domain::TokenSpan;
 
-/// How a segment's keys become one value per query token.
+/// How the keys of a segment are reduced to one value per question token. As text it is `mean` or `peak`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pooling {
-    /// `mean`: the mean RC of all keys, as in the paper.
+    /// `mean`: the mean RC of all keys, as in the RCStat paper.
     Mean,
-    /// `peak`: the RC of the best key.
+    /// `peak`: the RC of the key with the largest logit.
     Peak,
 }
 
-/// A pooling and a reference; in text `peak/rivals`, `mean/self`, ...
+/// How a segment is scored: a pooling and a reference. As text they are separated by a slash, such as
+/// `peak/rivals` or `mean/self`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Estimator {
-    /// How a segment's keys become one value.
+    /// How the keys of a segment are reduced to one value.
     pub pooling: Pooling,
-    /// What that value is compared with.
+    /// Which values the logits are compared with.
     pub reference: Reference,
 }
 
-/// The text names no estimator.
+/// The error for a text that is not the name of an estimator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("estimator {0:?} is not mean or peak, a slash, and one of self, rivals, both")]
 pub struct UnknownEstimator(pub String);
 
-/// RC of every segment per head and query, `[head, query, segment]`.
+/// Returns the RC of every segment per head and query, `[head, query, segment]`.
 ///
-/// `cross` is `[head, query, key]`, `own` is `[head, query, own key]`, `peaks` those of the same `cross` and `segments`.
+/// `cross` is `[head, query, key]`; `self_logits` is `[head, query, own key]`; `peaks` are the peaks of the
+/// same `cross` and `segments`.
 ///
 /// # Panics
 /// When heads, queries or segments differ between the arguments, or a segment ends beyond the key axis.
 pub fn coupled_segments(
     cross: ArrayView3<'_, f32>,
-    own: ArrayView3<'_, f32>,
+    self_logits: ArrayView3<'_, f32>,
     segments: &[TokenSpan],
     peaks: &Peaks,
     estimator: Estimator,
 ) -> Array3<f32> {
     let (heads, queries, _) = cross.dim();
-    assert_eq!((heads, queries), (own.dim().0, own.dim().1), "own logits' heads and queries");
-    assert_eq!((heads, queries, segments.len()), peaks.value.dim(), "peaks' shape");
+    let (self_heads, self_queries, _) = self_logits.dim();
+    assert_eq!((heads, queries), (self_heads, self_queries), "heads and queries of the self logits");
+    assert_eq!((heads, queries, segments.len()), peaks.value.dim(), "shape of the peaks");
     let mut out = Array3::zeros(peaks.value.dim());
     let elements = match estimator.pooling {
         Pooling::Mean => cross.len(),
-        // Sorting costs some log m comparisons per element, so fewer of them are worth a thread.
-        Pooling::Peak => 8 * (out.len() + own.len()),
+        // Sorting takes about log m comparisons per element, so fewer elements are worth a thread.
+        Pooling::Peak => 8 * (out.len() + self_logits.len()),
     };
-    let inputs = cross.rows().into_iter().zip(own.rows());
+    let inputs = cross.rows().into_iter().zip(self_logits.rows());
     let found = peaks.value.rows().into_iter().zip(peaks.key.rows());
     let rows = inputs.zip(found).zip(out.rows_mut()).collect();
-    for_each_row(elements, rows, |y: &mut SortedReference, (((cross, own), (value, key)), mut out)| {
+    for_each_row(elements, rows, |y: &mut SortedReference, (((cross, self_row), (value, key)), mut out)| {
         let (value, key) = (value.as_slice(), key.as_slice());
         let (value, key) = value.zip(key).expect("peaks are in standard layout");
-        y.refill(|buffer| estimator.reference.collect(own, (value, key), buffer));
+        y.refill(|buffer| estimator.reference.collect(self_row, (value, key), buffer));
         match estimator.pooling {
             Pooling::Mean => {
                 let cross = contiguous(cross);
@@ -84,21 +86,23 @@ pub fn coupled_segments(
     out
 }
 
-/// RC of every segment's peak against the question's own logits, `[head, query, segment]`: what `peak/self` is, from peaks alone.
+/// Returns the RC of every segment's peak against the self logits, `[head, query, segment]`: the estimator
+/// `peak/self`, computed from peaks alone.
 ///
-/// `peaks` is `[head, query, segment]`, [`EMPTY`] for a segment without keys; `own` is `[head, query, own key]`, [`EMPTY`] for a key that
-/// the query does not see.
+/// `peaks` is `[head, query, segment]`, [`EMPTY`] for a segment without keys. `self_logits` is
+/// `[head, query, own key]`, [`EMPTY`] for a key that the query does not see.
 ///
 /// # Panics
-/// When heads or queries differ.
-pub fn peaks_against_own(peaks: ArrayView3<'_, f32>, own: ArrayView3<'_, f32>) -> Array3<f32> {
+/// When `peaks` and `self_logits` differ in heads or queries.
+pub fn peaks_against_self(peaks: ArrayView3<'_, f32>, self_logits: ArrayView3<'_, f32>) -> Array3<f32> {
     let (heads, queries, _) = peaks.dim();
-    assert_eq!((heads, queries), (own.dim().0, own.dim().1), "own logits' heads and queries");
+    let (self_heads, self_queries, _) = self_logits.dim();
+    assert_eq!((heads, queries), (self_heads, self_queries), "heads and queries of the self logits");
     let mut out = Array3::zeros(peaks.dim());
-    let elements = 8 * (out.len() + own.len());
-    let rows = peaks.rows().into_iter().zip(own.rows()).zip(out.rows_mut()).collect();
-    for_each_row(elements, rows, |y: &mut SortedReference, ((peaks, own), mut out)| {
-        y.refill(|buffer| Reference::Own.collect(own, (&[], &[]), buffer));
+    let elements = 8 * (out.len() + self_logits.len());
+    let rows = peaks.rows().into_iter().zip(self_logits.rows()).zip(out.rows_mut()).collect();
+    for_each_row(elements, rows, |y: &mut SortedReference, ((peaks, self_row), mut out)| {
+        y.refill(|buffer| Reference::SelfLogits.collect(self_row, (&[], &[]), buffer));
         for (out, &peak) in out.iter_mut().zip(peaks) {
             *out = if peak == EMPTY { 0.0 } else { saturated(y.rc(peak)) };
         }
@@ -106,7 +110,8 @@ pub fn peaks_against_own(peaks: ArrayView3<'_, f32>, own: ArrayView3<'_, f32>) -
     out
 }
 
-/// `[head, query, segment]` → `[query, segment]`; 0 where there is no head.
+/// Returns the mean over heads, `[query, segment]`, of `[head, query, segment]`. It is 0 if there are no
+/// heads.
 pub fn mean_over_heads(values: Array3<f32>) -> Array2<f32> {
     let (heads, queries, segments) = values.dim();
     if heads == 1 {
@@ -117,20 +122,21 @@ pub fn mean_over_heads(values: Array3<f32>) -> Array2<f32> {
     sums.mapv(|sum| saturated(sum / heads.max(1) as f64))
 }
 
-/// [`mean_over_heads`] of heads that come some at a time: those of hundreds of heads are never there at once.
+/// Computes [`mean_over_heads`] incrementally from some heads at a time, so that the arrays of hundreds of
+/// heads are never in memory together.
 #[derive(Debug, Default)]
 pub struct HeadMean {
-    /// What came first; alone, it is not summed.
+    /// The first array, until a second one is added.
     first: Option<Array3<f32>>,
-    /// `[query, segment]`, and of how many heads.
+    /// The sum over heads, `[query, segment]`, and the number of heads in it.
     sums: Option<(Array2<f64>, usize)>,
 }
 
 impl HeadMean {
-    /// Adds `[head, query, segment]`.
+    /// Adds the values of further heads, `[head, query, segment]`.
     ///
     /// # Panics
-    /// When queries or segments differ from those before.
+    /// When the numbers of queries or segments differ from those of the first call.
     pub fn add(&mut self, values: Array3<f32>) {
         if self.first.is_none() && self.sums.is_none() {
             self.first = Some(values);
@@ -146,7 +152,8 @@ impl HeadMean {
         }
     }
 
-    /// `[query, segment]`; without a head nothing, `[0, 0]`.
+    /// Returns the mean over all added heads, `[query, segment]`, or an array of shape `[0, 0]` if none was
+    /// added.
     pub fn finish(self) -> Array2<f32> {
         match (self.first, self.sums) {
             (Some(first), _) => mean_over_heads(first),
@@ -156,7 +163,8 @@ impl HeadMean {
     }
 }
 
-/// `[query, segment]` → `[segment]`, every query alike; 0 where there is no query.
+/// Returns the mean over queries, `[segment]`, of `[query, segment]`. All queries have the same weight. It is
+/// 0 if there are no queries.
 pub fn mean_over_queries(values: ArrayView2<'_, f32>) -> Vec<f32> {
     let mut sums = vec![0.0; values.ncols()];
     for row in values.outer_iter() {
@@ -218,7 +226,7 @@ mod tests {
     use super::*;
     use crate::rc::{peaks, raw_maxsim, score};
 
-    /// One head; cross rows, own rows, segments.
+    /// The cross logits by query, the self logits by query, and the segments, for a single head.
     type Input<'a> = (&'a [&'a [f32]], &'a [&'a [f32]], &'a [(usize, usize)]);
 
     fn rows(rows: &[&[f32]]) -> Array3<f32> {
@@ -226,45 +234,55 @@ mod tests {
         Array3::from_shape_vec((1, rows.len(), width), rows.concat()).expect("rows of one length")
     }
 
-    fn check(name: &str, estimator: &str, (cross, own, segments): Input<'_>, expect: &[f32]) {
+    fn check(name: &str, estimator: &str, (cross, self_logits, segments): Input<'_>, expect: &[f32]) {
         let segments: Vec<_> = segments.iter().map(|&(a, b)| TokenSpan::new(a, b)).collect();
         let estimator = estimator.parse().expect(name);
-        let scored = score(rows(cross).view(), rows(own).view(), &segments, estimator);
+        let scored = score(rows(cross).view(), rows(self_logits).view(), &segments, estimator);
         assert_eq!(scored.scores, expect, "{name}: {estimator}");
     }
 
     #[test]
     fn small_cases() {
-        let own: &[&[f32]] = &[&[0.0, 4.0]];
+        let self_logits: &[&[f32]] = &[&[0.0, 4.0]];
         let cross: &[&[f32]] = &[&[1.0, 5.0, 2.0]];
         let two: &[(usize, usize)] = &[(0, 2), (2, 3)];
-        check("mean of (1−0)/2 and (5−0 + 5−4)/2; then 1", "mean/self", (cross, own, two), &[1.75, 1.0]);
-        check("peaks 5 and 2 against 0 and 4", "peak/self", (cross, own, two), &[3.0, 1.0]);
-        check("peaks 5 and 2 against each other", "peak/rivals", (cross, own, two), &[1.5, 0.0]);
-        check("peaks against all four", "peak/both", (cross, own, two), &[2.25, 0.5]);
-        check("keys 1, 5, 2 against 5 and 2", "mean/rivals", (cross, own, two), &[0.75, 0.0]);
-        check("an only segment has no rival", "peak/rivals", (cross, own, &[(0, 3)]), &[0.0]);
-        check("empty segment", "peak/rivals", (cross, own, &[(0, 2), (1, 1), (2, 3)]), &[1.5, 0.0, 0.0]);
-        check("only an empty segment", "peak/both", (cross, own, &[(3, 3)]), &[0.0]);
-        check("no segment", "peak/rivals", (cross, own, &[]), &[]);
+        check(
+            "mean of (1−0)/2 and (5−0 + 5−4)/2; then 1",
+            "mean/self",
+            (cross, self_logits, two),
+            &[1.75, 1.0],
+        );
+        check("peaks 5 and 2 against 0 and 4", "peak/self", (cross, self_logits, two), &[3.0, 1.0]);
+        check("peaks 5 and 2 against each other", "peak/rivals", (cross, self_logits, two), &[1.5, 0.0]);
+        check("peaks against all four", "peak/both", (cross, self_logits, two), &[2.25, 0.5]);
+        check("keys 1, 5, 2 against 5 and 2", "mean/rivals", (cross, self_logits, two), &[0.75, 0.0]);
+        check("a single segment has no rival", "peak/rivals", (cross, self_logits, &[(0, 3)]), &[0.0]);
+        check(
+            "empty segment",
+            "peak/rivals",
+            (cross, self_logits, &[(0, 2), (1, 1), (2, 3)]),
+            &[1.5, 0.0, 0.0],
+        );
+        check("only an empty segment", "peak/both", (cross, self_logits, &[(3, 3)]), &[0.0]);
+        check("no segment", "peak/rivals", (cross, self_logits, &[]), &[]);
         check(
             "nested: peaks 5, 5, 2",
             "peak/rivals",
-            (cross, own, &[(0, 3), (0, 2), (2, 3)]),
+            (cross, self_logits, &[(0, 3), (0, 2), (2, 3)]),
             &[1.0, 1.0, 0.0],
         );
         check("no query", "peak/rivals", (&[], &[], &[(0, 0)]), &[0.0]);
-        check("no own keys", "peak/self", (cross, &[&[]], two), &[0.0, 0.0]);
-        check("a tie gains nothing", "peak/rivals", (&[&[3.0, 3.0]], &[&[]], &[(0, 1), (1, 2)]), &[0.0, 0.0]);
+        check("no self logits", "peak/self", (cross, &[&[]], two), &[0.0, 0.0]);
+        check("equal peaks score 0", "peak/rivals", (&[&[3.0, 3.0]], &[&[]], &[(0, 1), (1, 2)]), &[0.0, 0.0]);
         check("mean over queries", "peak/self", (&[&[1.0], &[3.0]], &[&[0.0], &[0.0]], &[(0, 1)]), &[2.0]);
     }
 
     #[test]
     fn heads_and_queries_average() {
         let cross = array![[[1.0, 0.0], [2.0, 0.0]], [[3.0, 0.0], [4.0, 8.0]]];
-        let own = Array3::zeros((2, 2, 1));
+        let self_logits = Array3::zeros((2, 2, 1));
         let segments = [TokenSpan::new(0, 1), TokenSpan::new(1, 2)];
-        let scored = score(cross.view(), own.view(), &segments, "peak/self".parse().expect("named"));
+        let scored = score(cross.view(), self_logits.view(), &segments, "peak/self".parse().expect("named"));
         assert_eq!(scored.per_query, array![[2.0, 0.0], [3.0, 4.0]]);
         assert_eq!(scored.scores, [2.5, 2.0]);
     }

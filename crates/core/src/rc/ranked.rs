@@ -1,28 +1,29 @@
-//! Rivals by rank: the strongest rivals of a segment weigh most in what it is compared with.
-//! Owns the weights and their exact evaluation; knows nothing of where peaks come from.
+//! Ranked rivals: RC against the peaks of all other segments, in which the strongest rivals have the largest
+//! weights. Knows nothing of where peaks come from.
 
 use ndarray::{Array3, ArrayView3, Axis};
 
 use super::peaks::EMPTY;
-use super::rows::for_each_row;
-use super::saturated;
+use super::{for_each_row, saturated};
 
-/// The rival at rank r, from 1, is drawn with probability ∝ r^−1.25.
+/// The exponent of the weights: the rival at rank r, counted from 1, has a weight proportional to r^−1.25.
 ///
-/// With equal weights, a segment is compared mostly with segments that nobody would confuse it with; with the best
-/// rival alone, one unlucky peak decides. Measured on six sets, mean R@gold is flat between 1 and 1.5
-/// (`docs/evaluation.md`).
+/// With equal weights, a segment would be compared mostly with clearly irrelevant segments. With the best
+/// rival alone, a single accidental peak would decide. Measured on six data sets, mean R@gold is flat between
+/// exponents of 1 and 1.5 (`docs/evaluation.md`).
 pub const RANK_POWER: f64 = 1.25;
 
-/// RC of every segment's peak, `[head, query, segment]`, against the peaks of the *other* segments, weighted by their rank:
-/// Z = Σ_r w_r · max(p − y_(r), 0), y_(1) ≥ y_(2) ≥ …, per head and query.
+/// Returns the RC of every segment's peak p against the peaks y of the *other* segments, weighted by their
+/// rank, `[head, query, segment]`: Z = Σ_r w_r · max(p − y_(r), 0) with y_(1) ≥ y_(2) ≥ …, per head and
+/// query. `peaks` is `[head, query, segment]`, [`EMPTY`] for an empty segment.
 ///
-/// Exact in O(s log s) per query: a segment's rivals that it beats are the ones that sort behind it, and their ranks
-/// among its rivals are their places in the whole order; so a suffix sum of weights and one of weighted peaks answer
-/// every segment. An empty segment scores 0 and is no rival; so does a segment without rivals.
+/// The result is exact and takes O(s log s) per query. The rivals with smaller peaks are those that sort
+/// behind the segment, and their ranks among its rivals equal their positions in the whole order. A suffix
+/// sum of weights and a suffix sum of weighted peaks therefore give the value of every segment. An empty
+/// segment scores 0 and is not a rival of others; a segment without rivals scores 0.
 ///
 /// # Panics
-/// With more segments than a `u32` can count.
+/// When there are more segments than a `u32` can count.
 pub fn ranked_rivals(peaks: ArrayView3<'_, f32>) -> Array3<f32> {
     let mut out = Array3::zeros(peaks.dim());
     assert!(u32::try_from(peaks.len_of(Axis(2))).is_ok(), "segments do not fit 32 bits");
@@ -36,13 +37,13 @@ pub fn ranked_rivals(peaks: ArrayView3<'_, f32>) -> Array3<f32> {
         order.sort_unstable();
         let rivals = order.len().saturating_sub(1);
         let total: f64 = weights[..rivals].iter().sum();
-        // Σ w and Σ w·y over the rivals that sort behind the segment in hand.
+        // Σ w and Σ w·y over the rivals that sort behind the current segment.
         let (mut weight, mut weighted) = (0.0, 0.0);
-        for place in (0..rivals).rev() {
-            let w = weights[place] / total;
+        for position in (0..rivals).rev() {
+            let w = weights[position] / total;
             weight += w;
-            weighted += w * f64::from(value[segment(order[place + 1])]);
-            let segment = segment(order[place]);
+            weighted += w * f64::from(value[segment(order[position + 1])]);
+            let segment = segment(order[position]);
             let excess = f64::from(value[segment]) * weight - weighted;
             out[segment] = saturated(excess.max(0.0));
         }
@@ -50,20 +51,22 @@ pub fn ranked_rivals(peaks: ArrayView3<'_, f32>) -> Array3<f32> {
     out
 }
 
-/// A peak and its segment as one number, so that sorting never looks anything up: larger peaks first, equal ones in the
-/// order of their segments.
+/// Packs a peak and its segment into one number, so that sorting needs no lookups. Larger peaks sort first;
+/// equal peaks sort in the order of their segments.
 fn packed(peak: f32, segment: usize) -> u64 {
     let bits = peak.to_bits();
-    // Negative numbers sort backwards by their bits; so turned, all sort as `total_cmp` has them, largest first.
+    // The bits of negative floats sort in reverse. Inverting the bits of the positive ones gives the order of
+    // `total_cmp`, largest first.
     let descending = if bits >> 31 == 0 { !bits & 0x7fff_ffff } else { bits };
     u64::from(descending) << 32 | segment as u64
 }
 
+/// Returns the segment of a number from [`packed`].
 fn segment(packed: u64) -> usize {
     (packed & u64::from(u32::MAX)) as usize
 }
 
-/// `weights[r]` is r+1 to the power −[`RANK_POWER`], not normalised.
+/// Returns the weights of all possible rivals: element r is (r + 1)^−[`RANK_POWER`], not normalised.
 fn weights(segments: usize) -> Vec<f64> {
     (1..segments).map(|rank| (rank as f64).powf(-RANK_POWER)).collect()
 }
@@ -76,7 +79,7 @@ mod tests {
     use crate::domain::TokenSpan;
     use crate::rc::peaks;
 
-    /// One head, one query; segments of one key each.
+    /// Scores segments of one key each, with one head and one query.
     fn check(name: &str, peaks_of: &[f32], expect: &[f64]) {
         let cross = Array3::from_shape_vec((1, 1, peaks_of.len()), peaks_of.to_vec()).expect("one row");
         let segments: Vec<_> = (0..peaks_of.len()).map(|i| TokenSpan::new(i, i + 1)).collect();
@@ -90,15 +93,15 @@ mod tests {
     fn small_cases() {
         let (first, second) = (1.0, 2f64.powf(-RANK_POWER));
         let (w1, w2) = (first / (first + second), second / (first + second));
-        check("two: the better by its lead", &[1.0, 4.0], &[0.0, 3.0]);
+        check("two: the better one scores its lead", &[1.0, 4.0], &[0.0, 3.0]);
         check(
-            "three: the best beats both, the second one",
+            "three: the best beats two rivals, the second beats one",
             &[1.0, 4.0, 2.0],
             &[0.0, 2.0 * w1 + 3.0 * w2, w2],
         );
-        check("ties beat only what is below", &[2.0, 2.0, 1.0], &[w2, w2, 0.0]);
-        check("alone", &[5.0], &[0.0]);
-        check("none", &[], &[]);
+        check("equal peaks beat only smaller ones", &[2.0, 2.0, 1.0], &[w2, w2, 0.0]);
+        check("a single segment", &[5.0], &[0.0]);
+        check("no segment", &[], &[]);
     }
 
     #[test]

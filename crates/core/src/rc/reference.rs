@@ -1,44 +1,45 @@
-//! What a query token's logits are compared with: owns the choice of Y_j.
-//! Knows nothing of how the comparison is done.
+//! The reference: which values Y_j the logits of question token j are compared with.
+//! Knows nothing of how the comparison is computed.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::peaks::{EMPTY, KEY_NONE};
 
-/// The reference Y_j of query token j.
+/// The choice of the reference Y_j of question token j. As text it is `self`, `rivals` or `both`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reference {
-    /// `self`: the question's own keys, as in the paper.
-    Own,
-    /// `rivals`: the peaks of all candidate segments, the scored one included. A word that matches everywhere then
-    /// counts for little, as with IDF.
+    /// `self`: the logits of token j over the question's own keys (the self logits), as in the RCStat paper.
+    SelfLogits,
+    /// `rivals`: the peaks of all candidate segments for token j, the scored segment included. A word that
+    /// matches every segment then scores low, as with inverse document frequency (IDF).
     Rivals,
-    /// `both`: the two together.
+    /// `both`: the self logits and the peaks of all candidate segments together.
     Both,
 }
 
-/// The text names no reference.
+/// The error for a text that is not the name of a reference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("reference {0:?} is not one of self, rivals, both")]
 pub struct UnknownReference(pub String);
 
 impl Reference {
-    /// Every reference, in the order in which messages name them.
-    pub const ALL: [Self; 3] = [Self::Own, Self::Rivals, Self::Both];
+    /// All references, in the order in which error messages list them.
+    pub const ALL: [Self; 3] = [Self::SelfLogits, Self::Rivals, Self::Both];
 
-    /// Adds Y_j to `out`: `own` is row j of the self logits, [`EMPTY`] where query j does not see the key; `values` and `keys` are row
-    /// j of the peaks. Empty segments have no peak, so they are nobody's rival.
+    /// Appends Y_j to `out`. `self_logits` is row j of the self logits, [`EMPTY`] where query j does not see
+    /// the key. `values` and `keys` are row j of the peaks. Empty segments have no peak, so they are not part
+    /// of the reference.
     pub(super) fn collect<'a>(
         self,
-        own: impl IntoIterator<Item = &'a f32>,
+        self_logits: impl IntoIterator<Item = &'a f32>,
         (values, keys): (&[f32], &[u32]),
         out: &mut Vec<f32>,
     ) {
         if self != Self::Rivals {
-            out.extend(own.into_iter().filter(|&&own| own != EMPTY));
+            out.extend(self_logits.into_iter().filter(|&&logit| logit != EMPTY));
         }
-        if self != Self::Own {
+        if self != Self::SelfLogits {
             let found = values.iter().zip(keys).filter(|&(_, &key)| key != KEY_NONE);
             out.extend(found.map(|(value, _)| value));
         }
@@ -48,7 +49,7 @@ impl Reference {
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Own => "self",
+            Self::SelfLogits => "self",
             Self::Rivals => "rivals",
             Self::Both => "both",
         })
@@ -75,12 +76,12 @@ mod tests {
     }
 
     #[test]
-    fn what_each_holds() {
-        check("self", Reference::Own, &[1.0, 2.0]);
+    fn values_of_each_reference() {
+        check("self", Reference::SelfLogits, &[1.0, 2.0]);
         let mut seen = Vec::new();
-        Reference::Own.collect(&[EMPTY, 2.0, EMPTY], (&[], &[]), &mut seen);
-        assert_eq!(seen, [2.0], "what is not seen is not compared with");
-        check("rivals leave out the empty", Reference::Rivals, &[5.0, 7.0]);
+        Reference::SelfLogits.collect(&[EMPTY, 2.0, EMPTY], (&[], &[]), &mut seen);
+        assert_eq!(seen, [2.0], "keys that the query does not see are left out");
+        check("rivals without empty segments", Reference::Rivals, &[5.0, 7.0]);
         check("both", Reference::Both, &[1.0, 2.0, 5.0, 7.0]);
     }
 

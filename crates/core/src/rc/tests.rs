@@ -1,5 +1,5 @@
-//! What holds of the whole statistic: goldens from an independent implementation, and properties.
-//! Cases small enough to calculate by hand sit with the functions.
+//! Tests of the whole statistic: golden values from an independent implementation, and properties.
+//! Cases that are small enough to calculate by hand are in the modules of the functions.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +16,13 @@ fn estimators() -> impl Iterator<Item = Estimator> {
     ESTIMATORS.into_iter().map(|text| text.parse().expect(text))
 }
 
-// ---------------------------------------------------------------- goldens
+// ---------------------------------------------------------------- golden values
 
 #[derive(serde::Deserialize)]
 struct Golden {
     cross: Vec<Vec<Vec<f32>>>,
-    own: Vec<Vec<Vec<f32>>>,
+    #[serde(rename = "own")]
+    self_logits: Vec<Vec<Vec<f32>>>,
     segments: Vec<(usize, usize)>,
     raw_maxsim: Vec<f32>,
     estimators: BTreeMap<String, GoldenScores>,
@@ -51,12 +52,12 @@ fn assert_close<'a>(name: &str, found: impl IntoIterator<Item = &'a f32>, expect
 fn goldens() {
     let text = include_str!("../../../../tests/fixtures/rc/goldens.json");
     let golden: Golden = serde_json::from_str(text).expect("the fixture is JSON");
-    let (cross, own) = (array3(&golden.cross), array3(&golden.own));
+    let (cross, self_logits) = (array3(&golden.cross), array3(&golden.self_logits));
     let segments: Vec<_> = golden.segments.iter().map(|&(a, b)| TokenSpan::new(a, b)).collect();
     assert_eq!(golden.estimators.len(), ESTIMATORS.len());
     for (name, expect) in &golden.estimators {
         let estimator = name.parse().expect(name);
-        let found = score(cross.view(), own.view(), &segments, estimator);
+        let found = score(cross.view(), self_logits.view(), &segments, estimator);
         assert_close(name, &found.scores, &expect.scores);
         assert_close(name, &found.per_query, &expect.per_query.concat());
     }
@@ -75,18 +76,18 @@ fn mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
     values.sum::<f64>() / count as f64
 }
 
-/// Coupled RC of one head, query and segment.
+/// RC of one head, query and segment by the definition.
 fn definition_of(case: &Case, (h, j): (usize, usize), segment: TokenSpan, estimator: Estimator) -> f64 {
     let row = case.cross.index_axis(Axis(0), h).row(j).to_vec();
     let peak = |span: &TokenSpan| row[span.range()].iter().copied().max_by(f32::total_cmp);
-    // What is not seen is no reference.
-    let own: Vec<f32> =
-        case.own.index_axis(Axis(0), h).row(j).iter().copied().filter(|&own| own != EMPTY).collect();
+    // Keys that the query does not see are not part of the reference.
+    let self_row = case.self_logits.index_axis(Axis(0), h).row(j).to_vec();
+    let visible: Vec<f32> = self_row.into_iter().filter(|&logit| logit != EMPTY).collect();
     let rivals: Vec<f32> = case.segments.iter().filter_map(peak).collect();
     let y = match estimator.reference {
-        Reference::Own => own,
+        Reference::SelfLogits => visible,
         Reference::Rivals => rivals,
-        Reference::Both => [own, rivals].concat(),
+        Reference::Both => [visible, rivals].concat(),
     };
     match estimator.pooling {
         Pooling::Mean => mean(row[segment.range()].iter().map(|&x| definition(x, &y))),
@@ -99,38 +100,44 @@ fn definition_of(case: &Case, (h, j): (usize, usize), segment: TokenSpan, estima
 #[derive(Debug, Clone)]
 struct Case {
     cross: Array3<f32>,
-    own: Array3<f32>,
+    self_logits: Array3<f32>,
     segments: Vec<TokenSpan>,
 }
 
 impl Case {
     fn score(&self, estimator: Estimator) -> Scored {
-        score(self.cross.view(), self.own.view(), &self.segments, estimator)
+        score(self.cross.view(), self.self_logits.view(), &self.segments, estimator)
     }
 
     fn map(&self, f: impl Fn(f32) -> f32) -> Self {
-        Self { cross: self.cross.mapv(&f), own: self.own.mapv(&f), segments: self.segments.clone() }
+        Self {
+            cross: self.cross.mapv(&f),
+            self_logits: self.self_logits.mapv(&f),
+            segments: self.segments.clone(),
+        }
     }
 
-    /// The largest magnitude among the logits: what rounding is relative to.
+    /// Returns the largest magnitude among the logits, to which rounding errors are relative.
     fn magnitude(&self) -> f32 {
-        self.cross.iter().chain(&self.own).fold(0.0, |most, x| x.abs().max(most))
+        self.cross.iter().chain(&self.self_logits).fold(0.0, |most, x| x.abs().max(most))
     }
 }
 
-/// The same values in opposite order along `axis`; strides run backwards, so views of it are not contiguous.
+/// Returns the values in reverse order along `axis`. The strides are negative, so views of the result are not
+/// contiguous.
 fn reversed<T: Clone, D: Dimension>(values: &Array<T, D>, axis: Axis) -> Array<T, D> {
     let mut values = values.clone();
     values.invert_axis(axis);
     values
 }
 
-/// Multiples of 1/64: sums and differences are exact, so ties and invariances are too.
+/// Generates multiples of 1/64, whose sums and differences are exact, so that ties and invariances are exact
+/// too.
 fn grid() -> impl Strategy<Value = f32> + Clone {
     (-640_i16..640).prop_map(|x| f32::from(x) / 64.0)
 }
 
-/// Every finite f32, the ends and near-ties more often than chance would have them.
+/// Generates finite floats of all kinds, with extreme values and near-ties more often than by chance.
 fn any_finite() -> impl Strategy<Value = f32> + Clone {
     use proptest::num::f32::{NEGATIVE, NORMAL, POSITIVE, SUBNORMAL, ZERO};
     let near_one = (0_u32..4).prop_map(|ulps| f32::from_bits(1.0_f32.to_bits() + ulps));
@@ -142,16 +149,16 @@ fn case_of(logit: impl Strategy<Value = f32> + Clone) -> impl Strategy<Value = C
     (1_usize..3, 0_usize..4, 0_usize..80, 0_usize..6).prop_flat_map(move |(h, q, n, m)| {
         let span = (0..=n, 0..=n).prop_map(|(a, b)| TokenSpan::new(a.min(b), a.max(b)));
         let cross = vec(logit.clone(), h * q * n);
-        let own = vec(logit.clone(), h * q * m);
-        (cross, own, vec(span, 0..7)).prop_map(move |(cross, own, segments)| Case {
+        let self_logits = vec(logit.clone(), h * q * m);
+        (cross, self_logits, vec(span, 0..7)).prop_map(move |(cross, self_logits, segments)| Case {
             cross: Array3::from_shape_vec((h, q, n), cross).expect("h · q · n logits"),
-            own: Array3::from_shape_vec((h, q, m), own).expect("h · q · m logits"),
+            self_logits: Array3::from_shape_vec((h, q, m), self_logits).expect("h · q · m logits"),
             segments,
         })
     })
 }
 
-/// x `[query, key]` and a reference of its own length for every query.
+/// Generates x `[query, key]` and for every query a reference of random length.
 fn ragged(logit: impl Strategy<Value = f32> + Clone) -> impl Strategy<Value = (Array2<f32>, Vec<Vec<f32>>)> {
     (1_usize..5, 1_usize..20).prop_flat_map(move |(q, n)| {
         let x = vec(logit.clone(), q * n);
@@ -170,7 +177,7 @@ fn exact_mean(x: ArrayView2<'_, f32>, y: &[Vec<f32>]) -> f64 {
 
 fn close(found: f32, expect: f64) -> bool {
     let expect = f64::from(saturated(expect));
-    // The last term: below it an f32 has no 1e-5 left.
+    // Below the last term, an f32 is less precise than 1e-5 of its value.
     (f64::from(found) - expect).abs() <= 1e-5 * expect.abs() + 1e-40
 }
 
@@ -182,7 +189,7 @@ fn close_all(found: &[f32], expect: &[f32], tolerance: f32) -> bool {
 
 proptest! {
     #[test]
-    fn coupled_is_the_definition((x, y) in prop_oneof![ragged(grid()).boxed(), ragged(any_finite()).boxed()]) {
+    fn coupled_equals_the_definition((x, y) in prop_oneof![ragged(grid()).boxed(), ragged(any_finite()).boxed()]) {
         let found = coupled(x.view(), &slices(&y));
         for ((j, i), &found) in found.indexed_iter() {
             let expect = definition(x[[j, i]], &y[j]);
@@ -191,7 +198,7 @@ proptest! {
     }
 
     #[test]
-    fn coupled_means_are_means_of_coupled((x, y) in ragged(any_finite()), a in 0_usize..20, b in 0_usize..20) {
+    fn coupled_means_equal_the_means_of_coupled((x, y) in ragged(any_finite()), a in 0_usize..20, b in 0_usize..20) {
         let (a, b) = (a.min(b).min(x.ncols()), a.max(b).min(x.ncols()));
         let found = coupled_means(x.view(), &slices(&y), &[TokenSpan::new(a, b)]);
         for (j, y) in y.iter().enumerate() {
@@ -201,7 +208,7 @@ proptest! {
     }
 
     #[test]
-    fn score_is_the_definition(case in prop_oneof![case_of(grid()).boxed(), case_of(any_finite()).boxed()]) {
+    fn score_equals_the_definition(case in prop_oneof![case_of(grid()).boxed(), case_of(any_finite()).boxed()]) {
         let (heads, queries, _) = case.cross.dim();
         for estimator in estimators() {
             let found = case.score(estimator);
@@ -238,7 +245,7 @@ proptest! {
     }
 
     #[test]
-    fn a_scale_scales(case in case_of(grid()), scale in 0.01_f32..100.0) {
+    fn scaling_the_logits_scales_the_scores(case in case_of(grid()), scale in 0.01_f32..100.0) {
         let scaled = case.map(|x| x * scale);
         let tolerance = 1e-6 * scaled.magnitude();
         for estimator in estimators() {
@@ -254,13 +261,13 @@ proptest! {
     }
 
     #[test]
-    fn keys_of_a_segment_in_any_order(case in case_of(grid())) {
-        // Reversed keys: segment a..b becomes n−b..n−a, and holds the same logits backwards.
+    fn the_order_of_keys_in_a_segment_does_not_matter(case in case_of(grid())) {
+        // With reversed keys, segment a..b becomes n−b..n−a and has the same logits in reverse order.
         let keys = case.cross.dim().2;
         let segments = case.segments.iter().map(|span| TokenSpan::new(keys - span.end, keys - span.start));
         let other = Case {
             cross: reversed(&case.cross, Axis(2)),
-            own: case.own.clone(),
+            self_logits: case.self_logits.clone(),
             segments: segments.collect(),
         };
         for estimator in estimators() {
@@ -271,10 +278,10 @@ proptest! {
     }
 
     #[test]
-    fn queries_in_any_order(case in case_of(grid())) {
+    fn the_order_of_queries_does_not_matter(case in case_of(grid())) {
         let other = Case {
             cross: reversed(&case.cross, Axis(1)),
-            own: reversed(&case.own, Axis(1)),
+            self_logits: reversed(&case.self_logits, Axis(1)),
             segments: case.segments.clone(),
         };
         for estimator in estimators() {
@@ -285,7 +292,7 @@ proptest! {
     }
 
     #[test]
-    fn segments_in_any_order(case in case_of(any_finite())) {
+    fn the_order_of_segments_does_not_matter(case in case_of(any_finite())) {
         let mut other = case.clone();
         other.segments.reverse();
         for estimator in estimators() {
@@ -298,7 +305,7 @@ proptest! {
     }
 
     #[test]
-    fn finite_in_finite_out(case in case_of(any_finite())) {
+    fn finite_input_gives_finite_output(case in case_of(any_finite())) {
         for estimator in estimators() {
             let found = case.score(estimator);
             prop_assert!(found.scores.iter().chain(&found.per_query).all(|x| x.is_finite() && *x >= 0.0));
@@ -307,7 +314,7 @@ proptest! {
     }
 
     #[test]
-    fn a_peak_key_leads_to_its_peak(case in case_of(any_finite())) {
+    fn the_key_of_a_peak_has_the_value_of_the_peak(case in case_of(any_finite())) {
         let found = peaks(case.cross.view(), &case.segments);
         for ((h, j, p), &key) in found.key.indexed_iter() {
             let (segment, value) = (case.segments[p], found.value[[h, j, p]]);
@@ -325,7 +332,7 @@ proptest! {
 
 // ---------------------------------------------------------------- threads
 
-/// Logits of a fixed pseudo-random sequence, in −8..8.
+/// Returns the logits of a fixed pseudo-random sequence between −8 and 8.
 fn logits(shape: (usize, usize, usize), seed: u32) -> Array3<f32> {
     let mut state = seed;
     Array3::from_shape_simple_fn(shape, || {
@@ -338,7 +345,7 @@ fn logits(shape: (usize, usize, usize), seed: u32) -> Array3<f32> {
 fn thread_count_does_not_change_a_bit() {
     let case = Case {
         cross: logits((2, 8, 6000), 1),
-        own: logits((2, 8, 8), 2),
+        self_logits: logits((2, 8, 8), 2),
         segments: (0..600).map(|p| TokenSpan::new(10 * p, 10 * p + 10)).collect(),
     };
     for estimator in estimators() {
@@ -347,10 +354,10 @@ fn thread_count_does_not_change_a_bit() {
             pool.expect("threads can be started").install(|| case.score(estimator))
         };
         assert_eq!(on(1), on(4), "{estimator}");
-        // Few enough elements to stay on this thread.
+        // A single query has so few elements that it is computed on this thread.
         let one_query = Case {
             cross: case.cross.slice_axis(Axis(1), Slice::from(3..4)).to_owned(),
-            own: case.own.slice_axis(Axis(1), Slice::from(3..4)).to_owned(),
+            self_logits: case.self_logits.slice_axis(Axis(1), Slice::from(3..4)).to_owned(),
             segments: case.segments.clone(),
         };
         assert_eq!(on(4).per_query.row(3), one_query.score(estimator).per_query.row(0), "{estimator}");

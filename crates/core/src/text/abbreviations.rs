@@ -1,23 +1,25 @@
-//! Owns the words that a full stop shortens, and the words that start a sentence even after one.
-//! Must not know where in the text they stand: `stops` asks, with the word before the stop and the word after it.
+//! Tables of abbreviations, and of the words that start a sentence even after an abbreviation. Must not know
+//! where in the text a word is: `stops` looks up the word before a full stop and the word after it.
 //!
-//! Words are looked up as they are written; a word in capitals (`DR.`) also as a name would be (`Dr`).
+//! Words are looked up as they are written. A word in capitals (`DR`) is also looked up with only its first
+//! letter in capitals (`Dr`).
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// What a full stop after a word says.
+/// Whether a full stop after an abbreviation ends the sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Abbreviation {
-    /// The sentence goes on: a title before a name, a word that introduces something.
+    /// The sentence never ends here: a title before a name, or a word that introduces something.
     Never,
-    /// The sentence goes on before a number, a Roman numeral or a letter.
+    /// The sentence continues before a number, a Roman numeral or a single letter, and ends before other
+    /// words.
     Numbered,
-    /// The sentence ends before a word that clearly starts one, else it goes on.
+    /// The sentence ends before a word that clearly starts one, and otherwise continues.
     Ambiguous,
 }
 
-/// The kind of abbreviation that `word` is; `None` for an ordinary word.
+/// Returns the kind of abbreviation that `word` is, or `None` for an ordinary word.
 pub(super) fn abbreviation(word: &str) -> Option<Abbreviation> {
     let listed = |word: &str| KINDS.get(word).copied();
     listed(word)
@@ -25,7 +27,7 @@ pub(super) fn abbreviation(word: &str) -> Option<Abbreviation> {
         .or_else(|| is_initials(word).then_some(Abbreviation::Ambiguous))
 }
 
-/// A word that stands in two tables is what the later one says.
+/// All abbreviations with their kind. For a word in two tables, the later table applies.
 static KINDS: LazyLock<HashMap<&str, Abbreviation>> = LazyLock::new(|| {
     let tables = [
         (AMBIGUOUS, Abbreviation::Ambiguous),
@@ -35,12 +37,13 @@ static KINDS: LazyLock<HashMap<&str, Abbreviation>> = LazyLock::new(|| {
     tables.into_iter().flat_map(|(words, kind)| words.iter().map(move |&word| (word, kind))).collect()
 });
 
-/// Whether `word` starts a sentence even after an abbreviation that could also stand before a name.
+/// Returns whether `word` starts a sentence even after an abbreviation that often precedes a name.
 pub(super) fn is_starter(word: &str) -> bool {
     STARTERS.contains(&word)
 }
 
-/// Whether a number after `word` is an ordinal in German: `am 3. Oktober`, `der 1. Platz`.
+/// Returns whether a number with a full stop after `word` is a German ordinal: `am 3. Oktober`,
+/// `der 1. Platz`.
 pub(super) fn precedes_ordinal(word: &str) -> bool {
     const WORDS: &[&str] = &[
         "ab", "am", "beim", "bis", "das", "dem", "den", "der", "des", "die", "im", "vom", "zum", "zur", "Am",
@@ -49,7 +52,8 @@ pub(super) fn precedes_ordinal(word: &str) -> bool {
     WORDS.contains(&word)
 }
 
-/// `J`, `U.S`, `a.m`, `Ph.D`, `EE.UU`: parts of one or two letters, or one letter alone.
+/// Returns whether `word` is a single letter, or parts of one or two letters joined by full stops: `J`,
+/// `U.S`, `a.m`, `Ph.D`, `EE.UU`.
 fn is_initials(word: &str) -> bool {
     let short = |part: &str, chars_max| {
         (1..=chars_max).contains(&part.chars().take(3).count()) && part.chars().all(char::is_alphabetic)
@@ -57,11 +61,11 @@ fn is_initials(word: &str) -> bool {
     short(word, 1) || word.contains('.') && word.split('.').all(|part| short(part, 2))
 }
 
-/// A word in capitals as a name is written; `None` for any other word.
+/// Returns a word in capitals with only its first letter in capitals, or `None` for any other word.
 fn capitalized(word: &str) -> Option<String> {
     let (first, rest) = word.split_at_checked(1)?;
-    let shouted = word.len() > 1 && word.bytes().all(|b| b.is_ascii_uppercase());
-    shouted.then(|| first.to_owned() + &rest.to_ascii_lowercase())
+    let all_capitals = word.len() > 1 && word.bytes().all(|b| b.is_ascii_uppercase());
+    all_capitals.then(|| first.to_owned() + &rest.to_ascii_lowercase())
 }
 
 #[rustfmt::skip]

@@ -1,35 +1,40 @@
-//! Sentences of a text that is still arriving, and the same of one that is all there.
+//! Streaming segmentation: finds the sentences of a text that arrives in parts, and the same sentences in a
+//! complete text.
 
 use super::{SENTENCE_BYTES_MAX, sentences};
 use crate::domain::ByteRange;
 
-/// Sentences are looked for whenever so many more bytes are there.
-const STEP: usize = 32;
+/// The text is segmented again each time this many more bytes have arrived.
+const STEP_BYTES: usize = 32;
 
-/// What has to follow a sentence before its end is sure: a rule looks that far for the next word.
-const LOOK_AHEAD: usize = 48;
+/// How many bytes must follow a sentence before its end is final, because the rules look that far for the
+/// next word.
+const LOOKAHEAD_BYTES: usize = 48;
 
-/// Divides a text into sentences as it comes. However it is cut into pieces, the sentences are the same: each is the first one of
-/// what follows the one before, seen no further than a step and a look ahead beyond it. So a line is never joined with the next one
-/// for how wide later lines are, and a code block is cut at its lines.
+/// Divides a text into sentences while it arrives. The sentences do not depend on how the text is cut into
+/// parts: each sentence is the first one in the text after the previous sentence, where at most 32 bytes (a
+/// step) and 48 bytes (the lookahead) behind it are considered. Unlike [`sentences`](super::sentences), it
+/// therefore never joins two lines because of how wide later lines are, and it cuts a code block at its
+/// lines.
 #[derive(Debug, Clone, Default)]
 pub struct Arriving {
     text: String,
-    /// Where the first sentence that is not decided begins; white space before it may be included.
+    /// The byte offset at which the first undecided sentence begins. Whitespace before it may be included.
     decided: usize,
-    /// Steps behind it that were looked at.
+    /// How many steps of text after `decided` have been segmented.
     steps: usize,
 }
 
 impl Arriving {
-    /// All that has come.
+    /// Returns all text that has arrived.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Takes a piece; the sentences that it made sure.
-    pub fn push(&mut self, piece: &str) -> Vec<ByteRange> {
-        self.text.push_str(piece);
+    /// Appends a part of the text. Returns the sentences that are now final, as byte ranges of
+    /// [`Self::text`].
+    pub fn push(&mut self, part: &str) -> Vec<ByteRange> {
+        self.text.push_str(part);
         let mut found = Vec::new();
         while let Some(sentence) = self.next() {
             found.push(sentence);
@@ -37,7 +42,7 @@ impl Arriving {
         found
     }
 
-    /// No more comes; the last sentences.
+    /// Ends the text. Returns the remaining sentences, as byte ranges of [`Self::text`].
     pub fn finish(&mut self) -> Vec<ByteRange> {
         let rest = ByteRange::new(self.decided, self.text.len());
         self.decided = self.text.len();
@@ -49,14 +54,14 @@ impl Arriving {
         self.decided += rest.len() - rest.trim_start().len();
         let rest = &self.text[self.decided..];
         loop {
-            let seen = seen_at(self.steps + 1);
-            if rest.len() < seen {
+            let prefix_bytes = prefix_bytes(self.steps + 1);
+            if rest.len() < prefix_bytes {
                 return None;
             }
             self.steps += 1;
-            let seen = &rest[..rest.floor_char_boundary(seen)];
-            let first = sentences(seen).into_iter().next();
-            if let Some(first) = first.filter(|first| first.end + LOOK_AHEAD <= seen.len()) {
+            let prefix = &rest[..rest.floor_char_boundary(prefix_bytes)];
+            let first = sentences(prefix).into_iter().next();
+            if let Some(first) = first.filter(|first| first.end + LOOKAHEAD_BYTES <= prefix.len()) {
                 let found = first.shifted(self.decided);
                 (self.decided, self.steps) = (found.end, 0);
                 return Some(found);
@@ -65,14 +70,29 @@ impl Arriving {
     }
 }
 
-/// Bytes that are seen at a step: what is longer than any sentence, as one endless character is, is looked at ever less often.
-fn seen_at(step: usize) -> usize {
-    const STEPS: usize = SENTENCE_BYTES_MAX / STEP;
+/// Returns how many bytes of the undecided text are segmented at a step. Beyond the longest sentence, the
+/// number doubles with each step, so that a text with a single endless grapheme cluster is segmented ever
+/// less often.
+fn prefix_bytes(step: usize) -> usize {
+    const STEPS: usize = SENTENCE_BYTES_MAX / STEP_BYTES;
     let doublings = u32::try_from(step.saturating_sub(STEPS)).unwrap_or(u32::MAX).min(32);
-    ((step.min(STEPS) * STEP) << doublings) + LOOK_AHEAD
+    ((step.min(STEPS) * STEP_BYTES) << doublings) + LOOKAHEAD_BYTES
 }
 
-/// The sentences of a text that is all there, as they would have been found while it arrived.
+/// Returns the sentences that [`Arriving`] finds in a complete text.
+///
+/// ```
+/// use thresher_core::text::{Arriving, arrived};
+///
+/// let text = "The tide rises at noon. It falls by evening.";
+/// let (mut arriving, mut found) = (Arriving::default(), Vec::new());
+/// for part in text.split_inclusive(' ') {
+///     found.extend(arriving.push(part));
+/// }
+/// found.extend(arriving.finish());
+/// assert_eq!(found, arrived(text));
+/// assert_eq!(found[0].of(text), "The tide rises at noon.");
+/// ```
 pub fn arrived(text: &str) -> Vec<ByteRange> {
     let mut arriving = Arriving::default();
     let mut found = arriving.push(text);
@@ -87,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prose_is_divided_as_ever() {
+    fn prose_gives_the_same_sentences_as_without_streaming() {
         let text = "Dr. Smith paid $3.5 million for it. He was born in 1998, in St. Louis. Was he? \"Yes,\" he said. It was \
                     the first of many houses that he bought, sold and forgot about.\n\n- One thing.\n- Another one, longer than \
                     the first by far.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n";
@@ -95,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_comes_soon_after_its_end() {
+    fn a_sentence_is_returned_soon_after_its_end() {
         let mut arriving = Arriving::default();
         let text = "The first sentence ends here. ".to_owned() + &"Then more words of it. ".repeat(8);
         let when = text.char_indices().find_map(|(at, c)| {
@@ -103,18 +123,18 @@ mod tests {
             (!found.is_empty()).then_some(at + 1)
         });
         let end = "The first sentence ends here.".len();
-        assert!(when.expect("it comes") <= end + LOOK_AHEAD + STEP);
+        assert!(when.expect("the first sentence is returned") <= end + LOOKAHEAD_BYTES + STEP_BYTES);
     }
 
     #[test]
-    fn an_endless_character_costs_little() {
+    fn an_endless_grapheme_cluster_takes_little_time() {
         let text = format!("a{}", "\u{301}".repeat(100_000));
         assert_eq!(arrived(&text).len(), 1);
     }
 
     proptest! {
         #[test]
-        fn pieces_change_nothing(
+        fn sentences_do_not_depend_on_the_parts(
             text in "([A-Za-z]{1,8}[.!?]? |\\n|- |```\n|[0-9]{1,4}\\.? |é。|“|[)\\]*]|\u{1F600}){0,120}",
             cuts in proptest::collection::vec(0..600_usize, 0..12),
         ) {
@@ -128,7 +148,7 @@ mod tests {
             }
             found.extend(arriving.finish());
             prop_assert_eq!(&found, &whole);
-            // Nothing but white space is left out.
+            // The text between sentences is whitespace.
             let mut at = 0;
             for sentence in &whole {
                 prop_assert!(text[at..sentence.start].trim().is_empty());

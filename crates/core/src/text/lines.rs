@@ -1,40 +1,42 @@
-//! Owns the layout of a text: which lines belong together. Knows Markdown, wrapped lines and blank lines.
-//! Must not know what a sentence is: it only says where a new one must start.
+//! The layout of a text: divides it into groups of lines that belong together. Knows Markdown, wrapped lines
+//! and blank lines. Must not know what a sentence is: it only decides where a new sentence must start.
 //!
-//! - A blank line ends a piece. A heading, a table row, a list item each start one.
-//! - A fenced code block is one piece up to [`CODE_BYTES_WHOLE`], and is cut at its blank lines beyond. A fence that
-//!   nothing closes is an ordinary line: a chunk may begin in the middle of a block.
-//! - Another newline ends a piece unless the line was wrapped: see [`wraps`].
+//! - A blank line ends a group. A heading, a table row or a list item starts a new group.
+//! - A fenced code block of up to [`CODE_BYTES_WHOLE`] bytes is one group; a longer one is cut at its blank
+//!   lines. A fence that is never closed is an ordinary line, because a chunk may begin in the middle of a
+//!   code block.
+//! - Any other newline ends a group, unless the line was wrapped: see [`wraps`].
 
 use crate::domain::ByteRange;
 
-/// A fenced code block up to this size stays in one piece.
+/// The largest fenced code block that is one group, in bytes.
 const CODE_BYTES_WHOLE: usize = 600;
-/// Lines narrower than this were not wrapped by a program, wider ones were not wrapped at all.
+/// The widths of lines that a program may have wrapped, in columns. Narrower lines were not wrapped by a
+/// program; wider lines were not wrapped.
 const WRAP_COLUMNS: std::ops::RangeInclusive<usize> = 40..=160;
 
-/// Whether a piece may hold several sentences.
+/// Whether a group of lines can contain several sentences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Running text.
+pub(super) enum GroupKind {
+    /// Running text, which can contain several sentences.
     Prose,
-    /// A heading, a table row, code: one unit.
+    /// A heading, a table row or code, which counts as one sentence.
     Whole,
 }
 
-/// Lines that belong together.
+/// Consecutive lines that belong together.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Piece {
+pub(super) struct LineGroup {
     pub range: ByteRange,
-    pub kind: Kind,
+    pub kind: GroupKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
+enum LineKind {
     Blank,
     Heading,
     Row,
-    /// Nothing but dashes, equals signs, bars and colons: under a heading or a table's header.
+    /// Only dashes, equals signs, bars and colons: the line below a heading or a table header.
     Underline,
     Item,
     Text,
@@ -43,15 +45,15 @@ enum Shape {
 struct Line<'a> {
     start: usize,
     text: &'a str,
-    shape: Shape,
+    kind: LineKind,
 }
 
-/// The pieces of `text`, in order; every byte outside them is whitespace.
-pub(super) fn pieces(text: &str) -> Vec<Piece> {
+/// Returns the groups of lines of `text` in order. Every byte outside them is whitespace.
+pub(super) fn groups(text: &str) -> Vec<LineGroup> {
     let lines = lines(text);
     let closing = fences(&lines);
-    let mut build = Builder { pieces: Vec::new(), open: None };
-    let (mut i, mut run) = (0, Run { end: 0, columns: 0 });
+    let mut build = Builder { groups: Vec::new(), open: None };
+    let (mut i, mut run) = (0, TextRun { end: 0, columns: 0 });
     while i < lines.len() {
         if let Some(close) = closing[i] {
             build.flush();
@@ -60,48 +62,53 @@ pub(super) fn pieces(text: &str) -> Vec<Piece> {
             continue;
         }
         if i >= run.end {
-            run = Run::from(&lines, i);
+            run = TextRun::from(&lines, i);
         }
         let above = i.checked_sub(1).map(|i| &lines[i]);
         build.line(above, &lines[i], run.columns);
         i += 1;
     }
     build.flush();
-    build.pieces
+    build.groups
 }
 
-/// A run of text lines, and its widest line.
-struct Run {
+/// A run of consecutive text lines and list items.
+struct TextRun {
+    /// Index one past the last line.
     end: usize,
+    /// Width of the widest line.
     columns: usize,
 }
 
-impl Run {
+impl TextRun {
     fn from(lines: &[Line], start: usize) -> Self {
-        let len = lines[start..].iter().take_while(|l| matches!(l.shape, Shape::Text | Shape::Item)).count();
+        let len =
+            lines[start..].iter().take_while(|l| matches!(l.kind, LineKind::Text | LineKind::Item)).count();
         let columns = lines[start..start + len].iter().map(|l| columns(l.text.trim_end())).max();
         Self { end: start + len, columns: columns.unwrap_or(0) }
     }
 }
 
 struct Builder {
-    pieces: Vec<Piece>,
-    /// The prose that the next line may still belong to, and the indent of the list item that it is, if it is one.
+    groups: Vec<LineGroup>,
+    /// The group of prose that the next line may continue. If it is a list item, the second field has its
+    /// indent in columns.
     open: Option<(ByteRange, Option<usize>)>,
 }
 
 impl Builder {
     fn line(&mut self, above: Option<&Line>, line: &Line, run_columns: usize) {
         let end = line.start + line.text.len();
-        match (line.shape, self.open) {
-            (Shape::Blank, _) => self.flush(),
-            (Shape::Heading | Shape::Row, _) => {
+        match (line.kind, self.open) {
+            (LineKind::Blank, _) => self.flush(),
+            (LineKind::Heading | LineKind::Row, _) => {
                 self.flush();
-                self.pieces.push(Piece { range: ByteRange::new(line.start, end), kind: Kind::Whole });
+                self.groups
+                    .push(LineGroup { range: ByteRange::new(line.start, end), kind: GroupKind::Whole });
             }
-            (Shape::Underline, _) => self.underline(above, line, end),
-            (Shape::Item, _) => self.start(line, end, Some(indent(line.text))),
-            (Shape::Text, Some((range, item))) => {
+            (LineKind::Underline, _) => self.underline(above, line, end),
+            (LineKind::Item, _) => self.start(line, end, Some(indent(line.text))),
+            (LineKind::Text, Some((range, item))) => {
                 let nested = item.is_some_and(|columns| indent(line.text) > columns);
                 let above = above.map_or("", |l| l.text);
                 if nested || wraps(above, line.text, run_columns) {
@@ -110,7 +117,7 @@ impl Builder {
                     self.start(line, end, None);
                 }
             }
-            (Shape::Text, None) => self.start(line, end, None),
+            (LineKind::Text, None) => self.start(line, end, None),
         }
     }
 
@@ -119,35 +126,38 @@ impl Builder {
         self.open = Some((ByteRange::new(line.start, end), item));
     }
 
-    /// Joins what stands right above, or is a unit of its own after a blank line.
+    /// Adds the underline to the group directly above it, or as a group of its own after a blank line.
     fn underline(&mut self, above: Option<&Line>, line: &Line, end: usize) {
         if let Some((range, _)) = self.open.take() {
-            self.pieces.push(Piece { range: ByteRange::new(range.start, end), kind: Kind::Prose });
+            self.groups.push(LineGroup { range: ByteRange::new(range.start, end), kind: GroupKind::Prose });
             return;
         }
-        let joins = above.is_some_and(|l| l.shape != Shape::Blank);
-        match self.pieces.last_mut() {
+        let joins = above.is_some_and(|l| l.kind != LineKind::Blank);
+        match self.groups.last_mut() {
             Some(last) if joins => last.range.end = end,
-            _ => self.pieces.push(Piece { range: ByteRange::new(line.start, end), kind: Kind::Whole }),
+            _ => {
+                self.groups.push(LineGroup { range: ByteRange::new(line.start, end), kind: GroupKind::Whole })
+            }
         }
     }
 
-    /// A fenced block, both fences included; they stay with the code next to them.
+    /// Adds a fenced code block. Each fence is in the same group as the code next to it.
     fn code(&mut self, lines: &[Line]) {
         let last = &lines[lines.len() - 1];
         let (start, end) = (lines[0].start, last.start + last.text.len());
-        let mut push =
-            |start, end| self.pieces.push(Piece { range: ByteRange::new(start, end), kind: Kind::Whole });
+        let mut push = |start, end| {
+            self.groups.push(LineGroup { range: ByteRange::new(start, end), kind: GroupKind::Whole })
+        };
         if end - start <= CODE_BYTES_WHOLE {
             return push(start, end);
         }
-        let (mut from, mut filled) = (start, false);
+        let (mut from, mut has_code) = (start, false);
         for pair in lines[1..lines.len() - 1].windows(2) {
-            filled |= pair[0].shape != Shape::Blank;
-            if pair[0].shape == Shape::Blank && pair[1].shape != Shape::Blank && filled {
+            has_code |= pair[0].kind != LineKind::Blank;
+            if pair[0].kind == LineKind::Blank && pair[1].kind != LineKind::Blank && has_code {
                 push(from, pair[0].start);
                 from = pair[1].start;
-                filled = false;
+                has_code = false;
             }
         }
         push(from, end);
@@ -155,14 +165,15 @@ impl Builder {
 
     fn flush(&mut self) {
         if let Some((range, _)) = self.open.take() {
-            self.pieces.push(Piece { range, kind: Kind::Prose });
+            self.groups.push(LineGroup { range, kind: GroupKind::Prose });
         }
     }
 }
 
-/// Whether the newline after `above` only wraps a line, so that `below` goes on with its sentence: `below` starts in
-/// lower case, or `above` ends with a comma, or `above` is so full that the first word of `below` had no place in the
-/// paragraph's width (`run_columns`, its widest line).
+/// Returns whether the newline after `above` only wraps the line, so that `below` continues its sentence.
+/// This is the case if `below` starts in lower case, if `above` ends with a comma, or if the first word of
+/// `below` would not have fitted at the end of `above`, in the width of the paragraph (`run_columns`, the
+/// width of its widest line).
 fn wraps(above: &str, below: &str, run_columns: usize) -> bool {
     let below = below.trim_start_matches(|c: char| c == '>' || c.is_whitespace());
     let first = below.chars().next();
@@ -171,8 +182,8 @@ fn wraps(above: &str, below: &str, run_columns: usize) -> bool {
         return true;
     }
     let width = columns(above);
-    let full = width + 1 + first_word_columns(below) >= run_columns;
-    full && WRAP_COLUMNS.contains(&width) && run_columns <= *WRAP_COLUMNS.end()
+    let is_full = width + 1 + first_word_columns(below) >= run_columns;
+    is_full && WRAP_COLUMNS.contains(&width) && run_columns <= *WRAP_COLUMNS.end()
 }
 
 fn first_word_columns(text: &str) -> usize {
@@ -186,7 +197,8 @@ fn columns(text: &str) -> usize {
     text.chars().map(|c| 1 + usize::from(is_wide(c))).sum()
 }
 
-/// Whether a character of a script written without spaces takes two columns: Han, kana, and Hangul with them.
+/// Returns whether a character is two columns wide, as those of scripts written without spaces are: Han and
+/// kana, and also Hangul.
 pub(super) fn is_wide(c: char) -> bool {
     matches!(c, '\u{1100}'..='\u{115F}' | '\u{2E80}'..='\u{A4CF}' | '\u{AC00}'..='\u{D7A3}' | '\u{F900}'..='\u{FAFF}'
         | '\u{FF00}'..='\u{FF60}' | '\u{20000}'..='\u{3FFFF}')
@@ -196,7 +208,7 @@ fn indent(line: &str) -> usize {
     line.chars().take_while(|c| c.is_whitespace()).count()
 }
 
-/// Lines without their ends (`\n`, `\r\n`, `\r`).
+/// Returns the lines without their line ends (`\n`, `\r\n`, `\r`).
 fn lines(text: &str) -> Vec<Line<'_>> {
     let bytes = text.as_bytes();
     let (mut lines, mut start) = (Vec::new(), 0);
@@ -204,23 +216,23 @@ fn lines(text: &str) -> Vec<Line<'_>> {
         let len = bytes[start..].iter().position(|b| matches!(b, b'\n' | b'\r'));
         let end = len.map_or(text.len(), |len| start + len);
         let line = &text[start..end];
-        lines.push(Line { start, text: line, shape: shape(line) });
+        lines.push(Line { start, text: line, kind: kind_of(line) });
         start = end + if bytes[end..].starts_with(b"\r\n") { 2 } else { 1 };
     }
     lines
 }
 
-fn shape(line: &str) -> Shape {
+fn kind_of(line: &str) -> LineKind {
     let line = line.trim();
     match line.as_bytes() {
-        [] => Shape::Blank,
-        [b'#', ..] if is_heading(line) => Shape::Heading,
-        [b'=', b'=', .., b'=', b'='] if line.contains(char::is_alphanumeric) => Shape::Heading,
-        [b'-' | b'=' | b'|' | b':' | b'+', ..] if is_underline(line) => Shape::Underline,
-        [b'|', ..] => Shape::Row,
-        _ if line.match_indices(" | ").nth(1).is_some() => Shape::Row,
-        _ if is_item(line) => Shape::Item,
-        _ => Shape::Text,
+        [] => LineKind::Blank,
+        [b'#', ..] if is_heading(line) => LineKind::Heading,
+        [b'=', b'=', .., b'=', b'='] if line.contains(char::is_alphanumeric) => LineKind::Heading,
+        [b'-' | b'=' | b'|' | b':' | b'+', ..] if is_underline(line) => LineKind::Underline,
+        [b'|', ..] => LineKind::Row,
+        _ if line.match_indices(" | ").nth(1).is_some() => LineKind::Row,
+        _ if is_item(line) => LineKind::Item,
+        _ => LineKind::Text,
     }
 }
 
@@ -233,7 +245,7 @@ fn is_underline(line: &str) -> bool {
     line.len() >= 3 && line.bytes().all(|b| matches!(b, b'-' | b'=' | b'|' | b':' | b'+' | b' '))
 }
 
-/// `- x`, `* x`, `• x`, `1. x`, `12) x`, `(3) x`, `a) x`.
+/// Returns whether the line is a list item: `- x`, `* x`, `• x`, `1. x`, `12) x`, `(3) x`, `a) x`.
 fn is_item(line: &str) -> bool {
     let marker = line.split_whitespace().next().unwrap_or("");
     if marker.len() == line.len() || marker.len() > 6 {
@@ -248,15 +260,16 @@ fn is_item(line: &str) -> bool {
         || lettered.is_some_and(|m| m.len() == 1 && m.bytes().all(|b| b.is_ascii_alphabetic()))
 }
 
-/// For each line that opens a fenced block, the line that closes it.
+/// Returns for each line that opens a fenced code block the index of the line that closes it.
 fn fences(lines: &[Line]) -> Vec<Option<usize>> {
     let marks: Vec<_> = lines.iter().map(|l| fence(l.text.trim())).collect();
     let mut closing = vec![None; lines.len()];
-    // A shorter fence than one that nothing closed may still be closed; an equal or longer one may not.
-    let mut unclosed = [usize::MAX; 2];
+    // The length of the shortest fence that was never closed, per kind of fence. Nothing closes a later fence
+    // that is equal or longer; a shorter one may still be closed.
+    let mut unclosed_len = [usize::MAX; 2];
     let mut i = 0;
     while i < lines.len() {
-        if let Some(open) = marks[i].filter(|open| open.len < unclosed[usize::from(open.tilde)]) {
+        if let Some(open) = marks[i].filter(|open| open.len < unclosed_len[usize::from(open.tilde)]) {
             let closes =
                 |m: &Option<Fence>| m.is_some_and(|m| m.bare && m.tilde == open.tilde && m.len >= open.len);
             match marks[i + 1..].iter().position(closes) {
@@ -264,7 +277,7 @@ fn fences(lines: &[Line]) -> Vec<Option<usize>> {
                     closing[i] = Some(i + 1 + skip);
                     i += 1 + skip;
                 }
-                None => unclosed[usize::from(open.tilde)] = open.len,
+                None => unclosed_len[usize::from(open.tilde)] = open.len,
             }
         }
         i += 1;
@@ -276,7 +289,7 @@ fn fences(lines: &[Line]) -> Vec<Option<usize>> {
 struct Fence {
     tilde: bool,
     len: usize,
-    /// Without a language name: it may close a block.
+    /// Whether the fence has no language name, so that it can close a block.
     bare: bool,
 }
 

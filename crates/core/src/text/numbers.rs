@@ -1,6 +1,7 @@
-//! Numbers by their value: `1,200`, `1200.0`, `1.2 thousand` and `twelve hundred` are the same number. English words.
+//! Reads numbers by their value, so that `1,200`, `1200.0`, `1.2 thousand` and `twelve hundred` are the same
+//! number. Knows English words only.
 
-/// Numbers in words. Not `one`, which is as often no number.
+/// Numbers in words. `one` is missing because it is often not a number.
 const WORDS: [(&str, &str); 20] = [
     ("two", "2"),
     ("three", "3"),
@@ -24,17 +25,19 @@ const WORDS: [(&str, &str); 20] = [
     ("thirty", "30"),
 ];
 
-/// Words that stand behind a number and make it larger, with the zeros that they stand for.
+/// Words after a number that multiply it, with the number of zeros that they add.
 const SCALES: [(&str, usize); 5] =
     [("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12)];
 
-/// The same where they touch the number. Letters that are units as well (`m`, `b`) are scales as capitals only.
+/// Suffixes that multiply the number they touch, with the number of zeros that they add. Letters that are
+/// also units (`m`, `b`) are suffixes only as capitals.
 const SUFFIXES: [(&str, usize); 6] = [("k", 3), ("K", 3), ("M", 6), ("mn", 6), ("B", 9), ("bn", 9)];
 
-/// Letters behind a number that make it no quantity: ordinals, and decades.
+/// Endings of ordinals and decades, which are not units.
 const ENDINGS: [&str; 5] = ["st", "nd", "rd", "th", "s"];
 
-/// A word's number: its sign, digits without separators, and decimals without zeros at their end; none of what is no plain number.
+/// Returns the value of a word that is a number: the sign, the digits without separators, and the decimals
+/// without trailing zeros. Returns `None` for any other word.
 pub(super) fn value(word: &str) -> Option<String> {
     if let Some((_, digits)) = WORDS.iter().find(|(name, _)| *name == word) {
         return Some((*digits).to_owned());
@@ -52,25 +55,27 @@ pub(super) fn value(word: &str) -> Option<String> {
     Some(if decimals.is_empty() { format!("{sign}{whole}") } else { format!("{sign}{whole}.{decimals}") })
 }
 
-/// How many zeros a word behind a number stands for; `touches` it, or has a blank or a hyphen before it.
+/// Returns how many zeros a word after a number adds to it. `touches` says whether the word touches the
+/// number; otherwise a space or a hyphen is between them.
 pub(super) fn zeros(word: &str, touches: bool) -> Option<usize> {
     let table: &[(&str, usize)] = if touches { &SUFFIXES } else { &SCALES };
     table.iter().find(|(name, _)| *name == word).map(|(_, zeros)| *zeros)
 }
 
-/// A value with its point so many places further right.
+/// Returns a value multiplied by 10 to the power `zeros`.
 pub(super) fn times_ten_to(value: &str, zeros: usize) -> String {
     let (whole, decimals) = value.split_once('.').unwrap_or((value, ""));
-    let (moved, left) = decimals.split_at(zeros.min(decimals.len()));
+    let (moved, remaining) = decimals.split_at(zeros.min(decimals.len()));
     let whole = format!("{whole}{moved}{}", "0".repeat(zeros - moved.len()));
     let whole = match whole.trim_start_matches('0') {
         "" => "0",
         significant => significant,
     };
-    if left.is_empty() { whole.to_owned() } else { format!("{whole}.{left}") }
+    if remaining.is_empty() { whole.to_owned() } else { format!("{whole}.{remaining}") }
 }
 
-/// Where a number ends and its unit begins in a word such as `200mg`; none in other words, and in ordinals.
+/// Returns the byte offset at which the unit begins in a word such as `200mg`. Returns `None` for other
+/// words, ordinals and decades.
 pub(super) fn unit_at(word: &str) -> Option<usize> {
     let at = word.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | ',')))?;
     let unit = &word[at..];
@@ -83,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_compared_and_not_their_writing() {
+    fn numbers_are_read_by_their_value() {
         for (word, expect) in [
             ("1,200", Some("1200")),
             ("1,234,567.50", Some("1234567.5")),
@@ -103,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_move_the_point() {
+    fn multiplying_moves_the_decimal_point() {
         for (value, zeros, expect) in [
             ("4.2", 6, "4200000"),
             ("12", 2, "1200"),
@@ -116,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn units_stand_apart() {
+    fn units_are_separated_from_numbers() {
         for (word, expect) in [
             ("200mg", Some(3)),
             ("4.2B", Some(3)),

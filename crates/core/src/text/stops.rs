@@ -1,10 +1,11 @@
-//! Owns where a sentence ends in running text: Unicode's rules (UAX #29, by ICU4X), and what they get wrong.
-//! Must not know of layout: a piece of prose comes in, its newlines are spaces here.
+//! Sentence ends in running text: Unicode's rules (UAX #29, by ICU4X), and corrections where they are wrong.
+//! Must not know of layout: the input is a group of lines of prose, whose newlines count as spaces.
 //!
-//! UAX #29 knows no abbreviation, never ends a sentence before a number that a lower-case word follows, and takes an
-//! opening bracket after a stop for a closing one. So each of its boundaries is traced back to the stop that made it,
-//! moved past what closes the sentence (quotes, brackets, citations), and then kept or not by the words around it.
-//! Every look around is bounded by a constant or by the next boundary: the time is linear.
+//! UAX #29 knows no abbreviations, never ends a sentence before a number that a lower-case word follows, and
+//! takes an opening bracket after a stop for a closing one. This module therefore traces each of its
+//! boundaries back to the stop that caused it, moves it past everything that closes the sentence (quotes,
+//! brackets, citations), and then keeps or drops it depending on the words around it. All look-ups in the
+//! text are limited by a constant or by the next boundary, so the time is linear.
 
 use std::borrow::Cow;
 
@@ -13,16 +14,17 @@ use icu_segmenter::options::SentenceBreakInvariantOptions;
 use unicode_segmentation::GraphemeCursor;
 
 use super::abbreviations::{Abbreviation, abbreviation, precedes_ordinal};
-use super::around::{Next, extended, is_closing, is_opening, is_roman, last_word};
 use super::lines::is_wide;
+use super::stop_context::{NextWord, extended, is_closing, is_opening, is_roman, last_word};
 
-/// The end of each sentence of `piece`, its own end included; the whitespace between two is on either side.
-pub(super) fn ends(piece: &str) -> Vec<usize> {
-    let flat = unwrapped(piece);
+/// Returns the byte offset of the end of each sentence of `prose`, including the end of the last one. The
+/// whitespace between two sentences belongs to either of them.
+pub(super) fn ends(prose: &str) -> Vec<usize> {
+    let flat = unwrapped(prose);
     let segmenter = SentenceSegmenter::new(SentenceBreakInvariantOptions::default());
     let mut breaks = segmenter.segment_str(&flat).skip(1).peekable();
     let mut missed = missed(&flat).peekable();
-    let (mut ends, mut start, mut judged) = (Vec::new(), 0, 0);
+    let (mut ends, mut start, mut checked_to) = (Vec::new(), 0, 0);
     loop {
         let next = match (breaks.peek(), missed.peek()) {
             (Some(b), Some(m)) if m < b => missed.next(),
@@ -32,59 +34,61 @@ pub(super) fn ends(piece: &str) -> Vec<usize> {
         let Some(at) = next.filter(|&at| at < flat.len()) else {
             break;
         };
-        // Stops that stand together have one end: judging it once keeps the time linear.
-        if at <= judged {
+        // Adjacent stops have the same end. Checking it only once keeps the time linear.
+        if at <= checked_to {
             continue;
         }
         match (Boundary { text: &flat, start, at }).verdict() {
             Verdict::Ends(end) => {
                 ends.push(end);
-                (start, judged) = (end, end);
+                (start, checked_to) = (end, end);
             }
-            Verdict::GoesOn(end) => judged = judged.max(end),
+            Verdict::Continues(end) => checked_to = checked_to.max(end),
         }
     }
     ends.push(flat.len());
     ends
 }
 
-/// The piece with its newlines as spaces, byte for byte in place: to UAX #29 a newline ends a sentence.
-fn unwrapped(piece: &str) -> Cow<'_, str> {
-    match piece.contains(['\n', '\r']) {
-        true => Cow::Owned(piece.replace(['\n', '\r'], " ")),
-        false => Cow::Borrowed(piece),
+/// Returns the text with each newline replaced by a space, because UAX #29 ends a sentence at a newline. Byte
+/// offsets do not change.
+fn unwrapped(prose: &str) -> Cow<'_, str> {
+    match prose.contains(['\n', '\r']) {
+        true => Cow::Owned(prose.replace(['\n', '\r'], " ")),
+        false => Cow::Borrowed(prose),
     }
 }
 
-/// Boundaries that UAX #29 does not offer: before a number or a name like `iPhone`, after `…`, and where the lower
-/// case of a citation or a tag hides that a capital follows.
+/// Returns possible boundaries that UAX #29 misses: before a number or a name like `iPhone`, after `…`, and
+/// after a citation or tag in lower case, which hides from UAX #29 that a capital follows.
 fn missed(text: &str) -> impl Iterator<Item = usize> {
-    let mut judged = 0;
+    let mut checked_to = 0;
     text.match_indices(['.', '…']).filter_map(move |(at, stop)| {
-        if at < judged {
+        if at < checked_to {
             return None;
         }
         let end = extended(text, at + stop.len());
-        judged = end;
-        let next = text[end..].starts_with(char::is_whitespace).then(|| Next::after(text, end))?;
+        checked_to = end;
+        let next = text[end..].starts_with(char::is_whitespace).then(|| NextWord::after(text, end))?;
         let first = next.word.chars().next()?;
-        let hidden = text[at..end].contains(['[', '<']) || stop == "…";
-        let offered = first.is_numeric() || next.is_camel() || hidden && !next.is_lower();
-        offered.then_some(end)
+        let hides_case = text[at..end].contains(['[', '<']) || stop == "…";
+        let is_candidate = first.is_numeric() || next.is_camel() || hides_case && !next.is_lower();
+        is_candidate.then_some(end)
     })
 }
 
-/// A place where a sentence that began at `start` may end.
+/// A position `at` where a sentence that began at `start` may end, both as byte offsets of `text`.
 struct Boundary<'a> {
     text: &'a str,
     start: usize,
     at: usize,
 }
 
-/// The place behind a stop and all that closes its sentence, and whether the sentence ends there.
+/// Whether a sentence ends at a stop, with the byte offset after the stop and everything that closes the
+/// sentence.
 enum Verdict {
     Ends(usize),
-    GoesOn(usize),
+    Continues(usize),
 }
 
 impl Boundary<'_> {
@@ -95,7 +99,7 @@ impl Boundary<'_> {
         }
         let through = through.trim_end_matches(|c: char| c.is_whitespace() || is_closing(c) || is_opening(c));
         let Some(stop) = through.chars().next_back() else {
-            return Verdict::GoesOn(self.at);
+            return Verdict::Continues(self.at);
         };
         let before = &through[..through.len() - stop.len_utf8()];
         let end = extended(self.text, self.start + through.len());
@@ -103,22 +107,24 @@ impl Boundary<'_> {
             '.' | '…' | '․' | '．' | '!' | '?' => self.ends_at_spaced(stop, before, end),
             _ => self.ends_at_unspaced(end),
         };
-        if ends && is_cluster_boundary(self.text, end) { Verdict::Ends(end) } else { Verdict::GoesOn(end) }
+        if ends && is_cluster_boundary(self.text, end) { Verdict::Ends(end) } else { Verdict::Continues(end) }
     }
 
-    /// After `。`, `？`, `।` and their like; in Japanese a particle takes a quotation on into its sentence.
+    /// Returns whether the sentence ends after a stop such as `。`, `？` or `।`. In Japanese, a particle after
+    /// a quotation continues the sentence around the quotation.
     fn ends_at_unspaced(&self, end: usize) -> bool {
         const PARTICLES: [char; 10] = ['と', 'っ', 'な', 'の', 'は', 'が', 'を', 'に', 'も', 'で'];
         let quoted = self.text[..end].ends_with(['」', '』', '）', '”']);
         !(quoted && self.text[end..].starts_with(PARTICLES))
     }
 
-    /// After a stop that only white space, or a script without spaces, makes one: not in `3.14`, `v1.2`, `a?b=c`.
+    /// Returns whether the sentence ends after a stop that ends it only before whitespace or before a script
+    /// without spaces: not in `3.14`, `v1.2` or `a?b=c`.
     fn ends_at_spaced(&self, stop: char, before: &str, end: usize) -> bool {
         let Some(follows) = self.text[end..].chars().next() else {
             return false;
         };
-        let next = Next::after(self.text, end);
+        let next = NextWord::after(self.text, end);
         if !follows.is_whitespace() {
             return is_wide(follows) && !before.ends_with(|c: char| c.is_ascii_digit());
         }
@@ -136,8 +142,8 @@ impl Boundary<'_> {
     }
 }
 
-/// Whether the full stop between `before` and `next` ends a sentence.
-fn ends_at_dot(before: &str, next: &Next) -> bool {
+/// Returns whether the full stop between `before` and `next` ends a sentence.
+fn ends_at_dot(before: &str, next: &NextWord) -> bool {
     let word = last_word(before);
     let rest = &before[..before.len() - word.len()];
     if is_enumerator(rest, word) {
@@ -151,19 +157,21 @@ fn ends_at_dot(before: &str, next: &Next) -> bool {
         Some(Abbreviation::Never) => false,
         Some(Abbreviation::Numbered) => !next.is_number() && !next.is_numeral(),
         Some(Abbreviation::Ambiguous) => next.is_starter(),
-        None => !next.is_number() || next.is_enumerator() || !may_shorten(word),
+        None => !next.is_number() || next.is_enumerator() || !may_be_abbreviation(word),
     }
 }
 
-/// Whether an unknown word before a number looks shortened: `KV. 550`, `xii. 115`, but not `it. 5 people`.
-fn may_shorten(word: &str) -> bool {
+/// Returns whether an unknown word before a number looks like an abbreviation: `KV. 550`, `xii. 115`, but not
+/// `it. 5 people`.
+fn may_be_abbreviation(word: &str) -> bool {
     let vowel = |c: char| "aeiouyAEIOUY".contains(c);
     let roman = word.bytes().all(|b| matches!(b, b'i' | b'v' | b'x' | b'l' | b'c'));
     let short = (1..=3).contains(&word.chars().count()) && word.chars().all(char::is_alphabetic);
     !word.is_empty() && (roman || short && !word.contains(vowel))
 }
 
-/// `1.`, `2.3.`, `IV.`, `a.` where an item starts: at the start of the sentence, or after a colon or a semicolon.
+/// Returns whether `word` numbers a list item, such as `1.`, `2.3.`, `IV.` or `a.`, at the start of the
+/// sentence or after a colon or a semicolon.
 fn is_enumerator(rest: &str, word: &str) -> bool {
     let rest = rest.trim_end_matches(|c: char| {
         c.is_whitespace() || matches!(c, '(' | '[' | '*' | '_' | '#' | '>' | '-' | '•')
@@ -177,8 +185,9 @@ fn is_enumerator(rest: &str, word: &str) -> bool {
     starts && (number || letters)
 }
 
-/// Whether a cut at `at` leaves every grapheme cluster whole.
+/// Returns whether a cut at byte offset `at` divides no grapheme cluster.
 fn is_cluster_boundary(text: &str, at: usize) -> bool {
-    let spaced = text[..at].ends_with(char::is_whitespace) || text[at..].starts_with(char::is_whitespace);
-    spaced || GraphemeCursor::new(at, text.len(), true).is_boundary(text, 0).unwrap_or(false)
+    let at_whitespace =
+        text[..at].ends_with(char::is_whitespace) || text[at..].starts_with(char::is_whitespace);
+    at_whitespace || GraphemeCursor::new(at, text.len(), true).is_boundary(text, 0).unwrap_or(false)
 }

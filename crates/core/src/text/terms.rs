@@ -1,21 +1,33 @@
-//! Terms: words as a search engine compares them, without punctuation and letter case.
+//! Terms: the words of a text in the form in which search engines compare them, without punctuation and
+//! letter case.
 
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::numbers;
 use crate::domain::ByteRange;
 
-/// A word of a text.
+/// A word of a text in normalized form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Term {
-    /// Where it stands.
+    /// Byte range of the word in the text.
     pub bytes: ByteRange,
-    /// In lower case, with straight apostrophes and without a possessive `'s`; a number as its value; `doesn't` and its like as `not`.
+    /// The normalized form: lower case, with straight apostrophes and without a possessive `'s`. A number is
+    /// its value, such as `1200` for `1,200`. `cannot` and words that end in `n't`, such as `doesn't`, are
+    /// `not`.
     pub folded: String,
 }
 
-/// The words of `text` by UAX #29, in order; `1,000`, `3.5`, `-4`, `2 million` and `don't` are one each, `200mg` is two. A word that
-/// reaches across one of `cuts` (ascending) is two.
+/// Returns the words of `text` in order, by the word boundaries of UAX #29. `1,000`, `3.5`, `-4`, `2 million`
+/// and `don't` are one word each; `200mg` is two. A word is also divided at each byte offset of `cuts`
+/// (ascending) that lies inside it.
+///
+/// ```
+/// use thresher_core::text::terms;
+///
+/// let found = terms("It’s 1,200 mg, isn't it?", &[]);
+/// let folded: Vec<String> = found.into_iter().map(|term| term.folded).collect();
+/// assert_eq!(folded, ["it", "1200", "mg", "not", "it"]);
+/// ```
 pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
     let mut found: Vec<Term> = Vec::new();
     for (start, word) in text.unicode_word_indices() {
@@ -24,11 +36,11 @@ pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
         let inside = cuts[first..].iter().copied().take_while(|&cut| cut < end);
         let mut from = start;
         for to in inside.chain([end]) {
-            let piece = ByteRange::new(from, to).of(text).trim_matches('_');
-            let at = piece.as_ptr() as usize - text.as_ptr() as usize;
-            let unit = numbers::unit_at(piece);
+            let part = ByteRange::new(from, to).of(text).trim_matches('_');
+            let at = part.as_ptr() as usize - text.as_ptr() as usize;
+            let unit = numbers::unit_at(part);
             for (first, last) in
-                unit.map_or(vec![(0, piece.len())], |unit| vec![(0, unit), (unit, piece.len())])
+                unit.map_or(vec![(0, part.len())], |unit| vec![(0, unit), (unit, part.len())])
             {
                 let word = ByteRange::new(at + first, at + last);
                 if word.of(text).contains(char::is_alphanumeric) {
@@ -41,7 +53,7 @@ pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
     found
 }
 
-/// Puts a word behind those before it, or makes the number before it as large as the word says.
+/// Appends a word, or multiplies the number before it if the word is a scale such as `million`.
 fn push(found: &mut Vec<Term>, (text, cuts): (&str, &[usize]), bytes: ByteRange) {
     if let Some(number) = found.last_mut() {
         let next_cut = cuts.get(cuts.partition_point(|&cut| cut < number.bytes.end));
@@ -66,7 +78,8 @@ fn push(found: &mut Vec<Term>, (text, cuts): (&str, &[usize]), bytes: ByteRange)
     found.push(Term { bytes, folded: folded(bytes.of(text)) });
 }
 
-/// A number with the minus in front of it, which is none behind a word or another dash.
+/// Extends a number by the minus sign in front of it. A dash after a word or after another dash is not a
+/// minus sign.
 fn with_sign(text: &str, cuts: &[usize], bytes: ByteRange) -> ByteRange {
     let before = &text[..bytes.start];
     let Some(rest) = before.strip_suffix(['-', '\u{2212}']) else { return bytes };
@@ -90,8 +103,17 @@ fn folded(word: &str) -> String {
     numbers::value(bare).unwrap_or_else(|| bare.to_owned())
 }
 
-/// What stands in a text to point elsewhere or to count, and says nothing: `[1]`, `[2, 3]`, `[^1]`, `【3】`, `【3†source】`, and the number
-/// of a list's item at its start. Numbers of more than three digits, as years, are said.
+/// Returns the byte ranges of the markers in `text`, which refer to a source or number an item and are not
+/// part of the content: `[1]`, `[2, 3]`, `[^1]`, `【3】`, `【3†source】`, and the number of a list item at the
+/// start of the text. Numbers of more than three digits, such as years, are not markers.
+///
+/// ```
+/// use thresher_core::text::markers;
+///
+/// let text = "It is 330 m tall [1][2, 3].";
+/// let found: Vec<&str> = markers(text).into_iter().map(|range| range.of(text)).collect();
+/// assert_eq!(found, ["[1]", "[2, 3]"]);
+/// ```
 pub fn markers(text: &str) -> Vec<ByteRange> {
     const DIGITS_MAX: usize = 3;
     let mut found = Vec::new();
@@ -108,13 +130,14 @@ pub fn markers(text: &str) -> Vec<ByteRange> {
         let inside = &text[open + bracket.len()..];
         let Some(len) = inside.find(close) else { continue };
         let numbers = match inside[..len].split_once('†') {
-            // What stands behind the dagger names the source.
+            // The text after the dagger is the name of the source.
             Some((numbers, name)) if bracket == "【" && !name.contains('\n') => numbers,
             _ => &inside[..len],
         };
         let mut numbers = numbers.split([',', ' ', '^', '-', '–', ':']);
-        let points = |number: &str| number.len() <= DIGITS_MAX && number.bytes().all(|b| b.is_ascii_digit());
-        if len > 0 && numbers.all(points) {
+        let is_marker =
+            |number: &str| number.len() <= DIGITS_MAX && number.bytes().all(|b| b.is_ascii_digit());
+        if len > 0 && numbers.all(is_marker) {
             found.push(ByteRange::new(open, open + bracket.len() + len + close.len_utf8()));
         }
     }
@@ -122,7 +145,8 @@ pub fn markers(text: &str) -> Vec<ByteRange> {
 }
 
 impl Term {
-    /// Whether it holds a sentence together and says nothing by itself. English only.
+    /// Returns whether the term is an English function word, which has little meaning by itself, such as
+    /// `the` or `about`.
     pub fn is_function_word(&self) -> bool {
         const WORDS: [&str; 104] = [
             "a", "about", "after", "all", "also", "an", "and", "any", "are", "as", "at", "be", "been",
@@ -138,12 +162,12 @@ impl Term {
         WORDS.contains(&&*self.folded)
     }
 
-    /// Whether it holds a digit.
+    /// Returns whether the term contains a digit.
     pub fn is_number(&self) -> bool {
         self.folded.contains(char::is_numeric)
     }
 
-    /// Whether it turns what is said into its opposite. English only.
+    /// Returns whether the term is an English negation, such as `not` or `without`.
     pub fn is_negation(&self) -> bool {
         const WORDS: [&str; 10] =
             ["not", "no", "never", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere"];
@@ -161,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn words_as_they_are_compared() {
+    fn normalized_terms_of_texts() {
         check("letter case", ("The CAT.", &[]), &["the", "cat"]);
         check("numbers", ("1,000 or 3.50 (1998)", &[]), &["1000", "or", "3.5", "1998"]);
         check(
@@ -169,13 +193,13 @@ mod tests {
             ("-5 or \u{2212}4, 1990-1995, COVID-19 --2", &[]),
             &["-5", "or", "-4", "1990", "1995", "covid", "19", "2"],
         );
-        check("a cut sign", ("x: -5", &[4]), &["x", "5"]);
+        check("a cut between sign and number", ("x: -5", &[4]), &["x", "5"]);
         check(
             "scales",
             ("$4.2 million, 4.2B, twelve hundred, a million, 7 m", &[]),
             &["4200000", "4200000000", "1200", "1000000", "7", "m"],
         );
-        check("a cut scale", ("4 million", &[2]), &["4", "million"]);
+        check("a cut between number and scale", ("4 million", &[2]), &["4", "million"]);
         check(
             "units",
             ("200mg on the 20th of the 1990s", &[]),
@@ -184,14 +208,14 @@ mod tests {
         check("possessives", ("Eiffel’s dog's", &[]), &["eiffel", "dog"]);
         check("emphasis", ("_1999_ a_b", &[]), &["1999", "a_b"]);
         check("apostrophes", ("It’s don't", &[]), &["it", "not"]);
-        check("a cut word", ("theSaudi bank", &[3]), &["the", "saudi", "bank"]);
-        check("a cut beside a word", ("a b", &[0, 1, 2, 3]), &["a", "b"]);
+        check("a cut inside a word", ("theSaudi bank", &[3]), &["the", "saudi", "bank"]);
+        check("cuts at word boundaries", ("a b", &[0, 1, 2, 3]), &["a", "b"]);
         check("a number in words", ("Seven of one", &[]), &["7", "of", "one"]);
-        check("no word", ("— …", &[]), &[]);
+        check("no words", ("— …", &[]), &[]);
     }
 
     #[test]
-    fn markers_point_and_count() {
+    fn markers_refer_to_sources_or_number_items() {
         let check = |text: &str, expect: &[&str]| {
             let found: Vec<&str> = markers(text).into_iter().map(|marker| marker.of(text)).collect();
             assert_eq!(found, expect, "{text}");
@@ -208,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds() {
+    fn numbers_and_negations() {
         let kind = |text: &str| {
             let term = terms(text, &[]).remove(0);
             (term.is_number(), term.is_negation())

@@ -1,5 +1,5 @@
-//! A map of blocks that never weighs more than its bound; the only user of `quick_cache`.
-//! Knows nothing of what it maps to but its weight.
+//! A map from block keys to values whose total weight never exceeds a limit; the only user of `quick_cache`
+//! in this module. Knows nothing of the values but their weight.
 
 use quick_cache::sync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, Weighter};
@@ -7,38 +7,42 @@ use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, Weighter};
 use super::TierStats;
 use crate::kv::key::BlockKey;
 
-/// A shard is locked as a whole and evicts for itself. It must hold the largest block there is (a request's tokens in one
-/// chunk: 100 MB), so few blocks share many shards only where the bound is large.
+/// The least limit of a shard, in bytes. A shard has its own lock and evicts independently of the others. It
+/// must have space for the largest possible block (all tokens of a request in one chunk: 100 MB), so there
+/// are several shards only if the limit of the map is large.
 const SHARD_BYTES_MIN: u64 = 128 << 20;
 const SHARDS_MAX: u64 = 16;
 
-/// The share of a shard for blocks that were asked for again; new ones pass through the rest, so that one large request
-/// does not wash out what all others use. It also is the largest block that fits.
+/// The share of a shard that is reserved for blocks that were used more than once. New blocks pass through
+/// the rest, so that one large request does not evict the blocks that all other requests use. It is also the
+/// share of a shard that the largest block may take.
 const HOT_SHARE: f64 = 0.9;
 
-/// A block of 200 tokens: to guess how many there will be.
+/// The bytes of a block of 200 tokens, from which the number of entries is estimated.
 const BLOCK_BYTES_TYPICAL: u64 = 80_000;
 
-/// What has a weight.
+/// A value with a weight.
 pub trait Weighed: Clone {
-    /// Bytes, with what it costs to keep them; the same for as long as it is kept.
+    /// Returns the bytes that the value takes, with the overhead of storing it. It must not change while the
+    /// value is in the map.
     fn weight(&self) -> u64;
 }
 
-/// Keys to values of bounded weight.
+/// A map from block keys to values, whose total weight is limited.
 pub struct Bounded<V: Weighed> {
     cache: Cache<BlockKey, V, ByWeight, DefaultHashBuilder, Collect>,
     weight_max: u64,
 }
 
-/// The value weighs more than the map will hold of one.
+/// The error for a value that weighs more than the map accepts for a single value.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooHeavy;
 
 impl<V: Weighed> Bounded<V> {
-    /// An empty map.
+    /// Returns an empty map with this limit of the total weight.
     pub fn new(bytes_max: u64) -> Self {
-        // The library rounds up: the number of shards to a power of two, then a shard's share of the bound.
+        // The library rounds up the number of shards to a power of two, and then the limit of each shard.
+        // Both are rounded down here first, so that the limit is never exceeded.
         let shards = 1 << (bytes_max / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX).ilog2();
         let entries = (bytes_max / BLOCK_BYTES_TYPICAL).clamp(32 * shards, 1 << 24);
         let options = OptionsBuilder::new()
@@ -47,16 +51,16 @@ impl<V: Weighed> Bounded<V> {
             .estimated_items_capacity(entries as usize)
             .hot_allocation(HOT_SHARE)
             .build()
-            .expect("what is required is set");
+            .expect("all required options are set");
         let cache = Cache::with_options(options, ByWeight, DefaultHashBuilder::default(), Collect);
         let weight_max = (cache.shard_capacity() as f64 * HOT_SHARE) as u64;
         Self { cache, weight_max }
     }
 
-    /// Maps `key` to `value`; returns what had to go. The bound holds at every moment.
+    /// Inserts a value and returns the evicted entries. The total weight is within the limit at every moment.
     ///
     /// # Errors
-    /// [`TooHeavy`]: nothing has changed.
+    /// Returns [`TooHeavy`] when the value is too heavy. The map is then unchanged.
     pub fn insert(&self, key: BlockKey, value: V) -> Result<Vec<(BlockKey, V)>, TooHeavy> {
         if value.weight() > self.weight_max {
             return Err(TooHeavy);
@@ -66,27 +70,28 @@ impl<V: Weighed> Bounded<V> {
         Ok(evicted)
     }
 
-    /// Changes what `key` maps to, to a value of the same weight; false if it maps to nothing.
+    /// Replaces the value of `key` by a value of the same weight. Returns false if the map does not contain
+    /// the key.
     pub fn replace(&self, key: BlockKey, value: V) -> bool {
         self.cache.replace(key, value, true).is_ok()
     }
 
-    /// The value, which is taken as used.
+    /// Returns the value, and counts this as a use of it.
     pub fn get(&self, key: &BlockKey) -> Option<V> {
         self.cache.get(key)
     }
 
-    /// The value, as if nobody had asked.
+    /// Returns the value without counting this as a use of it.
     pub fn peek(&self, key: &BlockKey) -> Option<V> {
         self.cache.peek(key)
     }
 
-    /// Forgets `key` if `condition` holds for its value, which is returned.
+    /// Removes and returns the value of `key` if `condition` is true for it.
     pub fn remove_if(&self, key: &BlockKey, condition: impl FnOnce(&V) -> bool) -> Option<V> {
         self.cache.remove_if(key, condition).map(|(_, value)| value)
     }
 
-    /// What is in it.
+    /// Returns the number of entries and their total weight.
     pub fn stats(&self) -> TierStats {
         TierStats { entries: self.cache.len() as u64, bytes: self.cache.weight() }
     }
@@ -101,7 +106,7 @@ impl<V: Weighed> Weighter<BlockKey, V> for ByWeight {
     }
 }
 
-/// Hands evicted entries to the caller, outside the lock.
+/// Collects evicted entries for the caller, who gets them after the lock is released.
 #[derive(Clone)]
 struct Collect;
 
@@ -128,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_holds_at_every_moment_and_what_goes_is_returned() {
+    fn the_limit_holds_at_every_moment_and_evicted_entries_are_returned() {
         let check = |bytes_max: u64, weights: fn(u64) -> u64| {
             let bounded = Bounded::<u64>::new(bytes_max);
             let (mut kept, mut count) = (0, 0);
@@ -151,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_too_heavy_changes_nothing() {
+    fn a_value_that_is_too_heavy_changes_nothing() {
         let bounded = Bounded::<u64>::new(1_000);
         assert_eq!(bounded.insert(key(1), 10), Ok(vec![]));
         assert_eq!(bounded.insert(key(1), 1_000), Err(TooHeavy));

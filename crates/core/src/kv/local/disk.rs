@@ -1,4 +1,4 @@
-//! The disk tier: which blocks are on disk, and the threads that read and write them.
+//! The disk tier: the index of the blocks on disk, and the threads that read and write them.
 //! Knows nothing of the memory tier.
 
 use std::collections::HashMap;
@@ -17,51 +17,49 @@ use tokio::sync::oneshot;
 
 use super::bounded::{Bounded, Weighed};
 use super::directory::{BlockFile, Directory};
-use super::error::LocalError;
-use super::meters::Meters;
 use super::writer::{Command, Writer};
-use super::{TierName, TierStats, record};
+use super::{LocalError, TierMetrics, TierName, TierStats};
 use crate::kv::key::BlockKey;
 
-/// Reads at the same time: enough for a solid-state disk to be busy; from the system's cache, more than the cores are.
+/// The number of threads that read blocks: enough to keep a solid-state disk busy. For reads from the
+/// operating system's page cache, it is more than there are cores.
 const READ_THREADS: usize = 8;
 
-/// File systems give space in units of this.
+/// The unit in which file systems allocate space.
 const PAGE_BYTES: u64 = 4096;
 
-/// What a file costs besides its pages: inode and name.
+/// The overhead in bytes of a file besides its pages: its inode and its name.
 const FILE_BYTES: u64 = 512;
 
-/// What the directory costs without a block in it.
+/// The bytes that the directory takes without blocks.
 const DIRECTORY_BYTES: u64 = 64 << 10;
 
-/// What the disk tier's threads share.
+/// The state that the threads of the disk tier share.
 pub struct Shared {
-    /// The directory.
     pub directory: Directory,
-    /// The blocks in it.
-    pub slots: Bounded<Slot>,
-    /// What is counted.
-    pub meters: Meters,
-    /// Keys with how many removals of them wait in the queue: what stands before those must not appear.
-    unwanted: Mutex<HashMap<BlockKey, usize>>,
+    /// The blocks in the directory.
+    pub index: Bounded<IndexEntry>,
+    pub metrics: TierMetrics,
+    /// The number of removals per key that wait in the queue. Writes of the key that are queued before a
+    /// removal must not take effect.
+    pending_removals: Mutex<HashMap<BlockKey, usize>>,
 }
 
-/// A block's place on disk.
+/// The entry of a block in the index.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Slot {
-    /// The file.
+pub struct IndexEntry {
     pub file: BlockFile,
-    /// False while it is being written: its bytes count, but it cannot be read.
-    pub whole: bool,
+    /// False while the file is being written: its bytes are counted, but it cannot be read yet.
+    pub is_written: bool,
 }
 
-/// Blocks on disk.
+/// The disk tier.
 pub struct Disk {
     shared: Arc<Shared>,
     commands: Sender<Command>,
     writer: Option<JoinHandle<()>>,
-    given_up: AtomicBool,
+    /// Set when closing timed out, so that dropping the tier does not wait for the writer.
+    is_abandoned: AtomicBool,
     queued_bytes: Arc<AtomicU64>,
     queue_bytes_max: u64,
     readers: ThreadPool,
@@ -71,138 +69,139 @@ impl Disk {
     /// Opens the directory and starts the threads.
     ///
     /// # Errors
-    /// [`LocalError`].
+    /// Returns [`LocalError`] when the directory cannot be used or a thread cannot be started.
     pub fn open(dir: &Path, bytes_max: u64, queue_bytes_max: u64) -> Result<Self, LocalError> {
         let (directory, files) = Directory::open(dir)?;
         let number = files.last().map_or(0, |file| file.number + 1);
-        let slots = Bounded::new(bytes_max.saturating_sub(DIRECTORY_BYTES));
+        let index = Bounded::new(bytes_max.saturating_sub(DIRECTORY_BYTES));
         let shared = Arc::new(Shared {
             directory,
-            slots,
-            meters: Meters::new(TierName::Disk),
-            unwanted: Mutex::default(),
+            index,
+            metrics: TierMetrics::new(TierName::Disk),
+            pending_removals: Mutex::default(),
         });
-        files.into_iter().for_each(|file| shared.found(file));
-        let TierStats { entries, bytes } = shared.slots.stats();
-        shared.meters.holds(TierStats { entries, bytes });
-        tracing::info!(dir = %dir.display(), entries, bytes, bytes_max, "disk tier is open");
+        files.into_iter().for_each(|file| shared.add_existing(file));
+        let TierStats { entries, bytes } = shared.index.stats();
+        shared.metrics.set_stats(TierStats { entries, bytes });
+        tracing::info!(dir = %dir.display(), entries, bytes, bytes_max, "the disk tier is open");
 
         let (commands, received) = mpsc::channel();
         let queued_bytes = Arc::new(AtomicU64::new(0));
         let writer = Writer::new(Arc::clone(&shared), Arc::clone(&queued_bytes), number);
         let thread = thread::Builder::new().name("kv-write".to_owned()).spawn(move || writer.run(&received));
         let writer = thread.map_err(|e| LocalError::Thread { thread: "writing", reason: e.to_string() })?;
-        let panicked = shared.meters.unreadable.clone();
+        let panicked = shared.metrics.unreadable.clone();
         let readers = ThreadPoolBuilder::new()
             .num_threads(READ_THREADS)
             .thread_name(|n| format!("kv-read-{n}"))
-            // Without it the pool would end the process: one block is a miss.
+            // Without this handler, a panic would end the process. With it, the block is a miss.
             .panic_handler(move |_| {
-                tracing::error!("reading a block panicked; it is read anew by the model");
+                tracing::error!("reading a cached block panicked; the model reads its chunk again");
                 panicked.increment(1);
             });
         let readers =
             readers.build().map_err(|e| LocalError::Thread { thread: "reading", reason: e.to_string() })?;
-        let (writer, given_up) = (Some(writer), AtomicBool::new(false));
-        Ok(Self { shared, commands, writer, given_up, queued_bytes, queue_bytes_max, readers })
+        let (writer, is_abandoned) = (Some(writer), AtomicBool::new(false));
+        Ok(Self { shared, commands, writer, is_abandoned, queued_bytes, queue_bytes_max, readers })
     }
 
-    /// Whether the block is there.
+    /// Returns whether the block is on disk and complete.
     pub fn has(&self, key: &BlockKey) -> bool {
-        self.shared.slots.peek(key).is_some_and(|slot| slot.whole)
+        self.shared.index.peek(key).is_some_and(|entry| entry.is_written)
     }
 
-    /// Takes the block as used.
+    /// Counts a use of the block, so that it is evicted later.
     pub fn touch(&self, key: &BlockKey) {
-        self.shared.slots.get(key);
+        self.shared.index.get(key);
     }
 
-    /// Reads the block on another thread and hands it to `found`, if it is there and sound. Returns at once.
-    pub fn read_later(&self, key: BlockKey, found: impl FnOnce(Bytes) + Send + 'static) {
-        let Some(slot) = self.shared.slots.get(&key).filter(|slot| slot.whole) else { return };
+    /// Reads the block on another thread and calls `on_found` with it, unless it is missing or damaged.
+    /// Returns at once.
+    pub fn read_later(&self, key: BlockKey, on_found: impl FnOnce(Bytes) + Send + 'static) {
+        let Some(entry) = self.shared.index.get(&key).filter(|entry| entry.is_written) else { return };
         let shared = Arc::clone(&self.shared);
         self.readers.spawn(move || {
-            let bytes = shared.read(&slot.file);
-            // Who gets the block may want to open the directory anew.
+            let bytes = shared.read(&entry.file);
+            // The receiver of the block may open the directory again, which must not be held open here.
             drop(shared);
             if let Some(bytes) = bytes {
-                found(bytes);
+                on_found(bytes);
             }
         });
     }
 
-    /// Writes the block on another thread, unless it is there already or too much is waiting. Returns at once.
+    /// Queues the block to be written on another thread, unless it is on disk or the queue is full. Returns
+    /// at once.
     pub fn write_later(&self, key: BlockKey, bytes: Bytes) {
-        if self.shared.slots.get(&key).is_some_and(|slot| slot.whole) {
+        if self.shared.index.get(&key).is_some_and(|entry| entry.is_written) {
             return;
         }
         let cost = bytes.len() as u64;
         let admit = |queued: u64| {
-            // One larger than the whole queue goes when it is alone: the tier says what is too large.
+            // A block larger than the limit of the queue is accepted if the queue is empty. The tier decides
+            // what is too large.
             Some(queued + cost).filter(|sum| queued == 0 || *sum <= self.queue_bytes_max)
         };
         let admitted = self.queued_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, admit).is_ok();
         if !admitted {
-            self.shared.meters.dropped.increment(1);
+            self.shared.metrics.dropped.increment(1);
         } else if self.commands.send(Command::Write(key, bytes)).is_err() {
             self.queued_bytes.fetch_sub(cost, Ordering::Relaxed);
-            self.shared.meters.dropped.increment(1);
+            self.shared.metrics.dropped.increment(1);
         }
     }
 
-    /// Forgets the block, and with it what waits to be written under this key.
+    /// Removes the block, and cancels the queued writes of its key.
     pub fn remove(&self, key: &BlockKey) {
-        *self.shared.unwanted().entry(*key).or_default() += 1;
-        self.shared.forget(key, |_| true);
+        *self.shared.pending_removals().entry(*key).or_default() += 1;
+        self.shared.remove_if(key, |_| true);
         if self.commands.send(Command::Remove(*key)).is_err() {
-            // Closed: nothing waits.
-            self.shared.removed(key);
+            // The writer has ended, so no write is queued.
+            self.shared.removal_done(key);
         }
     }
 
-    /// Returns when all that was asked for before is done.
+    /// Waits until all earlier commands are done.
     pub async fn flush(&self) {
         self.wait(Command::Flush).await;
     }
 
-    /// As [`Self::flush`], and the last that is done.
+    /// Waits until all earlier commands are done, and ends the writer.
     pub async fn close(&self) {
         self.wait(Command::Close).await;
     }
 
-    /// As [`Self::close`], but what is not written within `patience` is given up: nobody waits for it any more, nor when
-    /// this goes.
-    pub async fn close_within(&self, patience: Duration) {
-        if tokio::time::timeout(patience, self.close()).await.is_err() {
-            self.given_up.store(true, Ordering::Relaxed);
+    /// Closes the tier like [`Self::close`], but waits at most `timeout`. Blocks that are not written by then
+    /// are dropped, and dropping the tier does not wait for them.
+    pub async fn close_within(&self, timeout: Duration) {
+        if tokio::time::timeout(timeout, self.close()).await.is_err() {
+            self.is_abandoned.store(true, Ordering::Relaxed);
             let queued_bytes = self.queued_bytes.load(Ordering::Relaxed);
-            tracing::warn!(
-                queued_bytes,
-                "the disk (blocks.dir) is too slow: blocks that wait are not written"
-            );
+            tracing::warn!(queued_bytes, "the disk (blocks.dir) is too slow: queued blocks are not written");
         }
     }
 
-    /// What it holds now.
+    /// Returns what the tier stores now.
     pub fn stats(&self) -> TierStats {
-        self.shared.slots.stats()
+        self.shared.index.stats()
     }
 
+    /// Sends a command with a channel, and waits until the writer answers on it.
     async fn wait(&self, command: fn(oneshot::Sender<()>) -> Command) {
         let (done, wait) = oneshot::channel();
         if self.commands.send(command(done)).is_ok() {
-            // An error: the writer has ended, so nothing waits.
+            // Receiving fails if the writer has ended, and then nothing is queued.
             let _ = wait.await;
         }
     }
 }
 
 impl Drop for Disk {
-    /// Waits for what is queued, unless it was given up.
+    /// Waits for the queued blocks, unless closing has timed out before.
     fn drop(&mut self) {
-        // An error: it has ended already.
+        // Sending fails if the writer has ended.
         let _ = self.commands.send(Command::Close(oneshot::channel().0));
-        if *self.given_up.get_mut() {
+        if *self.is_abandoned.get_mut() {
             return;
         }
         if let Some(writer) = self.writer.take() {
@@ -212,72 +211,76 @@ impl Drop for Disk {
 }
 
 impl Shared {
-    /// The block in `file`, if it is what was written. One that is not is forgotten, so that the next insert writes it anew.
+    /// Returns the block in `file` if it is the one that was written. A missing or damaged block is removed
+    /// from the index, so that the next insert writes it again.
     fn read(&self, file: &BlockFile) -> Option<Bytes> {
-        match self.directory.read(file).map(|record| record::open(&file.key, record)) {
+        match self.directory.read(file) {
             Ok(Some(bytes)) => return Some(bytes),
             Ok(None) => {}
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof) => {}
             Err(error) => {
-                // Perhaps for now only, such as too many open files: the block stays.
-                tracing::debug!(%error, key = %file.key, "a block cannot be read");
-                self.meters.unreadable.increment(1);
+                // The error may be temporary, such as too many open files, so the block is kept.
+                tracing::debug!(%error, key = %file.key, "the file of a block cannot be read");
+                self.metrics.unreadable.increment(1);
                 return None;
             }
         }
-        // Not if it was evicted, removed or written anew meanwhile: then it is only late.
-        if self.forget(&file.key, |slot| slot.file.number == file.number) {
-            tracing::warn!(key = %file.key, "a damaged block is discarded");
-            self.meters.damaged.increment(1);
+        // If the block was evicted, removed or written again in the meantime, the file was only read too late
+        // and is not damaged.
+        if self.remove_if(&file.key, |entry| entry.file.number == file.number) {
+            tracing::warn!(key = %file.key, "a damaged block is deleted");
+            self.metrics.damaged.increment(1);
         }
         None
     }
 
-    /// Whether a removal of the block is still to come.
-    pub fn is_unwanted(&self, key: &BlockKey) -> bool {
-        self.unwanted().contains_key(key)
+    /// Returns whether a removal of the block is still queued.
+    pub fn is_removal_pending(&self, key: &BlockKey) -> bool {
+        self.pending_removals().contains_key(key)
     }
 
-    /// One removal of the block has come.
-    pub fn removed(&self, key: &BlockKey) {
-        if let Entry::Occupied(mut waiting) = self.unwanted().entry(*key) {
-            *waiting.get_mut() -= 1;
-            if *waiting.get() == 0 {
-                waiting.remove();
+    /// Records that the writer has reached one removal of the block in the queue.
+    pub fn removal_done(&self, key: &BlockKey) {
+        if let Entry::Occupied(mut pending) = self.pending_removals().entry(*key) {
+            *pending.get_mut() -= 1;
+            if *pending.get() == 0 {
+                pending.remove();
             }
         }
     }
 
-    fn unwanted(&self) -> MutexGuard<'_, HashMap<BlockKey, usize>> {
-        self.unwanted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending_removals(&self) -> MutexGuard<'_, HashMap<BlockKey, usize>> {
+        self.pending_removals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets the block if `condition` holds; says whether it did.
-    pub fn forget(&self, key: &BlockKey, condition: impl FnOnce(&Slot) -> bool) -> bool {
-        let Some(slot) = self.slots.remove_if(key, condition) else { return false };
-        if let Err(error) = self.directory.delete(&slot.file) {
-            tracing::debug!(%error, %key, "a block's file cannot be deleted");
+    /// Removes the block from the index and deletes its file if `condition` is true for its entry. Returns
+    /// whether it was removed.
+    fn remove_if(&self, key: &BlockKey, condition: impl FnOnce(&IndexEntry) -> bool) -> bool {
+        let Some(entry) = self.index.remove_if(key, condition) else { return false };
+        if let Err(error) = self.directory.delete(&entry.file) {
+            tracing::debug!(%error, %key, "the file of a block cannot be deleted");
         }
-        self.meters.holds(self.slots.stats());
+        self.metrics.set_stats(self.index.stats());
         true
     }
 
-    /// Takes up a file that was there at the start. Of two with one key the later one counts.
-    fn found(&self, file: BlockFile) {
-        self.forget(&file.key, |_| true);
-        let evicted = self.slots.insert(file.key, Slot { file, whole: true });
-        let unwanted =
-            evicted.map_or(vec![file], |evicted| evicted.iter().map(|(_, slot)| slot.file).collect());
-        for file in unwanted {
-            self.meters.evictions.increment(1);
+    /// Adds a file that was in the directory when it was opened. Of two files with the same key, the newer
+    /// one is kept.
+    fn add_existing(&self, file: BlockFile) {
+        self.remove_if(&file.key, |_| true);
+        let evicted = self.index.insert(file.key, IndexEntry { file, is_written: true });
+        let to_delete =
+            evicted.map_or(vec![file], |evicted| evicted.iter().map(|(_, entry)| entry.file).collect());
+        for file in to_delete {
+            self.metrics.evictions.increment(1);
             if let Err(error) = self.directory.delete(&file) {
-                tracing::debug!(%error, key = %file.key, "a block's file cannot be deleted");
+                tracing::debug!(%error, key = %file.key, "the file of a block cannot be deleted");
             }
         }
     }
 }
 
-impl Weighed for Slot {
+impl Weighed for IndexEntry {
     fn weight(&self) -> u64 {
         self.file
             .record_len()
@@ -292,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_that_panics_is_a_miss_and_the_process_goes_on() {
+    fn a_read_that_panics_is_a_miss_and_does_not_end_the_process() {
         let folder = tempfile::tempdir().expect("a folder");
         let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
         let open = || Disk::open(folder.path(), 1 << 20, 1 << 20).expect("it opens");
@@ -305,16 +308,16 @@ mod tests {
         let keeps = sender.clone();
         disk.read_later(key, move |_| {
             let _keeps = keeps;
-            panic!("a test's");
+            panic!("of a test");
         });
-        disk.read_later(key, move |bytes| sender.send(bytes).expect("a test that waits"));
+        disk.read_later(key, move |bytes| sender.send(bytes).expect("the test waits"));
         assert_eq!(
             received.iter().collect::<Vec<_>>(),
             [&b"bytes"[..]],
-            "nobody waits for what does not come"
+            "the channel closes, because the panic dropped its sender"
         );
         let counted = || recorder.handle().render().contains("kv_unreadable_total{tier=\"disk\"} 1");
         let tries = (0..2_000).take_while(|_| !counted()).map(|_| thread::sleep(Duration::from_millis(5)));
-        assert!(tries.count() < 2_000, "it is counted");
+        assert!(tries.count() < 2_000, "the panic is counted");
     }
 }

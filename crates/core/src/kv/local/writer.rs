@@ -1,5 +1,5 @@
-//! The one thread that writes blocks to disk and evicts them: in the order in which it was asked.
-//! Knows nothing of who asks.
+//! The single thread that writes blocks to disk and evicts them, in the order of its queue of commands.
+//! Knows nothing of where the commands come from.
 
 use std::io;
 use std::sync::Arc;
@@ -10,36 +10,38 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::directory::BlockFile;
-use super::disk::{Shared, Slot};
+use super::disk::{IndexEntry, Shared};
 use crate::kv::key::BlockKey;
 
-/// What the writer is asked for.
+/// A command to the writer.
 pub enum Command {
     /// Write this block.
     Write(BlockKey, Bytes),
-    /// What stood before this under the key has been removed.
+    /// Marks the position of a removal in the queue: writes of the key that were queued before it must not
+    /// take effect.
     Remove(BlockKey),
-    /// Say that all before is done.
+    /// Confirm that all earlier commands are done.
     Flush(oneshot::Sender<()>),
-    /// Say so and end.
+    /// Confirm that all earlier commands are done, and end.
     Close(oneshot::Sender<()>),
 }
 
-/// The writer's state.
+/// The state of the writer thread.
 pub struct Writer {
     shared: Arc<Shared>,
     queued_bytes: Arc<AtomicU64>,
-    number: u64,
+    /// The number of the next file.
+    next_number: u64,
     failing: bool,
 }
 
 impl Writer {
-    /// A writer whose first file gets this number.
-    pub fn new(shared: Arc<Shared>, queued_bytes: Arc<AtomicU64>, number: u64) -> Self {
-        Self { shared, queued_bytes, number, failing: false }
+    /// Returns a writer whose first file gets the number `next_number`.
+    pub fn new(shared: Arc<Shared>, queued_bytes: Arc<AtomicU64>, next_number: u64) -> Self {
+        Self { shared, queued_bytes, next_number, failing: false }
     }
 
-    /// Does what it is asked for until it is closed or nobody can ask any more.
+    /// Executes commands until it is closed or the other end of the queue is dropped.
     pub fn run(mut self, commands: &Receiver<Command>) {
         while let Ok(command) = commands.recv() {
             match command {
@@ -47,8 +49,8 @@ impl Writer {
                     self.write(key, &bytes);
                     self.queued_bytes.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
                 }
-                Command::Remove(key) => self.shared.removed(&key),
-                // Who waits may have gone.
+                Command::Remove(key) => self.shared.removal_done(&key),
+                // Sending fails if the caller no longer waits.
                 Command::Flush(done) => drop(done.send(())),
                 Command::Close(done) => {
                     let _ = done.send(());
@@ -58,41 +60,44 @@ impl Writer {
         }
     }
 
-    /// Room first, then the file: the directory is within its bound at every moment.
+    /// Writes a block. It evicts other blocks before it writes the file, so that the directory is within its
+    /// limit at every moment.
     fn write(&mut self, key: BlockKey, bytes: &Bytes) {
-        let Shared { directory, slots, meters, .. } = &*self.shared;
-        if slots.peek(&key).is_some() {
+        let Shared { directory, index, metrics, .. } = &*self.shared;
+        if index.peek(&key).is_some() {
             return;
         }
-        let file = BlockFile { number: self.number, key, len: bytes.len() as u64 };
-        self.number += 1;
-        let Ok(evicted) = slots.insert(key, Slot { file, whole: false }) else {
-            meters.too_large.increment(1);
+        let file = BlockFile { number: self.next_number, key, len: bytes.len() as u64 };
+        self.next_number += 1;
+        let Ok(evicted) = index.insert(key, IndexEntry { file, is_written: false }) else {
+            metrics.too_large.increment(1);
             return;
         };
-        meters.evictions.increment(evicted.len() as u64);
-        let deleted = evicted.iter().map(|(_, slot)| directory.delete(&slot.file));
-        let room = deleted.fold(Ok(()), io::Result::and);
-        // Asked only now: a removal from here on finds the slot.
-        let written = match self.shared.is_unwanted(&key) {
+        metrics.evictions.increment(evicted.len() as u64);
+        let deleted = evicted.iter().map(|(_, entry)| directory.delete(&entry.file));
+        let evictions = deleted.fold(Ok(()), io::Result::and);
+        // The check comes after the insert into the index, so that any later removal finds the entry.
+        let written = match self.shared.is_removal_pending(&key) {
             true => Ok(false),
-            false => room.and_then(|()| directory.write(&file, bytes)).map(|()| true),
+            false => evictions.and_then(|()| directory.write(&file, bytes)).map(|()| true),
         };
         match &written {
-            // Not if it was removed meanwhile.
-            Ok(true) if slots.replace(key, Slot { file, whole: true }) => meters.written.increment(1),
+            // The replacement fails if the block was removed in the meantime.
+            Ok(true) if index.replace(key, IndexEntry { file, is_written: true }) => {
+                metrics.written.increment(1)
+            }
             Ok(true) => drop(directory.delete(&file)),
-            Ok(false) => drop(slots.remove_if(&key, |_| true)),
+            Ok(false) => drop(index.remove_if(&key, |_| true)),
             Err(_) => {
-                slots.remove_if(&key, |_| true);
-                meters.failed.increment(1);
+                index.remove_if(&key, |_| true);
+                metrics.failed.increment(1);
             }
         }
-        meters.holds(slots.stats());
+        metrics.set_stats(index.stats());
         self.report(written.map(|_| ()));
     }
 
-    /// Logs the first failure and the recovery, not every block.
+    /// Logs the first failure and the recovery, but not every block.
     fn report(&mut self, written: io::Result<()>) {
         let failing = written.is_err();
         match written {
@@ -103,6 +108,6 @@ impl Writer {
             Err(_) | Ok(()) => {}
         }
         self.failing = failing;
-        self.shared.meters.failing(failing);
+        self.shared.metrics.set_failing(failing);
     }
 }

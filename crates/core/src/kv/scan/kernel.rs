@@ -1,4 +1,5 @@
-//! One block's rows of logits: which instructions, in which order. Knows nothing of segments or threads.
+//! Kernels: compute the rows of logits of one block with the instructions that the processor has. Know
+//! nothing of segments or threads.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -7,19 +8,19 @@ use super::{Look, Scratch, exact_rows};
 use crate::domain::TokenSpan;
 use crate::kv::codec::{Codec, LANES};
 
-/// ScanQueries tokens that are multiplied into a tile at once.
+/// The number of question tokens that are multiplied with a tile at once.
 pub(super) const QUERIES: usize = 8;
 
-/// Values of a key that are multiplied by one instruction.
+/// The number of values of a key that one instruction multiplies.
 pub(super) const GROUP: usize = 4;
 
-/// Sums of products `[query, key]` of a tile.
+/// The dot products of a batch of queries with the keys of a tile, `[query, key]`.
 pub(super) type Sums = [[i32; LANES]; QUERIES];
 
-/// The instructions that quantized keys are scanned with.
+/// The instruction set with which quantized keys are scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
-    /// Any processor.
+    /// Portable code for any processor.
     Portable,
     /// x86-64 with AVX2.
     #[cfg(target_arch = "x86_64")]
@@ -30,7 +31,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Those that this processor has, the slowest first.
+    /// Returns the kernels that this processor supports, the slowest first.
     pub fn available() -> Vec<Self> {
         let all = [
             Self::Portable,
@@ -42,7 +43,8 @@ impl Kernel {
         all.into_iter().filter(|kernel| kernel.is_available()).collect()
     }
 
-    /// Whether this processor has it; the library asks the processor once.
+    /// Returns whether this processor supports the kernel. The standard library queries the processor only
+    /// once.
     pub(super) fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
@@ -57,17 +59,17 @@ impl Kernel {
         }
     }
 
-    /// The fastest that this processor has.
+    /// Returns the fastest kernel that this processor supports.
     pub fn best() -> Self {
         static BEST: OnceLock<Kernel> = OnceLock::new();
-        *BEST.get_or_init(|| *Self::available().last().expect("one is portable"))
+        *BEST.get_or_init(|| *Self::available().last().expect("the portable kernel is always available"))
     }
 
-    /// Hands every row of logits, one per head and question token, to `take(head, query, row)`.
+    /// Calls `take(head, query, row)` for every row of logits, one per head and question token.
     ///
     /// # Panics
-    /// When question and block differ in dimensions, the block lacks a plane that the question is for, its tokens end before
-    /// those that are looked at, or this processor lacks the kernel.
+    /// When question and block differ in dimensions, the block does not have a plane of the question or a
+    /// token to scan, or this processor does not support the kernel.
     pub(super) fn rows(self, look: Look, scratch: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
         let (planes, tokens, dim) = look.block.shape();
         assert_eq!(dim, look.question.exact.dim().2, "dimensions of block and question");
@@ -85,12 +87,14 @@ impl Kernel {
     }
 }
 
-/// The tiles that hold these tokens.
+/// Returns the tiles that contain these tokens.
 fn tiles_of(tokens: TokenSpan) -> Range<usize> {
     tokens.start / LANES..tokens.end.div_ceil(LANES).max(tokens.start / LANES)
 }
 
-/// Rows from sums of `tile_sums`, whose keys stand `offset` too high: inlined into functions of every instruction set.
+/// Computes the rows of logits from the dot products that `tile_sums` returns for each tile. The key values
+/// in these products are too large by `offset`, which is corrected here. The function is inlined into a
+/// function for each instruction set.
 #[inline(always)]
 pub(super) fn quantized_rows(
     Look { question, block, tokens }: Look,
@@ -103,18 +107,18 @@ pub(super) fn quantized_rows(
     let tiles = tiles_of(tokens);
     let (padded, before) = (LANES * tiles.len(), tokens.start - LANES * tiles.start);
     let tile_bytes = block.codec().step_bytes(dim);
-    for (head, (asked, &plane)) in question.heads.iter().zip(&question.planes).enumerate() {
+    for (head, (query_head, &plane)) in question.heads.iter().zip(&question.planes).enumerate() {
         let keys = &block.head_keys(plane)[tile_bytes * tiles.start..tile_bytes * tiles.end];
         let scales = &block.head_scales(plane).as_chunks::<4>().0[LANES * tiles.start..];
-        for (batch, packed) in asked.packed.iter().enumerate() {
+        for (batch, packed) in query_head.packed.iter().enumerate() {
             let first = batch * QUERIES;
-            let queries = QUERIES.min(asked.scales.len() - first);
+            let queries = QUERIES.min(query_head.scales.len() - first);
             for (tile, keys) in keys.chunks_exact(tile_bytes).enumerate() {
                 let sums = tile_sums(keys, packed);
                 let scales: &[[u8; 4]; LANES] =
                     scales[tile * LANES..].first_chunk().expect("scales are filled up to whole tiles");
                 for (j, sums) in sums[..queries].iter().enumerate() {
-                    let (scale, added) = (asked.scales[first + j], offset * asked.sums[first + j]);
+                    let (scale, added) = (query_head.scales[first + j], offset * query_head.sums[first + j]);
                     let row: &mut [f32; LANES] = scratch.rows[j * padded + tile * LANES..]
                         .first_chunk_mut()
                         .expect("rows hold whole tiles");
@@ -130,8 +134,8 @@ pub(super) fn quantized_rows(
     }
 }
 
-/// The largest of `logits`; `f32::MIN` when there is none. Lanes keep maxima of their own, so that the compiler can use
-/// vectors.
+/// Returns the largest of `logits`, or `f32::MIN` if there are none. Each lane keeps a maximum of its own, so
+/// that the compiler can use vectors.
 #[inline(always)]
 pub(super) fn peak(logits: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if a > b { a } else { b };

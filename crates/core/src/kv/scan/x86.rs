@@ -1,5 +1,6 @@
-//! The scan's inner product in the vector instructions of x86-64. The scan's unsafe code is here: loads from
-//! arrays of known length, and calls that `Kernel` makes only where the processor has the instructions.
+//! The dot products of the scan in the vector instructions of x86-64. All unsafe code of the scan is here:
+//! loads and stores of arrays of known length, and calls of functions for instruction sets, which `Kernel`
+//! makes only if the processor supports them.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -8,21 +9,22 @@ use super::kernel::{Kernel, QUERIES, Sums, quantized_rows};
 use super::{Look, Scratch};
 use crate::kv::codec::{Codec, LANES};
 
-/// Bytes of one vector of a tile.
+/// The bytes of one vector of a tile: four bytes of each key.
 const STEP: usize = 4 * LANES;
 
-/// Rows by the instructions of `kernel`.
+/// Computes the rows of logits with the instructions of `kernel`.
 ///
 /// # Panics
-/// When this processor lacks them.
+/// When this processor does not support them.
 pub(super) fn rows(
     kernel: Kernel,
     look: Look,
     scratch: &mut Scratch,
     take: impl FnMut(usize, usize, &[f32]),
 ) {
-    assert!(kernel.is_available(), "{kernel:?} is not of this processor");
-    // SAFETY: the line above has asked the processor for the features that each function is compiled for.
+    assert!(kernel.is_available(), "this processor does not support {kernel:?}");
+    // SAFETY: the assertion above has checked that the processor has the features that each function is
+    // compiled for.
     unsafe {
         match (kernel, look.block.codec()) {
             (Kernel::Avx512Vnni, Codec::Int4) => int4_avx512(look, scratch, take),
@@ -65,8 +67,9 @@ fn int4_avx512(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32
     });
 }
 
-/// The instruction for unsigned times signed bytes saturates at 16 bits, so keys lose their offset and give their sign to
-/// the question: 127 · 127 · 2 still fits.
+/// The instruction that multiplies unsigned with signed bytes saturates at 16 bits. The offset is therefore
+/// removed from the keys, and their sign is moved to the question, so that the largest sum is 127 · 127 · 2,
+/// which fits 16 bits.
 #[target_feature(enable = "avx2")]
 fn int8_avx2(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
     let (offset, ones) = (_mm256_set1_epi8(-128), _mm256_set1_epi16(1));
@@ -98,7 +101,7 @@ fn int4_avx2(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])
                 let low = _mm256_and_si256(keys, low_bits);
                 let high = _mm256_and_si256(_mm256_srli_epi16::<4>(keys), low_bits);
                 for (j, sum) in sums.iter_mut().enumerate() {
-                    // Four products of at most 15 · 127 fit 16 bits.
+                    // The sum of four products of at most 15 · 127 fits 16 bits.
                     let low = _mm256_maddubs_epi16(low, _mm256_set1_epi32(queries[0][j]));
                     let high = _mm256_maddubs_epi16(high, _mm256_set1_epi32(queries[1][j]));
                     let both = _mm256_madd_epi16(_mm256_add_epi16(low, high), ones);
@@ -112,23 +115,23 @@ fn int4_avx2(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])
 
 #[target_feature(enable = "avx512f")]
 fn load_512(bytes: &[u8; STEP]) -> __m512i {
-    // SAFETY: 64 bytes are read from an array of 64; the instruction asks for no alignment.
+    // SAFETY: 64 bytes are read from an array of 64 bytes; the instruction requires no alignment.
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
 #[target_feature(enable = "avx512f")]
 fn store_512(sums: __m512i) -> [i32; LANES] {
     let mut out = [0; LANES];
-    // SAFETY: 64 bytes are written to sixteen numbers of four.
+    // SAFETY: 64 bytes are written to an array of sixteen numbers of four bytes.
     unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), sums) };
     out
 }
 
-/// One half of a step's bytes.
+/// Loads one half of a vector's bytes.
 #[target_feature(enable = "avx2")]
 fn load_256(bytes: &[u8; STEP], half: usize) -> __m256i {
     let half: &[u8; STEP / 2] = &bytes.as_chunks().0[half];
-    // SAFETY: 32 bytes are read from an array of 32.
+    // SAFETY: 32 bytes are read from an array of 32 bytes; the instruction requires no alignment.
     unsafe { _mm256_loadu_si256(half.as_ptr().cast()) }
 }
 
@@ -136,7 +139,7 @@ fn load_256(bytes: &[u8; STEP], half: usize) -> __m256i {
 fn store_256(sums: [__m256i; 2]) -> [i32; LANES] {
     let mut out = [0; LANES];
     for (out, sums) in out.as_chunks_mut::<8>().0.iter_mut().zip(sums) {
-        // SAFETY: 32 bytes are written to eight numbers of four.
+        // SAFETY: 32 bytes are written to an array of eight numbers of four bytes.
         unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), sums) };
     }
     out

@@ -1,4 +1,5 @@
-//! The store over tiers of maps: where blocks come from, who reads them, and what readers are told.
+//! Tests of the store over tiers of maps: which source blocks come from, which requests read them, and what
+//! `read` is called with.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -10,13 +11,13 @@ use super::*;
 use crate::kv::block::Parts;
 use crate::kv::codec::Codec;
 
-/// Memory without bound, and what else it is told to have.
+/// Memory without a limit, and the blocks that the test puts on disk and in the shared tier.
 #[derive(Default)]
 struct Map {
     memory: Mutex<HashMap<BlockKey, Bytes>>,
     disk: Mutex<HashMap<BlockKey, Bytes>>,
-    elsewhere: Mutex<HashMap<BlockKey, Bytes>>,
-    /// What was accepted, with where it came from.
+    shared: Mutex<HashMap<BlockKey, Bytes>>,
+    /// The accepted blocks with their sources.
     accepted: Mutex<Vec<(BlockKey, Source)>>,
 }
 
@@ -28,8 +29,8 @@ impl Tiers for Map {
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
         let of = |map: &Mutex<HashMap<_, Bytes>>, key| map.lock().expect("no panic").get(key).cloned();
         let disk = |key| Some((of(&self.disk, key)?, Source::Disk));
-        let elsewhere = |key| Some((of(&self.elsewhere, key)?, Source::Shared));
-        keys.iter().map(|key| disk(key).or_else(|| elsewhere(key))).collect()
+        let shared = |key| Some((of(&self.shared, key)?, Source::Shared));
+        keys.iter().map(|key| disk(key).or_else(|| shared(key))).collect()
     }
 
     fn accept(&self, key: BlockKey, bytes: Bytes, source: Source) {
@@ -37,7 +38,7 @@ impl Tiers for Map {
         self.accepted.lock().expect("no panic").push((key, source));
     }
 
-    fn at_hand(&self, key: &BlockKey) -> bool {
+    fn has_locally(&self, key: &BlockKey) -> bool {
         self.disk.lock().expect("no panic").contains_key(key)
     }
 
@@ -55,34 +56,34 @@ fn key(n: u8) -> BlockKey {
     BlockKey::from_bytes([n; 32])
 }
 
-/// A block of `n` tokens: the token count tells blocks apart.
+/// Returns a block of `n` tokens. Blocks are told apart by their number of tokens.
 fn block(n: u8) -> Block {
     let keys = Array3::zeros((1, usize::from(n), 4));
     let offsets = vec![(0..1).into(); usize::from(n)];
     Block::encode(Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[] }, Codec::F32)
 }
 
-fn always() -> Wanted {
+fn always() -> CallerWaits {
     Arc::new(|| true)
 }
 
-/// Asks for `keys`; their blocks' token counts, and where they came from.
+/// Gets `keys` from the store. Returns the token counts of their blocks and how many came from each source.
 fn get(store: &KvStore, keys: &[u8], reads: &AtomicUsize) -> (Vec<usize>, Sources) {
     let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
     let read = |Unread { claims, .. }: Unread| {
         for claim in claims {
             reads.fetch_add(1, Ordering::Relaxed);
             std::thread::yield_now();
-            claim.land(block(keys[claim.index()]));
+            claim.complete(block(keys[claim.index()]));
         }
         Ok::<_, Infallible>(())
     };
     let Ok((found, sources)) = store.get(&all, always(), |_, _, _| Ok(()), read);
-    (found.into_iter().map(|block| block.expect("nobody left").tokens()).collect(), sources)
+    (found.into_iter().map(|block| block.expect("the caller waits").tokens()).collect(), sources)
 }
 
 #[test]
-fn tiers_in_turn() {
+fn blocks_come_from_the_first_tier_that_has_them() {
     let tiers = Arc::new(Map::default());
     tiers.disk.lock().expect("no panic").insert(key(2), block(2).bytes().clone());
     tiers.disk.lock().expect("no panic").insert(key(3), Bytes::from_static(b"no block"));
@@ -93,60 +94,63 @@ fn tiers_in_turn() {
         assert_eq!(tokens, keys.iter().map(|&n| usize::from(n)).collect::<Vec<_>>(), "{name}");
         assert_eq!(sources, expect, "{name}");
     };
-    check("none", &[], Sources::default());
-    check("read once, though asked for twice", &[1, 1], Sources { read: 2, ..Sources::default() });
+    check("no keys", &[], Sources::default());
+    check("read once, though it occurs twice", &[1, 1], Sources { read: 2, ..Sources::default() });
     check("then from memory", &[1, 1, 1], Sources { memory: 3, ..Sources::default() });
     check(
         "from disk beside one to read",
         &[2, 4, 1],
         Sources { memory: 1, disk: 1, read: 1, ..Sources::default() },
     );
-    check("what is no block is read anew", &[3], Sources { read: 1, ..Sources::default() });
+    check("an invalid block is read again", &[3], Sources { read: 1, ..Sources::default() });
     assert_eq!(reads.into_inner(), 3);
 }
 
 #[test]
-fn what_does_not_fit_is_read_anew() {
+fn blocks_that_fail_the_check_are_read_again() {
     let tiers = Arc::new(Map::default());
     tiers.memory.lock().expect("no panic").insert(key(1), block(9).bytes().clone());
     tiers.disk.lock().expect("no panic").insert(key(2), block(9).bytes().clone());
     let store = KvStore::new(tiers);
     let read = |Unread { claims, .. }: Unread| {
-        claims.iter().for_each(|claim| claim.land(block(claim.index() as u8 + 1)));
+        claims.iter().for_each(|claim| claim.complete(block(claim.index() as u8 + 1)));
         Ok::<_, Infallible>(())
     };
     let fits = |index: usize, block: &Block, _: Source| match block.tokens() == index + 1 {
         true => Ok(()),
-        false => Err(BadBlock("of another chunk")),
+        false => Err(BadBlock("it is of another chunk")),
     };
     let Ok((_, sources)) = store.get(&[key(1), key(2)], always(), fits, read);
     assert_eq!(sources, Sources { read: 2, ..Sources::default() });
     let Ok((_, sources)) = store.get(&[key(1), key(2)], always(), fits, read);
-    assert_eq!(sources, Sources { memory: 2, ..Sources::default() }, "what was there is replaced");
+    assert_eq!(sources, Sources { memory: 2, ..Sources::default() }, "the invalid blocks are replaced");
 }
 
 #[test]
-fn a_block_from_outside_is_checked_once_and_only_then_kept_in_memory() {
+fn a_block_from_outside_is_kept_in_memory_only_after_it_is_checked() {
     let tiers = Arc::new(Map::default());
     let put = |map: &Mutex<HashMap<BlockKey, Bytes>>, n: u8, tokens: u8| {
         map.lock().expect("no panic").insert(key(n), block(tokens).bytes().clone());
     };
     put(&tiers.disk, 1, 1);
     put(&tiers.disk, 2, 9);
-    put(&tiers.elsewhere, 3, 3);
-    put(&tiers.elsewhere, 4, 9);
+    put(&tiers.shared, 3, 3);
+    put(&tiers.shared, 4, 9);
     let store = KvStore::new(Arc::<Map>::clone(&tiers));
     let checked = Mutex::new(Vec::new());
     let check = |index: usize, block: &Block, source: Source| {
         checked.lock().expect("no panic").push((index + 1, source));
-        if block.tokens() == index + 1 { Ok(()) } else { Err(BadBlock("of another chunk")) }
+        if block.tokens() == index + 1 { Ok(()) } else { Err(BadBlock("it is of another chunk")) }
     };
     let keys = [1, 2, 3, 4].map(key);
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let read = |Unread { claims, .. }: Unread| {
         let memory = tiers.memory.lock().expect("no panic").clone();
-        assert!(claims.iter().all(|claim| !memory.contains_key(&keys[claim.index()])), "nothing bad is kept");
-        claims.iter().for_each(|claim| claim.land(block(claim.index() as u8 + 1)));
+        assert!(
+            claims.iter().all(|claim| !memory.contains_key(&keys[claim.index()])),
+            "no invalid block is in memory"
+        );
+        claims.iter().for_each(|claim| claim.complete(block(claim.index() as u8 + 1)));
         Ok::<_, Infallible>(())
     };
     let get = || metrics::with_local_recorder(&recorder, || store.get(&keys, always(), check, read));
@@ -163,12 +167,12 @@ fn a_block_from_outside_is_checked_once_and_only_then_kept_in_memory() {
     let Ok((_, sources)) = get();
     assert_eq!(sources, Sources { memory: 4, ..Sources::default() });
     let found = std::mem::take(&mut *checked.lock().expect("no panic"));
-    assert_eq!(found, [1, 2, 3, 4].map(|n| (n, Memory)), "the caller knows that these were checked");
+    assert_eq!(found, [1, 2, 3, 4].map(|n| (n, Memory)), "check is called with the source memory");
     assert_eq!(tiers.accepted.lock().expect("no panic").len(), 2);
 }
 
 #[test]
-fn many_requests_read_a_chunk_once() {
+fn concurrent_requests_read_a_chunk_once() {
     let store = KvStore::new(Arc::new(Map::default()));
     let reads = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -185,41 +189,42 @@ fn many_requests_read_a_chunk_once() {
 }
 
 #[test]
-fn a_large_request_holds_no_more_than_a_piece_of_itself() {
+fn a_large_request_claims_one_batch_at_a_time() {
     let store = KvStore::new(Arc::new(Map::default()));
     let keys: Vec<u8> = (0..=200).collect();
     let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
-    let told = Mutex::new(Vec::new());
+    let calls = Mutex::new(Vec::new());
     let read = |Unread { claims, later, known_tokens }: Unread| {
-        assert!(claims.len() <= PIECE);
-        told.lock().expect("no panic").push((known_tokens, claims.len(), later.len()));
-        // A chunk of a later piece is read by who wants it now, not waited for.
+        assert!(claims.len() <= BATCH_CHUNKS);
+        calls.lock().expect("no panic").push((known_tokens, claims.len(), later.len()));
+        // Another request for a chunk of a later batch reads it and does not wait.
         let last = &keys[200..];
         if claims.first().is_some_and(|claim| claim.index() == 0) {
             assert_eq!(get(&store, last, &AtomicUsize::new(0)).1.read, 1);
         }
-        claims.iter().for_each(|claim| claim.land(block(keys[claim.index()])));
+        claims.iter().for_each(|claim| claim.complete(block(keys[claim.index()])));
         Ok::<_, Infallible>(())
     };
     let Ok((_, sources)) = store.get(&all, always(), |_, _, _| Ok(()), read);
     assert_eq!((sources.read, sources.memory), (200, 1));
     let sum = |n: usize| (0..n).sum::<usize>();
     assert_eq!(
-        told.into_inner().expect("no panic"),
+        calls.into_inner().expect("no panic"),
         [(0, 64, 137), (sum(64), 64, 73), (sum(128), 64, 9), (sum(192) + 200, 8, 0)]
     );
 }
 
 #[test]
-fn what_comes_later_is_told_as_far_as_it_is_known() {
+fn later_chunks_that_will_probably_be_read_are_estimated() {
     let tiers = Arc::new(Map::default());
     let stored = |n: u8| (key(n), block(n).bytes().clone());
-    // Ahead: half of the first piece. Behind: in memory, on disk, in both, being read, and 16 that nobody has.
-    let (ahead, behind): (Vec<u8>, Vec<u8>) = ((0..64).collect(), (64..128).collect());
-    tiers.memory.lock().expect("no panic").extend(behind[..20].iter().map(|&n| stored(n)));
-    tiers.disk.lock().expect("no panic").extend(behind[16..40].iter().map(|&n| stored(n)));
+    // The second batch has blocks in memory, on disk, in both, blocks that are being read, and 16 that nobody
+    // has.
+    let (first_batch, second_batch): (Vec<u8>, Vec<u8>) = ((0..64).collect(), (64..128).collect());
+    tiers.memory.lock().expect("no panic").extend(second_batch[..20].iter().map(|&n| stored(n)));
+    tiers.disk.lock().expect("no panic").extend(second_batch[16..40].iter().map(|&n| stored(n)));
     let store = KvStore::new(Arc::clone(&tiers) as Arc<dyn Tiers>);
-    let keys: Vec<BlockKey> = ahead.iter().chain(&behind).map(|&n| key(n)).collect();
+    let keys: Vec<BlockKey> = first_batch.iter().chain(&second_batch).map(|&n| key(n)).collect();
     let check = |name: &str, expect: std::ops::Range<usize>| {
         let seen = Mutex::new(None);
         let stopped = store.get(
@@ -232,20 +237,20 @@ fn what_comes_later_is_told_as_far_as_it_is_known() {
             },
         );
         assert!(stopped.is_err(), "{name}");
-        let seen = seen.into_inner().expect("no panic").expect("it was asked");
+        let seen = seen.into_inner().expect("no panic").expect("read was called");
         assert_eq!(seen, expect.collect::<Vec<_>>(), "{name}");
     };
-    check("what neither memory nor disk has", 104..128);
+    check("chunks that neither memory nor disk has", 104..128);
     let reading: Vec<_> = (120..128).map(|n| store.flights.join(key(n), &always())).collect();
-    check("nor another request reads", 104..120);
+    check("and that no other request reads", 104..120);
     drop(reading);
-    let elsewhere: Vec<_> = ahead[..48].iter().map(|&n| stored(n)).collect();
-    tiers.elsewhere.lock().expect("no panic").extend(elsewhere);
-    check("as large a part as of the first", 104..110);
+    let shared: Vec<_> = first_batch[..48].iter().map(|&n| stored(n)).collect();
+    tiers.shared.lock().expect("no panic").extend(shared);
+    check("in the same proportion as in the first batch", 104..110);
 }
 
 #[test]
-fn what_is_too_much_is_refused_before_all_of_it_is_there() {
+fn a_request_over_its_limit_is_refused_before_all_blocks_are_found() {
     let tiers = Arc::new(Map::default());
     for n in 0..=255 {
         tiers.disk.lock().expect("no panic").insert(key(n), block(n).bytes().clone());
@@ -266,7 +271,7 @@ fn what_is_too_much_is_refused_before_all_of_it_is_there() {
 }
 
 #[test]
-fn a_failure_is_its_own_callers_and_the_next_one_reads() {
+fn an_error_is_returned_to_its_own_caller_and_the_next_request_reads() {
     let store = KvStore::new(Arc::new(Map::default()));
     let failed = store.get(
         &[key(1)],
@@ -279,7 +284,7 @@ fn a_failure_is_its_own_callers_and_the_next_one_reads() {
 }
 
 #[test]
-fn nobody_who_waits_gets_nothing() {
+fn a_caller_that_stops_waiting_gets_no_blocks() {
     let store = KvStore::new(Arc::new(NoTiers));
     let (found, _) = store
         .get(&[key(1)], Arc::new(|| false), |_, _, _| Ok(()), |_| Ok::<_, Infallible>(()))

@@ -1,43 +1,50 @@
-//! Owns what a rule sees around a stop: the word before it, what closes its sentence, the word after that.
-//! Must not know whether a sentence ends there. Every look is bounded, or never repeated for the same stops.
+//! The context of a stop (a full stop, question mark or other sentence punctuation): the word before it, the
+//! quotes and brackets that close its sentence, and the word after them. Must not know whether a sentence
+//! ends there.
+//!
+//! To keep the time linear, every function either reads a bounded number of characters or is called only once
+//! for the same stops.
 
 use super::abbreviations::is_starter;
 
-/// How far a rule looks for the word next to a stop.
-const WORD_BYTES_MAX: usize = 32;
-/// The longest `[citation needed]` or `</closing tag>` that still belongs to the sentence before it.
+/// The longest word next to a stop that the rules consider, in characters.
+const WORD_CHARS_MAX: usize = 32;
+/// The longest `[citation needed]` or `</closing tag>` that is part of the sentence before it, in bytes.
 const CITATION_BYTES_MAX: usize = 40;
 
-/// The letters, digits and inner dots at the end of `text`; empty when there are more than a rule would know.
+/// Returns the letters, digits and inner full stops at the end of `text`, at most the last 32 characters of
+/// them.
 pub(super) fn last_word(text: &str) -> &str {
-    let tail = text.chars().rev().take(WORD_BYTES_MAX).take_while(|&c| c.is_alphanumeric() || c == '.');
+    let tail = text.chars().rev().take(WORD_CHARS_MAX).take_while(|&c| c.is_alphanumeric() || c == '.');
     let len = tail.map(char::len_utf8).sum::<usize>();
     text[text.len() - len..].trim_start_matches('.')
 }
 
-/// The first word after a boundary, past opening quotes, brackets and marks.
-pub(super) struct Next<'a> {
+/// The first word after a boundary, without the quotes, brackets and marks in front of it.
+pub(super) struct NextWord<'a> {
     pub word: &'a str,
-    /// The character after the word.
-    then: Option<char>,
+    following_char: Option<char>,
 }
 
-impl<'a> Next<'a> {
+impl<'a> NextWord<'a> {
     pub fn after(text: &'a str, end: usize) -> Self {
         let rest = text[end..].trim_start();
         let marks = rest.chars().take(8).take_while(|c| !c.is_alphanumeric()).map(char::len_utf8).sum();
         let rest: &str = &rest[marks..];
         let letters =
-            rest.chars().take(WORD_BYTES_MAX).take_while(|&c| c.is_alphanumeric() || matches!(c, '\'' | '’'));
+            rest.chars().take(WORD_CHARS_MAX).take_while(|&c| c.is_alphanumeric() || matches!(c, '\'' | '’'));
         let (word, rest) = rest.split_at(letters.map(char::len_utf8).sum());
-        Self { word, then: rest.chars().next() }
+        Self { word, following_char: rest.chars().next() }
     }
 
-    /// Georgian letters count as lower case in Unicode, but start sentences.
+    /// Returns whether the word begins with a lower-case letter. Georgian letters do not count: Unicode calls
+    /// them lower case, but they start sentences.
     pub fn is_lower(&self) -> bool {
         self.word.starts_with(|c: char| c.is_lowercase() && !matches!(c, '\u{10D0}'..='\u{10FF}'))
     }
 
+    /// Returns whether the word begins like `iPhone`: a lower-case letter, then a capital within the next two
+    /// characters.
     pub fn is_camel(&self) -> bool {
         self.is_lower() && self.word.chars().skip(1).take(2).any(char::is_uppercase)
     }
@@ -46,12 +53,13 @@ impl<'a> Next<'a> {
         self.word.starts_with(char::is_numeric)
     }
 
-    /// `3.` or `3)`: the number of an item.
+    /// Returns whether the word is the number of a list item: `3.` or `3)`.
     pub fn is_enumerator(&self) -> bool {
-        self.word.len() <= 2 && self.is_number() && matches!(self.then, Some('.' | ')'))
+        self.word.len() <= 2 && self.is_number() && matches!(self.following_char, Some('.' | ')'))
     }
 
-    /// A Roman numeral or a capital letter; `I` and `A` are words as well.
+    /// Returns whether the word is a Roman numeral or a capital letter other than `I` and `A`, which are also
+    /// words.
     pub fn is_numeral(&self) -> bool {
         let letter = self.word.len() == 1 && !matches!(self.word, "A" | "I");
         letter && self.word.bytes().all(|b| b.is_ascii_uppercase())
@@ -63,11 +71,12 @@ impl<'a> Next<'a> {
     }
 
     pub fn is_starter(&self) -> bool {
-        is_starter(self.word) && !matches!(self.then, Some('.' | '-'))
+        is_starter(self.word) && !matches!(self.following_char, Some('.' | '-'))
     }
 }
 
-/// `end` moved past what closes the sentence: marks of the same stop, quotes, brackets, emphasis, `[12]`, `</b>`.
+/// Returns `end` moved past everything that closes the sentence: further stops, quotes, brackets, emphasis,
+/// `[12]`, `</b>`.
 pub(super) fn extended(text: &str, mut end: usize) -> usize {
     loop {
         let rest = &text[end..];
@@ -84,7 +93,7 @@ pub(super) fn extended(text: &str, mut end: usize) -> usize {
             {
                 c.len_utf8()
             }
-            // French puts a space before its closing quotation mark.
+            // French has a space before the closing quotation mark.
             _ if c.is_whitespace() && after == Some('»') => match rest.chars().nth(2) {
                 Some(c) if c.is_alphanumeric() => return end,
                 _ => c.len_utf8() + '»'.len_utf8(),
@@ -94,7 +103,7 @@ pub(super) fn extended(text: &str, mut end: usize) -> usize {
     }
 }
 
-/// The length of the `[12]`, `[citation needed]` or `</sup>` that `text` starts with.
+/// Returns the length in bytes of the `[12]`, `[citation needed]` or `</sup>` at the start of `text`.
 fn citation(text: &str) -> Option<usize> {
     let open = text.as_bytes()[0];
     let close = if open == b'[' { b']' } else { b'>' };
@@ -103,7 +112,8 @@ fn citation(text: &str) -> Option<usize> {
     tag.then_some(len)
 }
 
-/// Also quotation marks that open in some languages: right after a stop they close.
+/// Returns whether `c` closes a sentence after its stop. This includes quotation marks that open a quotation
+/// in some languages, because right after a stop they close one.
 pub(super) fn is_closing(c: char) -> bool {
     matches!(
         c,
@@ -161,7 +171,8 @@ pub(super) fn is_opening(c: char) -> bool {
     )
 }
 
-/// Of capitals, and short: `DC` and `MIX` are words.
+/// Returns whether `word` is a Roman numeral of at most five letters. Only I, V and X count, because words
+/// such as `DC` and `MIX` consist of the letters of Roman numerals too.
 pub(super) fn is_roman(word: &str) -> bool {
     (1..=5).contains(&word.len()) && word.bytes().all(|b| matches!(b, b'I' | b'V' | b'X'))
 }

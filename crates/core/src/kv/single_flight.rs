@@ -1,8 +1,9 @@
-//! Single flight: chunks that are being read right now, and who waits for them.
-//! Knows neither tiers nor how a chunk is read.
+//! Single flight: makes sure that concurrent requests for the same block have the model read its chunk only
+//! once. Knows neither the tiers nor how a chunk is read.
 //!
-//! The first to ask for a block leads: it reads the chunk and lands the block. All others follow: they wait. A leader
-//! whose own caller has gone reads on for its followers; one that gives up, or panics, lets one of them lead.
+//! The first request for a block is the leader of a flight: it reads the chunk and completes the flight with
+//! the block. All other requests are followers and wait for the block. A leader whose own caller has gone
+//! continues for its followers. If a leader gives up or panics, one of the followers leads the next flight.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,47 +12,47 @@ use std::time::Duration;
 use super::block::Block;
 use super::key::BlockKey;
 
-/// Whether a request still waits for its blocks.
-pub type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
+/// A function that returns whether the caller of a request still waits for its blocks.
+pub type CallerWaits = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// How often a waiting follower looks whether its own caller is still there.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often a follower checks whether its own caller still waits.
+const CALLER_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// All flights in the air.
+/// The flights in progress, by key.
 #[derive(Default)]
 pub struct Flights {
     open: Mutex<HashMap<BlockKey, Arc<Flight>>>,
 }
 
-/// One chunk on its way.
+/// A block that one request is producing and others may wait for.
 pub struct Flight {
     state: Mutex<State>,
     ended: Condvar,
 }
 
 struct State {
-    waiting: Vec<Wanted>,
+    callers: Vec<CallerWaits>,
     outcome: Option<Outcome>,
 }
 
 /// How a flight ended.
 #[derive(Debug, Clone)]
 pub enum Outcome {
-    /// The block is there.
-    Landed(Block),
-    /// Its leader gave up: one of its followers may lead another.
+    /// The leader has produced the block.
+    Completed(Block),
+    /// The leader gave up. One of the followers may lead another flight for the same key.
     Abandoned,
 }
 
-/// The part of one who asks for a block.
+/// The role of a request that joins a flight.
 pub enum Role {
-    /// It reads the chunk.
+    /// The request must have the model read the chunk.
     Leader(Leader),
-    /// It waits.
+    /// The request waits for another one that reads the chunk.
     Follower(Arc<Flight>),
 }
 
-/// Who reads a chunk. Dropped without a landing, the flight is abandoned.
+/// The leader of a flight. If it is dropped before it completes the flight, the flight is abandoned.
 pub struct Leader {
     key: BlockKey,
     flight: Arc<Flight>,
@@ -59,21 +60,21 @@ pub struct Leader {
 }
 
 impl Flights {
-    /// Joins the flight of `key`, or begins it.
-    pub fn join(self: &Arc<Self>, key: BlockKey, wanted: &Wanted) -> Role {
+    /// Joins the flight of `key` as a follower, or starts one as its leader.
+    pub fn join(self: &Arc<Self>, key: BlockKey, caller_waits: &CallerWaits) -> Role {
         let mut open = self.lock();
         if let Some(flight) = open.get(&key) {
-            flight.lock().waiting.push(Arc::clone(wanted));
+            flight.lock().callers.push(Arc::clone(caller_waits));
             return Role::Follower(Arc::clone(flight));
         }
-        let state = State { waiting: vec![Arc::clone(wanted)], outcome: None };
+        let state = State { callers: vec![Arc::clone(caller_waits)], outcome: None };
         let flight = Arc::new(Flight { state: Mutex::new(state), ended: Condvar::new() });
         open.insert(key, Arc::clone(&flight));
         Role::Leader(Leader { key, flight, flights: Arc::clone(self) })
     }
 
-    /// Whether `key` is being read.
-    pub fn has(&self, key: &BlockKey) -> bool {
+    /// Returns whether a flight for `key` is in progress.
+    pub fn contains(&self, key: &BlockKey) -> bool {
         self.lock().contains_key(key)
     }
 
@@ -83,17 +84,17 @@ impl Flights {
 }
 
 impl Flight {
-    /// Waits for the end; none when `wanted` says that the caller has gone first.
-    pub fn wait(&self, wanted: &Wanted) -> Option<Outcome> {
+    /// Waits until the flight ends. Returns `None` if the caller stops waiting first.
+    pub fn wait(&self, caller_waits: &CallerWaits) -> Option<Outcome> {
         let mut state = self.lock();
         loop {
             if let Some(outcome) = &state.outcome {
                 return Some(outcome.clone());
             }
-            if !wanted() {
+            if !caller_waits() {
                 return None;
             }
-            let waited = self.ended.wait_timeout(state, LOOK_EVERY);
+            let waited = self.ended.wait_timeout(state, CALLER_CHECK_INTERVAL);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -104,31 +105,33 @@ impl Flight {
 }
 
 impl Leader {
-    /// The block's key.
+    /// Returns the key of the block.
     pub fn key(&self) -> BlockKey {
         self.key
     }
 
-    /// Whether anybody still waits for the block, the leader's own caller or another.
+    /// Returns whether any caller still waits for the block: the leader's own or that of a follower.
     pub fn is_wanted(&self) -> bool {
-        self.flight.lock().waiting.iter().any(|wanted| wanted())
+        self.flight.lock().callers.iter().any(|caller_waits| caller_waits())
     }
 
-    /// The block, once it has landed.
-    pub fn landed(&self) -> Option<Block> {
+    /// Returns the block if the flight is completed.
+    pub fn completed_block(&self) -> Option<Block> {
         match &self.flight.lock().outcome {
-            Some(Outcome::Landed(block)) => Some(block.clone()),
+            Some(Outcome::Completed(block)) => Some(block.clone()),
             _ => None,
         }
     }
 
-    /// Hands the block to all who wait. Tiers must hold it by now: whoever asks next finds no flight any more.
-    pub fn land(&self, block: Block) {
-        self.end(Outcome::Landed(block));
+    /// Completes the flight: all followers get the block. The caller must have stored the block in the tiers
+    /// before, because later requests find no flight.
+    pub fn complete(&self, block: Block) {
+        self.end(Outcome::Completed(block));
     }
 
     fn end(&self, outcome: Outcome) {
-        // Nobody can join while the map is locked: who has joined sees the outcome, who comes later leads.
+        // No request can join while the map is locked. A request that has joined sees the outcome; a later
+        // one becomes a leader.
         let mut open = self.flights.lock();
         let mut state = self.flight.lock();
         if state.outcome.is_none() {
@@ -157,7 +160,7 @@ mod tests {
 
     const KEY: fn() -> BlockKey = || BlockKey::from_bytes([7; 32]);
 
-    fn always() -> Wanted {
+    fn always() -> CallerWaits {
         Arc::new(|| true)
     }
 
@@ -166,54 +169,57 @@ mod tests {
         Block::encode(Parts { keys: keys.view(), title_tokens: 0, offsets: &[], sentences: &[] }, Codec::F32)
     }
 
-    fn leader(flights: &Arc<Flights>, wanted: &Wanted) -> Leader {
-        match flights.join(KEY(), wanted) {
+    fn leader(flights: &Arc<Flights>, caller_waits: &CallerWaits) -> Leader {
+        match flights.join(KEY(), caller_waits) {
             Role::Leader(leader) => leader,
-            Role::Follower(_) => panic!("somebody leads already"),
+            Role::Follower(_) => panic!("another leader exists"),
         }
     }
 
-    fn follower(flights: &Arc<Flights>, wanted: &Wanted) -> Arc<Flight> {
-        match flights.join(KEY(), wanted) {
-            Role::Leader(_) => panic!("nobody leads"),
+    fn follower(flights: &Arc<Flights>, caller_waits: &CallerWaits) -> Arc<Flight> {
+        match flights.join(KEY(), caller_waits) {
+            Role::Leader(_) => panic!("there is no leader"),
             Role::Follower(flight) => flight,
         }
     }
 
     #[test]
-    fn all_who_wait_get_the_block() {
+    fn all_followers_get_the_block() {
         let flights = Arc::default();
         let leader = leader(&flights, &always());
         let followers: Vec<_> = (0..4).map(|_| follower(&flights, &always())).collect();
         std::thread::scope(|scope| {
             let waiting: Vec<_> = followers.iter().map(|f| scope.spawn(|| f.wait(&always()))).collect();
-            leader.land(block());
+            leader.complete(block());
             for waiting in waiting {
-                assert!(matches!(waiting.join().expect("no panic"), Some(Outcome::Landed(_))));
+                assert!(matches!(waiting.join().expect("no panic"), Some(Outcome::Completed(_))));
             }
         });
-        assert!(leader.landed().is_some());
+        assert!(leader.completed_block().is_some());
         drop(self::leader(&flights, &always()));
     }
 
     #[test]
-    fn a_leader_that_gives_up_makes_room() {
+    fn after_a_leader_gives_up_another_request_can_lead() {
         let flights = Arc::default();
         let first = leader(&flights, &always());
         let waiting = follower(&flights, &always());
         drop(first);
         assert!(matches!(waiting.wait(&always()), Some(Outcome::Abandoned)));
         let second = leader(&flights, &always());
-        second.land(block());
+        second.complete(block());
         drop(second);
-        assert!(matches!(waiting.wait(&always()), Some(Outcome::Abandoned)), "an end is final");
+        assert!(
+            matches!(waiting.wait(&always()), Some(Outcome::Abandoned)),
+            "the outcome of a flight is final"
+        );
     }
 
     #[test]
-    fn a_flight_is_wanted_as_long_as_anybody_waits() {
+    fn a_flight_is_wanted_while_any_caller_waits() {
         let flights = Arc::default();
         let gone = Arc::new(AtomicBool::new(false));
-        let here: Wanted = {
+        let here: CallerWaits = {
             let gone = Arc::clone(&gone);
             Arc::new(move || !gone.load(Ordering::Relaxed))
         };
