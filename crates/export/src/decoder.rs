@@ -1,22 +1,19 @@
-//! Decoders: what Llama, Mistral, Qwen2, Qwen3, GPT-NeoX and GPT-2 have in common, and in what they differ.
-//! Knows nothing of tokenizers or of how the files are put in place.
+//! Decoders: the description that Llama, Mistral, Qwen2, Qwen3, GPT-NeoX and GPT-2 share, with the settings
+//! in which they differ. Does not know about tokenizers or how the exported folder is put in place.
 //!
-//! `config` reads a family's `config.json` into one [`Decoder`], `names` knows its tensors' names, `weights` moves them, and
-//! `layers` writes the one graph that all families share.
+//! `config` reads a family's `config.json` into a [`Decoder`], `weights` copies its tensors, and `layers`
+//! builds the graph, which is the same for all families.
 
 mod config;
 mod layers;
-mod names;
-mod rotary;
 mod weights;
 
 pub use self::config::architecture;
-pub use self::names::Family;
 use thresher_core::model::contract::Rotary;
 
 use super::graph::Activation;
 
-/// Class names of checkpoints that are exported.
+/// The class names of supported checkpoints, with their families.
 pub const ARCHITECTURES: [(&str, Family); 6] = [
     ("LlamaForCausalLM", Family::Llama),
     ("MistralForCausalLM", Family::Mistral),
@@ -26,51 +23,66 @@ pub const ARCHITECTURES: [(&str, Family); 6] = [
     ("GPT2LMHeadModel", Family::Gpt2),
 ];
 
+/// A family of decoders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// Llama, SmolLM, TinyLlama.
+    Llama,
+    Mistral,
+    /// Qwen2 and Qwen2.5.
+    Qwen2,
+    Qwen3,
+    /// Pythia and others.
+    GptNeox,
+    Gpt2,
+}
+
 /// Sizes and settings of a decoder.
 #[derive(Debug, Clone)]
 pub struct Decoder {
-    /// Class name of the checkpoint.
+    /// The class name of the checkpoint.
     pub architecture: &'static str,
-    /// Layers.
+    /// The number of layers.
     pub layers: usize,
-    /// Query heads of a layer.
+    /// The number of query heads of a layer.
     pub heads: usize,
-    /// Key heads of a layer.
+    /// The number of key and value heads of a layer.
     pub kv_heads: usize,
-    /// Components of a query, key or value in one head.
+    /// The number of components of a query, key or value in one head.
     pub head_dim: usize,
-    /// Rows of the embedding table.
+    /// The number of rows of the embedding table.
     pub vocab_size: usize,
-    /// Most tokens that the model was made for.
+    /// The context length that the model was made for, in tokens.
     pub context_tokens_max: usize,
-    /// How keys turn with their place; places are learned where there is none.
+    /// The rotary position embedding; `None` if position embeddings are learned.
     pub rotary: Option<Rotary>,
     family: Family,
-    /// Components of a hidden state.
+    /// The number of components of a hidden state.
     hidden: usize,
     intermediate: usize,
     norm: NormKind,
     epsilon: f32,
     activation: Activation,
-    /// Whether what goes through the activation is multiplied with a second projection.
+    /// Whether the activation's result is multiplied by a second projection.
     gated: bool,
-    /// Whether queries and keys are normalised, head by head.
+    /// Whether queries and keys are normalised in each head.
     qk_norm: bool,
-    /// Whether attention and the rest of a layer read the same hidden state.
+    /// Whether attention and the feed-forward part of a layer read the same hidden state.
     parallel: bool,
     biases: Biases,
-    /// `[layer]`: how many places back a query sees, itself included.
-    windows: Vec<Option<usize>>,
-    /// Whether the embedding table is also the output's.
-    tied: bool,
+    /// `[layer]`: the size of the sliding window in tokens, the query's own included; `None` for full
+    /// attention.
+    sliding_windows: Vec<Option<usize>>,
+    /// Whether the embedding table is also the output projection.
+    tied_embedding: bool,
 }
 
-/// What hidden states are divided by.
+/// The normalisation of hidden states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NormKind {
-    /// Their root mean square.
+    /// RMS normalisation: division by the root mean square.
     Rms,
-    /// Their standard deviation, after their mean is taken away; with a bias.
+    /// Layer normalisation: subtraction of the mean and division by the standard deviation, with a bias.
     Layer,
 }
 
@@ -83,13 +95,13 @@ struct Biases {
 }
 
 impl Decoder {
-    /// What ⟨q, k⟩ is multiplied with.
+    /// The factor by which ⟨q, k⟩ is multiplied.
     pub fn scale(&self) -> f64 {
         1.0 / (self.head_dim as f64).sqrt()
     }
 
-    /// Components of all query heads, and of all key heads.
-    fn widths(&self) -> (usize, usize) {
+    /// The number of components of all query heads, and of all key heads.
+    fn qk_widths(&self) -> (usize, usize) {
         (self.heads * self.head_dim, self.kv_heads * self.head_dim)
     }
 }

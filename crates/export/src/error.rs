@@ -1,11 +1,10 @@
-//! What can be wrong with a source folder or a place to export to.
-//! Every message names the file, and the key in it.
+//! The errors of an export. Every message names the file and the key at fault.
 
 use std::{io, path::PathBuf};
 
 use thresher_core::model::contract::ContractError;
 
-/// Why a model was not exported; nothing is left behind.
+/// Why a model was not exported. Nothing is written to the output folder then.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// A file is missing or cannot be read.
@@ -13,7 +12,7 @@ pub enum ExportError {
     Read {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The error of the operating system.
         #[source]
         cause: io::Error,
     },
@@ -22,66 +21,66 @@ pub enum ExportError {
     Write {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The error of the operating system.
         #[source]
         cause: io::Error,
     },
-    /// Not JSON, or a key is missing or of the wrong type.
+    /// A file is not JSON, or a key is missing or has the wrong type.
     #[error("{}: {cause}", file.display())]
     JsonMalformed {
         /// The file.
         file: PathBuf,
-        /// What the parser met, with line and column.
+        /// The parser's error, with line and column.
         #[source]
         cause: serde_json::Error,
     },
-    /// A value of the configuration is missing or of the wrong type.
+    /// A value of the configuration has the wrong type.
     #[error("{}: {key}: {cause}", file.display())]
     ConfigValue {
-        /// The configuration.
+        /// The configuration file.
         file: PathBuf,
-        /// Its key.
+        /// The key of the value.
         key: &'static str,
-        /// What the parser met.
+        /// The parser's error.
         #[source]
         cause: serde_json::Error,
     },
-    /// The configuration asks for what this export does not do.
+    /// The configuration has a value that this export does not support.
     #[error("{}: {key} is `{found}`, supported: {supported}", file.display())]
     Unsupported {
-        /// The configuration.
+        /// The configuration file.
         file: PathBuf,
-        /// Its key.
+        /// The key of the value.
         key: &'static str,
-        /// Its value.
+        /// The value, or `missing`.
         found: String,
-        /// Values that work.
+        /// The values that are supported.
         supported: String,
     },
-    /// The index lists a file that is not there.
+    /// The index of the shards lists a file that does not exist.
     #[error("{} lists the shard {shard}, which does not exist", index.display())]
     ShardMissing {
-        /// The index.
+        /// The index file.
         index: PathBuf,
-        /// The shard's file name.
+        /// The file name of the shard.
         shard: String,
     },
     /// A checkpoint is shorter than its header says.
     #[error("{} is cut short: {found_bytes} bytes, expected at least {expected_bytes}", file.display())]
     SafetensorsTruncated {
-        /// The checkpoint.
+        /// The checkpoint file.
         file: PathBuf,
-        /// What its header promises.
+        /// The length that the header implies, in bytes.
         expected_bytes: u64,
-        /// What is there.
+        /// The length of the file, in bytes.
         found_bytes: u64,
     },
-    /// A checkpoint is no safetensors file.
+    /// A checkpoint is not a safetensors file.
     #[error("{} is not a safetensors file: {reason}", file.display())]
     SafetensorsMalformed {
         /// The file.
         file: PathBuf,
-        /// What is wrong with its header.
+        /// What is wrong with the header.
         reason: String,
     },
     /// The checkpoint lacks a tensor.
@@ -89,78 +88,79 @@ pub enum ExportError {
     TensorMissing {
         /// The checkpoint, or the index of its shards.
         file: PathBuf,
-        /// The tensor.
+        /// The name of the tensor.
         key: String,
     },
-    /// A tensor is not of the shape that the configuration implies.
+    /// A tensor does not have the shape that the configuration implies.
     #[error("{}: tensor `{key}` has shape {found:?}, config.json implies {expected:?}", file.display())]
     TensorShape {
-        /// The checkpoint.
+        /// The checkpoint file.
         file: PathBuf,
-        /// The tensor.
+        /// The name of the tensor.
         key: String,
         /// The shape that the configuration implies.
         expected: Vec<usize>,
-        /// The tensor's shape.
+        /// The shape of the tensor in the checkpoint.
         found: Vec<usize>,
     },
-    /// A tensor's elements are no floats.
+    /// The elements of a tensor are not floats of a supported type.
     #[error("{}: tensor `{key}` is {found}, supported: F32, F16, BF16", file.display())]
     TensorDtype {
-        /// The checkpoint.
+        /// The checkpoint file.
         file: PathBuf,
-        /// The tensor.
+        /// The name of the tensor.
         key: String,
-        /// Its element type, as safetensors names it.
+        /// The element type, as safetensors names it.
         found: String,
     },
-    /// A tensor's value does not fit the type that weights are to be stored in.
+    /// A value of a tensor is too large for the element type of the export.
     #[error("tensor `{key}` holds {value}, which is too large for f16; export with --weights f32")]
     TooLargeForF16 {
-        /// The tensor.
+        /// The name of the tensor.
         key: String,
         /// The value.
         value: f32,
     },
-    /// The checkpoint holds what the architecture does not have: it is another architecture than it says.
+    /// The checkpoint has a tensor that the architecture does not use, so it is of another architecture than
+    /// the configuration says.
     #[error("{} has tensor `{key}`, which {architecture} does not use", file.display())]
     TensorUnknown {
         /// The checkpoint, or the index of its shards.
         file: PathBuf,
-        /// The first such tensor.
+        /// The name of the first such tensor.
         key: String,
-        /// What the configuration says the checkpoint is.
+        /// The architecture in the configuration.
         architecture: String,
     },
-    /// Weights of this type are not made of such models.
-    #[error("--weights {weights} is not for {architecture}; supported: {supported}")]
+    /// Weights of this element type are not supported for this architecture.
+    #[error("--weights {weights} is not supported for {architecture}; supported: {supported}")]
     WeightsUnsupported {
-        /// The type that was asked for.
+        /// The requested element type.
         weights: &'static str,
-        /// The architecture.
+        /// The model's architecture.
         architecture: String,
-        /// Types that work.
+        /// The supported element types.
         supported: &'static str,
     },
     /// The tokenizer does not fit the model.
     #[error("{}: {key}: {reason}", file.display())]
     Tokenizer {
-        /// The tokenizer.
+        /// The tokenizer's file.
         file: PathBuf,
         /// The key at fault.
         key: &'static str,
-        /// What does not fit.
+        /// Why the tokenizer does not fit the model.
         reason: String,
     },
-    /// The place to export to holds what no export wrote.
+    /// The output folder has an entry that no export wrote.
     #[error("{} holds `{entry}`, which is not part of an exported model; choose another folder or remove it", dir.display())]
     OutOccupied {
-        /// The folder.
+        /// The output folder.
         dir: PathBuf,
-        /// The first such entry.
+        /// The file name of the entry.
         entry: String,
     },
-    /// The contract cannot hold or cannot be written.
+    /// The contract is invalid or cannot be written.
     #[error(transparent)]
     Contract(#[from] ContractError),
 }

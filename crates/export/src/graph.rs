@@ -1,8 +1,9 @@
-//! Builds an ONNX graph operation by operation; the layer between a model's code and the protobuf messages.
-//! Knows nothing of architectures: an encoder and a decoder are written with the same operations (`ops`).
+//! Builds an ONNX graph one operation at a time, and encodes it as protobuf messages.
+//! Does not know about architectures: an encoder and a decoder are built from the same operations (`ops`).
 //!
-//! A [`Value`] is the name of a tensor. Operations are named in the order in which they are made, so the same calls
-//! give the same bytes. Only operators of the standard opset are used: the graphs run on every execution provider.
+//! A [`Value`] is the name of a tensor in the graph. Operations are numbered in the order of the calls, so
+//! the same calls produce the same bytes. Only operators of the standard opset are used, so that the graphs
+//! run on every execution provider.
 
 mod ops;
 
@@ -13,40 +14,36 @@ use thresher_core::model::onnx::{
     TensorTypeProto, TypeProto, ValueInfoProto,
 };
 
-/// A tensor in the graph.
+/// The name of a tensor in the graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Value(String);
 
-/// Bytes of a weight in the external file.
+/// A tensor in the external file of weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stored {
-    /// Name of the tensor.
+pub struct StoredTensor {
     pub name: String,
-    /// Its shape.
     pub dims: Vec<usize>,
-    /// Its element type.
     pub data_type: DataType,
-    /// First byte in the file.
+    /// The offset of the first byte in the file.
     pub offset_bytes: u64,
-    /// Number of bytes.
     pub length_bytes: u64,
 }
 
-/// An axis of an input or output.
+/// The size of an axis of an input or output.
 #[derive(Debug, Clone, Copy)]
 pub enum Axis {
-    /// This many.
+    /// A fixed size.
     Fixed(usize),
-    /// As many as the axis of this name has.
+    /// The same size as every other axis with this name.
     Named(&'static str),
 }
 
-/// What stands between two linear layers.
+/// The activation function between two linear layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// x·Φ(x), exact.
     Gelu,
-    /// The approximation of GELU by tanh.
+    /// GELU, approximated with tanh.
     GeluTanh,
     /// max(x, 0).
     Relu,
@@ -54,7 +51,7 @@ pub enum Activation {
     Silu,
 }
 
-/// A graph being built. Cloning gives two graphs with a common beginning, which share their weights on disk.
+/// A graph that is being built. A clone continues from the same operations and shares the weights on disk.
 #[derive(Debug, Clone, Default)]
 pub struct GraphBuilder {
     graph: GraphProto,
@@ -63,37 +60,37 @@ pub struct GraphBuilder {
 }
 
 impl GraphBuilder {
-    /// An empty graph whose weights lie in `weights_file`, beside the graph.
+    /// Creates an empty graph whose weights are in `weights_file`, in the same folder as the graph.
     pub fn new(weights_file: impl Into<String>) -> Self {
         Self { weights_file: weights_file.into(), ..Self::default() }
     }
 
-    /// An `i64` input.
+    /// Adds an `i64` input.
     pub fn input_i64(&mut self, name: &str, axes: &[Axis]) -> Value {
         self.graph.input.push(value_info(name, DataType::Int64, axes));
         Value(name.to_owned())
     }
 
-    /// An `f32` input.
+    /// Adds an `f32` input.
     pub fn input_f32(&mut self, name: &str, axes: &[Axis]) -> Value {
         self.graph.input.push(value_info(name, DataType::Float, axes));
         Value(name.to_owned())
     }
 
-    /// Gives `value` as the `f32` output `name`.
+    /// Adds the `f32` output `name` with the given value.
     pub fn output_f32(&mut self, name: &str, axes: &[Axis], value: &Value) {
         self.push("Identity", &[value], vec![], vec![name.to_owned()]);
         self.graph.output.push(value_info(name, DataType::Float, axes));
     }
 
-    /// Gives `value` a name of its own inside the graph, by which the graph can be cut there.
+    /// Gives `value` a stable name inside the graph, at which the graph can be cut.
     pub fn named(&mut self, name: &str, value: &Value) -> Value {
         self.push("Identity", &[value], vec![], vec![name.to_owned()]);
         Value(name.to_owned())
     }
 
-    /// A weight in the external file; one that is used twice is there once.
-    pub fn weight(&mut self, stored: &Stored) -> Value {
+    /// Adds a weight from the external file. A weight that is used twice is added once.
+    pub fn weight(&mut self, stored: &StoredTensor) -> Value {
         if self.graph.initializer.iter().any(|tensor| tensor.name == stored.name) {
             return Value(stored.name.clone());
         }
@@ -113,29 +110,29 @@ impl GraphBuilder {
         Value(stored.name.clone())
     }
 
-    /// A small `i64` vector, kept in the graph itself: shapes and axes must be known when the graph is loaded.
+    /// Adds a small `i64` vector inside the graph. Shapes and axes have to be inside, because they must be
+    /// known when the graph is loaded.
     pub fn const_i64(&mut self, values: &[i64]) -> Value {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.constant(DataType::Int64, vec![values.len() as i64], bytes)
     }
 
-    /// An `f32` scalar.
+    /// Adds an `f32` scalar.
     pub fn const_f32(&mut self, value: f32) -> Value {
         self.constant(DataType::Float, vec![], value.to_le_bytes().to_vec())
     }
 
-    /// A small `f32` vector.
+    /// Adds a small `f32` vector.
     pub fn const_f32s(&mut self, values: &[f32]) -> Value {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.constant(DataType::Float, vec![values.len() as i64], bytes)
     }
 
-    /// A scalar byte.
     fn const_u8(&mut self, value: u8) -> Value {
         self.constant(DataType::Uint8, vec![], vec![value])
     }
 
-    /// The finished file.
+    /// Encodes the graph as an ONNX file.
     pub fn finish(mut self, name: &str, doc: &str) -> Vec<u8> {
         self.graph.name = name.to_owned();
         let model = ModelProto {
@@ -149,7 +146,7 @@ impl GraphBuilder {
     }
 
     fn node(&mut self, op: &str, inputs: &[&Value], attribute: Vec<AttributeProto>) -> Value {
-        let output = self.fresh(op);
+        let output = self.next_value(op);
         self.push(op, inputs, attribute, vec![output.0.clone()]);
         output
     }
@@ -165,13 +162,13 @@ impl GraphBuilder {
     }
 
     fn constant(&mut self, data_type: DataType, dims: Vec<i64>, raw_data: Vec<u8>) -> Value {
-        let same = |t: &&TensorProto| {
+        let is_same = |t: &&TensorProto| {
             t.data_type == i32::from(data_type) && t.dims == dims && t.raw_data.as_ref() == Some(&raw_data)
         };
-        if let Some(tensor) = self.graph.initializer.iter().find(same) {
+        if let Some(tensor) = self.graph.initializer.iter().find(is_same) {
             return Value(tensor.name.clone());
         }
-        let value = self.fresh("Constant");
+        let value = self.next_value("Constant");
         self.graph.initializer.push(TensorProto {
             dims,
             data_type: data_type.into(),
@@ -182,7 +179,7 @@ impl GraphBuilder {
         value
     }
 
-    fn fresh(&mut self, op: &str) -> Value {
+    fn next_value(&mut self, op: &str) -> Value {
         self.values += 1;
         Value(format!("{op}_{}", self.values))
     }

@@ -1,8 +1,9 @@
-//! Export: a Hugging Face folder becomes ONNX graphs with their contract, without Python.
-//! Knows nothing of ONNX Runtime: it writes files, and only tests run them.
-//!
-//! `source` and `tokenizer` read what the folder says, `weights` its tensors; `bert` and `decoder` make the graphs out of `linear`
-//! layers and `graph`'s operations, which `model::onnx` encodes; `write` puts the folder in place. The same input gives the same bytes.
+#![doc = include_str!("../README.md")]
+
+// `source` reads the files that describe the model, and `weights` reads its tensors. `bert` and `decoder`
+// build the graphs from `linear` layers and the operations of `graph`, which `thresher_core::model::onnx`
+// encodes. `write` puts the output folder in place. The same input produces the same bytes. Nothing here
+// knows about ONNX Runtime: only tests run the exported files.
 
 mod bert;
 mod decoder;
@@ -10,7 +11,6 @@ mod error;
 mod graph;
 mod linear;
 mod source;
-mod tokenizer;
 mod weights;
 mod write;
 
@@ -24,8 +24,7 @@ pub use error::ExportError;
 
 use self::bert::Bert;
 use self::decoder::Decoder;
-use self::source::Header;
-use self::tokenizer::Specials;
+use self::source::{ExportedTokenizer, Header, SpecialTokens, TOKENIZER, read_tokenizer};
 use self::weights::Checkpoint;
 use self::write::{Staging, WeightFile};
 
@@ -34,23 +33,23 @@ const QUERY: &str = "query.onnx";
 const DECODER: &str = "decoder.onnx";
 const WEIGHTS: &str = "weights.bin";
 
-/// Tokens of text that a decoder's window holds, where its context is twice as long: a window is read on its own, and what it
-/// costs grows with its square.
+/// The number of text tokens in a decoder's window, if its context is at least twice as long. Each window is
+/// read separately, and the cost of reading it grows with the square of its length.
 const DECODER_WINDOW_TOKENS: usize = 512;
 
-/// Keys lie in tiles of so many; a decoder's windows are whole tiles.
+/// The number of tokens in a tile of keys. A decoder's window is a multiple of it.
 const TILE_TOKENS: usize = 16;
 
-/// What the caller chooses about an export.
+/// The options of an export.
 #[derive(Debug, Clone)]
 pub struct ExportOptions {
-    /// Element type of the stored weights.
+    /// The element type of the stored weights. BERT encoders support f32 and int8, decoders f32 and f16.
     pub weights: Weights,
-    /// Name of the model in its contract.
+    /// The name of the model in its contract.
     pub name: String,
 }
 
-/// What a source's configuration describes.
+/// The model that the configuration in the source folder describes.
 enum Model {
     Late(Bert),
     Decoder(Decoder),
@@ -74,23 +73,24 @@ impl Model {
     }
 }
 
-/// What a family adds to its folder.
-struct Exported {
+/// The parts of the contract and the files that depend on the model's family.
+struct FamilyExport {
     architecture: String,
-    tokenizer: tokenizer::Exported,
+    tokenizer: ExportedTokenizer,
     vocab_size: usize,
     window_tokens_max: usize,
     family: Family,
     graphs: &'static [&'static str],
 }
 
-/// Writes the model in `source_dir` to `out_dir`: its graphs, their weights, the tokenizer and the contract, which is
-/// returned. The folder is there whole or not at all; an earlier export in it is replaced. `progress` is told how many layers of how
-/// many are done, where a model is so large that somebody waits.
+/// Exports the model in `source_dir` to `out_dir`: its graphs, their weights, the tokenizer and the contract,
+/// which is returned. The output folder is written whole or not at all, and replaces an earlier export. For
+/// decoders, which may be large, `progress` is called with the number of layers that are done and the number
+/// of all layers.
 ///
 /// # Errors
-/// A source that is incomplete, malformed or unsupported; an `out_dir` that holds anything but an earlier export; a disk
-/// that refuses.
+/// Returns an [`ExportError`] if the source is incomplete, malformed or unsupported, if `out_dir` has files
+/// that no export wrote, or if a file cannot be read or written.
 pub fn export(
     source_dir: &Path,
     out_dir: &Path,
@@ -101,20 +101,21 @@ pub fn export(
     let model = Model::read(source_dir, &header)?;
     let checkpoint = Checkpoint::open(source_dir)?;
     let staging = Staging::begin(out_dir)?;
-    let to = To { source_dir, staging: &staging, checkpoint: &checkpoint, dtype: options.weights };
+    let exporter =
+        Exporter { source_dir, staging: &staging, checkpoint: &checkpoint, weights: options.weights };
     let exported = match &model {
-        Model::Late(bert) => to.late(bert)?,
-        Model::Decoder(decoder) => to.decoder(decoder, progress)?,
+        Model::Late(bert) => exporter.late(bert)?,
+        Model::Decoder(decoder) => exporter.decoder(decoder, progress)?,
     };
-    staging.write(tokenizer::TOKENIZER, &exported.tokenizer.bytes)?;
-    let files: Vec<&str> = exported.graphs.iter().copied().chain([WEIGHTS, tokenizer::TOKENIZER]).collect();
+    staging.write(TOKENIZER, &exported.tokenizer.bytes)?;
+    let files: Vec<&str> = exported.graphs.iter().copied().chain([WEIGHTS, TOKENIZER]).collect();
     let contract = Contract {
         schema: SCHEMA,
         name: options.name.clone(),
         architecture: exported.architecture,
         source: source::provenance(source_dir, &header, checkpoint.fingerprint()?),
         tokenizer: Tokenizer {
-            file: tokenizer::TOKENIZER.into(),
+            file: TOKENIZER.into(),
             prefix: exported.tokenizer.prefix,
             suffix: exported.tokenizer.suffix,
             vocab_size: exported.vocab_size,
@@ -129,25 +130,25 @@ pub fn export(
     Ok(contract)
 }
 
-/// Where a model's files come from and go to.
-struct To<'a> {
+/// Writes the graphs and weights of a model to the staging folder.
+struct Exporter<'a> {
     source_dir: &'a Path,
     staging: &'a Staging,
     checkpoint: &'a Checkpoint,
-    dtype: Weights,
+    weights: Weights,
 }
 
-impl To<'_> {
-    fn late(&self, bert: &Bert) -> Result<Exported, ExportError> {
+impl Exporter<'_> {
+    fn late(&self, bert: &Bert) -> Result<FamilyExport, ExportError> {
         self.refuse_weights(Weights::F16, &bert.architecture, "f32, int8")?;
-        let tokenizer = tokenizer::read(self.source_dir, bert.vocab_size, Specials::Around)?;
+        let tokenizer = read_tokenizer(self.source_dir, bert.vocab_size, SpecialTokens::Around)?;
         let tokens_max = source::sequence_tokens_max(self.source_dir)?.unwrap_or(bert.positions);
         let mut weights = WeightFile::create(self.staging.dir().join(WEIGHTS))?;
-        let stored = bert.store(self.checkpoint, &mut weights, self.dtype)?;
+        let stored = bert.store(self.checkpoint, &mut weights, self.weights)?;
         weights.finish()?;
         self.staging.write(PASSAGE, &bert.passage_graph(&stored, WEIGHTS))?;
         self.staging.write(QUERY, &bert.query_graph(&stored, WEIGHTS))?;
-        Ok(Exported {
+        Ok(FamilyExport {
             architecture: bert.architecture.clone(),
             tokenizer,
             vocab_size: bert.vocab_size,
@@ -165,17 +166,21 @@ impl To<'_> {
         })
     }
 
-    fn decoder(&self, decoder: &Decoder, progress: &dyn Fn(usize, usize)) -> Result<Exported, ExportError> {
+    fn decoder(
+        &self,
+        decoder: &Decoder,
+        progress: &dyn Fn(usize, usize),
+    ) -> Result<FamilyExport, ExportError> {
         self.refuse_weights(Weights::Int8, decoder.architecture, "f32, f16")?;
-        let tokenizer = tokenizer::read(self.source_dir, decoder.vocab_size, Specials::Before)?;
+        let tokenizer = read_tokenizer(self.source_dir, decoder.vocab_size, SpecialTokens::Before)?;
         let mut weights = WeightFile::create(self.staging.dir().join(WEIGHTS))?;
-        let stored = decoder.store(self.checkpoint, &mut weights, self.dtype, progress)?;
+        let stored = decoder.store(self.checkpoint, &mut weights, self.weights, progress)?;
         weights.finish()?;
         self.staging.write(DECODER, &decoder.graph(&stored, WEIGHTS))?;
-        Ok(Exported {
+        Ok(FamilyExport {
             architecture: decoder.architecture.to_owned(),
             vocab_size: decoder.vocab_size,
-            window_tokens_max: tokenizer.prefix.len() + window(decoder.context_tokens_max),
+            window_tokens_max: tokenizer.prefix.len() + window_tokens(decoder.context_tokens_max),
             tokenizer,
             family: Family::Decoder(contract::Decoder {
                 graph: DECODER.into(),
@@ -199,7 +204,7 @@ impl To<'_> {
         architecture: &str,
         supported: &'static str,
     ) -> Result<(), ExportError> {
-        if self.dtype != refused {
+        if self.weights != refused {
             return Ok(());
         }
         let architecture = architecture.to_owned();
@@ -207,8 +212,9 @@ impl To<'_> {
     }
 }
 
-/// Tokens of text in a window of a decoder with this context: half of it is left for a question and other chunks.
-fn window(context_tokens_max: usize) -> usize {
+/// The number of text tokens in a window of a decoder with this context. At least half of the context is left
+/// for a question and other chunks.
+fn window_tokens(context_tokens_max: usize) -> usize {
     let tokens = DECODER_WINDOW_TOKENS.min(context_tokens_max / 2).max(1);
     if tokens < TILE_TOKENS { tokens } else { tokens - tokens % TILE_TOKENS }
 }

@@ -1,49 +1,51 @@
-//! A linear layer, `x [.., in] · weight [in, out] + bias [out]`: how it is stored and what the graph does.
-//! Knows nothing of architectures.
+//! A linear layer, `x [.., in] · weight [in, out] + bias [out]`: how its weights are stored, and its
+//! operations in the graph. Does not know about architectures.
 //!
-//! With f16 weights, `x` is rounded to f16 for the product and the result is an `f32` again: GPUs multiply halves many times faster,
-//! and what is added up over the layers stays exact.
+//! With f16 weights, `x` is rounded to f16 for the product, and the product is converted back to `f32`. GPUs
+//! multiply f16 many times faster, and the sums over the layers keep `f32` precision.
 //!
-//! With int8 weights, a weight is a signed byte times its column's scale; each row of `x`, a token, becomes unsigned bytes
-//! by its own largest component. The product of integers is exact, so the result depends neither on what shares the
-//! batch nor on threads. On x86 without VNNI, ONNX Runtime's quick kernels saturate: there a runtime must ask for the
-//! precise ones (`session.x64quantprecision`), with which int8 is hardly faster than `f32`.
+//! With int8 weights, a weight is a signed byte times the scale of its column. Each row of `x`, a token, is
+//! quantised to unsigned bytes, scaled by its component of the largest magnitude. The product of integers is
+//! exact, so the result depends neither on the other rows of the batch nor on threads. On x86 without VNNI,
+//! ONNX Runtime's fast kernels saturate; a runtime has to select the precise kernels there
+//! (`session.x64quantprecision`), with which int8 is hardly faster than `f32`.
 
 use thresher_core::model::contract::Weights;
 use thresher_core::model::onnx::DataType;
 
 use super::{
     ExportError,
-    graph::{GraphBuilder, Stored, Value},
+    graph::{GraphBuilder, StoredTensor, Value},
     weights::Tensor,
     write::WeightFile,
 };
 
-/// Largest magnitude of a quantised weight or component.
-const STEPS: f32 = 127.0;
+/// The largest magnitude of a quantised weight or component.
+const QUANTISED_MAX: f32 = 127.0;
 
-/// The byte that stands for zero in a quantised row.
-const ZERO: u8 = 128;
+/// The byte that represents zero in a quantised row.
+const ZERO_POINT: u8 = 128;
 
-/// A row no larger than this counts as zero: it is divided by.
+/// The smallest value by which a row is divided. A row whose largest component is not above it counts as
+/// zero.
 const ROW_MIN: f32 = 1e-12;
 
 /// A linear layer in the weights file.
 #[derive(Debug)]
 pub struct Linear {
-    /// `[in, out]`, `f32`, `f16` or `i8`.
-    weight: Stored,
-    /// `[out]`: what a step of each column of an `i8` weight is worth.
-    step: Option<Stored>,
+    /// `[in, out]`, as `f32`, `f16` or `i8`.
+    weight: StoredTensor,
+    /// `[out]`: the scale of each column of an `i8` weight.
+    scale: Option<StoredTensor>,
     /// `[out]`
-    bias: Option<Stored>,
+    bias: Option<StoredTensor>,
 }
 
 impl Linear {
-    /// Stores the layer `name`: `weight [in, out]`, `bias [out]`, if it has one.
+    /// Writes the layer `name` to `out`: `weight [in, out]` and, if it has one, `bias [out]`.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an [`ExportError`] if the file cannot be written, or if a weight is too large for f16.
     pub fn store(
         out: &mut WeightFile,
         name: &str,
@@ -51,33 +53,33 @@ impl Linear {
         weights: Weights,
     ) -> Result<Self, ExportError> {
         let weight_name = format!("{name}.weight");
-        let (weight, step) = match weights {
+        let (weight, scale) = match weights {
             Weights::F32 => (out.push(&weight_name, &weight.dims, &weight.values)?, None),
             Weights::F16 => (out.push_f16(&weight_name, &weight.dims, &weight.values)?, None),
             Weights::Int8 => {
-                let (values, steps) = quantised(weight);
+                let (values, scales) = quantise(weight);
                 let stored = out.push_i8(&weight_name, &weight.dims, &values)?;
-                (stored, Some(out.push(&format!("{name}.step"), &weight.dims[1..], &steps)?))
+                (stored, Some(out.push(&format!("{name}.step"), &weight.dims[1..], &scales)?))
             }
         };
         let store = |bias: &Tensor| out.push(&format!("{name}.bias"), &bias.dims, &bias.values);
         let bias = bias.map(store).transpose()?;
-        Ok(Self { weight, step, bias })
+        Ok(Self { weight, scale, bias })
     }
 
-    /// `x [.., in]` → `[.., out]`.
+    /// Adds the layer to the graph: `x [.., in]` → `[.., out]`.
     pub fn apply(&self, g: &mut GraphBuilder, x: &Value) -> Value {
         let weight = g.weight(&self.weight);
-        let product = match &self.step {
+        let product = match &self.scale {
             None if self.weight.data_type == DataType::Float16 => {
                 let halves = g.cast_f16(x);
                 let product = g.matmul(&halves, &weight);
                 g.cast_f32(&product)
             }
             None => g.matmul(x, &weight),
-            Some(step) => {
-                let step = g.weight(step);
-                quantised_product(g, x, (&weight, &step))
+            Some(scale) => {
+                let scale = g.weight(scale);
+                quantised_product(g, x, (&weight, &scale))
             }
         };
         match &self.bias {
@@ -90,33 +92,34 @@ impl Linear {
     }
 }
 
-fn quantised_product(g: &mut GraphBuilder, x: &Value, (weight, step): (&Value, &Value)) -> Value {
+fn quantised_product(g: &mut GraphBuilder, x: &Value, (weight, scale): (&Value, &Value)) -> Value {
     let magnitude = g.abs(x);
     let largest = g.max_of_row(&magnitude);
     let least = g.const_f32(ROW_MIN);
     let largest = g.max(&largest, &least);
-    let per_step = g.const_f32(1.0 / STEPS);
-    let row_step = g.mul(&largest, &per_step);
-    let steps = g.div(x, &row_step);
-    let bytes = g.round_to_u8(&steps, ZERO);
-    let integers = g.matmul_integer(&bytes, weight, ZERO);
+    let reciprocal = g.const_f32(1.0 / QUANTISED_MAX);
+    let row_scale = g.mul(&largest, &reciprocal);
+    let scaled = g.div(x, &row_scale);
+    let bytes = g.round_to_u8(&scaled, ZERO_POINT);
+    let integers = g.matmul_integer(&bytes, weight, ZERO_POINT);
     let product = g.cast_f32(&integers);
-    let product = g.mul(&product, &row_step);
-    g.mul(&product, step)
+    let product = g.mul(&product, &row_scale);
+    g.mul(&product, scale)
 }
 
-/// `weight [in, out]` as steps of its columns, and what a step of each column is worth.
-fn quantised(weight: &Tensor) -> (Vec<i8>, Vec<f32>) {
+/// Quantises `weight [in, out]` to signed bytes. Returns them with the scale of each column.
+fn quantise(weight: &Tensor) -> (Vec<i8>, Vec<f32>) {
     let columns = weight.dims[1];
-    let mut steps = vec![0f32; columns];
+    let mut scales = vec![0f32; columns];
     for row in weight.values.chunks(columns) {
-        steps.iter_mut().zip(row).for_each(|(step, value)| *step = step.max(value.abs() / STEPS));
+        scales.iter_mut().zip(row).for_each(|(scale, value)| *scale = scale.max(value.abs() / QUANTISED_MAX));
     }
-    // A column of zeros has zeros whatever it is divided by.
-    steps.iter_mut().for_each(|step| *step = step.max(f32::MIN_POSITIVE));
-    let by_column = weight.values.iter().zip(steps.iter().cycle());
-    let values = by_column.map(|(value, step)| (value / step).round().clamp(-STEPS, STEPS) as i8).collect();
-    (values, steps)
+    // A column of zeros is divided by this smallest scale instead of 0.
+    scales.iter_mut().for_each(|scale| *scale = scale.max(f32::MIN_POSITIVE));
+    let by_column = weight.values.iter().zip(scales.iter().cycle());
+    let quantised =
+        |(value, scale): (&f32, &f32)| (value / scale).round().clamp(-QUANTISED_MAX, QUANTISED_MAX) as i8;
+    (by_column.map(quantised).collect(), scales)
 }
 
 #[cfg(test)]
@@ -124,10 +127,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_use_all_their_steps() {
+    fn each_column_uses_the_full_range() {
         let weight = Tensor { dims: vec![2, 3], values: vec![127.0, -0.5, 0.0, -63.4, 0.25, 0.0] };
-        let (values, steps) = quantised(&weight);
+        let (values, scales) = quantise(&weight);
         assert_eq!(values, [127, -127, 0, -63, 64, 0]);
-        assert_eq!(steps, [1.0, 0.5 / 127.0, f32::MIN_POSITIVE]);
+        assert_eq!(scales, [1.0, 0.5 / 127.0, f32::MIN_POSITIVE]);
     }
 }

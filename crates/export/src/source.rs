@@ -1,23 +1,26 @@
-//! Reads what a Hugging Face folder says about a model: `config.json`, `sentence_bert_config.json`, `README.md`.
-//! Knows nothing of tensors or graphs.
+//! Reads the files of a Hugging Face folder that describe a model: `config.json`,
+//! `sentence_bert_config.json`, `README.md` and `tokenizer.json`. Does not know about tensors or graphs.
 
 use std::{fs, path::Path};
 
 use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
 use thresher_core::model::contract::Source;
+use thresher_core::model::tokenizer::template_fault;
+use tokenizers::Tokenizer;
 
 use super::ExportError;
 
-/// The file that names the architecture.
+/// The name of the file with the model's configuration.
 pub const CONFIG: &str = "config.json";
 
-/// The keys of `config.json` that every architecture has.
+/// The keys of `config.json` that are common to all architectures.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Header {
-    /// Class names, the first is the checkpoint's.
+    /// Class names; the first is the class of the checkpoint.
     #[serde(default)]
     pub architectures: Vec<String>,
-    /// Family of the configuration (`bert`).
+    /// The family of the configuration, such as `bert`.
     pub model_type: Option<String>,
     #[serde(rename = "_name_or_path")]
     name_or_path: Option<String>,
@@ -28,14 +31,15 @@ pub struct Header {
 /// Reads a JSON file.
 ///
 /// # Errors
-/// The file cannot be read, or is not the JSON that is expected; the message names file, line and column.
+/// Returns an [`ExportError`] if the file cannot be read or is not JSON of type `T`; the message names the
+/// file, line and column.
 pub fn read_json<T: DeserializeOwned>(file: &Path) -> Result<T, ExportError> {
     let bytes = fs::read(file).map_err(|cause| ExportError::Read { file: file.to_owned(), cause })?;
     serde_json::from_slice(&bytes)
         .map_err(|cause| ExportError::JsonMalformed { file: file.to_owned(), cause })
 }
 
-/// Where the weights came from, as far as the folder says.
+/// The origin of the weights, as far as the folder says.
 pub fn provenance(dir: &Path, header: &Header, weights: String) -> Source {
     let known = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     Source {
@@ -46,17 +50,17 @@ pub fn provenance(dir: &Path, header: &Header, weights: String) -> Source {
     }
 }
 
-/// The configuration's value at `key`, where it is there and not null.
+/// Returns the value of `key` in the configuration, or `None` if it is missing or null.
 ///
 /// # Errors
-/// It is of another type.
+/// Returns [`ExportError::ConfigValue`] if the value has another type.
 pub fn optional<T: DeserializeOwned>(
-    config: &serde_json::Map<String, serde_json::Value>,
+    config: &serde_json::Map<String, Value>,
     key: &'static str,
     file: &Path,
 ) -> Result<Option<T>, ExportError> {
     match config.get(key) {
-        None | Some(serde_json::Value::Null) => Ok(None),
+        None | Some(Value::Null) => Ok(None),
         Some(value) => match T::deserialize(value) {
             Ok(value) => Ok(Some(value)),
             Err(cause) => Err(ExportError::ConfigValue { file: file.to_owned(), key, cause }),
@@ -64,10 +68,11 @@ pub fn optional<T: DeserializeOwned>(
     }
 }
 
-/// The longest sequence that the model was trained on, where `sentence-transformers` wrote it down.
+/// Returns the length of the longest sequence that the model was trained on, in tokens, if
+/// `sentence_bert_config.json` has it.
 ///
 /// # Errors
-/// The file is there and malformed.
+/// Returns an [`ExportError`] if the file exists and is malformed.
 pub fn sequence_tokens_max(dir: &Path) -> Result<Option<usize>, ExportError> {
     #[derive(Deserialize)]
     struct SentenceBert {
@@ -80,7 +85,8 @@ pub fn sequence_tokens_max(dir: &Path) -> Result<Option<usize>, ExportError> {
     Ok(read_json::<SentenceBert>(&file)?.max_seq_length)
 }
 
-/// `license:` of the front matter of `README.md`; model cards are prose, so anything else is simply unknown.
+/// The value of `license:` in the front matter of `README.md`. Model cards are free text, so a licence
+/// written in any other way is treated as unknown.
 fn licence(dir: &Path) -> Option<String> {
     let readme = fs::read_to_string(dir.join("README.md")).ok()?;
     let mut lines = readme.lines().map(str::trim_end);
@@ -90,4 +96,101 @@ fn licence(dir: &Path) -> Option<String> {
     let value = lines.take_while(|line| *line != "---").find_map(|line| line.strip_prefix("license:"))?;
     let value = value.trim().trim_matches(['"', '\'']);
     (!value.is_empty()).then(|| value.to_owned())
+}
+
+/// The name of the tokenizer's file, in the source folder and in the export.
+pub const TOKENIZER: &str = "tokenizer.json";
+
+/// A tokenizer as it is exported.
+#[derive(Debug, Clone)]
+pub struct ExportedTokenizer {
+    /// The content of the file to store: that of the source, without truncation and padding.
+    pub bytes: Vec<u8>,
+    /// The ids of the special tokens before a text.
+    pub prefix: Vec<u32>,
+    /// The ids of the special tokens after a text.
+    pub suffix: Vec<u32>,
+}
+
+/// Where a model needs special tokens around a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// At least one token before and one after the text.
+    Around,
+    /// Any number of tokens before the text. Tokens after it are dropped, because other texts follow.
+    Before,
+}
+
+/// Reads `dir/tokenizer.json` for a model whose embedding table has `vocab_size` rows.
+///
+/// # Errors
+/// Returns an [`ExportError`] if the file is missing or malformed, has ids beyond the embedding table, or
+/// lacks the special tokens that the model needs.
+pub fn read_tokenizer(
+    dir: &Path,
+    vocab_size: usize,
+    special_tokens: SpecialTokens,
+) -> Result<ExportedTokenizer, ExportError> {
+    let file = dir.join(TOKENIZER);
+    let bytes = fs::read(&file).map_err(|cause| ExportError::Read { file: file.clone(), cause })?;
+    let refuse =
+        |key: &'static str, reason: String| ExportError::Tokenizer { file: file.clone(), key, reason };
+
+    let bytes =
+        without_limits(bytes).map_err(|cause| ExportError::JsonMalformed { file: file.clone(), cause })?;
+    let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|cause| refuse("model", cause.to_string()))?;
+
+    let vocabulary = tokenizer.get_vocab(true);
+    if let Some((token, id)) =
+        vocabulary.iter().max_by_key(|(_, id)| **id).filter(|(_, id)| **id as usize >= vocab_size)
+    {
+        return Err(refuse(
+            "model.vocab",
+            format!("token `{token}` has id {id}, the model embeds {vocab_size} tokens"),
+        ));
+    }
+    if let Some(fault) = template_fault(&tokenizer) {
+        return Err(refuse("post_processor", fault));
+    }
+    let (prefix, mut suffix) = special_ids(&tokenizer).map_err(|reason| refuse("post_processor", reason))?;
+    if special_tokens == SpecialTokens::Before {
+        suffix.clear();
+    } else if prefix.is_empty() || suffix.is_empty() {
+        let reason =
+            format!("puts {prefix:?} before and {suffix:?} after a text, expected a token on each side");
+        return Err(refuse("post_processor", reason));
+    }
+    match prefix.iter().chain(&suffix).find(|&&id| tokenizer.id_to_token(id).is_none()) {
+        Some(id) => Err(refuse("post_processor", format!("special token id {id} is not in the vocabulary"))),
+        None => Ok(ExportedTokenizer { bytes, prefix, suffix }),
+    }
+}
+
+/// Removes truncation and padding from a tokenizer file. Published tokenizers often truncate texts (MiniLM's
+/// at 128 tokens) or pad them, but a window must be neither truncated nor padded, and a program that loads
+/// the file could forget to turn both off. A file without truncation and padding keeps its bytes.
+fn without_limits(bytes: Vec<u8>) -> Result<Vec<u8>, serde_json::Error> {
+    let mut json: Value = serde_json::from_slice(&bytes)?;
+    let mut limited = false;
+    for key in ["truncation", "padding"] {
+        if let Some(limit) = json.get_mut(key).filter(|limit| !limit.is_null()) {
+            *limit = Value::Null;
+            limited = true;
+        }
+    }
+    if limited { serde_json::to_vec(&json) } else { Ok(bytes) }
+}
+
+/// The ids of the special tokens before and after a text. They are taken from an encoding, so that every kind
+/// of post-processor is supported.
+fn special_ids(tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String> {
+    let encoding = tokenizer.encode_fast("a", true).map_err(|cause| cause.to_string())?;
+    let mask = encoding.get_special_tokens_mask();
+    let before = mask.iter().take_while(|&&special| special == 1).count();
+    let after = mask.iter().rev().take_while(|&&special| special == 1).count();
+    let ids = encoding.get_ids();
+    if before == ids.len() {
+        return Err("produces no token for the text `a`".to_owned());
+    }
+    Ok((ids[..before].to_vec(), ids[ids.len() - after..].to_vec()))
 }

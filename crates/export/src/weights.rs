@@ -1,5 +1,5 @@
-//! Reads a checkpoint: `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
-//! Knows nothing of architectures; tensors are read one at a time, so a checkpoint may be larger than memory.
+//! Reads a checkpoint: `model.safetensors`, or the shards that `model.safetensors.index.json` lists. Tensors
+//! are read one at a time, so that a checkpoint may be larger than memory. Does not know about architectures.
 
 use std::{
     cell::RefCell,
@@ -16,36 +16,36 @@ use safetensors::{
 };
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use thresher_core::model::contract::{hex, sha256_of};
+use thresher_core::model::contract::sha256_of;
 
 use super::{ExportError, source::read_json};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A safetensors file begins with the length of its header, little-endian.
+/// The size of the little-endian header length at the start of a safetensors file, in bytes.
 const LENGTH_BYTES: u64 = 8;
 
-/// Columns that are turned into rows together.
-const TRANSPOSED_AT_ONCE: usize = 32;
+/// The number of columns that are transposed together.
+const TRANSPOSED_COLUMNS: usize = 32;
 
-/// A checkpoint's tensors, by key.
+/// The tensors of a checkpoint, by name ("key").
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// The file to name when a tensor is missing.
+    /// The file that lists all tensors, for errors about missing ones.
     listing: PathBuf,
+    /// The index of the shard and the tensor's metadata, by key.
     tensors: HashMap<String, (usize, TensorInfo)>,
     shards: Vec<Shard>,
-    /// Keys that were asked for.
+    /// The keys of the tensors that were read.
     read: RefCell<HashSet<String>>,
 }
 
-/// A tensor's shape and elements, rows first.
+/// A tensor in row-major order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
-    /// Shape.
     pub dims: Vec<usize>,
-    /// Elements as `f32`, whatever they are stored as.
+    /// The elements, converted to `f32` from their type in the checkpoint.
     pub values: Vec<f32>,
 }
 
@@ -58,10 +58,11 @@ struct Shard {
 }
 
 impl Checkpoint {
-    /// Reads the headers of all files in `dir`.
+    /// Opens the checkpoint in `dir` and reads the headers of its files.
     ///
     /// # Errors
-    /// No checkpoint, a listed shard that is missing, a file that is cut short or no safetensors.
+    /// Returns an [`ExportError`] if there is no checkpoint, if a listed shard is missing, or if a file is
+    /// truncated or is not a safetensors file.
     pub fn open(dir: &Path) -> Result<Self, ExportError> {
         let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
         if !single.is_file() && index.is_file() {
@@ -72,15 +73,16 @@ impl Checkpoint {
         Ok(Self { listing: single, tensors, shards: vec![shard], read: RefCell::default() })
     }
 
-    /// Whether there is a tensor of this key.
+    /// Whether the checkpoint has a tensor with this key.
     pub fn contains(&self, key: &str) -> bool {
         self.tensors.contains_key(key)
     }
 
-    /// Reads a tensor that must be of shape `dims`.
+    /// Reads the tensor `key`, which must have the shape `dims`.
     ///
     /// # Errors
-    /// It is missing, of another shape, of a type that is no float, or cannot be read.
+    /// Returns an [`ExportError`] if the tensor is missing, has another shape or an unsupported element type,
+    /// or cannot be read.
     pub fn read(&self, key: &str, dims: &[usize]) -> Result<Tensor, ExportError> {
         let (shard, info) = self.info(key)?;
         self.read.borrow_mut().insert(key.to_owned());
@@ -103,15 +105,16 @@ impl Checkpoint {
         Ok(Tensor { dims: info.shape.clone(), values })
     }
 
-    /// SHA-256 of what `sha256sum` prints of the files, by name.
+    /// Returns the SHA-256 of the lines that `sha256sum` prints for the checkpoint's files, sorted by file
+    /// name.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// Returns an [`ExportError`] if a file cannot be read.
     pub fn fingerprint(&self) -> Result<String, ExportError> {
-        let mut lines = self.shards.iter().map(Shard::sum).collect::<Result<Vec<_>, _>>()?;
+        let mut lines = self.shards.iter().map(Shard::name_and_sha256).collect::<Result<Vec<_>, _>>()?;
         lines.sort_by(|(a, _), (b, _)| a.cmp(b));
         let lines: String = lines.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();
-        Ok(hex(&Sha256::digest(lines)))
+        Ok(hex::encode(Sha256::digest(lines)))
     }
 
     /// The file that lists all tensors.
@@ -119,10 +122,10 @@ impl Checkpoint {
         &self.listing
     }
 
-    /// The first key, by name, that nobody has read and `ignored` does not know.
-    pub fn unread(&self, ignored: impl Fn(&str) -> bool) -> Option<&str> {
+    /// Returns the alphabetically first key of a tensor that was not read and is not ignored.
+    pub fn first_unread(&self, is_ignored: impl Fn(&str) -> bool) -> Option<&str> {
         let read = self.read.borrow();
-        self.tensors.keys().filter(|key| !read.contains(*key) && !ignored(key)).min().map(String::as_str)
+        self.tensors.keys().filter(|key| !read.contains(*key) && !is_ignored(key)).min().map(String::as_str)
     }
 
     fn info(&self, key: &str) -> Result<&(usize, TensorInfo), ExportError> {
@@ -133,7 +136,7 @@ impl Checkpoint {
     fn open_sharded(dir: &Path, index: PathBuf) -> Result<Self, ExportError> {
         #[derive(Deserialize)]
         struct Index {
-            // Sorted, so that the first error is always the same one.
+            // A sorted map, so that the first error is always the same.
             weight_map: BTreeMap<String, String>,
         }
         let Index { weight_map } = read_json(&index)?;
@@ -143,7 +146,7 @@ impl Checkpoint {
         for (key, name) in &weight_map {
             if !opened.contains_key(name.as_str()) {
                 let path = dir.join(name);
-                // A shard is a file of the folder: an index from elsewhere must not point outside it.
+                // A shard must be a file of this folder: an index must not point outside it.
                 let is_plain = Path::new(name).components().eq([Component::Normal(name.as_ref())]);
                 if !is_plain || !path.is_file() {
                     return Err(ExportError::ShardMissing { index, shard: name.clone() });
@@ -161,16 +164,17 @@ impl Checkpoint {
 }
 
 impl Tensor {
-    /// A matrix with its axes exchanged: a checkpoint stores `[out, in]`, a graph multiplies with `[in, out]`.
+    /// Returns the transposed matrix. A checkpoint stores `[out, in]`, but a graph multiplies by `[in, out]`.
     ///
     /// # Panics
-    /// When it is no matrix.
+    /// Panics if the tensor is not a matrix.
     pub fn transposed(&self) -> Self {
         let [rows, columns] = self.dims[..] else { panic!("a matrix has two axes, not {:?}", self.dims) };
         let mut values = vec![0.0; rows * columns];
-        // Some columns at a time: what is read of a row stays in the cache until its neighbours are written.
-        for (strip, out) in values.chunks_mut((TRANSPOSED_AT_ONCE * rows).max(1)).enumerate() {
-            let first = strip * TRANSPOSED_AT_ONCE;
+        // Some columns at a time, so that the cache lines being written stay in the CPU's cache until they
+        // are full.
+        for (strip, out) in values.chunks_mut((TRANSPOSED_COLUMNS * rows).max(1)).enumerate() {
+            let first = strip * TRANSPOSED_COLUMNS;
             for row in 0..rows {
                 let read = &self.values[row * columns + first..][..out.len() / rows];
                 read.iter().enumerate().for_each(|(column, value)| out[column * rows + row] = *value);
@@ -181,8 +185,7 @@ impl Tensor {
 }
 
 impl Shard {
-    /// Its name and its SHA-256.
-    fn sum(&self) -> Result<(String, String), ExportError> {
+    fn name_and_sha256(&self) -> Result<(String, String), ExportError> {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let sum =
             sha256_of(&self.path).map_err(|cause| ExportError::Read { file: self.path.clone(), cause })?;
@@ -204,7 +207,7 @@ impl Shard {
         }
         let mut length = [0; LENGTH_BYTES as usize];
         file.read_exact(&mut length).map_err(file_error)?;
-        // A file that is no safetensors at all begins with some text, a huge length.
+        // The first bytes of a file of another format, such as text, usually decode to a huge length.
         let data_offset_bytes = u64::from_le_bytes(length)
             .checked_add(LENGTH_BYTES)
             .filter(|&bytes| bytes <= u64::from(u32::MAX))
@@ -226,7 +229,8 @@ impl Shard {
     fn read(&self, info: &TensorInfo) -> io::Result<Vec<u8>> {
         let (start, end) = info.data_offsets;
         let mut bytes = vec![0; end - start];
-        // `&File` reads and seeks: the checkpoint is read by one thread.
+        // `&File` can read and seek. The position is shared, which is safe because one thread reads the
+        // checkpoint.
         let mut file = &self.file;
         file.seek(SeekFrom::Start(self.data_offset_bytes + start as u64))?;
         file.read_exact(&mut bytes)?;
@@ -234,7 +238,8 @@ impl Shard {
     }
 }
 
-/// Little-endian floats of `dtype` as `f32`, exact; `None` when `dtype` is no float of at most 32 bits.
+/// Converts little-endian floats of type `dtype` to `f32` without loss. Returns `None` if `dtype` is not a
+/// float of at most 32 bits.
 fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
     let halves = |convert: fn(u16) -> f32| {
         bytes.as_chunks().0.iter().map(|&pair| convert(u16::from_le_bytes(pair))).collect()
@@ -252,14 +257,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_become_columns() {
+    fn transposing_exchanges_rows_and_columns() {
         for (rows, columns) in [(1, 1), (2, 3), (3, 32), (5, 33), (70, 64), (0, 4)] {
             let tensor =
                 Tensor { dims: vec![rows, columns], values: (0..rows * columns).map(|i| i as f32).collect() };
-            let turned = tensor.transposed();
-            assert_eq!(turned.dims, [columns, rows]);
+            let transposed = tensor.transposed();
+            assert_eq!(transposed.dims, [columns, rows]);
             for (i, value) in tensor.values.iter().enumerate() {
-                assert_eq!(turned.values[i % columns * rows + i / columns], *value, "{rows}x{columns}, {i}");
+                assert_eq!(
+                    transposed.values[i % columns * rows + i / columns],
+                    *value,
+                    "{rows}x{columns}, {i}"
+                );
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Writes a model's folder so that it is there whole or not at all, and the file that holds the weights.
-//! Knows nothing of what the files mean.
+//! Writes the output folder so that it is published whole or not at all, and the file of weights.
+//! Does not know what the files mean.
 
 use std::{
     fs::{self, File},
@@ -11,46 +11,46 @@ use half::f16;
 use thresher_core::model::contract::CONTRACT_FILE;
 use thresher_core::model::onnx::DataType;
 
-use super::{ExportError, graph::Stored};
+use super::{ExportError, graph::StoredTensor};
 
-/// Where a weight may begin: vector loads want whole cache lines.
+/// The alignment of each weight in the file, in bytes: a cache line, for vector loads.
 const ALIGN_BYTES: u64 = 64;
 
-/// A folder being written beside its final place. Dropped before [`Staging::publish`], it leaves nothing.
+/// A temporary folder beside the output folder. Dropping it before [`Staging::publish`] deletes it.
 #[derive(Debug)]
 pub struct Staging {
-    /// Where files are written.
     dir: PathBuf,
-    /// Where they will be.
+    /// The output folder.
     target: PathBuf,
     published: bool,
 }
 
 impl Staging {
-    /// Starts a folder for `target`.
+    /// Creates the temporary folder for the output folder `target`.
     ///
     /// # Errors
-    /// `target` holds something that is no exported model, or the disk refuses.
+    /// Returns an [`ExportError`] if `target` has entries that no export wrote, or if the folder cannot be
+    /// created.
     pub fn begin(target: &Path) -> Result<Self, ExportError> {
         let target = std::path::absolute(target)
             .map_err(|cause| ExportError::Read { file: target.to_owned(), cause })?;
-        refuse_foreign(&target)?;
+        refuse_foreign_files(&target)?;
         let dir = sibling(&target, "partial");
         let failed = |cause| ExportError::Write { file: dir.clone(), cause };
-        // What a killed export left: its name is ours alone.
+        // An export that was killed may have left this folder. No other program uses its name.
         remove_dir(&dir).and_then(|()| fs::create_dir_all(&dir)).map_err(failed)?;
         Ok(Self { dir, target, published: false })
     }
 
-    /// The folder to write to.
+    /// The temporary folder.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Writes a whole file.
+    /// Writes a file into the temporary folder and syncs it to disk.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an [`ExportError`] if the file cannot be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), ExportError> {
         let file = self.dir.join(name);
         let write = || -> io::Result<()> {
@@ -61,10 +61,11 @@ impl Staging {
         write().map_err(|cause| ExportError::Write { file: file.clone(), cause })
     }
 
-    /// Puts the folder in its place; an older export there is replaced.
+    /// Renames the temporary folder to the output folder, replacing an older export.
     ///
     /// # Errors
-    /// The disk refuses; the older export is then still there, at its place or as `.NAME.replaced` beside it.
+    /// Returns an [`ExportError`] if a folder cannot be renamed. The older export then still exists, in the
+    /// output folder or beside it as `.NAME.replaced`.
     pub fn publish(mut self) -> Result<(), ExportError> {
         let replaced = sibling(&self.target, "replaced");
         let swap = || -> io::Result<()> {
@@ -73,7 +74,7 @@ impl Staging {
                 fs::rename(&self.target, &replaced)?;
             }
             if let Err(cause) = fs::rename(&self.dir, &self.target) {
-                // Best effort: the first failure is the one to report.
+                // Best effort: the first failure is reported.
                 let _ = fs::rename(&replaced, &self.target);
                 return Err(cause);
             }
@@ -93,7 +94,7 @@ impl Drop for Staging {
     }
 }
 
-/// The weights of a model, one after the other, each at a multiple of [`ALIGN_BYTES`].
+/// The file of weights: tensors one after the other, each at a multiple of [`ALIGN_BYTES`].
 #[derive(Debug)]
 pub struct WeightFile {
     path: PathBuf,
@@ -102,10 +103,10 @@ pub struct WeightFile {
 }
 
 impl WeightFile {
-    /// Starts the file.
+    /// Creates the file.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an [`ExportError`] if the file cannot be created.
     pub fn create(path: PathBuf) -> Result<Self, ExportError> {
         match File::create(&path) {
             Ok(file) => Ok(Self { path, out: BufWriter::new(file), written_bytes: 0 }),
@@ -113,30 +114,40 @@ impl WeightFile {
         }
     }
 
-    /// Adds an `f32` tensor of shape `dims`, rows first.
+    /// Appends an `f32` tensor of shape `dims`, in row-major order.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an [`ExportError`] if the file cannot be written.
     ///
     /// # Panics
-    /// When `values` is not of shape `dims`.
-    pub fn push(&mut self, name: &str, dims: &[usize], values: &[f32]) -> Result<Stored, ExportError> {
+    /// Panics if the number of `values` does not match `dims`.
+    pub fn push(&mut self, name: &str, dims: &[usize], values: &[f32]) -> Result<StoredTensor, ExportError> {
         self.push_bytes(name, dims, DataType::Float, values.iter().map(|value| value.to_le_bytes()))
     }
 
-    /// Adds an `i8` tensor; otherwise as [`WeightFile::push`].
+    /// Appends an `i8` tensor; otherwise the same as [`WeightFile::push`].
     ///
     /// # Errors
-    /// The disk refuses.
-    pub fn push_i8(&mut self, name: &str, dims: &[usize], values: &[i8]) -> Result<Stored, ExportError> {
+    /// Returns an [`ExportError`] if the file cannot be written.
+    pub fn push_i8(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        values: &[i8],
+    ) -> Result<StoredTensor, ExportError> {
         self.push_bytes(name, dims, DataType::Int8, values.iter().map(|value| value.to_le_bytes()))
     }
 
-    /// Adds values rounded to `f16`; otherwise as [`WeightFile::push`].
+    /// Appends a tensor with its values rounded to `f16`; otherwise the same as [`WeightFile::push`].
     ///
     /// # Errors
-    /// A value that is too large for `f16`; the disk refuses.
-    pub fn push_f16(&mut self, name: &str, dims: &[usize], values: &[f32]) -> Result<Stored, ExportError> {
+    /// Returns an [`ExportError`] if a value is too large for `f16`, or if the file cannot be written.
+    pub fn push_f16(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        values: &[f32],
+    ) -> Result<StoredTensor, ExportError> {
         if let Some(value) =
             values.iter().find(|value| value.is_finite() && f16::from_f32(**value).is_infinite())
         {
@@ -152,7 +163,7 @@ impl WeightFile {
         dims: &[usize],
         data_type: DataType,
         mut elements: impl ExactSizeIterator<Item = [u8; WIDTH]>,
-    ) -> Result<Stored, ExportError> {
+    ) -> Result<StoredTensor, ExportError> {
         assert_eq!(dims.iter().product::<usize>(), elements.len(), "{name} is not of shape {dims:?}");
         let offset_bytes = self.written_bytes.next_multiple_of(ALIGN_BYTES);
         let length_bytes = (elements.len() * WIDTH) as u64;
@@ -163,13 +174,13 @@ impl WeightFile {
         };
         write().map_err(|cause| ExportError::Write { file: self.path.clone(), cause })?;
         self.written_bytes = offset_bytes + length_bytes;
-        Ok(Stored { name: name.to_owned(), dims: dims.to_vec(), data_type, offset_bytes, length_bytes })
+        Ok(StoredTensor { name: name.to_owned(), dims: dims.to_vec(), data_type, offset_bytes, length_bytes })
     }
 
-    /// Brings the file to the disk.
+    /// Flushes the file and syncs it to disk.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// Returns an [`ExportError`] if the file cannot be written.
     pub fn finish(self) -> Result<(), ExportError> {
         let path = self.path;
         let sync =
@@ -178,9 +189,9 @@ impl WeightFile {
     }
 }
 
-/// Only an empty folder or an earlier export may be replaced, and nothing that someone put beside it: `--out ~` must not
-/// cost a home.
-fn refuse_foreign(target: &Path) -> Result<(), ExportError> {
+/// Fails if the output folder has a file that no export wrote. Only an empty folder or an earlier export may
+/// be replaced, so that `--out ~` does not delete a home folder.
+fn refuse_foreign_files(target: &Path) -> Result<(), ExportError> {
     let read = || -> io::Result<Vec<String>> {
         fs::read_dir(target)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
     };
@@ -191,15 +202,15 @@ fn refuse_foreign(target: &Path) -> Result<(), ExportError> {
         }
         Ok(entries) => entries,
     };
-    let ours = files_of_export(target);
-    match entries.into_iter().find(|entry| !ours.contains(entry)) {
+    let exported = exported_files(target);
+    match entries.into_iter().find(|entry| !exported.contains(entry)) {
         Some(entry) => Err(ExportError::OutOccupied { dir: target.to_owned(), entry }),
         None => Ok(()),
     }
 }
 
-/// The files of the export in `dir`, by its contract, of whatever schema; none when it holds no contract.
-fn files_of_export(dir: &Path) -> Vec<String> {
+/// The files that the contract in `dir` lists, whatever its schema; none if there is no contract.
+fn exported_files(dir: &Path) -> Vec<String> {
     let text = fs::read_to_string(dir.join(CONTRACT_FILE)).unwrap_or_default();
     let contract: toml::Table = text.parse().unwrap_or_default();
     match (contract.get("schema"), contract.get("files")) {
@@ -210,7 +221,7 @@ fn files_of_export(dir: &Path) -> Vec<String> {
     }
 }
 
-/// `/a/b` → `/a/.b.SUFFIX`: on the same file system, so that a rename moves no bytes.
+/// `/a/b` → `/a/.b.SUFFIX`. It is on the same file system, so that a rename copies no bytes.
 fn sibling(target: &Path, suffix: &str) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!(".{name}.{suffix}"))
@@ -229,9 +240,9 @@ mod tests {
 
     use super::*;
 
-    /// A daemon maps the weights of the model that it serves: a file that gets shorter under the mapping ends it.
+    /// A daemon maps the weights of its model into memory, and would crash if the mapped file became shorter.
     #[test]
-    fn an_export_over_a_model_in_use_leaves_the_files_that_are_open_as_they_were() {
+    fn an_export_over_a_model_in_use_does_not_change_open_files() {
         let folder = tempfile::tempdir().expect("a folder");
         let target = folder.path().join("model");
         let publish = |values: &[f32]| {

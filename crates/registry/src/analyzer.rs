@@ -1,37 +1,40 @@
-//! Texts to words for the index: every language, no list of languages.
-//! Knows nothing of indexes or chunks.
+//! Splits texts into words for the index, in every language and without a list of languages.
+//! Does not know about indexes or chunks.
 //!
-//! A word is a run of letters, digits and their marks, in lower case and without Latin accents. Scripts that are written
-//! without spaces (Chinese, Japanese, Thai, …), and Korean, whose particles hang on the word, give pairs of neighbours
-//! instead: any cut into words would have to be the same in the question and in the chunk. Nothing is stemmed: a stemmer
-//! belongs to one language, and RC reads the candidates anyway.
+//! A word is a run of letters and digits with their combining marks, in lower case and without Latin accents.
+//! In scripts that are written without spaces (Chinese, Japanese, Thai, …), and in Korean, where particles
+//! are attached to the word, each pair of neighbouring characters is a word instead, because a segmentation
+//! into real words would have to be the same in the query and in the chunk. Words are not stemmed: a stemmer
+//! fits one language only, and RC reads the candidates anyway.
 
 use tantivy::tokenizer::{AsciiFoldingFilter, LowerCaser, TextAnalyzer, Token, TokenStream, Tokenizer};
 use unicode_segmentation::UnicodeSegmentation;
 
-/// Name in the index. Another way of cutting takes another name, so that no index is read with it by mistake.
+/// The name of the tokenizer in the index. A change of the rules needs another name, so that no index is read
+/// with other rules than it was written with.
 pub const NAME: &str = "thresher_words_1";
 
-/// Characters of a word that count; identifiers in base64 are no words.
+/// The length to which words are cut, in bytes. Longer runs, such as base64, are not words.
 const WORD_BYTES_MAX: usize = 128;
 
-/// The analyzer of texts and of questions.
+/// The analyzer for chunks and queries.
 pub fn analyzer() -> TextAnalyzer {
-    TextAnalyzer::builder(Words).filter(LowerCaser).filter(AsciiFoldingFilter).build()
+    TextAnalyzer::builder(WordTokenizer).filter(LowerCaser).filter(AsciiFoldingFilter).build()
 }
 
-/// Distinct words of a question that are searched for: each costs a look at every segment.
+/// The number of distinct words of a query that are searched for. The limit exists because each word costs a
+/// lookup in every segment.
 pub const WORDS_MAX: usize = 1_024;
 
-/// Bytes of a question that are looked at.
-const QUESTION_BYTES_MAX: usize = 256 * 1024;
+/// The number of bytes of a query that are searched for words.
+const QUERY_BYTES_MAX: usize = 256 * 1024;
 
-/// The first [`WORDS_MAX`] distinct words of a question, in the order of their first use.
-pub fn words(question: &str) -> Vec<String> {
+/// Returns the first [`WORDS_MAX`] distinct words of a query, in the order of their first occurrence.
+pub fn words(query: &str) -> Vec<String> {
     let (mut words, mut seen) = (Vec::new(), std::collections::HashSet::new());
     let mut analyzer = analyzer();
-    let looked_at = question.floor_char_boundary(QUESTION_BYTES_MAX);
-    let mut tokens = analyzer.token_stream(&question[..looked_at]);
+    let end = query.floor_char_boundary(QUERY_BYTES_MAX);
+    let mut tokens = analyzer.token_stream(&query[..end]);
     while words.len() < WORDS_MAX && tokens.advance() {
         let word = &tokens.token().text;
         if seen.insert(word.clone()) {
@@ -42,22 +45,22 @@ pub fn words(question: &str) -> Vec<String> {
 }
 
 #[derive(Clone)]
-struct Words;
+struct WordTokenizer;
 
-struct Stream {
+struct WordStream {
     tokens: std::vec::IntoIter<Token>,
     token: Token,
 }
 
-impl Tokenizer for Words {
-    type TokenStream<'a> = Stream;
+impl Tokenizer for WordTokenizer {
+    type TokenStream<'a> = WordStream;
 
-    fn token_stream<'a>(&'a mut self, text: &'a str) -> Stream {
-        Stream { tokens: cut(text).into_iter(), token: Token::default() }
+    fn token_stream<'a>(&'a mut self, text: &'a str) -> WordStream {
+        WordStream { tokens: split_words(text).into_iter(), token: Token::default() }
     }
 }
 
-impl TokenStream for Stream {
+impl TokenStream for WordStream {
     fn advance(&mut self) -> bool {
         self.tokens.next().map(|token| self.token = token).is_some()
     }
@@ -72,46 +75,50 @@ impl TokenStream for Stream {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CharKind {
+    /// A letter or digit of a script that separates words with spaces.
     Spaced,
+    /// A letter of a script without spaces between words.
     Unspaced,
-    Between,
+    /// A character between words.
+    Separator,
 }
 
-fn cut(text: &str) -> Vec<Token> {
+fn split_words(text: &str) -> Vec<Token> {
     let mut tokens = Vec::new();
-    // A run of one kind: where it begins, and its clusters where pairs are made of them.
-    let (mut kind, mut start, mut clusters) = (Kind::Between, 0, Vec::new());
+    // The current run of characters of one kind: its start, and, for unspaced scripts, its grapheme clusters.
+    let (mut kind, mut start, mut clusters) = (CharKind::Separator, 0, Vec::new());
     let mut end_run =
-        |kind: Kind, range: std::ops::Range<usize>, clusters: &mut Vec<std::ops::Range<usize>>| {
+        |kind: CharKind, range: std::ops::Range<usize>, clusters: &mut Vec<std::ops::Range<usize>>| {
             match kind {
-                Kind::Between => {}
-                Kind::Spaced => push(&mut tokens, text, range),
-                Kind::Unspaced if clusters.len() == 1 => push(&mut tokens, text, range),
-                Kind::Unspaced => {
+                CharKind::Separator => {}
+                CharKind::Spaced => push(&mut tokens, text, range),
+                CharKind::Unspaced if clusters.len() == 1 => push(&mut tokens, text, range),
+                CharKind::Unspaced => {
                     clusters.windows(2).for_each(|pair| push(&mut tokens, text, pair[0].start..pair[1].end));
                 }
             }
             clusters.clear();
         };
-    for (at, cluster) in clusters_of(text) {
-        let here = kind_of(cluster.chars().next().expect("a cluster has a character"));
-        if here != kind {
-            end_run(kind, start..at, &mut clusters);
-            (kind, start) = (here, at);
+    for (offset, cluster) in grapheme_clusters(text) {
+        let cluster_kind = kind_of(cluster.chars().next().expect("a cluster has a character"));
+        if cluster_kind != kind {
+            end_run(kind, start..offset, &mut clusters);
+            (kind, start) = (cluster_kind, offset);
         }
-        if here == Kind::Unspaced {
-            clusters.push(at..at + cluster.len());
+        if cluster_kind == CharKind::Unspaced {
+            clusters.push(offset..offset + cluster.len());
         }
     }
     end_run(kind, start..text.len(), &mut clusters);
     tokens
 }
 
-/// Letters with their marks; in ASCII, where there are no marks, without looking for them.
-fn clusters_of(text: &str) -> Box<dyn Iterator<Item = (usize, &str)> + '_> {
+/// The grapheme clusters of a text with their offsets. ASCII text has no combining marks, so its clusters are
+/// its bytes.
+fn grapheme_clusters(text: &str) -> Box<dyn Iterator<Item = (usize, &str)> + '_> {
     match text.is_ascii() {
-        true => Box::new((0..text.len()).map(|at| (at, &text[at..=at]))),
+        true => Box::new((0..text.len()).map(|offset| (offset, &text[offset..=offset]))),
         false => Box::new(text.grapheme_indices(true)),
     }
 }
@@ -131,14 +138,15 @@ fn push(tokens: &mut Vec<Token>, text: &str, range: std::ops::Range<usize>) {
     });
 }
 
-/// Accents that stand for themselves: `e` and `´` is then the same word as `é`.
+/// Whether a character is a combining accent. Combining accents are removed, so that `e` with a combining
+/// accent is the same word as `é`.
 fn is_latin_mark(c: char) -> bool {
     ('\u{300}'..='\u{36f}').contains(&c)
 }
 
-fn kind_of(c: char) -> Kind {
+fn kind_of(c: char) -> CharKind {
     match c {
-        _ if !c.is_alphanumeric() => Kind::Between,
+        _ if !c.is_alphanumeric() => CharKind::Separator,
         '\u{0e00}'..='\u{0eff}'     // Thai, Lao
         | '\u{1000}'..='\u{109f}'   // Myanmar
         | '\u{1100}'..='\u{11ff}'   // Hangul Jamo
@@ -148,8 +156,8 @@ fn kind_of(c: char) -> Kind {
         | '\u{ac00}'..='\u{d7af}'   // Hangul
         | '\u{f900}'..='\u{faff}'   // Han, for compatibility
         | '\u{ff66}'..='\u{ffdc}'   // Katakana and Hangul of half width
-        | '\u{20000}'..='\u{3ffff}' => Kind::Unspaced,
-        _ => Kind::Spaced,
+        | '\u{20000}'..='\u{3ffff}' => CharKind::Unspaced,
+        _ => CharKind::Spaced,
     }
 }
 
@@ -175,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn long_questions_have_so_many_words() {
+    fn the_words_of_long_queries_are_limited() {
         let check = |text: &str, count: usize, last: &str| {
             let words = words(text);
             assert_eq!((words.len(), words.last().map_or("", String::as_str)), (count, last));
@@ -183,6 +191,6 @@ mod tests {
         let numbers: Vec<String> = (0..2_000).map(|n| n.to_string()).collect();
         check(&numbers.join(" "), WORDS_MAX, "1023");
         check(&["0 ".repeat(5_000), numbers[..100].join(" ")].concat(), 100, "99");
-        check(&["潮".repeat(QUESTION_BYTES_MAX), numbers.join(" ")].concat(), 1, "潮潮");
+        check(&["潮".repeat(QUERY_BYTES_MAX), numbers.join(" ")].concat(), 1, "潮潮");
     }
 }

@@ -1,4 +1,5 @@
-//! BM25 over a handful of texts, in memory: the lexical baseline that every estimator is measured against.
+//! BM25 over a small list of texts, in memory. It is the lexical baseline that every estimator is compared
+//! with.
 
 use tantivy::collector::TopDocs;
 use tantivy::query::{BooleanQuery, Occur, Query, TermQuery};
@@ -7,15 +8,15 @@ use tantivy::tokenizer::{TextAnalyzer, TokenStream};
 use tantivy::{Index, IndexReader, TantivyDocument, Term, doc};
 use thiserror::Error;
 
-/// Bytes that the writer may buffer; the least that tantivy takes.
+/// The bytes that the writer may buffer: the smallest value that tantivy accepts.
 const WRITER_BYTES: usize = 15_000_000;
 
-/// What tantivy says when it fails.
+/// An error of tantivy.
 #[derive(Debug, Error)]
 #[error("lexical search failed: {0}")]
 pub struct LexicalError(#[from] tantivy::TantivyError);
 
-/// An index in memory over a fixed list of texts. Words are lower-cased, not stemmed.
+/// An index in memory over a fixed list of texts. Words are converted to lower case but not stemmed.
 pub struct Bm25 {
     reader: IndexReader,
     analyzer: TextAnalyzer,
@@ -28,7 +29,7 @@ impl Bm25 {
     /// Indexes `texts`.
     ///
     /// # Errors
-    /// What tantivy reports.
+    /// Returns a [`LexicalError`] if tantivy fails.
     pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, LexicalError> {
         let mut schema = Schema::builder();
         let body = schema.add_text_field("body", TEXT);
@@ -44,10 +45,11 @@ impl Bm25 {
         Ok(Self { reader: index.reader()?, analyzer: index.tokenizer_for_field(body)?, body, position, len })
     }
 
-    /// BM25 of every text for `query`, in the order of the texts; 0 for texts without a word of it.
+    /// Returns the BM25 score of every text for `query`, in the order of the texts; 0 for texts without any
+    /// word of the query.
     ///
     /// # Errors
-    /// What tantivy reports.
+    /// Returns a [`LexicalError`] if tantivy fails.
     pub fn scores(&self, query: &str) -> Result<Vec<f32>, LexicalError> {
         let mut scores = vec![0.0; self.len];
         if self.len == 0 {

@@ -1,41 +1,40 @@
-//! Changes of what is registered, and what they do.
-//! Knows nothing of where chunks are kept.
+//! Changes to the registered chunks, their outcomes, and the content hashes that outcomes are derived from.
+//! Does not know where chunks are stored.
 
 use std::sync::Arc;
 
+use blake3::Hasher;
 use thresher_core::domain::Chunk;
 
-use super::content::content_of;
-
-/// A change to what is registered.
+/// A change to the registered chunks.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// Registers the chunk under its id, or replaces the one that is there.
+    /// Registers the chunk under its id, replacing any chunk with that id.
     Put(Arc<Chunk>),
-    /// Registers the chunk if its id holds nothing.
+    /// Registers the chunk if no chunk has its id.
     Offer(Arc<Chunk>),
-    /// Takes the id away.
+    /// Deletes the chunk with this id.
     Delete(String),
 }
 
-/// What a change did.
+/// The outcome of one change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The id is new.
+    /// The chunk was registered under a new id.
     Created,
-    /// The id held something else.
+    /// The chunk replaced another content of its id.
     Updated,
-    /// The id held the same.
+    /// The id already had this content; nothing was changed.
     Unchanged,
-    /// The id is gone.
+    /// The chunk was deleted.
     Deleted,
-    /// There was no such id.
+    /// The id to delete is not registered; nothing was changed.
     Unknown,
-    /// There are `registry.chunk_count_max` chunks already; nothing was done.
+    /// `registry.chunk_count_max` chunks are registered already; nothing was changed.
     Full,
 }
 
-/// The id that it is about.
+/// The id of the chunk that a change is about.
 pub fn id_of(change: &Change) -> &str {
     match change {
         Change::Put(chunk) | Change::Offer(chunk) => &chunk.id,
@@ -43,25 +42,26 @@ pub fn id_of(change: &Change) -> &str {
     }
 }
 
-/// What it brings for its id; none when it takes it away.
-pub fn content_brought(change: &Change) -> Option<u64> {
+/// The content hash of the chunk in a change; `None` for a deletion.
+pub fn content_in(change: &Change) -> Option<u64> {
     match change {
-        Change::Put(chunk) | Change::Offer(chunk) => Some(content_of(chunk)),
+        Change::Put(chunk) | Change::Offer(chunk) => Some(content_hash(chunk)),
         Change::Delete(_) => None,
     }
 }
 
-/// What the id holds afterwards, where it held `before` and the change brings `brought`; none when it is gone.
-pub fn content_after(change: &Change, before: Option<u64>, brought: Option<u64>) -> Option<u64> {
+/// The content hash of an id after a change: `before` is the hash before it and `new` the hash in the change.
+/// `None`: the id is not registered.
+pub fn content_after(change: &Change, before: Option<u64>, new: Option<u64>) -> Option<u64> {
     match change {
-        Change::Offer(_) => before.or(brought),
-        Change::Put(_) | Change::Delete(_) => brought,
+        Change::Offer(_) => before.or(new),
+        Change::Put(_) | Change::Delete(_) => new,
     }
 }
 
 impl Outcome {
-    /// What a change does to an id that held `before` and shall hold `after`, where there are `count` chunks of at most
-    /// `count_max`.
+    /// The outcome of a change that turns the content hash of an id from `before` to `after`, where `count`
+    /// chunks are registered and at most `count_max` may be. Updates `count`.
     pub fn of(before: Option<u64>, after: Option<u64>, count: &mut usize, count_max: usize) -> Self {
         match (before, after) {
             (None, None) => Self::Unknown,
@@ -79,12 +79,12 @@ impl Outcome {
         }
     }
 
-    /// Whether anything is different now.
+    /// Returns whether the change had an effect: true for created, updated and deleted.
     pub fn is_change(self) -> bool {
         matches!(self, Self::Created | Self::Updated | Self::Deleted)
     }
 
-    /// In metrics and answers.
+    /// The outcome's name in metrics and responses, in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Created => "created",
@@ -94,5 +94,63 @@ impl Outcome {
             Self::Unknown => "unknown",
             Self::Full => "full",
         }
+    }
+}
+
+/// Returns the id of a chunk for which the caller gave none: 32 hexadecimal digits of a hash over its title,
+/// text and metadata, so that equal chunks have equal ids. Metadata is included because otherwise a paragraph
+/// that occurs in two documents would be one chunk with the metadata of the later document.
+pub fn content_id(title: Option<&str>, text: &str, metadata: Option<&str>) -> String {
+    hex::encode(&hash("id", title, text, metadata)[..16])
+}
+
+/// The content hash of a chunk, which distinguishes two versions of one id. 64 bits are enough, because a
+/// version is only ever compared with the one before it.
+pub fn content_hash(chunk: &Chunk) -> u64 {
+    first_u64(&hash("version", chunk.title.as_deref(), &chunk.text, chunk.metadata.as_deref()))
+}
+
+/// The hash of an id, which is stored in a column of the index, where comparing strings would be slow.
+pub fn id_hash(id: &str) -> u64 {
+    first_u64(blake3::hash(id.as_bytes()).as_bytes())
+}
+
+fn hash(purpose: &str, title: Option<&str>, text: &str, metadata: Option<&str>) -> [u8; 32] {
+    let mut hasher = Hasher::new();
+    // Each part is preceded by whether it exists and by its length, so that no two chunks hash the same
+    // bytes.
+    for part in [Some(purpose), title, Some(text), metadata] {
+        hasher.update(&[u8::from(part.is_some())]);
+        let part = part.unwrap_or_default();
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part.as_bytes());
+    }
+    *hasher.finalize().as_bytes()
+}
+
+fn first_u64(hash: &[u8; 32]) -> u64 {
+    u64::from_le_bytes(*hash.first_chunk().expect("32 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn chunks_that_differ_have_different_ids() {
+        let chunks = [
+            (None, "a", None),
+            (Some(""), "a", None),
+            (Some("a"), "", None),
+            (None, "a", Some("{}")),
+            (None, "", Some("a")),
+            (None, "b", None),
+        ];
+        let ids: HashSet<String> =
+            chunks.iter().map(|&(title, text, meta)| content_id(title, text, meta)).collect();
+        assert_eq!(ids.len(), chunks.len());
+        assert!(ids.iter().all(|id| id.len() == 32));
     }
 }

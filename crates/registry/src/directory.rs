@@ -1,20 +1,21 @@
-//! Which chunks there are, in the order of their ids, and which of them the model has read.
-//! Knows nothing of their texts, of disks or of models.
+//! The list of registered chunks in the order of their ids, and the queue of chunks that the model has not
+//! read yet. Does not know about texts, disks or models.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Failures after which a chunk is not tried again before it changes or the daemon restarts.
+/// After this many failures a chunk is not read ahead again until it changes or the daemon restarts.
 pub const ATTEMPTS_MAX: u8 = 5;
 
-/// Every registered id. About 100 bytes each.
+/// All registered ids, about 100 bytes each, and the queue of those to read ahead.
 #[derive(Debug, Default)]
 pub struct Directory {
     entries: BTreeMap<Arc<str>, Entry>,
-    /// Cold ids in the order in which they came; some of them may have changed or gone since.
+    /// Cold ids in the order of their registration. Some may have changed or been deleted since.
     fresh: VecDeque<Arc<str>>,
-    /// Those of before the last start, behind the fresh ones: somebody may be waiting for a fresh one.
+    /// Cold ids from before the last start, and ids to try again. They come after the fresh ones, which a
+    /// request may be waiting for.
     backlog: VecDeque<Arc<str>>,
     warm: usize,
     failed: usize,
@@ -34,63 +35,63 @@ enum Warmth {
     Failed,
 }
 
-/// How much is registered, and how far reading it ahead has come.
+/// The number of registered chunks and of those that the model has read ahead of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Chunks.
+    /// The number of registered chunks.
     pub registered: usize,
-    /// Of them, read by the model.
+    /// The number of chunks that the model has read.
     pub warm: usize,
-    /// Not yet.
+    /// The number of chunks that the model has yet to read.
     pub queued: usize,
-    /// Given up; a request that needs one still tries.
+    /// The number of chunks that could not be read and will not be tried again. A request that needs one
+    /// still tries to read it.
     pub failed: usize,
 }
 
-/// A chunk to be read ahead.
+/// A chunk that was taken from the queue to be read ahead.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cold {
-    /// Its id.
+pub struct ColdChunk {
     pub id: Arc<str>,
-    /// What it held when it was taken.
+    /// The content hash when the chunk was taken.
     content: u64,
-    /// Whether it has failed before: it is then tried alone.
+    /// Whether reading the chunk has failed before; it is then read alone.
     pub suspect: bool,
 }
 
 impl Directory {
-    /// Content of `id`, if it is registered.
+    /// The content hash of `id`, or `None` if it is not registered.
     pub fn content(&self, id: &str) -> Option<u64> {
         self.entries.get(id).map(|entry| entry.content)
     }
 
-    /// Number of chunks.
+    /// The number of chunks.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Ids after `after`, ascending.
+    /// The ids after `after`, ascending; all ids if it is `None`.
     pub fn after(&self, after: Option<&str>) -> impl Iterator<Item = &Arc<str>> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.entries.range::<str, _>((from, Bound::Unbounded)).map(|(id, _)| id)
     }
 
-    /// A chunk found on disk at start.
-    pub fn found(&mut self, id: &str, content: u64) {
+    /// Adds a chunk that was found on disk at startup.
+    pub fn add_stored(&mut self, id: &str, content: u64) {
         let id: Arc<str> = id.into();
         self.entries.insert(Arc::clone(&id), Entry { content, warmth: Warmth::Cold, attempts: 0 });
         self.backlog.push_back(id);
     }
 
-    /// `id` holds `content` now, which the model has not read.
+    /// Sets the content of `id`, which the model has not read yet.
     pub fn put(&mut self, id: &str, content: u64) {
         let entry = Entry { content, warmth: Warmth::Cold, attempts: 0 };
         match self.entries.get_mut(id) {
             Some(found) => {
-                let was = std::mem::replace(found, entry).warmth;
-                self.uncount(was);
-                // A cold one has its place in the queue, or is being read and comes back when that is done.
-                if was != Warmth::Cold {
+                let before = std::mem::replace(found, entry).warmth;
+                self.uncount(before);
+                // A cold chunk is in the queue already, or is being read and is queued again afterwards.
+                if before != Warmth::Cold {
                     let (id, _) = self.entries.get_key_value(id).expect("just found");
                     self.fresh.push_back(Arc::clone(id));
                 }
@@ -101,20 +102,21 @@ impl Directory {
                 self.fresh.push_back(id);
             }
         }
-        self.tidy();
+        self.compact_queue();
     }
 
-    /// `id` is gone.
+    /// Removes `id`.
     pub fn remove(&mut self, id: &str) {
         if let Some(entry) = self.entries.remove(id) {
             self.uncount(entry.warmth);
         }
-        self.tidy();
+        self.compact_queue();
     }
 
-    /// Takes up to `count` cold chunks out of the queue; each has to be given to [`Self::read`] or [`Self::give_back`].
-    pub fn take(&mut self, count: usize) -> Vec<Cold> {
-        let mut taken: Vec<Cold> = Vec::new();
+    /// Takes up to `count` cold chunks from the queue. The caller has to pass each to [`Self::finish_read`]
+    /// or [`Self::give_back`].
+    pub fn take(&mut self, count: usize) -> Vec<ColdChunk> {
+        let mut taken: Vec<ColdChunk> = Vec::new();
         while taken.len() < count {
             let Some(id) = self.fresh.pop_front().or_else(|| self.backlog.pop_front()) else { break };
             let Some(entry) = self.entries.get(&id).filter(|entry| entry.warmth == Warmth::Cold) else {
@@ -128,7 +130,7 @@ impl Directory {
                 self.fresh.push_front(id);
                 break;
             }
-            taken.push(Cold { id, content: entry.content, suspect });
+            taken.push(ColdChunk { id, content: entry.content, suspect });
             if suspect {
                 break;
             }
@@ -136,14 +138,14 @@ impl Directory {
         taken
     }
 
-    /// The model has read what was taken, or could not.
-    pub fn read(&mut self, taken: &Cold, well: bool) {
+    /// Records whether the model could read a chunk that was taken.
+    pub fn finish_read(&mut self, taken: &ColdChunk, succeeded: bool) {
         let Some(entry) = self.entries.get_mut(&taken.id).filter(|entry| entry.warmth == Warmth::Cold) else {
             return;
         };
         if entry.content != taken.content {
             self.fresh.push_back(Arc::clone(&taken.id));
-        } else if well {
+        } else if succeeded {
             entry.warmth = Warmth::Warm;
             self.warm += 1;
         } else {
@@ -157,23 +159,23 @@ impl Directory {
         }
     }
 
-    /// Whether it is still registered as it was when it was taken.
-    pub fn is_current(&self, taken: &Cold) -> bool {
+    /// Whether the chunk is still registered with the content that it had when it was taken.
+    pub fn is_current(&self, taken: &ColdChunk) -> bool {
         self.content(&taken.id) == Some(taken.content)
     }
 
-    /// Nobody came to read it.
-    pub fn give_back(&mut self, taken: Cold) {
+    /// Returns a chunk that was taken but not read to the front of the queue.
+    pub fn give_back(&mut self, taken: ColdChunk) {
         self.fresh.push_front(taken.id);
     }
 
-    /// All chunks.
+    /// The progress of all chunks.
     pub fn progress(&self) -> Progress {
         let (registered, warm, failed) = (self.entries.len(), self.warm, self.failed);
         Progress { registered, warm, queued: registered - warm - failed, failed }
     }
 
-    /// Some chunks, each counted once.
+    /// The progress of the chunks with these ids, each counted once.
     pub fn progress_of(&self, ids: &[impl AsRef<str>]) -> Progress {
         let distinct: std::collections::HashSet<&str> = ids.iter().map(AsRef::as_ref).collect();
         let mut progress = Progress::default();
@@ -188,10 +190,11 @@ impl Directory {
         progress
     }
 
-    /// The place of the first of `ids` from `from` on that is queued; their number if none is.
+    /// The index of the first id at or after the index `from` that is queued, or `ids.len()` if there is
+    /// none.
     pub fn first_queued(&self, ids: &[impl AsRef<str>], from: usize) -> usize {
         let queued = |id: &str| self.entries.get(id).is_some_and(|entry| entry.warmth == Warmth::Cold);
-        (from..ids.len()).find(|&at| queued(ids[at].as_ref())).unwrap_or(ids.len())
+        (from..ids.len()).find(|&index| queued(ids[index].as_ref())).unwrap_or(ids.len())
     }
 
     fn uncount(&mut self, warmth: Warmth) {
@@ -202,8 +205,9 @@ impl Directory {
         }
     }
 
-    /// Ids that come and go while nobody reads would fill the queue: it never has more than twice the ids there are.
-    fn tidy(&mut self) {
+    /// Removes stale and repeated ids when the queue has more than twice as many ids as there are chunks,
+    /// plus 64. Otherwise chunks that are registered and deleted while nothing is read would fill the queue.
+    fn compact_queue(&mut self) {
         if self.fresh.len() + self.backlog.len() <= 2 * self.entries.len() + 64 {
             return;
         }
@@ -223,14 +227,14 @@ mod tests {
         [registered, warm, queued, failed]
     }
 
-    fn ids(taken: &[Cold]) -> Vec<&str> {
+    fn ids(taken: &[ColdChunk]) -> Vec<&str> {
         taken.iter().map(|cold| &*cold.id).collect()
     }
 
     #[test]
-    fn fresh_ones_go_before_those_of_the_last_run() {
+    fn new_chunks_are_read_before_those_of_the_last_run() {
         let mut directory = Directory::default();
-        directory.found("old", 1);
+        directory.add_stored("old", 1);
         directory.put("b", 1);
         directory.put("a", 1);
         assert_eq!(ids(&directory.take(2)), ["b", "a"]);
@@ -239,15 +243,15 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_while_it_is_read_is_read_again() {
+    fn a_chunk_that_changes_while_it_is_read_is_read_again() {
         let mut directory = Directory::default();
         directory.put("a", 1);
         let taken = directory.take(1).remove(0);
         directory.put("a", 2);
-        directory.read(&taken, true);
+        directory.finish_read(&taken, true);
         assert_eq!(progress(&directory), [1, 0, 1, 0]);
         let taken = directory.take(1).remove(0);
-        directory.read(&taken, true);
+        directory.finish_read(&taken, true);
         assert_eq!(progress(&directory), [1, 1, 0, 0]);
         directory.put("a", 3);
         assert_eq!(progress(&directory), [1, 0, 1, 0]);
@@ -257,12 +261,12 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_retried_alone_and_given_up_at_last() {
+    fn chunks_that_fail_are_retried_alone_and_given_up_after_some_attempts() {
         let mut directory = Directory::default();
         directory.put("bad", 1);
         directory.put("good", 1);
         for cold in directory.take(2) {
-            directory.read(&cold, false);
+            directory.finish_read(&cold, false);
         }
         for attempt in 1..ATTEMPTS_MAX {
             for _ in ["bad", "good"] {
@@ -271,16 +275,16 @@ mod tests {
                     break;
                 }
                 assert_eq!(taken.len(), 1, "attempt {attempt}");
-                directory.read(&taken[0], &*taken[0].id == "good");
+                directory.finish_read(&taken[0], &*taken[0].id == "good");
             }
         }
         assert_eq!(progress(&directory), [2, 1, 0, 1]);
         directory.put("bad", 2);
-        assert_eq!(progress(&directory), [2, 1, 1, 0], "another text gets another chance");
+        assert_eq!(progress(&directory), [2, 1, 1, 0], "a chunk with a new text is tried again");
     }
 
     #[test]
-    fn the_queue_stays_as_long_as_the_directory() {
+    fn the_length_of_the_queue_is_bounded() {
         let mut directory = Directory::default();
         for _ in 0..1_000 {
             directory.put("a", 1);

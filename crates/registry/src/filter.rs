@@ -1,8 +1,9 @@
-//! What a caller may ask of metadata, from JSON and with the place of the first mistake.
-//! Knows nothing of how it is looked up.
+//! Filters on metadata: parsed from JSON, with the path of the first mistake in errors.
+//! Does not know how the index evaluates a filter.
 //!
-//! An object of fields by dotted path, all of which must hold: `{"lang": "en", "year": {"gte": 2020}}`; and `and`, `or`,
-//! `not` around more of them. A list in metadata passes when one of its values does.
+//! A filter is an object of conditions by dotted field path, all of which must hold: `{"lang": "en", "year":
+//! {"gte": 2020}}`. `and`, `or` and `not` combine filters. A list in the metadata passes a condition if one
+//! of its values does.
 
 use std::ops::Bound;
 
@@ -11,81 +12,84 @@ use thiserror::Error;
 use thresher_core::plain::{Quoted, Shortened};
 use thresher_core::shape::{self, ShapeError, ShapeLimits};
 
-/// Bytes of one filter as JSON.
+/// The largest filter, in bytes of JSON.
 const BYTES_MAX: usize = 262_144;
-/// Conditions in one filter.
+/// The largest number of conditions in one filter.
 const CONDITIONS_MAX: usize = 1_024;
-/// JSON values in one filter: the conditions and all objects and lists around them.
+/// The largest number of JSON values in one filter: the conditions, and the objects and lists around them.
 const VALUES_MAX: usize = 16 * CONDITIONS_MAX;
-/// `and`, `or`, `not` inside each other.
+/// How deep `and`, `or` and `not` may be nested.
 const DEPTH_MAX: usize = 16;
-/// Objects and lists inside each other: two for each filter, and the tests and the list of the innermost field.
+/// How deep JSON objects and lists may be nested: two for each filter, and the tests and the list of the
+/// innermost field.
 const JSON_DEPTH_MAX: usize = 2 * DEPTH_MAX + 4;
 
 /// A condition on metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Filter {
-    /// All of them hold.
+    /// Every one of these filters passes.
     All(Vec<Filter>),
-    /// One of them holds.
+    /// At least one of these filters passes.
     Any(Vec<Filter>),
-    /// It does not hold.
+    /// This filter does not pass.
     Not(Box<Filter>),
     /// A field passes a test.
     Field {
-        /// Dotted path into the metadata.
+        /// The field's dotted path in the metadata.
         field: String,
-        /// Where the condition stands in the request.
-        place: String,
-        /// What it has to be.
+        /// The path of the condition in the request, for errors.
+        param: String,
+        /// The test that the field's value has to pass.
         test: Test,
     },
 }
 
-/// What a field has to be.
+/// A test of a field's value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Test {
-    /// One of these: text, number or boolean.
+    /// The value equals one of these strings, numbers or booleans.
     In(Vec<Value>),
-    /// Between two numbers, or two times.
+    /// The value lies between two numbers, or between two times (lower end, upper end).
     Range(Bound<Value>, Bound<Value>),
-    /// There at all, and not null.
+    /// The field exists and is not null.
     Exists,
 }
 
-/// A filter that its sender has to change.
+/// A mistake in a filter that a caller sent.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct FilterError {
-    /// Stable code for programs.
+    /// The stable error code of the API: `filter_invalid` or `filter_field_unknown`.
     pub code: &'static str,
-    /// What is wrong.
+    /// What is wrong, as a sentence for the caller.
     pub message: String,
-    /// Where, as a path into the body.
+    /// The path of the mistake in the request, such as `filter.year.gte`.
     pub param: String,
 }
 
-fn invalid(place: &str, message: impl Into<String>) -> FilterError {
-    FilterError { code: "filter_invalid", message: message.into(), param: place.to_owned() }
+fn invalid(param: &str, message: impl Into<String>) -> FilterError {
+    FilterError { code: "filter_invalid", message: message.into(), param: param.to_owned() }
 }
 
 impl FilterError {
-    /// A field that no registered chunk has.
-    pub fn unknown(field: &str, place: &str) -> Self {
+    /// Makes the error for a field that no registered chunk has.
+    pub fn unknown_field(field: &str, param: &str) -> Self {
         let message = format!("no registered chunk has a metadata field {}", Quoted(field));
-        Self { code: "filter_field_unknown", message, param: place.to_owned() }
+        Self { code: "filter_field_unknown", message, param: param.to_owned() }
     }
 }
 
 impl Filter {
-    /// Reads a filter from JSON. Its bytes, values and nesting are bounded before it is built.
+    /// Parses a filter from JSON text. Its bytes, values and nesting are checked against limits before it is
+    /// built. `param` is the path of the filter in the request.
     ///
     /// # Errors
-    /// As [`Self::parse`]; when it is not JSON, too large, or has a key twice, of which only one could hold.
-    pub fn from_json(json: &str, place: &str) -> Result<Self, FilterError> {
+    /// Returns a [`FilterError`] if the text is not JSON, is over a limit, or has an object with the same key
+    /// twice, and the errors of [`Self::parse`].
+    pub fn from_json(json: &str, param: &str) -> Result<Self, FilterError> {
         if json.len() > BYTES_MAX {
             return Err(invalid(
-                place,
+                param,
                 format!("the filter has {} bytes; the limit is {BYTES_MAX}", json.len()),
             ));
         }
@@ -94,119 +98,123 @@ impl Filter {
         let value = shape::check(json.as_bytes(), limits)
             .and_then(|()| serde_json::from_str(json).map_err(ShapeError::Json));
         match value {
-            Ok(value) => Self::parse(&value, place),
+            Ok(value) => Self::parse(&value, param),
             Err(ShapeError::TooMany) => {
                 let message = format!(
-                    "the filter has more than {VALUES_MAX} JSON values, and may have {CONDITIONS_MAX} conditions"
+                    "the filter has more than {VALUES_MAX} JSON values; it may have at most {CONDITIONS_MAX} conditions"
                 );
-                Err(invalid(place, message))
+                Err(invalid(param, message))
             }
             Err(ShapeError::TooDeep) => {
-                Err(invalid(place, format!("more than {DEPTH_MAX} filters or lists inside each other")))
+                Err(invalid(param, format!("more than {DEPTH_MAX} filters or lists inside each other")))
             }
-            Err(ShapeError::DuplicateKey) => {
-                Err(invalid(place, "an object of the filter has the same key twice: only one would hold"))
-            }
-            Err(ShapeError::Json(error)) => Err(invalid(place, format!("the filter is not JSON: {error}"))),
+            Err(ShapeError::DuplicateKey) => Err(invalid(
+                param,
+                "an object of the filter has the same key twice: only one of the two conditions would be used",
+            )),
+            Err(ShapeError::Json(error)) => Err(invalid(param, format!("the filter is not JSON: {error}"))),
         }
     }
 
-    /// Reads a filter that stands at `place` in its request.
+    /// Parses a filter. `param` is the path of the filter in the request.
     ///
     /// # Errors
-    /// [`FilterError`] with the path of the first thing wrong.
-    pub fn parse(value: &Value, place: &str) -> Result<Self, FilterError> {
-        Reader { left: CONDITIONS_MAX }.filter(value, place, DEPTH_MAX)
+    /// Returns a [`FilterError`] with the path of the first mistake.
+    pub fn parse(value: &Value, param: &str) -> Result<Self, FilterError> {
+        Parser { conditions_left: CONDITIONS_MAX }.filter(value, param, DEPTH_MAX)
     }
 
-    /// Every field that is asked about, with its place.
+    /// Returns every field in the filter with the path of its condition in the request.
     pub fn fields(&self) -> Vec<(&str, &str)> {
         match self {
             Self::All(filters) | Self::Any(filters) => filters.iter().flat_map(Self::fields).collect(),
             Self::Not(filter) => filter.fields(),
-            Self::Field { field, place, .. } => vec![(field, place)],
+            Self::Field { field, param, .. } => vec![(field, param)],
         }
     }
 }
 
-struct Reader {
-    left: usize,
+struct Parser {
+    conditions_left: usize,
 }
 
-impl Reader {
-    fn filter(&mut self, value: &Value, place: &str, depth: usize) -> Result<Filter, FilterError> {
+impl Parser {
+    fn filter(&mut self, value: &Value, param: &str, depth: usize) -> Result<Filter, FilterError> {
         let Value::Object(object) = value else {
-            return Err(invalid(place, "a filter is an object, such as {\"lang\": \"en\"}"));
+            return Err(invalid(param, "a filter is an object, such as {\"lang\": \"en\"}"));
         };
         if depth == 0 {
-            return Err(invalid(place, format!("more than {DEPTH_MAX} filters inside each other")));
+            return Err(invalid(param, format!("more than {DEPTH_MAX} filters inside each other")));
         }
         if object.is_empty() {
-            return Err(invalid(place, "the filter is empty: leave it out to take every chunk"));
+            return Err(invalid(param, "the filter is empty: omit it to search every chunk"));
         }
         let mut all = Vec::with_capacity(object.len());
         for (name, value) in object {
-            let place = format!("{place}.{}", Shortened(name));
+            let param = format!("{param}.{}", Shortened(name));
             all.push(match &**name {
-                "and" => Filter::All(self.filters(value, &place, depth)?),
-                "or" => Filter::Any(self.filters(value, &place, depth)?),
-                "not" => Filter::Not(Box::new(self.filter(value, &place, depth - 1)?)),
-                field => self.field(field, value, &place)?,
+                "and" => Filter::All(self.filters(value, &param, depth)?),
+                "or" => Filter::Any(self.filters(value, &param, depth)?),
+                "not" => Filter::Not(Box::new(self.filter(value, &param, depth - 1)?)),
+                field => self.field(field, value, &param)?,
             });
         }
         Ok(if all.len() == 1 { all.remove(0) } else { Filter::All(all) })
     }
 
-    fn filters(&mut self, value: &Value, place: &str, depth: usize) -> Result<Vec<Filter>, FilterError> {
+    fn filters(&mut self, value: &Value, param: &str, depth: usize) -> Result<Vec<Filter>, FilterError> {
         let list = value.as_array().filter(|list| !list.is_empty());
-        let Some(list) = list else { return Err(invalid(place, "expected a list of at least one filter")) };
-        let read = |(at, value)| self.filter(value, &format!("{place}[{at}]"), depth - 1);
+        let Some(list) = list else { return Err(invalid(param, "expected a list of at least one filter")) };
+        let read = |(at, value)| self.filter(value, &format!("{param}[{at}]"), depth - 1);
         list.iter().enumerate().map(read).collect()
     }
 
-    fn field(&mut self, field: &str, value: &Value, place: &str) -> Result<Filter, FilterError> {
+    fn field(&mut self, field: &str, value: &Value, param: &str) -> Result<Filter, FilterError> {
         if field.split('.').any(str::is_empty) {
             return Err(invalid(
-                place,
+                param,
                 format!("{} is not a dotted path such as \"author.name\"", Quoted(field)),
             ));
         }
-        let of = |test| Filter::Field { field: field.to_owned(), place: place.to_owned(), test };
+        let condition = |test| Filter::Field { field: field.to_owned(), param: param.to_owned(), test };
         match value {
             Value::Object(object) => {
-                let tests = self.tests(object, place)?;
+                let tests = self.tests(object, param)?;
                 let mut all: Vec<Filter> = tests
                     .into_iter()
-                    .map(|(test, holds)| if holds { of(test) } else { Filter::Not(Box::new(of(test))) })
+                    .map(|(test, holds)| match holds {
+                        true => condition(test),
+                        false => Filter::Not(Box::new(condition(test))),
+                    })
                     .collect();
                 Ok(if all.len() == 1 { all.remove(0) } else { Filter::All(all) })
             }
             value => {
-                self.count(1, place)?;
-                Ok(of(Test::In(vec![scalar(value, place)?])))
+                self.count(1, param)?;
+                Ok(condition(Test::In(vec![scalar(value, param)?])))
             }
         }
     }
 
-    fn tests(&mut self, object: &Map<String, Value>, place: &str) -> Result<Vec<(Test, bool)>, FilterError> {
+    fn tests(&mut self, object: &Map<String, Value>, param: &str) -> Result<Vec<(Test, bool)>, FilterError> {
         let (mut tests, mut lower, mut upper) = (Vec::new(), None, None);
         for (name, value) in object {
-            let place = format!("{place}.{}", Shortened(name));
+            let param = format!("{param}.{}", Shortened(name));
             match &**name {
-                "in" => tests.push((Test::In(self.values(value, &place)?), true)),
+                "in" => tests.push((Test::In(self.values(value, &param)?), true)),
                 "exists" => {
-                    let exists = value.as_bool().ok_or_else(|| invalid(&place, "expected true or false"))?;
+                    let exists = value.as_bool().ok_or_else(|| invalid(&param, "expected true or false"))?;
                     tests.push((Test::Exists, exists));
                 }
-                "gt" => once(&mut lower, Bound::Excluded(bound(value, &place)?), &place)?,
-                "gte" => once(&mut lower, Bound::Included(bound(value, &place)?), &place)?,
-                "lt" => once(&mut upper, Bound::Excluded(bound(value, &place)?), &place)?,
-                "lte" => once(&mut upper, Bound::Included(bound(value, &place)?), &place)?,
+                "gt" => set_once(&mut lower, Bound::Excluded(bound(value, &param)?), &param)?,
+                "gte" => set_once(&mut lower, Bound::Included(bound(value, &param)?), &param)?,
+                "lt" => set_once(&mut upper, Bound::Excluded(bound(value, &param)?), &param)?,
+                "lte" => set_once(&mut upper, Bound::Included(bound(value, &param)?), &param)?,
                 _ => {
                     let name = Quoted(name);
                     let message =
                         format!("unknown test {name}, expected one of in, gt, gte, lt, lte, exists");
-                    return Err(invalid(&place, message));
+                    return Err(invalid(&param, message));
                 }
             }
         }
@@ -214,56 +222,65 @@ impl Reader {
             (&lower, &upper)
             && a.is_number() != b.is_number()
         {
-            return Err(invalid(place, "one end of the range is a number, the other a time"));
+            return Err(invalid(
+                param,
+                "one end of the range is a number, the other a time: use two numbers or two times",
+            ));
         }
         if lower.is_some() || upper.is_some() {
             let end = |bound: Option<_>| bound.unwrap_or(Bound::Unbounded);
             tests.push((Test::Range(end(lower), end(upper)), true));
         }
         if tests.is_empty() {
-            return Err(invalid(place, "expected a value, or an object of in, gt, gte, lt, lte, exists"));
+            return Err(invalid(param, "expected a value, or an object of in, gt, gte, lt, lte, exists"));
         }
-        self.count(tests.len(), place)?;
+        self.count(tests.len(), param)?;
         Ok(tests)
     }
 
-    fn values(&mut self, value: &Value, place: &str) -> Result<Vec<Value>, FilterError> {
+    fn values(&mut self, value: &Value, param: &str) -> Result<Vec<Value>, FilterError> {
         let list = value.as_array().filter(|list| !list.is_empty());
-        let Some(list) = list else { return Err(invalid(place, "expected a list of at least one value")) };
-        self.count(list.len(), place)?;
-        list.iter().enumerate().map(|(at, value)| scalar(value, &format!("{place}[{at}]"))).collect()
+        let Some(list) = list else { return Err(invalid(param, "expected a list of at least one value")) };
+        self.count(list.len(), param)?;
+        list.iter().enumerate().map(|(at, value)| scalar(value, &format!("{param}[{at}]"))).collect()
     }
 
-    fn count(&mut self, conditions: usize, place: &str) -> Result<(), FilterError> {
-        self.left = self
-            .left
+    fn count(&mut self, conditions: usize, param: &str) -> Result<(), FilterError> {
+        self.conditions_left = self
+            .conditions_left
             .checked_sub(conditions)
-            .ok_or_else(|| invalid(place, format!("more than {CONDITIONS_MAX} conditions in one filter")))?;
+            .ok_or_else(|| invalid(param, format!("more than {CONDITIONS_MAX} conditions in one filter")))?;
         Ok(())
     }
 }
 
-fn scalar(value: &Value, place: &str) -> Result<Value, FilterError> {
+fn scalar(value: &Value, param: &str) -> Result<Value, FilterError> {
     match value {
         Value::String(_) | Value::Number(_) | Value::Bool(_) => Ok(value.clone()),
-        Value::Null => Err(invalid(place, "null is not kept; ask for {\"exists\": false}")),
-        _ => Err(invalid(place, "expected a text, a number or a boolean")),
+        Value::Null => Err(invalid(
+            param,
+            "null is not stored; use {\"exists\": false} to find chunks without the field",
+        )),
+        _ => Err(invalid(param, "expected a string, a number or a boolean")),
     }
 }
 
-fn bound(value: &Value, place: &str) -> Result<Value, FilterError> {
-    let is_time = |text: &str| super::search::time(text).is_some();
+fn bound(value: &Value, param: &str) -> Result<Value, FilterError> {
+    let is_time = |text: &str| super::search::parse_time(text).is_some();
     match value {
         Value::Number(_) => Ok(value.clone()),
         Value::String(text) if is_time(text) => Ok(value.clone()),
-        _ => Err(invalid(place, "expected a number, or a time such as \"2024-05-01T00:00:00Z\"")),
+        _ => Err(invalid(param, "expected a number, or a time such as \"2024-05-01T00:00:00Z\"")),
     }
 }
 
-fn once(slot: &mut Option<Bound<Value>>, bound: Bound<Value>, place: &str) -> Result<(), FilterError> {
+/// Sets one end of a range, which may be given only once.
+fn set_once(slot: &mut Option<Bound<Value>>, bound: Bound<Value>, param: &str) -> Result<(), FilterError> {
     match slot.replace(bound) {
         None => Ok(()),
-        Some(_) => Err(invalid(place, "the range has this end twice")),
+        Some(_) => {
+            Err(invalid(param, "the range has this end twice: give one of gt and gte, and one of lt and lte"))
+        }
     }
 }
 
@@ -274,23 +291,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mistakes_have_a_place() {
-        let check = |filter: Value, place: &str, message: &str| {
+    fn errors_name_the_path_of_the_mistake() {
+        let check = |filter: Value, param: &str, message: &str| {
             let error = Filter::parse(&filter, "filter").expect_err("a mistake");
-            assert_eq!(error.param, place, "{filter}: {}", error.message);
+            assert_eq!(error.param, param, "{filter}: {}", error.message);
             assert!(error.message.contains(message), "{filter}: {}", error.message);
         };
         check(json!([]), "filter", "an object");
         check(json!({}), "filter", "empty");
         check(json!({"a": null}), "filter.a", "exists");
-        check(json!({"a": []}), "filter.a", "a text, a number");
+        check(json!({"a": []}), "filter.a", "a string, a number");
         check(json!({"a": {}}), "filter.a", "expected a value");
         check(json!({"a..b": 1}), "filter.a..b", "dotted path");
         check(json!({"": 1}), "filter.", "dotted path");
         check(json!({"a": {"like": "x"}}), "filter.a.like", "unknown test \"like\"");
         check(json!({"a": {"in": []}}), "filter.a.in", "at least one");
         check(json!({"a": {"in": "x"}}), "filter.a.in", "a list");
-        check(json!({"a": {"in": ["x", {}]}}), "filter.a.in[1]", "a text");
+        check(json!({"a": {"in": ["x", {}]}}), "filter.a.in[1]", "a string");
         check(json!({"a": {"gte": "soon"}}), "filter.a.gte", "a time");
         check(json!({"a": {"gte": 1, "gt": 2}}), "filter.a.gt", "twice");
         check(json!({"a": {"gte": 1, "lt": "2024-05-01T00:00:00Z"}}), "filter.a", "the other a time");
@@ -305,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_before_it_is_built() {
+    fn filters_over_a_limit_are_refused_before_they_are_built() {
         let check = |name: &str, json: String, message: &str| {
             let error = Filter::from_json(&json, "filter").expect_err(name);
             assert_eq!((error.code, &*error.param), ("filter_invalid", "filter"), "{name}");
@@ -324,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_nested_as_deep_as_allowed_are_read() {
+    fn filters_nested_as_deep_as_allowed_are_parsed() {
         let nested = (1..DEPTH_MAX)
             .fold(r#"{"a": {"in": [1]}}"#.to_owned(), |inner, _| format!(r#"{{"or": [{inner}]}}"#));
         Filter::from_json(&nested, "filter").expect("within the limits");
@@ -334,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_is_named() {
+    fn fields_are_listed_with_their_paths() {
         let filter = json!({"a": 1, "or": [{"b.c": {"gt": 1, "lte": 5}}, {"not": {"d": {"exists": false}}}]});
         let filter = Filter::parse(&filter, "f").expect("a filter");
         assert_eq!(filter.fields(), [("a", "f.a"), ("b.c", "f.or[0].b.c"), ("d", "f.or[1].not.d")]);

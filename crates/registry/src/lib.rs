@@ -1,27 +1,21 @@
-//! Chunks that callers register once and later name by id: durable, searchable, known to all sidecars that share a log.
-//! The only user of `tantivy`. Knows nothing of models, requests or transports.
-//!
-//! `store` keeps them on disk through one `writer`; `directory` knows which there are, `cache` holds those in use. `warm`
-//! has them read ahead, `search` finds them by words and `filter`, `follow` applies the `log` that sidecars share, `adopt`
-//! all that it adds up to.
+#![doc = include_str!("../README.md")]
 
-use thresher_core::domain::Chunk;
+// The only crate that uses `tantivy`. It does not know about models, requests or transports.
+//
+// `store` keeps the chunks on disk, with one `writer` thread; `directory` lists the chunks that exist. `warm`
+// has chunks read by the model ahead of requests, `search` finds chunks by words and by a `filter`, and
+// `follow` applies the `log` that sidecars share.
 
-mod adopt;
 mod analyzer;
 mod bm25;
-mod cache;
 mod change;
-mod content;
 mod directory;
 pub mod filter;
 mod follow;
 pub mod log;
 mod open;
-mod reading;
 mod schema;
 mod search;
-mod settings;
 mod store;
 pub mod warm;
 mod writer;
@@ -33,92 +27,146 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use thresher_core::domain::{Chunk, Tenant};
 
 pub use self::bm25::{Bm25, LexicalError};
-pub use self::change::{Change, Outcome};
-pub use self::content::content_id;
+pub use self::change::{Change, Outcome, content_id};
 pub use self::directory::Progress;
 use self::filter::{Filter, FilterError};
 use self::follow::Membership;
 use self::log::{ChangeLog, LogError};
 pub use self::search::Hit;
-pub use self::settings::RegistrySettings;
 use self::store::Store;
 
-/// All registered chunks. Shared by everything that serves requests; dropping the last one stops its writer.
-pub struct Registry {
-    store: Arc<Store>,
-    membership: OnceLock<Membership>,
+/// The folder inside `registry.dir` that holds one folder for each tenant other than the default one.
+const TENANTS: &str = "tenants";
+
+/// The settings section `[registry]`: where registered chunks are stored, and limits on their number and
+/// size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RegistrySettings {
+    /// The folder of the registry, used by one daemon only; each tenant has a folder inside it. Empty: chunks
+    /// are kept in memory only and lost at exit. Default: `data/registry`.
+    pub dir: PathBuf,
+    /// The largest number of registered chunks. Each takes about 100 bytes of memory, whether it is in use or
+    /// not. Default: 1,000,000.
+    pub chunk_count_max: usize,
+    /// The largest number of chunks in one call that registers or deletes chunks. Default: 10,000.
+    pub batch_count_max: usize,
+    /// The largest size of one chunk's metadata as JSON, in bytes. Default: 16,384.
+    pub metadata_bytes_max: usize,
+    /// The size of the cache of chunks in memory, in bytes. Default: 256 MiB.
+    pub cache_bytes_max: usize,
+    /// How many candidates a search passes to the model if the request names no number. Default: 100.
+    pub candidate_count_default: usize,
+    /// The largest number of candidates that a request may name. Default: 1,000.
+    pub candidate_count_max: usize,
+    /// A request that names more ids than this is prefiltered by BM25; 0: never. Default: 10,000.
+    pub prefilter_above: usize,
+    /// How many chunks the prefilter keeps. Default: 10,000.
+    pub prefilter_to: usize,
 }
 
-/// Why the registry cannot do what it was asked.
+impl RegistrySettings {
+    /// Returns the settings of one tenant: the same, with the tenant's own folder as `dir`.
+    pub fn of_tenant(&self, tenant: &Tenant) -> Self {
+        let is_shared = tenant.is_default() || self.dir.as_os_str().is_empty();
+        let dir = if is_shared { self.dir.clone() } else { self.dir.join(TENANTS).join(tenant.name()) };
+        Self { dir, ..self.clone() }
+    }
+}
+
+impl Default for RegistrySettings {
+    fn default() -> Self {
+        Self {
+            dir: "data/registry".into(),
+            chunk_count_max: 1_000_000,
+            batch_count_max: 10_000,
+            metadata_bytes_max: 16_384,
+            cache_bytes_max: 256 * 1024 * 1024,
+            candidate_count_default: 100,
+            candidate_count_max: 1_000,
+            prefilter_above: 10_000,
+            prefilter_to: 10_000,
+        }
+    }
+}
+
+/// Why an operation of the registry failed.
 #[derive(Debug, Error)]
 pub enum RegistryError {
-    /// Another process has it.
-    #[error("{dir} is in use by another process: every daemon needs a registry.dir of its own")]
+    /// Another process uses the folder.
+    #[error("{dir} is in use by another process; give every daemon a registry.dir of its own")]
     InUse {
-        /// The setting.
+        /// The registry's folder.
         dir: PathBuf,
     },
-    /// The folder cannot be made, read or written.
-    #[error("{dir} (registry.dir) cannot be written: {reason}; give the daemon a folder that it may write")]
+    /// The folder cannot be created, read or written.
+    #[error(
+        "{dir} (registry.dir) cannot be written: {reason}; set registry.dir to a folder that the daemon may write"
+    )]
     NotWritable {
-        /// The setting.
+        /// The registry's folder.
         dir: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         reason: String,
     },
-    /// What is in the folder is not whole.
+    /// The index in the folder is damaged or incomplete.
     #[error(
         "the registry in {dir} is damaged: {reason}; restore the folder from a backup, or move it away and register the \
          chunks again"
     )]
     Damaged {
-        /// The setting.
+        /// The registry's folder.
         dir: PathBuf,
-        /// What is wrong.
+        /// What is damaged or missing.
         reason: String,
     },
-    /// What is in the folder was laid out by another version.
+    /// The index in the folder has the layout of another version.
     #[error(
         "the registry in {dir} was written by another version of thresher; start that version, or move the folder away \
          and register the chunks again"
     )]
     OtherVersion {
-        /// The setting.
+        /// The registry's folder.
         dir: PathBuf,
     },
-    /// A batch could not be written; nothing of it is there.
-    #[error("the registry could not be written: {0}; is registry.dir still there, and room on its disk?")]
+    /// A batch could not be written; none of its changes was applied. Holds the reason.
+    #[error(
+        "the registry could not be written: {0}; check that registry.dir exists and that its disk has free space"
+    )]
     Write(String),
-    /// What was stored could not be read.
+    /// The index could not be read.
     #[error("the registry could not be read: {0}")]
     Read(#[from] tantivy::TantivyError),
     /// Too many batches wait to be written.
-    #[error("too many batches wait to be written; try again")]
+    #[error("too many batches wait to be written; try again later")]
     Overloaded,
-    /// The log that sidecars share does not answer: a change that it does not know would be known here alone.
+    /// The log that sidecars share does not answer, so the change was refused: applied here alone, it would
+    /// not reach the other sidecars.
     #[error(transparent)]
     Log(LogError),
-    /// What a search found is too much to hold.
+    /// The chunks that a search found have more text than `limits.registered_bytes_max`.
     #[error(
-        "what was found has more than {bytes_max} bytes of text (limits.registered_bytes_max): ask for less"
+        "the chunks found have more than {bytes_max} bytes of text (limits.registered_bytes_max); ask for fewer candidates"
     )]
     FoundTooLong {
-        /// The limit.
+        /// The limit, in bytes.
         bytes_max: usize,
     },
-    /// The writer is gone: the daemon is stopping, or it had a bug.
+    /// The registry's writer has stopped, because the daemon is stopping or because of a bug.
     #[error("the registry's writer has stopped")]
     Stopped,
-    /// The filter asks what cannot be answered.
+    /// The filter is invalid or names a field that no chunk has.
     #[error(transparent)]
     Filter(#[from] FilterError),
 }
 
 impl RegistryError {
-    /// Stable code for programs.
+    /// Returns the stable error code of the API.
     pub fn code(&self) -> &'static str {
         match self {
             Self::InUse { .. }
@@ -136,44 +184,56 @@ impl RegistryError {
     }
 }
 
-/// Some of the registered chunks, in the order of their ids.
+/// The registered chunks of one tenant. Dropping it stops its writer.
+pub struct Registry {
+    store: Arc<Store>,
+    membership: OnceLock<Membership>,
+}
+
+/// A page of registered chunks, in the order of their ids.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Page {
-    /// The chunks.
+    /// The chunks of the page.
     pub chunks: Vec<Arc<Chunk>>,
-    /// The id to go on after; none on the last page.
+    /// The id after which the next page starts; `None` on the last page.
     pub next: Option<String>,
 }
 
 impl Registry {
-    /// Opens the registry of `settings`, or makes an empty one where there is none.
+    /// Opens the registry in `settings.dir`, or creates an empty one if the folder is empty or missing.
     ///
     /// # Errors
-    /// What is wrong with the folder and what to do; never an empty registry instead of a damaged one.
+    /// Returns a [`RegistryError`] that says what is wrong with the folder and what to do. A damaged registry
+    /// is an error; it is never replaced by an empty one.
     pub fn open(settings: &RegistrySettings) -> Result<Self, RegistryError> {
         Ok(Self { store: Arc::new(Store::open(settings)?), membership: OnceLock::new() })
     }
 
-    /// What [`Self::open`] would say of a folder, as far as it can be seen without changing anything in it.
+    /// Checks, without changing anything in the folder `dir`, whether [`Self::open`] would accept it.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Returns the errors of [`Self::open`], as far as they can be found without writing.
     pub fn inspect(dir: &std::path::Path) -> Result<(), RegistryError> {
         open::inspect(dir)
     }
 
-    /// From now on changes go through `log`, and what others write into it is registered here, too. Chunks that are
-    /// registered here and not there are given to a log that is new to this registry. Within a Tokio runtime; once.
+    /// Starts to follow `log`: from now on changes are written to the log first, and changes that other
+    /// sidecars write to it are applied here. If the log is new to this registry, the chunks that are
+    /// registered only here are written to it. Calls after the first have no effect.
+    ///
+    /// # Panics
+    /// Panics outside a Tokio runtime.
     pub fn follow(&self, log: Arc<dyn ChangeLog>) {
         self.membership.get_or_init(|| Membership::start(Arc::clone(&self.store), log));
     }
 
-    /// Applies `changes` in their order, durably when it returns: one outcome per change. Batches that wait at the same
-    /// time are committed together.
+    /// Applies `changes` in their order and returns one outcome for each. The changes are durable when this
+    /// returns. Batches that wait at the same time are committed together.
     ///
     /// # Errors
-    /// [`RegistryError`]; then none of the changes was applied, unless a log says otherwise. After [`RegistryError::Read`]
-    /// they may be, but cannot be seen yet. Making them again is harmless.
+    /// Returns a [`RegistryError`]; none of the changes was applied then, unless the error is one of the log
+    /// and says otherwise. After [`RegistryError::Read`] the changes may be durable but not visible yet.
+    /// Making the changes again is harmless.
     pub async fn write(&self, changes: Vec<Change>) -> Result<Vec<Outcome>, RegistryError> {
         match self.membership.get() {
             Some(membership) => membership.write(changes).await,
@@ -181,25 +241,26 @@ impl Registry {
         }
     }
 
-    /// The chunks of `ids`, in their order; none where an id is not registered.
+    /// Returns the chunks with these `ids`, in the order of `ids`; `None` for an id that is not registered.
     ///
     /// # Errors
-    /// [`RegistryError::Read`].
+    /// Returns [`RegistryError::Read`] if the index cannot be read.
     pub fn get(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<Arc<Chunk>>>, RegistryError> {
         self.store.get(ids)
     }
 
-    /// Places in `ids` of those that are not registered.
+    /// Returns the indexes in `ids` of the ids that are not registered, ascending.
     pub fn missing(&self, ids: &[impl AsRef<str>]) -> Vec<usize> {
         let directory = self.store.directory();
-        (0..ids.len()).filter(|&at| directory.content(ids[at].as_ref()).is_none()).collect()
+        (0..ids.len()).filter(|&index| directory.content(ids[index].as_ref()).is_none()).collect()
     }
 
-    /// At most `limit` chunks after `after`, in the order of their ids, that pass `filter`; fewer when they have `bytes_max`
-    /// bytes already.
+    /// Returns a page of at most `limit` chunks that pass `filter`, starting after the id `after`, in the
+    /// order of their ids. The page ends early once its chunks have `bytes_max` bytes of JSON.
     ///
     /// # Errors
-    /// [`RegistryError`]; a filter on a field that no chunk has.
+    /// Returns [`RegistryError::Filter`] if the filter names a field that no chunk has, and
+    /// [`RegistryError::Read`] if the index cannot be read.
     pub fn list(
         &self,
         after: Option<&str>,
@@ -210,11 +271,13 @@ impl Registry {
         self.store.list(after, limit, bytes_max, filter)
     }
 
-    /// The `limit` best chunks for `query` by BM25 over titles and texts that pass `filter`, best first, then by id. Chunks
-    /// without a word of the query are not found.
+    /// Returns the `limit` best chunks for `query` by BM25 over titles and texts that pass `filter`, by
+    /// descending score and then by id. Chunks without any word of the query are not returned.
     ///
     /// # Errors
-    /// [`RegistryError`]; a filter on a field that no chunk has; chunks with more than `bytes_max` bytes of text together.
+    /// Returns [`RegistryError::Filter`] if the filter names a field that no chunk has,
+    /// [`RegistryError::FoundTooLong`] if the chunks have more than `bytes_max` bytes of text together, and
+    /// [`RegistryError::Read`] if the index cannot be read.
     pub fn search(
         &self,
         query: &str,
@@ -225,10 +288,11 @@ impl Registry {
         self.store.search(query, filter, limit, bytes_max)
     }
 
-    /// Places in `ids` of the `keep` best for `query` by BM25, ascending. Where it has no opinion the earlier ones stay.
+    /// Returns the indexes in `ids` of the `keep` best chunks for `query` by BM25, ascending. Among chunks
+    /// with equal scores, those that come first in `ids` are kept.
     ///
     /// # Errors
-    /// [`RegistryError::Read`].
+    /// Returns [`RegistryError::Read`] if the index cannot be read.
     pub fn prefilter(
         &self,
         query: &str,
@@ -238,32 +302,34 @@ impl Registry {
         self.store.prefilter(query, ids, keep)
     }
 
-    /// How much is registered and how much of it has been read by the model.
+    /// Returns how many chunks are registered and how many of them the model has read.
     pub fn progress(&self) -> Progress {
         self.store.directory().progress()
     }
 
-    /// The same for some ids, each counted once; unknown ones are not counted.
+    /// Returns the progress of the chunks with these `ids`. An id that occurs twice counts once; unknown ids
+    /// do not count.
     pub fn progress_of(&self, ids: &[impl AsRef<str>]) -> Progress {
         self.store.directory().progress_of(ids)
     }
 
-    /// Waits until none of `ids` is queued for the model any more, or until `deadline`, or until there is no
-    /// warmer any more.
+    /// Waits until none of `ids` is queued to be read by the model, until `deadline`, or until the warmer has
+    /// stopped. Returns the progress of `ids` at that time.
     pub async fn settled(&self, ids: &[impl AsRef<str>], deadline: Instant) -> Progress {
-        let mut turns = self.store.turns();
-        let mut at = 0;
+        let mut updates = self.store.updates();
+        let mut index = 0;
         loop {
-            // Each turn looks at those that it was about, not at all: batches are read in about their order.
-            at = self.store.directory().first_queued(ids, at);
-            if at == ids.len() {
-                // One may have changed behind this place.
-                at = self.store.directory().first_queued(ids, 0);
+            // Each update continues at the first id that was queued before, since batches are read in about
+            // their order.
+            index = self.store.directory().first_queued(ids, index);
+            if index == ids.len() {
+                // An id before this index may have been queued again meanwhile.
+                index = self.store.directory().first_queued(ids, 0);
             }
-            if at == ids.len() || self.store.shared().gave_up() {
+            if index == ids.len() || self.store.shared().is_warmer_stopped() {
                 return self.progress_of(ids);
             }
-            match tokio::time::timeout_at(deadline.into(), turns.changed()).await {
+            match tokio::time::timeout_at(deadline.into(), updates.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) | Err(_) => return self.progress_of(ids),
             }

@@ -1,6 +1,6 @@
-//! The log in which sidecars write what they register, so that each of them can follow: what it has to do, and how a
-//! change is written into it.
-//! Knows nothing of where it is kept, or of the index that follows it.
+//! The log of changes that sidecars share, so that each of them can follow: the trait that an implementation
+//! provides, and the encoding of changes in the log. Does not know where the log is stored, or about the
+//! index that follows it.
 
 pub mod journal;
 pub mod memory;
@@ -17,84 +17,101 @@ use thresher_core::domain::Chunk;
 
 use super::change::Change;
 
-/// An answer that comes later.
+/// The boxed future that the methods of a log return.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A log of changes, and what they add up to. All who share it see the same changes in the same order.
+/// A log of changes, and the state (the registered chunks) that they add up to. All registries that share a
+/// log see the same changes in the same order.
 ///
-/// What an implementation owes: an entry changes the log and what it adds up to at one moment; positions only grow; a
-/// tail misses nothing, or says what it may have missed.
+/// An implementation must append an entry and update the state atomically, give later entries greater
+/// positions, and report on a [`Tail`] whenever entries may have been missed.
 pub trait ChangeLog: Send + Sync {
-    /// Names this log: the same for all who share it, and another one once its content has been lost. Made on first use.
+    /// Returns the identity of the log. It is the same for all registries that share the log, and it changes
+    /// when the log's content is lost. Identities are created on first use and never reused.
+    ///
+    /// # Errors
+    /// Returns a [`LogError`] if the log is unavailable.
     fn identity(&self) -> Later<'_, Result<String, LogError>>;
 
-    /// Appends `changes` in their order, as one entry or as several where they are many; the place of the last. After an
-    /// error some of the first may have been made; publishing all again is harmless.
+    /// Appends `changes` in their order, as one entry, or as several if they are many. Returns the position
+    /// of the last entry.
+    ///
+    /// # Errors
+    /// Returns a [`LogError`] if the log is unavailable. The first of the changes may have been made then;
+    /// publishing all of them again is harmless.
     fn publish(&self, changes: Vec<Change>) -> Later<'_, Result<Position, LogError>>;
 
-    /// The place of the last entry; none in an empty log.
+    /// Returns the position of the last entry, or `None` if the log is empty.
+    ///
+    /// # Errors
+    /// Returns a [`LogError`] if the log is unavailable.
     fn end(&self) -> Later<'_, Result<Option<Position>, LogError>>;
 
-    /// Follows behind `position`, from the beginning when there is none.
+    /// Returns a tail that delivers the entries after `position`, or all entries if it is `None`.
     fn follow(&self, position: Option<Position>) -> Box<dyn Tail>;
 
-    /// Part of the chunks that the log adds up to: from the beginning, or where the page before ended. A chunk that is
-    /// there all the time is on one page at least; one may be on two.
+    /// Returns one page of the chunks that the log adds up to: the first page, or the page at `cursor`. A
+    /// chunk that exists during the whole scan is on at least one page; a chunk may be on two pages.
+    ///
+    /// # Errors
+    /// Returns a [`LogError`] if the log is unavailable.
     fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>>;
 }
 
-/// What comes behind a place of a log.
+/// The entries of a log after a position.
 pub trait Tail: Send {
-    /// The next entry, however long it takes. Dropping what it returned loses no entry.
+    /// Waits for the next event, without a timeout. Dropping the future loses no entry.
     fn next(&mut self) -> Later<'_, Event>;
 }
 
-/// What a tail has to say.
+/// What a [`Tail`] reports.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// The next entry.
+    /// The next entry, with its position.
     Entry(Position, Vec<Change>),
-    /// Entries are missing here: the log was trimmed past this place, or one is damaged. The tail has nothing more to say.
+    /// Entries are missing: the log was trimmed past the tail's position, or an entry is damaged. This is the
+    /// tail's last event.
     Missing,
-    /// This place is in the log no more: it has lost its end, or all. The tail has nothing more to say.
+    /// The tail's position is not in the log any more, because the log has lost its last entries or all of
+    /// them. This is the tail's last event.
     Rewound,
 }
 
-/// A page of what a log adds up to.
+/// A page of the chunks that a log adds up to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogPage {
-    /// Chunks, in no order.
+    /// The chunks of the page, in no particular order.
     pub chunks: Vec<Arc<Chunk>>,
-    /// Ids of chunks that are damaged there: who has them may publish them again.
+    /// The ids of chunks that are damaged in the log. A registry that has such a chunk may publish it again.
     pub unreadable: Vec<String>,
-    /// Where the next page begins; none after the last.
+    /// The cursor of the next page; `None` after the last page.
     pub next: Option<String>,
 }
 
-/// The place of an entry; later ones are greater.
+/// The position of an entry in a log. Later entries have greater positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Position {
-    /// The log's clock in milliseconds.
+    /// The log's clock when the entry was appended, in milliseconds.
     pub ms: u64,
-    /// Tells entries of one millisecond apart.
+    /// The sequence number among the entries of one millisecond.
     pub seq: u64,
 }
 
-/// A place of one log: those of different logs do not compare.
+/// A position together with the log that it belongs to. Positions of different logs cannot be compared.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// Its [`ChangeLog::identity`].
+pub struct LogPosition {
+    /// The [`ChangeLog::identity`] of the log.
     pub log: String,
-    /// Up to here; the default is before the first entry.
+    /// The position of the last entry that is included; the default is before the first entry.
     pub position: Position,
 }
 
-/// The log does not answer, or refuses.
+/// The log does not answer, or refuses a command.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("the change log that sidecars share is unavailable: {reason}")]
 pub struct LogError {
-    /// What it, or the way to it, said, and whether anything may have been changed.
+    /// Why the log is unavailable, and whether anything may have been changed.
     pub reason: String,
 }
 
@@ -133,7 +150,7 @@ struct ChunkWire {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     title: Option<String>,
     text: String,
-    /// JSON in a text: it comes back as it was written.
+    /// JSON inside a string, so that it is read back exactly as it was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     metadata: Option<String>,
 }
@@ -152,37 +169,37 @@ impl ChunkWire {
         Self { id, title, text, metadata }
     }
 
-    fn chunk(self) -> Arc<Chunk> {
+    fn into_chunk(self) -> Arc<Chunk> {
         let Self { id, title, text, metadata } = self;
         Arc::new(Chunk { id, title, text, metadata })
     }
 }
 
-/// A chunk as bytes.
+/// Encodes a chunk as JSON.
 pub fn encode_chunk(chunk: &Chunk) -> Vec<u8> {
-    serde_json::to_vec(&ChunkWire::new(chunk)).expect("texts are JSON")
+    serde_json::to_vec(&ChunkWire::new(chunk)).expect("strings can be written as JSON")
 }
 
-/// A chunk from [`encode_chunk`]'s bytes; none when they are damaged.
+/// Decodes a chunk that [`encode_chunk`] encoded. Returns `None` if the bytes are damaged.
 pub fn decode_chunk(bytes: &[u8]) -> Option<Arc<Chunk>> {
-    serde_json::from_slice(bytes).ok().map(ChunkWire::chunk)
+    serde_json::from_slice(bytes).ok().map(ChunkWire::into_chunk)
 }
 
-/// Changes as bytes.
+/// Encodes changes as JSON.
 pub fn encode_changes(changes: &[Change]) -> Vec<u8> {
     let wire = |change: &Change| match change {
         Change::Put(chunk) => ChangeWire::Put(ChunkWire::new(chunk)),
         Change::Offer(chunk) => ChangeWire::Offer(ChunkWire::new(chunk)),
         Change::Delete(id) => ChangeWire::Delete(id.clone()),
     };
-    serde_json::to_vec(&changes.iter().map(wire).collect::<Vec<_>>()).expect("texts are JSON")
+    serde_json::to_vec(&changes.iter().map(wire).collect::<Vec<_>>()).expect("strings can be written as JSON")
 }
 
-/// Changes from [`encode_changes`]' bytes; none when they are damaged.
+/// Decodes changes that [`encode_changes`] encoded. Returns `None` if the bytes are damaged.
 pub fn decode_changes(bytes: &[u8]) -> Option<Vec<Change>> {
     let change = |wire| match wire {
-        ChangeWire::Put(chunk) => Change::Put(chunk.chunk()),
-        ChangeWire::Offer(chunk) => Change::Offer(chunk.chunk()),
+        ChangeWire::Put(chunk) => Change::Put(chunk.into_chunk()),
+        ChangeWire::Offer(chunk) => Change::Offer(chunk.into_chunk()),
         ChangeWire::Delete(id) => Change::Delete(id),
     };
     serde_json::from_slice::<Vec<ChangeWire>>(bytes).ok().map(|wires| wires.into_iter().map(change).collect())
@@ -193,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_come_back_as_they_were() {
+    fn encoded_changes_are_decoded_unchanged() {
         let metadata = Some("{\"n\": 1e400}".to_owned());
         let chunk =
             Arc::new(Chunk { id: "ü\n".to_owned(), title: None, text: "\u{0}潮".to_owned(), metadata });
@@ -208,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_read_and_order() {
+    fn positions_are_parsed_and_ordered() {
         let position = |text: &str| text.parse::<Position>().expect("a position");
         assert_eq!(position("12-3").to_string(), "12-3");
         assert!(position("9-10") > position("9-9") && position("10-0") > position("9-10"));

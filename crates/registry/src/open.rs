@@ -1,4 +1,5 @@
-//! Opens the index in its folder, or says what is wrong with it; never an empty one in the place of a damaged one.
+//! Opens the index in its folder and checks it. A damaged index is an error and is never replaced by an empty
+//! one.
 
 use std::path::Path;
 
@@ -9,59 +10,60 @@ use thresher_core::private_files;
 
 use super::directory::Directory;
 use super::schema::{Fields, schema};
-use super::settings::TENANTS;
-use super::{RegistryError, analyzer};
+use super::{RegistryError, TENANTS, analyzer};
 
-/// Bytes that the writer buffers before it writes a segment.
+/// The bytes that the writer buffers before it writes a segment.
 const WRITER_BYTES: usize = 64 * 1024 * 1024;
 
-/// An index that this process alone writes.
-pub struct Opened {
+/// An index that is locked, so that no other process writes it.
+pub struct OpenedIndex {
     pub index: Index,
     pub writer: IndexWriter,
     pub fields: Fields,
 }
 
-/// Opens the index in `dir`, in memory when that is empty.
-pub fn open(dir: &Path) -> Result<Opened, RegistryError> {
+/// Opens the index in `dir`, or creates one in memory if `dir` is empty.
+pub fn open(dir: &Path) -> Result<OpenedIndex, RegistryError> {
     let (schema, fields) = schema();
     let (index, existed) = match dir.as_os_str().is_empty() {
         true => (Index::create_in_ram(schema.clone()), false),
-        false => on_disk(dir, &schema)?,
+        false => open_on_disk(dir, &schema)?,
     };
     if index.schema() != schema {
         return Err(RegistryError::OtherVersion { dir: dir.into() });
     }
     index.tokenizers().register(analyzer::NAME, analyzer::analyzer());
-    let writer = writer(&index).map_err(|cause| refused(dir, cause))?;
+    let writer = writer(&index).map_err(|cause| open_error(dir, cause))?;
     if existed {
-        whole(dir, &index)?;
+        validate_checksums(dir, &index)?;
     }
     if !dir.as_os_str().is_empty() {
-        // Registered chunks are texts. Earlier versions left them readable. The directories of tenants are opened one by one.
+        // Registered chunks are private texts, and earlier versions left the files readable for other users.
+        // Each tenant's folder is restricted when it is opened.
         private_files::warn(private_files::restrict_dir(dir));
-        clear_temporary(dir);
+        delete_temporary_files(dir);
         private_files::warn(private_files::restrict(&dir.join(TENANTS)));
     }
-    Ok(Opened { index, writer, fields })
+    Ok(OpenedIndex { index, writer, fields })
 }
 
-/// Deletes what a process that was killed while it replaced a file has left. Only the owner of the writer's lock may call this.
-fn clear_temporary(dir: &Path) {
+/// Deletes the temporary files of a process that was killed while it replaced a file. Only the owner of the
+/// writer's lock may call this.
+fn delete_temporary_files(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        // The names that `tempfile` gives, which `tantivy` writes through: six letters or digits.
+        // `tantivy` writes through `tempfile`, whose names are `.tmp` and six letters or digits.
         let name = entry.file_name();
         let random = name.to_str().and_then(|name| name.strip_prefix(".tmp"));
         let is_temporary =
             random.is_some_and(|r| r.len() == 6 && r.bytes().all(|b| b.is_ascii_alphanumeric()));
         if is_temporary && entry.file_type().is_ok_and(|kind| kind.is_file()) {
-            // What stays costs a few hundred bytes.
-            let _refused = std::fs::remove_file(entry.path());
+            // A file that cannot be deleted costs a few hundred bytes.
+            let _ignored = std::fs::remove_file(entry.path());
         }
     }
 }
 
-/// What [`open`] would say of `dir`, as far as it can be seen without changing anything in it.
+/// Checks, without changing anything in `dir`, whether [`open`] would accept it.
 pub fn inspect(dir: &Path) -> Result<(), RegistryError> {
     let damaged = |reason: String| RegistryError::Damaged { dir: dir.into(), reason };
     if !dir.exists() {
@@ -74,18 +76,19 @@ pub fn inspect(dir: &Path) -> Result<(), RegistryError> {
     let mmap = MmapDirectory::open(dir).map_err(|e| damaged(e.to_string()))?;
     match existing(dir, &mmap)? {
         Some(index) if index.schema() != schema().0 => Err(RegistryError::OtherVersion { dir: dir.into() }),
-        Some(index) => whole(dir, &index),
+        Some(index) => validate_checksums(dir, &index),
         None => Ok(()),
     }
 }
 
-/// The one writer of `index`.
+/// Creates the only writer of `index`.
 pub fn writer(index: &Index) -> Result<IndexWriter, TantivyError> {
-    // One thread: a commit then makes one segment, and half a core is enough for what requests send.
+    // With one thread a commit creates one segment, and half a core is enough for the chunks that requests
+    // send.
     index.writer_with_num_threads(1, WRITER_BYTES)
 }
 
-fn on_disk(dir: &Path, schema: &tantivy::schema::Schema) -> Result<(Index, bool), RegistryError> {
+fn open_on_disk(dir: &Path, schema: &tantivy::schema::Schema) -> Result<(Index, bool), RegistryError> {
     let not_writable = |reason: String| RegistryError::NotWritable { dir: dir.into(), reason };
     private_files::create_dir_all(dir).map_err(|e| not_writable(e.to_string()))?;
     let mmap = MmapDirectory::open(dir).map_err(|e| not_writable(e.to_string()))?;
@@ -93,17 +96,17 @@ fn on_disk(dir: &Path, schema: &tantivy::schema::Schema) -> Result<(Index, bool)
         Some(index) => Ok((index, true)),
         None => Index::create(mmap, schema.clone(), tantivy::IndexSettings::default())
             .map(|index| (index, false))
-            .map_err(|cause| refused(dir, cause)),
+            .map_err(|cause| open_error(dir, cause)),
     }
 }
 
-/// The index that is in `dir`; none where there is nothing.
+/// Opens the index in `dir`. Returns `None` if the folder has no index and no other files.
 fn existing(dir: &Path, mmap: &MmapDirectory) -> Result<Option<Index>, RegistryError> {
     let damaged = |reason: String| RegistryError::Damaged { dir: dir.into(), reason };
     let not_writable = |reason: String| RegistryError::NotWritable { dir: dir.into(), reason };
     match Index::exists(mmap) {
         Ok(true) => Index::open(mmap.clone()).map(Some).map_err(|e| damaged(e.to_string())),
-        Ok(false) if holds_files(dir).map_err(|e| not_writable(e.to_string()))? => {
+        Ok(false) if has_files(dir).map_err(|e| not_writable(e.to_string()))? => {
             Err(damaged("it has files but no meta.json".to_owned()))
         }
         Ok(false) => Ok(None),
@@ -111,15 +114,15 @@ fn existing(dir: &Path, mmap: &MmapDirectory) -> Result<Option<Index>, RegistryE
     }
 }
 
-/// Whether there is more than the hidden files (locks, lists) that an index leaves while it is being made, and the folders of
-/// tenants.
-fn holds_files(dir: &Path) -> std::io::Result<bool> {
+/// Whether `dir` has more than the folders of tenants and the hidden files (locks, lists) that exist while an
+/// index is being created.
+fn has_files(dir: &Path) -> std::io::Result<bool> {
     let names = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name()));
     let names = names.collect::<std::io::Result<Vec<_>>>()?;
     Ok(names.iter().any(|name| !name.to_string_lossy().starts_with('.') && name != TENANTS))
 }
 
-fn refused(dir: &Path, cause: TantivyError) -> RegistryError {
+fn open_error(dir: &Path, cause: TantivyError) -> RegistryError {
     match cause {
         TantivyError::LockFailure(LockError::LockBusy, _) => RegistryError::InUse { dir: dir.into() },
         TantivyError::LockFailure(LockError::IoError(cause), _) => {
@@ -129,23 +132,23 @@ fn refused(dir: &Path, cause: TantivyError) -> RegistryError {
     }
 }
 
-/// Reads every file against its checksum, as fast as the disk gives them: a bit that has flipped is found now, not when a
-/// request meets it.
-fn whole(dir: &Path, index: &Index) -> Result<(), RegistryError> {
+/// Reads every file of the index and compares it with its checksum, so that a flipped bit is found at startup
+/// instead of by a request.
+fn validate_checksums(dir: &Path, index: &Index) -> Result<(), RegistryError> {
     let damaged = |reason: String| RegistryError::Damaged { dir: dir.into(), reason };
     let broken = index.validate_checksum().map_err(|e| damaged(e.to_string()))?;
     match broken.iter().min() {
         None => Ok(()),
         Some(first) => Err(damaged(format!(
-            "{} of its files, {} among them, do not match their checksums",
+            "{} of its files, among them {}, do not match their checksums",
             broken.len(),
             first.display()
         ))),
     }
 }
 
-/// Every chunk that is in the index.
-pub fn directory(searcher: &tantivy::Searcher, fields: &Fields) -> Result<Directory, TantivyError> {
+/// Lists every chunk in the index.
+pub fn read_directory(searcher: &tantivy::Searcher, fields: &Fields) -> Result<Directory, TantivyError> {
     let mut directory = Directory::default();
     for segment in searcher.segment_readers() {
         let content = segment.fast_fields().u64("content")?;
@@ -159,7 +162,7 @@ pub fn directory(searcher: &tantivy::Searcher, fields: &Fields) -> Result<Direct
             while tantivy::DocSet::doc(&docs) != tantivy::TERMINATED {
                 let doc = tantivy::DocSet::doc(&docs);
                 if !segment.is_deleted(doc) {
-                    directory.found(id, content.first(doc).unwrap_or_default());
+                    directory.add_stored(id, content.first(doc).unwrap_or_default());
                 }
                 tantivy::DocSet::advance(&mut docs);
             }

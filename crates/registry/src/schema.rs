@@ -1,5 +1,5 @@
-//! How a chunk lies in the index, and its way there and back.
-//! Knows nothing of files, commits or questions.
+//! The layout of a chunk in the index: writing a chunk as a document, and reading chunks back by id or
+//! address. Does not know about files, commits or queries.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use tantivy::schema::{
     FAST, Field, IndexRecordOption, JsonObjectOptions, STORED, STRING, Schema, TextFieldIndexing,
     TextOptions, Value,
 };
-use tantivy::{TantivyDocument, Term};
+use tantivy::{DocAddress, DocSet, Searcher, SegmentReader, TERMINATED, TantivyDocument, TantivyError, Term};
 use thresher_core::domain::Chunk;
 
 use super::analyzer;
-use super::content::{content_of, id_hash};
+use super::change::{content_hash, id_hash};
 
-/// Name of the field that filters look into.
+/// The name of the field that filters search.
 pub const METADATA: &str = "metadata";
 
 /// The fields of the index.
@@ -23,20 +23,20 @@ pub const METADATA: &str = "metadata";
 pub struct Fields {
     /// The id, as one term.
     pub id: Field,
-    /// The id's hash, in a column.
+    /// The hash of the id, as a column.
     pub id_hash: Field,
-    /// The content's hash, in a column.
+    /// The hash of the content, as a column.
     pub content: Field,
-    /// Words of title and text.
+    /// The words of the title and the text.
     pub words: Field,
-    /// Metadata: terms by path for equality, columns for ranges.
+    /// The metadata: terms by path for equality, columns for ranges.
     pub metadata: Field,
     title: Field,
     text: Field,
     metadata_source: Field,
 }
 
-/// The layout. Any change to it makes older indexes unreadable, and they are refused.
+/// The schema of the index. After any change to it, indexes that were written before are refused.
 pub fn schema() -> (Schema, Fields) {
     let mut schema = Schema::builder();
     let words = TextFieldIndexing::default()
@@ -59,17 +59,17 @@ pub fn schema() -> (Schema, Fields) {
 }
 
 impl Fields {
-    /// The term that only this chunk has.
+    /// The term that matches only the chunk with this id.
     pub fn term(&self, id: &str) -> Term {
         Term::from_field_text(self.id, id)
     }
 
-    /// A chunk as a document.
+    /// Converts a chunk to a document.
     pub fn document(&self, chunk: &Chunk) -> TantivyDocument {
         let mut document = TantivyDocument::default();
         document.add_text(self.id, &chunk.id);
         document.add_u64(self.id_hash, id_hash(&chunk.id));
-        document.add_u64(self.content, content_of(chunk));
+        document.add_u64(self.content, content_hash(chunk));
         if let Some(title) = &chunk.title {
             document.add_text(self.words, title);
             document.add_text(self.title, title);
@@ -78,12 +78,12 @@ impl Fields {
         document.add_text(self.text, &chunk.text);
         if let Some(source) = &chunk.metadata {
             document.add_text(self.metadata_source, source);
-            document.add_object(self.metadata, object(source));
+            document.add_object(self.metadata, metadata_object(source));
         }
         document
     }
 
-    /// A stored document as a chunk; none when it is not one.
+    /// Converts a stored document to a chunk. Returns `None` if a field that every chunk has is missing.
     pub fn chunk(&self, document: &TantivyDocument) -> Option<Arc<Chunk>> {
         let text = |field| document.get_first(field).and_then(|value| value.as_str()).map(str::to_owned);
         let (id, title, metadata) = (text(self.id)?, text(self.title), text(self.metadata_source));
@@ -91,12 +91,71 @@ impl Fields {
     }
 }
 
-/// Metadata that is no object, or that cannot be read, is kept but not searched. The API refuses it before.
-fn object(source: &str) -> BTreeMap<String, OwnedValue> {
+/// Metadata that is not a JSON object is stored but cannot be searched. The API refuses such metadata before
+/// it gets here.
+fn metadata_object(source: &str) -> BTreeMap<String, OwnedValue> {
     match serde_json::from_str(source) {
         Ok(serde_json::Value::Object(map)) => {
             map.into_iter().map(|(key, value)| (key, value.into())).collect()
         }
         _ => BTreeMap::new(),
     }
+}
+
+/// Reads the chunk at `address`.
+pub fn read_chunk(
+    searcher: &Searcher,
+    fields: &Fields,
+    address: DocAddress,
+) -> Result<Arc<Chunk>, TantivyError> {
+    let document: TantivyDocument = searcher.doc(address)?;
+    fields
+        .chunk(&document)
+        .ok_or_else(|| TantivyError::InternalError(format!("document {address:?} is not a chunk")))
+}
+
+/// Reads the chunks with these `ids`, in the order of `ids`; `None` for ids that are not in the index.
+pub fn read_chunks(
+    searcher: &Searcher,
+    fields: &Fields,
+    ids: &[&str],
+) -> Result<Vec<Option<Arc<Chunk>>>, TantivyError> {
+    let mut addresses: Vec<(DocAddress, usize)> = Vec::with_capacity(ids.len());
+    for (index, address) in find_addresses(searcher, fields, ids)?.into_iter().enumerate() {
+        addresses.extend(address.map(|address| (address, index)));
+    }
+    // Documents that are neighbours on disk are compressed together: in this order each compressed block is
+    // unpacked once.
+    addresses.sort_unstable();
+    let mut found = vec![None; ids.len()];
+    for (address, index) in addresses {
+        found[index] = Some(read_chunk(searcher, fields, address)?);
+    }
+    Ok(found)
+}
+
+/// Returns the addresses of the chunks with these `ids`, in the order of `ids`.
+fn find_addresses(
+    searcher: &Searcher,
+    fields: &Fields,
+    ids: &[&str],
+) -> Result<Vec<Option<DocAddress>>, TantivyError> {
+    let mut found = vec![None; ids.len()];
+    for (segment_ord, segment) in searcher.segment_readers().iter().enumerate() {
+        let index = segment.inverted_index(fields.id)?;
+        for (id, found) in ids.iter().zip(&mut found).filter(|(_, found)| found.is_none()) {
+            if let Some(docs) = index.read_postings(&fields.term(id), IndexRecordOption::Basic)? {
+                *found = first_live(docs, segment).map(|doc| DocAddress::new(segment_ord as u32, doc));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The first document that is not deleted.
+fn first_live(mut docs: impl DocSet, segment: &SegmentReader) -> Option<u32> {
+    while docs.doc() != TERMINATED && segment.is_deleted(docs.doc()) {
+        docs.advance();
+    }
+    (docs.doc() != TERMINATED).then(|| docs.doc())
 }

@@ -1,5 +1,5 @@
-//! Questions to the index: BM25 over words, filters over metadata.
-//! Knows nothing of models, files or commits.
+//! Searches the index: BM25 over words, and filters over metadata.
+//! Does not know about models, files or commits.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Bound;
@@ -16,28 +16,29 @@ use tantivy::schema::document::OwnedValue;
 use tantivy::{DateTime, DocId, Score, Searcher, SegmentOrdinal, SegmentReader, Term};
 use thresher_core::domain::Chunk;
 
-use super::content::id_hash;
+use super::change::id_hash;
 use super::filter::{Filter, FilterError, Test};
-use super::schema::{Fields, METADATA};
-use super::{RegistryError, analyzer, reading};
+use super::schema::{self, Fields, METADATA};
+use super::{RegistryError, analyzer};
 
-/// A chunk that was found.
+/// A chunk that a search found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hit {
     /// The chunk.
     pub chunk: Arc<Chunk>,
-    /// Its BM25.
+    /// The chunk's BM25 score, greater than 0 and unbounded.
     pub bm25: f32,
 }
 
-/// One state of the index, and how to ask it.
-pub struct Questions<'a> {
+/// Searches one snapshot of the index.
+pub struct IndexSearch<'a> {
     pub searcher: &'a Searcher,
     pub fields: &'a Fields,
 }
 
-impl Questions<'_> {
-    /// The best chunks for `query`, of `bytes_max` bytes of text at most.
+impl IndexSearch<'_> {
+    /// Returns the `limit` best chunks for `query`. Fails if they have more than `bytes_max` bytes of text
+    /// together.
     pub fn best(
         &self,
         query: &str,
@@ -45,11 +46,11 @@ impl Questions<'_> {
         limit: usize,
         bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
-        let Some(words) = self.words(query) else { return Ok(Vec::new()) };
+        let Some(words) = self.words_query(query) else { return Ok(Vec::new()) };
         let query: Box<dyn Query> = match filter {
             None => words,
             Some(filter) => {
-                let filter = ConstScoreQuery::new(self.filter(filter)?, 0.0);
+                let filter = ConstScoreQuery::new(self.checked_query(filter)?, 0.0);
                 Box::new(BooleanQuery::new(vec![(Occur::Must, words), (Occur::Must, Box::new(filter))]))
             }
         };
@@ -59,7 +60,7 @@ impl Questions<'_> {
         let found = self.searcher.search(&*query, &TopDocs::with_limit(limit).order_by_score())?;
         let (mut hits, mut bytes) = (Vec::with_capacity(found.len()), 0);
         for (bm25, address) in found {
-            let chunk = reading::chunk(self.searcher, self.fields, address)?;
+            let chunk = schema::read_chunk(self.searcher, self.fields, address)?;
             bytes += chunk.text.len();
             if bytes > bytes_max {
                 return Err(RegistryError::FoundTooLong { bytes_max });
@@ -70,13 +71,13 @@ impl Questions<'_> {
         Ok(hits)
     }
 
-    /// BM25 of each of `ids`, in their order; 0 for those without a word of `query`.
+    /// Returns the BM25 score of each of `ids`, in their order; 0 for chunks without any word of `query`.
     pub fn scores(&self, query: &str, ids: &[impl AsRef<str>]) -> Result<Vec<f32>, RegistryError> {
         let mut scores = vec![0.0; ids.len()];
-        if let Some(words) = self.words(query) {
-            let asked =
-                Asked { ids: Arc::new(ids.iter().map(|id| id_hash(id.as_ref())).collect()), scored: true };
-            let found: HashMap<u64, f32> = self.searcher.search(&*words, &asked)?.into_iter().collect();
+        if let Some(words) = self.words_query(query) {
+            let id_hashes = Arc::new(ids.iter().map(|id| id_hash(id.as_ref())).collect());
+            let collector = IdHashCollector { id_hashes, requires_scores: true };
+            let found: HashMap<u64, f32> = self.searcher.search(&*words, &collector)?.into_iter().collect();
             for (score, id) in scores.iter_mut().zip(ids) {
                 *score = found.get(&id_hash(id.as_ref())).copied().unwrap_or(0.0);
             }
@@ -84,14 +85,15 @@ impl Questions<'_> {
         Ok(scores)
     }
 
-    /// Hashes of the ids of all chunks that pass `filter`.
-    pub fn passing(&self, filter: &Filter) -> Result<HashSet<u64>, RegistryError> {
-        let all = Asked { ids: Arc::default(), scored: false };
-        let found = self.searcher.search(&*self.filter(filter)?, &all)?;
+    /// Returns the hashes of the ids of all chunks that pass `filter`.
+    pub fn matching(&self, filter: &Filter) -> Result<HashSet<u64>, RegistryError> {
+        let all = IdHashCollector { id_hashes: Arc::default(), requires_scores: false };
+        let found = self.searcher.search(&*self.checked_query(filter)?, &all)?;
         Ok(found.into_iter().map(|(id, _)| id).collect())
     }
 
-    fn words(&self, query: &str) -> Option<Box<dyn Query>> {
+    /// A query for any of the words of `query`; `None` if it has no words.
+    fn words_query(&self, query: &str) -> Option<Box<dyn Query>> {
         let term = |word: String| -> (Occur, Box<dyn Query>) {
             let term = Term::from_field_text(self.fields.words, &word);
             (Occur::Should, Box::new(TermQuery::new(term, IndexRecordOption::WithFreqs)))
@@ -100,62 +102,64 @@ impl Questions<'_> {
         (!terms.is_empty()).then(|| Box::new(BooleanQuery::new(terms)) as Box<dyn Query>)
     }
 
-    /// A filter whose fields are all known. An empty registry knows none and says so of none: nothing passes.
-    fn filter(&self, filter: &Filter) -> Result<Box<dyn Query>, RegistryError> {
+    /// Converts a filter to a query, after checking that each of its fields exists in some chunk. In an empty
+    /// registry fields are not checked, and no chunk passes.
+    fn checked_query(&self, filter: &Filter) -> Result<Box<dyn Query>, RegistryError> {
         if self.searcher.num_docs() == 0 {
             return Ok(Box::new(EmptyQuery));
         }
-        let mut known = HashSet::new();
-        for (field, place) in filter.fields() {
-            if known.insert(field) && self.searcher.search(&exists(field), &Count)? == 0 {
-                return Err(FilterError::unknown(field, place).into());
+        let mut checked = HashSet::new();
+        for (field, param) in filter.fields() {
+            if checked.insert(field) && self.searcher.search(&exists_query(field), &Count)? == 0 {
+                return Err(FilterError::unknown_field(field, param).into());
             }
         }
-        Ok(self.query(filter))
+        Ok(self.filter_query(filter))
     }
 
-    fn query(&self, filter: &Filter) -> Box<dyn Query> {
+    fn filter_query(&self, filter: &Filter) -> Box<dyn Query> {
         let each = |filters: &[Filter], occur| {
-            BooleanQuery::new(filters.iter().map(|filter| (occur, self.query(filter))).collect())
+            BooleanQuery::new(filters.iter().map(|filter| (occur, self.filter_query(filter))).collect())
         };
         match filter {
             Filter::All(filters) => Box::new(each(filters, Occur::Must)),
             Filter::Any(filters) => Box::new(each(filters, Occur::Should)),
             Filter::Not(filter) => Box::new(BooleanQuery::new(vec![
                 (Occur::Must, Box::new(AllQuery)),
-                (Occur::MustNot, self.query(filter)),
+                (Occur::MustNot, self.filter_query(filter)),
             ])),
-            Filter::Field { field, test, .. } => self.test(field, test),
+            Filter::Field { field, test, .. } => self.test_query(field, test),
         }
     }
 
-    fn test(&self, field: &str, test: &Test) -> Box<dyn Query> {
+    fn test_query(&self, field: &str, test: &Test) -> Box<dyn Query> {
         match test {
-            Test::Exists => Box::new(exists(field)),
+            Test::Exists => Box::new(exists_query(field)),
             Test::In(values) => {
-                let values = values.iter().map(|value| (Occur::Should, self.equals(field, value)));
+                let values = values.iter().map(|value| (Occur::Should, self.equals_query(field, value)));
                 Box::new(BooleanQuery::new(values.collect()))
             }
             Test::Range(lower, upper) => {
-                let (lower, upper) = alike(lower, upper);
+                let (lower, upper) = same_type(lower, upper);
                 let term = |bound: Bound<Value>| bound.map(|value| self.range_term(field, &value));
                 Box::new(RangeQuery::new(term(lower), term(upper)))
             }
         }
     }
 
-    fn equals(&self, field: &str, value: &Value) -> Box<dyn Query> {
+    fn equals_query(&self, field: &str, value: &Value) -> Box<dyn Query> {
         let term = self.term(field, value);
         match value {
-            // Terms of times are cut to the second; columns are not.
-            Value::String(text) if time(text).is_some() => {
+            // Terms hold times in whole seconds, columns in full precision, so times are compared by a range
+            // query.
+            Value::String(text) if parse_time(text).is_some() => {
                 Box::new(RangeQuery::new(Bound::Included(term.clone()), Bound::Included(term)))
             }
             _ => Box::new(TermQuery::new(term, IndexRecordOption::Basic)),
         }
     }
 
-    /// As [`Self::term`], but a whole number that was made a float stays one.
+    /// Does the same as [`Self::term`], except that a whole number of float type stays a float.
     fn range_term(&self, field: &str, value: &Value) -> Term {
         match value {
             Value::Number(number) if number.is_f64() => {
@@ -167,7 +171,7 @@ impl Questions<'_> {
         }
     }
 
-    /// A value as the index writes it.
+    /// The term that the index writes for a value.
     fn term(&self, field: &str, value: &Value) -> Term {
         let mut term = Term::from_field_json_path(self.fields.metadata, field, true);
         match OwnedValue::from(value.clone()) {
@@ -176,7 +180,7 @@ impl Questions<'_> {
             OwnedValue::Date(time) => term.append_type_and_fast_value(time),
             OwnedValue::I64(number) => term.append_type_and_fast_value(number),
             OwnedValue::U64(number) => term.append_type_and_fast_value(number),
-            // 2.0 is written as 2.
+            // The index writes 2.0 as 2.
             OwnedValue::F64(number) => match NumericalValue::F64(number).normalize() {
                 NumericalValue::I64(number) => term.append_type_and_fast_value(number),
                 NumericalValue::U64(number) => term.append_type_and_fast_value(number),
@@ -188,9 +192,10 @@ impl Questions<'_> {
     }
 }
 
-/// Ends of a range of one type: the index takes no others.
-fn alike(lower: &Bound<Value>, upper: &Bound<Value>) -> (Bound<Value>, Bound<Value>) {
-    let is = |test: fn(&Value) -> bool| [lower, upper].into_iter().all(|end| holds(end).is_none_or(test));
+/// Converts both ends of a range to the same type, which the index requires.
+fn same_type(lower: &Bound<Value>, upper: &Bound<Value>) -> (Bound<Value>, Bound<Value>) {
+    let is =
+        |test: fn(&Value) -> bool| [lower, upper].into_iter().all(|end| bound_value(end).is_none_or(test));
     if is(|value| value.is_string() || value.is_i64()) || is(Value::is_u64) {
         return (lower.clone(), upper.clone());
     }
@@ -199,48 +204,54 @@ fn alike(lower: &Bound<Value>, upper: &Bound<Value>) -> (Bound<Value>, Bound<Val
     (float(lower), float(upper))
 }
 
-fn holds(bound: &Bound<Value>) -> Option<&Value> {
+fn bound_value(bound: &Bound<Value>) -> Option<&Value> {
     match bound {
         Bound::Included(value) | Bound::Excluded(value) => Some(value),
         Bound::Unbounded => None,
     }
 }
 
-fn exists(field: &str) -> ExistsQuery {
+fn exists_query(field: &str) -> ExistsQuery {
     ExistsQuery::new(format!("{METADATA}.{field}"), true)
 }
 
-/// A text that is a time (RFC 3339), which the index then keeps as one.
-pub fn time(text: &str) -> Option<DateTime> {
+/// Parses a string that the index stores as a time (RFC 3339). Returns `None` for other strings.
+pub fn parse_time(text: &str) -> Option<DateTime> {
     match OwnedValue::from(Value::String(text.to_owned())) {
         OwnedValue::Date(time) => Some(time),
         _ => None,
     }
 }
 
-/// Collects id hashes with scores: of those asked for, or of all when none are named.
-struct Asked {
-    ids: Arc<HashSet<u64>>,
-    scored: bool,
+/// Collects the id hashes and scores of the chunks found: of those in `id_hashes`, or of all chunks if it is
+/// empty.
+struct IdHashCollector {
+    id_hashes: Arc<HashSet<u64>>,
+    requires_scores: bool,
 }
 
-struct AskedInSegment {
-    ids: Arc<HashSet<u64>>,
+struct IdHashSegmentCollector {
+    id_hashes: Arc<HashSet<u64>>,
     column: Column<u64>,
     found: Vec<(u64, Score)>,
 }
 
-impl Collector for Asked {
+impl Collector for IdHashCollector {
     type Fruit = Vec<(u64, Score)>;
-    type Child = AskedInSegment;
+    type Child = IdHashSegmentCollector;
 
-    fn for_segment(&self, _: SegmentOrdinal, segment: &SegmentReader) -> tantivy::Result<AskedInSegment> {
+    fn for_segment(
+        &self,
+        _: SegmentOrdinal,
+        segment: &SegmentReader,
+    ) -> tantivy::Result<IdHashSegmentCollector> {
         let column = segment.fast_fields().u64("id_hash")?;
-        Ok(AskedInSegment { ids: Arc::clone(&self.ids), column, found: Vec::new() })
+        let id_hashes = Arc::clone(&self.id_hashes);
+        Ok(IdHashSegmentCollector { id_hashes, column, found: Vec::new() })
     }
 
     fn requires_scoring(&self) -> bool {
-        self.scored
+        self.requires_scores
     }
 
     fn merge_fruits(&self, fruits: Vec<Vec<(u64, Score)>>) -> tantivy::Result<Vec<(u64, Score)>> {
@@ -248,12 +259,12 @@ impl Collector for Asked {
     }
 }
 
-impl SegmentCollector for AskedInSegment {
+impl SegmentCollector for IdHashSegmentCollector {
     type Fruit = Vec<(u64, Score)>;
 
     fn collect(&mut self, doc: DocId, score: Score) {
         let id = self.column.first(doc).expect("every document has an id");
-        if self.ids.is_empty() || self.ids.contains(&id) {
+        if self.id_hashes.is_empty() || self.id_hashes.contains(&id) {
             self.found.push((id, score));
         }
     }

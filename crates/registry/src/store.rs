@@ -1,80 +1,79 @@
-//! Keeps the chunks: the index on disk, the list of all, those in use; and hands changes to the writer.
-//! Knows nothing of models, or of where changes come from.
+//! Stores the chunks: the index on disk, the list of all chunks, and a cache of the chunks in use. Passes
+//! changes to the writer. Does not know about models, or where changes come from.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
+use lru::LruCache;
 use tantivy::{IndexReader, ReloadPolicy, Warmer};
 use thresher_core::domain::Chunk;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::cache::Cache;
-use super::change::{Change, Outcome, content_after, content_brought, id_of};
-use super::content::id_hash;
+use super::change::{Change, Outcome, content_after, content_in, id_hash, id_of};
 use super::directory::Directory;
 use super::filter::Filter;
-use super::log::Place;
-use super::schema::Fields;
-use super::search::{Hit, Questions};
+use super::log::LogPosition;
+use super::schema::{self, Fields};
+use super::search::{Hit, IndexSearch};
 use super::writer::{Commit, Job, Writer};
-use super::{Page, RegistryError, RegistrySettings, open, reading};
+use super::{Page, RegistryError, RegistrySettings, open};
 
-/// Batches that wait for the writer; one more is told to come back.
+/// The number of batches that may wait for the writer; one more is refused as overloaded.
 const WAITING_MAX: usize = 64;
 
-/// Ids that are taken from the directory at a time.
-const PIECE_COUNT: usize = 1_024;
+/// The number of ids that are copied from the directory under one lock.
+const ID_BATCH_COUNT: usize = 1_024;
 
-/// Chunks that a page reads at a time.
-const LIST_COUNT: usize = 8;
+/// The number of chunks that a page reads at a time.
+const PAGE_READ_COUNT: usize = 8;
 
-/// Chunks on disk, the list of them and those in use.
+/// The index, the list of all chunks, the cache, and the writer thread.
 pub struct Store {
     shared: Arc<Shared>,
-    /// None once the store is being dropped.
+    /// `None` once the store is being dropped.
     jobs: Option<mpsc::Sender<Job>>,
     writer: Option<JoinHandle<()>>,
     count_max: usize,
 }
 
-/// What readers, the writer and the warmer share.
+/// The state that readers, the writer and the warmer share.
 pub struct Shared {
     pub fields: Fields,
     pub reader: IndexReader,
     directory: Mutex<Directory>,
     pub cache: Mutex<Cache>,
-    /// Says that the directory has changed.
-    turn: watch::Sender<()>,
-    /// Nobody reads ahead any more.
-    gave_up: AtomicBool,
-    /// Kept with every commit: how far the log that others write, too, has been applied.
-    pub place: Mutex<Option<Place>>,
+    /// Notified when the directory changes.
+    updates: watch::Sender<()>,
+    warmer_stopped: AtomicBool,
+    /// How far the log that sidecars share has been applied. Stored with every commit.
+    pub log_position: Mutex<Option<LogPosition>>,
 }
 
 impl Store {
     /// Opens the index and starts its writer.
     pub fn open(settings: &RegistrySettings) -> Result<Self, RegistryError> {
-        Self::with(settings, Vec::new())
+        Self::open_with(settings, Vec::new())
     }
 
-    /// With `warmers`, which are asked before a commit can be seen.
-    fn with(settings: &RegistrySettings, warmers: Vec<Weak<dyn Warmer>>) -> Result<Self, RegistryError> {
-        let open::Opened { index, writer, fields } = open::open(&settings.dir)?;
+    /// Opens the index with `warmers`, which `tantivy` calls before a commit becomes visible.
+    fn open_with(settings: &RegistrySettings, warmers: Vec<Weak<dyn Warmer>>) -> Result<Self, RegistryError> {
+        let open::OpenedIndex { index, writer, fields } = open::open(&settings.dir)?;
         let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).warmers(warmers);
         let reader: IndexReader = reader.try_into()?;
-        let directory = open::directory(&reader.searcher(), &fields)?;
-        let place = index.load_metas()?.payload.and_then(|kept| serde_json::from_str(&kept).ok());
+        let directory = open::read_directory(&reader.searcher(), &fields)?;
+        let log_position =
+            index.load_metas()?.payload.and_then(|payload| serde_json::from_str(&payload).ok());
         let shared = Arc::new(Shared {
             fields,
             reader,
             directory: Mutex::new(directory),
             cache: Mutex::new(Cache::new(settings.cache_bytes_max)),
-            turn: watch::Sender::new(()),
-            gave_up: AtomicBool::new(false),
-            place: Mutex::new(place),
+            updates: watch::Sender::new(()),
+            warmer_stopped: AtomicBool::new(false),
+            log_position: Mutex::new(log_position),
         });
         let (jobs, waiting) = mpsc::channel(WAITING_MAX);
         let writer = Writer::new(writer, Arc::clone(&shared));
@@ -85,7 +84,7 @@ impl Store {
         Ok(Self { shared, jobs: Some(jobs), writer: Some(writer), count_max: settings.chunk_count_max })
     }
 
-    /// As [`super::Registry::write`].
+    /// Applies changes that came from no log; see [`super::Registry::write`].
     pub async fn write(&self, changes: Vec<Change>) -> Result<Vec<Outcome>, RegistryError> {
         let (reply, answer) = oneshot::channel();
         let job = Job { changes, commit: Commit::Local, count_max: self.count_max, reply };
@@ -97,32 +96,34 @@ impl Store {
         answer.await.unwrap_or(Err(RegistryError::Stopped))
     }
 
-    /// Applies what came from a log.
-    pub async fn follow(&self, changes: Vec<Change>, commit: Commit) -> Result<(), RegistryError> {
+    /// Applies changes that came from a log.
+    pub async fn apply_from_log(&self, changes: Vec<Change>, commit: Commit) -> Result<(), RegistryError> {
         let (reply, answer) = oneshot::channel();
-        // All who follow the log have to come to the same: there is no limit here.
+        // No limit on the number of chunks here, because all registries that follow the log have to reach the
+        // same state.
         let job = Job { changes, commit, count_max: usize::MAX, reply };
         let jobs = self.jobs.as_ref().ok_or(RegistryError::Stopped)?;
         jobs.send(job).await.map_err(|_| RegistryError::Stopped)?;
         answer.await.unwrap_or(Err(RegistryError::Stopped)).map(drop)
     }
 
-    /// The place in a log that the last commit kept.
-    pub fn place(&self) -> Option<Place> {
-        lock(&self.shared.place).clone()
+    /// The position in a log that was stored with the last commit.
+    pub fn log_position(&self) -> Option<LogPosition> {
+        lock(&self.shared.log_position).clone()
     }
 
-    /// What `changes` would do to what is registered now, where `coming` more chunks are on their way.
-    pub fn foresee(&self, changes: &[Change], coming: usize) -> Vec<Outcome> {
-        // Hashed before anybody is kept from the directory.
-        let contents: Vec<Option<u64>> = changes.iter().map(content_brought).collect();
+    /// Computes the outcomes that `changes` would have now, without making them. `pending_count` is the
+    /// number of new chunks that are in the log but not in the index yet; they count towards the limit.
+    pub fn preview(&self, changes: &[Change], pending_count: usize) -> Vec<Outcome> {
+        // Hashing happens before the directory is locked.
+        let contents: Vec<Option<u64>> = changes.iter().map(content_in).collect();
         let directory = self.directory();
-        let mut count = directory.len() + coming;
+        let mut count = directory.len() + pending_count;
         let mut changed: HashMap<&str, Option<u64>> = HashMap::new();
-        let outcome = |(change, brought)| {
+        let outcome = |(change, content)| {
             let id = id_of(change);
             let before = changed.get(id).copied().unwrap_or_else(|| directory.content(id));
-            let after = content_after(change, before, brought);
+            let after = content_after(change, before, content);
             let outcome = Outcome::of(before, after, &mut count, self.count_max);
             if outcome.is_change() {
                 changed.insert(id, after);
@@ -132,39 +133,40 @@ impl Store {
         changes.iter().zip(contents).map(outcome).collect()
     }
 
-    /// Ids after `after`, in their order. The directory is not kept from others meanwhile: one that comes or goes in
-    /// between may be among them or not.
+    /// Iterates over the ids after `after`, in their order. The directory is not locked in between, so an id
+    /// that is added or removed meanwhile may be returned or not.
     pub fn ids(&self, after: Option<&str>) -> impl Iterator<Item = Arc<str>> {
         let mut last: Option<Arc<str>> = after.map(Arc::from);
-        let piece = move || {
-            let piece: Vec<_> = self.directory().after(last.as_deref()).take(PIECE_COUNT).cloned().collect();
-            last = piece.last().cloned();
-            (!piece.is_empty()).then_some(piece)
+        let next_batch = move || {
+            let directory = self.directory();
+            let batch: Vec<_> = directory.after(last.as_deref()).take(ID_BATCH_COUNT).cloned().collect();
+            drop(directory);
+            last = batch.last().cloned();
+            (!batch.is_empty()).then_some(batch)
         };
-        std::iter::from_fn(piece).fuse().flatten()
+        std::iter::from_fn(next_batch).fuse().flatten()
     }
 
-    /// What the warmer and questions need.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// As [`super::Registry::get`].
+    /// See [`super::Registry::get`].
     pub fn get(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<Arc<Chunk>>>, RegistryError> {
         self.shared.get(ids, true)
     }
 
-    /// The list of chunks.
+    /// Locks the list of chunks.
     pub fn directory(&self) -> MutexGuard<'_, Directory> {
         self.shared.directory()
     }
 
-    /// Says when the directory has changed.
-    pub fn turns(&self) -> watch::Receiver<()> {
-        self.shared.turn.subscribe()
+    /// A receiver that is notified when the directory changes.
+    pub fn updates(&self) -> watch::Receiver<()> {
+        self.shared.updates.subscribe()
     }
 
-    /// As [`super::Registry::list`].
+    /// See [`super::Registry::list`].
     pub fn list(
         &self,
         after: Option<&str>,
@@ -173,21 +175,21 @@ impl Store {
         filter: Option<&Filter>,
     ) -> Result<Page, RegistryError> {
         let searcher = self.shared.reader.searcher();
-        let questions = Questions { searcher: &searcher, fields: &self.shared.fields };
-        let passing = filter.map(|filter| questions.passing(filter)).transpose()?;
+        let search = IndexSearch { searcher: &searcher, fields: &self.shared.fields };
+        let passing = filter.map(|filter| search.matching(filter)).transpose()?;
         let passes = |id: &Arc<str>| passing.as_ref().is_none_or(|passing| passing.contains(&id_hash(id)));
         let mut ids: Vec<Arc<str>> = self.ids(after).filter(passes).take(limit.saturating_add(1)).collect();
         let more = ids.len() > limit;
         ids.truncate(limit);
         let (mut chunks, mut listed, mut bytes) = (Vec::new(), 0, 0);
         while listed < ids.len() && bytes < bytes_max {
-            let piece = &ids[listed..ids.len().min(listed + LIST_COUNT)];
-            for chunk in self.get(piece)? {
+            let batch = &ids[listed..ids.len().min(listed + PAGE_READ_COUNT)];
+            for chunk in self.get(batch)? {
                 if bytes >= bytes_max {
                     break;
                 }
                 listed += 1;
-                // One that was deleted a moment ago is in neither.
+                // A chunk that was deleted a moment ago counts as listed but is not on the page.
                 bytes += chunk.as_ref().map_or(0, |chunk| json_bytes(chunk));
                 chunks.extend(chunk);
             }
@@ -197,7 +199,7 @@ impl Store {
         Ok(Page { chunks, next })
     }
 
-    /// As [`super::Registry::search`].
+    /// See [`super::Registry::search`].
     pub fn search(
         &self,
         query: &str,
@@ -206,10 +208,10 @@ impl Store {
         bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
         let searcher = self.shared.reader.searcher();
-        Questions { searcher: &searcher, fields: &self.shared.fields }.best(query, filter, limit, bytes_max)
+        IndexSearch { searcher: &searcher, fields: &self.shared.fields }.best(query, filter, limit, bytes_max)
     }
 
-    /// As [`super::Registry::prefilter`].
+    /// See [`super::Registry::prefilter`].
     pub fn prefilter(
         &self,
         query: &str,
@@ -217,18 +219,18 @@ impl Store {
         keep: usize,
     ) -> Result<Vec<usize>, RegistryError> {
         let searcher = self.shared.reader.searcher();
-        let scores = Questions { searcher: &searcher, fields: &self.shared.fields }.scores(query, ids)?;
-        let mut places: Vec<usize> = (0..ids.len()).collect();
-        // Stable: among equals the earlier ones stay.
-        places.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-        places.truncate(keep);
-        places.sort_unstable();
-        Ok(places)
+        let scores = IndexSearch { searcher: &searcher, fields: &self.shared.fields }.scores(query, ids)?;
+        let mut indexes: Vec<usize> = (0..ids.len()).collect();
+        // The sort is stable, so that among equal scores the earlier ids come first.
+        indexes.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+        indexes.truncate(keep);
+        indexes.sort_unstable();
+        Ok(indexes)
     }
 }
 
 impl Drop for Store {
-    /// The folder is free for another once this returns.
+    /// Waits for the writer, so that another process can open the folder once the store is dropped.
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(writer) = self.writer.take() {
@@ -238,69 +240,133 @@ impl Drop for Store {
 }
 
 impl Shared {
-    /// The list of chunks.
+    /// Locks the list of chunks.
     pub fn directory(&self) -> MutexGuard<'_, Directory> {
         lock(&self.directory)
     }
 
-    /// The directory has changed.
-    pub fn turn(&self) {
-        self.turn.send_replace(());
+    /// Notifies the receivers of [`Store::updates`].
+    pub fn notify_update(&self) {
+        self.updates.send_replace(());
     }
 
-    /// Nothing will be read ahead any more.
-    pub fn give_up(&self) {
-        self.gave_up.store(true, Ordering::Relaxed);
-        self.turn();
+    /// Records that the warmer has stopped, so that nothing will be read ahead any more.
+    pub fn set_warmer_stopped(&self) {
+        self.warmer_stopped.store(true, Ordering::Relaxed);
+        self.notify_update();
     }
 
-    /// Whether [`Self::give_up`] was called.
-    pub fn gave_up(&self) -> bool {
-        self.gave_up.load(Ordering::Relaxed)
+    /// Whether [`Self::set_warmer_stopped`] was called.
+    pub fn is_warmer_stopped(&self) -> bool {
+        self.warmer_stopped.load(Ordering::Relaxed)
     }
 
-    /// Chunks by id; `keep` puts those read from disk into the cache.
-    pub fn get(&self, ids: &[impl AsRef<str>], keep: bool) -> Result<Vec<Option<Arc<Chunk>>>, RegistryError> {
+    /// Returns chunks by id, in the order of `ids`. With `fill_cache`, chunks read from disk are put into the
+    /// cache.
+    pub fn get(
+        &self,
+        ids: &[impl AsRef<str>],
+        fill_cache: bool,
+    ) -> Result<Vec<Option<Arc<Chunk>>>, RegistryError> {
         let (mut found, generation): (Vec<_>, u64) = {
             let mut cache = lock(&self.cache);
             (ids.iter().map(|id| cache.get(id.as_ref())).collect(), cache.generation())
         };
         let missing: Vec<usize> = {
             let directory = self.directory();
-            let is_there =
-                |at: &usize| found[*at].is_none() && directory.content(ids[*at].as_ref()).is_some();
-            (0..ids.len()).filter(is_there).collect()
+            let is_uncached =
+                |index: &usize| found[*index].is_none() && directory.content(ids[*index].as_ref()).is_some();
+            (0..ids.len()).filter(is_uncached).collect()
         };
         if missing.is_empty() {
             return Ok(found);
         }
-        let wanted: Vec<&str> = missing.iter().map(|&at| ids[at].as_ref()).collect();
-        let read = reading::chunks(&self.reader.searcher(), &self.fields, &wanted)?;
+        let missing_ids: Vec<&str> = missing.iter().map(|&index| ids[index].as_ref()).collect();
+        let read = schema::read_chunks(&self.reader.searcher(), &self.fields, &missing_ids)?;
         let mut cache = lock(&self.cache);
-        let current = cache.generation() == generation;
-        for (at, chunk) in missing.into_iter().zip(read) {
-            if let Some(chunk) = chunk.as_ref().filter(|_| keep && current) {
+        let is_current = cache.generation() == generation;
+        for (index, chunk) in missing.into_iter().zip(read) {
+            if let Some(chunk) = chunk.as_ref().filter(|_| fill_cache && is_current) {
                 cache.put(Arc::clone(chunk));
             }
-            found[at] = chunk;
+            found[index] = chunk;
         }
         Ok(found)
     }
 }
 
-/// Does `work` where it keeps no other task from going on; within a Tokio runtime.
-pub async fn blocking<T: Send + 'static>(
+/// The overhead of a cache entry beside its texts, in bytes: map, list, `Arc` and `String`s.
+const CACHE_ENTRY_BYTES: usize = 256;
+
+/// A cache of chunks by id, bounded in bytes. The least recently used chunk is evicted first.
+pub struct Cache {
+    chunks: LruCache<String, Arc<Chunk>>,
+    bytes: usize,
+    bytes_max: usize,
+    generation: u64,
+}
+
+impl Cache {
+    pub fn new(bytes_max: usize) -> Self {
+        Self { chunks: LruCache::unbounded(), bytes: 0, bytes_max, generation: 0 }
+    }
+
+    pub fn get(&mut self, id: &str) -> Option<Arc<Chunk>> {
+        self.chunks.get(id).map(Arc::clone)
+    }
+
+    /// Adds a chunk, replacing any chunk with its id.
+    pub fn put(&mut self, chunk: Arc<Chunk>) {
+        let bytes = cached_bytes(&chunk);
+        self.remove(&chunk.id);
+        if bytes > self.bytes_max {
+            return;
+        }
+        self.bytes += bytes;
+        self.chunks.put(chunk.id.clone(), chunk);
+        while self.bytes > self.bytes_max {
+            let (_, oldest) = self.chunks.pop_lru().expect("bytes are counted for entries only");
+            self.bytes -= cached_bytes(&oldest);
+        }
+    }
+
+    pub fn remove(&mut self, id: &str) {
+        if let Some(chunk) = self.chunks.pop(id) {
+            self.bytes -= cached_bytes(&chunk);
+        }
+    }
+
+    /// The number of commits. A chunk that was read from the index may be added only if this number is the
+    /// same as before the read; otherwise the old version of a chunk that was replaced meanwhile could get
+    /// into the cache.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Counts a commit.
+    pub fn advance(&mut self) {
+        self.generation += 1;
+    }
+}
+
+fn cached_bytes(chunk: &Chunk) -> usize {
+    // The id is stored a second time, as the key of the map.
+    CACHE_ENTRY_BYTES + chunk.id.len() + chunk.bytes()
+}
+
+/// Runs blocking work on a thread where it delays no other task. Needs a Tokio runtime.
+pub async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RegistryError> {
     tokio::task::spawn_blocking(work).await.map_err(|_panicked_or_stopping| RegistryError::Stopped)
 }
 
-/// A thread that panicked left nothing half done that the next one could see.
+/// Locks a mutex, ignoring poison: no thread that panics leaves shared data in an inconsistent state.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes of a chunk as JSON: a control character takes six.
+/// The size of a chunk as JSON, in bytes. A control character takes six bytes.
 fn json_bytes(chunk: &Chunk) -> usize {
     let escaped = |text: &String| {
         let more = |byte: u8| match byte {
@@ -320,10 +386,10 @@ mod tests {
 
     use super::*;
 
-    /// Keeps commits from being seen.
-    struct Refuses(AtomicBool);
+    /// Keeps commits from becoming visible while the flag is set.
+    struct FailingWarmer(AtomicBool);
 
-    impl Warmer for Refuses {
+    impl Warmer for FailingWarmer {
         fn warm(&self, _: &Searcher) -> tantivy::Result<()> {
             match self.0.load(Ordering::SeqCst) {
                 true => Err(TantivyError::InternalError("refused".to_owned())),
@@ -335,22 +401,50 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_commit_that_cannot_be_seen_is_said_so_and_seen_before_the_next() {
-        let refuses = Arc::new(Refuses(AtomicBool::new(false)));
-        let warmer: Arc<dyn Warmer> = Arc::<Refuses>::clone(&refuses);
+    async fn a_commit_that_cannot_become_visible_is_an_error_and_is_visible_before_the_next() {
+        let failing = Arc::new(FailingWarmer(AtomicBool::new(false)));
+        let warmer: Arc<dyn Warmer> = Arc::<FailingWarmer>::clone(&failing);
         let settings = RegistrySettings { dir: "".into(), cache_bytes_max: 0, ..RegistrySettings::default() };
-        let store = Store::with(&settings, vec![Arc::downgrade(&warmer)]).expect("in memory");
+        let store = Store::open_with(&settings, vec![Arc::downgrade(&warmer)]).expect("in memory");
         let chunk = Chunk { id: "a".to_owned(), title: None, text: "tide".to_owned(), metadata: None };
         let put = || vec![Change::Put(Arc::new(chunk.clone()))];
         let found = || store.search("tide", None, 9, 999).expect("an index").len();
-        refuses.0.store(true, Ordering::SeqCst);
+        failing.0.store(true, Ordering::SeqCst);
         for _ in 0..2 {
-            let error = store.write(put()).await.expect_err("it cannot be seen");
+            let error = store.write(put()).await.expect_err("it cannot become visible");
             assert!(matches!(error, RegistryError::Read(_)), "{error}");
         }
-        refuses.0.store(false, Ordering::SeqCst);
+        failing.0.store(false, Ordering::SeqCst);
         assert_eq!(found(), 0);
-        assert_eq!(store.write(put()).await.expect("it can be seen"), [Outcome::Unchanged], "it was there");
+        assert_eq!(
+            store.write(put()).await.expect("it can become visible"),
+            [Outcome::Unchanged],
+            "it was durable"
+        );
         assert_eq!(found(), 1);
+    }
+
+    fn cached(id: &str, bytes: usize) -> Arc<Chunk> {
+        Arc::new(Chunk { id: id.to_owned(), title: None, text: "x".repeat(bytes), metadata: None })
+    }
+
+    #[test]
+    fn the_cache_evicts_the_least_recently_used_chunks_when_bytes_run_out() {
+        let mut cache = Cache::new(3 * (CACHE_ENTRY_BYTES + 102));
+        for id in ["a", "b", "c"] {
+            cache.put(cached(id, 100));
+        }
+        assert!(cache.get("a").is_some());
+        cache.put(cached("d", 100));
+        let left: Vec<_> = ["a", "b", "c", "d"].into_iter().filter(|id| cache.get(id).is_some()).collect();
+        assert_eq!(left, ["a", "c", "d"]);
+        cache.put(cached("d", 200));
+        assert!(cache.bytes <= cache.bytes_max);
+        cache.put(cached("huge", 10_000));
+        assert!(cache.get("huge").is_none());
+        for id in ["a", "b", "c", "d"] {
+            cache.remove(id);
+        }
+        assert_eq!(cache.bytes, 0);
     }
 }

@@ -1,4 +1,5 @@
-//! The registry as its callers see it: what is written is there, found, listed and gone; what is broken is refused.
+//! Tests of the registry through its public API: writing, reading, listing, searching and deleting chunks,
+//! and refusing damaged folders.
 
 mod follow;
 mod warm;
@@ -24,7 +25,7 @@ fn chunk(id: &str, text: &str) -> Chunk {
     Chunk { id: id.to_owned(), title: None, text: text.to_owned(), metadata: None }
 }
 
-fn with(id: &str, text: &str, metadata: Value) -> Change {
+fn put_with_metadata(id: &str, text: &str, metadata: Value) -> Change {
     Change::Put(Arc::new(Chunk { metadata: Some(metadata.to_string()), ..chunk(id, text) }))
 }
 
@@ -36,7 +37,7 @@ fn delete(id: &str) -> Change {
     Change::Delete(id.to_owned())
 }
 
-/// What a set of changes does, in words.
+/// Writes changes and returns their outcomes, separated by spaces.
 #[track_caller]
 fn write(registry: &Registry, changes: Vec<Change>) -> String {
     let outcomes = block_on(registry.write(changes)).expect("the writer writes");
@@ -51,14 +52,18 @@ fn ids(chunks: &[Arc<Chunk>]) -> String {
     chunks.iter().map(|chunk| &*chunk.id).collect::<Vec<_>>().join(" ")
 }
 
-fn found(registry: &Registry, query: &str, filter: Option<Value>) -> Result<BTreeSet<String>, RegistryError> {
+fn search_ids(
+    registry: &Registry,
+    query: &str,
+    filter: Option<Value>,
+) -> Result<BTreeSet<String>, RegistryError> {
     let filter = filter.map(|filter| Filter::parse(&filter, "filter").expect("a filter"));
     let hits = registry.search(query, filter.as_ref(), 100, usize::MAX)?;
     Ok(hits.into_iter().map(|hit| hit.chunk.id.clone()).collect())
 }
 
 #[test]
-fn changes_and_what_they_did() {
+fn each_change_has_an_outcome() {
     let registry = in_memory();
     let check = |changes, expect: &str| assert_eq!(write(&registry, changes), expect);
     check(vec![put("a", "tide"), put("b", "moon")], "created created");
@@ -67,7 +72,7 @@ fn changes_and_what_they_did() {
         vec![delete("a"), delete("a"), put("a", "ebb"), put("a", "flood")],
         "deleted unknown created updated",
     );
-    check(vec![with("a", "flood", json!({"x": 1}))], "updated");
+    check(vec![put_with_metadata("a", "flood", json!({"x": 1}))], "updated");
     check(vec![delete("none")], "unknown");
     check(vec![], "");
     let found = registry.get(&["b", "none", "a"]).expect("readable");
@@ -105,9 +110,9 @@ fn a_new_version_is_never_hidden_by_an_old_one() {
 }
 
 #[test]
-fn pages_in_the_order_of_ids() {
+fn pages_are_in_the_order_of_ids() {
     let registry = in_memory();
-    let odd = |n: usize| with(&format!("{n:02}"), "text", json!({"odd": n % 2 == 1}));
+    let odd = |n: usize| put_with_metadata(&format!("{n:02}"), "text", json!({"odd": n % 2 == 1}));
     write(&registry, (0..10).rev().map(odd).collect());
     let check = |after, limit, filter: Option<Value>, expect: &str, next: Option<&str>| {
         let filter = filter.map(|filter| Filter::parse(&filter, "filter").expect("a filter"));
@@ -124,7 +129,7 @@ fn pages_in_the_order_of_ids() {
 }
 
 #[test]
-fn pages_and_findings_have_bounds_in_bytes() {
+fn pages_and_search_results_are_bounded_in_bytes() {
     let registry = in_memory();
     let text = format!("tide {}", "x".repeat(95));
     write(&registry, (0..20).map(|n| put(&format!("{n:02}"), &text)).collect());
@@ -138,12 +143,12 @@ fn pages_and_findings_have_bounds_in_bytes() {
     check(Some("16"), 250, "17 18 19", None);
     check(Some("17"), 1, "18", Some("18"));
     assert_eq!(registry.search("tide", None, 9, 900).expect("an index").len(), 9);
-    let error = registry.search("tide", None, 9, 899).expect_err("more than that");
+    let error = registry.search("tide", None, 9, 899).expect_err("over the limit");
     assert_eq!(error.code(), "input_too_long");
 }
 
 #[test]
-fn words_find_texts_and_titles() {
+fn search_finds_words_in_texts_and_titles() {
     let registry = in_memory();
     let titled = Chunk { title: Some("Estuaries".to_owned()), ..chunk("title", "Where rivers end.") };
     write(
@@ -173,19 +178,27 @@ fn words_find_texts_and_titles() {
 }
 
 #[test]
-fn filters_by_value_range_and_logic() {
+fn filters_test_values_and_ranges_and_combine() {
     let registry = in_memory();
     write(
         &registry,
         vec![
-            with("a", "x", json!({"lang": "en", "year": 2020, "tags": ["sea", "moon"], "ok": true})),
-            with(
+            put_with_metadata(
+                "a",
+                "x",
+                json!({"lang": "en", "year": 2020, "tags": ["sea", "moon"], "ok": true}),
+            ),
+            put_with_metadata(
                 "b",
                 "x",
                 json!({"lang": "de", "year": 2021.5, "by": {"name": "Ada Lovelace"}, "ok": false}),
             ),
-            with("c", "x", json!({"lang": "en", "year": -3, "at": "2024-05-01T12:00:00.25+02:00", "a.b": 7})),
-            with(
+            put_with_metadata(
+                "c",
+                "x",
+                json!({"lang": "en", "year": -3, "at": "2024-05-01T12:00:00.25+02:00", "a.b": 7}),
+            ),
+            put_with_metadata(
                 "d",
                 "x",
                 json!({"lang": null, "year": 2020.0, "at": "2024-05-01T10:00:01Z", "big": u64::MAX}),
@@ -194,7 +207,7 @@ fn filters_by_value_range_and_logic() {
         ],
     );
     let check = |filter: Value, expect: &str| {
-        let found = found(&registry, "x", Some(filter.clone())).expect("an index");
+        let found = search_ids(&registry, "x", Some(filter.clone())).expect("an index");
         assert_eq!(found.into_iter().collect::<Vec<_>>().join(" "), expect, "{filter}");
     };
     check(json!({"lang": "en"}), "a c");
@@ -232,15 +245,21 @@ fn filters_by_value_range_and_logic() {
 }
 
 #[test]
-fn unknown_fields_are_named_unless_nothing_is_registered() {
+fn unknown_fields_are_errors_unless_the_registry_is_empty() {
     let registry = in_memory();
     assert!(
-        found(&registry, "x", Some(json!({"lnag": "en"})))
-            .expect("an empty registry knows no field")
+        search_ids(&registry, "x", Some(json!({"lnag": "en"})))
+            .expect("an empty registry checks no fields")
             .is_empty()
     );
-    write(&registry, vec![with("a", "x", json!({"lang": "en"})), with("b", "x", json!({"old": 1}))]);
-    let refused = |filter: Value| match found(&registry, "x", Some(filter)) {
+    write(
+        &registry,
+        vec![
+            put_with_metadata("a", "x", json!({"lang": "en"})),
+            put_with_metadata("b", "x", json!({"old": 1})),
+        ],
+    );
+    let refused = |filter: Value| match search_ids(&registry, "x", Some(filter)) {
         Err(RegistryError::Filter(error)) => format!("{} {}", error.code, error.param),
         other => panic!("{other:?}"),
     };
@@ -249,13 +268,13 @@ fn unknown_fields_are_named_unless_nothing_is_registered() {
         refused(json!({"not": {"lang.x": {"exists": true}}})),
         "filter_field_unknown filter.not.lang.x"
     );
-    assert!(found(&registry, "x", Some(json!({"old": 1}))).is_ok());
+    assert!(search_ids(&registry, "x", Some(json!({"old": 1}))).is_ok());
     write(&registry, vec![delete("b")]);
     assert_eq!(refused(json!({"old": 1})), "filter_field_unknown filter.old");
 }
 
 #[test]
-fn the_prefilter_keeps_the_best_of_those_named() {
+fn the_prefilter_keeps_the_best_of_the_given_ids() {
     let registry = in_memory();
     let texts = ["sun", "tide", "rain", "tide tide moon", "snow", "moon"];
     write(&registry, texts.iter().enumerate().map(|(n, text)| put(&n.to_string(), text)).collect());
@@ -274,11 +293,11 @@ fn the_prefilter_keeps_the_best_of_those_named() {
 }
 
 #[test]
-fn what_is_on_disk_is_there_after_a_restart() {
+fn chunks_on_disk_survive_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path().join("deep/registry");
     let registry = Registry::open(&settings(&dir)).expect("a new one");
-    write(&registry, vec![with("a", "tide", json!({"n": 1})), put("b", "moon")]);
+    write(&registry, vec![put_with_metadata("a", "tide", json!({"n": 1})), put("b", "moon")]);
     write(&registry, vec![delete("b"), put("c", "sun")]);
     assert!(matches!(Registry::open(&settings(&dir)), Err(RegistryError::InUse { .. })), "locked");
     drop(registry);
@@ -291,7 +310,7 @@ fn what_is_on_disk_is_there_after_a_restart() {
 }
 
 #[test]
-fn a_damaged_folder_is_refused_and_said() {
+fn a_damaged_folder_is_refused_with_a_reason() {
     type Damage = fn(&std::path::Path);
     let files = |dir: &std::path::Path, ending: &str| -> Vec<PathBuf> {
         let paths = std::fs::read_dir(dir).expect("a folder").map(|entry| entry.expect("an entry").path());
@@ -338,7 +357,7 @@ fn a_damaged_folder_is_refused_and_said() {
 }
 
 #[test]
-fn a_folder_that_is_none_is_said() {
+fn a_path_that_is_no_folder_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("file");
     std::fs::write(&file, "").expect("writable");
@@ -349,7 +368,7 @@ fn a_folder_that_is_none_is_said() {
 }
 
 #[test]
-fn batches_of_many_callers_are_all_there() {
+fn batches_of_concurrent_callers_are_all_written() {
     let registry = Arc::new(in_memory());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().expect("a runtime");
     let callers: Vec<_> = (0..32)

@@ -1,5 +1,5 @@
-//! Has registered chunks read by the model ahead of the requests that will name them: small pieces, one at a time.
-//! Knows nothing of the model: it is handed something that reads.
+//! Has registered chunks read by the model ahead of the requests that will name them, in small batches, one
+//! at a time. Does not know about the model: it is given a [`Reader`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,44 +8,58 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use metrics::counter;
+use thiserror::Error;
 use thresher_core::domain::Chunk;
 use tokio::sync::watch;
 
 use super::Registry;
-use super::directory::Cold;
+use super::directory::ColdChunk;
 use super::store::Shared;
 
-/// Chunks handed over at a time: a request that comes in between waits for no more than these.
-const PIECE_COUNT: usize = 4;
-/// After the first failure; doubled for each one in a row.
+/// The number of chunks that are read at a time. A request that arrives meanwhile waits for no more than
+/// these.
+const BATCH_COUNT: usize = 4;
+/// The pause after the first failure; it doubles with each further failure in a row.
 const RETRY_MS_MIN: u64 = 100;
 const RETRY_MS_MAX: u64 = 10_000;
-/// How long requests are given way to before one more piece is read.
-const GIVE_WAY_MS_MAX: u64 = 500;
-/// How often is looked whether there is still somebody to give way to, or a reason to stop.
-const LOOK_MS: u64 = 10;
+/// The longest time that requests are given precedence before one more batch is read.
+const YIELD_MS_MAX: u64 = 500;
+/// How often the warmer checks, during a pause, whether requests are still waiting and whether it has to
+/// stop.
+const POLL_MS: u64 = 10;
 
-/// Whether chunks are still to be read.
-pub type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
+/// Returns whether any chunk of a batch is still registered with the content that is being read. Once it
+/// returns false, the result of the read will not be used.
+pub type IsCurrent = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// What reads chunks.
+/// Why chunks could not be read ahead.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{reason}")]
+pub struct ReadError {
+    /// The reason, for the log; it holds none of the chunks' text.
+    pub reason: String,
+}
+
+/// Reads chunks with the model, so that requests that name them later find them in the cache.
 pub trait Reader: Send + Sync + 'static {
-    /// Reads `chunks` so that a request finds them read, or says what went wrong. Chunks that are read already should cost
-    /// next to nothing: after a restart all of them come again. Once `wanted` says that none of them is registered any more,
-    /// it should return, whatever it says.
+    /// Reads `chunks`. Chunks that are in the cache should cost almost nothing, because after a restart all
+    /// chunks are passed again. Once `is_current` returns false, this should return soon; its result is
+    /// ignored then.
     ///
     /// # Errors
-    /// A message for the log, without any of the chunks' text.
-    fn read(&self, chunks: &[Arc<Chunk>], wanted: Wanted) -> Result<(), String>;
+    /// Returns a [`ReadError`] if a chunk could not be read. The chunks of the batch are then tried again one
+    /// by one.
+    fn read(&self, chunks: &[Arc<Chunk>], is_current: IsCurrent) -> Result<(), ReadError>;
 
-    /// Whether requests are waiting.
+    /// Returns whether requests are waiting, which take precedence over reading ahead.
     fn is_busy(&self) -> bool;
 
-    /// From now on [`Self::read`] returns as soon as it can.
+    /// Makes the current and every later [`Self::read`] return as soon as possible.
     fn stop(&self);
 }
 
-/// The thread that goes through the queue. Dropping it stops it; what is queued is queued again at the next start.
+/// The thread that reads the queued chunks. Dropping the warmer stops it. The chunks that are still queued
+/// are queued again at the next start.
 pub struct Warmer {
     shared: Arc<Shared>,
     reader: Arc<dyn Reader>,
@@ -55,28 +69,29 @@ pub struct Warmer {
 }
 
 impl Warmer {
-    /// Starts reading what is and what will be registered.
+    /// Starts to read the chunks that are registered now and those that will be.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// Returns an error if the operating system cannot create a thread.
     pub fn start(registry: &Registry, reader: Arc<dyn Reader>) -> std::io::Result<Self> {
         let (shared, stop) = (Arc::clone(registry.store.shared()), Arc::new(AtomicBool::new(false)));
-        let work = Work { shared: Arc::clone(&shared), reader: Arc::clone(&reader), stop: Arc::clone(&stop) };
-        let turns = registry.store.turns();
+        let worker =
+            Worker { shared: Arc::clone(&shared), reader: Arc::clone(&reader), stop: Arc::clone(&stop) };
+        let updates = registry.store.updates();
         let wake = watch::Sender::new(());
         let stopped = wake.subscribe();
         let thread = std::thread::Builder::new()
             .name("registry-warmer".to_owned())
-            .spawn(move || work.run(turns, stopped))?;
+            .spawn(move || worker.run(updates, stopped))?;
         Ok(Self { shared, reader, stop, wake, thread: Some(thread) })
     }
 
-    /// Tells it to stop, without waiting until it has. Who waits for chunks to be read stops waiting.
+    /// Tells the thread to stop, without waiting for it. [`Registry::settled`] stops waiting, too.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.reader.stop();
         self.wake.send_replace(());
-        self.shared.give_up();
+        self.shared.set_warmer_stopped();
     }
 }
 
@@ -89,88 +104,94 @@ impl Drop for Warmer {
     }
 }
 
-struct Work {
+struct Worker {
     shared: Arc<Shared>,
     reader: Arc<dyn Reader>,
     stop: Arc<AtomicBool>,
 }
 
-impl Work {
-    fn run(&self, mut turns: watch::Receiver<()>, mut stopped: watch::Receiver<()>) {
+impl Worker {
+    fn run(&self, mut updates: watch::Receiver<()>, mut stopped: watch::Receiver<()>) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime without I/O");
         let mut failures = 0;
-        while self.goes_on() {
-            turns.mark_unchanged();
-            let piece = self.shared.directory().take(PIECE_COUNT);
-            if piece.is_empty() {
+        while self.is_running() {
+            updates.mark_unchanged();
+            let batch = self.shared.directory().take(BATCH_COUNT);
+            if batch.is_empty() {
                 let ended = runtime.block_on(async {
-                    tokio::select! { turn = turns.changed() => turn.is_err(), _ = stopped.changed() => true }
+                    tokio::select! {
+                        update = updates.changed() => update.is_err(),
+                        _ = stopped.changed() => true,
+                    }
                 });
                 if ended { return } else { continue }
             }
-            self.give_way();
-            failures = if self.read(piece) { 0 } else { failures + 1 };
+            self.yield_to_requests();
+            failures = if self.read(batch) { 0 } else { failures + 1 };
             if failures > 0 {
                 self.pause((RETRY_MS_MIN << failures.min(10)).min(RETRY_MS_MAX));
             }
         }
     }
 
-    fn read(&self, piece: Vec<Cold>) -> bool {
-        let ids: Vec<&str> = piece.iter().map(|cold| &*cold.id).collect();
-        let wanted: Wanted = {
-            let (shared, piece) = (Arc::clone(&self.shared), piece.clone());
+    /// Reads a batch and records the result. Returns whether it succeeded.
+    fn read(&self, batch: Vec<ColdChunk>) -> bool {
+        let ids: Vec<&str> = batch.iter().map(|cold| &*cold.id).collect();
+        let is_current: IsCurrent = {
+            let (shared, batch) = (Arc::clone(&self.shared), batch.clone());
             Arc::new(move || {
                 let directory = shared.directory();
-                piece.iter().any(|cold| directory.is_current(cold))
+                batch.iter().any(|cold| directory.is_current(cold))
             })
         };
-        // Not through the cache: a whole registry passes here after a start.
-        let work = || {
-            let chunks = self.shared.get(&ids, false).map_err(|error| error.to_string())?;
+        // The cache is not filled, because after a start all registered chunks are read here.
+        let read_batch = || {
+            let chunks = self.shared.get(&ids, false);
+            let chunks = chunks.map_err(|error| ReadError { reason: error.to_string() })?;
             let chunks: Vec<Arc<Chunk>> = chunks.into_iter().flatten().collect();
-            if chunks.is_empty() { Ok(()) } else { self.reader.read(&chunks, Arc::clone(&wanted)) }
+            if chunks.is_empty() { Ok(()) } else { self.reader.read(&chunks, Arc::clone(&is_current)) }
         };
-        // One chunk that makes the reader panic shall not keep all others from being read. What the reader then leaves is
-        // what it leaves to requests, which survive a panic as well.
-        let read = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("it panicked".to_owned()));
-        // What has gone or changed meanwhile is no failure.
-        let read = if wanted() { read } else { Ok(()) };
+        // A chunk that makes the reader panic must not keep the other chunks from being read. Whatever state
+        // the reader leaves behind, requests have to cope with it, too, because they survive a panic as well.
+        let result = catch_unwind(AssertUnwindSafe(read_batch))
+            .unwrap_or_else(|_| Err(ReadError { reason: "it panicked".to_owned() }));
+        // A failure does not count if all chunks of the batch were deleted or changed meanwhile.
+        let result = if is_current() { result } else { Ok(()) };
         let mut directory = self.shared.directory();
-        if !self.goes_on() && read.is_err() {
-            piece.into_iter().rev().for_each(|cold| directory.give_back(cold));
+        if !self.is_running() && result.is_err() {
+            batch.into_iter().rev().for_each(|cold| directory.give_back(cold));
             return true;
         }
-        piece.iter().for_each(|cold| directory.read(cold, read.is_ok()));
+        batch.iter().for_each(|cold| directory.finish_read(cold, result.is_ok()));
         drop(directory);
-        self.shared.turn();
-        let outcome = if read.is_ok() { "ok" } else { "failed" };
-        counter!("registry_warmed_total", "outcome" => outcome).increment(piece.len() as u64);
-        if let Err(cause) = &read {
-            tracing::warn!(cause, chunks = piece.len(), "chunks could not be read ahead");
+        self.shared.notify_update();
+        let outcome = if result.is_ok() { "ok" } else { "failed" };
+        counter!("registry_warmed_total", "outcome" => outcome).increment(batch.len() as u64);
+        if let Err(cause) = &result {
+            tracing::warn!(cause = cause.reason, chunks = batch.len(), "chunks could not be read ahead");
         }
-        read.is_ok()
+        result.is_ok()
     }
 
-    fn give_way(&self) {
-        for _ in 0..GIVE_WAY_MS_MAX / LOOK_MS {
-            if !self.goes_on() || !self.reader.is_busy() {
+    fn yield_to_requests(&self) {
+        for _ in 0..YIELD_MS_MAX / POLL_MS {
+            if !self.is_running() || !self.reader.is_busy() {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(LOOK_MS));
+            std::thread::sleep(Duration::from_millis(POLL_MS));
         }
     }
 
     fn pause(&self, ms: u64) {
-        for _ in 0..ms / LOOK_MS {
-            if !self.goes_on() {
+        for _ in 0..ms / POLL_MS {
+            if !self.is_running() {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(LOOK_MS));
+            std::thread::sleep(Duration::from_millis(POLL_MS));
         }
     }
 
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 }

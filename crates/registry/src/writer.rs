@@ -1,5 +1,5 @@
-//! The one thread that writes: applies batches, commits what waits together, and lets readers see it before it answers.
-//! Knows nothing of where changes come from.
+//! The writer thread, the only one that changes the index: it applies batches, commits the batches that wait
+//! together, and makes a commit visible to readers before it replies. Does not know where changes come from.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use tantivy::{Index, IndexWriter, TantivyError};
 use thresher_core::domain::Chunk;
 use tokio::sync::{mpsc, oneshot};
 
-use super::change::{Change, Outcome, content_after, content_brought, id_of};
-use super::log::Place;
+use super::change::{Change, Outcome, content_after, content_in, id_of};
+use super::log::LogPosition;
 use super::store::{Shared, lock};
 use super::{RegistryError, open};
 
-/// Bytes of text after which no more batches join a commit.
+/// Once a commit has this many bytes of text, no more batches join it.
 const COMMIT_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// Changes that are applied together or not at all.
+/// Changes that are applied together or not at all, and where to send their outcomes.
 pub struct Job {
     pub changes: Vec<Change>,
     pub commit: Commit,
@@ -27,42 +27,43 @@ pub struct Job {
     pub reply: oneshot::Sender<Result<Vec<Outcome>, RegistryError>>,
 }
 
-/// When changes become durable, and what is kept with them.
+/// When the changes of a job are committed, and which log position is stored with them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Commit {
-    /// Now. They came from no log: if they change anything, this registry is at no place of one any more.
+    /// Commits now. The changes came from no log; if they have an effect, the stored log position is removed,
+    /// because the registry does not match any position of the log then.
     Local,
-    /// Now; they came from a log and lead to this place.
-    At(Place),
-    /// With a later job.
+    /// Commits now. The changes came from a log and lead to this position.
+    At(LogPosition),
+    /// Commits with a later job.
     Later,
-    /// As [`Commit::Later`], once what waits for a later job has been forgotten.
-    Forget,
+    /// Discards all uncommitted changes of earlier jobs, then does the same as [`Commit::Later`].
+    DiscardPending,
 }
 
-/// Owns the index' writer.
+/// Owns the writer of the index.
 pub struct Writer {
     index: Index,
-    /// None after it could not go back to its last commit: it is then of no more use.
+    /// `None` after a rollback failed, which makes the writer unusable.
     writer: Option<IndexWriter>,
     shared: Arc<Shared>,
-    /// Not committed yet: what each id holds then.
+    /// The uncommitted state of each changed id.
     pending: HashMap<String, Pending>,
-    /// Its ids in the order in which they came, which is that of reading ahead; some come twice.
+    /// The changed ids in the order of their changes, which is the order in which they will be read ahead. An
+    /// id may occur twice.
     order: Vec<String>,
-    /// Chunks, what is pending included.
+    /// The number of chunks, with uncommitted changes applied.
     count: usize,
-    /// Whether readers have not seen the last commit.
+    /// Whether the last commit is not visible to readers yet.
     unseen: bool,
 }
 
 enum Pending {
-    Gone,
-    Holds { content: u64, chunk: Option<Arc<Chunk>> },
+    Deleted,
+    Present { content: u64, chunk: Option<Arc<Chunk>> },
 }
 
 impl Writer {
-    /// Writes into `index`, and tells who reads it.
     pub fn new(writer: IndexWriter, shared: Arc<Shared>) -> Self {
         let (index, count) = (writer.index().clone(), shared.directory().len());
         Self {
@@ -76,7 +77,7 @@ impl Writer {
         }
     }
 
-    /// Applies jobs until nobody can send any more.
+    /// Applies jobs until the sender of the queue is dropped.
     pub fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
         while let Some(first) = jobs.blocking_recv() {
             let mut group = vec![first];
@@ -94,7 +95,7 @@ impl Writer {
                     }
                 }
                 Err(RegistryError::Read(cause)) => {
-                    tracing::error!(%cause, "a commit of the registry cannot be seen");
+                    tracing::error!(%cause, "a commit of the registry cannot be made visible");
                     for job in group {
                         let _ = job.reply.send(Err(RegistryError::Read(cause.clone())));
                     }
@@ -104,8 +105,8 @@ impl Writer {
                         RegistryError::Write(cause) => cause,
                         other => other.to_string(),
                     };
-                    if let Err(cause) = self.forget() {
-                        tracing::error!(%cause, "the registry could not go back to its last commit");
+                    if let Err(cause) = self.rollback() {
+                        tracing::error!(%cause, "the registry could not roll back to its last commit");
                     }
                     for job in group {
                         let _ = job.reply.send(Err(RegistryError::Write(cause.clone())));
@@ -113,38 +114,39 @@ impl Writer {
                 }
             }
         }
-        // Merges under way are finished or forgotten; either way the last commit stands.
+        // Segment merges that are running finish or are discarded; either way the last commit stays.
         drop(self.writer);
     }
 
     fn apply(&mut self, group: &[Job]) -> Result<Vec<Vec<Outcome>>, RegistryError> {
         if self.unseen {
-            self.show()?;
+            self.make_visible()?;
         }
         if self.writer.is_none() {
             self.writer = Some(open::writer(&self.index).map_err(write_failed)?);
         }
         let mut outcomes = Vec::with_capacity(group.len());
-        // Who follows waits for every job: what is pending before a group was left by earlier ones.
-        if group.iter().any(|job| job.commit == Commit::Forget) && !self.pending.is_empty() {
-            self.forget().map_err(write_failed)?;
+        // The follower waits for the reply to each job before it sends the next, so pending changes are of
+        // earlier groups.
+        if group.iter().any(|job| job.commit == Commit::DiscardPending) && !self.pending.is_empty() {
+            self.rollback().map_err(write_failed)?;
         }
-        let before = lock(&self.shared.place).clone();
-        let (mut place, mut now) = (before.clone(), false);
+        let before = lock(&self.shared.log_position).clone();
+        let (mut position, mut commits_now) = (before.clone(), false);
         for job in group {
             let each = |change| self.change(change, job);
             let done = job.changes.iter().map(each).collect::<Result<Vec<_>, _>>().map_err(write_failed)?;
             match &job.commit {
                 Commit::Local if done.iter().any(|outcome| outcome.is_change()) => {
-                    (place, now) = (None, true)
+                    (position, commits_now) = (None, true)
                 }
-                Commit::At(at) => (place, now) = (Some(at.clone()), true),
-                Commit::Local | Commit::Later | Commit::Forget => {}
+                Commit::At(at) => (position, commits_now) = (Some(at.clone()), true),
+                Commit::Local | Commit::Later | Commit::DiscardPending => {}
             }
             outcomes.push(done);
         }
-        if now && (!self.pending.is_empty() || place != before) {
-            self.commit(place)?;
+        if commits_now && (!self.pending.is_empty() || position != before) {
+            self.commit(position)?;
         }
         for outcome in outcomes.iter().flatten() {
             counter!("registry_changes_total", "outcome" => outcome.name()).increment(1);
@@ -155,11 +157,11 @@ impl Writer {
     fn change(&mut self, change: &Change, job: &Job) -> Result<Outcome, TantivyError> {
         let id = id_of(change);
         let before = match self.pending.get(id) {
-            Some(Pending::Gone) => None,
-            Some(Pending::Holds { content, .. }) => Some(*content),
+            Some(Pending::Deleted) => None,
+            Some(Pending::Present { content, .. }) => Some(*content),
             None => self.shared.directory().content(id),
         };
-        let after = content_after(change, before, content_brought(change));
+        let after = content_after(change, before, content_in(change));
         let outcome = Outcome::of(before, after, &mut self.count, job.count_max);
         if !outcome.is_change() {
             return Ok(outcome);
@@ -171,41 +173,43 @@ impl Writer {
         let pending = match (change, after) {
             (Change::Put(chunk) | Change::Offer(chunk), Some(content)) => {
                 writer.add_document(self.shared.fields.document(chunk))?;
-                // A commit that waits for more can be as large as the registry: it keeps no texts in memory.
-                let now = matches!(job.commit, Commit::Local | Commit::At(_));
-                Pending::Holds { content, chunk: now.then(|| Arc::clone(chunk)) }
+                // A commit that waits for later jobs can be as large as the registry, so it keeps no texts in
+                // memory.
+                let commits_now = matches!(job.commit, Commit::Local | Commit::At(_));
+                Pending::Present { content, chunk: commits_now.then(|| Arc::clone(chunk)) }
             }
-            _ => Pending::Gone,
+            _ => Pending::Deleted,
         };
         self.pending.insert(id.to_owned(), pending);
         self.order.push(id.to_owned());
         Ok(outcome)
     }
 
-    /// Makes what is pending durable, then visible. [`RegistryError::Read`]: it is durable.
-    fn commit(&mut self, place: Option<Place>) -> Result<(), RegistryError> {
+    /// Makes the pending changes durable, then visible. After [`RegistryError::Read`] they are durable but
+    /// not visible.
+    fn commit(&mut self, position: Option<LogPosition>) -> Result<(), RegistryError> {
         let started = Instant::now();
         let writer = self.writer.as_mut().expect("opened before any change");
         let mut commit = writer.prepare_commit().map_err(write_failed)?;
-        if let Some(place) = &place {
-            commit.set_payload(&serde_json::to_string(place).expect("two texts are JSON"));
+        if let Some(position) = &position {
+            commit.set_payload(&serde_json::to_string(position).expect("two strings are valid JSON"));
         }
         commit.commit().map_err(write_failed)?;
-        *lock(&self.shared.place) = place;
-        // From here on it is there, whatever else fails.
+        *lock(&self.shared.log_position) = position;
+        // From here on the changes are durable, whatever fails next.
         self.unseen = true;
-        let shown = self.show();
+        let visible = self.make_visible();
         let mut directory = self.shared.directory();
         let mut cache = lock(&self.shared.cache);
         cache.advance();
         for id in self.order.drain(..) {
             let Some(pending) = self.pending.remove(&id) else { continue };
             match pending {
-                Pending::Gone => {
+                Pending::Deleted => {
                     directory.remove(&id);
                     cache.remove(&id);
                 }
-                Pending::Holds { content, chunk } => {
+                Pending::Present { content, chunk } => {
                     directory.put(&id, content);
                     match chunk {
                         Some(chunk) => cache.put(chunk),
@@ -215,19 +219,19 @@ impl Writer {
             }
         }
         drop((directory, cache));
-        self.shared.turn();
+        self.shared.notify_update();
         histogram!("registry_commit_seconds").record(started.elapsed());
-        shown
+        visible
     }
 
-    fn show(&mut self) -> Result<(), RegistryError> {
+    fn make_visible(&mut self) -> Result<(), RegistryError> {
         self.shared.reader.reload()?;
         self.unseen = false;
         Ok(())
     }
 
-    /// Goes back to the last commit.
-    fn forget(&mut self) -> Result<(), TantivyError> {
+    /// Discards the pending changes.
+    fn rollback(&mut self) -> Result<(), TantivyError> {
         self.pending.clear();
         self.order.clear();
         self.count = self.shared.directory().len();
@@ -238,7 +242,8 @@ impl Writer {
     }
 }
 
-/// The whole of it is for the log; a caller has no use for the library's words, nor for paths of this machine.
+/// Logs the whole cause. The error for the caller has only the kind of an I/O error, since the library's
+/// message may hold paths of this machine.
 fn write_failed(cause: TantivyError) -> RegistryError {
     tracing::error!(%cause, "a commit of the registry failed");
     let system = match &cause {

@@ -1,5 +1,5 @@
-//! Reading many values at once, before a deadline, without ever failing a request.
-//! Knows nothing of what the values are.
+//! Reads many values at once before a deadline. A value that cannot be read is a miss, never an error.
+//! Does not know what the values hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,110 +9,114 @@ use futures_util::stream::{self, StreamExt};
 use redis::{Value, cmd};
 use tokio::time::Instant;
 
-use super::failure::Failure;
-use super::nodes::Table;
+use super::nodes::NodeTable;
+use super::outcome::{self, Failure};
 use super::seal::OVERHEAD_BYTES;
-use super::{BLOCK_BYTES_MAX, Core, observe};
+use super::{BLOCK_BYTES_MAX, Core};
 
-/// Commands of one call that are under way at once; the answers of these stand in memory.
+/// Commands of one call in flight at once. The limit bounds the replies that are in memory.
 const CALL_GETS_MAX: usize = 128;
 
-/// What became of one key.
-enum Get {
+/// The outcome of reading one key.
+enum GetOutcome {
     Hit(Bytes),
     Miss,
     Damaged,
-    /// The deadline passed before it was asked for.
+    /// The deadline passed before the command was sent.
     Late,
-    /// Its server is left alone.
+    /// The server's circuit breaker is open.
     Skipped,
     Failed(Failure),
 }
 
-/// Answers and failures of one node within a call.
+/// What one node did during a call.
 #[derive(Clone, Default)]
-struct Tally {
+struct NodeOutcome {
     answered: bool,
     failure: Option<Failure>,
 }
 
 impl Core {
-    /// The values under `names`, in their order; `None` for whatever is not there within `patience`.
-    pub(super) async fn get_many(&self, names: &[String], patience: Duration) -> Vec<Option<Bytes>> {
+    /// Returns the values under `names`, in the order of `names`. A value that is missing, damaged, or not
+    /// received within `timeout` is `None`.
+    pub(super) async fn get_many(&self, names: &[String], timeout: Duration) -> Vec<Option<Bytes>> {
         let started = Instant::now();
-        let (deadline, table) = (started + patience, self.nodes.table());
+        let (deadline, table) = (started + timeout, self.nodes.table());
         let mut found = vec![None; names.len()];
-        let mut tallies = vec![Tally::default(); table.nodes().len()];
+        let mut node_outcomes = vec![NodeOutcome::default(); table.nodes().len()];
         let mut counts = std::collections::BTreeMap::<&str, usize>::new();
-        let get = |at: usize| {
-            let (name, table) = (&names[at], &table);
-            async move { (at, self.get(name, table, deadline).await) }
+        let get = |index: usize| {
+            let (name, table) = (&names[index], &table);
+            async move { (index, self.get(name, table, deadline).await) }
         };
         let mut gets = stream::iter(0..names.len()).map(get).buffer_unordered(CALL_GETS_MAX);
-        while let Some((at, get)) = gets.next().await {
+        while let Some((index, get)) = gets.next().await {
             *counts.entry(get.label()).or_default() += 1;
-            let tally = &mut tallies[table.index(&names[at])];
+            let node = &mut node_outcomes[table.index(&names[index])];
             match get {
-                Get::Hit(value) => {
-                    found[at] = Some(value);
-                    tally.answered = true;
+                GetOutcome::Hit(value) => {
+                    found[index] = Some(value);
+                    node.answered = true;
                 }
-                Get::Miss | Get::Damaged => tally.answered = true,
-                Get::Failed(failure) => tally.failure = Some(failure),
-                Get::Late | Get::Skipped => {}
+                GetOutcome::Miss | GetOutcome::Damaged => node.answered = true,
+                GetOutcome::Failed(failure) => node.failure = Some(failure),
+                GetOutcome::Late | GetOutcome::Skipped => {}
             }
         }
         drop(gets);
-        counts.into_iter().for_each(|(outcome, count)| observe::count("get", outcome, count));
-        if tallies.iter().any(|tally| tally.answered || tally.failure.is_some()) {
-            observe::time("get", started.elapsed());
+        counts.into_iter().for_each(|(outcome, count)| outcome::count("get", outcome, count));
+        if node_outcomes.iter().any(|node| node.answered || node.failure.is_some()) {
+            outcome::record_seconds("get", started.elapsed());
         }
-        self.judge(&table, &tallies);
+        self.record_outcomes(&table, &node_outcomes);
         found
     }
 
-    async fn get(&self, name: &str, table: &Arc<Table>, deadline: Instant) -> Get {
+    async fn get(&self, name: &str, table: &Arc<NodeTable>, deadline: Instant) -> GetOutcome {
         let node = &table.nodes()[table.index(name)];
-        if !node.admits() {
-            return Get::Skipped;
+        if !node.is_available() {
+            return GetOutcome::Skipped;
         }
         let Ok(permit) = tokio::time::timeout_at(deadline, self.gets.acquire()).await else {
-            return Get::Late;
+            return GetOutcome::Late;
         };
         if Instant::now() >= deadline {
-            return Get::Late;
+            return GetOutcome::Late;
         }
-        // As GET, but whatever stands there, no more than a block comes back.
+        // GETRANGE instead of GET, so that a value of any size returns no more bytes than a block has.
         let mut command = cmd("GETRANGE");
         command.arg(name).arg(0).arg(BLOCK_BYTES_MAX + OVERHEAD_BYTES - 1);
-        let answer = self.reads.send(&command, deadline).await;
+        let reply = self.reads.send(&command, deadline).await;
         drop(permit);
-        match answer {
-            Ok(Value::BulkString(value)) if value.is_empty() => Get::Miss,
-            Ok(Value::BulkString(value)) => match self.seal.open(&[name.as_bytes()], Bytes::from(value)) {
-                Some(value) => Get::Hit(value),
-                None => Get::Damaged,
+        match reply {
+            Ok(Value::BulkString(value)) if value.is_empty() => GetOutcome::Miss,
+            Ok(Value::BulkString(value)) => match self.sealer.open(&[name.as_bytes()], Bytes::from(value)) {
+                Some(value) => GetOutcome::Hit(value),
+                None => GetOutcome::Damaged,
             },
-            Ok(Value::Nil) => Get::Miss,
-            Ok(_) | Err(Failure::WrongType | Failure::Strange) => Get::Damaged,
-            Err(failure) => Get::Failed(failure),
+            Ok(Value::Nil) => GetOutcome::Miss,
+            Ok(_) | Err(Failure::WrongType | Failure::UnexpectedReply) => GetOutcome::Damaged,
+            Err(failure) => GetOutcome::Failed(failure),
         }
     }
 
-    /// A node that answered any key of a call is well; one that answered none of those asked of it failed once, however
-    /// many they were: the end of a large call is not a failure of the server.
-    fn judge(&self, table: &Table, tallies: &[Tally]) {
-        for (node, tally) in table.nodes().iter().zip(tallies) {
-            match &tally.failure {
-                _ if tally.answered => node.answered(),
-                Some(failure) if node.failed(self.failures_max) => self.opened(&node.address, failure),
+    /// Updates the circuit breakers. A node that answered for at least one key of the call is healthy. A node
+    /// that answered for none counts as one failure, however many keys it was asked for: a large call that
+    /// ends at its deadline is not many failures of the server.
+    fn record_outcomes(&self, table: &NodeTable, outcomes: &[NodeOutcome]) {
+        for (node, outcome) in table.nodes().iter().zip(outcomes) {
+            match &outcome.failure {
+                _ if outcome.answered => node.record_success(),
+                Some(failure) if node.record_failure(self.failures_max) => {
+                    self.on_breaker_opened(&node.address, failure);
+                }
                 _ => {}
             }
         }
     }
 }
 
-impl Get {
+impl GetOutcome {
     fn label(&self) -> &'static str {
         match self {
             Self::Hit(_) => "hit",

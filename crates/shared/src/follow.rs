@@ -1,6 +1,5 @@
-//! Following a journal: its entries as they come, through lost connections, until it can no longer be said that none is
-//! missing.
-//! Knows nothing of what a change is about.
+//! Follows a journal: delivers its entries as they are appended, across lost connections, until entries may
+//! be missing. Does not know what a change is about.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,37 +9,37 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::failure::Failure;
+use super::connection::{Link, Timeouts};
+use super::health_check::jittered;
 use super::journal::{Entry, EntryId, Journal, text};
-use super::link::Link;
-use super::mend::jittered;
-use super::observe;
-use super::target::Patience;
+use super::outcome::{self, Failure};
 
-/// Entries of one read, which stands in memory whole.
-const READ_ENTRIES: usize = 64;
+/// The largest number of entries of one read, all of which are in memory at once.
+const READ_ENTRIES_MAX: usize = 64;
 
-/// Events that wait for the caller; reading stops there.
+/// The number of events that may wait for the caller; the follower stops reading at this number.
 const EVENTS_MAX: usize = 64;
 
-/// How long a server holds a read when nothing is new; then the follower looks whether the journal is still the same.
-const BLOCK: Duration = Duration::from_secs(2);
+/// How long the server blocks a read while there is no new entry. The follower then checks that the journal
+/// is still the same.
+const READ_BLOCK: Duration = Duration::from_secs(2);
 
 /// The longest pause after a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// What a follower has to say.
+/// What a follower reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The next entry.
     Entry(Entry),
-    /// An entry stands here that is damaged, or that somebody wrote who does not know the secret.
+    /// The next entry is damaged, or was written without the secret.
     Damaged,
-    /// Entries are missing here: the journal was trimmed past this place. The last event of a follower: read the hash anew
-    /// and follow from there.
+    /// Entries are missing after the follower's position, because the journal was trimmed past it. This is
+    /// the follower's last event: read the hash again, and follow from the end of the journal before that
+    /// scan.
     Trimmed,
-    /// This place is there no more: the journal was emptied, or a server that came back, or took over, has lost its end.
-    /// The last event of a follower.
+    /// The follower's position is not in the journal any more: the journal was emptied, or a server that
+    /// restarted or took over has lost its last entries. This is the follower's last event.
     Rewound,
 }
 
@@ -50,7 +49,7 @@ impl Event {
     }
 }
 
-/// Follows in the background; ends when dropped.
+/// Follows a journal in the background until it is dropped.
 pub struct Follower {
     events: mpsc::Receiver<Event>,
     task: JoinHandle<()>,
@@ -63,7 +62,7 @@ impl Follower {
         Self { events, task }
     }
 
-    /// The next event, however long it takes; `None` after the last one.
+    /// Waits for the next event, without a timeout. Returns `None` after the last event.
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }
@@ -77,40 +76,42 @@ impl Drop for Follower {
 
 struct Reader {
     journal: Journal,
-    /// Its own: a read that waits on the server must not hold up others.
+    /// A connection of its own, so that a read that blocks on the server delays no other command.
     link: Link,
-    /// The last entry that was read, or where the caller began.
-    at: EntryId,
-    /// Entries of the next read: fewer when they did not come in time, and would not the next time.
+    /// The ID of the last entry that was read, or the ID from which the caller follows.
+    position: EntryId,
+    /// The number of entries of the next read. It is halved after a timeout, since the same number would time
+    /// out again.
     count: usize,
 }
 
 impl Reader {
     fn new(journal: Journal, from: Option<EntryId>) -> Self {
-        let patience = Patience { connect: journal.core().write_timeout, answer: Self::patience(&journal) };
-        let link = Link::new(journal.core().target.clone(), patience, Arc::new(Notify::new()));
-        Self { journal, link, at: from.unwrap_or_default(), count: READ_ENTRIES }
+        let timeouts =
+            Timeouts { connect: journal.core().write_timeout, response: Self::read_timeout(&journal) };
+        let link = Link::new(journal.core().target.clone(), timeouts, Arc::new(Notify::new()));
+        Self { journal, link, position: from.unwrap_or_default(), count: READ_ENTRIES_MAX }
     }
 
-    fn patience(journal: &Journal) -> Duration {
-        BLOCK + journal.core().write_timeout
+    fn read_timeout(journal: &Journal) -> Duration {
+        READ_BLOCK + journal.core().write_timeout
     }
 
     async fn run(&mut self, events: &mpsc::Sender<Event>) {
-        let (mut pause, mut told) = (Duration::ZERO, false);
+        let (mut pause, mut failure_logged) = (Duration::ZERO, false);
         loop {
             match self.read().await {
                 Ok(read) => {
-                    self.count = (2 * self.count).min(READ_ENTRIES);
-                    if std::mem::take(&mut told) {
+                    self.count = (2 * self.count).min(READ_ENTRIES_MAX);
+                    if std::mem::take(&mut failure_logged) {
                         tracing::info!(journal = self.journal.stream, "following the journal again");
                     }
                     pause = Duration::ZERO;
                     for event in read {
                         let last = event.is_last();
                         if last {
-                            observe::count("journal", "lost", 1);
-                            tracing::warn!(journal = self.journal.stream, at = %self.at, ?event, "entries of the journal are missing");
+                            outcome::count("journal", "lost", 1);
+                            tracing::warn!(journal = self.journal.stream, at = %self.position, ?event, "entries of the journal are missing");
                         }
                         if events.send(event).await.is_err() || last {
                             return;
@@ -121,11 +122,11 @@ impl Reader {
                     if failure == Failure::Timeout {
                         self.count = (self.count / 2).max(1);
                     }
-                    observe::count("journal", failure.label(), 1);
-                    if !std::mem::replace(&mut told, true) {
+                    outcome::count("journal", failure.label(), 1);
+                    if !std::mem::replace(&mut failure_logged, true) {
                         tracing::warn!(journal = self.journal.stream, reason = %failure, "cannot follow the journal");
                     }
-                    self.link.lose();
+                    self.link.disconnect();
                     pause = (2 * pause).clamp(self.journal.core().probe_pause, PAUSE_MAX);
                     tokio::time::sleep(jittered(pause)).await;
                 }
@@ -133,27 +134,30 @@ impl Reader {
         }
     }
 
-    /// The entries behind `at`, none after a while; the last event when it cannot be said that they are all.
+    /// Reads the entries after `position`; none if there is no new entry for [`READ_BLOCK`]. Returns only the
+    /// last event if entries may be missing.
     async fn read(&mut self) -> Result<Vec<Event>, Failure> {
-        if !self.link.is_up() {
+        if !self.link.is_connected() {
             self.link.connect().await?;
-            // Not only behind a read: what a first read finds may already be beyond a gap, and a read may wait long.
-            if let Some(last) = self.last().await? {
+            // The check after a read is not enough: a first read may return entries from beyond a gap, or
+            // block for long.
+            if let Some(last) = self.last_event().await? {
                 return Ok(vec![last]);
             }
         }
         let mut command = cmd("XREAD");
-        command.arg("COUNT").arg(self.count).arg("BLOCK").arg(BLOCK.as_millis() as u64);
-        command.arg("STREAMS").arg(&self.journal.stream).arg(self.at.to_string());
-        let patience = Self::patience(&self.journal);
-        let answer = self.link.send(&command, Instant::now() + patience).await?;
-        // If the entry at this place is there now, nothing behind it was gone when it was read.
-        if let Some(last) = self.last().await? {
+        command.arg("COUNT").arg(self.count).arg("BLOCK").arg(READ_BLOCK.as_millis() as u64);
+        command.arg("STREAMS").arg(&self.journal.stream).arg(self.position.to_string());
+        let deadline = Instant::now() + Self::read_timeout(&self.journal);
+        let reply = self.link.send(&command, deadline).await?;
+        // If the entry at this position still exists, no entry after it was missing at the time of the read.
+        if let Some(last) = self.last_event().await? {
             return Ok(vec![last]);
         }
-        let raw = entries(answer).ok_or(Failure::Strange)?;
-        let raw = raw.into_iter().map(parted).collect::<Option<Vec<_>>>().ok_or(Failure::Strange)?;
-        self.at = raw.last().map_or(self.at, |(id, _)| *id);
+        let raw = stream_entries(reply).ok_or(Failure::UnexpectedReply)?;
+        let raw = raw.into_iter().map(id_and_fields).collect::<Option<Vec<_>>>();
+        let raw = raw.ok_or(Failure::UnexpectedReply)?;
+        self.position = raw.last().map_or(self.position, |(id, _)| *id);
         let event = |(id, fields)| match self.journal.read_fields(fields) {
             Some(fields) => Event::Entry(Entry { id, fields }),
             None => Event::Damaged,
@@ -161,47 +165,52 @@ impl Reader {
         Ok(raw.into_iter().map(event).collect())
     }
 
-    /// The last event, if it is time for it. Nothing is missing behind `at` while the entry there is; or, at the beginning,
-    /// while nothing ever was trimmed: a stream is trimmed to [`Journal::entries_max`] or more.
-    async fn last(&self) -> Result<Option<Event>, Failure> {
-        if self.at == EntryId::default() {
+    /// Returns the last event if entries may be missing after `position`. None is missing while the entry at
+    /// `position` exists. At the start of the stream, none is missing while the stream is shorter than
+    /// [`Journal::entries_max`], because a stream is never trimmed below that.
+    async fn last_event(&self) -> Result<Option<Event>, Failure> {
+        if self.position == EntryId::default() {
             let mut command = cmd("XLEN");
             command.arg(&self.journal.stream);
-            return match self.ask(command).await? {
+            return match self.send(command).await? {
                 Value::Int(length) if (length as u64) < self.journal.entries_max as u64 => Ok(None),
                 Value::Int(_) => Ok(Some(Event::Trimmed)),
-                _ => Err(Failure::Strange),
+                _ => Err(Failure::UnexpectedReply),
             };
         }
-        let at = self.at.to_string();
-        if self.first(&at, &at).await?.is_some() {
+        let position = self.position.to_string();
+        if self.first_id(&position, &position).await?.is_some() {
             return Ok(None);
         }
-        // What is trimmed goes from the beginning: if something from before this place is left, it is the end that went.
-        match self.first("-", "+").await? {
-            Some(first) if first > self.at => Ok(Some(Event::Trimmed)),
+        // Trimming removes entries from the start. If an entry before this position is left, the stream has
+        // lost its end.
+        match self.first_id("-", "+").await? {
+            Some(first) if first > self.position => Ok(Some(Event::Trimmed)),
             _ => Ok(Some(Event::Rewound)),
         }
     }
 
-    async fn first(&self, from: &str, to: &str) -> Result<Option<EntryId>, Failure> {
+    async fn first_id(&self, from: &str, to: &str) -> Result<Option<EntryId>, Failure> {
         let mut command = cmd("XRANGE");
         command.arg(&self.journal.stream).arg(from).arg(to).arg("COUNT").arg(1);
-        let Value::Array(mut found) = self.ask(command).await? else { return Err(Failure::Strange) };
+        let Value::Array(mut found) = self.send(command).await? else {
+            return Err(Failure::UnexpectedReply);
+        };
         match found.pop() {
             None => Ok(None),
-            Some(entry) => parted(entry).map(|(id, _)| Some(id)).ok_or(Failure::Strange),
+            Some(entry) => id_and_fields(entry).map(|(id, _)| Some(id)).ok_or(Failure::UnexpectedReply),
         }
     }
 
-    async fn ask(&self, command: Cmd) -> Result<Value, Failure> {
+    async fn send(&self, command: Cmd) -> Result<Value, Failure> {
         self.link.send(&command, Instant::now() + self.journal.core().write_timeout).await
     }
 }
 
-/// `[[stream, [entry, …]]]`, or nothing after a while → the entries.
-fn entries(answer: Value) -> Option<Vec<Value>> {
-    match answer {
+/// Returns the entries of the reply `[[stream, [entry, …]]]`, none if the read ended without a new entry, and
+/// `None` for a reply of another shape.
+fn stream_entries(reply: Value) -> Option<Vec<Value>> {
+    match reply {
         Value::Nil => Some(Vec::new()),
         Value::Array(mut streams) => match streams.pop() {
             None => Some(Vec::new()),
@@ -211,7 +220,7 @@ fn entries(answer: Value) -> Option<Vec<Value>> {
             },
             Some(_) => None,
         },
-        // RESP3.
+        // The shape of the reply in RESP3.
         Value::Map(mut streams) => match streams.pop()?.1 {
             Value::Array(entries) => Some(entries),
             _ => None,
@@ -220,8 +229,8 @@ fn entries(answer: Value) -> Option<Vec<Value>> {
     }
 }
 
-/// `[id, fields]`, apart.
-fn parted(entry: Value) -> Option<(EntryId, Value)> {
+/// Splits an entry `[id, fields]`.
+fn id_and_fields(entry: Value) -> Option<(EntryId, Value)> {
     let Value::Array(parts) = entry else { return None };
     let [id, fields] = <[Value; 2]>::try_from(parts).ok()?;
     Some((text(&id)?.parse().ok()?, fields))

@@ -1,5 +1,5 @@
-//! A journal: a stream of changes and a hash of what they add up to, changed together.
-//! Knows nothing of what a change is about.
+//! A journal: a Redis stream of changes and a Redis hash of the state that they add up to, changed together.
+//! Does not know what a change is about.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,64 +9,68 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use redis::{Cmd, Pipeline, Value, cmd, pipe};
 
-use super::failure::Failure;
 use super::follow::Follower;
-use super::{Core, Inner, SharedError, observe};
+use super::outcome::{self, Failure};
+use super::{Core, Inner, SharedError};
 
-/// Fields that one page of a scan asks for, each perhaps a megabyte; small hashes come whole.
+/// The number of fields that one page of a scan asks for; a field may hold about a megabyte. The server
+/// returns a small hash whole.
 const PAGE_FIELDS: usize = 32;
 
-/// How long a page may take: it is the only answer that can be many megabytes. In a cluster the limit of its client, that
-/// of writes, is reached first.
+/// The timeout of a page, the only reply that can have many megabytes. In a cluster the timeout of the
+/// cluster's client, that of a write, is shorter and ends the call first.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The one field of the marks that stand behind entries. Who follows stands on one: looking whether it is still there costs
-/// a few bytes, where an entry may be megabytes.
+/// The only field of a mark, the stream entry that is appended after each entry. A follower's position is a
+/// mark, because checking that a mark is still in the stream transfers a few bytes, whereas an entry may have
+/// megabytes.
 const MARK: &str = "mark";
 
 /// Field names and values of an entry.
 pub type Fields<'a> = &'a [(&'a [u8], &'a [u8])];
 
-/// A stream and a hash under one name, in one slot of a cluster. Its keys do not expire. Clones are the same journal.
+/// A Redis stream of changes and a Redis hash of their result, under one name and in one slot of a cluster.
+/// Its keys do not expire. Clones refer to the same journal.
 #[derive(Clone)]
 pub struct Journal {
     inner: Arc<Inner>,
     pub(super) stream: String,
     pub(super) hash: String,
-    /// In the stream, marks included.
+    /// The number of stream entries to keep, marks included.
     pub(super) entries_max: usize,
 }
 
-/// Where an entry stands in the stream; they only grow.
+/// The ID of an entry in the stream. IDs only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct EntryId {
-    /// The server's clock in milliseconds.
+    /// The server's clock, in milliseconds since the Unix epoch, when the entry was appended.
     pub ms: u64,
-    /// Tells entries of one millisecond apart.
+    /// The sequence number among the entries of one millisecond.
     pub seq: u64,
 }
 
-/// An entry as it was appended.
+/// An entry of a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its place.
+    /// The ID of the entry in the stream.
     pub id: EntryId,
-    /// Its fields, in their order; none: the mark behind an entry.
+    /// The names and values of the fields, in the order in which they were appended. Empty for the mark that
+    /// follows an entry.
     pub fields: Vec<(Bytes, Bytes)>,
 }
 
-/// A change of the hash.
+/// A change of one field of the hash.
 #[derive(Debug, Clone, Copy)]
 pub enum FieldChange<'a> {
-    /// Sets a field.
+    /// Sets the field (name, value).
     Put(&'a [u8], &'a [u8]),
-    /// Sets a field that is not there.
+    /// Sets the field (name, value) if it does not exist.
     Offer(&'a [u8], &'a [u8]),
-    /// Takes a field away.
+    /// Deletes the field with this name.
     Delete(&'a [u8]),
 }
 
-/// Where a scan goes on.
+/// The position at which a scan of the hash continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor(String);
 
@@ -82,24 +86,25 @@ impl From<Cursor> for String {
     }
 }
 
-/// Part of a hash.
+/// One page of a scan of the hash.
 #[derive(Debug, Clone)]
 pub struct Page {
-    /// Fields and values. One can come on two pages; one that was there all the time comes at least once.
+    /// Field names and values. A field can be on two pages. A field that exists during the whole scan is on
+    /// at least one.
     pub fields: Vec<(Bytes, Bytes)>,
-    /// Fields whose values are damaged.
+    /// The names of fields whose values are damaged.
     pub damaged: Vec<Bytes>,
-    /// Where the next page begins; `None`: that was the last.
+    /// The cursor of the next page; `None` after the last.
     pub next: Option<Cursor>,
 }
 
 impl Journal {
     pub(super) fn new(inner: Arc<Inner>, name: &str, entries_max: usize) -> Result<Self, SharedError> {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-        if name.is_empty() || !name.bytes().all(plain) {
+        let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        if name.is_empty() || !name.bytes().all(is_allowed) {
             return Err(SharedError::Name(name.to_owned()));
         }
-        let base = match inner.core.seal.name() {
+        let base = match inner.core.sealer.secret_id() {
             Some(secret) => format!("{}{{j:{secret}:{name}}}", inner.core.prefix),
             None => format!("{}{{j:{name}}}", inner.core.prefix),
         };
@@ -107,11 +112,13 @@ impl Journal {
         Ok(Self { inner, stream, hash, entries_max: 2 * entries_max.max(1) })
     }
 
-    /// Changes the hash and appends `entry` and a mark, all or nothing, and at one moment for all readers; the mark's place.
+    /// Changes the hash, then appends `entry` and a mark, in one transaction: either all of it happens or
+    /// nothing, and readers see all of it at once. Returns the ID of the mark.
     ///
     /// # Errors
-    /// [`SharedError::Down`] and [`SharedError::Refused`]: nothing was changed. [`SharedError::Unconfirmed`]: it may have
-    /// been; changes should therefore be such that making them twice does no harm.
+    /// Returns [`SharedError::Down`] or [`SharedError::Refused`] if nothing was changed, and
+    /// [`SharedError::Unconfirmed`] if the change may have been made. Changes should therefore be idempotent,
+    /// so that the caller can make them again.
     pub async fn change(
         &self,
         changes: &[FieldChange<'_>],
@@ -126,59 +133,63 @@ impl Journal {
         let mut mark = self.append();
         mark.arg(MARK).arg("");
         commands.add_command(mark);
-        let answer = self.send(&commands).await?;
+        let reply = self.send_all(&commands).await?;
         let id = |value: &Value| text(value)?.parse().ok();
-        match &answer {
+        match &reply {
             Value::Array(values) => values.last().and_then(id),
             _ => None,
         }
-        .ok_or_else(|| unconfirmed(&Failure::Strange))
+        .ok_or_else(unexpected_reply)
     }
 
-    /// What a field of the hash holds, `value` if nothing or something damaged: all who ask at once get the same answer.
-    /// A server that takes no writes is enough where there is something.
+    /// Returns the value of a field of the hash. If the field does not exist or is damaged, sets it to
+    /// `value` first. Concurrent callers get the same result. If the field exists, a server that refuses
+    /// writes can answer, too.
     ///
     /// # Errors
-    /// As [`Journal::change`].
+    /// Returns the errors of [`Journal::change`].
     pub async fn field_or_put(&self, field: &[u8], value: &[u8]) -> Result<Bytes, SharedError> {
         let mut get = cmd("HGET");
         get.arg(&self.hash).arg(field);
-        if let Value::BulkString(found) = self.one(get).await?
+        if let Value::BulkString(found) = self.send(get).await?
             && let Some(found) = self.open(&self.hash, field, Bytes::from(found))
         {
             return Ok(found);
         }
-        // What is damaged is there for the first and is replaced by the second.
+        // HSETNX keeps a field that another caller has set meanwhile; a damaged field stays, and HSET
+        // replaces it.
         for name in ["HSETNX", "HSET"] {
             let (mut set, mut get) = (cmd(name), cmd("HGET"));
             set.arg(&self.hash).arg(field).arg(self.seal_field(field, value));
             get.arg(&self.hash).arg(field);
             let mut commands = pipe();
             commands.atomic().add_command(set).ignore().add_command(get);
-            let Value::Array(mut answer) = self.send(&commands).await? else { break };
-            let Some(Value::BulkString(found)) = answer.pop() else { break };
+            let Value::Array(mut replies) = self.send_all(&commands).await? else { break };
+            let Some(Value::BulkString(found)) = replies.pop() else { break };
             if let Some(found) = self.open(&self.hash, field, Bytes::from(found)) {
                 return Ok(found);
             }
         }
-        Err(unconfirmed(&Failure::Strange))
+        Err(unexpected_reply())
     }
 
-    /// A part of the hash, from the beginning or where a page before ended. Damaged values are counted.
+    /// Returns one page of the hash, from the start or from the cursor of the page before. Damaged values are
+    /// counted in the metrics.
     ///
     /// # Errors
-    /// As [`Journal::change`].
+    /// Returns the errors of [`Journal::change`].
     pub async fn scan_fields(&self, from: Option<Cursor>) -> Result<Page, SharedError> {
         let mut command = cmd("HSCAN");
         command.arg(&self.hash).arg(from.map_or_else(|| "0".to_owned(), |cursor| cursor.0));
         command.arg("COUNT").arg(PAGE_FIELDS);
         let timeout = self.core().write_timeout.max(PAGE_TIMEOUT);
-        let answer = self.one_within(command, timeout).await?;
-        let strange = || unconfirmed(&Failure::Strange);
-        let Value::Array(parts) = answer else { return Err(strange()) };
-        let Ok([cursor, Value::Array(flat)]) = <[Value; 2]>::try_from(parts) else { return Err(strange()) };
-        let cursor = text(&cursor).ok_or_else(strange)?;
-        let fields = pairs(flat).ok_or_else(strange)?;
+        let reply = self.send_within(command, timeout).await?;
+        let Value::Array(parts) = reply else { return Err(unexpected_reply()) };
+        let Ok([cursor, Value::Array(flat)]) = <[Value; 2]>::try_from(parts) else {
+            return Err(unexpected_reply());
+        };
+        let cursor = text(&cursor).ok_or_else(unexpected_reply)?;
+        let fields = pairs(flat).ok_or_else(unexpected_reply)?;
         let next = (cursor != "0").then(|| Cursor(cursor.to_owned()));
         let mut page = Page { fields: Vec::with_capacity(fields.len()), damaged: Vec::new(), next };
         for (field, value) in fields {
@@ -190,28 +201,33 @@ impl Journal {
         Ok(page)
     }
 
-    /// Where the stream ends, on a mark; `None`: it is empty. Take it before a scan, then follow from it: whatever changes during the
-    /// scan is read again.
+    /// Returns the ID of the last entry of the stream, which is a mark, or `None` if the stream is empty. To
+    /// read the whole state and then follow, call this before the scan: changes made during the scan are then
+    /// read again.
     ///
     /// # Errors
-    /// As [`Journal::change`].
+    /// Returns the errors of [`Journal::change`].
     pub async fn last_id(&self) -> Result<Option<EntryId>, SharedError> {
         let mut command = cmd("XREVRANGE");
         command.arg(&self.stream).arg("+").arg("-").arg("COUNT").arg(1);
-        match self.one(command).await? {
+        match self.send(command).await? {
             Value::Array(entries) => match entries.first() {
                 None => Ok(None),
                 Some(Value::Array(entry)) => {
                     let id = entry.first().and_then(text).and_then(|id| id.parse().ok());
-                    id.map(Some).ok_or_else(|| unconfirmed(&Failure::Strange))
+                    id.map(Some).ok_or_else(unexpected_reply)
                 }
-                Some(_) => Err(unconfirmed(&Failure::Strange)),
+                Some(_) => Err(unexpected_reply()),
             },
-            _ => Err(unconfirmed(&Failure::Strange)),
+            _ => Err(unexpected_reply()),
         }
     }
 
-    /// Reads on behind `from` in the background, for as long as the follower lives; to be called within a Tokio runtime.
+    /// Starts to read the entries after `from` in the background, or all entries if it is `None`, until the
+    /// follower is dropped.
+    ///
+    /// # Panics
+    /// Panics outside a Tokio runtime.
     pub fn follow(&self, from: Option<EntryId>) -> Follower {
         Follower::start(self.clone(), from)
     }
@@ -220,7 +236,8 @@ impl Journal {
         &self.inner.core
     }
 
-    /// The fields of an entry as they come over the wire; `None`: damaged, and counted.
+    /// Verifies the fields of an entry of the stream. Returns `None` if the entry is damaged, which is
+    /// counted.
     pub(super) fn read_fields(&self, value: Value) -> Option<Vec<(Bytes, Bytes)>> {
         let Value::Array(flat) = value else { return None };
         let open = |(field, value): (Bytes, Bytes)| {
@@ -235,8 +252,8 @@ impl Journal {
     }
 
     fn open(&self, key: &str, field: &[u8], value: Bytes) -> Option<Bytes> {
-        let opened = self.core().seal.open(&[key.as_bytes(), field], value);
-        observe::count("journal", "damaged", usize::from(opened.is_none()));
+        let opened = self.core().sealer.open(&[key.as_bytes(), field], value);
+        outcome::count("journal", "damaged", usize::from(opened.is_none()));
         opened
     }
 
@@ -261,7 +278,7 @@ impl Journal {
     }
 
     fn seal_field(&self, field: &[u8], value: &[u8]) -> Vec<u8> {
-        self.core().seal.close(&[self.hash.as_bytes(), field], value)
+        self.core().sealer.seal(&[self.hash.as_bytes(), field], value)
     }
 
     fn append(&self) -> Cmd {
@@ -273,34 +290,35 @@ impl Journal {
     fn append_command(&self, entry: Fields) -> Cmd {
         let mut command = self.append();
         for (field, value) in entry {
-            let sealed = self.core().seal.close(&[self.stream.as_bytes(), field], value);
+            let sealed = self.core().sealer.seal(&[self.stream.as_bytes(), field], value);
             command.arg(*field).arg(sealed);
         }
         command
     }
 
-    async fn one(&self, command: Cmd) -> Result<Value, SharedError> {
-        self.one_within(command, self.core().write_timeout).await
+    async fn send(&self, command: Cmd) -> Result<Value, SharedError> {
+        self.send_within(command, self.core().write_timeout).await
     }
 
-    async fn one_within(&self, command: Cmd, timeout: Duration) -> Result<Value, SharedError> {
+    async fn send_within(&self, command: Cmd, timeout: Duration) -> Result<Value, SharedError> {
         let started = Instant::now();
-        let answer = self.core().writes.send(&command, (started + timeout).into()).await;
-        self.done(started, answer)
+        let reply = self.core().writes.send(&command, (started + timeout).into()).await;
+        self.finish(started, reply)
     }
 
-    async fn send(&self, commands: &Pipeline) -> Result<Value, SharedError> {
+    async fn send_all(&self, commands: &Pipeline) -> Result<Value, SharedError> {
         let started = Instant::now();
         let core = self.core();
-        self.done(started, core.writes.send_all(commands, core.write_timeout).await)
+        self.finish(started, core.writes.send_all(commands, core.write_timeout).await)
     }
 
-    fn done(&self, started: Instant, answer: Result<Value, Failure>) -> Result<Value, SharedError> {
-        observe::time("journal", started.elapsed());
-        observe::count("journal", answer.as_ref().err().map_or("ok", Failure::label), 1);
-        answer.map_err(|failure| match failure {
+    /// Records the metrics of a command and converts its failure into an error.
+    fn finish(&self, started: Instant, reply: Result<Value, Failure>) -> Result<Value, SharedError> {
+        outcome::record_seconds("journal", started.elapsed());
+        outcome::count("journal", reply.as_ref().err().map_or("ok", Failure::label), 1);
+        reply.map_err(|failure| match failure {
             Failure::NoConnection => SharedError::Down,
-            Failure::Lost(_) | Failure::Timeout | Failure::Strange => unconfirmed(&failure),
+            Failure::Lost(_) | Failure::Timeout | Failure::UnexpectedReply => unconfirmed(&failure),
             Failure::WrongType => {
                 let reason = format!("{} or {} is another program's", self.stream, self.hash);
                 SharedError::Refused { reason }
@@ -312,11 +330,15 @@ impl Journal {
     }
 }
 
+fn unexpected_reply() -> SharedError {
+    unconfirmed(&Failure::UnexpectedReply)
+}
+
 fn unconfirmed(failure: &Failure) -> SharedError {
     SharedError::Unconfirmed { reason: failure.to_string() }
 }
 
-/// Text of an answer.
+/// Returns the text of a string reply, or `None` for other replies.
 pub fn text(value: &Value) -> Option<&str> {
     match value {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
@@ -325,7 +347,8 @@ pub fn text(value: &Value) -> Option<&str> {
     }
 }
 
-/// `[field, value, field, value, …]` → pairs.
+/// Splits `[field, value, field, value, …]` into pairs. Returns `None` if a value is missing or is not a
+/// string.
 fn pairs(flat: Vec<Value>) -> Option<Vec<(Bytes, Bytes)>> {
     let mut bytes = flat.into_iter().map(|value| match value {
         Value::BulkString(bytes) => Some(Bytes::from(bytes)),
@@ -358,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_read_and_order() {
+    fn ids_are_parsed_and_ordered() {
         let id = |text: &str| text.parse::<EntryId>().expect("an id");
         assert_eq!(id("12-3"), EntryId { ms: 12, seq: 3 });
         assert_eq!(id("12-3").to_string(), "12-3");
@@ -367,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flat_list_is_pairs() {
+    fn a_flat_list_is_split_into_pairs() {
         let bulk = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let read = |flat| pairs(flat).map(|pairs| pairs.len());
         assert_eq!(read(vec![bulk("a"), bulk("b")]), Some(1));

@@ -1,48 +1,57 @@
-//! Settings of the shared tier, and addresses whose passwords are never shown.
-//! Knows nothing of connections.
+//! The settings of the shared tier and their validation. Server URLs are displayed without users and
+//! passwords. Does not know about connections.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use thiserror::Error;
 
-/// The longest prefix: it is sent with every key.
+/// The longest allowed prefix. It is bounded because the prefix is sent with every key.
 const PREFIX_BYTES_MAX: usize = 128;
 
-/// Where the shared tier is and how long it may take.
+/// The settings section `[shared]`: the servers of the shared tier, how to log in to them, and its timeouts
+/// and limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharedSettings {
-    /// Servers: `redis://`, `rediss://` (TLS), `valkey://`, `valkeys://` (TLS). Empty: no shared tier. One server, or some
-    /// nodes of one cluster.
+    /// Server URLs with the scheme `redis://`, `rediss://` (TLS), `valkey://` or `valkeys://` (TLS): one
+    /// server, or some nodes of one cluster. Empty (the default): there is no shared tier.
     pub urls: ServerUrls,
-    /// Whether the servers are a cluster.
+    /// Whether the servers form a cluster. Default: false.
     pub cluster: bool,
-    /// PEM file of the certificate authorities to trust, and no others; empty: the public ones.
+    /// The PEM file with the only certificate authorities to trust. Empty (the default): the public ones.
     pub ca_file: PathBuf,
-    /// PEM file of this client's certificate, for servers that ask for one; empty: none.
+    /// The PEM file with this client's certificate, for servers that require one. Empty (the default): no
+    /// client certificate.
     pub client_cert_file: PathBuf,
-    /// PEM file of its private key.
+    /// The PEM file with the private key of `client_cert_file`. Set both or neither.
     pub client_key_file: PathBuf,
-    /// ACL user; empty: the one of the URL, else the server's `default`.
+    /// The ACL user. Empty (the default): the user in the URL, or the server's user `default` if the URL has
+    /// none.
     pub username: String,
-    /// File with the password, read again at every connect; empty: the one of the URL.
+    /// The file with the password, read again at every connect. Empty (the default): the password in the URL.
     pub password_file: PathBuf,
-    /// File with a secret that all sidecars share: values are then authenticated, not only checked; empty: only checked.
+    /// The file with a secret that all sidecars share. With it, values are authenticated: a value made
+    /// without the secret is a miss. Empty (the default): values have only a checksum.
     pub secret_file: PathBuf,
-    /// What every key begins with.
+    /// The prefix of every key, at most 128 bytes. Default: `thresher:`.
     pub prefix: String,
-    /// Milliseconds that a request waits for blocks, 64 at a time. A change of a journal and a background write get
-    /// [`SharedSettings::PATIENCE_FACTOR`] times as long, a second at least.
+    /// How long a request waits for a call that reads blocks, 64 at a time, in milliseconds. Default: 50. A
+    /// change of a journal and a background write may take [`SharedSettings::WRITE_TIMEOUT_FACTOR`] times as
+    /// long, and at least one second.
     pub timeout_ms: u64,
-    /// Seconds until a block that no sidecar uses expires.
+    /// How long a block that no sidecar uses is kept, in seconds. Default: 604,800 (7 days).
     pub ttl_s: u64,
-    /// Bytes of blocks that wait to be written; more are dropped and counted.
+    /// The limit on bytes of blocks that wait to be written; blocks over it are dropped and counted. Default:
+    /// 32 MiB.
     pub write_queue_bytes_max: usize,
-    /// Failures in a row after which a server is left alone.
+    /// The number of consecutive failures that open a server's circuit breaker. No requests are sent to a
+    /// server whose breaker is open. Default: 5.
     pub breaker_failures: u32,
-    /// Milliseconds between two looks whether it is well again; grows eightfold while it is not.
+    /// The pause between two health checks of a server that does not answer, in milliseconds; it doubles up
+    /// to eightfold while the server stays down. Default: 500.
     pub breaker_probe_ms: u64,
 }
 
@@ -68,52 +77,93 @@ impl Default for SharedSettings {
 }
 
 impl SharedSettings {
-    /// How many times longer than a read a write may take.
-    pub const PATIENCE_FACTOR: u32 = 4;
+    /// The timeout of a write as a multiple of `timeout_ms`.
+    pub const WRITE_TIMEOUT_FACTOR: u32 = 4;
 
-    /// Whether there is a shared tier.
+    /// Returns whether `urls` lists a server, that is, whether there is a shared tier.
     pub fn enabled(&self) -> bool {
         !self.urls.0.is_empty()
     }
 
-    /// What is out of range or contradicts itself, in words that name the setting.
-    pub fn nonsense(&self) -> Option<&'static str> {
+    /// Checks that every setting is in its range and that the settings do not contradict each other.
+    ///
+    /// # Errors
+    /// Returns the first rule that is broken; its message names the setting.
+    pub fn validate(&self) -> Result<(), SharedSettingsError> {
+        use SharedSettingsError as E;
+        let is_set = |file: &PathBuf| !file.as_os_str().is_empty();
+        let prefix_bytes = self.prefix.len();
         let rules = [
-            (self.timeout_ms == 0, "shared.timeout_ms is 0: no answer could arrive"),
-            (self.ttl_s == 0, "shared.ttl_s is 0: every block would expire at once"),
-            (self.ttl_s > u64::from(u32::MAX), "shared.ttl_s is more than a server can count"),
-            (
-                self.write_queue_bytes_max > u32::MAX as usize,
-                "shared.write_queue_bytes_max is more than 4 GiB: blocks that wait are held in memory",
-            ),
-            (self.breaker_failures == 0, "shared.breaker_failures is 0: no server would ever be asked"),
-            (
-                self.breaker_probe_ms == 0,
-                "shared.breaker_probe_ms is 0: a server that is down would be flooded",
-            ),
-            (self.prefix.len() > PREFIX_BYTES_MAX, "shared.prefix is longer than 128 bytes"),
-            (
-                self.client_cert_file.as_os_str().is_empty() != self.client_key_file.as_os_str().is_empty(),
-                "shared.client_cert_file and shared.client_key_file: one is set without the other",
-            ),
+            (self.timeout_ms == 0, E::TimeoutZero),
+            (self.ttl_s == 0, E::TtlZero),
+            (self.ttl_s > u64::from(u32::MAX), E::TtlTooLong { ttl_s: self.ttl_s }),
+            (self.write_queue_bytes_max > u32::MAX as usize, E::WriteQueueTooLarge),
+            (self.breaker_failures == 0, E::BreakerFailuresZero),
+            (self.breaker_probe_ms == 0, E::BreakerProbeZero),
+            (prefix_bytes > PREFIX_BYTES_MAX, E::PrefixTooLong { prefix_bytes }),
+            (is_set(&self.client_cert_file) != is_set(&self.client_key_file), E::ClientCertIncomplete),
         ];
-        rules.into_iter().find_map(|(broken, message)| broken.then_some(message))
+        match rules.into_iter().find(|(broken, _)| *broken) {
+            Some((_, error)) => Err(error),
+            None => Ok(()),
+        }
     }
 }
 
-/// Addresses of servers. Reads from an array, or from text with commas between them, as environments have it. Shows
-/// neither user nor password, and no error quotes it.
+/// A setting of `[shared]` that is out of range, or two that contradict each other. The message names the
+/// setting.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SharedSettingsError {
+    /// `timeout_ms` is 0.
+    #[error("shared.timeout_ms is 0, so no answer could arrive in time; set it to at least 1")]
+    TimeoutZero,
+    /// `ttl_s` is 0.
+    #[error("shared.ttl_s is 0, so every block would expire at once; set it to at least 1")]
+    TtlZero,
+    /// `ttl_s` does not fit 32 bits.
+    #[error("shared.ttl_s is more than a server can count: it is {ttl_s}; the limit is {max}", max = u32::MAX)]
+    TtlTooLong {
+        /// The value of the setting, in seconds.
+        ttl_s: u64,
+    },
+    /// `write_queue_bytes_max` is over 4 GiB.
+    #[error(
+        "shared.write_queue_bytes_max is more than 4 GiB; blocks that wait are kept in memory, so set it lower"
+    )]
+    WriteQueueTooLarge,
+    /// `breaker_failures` is 0.
+    #[error("shared.breaker_failures is 0, so no request would ever be sent; set it to at least 1")]
+    BreakerFailuresZero,
+    /// `breaker_probe_ms` is 0.
+    #[error("shared.breaker_probe_ms is 0, so a server that is down would be flooded; set it to at least 1")]
+    BreakerProbeZero,
+    /// `prefix` is over its limit.
+    #[error("shared.prefix has {prefix_bytes} bytes; the limit is {PREFIX_BYTES_MAX}")]
+    PrefixTooLong {
+        /// The length of the prefix, in bytes.
+        prefix_bytes: usize,
+    },
+    /// One of `client_cert_file` and `client_key_file` is set without the other.
+    #[error(
+        "one of shared.client_cert_file and shared.client_key_file is set without the other; set both or neither"
+    )]
+    ClientCertIncomplete,
+}
+
+/// The URLs of the servers. Deserialized from an array of strings, or from one string with commas between the
+/// URLs, the form that an environment variable has. `Debug`, `Display` and `Serialize` omit users and
+/// passwords, and no error quotes a URL.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct ServerUrls(Vec<String>);
 
 impl ServerUrls {
-    /// The addresses, secrets included: for connecting only.
+    /// Returns the URLs with their users and passwords. Use it only to connect.
     pub fn reveal(&self) -> &[String] {
         &self.0
     }
 
-    fn shown(&self) -> impl Iterator<Item = String> {
-        self.0.iter().map(|url| shown(url))
+    fn redacted(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|url| redacted(url))
     }
 }
 
@@ -123,33 +173,34 @@ impl<T: Into<String>> FromIterator<T> for ServerUrls {
     }
 }
 
-/// Scheme, host, port and database. A password may hold `@` and `/` unescaped, so everything up to the last `@` goes.
-fn shown(url: &str) -> String {
+/// Keeps the scheme, host, port and database of a URL. A password may contain `@` and `/` unescaped, so
+/// everything between the scheme and the last `@` is removed.
+fn redacted(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-    let place = match rest.rsplit_once('@') {
-        Some((_, place)) => format!("***@{place}"),
+    let host = match rest.rsplit_once('@') {
+        Some((_, host)) => format!("***@{host}"),
         None => rest.to_owned(),
     };
-    // What follows `?` may hold secrets too.
-    let place = place.split_once('?').map_or(place.as_str(), |(place, _)| place);
-    if scheme.is_empty() { place.to_owned() } else { format!("{scheme}://{place}") }
+    // The query of a URL may hold secrets, too.
+    let host = host.split_once('?').map_or(host.as_str(), |(host, _)| host);
+    if scheme.is_empty() { host.to_owned() } else { format!("{scheme}://{host}") }
 }
 
 impl fmt::Display for ServerUrls {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.shown().collect::<Vec<_>>().join(", "))
+        f.write_str(&self.redacted().collect::<Vec<_>>().join(", "))
     }
 }
 
 impl fmt::Debug for ServerUrls {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.debug_list().entries(self.shown()).finish()
+        f.debug_list().entries(self.redacted()).finish()
     }
 }
 
 impl Serialize for ServerUrls {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.shown())
+        serializer.collect_seq(self.redacted())
     }
 }
 
@@ -165,7 +216,7 @@ impl<'de> Visitor<'de> for UrlsVisitor {
     type Value = ServerUrls;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("an array of URLs")
+        f.write_str("an array of URLs, or a string of URLs with commas between them")
     }
 
     fn visit_str<E>(self, text: &str) -> Result<ServerUrls, E> {
@@ -186,8 +237,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_holds_no_secret() {
-        let check = |url: &str, expect: &str| assert_eq!(shown(url), expect);
+    fn displayed_urls_hold_no_secret() {
+        let check = |url: &str, expect: &str| assert_eq!(redacted(url), expect);
         check("redis://h:1/2", "redis://h:1/2");
         check("rediss://user:pass@h:1/2", "rediss://***@h:1/2");
         check("valkey://:p@ss/word@h", "valkey://***@h");
@@ -200,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_come_as_an_array_or_as_text() {
+    fn urls_are_read_from_an_array_or_from_one_string() {
         let read = |text: &str| toml::from_str::<SharedSettings>(text).map(|s| s.urls.0);
         assert_eq!(
             read("urls = [\"redis://a\", \"redis://b\"]").expect("an array"),

@@ -1,6 +1,8 @@
-//! Writing values in the background: a queue bounded in bytes, and whoever adds to it never waits.
-//! Knows nothing of what the values are.
+//! Writes values in the background, from a queue that is bounded in bytes. Callers that add to the queue
+//! never wait. Also decides when a value that is in use is due for renewal. Does not know what the values
+//! hold.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -11,83 +13,82 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::failure::Failure;
+use super::outcome::{self, Failure};
 use super::seal::OVERHEAD_BYTES;
-use super::{BLOCK_BYTES_MAX, Core, observe};
+use super::{BLOCK_BYTES_MAX, Core};
 
-/// Writes under way at once.
+/// The number of writes in flight at once.
 const WRITES_MAX: usize = 16;
 
-/// How long nothing is written after a server that is up refused to: full, a replica, not allowed.
-const PAUSE: Duration = Duration::from_secs(1);
+/// How long all writes pause after a server that is up refused one, because it is full or a replica, or does
+/// not permit it.
+const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
-/// A value on its way; its bytes count as queued until it is written or given up.
-pub struct Queued {
+/// A queued value. Its bytes count as queued until it is written or dropped.
+pub struct QueuedWrite {
     name: String,
     payload: Bytes,
-    write: Write,
+    kind: WriteKind,
     bytes: OwnedSemaphorePermit,
 }
 
-/// What is to become of a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Write {
-    /// It stands there, whatever stood there before.
+pub enum WriteKind {
+    /// Writes the value over any other.
     Put,
-    /// What stands there lives on; the value is sent only if nothing does.
+    /// Restarts the time to live of the value on the server, and sends the value only if the server has none.
     Renew,
 }
 
-/// What became of it.
-enum Sent {
+enum WriteResult {
     Written,
     Renewed,
 }
 
-/// Bytes that may wait, as permits: an entry that is gone for whatever reason has given its bytes back.
-pub struct Room {
+/// The free bytes of the queue, as permits of a semaphore: a write returns its bytes when it is dropped, for
+/// whatever reason.
+pub struct QueueCapacity {
     free: Arc<Semaphore>,
     bytes_max: usize,
 }
 
-impl Room {
-    /// Room for `bytes_max`.
+impl QueueCapacity {
     pub fn new(bytes_max: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(bytes_max)), bytes_max }
     }
 
-    fn take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+    fn try_acquire(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let permits = u32::try_from(bytes).ok()?;
-        let taken = Arc::clone(&self.free).try_acquire_many_owned(permits).ok();
-        self.show();
-        taken
+        let acquired = Arc::clone(&self.free).try_acquire_many_owned(permits).ok();
+        self.update_metric();
+        acquired
     }
 
-    /// Whether at least half of it is free.
-    pub fn is_wide(&self) -> bool {
+    /// Whether at least half of the capacity is free.
+    pub fn is_half_free(&self) -> bool {
         self.free.available_permits() >= self.bytes_max / 2
     }
 
-    fn show(&self) {
-        observe::queue(self.bytes_max - self.free.available_permits());
+    fn update_metric(&self) {
+        outcome::set_queue_bytes(self.bytes_max - self.free.available_permits());
     }
 
-    /// Waits until nothing is queued.
-    pub async fn emptied(&self) {
+    /// Waits until the queue is empty.
+    pub async fn drained(&self) {
         let _all = self.free.acquire_many(self.bytes_max as u32).await;
     }
 }
 
-/// Writes what is queued until the queue's other end is gone.
-pub async fn write(core: Arc<Core>, mut entries: UnboundedReceiver<Queued>) {
-    let places = Arc::new(Semaphore::new(WRITES_MAX));
+/// Writes the queued values until the sender of the queue is dropped.
+pub async fn write(core: Arc<Core>, mut queue: UnboundedReceiver<QueuedWrite>) {
+    let permits = Arc::new(Semaphore::new(WRITES_MAX));
     let mut writes = JoinSet::new();
-    while let Some(entry) = entries.recv().await {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+    while let Some(queued) = queue.recv().await {
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let core = Arc::clone(&core);
         writes.spawn(async move {
-            core.write(entry).await;
-            drop(place);
+            core.write(queued).await;
+            drop(permit);
         });
         while writes.try_join_next().is_some() {}
     }
@@ -95,95 +96,176 @@ pub async fn write(core: Arc<Core>, mut entries: UnboundedReceiver<Queued>) {
 }
 
 impl Core {
-    /// Queues a value or says why not, in a word for metrics.
-    pub(super) fn queue(
+    /// Queues a value. Returns the metric label of the reason if the value is not queued.
+    pub(super) fn enqueue(
         &self,
-        entries: &UnboundedSender<Queued>,
+        queue: &UnboundedSender<QueuedWrite>,
         name: String,
         payload: Bytes,
-        write: Write,
+        kind: WriteKind,
     ) -> Result<(), &'static str> {
         if payload.len() > BLOCK_BYTES_MAX {
             return Err("too_large");
         }
         let table = self.nodes.table();
-        if !table.nodes()[table.index(&name)].admits() {
+        if !table.nodes()[table.index(&name)].is_available() {
             return Err("skipped");
         }
-        let bytes = self.room.take(OVERHEAD_BYTES + name.len() + payload.len()).ok_or("dropped")?;
-        entries.send(Queued { name, payload, write, bytes }).map_err(|_| "dropped")
+        let bytes = OVERHEAD_BYTES + name.len() + payload.len();
+        let bytes = self.queue_capacity.try_acquire(bytes).ok_or("dropped")?;
+        queue.send(QueuedWrite { name, payload, kind, bytes }).map_err(|_| "dropped")
     }
 
-    async fn write(&self, entry: Queued) {
+    async fn write(&self, queued: QueuedWrite) {
         let started = Instant::now();
         let table = self.nodes.table();
-        let outcome = if !table.nodes()[table.index(&entry.name)].admits() {
+        let outcome = if !table.nodes()[table.index(&queued.name)].is_available() {
             "skipped"
-        } else if let Some(refused) = self.paused() {
-            refused
+        } else if let Some(label) = self.pause_label() {
+            label
         } else {
-            let sent = self.send(&entry, started + self.write_timeout).await;
-            observe::time("put", started.elapsed());
-            match sent {
-                // A full server takes new times to expire, and nothing else.
-                Ok(Sent::Renewed) => "renewed",
-                Ok(Sent::Written) => {
-                    self.writable();
+            let result = self.send(&queued, started + self.write_timeout).await;
+            outcome::record_seconds("put", started.elapsed());
+            match result {
+                // A renewal does not end a pause, because a full server still accepts EXPIRE.
+                Ok(WriteResult::Renewed) => "renewed",
+                Ok(WriteResult::Written) => {
+                    self.end_pause();
                     "written"
                 }
                 Err(failure) => {
-                    self.refused(&failure);
+                    self.pause_if_refused(&failure);
                     failure.label()
                 }
             }
         };
-        observe::count("put", outcome, 1);
-        drop(entry.bytes);
-        self.room.show();
+        outcome::count("put", outcome, 1);
+        drop(queued.bytes);
+        self.queue_capacity.update_metric();
     }
 
-    async fn send(&self, entry: &Queued, deadline: Instant) -> Result<Sent, Failure> {
-        if entry.write == Write::Renew {
+    async fn send(&self, queued: &QueuedWrite, deadline: Instant) -> Result<WriteResult, Failure> {
+        if queued.kind == WriteKind::Renew {
             let mut command = cmd("EXPIRE");
-            command.arg(&entry.name).arg(self.ttl_s);
+            command.arg(&queued.name).arg(self.ttl_s);
             if self.writes.send(&command, deadline).await? == Value::Int(1) {
-                return Ok(Sent::Renewed);
+                return Ok(WriteResult::Renewed);
             }
         }
-        let value = self.seal.close(&[entry.name.as_bytes()], &entry.payload);
+        let value = self.sealer.seal(&[queued.name.as_bytes()], &queued.payload);
         let mut command = cmd("SET");
-        command.arg(&entry.name).arg(value).arg("EX").arg(self.ttl_s);
+        command.arg(&queued.name).arg(value).arg("EX").arg(self.ttl_s);
         self.writes.send(&command, deadline).await?;
-        Ok(Sent::Written)
+        Ok(WriteResult::Written)
     }
 
-    fn paused(&self) -> Option<&'static str> {
-        let refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
-        refusal.filter(|(_, until)| Instant::now() < *until).map(|(why, _)| why)
+    /// While writes are paused, returns the metric label of the failure that paused them.
+    fn pause_label(&self) -> Option<&'static str> {
+        let pause = self.write_pause.lock().unwrap_or_else(PoisonError::into_inner);
+        pause.filter(|(_, until)| Instant::now() < *until).map(|(label, _)| label)
     }
 
-    /// A refusal to write says nothing about reads; it ends writes for a moment.
-    fn refused(&self, failure: &Failure) {
+    /// Pauses writes for [`WRITE_PAUSE`] if the server refused one. Reads go on, since a server that refuses
+    /// writes may serve them.
+    fn pause_if_refused(&self, failure: &Failure) {
         if !matches!(failure, Failure::Full | Failure::ReadOnly | Failure::Refused(_)) {
             return;
         }
-        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = refusal.is_none();
-        *refusal = Some((failure.label(), Instant::now() + PAUSE));
-        drop(refusal);
-        if first {
+        let mut pause = self.write_pause.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = pause.is_none();
+        *pause = Some((failure.label(), Instant::now() + WRITE_PAUSE));
+        drop(pause);
+        if is_first {
             tracing::warn!(reason = %failure, "the shared tier takes no writes; reads go on");
         }
         if *failure == Failure::ReadOnly {
-            // The name may by now stand for another server, which is the primary.
-            self.writes.lose();
+            // The server's name may now belong to another server, which is the primary.
+            self.writes.disconnect();
         }
     }
 
-    fn writable(&self) {
-        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
-        if refusal.take().is_some() {
+    fn end_pause(&self) {
+        let mut pause = self.write_pause.lock().unwrap_or_else(PoisonError::into_inner);
+        if pause.take().is_some() {
             tracing::info!("the shared tier takes writes again");
         }
+    }
+}
+
+/// The number of bits of the renewal filter, 128 KiB. With 100,000 values in use, one in ten shares its bit
+/// with another and is left to the next round.
+const RENEWAL_BITS: usize = 1 << 20;
+
+/// The longest duration of a renewal round.
+const ROUND_MAX: Duration = Duration::from_secs(600);
+
+/// The number of renewal rounds in a value's time to live.
+const ROUNDS_PER_TTL: u32 = 4;
+
+/// Remembers in a fixed number of bits which values were renewed in the current round. Each round takes the
+/// bit from other bytes of the key, so that two values that share a bit in one round do not in the next.
+pub struct RenewalFilter {
+    bits: Box<[AtomicU64]>,
+    round: AtomicU64,
+    round_duration: Duration,
+}
+
+impl RenewalFilter {
+    pub fn new(ttl: Duration) -> Self {
+        Self {
+            bits: (0..RENEWAL_BITS / 64).map(|_| AtomicU64::default()).collect(),
+            round: AtomicU64::default(),
+            round_duration: (ttl / ROUNDS_PER_TTL).min(ROUND_MAX),
+        }
+    }
+
+    /// Whether the value under `key` is due for renewal at `age`, the time since the filter's creation. Two
+    /// concurrent callers may both get true.
+    pub fn is_due(&self, key: &[u8; 32], age: Duration) -> bool {
+        let (word, bit) = self.word_and_bit(key, age);
+        word.load(Ordering::Relaxed) & bit == 0
+    }
+
+    /// Marks the value under `key` as renewed, for the round of `age`.
+    pub fn mark(&self, key: &[u8; 32], age: Duration) {
+        let (word, bit) = self.word_and_bit(key, age);
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+
+    fn word_and_bit(&self, key: &[u8; 32], age: Duration) -> (&AtomicU64, u64) {
+        let round = (age.as_nanos() / self.round_duration.as_nanos().max(1)) as u64;
+        if self.round.fetch_max(round, Ordering::Relaxed) < round {
+            self.bits.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+        let offset = (round % (32 - 3)) as usize;
+        let bytes = [key[offset], key[offset + 1], key[offset + 2], key[offset + 3]];
+        let index = u32::from_le_bytes(bytes) as usize % RENEWAL_BITS;
+        (&self.bits[index / 64], 1 << (index % 64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_due_for_renewal_once_a_round() {
+        let keys: Vec<[u8; 32]> =
+            (0..50_000u32).map(|n| *blake3::hash(&n.to_le_bytes()).as_bytes()).collect();
+        let renewals = RenewalFilter::new(Duration::from_secs(40));
+        let mut never = vec![true; keys.len()];
+        for round in 0..4 {
+            let age = Duration::from_secs(10 * round);
+            let mut due = 0;
+            for (key, never) in keys.iter().zip(&mut never) {
+                if renewals.is_due(key, age) {
+                    (due, *never) = (due + 1, false);
+                    renewals.mark(key, age);
+                }
+            }
+            assert!(due > 45_000, "round {round}: {due} of {}", keys.len());
+            assert!(!keys.iter().any(|key| renewals.is_due(key, age)), "round {round}");
+        }
+        assert!(!never.contains(&true), "every value is renewed within its time to live");
     }
 }

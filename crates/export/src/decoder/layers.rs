@@ -1,30 +1,31 @@
-//! A decoder as one graph.
-//! Knows nothing of checkpoints: the weights lie in their file already.
+//! Builds the graph of a decoder.
+//! Does not know about checkpoints: the weights are already in their file.
 //!
-//! Attention is written as MatMul–Softmax–MatMul: its raw logits are then an ordinary value, and it runs on every execution provider.
-//! What passes between the prologue and the layers has names ([`cut`]), so that a runtime can cut the graph there and run it layer
-//! by layer.
+//! Attention is written as MatMul–Softmax–MatMul, so that its raw logits are an ordinary value and it runs on
+//! every execution provider. The values that pass between the prologue and the layers have stable names
+//! ([`cut`]), so that a runtime can cut the graph at them and run it layer by layer.
 
 use thresher_core::model::contract::cut;
 use thresher_core::model::onnx::DataType;
 
 use super::weights::{DecoderWeights, LayerWeights, Norm};
 use super::{Decoder, NormKind};
-use crate::graph::{Axis, GraphBuilder, Stored, Value};
+use crate::graph::{Axis, GraphBuilder, StoredTensor, Value};
 
-/// What a place that is not seen adds to a logit: the lowest `f32`, finite, so that a row that sees nothing is no NaN.
-const UNSEEN: f32 = f32::MIN;
+/// The bias that is added to the logit of a masked position: the lowest `f32`. It is finite, so that a row
+/// whose positions are all masked does not become NaN.
+const MASK_BIAS: f32 = f32::MIN;
 
-/// What the prologue makes of places, the same for all layers.
-struct Places {
-    /// Cosine and sine of each pair's angle, `[b, 1, t, dim / 2]`.
-    turns: Option<[Value; 2]>,
-    /// What is added to logits, `[b, 1, t, p + t]`, for each width of window that layers have.
+/// The values that the prologue computes from the positions, the same for all layers.
+struct PositionValues {
+    /// The cosine and sine of the rotary angle of each pair of components, `[b, 1, t, dim / 2]`.
+    cos_sin: Option<[Value; 2]>,
+    /// The bias that is added to logits, `[b, 1, t, p + t]`, for each size of sliding window.
     biases: Vec<(Option<usize>, Value)>,
 }
 
 impl Decoder {
-    /// The graph that [`thresher_core::model::contract::Decoder::graph`] describes.
+    /// Builds the graph that [`thresher_core::model::contract::Decoder::graph`] describes.
     pub fn graph(&self, weights: &DecoderWeights, weights_file: &str) -> Vec<u8> {
         let mut g = GraphBuilder::new(weights_file);
         let (b, t, all) = (Axis::Named("b"), Axis::Named("t"), Axis::Named("p_and_t"));
@@ -39,10 +40,10 @@ impl Decoder {
             })
             .collect();
         let mut x = self.embed(&mut g, weights, (&ids, &positions));
-        let places = self.places(&mut g, &positions, &key_positions);
-        for (layer, (held, past)) in weights.layers.iter().zip(&past).enumerate() {
+        let position_values = self.position_values(&mut g, &positions, &key_positions);
+        for (layer, (layer_weights, past)) in weights.layers.iter().zip(&past).enumerate() {
             x = g.named(&cut::hidden(layer), &x);
-            x = self.layer(&mut g, (layer, held), &x, past, &places);
+            x = self.layer(&mut g, (layer, layer_weights), &x, past, &position_values);
         }
         let hidden = self.normalise(&mut g, &weights.norm, &x);
         let logits = self.output(&mut g, &weights.output, &hidden, &ids);
@@ -50,55 +51,61 @@ impl Decoder {
         g.finish("decoder", "raw attention logits of every layer: scaled, neither masked nor normalised")
     }
 
-    /// `ids [b, t]` → `[b, t, d]`.
+    /// The embeddings of the tokens and, if they are learned, of their positions: `ids [b, t]` → `[b, t, d]`.
     fn embed(
         &self,
         g: &mut GraphBuilder,
         weights: &DecoderWeights,
         (ids, positions): (&Value, &Value),
     ) -> Value {
-        let words = rows(g, &weights.embedding, ids);
-        match &weights.places {
+        let words = lookup(g, &weights.embedding, ids);
+        match &weights.positions {
             None => words,
-            Some(places) => {
-                let places = rows(g, places, positions);
-                g.add(&words, &places)
+            Some(table) => {
+                let positions = lookup(g, table, positions);
+                g.add(&words, &positions)
             }
         }
     }
 
-    fn places(&self, g: &mut GraphBuilder, positions: &Value, key_positions: &Value) -> Places {
-        let turns = self.rotary.as_ref().map(|rotary| {
-            let at = g.cast_f32(positions);
-            let at = g.unsqueeze(&at, &[1, 3]);
+    fn position_values(
+        &self,
+        g: &mut GraphBuilder,
+        positions: &Value,
+        key_positions: &Value,
+    ) -> PositionValues {
+        let cos_sin = self.rotary.as_ref().map(|rotary| {
+            let positions = g.cast_f32(positions);
+            let positions = g.unsqueeze(&positions, &[1, 3]);
             let frequencies = g.const_f32s(&rotary.frequencies);
-            let angles = g.mul(&at, &frequencies);
+            let angles = g.mul(&positions, &frequencies);
             let (cos, sin) = (g.cos(&angles), g.sin(&angles));
             [g.named(cut::COS, &cos), g.named(cut::SIN, &sin)]
         });
         let query = g.unsqueeze(positions, &[1, 3]);
         let key = g.unsqueeze(key_positions, &[1, 2]);
         let zero = g.const_i64(&[0]);
-        let (is_there, is_behind) = (g.at_most(&zero, &key), g.at_most(&key, &query));
-        let seen = g.and(&is_there, &is_behind);
-        let mut widths = self.windows.clone();
-        widths.sort_unstable();
-        widths.dedup();
+        // Keys with a negative position are padding.
+        let (exists, is_causal) = (g.less_or_equal(&zero, &key), g.less_or_equal(&key, &query));
+        let visible = g.and(&exists, &is_causal);
+        let mut windows = self.sliding_windows.clone();
+        windows.sort_unstable();
+        windows.dedup();
         let bias = |window: Option<usize>| {
-            let seen = match window {
-                None => seen.clone(),
+            let visible = match window {
+                None => visible.clone(),
                 Some(window) => {
-                    let width = g.const_i64(&[window as i64]);
-                    let edge = g.sub(&query, &width);
-                    let is_near = g.less(&edge, &key);
-                    g.and(&seen, &is_near)
+                    let size = g.const_i64(&[window as i64]);
+                    let before_window = g.sub(&query, &size);
+                    let in_window = g.less(&before_window, &key);
+                    g.and(&visible, &in_window)
                 }
             };
-            let (yes, no) = (g.const_f32(0.0), g.const_f32(UNSEEN));
-            let bias = g.choose(&seen, &yes, &no);
+            let (zero, masked) = (g.const_f32(0.0), g.const_f32(MASK_BIAS));
+            let bias = g.select(&visible, &zero, &masked);
             (window, g.named(&cut::bias(window), &bias))
         };
-        Places { turns, biases: widths.into_iter().map(bias).collect() }
+        PositionValues { cos_sin, biases: windows.into_iter().map(bias).collect() }
     }
 
     fn layer(
@@ -107,20 +114,20 @@ impl Decoder {
         (layer, weights): (usize, &LayerWeights),
         x: &Value,
         past: &[Value; 2],
-        places: &Places,
+        positions: &PositionValues,
     ) -> Value {
-        let read = self.normalise(g, &weights.attention_norm, x);
-        let attended = self.attend(g, (layer, weights), &read, past, places);
+        let normalised = self.normalise(g, &weights.attention_norm, x);
+        let attended = self.attend(g, (layer, weights), &normalised, past, positions);
         if self.parallel {
-            let read = self.normalise(g, &weights.mlp_norm, x);
-            let fed = self.feed_forward(g, weights, &read);
-            let sum = g.add(&fed, &attended);
+            let normalised = self.normalise(g, &weights.mlp_norm, x);
+            let mlp = self.feed_forward(g, weights, &normalised);
+            let sum = g.add(&mlp, &attended);
             return g.add(&sum, x);
         }
         let x = g.add(x, &attended);
-        let read = self.normalise(g, &weights.mlp_norm, &x);
-        let fed = self.feed_forward(g, weights, &read);
-        g.add(&x, &fed)
+        let normalised = self.normalise(g, &weights.mlp_norm, &x);
+        let mlp = self.feed_forward(g, weights, &normalised);
+        g.add(&x, &mlp)
     }
 
     /// Attention with its output projection: `x [b, t, d]` → `[b, t, d]`.
@@ -130,13 +137,13 @@ impl Decoder {
         (layer, weights): (usize, &LayerWeights),
         x: &Value,
         [past_key, past_value]: &[Value; 2],
-        places: &Places,
+        positions: &PositionValues,
     ) -> Value {
         let (heads, kv_heads, width) = (self.heads as i64, self.kv_heads as i64, self.head_dim as i64);
-        let (queries, keys) = self.widths();
+        let (queries, keys) = self.qk_widths();
         let joined = weights.qkv.apply(g, x);
         let [q, k, v] = g.split_sizes(&joined, [queries, keys, keys]);
-        let mut by_head = |x: &Value, heads: i64, norm: Option<&Stored>| {
+        let mut by_head = |x: &Value, heads: i64, norm: Option<&StoredTensor>| {
             let x = g.reshape(x, &[0, 0, heads, width]);
             let x = norm.map_or(x.clone(), |norm| {
                 let scale = g.weight(norm);
@@ -148,7 +155,7 @@ impl Decoder {
             weights.qk_norms.as_ref().map_or([None; 2], |norms| norms.each_ref().map(Some));
         let (q, k, v) =
             (by_head(&q, heads, q_norm), by_head(&k, kv_heads, k_norm), by_head(&v, kv_heads, None));
-        let (q, k) = (self.turn(g, &q, places), self.turn(g, &k, places));
+        let (q, k) = (self.apply_rotary(g, &q, positions), self.apply_rotary(g, &k, positions));
         let scale = g.const_f32(self.scale() as f32);
         let q = g.mul(&q, &scale);
         let q = g.named(&cut::query(layer), &q);
@@ -163,7 +170,8 @@ impl Decoder {
         g.output_f32(&format!("present.{layer}.key"), &present, &k);
         g.output_f32(&format!("present.{layer}.value"), &present, &v);
 
-        // Query heads of one key head stand together: their tokens are one longer axis, and no key is repeated.
+        // The tokens of all query heads that share a key head are joined into one longer axis, so that no key
+        // is repeated.
         let shared = self.heads != self.kv_heads;
         let q = if shared { g.reshape(&q, &[0, kv_heads, -1, width]) } else { q };
         let columns = g.transpose(&k, &[0, 1, 3, 2]);
@@ -171,21 +179,25 @@ impl Decoder {
         let logits = if shared { g.reshape(&logits, &[0, heads, -1, 0]) } else { logits };
         let axes = [Axis::Named("b"), Axis::Fixed(self.heads), Axis::Named("t"), Axis::Named("p_and_t")];
         g.output_f32(&format!("attn_logits.{layer}"), &axes, &logits);
-        let (_, bias) =
-            places.biases.iter().find(|(window, _)| *window == self.windows[layer]).expect("each has one");
-        let seen = g.add(&logits, bias);
-        let shares = g.softmax(&seen);
-        let shares = if shared { g.reshape(&shares, &[0, kv_heads, -1, 0]) } else { shares };
-        let attended = g.matmul(&shares, &v);
+        let (_, bias) = positions
+            .biases
+            .iter()
+            .find(|(window, _)| *window == self.sliding_windows[layer])
+            .expect("one per window");
+        let masked = g.add(&logits, bias);
+        let probabilities = g.softmax(&masked);
+        let probabilities =
+            if shared { g.reshape(&probabilities, &[0, kv_heads, -1, 0]) } else { probabilities };
+        let attended = g.matmul(&probabilities, &v);
         let attended = if shared { g.reshape(&attended, &[0, heads, -1, width]) } else { attended };
         let by_token = g.transpose(&attended, &[0, 2, 1, 3]);
         let joined = g.reshape(&by_token, &[0, 0, heads * width]);
         weights.attention_out.apply(g, &joined)
     }
 
-    /// Turns the pairs of `x [b, heads, t, head_dim]` by their places.
-    fn turn(&self, g: &mut GraphBuilder, x: &Value, places: &Places) -> Value {
-        let (Some(rotary), Some([cos, sin])) = (&self.rotary, &places.turns) else { return x.clone() };
+    /// Applies the rotary position embedding to `x [b, heads, t, head_dim]`.
+    fn apply_rotary(&self, g: &mut GraphBuilder, x: &Value, positions: &PositionValues) -> Value {
+        let (Some(rotary), Some([cos, sin])) = (&self.rotary, &positions.cos_sin) else { return x.clone() };
         let half = rotary.dim / 2;
         let rest = self.head_dim - rotary.dim;
         let (first, second, rest) = if rest == 0 {
@@ -196,21 +208,21 @@ impl Decoder {
             (first, second, Some(rest))
         };
         let (a, b) = (g.mul(&first, cos), g.mul(&second, sin));
-        let turned_first = g.sub(&a, &b);
+        let rotated_first = g.sub(&a, &b);
         let (a, b) = (g.mul(&second, cos), g.mul(&first, sin));
-        let turned_second = g.add(&a, &b);
-        let parts: Vec<&Value> = [&turned_first, &turned_second].into_iter().chain(&rest).collect();
+        let rotated_second = g.add(&a, &b);
+        let parts: Vec<&Value> = [&rotated_first, &rotated_second].into_iter().chain(&rest).collect();
         g.concat(&parts, -1)
     }
 
     fn feed_forward(&self, g: &mut GraphBuilder, weights: &LayerWeights, x: &Value) -> Value {
-        let raised = weights.up.apply(g, x);
+        let up = weights.up.apply(g, x);
         let active = if self.gated {
-            let [raised, gate] = g.split(&raised);
-            let active = g.activate(&raised, self.activation);
+            let [up, gate] = g.split(&up);
+            let active = g.activate(&up, self.activation);
             g.mul(&active, &gate)
         } else {
-            g.activate(&raised, self.activation)
+            g.activate(&up, self.activation)
         };
         weights.down.apply(g, &active)
     }
@@ -226,22 +238,22 @@ impl Decoder {
         }
     }
 
-    /// `x [b, t, d]` → `[b, t, vocab]`.
-    fn output(&self, g: &mut GraphBuilder, stored: &Stored, x: &Value, ids: &Value) -> Value {
+    /// The output projection: `x [b, t, d]` → `[b, t, vocab]`.
+    fn output(&self, g: &mut GraphBuilder, stored: &StoredTensor, x: &Value, ids: &Value) -> Value {
         let table = g.weight(stored);
         let flat = g.reshape(x, &[-1, self.hidden as i64]);
-        let is_half = stored.data_type == DataType::Float16;
-        let flat = if is_half { g.cast_f16(&flat) } else { flat };
-        let logits = g.product_with_rows(&flat, &table);
-        let logits = if is_half { g.cast_f32(&logits) } else { logits };
+        let is_f16 = stored.data_type == DataType::Float16;
+        let flat = if is_f16 { g.cast_f16(&flat) } else { flat };
+        let logits = g.matmul_transposed(&flat, &table);
+        let logits = if is_f16 { g.cast_f32(&logits) } else { logits };
         let (tokens, vocab) = (g.shape(ids), g.const_i64(&[self.vocab_size as i64]));
         let shape = g.concat(&[&tokens, &vocab], 0);
         g.reshape_to(&logits, &shape)
     }
 }
 
-/// Rows of a table that may hold halves.
-fn rows(g: &mut GraphBuilder, stored: &Stored, ids: &Value) -> Value {
+/// Looks up rows of a table, which may be stored as f16, as `f32`.
+fn lookup(g: &mut GraphBuilder, stored: &StoredTensor, ids: &Value) -> Value {
     let table = g.weight(stored);
     let rows = g.gather(&table, ids);
     if stored.data_type == DataType::Float16 { g.cast_f32(&rows) } else { rows }

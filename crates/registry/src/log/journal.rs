@@ -1,5 +1,5 @@
-//! The log on a journal of the shared tier: its entries are the stream, what they add up to is the hash.
-//! Knows nothing of servers, or of the index that follows it.
+//! A log on a journal of the shared tier: the journal's stream holds the entries, and its hash holds the
+//! state that they add up to. Does not know about servers, or about the index that follows the log.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -12,29 +12,30 @@ use super::{
 };
 use crate::change::{Change, id_of};
 
-/// The journal's name; a tenant's stands behind it.
+/// The name of the default tenant's journal, and the prefix of the names for other tenants.
 const NAME: &str = "chunks";
-/// Entries that are kept: a sidecar that missed more reads all that they add up to.
+/// The number of entries that the journal keeps. A sidecar that missed more reads the whole state again.
 const ENTRIES_MAX: usize = 4_096;
-/// Bytes of text in one entry, unless a single chunk has more: the server and all who follow hold several at once.
+/// The limit on the text of one entry, in bytes; a single chunk may have more. The server and all followers
+/// hold several entries in memory at once.
 const ENTRY_BYTES_MAX: usize = 256 * 1024;
-/// The field of the hash that names the log. Others begin with [`CHUNK`].
+/// The field of the hash that holds the log's identity. All other fields start with [`CHUNK`].
 const IDENTITY: &[u8] = b"identity";
-/// What an id has before it as a field.
+/// The prefix of a field that holds a chunk; the chunk's id follows.
 const CHUNK: &[u8] = b"c:";
-/// The one field of an entry.
+/// The only field of an entry.
 const CHANGES: &[u8] = b"changes";
 
-/// A log that all sidecars of one shared tier have in common.
+/// The log of one tenant, which all sidecars of one shared tier share.
 pub struct JournalLog {
     journal: Journal,
 }
 
 impl JournalLog {
-    /// The log of a tenant in `shared`. Asks nothing of it yet.
+    /// Creates the log of a tenant on `shared`. Sends nothing to the server yet.
     pub fn new(shared: &Shared, tenant: &Tenant) -> Self {
-        let journal = shared.journal(&name(tenant), ENTRIES_MAX);
-        Self { journal: journal.expect("what a tenant may be called, a journal may be called") }
+        let journal = shared.journal(&journal_name(tenant), ENTRIES_MAX);
+        Self { journal: journal.expect("every valid tenant name is a valid journal name") }
     }
 
     async fn publish_entry(&self, entry: &EntryBytes) -> Result<Position, SharedError> {
@@ -52,8 +53,9 @@ impl JournalLog {
     }
 }
 
-/// Of a tenant's journal; that of the default one is where it was before there were others.
-fn name(tenant: &Tenant) -> String {
+/// The name of a tenant's journal. The default tenant's has no suffix, as in versions that had only one
+/// tenant.
+fn journal_name(tenant: &Tenant) -> String {
     match tenant.is_default() {
         true => NAME.to_owned(),
         false => format!("{NAME}.{}", tenant.name()),
@@ -64,16 +66,17 @@ impl ChangeLog for JournalLog {
     fn identity(&self) -> Later<'_, Result<String, LogError>> {
         Box::pin(async {
             let found = self.journal.field_or_put(IDENTITY, new_identity().as_bytes()).await;
-            Ok(String::from_utf8_lossy(&found.map_err(|error| not_read(&error))?).into_owned())
+            Ok(String::from_utf8_lossy(&found.map_err(|error| read_error(&error))?).into_owned())
         })
     }
 
     fn publish(&self, changes: Vec<Change>) -> Later<'_, Result<Position, LogError>> {
         Box::pin(async move {
             let mut end = Position::default();
-            let encode = move || entries(&changes).into_iter().map(EntryBytes::new).collect::<Vec<_>>();
-            for (made, entry) in elsewhere(encode).await?.iter().enumerate() {
-                end = self.publish_entry(entry).await.map_err(|error| not_written(&error, made > 0))?;
+            let encode =
+                move || split_into_entries(&changes).into_iter().map(EntryBytes::new).collect::<Vec<_>>();
+            for (index, entry) in run_blocking(encode).await?.iter().enumerate() {
+                end = self.publish_entry(entry).await.map_err(|error| write_error(&error, index > 0))?;
             }
             Ok(end)
         })
@@ -81,7 +84,7 @@ impl ChangeLog for JournalLog {
 
     fn end(&self) -> Later<'_, Result<Option<Position>, LogError>> {
         Box::pin(async {
-            let id = self.journal.last_id().await.map_err(|error| not_read(&error))?;
+            let id = self.journal.last_id().await.map_err(|error| read_error(&error))?;
             Ok(id.map(position))
         })
     }
@@ -94,15 +97,15 @@ impl ChangeLog for JournalLog {
     fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>> {
         Box::pin(async {
             let page = self.journal.scan_fields(cursor.map(Cursor::from)).await;
-            let page = page.map_err(|error| not_read(&error))?;
-            elsewhere(move || log_page(page)).await
+            let page = page.map_err(|error| read_error(&error))?;
+            run_blocking(move || log_page(page)).await
         })
     }
 }
 
-/// An entry as it is sent.
+/// An encoded entry.
 struct EntryBytes {
-    /// Fields of the hash, and what becomes of them.
+    /// The changes of the hash, by field name.
     fields: Vec<(Vec<u8>, FieldBytes)>,
     changes: Vec<u8>,
 }
@@ -115,20 +118,21 @@ enum FieldBytes {
 
 impl EntryBytes {
     fn new(changes: &[Change]) -> Self {
-        Self { fields: changes.iter().map(field_of).collect(), changes: encode_changes(changes) }
+        Self { fields: changes.iter().map(field_change).collect(), changes: encode_changes(changes) }
     }
 }
 
-/// JSON of megabytes is read and written where it keeps nobody waiting.
-async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, LogError> {
+/// Runs `work` on a thread for blocking work, because encoding and decoding megabytes of JSON would delay
+/// other tasks.
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, LogError> {
     let stopped = |_| LogError { reason: "the daemon is stopping: nothing was changed".to_owned() };
     tokio::task::spawn_blocking(work).await.map_err(stopped)
 }
 
 fn log_page(page: thresher_shared::Page) -> LogPage {
     let mut found = LogPage { chunks: Vec::new(), unreadable: Vec::new(), next: page.next.map(String::from) };
-    let sound = page.fields.into_iter().map(|(field, value)| (field, decode_chunk(&value)));
-    for (field, chunk) in sound.chain(page.damaged.into_iter().map(|field| (field, None))) {
+    let decoded = page.fields.into_iter().map(|(field, value)| (field, decode_chunk(&value)));
+    for (field, chunk) in decoded.chain(page.damaged.into_iter().map(|field| (field, None))) {
         let Some(id) = field.strip_prefix(CHUNK) else { continue };
         match chunk {
             Some(chunk) => found.chunks.push(chunk),
@@ -146,7 +150,7 @@ impl Tail for JournalTail {
             let entry = match self.0.next().await {
                 Some(thresher_shared::Event::Entry(entry)) => entry,
                 Some(thresher_shared::Event::Rewound) => return Event::Rewound,
-                // A damaged entry may have been a change: it is one that is missing.
+                // A damaged entry may have held changes, so it counts as missing.
                 Some(thresher_shared::Event::Damaged | thresher_shared::Event::Trimmed) | None => {
                     return Event::Missing;
                 }
@@ -163,16 +167,16 @@ impl Tail for JournalTail {
     }
 }
 
-/// Cuts a batch into entries, in its order.
-fn entries(changes: &[Change]) -> Vec<&[Change]> {
+/// Splits a batch into entries of at most [`ENTRY_BYTES_MAX`], in its order.
+fn split_into_entries(changes: &[Change]) -> Vec<&[Change]> {
     let (mut entries, mut start, mut bytes) = (Vec::new(), 0, 0);
-    for (at, change) in changes.iter().enumerate() {
-        let more = bytes_of(change);
-        if bytes + more > ENTRY_BYTES_MAX && at > start {
-            entries.push(&changes[start..at]);
-            (start, bytes) = (at, 0);
+    for (index, change) in changes.iter().enumerate() {
+        let change_bytes = bytes_of(change);
+        if bytes + change_bytes > ENTRY_BYTES_MAX && index > start {
+            entries.push(&changes[start..index]);
+            (start, bytes) = (index, 0);
         }
-        bytes += more;
+        bytes += change_bytes;
     }
     entries.push(&changes[start..]);
     entries
@@ -185,8 +189,8 @@ fn bytes_of(change: &Change) -> usize {
     }
 }
 
-/// A change of the hash.
-fn field_of(change: &Change) -> (Vec<u8>, FieldBytes) {
+/// The change of the hash for one change of the registry.
+fn field_change(change: &Change) -> (Vec<u8>, FieldBytes) {
     let field = [CHUNK, id_of(change).as_bytes()].concat();
     let bytes = match change {
         Change::Put(chunk) => FieldBytes::Put(encode_chunk(chunk)),
@@ -196,7 +200,8 @@ fn field_of(change: &Change) -> (Vec<u8>, FieldBytes) {
     (field, bytes)
 }
 
-/// A name that no other log has: random, since lost logs begin again under the same key.
+/// An identity that no other log has. It is random, because a log that was lost starts again under the same
+/// key.
 fn new_identity() -> String {
     let random = || RandomState::new().hash_one(std::time::SystemTime::now());
     format!("{:016x}{:016x}", random(), random())
@@ -206,7 +211,8 @@ fn position(EntryId { ms, seq }: EntryId) -> Position {
     Position { ms, seq }
 }
 
-fn not_read(error: &SharedError) -> LogError {
+/// The error of a command that only reads.
+fn read_error(error: &SharedError) -> LogError {
     let reason = match error {
         SharedError::Unconfirmed { reason } => format!("{reason}: nothing was changed"),
         other => other.to_string(),
@@ -214,20 +220,22 @@ fn not_read(error: &SharedError) -> LogError {
     LogError { reason }
 }
 
-fn not_written(error: &SharedError, begun: bool) -> LogError {
+/// The error of a command that changes the log. `partly_written`: earlier entries of the same batch were
+/// written.
+fn write_error(error: &SharedError, partly_written: bool) -> LogError {
     let reason = match error {
         SharedError::Unconfirmed { reason } => {
             format!("{reason}: the change may have been made; sending it again is harmless")
         }
-        // The words of the error are those of one entry.
-        SharedError::Refused { reason } if begun => part(reason),
-        _ if begun => part("no connection"),
+        // The error's own message is about one entry and would say that nothing was changed.
+        SharedError::Refused { reason } if partly_written => partly_written_reason(reason),
+        _ if partly_written => partly_written_reason("no connection"),
         other => other.to_string(),
     };
     LogError { reason }
 }
 
-fn part(reason: &str) -> String {
+fn partly_written_reason(reason: &str) -> String {
     format!("{reason}: a part of the changes was made; sending all again is harmless")
 }
 
@@ -241,14 +249,14 @@ mod tests {
     use thresher_core::domain::Chunk;
 
     #[test]
-    fn a_batch_is_cut_where_an_entry_would_be_too_large() {
+    fn a_batch_is_split_where_an_entry_would_be_too_large() {
         let change = |bytes: usize| {
             let text = "x".repeat(bytes);
             Change::Put(Arc::new(Chunk { id: String::new(), title: None, text, metadata: None }))
         };
         let check = |bytes: &[usize], expect: &[usize]| {
             let changes: Vec<Change> = bytes.iter().map(|&bytes| change(bytes)).collect();
-            let entries = entries(&changes);
+            let entries = split_into_entries(&changes);
             assert_eq!(entries.iter().map(|entry| entry.len()).collect::<Vec<_>>(), expect, "{bytes:?}");
             assert!(entries.concat() == changes, "{bytes:?}: the order");
         };
@@ -265,18 +273,18 @@ mod tests {
     fn errors_say_whether_anything_was_changed() {
         let unconfirmed = || SharedError::Unconfirmed { reason: "late".to_owned() };
         let check = |error: LogError, expect: &str| assert!(error.to_string().ends_with(expect), "{error}");
-        check(not_read(&unconfirmed()), "late: nothing was changed");
-        check(not_read(&SharedError::Down), "no connection: nothing was changed");
-        check(not_written(&SharedError::Down, false), "no connection: nothing was changed");
+        check(read_error(&unconfirmed()), "late: nothing was changed");
+        check(read_error(&SharedError::Down), "no connection: nothing was changed");
+        check(write_error(&SharedError::Down, false), "no connection: nothing was changed");
         check(
-            not_written(&SharedError::Down, true),
+            write_error(&SharedError::Down, true),
             "a part of the changes was made; sending all again is harmless",
         );
-        check(not_written(&unconfirmed(), true), "may have been made; sending it again is harmless");
+        check(write_error(&unconfirmed(), true), "may have been made; sending it again is harmless");
     }
 
     #[test]
-    fn a_damaged_chunk_is_named_and_other_fields_are_passed_over() {
+    fn damaged_chunks_are_listed_and_other_fields_are_ignored() {
         let chunk = Chunk { id: "a".to_owned(), title: None, text: "1".to_owned(), metadata: None };
         let field = |name: &'static str| Bytes::from_static(name.as_bytes());
         let page = log_page(thresher_shared::Page {
@@ -296,7 +304,7 @@ mod tests {
 
     #[test]
     fn every_tenant_has_a_journal_of_its_own() {
-        let name = |tenant: &str| name(&Tenant::new(tenant).expect("a name"));
+        let name = |tenant: &str| journal_name(&Tenant::new(tenant).expect("a name"));
         assert_eq!([name(""), name("a"), name("a.b-c_1")], ["chunks", "chunks.a", "chunks.a.b-c_1"]);
     }
 

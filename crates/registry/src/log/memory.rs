@@ -1,4 +1,4 @@
-//! A log in the memory of one process: for tests, and the plainest reading of what a log has to do.
+//! A log in the memory of one process, for tests. It is also the simplest implementation of a log's contract.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,136 +9,143 @@ use tokio::sync::watch;
 use super::{ChangeLog, Event, Later, LogError, LogPage, Position, Tail};
 use crate::change::{Change, id_of};
 
-/// Chunks on a page; small, so that tests see several.
+/// The number of chunks on a page. It is small so that tests read several pages.
 const PAGE_COUNT: usize = 3;
 
-/// A log. Clones are the same log.
+/// A log in memory, with methods that simulate failures. Clones refer to the same log.
 #[derive(Clone)]
 pub struct MemoryLog {
     state: Arc<Mutex<State>>,
-    turn: Arc<watch::Sender<()>>,
+    updates: Arc<watch::Sender<()>>,
 }
 
 #[derive(Default)]
 struct State {
     entries: VecDeque<(Position, Vec<Change>)>,
     chunks: BTreeMap<String, Arc<Chunk>>,
-    /// Of the last entry ever, and of the last that was trimmed away.
+    /// The position of the last entry that was appended.
     end: Option<Position>,
+    /// The position of the last entry that was trimmed.
     trimmed: Option<Position>,
     clock: u64,
-    lives: u64,
+    /// How often the log has lost its content; part of its identity.
+    generation: u64,
     down: bool,
-    /// Whether pages are answered later.
+    /// Whether [`ChangeLog::page`] waits.
     holds_pages: bool,
-    /// Whether publishing waits, and how many batches do.
+    /// Whether [`ChangeLog::publish`] waits.
     holds_publishing: bool,
-    held: usize,
-    /// Pages that are answered before one fails.
+    /// The number of batches that wait to be published.
+    waiting_count: usize,
+    /// The number of pages that are returned before one fails.
     pages_left: Option<usize>,
-    /// Ids of chunks that cannot be read.
+    /// The ids of chunks that cannot be read.
     damaged: BTreeSet<String>,
 }
 
 impl Default for MemoryLog {
     fn default() -> Self {
-        Self { state: Arc::default(), turn: Arc::new(watch::Sender::new(())) }
+        Self { state: Arc::default(), updates: Arc::new(watch::Sender::new(())) }
     }
 }
 
 impl MemoryLog {
-    /// Whether it answers.
+    /// Makes the log unavailable (true) or available again (false).
     pub fn set_down(&self, down: bool) {
         self.state().down = down;
-        self.turn.send_replace(());
+        self.updates.send_replace(());
     }
 
-    /// Forgets all but the last `keep` entries; what they add up to stays.
+    /// Removes all but the last `keep` entries. The state that the entries add up to stays.
     pub fn trim(&self, keep: usize) {
         let mut state = self.state();
         while state.entries.len() > keep {
             state.trimmed = state.entries.pop_front().map(|(position, _)| position);
         }
         drop(state);
-        self.turn.send_replace(());
+        self.updates.send_replace(());
     }
 
-    /// Loses the last `count` entries and what they changed, as a server does that comes back from a copy.
+    /// Loses the last `count` entries and their effect, like a server that is restored from an older copy.
+    ///
+    /// # Panics
+    /// Panics if the log was trimmed, because the state cannot be computed again then.
     pub fn rewind(&self, count: usize) {
         let mut state = self.state();
         let kept = state.entries.len().saturating_sub(count);
         let entries: Vec<_> = state.entries.drain(..).take(kept).collect();
-        assert_eq!(state.trimmed, None, "what was trimmed cannot be played again");
+        assert_eq!(state.trimmed, None, "trimmed entries cannot be applied again");
         (state.chunks, state.end) = (BTreeMap::new(), None);
         for (position, changes) in entries {
-            state.play(&changes);
+            state.apply(&changes);
             state.end = Some(position);
             state.entries.push_back((position, changes));
         }
         drop(state);
-        self.turn.send_replace(());
+        self.updates.send_replace(());
     }
 
-    /// Loses everything, as a server without a disk does when it restarts, perhaps with a clock that goes wrong.
+    /// Loses all content, like a server without a disk that restarts. With `clock_set_back`, the clock starts
+    /// from 0 again.
     pub fn lose(&self, clock_set_back: bool) {
         let mut state = self.state();
         let clock = if clock_set_back { 0 } else { state.clock };
-        let (lives, holds_pages) = (state.lives + 1, state.holds_pages);
-        *state = State { lives, clock, holds_pages, ..State::default() };
+        let (generation, holds_pages) = (state.generation + 1, state.holds_pages);
+        *state = State { generation, clock, holds_pages, ..State::default() };
         drop(state);
-        self.turn.send_replace(());
+        self.updates.send_replace(());
     }
 
-    /// Whether pages are answered only once this is called again.
+    /// Makes pages wait (true), or lets them continue (false).
     pub fn hold_pages(&self, holds: bool) {
         self.state().holds_pages = holds;
-        self.turn.send_replace(());
+        self.updates.send_replace(());
     }
 
-    /// Whether publishing waits until this is called again.
+    /// Makes publishing wait (true), or lets it continue (false).
     pub fn hold_publishing(&self, holds: bool) {
         self.state().holds_publishing = holds;
-        self.turn.send_replace(());
+        self.updates.send_replace(());
     }
 
-    /// Batches that wait to be published.
-    pub fn held(&self) -> usize {
-        self.state().held
+    /// Returns the number of batches that wait to be published.
+    pub fn waiting_count(&self) -> usize {
+        self.state().waiting_count
     }
 
-    /// Appends an entry, whoever is kept waiting.
+    /// Appends an entry, even while publishing waits. Returns the entry's position.
     pub fn append(&self, changes: Vec<Change>) -> Position {
         let position = self.state().append(changes);
-        self.turn.send_replace(());
+        self.updates.send_replace(());
         position
     }
 
-    /// Damages the chunk of `id`, until it is written again.
+    /// Damages the chunk of `id` until it is written again.
     pub fn damage(&self, id: &str) {
         self.state().damaged.insert(id.to_owned());
     }
 
-    /// One page fails after `count` more.
+    /// Makes one page fail, after `count` more pages have been returned.
     pub fn fail_page_after(&self, count: usize) {
         self.state().pages_left = Some(count);
     }
 
-    /// Whether that has happened.
+    /// Returns whether the page of [`Self::fail_page_after`] has failed.
     pub fn page_has_failed(&self) -> bool {
         self.state().pages_left.is_none()
     }
 
-    /// Ids of the chunks that it adds up to, ascending.
+    /// Returns the ids of the chunks that the log adds up to, ascending.
     pub fn ids(&self) -> Vec<String> {
         self.state().chunks.keys().cloned().collect()
     }
 
-    /// Entries that are in it.
+    /// Returns the number of entries in the log.
     pub fn len(&self) -> usize {
         self.state().entries.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether the log has no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -147,7 +154,7 @@ impl MemoryLog {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, LogError> {
+    fn if_available<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, LogError> {
         let mut state = self.state();
         match state.down {
             true => Err(LogError { reason: "it is down: nothing was changed".to_owned() }),
@@ -160,13 +167,13 @@ impl State {
     fn append(&mut self, changes: Vec<Change>) -> Position {
         self.clock += 1;
         let position = Position { ms: self.clock / 4, seq: self.clock % 4 };
-        self.play(&changes);
+        self.apply(&changes);
         self.entries.push_back((position, changes));
         self.end = Some(position);
         position
     }
 
-    fn play(&mut self, changes: &[Change]) {
+    fn apply(&mut self, changes: &[Change]) {
         for change in changes {
             match change {
                 Change::Put(chunk) => drop(self.chunks.insert(chunk.id.clone(), Arc::clone(chunk))),
@@ -181,26 +188,26 @@ impl State {
     }
 
     fn page(&self, cursor: Option<String>) -> LogPage {
-        let behind = |id: &String| cursor.as_ref().is_none_or(|cursor| id > cursor);
-        let mut left = self.chunks.iter().filter(|(id, _)| behind(id));
+        let is_after = |id: &String| cursor.as_ref().is_none_or(|cursor| id > cursor);
+        let mut left = self.chunks.iter().filter(|(id, _)| is_after(id));
         let page: Vec<_> = left.by_ref().take(PAGE_COUNT).collect();
         let next = left.next().and_then(|_| page.last().map(|(id, _)| (*id).clone()));
-        let (damaged, sound): (Vec<_>, Vec<_>) =
+        let (damaged, intact): (Vec<_>, Vec<_>) =
             page.into_iter().partition(|(id, _)| self.damaged.contains(*id));
         LogPage {
-            chunks: sound.into_iter().map(|(_, chunk)| Arc::clone(chunk)).collect(),
+            chunks: intact.into_iter().map(|(_, chunk)| Arc::clone(chunk)).collect(),
             unreadable: damaged.into_iter().map(|(id, _)| id.clone()).collect(),
             next,
         }
     }
 
-    /// None while there is nothing to say.
-    fn event(&self, at: Option<Position>, life: u64) -> Option<Event> {
-        let is_there = |at| self.entries.iter().any(|(position, _)| *position == at);
+    /// The next event of a tail at `at`; `None` while there is none.
+    fn event(&self, at: Option<Position>, generation: u64) -> Option<Event> {
+        let exists = |at| self.entries.iter().any(|(position, _)| *position == at);
         match at {
-            _ if life != self.lives => return Some(Event::Rewound),
+            _ if generation != self.generation => return Some(Event::Rewound),
             _ if self.trimmed > at => return Some(Event::Missing),
-            Some(at) if self.trimmed != Some(at) && !is_there(at) => return Some(Event::Rewound),
+            Some(at) if self.trimmed != Some(at) && !exists(at) => return Some(Event::Rewound),
             _ => {}
         }
         let next = self.entries.iter().find(|(position, _)| Some(*position) > at)?;
@@ -210,45 +217,50 @@ impl State {
 
 impl ChangeLog for MemoryLog {
     fn identity(&self) -> Later<'_, Result<String, LogError>> {
-        Box::pin(async { self.ask(|state| format!("memory-{}", state.lives)) })
+        Box::pin(async { self.if_available(|state| format!("memory-{}", state.generation)) })
     }
 
     fn publish(&self, changes: Vec<Change>) -> Later<'_, Result<Position, LogError>> {
         Box::pin(async {
-            let mut turns = self.turn.subscribe();
-            self.state().held += 1;
+            let mut updates = self.updates.subscribe();
+            self.state().waiting_count += 1;
             while self.state().holds_publishing {
-                let _ = turns.changed().await;
+                let _ = updates.changed().await;
             }
-            self.state().held -= 1;
-            self.ask(|_| ())?;
+            self.state().waiting_count -= 1;
+            self.if_available(|_| ())?;
             Ok(self.append(changes))
         })
     }
 
     fn end(&self) -> Later<'_, Result<Option<Position>, LogError>> {
-        Box::pin(async { self.ask(|state| state.end) })
+        Box::pin(async { self.if_available(|state| state.end) })
     }
 
     fn follow(&self, position: Option<Position>) -> Box<dyn Tail> {
-        let life = self.state().lives;
-        Box::new(MemoryTail { log: self.clone(), turns: self.turn.subscribe(), at: position, life })
+        let generation = self.state().generation;
+        Box::new(MemoryTail {
+            log: self.clone(),
+            updates: self.updates.subscribe(),
+            at: position,
+            generation,
+        })
     }
 
     fn page(&self, cursor: Option<String>) -> Later<'_, Result<LogPage, LogError>> {
         Box::pin(async {
-            let mut turns = self.turn.subscribe();
+            let mut updates = self.updates.subscribe();
             while self.state().holds_pages {
-                let _ = turns.changed().await;
+                let _ = updates.changed().await;
             }
-            let left = self.ask(|state| {
+            let left = self.if_available(|state| {
                 let left = state.pages_left;
                 state.pages_left = left.and_then(|left| left.checked_sub(1));
                 left
             })?;
             match left {
                 Some(0) => Err(LogError { reason: "this page fails: nothing was changed".to_owned() }),
-                _ => self.ask(|state| state.page(cursor)),
+                _ => self.if_available(|state| state.page(cursor)),
             }
         })
     }
@@ -256,24 +268,25 @@ impl ChangeLog for MemoryLog {
 
 struct MemoryTail {
     log: MemoryLog,
-    turns: watch::Receiver<()>,
+    updates: watch::Receiver<()>,
     at: Option<Position>,
-    life: u64,
+    generation: u64,
 }
 
 impl Tail for MemoryTail {
     fn next(&mut self) -> Later<'_, Event> {
         Box::pin(async {
             loop {
-                self.turns.mark_unchanged();
-                // While it is down there is nothing to say.
-                if let Ok(Some(event)) = self.log.ask(|state| state.event(self.at, self.life)) {
+                self.updates.mark_unchanged();
+                // While the log is down, the tail waits.
+                let event = self.log.if_available(|state| state.event(self.at, self.generation));
+                if let Ok(Some(event)) = event {
                     if let Event::Entry(position, _) = &event {
                         self.at = Some(*position);
                     }
                     return event;
                 }
-                let _ = self.turns.changed().await;
+                let _ = self.updates.changed().await;
             }
         })
     }

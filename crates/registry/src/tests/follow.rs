@@ -1,4 +1,5 @@
-//! Registries that share a log: what one registers all know, through logs that are down, trimmed, lost and damaged.
+//! Tests of registries that share a log: changes of one reach all others, also when the log is down, trimmed,
+//! lost or damaged.
 
 use super::*;
 use crate::log::memory::MemoryLog;
@@ -7,7 +8,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().expect("a runtime")
 }
 
-/// A registry that follows `log`, in memory or in a folder that another one has just left.
+/// Opens a registry that follows `log`, in memory or in a folder that another registry has just closed.
 fn follower(log: &MemoryLog, dir: &std::path::Path) -> Registry {
     let registry = reopened(dir);
     registry.follow(Arc::new(log.clone()));
@@ -29,7 +30,7 @@ fn all(registry: &Registry) -> String {
     chunks.iter().map(|chunk| format!("{}={}", chunk.id, chunk.text)).collect::<Vec<_>>().join(" ")
 }
 
-async fn comes_to(registry: &Registry, expect: &str) {
+async fn eventually_has(registry: &Registry, expect: &str) {
     for _ in 0..6_000 {
         if all(registry) == expect {
             return;
@@ -45,26 +46,26 @@ async fn outcomes(registry: &Registry, changes: Vec<Change>) -> String {
 }
 
 #[test]
-fn what_one_registers_all_know() {
+fn changes_of_one_registry_reach_all_others() {
     let memory = "".as_ref();
     runtime().block_on(async {
         let log = MemoryLog::default();
         let (one, two) = (follower(&log, memory), follower(&log, memory));
         assert_eq!(outcomes(&one, vec![put("a", "1"), put("b", "1")]).await, "created created");
-        assert_eq!(all(&one), "a=1 b=1", "who wrote it reads it at once");
+        assert_eq!(all(&one), "a=1 b=1", "the writer reads its own write");
         assert_eq!(
             outcomes(&two, vec![put("a", "1"), put("b", "2")]).await,
             "unchanged updated",
-            "of another's"
+            "the outcomes count the other registry's chunks"
         );
         assert_eq!(
             outcomes(&one, vec![delete("a"), delete("a"), put("b", "2")]).await,
             "deleted unknown unchanged"
         );
-        assert_eq!(log.len(), 3, "what changes nothing is not written");
-        comes_to(&two, "b=2").await;
+        assert_eq!(log.len(), 3, "changes without effect are not written to the log");
+        eventually_has(&two, "b=2").await;
         let late = follower(&log, memory);
-        comes_to(&late, "b=2").await;
+        eventually_has(&late, "b=2").await;
         assert_eq!(late.search("2", None, 9, 99).expect("an index").len(), 1);
         let writers = (0..20).map(|n| {
             let registry = if n % 2 == 0 { &one } else { &two };
@@ -74,13 +75,13 @@ fn what_one_registers_all_know() {
             writer.await.expect("the log answers");
         }
         let end = all(&two);
-        comes_to(&one, &end).await;
-        comes_to(&late, &end).await;
+        eventually_has(&one, &end).await;
+        eventually_has(&late, &end).await;
     });
 }
 
 #[test]
-fn who_was_away_catches_up_from_where_it_was() {
+fn a_registry_that_was_closed_catches_up_from_its_position() {
     let folder = tempfile::tempdir().expect("a folder");
     let memory = "".as_ref();
     runtime().block_on(async {
@@ -92,21 +93,21 @@ fn who_was_away_catches_up_from_where_it_was() {
         outcomes(&one, vec![put("a", "2"), delete("b")]).await;
         outcomes(&one, vec![put("d", "1")]).await;
         let back = follower(&log, folder.path());
-        comes_to(&back, "a=2 c=1 d=1").await;
+        eventually_has(&back, "a=2 c=1 d=1").await;
         drop(back);
 
         outcomes(&one, vec![delete("a"), put("e", "1")]).await;
         outcomes(&one, vec![put("e", "2"), put("b", "3")]).await;
         log.trim(1);
         let back = follower(&log, folder.path());
-        comes_to(&back, "b=3 c=1 d=1 e=2").await;
+        eventually_has(&back, "b=3 c=1 d=1 e=2").await;
         assert_eq!(outcomes(&back, vec![put("f", "1")]).await, "created");
-        comes_to(&one, "b=3 c=1 d=1 e=2 f=1").await;
+        eventually_has(&one, "b=3 c=1 d=1 e=2 f=1").await;
     });
 }
 
 #[test]
-fn chunks_of_before_the_log_are_given_to_it_and_a_log_that_was_lost_gets_them_back() {
+fn chunks_from_before_the_log_are_published_to_it_and_again_after_it_was_lost() {
     let folder = tempfile::tempdir().expect("a folder");
     let alone = Registry::open(&settings(folder.path())).expect("a new one");
     write(&alone, vec![put("a", "mine"), put("b", "mine")]);
@@ -117,12 +118,12 @@ fn chunks_of_before_the_log_are_given_to_it_and_a_log_that_was_lost_gets_them_ba
         outcomes(&one, vec![put("b", "theirs"), put("c", "theirs")]).await;
         let joined = follower(&log, folder.path());
         let both = "a=mine b=theirs c=theirs";
-        comes_to(&joined, both).await;
-        comes_to(&one, both).await;
+        eventually_has(&joined, both).await;
+        eventually_has(&one, both).await;
         log.lose(false);
-        comes_to(&joined, both).await;
+        eventually_has(&joined, both).await;
         outcomes(&one, vec![put("d", "new")]).await;
-        comes_to(&joined, &format!("{both} d=new")).await;
+        eventually_has(&joined, &format!("{both} d=new")).await;
         while log.ids() != ["a", "b", "c", "d"] {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -130,7 +131,7 @@ fn chunks_of_before_the_log_are_given_to_it_and_a_log_that_was_lost_gets_them_ba
 }
 
 #[test]
-fn a_log_that_is_down_takes_nothing_and_costs_no_reader() {
+fn while_the_log_is_down_writes_fail_and_reads_work() {
     runtime().block_on(async {
         let log = MemoryLog::default();
         let one = follower(&log, "".as_ref());
@@ -141,33 +142,35 @@ fn a_log_that_is_down_takes_nothing_and_costs_no_reader() {
         assert_eq!(all(&one), "a=1");
         let two = follower(&log, "".as_ref());
         log.set_down(false);
-        comes_to(&two, "a=1").await;
+        eventually_has(&two, "a=1").await;
         assert_eq!(outcomes(&one, vec![put("b", "1")]).await, "created");
     });
 }
 
-/// A folder in which `changes` were registered without a log.
-fn alone(changes: Vec<Change>) -> tempfile::TempDir {
+/// Creates a folder with a registry to which `changes` were written without a log.
+fn folder_without_log(changes: Vec<Change>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     write(&Registry::open(&settings(folder.path())).expect("it opens"), changes);
     folder
 }
 
-/// Starts to write `changes` while the log gives no pages, and finishes once it does.
+/// Starts to write `changes` while the log's pages wait, and lets the pages continue, so that the write
+/// finishes.
 async fn write_around_adoption(log: &MemoryLog, registry: &Arc<Registry>, changes: Vec<Change>) {
     let writer = tokio::spawn({
         let registry = Arc::clone(registry);
         async move { registry.write(changes).await }
     });
-    // Long enough for a writer that waits for nothing to do harm; one that waits as it should passes under any load.
+    // Long enough for a writer that wrongly does not wait to make the test fail. A writer that waits passes
+    // under any load.
     tokio::time::sleep(Duration::from_millis(100)).await;
     log.hold_pages(false);
     writer.await.expect("no panic").expect("the log answers");
 }
 
 #[test]
-fn what_was_deleted_before_an_empty_log_was_met_stays_deleted() {
-    let folder = alone(vec![put("a", "1"), put("b", "1")]);
+fn a_chunk_deleted_while_an_empty_log_is_adopted_stays_deleted() {
+    let folder = folder_without_log(vec![put("a", "1"), put("b", "1")]);
     runtime().block_on(async {
         let log = MemoryLog::default();
         log.hold_pages(true);
@@ -179,7 +182,7 @@ fn what_was_deleted_before_an_empty_log_was_met_stays_deleted() {
 }
 
 #[test]
-fn what_was_deleted_in_a_log_that_was_just_lost_stays_deleted() {
+fn a_chunk_deleted_while_a_lost_log_is_adopted_stays_deleted() {
     for clock_set_back in [false, true] {
         runtime().block_on(async {
             let log = MemoryLog::default();
@@ -190,7 +193,7 @@ fn what_was_deleted_in_a_log_that_was_just_lost_stays_deleted() {
             log.hold_pages(true);
             log.lose(clock_set_back);
             write_around_adoption(&log, &one, vec![delete("a")]).await;
-            assert_eq!(all(&one), "b=1", "who deleted it knows it at once");
+            assert_eq!(all(&one), "b=1", "the writer sees its own deletion");
             outcomes(&one, vec![put("c", "1")]).await;
             assert_eq!((&*all(&one), log.ids().join(" ")), ("b=1 c=1", "b c".to_owned()));
         });
@@ -225,12 +228,12 @@ fn batches_that_wait_for_the_log_are_bounded() {
 }
 
 #[test]
-fn an_empty_log_that_is_lost_is_met_again() {
+fn an_empty_log_that_is_lost_is_adopted_again() {
     runtime().block_on(async {
         let log = MemoryLog::default();
         let one = follower(&log, "".as_ref());
         outcomes(&one, vec![delete("a")]).await;
-        // Nobody who follows it can tell: there was nothing to lose.
+        // A follower cannot detect this, because the log had no entries to lose.
         log.lose(true);
         assert_eq!(outcomes(&one, vec![put("a", "1"), put("b", "1")]).await, "created created");
         assert_eq!(all(&one), "a=1 b=1");
@@ -238,7 +241,7 @@ fn an_empty_log_that_is_lost_is_met_again() {
 }
 
 #[test]
-fn an_adoption_that_was_cut_leaves_nothing_behind() {
+fn an_interrupted_adoption_leaves_nothing_behind() {
     let folder = tempfile::tempdir().expect("a folder");
     runtime().block_on(async {
         let log = MemoryLog::default();
@@ -248,7 +251,7 @@ fn an_adoption_that_was_cut_leaves_nothing_behind() {
         log.hold_pages(true);
         let late = follower(&log, folder.path());
         tokio::time::sleep(Duration::from_millis(50)).await;
-        // Between the page that fails and the next try.
+        // These are deleted between the page that fails and the next attempt.
         let deleted = one.write(vec![delete("0"), delete("4")]);
         log.hold_pages(false);
         while !log.page_has_failed() {
@@ -256,14 +259,14 @@ fn an_adoption_that_was_cut_leaves_nothing_behind() {
         }
         deleted.await.expect("the log answers");
         let left = "1=1 2=1 3=1 5=1 6=1 7=1";
-        comes_to(&late, left).await;
+        eventually_has(&late, left).await;
         assert_eq!(outcomes(&late, vec![put("8", "1")]).await, "created");
         assert_eq!(all(&late), format!("{left} 8=1"));
     });
 }
 
 #[test]
-fn a_chunk_that_is_damaged_in_the_log_is_kept_and_given_to_it_again() {
+fn a_chunk_that_is_damaged_in_the_log_is_kept_and_published_again() {
     let folder = tempfile::tempdir().expect("a folder");
     runtime().block_on(async {
         let log = MemoryLog::default();
@@ -277,15 +280,15 @@ fn a_chunk_that_is_damaged_in_the_log_is_kept_and_given_to_it_again() {
         log.damage("d");
         log.trim(1);
         let back = follower(&log, folder.path());
-        comes_to(&back, "a=1 c=1").await;
+        eventually_has(&back, "a=1 c=1").await;
         let late = follower(&log, "".as_ref());
-        comes_to(&late, "a=1 c=1").await;
+        eventually_has(&late, "a=1 c=1").await;
         assert_eq!(all(&one), "a=1 c=1 d=1");
     });
 }
 
 #[test]
-fn what_was_registered_without_the_log_is_given_to_it_when_it_is_followed_again() {
+fn chunks_registered_without_the_log_are_published_when_it_is_followed_again() {
     let folder = tempfile::tempdir().expect("a folder");
     runtime().block_on(async {
         let log = MemoryLog::default();
@@ -298,64 +301,65 @@ fn what_was_registered_without_the_log_is_given_to_it_when_it_is_followed_again(
         drop(unfollowed);
         let one = follower(&log, folder.path());
         assert_eq!(outcomes(&one, vec![put("c", "1")]).await, "created");
-        comes_to(&other, "a=1 b=1 c=1").await;
+        eventually_has(&other, "a=1 b=1 c=1").await;
         drop(one);
 
-        // Nothing was changed: the place is kept, and what was deleted meanwhile does not come back.
+        // Without the log nothing was changed, so the position stays stored, and a chunk that was deleted
+        // meanwhile does not come back.
         let unfollowed = reopened(folder.path());
         assert_eq!(outcomes(&unfollowed, vec![put("b", "1")]).await, "unchanged");
         drop(unfollowed);
         outcomes(&other, vec![delete("b")]).await;
         let one = follower(&log, folder.path());
-        comes_to(&one, "a=1 c=1").await;
+        eventually_has(&one, "a=1 c=1").await;
         assert_eq!(log.ids(), ["a", "c"]);
     });
 }
 
 #[test]
-fn what_a_log_has_lost_with_its_end_is_given_to_it_again() {
+fn chunks_that_a_log_lost_with_its_last_entries_are_published_again() {
     runtime().block_on(async {
         let log = MemoryLog::default();
         let (one, two) = (follower(&log, "".as_ref()), follower(&log, "".as_ref()));
         outcomes(&one, vec![put("a", "1"), put("b", "1")]).await;
         outcomes(&one, vec![put("c", "1")]).await;
-        comes_to(&two, "a=1 b=1 c=1").await;
-        // A server came back from a copy that had not heard of the last entry.
+        eventually_has(&two, "a=1 b=1 c=1").await;
+        // The server was restored from a copy without the last entry.
         log.rewind(1);
         while log.ids() != ["a", "b", "c"] {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert_eq!(outcomes(&two, vec![delete("a"), put("d", "1")]).await, "deleted created");
         for registry in [&one, &two] {
-            comes_to(registry, "b=1 c=1 d=1").await;
+            eventually_has(registry, "b=1 c=1 d=1").await;
         }
     });
 }
 
 #[test]
-fn what_is_registered_while_a_lost_log_is_met_is_newer_than_what_was_there() {
-    let folder = alone(vec![put("a", "old"), put("b", "old")]);
+fn chunks_registered_while_a_log_is_adopted_win_over_older_ones() {
+    let folder = folder_without_log(vec![put("a", "old"), put("b", "old")]);
     runtime().block_on(async {
         let log = MemoryLog::default();
         let one = follower(&log, "".as_ref());
         outcomes(&one, vec![put("c", "1")]).await;
         log.hold_publishing(true);
         let joined = follower(&log, folder.path());
-        // It has read all pages, without these, and is about to give what it has.
-        while log.held() == 0 {
+        // It has read all pages and is about to publish its own chunks.
+        while log.waiting_count() == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         log.append(vec![put("a", "new")]);
         log.hold_publishing(false);
         for registry in [&one, &joined] {
-            comes_to(registry, "a=new b=old c=1").await;
+            eventually_has(registry, "a=new b=old c=1").await;
         }
         assert_eq!(outcomes(&joined, vec![put("a", "new")]).await, "unchanged");
     });
 }
 
 #[test]
-fn a_bound_on_chunks_holds_for_batches_that_come_together() {
+fn the_limit_on_chunks_holds_for_concurrent_batches() {
     runtime().block_on(async {
         let log = MemoryLog::default();
         let bounded = RegistrySettings { chunk_count_max: 10, ..settings("".as_ref()) };
@@ -372,7 +376,7 @@ fn a_bound_on_chunks_holds_for_batches_that_come_together() {
 }
 
 #[test]
-fn a_folder_that_is_gone_is_said_at_once_and_the_others_have_the_change() {
+fn a_missing_folder_is_an_error_at_once_and_the_change_reaches_the_others() {
     let folder = tempfile::tempdir().expect("a folder");
     runtime().block_on(async {
         let log = MemoryLog::default();
@@ -387,8 +391,8 @@ fn a_folder_that_is_gone_is_said_at_once_and_the_others_have_the_change() {
         assert_eq!(all(&one), "a=1");
         assert_eq!(log.ids()[..2], ["a", "b"]);
         let all = log.ids().iter().map(|id| format!("{id}=1")).collect::<Vec<_>>().join(" ");
-        comes_to(&other, &all).await;
+        eventually_has(&other, &all).await;
         std::fs::rename(&away, &dir).expect("it moves back");
-        comes_to(&one, &all).await;
+        eventually_has(&one, &all).await;
     });
 }

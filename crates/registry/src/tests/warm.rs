@@ -1,22 +1,23 @@
-//! Reading ahead: what is registered is read, in small pieces, and nothing holds up the rest.
+//! Tests of reading ahead: registered chunks are read in small batches, and a chunk that fails does not delay
+//! the others.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::warm::{Reader, Wanted, Warmer};
+use crate::warm::{IsCurrent, ReadError, Reader, Warmer};
 
-/// Notes what it is given; fails where the text says so.
+/// Records the ids that it reads. Fails for a text with "bad" and panics for a text with "worse".
 #[derive(Default)]
-struct Notes {
+struct RecordingReader {
     read: Mutex<Vec<String>>,
-    pieces: AtomicUsize,
+    batches: AtomicUsize,
 }
 
-impl Reader for Notes {
-    fn read(&self, chunks: &[Arc<Chunk>], _: Wanted) -> Result<(), String> {
-        self.pieces.fetch_add(1, Ordering::SeqCst);
+impl Reader for RecordingReader {
+    fn read(&self, chunks: &[Arc<Chunk>], _: IsCurrent) -> Result<(), ReadError> {
+        self.batches.fetch_add(1, Ordering::SeqCst);
         if chunks.iter().any(|chunk| chunk.text.contains("bad")) {
-            return Err("a bad one".to_owned());
+            return Err(ReadError { reason: "a bad chunk".to_owned() });
         }
         assert!(chunks.iter().all(|chunk| !chunk.text.contains("worse")), "a panic of the reader");
         self.read.lock().expect("no panic").extend(chunks.iter().map(|chunk| chunk.id.clone()));
@@ -38,14 +39,14 @@ fn soon() -> Instant {
 fn registered_chunks_are_read_ahead_and_again_after_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let registry = Registry::open(&settings(folder.path())).expect("a new one");
-    let notes = Arc::new(Notes::default());
-    let warmer = Warmer::start(&registry, Arc::<Notes>::clone(&notes)).expect("a thread");
+    let reader = Arc::new(RecordingReader::default());
+    let warmer = Warmer::start(&registry, Arc::<RecordingReader>::clone(&reader)).expect("a thread");
     let names: Vec<String> = (0..10).map(|n| n.to_string()).collect();
     write(&registry, names.iter().map(|id| put(id, "good")).collect());
     let progress = block_on(registry.settled(&names, soon()));
     assert_eq!(progress, Progress { registered: 10, warm: 10, queued: 0, failed: 0 });
-    assert_eq!(*notes.read.lock().expect("no panic"), names, "in the order in which they came");
-    assert!(notes.pieces.load(Ordering::SeqCst) >= 3, "in small pieces");
+    assert_eq!(*reader.read.lock().expect("no panic"), names, "in the order of registration");
+    assert!(reader.batches.load(Ordering::SeqCst) >= 3, "in small batches");
     write(&registry, vec![put("1", "good again")]);
     assert_eq!(block_on(registry.settled(&["1"], soon())).warm, 1);
     drop((warmer, registry));
@@ -53,49 +54,49 @@ fn registered_chunks_are_read_ahead_and_again_after_a_restart() {
     let registry = Registry::open(&settings(folder.path())).expect("it is there");
     assert_eq!(registry.progress().queued, 10);
     let late = block_on(registry.settled(&names, Instant::now() + Duration::from_millis(5)));
-    assert_eq!(late.queued, 10, "nobody reads yet, the deadline is kept");
-    let warmer = Warmer::start(&registry, Arc::new(Notes::default())).expect("a thread");
+    assert_eq!(late.queued, 10, "nothing is read before a warmer starts, and the deadline is kept");
+    let warmer = Warmer::start(&registry, Arc::new(RecordingReader::default())).expect("a thread");
     assert_eq!(block_on(registry.settled(&names, soon())).warm, 10);
     drop(warmer);
     write(&registry, vec![put("late", "good")]);
     assert_eq!(
         block_on(registry.settled(&["late"], soon())).queued,
         1,
-        "nobody waits for a warmer that is gone"
+        "callers do not wait for a warmer that has stopped"
     );
 }
 
 #[test]
-fn a_chunk_that_cannot_be_read_does_not_hold_up_the_others() {
-    the_others_are_read("bad");
+fn a_chunk_that_cannot_be_read_does_not_delay_the_others() {
+    assert_other_chunks_are_read("bad");
 }
 
 #[test]
-fn a_chunk_that_makes_the_reader_panic_does_not_hold_up_the_others() {
-    the_others_are_read("worse");
+fn a_chunk_that_makes_the_reader_panic_does_not_delay_the_others() {
+    assert_other_chunks_are_read("worse");
 }
 
-fn the_others_are_read(text: &str) {
+fn assert_other_chunks_are_read(text: &str) {
     let registry = in_memory();
-    let _warmer = Warmer::start(&registry, Arc::new(Notes::default())).expect("a thread");
+    let _warmer = Warmer::start(&registry, Arc::new(RecordingReader::default())).expect("a thread");
     write(&registry, vec![put("a", "good"), put("b", text), put("c", "good")]);
     let progress = block_on(registry.settled(&["a", "b", "c"], soon()));
     assert_eq!(progress, Progress { registered: 3, warm: 2, queued: 0, failed: 1 });
 }
 
-/// Reads until nobody wants it.
+/// Reads a chunk with the text "endless" until it is no longer current.
 #[derive(Default)]
 struct Endless(AtomicUsize);
 
 impl Reader for Endless {
-    fn read(&self, chunks: &[Arc<Chunk>], wanted: Wanted) -> Result<(), String> {
+    fn read(&self, chunks: &[Arc<Chunk>], is_current: IsCurrent) -> Result<(), ReadError> {
         self.0.fetch_add(1, Ordering::SeqCst);
         if chunks.iter().any(|chunk| chunk.text == "endless") {
             let until = soon();
-            while wanted() && Instant::now() < until {
+            while is_current() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            return Err("stopped".to_owned());
+            return Err(ReadError { reason: "stopped".to_owned() });
         }
         Ok(())
     }
@@ -108,14 +109,14 @@ impl Reader for Endless {
 }
 
 #[test]
-fn what_is_deleted_or_changed_while_it_is_read_is_read_no_further() {
+fn reading_stops_when_a_chunk_is_deleted_or_changed() {
     for (name, change) in [("deleted", delete("a")), ("changed", put("a", "short"))] {
         let (registry, reader) = (in_memory(), Arc::new(Endless::default()));
         let _warmer = Warmer::start(&registry, Arc::<Endless>::clone(&reader)).expect("a thread");
         write(&registry, vec![put("a", "endless")]);
         let until = soon();
         while reader.0.load(Ordering::SeqCst) == 0 {
-            assert!(Instant::now() < until, "{name}: it never began");
+            assert!(Instant::now() < until, "{name}: the read never started");
             std::thread::yield_now();
         }
         write(&registry, vec![change, put("b", "short")]);

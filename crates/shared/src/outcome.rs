@@ -1,32 +1,36 @@
-//! What can go wrong with one command, in words that are safe to log: a server's own words may quote what it was sent.
-//! Knows nothing of who asked.
+//! The outcomes of commands: why one failed, in words that are safe to log, and the metrics that record
+//! outcomes. A server's own error message may quote what it was sent, so it is never repeated. Keys and
+//! values are never metric labels. Does not know which caller sent a command.
 
 use std::fmt;
+use std::time::Duration;
 
+use metrics::{counter, gauge, histogram};
 use redis::{ErrorKind, RedisError};
 
-/// Why a command has no answer.
+/// Why a command has no usable answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// There is no connection, and nobody waits for one.
+    /// There is no connection. Commands do not wait for one.
     NoConnection,
-    /// The connection broke or could not be made; what the system said.
+    /// The connection was lost or could not be made, with the error of the operating system.
     Lost(String),
-    /// No answer in time.
+    /// The answer did not arrive in time.
     Timeout,
-    /// The key holds something of another type.
+    /// The key holds a value of another Redis type.
     WrongType,
-    /// The server's memory is full: it refuses to write.
+    /// The server's memory is full, so it refuses writes.
     Full,
-    /// The server is a replica: it refuses to write.
+    /// The server is a replica, so it refuses writes.
     ReadOnly,
-    /// Any other refusal; its code, such as `NOPERM`, `LOADING`.
+    /// The server refused for another reason, with its error code, such as `NOPERM` or `LOADING`.
     Refused(String),
-    /// An answer of another shape than was asked for.
-    Strange,
+    /// The answer has another shape than the command's reply should have.
+    UnexpectedReply,
 }
 
-/// Codes that a client's message may hold in its middle, and what stands for them.
+/// Marks that may occur anywhere in an error message of the client library, and the words that are logged for
+/// them.
 const KNOWN: [(&str, &str); 13] = [
     ("WRONGPASS", "WRONGPASS"),
     ("NOAUTH", "NOAUTH"),
@@ -44,7 +48,7 @@ const KNOWN: [(&str, &str); 13] = [
 ];
 
 impl Failure {
-    /// What the library's error means here.
+    /// Classifies an error of the client library.
     pub fn from_redis(error: &RedisError) -> Self {
         if error.is_timeout() {
             return Self::Timeout;
@@ -55,18 +59,20 @@ impl Failure {
             (Some("WRONGTYPE"), _) => Self::WrongType,
             (Some("OOM"), _) => Self::Full,
             (Some("READONLY"), _) => Self::ReadOnly,
-            (Some(code), _) => Self::Refused(known(&error.to_string()).unwrap_or_else(|| plain(code))),
-            (None, ErrorKind::UnexpectedReturnType) => Self::Strange,
-            (None, _) => Self::Lost(reason(error)),
+            (Some(code), _) => {
+                Self::Refused(known_words(&error.to_string()).unwrap_or_else(|| safe_code(code)))
+            }
+            (None, ErrorKind::UnexpectedReturnType) => Self::UnexpectedReply,
+            (None, _) => Self::Lost(safe_reason(error)),
         }
     }
 
-    /// For metrics.
+    /// The value of the metric label `outcome`.
     pub fn label(&self) -> &'static str {
         match self {
             Self::NoConnection | Self::Lost(_) => "down",
             Self::Timeout => "timeout",
-            Self::WrongType | Self::Strange => "damaged",
+            Self::WrongType | Self::UnexpectedReply => "damaged",
             Self::Full => "full",
             Self::ReadOnly => "read_only",
             Self::Refused(_) => "refused",
@@ -74,20 +80,21 @@ impl Failure {
     }
 }
 
-/// A code as servers write them; anything longer or stranger is not repeated.
-fn plain(code: &str) -> String {
-    let plain = code.len() <= 24 && code.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
-    if plain { code.to_owned() } else { "unknown code".to_owned() }
+/// Returns `code` if it has the form of a server's error codes. Anything else is not repeated.
+fn safe_code(code: &str) -> String {
+    let is_code = code.len() <= 24 && code.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+    if is_code { code.to_owned() } else { "unknown code".to_owned() }
 }
 
-fn known(text: &str) -> Option<String> {
-    KNOWN.iter().find(|(mark, _)| text.contains(mark)).map(|(_, name)| (*name).to_owned())
+fn known_words(text: &str) -> Option<String> {
+    KNOWN.iter().find(|(mark, _)| text.contains(mark)).map(|(_, words)| (*words).to_owned())
 }
 
-/// The system's words; of the library's, which may hold the server's, only what is known to be harmless.
-fn reason(error: &RedisError) -> String {
+/// The error of the operating system. The library's message may quote the server's, so only known words are
+/// taken from it.
+fn safe_reason(error: &RedisError) -> String {
     let system = || std::error::Error::source(error).map(ToString::to_string);
-    known(&error.to_string()).or_else(system).unwrap_or_else(|| error.category().to_owned())
+    known_words(&error.to_string()).or_else(system).unwrap_or_else(|| error.category().to_owned())
 }
 
 impl fmt::Display for Failure {
@@ -100,9 +107,32 @@ impl fmt::Display for Failure {
             Self::Full => f.write_str("the server's memory is full"),
             Self::ReadOnly => f.write_str("the server is a read-only replica"),
             Self::Refused(code) => write!(f, "refused: {code}"),
-            Self::Strange => f.write_str("an answer of another shape"),
+            Self::UnexpectedReply => f.write_str("an answer of another shape than expected"),
         }
     }
+}
+
+/// Counts commands or blocks. `op` is `get`, `put` or `journal`; `outcome` is one of the words that
+/// docs/deployment.md lists.
+pub fn count(op: &'static str, outcome: &'static str, count: usize) {
+    if count > 0 {
+        counter!("shared_requests_total", "op" => op, "outcome" => outcome).increment(count as u64);
+    }
+}
+
+/// Records how long a call took.
+pub fn record_seconds(op: &'static str, elapsed: Duration) {
+    histogram!("shared_seconds", "op" => op).record(elapsed);
+}
+
+/// Sets the number of bytes of blocks that wait to be written.
+pub fn set_queue_bytes(bytes: usize) {
+    gauge!("shared_queue_bytes").set(bytes as f64);
+}
+
+/// Sets the share of the servers whose circuit breaker is open, 0 to 1.
+pub fn set_breaker_open(open_share: f64) {
+    gauge!("shared_breaker_open").set(open_share);
 }
 
 #[cfg(test)]
@@ -110,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_told_apart_and_quote_nothing() {
+    fn refusals_are_classified_and_never_quoted() {
         let check = |code: &str, detail: &str, expect: Failure| {
             let failure = Failure::from_redis(&redis::make_extension_error(code.into(), Some(detail.into())));
             assert_eq!(failure, expect);
