@@ -10,11 +10,10 @@ use axum::Router;
 use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
 use thresher_core::kv::store::KvStore;
-use thresher_core::kv::tiers::{AllTiers, SharedTier};
+use thresher_core::kv::tiers::AllTiers;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_core::{Engine, EngineBuilder};
-use thresher_shared::Shared;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -30,7 +29,7 @@ use crate::http::{
 };
 use crate::originals::Originals;
 use crate::process;
-use crate::redis_tier::RedisTier;
+use crate::shared_tier::{self, Shared};
 use crate::telemetry::{self, Prometheus};
 use crate::tenants::ttl_store::TtlStoreSettings;
 use crate::tenants::{TenantSettings, Tenants};
@@ -83,19 +82,14 @@ fn pipeline_settings(config: &Config) -> Settings {
 /// # Errors
 /// A directory or a setting that cannot be used. A shared tier that does not answer is no error.
 pub fn tiers(config: &Config) -> anyhow::Result<AllTiers> {
-    with_shared(config, shared(config)?)
+    with_shared(config, shared_tier::connect(&config.shared)?)
 }
 
 fn with_shared(config: &Config, shared: Option<Shared>) -> anyhow::Result<AllTiers> {
     let local = LocalTiers::open(&local_settings(config))?;
     let shared =
-        shared.map(|shared| Arc::new(RedisTier::new(shared, Handle::current())) as Arc<dyn SharedTier>);
+        shared.map(|shared| shared_tier::blocks(shared, Handle::current()));
     Ok(AllTiers::new(local, shared))
-}
-
-/// Connects to the tier that sidecars share, where the configuration names one.
-fn shared(config: &Config) -> anyhow::Result<Option<Shared>> {
-    Ok(config.shared.enabled().then(|| Shared::connect(&config.shared)).transpose()?)
 }
 
 /// Looks once whether the tier that sidecars share answers.
@@ -104,7 +98,7 @@ fn shared(config: &Config) -> anyhow::Result<Option<Shared>> {
 /// The setting that cannot be, or which server does not answer and why.
 pub fn probe_shared(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(Shared::probe(&config.shared))?)
+    Ok(runtime.block_on(shared_tier::probe(&config.shared))?)
 }
 
 /// Bounds and place of the local tiers.
@@ -148,7 +142,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let public = bind("http.listen", config.http.listen).await?;
     let admin = bind("admin.listen", config.admin.listen).await?;
     let metrics = telemetry::install_metrics()?;
-    let shared = shared(&config)?;
+    let shared = shared_tier::connect(&config.shared)?;
     let tiers = with_shared(&config, shared.clone())?;
     let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));
     let tenants = tenants(&config, shared.clone());
@@ -199,7 +193,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     tokio::task::spawn_blocking(move || tenants.close()).await?;
     let flush = async {
         if let Some(shared) = &shared {
-            let _ = tokio::time::timeout(drain, shared.flush()).await;
+            let _ = tokio::time::timeout(drain, shared_tier::flush(shared)).await;
         }
     };
     tokio::join!(flush, tiers.local().close_within(drain));

@@ -12,16 +12,15 @@ use std::time::{Duration, Instant};
 
 use thresher_core::domain::Tenant;
 use thresher_core::pipeline::Pipeline;
-use thresher_registry::log::journal::JournalLog;
 use thresher_registry::warm::Warmer;
 use thresher_registry::{Progress, Registry, RegistryError, RegistrySettings};
-use thresher_shared::Shared;
 use tokio::runtime::Handle;
 
 use self::ahead::{Ahead, Turn};
 use self::ttl_store::{RecentRequest, TtlEntry, TtlStore, TtlStoreSettings};
 use crate::admission::Admission;
 use crate::kv_export::KvExportFile;
+use crate::shared_tier::{self, Shared};
 
 /// How often is looked whether a tenant's folder is free, and how long between two looks: five seconds in all.
 const LOOKS_MAX: usize = 100;
@@ -204,7 +203,7 @@ impl TenantMap {
         let registry = opened?;
         // Before anybody can write: a change that is not in the log would be known here alone.
         if let Some(shared) = &self.settings.shared {
-            registry.follow(Arc::new(JournalLog::new(shared, tenant)));
+            registry.follow(shared_tier::change_log(shared, tenant));
         }
         Ok(registry)
     }
