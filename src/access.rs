@@ -1,14 +1,12 @@
-//! Who may ask, as whom, and how much: keys from a file that is read again when it changes, and what each of them has left.
-//! Knows nothing of transports, or of what is asked.
+//! Authenticates clients by API keys from a file that is reloaded when it changes, and limits the rate of each key. The module knows
+//! nothing of transports, or of what a request asks for.
 //!
-//! Keys are looked up by their SHA-256. Who measures how long a look takes learns something of hashes that they made themselves,
-//! which leads to no key: keys are random, and hashes of others say nothing of them.
+//! Keys are looked up by their SHA-256. A client that measures how long a lookup takes learns only about hashes of keys that it made up.
+//! That does not lead to a valid key: keys are random, and the hash of one key says nothing about another.
 
-mod bucket;
 mod file;
 mod issue;
 mod keys;
-mod settings;
 mod watched;
 
 use std::collections::BTreeSet;
@@ -17,70 +15,83 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use metrics::counter;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use thresher_core::domain::Tenant;
 
-pub use self::file::{KeysError, Misplaced};
-pub use self::issue::{IssueError, Issued, KEY_PREFIX, NewKey};
+pub use self::file::{KeyFileProblem, KeysError};
+pub use self::issue::{IssueError, IssuedKey, KEY_PREFIX, NewKey};
 use self::keys::{Key, Keys};
-pub use self::settings::AccessSettings;
 pub use self::watched::{LOOK_AGAIN, Watched};
 
-/// The door. Clones are the same door.
-#[derive(Clone)]
-pub struct Access(Option<Arc<Door>>);
+/// `[access]`: API keys and tenants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AccessSettings {
+    /// TOML file with the keys, reloaded when it changes. Empty: no key is needed, and everybody is the default tenant.
+    pub keys_file: PathBuf,
+    /// Tenants that the file may name. Each has a registry, a registry cache and stores of recent requests in memory. Default: 32.
+    pub tenant_count_max: usize,
+}
 
-struct Door {
+impl Default for AccessSettings {
+    fn default() -> Self {
+        Self { keys_file: PathBuf::new(), tenant_count_max: 32 }
+    }
+}
+
+/// Admits clients by their keys, or everybody if there is no key file. Clones share the keys.
+#[derive(Clone)]
+pub struct Access(Option<Arc<KeyedAccess>>);
+
+struct KeyedAccess {
     settings: AccessSettings,
     keys: RwLock<Arc<Keys>>,
 }
 
-/// Who asks.
+/// An admitted client: its key and its tenant.
 #[derive(Clone, Default)]
 pub struct Caller {
     key: Option<Arc<Key>>,
     tenant: Tenant,
 }
 
-/// Why nobody is let in.
+/// Why a client is not admitted.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Denied {
-    /// No key was sent.
+    /// The client sent no key.
     #[error(
-        "a key is needed: send it as \"Authorization: Bearer thr_...\", or as \"x-thresher-key: thr_...\""
+        "a key is required; send it in the header \"Authorization: Bearer thr_...\" or \"x-thresher-key: thr_...\""
     )]
     Missing,
-    /// It is none of those in the file.
-    #[error("this key is not known here")]
+    /// The key file does not have the key.
+    #[error("this key is not valid here; check it, or ask the operator for another one")]
     Unknown,
-    /// It was taken back.
+    /// The key is revoked.
     #[error("the key {name:?} has been revoked")]
     Revoked {
-        /// What the file calls it.
+        /// The name of the key in the file.
         name: Arc<str>,
     },
-    /// It has asked too much.
-    #[error(
-        "the key {name:?} has used up its {setting}; it may ask again in {} s",
-        seconds(*retry_after)
-    )]
+    /// The key has used up a rate limit.
+    #[error("the key {name:?} has used up its {setting}; repeat the request in {} s", seconds(*retry_after))]
     RateLimited {
-        /// What the file calls it.
+        /// The name of the key in the file.
         name: Arc<str>,
-        /// Which limit.
+        /// The limit: `requests_per_minute` or `tokens_per_minute`.
         setting: &'static str,
-        /// When it may ask again.
+        /// The time until all limits of the key allow a request again.
         retry_after: Duration,
     },
 }
 
-/// Whole seconds, none too few.
+/// `time` in whole seconds, rounded up, and at least 1.
 fn seconds(time: Duration) -> u64 {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }
 
 impl Denied {
-    /// Stable code for programs.
+    /// Returns the error code for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Missing => "key_missing",
@@ -90,7 +101,7 @@ impl Denied {
         }
     }
 
-    /// Whole seconds after which asking again helps.
+    /// Returns the whole seconds after which the request can be repeated, if waiting helps.
     pub fn retry_after_s(&self) -> Option<u64> {
         match self {
             Self::RateLimited { retry_after, .. } => Some(seconds(*retry_after)),
@@ -98,7 +109,7 @@ impl Denied {
         }
     }
 
-    /// Whose key it is, where that is known.
+    /// Returns the name of the key, if the file has the key.
     pub fn name(&self) -> Option<&Arc<str>> {
         match self {
             Self::Missing | Self::Unknown => None,
@@ -108,15 +119,15 @@ impl Denied {
 }
 
 impl Access {
-    /// A door that lets everybody in, as the default tenant.
+    /// Creates an access that admits everybody, as the default tenant.
     pub fn open_to_all() -> Self {
         Self(None)
     }
 
-    /// The door that the settings describe, and what to look at for changes of it.
+    /// Reads the key file that `settings` name. Also returns the watch for changes of that file, if there is one: see [`Self::refresh`].
     ///
     /// # Errors
-    /// What is wrong with the file of keys, and where.
+    /// Fails if the key file cannot be read or is invalid.
     pub fn open(settings: &AccessSettings) -> Result<(Self, Option<Watched>), KeysError> {
         if settings.keys_file.as_os_str().is_empty() {
             return Ok((Self::open_to_all(), None));
@@ -124,60 +135,62 @@ impl Access {
         let mut watched = Watched::new([settings.keys_file.clone()]);
         let bytes = watched.read().map_err(|cause| KeysError::read(&settings.keys_file, cause))?.remove(0);
         let keys = keys_of(settings, &bytes, None)?;
-        let (named, tenants) = (keys.len(), keys.tenants().len());
-        let door = Door { settings: settings.clone(), keys: RwLock::new(Arc::new(keys)) };
-        tracing::info!(keys = named, tenants, path = %settings.keys_file.display(), "keys read");
-        if named == 0 {
-            tracing::warn!("access.keys_file holds no key: every request is refused until it does");
+        let (count, tenants) = (keys.len(), keys.tenants().len());
+        let keyed = KeyedAccess { settings: settings.clone(), keys: RwLock::new(Arc::new(keys)) };
+        tracing::info!(keys = count, tenants, path = %settings.keys_file.display(), "key file loaded");
+        if count == 0 {
+            tracing::warn!(
+                "access.keys_file has no key, so every request is refused; add one with `thresher key new`"
+            );
         }
-        Ok((Self(Some(Arc::new(door))), Some(watched)))
+        Ok((Self(Some(Arc::new(keyed))), Some(watched)))
     }
 
-    /// Lets in who has a key that is good at `now`; that is one request of its rate.
+    /// Admits a client that presents a valid key, and takes one request from the key's rate limit.
     ///
     /// # Errors
-    /// [`Denied`].
+    /// Refuses if the key is missing, unknown or revoked, or if it has used up a rate limit at `now`.
     pub fn admit(&self, presented: Option<&str>, now: Instant) -> Result<Caller, Denied> {
-        let Some(door) = &self.0 else { return Ok(Caller::default()) };
-        let key = door.keys().find(presented.ok_or(Denied::Missing)?).ok_or(Denied::Unknown)?;
+        let Some(keyed) = &self.0 else { return Ok(Caller::default()) };
+        let key = keyed.keys().find(presented.ok_or(Denied::Missing)?).ok_or(Denied::Unknown)?;
         key.admit(now)?;
         let tenant = key.tenant().clone();
         Ok(Caller { key: Some(key), tenant })
     }
 
-    /// Whether keys are asked for.
+    /// Returns whether clients need a key.
     pub fn is_keyed(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether more than one tenant may come in.
+    /// Returns whether more than one tenant has a key that is not revoked.
     pub fn is_shared(&self) -> bool {
-        self.0.as_ref().is_some_and(|door| door.keys().are_shared())
+        self.0.as_ref().is_some_and(|keyed| keyed.keys().are_shared())
     }
 
-    /// All tenants that have keys, those of revoked ones included; none where no keys are asked for.
+    /// Returns all tenants that have keys, including revoked ones; none if no key is needed.
     pub fn tenants(&self) -> BTreeSet<Tenant> {
-        self.0.as_ref().map(|door| door.keys().tenants()).unwrap_or_default()
+        self.0.as_ref().map(|keyed| keyed.keys().tenants()).unwrap_or_default()
     }
 
-    /// Takes in what `watched` finds changed. `prepare` is called with the tenants before the first of them can come in. A file
-    /// that cannot be read, or that is wrong, changes nothing.
+    /// Loads the key file again if `watched` finds a change. Calls `prepare` with the tenants of the new keys before any of these keys is
+    /// admitted. If the file cannot be read or is invalid, the earlier keys stay valid and the log says why.
     pub fn refresh(&self, watched: &mut Watched, prepare: impl FnOnce(&BTreeSet<Tenant>)) {
-        let (Some(door), Some(found)) = (&self.0, watched.changed()) else { return };
-        let path = &door.settings.keys_file;
+        let (Some(keyed), Some(found)) = (&self.0, watched.changed()) else { return };
+        let path = &keyed.settings.keys_file;
         let read = found.map_err(|cause| KeysError::read(path, cause));
-        let before = door.keys();
-        let keys = read.and_then(|bytes| keys_of(&door.settings, &bytes[0], Some(&before)));
+        let before = keyed.keys();
+        let keys = read.and_then(|bytes| keys_of(&keyed.settings, &bytes[0], Some(&before)));
         let outcome = match keys {
             Ok(keys) => {
                 let tenants = keys.tenants();
                 prepare(&tenants);
-                tracing::info!(keys = keys.len(), tenants = tenants.len(), "keys read again");
-                *door.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+                tracing::info!(keys = keys.len(), tenants = tenants.len(), "key file reloaded");
+                *keyed.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
                 "ok"
             }
             Err(error) => {
-                tracing::error!(%error, "the changed file of keys cannot be used; the keys read before it hold");
+                tracing::error!(%error, "the changed key file cannot be used; the earlier keys stay valid");
                 "failed"
             }
         };
@@ -185,7 +198,7 @@ impl Access {
     }
 }
 
-impl Door {
+impl KeyedAccess {
     fn keys(&self) -> Arc<Keys> {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -193,28 +206,28 @@ impl Door {
 
 fn keys_of(settings: &AccessSettings, bytes: &[u8], before: Option<&Keys>) -> Result<Keys, KeysError> {
     let path: &PathBuf = &settings.keys_file;
-    let entries = file::parse(bytes, settings.tenant_count_max).map_err(|at| at.of(path))?;
+    let entries = file::parse(bytes, settings.tenant_count_max).map_err(|problem| problem.in_file(path))?;
     Ok(Keys::new(entries, before))
 }
 
 impl Caller {
-    /// What the file calls the key; none where no keys are asked for.
+    /// Returns the name of the client's key in the file, or `None` if no key is needed.
     pub fn key_name(&self) -> Option<&Arc<str>> {
         self.key.as_ref().map(|key| key.name())
     }
 
-    /// Whose data it works with.
+    /// Returns the tenant whose data the client works with.
     pub fn tenant(&self) -> &Tenant {
         &self.tenant
     }
 
-    /// Whether its requests are compressed by the middleware without asking.
-    pub fn is_compressed_unasked(&self) -> bool {
+    /// Returns whether the middleware compresses the client's requests by default.
+    pub fn compresses_by_default(&self) -> bool {
         self.key.as_ref().is_some_and(|key| key.middleware())
     }
 
-    /// Takes so many of the model's tokens from what the key has left, and into debt where that is less: what work costs is
-    /// known when it has been done.
+    /// Takes `tokens`, which the model has read for the client, from the key's token limit. The key goes into debt if fewer are left: the cost
+    /// of work is known only when it is done.
     pub fn charge(&self, tokens: usize, now: Instant) {
         let Some(key) = self.key.as_ref().filter(|_| tokens > 0) else { return };
         key.charge(tokens, now);
@@ -223,4 +236,118 @@ impl Caller {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// An entry of a key file; the key of `name` is `thr_<name>`.
+    fn entry(name: &str, more: &str) -> String {
+        let sha256 = hex::encode(keys::sha256(&format!("thr_{name}")));
+        format!("[[key]]\nname = \"{name}\"\nsha256 = \"{sha256}\"\n{more}\n")
+    }
+
+    fn open(path: &Path, text: &str) -> (Access, Watched) {
+        std::fs::write(path, text).expect("written");
+        let settings = AccessSettings { keys_file: path.to_owned(), tenant_count_max: 2 };
+        let (access, watched) = Access::open(&settings).expect("valid");
+        (access, watched.expect("a file to watch"))
+    }
+
+    fn codes(access: &Access, keys: &[&str], now: Instant) -> Vec<&'static str> {
+        let code = |key: &&str| access.admit(Some(key), now).map_or_else(|denied| denied.code(), |_| "ok");
+        keys.iter().map(code).collect()
+    }
+
+    #[test]
+    fn without_a_key_file_everybody_is_the_default_tenant() {
+        let (access, watched) = Access::open(&AccessSettings::default()).expect("nothing to read");
+        assert!(watched.is_none() && !access.is_keyed());
+        let caller = access.admit(None, Instant::now()).expect("admitted");
+        assert!(
+            caller.tenant().is_default() && caller.key_name().is_none() && !caller.compresses_by_default()
+        );
+    }
+
+    #[test]
+    fn a_client_is_admitted_by_a_key_of_the_file_only() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = entry("a", "tenant = \"acme\"\nmiddleware = true") + &entry("b", "revoked = true");
+        let (access, _) = open(&dir.path().join("keys.toml"), &text);
+        let now = Instant::now();
+        assert_eq!(access.admit(None, now).err(), Some(Denied::Missing));
+        let caller = access.admit(Some("thr_a"), now).expect("known");
+        assert_eq!((caller.tenant().name(), caller.key_name().map(|name| &**name)), ("acme", Some("a")));
+        assert!(caller.compresses_by_default());
+        let expect = ["key_revoked", "key_unknown", "key_unknown", "key_unknown"];
+        assert_eq!(codes(&access, &["thr_b", "thr_c", "", "thr_a "], now), expect);
+    }
+
+    #[test]
+    fn a_changed_file_is_loaded_unless_it_is_invalid() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("keys.toml");
+        let (access, mut watched) = open(&path, &entry("a", "requests_per_minute = 2"));
+        let now = Instant::now();
+        let look = |watched: &mut Watched, text: &str| {
+            std::fs::write(&path, text).expect("written");
+            let mut prepared = None;
+            access.refresh(watched, |tenants| prepared = Some(tenants.len()));
+            prepared
+        };
+        assert_eq!(codes(&access, &["thr_a", "thr_b"], now), ["ok", "key_unknown"]);
+        let two = entry("a", "requests_per_minute = 2") + &entry("b", "tenant = \"x\"");
+        assert_eq!(look(&mut watched, &two), Some(2));
+        assert_eq!(look(&mut watched, &two), None, "no change");
+        let left = codes(&access, &["thr_a", "thr_a", "thr_b"], now);
+        assert_eq!(left, ["ok", "rate_limited", "ok"], "earlier requests still count");
+        assert_eq!(look(&mut watched, "[[key]]\nname = 1"), None, "an invalid file");
+        assert_eq!(codes(&access, &["thr_b"], now), ["ok"]);
+        let gone = std::fs::remove_file(&path);
+        access.refresh(&mut watched, |_| panic!("nothing to prepare"));
+        assert!(gone.is_ok() && codes(&access, &["thr_b"], now) == ["ok"]);
+        look(&mut watched, &entry("a", "revoked = true"));
+        assert_eq!(codes(&access, &["thr_a", "thr_b"], now), ["key_revoked", "key_unknown"]);
+        look(&mut watched, "");
+        assert_eq!(codes(&access, &["thr_a"], now), ["key_unknown"], "an empty file admits nobody");
+    }
+
+    #[test]
+    fn a_rate_limit_says_when_to_repeat_the_request() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = entry("a", "requests_per_minute = 2\ntokens_per_minute = 60");
+        let (access, _) = open(&dir.path().join("keys.toml"), &text);
+        let start = Instant::now();
+        let retry = |after_ms: u64| {
+            let denied = access.admit(Some("thr_a"), start + Duration::from_millis(after_ms)).err();
+            denied.map(|denied| (denied.retry_after_s(), denied.to_string()))
+        };
+        let caller = access.admit(Some("thr_a"), start).expect("the first");
+        caller.charge(60, start);
+        assert_eq!(retry(0), None, "an empty bucket is not in debt");
+        let (after, message) = retry(100).expect("two a minute");
+        assert!(
+            after == Some(30) && message.contains("requests_per_minute; repeat the request in 30 s"),
+            "{message}"
+        );
+        caller.charge(40, start);
+        let (after, message) = retry(0).expect("in debt, and two a minute");
+        assert!(after == Some(40) && message.contains("tokens_per_minute"), "{message}");
+        assert_eq!(retry(39_001).expect("still in debt").0, Some(1));
+        assert_eq!(retry(40_000), None);
+    }
+
+    #[test]
+    fn no_error_message_holds_a_key() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("keys.toml");
+        std::fs::write(&path, "[[key]]\nname = \"a\"\nsha256 = \"thr_secret\"").expect("written");
+        let settings = AccessSettings { keys_file: path.clone(), tenant_count_max: 2 };
+        let message = Access::open(&settings).err().expect("no hash").to_string();
+        assert!(message.starts_with(&format!("{}: key[0].sha256: ", path.display())), "{message}");
+        assert!(!message.contains("thr_"), "{message}");
+        let missing = AccessSettings { keys_file: dir.path().join("none.toml"), ..settings };
+        let message = Access::open(&missing).err().expect("no file").to_string();
+        assert!(message.contains("none.toml (access.keys_file)"), "{message}");
+    }
+}

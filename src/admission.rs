@@ -1,7 +1,6 @@
-//! Decides which requests may work now, which wait and which are refused: a bounded number of permits, a bounded queue and a
-//! bounded number of answer streams, each shared fairly between tenants, and a deadline for waiting.
+//! Decides which requests are worked on now, which wait and which are refused: a bounded number of permits, a bounded queue and a bounded
+//! number of answer streams, each shared fairly between tenants, and a deadline for waiting.
 
-mod refusals;
 pub mod retry;
 mod shares;
 
@@ -11,18 +10,18 @@ use std::time::{Duration, Instant};
 
 use thresher_core::domain::Tenant;
 
-use self::refusals::Refusals;
+use self::retry::RefusalDelays;
 use self::shares::Claimed;
-pub use self::shares::{Claim, Place, Shares};
+pub use self::shares::{Claim, Shares, Slot};
 
-/// How many requests and streams are admitted at the same time.
+/// The numbers of requests and streams that are admitted at the same time.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Requests that work.
+    /// Requests that are worked on.
     pub concurrency_max: usize,
-    /// Requests that wait.
+    /// Requests that wait for a permit.
     pub queue_max: usize,
-    /// Streams of answers. Each sentence of a stream needs a permit of its own.
+    /// Streams of answers. Each sentence of a stream needs its own permit.
     pub stream_count_max: usize,
 }
 
@@ -31,39 +30,39 @@ pub struct Bounds {
 pub struct Admission {
     permits: Shares,
     streams: Shares,
-    refusals: Arc<Mutex<Refusals>>,
+    refusals: Arc<Mutex<RefusalDelays>>,
     draining: Arc<AtomicBool>,
 }
 
-/// An answer that arrives piece by piece. Dropping it gives its place back.
+/// Admission of an answer that arrives as a stream. Dropping it releases its slot.
 #[derive(Debug)]
 pub struct Stream {
     admission: Admission,
     tenant: Tenant,
     has_rivals: bool,
-    _place: Place,
+    _slot: Slot,
 }
 
-/// Permission to work. Dropping it gives it back.
+/// Permission to work on a request. Dropping it releases its slot.
 #[derive(Debug)]
-pub struct Permit(#[allow(dead_code, reason = "dropping it is what it is for")] Place);
+pub struct Permit(#[allow(dead_code, reason = "held for its Drop")] Slot);
 
-/// Why a request may not work. `retry_after_s` is the number of seconds after which repeating the request is expected to help.
+/// Why a request is not admitted. `retry_after_s` is the number of seconds after which repeating the request is expected to help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// The queue has no room for this tenant.
     Overloaded {
-        /// Until all who wait now have been served.
+        /// Seconds until every request that waits now is expected to have a permit.
         retry_after_s: u64,
     },
     /// The deadline passed while the request waited for a permit.
     Late {
-        /// Until all who wait now have been served.
+        /// Seconds until every request that waits now is expected to have a permit.
         retry_after_s: u64,
     },
-    /// There are as many streams as this tenant may have.
+    /// This tenant has as many streams as it may have.
     StreamsTooMany {
-        /// Until one of them is expected to end.
+        /// Seconds until one of the streams is expected to end.
         retry_after_s: u64,
     },
     /// The daemon is shutting down.
@@ -71,7 +70,7 @@ pub enum Refusal {
 }
 
 impl Admission {
-    /// Admits as many as `bounds` say.
+    /// Creates an admission with `bounds`, and with nothing admitted yet.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             permits: Shares::new(bounds.concurrency_max, bounds.queue_max),
@@ -81,11 +80,11 @@ impl Admission {
         }
     }
 
-    /// Waits for a permit until `deadline`. A tenant's requests are served in the order in which they came; between tenants, the
-    /// one that holds the fewest permits is served first. A caller that stops waiting leaves the queue.
+    /// Waits for a permit until `deadline`. A tenant's requests are served in the order of their arrival; between tenants, the one that
+    /// holds the fewest permits is served first. A caller that stops waiting leaves the queue.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// Refuses if the queue is full for this tenant, if the deadline passes, or if the daemon is shutting down.
     pub async fn enter(&self, claim: Claim<'_>, deadline: Instant) -> Result<Permit, Refusal> {
         match self.is_draining() {
             true => Err(Refusal::Draining),
@@ -93,70 +92,71 @@ impl Admission {
         }
     }
 
-    /// Opens a stream of an answer.
+    /// Admits a streamed answer. Never waits.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// Refuses if this tenant has as many streams as it may have, or if the daemon is shutting down.
     pub fn stream(&self, claim: Claim) -> Result<Stream, Refusal> {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        let Some(place) = self.streams.take(claim) else {
+        let Some(slot) = self.streams.take(claim) else {
             return Err(Refusal::StreamsTooMany { retry_after_s: self.streams.retry_after_s(claim.tenant) });
         };
         let Claim { tenant, has_rivals } = claim;
-        Ok(Stream { admission: self.clone(), tenant: tenant.clone(), has_rivals, _place: place })
+        Ok(Stream { admission: self.clone(), tenant: tenant.clone(), has_rivals, _slot: slot })
     }
 
     async fn wait(&self, claim: Claim<'_>, deadline: Instant) -> Result<Permit, Refusal> {
-        let place = match self.permits.claim(claim) {
-            Claimed::Granted(place) => Some(place),
+        let slot = match self.permits.claim(claim) {
+            Claimed::Granted(slot) => Some(slot),
             Claimed::Queued(waiting) => waiting.until(deadline).await,
             Claimed::Full => {
                 return Err(Refusal::Overloaded { retry_after_s: self.retry_after_s(claim.tenant) });
             }
         };
-        place.map(Permit).ok_or_else(|| Refusal::Late { retry_after_s: self.retry_after_s(claim.tenant) })
+        slot.map(Permit).ok_or_else(|| Refusal::Late { retry_after_s: self.retry_after_s(claim.tenant) })
     }
 
-    /// Seconds until a request of this tenant that came now is expected to have a permit.
+    /// Estimates the seconds until a request of this tenant that arrived now would have a permit.
     pub fn retry_after_s(&self, tenant: &Tenant) -> u64 {
         self.permits.retry_after_s(tenant)
     }
 
-    /// How long to keep back the refusal that this tenant is about to be sent. Zero unless the tenant has rivals and repeats
-    /// refused requests many times a second.
+    /// Returns how long to delay the refusal that this tenant is about to be sent. The delay is zero unless the tenant has rivals and
+    /// repeats refused requests many times a second.
     pub fn refusal_delay(&self, claim: Claim) -> Duration {
         match claim.has_rivals {
             false => Duration::ZERO,
             true => {
                 let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-                refusals.delay(claim.tenant, Instant::now())
+                refusals.next(claim.tenant, Instant::now())
             }
         }
     }
 
-    /// From now on no new request is admitted; those that were admitted, and those that wait, go on.
+    /// Stops admitting new requests. Requests that were admitted, and those that wait, go on.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`Self::drain`] was called.
+    /// Returns whether [`Self::drain`] was called.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Requests that wait for a permit, of all tenants.
+    /// Returns the number of requests that wait for a permit, of all tenants.
     pub fn waiting(&self) -> usize {
         self.permits.waiting()
     }
 }
 
 impl Stream {
-    /// As [`Admission::enter`], also while the daemon shuts down: a stream that was admitted goes on.
+    /// Waits for a permit for one sentence, like [`Admission::enter`], but also while the daemon shuts down: a stream that was admitted
+    /// goes on.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// Refuses if the queue is full for this tenant, or if the deadline passes.
     pub async fn enter(&self, deadline: Instant) -> Result<Permit, Refusal> {
         let claim = Claim { tenant: &self.tenant, has_rivals: self.has_rivals };
         self.admission.wait(claim, deadline).await
@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_goes_on_while_nobody_new_comes_in() {
+    async fn a_stream_goes_on_while_the_daemon_drains() {
         let (admission, tenant) = (Admission::new(ONE), Tenant::default());
         let stream = admission.stream(only(&tenant)).expect("the first");
         assert_eq!(admission.stream(only(&tenant)).err(), Some(Refusal::StreamsTooMany { retry_after_s: 1 }));
         admission.drain();
         assert_eq!(admission.enter(only(&tenant), soon()).await.err(), Some(Refusal::Draining));
-        drop(stream.enter(soon()).await.expect("it was admitted before"));
+        drop(stream.enter(soon()).await.expect("the stream was admitted before"));
         drop(stream);
         assert_eq!(admission.stream(only(&tenant)).err(), Some(Refusal::Draining));
     }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_works_one_waits_the_third_is_turned_away() {
+    async fn one_request_works_one_waits_and_the_third_is_refused() {
         let (admission, tenant) = (Admission::new(ONE), Tenant::default());
         let first = admission.enter(only(&tenant), soon()).await.expect("the first");
         let waiting = tokio::spawn({
@@ -231,19 +231,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn draining_lets_nobody_in() {
+    async fn a_draining_daemon_admits_no_request() {
         let (admission, tenant) = (Admission::new(ONE), Tenant::default());
         admission.drain();
         assert_eq!(admission.enter(only(&tenant), soon()).await.err(), Some(Refusal::Draining));
     }
 
     #[tokio::test]
-    async fn a_tenant_that_takes_all_it_gets_leaves_permits_queue_and_streams_to_another() {
+    async fn a_greedy_tenant_leaves_permits_queue_and_streams_to_another() {
         let bounds = Bounds { concurrency_max: 4, queue_max: 8, stream_count_max: 8 };
         let (admission, a, b) = (Admission::new(bounds), named("a"), named("b"));
         let streams: Vec<Stream> = std::iter::from_fn(|| admission.stream(among(&b)).ok()).collect();
         assert_eq!(streams.len(), 4, "half of them");
-        admission.stream(among(&a)).expect("there is one for the other tenant");
+        admission.stream(among(&a)).expect("a stream is left for the other tenant");
         let mut permits = Vec::new();
         for _ in 0..2 {
             permits.push(admission.enter(among(&b), late()).await.expect("a permit"));
@@ -258,7 +258,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let others: Vec<Permit> =
-            vec![admission.enter(among(&a), late()).await.expect("at once, past those who wait")];
+            vec![admission.enter(among(&a), late()).await.expect("at once, before the tenant that waits")];
         assert_eq!(admission.waiting(), 4, "half of the queue");
         drop((others, permits));
         for one in flood {

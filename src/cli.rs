@@ -82,9 +82,12 @@ fn in_one_line(error: &anyhow::Error) -> String {
 }
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let config = || Config::load(args.config.as_deref(), environment());
+    let load = || Config::load(args.config.as_deref(), environment());
+    let config = || {
+        load().inspect(|config| config.warnings.iter().for_each(|text| eprintln!("warning: {text}")))
+    };
     match args.command {
-        Command::Serve => serve::run(config()?),
+        Command::Serve => serve::run(load()?),
         Command::Compress(args) => compress::run(&config()?, &args),
         Command::Attribute(args) => attribute::run(&config()?, &args),
         Command::Mcp => mcp::run(config()?),
@@ -94,7 +97,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Calibrate(args) => calibrate::run(&config()?, &args),
         Command::Eval(args) => eval::run(&config()?, &args),
         Command::Bench(args) => bench::run(&config()?, &args),
-        Command::Doctor => doctor::run(config()),
+        Command::Doctor => doctor::run(load()),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Every setting, its default and its unit: from a TOML file, then the environment, then checked as a whole.
-//! Knows no part of the program but their settings.
+//! All settings with their defaults and units: read from a TOML file, overridden by environment variables, then checked as a whole.
+//! The module knows the other modules' settings types and nothing else of the program.
 
 mod relations;
 mod sections;
@@ -14,6 +14,7 @@ use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::plain;
 use thresher_registry::RegistrySettings;
 use thresher_shared::SharedSettings;
+use toml::{Table, Value};
 
 pub use self::sections::{
     Admin, Admission, BlockSettings, Http, LayersRead, LogFormat, Model, Rc, Receipts, Telemetry,
@@ -27,163 +28,267 @@ use crate::tenants::ttl_store::TtlStoreSettings;
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
 const ENV_PREFIX: &str = "THRESHER__";
 
-/// Short for `model.runtime_lib`; provisioning and the tests know it too.
+/// Short name of `THRESHER__MODEL__RUNTIME_LIB`, which wins if both are set.
 const ENV_RUNTIME_LIB: &str = "THRESHER_RUNTIME_LIB";
 
-/// All settings. `config/thresher.toml` shows them with their defaults; a test holds the two together.
+/// Sections and settings that are understood under an old name, with a warning: the old name, then the current one.
+const RENAMED: [(&str, &str); 3] =
+    [("kv", "blocks"), ("handover", "kv_export"), ("auto.reach_min", "auto.max_sim_min")];
+
+/// All settings. A test checks that `config/thresher.toml` lists every one of them with its default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The public listener.
+    /// `[http]`: the public listener.
     pub http: Http,
-    /// Who may ask.
+    /// `[access]`: API keys and tenants.
     pub access: AccessSettings,
-    /// The listener for operators.
+    /// `[admin]`: the listener for operators.
     pub admin: Admin,
-    /// The model and its runtime.
+    /// `[model]`: the model and its runtime.
     pub model: Model,
-    /// The statistic.
+    /// `[rc]`: the scoring method.
     pub rc: Rc,
-    /// Blocks of chunks that have been read.
+    /// `[blocks]`: the cache of chunk keys.
     pub blocks: BlockSettings,
-    /// Bounds of one request.
+    /// `[limits]`: limits of one request.
     pub limits: RequestLimits,
-    /// Registered chunks.
+    /// `[registry]`: registered chunks.
     pub registry: RegistrySettings,
-    /// Requests that later ones may refer to.
+    /// `[handles]`: recent compressions, kept for `compress_id` of `/v1/attribute`.
     pub handles: TtlStoreSettings,
-    /// Keys and values that are fetched.
+    /// `[kv_export]`: exports of keys and values that wait to be fetched.
     pub kv_export: KvExportSettings,
-    /// Texts that were shortened on their way, as they were.
+    /// `[originals]`: full texts that the middleware compressed.
     pub originals: OriginalSettings,
-    /// In front of other servers.
+    /// `[middleware]`: the OpenAI- and Anthropic-compatible proxy.
     pub middleware: MiddlewareSettings,
-    /// Signed records of attributions.
+    /// `[receipts]`: signed records of attributions.
     pub receipts: Receipts,
-    /// How much is worth keeping when no budget is named.
+    /// `[auto]`: the budget of requests that set none.
     pub auto: Auto,
-    /// How many requests at once.
+    /// `[admission]`: how many requests are worked on at the same time.
     pub admission: Admission,
-    /// The tier of blocks that all sidecars share.
+    /// `[shared]`: the cache that all sidecars share.
     pub shared: SharedSettings,
-    /// Logs and traces.
+    /// `[telemetry]`: logs and traces.
     pub telemetry: Telemetry,
+    /// Warnings of [`Config::load`] for the operator, one sentence each: settings that were given under an old name. Empty by default;
+    /// not a setting.
+    #[serde(skip)]
+    pub warnings: Vec<String>,
 }
-/// Why settings are refused.
+
+/// Why the settings cannot be used.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
+    /// The settings file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// The file.
+        /// The settings file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The file is not TOML.
+    /// The settings file is not TOML.
     #[error("{path} is not TOML: {source}")]
     Parse {
-        /// The file.
+        /// The settings file.
         path: PathBuf,
-        /// Where and why.
+        /// The line and the reason.
         source: Box<toml::de::Error>,
     },
-    /// A setting does not exist or has the wrong type.
-    #[error("{place}: {reason}")]
+    /// A setting does not exist, has the wrong type, or is given under its old and its current name.
+    #[error("{location}: {reason}")]
     Setting {
-        /// The setting and where it was given.
-        place: String,
-        /// What is wrong.
+        /// The file or environment variable, and the setting.
+        location: String,
+        /// What is wrong with the setting.
         reason: String,
     },
-    /// Two settings contradict each other, or one is out of range.
+    /// A setting is out of range, or two settings contradict each other. The message names the settings and their values.
     #[error("{0}")]
     Relation(String),
 }
 
 impl Config {
-    /// Defaults, then `path` if given, then `environment`.
+    /// Reads the settings: the defaults, overridden by the file at `path` if there is one, overridden by the variables of `environment`
+    /// that begin with `THRESHER__`. Settings that were given under an old name are listed in [`Config::warnings`].
     ///
     /// # Errors
-    /// [`ConfigError`] names the setting and where it was given.
+    /// Fails if the file cannot be read, or if a setting is unknown, has the wrong type, is out of range or contradicts another one.
+    /// [`ConfigError`] names the setting and the file or environment variable that gave it.
     pub fn load(
         path: Option<&Path>,
         environment: impl Iterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let mut table = path.map_or(Ok(toml::Table::new()), read)?;
-        let mut environment: Vec<_> = environment.filter(|(name, _)| name.starts_with("THRESHER_")).collect();
-        // The short name first, so that the long one wins where both are set.
-        environment.sort_by_key(|(name, _)| name != ENV_RUNTIME_LIB);
-        let mut origins = HashMap::new();
-        for (name, value) in &environment {
-            let setting = match name.strip_prefix(ENV_PREFIX) {
-                Some(setting) => setting.to_ascii_lowercase().replace("__", "."),
-                None if name == ENV_RUNTIME_LIB => "model.runtime_lib".to_owned(),
-                None => match nearly(name) {
-                    Some(meant) => {
-                        let reason = format!("this is no setting; write {meant}");
-                        return Err(ConfigError::Setting {
-                            place: format!("environment variable {name}"),
-                            reason,
-                        });
-                    }
-                    // Orchestrators set variables that begin with the name of a service.
-                    None => continue,
-                },
-            };
-            set(&mut table, name, &setting, value)?;
-            origins.insert(setting, name);
+        let mut warnings = Vec::new();
+        let mut table = Table::new();
+        if let Some(path) = path {
+            table = read(path)?;
+            rename_settings(&mut table, path, &mut warnings)?;
         }
-        let config: Self = serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
+        let variables = apply_environment(&mut table, environment, &mut warnings)?;
+        let config: Self = serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
             let setting = error.path().to_string();
-            // Of a section that does not exist, the section is at fault.
-            let within = |(name, _): &(&String, &&String)| name.starts_with(&format!("{setting}."));
-            let origin =
-                origins.get(&setting).or_else(|| origins.iter().find(within).map(|(_, origin)| origin));
-            let place = match (origin, path) {
-                (Some(name), _) => format!("environment variable {name}: {setting}"),
+            // If a section does not exist, the path is that of the section, but the variable sets one of its settings.
+            let is_inside = |(name, _): &(&String, &Variable)| name.starts_with(&format!("{setting}."));
+            let variable =
+                variables.get(&setting).or_else(|| variables.iter().find(is_inside).map(|(_, found)| found));
+            let location = match (variable, path) {
+                (Some(variable), _) => format!("environment variable {}: {setting}", variable.name),
                 (None, Some(path)) => format!("{}: {setting}", path.display()),
                 (None, None) => setting,
             };
-            ConfigError::Setting { place, reason: plain::message(error.into_inner().message()) }
+            ConfigError::Setting { location, reason: plain::message(error.into_inner().message()) }
         })?;
         config.check()?;
-        Ok(config)
+        Ok(Self { warnings, ..config })
     }
 }
 
-/// The variable that is meant by one with single underscores, where there is such a setting.
-fn nearly(name: &str) -> Option<String> {
-    let settings = toml::Table::try_from(Config::default()).ok()?;
-    let name = name.replace("__", "_");
-    let section = |(section, values): (&String, &toml::Value)| {
-        let name = name.strip_prefix(&format!("THRESHER_{}_", section.to_ascii_uppercase()))?;
-        let exists = values.as_table()?.contains_key(&name.to_ascii_lowercase());
-        exists.then(|| format!("{ENV_PREFIX}{}__{name}", section.to_ascii_uppercase()))
-    };
-    settings.iter().find_map(section)
-}
-
-fn read(path: &Path) -> Result<toml::Table, ConfigError> {
+fn read(path: &Path) -> Result<Table, ConfigError> {
     let text =
         std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
     text.parse().map_err(|source| ConfigError::Parse { path: path.into(), source: Box::new(source) })
 }
 
-/// Sets `setting` (`section.name`) from the environment variable `name`. A value that reads as a TOML number, boolean or
-/// array is one; any other is text.
-fn set(table: &mut toml::Table, name: &str, setting: &str, value: &str) -> Result<(), ConfigError> {
-    let parsed = format!("v = {value}").parse::<toml::Table>().ok().filter(|table| table.len() == 1);
+/// Moves the sections and settings of a file that have an old name to their current name.
+fn rename_settings(table: &mut Table, path: &Path, warnings: &mut Vec<String>) -> Result<(), ConfigError> {
+    for (old, current) in RENAMED {
+        let (old_name, current_name) = match old.contains('.') {
+            true => (old.to_owned(), current.to_owned()),
+            false => (format!("[{old}]"), format!("[{current}]")),
+        };
+        let ((old_section, old_key), (section, key)) = (split(old), split(current));
+        let value = match old_section {
+            "" => table.remove(old_key),
+            name => table.get_mut(name).and_then(Value::as_table_mut).and_then(|table| table.remove(old_key)),
+        };
+        let Some(value) = value else { continue };
+        let target = match section {
+            "" => &mut *table,
+            name => {
+                let section = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
+                section.as_table_mut().expect("a renamed setting stays in its section, which was a table")
+            }
+        };
+        if target.contains_key(key) {
+            return Err(ConfigError::Setting {
+                location: path.display().to_string(),
+                reason: format!(
+                    "{old_name} and {current_name} are both given; {old_name} is the old name of {current_name}: keep only \
+                     {current_name}"
+                ),
+            });
+        }
+        target.insert(key.to_owned(), value);
+        let file = path.display();
+        warnings.push(format!("{file}: {old_name} is the old name of {current_name}; rename it"));
+    }
+    Ok(())
+}
+
+/// An environment variable that gave a setting.
+struct Variable {
+    name: String,
+    /// Whether the variable has an old name of the setting.
+    is_old: bool,
+}
+
+/// Overrides `table` with environment variables. Returns the variable that gave each setting, by the setting's name.
+fn apply_environment(
+    table: &mut Table,
+    environment: impl Iterator<Item = (String, String)>,
+    warnings: &mut Vec<String>,
+) -> Result<HashMap<String, Variable>, ConfigError> {
+    let mut environment: Vec<_> = environment.filter(|(name, _)| name.starts_with("THRESHER_")).collect();
+    // The short name comes first, so that the long name wins if both are set.
+    environment.sort_by_key(|(name, _)| name != ENV_RUNTIME_LIB);
+    let mut variables: HashMap<String, Variable> = HashMap::new();
+    for (name, value) in environment {
+        let location = || format!("environment variable {name}");
+        let given = match name.strip_prefix(ENV_PREFIX) {
+            Some(setting) => setting.to_ascii_lowercase().replace("__", "."),
+            None if name == ENV_RUNTIME_LIB => "model.runtime_lib".to_owned(),
+            None => match intended(&name) {
+                Some(intended) => {
+                    let reason = format!("this is not a setting; did you mean {intended}?");
+                    return Err(ConfigError::Setting { location: location(), reason });
+                }
+                // Orchestrators such as Kubernetes set variables that begin with the name of a service.
+                None => continue,
+            },
+        };
+        let renamed = current_name(&given);
+        let is_old = renamed.is_some();
+        let setting = renamed.unwrap_or_else(|| given.clone());
+        set(table, &location(), &setting, &value)?;
+        if is_old {
+            let current = variable_name(&setting);
+            warnings.push(format!("{}: {given} is the old name of {setting}; set {current}", location()));
+        }
+        if let Some(other) = variables.get(&setting).filter(|other| is_old || other.is_old) {
+            let reason = format!(
+                "{} is also set, and both set {setting}; keep only the current name, {}",
+                other.name,
+                variable_name(&setting)
+            );
+            return Err(ConfigError::Setting { location: location(), reason });
+        }
+        variables.insert(setting, Variable { name, is_old });
+    }
+    Ok(variables)
+}
+
+/// Sets `setting` (`section.key`). A value that parses as a TOML number, boolean or array is one; any other value is a string.
+fn set(table: &mut Table, location: &str, setting: &str, value: &str) -> Result<(), ConfigError> {
+    let parsed = format!("v = {value}").parse::<Table>().ok().filter(|table| table.len() == 1);
     let value = parsed.and_then(|mut table| table.remove("v")).unwrap_or_else(|| value.to_owned().into());
-    let (parents, leaf) = setting.rsplit_once('.').unwrap_or(("", setting));
+    let (parents, key) = split(setting);
     let mut table = table;
-    for parent in parents.split('.').filter(|p| !p.is_empty()) {
-        let entry = table.entry(parent).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+    for parent in parents.split('.').filter(|parent| !parent.is_empty()) {
+        let entry = table.entry(parent).or_insert_with(|| Value::Table(Table::new()));
         table = entry.as_table_mut().ok_or_else(|| ConfigError::Setting {
-            place: format!("environment variable {name}"),
+            location: location.to_owned(),
             reason: format!("{parent} is not a section"),
         })?;
     }
-    table.insert(leaf.to_owned(), value);
+    table.insert(key.to_owned(), value);
     Ok(())
+}
+
+/// Splits `section.key`; the section of a name without a dot is empty.
+fn split(setting: &str) -> (&str, &str) {
+    setting.rsplit_once('.').unwrap_or(("", setting))
+}
+
+/// The current name of a setting, if `setting` is an old one.
+fn current_name(setting: &str) -> Option<String> {
+    RENAMED.iter().find_map(|(old, current)| {
+        let rest = setting.strip_prefix(old)?;
+        (rest.is_empty() || rest.starts_with('.')).then(|| format!("{current}{rest}"))
+    })
+}
+
+/// The environment variable that sets `setting`.
+fn variable_name(setting: &str) -> String {
+    format!("{ENV_PREFIX}{}", setting.to_ascii_uppercase().replace('.', "__"))
+}
+
+/// The variable that was probably meant by `name`, which has single underscores: the one of the setting with the same words.
+fn intended(name: &str) -> Option<String> {
+    let words = |setting: &str| setting.to_ascii_uppercase().replace('.', "_");
+    let given = name.strip_prefix("THRESHER_")?.replace("__", "_");
+    let renamed = RENAMED.iter().find_map(|(old, current)| {
+        let rest = given.strip_prefix(&words(old)).filter(|rest| rest.is_empty() || rest.starts_with('_'))?;
+        Some(words(current) + rest)
+    });
+    // Both are tried: `KV_EXPORT_BYTES_MAX` begins with the old name of a section, and names a current one.
+    let is_intended = |setting: &str| words(setting) == given || Some(words(setting)) == renamed;
+    let settings = Table::try_from(Config::default()).ok()?;
+    let sections = settings.iter().filter_map(|(section, values)| Some((section, values.as_table()?)));
+    let mut names =
+        sections.flat_map(|(section, values)| values.keys().map(move |key| format!("{section}.{key}")));
+    names.find(|setting| is_intended(setting)).map(|setting| variable_name(&setting))
 }

@@ -1,5 +1,5 @@
-//! Keys and values as a file that a language model takes over: safetensors, written piece by piece while it is sent.
-//! Knows nothing of transports. `docs/kv_export.md` describes the file for those who read it.
+//! The safetensors file of a KV export, which a language model loads as its cache. The file is written in parts while it is sent.
+//! The module knows nothing of transports. `docs/kv-export.md` describes the file for its readers.
 
 use std::ops::Range;
 
@@ -12,13 +12,13 @@ use thresher_core::model::{KeyMask, PlaneLayout};
 use thresher_core::pipeline::kv_export::{KvExport, KvExportToken};
 use thresher_core::pipeline::{Codec, Pipeline};
 
-/// How much is held for those who fetch it, and how long.
+/// `[kv_export]`: exports of keys and values that wait in memory until they are fetched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KvExportSettings {
-    /// Bytes of keys and values that are held, of each tenant; 0: none.
+    /// Bytes of all exports of one tenant; the oldest are dropped. 0: KV export is off. Default: 256 MiB.
     pub bytes_max: u64,
-    /// Seconds after which they are forgotten.
+    /// Seconds until an export expires. 0: KV export is off. Default: 600.
     pub expire_s: u64,
 }
 
@@ -28,213 +28,227 @@ impl Default for KvExportSettings {
     }
 }
 
-/// The version of the file.
+/// The value of `format` in the file's metadata: the name and version of the format.
 pub const FORMAT: &str = "thresher-kv/1";
 
-/// What a file has for the chunk, window or offset of a token that has none.
+/// The chunk, window or offset of a token that has none.
 const NONE: i32 = -1;
 
-/// What is handed over, as it lies in the cache: the file is written when it is fetched.
+/// The file of an export. It holds the blocks as they are cached; the tensors are written when the file is fetched.
 pub struct KvExportFile {
-    kv_export: KvExport,
+    export: KvExport,
+    /// The keys that each head keeps; `None`: all.
     kept: Option<KeyMask>,
-    shape: Shape,
+    layout: Layout,
     header: Bytes,
-    /// Of the tensors.
-    data_bytes: usize,
+    tensor_bytes: usize,
 }
 
-/// Sizes of the model, and how its numbers are written.
+/// Sizes of the model, and the number format of keys and values.
 #[derive(Debug, Clone, Copy)]
-struct Shape {
+struct Layout {
     layers: usize,
     kv_heads: usize,
-    layout: PlaneLayout,
+    planes: PlaneLayout,
     head_dim: usize,
-    /// Special tokens in front.
+    /// Number of special tokens before the first chunk.
     prefix: usize,
-    is_half: bool,
+    /// Whether keys and values are F16, not F32.
+    is_f16: bool,
 }
 
-/// A piece of the file: the header, or a tensor.
+/// A part of the file: its header or one of its tensors.
 #[derive(Debug, Clone, Copy)]
-pub struct Piece(Option<Part>);
+pub struct FilePart(Option<Tensor>);
 
-/// A tensor of the file.
+/// A tensor of the file; the number is that of the layer.
 #[derive(Debug, Clone, Copy)]
-enum Part {
+enum Tensor {
     TokenIds,
     Positions,
     Chunks,
     Windows,
     Offsets,
-    /// Of a layer: how many each head has of the rows below; only where heads keep different ones.
+    /// `[kv_head]`: the number of rows of each head; only if heads keep different tokens.
     Counts(usize),
-    /// Which tokens these are.
+    /// `[row]`: the token of each row; only if heads keep different tokens.
     Tokens(usize),
     Keys(usize),
     Values(usize),
 }
 
 impl KvExportFile {
-    /// Of `chunks` as they are handed over; `kept` where heads keep some of their keys only.
+    /// Creates the file of `export`, which holds `chunks` in this order. `kept` says which keys each head keeps; `None` keeps all.
+    ///
+    /// # Panics
+    /// Panics if the model of `pipeline` is not a decoder: only chunks of a decoder are exported.
     pub fn new(
-        kv_export: KvExport,
+        export: KvExport,
         kept: Option<KeyMask>,
         chunks: &[impl AsRef<Chunk>],
         pipeline: &Pipeline,
     ) -> Self {
         let info = pipeline.model();
-        let decoder = info.decoder.as_ref().expect("only a decoder's chunks are handed over");
-        let shape = Shape {
+        let decoder = info.decoder.as_ref().expect("only chunks of a decoder are exported");
+        let layout = Layout {
             layers: decoder.layers,
             kv_heads: decoder.kv_heads,
-            layout: decoder.planes(),
+            planes: decoder.planes(),
             head_dim: info.head_dim,
             prefix: decoder.prefix_tokens(),
-            is_half: pipeline.settings().codec != Codec::F32,
+            is_f16: pipeline.settings().codec != Codec::F32,
         };
         let ids: Vec<&str> = chunks.iter().map(|chunk| &*chunk.as_ref().id).collect();
-        let about = json!({
+        let metadata = json!({
             "format": FORMAT,
             "policy": if kept.is_some() { "heads" } else { "chunks" },
             "model": info.name,
             "fingerprint": decoder.weights,
             "chunk_ids": json!(ids).to_string(),
-            "layers": shape.layers.to_string(),
-            "kv_heads": shape.kv_heads.to_string(),
-            "head_dim": shape.head_dim.to_string(),
-            "next_position": kv_export.next_position.to_string(),
+            "layers": layout.layers.to_string(),
+            "kv_heads": layout.kv_heads.to_string(),
+            "head_dim": layout.head_dim.to_string(),
+            "next_position": export.next_position.to_string(),
             "rotary_frequencies": json!(decoder.rotary.as_ref().map(|rotary| &rotary.frequencies)).to_string(),
         });
-        let mut file = Self { kv_export, kept, shape, header: Bytes::new(), data_bytes: 0 };
-        let (mut header, mut at) = (Map::new(), 0);
-        header.insert("__metadata__".to_owned(), about);
-        for part in file.parts() {
-            let bytes = file.bytes_of(part);
-            let entry = json!({"dtype": file.dtype(part), "shape": file.shape_of(part), "data_offsets": [at, at + bytes]});
-            header.insert(part.name(), entry);
-            at += bytes;
+        let mut file = Self { export, kept, layout, header: Bytes::new(), tensor_bytes: 0 };
+        let (mut header, mut offset) = (Map::new(), 0);
+        header.insert("__metadata__".to_owned(), metadata);
+        for tensor in file.tensors() {
+            let end = offset + file.bytes_of(tensor);
+            let entry = json!({"dtype": file.dtype(tensor), "shape": file.shape_of(tensor), "data_offsets": [offset, end]});
+            header.insert(tensor.name(), entry);
+            offset = end;
         }
         let mut text = Value::Object(header).to_string();
-        // Tensors begin at a multiple of eight.
+        // The first tensor begins at a multiple of eight bytes.
         text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
         let length = (text.len() as u64).to_le_bytes();
-        (file.header, file.data_bytes) = ([&length[..], text.as_bytes()].concat().into(), at);
+        (file.header, file.tensor_bytes) = ([&length[..], text.as_bytes()].concat().into(), offset);
         file
     }
 
-    /// Bytes of the file.
+    /// Returns the size of the file, in bytes.
     pub fn file_bytes(&self) -> usize {
-        self.header.len() + self.data_bytes
+        self.header.len() + self.tensor_bytes
     }
 
-    /// Tokens, those in front of the chunks included.
+    /// Returns the bytes of memory that the export takes. Blocks that the cache holds as well are counted in full.
+    pub fn bytes(&self) -> usize {
+        let kept = self.kept.as_ref().map_or(0, |kept| kept.view().len());
+        self.export.block_bytes() + kept + self.header.len() + size_of_val(&*self.export.tokens)
+    }
+
+    /// Returns the number of tokens, including the special tokens before the chunks.
     pub fn tokens(&self) -> usize {
-        self.kv_export.next_position
+        self.export.next_position
     }
 
-    /// Share of the keys that is kept.
+    /// Returns the share of the chunks' keys that is exported, from 0 to 1.
     pub fn share(&self) -> f64 {
         self.kept.as_ref().map_or(1.0, KeyMask::share)
     }
 
-    /// What the file is made of, in order: its header, then the tensors.
-    pub fn pieces(&self) -> Vec<Piece> {
-        std::iter::once(Piece(None)).chain(self.parts().into_iter().map(|part| Piece(Some(part)))).collect()
+    /// Returns the parts of the file in their order: the header, then the tensors.
+    pub fn parts(&self) -> Vec<FilePart> {
+        let tensors = self.tensors().into_iter().map(|tensor| FilePart(Some(tensor)));
+        std::iter::once(FilePart(None)).chain(tensors).collect()
     }
 
-    /// The bytes of one: at most those of a layer's keys, or values.
-    pub fn bytes_of_piece(&self, piece: Piece, pipeline: &Pipeline) -> Bytes {
-        piece.0.map_or_else(|| self.header.clone(), |part| self.data(part, pipeline))
+    /// Returns the bytes of `part`: the largest part is the keys, or the values, of one layer.
+    pub fn read_part(&self, part: FilePart, pipeline: &Pipeline) -> Bytes {
+        part.0.map_or_else(|| self.header.clone(), |tensor| self.data(tensor, pipeline))
     }
 
-    /// In their order in the file: full words first, so that all are aligned.
-    fn parts(&self) -> Vec<Part> {
-        let mut parts = vec![Part::TokenIds, Part::Positions, Part::Chunks, Part::Windows, Part::Offsets];
+    /// The tensors in their order in the file: those of 32-bit numbers first, so that every tensor is aligned.
+    fn tensors(&self) -> Vec<Tensor> {
+        let mut tensors =
+            vec![Tensor::TokenIds, Tensor::Positions, Tensor::Chunks, Tensor::Windows, Tensor::Offsets];
+        let layers = 0..self.layout.layers;
         if self.kept.is_some() {
-            parts.extend((0..self.shape.layers).flat_map(|layer| [Part::Counts(layer), Part::Tokens(layer)]));
+            tensors.extend(layers.clone().flat_map(|layer| [Tensor::Counts(layer), Tensor::Tokens(layer)]));
         }
-        parts.extend((0..self.shape.layers).flat_map(|layer| [Part::Keys(layer), Part::Values(layer)]));
-        parts
+        tensors.extend(layers.flat_map(|layer| [Tensor::Keys(layer), Tensor::Values(layer)]));
+        tensors
     }
 
-    fn dtype(&self, part: Part) -> &'static str {
-        match part {
-            Part::Keys(_) | Part::Values(_) if self.shape.is_half => "F16",
-            Part::Keys(_) | Part::Values(_) => "F32",
+    fn dtype(&self, tensor: Tensor) -> &'static str {
+        match tensor {
+            Tensor::Keys(_) | Tensor::Values(_) if self.layout.is_f16 => "F16",
+            Tensor::Keys(_) | Tensor::Values(_) => "F32",
             _ => "I32",
         }
     }
 
-    fn shape_of(&self, part: Part) -> Vec<usize> {
-        let Shape { kv_heads, head_dim, .. } = self.shape;
-        match part {
-            Part::TokenIds | Part::Positions | Part::Chunks | Part::Windows => vec![self.tokens()],
-            Part::Offsets => vec![self.tokens(), 2],
-            Part::Counts(_) => vec![kv_heads],
-            Part::Tokens(layer) => vec![self.rows(layer).iter().map(Vec::len).sum()],
-            Part::Keys(layer) | Part::Values(layer) => match self.kept {
+    fn shape_of(&self, tensor: Tensor) -> Vec<usize> {
+        let Layout { kv_heads, head_dim, .. } = self.layout;
+        match tensor {
+            Tensor::TokenIds | Tensor::Positions | Tensor::Chunks | Tensor::Windows => vec![self.tokens()],
+            Tensor::Offsets => vec![self.tokens(), 2],
+            Tensor::Counts(_) => vec![kv_heads],
+            Tensor::Tokens(layer) => vec![self.rows(layer).iter().map(Vec::len).sum()],
+            Tensor::Keys(layer) | Tensor::Values(layer) => match self.kept {
                 None => vec![kv_heads, self.tokens(), head_dim],
                 Some(_) => vec![self.rows(layer).iter().map(Vec::len).sum(), head_dim],
             },
         }
     }
 
-    fn bytes_of(&self, part: Part) -> usize {
-        let size = if self.dtype(part) == "F16" { 2 } else { 4 };
-        self.shape_of(part).iter().product::<usize>() * size
+    fn bytes_of(&self, tensor: Tensor) -> usize {
+        let size = if self.dtype(tensor) == "F16" { 2 } else { 4 };
+        self.shape_of(tensor).iter().product::<usize>() * size
     }
 
-    /// `[kv_head]`: the tokens that a layer's heads keep, special ones in front included.
+    /// `[kv_head][row]`: the tokens that the heads of a layer keep, including the special tokens before the chunks.
     fn rows(&self, layer: usize) -> Vec<Vec<usize>> {
-        let Shape { kv_heads, prefix, .. } = self.shape;
+        let Layout { kv_heads, prefix, .. } = self.layout;
         let of_head = |head: usize| match &self.kept {
             None => (0..self.tokens()).collect(),
             Some(kept) => {
-                let of_head = kept.of(layer, head);
-                let behind =
-                    of_head.iter().enumerate().filter(|(_, kept)| **kept).map(|(token, _)| prefix + token);
-                (0..prefix).chain(behind).collect()
+                let is_kept = kept.of(layer, head);
+                let tokens = is_kept.iter().enumerate().filter(|(_, is_kept)| **is_kept);
+                (0..prefix).chain(tokens.map(|(token, _)| prefix + token)).collect()
             }
         };
         (0..kv_heads).map(of_head).collect()
     }
 
-    fn data(&self, part: Part, pipeline: &Pipeline) -> Bytes {
+    fn data(&self, tensor: Tensor, pipeline: &Pipeline) -> Bytes {
         let prefix = pipeline.model().decoder.as_ref().map_or(&[][..], |decoder| &decoder.prefix);
-        let of_tokens = |special: fn(u32) -> i32, own: fn(&KvExportToken) -> i32| {
+        let of_tokens = |special: fn(u32) -> i32, of_chunk: fn(&KvExportToken) -> i32| {
             let special = prefix.iter().map(|&id| special(id));
-            integers(special.chain(self.kv_export.tokens.iter().map(own)))
+            integers(special.chain(self.export.tokens.iter().map(of_chunk)))
         };
-        match part {
-            Part::TokenIds => of_tokens(|id| id as i32, |token| token.id as i32),
-            Part::Positions => integers(0..self.tokens() as i32),
-            Part::Chunks => of_tokens(|_| NONE, |token| token.chunk as i32),
-            Part::Windows => of_tokens(|_| NONE, |token| token.window as i32),
-            Part::Offsets => {
+        match tensor {
+            Tensor::TokenIds => of_tokens(|id| id as i32, |token| token.id as i32),
+            Tensor::Positions => integers(0..self.tokens() as i32),
+            Tensor::Chunks => of_tokens(|_| NONE, |token| token.chunk as i32),
+            Tensor::Windows => of_tokens(|_| NONE, |token| token.window as i32),
+            Tensor::Offsets => {
                 let special = prefix.iter().flat_map(|_| [NONE, NONE]);
-                let own = self.kv_export.tokens.iter();
-                integers(special.chain(own.flat_map(|token| {
+                let of_chunks = self.export.tokens.iter().flat_map(|token| {
                     token.bytes.map_or([NONE, NONE], |bytes| [bytes.start as i32, bytes.end as i32])
-                })))
+                });
+                integers(special.chain(of_chunks))
             }
-            Part::Counts(layer) => integers(self.rows(layer).iter().map(|rows| rows.len() as i32)),
-            Part::Tokens(layer) => integers(self.rows(layer).into_iter().flatten().map(|token| token as i32)),
-            Part::Keys(layer) => self.planes(self.shape.layout.keys(layer), layer, pipeline),
-            Part::Values(layer) => self.planes(self.shape.layout.values(layer), layer, pipeline),
+            Tensor::Counts(layer) => integers(self.rows(layer).iter().map(|rows| rows.len() as i32)),
+            Tensor::Tokens(layer) => {
+                integers(self.rows(layer).into_iter().flatten().map(|token| token as i32))
+            }
+            Tensor::Keys(layer) => self.planes(self.layout.planes.keys(layer), layer, pipeline),
+            Tensor::Values(layer) => self.planes(self.layout.planes.values(layer), layer, pipeline),
         }
     }
 
-    /// The `planes` of a layer's keys or values, the rows that each head keeps.
+    /// Reads the `planes` of one layer's keys or values, `[token, head_dim]` each, and writes the rows that each head keeps.
     fn planes(&self, planes: Range<usize>, layer: usize, pipeline: &Pipeline) -> Bytes {
-        let dim = self.shape.head_dim;
+        let dim = self.layout.head_dim;
         let mut plane = vec![0.0_f32; self.tokens() * dim];
-        let mut out = Vec::with_capacity(self.bytes_of(Part::Keys(layer)));
-        for (plane_index, rows) in planes.zip(self.rows(layer)) {
-            self.kv_export.read_plane(pipeline, plane_index, &mut plane);
+        let mut out = Vec::with_capacity(self.bytes_of(Tensor::Keys(layer)));
+        for (index, rows) in planes.zip(self.rows(layer)) {
+            self.export.read_plane(pipeline, index, &mut plane);
             for value in rows.iter().flat_map(|&row| &plane[row * dim..(row + 1) * dim]) {
-                match self.shape.is_half {
+                match self.layout.is_f16 {
                     true => out.extend(f16::from_f32(*value).to_le_bytes()),
                     false => out.extend(value.to_le_bytes()),
                 }
@@ -244,15 +258,7 @@ impl KvExportFile {
     }
 }
 
-impl KvExportFile {
-    /// Bytes of memory that the export takes. Blocks that the cache holds as well are counted in full.
-    pub fn bytes(&self) -> usize {
-        let kept = self.kept.as_ref().map_or(0, |kept| kept.view().len());
-        self.kv_export.block_bytes() + kept + self.header.len() + size_of_val(&*self.kv_export.tokens)
-    }
-}
-
-impl Part {
+impl Tensor {
     fn name(self) -> String {
         match self {
             Self::TokenIds => "token_ids".to_owned(),

@@ -1,12 +1,12 @@
-//! In front of somebody else's model: what of a conversation is compressed on its way there, and what is cited on the way back.
-//! Knows nothing of transports.
+//! The middleware, an OpenAI- and Anthropic-compatible proxy: compresses conversations on their way to an upstream, and adds citations to
+//! the answers. The module knows nothing of transports.
 //!
 //! ```text
-//! request ─▶ dialect: messages and parts ─▶ find: turns, pieces ─▶ rewrite ─▶ the same request, shorter
-//! answer  ─▶ answer, or stream: its texts ─▶ cite ─▶ the same answer, with citations
+//! request ─▶ dialect: messages and parts ─▶ find: turns and passages ─▶ rewrite ─▶ the same request, shorter
+//! answer  ─▶ answer, or sse and stream: its texts ─▶ cite ─▶ the same answer, with citations
 //! ```
 //!
-//! A body is never written anew: strings are replaced where they stand (`json`).
+//! A body is never serialized anew: strings are replaced in the text of the body (`json`), and the rest of it does not change.
 
 pub mod answer;
 pub mod cite;
@@ -15,4 +15,5 @@ pub mod find;
 pub mod json;
 pub mod rewrite;
 pub mod settings;
+pub mod sse;
 pub mod stream;

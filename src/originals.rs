@@ -1,7 +1,7 @@
-//! Texts that were shortened on their way, as they were, and what was sent instead: on disk, bounded for each tenant, the oldest making room.
-//! A crash loses nothing that was answered.
+//! The store of originals: full texts that were compressed on their way to a model, and records of what was sent instead. It is on disk and
+//! bounded for each tenant; the oldest values are dropped. A crash loses nothing that was confirmed to a client.
 //!
-//! After an I/O error, such as a full disk, `redb` refuses everything until its file is opened again. The store does that by itself with
+//! After an I/O error, such as a full disk, `redb` refuses every operation until its file is opened again. The store reopens the file with
 //! the next request, at most once a second; everything that was committed is still there.
 
 use std::path::{Path, PathBuf};
@@ -18,35 +18,35 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use thresher_core::private_files;
 
-/// A tenant, and a key of its own.
+/// A tenant, and a key within that tenant.
 type Key = (&'static str, &'static [u8]);
 
-/// Values by tenant and key, each with its place among the tenant's ages.
+/// Age and value by tenant and key. Ages count the insertions of a tenant.
 const VALUES: TableDefinition<Key, (u64, &[u8])> = TableDefinition::new("values");
-/// Keys by tenant and age: ascending, the oldest first.
+/// Keys by tenant and age, the oldest first.
 const AGES: TableDefinition<(&str, u64), &[u8]> = TableDefinition::new("ages");
-/// Bytes by tenant, and the next age.
+/// Bytes that are stored, and the next age, by tenant.
 const TENANTS: TableDefinition<&str, (u64, u64)> = TableDefinition::new("tenants");
 
-/// What a value takes beside its bytes.
+/// Bytes that a value counts in addition to its own.
 pub const ENTRY_BYTES: usize = 128;
 
-/// Name of the store in its folder.
+/// Name of the store's file in its folder.
 pub const FILE: &str = "originals.redb";
 
-/// Memory for pages of the file. The library's default is a gigabyte.
+/// Bytes of memory for pages of the file. The default of `redb` is a gigabyte.
 const CACHE_BYTES: usize = 32 << 20;
 
-/// The shortest time between two attempts to open the file, and how long nothing is written after a write has failed.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The shortest time between two attempts to open the file, and the time after a failed write in which no write is tried.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// How much is kept, and where.
+/// `[originals]`: the folder and size of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OriginalSettings {
-    /// One daemon's; empty: in memory, forgotten at exit.
+    /// Folder of the store, used by one daemon only. Empty: in memory, lost at exit. Default: `data/originals`.
     pub dir: PathBuf,
-    /// Bytes of one tenant's texts; 0: none is kept.
+    /// Bytes of one tenant's texts; the oldest are dropped. 0: none are kept. Default: 1 GiB.
     pub bytes_max: u64,
 }
 
@@ -56,34 +56,34 @@ impl Default for OriginalSettings {
     }
 }
 
-/// Why the store does not open, or not answer.
+/// Why the store cannot be opened, read or written.
 #[derive(Debug, Error)]
 pub enum OriginalError {
-    /// The folder cannot be made.
-    #[error("originals.dir ({path}): {cause}")]
+    /// The folder cannot be created.
+    #[error("cannot create the folder {path} (originals.dir): {cause}")]
     Dir {
         /// The folder.
         path: String,
-        /// What the system says.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
-    /// The file cannot be used.
-    #[error("{path} (originals.dir) cannot be opened: {cause}; each daemon needs a folder of its own")]
+    /// The file cannot be opened.
+    #[error("cannot open {path} (originals.dir): {cause}; each daemon needs a folder of its own")]
     Open {
         /// The file.
         path: String,
-        /// What the store says.
+        /// The error of the database.
         cause: redb::DatabaseError,
     },
-    /// It does not read, or not write.
-    #[error("the store of originals failed: {0}")]
+    /// A read or write failed.
+    #[error("the store of originals (originals.dir) failed: {0}")]
     Store(#[from] Box<redb::Error>),
-    /// It failed a moment ago, and is tried again in a moment.
+    /// The store failed less than a second ago, and is not tried again yet.
     #[error("the store of originals (originals.dir) failed less than a second ago; try again in a second")]
     Paused,
 }
 
-/// What was done with the store when it failed; a label of `originals_failures_total`.
+/// The operation that failed; a label of `originals_failures_total`.
 #[derive(Debug, Clone, Copy)]
 enum Operation {
     Open,
@@ -112,7 +112,7 @@ macro_rules! from_redb {
 }
 from_redb!(redb::TransactionError, redb::TableError, redb::StorageError, redb::CommitError);
 
-/// All tenants' texts. Cheap to clone; clones are one store, which is opened when it is first needed.
+/// The store of all tenants. Clones share it. Its file is opened when the store is first used.
 #[derive(Clone)]
 pub struct Originals {
     state: Arc<Mutex<State>>,
@@ -121,17 +121,17 @@ pub struct Originals {
 
 #[derive(Default)]
 struct State {
-    /// None before the first use, and after a failure.
+    /// `None` before the first use, and after a failure.
     database: Option<Arc<Database>>,
-    /// When the file was last opened, or an attempt failed.
-    tried: Option<Instant>,
-    /// When a write last failed.
+    /// The time of the last attempt to open the file.
+    open_tried: Option<Instant>,
+    /// The time of the last failed write.
     write_failed: Option<Instant>,
-    /// Whether the log has said that the store fails, and not yet that it works again.
+    /// Whether a failure was logged, and no recovery since.
     is_failing: bool,
 }
 
-/// One tenant's texts.
+/// The part of the store that belongs to one tenant.
 #[derive(Clone)]
 pub struct TenantOriginals {
     store: Originals,
@@ -139,20 +139,20 @@ pub struct TenantOriginals {
 }
 
 impl Originals {
-    /// Nothing is opened yet.
+    /// Creates a store whose file is not opened yet.
     pub fn at(settings: &OriginalSettings) -> Self {
         Self { state: Arc::default(), settings: settings.clone() }
     }
 
-    /// Opens the store, or makes it.
+    /// Opens the file of the store, or creates it.
     ///
     /// # Errors
-    /// [`OriginalError`]; a file that cannot be read is refused, never replaced.
+    /// Fails if the file cannot be opened or created. A damaged file is an error; it is never replaced.
     pub fn open(&self) -> Result<(), OriginalError> {
         self.database().map(drop)
     }
 
-    /// What belongs to this tenant.
+    /// Returns the part of the store that belongs to `tenant`.
     pub fn of(&self, tenant: &str) -> TenantOriginals {
         TenantOriginals { store: self.clone(), tenant: tenant.into() }
     }
@@ -161,23 +161,24 @@ impl Originals {
         self.settings.dir.as_os_str().is_empty() || self.settings.bytes_max == 0
     }
 
-    /// Reads in one transaction. A failure that concerns the file closes it: the next call opens it again.
+    /// Runs `work` in one read transaction. A failure of the file closes it, and the next call opens it again.
     fn read<T>(
         &self,
         work: impl FnOnce(&ReadTransaction) -> Result<T, OriginalError>,
     ) -> Result<T, OriginalError> {
         let database = self.database()?;
         let done = database.begin_read().map_err(OriginalError::from).and_then(|read| work(&read));
-        self.settle(Operation::Get, database, done)
+        self.finish(Operation::Get, database, done)
     }
 
-    /// Writes in one transaction, which is committed, or leaves nothing; otherwise as [`Self::read`]. While the disk is full every
-    /// write closes the file. So that others can read meanwhile, a second passes until the next write is tried.
+    /// Runs `work` in one write transaction, which is committed as a whole or not at all. A failure of the file closes it, as for
+    /// [`Self::read`]. While the disk is full, every write closes the file, so no write is tried for a second after a failed one: reads
+    /// work in the meantime.
     fn write(
         &self,
         work: impl FnOnce(&WriteTransaction) -> Result<(), OriginalError>,
     ) -> Result<(), OriginalError> {
-        if self.state().write_failed.is_some_and(|failed| failed.elapsed() < PAUSE) {
+        if self.state().write_failed.is_some_and(|failed| failed.elapsed() < RETRY_DELAY) {
             counter!("originals_failures_total", "operation" => Operation::Put.name()).increment(1);
             return Err(OriginalError::Paused);
         }
@@ -186,11 +187,11 @@ impl Originals {
             work(&write)?;
             Ok(write.commit()?)
         });
-        self.settle(Operation::Put, database, done)
+        self.finish(Operation::Put, database, done)
     }
 
-    /// Counts and logs a failure, and closes the file where it has to be opened again.
-    fn settle<T>(
+    /// Records the outcome of an operation: counts and logs a failure, and closes the file if it must be opened again.
+    fn finish<T>(
         &self,
         operation: Operation,
         database: Arc<Database>,
@@ -202,7 +203,7 @@ impl Originals {
                 if matches!(operation, Operation::Put) {
                     state.write_failed = None;
                 }
-                // Reads go on while the disk is full: only a write says that this is over.
+                // Reads work while the disk is full, so only a write shows that the store works again.
                 if state.is_failing && state.write_failed.is_none() {
                     state.is_failing = false;
                     tracing::info!("the store of originals works again");
@@ -214,7 +215,7 @@ impl Originals {
                     state.database.as_ref().is_some_and(|current| Arc::ptr_eq(current, &database));
                 if is_current && !self.is_in_memory() && needs_reopening(error) {
                     state.database = None;
-                    // Before the lock goes: the next call finds the file closed.
+                    // Dropped before the lock is released, so that the file is closed when the next call opens it.
                     drop(database);
                 }
             }
@@ -227,11 +228,11 @@ impl Originals {
         if matches!(operation, Operation::Put) {
             state.write_failed = Some(Instant::now());
         }
-        // Once, not for every request.
+        // Logged once, not for every request.
         if !std::mem::replace(&mut state.is_failing, true) {
             let dir = self.settings.dir.display();
             let operation = operation.name();
-            tracing::error!(%error, operation, %dir, "the store of originals fails; it is tried again with the next requests");
+            tracing::error!(%error, operation, %dir, "the store of originals failed; the next requests will try it again");
         }
     }
 
@@ -240,11 +241,11 @@ impl Originals {
         if let Some(database) = &state.database {
             return Ok(Arc::clone(database));
         }
-        if state.tried.is_some_and(|tried| tried.elapsed() < PAUSE) {
+        if state.open_tried.is_some_and(|tried| tried.elapsed() < RETRY_DELAY) {
             return Err(OriginalError::Paused);
         }
-        let is_first = state.tried.replace(Instant::now()).is_none();
-        match self.opened() {
+        let is_first = state.open_tried.replace(Instant::now()).is_none();
+        match self.open_database() {
             Ok(database) => {
                 if !is_first {
                     counter!("originals_reopened_total").increment(1);
@@ -258,15 +259,15 @@ impl Originals {
         }
     }
 
-    fn opened(&self) -> Result<Database, OriginalError> {
+    fn open_database(&self) -> Result<Database, OriginalError> {
         let database = match self.is_in_memory() {
             true => {
                 let opened = Builder::new().create_with_backend(InMemoryBackend::new());
                 opened.map_err(|cause| OriginalError::Open { path: "memory".to_owned(), cause })?
             }
-            false => on_disk(&self.settings.dir)?,
+            false => open_file(&self.settings.dir)?,
         };
-        // Nothing is written where the tables are there: a file on a full disk can be opened, and read.
+        // Nothing is written if the tables exist, so that a file on a full disk can be opened and read.
         if !has_tables(&database)? {
             let write = database.begin_write()?;
             write.open_table(VALUES)?;
@@ -282,7 +283,7 @@ impl Originals {
     }
 }
 
-/// Whether the library refuses everything from now on, or what it has in memory of the file is in doubt.
+/// Whether the file must be opened again after `error`: `redb` then refuses every operation, or its cached pages may be wrong.
 fn needs_reopening(error: &OriginalError) -> bool {
     match error {
         OriginalError::Store(error) => matches!(
@@ -313,7 +314,7 @@ fn has_tables(database: &Database) -> Result<bool, OriginalError> {
     Ok(true)
 }
 
-fn on_disk(dir: &Path) -> Result<Database, OriginalError> {
+fn open_file(dir: &Path) -> Result<Database, OriginalError> {
     let failed = |cause| OriginalError::Dir { path: dir.display().to_string(), cause };
     private_files::create_dir_all(dir).map_err(failed)?;
     let path = dir.join(FILE);
@@ -327,15 +328,16 @@ fn on_disk(dir: &Path) -> Result<Database, OriginalError> {
 }
 
 impl TenantOriginals {
-    /// Whether a text is kept for sure beside others that are put with it, of so many bytes.
+    /// Returns whether a text of `bytes` can be kept together with other values of `others` bytes in the same [`Self::put`], without one of
+    /// them dropping another.
     pub fn has_room(&self, others: usize, bytes: usize) -> bool {
         (others + bytes + ENTRY_BYTES) as u64 <= self.store.settings.bytes_max
     }
 
-    /// What is kept under a key.
+    /// Returns the value of `key`, or `None` if it was never stored or has been dropped.
     ///
     /// # Errors
-    /// When the store cannot be read.
+    /// Fails if the store cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, OriginalError> {
         self.store.read(|read| {
             let values = read.open_table(VALUES)?;
@@ -343,10 +345,11 @@ impl TenantOriginals {
         })
     }
 
-    /// Keeps values, durably; the tenant's oldest make room. One that is larger than all room is not kept.
+    /// Stores keys and their values durably. The oldest values of the tenant are dropped if there is not enough room. A value that is larger
+    /// than the tenant's part of the store is skipped.
     ///
     /// # Errors
-    /// When the store cannot be written; then none is kept.
+    /// Fails if the store cannot be written. Then no value of `entries` is stored.
     pub fn put(&self, entries: &[(&[u8], &[u8])]) -> Result<(), OriginalError> {
         self.store.write(|write| entries.iter().try_for_each(|(key, value)| self.put_one(write, key, value)))
     }
@@ -359,25 +362,25 @@ impl TenantOriginals {
         }
         let (mut values, mut ages) = (write.open_table(VALUES)?, write.open_table(AGES)?);
         let mut tenants = write.open_table(TENANTS)?;
-        let (mut bytes, next) = tenants.get(tenant)?.map_or((0, 0), |found| found.value());
+        let (mut bytes, next_age) = tenants.get(tenant)?.map_or((0, 0), |found| found.value());
         let before = values.get((tenant, key))?.map(|found| (found.value().0, found.value().1.len()));
         if let Some((age, len)) = before {
             ages.remove((tenant, age))?;
             bytes -= size(len);
         }
         bytes += size(value.len());
-        values.insert((tenant, key), (next, value))?;
-        ages.insert((tenant, next), key)?;
+        values.insert((tenant, key), (next_age, value))?;
+        ages.insert((tenant, next_age), key)?;
         while bytes > self.store.settings.bytes_max {
             let oldest = ages.range((tenant, 0)..)?.next().transpose()?;
             let Some((age, key)) = oldest.map(|(age, key)| (age.value().1, key.value().to_vec())) else {
                 break;
             };
             ages.remove((tenant, age))?;
-            let gone = values.remove((tenant, &*key))?.map_or(0, |found| size(found.value().1.len()));
-            bytes -= gone;
+            let dropped = values.remove((tenant, &*key))?.map_or(0, |found| size(found.value().1.len()));
+            bytes -= dropped;
         }
-        tenants.insert(tenant, (bytes, next + 1))?;
+        tenants.insert(tenant, (bytes, next_age + 1))?;
         Ok(())
     }
 }
@@ -391,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_survives_and_is_its_tenants() {
+    fn values_survive_a_restart_and_belong_to_one_tenant() {
         let dir = tempfile::tempdir().expect("a folder");
         {
             let store = store(dir.path(), 1 << 20);
@@ -407,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn each_tenant_has_its_room_and_the_oldest_make_it() {
+    fn each_tenant_has_its_own_room_and_drops_its_oldest_values() {
         let store = store(Path::new(""), 10 * (100 + ENTRY_BYTES as u64));
         let (a, b) = (store.of("a"), store.of("b"));
         b.put(&[(b"0", &[7; 100])]).expect("keeps");
@@ -417,12 +420,12 @@ mod tests {
         let left: Vec<u8> =
             (0..100).filter(|&key| a.get(&[key]).expect("reads") == Some(vec![key; 100])).collect();
         assert_eq!(left, (90..100).collect::<Vec<_>>());
-        assert!(b.get(b"0").expect("reads").is_some(), "another tenant's room");
-        a.put(&[(b"large", &[0; 5_000])]).expect("is let be");
+        assert!(b.get(b"0").expect("reads").is_some(), "another tenant has its own room");
+        a.put(&[(b"large", &[0; 5_000])]).expect("skipped");
         assert_eq!(a.get(b"large").expect("reads"), None);
         assert!(a.get(&[99]).expect("reads").is_some());
         a.put(&[(&[99], &[1; 100])]).expect("changes");
-        assert!(a.get(&[90]).expect("reads").is_some(), "a change takes no more room");
+        assert!(a.get(&[90]).expect("reads").is_some(), "an overwritten value takes no more room");
     }
 
     #[test]

@@ -1,90 +1,93 @@
-//! What the process is told before its first thread starts, and how it ends.
-//! Knows nothing of what it does in between.
+//! Settings of the process that must be made before its first thread starts, and its immediate exit. The module knows nothing of what
+//! the process does in between.
 
-/// Settles what has to be settled before there are threads; called first thing in `main`.
+/// Prepares the process: one arena for the allocator, no telemetry from ONNX Runtime, as many file descriptors as the system allows. `main`
+/// calls it first, before there are threads.
 pub fn prepare() {
-    one_arena();
-    quiet_runtime();
-    all_file_descriptors();
+    use_one_arena();
+    disable_runtime_telemetry();
+    raise_file_descriptor_limit();
 }
 
-/// Ends the process at once: work that outlived the drain, or a model that is still being loaded, is not waited for. The
-/// handlers of an ordinary exit would free what ONNX Runtime's threads still use.
+/// Ends the process at once with exit status `code`, without waiting for work that outlived the drain or for a model that is still being
+/// loaded. The handlers of an ordinary exit would free memory that ONNX Runtime's threads still use.
 #[allow(unsafe_code, reason = "a call into the C library")]
 pub fn leave(code: i32) -> ! {
-    // SAFETY: takes a number and does not return: nothing can see what it leaves behind.
+    // SAFETY: the call takes a number and does not return, so no code can observe the state that it leaves behind.
     unsafe { libc::_exit(code) }
 }
 
-/// From now on every file that this process creates is for its own user alone, also a file that a library creates. For commands that
-/// keep data of others, such as the daemon: what the others write for their user, such as a report, gets the user's own mode.
+/// Sets the umask so that only this process's user can read the files that the process creates from now on, those of libraries included.
+/// It is for commands that keep other people's data, such as the daemon. Commands that write for their user, such as reports, keep the
+/// user's own umask.
 #[cfg(unix)]
 #[allow(unsafe_code, reason = "a call into the C library")]
 pub fn keep_files_private() {
-    // SAFETY: takes a number and changes the process's own mask; it cannot fail.
+    // SAFETY: the call takes a number and changes the process's own umask; it cannot fail.
     unsafe { libc::umask(0o077) };
 }
 
-/// There are no modes to set.
+/// Does nothing: files have no modes on this platform.
 #[cfg(not(unix))]
 pub fn keep_files_private() {}
 
-/// Lets glibc have one arena instead of eight for each core. Memory that is freed in one arena is not found by threads that
-/// allocate in another, and blocks are made by one thread and dropped by any: with an arena for each thread the process
-/// grows to nearly twice what it holds. `MALLOC_ARENA_MAX` in the environment, or another allocator, has the last word.
+/// Limits glibc to one arena instead of eight for each core. A thread that allocates in one arena cannot use memory that was freed in
+/// another one. Blocks are allocated by one thread and dropped by any thread, so with an arena for each thread the process grows to nearly
+/// twice the size of what it holds. `MALLOC_ARENA_MAX` in the environment overrides this, and so does another allocator.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code, reason = "a call into the C library")]
-fn one_arena() {
+fn use_one_arena() {
     if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
-        // SAFETY: takes two numbers and touches the allocator's own settings only; it locks them. What it returns says
-        // whether it knew the setting: where it did not, nothing has changed.
+        // SAFETY: the call takes two numbers and changes only the allocator's own settings, which it locks. It returns whether it
+        // knows the setting; if it does not, nothing has changed.
         let _known = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     }
 }
 
-/// Other allocators have no such arenas.
+/// Does nothing: only glibc has arenas.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-fn one_arena() {}
+fn use_one_arena() {}
 
-/// ONNX Runtime's published builds (from 1.29) tell their maker about the machine and the program, and keep a device id in the
-/// user's home, unless this variable is set before they are loaded: switching events off later is too late for the first.
-/// Who sets it has the last word.
+/// Turns off the telemetry of ONNX Runtime. Its published builds (1.29 and later) send data about the machine and the program to their
+/// vendor, and keep a device id in the user's home, unless this variable is set before the library is loaded: turning events off later is
+/// too late for the first ones. A value that is already in the environment is kept.
 #[allow(unsafe_code, reason = "the environment is changed")]
-fn quiet_runtime() {
+fn disable_runtime_telemetry() {
     const NAME: &str = "ORT_DISABLE_TELEMETRY";
     if std::env::var_os(NAME).is_none() {
-        // SAFETY: there is no other thread yet that could read the environment.
+        // SAFETY: no other thread exists yet that could read the environment.
         unsafe { std::env::set_var(NAME, "1") };
     }
 }
 
-/// Returns what the allocator keeps of freed memory to the system. Takes milliseconds for each hundred megabytes, in which other
-/// threads wait when they allocate.
+/// Returns freed memory that the allocator keeps to the operating system. This takes milliseconds for each hundred megabytes; meanwhile
+/// other threads wait when they allocate.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code, reason = "a call into the C library")]
 pub fn give_memory_back() {
-    // SAFETY: takes a number and touches the allocator's own memory only; it locks it.
+    // SAFETY: the call takes a number and touches only the allocator's own memory, which it locks.
     let _released = unsafe { libc::malloc_trim(0) };
 }
 
-/// Other allocators give memory back by themselves.
+/// Does nothing: other allocators return memory by themselves.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn give_memory_back() {}
 
-/// File descriptors that this process may have open.
+/// Returns the number of file descriptors that this process may have open, or 1,024 if the system does not say.
 #[allow(unsafe_code, reason = "a call into the C library")]
 pub fn file_descriptors() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the call writes this one structure, which lives through it.
+    // SAFETY: the call writes only to this structure, which outlives the call.
     let is_known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
     if is_known { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) } else { 1_024 }
 }
 
-/// Every connection takes a file descriptor, and many systems allow 1,024 unless a program asks for what it may have.
+/// Raises the limit of open file descriptors to the highest value that the system allows. Every connection takes a file descriptor, and
+/// many systems allow only 1,024 unless a program raises the limit itself.
 #[allow(unsafe_code, reason = "calls into the C library")]
-fn all_file_descriptors() {
+fn raise_file_descriptor_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: both calls read and write this one structure, which lives through them. A refusal leaves the limit as it was.
+    // SAFETY: both calls read and write only this structure, which outlives them. If the second one fails, the limit is unchanged.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
             limit.rlim_cur = limit.rlim_max;

@@ -1,7 +1,7 @@
-//! Receipts: a signed record of what an attribution was asked and what it said, which anybody can check later and replay.
+//! Receipts: signed records of attributions, which anybody can verify later and replay.
 //!
-//! A receipt is a DSSE envelope (github.com/secure-systems-lab/dsse): a payload, and an Ed25519 signature of it and its type. The payload
-//! is a [`Statement`] as JSON: hashes of what came in, never the texts, and every place, score and verdict that was found.
+//! A receipt is a DSSE envelope (github.com/secure-systems-lab/dsse): a payload, and an Ed25519 signature of the payload and its type. The
+//! payload is a [`Statement`] as JSON: hashes of the input, never its texts, and every range, score and verdict of the result.
 
 mod key;
 mod statement;
@@ -18,10 +18,10 @@ use thresher_core::pipeline::attribute::Attributed;
 pub use self::key::{BEGIN as KEY_BEGIN, KeyError, SigningKey};
 pub use self::statement::{Difference, Statement};
 
-/// The payload's type, which is signed with it.
+/// The type of the payload, which is signed together with the payload.
 pub const PAYLOAD_TYPE: &str = "application/vnd.thresher.attribution+json";
 
-/// A statement and its signature.
+/// A statement with its signature.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Receipt {
@@ -36,30 +36,30 @@ pub struct Receipt {
 struct Signature {
     /// Base64 of the public key.
     keyid: String,
-    /// Base64.
+    /// Base64 of the signature.
     sig: String,
 }
 
-/// Why a receipt proves nothing.
+/// Why a receipt cannot be verified.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "each message says it")]
 pub enum ReceiptError {
-    #[error("the payload's type is {0:?}, not {PAYLOAD_TYPE:?}")]
+    #[error("the type of the payload is {0:?}; it must be {PAYLOAD_TYPE:?}")]
     Type(String),
     #[error("{0} is not base64")]
     Base64(&'static str),
-    #[error("it has {0} signatures, not one")]
+    #[error("the receipt has {0} signatures; it must have one")]
     Signatures(usize),
-    #[error("it was signed by {found}, not by {expected}")]
+    #[error("the receipt was signed by {found}, not by {expected}")]
     OtherKey { found: String, expected: String },
-    #[error("the signature does not fit the payload: one of them was changed")]
+    #[error("the signature does not match the payload; one of them was changed")]
     Signature,
-    #[error("the payload is no statement: {0}")]
+    #[error("the payload is not a statement: {0}")]
     Payload(#[from] serde_json::Error),
 }
 
 impl Receipt {
-    /// Signs what an attribution was asked and what it said.
+    /// Creates and signs the statement of an attribution by the pipeline `by`.
     pub fn of(request: &AttributeRequest, attributed: &Attributed, by: &Pipeline, key: &SigningKey) -> Self {
         Self::sign(&Statement::new(request, attributed, by), key)
     }
@@ -67,10 +67,10 @@ impl Receipt {
     /// Signs a statement.
     ///
     /// # Panics
-    /// Never: a statement is JSON.
+    /// Never panics in practice: every statement can be written as JSON.
     pub fn sign(statement: &Statement, key: &SigningKey) -> Self {
         let payload = serde_json::to_vec(statement).expect("a statement is JSON");
-        let sig = BASE64.encode(key.sign(&signed(PAYLOAD_TYPE, &payload)));
+        let sig = BASE64.encode(key.sign(&signed_bytes(PAYLOAD_TYPE, &payload)));
         Self {
             payload_type: PAYLOAD_TYPE.to_owned(),
             payload: BASE64.encode(payload),
@@ -78,10 +78,10 @@ impl Receipt {
         }
     }
 
-    /// The statement, if `public_key` signed it; without one, whoever did.
+    /// Returns the statement if the signature is valid and by `public_key` (base64). `None` accepts a valid signature by any key.
     ///
     /// # Errors
-    /// Why it proves nothing.
+    /// Fails if the receipt is malformed, if the signature is invalid or by another key, or if the payload is not a statement.
     pub fn statement(&self, public_key: Option<&str>) -> Result<Statement, ReceiptError> {
         if self.payload_type != PAYLOAD_TYPE {
             return Err(ReceiptError::Type(self.payload_type.clone()));
@@ -95,23 +95,23 @@ impl Receipt {
                 expected: expected.trim().to_owned(),
             });
         }
-        let decode = |text: &str, what| BASE64.decode(text).map_err(|_| ReceiptError::Base64(what));
+        let decode = |text: &str, field| BASE64.decode(text).map_err(|_| ReceiptError::Base64(field));
         let (payload, sig, key) =
             (decode(&self.payload, "payload")?, decode(sig, "sig")?, decode(keyid, "keyid")?);
-        if !key::verifies(&key, &signed(&self.payload_type, &payload), &sig) {
+        if !key::verifies(&key, &signed_bytes(&self.payload_type, &payload), &sig) {
             return Err(ReceiptError::Signature);
         }
         Ok(serde_json::from_slice(&payload)?)
     }
 
-    /// Who signed it, as it says itself.
+    /// Returns the public key (base64) that the receipt names as its signer. The signature is not checked here.
     pub fn key(&self) -> Option<&str> {
         self.signatures.first().map(|signature| &*signature.keyid)
     }
 }
 
-/// What DSSE signs: its pre-authentication encoding.
-fn signed(payload_type: &str, payload: &[u8]) -> Vec<u8> {
+/// The bytes that DSSE signs: its pre-authentication encoding.
+fn signed_bytes(payload_type: &str, payload: &[u8]) -> Vec<u8> {
     let head = format!("DSSEv1 {} {payload_type} {} ", payload_type.len(), payload.len());
     [head.as_bytes(), payload].concat()
 }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_signed_comes_back() {
+    fn a_signed_statement_is_returned() {
         let key = SigningKey::generate().expect("there is randomness");
         let receipt = Receipt::sign(&statement(), &key);
         assert_eq!(receipt.statement(None).expect("just signed"), statement());
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_an_envelope_can_be_changed() {
+    fn a_changed_envelope_is_refused() {
         let key = SigningKey::generate().expect("there is randomness");
         let receipt = serde_json::to_value(Receipt::sign(&statement(), &key)).expect("JSON");
         for pointer in ["/payloadType", "/payload", "/signatures/0/keyid", "/signatures/0/sig"] {
@@ -154,17 +154,17 @@ mod tests {
         }
     }
 
-    /// Every single value of the statement: the signature covers it, and a replay would find it.
+    /// For every single value of the statement: the signature covers it, and a replay would find the change.
     #[test]
-    fn nothing_of_a_statement_can_be_changed() {
+    fn a_changed_statement_is_refused() {
         let key = SigningKey::generate().expect("there is randomness");
         let honest = serde_json::to_value(statement()).expect("JSON");
         let receipt = Receipt::sign(&statement(), &key);
-        let places = leaves(&honest, String::new());
-        assert!(places.len() > 25, "{places:?}");
-        for place in places {
+        let pointers = leaves(&honest, String::new());
+        assert!(pointers.len() > 25, "{pointers:?}");
+        for pointer in pointers {
             let mut changed = honest.clone();
-            let value = changed.pointer_mut(&place).expect("a place of it");
+            let value = changed.pointer_mut(&pointer).expect("a value of the statement");
             *value = match &value {
                 Value::String(text) => Value::from(format!("{text}x")),
                 Value::Bool(is) => Value::from(!is),
@@ -176,34 +176,34 @@ mod tests {
             };
             let payload = BASE64.encode(changed.to_string());
             let forged = Receipt { payload, ..receipt.clone() };
-            assert!(matches!(forged.statement(None), Err(ReceiptError::Signature)), "{place} is signed");
-            if ["/issued_at", "/thresher"].contains(&&*place) {
+            assert!(matches!(forged.statement(None), Err(ReceiptError::Signature)), "{pointer} is signed");
+            if ["/issued_at", "/thresher"].contains(&&*pointer) {
                 continue;
             }
-            // Some changes give what is no statement at all: then the reader says so.
+            // Some changes make the JSON something other than a statement, which parsing refuses.
             let Ok(changed) = serde_json::from_value::<Statement>(changed) else { continue };
             let found: Vec<String> = changed.compare(&statement()).into_iter().map(|d| d.place).collect();
-            assert_eq!(found, [place], "the replay says where");
+            assert_eq!(found, [pointer], "the replay names the value");
         }
     }
 
-    /// A receipt of a compression says what was seen; over other texts there is nothing to lay it over.
+    /// A receipt of an answer to compressed chunks has the ranges that the model saw; ranges do not fit other texts.
     #[test]
-    fn what_cannot_be_replayed_is_said_and_not_tried() {
+    fn a_statement_about_other_texts_is_not_replayed() {
         let chunk = |text: &str| {
             Arc::new(Chunk { id: "a".to_owned(), title: None, text: text.to_owned(), metadata: None })
         };
         let found = statement().compare_input("é", &[chunk("aaaaaaaaé of more than nine bytes"), chunk("b")]);
-        let places: Vec<&str> = found.iter().map(|difference| &*difference.place).collect();
+        let pointers: Vec<&str> = found.iter().map(|difference| &*difference.place).collect();
         assert!(
-            places.contains(&"/answer/sha256") && places.contains(&"/chunks/0/text/sha256"),
-            "{places:?}"
+            pointers.contains(&"/answer/sha256") && pointers.contains(&"/chunks/0/text/sha256"),
+            "{pointers:?}"
         );
-        assert!(places.contains(&"/chunks/0/seen"), "{places:?}: byte 9 is inside a character");
+        assert!(pointers.contains(&"/chunks/0/seen"), "{pointers:?}: byte 9 is inside a character");
     }
 
-    fn leaves(value: &Value, place: String) -> Vec<String> {
-        let below = |(key, value): (String, &Value)| leaves(value, format!("{place}/{key}"));
+    fn leaves(value: &Value, pointer: String) -> Vec<String> {
+        let below = |(key, value): (String, &Value)| leaves(value, format!("{pointer}/{key}"));
         match value {
             Value::Object(map) => {
                 map.iter().map(|(key, value)| (key.clone(), value)).flat_map(below).collect()
@@ -211,7 +211,7 @@ mod tests {
             Value::Array(list) => {
                 list.iter().enumerate().map(|(i, value)| (i.to_string(), value)).flat_map(below).collect()
             }
-            _ => vec![place],
+            _ => vec![pointer],
         }
     }
 }

@@ -1,8 +1,7 @@
-//! What each tenant has of its own: its view of the pipeline, its registered chunks, the requests that are remembered for it. A
-//! tenant_state holds all of it, and who is in one has no way into another.
-//! Knows nothing of keys, or of who is asking.
+//! The state of each tenant: its view of the pipeline, its registered chunks, its recent requests and exports. Tenants are isolated: a
+//! request gets the [`TenantState`] of its own tenant, which gives no access to another one. The module knows nothing of API keys.
 
-mod ahead;
+mod read_ahead;
 pub mod ttl_store;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,169 +15,168 @@ use thresher_registry::warm::Warmer;
 use thresher_registry::{Progress, Registry, RegistryError, RegistrySettings};
 use tokio::runtime::Handle;
 
-use self::ahead::{Ahead, Turn};
+use self::read_ahead::{ReadAhead, ReadAheadLock};
 use self::ttl_store::{RecentRequest, TtlEntry, TtlStore, TtlStoreSettings};
 use crate::admission::Admission;
 use crate::kv_export::KvExportFile;
 use crate::shared_tier::{self, Shared};
 
-/// How often is looked whether a tenant's folder is free, and how long between two looks: five seconds in all.
-const LOOKS_MAX: usize = 100;
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// The number of retries to open a tenant's registry whose folder is in use, and the time between two of them: five seconds in all.
+const OPEN_RETRIES_MAX: usize = 100;
+const OPEN_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// What state are made by.
+/// The settings with which the state of tenants is created.
 #[derive(Clone, Default)]
 pub struct TenantSettings {
-    /// Of each tenant's registry; its folder is that of the default tenant, and others have one in it.
+    /// Settings of each tenant's registry. Its folder is that of the default tenant; other tenants have a subfolder each.
     pub registry: RegistrySettings,
-    /// Of what is remembered for each tenant.
+    /// Settings of each tenant's store of recent requests.
     pub handles: TtlStoreSettings,
-    /// Of keys and values that each tenant may fetch.
+    /// Settings of each tenant's store of KV exports.
     pub kv_handles: TtlStoreSettings,
-    /// TenantMapState beside that of the default tenant.
+    /// The most tenants whose state is kept, beside the default tenant.
     pub count_max: usize,
-    /// Where registered chunks are shared, each tenant's with itself.
+    /// The shared tier through which sidecars exchange a tenant's registered chunks, if there is one.
     pub shared: Option<Shared>,
 }
 
-/// All state. Clones have the same ones.
+/// The state of all tenants. Clones share it.
 #[derive(Clone)]
 pub struct Tenants(Arc<TenantMap>);
 
 struct TenantMap {
     settings: TenantSettings,
     state: RwLock<TenantMapState>,
-    /// One at a time opens: a folder cannot be opened twice.
+    /// Held while tenants are opened, because a registry's folder cannot be opened twice.
     opening: Mutex<()>,
 }
 
 struct TenantMapState {
     by_tenant: BTreeMap<Tenant, Arc<TenantState>>,
     pipeline: Option<Arc<Pipeline>>,
-    /// What registered chunks are read ahead by, once that has begun.
-    ahead: Option<Readers>,
+    /// `Some` once registered chunks are read ahead.
+    read_ahead: Option<ReadAheadContext>,
 }
 
-/// What all readers ahead have in common.
-struct Readers {
-    busy: Admission,
-    turn: Arc<Turn>,
+/// What the read-ahead of all tenants shares.
+struct ReadAheadContext {
+    admission: Admission,
+    lock: Arc<ReadAheadLock>,
 }
 
-/// What a tenant has.
+/// The state of one tenant.
 pub struct TenantState {
     tenant: Tenant,
     handles: TtlStore<RecentRequest>,
     kv_handles: TtlStore<KvExportFile>,
     pipeline: OnceLock<Arc<Pipeline>>,
-    /// An error: it cannot be used, and the log says why.
+    /// `Err`: the registry cannot be used, and the log says why.
     registry: OnceLock<Result<Registry, ()>>,
     warmer: Mutex<Option<Warmer>>,
 }
 
-/// Why there is no registry.
+/// Why a tenant has no registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoRegistry {
-    /// It is being opened.
+    /// The registry is still being opened.
     NotYet,
-    /// It was not possible.
+    /// The registry could not be opened; the log says why.
     Unusable,
 }
 
 impl Tenants {
-    /// With the tenant_state of the default tenant, nothing in it.
+    /// Creates the state of the default tenant, which is empty.
     pub fn new(settings: TenantSettings) -> Self {
-        let tenant_state = Arc::new(TenantState::new(Tenant::default(), &settings));
-        let by_tenant = [(Tenant::default(), tenant_state)].into();
-        let state = RwLock::new(TenantMapState { by_tenant, pipeline: None, ahead: None });
+        let default = Arc::new(TenantState::new(Tenant::default(), &settings));
+        let by_tenant = [(Tenant::default(), default)].into();
+        let state = RwLock::new(TenantMapState { by_tenant, pipeline: None, read_ahead: None });
         Self(Arc::new(TenantMap { settings, state, opening: Mutex::default() }))
     }
 
-    /// The tenant_state of a tenant; none: it has not been opened.
+    /// Returns the state of a tenant, or `None` if it has not been opened.
     pub fn of(&self, tenant: &Tenant) -> Option<Arc<TenantState>> {
         self.0.read().by_tenant.get(tenant).cloned()
     }
 
-    /// The tenant_state of the default tenant.
+    /// Returns the state of the default tenant.
     pub fn default_tenant(&self) -> Arc<TenantState> {
-        self.of(&Tenant::default()).expect("it is there from the beginning")
+        self.of(&Tenant::default()).expect("the default tenant always has a state")
     }
 
-    /// Opens the default tenant's registry. With a shared tier within a Tokio runtime.
+    /// Opens the default tenant's registry. If there is a shared tier, call it within a Tokio runtime.
     ///
     /// # Errors
-    /// As [`Registry::open`].
+    /// Fails if [`Registry::open`] fails.
     pub fn open_default(&self) -> Result<(), RegistryError> {
         let registry = self.0.registry(&Tenant::default())?;
         self.default_tenant().registry.get_or_init(|| Ok(registry));
         Ok(())
     }
 
-    /// Opens the state of `tenants` that are not open. Where there would be too many, those that are not among them are given
-    /// up. A registry that cannot be used is said in the log and to those who ask for it: it keeps nobody else from theirs.
+    /// Opens the state of those of `tenants` that are not open yet. If there would be too many, drops the state of tenants that are not
+    /// among `tenants`. A registry that cannot be opened is logged, and requests that need it get an error; other tenants are not affected.
     pub fn open(&self, tenants: &BTreeSet<Tenant>) {
         let _one_at_a_time = lock(&self.0.opening);
         let new: Vec<&Tenant> = tenants.iter().filter(|tenant| self.of(tenant).is_none()).collect();
-        self.0.make_room(tenants, new.len());
+        self.0.evict(tenants, new.len());
         for tenant in new {
             let started = Instant::now();
             let registry = self.0.registry(tenant).map_err(|error| {
-                tracing::error!(tenant = tenant.name(), %error, "a tenant's registry cannot be used");
+                tracing::error!(tenant = tenant.name(), %error, "a tenant's registry cannot be opened");
             });
             let chunks = registry.as_ref().map_or(0, |registry| registry.progress().registered);
-            let tenant_state = TenantState::new(tenant.clone(), &self.0.settings);
-            let _ = tenant_state.registry.set(registry);
-            self.0.let_in(Arc::new(tenant_state));
+            let state = TenantState::new(tenant.clone(), &self.0.settings);
+            let _ = state.registry.set(registry);
+            self.0.insert(Arc::new(state));
             let ms = started.elapsed().as_millis() as u64;
-            tracing::info!(tenant = tenant.name(), chunks, ms, "tenant_state open");
+            tracing::info!(tenant = tenant.name(), chunks, ms, "tenant opened");
         }
     }
 
-    /// From now on there is a model: every tenant_state gets its view of it.
+    /// Gives every tenant, now and later, its view of the model that has been loaded.
     pub fn set_pipeline(&self, pipeline: Arc<Pipeline>) {
         let mut state = self.0.write();
         let pipeline = state.pipeline.get_or_insert(pipeline).clone();
-        state.by_tenant.values().for_each(|tenant_state| tenant_state.set_pipeline(&pipeline));
+        state.by_tenant.values().for_each(|tenant| tenant.set_pipeline(&pipeline));
     }
 
-    /// Whether there is a model.
+    /// Returns whether the model has been loaded.
     pub fn is_ready(&self) -> bool {
         self.0.read().pipeline.is_some()
     }
 
-    /// From now on registered chunks are read ahead, also in state that are opened later: one tenant's at a time, in turn, and
-    /// behind requests. Within a Tokio runtime, once there is a model.
+    /// Starts to read registered chunks ahead, also those of tenants that are opened later: one tenant at a time. Requests that wait
+    /// for a permit of `admission` take precedence. Call it within a Tokio runtime, after [`Self::set_pipeline`].
     ///
     /// # Errors
-    /// When the system gives no thread.
-    pub fn read_ahead(&self, busy: Admission) -> io::Result<()> {
+    /// Fails if the system cannot create a thread.
+    pub fn read_ahead(&self, admission: Admission) -> io::Result<()> {
         let mut state = self.0.write();
-        let readers = Readers { busy, turn: Arc::new(Turn::new(Handle::current())) };
-        state.by_tenant.values().try_for_each(|tenant_state| tenant_state.read_ahead(&readers))?;
-        state.ahead = Some(readers);
+        let context = ReadAheadContext { admission, lock: Arc::new(ReadAheadLock::new(Handle::current())) };
+        state.by_tenant.values().try_for_each(|tenant| tenant.read_ahead(&context))?;
+        state.read_ahead = Some(context);
         Ok(())
     }
 
-    /// Tells all who read ahead to stop, without waiting until they have.
+    /// Asks the read-ahead of all tenants to stop, and returns without waiting for it.
     pub fn stop_reading_ahead(&self) {
         let state = self.0.read();
-        state.by_tenant.values().for_each(|tenant_state| {
-            lock(&tenant_state.warmer).as_ref().inspect(|warmer| warmer.stop());
+        state.by_tenant.values().for_each(|tenant| {
+            lock(&tenant.warmer).as_ref().inspect(|warmer| warmer.stop());
         });
     }
 
-    /// Waits until nobody reads ahead any more.
+    /// Stops the read-ahead of all tenants and waits until it has ended.
     pub fn close(&self) {
-        let state: Vec<Arc<TenantState>> = self.0.read().by_tenant.values().cloned().collect();
-        state.iter().for_each(|tenant_state| drop(lock(&tenant_state.warmer).take()));
+        let tenants: Vec<Arc<TenantState>> = self.0.read().by_tenant.values().cloned().collect();
+        tenants.iter().for_each(|tenant| drop(lock(&tenant.warmer).take()));
     }
 
-    /// How much is registered, of all tenants together.
+    /// Returns the numbers of registered chunks and of those read ahead, summed over all tenants.
     pub fn progress(&self) -> Progress {
         let state = self.0.read();
-        let of = |tenant_state: &Arc<TenantState>| {
-            tenant_state.registry().map_or(Progress::default(), Registry::progress)
-        };
+        let of =
+            |tenant: &Arc<TenantState>| tenant.registry().map_or(Progress::default(), Registry::progress);
         state.by_tenant.values().map(of).fold(Progress::default(), |all, one| Progress {
             registered: all.registered + one.registered,
             warm: all.warm + one.warm,
@@ -192,45 +190,45 @@ impl TenantMap {
     fn registry(&self, tenant: &Tenant) -> Result<Registry, RegistryError> {
         let settings = self.settings.registry.of_tenant(tenant);
         let mut opened = Registry::open(&settings);
-        // A tenant_state that was given up has its folder until the last request in it has its answer.
-        for _ in 0..if tenant.is_default() { 0 } else { LOOKS_MAX } {
+        // The folder of a tenant whose state was dropped stays in use until the last request of that tenant has its answer.
+        for _ in 0..if tenant.is_default() { 0 } else { OPEN_RETRIES_MAX } {
             if !matches!(opened, Err(RegistryError::InUse { .. })) {
                 break;
             }
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(OPEN_RETRY_DELAY);
             opened = Registry::open(&settings);
         }
         let registry = opened?;
-        // Before anybody can write: a change that is not in the log would be known here alone.
+        // Before any request can write: other sidecars would never learn of a change that is not in the log.
         if let Some(shared) = &self.settings.shared {
-            registry.follow(shared_tier::change_log(shared, tenant));
+            registry.follow(shared_tier::change_log(shared.clone(), tenant));
         }
         Ok(registry)
     }
 
-    /// Gives up state that are not `wanted` where `more` would be too many.
-    fn make_room(&self, wanted: &BTreeSet<Tenant>, more: usize) {
+    /// Drops the state of tenants that are not `wanted`, as far as `more` new ones would be too many.
+    fn evict(&self, wanted: &BTreeSet<Tenant>, more: usize) {
         let mut state = self.write();
         let count = state.by_tenant.len() - 1 + more;
         let over = count.saturating_sub(self.settings.count_max);
         let unwanted =
             state.by_tenant.keys().filter(|tenant| !tenant.is_default() && !wanted.contains(tenant));
         let unwanted: Vec<Tenant> = unwanted.take(over).cloned().collect();
-        let given_up: Vec<_> = unwanted.iter().filter_map(|tenant| state.by_tenant.remove(tenant)).collect();
+        let evicted: Vec<_> = unwanted.iter().filter_map(|tenant| state.by_tenant.remove(tenant)).collect();
         drop(state);
-        // What is registered stays on disk. Who is still in one goes on until it has its answer.
-        drop(given_up);
+        // Registered chunks stay on disk. Requests that still use the state go on until they are answered.
+        drop(evicted);
     }
 
-    fn let_in(&self, tenant_state: Arc<TenantState>) {
+    fn insert(&self, tenant: Arc<TenantState>) {
         let mut state = self.write();
         if let Some(pipeline) = &state.pipeline {
-            tenant_state.set_pipeline(pipeline);
+            tenant.set_pipeline(pipeline);
         }
-        if let Some(Err(error)) = state.ahead.as_ref().map(|readers| tenant_state.read_ahead(readers)) {
-            tracing::error!(tenant = tenant_state.tenant.name(), %error, "chunks will not be read ahead");
+        if let Some(Err(error)) = state.read_ahead.as_ref().map(|context| tenant.read_ahead(context)) {
+            tracing::error!(tenant = tenant.tenant.name(), %error, "the tenant's chunks will not be read ahead");
         }
-        state.by_tenant.insert(tenant_state.tenant.clone(), tenant_state);
+        state.by_tenant.insert(tenant.tenant.clone(), tenant);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, TenantMapState> {
@@ -254,30 +252,30 @@ impl TenantState {
         }
     }
 
-    /// Whose it is.
+    /// Returns the tenant.
     pub fn tenant(&self) -> &Tenant {
         &self.tenant
     }
 
-    /// What earlier requests of this tenant were about.
+    /// Returns the store of this tenant's recent requests.
     pub fn handles(&self) -> &TtlStore<RecentRequest> {
         &self.handles
     }
 
-    /// Keys and values that this tenant may fetch.
+    /// Returns the store of this tenant's KV exports.
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         &self.kv_handles
     }
 
-    /// The pipeline as this tenant has it, once there is one.
+    /// Returns the pipeline with this tenant's view of the cache, or `None` while the model is being loaded.
     pub fn pipeline(&self) -> Option<&Arc<Pipeline>> {
         self.pipeline.get()
     }
 
-    /// What this tenant has registered.
+    /// Returns the registry of this tenant's chunks.
     ///
     /// # Errors
-    /// [`NoRegistry`].
+    /// Fails while the registry is being opened, and if it could not be opened.
     pub fn registry(&self) -> Result<&Registry, NoRegistry> {
         match self.registry.get() {
             None => Err(NoRegistry::NotYet),
@@ -293,16 +291,17 @@ impl TenantState {
         });
     }
 
-    fn read_ahead(&self, readers: &Readers) -> io::Result<()> {
+    fn read_ahead(&self, context: &ReadAheadContext) -> io::Result<()> {
         let (Ok(registry), Some(pipeline)) = (self.registry(), self.pipeline()) else { return Ok(()) };
-        let reader = Ahead::new(Arc::clone(pipeline), readers.busy.clone(), Arc::clone(&readers.turn));
+        let reader =
+            ReadAhead::new(Arc::clone(pipeline), context.admission.clone(), Arc::clone(&context.lock));
         *lock(&self.warmer) = Some(Warmer::start(registry, Arc::new(reader))?);
         Ok(())
     }
 }
 
 impl Drop for TenantState {
-    /// Its threads are waited for, which is nothing to do where connections are carried.
+    /// Drops the warmer and the registry on a blocking thread, because both wait for their own threads.
     fn drop(&mut self) {
         let parts = (lock(&self.warmer).take(), self.registry.take());
         if let Ok(runtime) = Handle::try_current() {
@@ -316,7 +315,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl TtlEntry for KvExportFile {
-    const KIND: &'static str = "kv";
+    const ID_PREFIX: &'static str = "kv";
 
     fn bytes(&self) -> usize {
         self.bytes()

@@ -1,5 +1,4 @@
-//! The file of keys as it is written: what stands in it, and what is wrong with it, where.
-//! Knows nothing of what a key has left.
+//! The format of key files: parsing, and errors that name the entry and the field. The module knows nothing of rate limits in use.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -11,27 +10,27 @@ use thiserror::Error;
 use thresher_core::domain::Tenant;
 use thresher_core::plain;
 
-/// The longest name of a key: it stands in every line of the log and in metrics.
+/// The most bytes of a key's name, which appears in log lines and as a label of metrics.
 const NAME_BYTES_MAX: usize = 64;
 
-/// Why a file of keys cannot be used.
+/// Why a key file cannot be used.
 #[derive(Debug, Error)]
 pub enum KeysError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {} (access.keys_file): {cause}", path.display())]
     Read {
-        /// The file.
+        /// The key file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         cause: io::Error,
     },
-    /// Something in it is wrong.
-    #[error("{}: {at}", path.display())]
+    /// The content of the file is invalid.
+    #[error("{}: {problem}", path.display())]
     Content {
-        /// The file.
+        /// The key file.
         path: PathBuf,
-        /// What, and where.
-        at: Misplaced,
+        /// What is wrong, and where.
+        problem: KeyFileProblem,
     },
 }
 
@@ -41,157 +40,156 @@ impl KeysError {
     }
 }
 
-/// What is wrong with the content of a file, and where. Quotes no key: somebody may have put one where its hash belongs.
+/// What is wrong with the content of a key file, and where. The message never quotes a key, which somebody may have written in place of its hash.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub struct Misplaced {
-    place: String,
+pub struct KeyFileProblem {
+    /// The line, or the field, such as `key[0].sha256`; empty: the whole file.
+    location: String,
     reason: String,
 }
 
-impl fmt::Display for Misplaced {
+impl fmt::Display for KeyFileProblem {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match &*self.place {
+        match &*self.location {
             "" | "." => write!(f, "{}", self.reason),
-            place => write!(f, "{place}: {}", self.reason),
+            location => write!(f, "{location}: {}", self.reason),
         }
     }
 }
 
-impl Misplaced {
-    pub(super) fn of(self, path: &Path) -> KeysError {
-        KeysError::Content { path: path.to_owned(), at: self }
+impl KeyFileProblem {
+    pub(super) fn in_file(self, path: &Path) -> KeysError {
+        KeysError::Content { path: path.to_owned(), problem: self }
     }
 }
 
-/// A key as it stands in the file.
+/// An entry of a key file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
-    /// For logs and metrics.
+pub struct KeyEntry {
+    /// The name of the key in logs and metrics: 1 to 64 letters, digits and `-_.@/`.
     pub name: String,
-    /// Whose data it works with; empty: the default tenant's.
+    /// The tenant whose data the key gives access to; empty: the default tenant.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tenant: String,
-    /// SHA-256 of the key, in hexadecimal.
+    /// The SHA-256 of the key, 64 hexadecimal digits.
     pub sha256: String,
-    /// Requests that a minute brings, and that may come at once.
+    /// Requests that the key may send in a minute, or in one burst. `None`: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<u64>,
-    /// Tokens of the model, likewise.
+    /// Tokens that the model may read for the key in a minute, or in one burst. `None`: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_minute: Option<u64>,
-    /// Whether the middleware compresses its requests without being asked.
+    /// Whether the middleware compresses requests with this key by default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub middleware: bool,
-    /// Whether it was taken back.
+    /// Whether the key is revoked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub revoked: bool,
 }
 
-/// All that stands in the file.
+/// The content of a key file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct File {
-    /// In the order of the file.
+pub struct KeyFile {
+    /// The entries (`[[key]]`) in the order of the file.
     #[serde(default)]
-    pub key: Vec<Entry>,
+    pub key: Vec<KeyEntry>,
 }
 
-/// A key that was found right.
+/// A valid entry of a key file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Checked {
-    /// As it stands in the file.
-    pub entry: Entry,
-    /// Its hash.
+pub struct ParsedKey {
+    /// The entry in the file.
+    pub entry: KeyEntry,
+    /// The SHA-256 of the key, decoded.
     pub sha256: [u8; 32],
-    /// Its tenant.
+    /// The tenant that the entry names.
     pub tenant: Tenant,
 }
 
-/// Reads what stands in a file.
+/// Parses the content of a key file.
 ///
 /// # Errors
-/// What is wrong, and where; also more tenants than `tenant_count_max`.
-pub fn parse(bytes: &[u8], tenant_count_max: usize) -> Result<Vec<Checked>, Misplaced> {
-    let at = |place: String, reason: String| Misplaced { place, reason };
+/// Fails if the content is not TOML, if an entry is invalid or has the name or hash of an earlier one, or if the entries name more than
+/// `tenant_count_max` tenants.
+pub fn parse(bytes: &[u8], tenant_count_max: usize) -> Result<Vec<ParsedKey>, KeyFileProblem> {
+    let at = |location: String, reason: String| KeyFileProblem { location, reason };
     let text = std::str::from_utf8(bytes).map_err(|e| at(String::new(), format!("not UTF-8: {e}")))?;
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
-        // Without the line itself, which the error would quote: a key may stand there.
+        // The number of the line only: the error's own text quotes the line, which may contain a key.
         let line = e.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count().max(1));
         at(format!("line {line}"), format!("not TOML: {}", e.message()))
     })?;
-    let file: File = serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
-        let place = error.path().to_string();
-        let said = error.into_inner();
-        // Of a value that has the wrong type, the value is quoted: of a hash it may be a key.
-        let reason = match place.ends_with(".sha256") {
-            true => "not text".to_owned(),
-            false => plain::message(said.message()),
+    let file: KeyFile = serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
+        let location = error.path().to_string();
+        let error = error.into_inner();
+        // An error about a wrong type quotes the value, which may be a key where a hash belongs.
+        let reason = match location.ends_with(".sha256") {
+            true => "not a string".to_owned(),
+            false => plain::message(error.message()),
         };
-        at(place, reason)
+        at(location, reason)
     })?;
     let (mut names, mut hashes) = (HashMap::new(), HashMap::new());
     let mut tenants = BTreeSet::new();
-    let mut checked = Vec::with_capacity(file.key.len());
+    let mut parsed = Vec::with_capacity(file.key.len());
     for (n, entry) in file.key.into_iter().enumerate() {
         let at = |field: &str, reason: String| at(format!("key[{n}].{field}"), reason);
-        let one = check(entry).map_err(|(field, reason)| at(field, reason))?;
-        if let Some(first) = names.insert(one.entry.name.clone(), n) {
-            return Err(at("name", format!("{:?} is the name of key[{first}] already", one.entry.name)));
+        let key = check(entry).map_err(|(field, reason)| at(field, reason))?;
+        if let Some(first) = names.insert(key.entry.name.clone(), n) {
+            return Err(at("name", format!("{:?} is already the name of key[{first}]", key.entry.name)));
         }
-        if let Some(first) = hashes.insert(one.sha256, n) {
-            return Err(at("sha256", format!("this is the hash of key[{first}] already")));
+        if let Some(first) = hashes.insert(key.sha256, n) {
+            return Err(at("sha256", format!("this is already the hash of key[{first}]")));
         }
-        tenants.insert(one.tenant.clone());
+        tenants.insert(key.tenant.clone());
         if tenants.len() > tenant_count_max {
-            let reason = format!("more than {tenant_count_max} tenants (access.tenant_count_max)");
+            let reason =
+                format!("the file names more than {tenant_count_max} tenants (access.tenant_count_max)");
             return Err(at("tenant", reason));
         }
-        checked.push(one);
+        parsed.push(key);
     }
-    Ok(checked)
+    Ok(parsed)
 }
 
-/// Whether a key may have this name.
+/// Returns whether a key may have this name: see [`NAME_RULE`].
 pub fn is_name(name: &str) -> bool {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'@' | b'/');
-    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(plain)
+    let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'@' | b'/');
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_allowed)
 }
 
-/// What a name may be, in words.
-pub const NAME_RULE: &str = "1 to 64 letters, digits and -_.@/";
+/// The rule for names of keys, for error messages.
+pub const NAME_RULE: &str = "it must be 1 to 64 letters, digits and -_.@/";
 
-/// What a tenant's may be, in words.
-pub const TENANT_RULE: &str = "at most 64 lower-case letters, digits and -_., not with . first";
+/// The rule for names of tenants, for error messages.
+pub const TENANT_RULE: &str =
+    "it must be at most 64 lower-case letters, digits and -_., and must not begin with a .";
 
-fn check(entry: Entry) -> Result<Checked, (&'static str, String)> {
+fn check(entry: KeyEntry) -> Result<ParsedKey, (&'static str, String)> {
     if !is_name(&entry.name) {
-        return Err(("name", format!("{:?} is no name: {NAME_RULE}", entry.name)));
+        return Err(("name", format!("{:?} is not a valid name; {NAME_RULE}", entry.name)));
     }
     let Some(tenant) = Tenant::new(&entry.tenant) else {
-        return Err(("tenant", format!("{:?} is no tenant: {TENANT_RULE}", entry.tenant)));
+        return Err(("tenant", format!("{:?} is not a valid tenant; {TENANT_RULE}", entry.tenant)));
     };
-    let Some(sha256) = from_hex(&entry.sha256) else {
-        return Err(("sha256", "not 64 hexadecimal digits: it is the key's SHA-256, not the key".to_owned()));
-    };
+    let mut sha256 = [0; 32];
+    if hex::decode_to_slice(&entry.sha256, &mut sha256).is_err() {
+        let reason = "not 64 hexadecimal digits; write the SHA-256 of the key, not the key itself";
+        return Err(("sha256", reason.to_owned()));
+    }
     for (field, rate) in
         [("requests_per_minute", entry.requests_per_minute), ("tokens_per_minute", entry.tokens_per_minute)]
     {
         if rate == Some(0) {
             return Err((
                 field,
-                "0 lets nothing through; to take the key back set revoked = true".to_owned(),
+                "0 would refuse every request; to revoke the key, set revoked = true".to_owned(),
             ));
         }
     }
-    Ok(Checked { entry, sha256, tenant })
-}
-
-fn from_hex(text: &str) -> Option<[u8; 32]> {
-    let digits: Vec<u8> =
-        text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
-    (digits.len() == 64).then(|| bytes.try_into().expect("32 of them"))
+    Ok(ParsedKey { entry, sha256, tenant })
 }
 
 #[cfg(test)]
@@ -205,17 +203,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_is_read() {
+    fn a_valid_file_is_parsed() {
         let text = format!(
             "[[key]]\nname = \"a\"\nsha256 = \"{HASH}\"\n\
              [[key]]\nname = \"B/b@c\"\ntenant = \"acme-1\"\nsha256 = \"{}\"\nrequests_per_minute = 5\ntokens_per_minute = 7\n\
              middleware = true\nrevoked = true\n",
             HASH.replace('9', "A")
         );
-        let read = parse(text.as_bytes(), 2).expect("right");
+        let read = parse(text.as_bytes(), 2).expect("valid");
         assert_eq!(read[0].sha256[..2], [0x9f, 0x86]);
         assert!(read[0].tenant.is_default() && !read[0].entry.revoked && !read[0].entry.middleware);
-        let Checked { entry, tenant, .. } = &read[1];
+        let ParsedKey { entry, tenant, .. } = &read[1];
         assert_eq!(
             (tenant.name(), entry.requests_per_minute, entry.tokens_per_minute),
             ("acme-1", Some(5), Some(7))
@@ -225,34 +223,40 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_and_no_key_is_quoted() {
+    fn an_error_names_the_field_and_quotes_no_key() {
         let entry =
             |name: &str, more: &str| format!("[[key]]\nname = \"{name}\"\nsha256 = \"{HASH}\"\n{more}\n");
         let check = |text: &str, expect: &str| {
-            let said = refused(text);
-            assert!(said.contains(expect), "{text}: {said:?} lacks {expect:?}");
-            assert!(!said.contains("thr_"), "{said}");
+            let message = refused(text);
+            assert!(message.contains(expect), "{text}: {message:?} lacks {expect:?}");
+            assert!(!message.contains("thr_"), "{message}");
         };
         check(&entry("a", "tenent = \"x\""), "key[0].tenent: unknown field `tenent`");
         check("keys = 1", "keys: unknown field");
         check("[[key]]\nname = \"a\"", "key[0]: missing field `sha256`");
         check("[[key]]\nname = \"a\"\nsha256 = \"thr_abc\"", "key[0].sha256: not 64 hexadecimal digits");
-        check("[[key]]\nname = \"a\"\nsha256 = [\"thr_abc\"]", "key[0].sha256: not text");
+        check("[[key]]\nname = \"a\"\nsha256 = [\"thr_abc\"]", "key[0].sha256: not a string");
         check("[[key]]\nname = \"a\"\nsha256 = thr_abc", "line 3: not TOML");
-        check(&entry("", ""), "key[0].name: \"\" is no name");
+        check(&entry("", ""), "key[0].name: \"\" is not a valid name");
         check(&entry("a b", ""), "1 to 64 letters");
-        check(&entry("a", "tenant = \"Acme\""), "key[0].tenant: \"Acme\" is no tenant");
-        check(&entry("a", "tenant = \"../x\""), "is no tenant");
-        check(&entry("a", "requests_per_minute = 0"), "key[0].requests_per_minute: 0 lets nothing through");
+        check(&entry("a", "tenant = \"Acme\""), "key[0].tenant: \"Acme\" is not a valid tenant");
+        check(&entry("a", "tenant = \"../x\""), "is not a valid tenant");
+        check(
+            &entry("a", "requests_per_minute = 0"),
+            "key[0].requests_per_minute: 0 would refuse every request",
+        );
         check(&entry("a", "tokens_per_minute = -1"), "key[0].tokens_per_minute");
         check(&entry("a", "revoked = \"yes\""), "key[0].revoked");
-        check(&(entry("a", "") + &entry("a", "")), "key[1].name: \"a\" is the name of key[0] already");
-        check(&(entry("a", "") + &entry("b", "")), "key[1].sha256: this is the hash of key[0] already");
+        check(&(entry("a", "") + &entry("a", "")), "key[1].name: \"a\" is already the name of key[0]");
+        check(&(entry("a", "") + &entry("b", "")), "key[1].sha256: this is already the hash of key[0]");
         let tenants = ["x", "y", "z"].iter().enumerate().map(|(n, tenant)| {
             let hash = HASH.replacen('9', &n.to_string(), 1);
             format!("[[key]]\nname = \"{n}\"\ntenant = \"{tenant}\"\nsha256 = \"{hash}\"\n")
         });
-        check(&tenants.collect::<String>(), "key[2].tenant: more than 2 tenants (access.tenant_count_max)");
-        assert!(parse(b"\xff", 2).expect_err("no text").to_string().starts_with("not UTF-8"));
+        check(
+            &tenants.collect::<String>(),
+            "key[2].tenant: the file names more than 2 tenants (access.tenant_count_max)",
+        );
+        assert!(parse(b"\xff", 2).expect_err("not UTF-8").to_string().starts_with("not UTF-8"));
     }
 }

@@ -1,4 +1,4 @@
-//! Makes keys: the key itself, which is shown once, and the entry with its hash, which is kept.
+//! Creates keys: the key itself, which is shown once, and the entry for the key file, which has only the hash of the key.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -10,73 +10,73 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use thiserror::Error;
 use thresher_core::domain::Tenant;
 
-use super::file::{self, Entry, File, Misplaced, NAME_RULE, TENANT_RULE};
+use super::file::{self, KeyEntry, KeyFile, KeyFileProblem, NAME_RULE, TENANT_RULE};
 use super::keys::sha256;
 
-/// What every key begins with: so that scanners for secrets know it, and people.
+/// The prefix of every key, by which people and secret scanners recognize it.
 pub const KEY_PREFIX: &str = "thr_";
-/// More than anybody guesses: a plain hash of it is as good as a slow one.
+/// The random bytes of a key. They are too many to guess, so a fast hash protects a key as well as a slow one.
 const RANDOM_BYTES: usize = 32;
 
-/// What a new key shall be.
+/// The properties of a key to be issued.
 #[derive(Debug, Clone, Default)]
 pub struct NewKey {
-    /// For logs and metrics.
+    /// The name of the key in logs and metrics: 1 to 64 letters, digits and `-_.@/`.
     pub name: String,
-    /// Whose data it works with; empty: the default tenant's.
+    /// The tenant whose data the key gives access to; empty: the default tenant.
     pub tenant: String,
-    /// Requests that a minute brings; none: as many as come.
+    /// Requests that the key may send in a minute, or in one burst. `None`: no limit.
     pub requests_per_minute: Option<u64>,
-    /// Tokens of the model, likewise.
+    /// Tokens that the model may read for the key in a minute, or in one burst. `None`: no limit.
     pub tokens_per_minute: Option<u64>,
-    /// Whether the middleware compresses its requests without being asked.
+    /// Whether the middleware compresses requests with this key by default.
     pub middleware: bool,
 }
 
 /// A new key.
-pub struct Issued {
-    /// The key. It is nowhere else.
+pub struct IssuedKey {
+    /// The key itself. Nothing else holds it.
     pub key: String,
-    /// What stands for it in the file of keys.
+    /// The entry for the key file, as TOML.
     pub entry: String,
 }
 
-/// Why there is no new key.
+/// Why a key cannot be issued, or not be added to a file.
 #[derive(Debug, Error)]
 pub enum IssueError {
-    /// A key cannot be called so.
-    #[error("{0:?} is no name of a key: {NAME_RULE}")]
+    /// The name of the key is invalid.
+    #[error("{0:?} is not a valid name of a key; {NAME_RULE}")]
     Name(String),
-    /// A tenant cannot be called so.
-    #[error("{0:?} is no name of a tenant: {TENANT_RULE}")]
+    /// The name of the tenant is invalid.
+    #[error("{0:?} is not a valid tenant; {TENANT_RULE}")]
     Tenant(String),
-    /// The system gave no random numbers.
-    #[error("the system gives no random numbers for a key")]
+    /// The operating system provided no random numbers.
+    #[error("the system provides no random numbers for a key")]
     Random,
-    /// The file cannot be read or written.
-    #[error("cannot use the file of keys {}: {cause}", path.display())]
+    /// The key file cannot be read or written.
+    #[error("cannot use the key file {}: {cause}", path.display())]
     File {
-        /// Which file.
+        /// The key file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         cause: io::Error,
     },
-    /// The file would be wrong with it, or is.
-    #[error("{}: {at}; nothing was added", path.display())]
+    /// The key file is invalid, or would be with the new entry.
+    #[error("{}: {problem}; nothing was added", path.display())]
     Content {
-        /// Which file.
+        /// The key file.
         path: PathBuf,
-        /// What is wrong with it, and where.
-        at: Misplaced,
+        /// What is wrong, and where.
+        problem: KeyFileProblem,
     },
 }
 
 impl NewKey {
-    /// Makes it.
+    /// Creates the key with random bytes of the operating system.
     ///
     /// # Errors
-    /// [`IssueError`].
-    pub fn issue(self) -> Result<Issued, IssueError> {
+    /// Fails if the name of the key or of the tenant is invalid, or if the system provides no random numbers.
+    pub fn issue(self) -> Result<IssuedKey, IssueError> {
         if !file::is_name(&self.name) {
             return Err(IssueError::Name(self.name));
         }
@@ -86,9 +86,9 @@ impl NewKey {
         let mut random = [0; RANDOM_BYTES];
         SystemRandom::new().fill(&mut random).map_err(|_| IssueError::Random)?;
         let key = format!("{KEY_PREFIX}{}", URL_SAFE_NO_PAD.encode(random));
-        let sha256 = sha256(&key).iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = hex::encode(sha256(&key));
         let Self { name, tenant, requests_per_minute, tokens_per_minute, middleware } = self;
-        let entry = Entry {
+        let entry = KeyEntry {
             name,
             tenant,
             sha256,
@@ -97,20 +97,20 @@ impl NewKey {
             middleware,
             revoked: false,
         };
-        let entry = toml::to_string(&File { key: vec![entry] }).expect("texts and numbers are TOML");
-        Ok(Issued { key, entry })
+        let entry = toml::to_string(&KeyFile { key: vec![entry] }).expect("an entry is TOML");
+        Ok(IssuedKey { key, entry })
     }
 }
 
-impl Issued {
-    /// Adds its entry to a file, which is then replaced as a whole: who reads it sees it with the entry or without. What stands
-    /// there stays as it is, comments too; a new file is its owner's alone to read.
+impl IssuedKey {
+    /// Appends the entry to the key file at `path`. The file is replaced atomically; its other content, comments included, does not change. A
+    /// new file is readable by its owner only.
     ///
     /// # Errors
-    /// [`IssueError`]; then the file is as it was.
+    /// Fails if the file cannot be read or written, or if it is invalid or would be with the entry. The file is then unchanged.
     pub fn add_to(&self, path: &Path) -> Result<(), IssueError> {
         let failed = |cause| IssueError::File { path: path.to_owned(), cause };
-        // Where a link leads, so that it goes on leading there.
+        // The target of a symbolic link is replaced, not the link.
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let before = match fs::read(&target) {
             Ok(bytes) => bytes,
@@ -123,18 +123,19 @@ impl Issued {
             _ => b"\n\n",
         };
         let after = [&before, blank, self.entry.as_bytes()].concat();
-        // How many tenants there may be, the daemon says.
-        file::parse(&after, usize::MAX).map_err(|at| IssueError::Content { path: path.to_owned(), at })?;
+        // The number of tenants is the daemon's limit (access.tenant_count_max), not the file's.
+        file::parse(&after, usize::MAX)
+            .map_err(|problem| IssueError::Content { path: path.to_owned(), problem })?;
         replace(&target, &after).map_err(failed)
     }
 }
 
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // A new file is readable by its owner alone. One that is there keeps the rights of its group, but not those of everybody.
+    // A new file is readable by its owner only. An existing file keeps the permissions of its group, but not those of others.
     let mut file = tempfile::NamedTempFile::new_in(dir)?;
     if let Ok(before) = fs::metadata(path) {
-        file.as_file().set_permissions(without_everybody(before.permissions()))?;
+        file.as_file().set_permissions(without_others(before.permissions()))?;
     }
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
@@ -143,14 +144,14 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 #[cfg(unix)]
-fn without_everybody(mut permissions: fs::Permissions) -> fs::Permissions {
+fn without_others(mut permissions: fs::Permissions) -> fs::Permissions {
     use std::os::unix::fs::PermissionsExt as _;
     permissions.set_mode(permissions.mode() & 0o770);
     permissions
 }
 
 #[cfg(not(unix))]
-fn without_everybody(permissions: fs::Permissions) -> fs::Permissions {
+fn without_others(permissions: fs::Permissions) -> fs::Permissions {
     permissions
 }
 
@@ -163,15 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_issued_is_known_by_its_hash_alone() {
-        let asked = NewKey {
+    fn an_entry_holds_only_the_hash_of_the_key() {
+        let new_key = NewKey {
             tenant: "acme".to_owned(),
             requests_per_minute: Some(60),
             tokens_per_minute: Some(1_000),
             middleware: true,
             ..new("web")
         };
-        let issued = asked.issue().expect("a key");
+        let issued = new_key.issue().expect("a key");
         assert!(issued.key.starts_with(KEY_PREFIX) && issued.key.len() == 47, "{}", issued.key.len());
         assert!(!issued.entry.contains(&issued.key[KEY_PREFIX.len()..]));
         let read = file::parse(issued.entry.as_bytes(), 1).expect("it reads");
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_added_and_what_stands_there_stays() {
+    fn an_entry_is_appended_and_the_rest_of_the_file_does_not_change() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("keys.toml");
         new("a").issue().expect("a key").add_to(&path).expect("a new file");
@@ -212,7 +213,7 @@ mod tests {
         }
         let twice = new("a").issue().expect("a key").add_to(&path);
         assert!(matches!(twice, Err(IssueError::Content { .. })), "{twice:?}");
-        assert_eq!(fs::read_to_string(&path).expect("text"), after, "it is as it was");
+        assert_eq!(fs::read_to_string(&path).expect("text"), after, "the file is unchanged");
         fs::write(&path, "name = thr_").expect("written");
         let broken = new("c").issue().expect("a key").add_to(&path).expect_err("broken").to_string();
         assert!(broken.contains("nothing was added"), "{broken}");

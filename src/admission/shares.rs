@@ -1,12 +1,12 @@
-//! A bounded number of places that several tenants share: permits to work, streams, requests to upstream servers.
+//! A bounded number of slots that tenants share fairly: permits to work, streams, requests to upstreams.
 //!
-//! Taking without waiting follows the rule of dynamic thresholds, known from packet switches with shared memory (Choudhury and
-//! Hahne, 1998): while other tenants may come, a tenant takes one more place only while it holds fewer places than are free. One
-//! tenant that takes all it can get leaves half of the places free, two leave a third each, and so on: a tenant that holds nothing
-//! finds a free place unless there are fewer places than tenants. A tenant that is alone takes all places.
+//! Taking a slot without waiting follows the rule of dynamic thresholds, known from packet switches with shared memory (Choudhury and
+//! Hahne, 1998): if other tenants have keys, a tenant takes one more slot only while it holds fewer slots than are free. One tenant that
+//! takes all it can get leaves half of the slots free, two leave a third, and so on: a tenant that holds no slot finds a free one unless
+//! there are fewer slots than tenants. A tenant without rivals takes all slots.
 //!
-//! Waiting: each tenant has a queue, first come, first served. A place that becomes free goes to the waiting tenant that holds the
-//! fewest places; among equals, to the one that was granted a place least recently. Places in the queues are shared by the same rule.
+//! Each tenant has a queue of its own, first in, first out. A slot that becomes free goes to the waiting tenant that holds the fewest
+//! slots; among equals, to the one that was granted a slot least recently. Room in the queues is shared by the same rule.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,47 +17,47 @@ use tokio::sync::oneshot;
 
 use super::retry::{self, Load};
 
-/// How much the latest place weighs in the mean time that places are held.
+/// Weight of the latest released slot in the mean time for which slots are held.
 const HOLD_WEIGHT: f64 = 0.2;
 
-/// Who asks for a place.
+/// A tenant's request for a slot.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim<'a> {
-    /// The tenant.
+    /// The tenant that asks.
     pub tenant: &'a Tenant,
-    /// Whether other tenants have keys. If not, the tenant may take all places.
+    /// Whether other tenants have keys. If not, the tenant may take all slots.
     pub has_rivals: bool,
 }
 
-/// Places that tenants share. Clones share the same places.
+/// Slots that tenants share. Clones share the same slots.
 #[derive(Debug, Clone)]
 pub struct Shares(Arc<Mutex<State>>);
 
-/// A place that a tenant holds. Dropping it gives it back.
+/// A slot that a tenant holds. Dropping it releases the slot.
 #[derive(Debug)]
-pub struct Place {
+pub struct Slot {
     shares: Shares,
     tenant: Tenant,
     since: Instant,
 }
 
-/// A place in a tenant's queue. Dropping it leaves the queue; a place that was granted in the meantime goes to the next tenant.
+/// A claim in its tenant's queue. Dropping it leaves the queue; a slot that was granted in the meantime goes to the next claim.
 #[derive(Debug)]
 pub struct Waiting {
     shares: Shares,
     tenant: Tenant,
     ticket: u64,
-    granted: oneshot::Receiver<Place>,
+    granted: oneshot::Receiver<Slot>,
 }
 
-/// What a request for a place led to.
+/// The outcome of a claim.
 #[derive(Debug)]
 pub enum Claimed {
-    /// A place.
-    Granted(Place),
-    /// A place in the queue.
+    /// The tenant holds a slot.
+    Granted(Slot),
+    /// The claim waits in the tenant's queue.
     Queued(Waiting),
-    /// Neither: the queue has no room for this tenant.
+    /// The queue has no room for this tenant.
     Full,
 }
 
@@ -65,31 +65,31 @@ pub enum Claimed {
 struct State {
     free: usize,
     queue_free: usize,
-    /// Whether several tenants have keys, as the latest claim said.
+    /// Whether several tenants have keys, according to the latest claim.
     has_rivals: bool,
-    /// Grows with every claim and every grant: orders both.
+    /// Grows with every claim and every grant, and so orders both.
     clock: u64,
-    /// Of every tenant that ever claimed a place. Tenants are named by the operator's keys, so there are few.
+    /// The share of every tenant that has ever claimed a slot. The operator's keys name the tenants, so there are few.
     tenants: HashMap<Tenant, Share>,
     epoch: Instant,
 }
 
-/// What one tenant holds and waits for.
+/// The slots that one tenant holds, and its queue.
 #[derive(Debug, Default)]
 struct Share {
     held: usize,
-    /// Sum of the seconds after the epoch at which the held places were taken.
+    /// Sum over the held slots of the time at which each was granted, in seconds after [`State::epoch`].
     held_since_s: f64,
-    /// By ticket, oldest first.
-    queue: BTreeMap<u64, oneshot::Sender<Place>>,
-    /// When this tenant was last granted a place, on [`State::clock`].
+    /// Claims that wait, by ticket: the oldest first.
+    queue: BTreeMap<u64, oneshot::Sender<Slot>>,
+    /// The value of [`State::clock`] when this tenant was last granted a slot.
     granted_at: u64,
-    /// Decaying mean of the time that its places were held.
+    /// Decaying mean of the seconds for which this tenant held its slots.
     hold_s: Option<f64>,
 }
 
 impl Shares {
-    /// `count` places, and room for `queue_max` claims that wait.
+    /// Creates `count` free slots, and queues with room for `queue_max` claims together.
     pub fn new(count: usize, queue_max: usize) -> Self {
         Self(Arc::new(Mutex::new(State {
             free: count,
@@ -101,17 +101,17 @@ impl Shares {
         })))
     }
 
-    /// Takes a place if there is one for this tenant now. Never waits.
-    pub fn take(&self, claim: Claim) -> Option<Place> {
-        self.lock().take(claim).then(|| self.place(claim.tenant))
+    /// Takes a slot if one is free for this tenant now. Never waits.
+    pub fn take(&self, claim: Claim) -> Option<Slot> {
+        self.lock().take(claim).then(|| self.slot(claim.tenant))
     }
 
-    /// Takes a place, or joins the tenant's queue if there is none for it now.
+    /// Takes a slot, or joins the tenant's queue if no slot is free for it now.
     pub fn claim(&self, claim: Claim) -> Claimed {
         let mut state = self.lock();
         if state.take(claim) {
             drop(state);
-            return Claimed::Granted(self.place(claim.tenant));
+            return Claimed::Granted(self.slot(claim.tenant));
         }
         match state.queue(claim) {
             None => Claimed::Full,
@@ -122,40 +122,41 @@ impl Shares {
         }
     }
 
-    /// Claims that wait, of all tenants.
+    /// Returns the number of claims that wait, of all tenants.
     pub fn waiting(&self) -> usize {
         self.lock().tenants.values().map(|share| share.queue.len()).sum()
     }
 
-    /// After how many seconds a claim of this tenant that finds no place should be repeated.
+    /// Estimates the seconds after which a claim of this tenant that found no slot should be repeated.
     pub fn retry_after_s(&self, tenant: &Tenant) -> u64 {
         retry::after_s(self.lock().load(tenant))
     }
 
-    fn place(&self, tenant: &Tenant) -> Place {
-        Place { shares: self.clone(), tenant: tenant.clone(), since: Instant::now() }
+    fn slot(&self, tenant: &Tenant) -> Slot {
+        Slot { shares: self.clone(), tenant: tenant.clone(), since: Instant::now() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands free places to those who wait. Never called under the lock: a receiver that has gone drops the place, which locks.
+    /// Grants free slots to waiting claims. Must not be called while the state is locked: if a receiver is gone, sending drops the slot,
+    /// which locks the state.
     fn dispatch(&self) {
         let granted = self.lock().grants();
         for (tenant, sender) in granted {
-            let _ = sender.send(self.place(&tenant));
+            let _ = sender.send(self.slot(&tenant));
         }
     }
 }
 
 impl State {
-    /// Whether a tenant that holds so many of some places may take one more while `free` are free.
+    /// Whether a tenant that holds `held` slots may take one more while `free` slots are free. The same rule applies to room in the queues.
     fn may_take(&self, held: usize, free: usize) -> bool {
         free > 0 && (!self.has_rivals || held < free)
     }
 
-    /// Counts one more place as held, if the tenant may have it without waiting.
+    /// Grants the tenant a slot if it may have one without waiting. Returns whether it did.
     fn take(&mut self, claim: Claim) -> bool {
         self.has_rivals = claim.has_rivals;
         let held = self.tenants.get(claim.tenant).map_or(0, |share| share.held);
@@ -177,7 +178,7 @@ impl State {
         share.granted_at = at;
     }
 
-    fn queue(&mut self, claim: Claim) -> Option<(u64, oneshot::Receiver<Place>)> {
+    fn queue(&mut self, claim: Claim) -> Option<(u64, oneshot::Receiver<Slot>)> {
         let waiting = self.tenants.get(claim.tenant).map_or(0, |share| share.queue.len());
         if !self.may_take(waiting, self.queue_free) {
             return None;
@@ -190,13 +191,13 @@ impl State {
         Some((self.clock, granted))
     }
 
-    /// Who is next, as long as there are places: the places are counted as held.
-    fn grants(&mut self) -> Vec<(Tenant, oneshot::Sender<Place>)> {
+    /// Grants free slots to the claims that are next, until no slot or no claim is left. Returns the tenants and the senders of their slots.
+    fn grants(&mut self) -> Vec<(Tenant, oneshot::Sender<Slot>)> {
         let mut granted = Vec::new();
         while let Some(tenant) = self.next() {
             self.grant(&tenant);
-            let share = self.tenants.get_mut(&tenant).expect("it waits");
-            let (_, sender) = share.queue.pop_first().expect("it waits");
+            let share = self.tenants.get_mut(&tenant).expect("a waiting tenant has a share");
+            let (_, sender) = share.queue.pop_first().expect("a waiting tenant has a claim");
             self.queue_free += 1;
             granted.push((tenant, sender));
         }
@@ -206,7 +207,7 @@ impl State {
     fn next(&self) -> Option<Tenant> {
         let waits = |(_, share): &(&Tenant, &Share)| !share.queue.is_empty();
         let waiting = self.tenants.iter().filter(waits);
-        // No two tenants were granted a place at the same time, but for those that never were: then the oldest ticket decides.
+        // No two tenants have the same `granted_at`, except those that never held a slot; among them the oldest ticket decides.
         let order = |(_, share): &(&Tenant, &Share)| {
             (share.held, share.granted_at, share.queue.first_key_value().map(|(&ticket, _)| ticket))
         };
@@ -216,10 +217,10 @@ impl State {
 
     fn release(&mut self, tenant: &Tenant, since: Instant) {
         self.free += 1;
-        let share = self.tenants.get_mut(tenant).expect("it holds a place");
+        let share = self.tenants.get_mut(tenant).expect("a tenant that holds a slot has a share");
         share.held -= 1;
         share.held_since_s = match share.held {
-            // Nothing of the rounding is left behind.
+            // Exactly zero, so that rounding errors do not add up.
             0 => 0.0,
             _ => share.held_since_s - since.saturating_duration_since(self.epoch).as_secs_f64(),
         };
@@ -232,7 +233,7 @@ impl State {
         self.queue_free += usize::from(waited.is_some());
     }
 
-    /// What a claim of this tenant stands behind: its own share, or all shares while it holds nothing.
+    /// The load that a claim of this tenant meets: that of the tenant's own share, or of all shares while the tenant holds no slot.
     fn load(&self, tenant: &Tenant) -> Load {
         let own = self.tenants.get(tenant).filter(|share| share.held > 0);
         let shares: Vec<&Share> = own.map_or_else(|| self.tenants.values().collect(), |own| vec![own]);
@@ -254,21 +255,21 @@ impl State {
 }
 
 impl Waiting {
-    /// Waits for a place, at most until `deadline`. Who stops waiting leaves the queue.
-    pub async fn until(mut self, deadline: Instant) -> Option<Place> {
+    /// Waits for a slot, at most until `deadline`. A caller that stops waiting leaves the queue.
+    pub async fn until(mut self, deadline: Instant) -> Option<Slot> {
         let granted = tokio::time::timeout_at(deadline.into(), &mut self.granted).await.ok()?;
-        Some(granted.expect("the sender is dropped only with the place in the queue"))
+        Some(granted.expect("the sender is dropped only when the claim leaves the queue"))
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        // Dropped afterwards: `granted`, and with it a place that nobody took.
+        // `granted` is dropped afterwards, and with it a slot that was sent but not received.
         self.shares.lock().leave(&self.tenant, self.ticket);
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.shares.lock().release(&self.tenant, self.since);
         self.shares.dispatch();
@@ -288,7 +289,7 @@ mod tests {
         Tenant::new(&format!("t{name}")).expect("a name")
     }
 
-    fn takes(shares: &Shares, name: usize, has_rivals: bool) -> Vec<Place> {
+    fn takes(shares: &Shares, name: usize, has_rivals: bool) -> Vec<Slot> {
         let tenant = tenant(name);
         std::iter::from_fn(|| shares.take(Claim { tenant: &tenant, has_rivals })).collect()
     }
@@ -296,7 +297,7 @@ mod tests {
     #[test]
     fn one_tenant_leaves_half_and_two_leave_a_third() {
         let alone = Shares::new(64, 0);
-        assert_eq!(takes(&alone, 0, false).len(), 64, "a tenant without rivals takes all places");
+        assert_eq!(takes(&alone, 0, false).len(), 64, "a tenant without rivals takes all slots");
         let shares = Shares::new(64, 0);
         let first = takes(&shares, 0, true);
         assert_eq!(first.len(), 32);
@@ -306,15 +307,15 @@ mod tests {
         drop((first, second));
         assert_eq!(takes(&shares, 0, true).len(), 32, "all came back");
         for (count, expect) in [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)] {
-            assert_eq!(takes(&Shares::new(count, 0), 0, true).len(), expect, "{count} places");
+            assert_eq!(takes(&Shares::new(count, 0), 0, true).len(), expect, "{count} slots");
         }
     }
 
     #[test]
-    fn a_place_goes_to_who_holds_the_fewest_and_then_in_turn() {
+    fn a_free_slot_goes_to_the_tenant_with_the_fewest_slots_and_then_in_turn() {
         let shares = Shares::new(1, 64);
         let claim = |name: usize| shares.claim(Claim { tenant: &tenant(name), has_rivals: true });
-        let Claimed::Granted(mut place) = claim(0) else { panic!("the place was free") };
+        let Claimed::Granted(mut slot) = claim(0) else { panic!("the slot was free") };
         let mut waiting: Vec<(usize, Waiting)> = Vec::new();
         for name in [0, 0, 0, 0, 1, 1] {
             let Claimed::Queued(queued) = claim(name) else { panic!("there was room in the queue") };
@@ -322,28 +323,28 @@ mod tests {
         }
         let mut served = Vec::new();
         while !waiting.is_empty() {
-            drop(place);
+            drop(slot);
             let mut granted = None;
             waiting.retain_mut(|(name, queued)| match queued.granted.try_recv() {
-                Ok(place) => {
+                Ok(slot) => {
                     served.push(*name);
-                    granted = Some(place);
+                    granted = Some(slot);
                     false
                 }
                 Err(_) => true,
             });
-            place = granted.expect("somebody is served");
+            slot = granted.expect("a claim is served");
         }
         assert_eq!(served, [1, 0, 1, 0, 0, 0], "not all of tenant 0 first, though all of it came first");
     }
 
-    /// What a model of the whole does next.
+    /// One random action of the property test.
     #[derive(Debug, Clone)]
     enum Step {
         Claim(usize),
-        /// Looks whether the n-th who waits has been granted a place.
-        Look(usize),
-        /// The n-th who waits goes away, whether it has been granted a place or not.
+        /// Receives the slot of the n-th waiting claim, if it has been granted one.
+        Receive(usize),
+        /// Drops the n-th waiting claim, whether it has been granted a slot or not.
         Cancel(usize),
         Release(usize),
     }
@@ -351,34 +352,34 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             3 => (0..4_usize).prop_map(Step::Claim),
-            2 => any::<usize>().prop_map(Step::Look),
+            2 => any::<usize>().prop_map(Step::Receive),
             1 => any::<usize>().prop_map(Step::Cancel),
             2 => any::<usize>().prop_map(Step::Release),
         ]
     }
 
-    /// Whether one who waits can be passed over: places are free that it may take, or another who waits and holds more was served.
+    /// Checks that no slot was lost, and that no claim waits while a slot is free for it.
     #[track_caller]
-    fn check(shares: &Shares, count: usize, queue_max: usize, held: &[Place], waiting: &[(usize, Waiting)]) {
+    fn check(shares: &Shares, count: usize, queue_max: usize, held: &[Slot], waiting: &[(usize, Waiting)]) {
         let state = shares.lock();
         let of = |name: usize| state.tenants.get(&tenant(name)).map_or((0, 0), |s| (s.held, s.queue.len()));
         let out: usize = (0..4).map(|name| of(name).0).sum();
         let queued: usize = (0..4).map(|name| of(name).1).sum();
-        assert_eq!(out + state.free, count, "a place was lost or made");
-        assert_eq!(queued + state.queue_free, queue_max, "a place in the queue was lost or made");
-        // Places that were granted and not yet looked at lie with those who wait.
-        assert_eq!(out, held.len() + waiting.len() - queued, "a place is held by nobody");
+        assert_eq!(out + state.free, count, "a slot was lost or created");
+        assert_eq!(queued + state.queue_free, queue_max, "room in the queue was lost or created");
+        // Slots that were granted and not yet received belong to waiting claims.
+        assert_eq!(out, held.len() + waiting.len() - queued, "a slot is held by nobody");
         for name in (0..4).filter(|&name| of(name).1 > 0) {
             assert!(
                 !state.may_take(of(name).0, state.free),
-                "tenant {name} waits while there is a place for it"
+                "tenant {name} waits while a slot is free for it"
             );
         }
     }
 
     proptest! {
         #[test]
-        fn no_place_is_lost_and_nobody_is_passed_over(
+        fn no_slot_is_lost_and_no_claim_is_passed_over(
             (count, queue_max, has_rivals) in (1..6_usize, 0..6_usize, any::<bool>()),
             steps in proptest::collection::vec(step(), 1..120),
         ) {
@@ -393,21 +394,21 @@ mod tests {
                 let before = held_and_queued();
                 match step {
                     Step::Claim(name) => match shares.claim(Claim { tenant: &tenant(name), has_rivals }) {
-                        Claimed::Granted(place) => held.push(place),
+                        Claimed::Granted(slot) => held.push(slot),
                         Claimed::Queued(queued) => waiting.push((name, queued)),
                         Claimed::Full => {}
                     },
-                    Step::Look(n) if !waiting.is_empty() => {
+                    Step::Receive(n) if !waiting.is_empty() => {
                         let n = n % waiting.len();
-                        if let Ok(place) = waiting[n].1.granted.try_recv() {
-                            held.push(place);
+                        if let Ok(slot) = waiting[n].1.granted.try_recv() {
+                            held.push(slot);
                             waiting.remove(n);
                         }
                     }
                     Step::Cancel(n) if !waiting.is_empty() => drop(waiting.remove(n % waiting.len())),
                     Step::Release(n) if !held.is_empty() => {
                         drop(held.remove(n % held.len()));
-                        // Before it was served, whoever was served held no more than any other who still waits.
+                        // A tenant that was served held no more slots before than any other tenant that still waits.
                         let now = held_and_queued();
                         for served in (0..4).filter(|&name| now[name].1 < before[name].1) {
                             for other in (0..4).filter(|&other| other != served && now[other].1 > 0) {
@@ -415,7 +416,7 @@ mod tests {
                             }
                         }
                     }
-                    Step::Look(_) | Step::Cancel(_) | Step::Release(_) => {}
+                    Step::Receive(_) | Step::Cancel(_) | Step::Release(_) => {}
                 }
                 check(&shares, count, queue_max, &held, &waiting);
             }
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_stops_waiting_at_any_point_loses_no_place() {
+    async fn a_claim_that_stops_waiting_at_any_point_loses_no_slot() {
         let (shares, a) = (Shares::new(1, 4), tenant(0));
         let claim = Claim { tenant: &a, has_rivals: false };
         let far = Instant::now() + Duration::from_secs(3600);
@@ -434,34 +435,36 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let mut cx = Context::from_waker(Waker::noop());
-        // Before it was first looked at, while it waits, and after it was granted a place that it has not looked at.
+        // Before it was first polled, while it waits, and after it was granted a slot that it has not received.
         for point in 0..3 {
-            let place = shares.take(claim).expect("it is free");
+            let slot = shares.take(claim).expect("the slot is free");
             let mut waits = wait(&shares);
             if point > 0 {
                 assert!(Pin::new(&mut waits).poll(&mut cx).is_pending());
             }
             if point == 1 {
                 drop(waits);
-                drop(place);
+                drop(slot);
             } else {
-                drop(place);
+                drop(slot);
                 drop(waits);
             }
             assert_eq!((shares.waiting(), shares.lock().free), (0, 1), "point {point}");
         }
-        // The next in the queue is granted what one that has gone was granted.
-        let place = shares.take(claim).expect("it is free");
+        // The next claim in the queue gets the slot that was granted to a claim that is gone.
+        let slot = shares.take(claim).expect("the slot is free");
         let (gone, mut next) = (wait(&shares), wait(&shares));
-        drop(place);
+        drop(slot);
         drop(gone);
-        let Poll::Ready(Some(place)) = pin!(&mut next).poll(&mut cx) else { panic!("it is the next one's") };
-        drop(place);
-        // The deadline is such a point, too.
-        let place = shares.take(claim).expect("it is free");
-        let Claimed::Queued(queued) = shares.claim(claim) else { panic!("the place is taken") };
+        let Poll::Ready(Some(slot)) = pin!(&mut next).poll(&mut cx) else {
+            panic!("the slot is the next claim's")
+        };
+        drop(slot);
+        // A claim whose deadline passes loses no slot, either.
+        let slot = shares.take(claim).expect("the slot is free");
+        let Claimed::Queued(queued) = shares.claim(claim) else { panic!("the slot is taken") };
         assert!(queued.until(Instant::now()).await.is_none());
-        drop(place);
+        drop(slot);
         assert_eq!((shares.waiting(), shares.lock().free), (0, 1));
     }
 }

@@ -96,6 +96,9 @@ pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
 
 fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     let Some(config) = report.value("settings", config, |_| "read and consistent".to_owned()) else { return };
+    for text in &config.warnings {
+        report.line("settings", Ok::<_, anyhow::Error>(Doubtful(text.clone())));
+    }
     let lib = config.model.runtime_lib();
     let runtime =
         report.value("runtime", runtime_version(&lib), |version| format!("{version} from {}", lib.display()));
@@ -293,10 +296,10 @@ fn listener(address: SocketAddr) -> anyhow::Result<Finding> {
 fn upstreams(config: &Config) -> Finding {
     let (mut said, mut is_exposed) = (String::new(), false);
     for upstream in &config.middleware.upstreams {
-        let exposure = upstream.exposure().map(|why| format!("; WARNING: {why}"));
+        let exposure = upstream.cleartext_warning().map(|why| format!("; WARNING: {why}"));
         is_exposed |= exposure.is_some();
         let exposure = exposure.unwrap_or_default();
-        said += &format!("\n            {} is {}{exposure}", upstream.url, upstream.credential_in_words());
+        said += &format!("\n            {} is {}{exposure}", upstream.url, upstream.credential_description());
     }
     match (said.is_empty(), is_exposed) {
         (true, _) => Fine("none (middleware.upstreams)".to_owned()),

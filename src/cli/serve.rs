@@ -13,6 +13,7 @@ const THREADS_BESIDE: usize = 256;
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     process::keep_files_private();
     let traces = telemetry::install_tracing(&config.telemetry)?;
+    config.warnings.iter().for_each(|text| tracing::warn!("{text}"));
     // A permit holds a thread while it waits for the model. The others are for parsing, files and names of hosts.
     let threads = config.admission.concurrency_max() + THREADS_BESIDE;
     let runtime =

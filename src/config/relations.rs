@@ -1,171 +1,234 @@
-//! What has to hold between settings, and of each.
+//! Rules that the values of settings must satisfy: ranges, and relations between settings. Each message names the settings, the values
+//! that were found, and what to change.
 
 use axum::http::uri::Authority;
 use tokio::sync::Semaphore;
 
 use super::{Config, ConfigError};
 
-/// A disk tier for less is a mistake in the unit.
-const KV_DISK_BYTES_MIN: u64 = 16 << 20;
+/// The smallest disk cache, in bytes (16 MiB). A smaller value is most likely a mistake in the unit.
+const DISK_BYTES_MIN: u64 = 16 << 20;
 
-/// Far more than there are cores.
+/// The most workers: far more than any machine has cores.
 const WORKERS_MAX: usize = 1024;
 
+/// Bytes of `http.bodies_bytes_max` for each byte of the largest body: a body counts twice, and one tenant may take half.
+const BODIES_PER_BODY: usize = 4;
+
 impl Config {
+    /// Checks every setting and the relations between settings.
+    ///
     /// # Errors
-    /// [`ConfigError::Relation`] names the settings that contradict each other, or are out of range.
+    /// Returns the first rule that is broken as [`ConfigError::Relation`].
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let Self { http, access, admin, blocks, limits, registry, admission, .. } = self;
+        let shared = || self.shared.validate().err().map(|error| error.to_string());
+        let middleware = || self.middleware.validate().err();
+        let broken = self
+            .check_keys()
+            .or_else(|| self.check_log())
+            .or_else(|| self.http.hosts_allowed.iter().find_map(|host| check_host(host)))
+            .or_else(|| self.http.origins_allowed.iter().find_map(|origin| check_origin(origin)))
+            .or_else(|| self.check_zeros())
+            .or_else(|| self.check_ranges())
+            .or_else(|| self.check_folders())
+            .or_else(shared)
+            .or_else(middleware);
+        match broken {
+            Some(message) => Err(ConfigError::Relation(message)),
+            None => Ok(()),
+        }
+    }
+
+    /// A daemon without keys listens on loopback only; certificate and key go together.
+    fn check_keys(&self) -> Option<String> {
+        let Self { http, access, .. } = self;
         let is_reachable = !http.listen.ip().to_canonical().is_loopback();
         if is_reachable && access.keys_file.as_os_str().is_empty() {
-            let message = format!(
-                "http.listen is {}, which is not this machine's loopback, and access.keys_file names no keys: whoever reaches \
-                 it could ask; make a key (thresher key new), or listen on 127.0.0.1",
+            return Some(format!(
+                "http.listen is {}, which is not a loopback address, and access.keys_file is empty, so everybody who reaches the \
+                 port could send requests; create a key with `thresher key new` and set access.keys_file, or listen on 127.0.0.1",
                 http.listen
-            );
-            return Err(ConfigError::Relation(message));
+            ));
         }
-        let rules = [
+        if http.listen == self.admin.listen && http.listen.port() != 0 {
+            return Some(format!(
+                "http.listen and admin.listen are both {}; give each its own port",
+                http.listen
+            ));
+        }
+        let files = [("http.tls_cert_file", &http.tls_cert_file), ("http.tls_key_file", &http.tls_key_file)];
+        let (empty, set): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|(_, file)| file.as_os_str().is_empty());
+        match (&empty[..], &set[..]) {
+            ([(empty, _)], [(set, file)]) => {
+                let file = file.display();
+                Some(format!("{set} is {file:?}, but {empty} is empty; set both, or neither for no TLS"))
+            }
+            _ => None,
+        }
+    }
+
+    fn check_log(&self) -> Option<String> {
+        let word = self.telemetry.log.split(',').map(str::trim).find(|word| !is_log_directive(word));
+        if let Some(word) = word {
+            return Some(format!(
+                "telemetry.log contains {word:?}; write a level (off, error, warn, info, debug, trace) or target=level"
+            ));
+        }
+        let endpoint = &self.telemetry.otlp_endpoint;
+        let is_http = endpoint.is_empty() || endpoint.starts_with("http://");
+        (!is_http).then(|| {
+            format!("telemetry.otlp_endpoint is {endpoint:?}; it must start with http://, or be empty for no traces")
+        })
+    }
+
+    /// Settings that must be at least 1, with what 0 would mean.
+    fn check_zeros(&self) -> Option<String> {
+        let Self { http, access, blocks, limits, registry, admission, .. } = self;
+        let writes_to_disk = blocks.disk();
+        let has_keys = !access.keys_file.as_os_str().is_empty();
+        let no_request = "every request would be refused";
+        let no_chunk_id = "no request could name a registered chunk";
+        let no_registration = "no chunk could be registered";
+        let zeros = [
+            (http.body_bytes_max == 0, "http.body_bytes_max", no_request),
+            (http.read_ms_max == 0, "http.read_ms_max", "no request could arrive in time"),
+            (http.write_ms_max == 0, "http.write_ms_max", "no client could read an answer in time"),
+            (http.idle_ms_max == 0, "http.idle_ms_max", "every connection would be closed at once"),
+            (http.connection_count_max == 0, "http.connection_count_max", "no client could connect"),
             (
-                http.listen == admin.listen && http.listen.port() != 0,
-                "http.listen and admin.listen are the same address",
+                http.peer_connection_count_max == 0,
+                "http.peer_connection_count_max",
+                "no client could connect",
             ),
-            (
-                blocks.disk() && blocks.dir == registry.dir,
-                "blocks.dir and registry.dir are the same folder: each needs one of its own",
-            ),
-            (
-                http.tls_cert_file.as_os_str().is_empty() != http.tls_key_file.as_os_str().is_empty(),
-                "http.tls_cert_file and http.tls_key_file: one is set without the other",
-            ),
-            (
-                !access.keys_file.as_os_str().is_empty() && access.tenant_count_max == 0,
-                "access.tenant_count_max is 0: no key could be used",
-            ),
-            (http.body_bytes_max == 0, "http.body_bytes_max is 0: no request could be sent"),
-            (http.read_ms_max == 0, "http.read_ms_max is 0: no request could arrive"),
-            (http.write_ms_max == 0, "http.write_ms_max is 0: no answer could be taken"),
-            (http.idle_ms_max == 0, "http.idle_ms_max is 0: every connection would be closed at once"),
-            (
-                http.connection_count_max == 0 || http.peer_connection_count_max == 0,
-                "http.connection_count_max or http.peer_connection_count_max is 0: nobody could connect",
-            ),
-            (
-                http.bodies_bytes_max / 4 < http.body_bytes_max.max(self.middleware.body_bytes_max),
-                "http.bodies_bytes_max is less than four times http.body_bytes_max or middleware.body_bytes_max: a body counts twice, and one tenant may take half",
-            ),
-            (
-                blocks.disk() && blocks.write_queue_bytes_max == 0,
-                "blocks.write_queue_bytes_max is 0: nothing would be written; for no disk tier set blocks.dir to \"\"",
-            ),
-            (
-                blocks.disk() && blocks.disk_bytes_max < KV_DISK_BYTES_MIN,
-                "blocks.disk_bytes_max is less than 16777216, which holds next to nothing; for no disk tier set it to 0",
-            ),
-            (limits.chunk_bytes_max == 0, "limits.chunk_bytes_max is 0: no request could be answered"),
-            (
-                admission.concurrency_max > Semaphore::MAX_PERMITS,
-                "admission.concurrency_max is greater than the system can count",
-            ),
-            (
-                admission.stream_count_max > Semaphore::MAX_PERMITS,
-                "admission.stream_count_max is greater than the system can count",
-            ),
-            (
-                !self.telemetry.otlp_endpoint.is_empty()
-                    && !self.telemetry.otlp_endpoint.starts_with("http://"),
-                "telemetry.otlp_endpoint must be empty or start with http://",
-            ),
-            (!self.auto.max_sim_min.is_finite(), "auto.max_sim_min is not a finite number"),
-            (
-                self.model.workers > WORKERS_MAX,
-                "model.workers is more than 1024: each takes memory of its own",
-            ),
-            (limits.chunk_count_max == 0, "limits.chunk_count_max is 0: no request could be answered"),
-            (
-                limits.registered_chunk_count_max == 0,
-                "limits.registered_chunk_count_max is 0: no request could name a chunk",
-            ),
-            (
-                limits.registered_bytes_max == 0,
-                "limits.registered_bytes_max is 0: no request could name a chunk",
-            ),
-            (registry.chunk_count_max == 0, "registry.chunk_count_max is 0: nothing could be registered"),
-            (registry.batch_count_max == 0, "registry.batch_count_max is 0: nothing could be registered"),
-            (registry.candidate_count_max == 0, "registry.candidate_count_max is 0: nothing could be found"),
-            (
-                registry.candidate_count_default == 0
-                    || registry.candidate_count_default > registry.candidate_count_max,
-                "registry.candidate_count_default is not from 1 to registry.candidate_count_max",
-            ),
-            (
-                registry.prefilter_above > 0
-                    && (registry.prefilter_to == 0 || registry.prefilter_to > registry.prefilter_above),
-                "registry.prefilter_to is not from 1 to registry.prefilter_above",
-            ),
-            (limits.query_tokens_max == 0, "limits.query_tokens_max is 0: no request could be answered"),
-            (limits.input_tokens_max == 0, "limits.input_tokens_max is 0: no request could be answered"),
-            (
-                admission.deadline_ms_default == 0,
-                "admission.deadline_ms_default is 0: every request would be late",
-            ),
-            (limits.source_count_max == 0, "limits.source_count_max is 0: no answer could be attributed"),
-            (limits.logit_count_max == 0, "limits.logit_count_max is 0: no request could be answered"),
+            (has_keys && access.tenant_count_max == 0, "access.tenant_count_max", "no key could be used"),
+            (limits.chunk_count_max == 0, "limits.chunk_count_max", no_request),
+            (limits.registered_chunk_count_max == 0, "limits.registered_chunk_count_max", no_chunk_id),
+            (limits.registered_bytes_max == 0, "limits.registered_bytes_max", no_chunk_id),
+            (limits.chunk_bytes_max == 0, "limits.chunk_bytes_max", no_request),
+            (limits.source_count_max == 0, "limits.source_count_max", "no answer could be attributed"),
+            (limits.query_tokens_max == 0, "limits.query_tokens_max", no_request),
+            (limits.input_tokens_max == 0, "limits.input_tokens_max", no_request),
+            (limits.logit_count_max == 0, "limits.logit_count_max", no_request),
             (
                 limits.json_value_count_max == 0,
-                "limits.json_value_count_max is 0: no tool could be called and no conversation compressed",
+                "limits.json_value_count_max",
+                "no MCP tool could be called and no conversation compressed",
+            ),
+            (registry.chunk_count_max == 0, "registry.chunk_count_max", no_registration),
+            (registry.batch_count_max == 0, "registry.batch_count_max", no_registration),
+            (
+                registry.candidate_count_max == 0,
+                "registry.candidate_count_max",
+                "no search could find a chunk",
             ),
             (
-                admission.deadline_ms_default > admission.deadline_ms_max,
-                "admission.deadline_ms_default is greater than admission.deadline_ms_max",
+                admission.deadline_ms_default == 0,
+                "admission.deadline_ms_default",
+                "every request would miss its deadline",
             ),
         ];
-        if let Some(word) = self.telemetry.log.split(',').map(str::trim).find(|word| !is_log_directive(word))
-        {
-            let message = format!(
-                "telemetry.log holds {word:?}: a directive is a level (off, error, warn, info, debug, trace) or target=level"
-            );
-            return Err(ConfigError::Relation(message));
+        let zero = zeros.into_iter().find(|(is_zero, ..)| *is_zero);
+        let message = zero.map(|(_, name, means)| format!("{name} is 0, so {means}; set it to at least 1"));
+        let no_queue = || {
+            (writes_to_disk && blocks.write_queue_bytes_max == 0).then(|| {
+                "blocks.write_queue_bytes_max is 0, so no block would be written to disk; set it to at least 1, or set blocks.dir to \
+                 \"\" for no disk cache"
+                    .to_owned()
+            })
+        };
+        message.or_else(no_queue)
+    }
+
+    fn check_ranges(&self) -> Option<String> {
+        let Self { http, blocks, registry, admission, .. } = self;
+        let bodies = [
+            ("http.body_bytes_max", http.body_bytes_max),
+            ("middleware.body_bytes_max", self.middleware.body_bytes_max),
+        ];
+        for (name, bytes) in bodies {
+            let found = http.bodies_bytes_max;
+            if found / BODIES_PER_BODY < bytes {
+                return Some(format!(
+                    "http.bodies_bytes_max is {found}; it must be at least four times {name} ({bytes}), because a body counts twice and \
+                     one tenant may take half; set it to at least {}, or lower {name}",
+                    bytes.saturating_mul(BODIES_PER_BODY)
+                ));
+            }
         }
-        let in_hosts = http.hosts_allowed.iter().find_map(|host| nonsense_in_host(host));
-        let in_origins = || http.origins_allowed.iter().find_map(|origin| nonsense_in_origin(origin));
-        if let Some(message) = in_hosts.or_else(in_origins) {
-            return Err(ConfigError::Relation(message));
+        if blocks.disk() && blocks.disk_bytes_max < DISK_BYTES_MIN {
+            return Some(format!(
+                "blocks.disk_bytes_max is {}; set it to at least {DISK_BYTES_MIN} (16 MiB), or to 0 for no disk cache",
+                blocks.disk_bytes_max
+            ));
         }
-        match rules.into_iter().find(|(broken, _)| *broken) {
-            Some((_, message)) => Err(ConfigError::Relation(message.to_owned())),
-            None => match self.shared.nonsense().map(str::to_owned).or_else(|| self.middleware.nonsense()) {
-                Some(said) => Err(ConfigError::Relation(said)),
-                None => Ok(()),
-            },
+        let counts = [
+            ("admission.concurrency_max", admission.concurrency_max, Semaphore::MAX_PERMITS),
+            ("admission.stream_count_max", admission.stream_count_max, Semaphore::MAX_PERMITS),
+            ("model.workers", self.model.workers, WORKERS_MAX),
+        ];
+        if let Some((name, found, limit)) = counts.into_iter().find(|(_, found, limit)| found > limit) {
+            return Some(format!("{name} is {found}; the limit is {limit}"));
         }
+        if !self.auto.max_sim_min.is_finite() {
+            let found = self.auto.max_sim_min;
+            return Some(format!(
+                "auto.max_sim_min is {found}; set it to a finite number, or to 0 to turn it off"
+            ));
+        }
+        let (default, max) = (registry.candidate_count_default, registry.candidate_count_max);
+        if default == 0 || default > max {
+            return Some(format!(
+                "registry.candidate_count_default is {default}; it must be from 1 to registry.candidate_count_max ({max})"
+            ));
+        }
+        let (to, above) = (registry.prefilter_to, registry.prefilter_above);
+        if above > 0 && (to == 0 || to > above) {
+            return Some(format!(
+                "registry.prefilter_to is {to}; it must be from 1 to registry.prefilter_above ({above})"
+            ));
+        }
+        let (default, max) = (admission.deadline_ms_default, admission.deadline_ms_max);
+        (default > max).then(|| {
+            format!(
+                "admission.deadline_ms_default is {default}; it must be at most admission.deadline_ms_max ({max})"
+            )
+        })
+    }
+
+    fn check_folders(&self) -> Option<String> {
+        let Self { blocks, registry, .. } = self;
+        (blocks.disk() && blocks.dir == registry.dir).then(|| {
+            let dir = blocks.dir.display();
+            format!("blocks.dir and registry.dir are both {dir:?}; each needs a folder of its own")
+        })
     }
 }
 
-/// A bare word that is no level would be taken for a target, of which everything is logged, and nothing else.
+/// A word without a level would be read as a target, and then only the events of that target would be logged.
 fn is_log_directive(word: &str) -> bool {
     let levels = ["off", "error", "warn", "info", "debug", "trace"];
     word.is_empty() || word.contains(['=', '[']) || levels.contains(&&*word.to_ascii_lowercase())
 }
 
-/// Why a setting is no host name of `http.hosts_allowed`; none where it is one.
-fn nonsense_in_host(host: &str) -> Option<String> {
+/// What is wrong with an entry of `http.hosts_allowed`, if it is not a host name.
+fn check_host(host: &str) -> Option<String> {
     let is_host =
         !host.contains('*') && host.parse::<Authority>().is_ok_and(|authority| authority.host() == host);
     (!is_host).then(|| {
-        format!("http.hosts_allowed holds {host:?}: write a host name alone, such as \"thresher.internal\"")
+        format!("http.hosts_allowed contains {host:?}; write a host name without scheme and port, such as \"thresher.internal\"")
     })
 }
 
-/// Why a setting is no origin of `http.origins_allowed`; none where it is one.
-fn nonsense_in_origin(origin: &str) -> Option<String> {
+/// What is wrong with an entry of `http.origins_allowed`, if it is not an origin.
+fn check_origin(origin: &str) -> Option<String> {
     let is_origin = ["http://", "https://"].iter().any(|scheme| {
         origin
             .strip_prefix(scheme)
             .is_some_and(|rest| rest.parse::<Authority>().is_ok() && !rest.contains('@'))
     });
     (!is_origin).then(|| {
-        format!("http.origins_allowed holds {origin:?}: write scheme, host and port alone, such as \"https://app.example.com\"")
+        format!("http.origins_allowed contains {origin:?}; write scheme, host and port only, such as \"https://app.example.com\"")
     })
 }
 
@@ -174,18 +237,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_name_hosts_and_origins() {
+    fn hosts_and_origins_are_checked() {
         for host in ["thresher.internal", "10.0.0.1", "[fd00::1]"] {
-            assert_eq!(nonsense_in_host(host), None, "{host}");
+            assert_eq!(check_host(host), None, "{host}");
         }
         for host in ["", "a:80", "http://a", "a/b", "*"] {
-            assert!(nonsense_in_host(host).is_some(), "{host}");
+            assert!(check_host(host).is_some(), "{host}");
         }
         for origin in ["https://app.example.com", "http://localhost:3000"] {
-            assert_eq!(nonsense_in_origin(origin), None, "{origin}");
+            assert_eq!(check_origin(origin), None, "{origin}");
         }
         for origin in ["", "app.example.com", "https://a/", "https://a@b", "*", "null"] {
-            assert!(nonsense_in_origin(origin).is_some(), "{origin}");
+            assert!(check_origin(origin).is_some(), "{origin}");
         }
     }
 }

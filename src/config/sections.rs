@@ -1,4 +1,4 @@
-//! The sections that belong to no other module, each with its defaults.
+//! Settings types of the sections that no other module owns, with their defaults.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,113 +10,115 @@ use thresher_core::pipeline::Placement;
 use thresher_core::pipeline::scan::ScanBy;
 use thresher_core::pipeline::score::Scoring;
 
-/// The public listener.
+/// `[http]`: the public listener.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
-    /// Address and port. One that others than this machine can reach takes a file of keys.
+    /// Address and port. An address that is not loopback requires `access.keys_file`. Default: `127.0.0.1:8080`.
     pub listen: SocketAddr,
-    /// PEM file of the certificate, and of those between it and the authority; empty: no TLS. Read again when it changes.
+    /// PEM file with the certificate and its chain, reloaded when it changes. Empty: no TLS.
     pub tls_cert_file: PathBuf,
-    /// PEM file of its private key.
+    /// PEM file with the private key of the certificate; required if `tls_cert_file` is set.
     pub tls_key_file: PathBuf,
-    /// Host names under which the daemon may be asked, beside this machine's loopback names, where there are no keys.
+    /// Host names that a daemon without keys accepts in the `Host` header, beside the names of loopback.
     pub hosts_allowed: Vec<String>,
-    /// Origins of web pages that may ask and read answers (CORS), such as `https://app.example.com`.
+    /// Origins of web pages that may send requests and read answers (CORS), such as `https://app.example.com`.
     pub origins_allowed: Vec<String>,
-    /// Connections in all; less where the system allows fewer file descriptors. One more takes the place of an idle one.
+    /// Open connections, at most half of the process's file descriptors. A new connection replaces the longest idle one.
     pub connection_count_max: usize,
-    /// Connections of one address.
+    /// Open connections of one IPv4 address or one IPv6 /64 network.
     pub peer_connection_count_max: usize,
-    /// Bytes of one request body.
+    /// Bytes of one request body; a longer body gets a 413.
     pub body_bytes_max: usize,
-    /// Bytes of memory that the bodies of all requests may take together, while they are read and worked on.
+    /// Bytes of memory for the bodies of all requests while they are read and worked on. Each body counts twice, and one tenant may
+    /// take half.
     pub bodies_bytes_max: usize,
-    /// Bytes of memory that all answers may take together which clients have not read.
+    /// Bytes of memory for all answers that clients have not read yet.
     pub answers_bytes_max: usize,
-    /// Milliseconds that a request's head, and again the first bytes of its body, may take to arrive; what follows has to come at
-    /// 256 KiB a second.
+    /// Milliseconds that the head of a request may take to arrive, and again the first byte of its body. The rest of the body must
+    /// arrive at 256 KiB/s or faster.
     pub read_ms_max: u64,
-    /// Milliseconds that a client may take nothing of an answer.
+    /// Milliseconds for which a client may read nothing of any answer before its connection is closed.
     pub write_ms_max: u64,
-    /// Milliseconds that a connection may have no request in flight.
+    /// Milliseconds for which a connection may have no request in flight before it is closed.
     pub idle_ms_max: u64,
-    /// Milliseconds that requests in flight get after SIGTERM.
+    /// Milliseconds that requests in flight have to finish after SIGTERM.
     pub drain_ms_max: u64,
 }
 
-/// The listener for operators: `/livez`, `/readyz`, `/metrics`.
+/// `[admin]`: the listener for operators, with `/livez`, `/readyz` and `/metrics`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// Address and port.
+    /// Address and port; no key is needed there. Default: `127.0.0.1:8081`.
     pub listen: SocketAddr,
 }
 
-/// The model and its runtime.
+/// `[model]`: the model and its runtime.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Model {
-    /// Folder with `contract.toml`.
+    /// Folder with `contract.toml`, written by `thresher export`.
     pub dir: PathBuf,
-    /// Shared library of ONNX Runtime; empty: where `make provision` puts it. `THRESHER_RUNTIME_LIB` sets it too.
+    /// Path of ONNX Runtime's shared library. Empty: the path where `make provision` puts it. `THRESHER_RUNTIME_LIB` sets it as well.
     pub runtime_lib: PathBuf,
-    /// Windows that are read side by side; 0: one per core.
+    /// Windows that the model reads at the same time. 0: one per core.
     pub workers: usize,
-    /// Where the model runs.
+    /// The processor or GPU that the model runs on.
     pub device: DeviceChoice,
-    /// Bytes of a GPU's memory that it may take; 0: all.
+    /// Bytes of GPU memory that the model may use. 0: no limit.
     pub device_memory_bytes_max: u64,
-    /// How a decoder's blocks stand in front of a question.
+    /// The positions of a decoder's blocks before the question.
     pub placement: Placement,
-    /// Which layers of a decoder are read and kept.
+    /// The layers of a decoder that are run and cached.
     pub layers: LayersRead,
 }
 
-/// Which layers of a decoder are read and kept.
+/// The layers of a decoder that are run and cached (`model.layers`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LayersRead {
-    /// Up to the last that a calibration chose a head from.
+    /// The layers up to the last one that has a calibrated head.
     #[default]
     Needed,
-    /// All of them: keys and values can be handed over.
+    /// All layers, as KV export requires.
     All,
 }
 
-/// The statistic.
+/// `[rc]`: the scoring method.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rc {
-    /// How chunks and units are scored.
+    /// The estimator that scores chunks and units.
     pub estimator: Scoring,
 }
 
-/// Blocks of chunks that have been read: about 400 bytes a token.
+/// `[blocks]`: the cache of chunk keys. A block holds the keys (and, for a decoder, the values) of one chunk, about 400 bytes a token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BlockSettings {
-    /// Bytes of blocks in memory, with what it costs to keep them; 0: none.
+    /// Bytes of blocks in memory, the overhead of the cache included. 0: no memory cache.
     pub memory_bytes_max: u64,
-    /// The disk tier's directory, of this daemon alone; empty: no disk tier.
+    /// Folder of the disk cache, used by one daemon only. Empty: no disk cache.
     pub dir: PathBuf,
-    /// Bytes on disk, as the file system counts them; 0: no disk tier.
+    /// Bytes on disk, as the file system counts them. 0: no disk cache.
     pub disk_bytes_max: u64,
-    /// Bytes of blocks that wait to be written to disk, beside `memory_bytes_max`; what finds it full is in memory only.
+    /// Bytes of blocks that wait to be written to disk, not counted in `memory_bytes_max`. A block that does not fit is kept in memory
+    /// only.
     pub write_queue_bytes_max: u64,
-    /// How keys are stored.
+    /// Number format of stored keys and values.
     pub codec: Codec,
-    /// Part of every block's name: sidecars with different ones never find each other's blocks.
+    /// Part of every block's name: daemons with different salts never find each other's blocks on a shared tier.
     pub salt: String,
-    /// What computes logits over them.
+    /// How logits are computed: directly on the cached keys, or with the model's query graph.
     pub scan: ScanBy,
 }
 
-/// Signed records of attributions.
+/// `[receipts]`: signed records of attributions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Receipts {
-    /// The key they are signed with: Ed25519, PKCS#8 in PEM. Made when the first one is asked for.
+    /// File with the private key (Ed25519, PKCS#8 in PEM) that signs receipts. The daemon creates it for the first receipt.
     pub key_file: PathBuf,
 }
 
@@ -126,45 +128,45 @@ impl Default for Receipts {
     }
 }
 
-/// How many requests at once.
+/// `[admission]`: how many requests are worked on at the same time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admission {
-    /// Requests that are worked on at the same time; 0: eight per core, so that those who have chunks read by the model do not
-    /// keep back those who have not.
+    /// Requests that are worked on at the same time. 0: eight per core, so that requests whose chunks the model has to read do not
+    /// delay requests whose chunks are cached.
     pub concurrency_max: usize,
-    /// Requests that wait for their turn; one more is answered 429. Of this, of `concurrency_max` and of `stream_count_max`, one
-    /// tenant takes at most half while others have keys.
+    /// Requests that wait for a permit; one more gets a 429. While several tenants have keys, one of them takes at most half of
+    /// `queue_max`, of `concurrency_max` and of `stream_count_max`.
     pub queue_max: usize,
-    /// Answers that arrive piece by piece at the same time; one more is answered 429.
+    /// Answers that arrive over `/v1/attribute/stream` at the same time; one more gets a 429.
     pub stream_count_max: usize,
-    /// Milliseconds that such an answer may take to arrive.
+    /// Milliseconds that a streamed answer may take to arrive.
     pub stream_ms_max: u64,
-    /// Milliseconds that a request may take, waiting included, when it names no deadline.
+    /// Milliseconds that a request may take, time in the queue included, if it sets no `deadline_ms`.
     pub deadline_ms_default: u64,
-    /// The longest deadline that a request may name.
+    /// The largest `deadline_ms` that a request may set, in milliseconds.
     pub deadline_ms_max: u64,
 }
 
-/// Logs and traces.
+/// `[telemetry]`: logs and traces.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Telemetry {
-    /// Which events are logged: a level, or directives such as `info,thresher=debug`.
+    /// The events that are logged: a level, or directives such as `info,thresher=debug`.
     pub log: String,
-    /// `json` or `text`.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// OTLP endpoint for traces, over HTTP, such as `http://127.0.0.1:4318/v1/traces`; empty: none.
+    /// OTLP endpoint for traces over HTTP, such as `http://127.0.0.1:4318/v1/traces`. Empty: no traces.
     pub otlp_endpoint: String,
 }
 
-/// How log lines are written.
+/// The format of log lines (`telemetry.log_format`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
-    /// For reading.
+    /// Text for people.
     Text,
 }
 
@@ -247,7 +249,7 @@ impl Default for Telemetry {
 }
 
 impl Model {
-    /// The library to load: the setting, else where provisioning puts it.
+    /// Returns the path of the runtime's library: `runtime_lib`, or the path where `make provision` puts it if `runtime_lib` is empty.
     pub fn runtime_lib(&self) -> PathBuf {
         if !self.runtime_lib.as_os_str().is_empty() {
             return self.runtime_lib.clone();
@@ -256,24 +258,25 @@ impl Model {
         Path::new("models/.cache/onnxruntime").join(file)
     }
 
-    /// Worker threads, resolved.
+    /// Returns the number of windows that the model reads at the same time: `workers`, or the number of cores if `workers` is 0.
     pub fn workers(&self) -> usize {
         if self.workers == 0 { cores() } else { self.workers }
     }
 }
 
 impl BlockSettings {
-    /// Whether there is to be a disk tier.
+    /// Returns whether the settings ask for a disk cache.
     pub fn disk(&self) -> bool {
         !self.dir.as_os_str().is_empty() && self.disk_bytes_max > 0
     }
 }
 
 impl Admission {
-    /// Requests at the same time for each core, where the setting names no number.
+    /// Requests that are worked on at the same time for each core if `concurrency_max` is 0.
     pub const PER_CORE: usize = 8;
 
-    /// Requests at the same time, resolved.
+    /// Returns the number of requests that are worked on at the same time: `concurrency_max`, or [`Self::PER_CORE`] for each core if it
+    /// is 0.
     pub fn concurrency_max(&self) -> usize {
         if self.concurrency_max == 0 { Self::PER_CORE * cores() } else { self.concurrency_max }
     }

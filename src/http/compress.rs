@@ -178,7 +178,7 @@ impl Asked {
             None => answer,
             Some(prefiltered) => answer.prefiltered(prefiltered),
         };
-        answer.named(service.handles().remember(remembered))
+        answer.named(service.handles().insert(remembered))
     }
 }
 

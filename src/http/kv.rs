@@ -54,7 +54,7 @@ pub fn check(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<
     if let KvWanted::Heads(eviction) = wanted {
         eviction.check().map_err(PipelineError::from)?;
     }
-    if service.kv_handles().holds_nothing() {
+    if service.kv_handles().is_disabled() {
         return Err(HttpError::kv_off());
     }
     Ok(())
@@ -72,7 +72,7 @@ pub fn keep(service: &Scope, kv_export: KvExportFile, wanted: &KvWanted) -> Resu
     let (tokens, share, bytes, held) =
         (kv_export.tokens(), kv_export.share(), kv_export.file_bytes(), kv_export.bytes());
     let handles = service.kv_handles();
-    let handle = handles.remember(kv_export).ok_or_else(|| HttpError::kv_too_large(held))?;
+    let handle = handles.insert(kv_export).ok_or_else(|| HttpError::kv_too_large(held))?;
     let expires_s = handles.expire_s();
     Ok(KvAnswer {
         handle,
@@ -110,9 +110,9 @@ pub async fn fetch(
     }
     let length = HeaderValue::from(kv_export.file_bytes());
     // Each piece is made when the one before has been taken: a slow reader holds one, and no thread.
-    let pieces = stream::iter(kv_export.pieces()).then(move |piece| {
+    let pieces = stream::iter(kv_export.parts()).then(move |piece| {
         let (service, kv_export) = (service.clone(), Arc::clone(&kv_export));
-        work::run_blocking(move || Ok(kv_export.bytes_of_piece(piece, service.ready()?)))
+        work::run_blocking(move || Ok(kv_export.read_part(piece, service.ready()?)))
     });
     let kind = HeaderValue::from_static("application/octet-stream");
     let body = Body::from_stream(pieces.map(|piece| piece.map_err(|error| error.message().to_owned())));

@@ -26,7 +26,9 @@ use crate::middleware::cite::Sources;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, TooMany};
 use crate::middleware::json::Located;
-use crate::middleware::rewrite::{self, Brought, By, Newest, Rewritten, Sent, Way};
+use crate::middleware::rewrite::{
+    self, AddedContext, CompressOptions, Compressor, NewestTurn, Rewritten, SentTurn,
+};
 use crate::middleware::settings::{MiddlewareSettings, When};
 use crate::originals::TenantOriginals;
 
@@ -66,7 +68,7 @@ async fn pass(
     let asked = Arc::new(Asked::read(&service, dialect, &headers, body).await?);
     let upstream = middleware.upstream(&asked.model)?;
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
-    let unasked = service.caller().is_compressed_unasked();
+    let unasked = service.caller().compresses_by_default();
     let compresses = asked.compress.unwrap_or(always || unasked || asked.brings());
     let cites = asked.cite.unwrap_or(compresses && middleware.settings.cite);
     let (body, done) = rewritten(&service, &asked, (compresses, cites)).await?;
@@ -100,7 +102,7 @@ fn is_of(headers: &HeaderMap, kind: &str) -> bool {
     body::media_type(headers).is_some_and(|found| found == kind)
 }
 
-async fn remember(originals: TenantOriginals, news: Vec<([u8; 32], Sent)>) {
+async fn remember(originals: TenantOriginals, news: Vec<([u8; 32], SentTurn)>) {
     if !news.is_empty() {
         let kept = work::run_blocking(move || {
             Remembering(originals).put(&news);
@@ -130,7 +132,7 @@ struct Done {
     /// What its answer may cite; none where nothing is cited.
     sources: Option<Arc<Sources>>,
     /// What is to be remembered.
-    news: Vec<([u8; 32], Sent)>,
+    news: Vec<([u8; 32], SentTurn)>,
 }
 
 /// What is said of it.
@@ -182,7 +184,7 @@ async fn rewritten(
             asked.dialect.remove_citations(body, &mut edits);
         }
         let body = edits.apply(&asked.body).into_bytes();
-        let Rewritten { tokens, sources, news, .. } = rewritten;
+        let Rewritten { tokens, sources, records: news, .. } = rewritten;
         let sources = if cites && !asked.cites_itself { Sources::new(sources) } else { None };
         let said = Said { outcome, reason, tokens };
         Ok((body, Done { said, sources: sources.map(Arc::new), news }))
@@ -263,9 +265,9 @@ impl Asked {
         let turns = find::turns(&conversation, &settings.policy(self.cites_itself)).turns;
         let (options, brought) = (self.options.as_ref(), self.brought(settings));
         if self.too_many.is_some() {
-            return Ok(rewrite::whole((self.dialect, body), &turns, &brought));
+            return Ok(rewrite::uncompressed((self.dialect, body), &turns, &brought));
         }
-        let way = Way {
+        let way = CompressOptions {
             budget: options.and_then(|options| options.budget).unwrap_or_else(|| settings.budget()),
             granularity: options.map_or(Granularity::default(), |options| options.granularity),
             prompt_tokens_min: settings.prompt_tokens_min,
@@ -275,13 +277,17 @@ impl Asked {
         let ledger = Remembering(service.originals());
         let how = match compresses {
             true => {
-                let said_bytes = find::said_bytes(&conversation, &turns);
-                Newest::Compressed(By { way: &way, said_bytes, pipeline: service.ready()? })
+                let other_text_bytes = find::other_text_bytes(&conversation, &turns);
+                NewestTurn::Compress(Compressor {
+                    options: &way,
+                    other_text_bytes,
+                    pipeline: service.ready()?,
+                })
             }
-            false if self.compress == Some(false) => Newest::Whole,
-            false => Newest::AsKnown,
+            false if self.compress == Some(false) => NewestTurn::Whole,
+            false => NewestTurn::AsSentBefore,
         };
-        Ok(rewrite::newest((self.dialect, body), &turns, &brought, &ledger, (how, cancel))?)
+        Ok(rewrite::newest_turn((self.dialect, body), &turns, &brought, &ledger, (how, cancel))?)
     }
 
     /// Leaves it as it came, but for the chunks that it brings.
@@ -290,11 +296,11 @@ impl Asked {
         let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
         let conversation = self.dialect.conversation(body);
         let turns = find::turns(&conversation, &settings.policy(self.cites_itself)).turns;
-        Ok(rewrite::whole((self.dialect, body), &turns, &self.brought(settings)))
+        Ok(rewrite::uncompressed((self.dialect, body), &turns, &self.brought(settings)))
     }
 
-    fn brought(&self, settings: &MiddlewareSettings) -> Brought {
-        Brought {
+    fn brought(&self, settings: &MiddlewareSettings) -> AddedContext {
+        AddedContext {
             chunks: self.options.as_ref().map(|options| options.chunks.clone()).unwrap_or_default(),
             delimiters: settings.delimiters(),
         }

@@ -13,14 +13,14 @@ use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 use super::error::HttpError;
 use super::{Scope, work};
 use crate::api::{OriginalAnswer, RelevantAnswer, RequestError};
-use crate::middleware::rewrite::{Ledger, Sent};
+use crate::middleware::rewrite::{SentTurn, SentTurnStore};
 use crate::originals::{OriginalError, TenantOriginals};
 
 /// What was sent, in the store of originals. Who cannot remember goes on: a turn is then sent as one that is new.
 pub struct Remembering(pub TenantOriginals);
 
-impl Ledger for Remembering {
-    fn get(&self, key: &[u8; 32]) -> Option<Sent> {
+impl SentTurnStore for Remembering {
+    fn get(&self, key: &[u8; 32]) -> Option<SentTurn> {
         let found = self.0.get(key).unwrap_or_else(|error| {
             tracing::debug!(%error, "what was sent of a turn cannot be read");
             None
@@ -31,7 +31,7 @@ impl Ledger for Remembering {
 
 impl Remembering {
     /// From now on this is what was sent.
-    pub fn put(&self, news: &[([u8; 32], Sent)]) {
+    pub fn put(&self, news: &[([u8; 32], SentTurn)]) {
         let entries: Vec<([u8; 32], Vec<u8>)> =
             news.iter().map(|(key, sent)| (*key, serde_json::to_vec(sent).expect("it is JSON"))).collect();
         let entries: Vec<(&[u8], &[u8])> = entries.iter().map(|(key, sent)| (&key[..], &sent[..])).collect();

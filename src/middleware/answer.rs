@@ -1,31 +1,34 @@
-//! A whole answer, with its citations put where its API has them. The rest of it stays as it is, to the byte.
+//! An answer that is one JSON body: its texts, and the fields in which its API expects citations. The rest of the body does not change by a
+//! single byte.
 
 use serde_json::Value;
 
 use super::dialect::Dialect;
 use super::json::{Edits, Items, Located};
 
-/// What a text of an answer takes beside its bytes, where the bytes that are held are bounded: an answer may be many texts of one letter.
+/// The bytes that each text of an answer counts in addition to its own, where buffered bytes are limited: an answer may have many very short
+/// texts.
 pub const TEXT_BYTES: usize = 64;
 
-/// A text of an answer, and where its citations belong.
+/// A text of an answer.
 #[derive(Debug, Clone)]
-pub struct Text<'a> {
-    /// What it says.
+pub struct AnswerText<'a> {
+    /// The text, decoded.
     pub text: String,
-    /// The object that has the field.
+    /// The object that has the text, and gets its citations.
     object: Located<'a>,
 }
 
-impl<'a> Text<'a> {
-    /// The text whose citations belong into this object.
+impl<'a> AnswerText<'a> {
+    /// Returns the text of an object with the field `text`, which is empty if the field is missing.
     pub fn of(object: Located<'a>) -> Self {
         Self { text: object.text_of("text").unwrap_or_default(), object }
     }
 }
 
-/// The texts of an answer, in order, as long as they take at most `bytes_max` together; and whether these are all.
-pub fn texts(dialect: Dialect, answer: Located<'_>, bytes_max: usize) -> (Vec<Text<'_>>, bool) {
+/// Returns the texts of an answer that are not blank, in order, up to `bytes_max` bytes together, and whether these are all texts. Each text
+/// counts [`TEXT_BYTES`] in addition to its own bytes.
+pub fn texts(dialect: Dialect, answer: Located<'_>, bytes_max: usize) -> (Vec<AnswerText<'_>>, bool) {
     fn list<'a>(object: Located<'a>, name: &str) -> Items<'a> {
         object.get(name).map(Located::items).unwrap_or_default()
     }
@@ -51,13 +54,13 @@ pub fn texts(dialect: Dialect, answer: Located<'_>, bytes_max: usize) -> (Vec<Te
         if bytes > bytes_max {
             return (texts, false);
         }
-        texts.push(Text { text, object });
+        texts.push(AnswerText { text, object });
     }
     (texts, true)
 }
 
-/// Adds citations behind those that a text has already.
-pub fn cite(dialect: Dialect, text: &Text, citations: &[Value], edits: &mut Edits) {
+/// Adds citations to a text, after those that it already has.
+pub fn cite(dialect: Dialect, text: &AnswerText, citations: &[Value], edits: &mut Edits) {
     let field = match dialect {
         Dialect::Messages => "citations",
         Dialect::Chat | Dialect::Responses => "annotations",
@@ -74,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn citations_stand_where_the_api_has_them() {
+    fn citations_are_in_the_field_that_the_api_expects() {
         let check = |dialect: Dialect, answer: &str, expect: &str| {
             let located = Located::parse(answer).expect("JSON");
             let mut edits = Edits::default();

@@ -1,4 +1,4 @@
-//! What an answer cites, in the words of the API that it came from.
+//! The citations of an answer, in the format of the API that the answer came from.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,33 +9,33 @@ use thresher_core::pipeline::attribute::{self, PartOutcome};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 
-use super::dialect::{Dialect, Kind};
-use super::rewrite::{Source, renamed};
+use super::dialect::{Dialect, PartKind};
+use super::rewrite::{Source, with_unique_ids};
 use crate::api::{Names, Words, anthropic, openai};
 
-/// What an answer may have come from, prepared once for all of its texts.
+/// The texts that an answer may have come from, prepared once for all texts of the answer.
 pub struct Sources {
     sources: Vec<Source>,
-    /// As the conversation calls them.
+    /// The sources with ids that name their origin in the conversation.
     named: Vec<Arc<Chunk>>,
-    /// The same texts, each with an id of its own.
+    /// The sources with unique ids.
     numbered: Vec<Arc<Chunk>>,
     seen: Vec<Vec<ByteRange>>,
 }
 
 impl Sources {
-    /// None where there is nothing that could be cited.
+    /// Prepares `sources`. Returns `None` if there are none, and so nothing to cite.
     pub fn new(sources: Vec<Source>) -> Option<Self> {
         let named: Vec<Arc<Chunk>> = sources.iter().map(|source| Arc::clone(&source.chunk)).collect();
         let seen = sources.iter().map(|source| source.seen.clone()).collect();
-        (!sources.is_empty()).then(|| Self { numbered: renamed(&named), named, seen, sources })
+        (!sources.is_empty()).then(|| Self { numbered: with_unique_ids(&named), named, seen, sources })
     }
 }
 
-/// The citations of a text of an answer.
+/// Attributes a text of an answer to its sources, and returns the citations in the format of the API.
 ///
 /// # Errors
-/// As [`Pipeline::attribute`].
+/// Fails if [`Pipeline::attribute`] fails.
 pub fn citations(
     dialect: Dialect,
     text: &str,
@@ -48,53 +48,56 @@ pub fn citations(
         ..AttributeRequest::new(text, Vec::new())
     };
     let attributed = pipeline.attribute(&request, cancel)?;
-    Ok(told(dialect, text, (&from.named, &from.sources), &attributed.parts))
+    Ok(render(dialect, text, (&from.named, &from.sources), &attributed.parts))
 }
 
-fn told(
+fn render(
     dialect: Dialect,
     text: &str,
     (chunks, sources): (&[Arc<Chunk>], &[Source]),
     parts: &[PartOutcome],
 ) -> Vec<Value> {
-    let places = places(sources);
-    let words = Words::new(text, chunks, Names { places: Some(&places), markers: None });
+    let numbers = source_numbers(sources);
+    let words = Words::new(text, chunks, Names { places: Some(&numbers), markers: None });
     match dialect {
         Dialect::Chat => openai::annotations(&words, parts, openai::nested),
         Dialect::Responses => openai::annotations(&words, parts, openai::flat),
         Dialect::Messages => {
-            let mut told = HashSet::new();
+            let mut seen = HashSet::new();
             let cited = parts.iter().flat_map(PartOutcome::citations);
             let location = |source: &attribute::Source| location(&words, source, &sources[source.chunk]);
-            // They are of the whole text: what two of its sentences cite is cited once.
-            cited.map(location).filter(|location| told.insert(location.to_string())).collect()
+            // These citations belong to the whole text, so a source that two sentences cite is listed once.
+            cited.map(location).filter(|location| seen.insert(location.to_string())).collect()
         }
     }
 }
 
 fn location(words: &Words, cited: &attribute::Source, source: &Source) -> Value {
     match source.kind {
-        Some(Kind::Document(_, None)) => anthropic::char_location(words, cited),
-        Some(Kind::Document(_, Some(block))) => anthropic::content_block_location(words, cited, block),
-        Some(Kind::SearchResult(_, block)) => anthropic::search_result_location(words, cited, block),
-        // Neither: as a result of a search that the retriever, or the tool, has made.
+        Some(PartKind::Document { block: None, .. }) => anthropic::char_location(words, cited),
+        Some(PartKind::Document { block: Some(block), .. }) => {
+            anthropic::content_block_location(words, cited, block)
+        }
+        Some(PartKind::SearchResult { block, .. }) => anthropic::search_result_location(words, cited, block),
+        // Other texts are cited like the result of a search by the retriever or the tool.
         _ => anthropic::search_result_location(words, cited, 0),
     }
 }
 
-/// For each source its number among those of its kind: what has none follows the search results.
-fn places(sources: &[Source]) -> Vec<usize> {
+/// For each source, its index among the documents or the search results of the conversation. Other sources are counted after the search
+/// results.
+fn source_numbers(sources: &[Source]) -> Vec<usize> {
     let results = sources.iter().filter_map(|source| match source.kind {
-        Some(Kind::SearchResult(at, _)) => Some(at + 1),
+        Some(PartKind::SearchResult { index, .. }) => Some(index + 1),
         _ => None,
     });
     let mut next = results.max().unwrap_or(0);
-    let place = |source: &Source| match source.kind {
-        Some(Kind::Document(at, _) | Kind::SearchResult(at, _)) => at,
+    let number = |source: &Source| match source.kind {
+        Some(PartKind::Document { index, .. } | PartKind::SearchResult { index, .. }) => index,
         _ => {
             next += 1;
             next - 1
         }
     };
-    sources.iter().map(place).collect()
+    sources.iter().map(number).collect()
 }

@@ -1,15 +1,15 @@
-//! The three ways in which conversations are written, read as one: messages of parts of text, each where it stands.
+//! Reads conversations of three APIs into one form: messages, and their parts of text with the position of each in the body.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::json::{Edits, Items, Located};
 
-/// Messages, texts in them and calls of tools that are kept of one conversation. Each takes some hundred bytes beside its text, and a body
-/// can hold one for every two dozen bytes.
+/// The most messages, texts and tool calls that are read of one conversation. Each takes some hundred bytes in addition to its text, and a
+/// body can have one for every two dozen bytes.
 pub const PART_COUNT_MAX: usize = 100_000;
 
-/// Whose API is spoken.
+/// The API of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// OpenAI's Chat Completions.
@@ -20,12 +20,12 @@ pub enum Dialect {
     Messages,
 }
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Who gives instructions.
+    /// The author of instructions: system, developer, and every role that is not known.
     System,
-    /// Who asks.
+    /// The user.
     User,
     /// The model.
     Assistant,
@@ -33,37 +33,37 @@ pub enum Role {
     Tool,
 }
 
-/// One message.
+/// One message of a conversation.
 #[derive(Debug, Clone)]
 pub struct Message<'a> {
-    /// Whose.
+    /// The author of the message.
     pub role: Role,
-    /// Where it stands, as a whole.
+    /// The whole message in the body.
     pub at: Located<'a>,
-    /// What it says, in order.
+    /// The texts of the message, in order.
     pub parts: Vec<Part<'a>>,
 }
 
 /// A text in a message.
 #[derive(Debug, Clone)]
 pub struct Part<'a> {
-    /// The string that says it.
+    /// The JSON string of the text in the body.
     pub at: Located<'a>,
-    /// What it says.
+    /// The text, decoded.
     pub text: String,
-    /// What it is.
-    pub kind: Kind,
-    /// What it is called. Shared by all texts of a document.
+    /// The kind of text.
+    pub kind: PartKind,
+    /// The title of the document or search result. All texts of a document share it.
     pub title: Option<Arc<str>>,
-    /// Where it is from.
+    /// The source of the search result, such as a URL.
     pub source: Option<Arc<str>>,
 }
 
 impl Part<'_> {
-    /// Bytes of what names the text: title, source, tool and call. They are repeated for each text that has them.
+    /// Returns the bytes of the names of the text: title, source, tool and call. They are repeated for each text that has them.
     pub fn name_bytes(&self) -> usize {
         let of_kind = match &self.kind {
-            Kind::Tool { name, id } => name.len() + id.len(),
+            PartKind::ToolResult { name, id } => name.len() + id.len(),
             _ => 0,
         };
         let len = |name: &Option<Arc<str>>| name.as_ref().map_or(0, |name| name.len());
@@ -71,37 +71,47 @@ impl Part<'_> {
     }
 }
 
-/// What a text is.
+/// The kind of a text in a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
-    /// What somebody says.
-    Said,
-    /// A document, its place among those of the conversation, and the place in it of a block, where it consists of such.
-    Document(usize, Option<usize>),
-    /// A block of a search result, the result's place among those of the conversation, and the block's in it.
-    SearchResult(usize, usize),
-    /// What a tool of this name answered to the call with this id.
-    Tool {
-        /// The tool; empty where no call with the id is there.
+pub enum PartKind {
+    /// Text that the author of the message wrote.
+    Message,
+    /// A document, or one of its content blocks.
+    Document {
+        /// The index of the document among those of the conversation.
+        index: usize,
+        /// The index of the block in the document; `None`: the document has no blocks.
+        block: Option<usize>,
+    },
+    /// A content block of a search result.
+    SearchResult {
+        /// The index of the search result among those of the conversation.
+        index: usize,
+        /// The index of the block in the search result.
+        block: usize,
+    },
+    /// The result of a tool call.
+    ToolResult {
+        /// The name of the tool; empty if the conversation has no call with this id.
         name: Arc<str>,
-        /// The call.
+        /// The id of the call.
         id: Arc<str>,
     },
 }
 
-/// A conversation.
+/// The conversation of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Conversation<'a> {
-    /// Its messages.
+    /// The messages, in order.
     pub messages: Vec<Message<'a>>,
-    /// Whether the upstream itself was asked to cite: places in documents are then its to tell.
+    /// Whether the request asks the upstream for citations. These name positions in the documents, which must then not be compressed.
     pub cites_itself: bool,
-    /// Whether there was more than [`PART_COUNT_MAX`]: then only the last message in which the user says something is here.
+    /// Whether the conversation has more than [`PART_COUNT_MAX`] parts. Then only the last message with text of the user is here.
     pub is_cut: bool,
 }
 
 impl Dialect {
-    /// The conversation of a request.
+    /// Reads the conversation of a request with this body.
     pub fn conversation<'a>(self, body: Located<'a>) -> Conversation<'a> {
         let mut reader = Reader::default();
         match self {
@@ -113,8 +123,8 @@ impl Dialect {
         Conversation { messages: reader.messages, cites_itself: reader.cites_itself, is_cut }
     }
 
-    /// Takes citations of documents out of what the model has said: who did not ask the upstream to cite has them from us, and there
-    /// they name what the upstream has not seen.
+    /// Removes citations of documents from earlier answers in the request. If the client did not ask the upstream for citations, the
+    /// middleware added them, and they may name passages that the upstream has not seen.
     pub fn remove_citations(self, body: Located, edits: &mut Edits) {
         if self != Self::Messages {
             return;
@@ -122,8 +132,8 @@ impl Dialect {
         let ours = ["char_location", "content_block_location", "search_result_location"];
         let is_ours =
             |citation: &Located| citation.text_of("type").is_some_and(|kind| ours.contains(&&*kind));
-        let said = items(body, "messages").filter(|m| m.text_of("role").as_deref() == Some("assistant"));
-        for block in said.flat_map(|message| items(message, "content")) {
+        let answers = items(body, "messages").filter(|m| m.text_of("role").as_deref() == Some("assistant"));
+        for block in answers.flat_map(|message| items(message, "content")) {
             let citations = items(block, "citations");
             if citations.clone().next().is_some() && citations.clone().all(|citation| is_ours(&citation)) {
                 edits.remove_field(block, "citations");
@@ -131,8 +141,8 @@ impl Dialect {
         }
     }
 
-    /// Where the list of messages stands, or what stands for it.
-    pub fn list(self, body: Located) -> Option<Located> {
+    /// Returns the field of the body that has the messages: a list, or with Responses also a string.
+    pub fn messages(self, body: Located) -> Option<Located> {
         body.get(if self == Self::Responses { "input" } else { "messages" })
     }
 }
@@ -140,25 +150,25 @@ impl Dialect {
 #[derive(Default)]
 struct Reader<'a> {
     messages: Vec<Message<'a>>,
-    /// Tools by the ids of their calls.
+    /// Names of tools by the ids of their calls.
     calls: HashMap<Arc<str>, Arc<str>>,
-    documents: usize,
-    search_results: usize,
+    document_count: usize,
+    search_result_count: usize,
     cites_itself: bool,
-    /// Messages, texts and calls so far.
+    /// Messages, texts and tool calls so far.
     part_count: usize,
-    /// Whether a text of the message that is being read says something.
-    says_something: bool,
+    /// Whether the message that is being read has a text by its author so far.
+    has_text: bool,
 }
 
 impl<'a> Reader<'a> {
     fn chat(&mut self, body: Located<'a>) {
         for message in items(body, "messages") {
             let (role, kind) = match message.text_of("role").as_deref() {
-                Some("user") => (Role::User, Kind::Said),
-                Some("assistant") => (Role::Assistant, Kind::Said),
-                Some("tool" | "function") => (Role::Tool, self.tool(message.text_of("tool_call_id"))),
-                _ => (Role::System, Kind::Said),
+                Some("user") => (Role::User, PartKind::Message),
+                Some("assistant") => (Role::Assistant, PartKind::Message),
+                Some("tool" | "function") => (Role::Tool, self.tool_result(message.text_of("tool_call_id"))),
+                _ => (Role::System, PartKind::Message),
             };
             let mut parts = Vec::new();
             self.content(message.get("content"), &kind, &mut parts);
@@ -172,12 +182,12 @@ impl<'a> Reader<'a> {
 
     fn responses(&mut self, body: Located<'a>) {
         if let Some(instructions) = body.get("instructions") {
-            let parts = part(instructions, Kind::Said).into_iter().collect();
+            let parts = part(instructions, PartKind::Message).into_iter().collect();
             self.message(Message { role: Role::System, at: instructions, parts });
         }
         let Some(input) = body.get("input") else { return };
         if let Some(text) = input.text() {
-            let part = Part { at: input, text, kind: Kind::Said, title: None, source: None };
+            let part = Part { at: input, text, kind: PartKind::Message, title: None, source: None };
             self.message(Message { role: Role::User, at: input, parts: vec![part] });
             return;
         }
@@ -185,7 +195,7 @@ impl<'a> Reader<'a> {
             let mut parts = Vec::new();
             let role = match item.text_of("type").as_deref() {
                 None | Some("message") => {
-                    self.content(item.get("content"), &Kind::Said, &mut parts);
+                    self.content(item.get("content"), &PartKind::Message, &mut parts);
                     match item.text_of("role").as_deref() {
                         Some("user") => Role::User,
                         Some("assistant") => Role::Assistant,
@@ -193,13 +203,13 @@ impl<'a> Reader<'a> {
                     }
                 }
                 Some("function_call_output" | "custom_tool_call_output") => {
-                    let kind = self.tool(item.text_of("call_id"));
+                    let kind = self.tool_result(item.text_of("call_id"));
                     self.content(item.get("output"), &kind, &mut parts);
                     Role::Tool
                 }
-                // What a client says to other calls of the model.
+                // Outputs of other calls of the model, which the client sends.
                 Some(kind) if kind.ends_with("_output") || kind.ends_with("_response") => Role::Tool,
-                // Calls, reasoning, and whatever else a model says.
+                // Calls, reasoning, and other items of the model.
                 Some(_) => {
                     self.call(item.text_of("call_id"), item.text_of("name"));
                     Role::Assistant
@@ -212,7 +222,7 @@ impl<'a> Reader<'a> {
     fn messages(&mut self, body: Located<'a>) {
         if let Some(system) = body.get("system") {
             let mut parts = Vec::new();
-            self.content(Some(system), &Kind::Said, &mut parts);
+            self.content(Some(system), &PartKind::Message, &mut parts);
             self.message(Message { role: Role::System, at: system, parts });
         }
         for message in items(body, "messages") {
@@ -221,44 +231,44 @@ impl<'a> Reader<'a> {
                 _ => Role::User,
             };
             let mut parts = Vec::new();
-            self.content(message.get("content"), &Kind::Said, &mut parts);
+            self.content(message.get("content"), &PartKind::Message, &mut parts);
             self.message(Message { role, at: message, parts });
         }
     }
 
-    /// Keeps a message. Once there is too much, only the last one in which the user says something is kept: texts that a request brings
-    /// are put in front of it.
+    /// Keeps a message. Once there are too many parts, only the last message with text of the user is kept: the context that a request adds
+    /// is inserted before that message.
     fn message(&mut self, message: Message<'a>) {
-        self.says_something = false;
-        if self.fits() {
+        self.has_text = false;
+        if self.count_part() {
             self.messages.push(message);
-        } else if message.is_asking() {
+        } else if message.has_user_text() {
             self.messages = vec![message];
         }
     }
 
-    /// Keeps a text of a message. Once there is too much, only the first one that says something is kept.
+    /// Keeps a text of a message. Once there are too many parts, only the first text by the author of the message is kept.
     fn part(&mut self, parts: &mut Vec<Part<'a>>, part: Part<'a>) {
-        let says_something = part.says_something();
-        if self.fits() || says_something && !self.says_something {
+        let has_text = part.has_text();
+        if self.count_part() || has_text && !self.has_text {
             parts.push(part);
         }
-        self.says_something |= says_something;
+        self.has_text |= has_text;
     }
 
     fn call(&mut self, id: Option<String>, name: Option<String>) {
         if let Some((id, name)) = id.zip(name)
-            && self.fits()
+            && self.count_part()
         {
             self.calls.insert(id.into(), name.into());
         }
     }
 
-    /// Counts one more, and whether it may be kept.
-    fn fits(&mut self) -> bool {
+    /// Counts one more message, text or tool call. Returns whether it may be kept.
+    fn count_part(&mut self) -> bool {
         self.part_count += 1;
         if self.part_count == PART_COUNT_MAX + 1 {
-            let last = self.messages.iter().rposition(Message::is_asking);
+            let last = self.messages.iter().rposition(Message::has_user_text);
             self.messages = last.map(|at| self.messages.swap_remove(at)).into_iter().collect();
             self.calls = HashMap::new();
         }
@@ -269,13 +279,13 @@ impl<'a> Reader<'a> {
         self.part_count > PART_COUNT_MAX
     }
 
-    fn tool(&self, id: Option<String>) -> Kind {
+    fn tool_result(&self, id: Option<String>) -> PartKind {
         let id: Arc<str> = id.unwrap_or_default().into();
-        Kind::Tool { name: self.calls.get(&id).cloned().unwrap_or_default(), id }
+        PartKind::ToolResult { name: self.calls.get(&id).cloned().unwrap_or_default(), id }
     }
 
-    /// A string, or a list of blocks.
-    fn content(&mut self, content: Option<Located<'a>>, kind: &Kind, parts: &mut Vec<Part<'a>>) {
+    /// Reads the content of a message: a string, or a list of blocks.
+    fn content(&mut self, content: Option<Located<'a>>, kind: &PartKind, parts: &mut Vec<Part<'a>>) {
         let Some(content) = content else { return };
         if let Some(part) = part(content, kind.clone()) {
             self.part(parts, part);
@@ -285,53 +295,54 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn block(&mut self, block: Located<'a>, kind: &Kind, parts: &mut Vec<Part<'a>>) {
+    fn block(&mut self, block: Located<'a>, kind: &PartKind, parts: &mut Vec<Part<'a>>) {
         match block.text_of("type").as_deref() {
             Some("text" | "input_text" | "output_text") => {
                 if let Some(part) = block.get("text").and_then(|text| part(text, kind.clone())) {
                     self.part(parts, part);
                 }
             }
-            // One inside another is nobody's: it would have no end.
-            Some("tool_result") if *kind == Kind::Said => {
-                let kind = self.tool(block.text_of("tool_use_id"));
+            // A tool result within another one is skipped, so that the recursion ends.
+            Some("tool_result") if *kind == PartKind::Message => {
+                let kind = self.tool_result(block.text_of("tool_use_id"));
                 self.content(block.get("content"), &kind, parts);
             }
             Some("tool_use") => self.call(block.text_of("id"), block.text_of("name")),
             Some("document") => {
                 self.notice_citations(block);
-                let document = self.documents;
-                self.documents += 1;
+                let index = self.document_count;
+                self.document_count += 1;
                 let Some(source) = block.get("source") else { return };
                 let title: Option<Arc<str>> = block.text_of("title").map(Arc::from);
-                let called = |part| Part { title: title.clone(), ..part };
-                let whole = |field: &str| part(source.get(field)?, Kind::Document(document, None));
+                let titled = |part| Part { title: title.clone(), ..part };
+                let whole = |field: &str| part(source.get(field)?, PartKind::Document { index, block: None });
                 match source.text_of("type").as_deref() {
                     Some("text") => {
                         if let Some(part) = whole("data") {
-                            self.part(parts, called(part));
+                            self.part(parts, titled(part));
                         }
                     }
                     Some("content") => {
                         if let Some(part) = whole("content") {
-                            self.part(parts, called(part));
+                            self.part(parts, titled(part));
                         }
-                        let kind = |at| Kind::Document(document, Some(at));
+                        let kind = |block| PartKind::Document { index, block: Some(block) };
                         for part in blocks(source.get("content"), kind) {
-                            self.part(parts, called(part));
+                            self.part(parts, titled(part));
                         }
                     }
-                    // Files and addresses are not ours to read.
+                    // Files and URLs are not read.
                     _ => {}
                 }
             }
             Some("search_result") => {
                 self.notice_citations(block);
-                let result = self.search_results;
-                self.search_results += 1;
+                let index = self.search_result_count;
+                self.search_result_count += 1;
                 let title: Option<Arc<str>> = block.text_of("title").map(Arc::from);
                 let source: Option<Arc<str>> = block.text_of("source").map(Arc::from);
-                for part in blocks(block.get("content"), |at| Kind::SearchResult(result, at)) {
+                let kind = |block| PartKind::SearchResult { index, block };
+                for part in blocks(block.get("content"), kind) {
                     self.part(parts, Part { title: title.clone(), source: source.clone(), ..part });
                 }
             }
@@ -346,29 +357,29 @@ impl<'a> Reader<'a> {
 }
 
 impl Message<'_> {
-    fn is_asking(&self) -> bool {
-        self.role == Role::User && self.parts.iter().any(Part::says_something)
+    fn has_user_text(&self) -> bool {
+        self.role == Role::User && self.parts.iter().any(Part::has_text)
     }
 }
 
 impl Part<'_> {
-    fn says_something(&self) -> bool {
-        self.kind == Kind::Said && !self.text.trim().is_empty()
+    fn has_text(&self) -> bool {
+        self.kind == PartKind::Message && !self.text.trim().is_empty()
     }
 }
 
-/// The values in the list of a field; none where there is no such list.
+/// The values in the list of a field; none if the field is missing or is not a list.
 fn items<'a>(object: Located<'a>, field: &str) -> Items<'a> {
     object.get(field).map(Located::items).unwrap_or_default()
 }
 
-/// The texts of a list of blocks, by their places.
-fn blocks<'a>(list: Option<Located<'a>>, kind: impl Fn(usize) -> Kind) -> impl Iterator<Item = Part<'a>> {
+/// The texts of a list of blocks; `kind` gets the index of each block.
+fn blocks<'a>(list: Option<Located<'a>>, kind: impl Fn(usize) -> PartKind) -> impl Iterator<Item = Part<'a>> {
     let items = list.map(Located::items).unwrap_or_default();
     items.enumerate().filter_map(move |(at, block)| part(block.get("text")?, kind(at)))
 }
 
-fn part(at: Located, kind: Kind) -> Option<Part> {
+fn part(at: Located, kind: PartKind) -> Option<Part> {
     Some(Part { text: at.text()?, at, kind, title: None, source: None })
 }
 
@@ -376,7 +387,7 @@ fn part(at: Located, kind: Kind) -> Option<Part> {
 mod tests {
     use super::*;
 
-    fn parts(dialect: Dialect, body: &str) -> Vec<(Role, Kind, String)> {
+    fn parts(dialect: Dialect, body: &str) -> Vec<(Role, PartKind, String)> {
         let conversation = dialect.conversation(Located::parse(body).expect("JSON"));
         let of = |message: &Message| {
             let role = message.role;
@@ -389,12 +400,12 @@ mod tests {
         conversation.messages.iter().flat_map(of).collect()
     }
 
-    fn said(role: Role, text: &str) -> (Role, Kind, String) {
-        (role, Kind::Said, text.to_owned())
+    fn message(role: Role, text: &str) -> (Role, PartKind, String) {
+        (role, PartKind::Message, text.to_owned())
     }
 
-    fn tool(role: Role, text: &str) -> (Role, Kind, String) {
-        (role, Kind::Tool { name: "search".into(), id: "c1".into() }, text.to_owned())
+    fn tool(role: Role, text: &str) -> (Role, PartKind, String) {
+        (role, PartKind::ToolResult { name: "search".into(), id: "c1".into() }, text.to_owned())
     }
 
     #[test]
@@ -403,7 +414,7 @@ mod tests {
             {"role": "user", "content": [{"type": "text", "text": "Q"}, {"type": "image_url", "image_url": {"url": "data:"}}]},
             {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "function": {"name": "search", "arguments": "{}"}}]},
             {"role": "tool", "tool_call_id": "c1", "content": "R"}]}"#;
-        let expect = [said(Role::System, "S"), said(Role::User, "Q"), tool(Role::Tool, "R")];
+        let expect = [message(Role::System, "S"), message(Role::User, "Q"), tool(Role::Tool, "R")];
         assert_eq!(parts(Dialect::Chat, body), expect);
     }
 
@@ -412,8 +423,8 @@ mod tests {
         let body = r#"{"input": [{"role": "user", "content": "Q"}, {"type": "reasoning", "summary": []},
             {"type": "function_call", "call_id": "c1", "name": "search", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c1", "output": "R"}]}"#;
-        assert_eq!(parts(Dialect::Responses, body), [said(Role::User, "Q"), tool(Role::Tool, "R")]);
-        assert_eq!(parts(Dialect::Responses, r#"{"input": "Q"}"#), [said(Role::User, "Q")]);
+        assert_eq!(parts(Dialect::Responses, body), [message(Role::User, "Q"), tool(Role::Tool, "R")]);
+        assert_eq!(parts(Dialect::Responses, r#"{"input": "Q"}"#), [message(Role::User, "Q")]);
     }
 
     #[test]
@@ -427,21 +438,21 @@ mod tests {
                 {"type": "text", "text": "Q"}]},
             {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "search", "input": {}}]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "R"}]}]}]}"#;
-        let user = |kind: Kind, text: &str| (Role::User, kind, text.to_owned());
+        let user = |kind: PartKind, text: &str| (Role::User, kind, text.to_owned());
         let expect = [
-            said(Role::System, "S"),
-            user(Kind::Document(0, None), "D0"),
-            user(Kind::Document(2, Some(0)), "D2"),
-            user(Kind::SearchResult(0, 0), "a"),
-            user(Kind::SearchResult(0, 1), "b"),
-            said(Role::User, "Q"),
+            message(Role::System, "S"),
+            user(PartKind::Document { index: 0, block: None }, "D0"),
+            user(PartKind::Document { index: 2, block: Some(0) }, "D2"),
+            user(PartKind::SearchResult { index: 0, block: 0 }, "a"),
+            user(PartKind::SearchResult { index: 0, block: 1 }, "b"),
+            message(Role::User, "Q"),
             tool(Role::User, "R"),
         ];
         assert_eq!(parts(Dialect::Messages, body), expect);
     }
 
     #[test]
-    fn of_a_conversation_with_too_many_parts_the_last_question_is_kept() {
+    fn the_last_question_is_kept_of_a_conversation_with_too_many_parts() {
         let many = r#"{"role":"assistant","content":"A"},"#.repeat(PART_COUNT_MAX / 2);
         let asks = r#"{"role":"user","content":[{"type":"text","text":"Q1"},{"type":"text","text":"Q2"}]}"#;
         let check = |name: &str, body: &str, expect: &[&str], is_cut: bool| {
@@ -458,14 +469,14 @@ mod tests {
         check("just as many", &format!("{}{asks}", few.expect("many")), &["Q1", "Q2"], false);
         check("the question comes first", &format!("{asks},{many}null"), &["Q1", "Q2"], true);
         check("the question comes last", &format!("{many}{asks}"), &["Q1"], true);
-        check("nobody asks", &format!("{many}null"), &[], true);
+        check("no question", &format!("{many}null"), &[], true);
         let blocks = r#"{"type":"text","text":" "},"#.repeat(PART_COUNT_MAX);
         let long = format!(r#"{{"role":"user","content":[{blocks}{{"type":"text","text":"Q3"}}]}}"#);
         check("in one message", &format!("{asks},{long}"), &["Q3"], true);
     }
 
     #[test]
-    fn who_cites_itself() {
+    fn a_request_for_citations_is_noticed() {
         let body = |enabled: bool| {
             format!(
                 r#"{{"messages": [{{"role": "user", "content": [{{"type": "document", "citations": {{"enabled": {enabled}}}, "source": {{"type": "text", "data": "D"}}}}]}}]}}"#

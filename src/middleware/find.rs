@@ -1,8 +1,8 @@
-//! What of a conversation may be compressed, and for which question.
+//! Finds the turns of a conversation, the passages in them that may be compressed, and the question that each turn is compressed for.
 //!
-//! A turn is what stands between two answers of the model. Its pieces are compressed when it is the newest, for the last thing that the
-//! user has said; from then on they are what they were then, so that a provider's cache of the prompt's beginning stays good. Instructions
-//! stand for the whole conversation and are a turn of their own, which is new whenever they say something else.
+//! A turn is the messages between two answers of the model. Its passages are compressed when the turn is the newest one, for the last
+//! question of the user. Later requests resend them byte-identically, so that the provider's prompt cache keeps hitting. Instructions apply
+//! to the whole conversation and are a turn of their own, which is new whenever their text changes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,38 +11,38 @@ use blake3::Hasher;
 use thiserror::Error;
 use thresher_core::text;
 
-use super::dialect::{Conversation, Kind, Message, PART_COUNT_MAX, Part, Role};
+use super::dialect::{Conversation, Message, PART_COUNT_MAX, Part, PartKind, Role};
 use super::json::Located;
 
-/// Strings of a JSON text that are shorter are left alone: names, dates, addresses.
+/// The least bytes of a string in a JSON tool result that is compressed. Shorter strings are names, dates or addresses.
 const JSON_STRING_BYTES_MIN: usize = 200;
 
-/// Bytes of titles, sources, and names and ids of tools, counted for each text and each piece that has them: one long title may stand above
-/// thousands of texts.
+/// The most bytes of titles, sources, and names and ids of tools, counted for each text and each passage that has them: thousands of texts
+/// may share one long title.
 const NAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// The end of what the user has said that is read as the question, in bytes: what is asked stands last.
+/// The most bytes of the user's text that are read as the question. They are taken from the end, where the question usually is.
 const QUERY_BYTES_MAX: usize = 1_000;
 
-/// What may be compressed, beside documents and search results.
+/// Which texts of a conversation may be compressed, in addition to documents and search results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Tools whose results may; `*` for all.
+    /// Names of tools whose results may be compressed; `*`: all tools.
     pub tools: Vec<String>,
-    /// What stands around a context in a text; none where contexts are not looked for.
+    /// The delimiters before and after a context inside a message; `None`: no context is looked for.
     pub delimiters: Option<(String, String)>,
-    /// Whether the upstream tells places in documents and search results itself: then these stay as they are.
+    /// Whether documents and search results are not compressed, because the upstream cites positions in them.
     pub keeps_documents: bool,
-    /// How much a conversation may hold.
+    /// The limits of a conversation that is compressed.
     pub bounds: Bounds,
 }
 
-/// How much a conversation may hold. One that holds more is not compressed.
+/// The limits of a conversation. A conversation over a limit is not compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Turns.
+    /// The most turns (`middleware.turn_count_max`).
     pub turn_count_max: usize,
-    /// Pieces.
+    /// The most passages (`middleware.piece_count_max`).
     pub piece_count_max: usize,
 }
 
@@ -52,89 +52,93 @@ impl Default for Bounds {
     }
 }
 
-/// Why nothing of a conversation is compressed: it holds more than it may.
+/// The limit that a conversation exceeds, which is why it is not compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum TooMany {
-    /// Of messages, texts and calls.
+    /// More than [`PART_COUNT_MAX`] messages, texts and tool calls.
     #[error(
-        "the conversation has more than {PART_COUNT_MAX} messages, texts and calls of tools; send a shorter one"
+        "the conversation has more than {PART_COUNT_MAX} messages, texts and tool calls; send a shorter conversation"
     )]
     Parts,
-    /// Of turns.
-    #[error("the conversation has more than {0} turns (middleware.turn_count_max)")]
+    /// More turns than this limit.
+    #[error("the conversation has too many turns; the limit is {0} (middleware.turn_count_max)")]
     Turns(usize),
-    /// Of pieces.
-    #[error("the conversation has more than {0} texts that can be compressed (middleware.piece_count_max)")]
-    Pieces(usize),
-    /// Of bytes of names.
+    /// More passages than this limit.
     #[error(
-        "titles, sources, and names and ids of tools take more than {NAME_BYTES_MAX} bytes, counted for each text that has them; shorten them"
+        "the conversation has too many texts that can be compressed; the limit is {0} (middleware.piece_count_max)"
+    )]
+    Passages(usize),
+    /// More than 16 MiB of names.
+    #[error(
+        "titles, sources, and names and ids of tools have more than {NAME_BYTES_MAX} bytes, counted for each text that has them; shorten them"
     )]
     NameBytes,
 }
 
 impl TooMany {
-    /// As errors and headers name it.
+    /// Returns the code of the limit in error bodies and in the header `x-thresher-reason`.
     pub fn code(self) -> &'static str {
         match self {
             Self::Parts => "part_too_many",
             Self::Turns(_) => "turn_too_many",
-            Self::Pieces(_) => "piece_too_many",
+            Self::Passages(_) => "piece_too_many",
             Self::NameBytes => "name_too_long",
         }
     }
 }
 
-/// A text that may be compressed.
+/// A text of a conversation that may be compressed.
 #[derive(Debug, Clone)]
-pub struct Piece {
-    /// Bytes of the body where the string stands that it is written in.
-    pub at: Range<usize>,
-    /// Bytes of that string's text.
-    pub part: Range<usize>,
-    /// Whether it is written there as a string of JSON, in quotes.
-    pub quoted: bool,
-    /// What it says.
+pub struct Passage {
+    /// The range of the JSON string in the body that contains the passage, in bytes.
+    pub string: Range<usize>,
+    /// The range of the passage in the decoded text of that string, in bytes.
+    pub range: Range<usize>,
+    /// Whether the passage is a JSON string, in quotes, inside the text: the text is then itself JSON.
+    pub is_quoted: bool,
+    /// The text of the passage, decoded.
     pub text: String,
-    /// What it is.
-    pub kind: Kind,
-    /// What it is called.
+    /// The kind of text that contains the passage.
+    pub kind: PartKind,
+    /// The title of the document or search result.
     pub title: Option<Arc<str>>,
-    /// Where it is from.
+    /// The source of the search result, such as a URL.
     pub source: Option<Arc<str>>,
 }
 
-/// What stands between two answers.
+/// The messages between two answers of the model, or the instructions.
 #[derive(Debug, Clone)]
 pub struct Turn {
-    /// A hash of the conversation up to the end of the turn; of instructions, what they say and how the conversation begins.
+    /// A hash of the conversation up to the end of the turn. For instructions, a hash of their text and of the first message.
     pub key: [u8; 32],
-    /// Whether these are instructions.
-    pub stands: bool,
-    /// The end of the last thing that the user has said by then.
+    /// Whether the turn is the instructions of the conversation.
+    pub is_instructions: bool,
+    /// The question that the turn is compressed for: the end of the user's last text up to the end of the turn. For instructions, of the
+    /// whole conversation.
     pub query: String,
-    /// In the order of the conversation.
-    pub pieces: Vec<Piece>,
-    /// Where the user's last message of the turn stands.
+    /// The passages in the order of the conversation.
+    pub passages: Vec<Passage>,
+    /// The range of the last message with a question in the turn, in bytes of the body.
     pub asked_at: Option<Range<usize>>,
 }
 
 /// The turns of a conversation.
 #[derive(Debug, Clone, Default)]
 pub struct Turns {
-    /// Instructions first, the newest last.
+    /// The turns: instructions first, the newest turn last. If the conversation is over a limit, only the turn with the last question,
+    /// without passages.
     pub turns: Vec<Turn>,
-    /// Why there is at most one, without pieces: the last in which the user says something.
+    /// The limit that the conversation exceeds.
     pub too_many: Option<TooMany>,
 }
 
-/// Finds the turns of a conversation.
+/// Finds the turns of a conversation and the passages that `policy` allows to compress.
 pub fn turns(conversation: &Conversation, policy: &Policy) -> Turns {
     match within_bounds(conversation, policy) {
         Ok(turns) => Turns { turns, too_many: None },
         Err(too_many) => {
-            let asking = conversation.messages.iter().rev().find_map(|message| asking(message, policy));
-            Turns { turns: asking.into_iter().collect(), too_many: Some(too_many) }
+            let last = conversation.messages.iter().rev().find_map(|message| question_turn(message, policy));
+            Turns { turns: last.into_iter().collect(), too_many: Some(too_many) }
         }
     }
 }
@@ -143,20 +147,20 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
     if conversation.is_cut {
         return Err(TooMany::Parts);
     }
-    let mut finder = Finder { policy, piece_count: 0, name_bytes: 0 };
+    let mut finder = PassageFinder { policy, passage_count: 0, name_bytes: 0 };
     let mut instructions = Turn::new(true);
     let mut turns: Vec<Turn> = Vec::new();
     let mut hasher = Hasher::new_derive_key("thresher 2026 conversation 1");
     let (mut query, mut answered) = (String::new(), true);
     let messages = &conversation.messages;
-    // A name is hashed for every text that has it.
+    // Checked first, because hashing takes each name once for every text that has it.
     messages.iter().flat_map(|message| &message.parts).try_for_each(|part| finder.count_names(part))?;
     let begins = messages.iter().position(|message| message.role != Role::System).unwrap_or(messages.len());
     let (instructing, messages) = messages.split_at(begins);
     let mut beginning = hasher.clone();
     instructing.iter().chain(messages.first()).for_each(|message| hash(&mut beginning, message));
     for part in instructing.iter().flat_map(|message| &message.parts) {
-        finder.pieces(part, &mut instructions.pieces)?;
+        finder.passages(part, &mut instructions.passages)?;
     }
     instructions.key = *beginning.finalize().as_bytes();
     for message in messages {
@@ -171,119 +175,123 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
             }
             turns.push(Turn::new(false));
         }
-        let turn = turns.last_mut().expect("just put there");
-        let mut said = String::new();
+        let turn = turns.last_mut().expect("a turn was just pushed");
+        let mut user_text = String::new();
         for part in &message.parts {
-            let rest = finder.pieces(part, &mut turn.pieces)?;
-            say(message, part, &rest, &mut said);
+            let rest = finder.passages(part, &mut turn.passages)?;
+            append_user_text(message, part, &rest, &mut user_text);
         }
-        if let Some(asked) = question(&said) {
-            query = asked;
+        if let Some(question) = question(&user_text) {
+            query = question;
             turn.asked_at = Some(message.at.range());
         }
         turn.query.clone_from(&query);
         turn.key = *hasher.finalize().as_bytes();
     }
     instructions.query = query;
-    if !instructions.pieces.is_empty() {
+    if !instructions.passages.is_empty() {
         turns.insert(0, instructions);
     }
     Ok(turns)
 }
 
-/// The turn of a message in which the user says something, without its pieces.
-fn asking(message: &Message, policy: &Policy) -> Option<Turn> {
-    let mut said = String::new();
+/// The turn of a message with a question of the user, without passages; `None`: the message has no question.
+fn question_turn(message: &Message, policy: &Policy) -> Option<Turn> {
+    let mut user_text = String::new();
     for part in &message.parts {
-        let rest = beside_contexts(&part.text, policy, |_| Ok(())).unwrap_or_default();
-        say(message, part, &rest, &mut said);
+        let rest = outside_contexts(&part.text, policy, |_| Ok(())).unwrap_or_default();
+        append_user_text(message, part, &rest, &mut user_text);
     }
-    let query = question(&said)?;
+    let query = question(&user_text)?;
     Some(Turn { query, asked_at: Some(message.at.range()), ..Turn::new(false) })
 }
 
-fn say(message: &Message, part: &Part, rest: &str, said: &mut String) {
-    if message.role == Role::User && part.kind == Kind::Said {
-        said.push_str(if said.is_empty() { "" } else { "\n" });
-        said.push_str(rest);
+/// Appends `rest`, the text of `part` outside contexts, if the user wrote it.
+fn append_user_text(message: &Message, part: &Part, rest: &str, user_text: &mut String) {
+    if message.role == Role::User && part.kind == PartKind::Message {
+        user_text.push_str(if user_text.is_empty() { "" } else { "\n" });
+        user_text.push_str(rest);
     }
 }
 
-fn question(said: &str) -> Option<String> {
-    let said = said.trim();
-    (!said.is_empty()).then(|| tail(said))
+fn question(user_text: &str) -> Option<String> {
+    let user_text = user_text.trim();
+    (!user_text.is_empty()).then(|| tail(user_text))
 }
 
-/// Bytes of all that a conversation says beside its pieces.
-pub fn said_bytes(conversation: &Conversation, turns: &[Turn]) -> usize {
+/// Returns the bytes of all texts of a conversation outside the passages of `turns`.
+pub fn other_text_bytes(conversation: &Conversation, turns: &[Turn]) -> usize {
     let all: usize = conversation.messages.iter().flat_map(|m| &m.parts).map(|part| part.text.len()).sum();
-    let pieces: usize = turns.iter().flat_map(|turn| &turn.pieces).map(|piece| piece.text.len()).sum();
-    all.saturating_sub(pieces)
+    let passages: usize =
+        turns.iter().flat_map(|turn| &turn.passages).map(|passage| passage.text.len()).sum();
+    all.saturating_sub(passages)
 }
 
 impl Turn {
-    fn new(stands: bool) -> Self {
-        Self { key: [0; 32], stands, query: String::new(), pieces: Vec::new(), asked_at: None }
+    fn new(is_instructions: bool) -> Self {
+        Self { key: [0; 32], is_instructions, query: String::new(), passages: Vec::new(), asked_at: None }
     }
 }
 
-/// Finds pieces, and counts them.
-struct Finder<'a> {
+/// Finds the passages of a conversation, and counts them against the limits.
+struct PassageFinder<'a> {
     policy: &'a Policy,
-    piece_count: usize,
+    passage_count: usize,
     name_bytes: usize,
 }
 
-impl Finder<'_> {
-    /// Finds the pieces of a part; what it says beside them.
-    fn pieces(&mut self, part: &Part, found: &mut Vec<Piece>) -> Result<String, TooMany> {
+impl PassageFinder<'_> {
+    /// Appends the passages of `part` to `found`. Returns the text of a message part outside its contexts.
+    fn passages(&mut self, part: &Part, found: &mut Vec<Passage>) -> Result<String, TooMany> {
         let whole = 0..part.text.len();
         match &part.kind {
-            Kind::Document(..) | Kind::SearchResult(..) if self.policy.keeps_documents => {}
-            Kind::Document(..) | Kind::SearchResult(..) => self.piece(part, (whole, false), found)?,
-            Kind::Tool { name, .. } => {
+            PartKind::Document { .. } | PartKind::SearchResult { .. } if self.policy.keeps_documents => {}
+            PartKind::Document { .. } | PartKind::SearchResult { .. } => {
+                self.passage(part, (whole, false), found)?;
+            }
+            PartKind::ToolResult { name, .. } => {
                 if self.policy.tools.iter().any(|tool| tool == "*" || **tool == **name) {
-                    match structured(&part.text) {
+                    match parse_json(&part.text) {
                         Some(json) => json
                             .strings(JSON_STRING_BYTES_MIN)
-                            .try_for_each(|string| self.piece(part, (string.range(), true), found))?,
-                        None => self.piece(part, (whole, false), found)?,
+                            .try_for_each(|string| self.passage(part, (string.range(), true), found))?,
+                        None => self.passage(part, (whole, false), found)?,
                     }
                 }
             }
-            Kind::Said => {
-                return beside_contexts(&part.text, self.policy, |range| {
-                    self.piece(part, (range, false), found)
+            PartKind::Message => {
+                return outside_contexts(&part.text, self.policy, |range| {
+                    self.passage(part, (range, false), found)
                 });
             }
         }
         Ok(String::new())
     }
 
-    fn piece(
+    fn passage(
         &mut self,
         part: &Part,
-        (range, quoted): (Range<usize>, bool),
-        found: &mut Vec<Piece>,
+        (range, is_quoted): (Range<usize>, bool),
+        found: &mut Vec<Passage>,
     ) -> Result<(), TooMany> {
-        let written = &part.text[range.clone()];
-        let text = match quoted {
-            false => written.to_owned(),
-            true => match serde_json::from_str::<String>(written) {
+        let source = &part.text[range.clone()];
+        let text = match is_quoted {
+            false => source.to_owned(),
+            true => match serde_json::from_str::<String>(source) {
                 Ok(text) if text.len() >= JSON_STRING_BYTES_MIN => text,
-                // Shorter than it looks, or half a surrogate pair.
+                // Shorter when decoded, or half a surrogate pair.
                 _ => return Ok(()),
             },
         };
-        if self.piece_count == self.policy.bounds.piece_count_max {
-            return Err(TooMany::Pieces(self.piece_count));
+        if self.passage_count == self.policy.bounds.piece_count_max {
+            return Err(TooMany::Passages(self.passage_count));
         }
-        self.piece_count += 1;
+        self.passage_count += 1;
         self.count_names(part)?;
-        found.push(Piece {
-            at: part.at.range(),
-            part: range,
-            quoted,
+        found.push(Passage {
+            string: part.at.range(),
+            range,
+            is_quoted,
             text,
             kind: part.kind.clone(),
             title: part.title.clone(),
@@ -298,8 +306,8 @@ impl Finder<'_> {
     }
 }
 
-/// What a text says beside its contexts, of which `found` is told every paragraph.
-fn beside_contexts(
+/// Returns `text` without its delimited contexts, and calls `found` with the range of every paragraph of the contexts.
+fn outside_contexts(
     text: &str,
     policy: &Policy,
     mut found: impl FnMut(Range<usize>) -> Result<(), TooMany>,
@@ -315,15 +323,15 @@ fn beside_contexts(
     Ok(rest)
 }
 
-/// An object, a list or a string of JSON: it has to stay one.
-fn structured(text: &str) -> Option<Located<'_>> {
+/// Parses a text that is a JSON object, list or string. After compression it must still be JSON.
+fn parse_json(text: &str) -> Option<Located<'_>> {
     let begins = text.trim_start().starts_with(['{', '[', '"']);
     begins.then(|| Located::parse(text).ok()).flatten()
 }
 
-/// The last of what a user says, from the beginning of a sentence on.
+/// Returns the last sentences of a query, at most 1,000 bytes. If the last sentence alone is longer, returns its end.
 pub fn tail(query: &str) -> String {
-    // Sentences of a text without end are not looked for in all of it.
+    // Bounds the search for sentences in a long text.
     let far = query.ceil_char_boundary(query.len().saturating_sub(4 * QUERY_BYTES_MAX));
     let query = &query[far..];
     let mut from = query.len();
@@ -337,15 +345,15 @@ pub fn tail(query: &str) -> String {
     last[last.ceil_char_boundary(last.len().saturating_sub(QUERY_BYTES_MAX))..].to_owned()
 }
 
-/// What stands between the next two delimiters from `at` on.
+/// The range between the next start and end delimiter at or after `at`.
 fn between(text: &str, at: usize, (start, end): (&str, &str)) -> Option<Range<usize>> {
     let from = at + text[at..].find(start)? + start.len();
     let to = from + text[from..].find(end)?;
     Some(from..to)
 }
 
-/// Stretches of text that blank lines part, without the white space around them. They are found one at a time: a long text of short lines has
-/// as many as it has lines.
+/// The paragraphs of a range: separated by blank lines, and without the white space around them. They are found one at a time, because a long
+/// text of short lines may have as many paragraphs as lines.
 fn paragraphs(text: &str, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let mut at = range.start;
     let mut lines = text[range].split_inclusive('\n');
@@ -366,9 +374,9 @@ fn paragraphs(text: &str, range: Range<usize>) -> impl Iterator<Item = Range<usi
     })
 }
 
-/// All that a message says. What clients change from turn to turn (marks for the cache, what was cited) is no part of it.
+/// Hashes the texts of a message. Fields that clients change between turns, such as cache marks and citations, are not hashed.
 fn hash(hasher: &mut Hasher, message: &Message) {
-    // Who says nothing may be left out the next time: reasoning is.
+    // Clients may leave out a message without texts the next time, such as reasoning.
     if message.parts.is_empty() {
         return;
     }
@@ -376,10 +384,10 @@ fn hash(hasher: &mut Hasher, message: &Message) {
     hasher.update(&(message.parts.len() as u64).to_le_bytes());
     for part in &message.parts {
         let kind = match &part.kind {
-            Kind::Said => "",
-            Kind::Document(..) => "document",
-            Kind::SearchResult(..) => "search_result",
-            Kind::Tool { id, .. } => id,
+            PartKind::Message => "",
+            PartKind::Document { .. } => "document",
+            PartKind::SearchResult { .. } => "search_result",
+            PartKind::ToolResult { id, .. } => id,
         };
         for text in [kind, part.title.as_deref().unwrap_or_default(), &part.text] {
             hasher.update(&(text.len() as u64).to_le_bytes());
@@ -414,14 +422,14 @@ mod tests {
     }
 
     #[test]
-    fn contexts_are_cut_at_blank_lines_and_are_no_question() {
+    fn contexts_are_split_at_blank_lines_and_are_not_part_of_the_question() {
         let body = chat(&[("user", "Look: <c>\nOne.\nTwo.\n\n  Three. \n</c> When? <c>Four</c>")]);
         let turns = found(&body, &policy());
-        let texts: Vec<&str> = turns[0].pieces.iter().map(|piece| &*piece.text).collect();
+        let texts: Vec<&str> = turns[0].passages.iter().map(|passage| &*passage.text).collect();
         assert_eq!(texts, ["One.\nTwo.", "Three.", "Four"]);
         assert_eq!(turns[0].query, "Look:  When?");
-        assert_eq!(found(&body, &Policy::default())[0].pieces.len(), 0);
-        assert_eq!(found(&chat(&[("user", "<c>open")]), &policy())[0].pieces.len(), 0, "never closed");
+        assert_eq!(found(&body, &Policy::default())[0].passages.len(), 0);
+        assert_eq!(found(&chat(&[("user", "<c>open")]), &policy())[0].passages.len(), 0, "never closed");
     }
 
     #[test]
@@ -429,29 +437,33 @@ mod tests {
         let first = [("system", "S"), ("user", "Q1"), ("assistant", "A1")];
         let second = [&first[..], &[("tool", "R"), ("user", "Q2")]].concat();
         let turns = found(&chat(&second), &policy());
-        let told: Vec<_> = turns.iter().map(|turn| (&*turn.query, turn.pieces.len())).collect();
-        assert_eq!(told, [("Q1", 0), ("Q2", 1)]);
-        assert_eq!(found(&chat(&first), &policy())[0].key, turns[0].key, "a turn's name stays");
+        let queries: Vec<_> = turns.iter().map(|turn| (&*turn.query, turn.passages.len())).collect();
+        assert_eq!(queries, [("Q1", 0), ("Q2", 1)]);
+        assert_eq!(found(&chat(&first), &policy())[0].key, turns[0].key, "the key of a turn does not change");
         let other = [("system", "T"), ("user", "Q1")];
-        assert_eq!(found(&chat(&other), &policy())[0].key, turns[0].key, "instructions are no part of it");
+        assert_eq!(
+            found(&chat(&other), &policy())[0].key,
+            turns[0].key,
+            "the key does not depend on instructions"
+        );
         let later = [&second[..], &[("assistant", "A2"), ("system", "Be brief."), ("user", "Q3")]].concat();
         let later = found(&chat(&later), &policy());
-        assert_eq!((later[0].key, later[1].key), (turns[0].key, turns[1].key), "nor those that come later");
+        assert_eq!((later[0].key, later[1].key), (turns[0].key, turns[1].key), "nor on later instructions");
     }
 
     #[test]
-    fn instructions_are_new_when_they_say_something_else() {
-        let asked = |context: &str, more: &[(&str, &str)]| {
+    fn instructions_are_a_new_turn_when_their_text_changes() {
+        let instructions = |context: &str, more: &[(&str, &str)]| {
             let system = format!("Answer. <c>{context}</c>");
             let body = chat(&[&[("system", &*system), ("user", "Q1")], more].concat());
             let first = found(&body, &policy()).remove(0);
-            assert!(first.stands);
+            assert!(first.is_instructions);
             (first.key, first.query)
         };
         let later = [("assistant", "A1"), ("user", "Q2")];
-        let ((first, query), (second, next)) = (asked("One.", &[]), asked("One.", &later));
+        let ((first, query), (second, next)) = (instructions("One.", &[]), instructions("One.", &later));
         assert_eq!((first, &*query, &*next), (second, "Q1", "Q2"));
-        assert_ne!(asked("Two.", &later).0, second);
+        assert_ne!(instructions("Two.", &later).0, second);
     }
 
     #[test]
@@ -459,25 +471,25 @@ mod tests {
         let long = "A sentence of some length. ".repeat(10);
         let result = serde_json::json!({"hits": [{"id": "x", "text": long}], "n": 1}).to_string();
         let turns = found(&chat(&[("tool", &result)]), &policy());
-        let [piece] = &turns[0].pieces[..] else { panic!("one long string") };
-        assert!(piece.quoted);
-        assert_eq!((&*piece.text, &result[piece.part.clone()]), (&*long, &*format!("{long:?}")));
+        let [passage] = &turns[0].passages[..] else { panic!("one long string") };
+        assert!(passage.is_quoted);
+        assert_eq!((&*passage.text, &result[passage.range.clone()]), (&*long, &*format!("{long:?}")));
         let turns = found(&chat(&[("tool", &serde_json::json!(long).to_string())]), &policy());
-        assert!(turns[0].pieces[0].quoted, "a string alone");
+        assert!(turns[0].passages[0].is_quoted, "a string alone");
         let deep = format!("{}1{}", "[".repeat(50_000), "]".repeat(50_000));
-        assert_eq!(found(&chat(&[("tool", &deep)]), &policy())[0].pieces.len(), 0, "deeper than any stack");
+        assert_eq!(found(&chat(&[("tool", &deep)]), &policy())[0].passages.len(), 0, "deeper than any stack");
         let deep = format!("{}{long:?}{}", "[".repeat(50_000), "]".repeat(50_000));
         assert_eq!(
-            found(&chat(&[("tool", &deep)]), &policy())[0].pieces[0].text,
+            found(&chat(&[("tool", &deep)]), &policy())[0].passages[0].text,
             long,
-            "a string down there"
+            "a deeply nested string"
         );
         let turns = found(&chat(&[("tool", "[1] not JSON")]), &policy());
-        assert_eq!(turns[0].pieces.len(), 1, "a text that looks like it");
+        assert_eq!(turns[0].passages.len(), 1, "a text that begins like JSON");
     }
 
     #[test]
-    fn a_conversation_within_its_bounds_is_found_and_one_beyond_them_only_asks() {
+    fn a_conversation_over_a_limit_has_only_its_last_question() {
         let bounded = |turn_count_max, piece_count_max| Policy {
             bounds: Bounds { turn_count_max, piece_count_max },
             ..policy()
@@ -490,16 +502,16 @@ mod tests {
         let check = |name: &str, policy: &Policy, too_many: TooMany| {
             let found = turns_of(&body, policy);
             assert_eq!(found.too_many, Some(too_many), "{name}");
-            let [turn] = &found.turns[..] else { panic!("{name}: the turn that asks") };
-            assert_eq!((&*turn.query, turn.pieces.len()), ("When?", 0), "{name}");
+            let [turn] = &found.turns[..] else { panic!("{name}: the turn with the question") };
+            assert_eq!((&*turn.query, turn.passages.len()), ("When?", 0), "{name}");
             let asked = turn.asked_at.clone().expect(name);
             assert_eq!(body.find(&body[asked.clone()]), body.find(r#"{"role":"user""#), "{name}");
             assert!(body[..asked.start].contains("assistant"), "{name}: the last question");
         };
         check("turns", &bounded(2, 5), TooMany::Turns(2));
-        check("pieces", &bounded(3, 4), TooMany::Pieces(4));
+        check("passages", &bounded(3, 4), TooMany::Passages(4));
         let only_context = turns_of(&chat(&[("user", "<c>One.</c>"), ("tool", "R")]), &bounded(9, 1));
-        assert_eq!((only_context.turns.len(), only_context.too_many), (0, Some(TooMany::Pieces(1))));
+        assert_eq!((only_context.turns.len(), only_context.too_many), (0, Some(TooMany::Passages(1))));
         let mut messages = Vec::new();
         let id = "i".repeat(NAME_BYTES_MAX / 8);
         let of_tool = serde_json::json!({"role": "tool", "tool_call_id": id, "content": "R"});
@@ -507,7 +519,7 @@ mod tests {
             messages.extend(vec![of_tool.clone(); 4]);
             let found = turns_of(&serde_json::json!({"messages": messages}).to_string(), &policy());
             let expect = is_too_long.then_some(TooMany::NameBytes);
-            assert_eq!(found.too_many, expect, "for each text, and again for its piece");
+            assert_eq!(found.too_many, expect, "for each text, and again for its passage");
         }
     }
 
@@ -517,7 +529,7 @@ mod tests {
         let body =
             format!(r#"{{"messages": [{call}, {{"role": "tool", "tool_call_id": "1", "content": "R"}}]}}"#);
         let named = |name: &str| Policy { tools: vec![name.to_owned()], ..Policy::default() };
-        assert_eq!(found(&body, &named("find"))[0].pieces.len(), 1);
-        assert_eq!(found(&body, &named("other"))[0].pieces.len(), 0);
+        assert_eq!(found(&body, &named("find"))[0].passages.len(), 1);
+        assert_eq!(found(&body, &named("other"))[0].passages.len(), 0);
     }
 }

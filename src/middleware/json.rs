@@ -1,4 +1,4 @@
-//! JSON with places: what a body says, and where it says it, so that what is not ours to change stays as it was written, to the byte.
+//! JSON values with their byte positions in the body, and edits at these positions: the rest of the body does not change by a single byte.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-/// A value inside a JSON text.
+/// A value in a JSON text, with its position.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Located<'a> {
     json: &'a str,
@@ -14,70 +14,71 @@ pub struct Located<'a> {
 }
 
 impl<'a> Located<'a> {
-    /// The value that a whole text is.
+    /// Parses `text`, which is one JSON value.
     ///
     /// # Errors
-    /// When the text is no JSON.
+    /// Fails if the text is not JSON.
     pub fn parse(text: &'a str) -> Result<Self, serde_json::Error> {
         let raw: &RawValue = serde_json::from_str(text)?;
-        // The value is borrowed from the text, so the difference of the addresses is its place there.
+        // The value is borrowed from the text, so the difference of their addresses is the position of the value.
         let at = raw.get().as_ptr() as usize - text.as_ptr() as usize;
         Ok(Self { json: raw.get(), at })
     }
 
-    /// Bytes of the whole text where it stands.
+    /// Returns the range of the value in the whole text, in bytes.
     pub fn range(self) -> Range<usize> {
         self.at..self.at + self.json.len()
     }
 
-    /// As it is written.
+    /// Returns the JSON text of the value.
     pub fn json(self) -> &'a str {
         self.json
     }
 
-    /// Fields in the order in which they are written; none where this is no object.
+    /// Returns the fields of an object in the order of the text; none if the value is not an object.
     pub fn fields(self) -> Fields<'a> {
         Fields(Members::of(self, '{'))
     }
 
-    /// The field of that name: the last one, where there are several, as readers of JSON have it.
+    /// Returns the field with this name: the last one if there are several, as JSON parsers do.
     pub fn get(self, name: &str) -> Option<Self> {
         self.fields().filter(|(found, _)| found == name).last().map(|(_, value)| value)
     }
 
-    /// The values in a list, in order; none where this is no list.
+    /// Returns the values of a list in order; none if the value is not a list.
     pub fn items(self) -> Items<'a> {
         Items(Members::of(self, '['))
     }
 
-    /// What a string says.
+    /// Returns the decoded text of a string, or `None` if the value is not a string.
     pub fn text(self) -> Option<String> {
         self.json.starts_with('"').then(|| self.read()).flatten()
     }
 
-    /// What the string of a field says.
+    /// Returns the decoded text of the field with this name, or `None` if it is missing or not a string.
     pub fn text_of(self, name: &str) -> Option<String> {
         self.get(name)?.text()
     }
 
-    /// Read as a `T`, where it is one.
+    /// Deserializes the value, or returns `None` if it is not a `T`.
     pub fn read<T: DeserializeOwned>(self) -> Option<T> {
         serde_json::from_str(self.json).ok()
     }
 
-    /// Whether it is a list.
+    /// Returns whether the value is a list.
     pub fn is_list(self) -> bool {
         self.json.starts_with('[')
     }
 
-    /// Strings in it that are values, not names of fields, and that take at least `bytes_min` bytes as they are written.
+    /// Returns the strings inside the value, at any depth, that are values and not names of fields, and that have at least `bytes_min` bytes
+    /// in the JSON text.
     pub fn strings(self, bytes_min: usize) -> impl Iterator<Item = Self> {
         let mut at = 0;
         std::iter::from_fn(move || {
             loop {
                 let start = at + self.json[at..].find('"')?;
                 at = end_of_string(self.json, start);
-                let is_name = self.json[at..].trim_start_matches(BLANKS).starts_with(':');
+                let is_name = self.json[at..].trim_start_matches(WHITESPACE).starts_with(':');
                 if !is_name && at - start >= bytes_min {
                     return Some(Self { json: &self.json[start..at], at: self.at + start });
                 }
@@ -86,10 +87,10 @@ impl<'a> Located<'a> {
     }
 }
 
-/// What may stand between the values of a JSON text.
-const BLANKS: [char; 4] = [' ', '\n', '\r', '\t'];
+/// White space between the values of a JSON text.
+const WHITESPACE: [char; 4] = [' ', '\n', '\r', '\t'];
 
-/// One past the quote that closes the string which begins at `start` of a JSON text.
+/// The position after the closing quote of the string that begins at `start` of a JSON text.
 fn end_of_string(json: &str, start: usize) -> usize {
     let bytes = json.as_bytes();
     let mut at = start + 1;
@@ -103,7 +104,7 @@ fn end_of_string(json: &str, start: usize) -> usize {
     json.len()
 }
 
-/// The values of a list. They are found one at a time: a list of millions of them takes no memory.
+/// Iterator over the values of a list. It finds them one at a time, so a list of millions of values takes no memory.
 #[derive(Debug, Clone, Default)]
 pub struct Items<'a>(Members<'a>);
 
@@ -115,7 +116,7 @@ impl<'a> Iterator for Items<'a> {
     }
 }
 
-/// The fields of an object. They are found one at a time.
+/// Iterator over the fields of an object. It finds them one at a time.
 #[derive(Debug, Clone, Default)]
 pub struct Fields<'a>(Members<'a>);
 
@@ -125,9 +126,9 @@ impl<'a> Iterator for Fields<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         let name = self.0.next()?;
         let inside = name.json.strip_prefix('"')?.strip_suffix('"')?;
-        // Half a surrogate pair cannot be read; such a name is taken as it is written.
-        let read = if inside.contains('\\') { name.read().map(Cow::Owned) } else { None };
-        Some((read.unwrap_or(Cow::Borrowed(inside)), self.0.next()?))
+        // A name with half a surrogate pair cannot be decoded and is used in its encoded form.
+        let decoded = if inside.contains('\\') { name.read().map(Cow::Owned) } else { None };
+        Some((decoded.unwrap_or(Cow::Borrowed(inside)), self.0.next()?))
     }
 }
 
@@ -135,7 +136,7 @@ impl<'a> Iterator for Fields<'a> {
 #[derive(Debug, Clone, Default)]
 struct Members<'a> {
     of: Located<'a>,
-    /// Where in `of` the next one is looked for.
+    /// The position in `of` after the last value that was found.
     next: usize,
 }
 
@@ -146,9 +147,9 @@ impl<'a> Members<'a> {
     }
 
     fn next(&mut self) -> Option<Located<'a>> {
-        // The text was parsed as a whole before, so only separators and the end can stand here.
-        let rest = self.of.json[self.next..].trim_start_matches(BLANKS);
-        let rest = rest.strip_prefix([',', ':']).unwrap_or(rest).trim_start_matches(BLANKS);
+        // The whole text was parsed before, so only a separator or the end can follow.
+        let rest = self.of.json[self.next..].trim_start_matches(WHITESPACE);
+        let rest = rest.strip_prefix([',', ':']).unwrap_or(rest).trim_start_matches(WHITESPACE);
         if rest.is_empty() || rest.starts_with([']', '}']) {
             return None;
         }
@@ -159,44 +160,44 @@ impl<'a> Members<'a> {
     }
 }
 
-/// Changes of a text, which leave the rest of it as it is.
+/// Replacements in a text. They must not overlap; the rest of the text does not change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Edits(Vec<(Range<usize>, String)>);
 
 impl Edits {
-    /// Puts `text` in the place of a range, or, where that is empty, in front of what follows.
+    /// Replaces a range, in bytes, with `text`. An empty range inserts the text.
     pub fn replace(&mut self, range: Range<usize>, text: impl Into<String>) {
         self.0.push((range, text.into()));
     }
 
-    /// Takes a field out of an object.
+    /// Removes all fields with this name from an object.
     pub fn remove_field(&mut self, object: Located, name: &str) {
         let mut fields = object.fields().peekable();
         let mut before: Option<usize> = None;
         while let Some((found, value)) = fields.next() {
             let mut end = value.range().end;
             if found == name {
-                // Fields of that name that stand together go together: their commas would otherwise be taken twice.
+                // Adjacent fields with the name are removed together, so that no comma is removed twice.
                 while let Some((_, value)) = fields.next_if(|(found, _)| found == name) {
                     end = value.range().end;
                 }
-                let gone = match (before, fields.peek().is_some()) {
-                    // With the comma in front of them.
+                let range = match (before, fields.peek().is_some()) {
+                    // With the comma before them.
                     (Some(before), _) => before..end,
-                    // With the one behind them: the next field's name begins behind that.
+                    // With the comma after them, which the name of the next field follows.
                     (None, true) => {
-                        let behind = &object.json[end - object.at..];
-                        object.at + 1..end + behind.find(',').map_or(0, |comma| comma + 1)
+                        let rest = &object.json[end - object.at..];
+                        object.at + 1..end + rest.find(',').map_or(0, |comma| comma + 1)
                     }
                     (None, false) => object.at + 1..end,
                 };
-                self.replace(gone, "");
+                self.replace(range, "");
             }
             before = Some(end);
         }
     }
 
-    /// Sets a field of an object, whether it has it or not.
+    /// Sets a field of an object to the value `json`. Inserts the field if the object does not have it.
     pub fn set_field(&mut self, object: Located, name: &str, json: &str) {
         match object.get(name) {
             Some(value) => self.replace(value.range(), json),
@@ -208,7 +209,8 @@ impl Edits {
         }
     }
 
-    /// Adds to the list of a field, which may be null or absent; what is no list stays as it is.
+    /// Appends `items` to the list in a field of an object. Creates the list if the field is null or missing; changes nothing if the field is
+    /// another value.
     pub fn append(&mut self, object: Located, name: &str, items: &[serde_json::Value]) {
         let written = serde_json::Value::from(items).to_string();
         match object.get(name) {
@@ -224,17 +226,17 @@ impl Edits {
         }
     }
 
-    /// Whether nothing changes.
+    /// Returns whether there are no replacements.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The changed text. Changes must lie apart from each other.
+    /// Returns `text` with the replacements. They must not overlap.
     pub fn apply(mut self, text: &str) -> String {
         self.0.sort_by_key(|(range, _)| (range.start, range.end));
         let (mut out, mut at) = (String::with_capacity(text.len()), 0);
         for (range, new) in self.0 {
-            debug_assert!(range.start >= at, "changes lie apart");
+            debug_assert!(range.start >= at, "replacements do not overlap");
             if range.start < at {
                 continue;
             }
@@ -252,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_know_their_places() {
+    fn values_have_their_positions() {
         let text = r#" { "a" : [1, {"b":"\u00e9x"} ], "n": 1e3 } "#;
         let body = Located::parse(text).expect("JSON");
         let inner = body.get("a").expect("a").items().nth(1).expect("two").get("b").expect("b");
@@ -278,14 +280,14 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_values_and_no_names() {
+    fn strings_are_values_and_not_names() {
         let text = r#"{"a long name" : "a \"long\" value", "b": ["short", {"c": "another: \\"}, 1]}"#;
         let found: Vec<&str> = Located::parse(text).expect("JSON").strings(9).map(Located::json).collect();
         assert_eq!(found, [r#""a \"long\" value""#, r#""another: \\""#]);
     }
 
     #[test]
-    fn fields_are_taken_out_and_set() {
+    fn fields_are_removed_and_set() {
         let check = |name: &str, text: &str, expect: &str| {
             let mut edits = Edits::default();
             edits.remove_field(Located::parse(text).expect("JSON"), "x");

@@ -1,4 +1,4 @@
-//! A conversation with its pieces compressed: what changes in its body, and what of each source the model will see.
+//! Compresses the passages of a conversation: which strings of the body change, and what the model will see of each source.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,104 +13,106 @@ use thresher_core::pipeline::assemble;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 
-use super::dialect::{Dialect, Kind};
-use super::find::{self, Piece, Turn};
+use super::dialect::{Dialect, PartKind};
+use super::find::{self, Passage, Turn};
 use super::json::{Edits, Located};
 
-/// Stands where all of a text was left out: an empty one is refused by some servers.
+/// The text that replaces a passage of which nothing is kept. Some servers refuse an empty text.
 const NOTHING_KEPT: &str = "[...]";
 
-/// What is not compressed is not counted, but taken to have a token for so many bytes: rather too few tokens than too many.
+/// Bytes per token by which texts that are not compressed are estimated instead of counted: rather too few tokens than too many.
 const BYTES_PER_TOKEN: usize = 6;
 
-/// How pieces are compressed.
+/// How passages are compressed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Way {
-    /// How much may be kept of a turn.
+pub struct CompressOptions {
+    /// How much of a turn is kept.
     pub budget: Budget,
-    /// What is kept or dropped as a whole.
+    /// The unit of text that is kept or dropped as a whole.
     pub granularity: Granularity,
-    /// Prompts are not brought below so many tokens, and shorter ones go whole: a provider's cache takes no shorter ones.
+    /// The least tokens of a prompt after compression with the automatic budget: a shorter prompt is not compressed at all. Providers do
+    /// not cache shorter prompts.
     pub prompt_tokens_min: usize,
-    /// The question, where it is not the last thing that the user has said.
+    /// The question; `None`: the last question of the user.
     pub query: Option<String>,
 }
 
-/// Texts that a request brings beside its conversation: a context is put in front of the user's last message.
+/// Chunks that a request adds to its conversation. They are inserted as a context before the user's last message.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Brought {
-    /// The texts.
+pub struct AddedContext {
+    /// The chunks.
     pub chunks: Vec<Arc<Chunk>>,
-    /// What stands around the context.
+    /// The delimiters before and after the context.
     pub delimiters: (String, String),
 }
 
-/// Bytes of a text, from and to, ascending.
+/// Start and end of ranges of a text, in bytes, ascending.
 type Spans = Vec<(usize, usize)>;
 
-/// What was sent of a turn.
+/// What the middleware sent to the upstream of one turn. It is stored as JSON, so that later requests resend the turn byte-identically.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Sent {
-    /// How it was compressed, as [`Way::name`] has it.
-    way: String,
-    /// For each piece what was kept of it; none: all.
+pub struct SentTurn {
+    /// The options of the compression, as [`CompressOptions::id`] returns them; empty: the turn was not compressed.
+    #[serde(rename = "way")]
+    options: String,
+    /// For each passage, the ranges that were kept; `None`: the whole passage.
     kept: Vec<Option<Spans>>,
 }
 
-/// Knows what was sent of turns.
-pub trait Ledger {
-    /// What was sent of the turn with this key.
-    fn get(&self, key: &[u8; 32]) -> Option<Sent>;
+/// A store of what was sent of turns.
+pub trait SentTurnStore {
+    /// Returns what was sent of the turn with this key, if the store has it.
+    fn get(&self, key: &[u8; 32]) -> Option<SentTurn>;
 }
 
 /// A text that an answer may have come from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Source {
-    /// The text, called as the conversation calls it.
+    /// The text, with an id that names its origin in the conversation.
     pub chunk: Arc<Chunk>,
-    /// What it is, where the conversation has it.
-    pub kind: Option<Kind>,
-    /// What the model sees of it.
+    /// The kind of text in the conversation; `None`: the request added the chunk.
+    pub kind: Option<PartKind>,
+    /// The ranges of the text that the model sees.
     pub seen: Vec<ByteRange>,
 }
 
-/// What becomes of a conversation.
+/// The changes of a conversation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rewritten {
-    /// Strings that are shorter now.
+    /// The strings of the body that become shorter.
     pub shortened: Vec<Shortened>,
-    /// What is put in beside them.
+    /// The insertions into the body.
     pub added: Edits,
-    /// Tokens of all pieces (`o200k_base`) before and after, where some are compressed.
+    /// Tokens of all passages before and after compression (`o200k_base`); `None`: nothing was compressed.
     pub tokens: Option<(usize, usize)>,
-    /// What an answer may have come from.
+    /// The texts that the answer may have come from.
     pub sources: Vec<Source>,
-    /// What the ledger is to be told once this has been sent.
-    pub news: Vec<([u8; 32], Sent)>,
+    /// Keys of turns with what was sent of them, to be stored once the request has been sent.
+    pub records: Vec<([u8; 32], SentTurn)>,
     /// Bytes of the sources that the model sees.
     seen_bytes: usize,
 }
 
-/// A string of a body.
+/// A string of the body that becomes shorter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shortened {
-    /// Where it stands.
+    /// The range of the JSON string in the body, in bytes.
     pub at: Range<usize>,
-    /// What it said.
+    /// The original text of the string.
     pub original: String,
-    /// What it says now.
+    /// The shortened text.
     pub text: String,
-    /// Whether it is JSON, and has to stay that.
+    /// Whether both texts are JSON.
     pub is_json: bool,
 }
 
 impl Rewritten {
-    fn source(&mut self, source: Source) {
+    fn add_source(&mut self, source: Source) {
         self.seen_bytes += source.seen.iter().map(|bytes| bytes.len()).sum::<usize>();
         self.sources.push(source);
     }
 
-    /// What changes in the body.
+    /// Returns all changes as edits of the body.
     pub fn edits(&self) -> Edits {
         let mut edits = self.added.clone();
         for Shortened { at, text, .. } in &self.shortened {
@@ -120,180 +122,190 @@ impl Rewritten {
     }
 }
 
-impl Way {
-    /// The same name for the same way.
-    pub fn name(&self) -> String {
+impl CompressOptions {
+    /// Returns a text that is the same for equal options, and never empty.
+    pub fn id(&self) -> String {
         format!("{:?} {:?} {} {:?}", self.budget, self.granularity, self.prompt_tokens_min, self.query)
     }
 }
 
-/// Who compresses, and how.
+/// The pipeline and the options with which turns are compressed.
 #[derive(Clone, Copy)]
-pub struct By<'a> {
-    /// The way.
-    pub way: &'a Way,
-    /// Bytes of what the conversation says beside its pieces.
-    pub said_bytes: usize,
-    /// Who.
+pub struct Compressor<'a> {
+    /// The options of the compression.
+    pub options: &'a CompressOptions,
+    /// Bytes of the conversation's texts outside its passages: see [`find::other_text_bytes`].
+    pub other_text_bytes: usize,
+    /// The pipeline that compresses.
     pub pipeline: &'a Pipeline,
 }
 
-/// What becomes of the newest turn.
+/// What happens to the newest turn.
 #[derive(Clone, Copy)]
-pub enum Newest<'a> {
-    /// It is compressed.
-    Compressed(By<'a>),
-    /// It goes as it went before, whole if it did not.
-    AsKnown,
-    /// It goes whole.
+pub enum NewestTurn<'a> {
+    /// The turn is compressed.
+    Compress(Compressor<'a>),
+    /// The turn is sent as it was sent before, or whole if it was not.
+    AsSentBefore,
+    /// The turn is sent whole.
     Whole,
 }
 
-/// What is sent of the newest turn of a conversation. Of other turns the ledger says what was sent; they stay whole where it does not
-/// know. What is brought stands with what the user asked last, and belongs to this request alone.
+/// Rewrites a conversation. The newest turn is compressed as `newest` says; earlier turns are sent as the store says that they were sent
+/// before, or whole if the store does not have them. The added context belongs to the turn with the last question, and to this request
+/// alone.
 ///
 /// # Errors
-/// As [`Pipeline::compress`] where it is compressed; where it is not, only that of `cancel`, which is asked before every turn.
-pub fn newest(
+/// Fails if [`Pipeline::compress`] fails, and if `cancel` is cancelled, which is checked before every turn.
+pub fn newest_turn(
     (dialect, body): (Dialect, Located),
     turns: &[Turn],
-    brought: &Brought,
-    ledger: &dyn Ledger,
-    (how, cancel): (Newest, &Cancel),
+    added: &AddedContext,
+    store: &dyn SentTurnStore,
+    (newest, cancel): (NewestTurn, &Cancel),
 ) -> Result<Rewritten, PipelineError> {
     let mut out = Rewritten::default();
-    let mut names = Names::default();
-    let none = Brought::default();
-    let by = match how {
-        Newest::Compressed(by) => Some(by),
-        Newest::AsKnown | Newest::Whole => None,
+    let mut ids = ChunkIds::default();
+    let nothing = AddedContext::default();
+    let compressor = match newest {
+        NewestTurn::Compress(compressor) => Some(compressor),
+        NewestTurn::AsSentBefore | NewestTurn::Whole => None,
     };
-    // The name quotes the question: it is written once, not for every turn.
-    let way = by.map(|by| by.way.name()).unwrap_or_default();
-    let asking = last_asking(turns);
+    // The id quotes the question, so it is built once and not for every turn.
+    let options = compressor.map(|compressor| compressor.options.id()).unwrap_or_default();
+    let question_at = last_question(turns);
     for (at, turn) in turns.iter().enumerate() {
         cancel.check()?;
-        let newest = at + 1 == turns.len();
-        let brought = if asking == Some(at) { brought } else { &none };
-        let chunks: Vec<Arc<Chunk>> = turn.pieces.iter().map(|piece| names.chunk(piece)).collect();
-        let work = Work { turn, chunks: &chunks, brought, sent_bytes: out.seen_bytes, way: &way, cancel };
-        let known = ledger.get(&turn.key).filter(|sent| sent.fits(turn));
-        let stays = match (&known, how) {
-            (Some(_), _) if !newest => true,
-            (Some(sent), Newest::Compressed(_)) => sent.way == way,
-            (Some(_), Newest::AsKnown) => true,
-            (Some(_), Newest::Whole) => false,
-            (None, _) => !newest && !turn.stands,
+        let is_newest = at + 1 == turns.len();
+        let added = if question_at == Some(at) { added } else { &nothing };
+        let chunks: Vec<Arc<Chunk>> = turn.passages.iter().map(|passage| ids.chunk(passage)).collect();
+        let work =
+            TurnWork { turn, chunks: &chunks, added, sent_bytes: out.seen_bytes, options: &options, cancel };
+        let before = store.get(&turn.key).filter(|sent| sent.fits(turn));
+        let stays = match (&before, newest) {
+            (Some(_), _) if !is_newest => true,
+            (Some(sent), NewestTurn::Compress(_)) => sent.options == options,
+            (Some(_), NewestTurn::AsSentBefore) => true,
+            (Some(_), NewestTurn::Whole) => false,
+            (None, _) => !is_newest && !turn.is_instructions,
         };
-        let (sent, of_brought) = match by {
-            Some(by) if !stays || !brought.chunks.is_empty() => work.compress(by, &mut out.tokens)?,
-            _ => work.whole(),
-        };
-        let sent = match (stays, known) {
-            (true, Some(known)) => {
-                if let Some(by) = by.filter(|_| brought.chunks.is_empty()) {
-                    work.count(&known, by, &mut out.tokens)?;
-                }
-                known
+        let (sent, kept_of_added) = match compressor {
+            Some(compressor) if !stays || !added.chunks.is_empty() => {
+                work.compress(compressor, &mut out.tokens)?
             }
-            (true, None) => work.whole().0,
-            (false, known) => {
-                // A turn that nobody has shortened is known to be whole.
-                if known.is_some() || turn.stands || sent.kept.iter().any(Option::is_some) {
-                    out.news.push((turn.key, sent.clone()));
+            _ => work.keep_all(),
+        };
+        let sent = match (stays, before) {
+            (true, Some(before)) => {
+                if let Some(compressor) = compressor.filter(|_| added.chunks.is_empty()) {
+                    work.count(&before, compressor, &mut out.tokens)?;
+                }
+                before
+            }
+            (true, None) => work.keep_all().0,
+            (false, before) => {
+                // A turn that the store does not have is resent whole, so a whole turn needs no record.
+                if before.is_some() || turn.is_instructions || sent.kept.iter().any(Option::is_some) {
+                    out.records.push((turn.key, sent.clone()));
                 }
                 sent
             }
         };
-        place(body, turn, (&chunks, &sent), &mut out);
-        bring((dialect, body), turn, (brought, &of_brought), &mut out);
+        apply(body, turn, (&chunks, &sent), &mut out);
+        add_context((dialect, body), turn, (added, &kept_of_added), &mut out);
     }
     Ok(out)
 }
 
-/// A conversation as it came; only what is brought is put into it.
-pub fn whole((dialect, body): (Dialect, Located), turns: &[Turn], brought: &Brought) -> Rewritten {
+/// Leaves a conversation uncompressed; only the added context is inserted, whole.
+pub fn uncompressed((dialect, body): (Dialect, Located), turns: &[Turn], added: &AddedContext) -> Rewritten {
     let mut out = Rewritten::default();
-    if let Some(asking) = last_asking(turns) {
-        let all: Vec<Spans> = brought.chunks.iter().map(|chunk| vec![(0, chunk.text.len())]).collect();
-        bring((dialect, body), &turns[asking], (brought, &all), &mut out);
+    if let Some(at) = last_question(turns) {
+        let all: Vec<Spans> = added.chunks.iter().map(|chunk| vec![(0, chunk.text.len())]).collect();
+        add_context((dialect, body), &turns[at], (added, &all), &mut out);
     }
     out
 }
 
-fn last_asking(turns: &[Turn]) -> Option<usize> {
+fn last_question(turns: &[Turn]) -> Option<usize> {
     turns.iter().rposition(|turn| turn.asked_at.is_some())
 }
 
-/// Compresses every turn of a conversation, each as if it were the newest.
+/// Compresses every turn of a conversation, each for its own question.
 ///
 /// # Errors
-/// As [`Pipeline::compress`]; `cancel` is asked before every turn.
-pub fn all(body: Located, turns: &[Turn], by: By, cancel: &Cancel) -> Result<Rewritten, PipelineError> {
+/// Fails if [`Pipeline::compress`] fails, and if `cancel` is cancelled, which is checked before every turn.
+pub fn all_turns(
+    body: Located,
+    turns: &[Turn],
+    compressor: Compressor,
+    cancel: &Cancel,
+) -> Result<Rewritten, PipelineError> {
     let mut out = Rewritten::default();
-    let mut names = Names::default();
-    let way = by.way.name();
+    let mut ids = ChunkIds::default();
+    let options = compressor.options.id();
     for turn in turns {
         cancel.check()?;
-        let chunks: Vec<Arc<Chunk>> = turn.pieces.iter().map(|piece| names.chunk(piece)).collect();
-        let (brought, sent_bytes) = (&Brought::default(), out.seen_bytes);
-        let work = Work { turn, chunks: &chunks, brought, sent_bytes, way: &way, cancel };
-        let (sent, _) = work.compress(by, &mut out.tokens)?;
-        place(body, turn, (&chunks, &sent), &mut out);
+        let chunks: Vec<Arc<Chunk>> = turn.passages.iter().map(|passage| ids.chunk(passage)).collect();
+        let (added, sent_bytes) = (&AddedContext::default(), out.seen_bytes);
+        let work = TurnWork { turn, chunks: &chunks, added, sent_bytes, options: &options, cancel };
+        let (sent, _) = work.compress(compressor, &mut out.tokens)?;
+        apply(body, turn, (&chunks, &sent), &mut out);
     }
     Ok(out)
 }
 
-impl Sent {
-    /// Whether it can be what was sent of this turn.
+impl SentTurn {
+    /// Whether the ranges fit the passages of `turn`: as many passages, and ranges that ascend and end at characters.
     fn fits(&self, turn: &Turn) -> bool {
-        let inside = |(kept, piece): (&Option<Spans>, &Piece)| {
-            let ends = kept.iter().flatten().all(|&(start, end)| piece.text.get(start..end).is_some());
+        let inside = |(kept, passage): (&Option<Spans>, &Passage)| {
+            let ends = kept.iter().flatten().all(|&(start, end)| passage.text.get(start..end).is_some());
             let ascends = kept.iter().flatten().is_sorted_by(|a, b| a.1 <= b.0);
             ends && ascends
         };
-        self.kept.len() == turn.pieces.len() && self.kept.iter().zip(&turn.pieces).all(inside)
+        self.kept.len() == turn.passages.len() && self.kept.iter().zip(&turn.passages).all(inside)
     }
 }
 
 /// One turn to compress.
-struct Work<'a> {
+struct TurnWork<'a> {
     turn: &'a Turn,
+    /// The passages of the turn.
     chunks: &'a [Arc<Chunk>],
-    brought: &'a Brought,
-    /// Bytes that are sent of turns in front of it.
+    added: &'a AddedContext,
+    /// Bytes that are sent of the turns before this one.
     sent_bytes: usize,
-    /// The name of the way in which it is compressed.
-    way: &'a str,
+    /// The id of the options with which the turn is compressed.
+    options: &'a str,
     cancel: &'a Cancel,
 }
 
-impl Work<'_> {
-    /// All of it; in no way, so that it is compressed where that is asked for again.
-    fn whole(&self) -> (Sent, Vec<Spans>) {
+impl TurnWork<'_> {
+    /// Keeps everything. The record names no options, so that the turn is compressed when a later request asks for that.
+    fn keep_all(&self) -> (SentTurn, Vec<Spans>) {
         let all = |chunk: &Arc<Chunk>| vec![(0, chunk.text.len())];
-        let sent = Sent { way: String::new(), kept: vec![None; self.turn.pieces.len()] };
-        (sent, self.brought.chunks.iter().map(all).collect())
+        let sent = SentTurn { options: String::new(), kept: vec![None; self.turn.passages.len()] };
+        (sent, self.added.chunks.iter().map(all).collect())
     }
 
-    /// What is kept of the turn's pieces, and of the texts that are brought with it.
+    /// Compresses the turn's passages together with the added chunks. Returns what is kept of both.
     fn compress(
         &self,
-        by: By,
+        compressor: Compressor,
         tokens: &mut Option<(usize, usize)>,
-    ) -> Result<(Sent, Vec<Spans>), PipelineError> {
-        let By { way, said_bytes, pipeline } = by;
-        let query = way.query.as_deref().unwrap_or(&self.turn.query);
-        let nothing = self.chunks.is_empty() && self.brought.chunks.is_empty();
-        // Nobody has asked anything yet: all may matter.
-        if nothing || query.trim().is_empty() {
-            return Ok(self.whole());
+    ) -> Result<(SentTurn, Vec<Spans>), PipelineError> {
+        let Compressor { options, other_text_bytes, pipeline } = compressor;
+        let query = options.query.as_deref().unwrap_or(&self.turn.query);
+        let is_empty = self.chunks.is_empty() && self.added.chunks.is_empty();
+        // Without a question, every passage may matter.
+        if is_empty || query.trim().is_empty() {
+            return Ok(self.keep_all());
         }
-        let all = [self.chunks, &self.brought.chunks].concat();
+        let all = [self.chunks, &self.added.chunks].concat();
         let mut request = CompressRequest {
-            chunks: renamed(&all),
-            budget: way.budget,
-            granularity: way.granularity,
+            chunks: with_unique_ids(&all),
+            budget: options.budget,
+            granularity: options.granularity,
             format: Format::Plain,
             tokenizer: TokenizerName::O200kBase,
             ..CompressRequest::new(find::tail(query), Vec::new())
@@ -302,112 +314,120 @@ impl Work<'_> {
             compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out))
         };
         let mut compressed = pipeline.compress(&request, self.cancel)?;
-        let few = (said_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
-        let least = way.prompt_tokens_min;
-        // What is brought comes once, and is in nobody's cache.
-        if way.budget == Budget::Auto && !self.chunks.is_empty() {
-            // A budget is a limit that may not be reached by the length of a sentence, or of many; by a text that is too short by itself,
-            // never.
-            let steps: &[usize] =
-                if usage(&compressed).0 + few < least { &[usize::MAX] } else { &[0, 64, 256, usize::MAX] };
+        let other_tokens = (other_text_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
+        let least = options.prompt_tokens_min;
+        // Chunks that are only added are sent once and never cached by a provider, so the least length does not matter for them.
+        if options.budget == Budget::Auto && !self.chunks.is_empty() {
+            // What is kept may stay under a budget by the length of a unit or of several, so the budget is raised in steps. If all passages
+            // together are too short, no budget helps, and everything is kept.
+            let steps: &[usize] = if usage(&compressed).0 + other_tokens < least {
+                &[usize::MAX]
+            } else {
+                &[0, 64, 256, usize::MAX]
+            };
             for &more in steps {
-                if usage(&compressed).1 + few >= least {
+                if usage(&compressed).1 + other_tokens >= least {
                     break;
                 }
-                request.budget = Budget::Tokens((least - few).saturating_add(more));
+                request.budget = Budget::Tokens((least - other_tokens).saturating_add(more));
                 compressed = pipeline.compress(&request, self.cancel)?;
             }
         }
         let (before, after) = usage(&compressed);
-        add(tokens, (before, after));
+        add_tokens(tokens, (before, after));
         let mut kept = vec![Vec::new(); request.chunks.len()];
         for outcome in &compressed.chunks {
             kept[outcome.index] =
                 outcome.spans.iter().map(|span| (span.source.start, span.source.end)).collect::<Vec<_>>();
         }
-        let of_brought = kept.split_off(self.chunks.len());
-        // A text that loses less than a twentieth stays whole: it could even have a token more.
-        let pieces = kept.into_iter().zip(&self.turn.pieces).map(|(kept, piece)| {
+        let kept_of_added = kept.split_off(self.chunks.len());
+        // A passage that loses less than a twentieth is sent whole: it could even have a token more when shortened.
+        let kept = kept.into_iter().zip(&self.turn.passages).map(|(kept, passage)| {
             let bytes = ranges(&kept).map(ByteRange::len).sum::<usize>().max(NOTHING_KEPT.len());
-            (bytes <= piece.text.len() * 19 / 20).then_some(kept)
+            (bytes <= passage.text.len() * 19 / 20).then_some(kept)
         });
-        Ok((Sent { way: self.way.to_owned(), kept: pieces.collect() }, of_brought))
+        Ok((SentTurn { options: self.options.to_owned(), kept: kept.collect() }, kept_of_added))
     }
 
-    /// Tokens of what was sent before.
-    fn count(&self, sent: &Sent, by: By, tokens: &mut Option<(usize, usize)>) -> Result<(), PipelineError> {
-        for (piece, kept) in self.turn.pieces.iter().zip(&sent.kept) {
+    /// Counts the tokens of the passages that were shortened before.
+    fn count(
+        &self,
+        sent: &SentTurn,
+        compressor: Compressor,
+        tokens: &mut Option<(usize, usize)>,
+    ) -> Result<(), PipelineError> {
+        for (passage, kept) in self.turn.passages.iter().zip(&sent.kept) {
             let Some(kept) = kept else { continue };
             self.cancel.check()?;
-            let count = |text: &str| by.pipeline.count(text, TokenizerName::O200kBase);
-            add(tokens, (count(&piece.text)?, count(&shortened(piece, kept))?));
+            let count = |text: &str| compressor.pipeline.count(text, TokenizerName::O200kBase);
+            add_tokens(tokens, (count(&passage.text)?, count(&shortened(passage, kept))?));
         }
         Ok(())
     }
 }
 
-fn add(tokens: &mut Option<(usize, usize)>, (before, after): (usize, usize)) {
+fn add_tokens(tokens: &mut Option<(usize, usize)>, (before, after): (usize, usize)) {
     let (all_before, all_after) = tokens.unwrap_or_default();
     *tokens = Some((all_before + before, all_after + after));
 }
 
-/// Places what is sent of a turn in its body.
-fn place(body: Located, turn: &Turn, (chunks, sent): (&[Arc<Chunk>], &Sent), out: &mut Rewritten) {
-    type InString<'a> = Vec<(&'a Piece, &'a [(usize, usize)])>;
+/// Adds to `out` the sources of a turn and the strings of the body that `sent` shortens.
+fn apply(body: Located, turn: &Turn, (chunks, sent): (&[Arc<Chunk>], &SentTurn), out: &mut Rewritten) {
+    type InString<'a> = Vec<(&'a Passage, &'a [(usize, usize)])>;
     let mut strings: Vec<(Range<usize>, InString)> = Vec::new();
-    for ((piece, chunk), kept) in turn.pieces.iter().zip(chunks).zip(&sent.kept) {
-        let all = [(0, piece.text.len())];
+    for ((passage, chunk), kept) in turn.passages.iter().zip(chunks).zip(&sent.kept) {
+        let all = [(0, passage.text.len())];
         let seen = ranges(kept.as_deref().unwrap_or(&all)).collect();
-        out.source(Source { chunk: Arc::clone(chunk), kind: Some(piece.kind.clone()), seen });
+        out.add_source(Source { chunk: Arc::clone(chunk), kind: Some(passage.kind.clone()), seen });
         let Some(kept) = kept else { continue };
         match strings.last_mut() {
-            Some((at, pieces)) if *at == piece.at => pieces.push((piece, kept)),
-            _ => strings.push((piece.at.clone(), vec![(piece, kept)])),
+            Some((at, passages)) if *at == passage.string => passages.push((passage, kept)),
+            _ => strings.push((passage.string.clone(), vec![(passage, kept)])),
         }
     }
-    let whole = body.range().start;
-    for (at, pieces) in strings {
-        let written = &body.json()[at.start - whole..at.end - whole];
-        let original: String = serde_json::from_str(written).expect("a piece is written in a string");
+    let body_start = body.range().start;
+    for (at, passages) in strings {
+        let string = &body.json()[at.start - body_start..at.end - body_start];
+        let original: String = serde_json::from_str(string).expect("a passage is in a JSON string");
         let mut edits = Edits::default();
-        let is_json = pieces.iter().any(|(piece, _)| piece.quoted);
-        for (piece, kept) in pieces {
-            let text = shortened(piece, kept);
-            edits
-                .replace(piece.part.clone(), if piece.quoted { Value::from(text).to_string() } else { text });
+        let is_json = passages.iter().any(|(passage, _)| passage.is_quoted);
+        for (passage, kept) in passages {
+            let text = shortened(passage, kept);
+            let text = if passage.is_quoted { Value::from(text).to_string() } else { text };
+            edits.replace(passage.range.clone(), text);
         }
         out.shortened.push(Shortened { at, text: edits.apply(&original), original, is_json });
     }
 }
 
-/// Puts what is kept of texts that are brought in front of the user's last message.
-fn bring(
+/// Inserts what is kept of the added chunks before the user's last message.
+fn add_context(
     (dialect, body): (Dialect, Located),
     turn: &Turn,
-    (brought, kept): (&Brought, &[Spans]),
+    (added, kept): (&AddedContext, &[Spans]),
     out: &mut Rewritten,
 ) {
-    let of = |(chunk, spans): (usize, &Spans)| -> Vec<KeptSpan> {
+    let spans_of = |(chunk, spans): (usize, &Spans)| -> Vec<KeptSpan> {
         ranges(spans).map(|range| KeptSpan::unscored(chunk, range)).collect()
     };
     let mut kept: Vec<Vec<KeptSpan>> =
-        kept.iter().enumerate().map(of).filter(|spans| !spans.is_empty()).collect();
+        kept.iter().enumerate().map(spans_of).filter(|spans| !spans.is_empty()).collect();
     let Some(asked) = turn.asked_at.clone().filter(|_| !kept.is_empty()) else { return };
     let spans = kept.iter_mut().map(Vec::as_mut_slice);
-    let context = assemble::context(&brought.chunks, spans, Format::Numbered);
-    let (start, end) = &brought.delimiters;
+    let context = assemble::context(&added.chunks, spans, Format::Numbered);
+    let (start, end) = &added.delimiters;
     let context = format!("{start}\n{context}\n{end}");
-    let whole = body.range().start;
+    let body_start = body.range().start;
     let message = json!({"role": "user", "content": context});
-    let at = &body.json()[asked.start - whole..asked.end - whole];
-    match (behind_results(at), dialect.list(body).filter(|list| list.is_list())) {
-        // What tools answered has to stand first in its message.
+    let asked_json = &body.json()[asked.start - body_start..asked.end - body_start];
+    match (after_tool_results(asked_json), dialect.messages(body).filter(|list| list.is_list())) {
+        // Tool results must come first in their message.
         (Some(offset), _) => {
             let block = json!({"type": "text", "text": context});
             out.added.replace(asked.start + offset..asked.start + offset, format!("{block},"));
         }
         (None, Some(_)) => out.added.replace(asked.start..asked.start, format!("{message},")),
-        // The input is one text: it becomes the second of two messages.
+        // The input is one string (Responses): it becomes the second of two messages.
         (None, None) => {
             let opening = format!("[{message},{{\"role\":\"user\",\"content\":");
             out.added.replace(asked.start..asked.start, opening);
@@ -415,34 +435,34 @@ fn bring(
         }
     }
     let source = |kept: Vec<KeptSpan>| Source {
-        chunk: Arc::clone(&brought.chunks[kept[0].chunk]),
+        chunk: Arc::clone(&added.chunks[kept[0].chunk]),
         kind: None,
         seen: kept.iter().map(|span| span.source).collect(),
     };
-    kept.into_iter().map(source).for_each(|source| out.source(source));
+    kept.into_iter().map(source).for_each(|source| out.add_source(source));
 }
 
-/// Where in a message with results of tools what is said begins, in bytes.
-fn behind_results(message: &str) -> Option<usize> {
+/// The position in a message, in bytes, of the block after its last tool result; `None`: no block follows a tool result.
+fn after_tool_results(message: &str) -> Option<usize> {
     let blocks = Located::parse(message).ok()?.get("content")?.items();
-    let (mut behind, mut is_behind) = (None, false);
+    let (mut position, mut follows_result) = (None, false);
     for block in blocks {
         if block.text_of("type").as_deref() == Some("tool_result") {
-            (behind, is_behind) = (None, true);
-        } else if std::mem::take(&mut is_behind) {
-            behind = Some(block.range().start);
+            (position, follows_result) = (None, true);
+        } else if std::mem::take(&mut follows_result) {
+            position = Some(block.range().start);
         }
     }
-    behind
+    position
 }
 
-/// What is left of a piece.
-fn shortened(piece: &Piece, kept: &[(usize, usize)]) -> String {
-    match (kept.is_empty(), &piece.kind) {
-        // What stands around a paragraph says enough.
-        (true, Kind::Said) => String::new(),
+/// The text that replaces a passage.
+fn shortened(passage: &Passage, kept: &[(usize, usize)]) -> String {
+    match (kept.is_empty(), &passage.kind) {
+        // The rest of the message remains, so an empty text is allowed.
+        (true, PartKind::Message) => String::new(),
         (true, _) => NOTHING_KEPT.to_owned(),
-        (false, _) => assemble::joined(&piece.text, ranges(kept)),
+        (false, _) => assemble::joined(&passage.text, ranges(kept)),
     }
 }
 
@@ -450,8 +470,8 @@ fn ranges(spans: &[(usize, usize)]) -> impl Iterator<Item = ByteRange> {
     spans.iter().map(|&(start, end)| ByteRange::new(start, end))
 }
 
-/// Chunks of one request have different ids; what a conversation calls them is told to those who cite.
-pub fn renamed(chunks: &[Arc<Chunk>]) -> Vec<Arc<Chunk>> {
+/// Returns the chunks with ids that are unique within one request. Citations use the ids that the chunks had before.
+pub fn with_unique_ids(chunks: &[Arc<Chunk>]) -> Vec<Arc<Chunk>> {
     let renamed = |(at, chunk): (usize, &Arc<Chunk>)| {
         let Chunk { title, text, .. } = &**chunk;
         Arc::new(Chunk { id: at.to_string(), title: title.clone(), text: text.clone(), metadata: None })
@@ -459,27 +479,27 @@ pub fn renamed(chunks: &[Arc<Chunk>]) -> Vec<Arc<Chunk>> {
     chunks.iter().enumerate().map(renamed).collect()
 }
 
-/// What chunks are called: by what the conversation calls them, each once.
+/// Creates chunks from passages. Their ids name the origin in the conversation, with a number if several passages have the same origin.
 #[derive(Default)]
-struct Names(HashMap<String, usize>);
+struct ChunkIds(HashMap<String, usize>);
 
-impl Names {
-    fn chunk(&mut self, piece: &Piece) -> Arc<Chunk> {
-        let name = match &piece.kind {
-            Kind::Document(at, _) => format!("document-{at}"),
-            Kind::SearchResult(at, _) => format!("search-result-{at}"),
-            Kind::Tool { id, .. } if !id.is_empty() => id.to_string(),
-            Kind::Tool { .. } => "tool".to_owned(),
-            Kind::Said => "context".to_owned(),
+impl ChunkIds {
+    fn chunk(&mut self, passage: &Passage) -> Arc<Chunk> {
+        let name = match &passage.kind {
+            PartKind::Document { index, .. } => format!("document-{index}"),
+            PartKind::SearchResult { index, .. } => format!("search-result-{index}"),
+            PartKind::ToolResult { id, .. } if !id.is_empty() => id.to_string(),
+            PartKind::ToolResult { .. } => "tool".to_owned(),
+            PartKind::Message => "context".to_owned(),
         };
         let count = self.0.entry(name.clone()).or_default();
         *count += 1;
         let id = if *count == 1 { name } else { format!("{name}-{count}") };
-        let metadata = piece.source.as_ref().map(|source| json!({"source": &**source}).to_string());
+        let metadata = passage.source.as_ref().map(|source| json!({"source": &**source}).to_string());
         Arc::new(Chunk {
             id,
-            title: piece.title.as_deref().map(str::to_owned),
-            text: piece.text.clone(),
+            title: passage.title.as_deref().map(str::to_owned),
+            text: passage.text.clone(),
             metadata,
         })
     }
@@ -490,10 +510,10 @@ mod tests {
     use super::*;
     use crate::middleware::find::{Policy, turns};
 
-    struct KnowsNothing;
+    struct EmptyStore;
 
-    impl Ledger for KnowsNothing {
-        fn get(&self, _: &[u8; 32]) -> Option<Sent> {
+    impl SentTurnStore for EmptyStore {
+        fn get(&self, _: &[u8; 32]) -> Option<SentTurn> {
             None
         }
     }
@@ -507,13 +527,14 @@ mod tests {
         let delimiters = Some(("<c>".to_owned(), "</c>".to_owned()));
         let policy = Policy { delimiters, ..Policy::default() };
         let turns = turns(&Dialect::Chat.conversation(body), &policy).turns;
-        let chunk = Chunk { id: "b".to_owned(), title: None, text: "Brought.".to_owned(), metadata: None };
-        let brought = Brought { chunks: vec![Arc::new(chunk)], ..Brought::default() };
-        let how = (Newest::AsKnown, &Cancel::default());
-        let known = newest((Dialect::Chat, body), &turns, &brought, &KnowsNothing, how).expect("goes on");
-        assert_eq!(known.seen_bytes, 7 * "At noon.".len() + "Brought.".len());
-        let whole = whole((Dialect::Chat, body), &turns, &brought);
-        assert_eq!((whole.sources.len(), whole.seen_bytes), (1, "Brought.".len()));
-        assert_eq!(whole.added, known.added, "what is brought stands in the same place");
+        let chunk = Chunk { id: "b".to_owned(), title: None, text: "Added.".to_owned(), metadata: None };
+        let added = AddedContext { chunks: vec![Arc::new(chunk)], ..AddedContext::default() };
+        let how = (NewestTurn::AsSentBefore, &Cancel::default());
+        let as_before =
+            newest_turn((Dialect::Chat, body), &turns, &added, &EmptyStore, how).expect("not cancelled");
+        assert_eq!(as_before.seen_bytes, 7 * "At noon.".len() + "Added.".len());
+        let whole = uncompressed((Dialect::Chat, body), &turns, &added);
+        assert_eq!((whole.sources.len(), whole.seen_bytes), (1, "Added.".len()));
+        assert_eq!(whole.added, as_before.added, "the added context is in the same position");
     }
 }

@@ -1,4 +1,4 @@
-//! What stands in front of which server.
+//! Settings of the middleware and of its upstreams, with their defaults and checks.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -8,85 +8,85 @@ use thresher_core::domain::Budget;
 
 use super::find::{Bounds, Policy};
 
-/// Settings of the middleware.
+/// `[middleware]`: the OpenAI- and Anthropic-compatible proxy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MiddlewareSettings {
-    /// Who answers; the first one that has a model is asked for it. None: there is no middleware.
+    /// The upstreams. A request goes to the first one that has its model. Empty: the middleware is off.
     pub upstreams: Vec<UpstreamSettings>,
     /// Which requests are compressed.
     pub compress: When,
-    /// Whether the answers to compressed requests are cited.
+    /// Whether citations are added to answers of compressed requests.
     pub cite: bool,
-    /// Tools whose results are compressed; `*` for all.
+    /// Names of tools whose results are compressed; `*`: all tools.
     pub tools: Vec<String>,
-    /// What stands in front of a context inside a message; empty: contexts are not looked for.
+    /// Delimiter before a context inside a message. Empty: no context is looked for.
     pub context_start: String,
-    /// What stands behind it.
+    /// Delimiter after a context inside a message.
     pub context_end: String,
-    /// The share of tokens that is kept; 0: as much as the evidence says.
+    /// Share of tokens to keep, from 0 to 1. 0: chosen for each request (`auto`).
     pub ratio: f64,
-    /// Prompts are not brought below so many tokens, and shorter ones go whole, unless a request names a budget.
+    /// Tokens below which no prompt is compressed, unless a request sets a budget: providers do not cache shorter prompts. 0: no minimum.
     pub prompt_tokens_min: usize,
-    /// For compressing, and again for citing; what is late goes on as it is.
+    /// Milliseconds to compress a request, and again to cite its answer. After that, the text is forwarded unchanged.
     pub deadline_ms: u64,
-    /// Turns of a conversation; one with more goes on whole.
+    /// Turns of a conversation; a longer conversation is forwarded unchanged.
     pub turn_count_max: usize,
-    /// Texts of a conversation that can be compressed; one with more goes on whole.
+    /// Passages of a conversation, which are the texts that could be compressed; a conversation with more is forwarded unchanged.
     pub piece_count_max: usize,
-    /// Bytes of a request, and of an answer that is held until it is whole.
+    /// Bytes of a request body; also the most that is buffered of a JSON answer.
     pub body_bytes_max: usize,
-    /// Requests on their way at the same time.
+    /// Requests to upstreams that are in flight at the same time, shared fairly between tenants; one more gets a 429.
     pub request_count_max: usize,
-    /// For a connection to a server.
+    /// Milliseconds to connect to an upstream.
     pub connect_ms_max: u64,
-    /// For a server to begin its answer, or to go on with it.
+    /// Milliseconds that an upstream may take to begin its answer, or pause within it.
     pub silence_ms_max: u64,
 }
 
-/// A server that answers.
+/// An entry of `middleware.upstreams`: a server with an OpenAI- or Anthropic-compatible API.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpstreamSettings {
-    /// Where it is; its path, if any, stands in front of the request's.
+    /// The `http://` or `https://` URL of the upstream. Its path, if any, is put before the path of a request.
     pub url: String,
-    /// Models that it has; `*` at the end stands for any end. None: all.
+    /// Names of the models that the upstream has; a `*` at the end of a name matches any ending. Empty: all models.
     #[serde(default)]
     pub models: Vec<String>,
-    /// Which of its requests are compressed, where it is not as elsewhere.
+    /// Which requests to this upstream are compressed, if not as `middleware.compress` says.
     #[serde(default)]
     pub compress: Option<When>,
-    /// A file with the key that it is asked with instead of the caller's.
+    /// File with the key that the daemon sends to the upstream instead of the caller's key. Empty: none.
     #[serde(default)]
     pub key_file: PathBuf,
-    /// Whether it gets the caller's own key. Without a value it does where `models` names its models.
+    /// Whether the caller's own key is forwarded. The default is true only if `models` names the models.
     #[serde(default)]
     pub caller_key: Option<bool>,
-    /// Headers of requests that it gets beside the usual ones.
+    /// Names of request headers that are forwarded in addition to the usual ones.
     #[serde(default)]
     pub request_headers: Vec<String>,
-    /// Headers of its answers that callers get beside the usual ones.
+    /// Names of response headers that are forwarded in addition to the usual ones.
     #[serde(default)]
     pub response_headers: Vec<String>,
-    /// PEM of the authorities that it is known by, instead of the public ones.
+    /// PEM file with the certificate authorities to trust instead of the public ones. Empty: the public ones.
     #[serde(default)]
     pub ca_file: PathBuf,
 }
 
-/// What an upstream is asked with.
+/// The key that requests to an upstream carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Credential {
-    /// The key in its `key_file`.
+    /// The key in the upstream's `key_file`.
     KeyFile,
-    /// The caller's own.
+    /// The caller's own key.
     Caller,
-    /// None.
+    /// No key.
     Nothing,
 }
 
-/// Headers that are not for `request_headers` and `response_headers` to name: credentials, which have settings of their own, and headers that
-/// the daemon writes itself.
-const HEADERS_NOT_NAMED: [&str; 13] = [
+/// Headers that `request_headers` and `response_headers` must not name: credentials, which have settings of their own, and headers that the
+/// daemon writes itself.
+const RESERVED_HEADERS: [&str; 13] = [
     "authorization",
     "connection",
     "content-length",
@@ -102,14 +102,14 @@ const HEADERS_NOT_NAMED: [&str; 13] = [
     "x-api-key",
 ];
 
-/// Which requests are compressed.
+/// Which requests the middleware compresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    /// Those that ask for it.
+    /// Requests that ask for it.
     #[default]
     Asked,
-    /// All that do not forbid it.
+    /// All requests that do not forbid it.
     Always,
 }
 
@@ -136,65 +136,63 @@ impl Default for MiddlewareSettings {
 }
 
 impl MiddlewareSettings {
-    /// What cannot be.
-    pub fn nonsense(&self) -> Option<String> {
-        let said = |broken: bool, message: &str| broken.then(|| message.to_owned());
-        let of_urls = self.upstreams.iter().find_map(|upstream| {
-            let known = ["http://", "https://"].iter().any(|scheme| upstream.url.starts_with(scheme));
-            let message = format!(
-                "middleware.upstreams: {:?} is no http:// or https:// address with a path at most; a key stands in key_file",
-                upstream.url
-            );
-            (!known || upstream.url.contains(['@', '?', '#'])).then_some(message)
-        });
-        of_urls
-            .or_else(|| self.upstreams.iter().find_map(UpstreamSettings::nonsense))
-            .or(said(!(0.0..=1.0).contains(&self.ratio), "middleware.ratio is not from 0 to 1"))
-            .or(said(
-                self.context_start.is_empty() != self.context_end.is_empty(),
-                "middleware.context_start and middleware.context_end: name both, or neither",
-            ))
-            .or(said(
-                !self.context_start.is_empty() && self.context_start == self.context_end,
-                "middleware.context_start and middleware.context_end are the same",
-            ))
-            .or(said(self.deadline_ms == 0, "middleware.deadline_ms is 0: nothing would be compressed"))
-            .or(said(
-                self.turn_count_max == 0,
-                "middleware.turn_count_max is 0: no conversation would be compressed",
-            ))
-            .or(said(
-                self.piece_count_max == 0,
-                "middleware.piece_count_max is 0: no conversation would be compressed",
-            ))
-            .or(said(
-                self.request_count_max == 0,
-                "middleware.request_count_max is 0: nothing could be asked",
-            ))
-            .or(said(self.connect_ms_max == 0, "middleware.connect_ms_max is 0: nobody could be reached"))
-            .or(said(self.silence_ms_max == 0, "middleware.silence_ms_max is 0: nobody could answer"))
+    /// Checks that every setting is in its range and that the settings do not contradict each other.
+    ///
+    /// # Errors
+    /// Returns a message for the first rule that is broken. It names the settings, their values, and what to change.
+    pub fn validate(&self) -> Result<(), String> {
+        self.upstreams.iter().try_for_each(UpstreamSettings::validate)?;
+        if !(0.0..=1.0).contains(&self.ratio) {
+            return Err(format!("middleware.ratio is {}; it must be from 0 to 1", self.ratio));
+        }
+        let (start, end) = (&self.context_start, &self.context_end);
+        if start.is_empty() != end.is_empty() {
+            return Err(format!(
+                "middleware.context_start is {start:?} and middleware.context_end is {end:?}; set both, or neither to look for no context"
+            ));
+        }
+        if !start.is_empty() && start == end {
+            return Err(format!(
+                "middleware.context_start and middleware.context_end are both {start:?}; they must differ"
+            ));
+        }
+        let no_compression = "no conversation would be compressed";
+        let zeros = [
+            (self.deadline_ms == 0, "deadline_ms", no_compression),
+            (self.turn_count_max == 0, "turn_count_max", no_compression),
+            (self.piece_count_max == 0, "piece_count_max", no_compression),
+            (self.request_count_max == 0, "request_count_max", "no request could be sent to an upstream"),
+            (self.connect_ms_max == 0, "connect_ms_max", "no upstream could be reached in time"),
+            (self.silence_ms_max == 0, "silence_ms_max", "no upstream could answer in time"),
+        ];
+        match zeros.into_iter().find(|(is_zero, ..)| *is_zero) {
+            Some((_, name, means)) => {
+                Err(format!("middleware.{name} is 0, so {means}; set it to at least 1"))
+            }
+            None => Ok(()),
+        }
     }
 
-    /// What may be compressed.
+    /// Returns which texts of a conversation may be compressed. `keeps_documents` excludes documents and search results.
     pub fn policy(&self, keeps_documents: bool) -> Policy {
         let delimiters = (!self.context_start.is_empty()).then(|| self.delimiters());
         let bounds = Bounds { turn_count_max: self.turn_count_max, piece_count_max: self.piece_count_max };
         Policy { tools: self.tools.clone(), delimiters, keeps_documents, bounds }
     }
 
-    /// How much is kept where a request does not say.
+    /// Returns the budget of requests that set none.
     pub fn budget(&self) -> Budget {
         if self.ratio > 0.0 { Budget::Ratio(self.ratio) } else { Budget::Auto }
     }
 
-    /// What stands around a context.
+    /// Returns the delimiters before and after a context inside a message.
     pub fn delimiters(&self) -> (String, String) {
         (self.context_start.clone(), self.context_end.clone())
     }
 }
 
 impl UpstreamSettings {
-    /// Whether it has a model of that name.
+    /// Returns whether the upstream has a model with this name.
     pub fn has(&self, model: &str) -> bool {
         let is = |name: &String| match name.strip_suffix('*') {
             Some(beginning) => model.starts_with(beginning),
@@ -203,8 +201,8 @@ impl UpstreamSettings {
         self.models.is_empty() || self.models.iter().any(is)
     }
 
-    /// What it is asked with. An upstream for any model may be one that the caller does not know: it gets the caller's key only if
-    /// `caller_key` says so.
+    /// Returns the key that requests to this upstream carry. An upstream for any model may be one that the caller does not expect, so it gets
+    /// the caller's key only if `caller_key` says so.
     pub fn credential(&self) -> Credential {
         match () {
             () if !self.key_file.as_os_str().is_empty() => Credential::KeyFile,
@@ -217,29 +215,29 @@ impl UpstreamSettings {
         self.models.is_empty() || self.models.iter().any(|model| model == "*")
     }
 
-    /// What it is asked with, in words, and what to change where it should be asked with something else.
-    pub fn credential_in_words(&self) -> String {
+    /// Describes the key that requests to this upstream carry, and what to change to use another one. The text completes "the upstream is".
+    pub fn credential_description(&self) -> String {
         match self.credential() {
-            Credential::KeyFile => format!("asked with the key in {} (key_file)", self.key_file.display()),
-            Credential::Caller => "asked with the caller's own key".to_owned(),
+            Credential::KeyFile => format!("called with the key in {} (key_file)", self.key_file.display()),
+            Credential::Caller => "called with the caller's own key".to_owned(),
             Credential::Nothing if self.caller_key == Some(false) => {
-                "asked without any key (caller_key = false); a key_file would give it one".to_owned()
+                "called without a key (caller_key = false); set key_file to give it one".to_owned()
             }
-            Credential::Nothing => "asked without any key: it is for any model; if it needs one, set its key_file, or caller_key = true to \
-                                    pass the caller's on"
+            Credential::Nothing => "called without a key, because it is for any model; if it needs one, set its key_file, or caller_key = \
+                                    true to forward the caller's key"
                 .to_owned(),
         }
     }
 
-    /// Why what it is asked with can be read on the way, where it can.
-    pub fn exposure(&self) -> Option<&'static str> {
-        let is_exposed = self.credential() != Credential::Nothing
+    /// Returns a warning if keys and texts cross the network unencrypted on their way to this upstream.
+    pub fn cleartext_warning(&self) -> Option<&'static str> {
+        let is_cleartext = self.credential() != Credential::Nothing
             && self.url.starts_with("http://")
             && !is_loopback(self.host());
-        is_exposed.then_some("keys and texts cross the network unencrypted: use an https:// address")
+        is_cleartext.then_some("keys and texts cross the network unencrypted; use an https:// address")
     }
 
-    /// Without brackets and port.
+    /// The host of the URL, without brackets and port.
     fn host(&self) -> &str {
         let authority = self.url.split('/').nth(2).unwrap_or_default();
         match authority.strip_prefix('[') {
@@ -248,28 +246,36 @@ impl UpstreamSettings {
         }
     }
 
-    fn nonsense(&self) -> Option<String> {
+    fn validate(&self) -> Result<(), String> {
+        let url = &self.url;
+        let is_http = ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme));
+        if !is_http || url.contains(['@', '?', '#']) {
+            return Err(format!(
+                "middleware.upstreams: the url {url:?} is not valid; write an http:// or https:// URL without user, query and fragment, and put \
+                 a key into key_file"
+            ));
+        }
         if self.caller_key == Some(true) && self.credential() == Credential::KeyFile {
-            return Some(format!(
-                "middleware.upstreams, {}: key_file and caller_key = true exclude each other; keep one",
-                self.url
+            return Err(format!(
+                "middleware.upstreams, {url}: key_file and caller_key = true exclude each other; remove one of them"
             ));
         }
         let lists =
             [("request_headers", &self.request_headers), ("response_headers", &self.response_headers)];
         let named = lists.iter().flat_map(|(list, names)| names.iter().map(move |name| (list, name)));
-        named.into_iter().find_map(|(list, name)| {
+        for (list, name) in named {
             let lower = name.to_ascii_lowercase();
             let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-            let why = match () {
-                () if name.is_empty() || !name.bytes().all(is_token) => "is no name of a header",
-                () if HEADERS_NOT_NAMED.contains(&&*lower) || lower.starts_with("x-thresher") => {
-                    "is not passed on by name; keys have key_file and caller_key"
-                }
-                () => return None,
+            let reason = if name.is_empty() || !name.bytes().all(is_token) {
+                "is not a name of a header"
+            } else if RESERVED_HEADERS.contains(&&*lower) || lower.starts_with("x-thresher") {
+                "cannot be forwarded by name; use key_file or caller_key for keys"
+            } else {
+                continue;
             };
-            Some(format!("middleware.upstreams, {}: {list} names {name:?}, which {why}", self.url))
-        })
+            return Err(format!("middleware.upstreams, {url}: {list} contains {name:?}, which {reason}"));
+        }
+        Ok(())
     }
 }
 
@@ -283,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_have_their_server() {
+    fn an_upstream_has_the_models_that_match_its_names() {
         let upstream = |models: &[&str]| UpstreamSettings {
             models: models.iter().map(|&model| model.to_owned()).collect(),
             ..UpstreamSettings::default()
@@ -297,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_callers_go_to_named_models_or_where_a_setting_says_so() {
+    fn the_callers_key_is_forwarded_for_named_models_or_if_a_setting_says_so() {
         let check = |models: &[&str], caller_key: Option<bool>, key_file: &str, expect: Credential| {
             let upstream = UpstreamSettings {
                 models: models.iter().map(|&model| model.to_owned()).collect(),
@@ -306,7 +312,7 @@ mod tests {
                 ..UpstreamSettings::default()
             };
             assert_eq!(upstream.credential(), expect, "{models:?} {caller_key:?} {key_file:?}");
-            assert!(!upstream.credential_in_words().is_empty());
+            assert!(!upstream.credential_description().is_empty());
         };
         check(&["gpt-*"], None, "", Credential::Caller);
         check(&["gpt-*"], Some(false), "", Credential::Nothing);
@@ -318,12 +324,12 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_crosses_the_network_in_the_clear_is_noticed() {
+    fn a_key_that_crosses_the_network_unencrypted_gets_a_warning() {
         let check = |url: &str, expect: bool| {
             let mut upstream = UpstreamSettings { url: url.to_owned(), ..UpstreamSettings::default() };
-            assert_eq!(upstream.exposure(), None, "{url}: no key");
+            assert_eq!(upstream.cleartext_warning(), None, "{url}: no key");
             upstream.caller_key = Some(true);
-            assert_eq!(upstream.exposure().is_some(), expect, "{url}");
+            assert_eq!(upstream.cleartext_warning().is_some(), expect, "{url}");
         };
         check("https://api.openai.com", false);
         check("http://api.openai.com/v1", true);
@@ -337,15 +343,17 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_cannot_be_are_named() {
+    fn invalid_settings_are_named() {
         let check = |name: &str, change: fn(&mut MiddlewareSettings), expect: &[&str]| {
             let upstream = UpstreamSettings { url: "http://x".to_owned(), ..UpstreamSettings::default() };
             let mut settings =
                 MiddlewareSettings { upstreams: vec![upstream], ..MiddlewareSettings::default() };
-            assert_eq!(settings.nonsense(), None);
+            assert_eq!(settings.validate(), Ok(()));
             change(&mut settings);
-            let said = settings.nonsense().expect(name);
-            expect.iter().for_each(|part| assert!(said.contains(part), "{name}: {said:?} lacks {part:?}"));
+            let message = settings.validate().expect_err(name);
+            expect
+                .iter()
+                .for_each(|part| assert!(message.contains(part), "{name}: {message:?} lacks {part:?}"));
         };
         check("turns", |settings| settings.turn_count_max = 0, &["middleware.turn_count_max"]);
         check("pieces", |settings| settings.piece_count_max = 0, &["middleware.piece_count_max"]);
@@ -361,6 +369,6 @@ mod tests {
         let response = |settings: &mut MiddlewareSettings| {
             settings.upstreams[0].response_headers = vec!["a b".to_owned()];
         };
-        check("no name", response, &["response_headers", "\"a b\"", "no name"]);
+        check("no name", response, &["response_headers", "\"a b\"", "not a name"]);
     }
 }

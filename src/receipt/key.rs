@@ -1,4 +1,4 @@
-//! The key that receipts are signed with: Ed25519, in a file of this daemon's alone.
+//! The Ed25519 key that signs receipts, and its file.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -11,62 +11,66 @@ use ring::signature::{ED25519, ED25519_PUBLIC_KEY_LEN, Ed25519KeyPair, KeyPair a
 use thiserror::Error;
 use thresher_core::private_files;
 
-/// The first line of a file with a private key.
+/// The first line of a key file (PEM).
 pub const BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
 const END: &str = "-----END PRIVATE KEY-----";
-const LINE_LETTERS: usize = 64;
+const LINE_BYTES: usize = 64;
 
-/// A private key.
+/// A private Ed25519 key.
 pub struct SigningKey {
     pair: Ed25519KeyPair,
     pkcs8: Vec<u8>,
 }
 
-/// Why there is no key.
+/// Why the key cannot be loaded or created.
 #[derive(Debug, Error)]
 pub enum KeyError {
     /// The file cannot be read or written.
-    #[error("cannot use the key of receipts {}: {cause}", path.display())]
+    #[error("cannot read or write the key file {} (receipts.key_file): {cause}", path.display())]
     File {
-        /// Which file.
+        /// The key file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         cause: io::Error,
     },
-    /// The file holds something else.
-    #[error("{} holds no Ed25519 key as PKCS#8 in PEM; take it away to have a new one made", path.display())]
+    /// The file does not have an Ed25519 key.
+    #[error(
+        "{} (receipts.key_file) is not an Ed25519 key as PKCS#8 in PEM; remove the file, and the daemon creates a new key",
+        path.display()
+    )]
     Content {
-        /// Which file.
+        /// The key file.
         path: PathBuf,
     },
-    /// The system gave no random numbers.
-    #[error("the system gives no random numbers for a key of receipts")]
+    /// The operating system provided no random numbers.
+    #[error("the system provides no random numbers for a key (receipts.key_file)")]
     Random,
 }
 
 impl SigningKey {
-    /// The key in a file; a new one where there is none. The file is made readable by its owner alone, where this user owns it.
+    /// Loads the key from the file at `path`, or creates the file with a new key. If this user owns the file, it is made readable by its
+    /// owner only.
     ///
     /// # Errors
-    /// [`KeyError`].
+    /// Fails if the file cannot be read or created, if it is not an Ed25519 key, or if the system provides no random numbers.
     pub fn at(path: &Path) -> Result<Self, KeyError> {
         let failed = |cause| KeyError::File { path: path.to_owned(), cause };
         match fs::read_to_string(path) {
             Ok(pem) => {
-                // A mounted secret is another user's, or a link: it stays as it is.
+                // A mounted secret belongs to another user, or is a symbolic link: its permissions are left alone.
                 let _refused = private_files::restrict(path);
                 if let (Some(dir), Some(name)) =
                     (path.parent(), path.file_name().and_then(|name| name.to_str()))
                 {
                     let _refused = private_files::restrict_dir_of(dir, &[name]);
                 }
-                warn_of_readers(path);
+                warn_if_readable_by_others(path);
                 Self::from_pem(&pem).ok_or_else(|| KeyError::Content { path: path.to_owned() })
             }
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
                 let key = Self::generate()?;
                 key.save(path).map_err(failed)?;
-                // Another process may have been first.
+                // Read back, because another process may have created the file first.
                 let pem = fs::read_to_string(path).map_err(failed)?;
                 Self::from_pem(&pem).ok_or_else(|| KeyError::Content { path: path.to_owned() })
             }
@@ -74,34 +78,34 @@ impl SigningKey {
         }
     }
 
-    /// A new one.
+    /// Creates a new key.
     ///
     /// # Errors
-    /// [`KeyError::Random`].
+    /// Fails if the system provides no random numbers.
     pub fn generate() -> Result<Self, KeyError> {
         let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| KeyError::Random)?;
         Self::from_pkcs8(pkcs8.as_ref()).ok_or(KeyError::Random)
     }
 
     fn from_pkcs8(pkcs8: &[u8]) -> Option<Self> {
-        // Version 1, as other tools write it, has no public key beside the private one.
+        // Version 1 of PKCS#8, which other tools write, has no public key to check the private key against.
         let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(pkcs8).ok()?;
         Some(Self { pair, pkcs8: pkcs8.to_vec() })
     }
 
     fn from_pem(pem: &str) -> Option<Self> {
         let body = pem.trim().strip_prefix(BEGIN)?.strip_suffix(END)?;
-        let letters: String = body.split_whitespace().collect();
-        Self::from_pkcs8(&BASE64.decode(letters).ok()?)
+        let base64: String = body.split_whitespace().collect();
+        Self::from_pkcs8(&BASE64.decode(base64).ok()?)
     }
 
-    /// Written beside and linked into place, so that no half a key is ever read and none is replaced.
+    /// Writes a temporary file and links it to `path`, so that an incomplete key is never read and an existing key never replaced.
     fn save(&self, path: &Path) -> io::Result<()> {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         private_files::create_dir_all(dir)?;
         let mut file = tempfile::NamedTempFile::new_in(dir)?;
         writeln!(file, "{BEGIN}")?;
-        for line in BASE64.encode(&self.pkcs8).as_bytes().chunks(LINE_LETTERS) {
+        for line in BASE64.encode(&self.pkcs8).as_bytes().chunks(LINE_BYTES) {
             file.write_all(line)?;
             writeln!(file)?;
         }
@@ -113,12 +117,12 @@ impl SigningKey {
         }
     }
 
-    /// Whether a text can be a public key.
+    /// Returns whether `text` has the form of a public key: base64 of 32 bytes.
     pub fn is_public(text: &str) -> bool {
         BASE64.decode(text.trim()).is_ok_and(|key| key.len() == ED25519_PUBLIC_KEY_LEN)
     }
 
-    /// The public key, base64.
+    /// Returns the public key as base64.
     pub fn public(&self) -> String {
         BASE64.encode(self.pair.public_key().as_ref())
     }
@@ -132,15 +136,15 @@ pub(super) fn verifies(public_key: &[u8], message: &[u8], signature: &[u8]) -> b
     UnparsedPublicKey::new(&ED25519, public_key).verify(message, signature).is_ok()
 }
 
-/// Whoever can read the key can sign as this daemon. The daemon logs it and goes on: a mounted secret may be readable by a group that
-/// is meant to read it.
-fn warn_of_readers(path: &Path) {
+/// Logs a warning if other users can read or write the key file: whoever can read the key can sign as this daemon. It is no error, because
+/// a mounted secret may be readable by a group on purpose.
+fn warn_if_readable_by_others(path: &Path) {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt as _;
         let mode = fs::metadata(path).map_or(0, |file| file.permissions().mode());
         if mode & 0o077 != 0 {
-            tracing::warn!(path = %path.display(), mode = format!("{:o}", mode & 0o777), "others than its owner can use the key of receipts");
+            tracing::warn!(path = %path.display(), mode = format!("{:o}", mode & 0o777), "other users can read or write the key file (receipts.key_file)");
         }
     }
     #[cfg(not(unix))]
@@ -152,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_made_once_and_kept_to_its_owner() {
+    fn a_key_is_created_once_and_readable_by_its_owner_only() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("keys/receipts.pem");
         let made = SigningKey::at(&path).expect("a new one");
@@ -174,7 +178,7 @@ mod tests {
             fs::set_permissions(&keys, fs::Permissions::from_mode(0o755)).expect("this user's");
             fs::write(keys.join("other"), "").expect("written");
             SigningKey::at(&path).expect("the same");
-            assert_eq!(mode(), 0o755, "it may be somebody else's");
+            assert_eq!(mode(), 0o755, "the folder has other files");
             fs::remove_file(keys.join("other")).expect("it was there");
             SigningKey::at(&path).expect("the same");
             assert_eq!(mode(), 0o700);

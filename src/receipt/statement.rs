@@ -1,4 +1,4 @@
-//! What a receipt says: which input was attributed, by which model, and what was found.
+//! The statement that a receipt signs: which input was attributed, by which model, and with which result.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,11 +10,11 @@ use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
 use thresher_core::pipeline::attribute::{Attributed, ESTIMATOR, PartOutcome, Source, UnsupportedKind};
 use thresher_core::pipeline::{Codec, Pipeline, Placement};
 
-/// Scores of two processors may differ so much, relative to the larger, and at least by so much.
-const SCORE_TOLERANCE: f64 = 1e-3;
-const SCORE_ALWAYS: f64 = 1e-5;
+/// How much the scores of two processors may differ: relative to the larger score, and in any case.
+const SCORE_TOLERANCE_RELATIVE: f64 = 1e-3;
+const SCORE_TOLERANCE_ABSOLUTE: f64 = 1e-5;
 
-/// A record of one attribution. Ranges are in bytes.
+/// A record of one attribution. All ranges are in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Statement {
@@ -31,7 +31,7 @@ pub struct Statement {
     chunks: Vec<HashedChunk>,
     granularity: Granularity,
     sources_max: usize,
-    parts: Vec<PartSaid>,
+    parts: Vec<PartRecord>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ struct HashedChunk {
     id: String,
     title: Option<Hashed>,
     text: Hashed,
-    /// What of it the answer's author saw; none: all.
+    /// The ranges of the chunk that the author of the answer saw; `None`: the whole chunk.
     seen: Option<Vec<ByteRange>>,
 }
 
@@ -62,12 +62,12 @@ enum Granularity {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PartSaid {
+struct PartRecord {
     at: ByteRange,
     supported: Option<bool>,
     support: Option<f32>,
     unsupported: Vec<UnsupportedBody>,
-    sources: Vec<SourceSaid>,
+    sources: Vec<SourceRecord>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,7 +79,7 @@ struct UnsupportedBody {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SourceSaid {
+struct SourceRecord {
     chunk: usize,
     score: f32,
     cited: bool,
@@ -88,19 +88,19 @@ struct SourceSaid {
     run: ByteRange,
 }
 
-/// A place in which two statements differ.
+/// A value in which two statements differ.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
-    /// A JSON pointer into the statement.
+    /// JSON pointer to the value in the statement.
     pub place: String,
-    /// What the receipt says there.
+    /// The value in the receipt.
     pub receipt: Value,
-    /// What was found now.
+    /// The value now.
     pub now: Value,
 }
 
 impl Statement {
-    /// What was asked, and what was found.
+    /// Creates the statement of an attribution by the pipeline `by`, issued now.
     pub fn new(request: &AttributeRequest, attributed: &Attributed, by: &Pipeline) -> Self {
         let model = by.model();
         let seen = |index: usize| request.seen.as_ref().map(|seen| seen[index].clone());
@@ -123,21 +123,22 @@ impl Statement {
                 Parts::Values(_) => Granularity::Value,
             },
             sources_max: request.sources_max,
-            parts: attributed.parts.iter().map(PartSaid::of).collect(),
+            parts: attributed.parts.iter().map(PartRecord::of).collect(),
         }
     }
 
-    /// How keys were stored, and how a decoder's chunks stood in front of the answer: a replay does the same.
+    /// Returns the number format of stored keys and the placement of a decoder's chunks, which a replay must use as well.
     pub fn settings(&self) -> (Codec, Placement) {
         (self.codec, self.placement)
     }
 
-    /// Whether its parts are the values of an answer that is JSON.
+    /// Returns whether the parts are the values of a JSON answer.
     pub fn is_of_values(&self) -> bool {
         self.granularity == Granularity::Value
     }
 
-    /// What an answer and chunks have that is not as it says, or that it says and they cannot have. Nothing can be replayed then.
+    /// Compares the statement with an answer and chunks: hashes that differ, and ranges of the statement that do not fit the texts. If there
+    /// are any differences, the attribution cannot be replayed.
     pub fn compare_input(&self, answer: &str, chunks: &[Arc<Chunk>]) -> Vec<Difference> {
         let mut found = Vec::new();
         let seen = |index: usize| self.chunks.get(index).and_then(|chunk| chunk.seen.clone());
@@ -147,9 +148,9 @@ impl Statement {
         compare(&json(&self.chunks), &now, "/chunks".to_owned(), &mut found);
         let fits = |text: &str, range: &ByteRange| text.get(range.start..range.end).is_some();
         let absent = |place: String, receipt| Difference { place, receipt, now: Value::Null };
-        for (index, (chunk, said)) in chunks.iter().zip(&self.chunks).enumerate() {
-            if said.seen.iter().flatten().any(|range| !fits(&chunk.text, range)) {
-                found.push(absent(format!("/chunks/{index}/seen"), json(&said.seen)));
+        for (index, (chunk, recorded)) in chunks.iter().zip(&self.chunks).enumerate() {
+            if recorded.seen.iter().flatten().any(|range| !fits(&chunk.text, range)) {
+                found.push(absent(format!("/chunks/{index}/seen"), json(&recorded.seen)));
             }
         }
         for (index, part) in self.parts.iter().enumerate() {
@@ -160,7 +161,8 @@ impl Statement {
         found
     }
 
-    /// The request that is repeated to check it, about an answer and chunks that are as it says. `values` are those of the answer.
+    /// Returns the request that repeats the attribution. `request` has an answer and chunks that match the statement; `values` are the values
+    /// of the answer if it is JSON.
     pub fn replay(&self, request: AttributeRequest, values: Parts) -> AttributeRequest {
         let AttributeRequest { answer, chunks, .. } = request;
         let parts = match self.granularity {
@@ -178,10 +180,11 @@ impl Statement {
         AttributeRequest { answer, chunks, registered: true, seen, parts, sources_max: self.sources_max }
     }
 
-    /// Where the two differ; not in when they were made, and by which version.
+    /// Compares two statements, except for the time and the version of Thresher that issued them. Scores may differ slightly, as two
+    /// processors compute them slightly differently.
     ///
     /// # Panics
-    /// Never: a statement is JSON.
+    /// Never panics in practice: every statement can be written as JSON.
     pub fn compare(&self, now: &Self) -> Vec<Difference> {
         let now = Self { issued_at: self.issued_at, thresher: self.thresher.clone(), ..now.clone() };
         let mut found = Vec::new();
@@ -209,8 +212,9 @@ fn compare(receipt: &Value, now: &Value, place: String, found: &mut Vec<Differen
         }
         (Value::Number(one), Value::Number(other)) if one.is_f64() && other.is_f64() => {
             let (one, other) = (one.as_f64().unwrap_or(f64::NAN), other.as_f64().unwrap_or(f64::NAN));
-            let allowed = (SCORE_TOLERANCE * one.abs().max(other.abs())).max(SCORE_ALWAYS);
-            // Not a number is never near.
+            let allowed =
+                (SCORE_TOLERANCE_RELATIVE * one.abs().max(other.abs())).max(SCORE_TOLERANCE_ABSOLUTE);
+            // False for NaN.
             let is_near = (one - other).abs() <= allowed;
             if !is_near {
                 found.push(Difference { place, receipt: receipt.clone(), now: now.clone() });
@@ -223,8 +227,7 @@ fn compare(receipt: &Value, now: &Value, place: String, found: &mut Vec<Differen
 
 impl Hashed {
     fn of(text: &str) -> Self {
-        let sha256 = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
-        Self { bytes: text.len(), sha256 }
+        Self { bytes: text.len(), sha256: hex::encode(Sha256::digest(text)) }
     }
 }
 
@@ -235,9 +238,9 @@ impl HashedChunk {
     }
 }
 
-impl PartSaid {
+impl PartRecord {
     fn of(part: &PartOutcome) -> Self {
-        let source = |source: &Source| SourceSaid {
+        let source = |source: &Source| SourceRecord {
             chunk: source.chunk,
             score: source.score,
             cited: source.cited,

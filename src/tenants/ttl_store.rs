@@ -1,5 +1,5 @@
-//! What earlier requests left behind, by the id that their answer gave: bounded in bytes, forgotten after a time, in memory only.
-//! Knows nothing of transports; an id is guessed by nobody who was not told it.
+//! An in-memory store of recent requests and exports, keyed by the id that the answer gave. It is bounded in bytes, and entries expire.
+//! Ids are random, so that they cannot be guessed. The module knows nothing of transports.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use thresher_core::domain::{ByteRange, Chunk};
 
-/// How much is remembered, and how long.
+/// `[handles]`: the size of a store and the lifetime of its entries. Each tenant has its own stores.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TtlStoreSettings {
-    /// Bytes of the requests that are remembered; 0: none is.
+    /// Bytes of all entries of one tenant; the oldest are dropped. 0: the store keeps nothing. Default: 64 MiB.
     pub bytes_max: u64,
-    /// Seconds after which a request is forgotten.
+    /// Seconds until an entry expires. Default: 3,600.
     pub expire_s: u64,
 }
 
@@ -24,40 +24,41 @@ impl Default for TtlStoreSettings {
     }
 }
 
-/// Something that is held for a while.
+/// A value that can be kept in a [`TtlStore`].
 pub trait TtlEntry {
-    /// What ids of such begin with.
-    const KIND: &'static str;
+    /// Prefix of the ids of such values, before an underscore.
+    const ID_PREFIX: &'static str;
 
-    /// Bytes that it takes.
+    /// Returns the bytes of memory that the value takes.
     fn bytes(&self) -> usize;
 }
 
-/// The chunks of a request that compressed them, and what it kept.
+/// The chunks of a compression request, and what it kept of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecentRequest {
-    /// The caller's chunks.
+    /// The chunks that were scored.
     pub chunks: Vec<Arc<Chunk>>,
-    /// For each chunk its place in the caller's list, where a prefilter left some out.
+    /// The index of each chunk in the caller's list, if a prefilter left chunks out; `None`: every chunk was scored.
     pub places: Option<Vec<usize>>,
-    /// For each chunk the ranges of its text that the context holds, ascending.
+    /// For each chunk, the ranges of its text that the context holds, ascending.
     pub kept: Vec<Vec<ByteRange>>,
-    /// For each chunk its number in the context.
+    /// For each chunk, the number of its citation marker in the context; `None`: the context does not hold it.
     pub markers: Vec<Option<usize>>,
 }
 
 impl TtlEntry for RecentRequest {
-    const KIND: &'static str = "cmp";
+    const ID_PREFIX: &'static str = "cmp";
 
-    /// Chunks that others hold, too, are counted in full.
+    /// Chunks that other entries hold as well are counted in full.
     fn bytes(&self) -> usize {
+        // Bytes of a chunk's entries in the lists, and of its allocations.
         const PER_CHUNK: usize = 256;
         let ranges: usize = self.kept.iter().map(Vec::len).sum();
         self.chunks.iter().map(|chunk| chunk.bytes() + PER_CHUNK).sum::<usize>() + 16 * ranges
     }
 }
 
-/// What is held, by id. Cheap to clone; clones hold the same.
+/// Values by id, each until it expires or is evicted. Clones share the values.
 pub struct TtlStore<T> {
     state: Arc<Mutex<State<T>>>,
     bytes_max: usize,
@@ -72,31 +73,31 @@ impl<T> Clone for TtlStore<T> {
 
 struct State<T> {
     by_id: HashMap<String, Arc<T>>,
-    /// Oldest first: the order in which they expire, and in which they make state.
+    /// Insertion times and ids, the oldest first: the order in which entries expire and are evicted.
     ages: VecDeque<(Instant, String)>,
     bytes: usize,
 }
 
 impl<T: TtlEntry> State<T> {
-    fn forget_oldest(&mut self) {
+    fn remove_oldest(&mut self) {
         let oldest = self.ages.pop_front().and_then(|(_, id)| self.by_id.remove(&id));
-        self.bytes -= oldest.map_or(0, |what| what.bytes());
+        self.bytes -= oldest.map_or(0, |value| value.bytes());
     }
 
-    fn forget_expired(&mut self, expire: Duration) {
+    fn remove_expired(&mut self, expire: Duration) {
         while self.ages.front().is_some_and(|(since, _)| since.elapsed() >= expire) {
-            self.forget_oldest();
+            self.remove_oldest();
         }
     }
 }
 
-/// An id that nobody has and nobody guesses.
-pub fn new_id(kind: &str) -> String {
-    format!("{kind}_{}", uuid::Uuid::new_v4().simple())
+/// Returns a new random id, `<prefix>_<32 hexadecimal digits>`.
+pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}_{}", uuid::Uuid::new_v4().simple())
 }
 
 impl<T: TtlEntry> TtlStore<T> {
-    /// Holds nothing yet.
+    /// Creates an empty store.
     pub fn new(settings: &TtlStoreSettings) -> Self {
         let state = State { by_id: HashMap::new(), ages: VecDeque::new(), bytes: 0 };
         Self {
@@ -106,38 +107,39 @@ impl<T: TtlEntry> TtlStore<T> {
         }
     }
 
-    /// Holds this, the oldest ones making state; the id to ask for it by. None where it is larger than all state.
-    pub fn remember(&self, what: T) -> Option<String> {
-        let bytes = what.bytes();
+    /// Stores `value` and returns its id. Evicts the oldest entries if there is not enough room. Returns `None` if the value is larger than
+    /// the whole store.
+    pub fn insert(&self, value: T) -> Option<String> {
+        let bytes = value.bytes();
         if bytes > self.bytes_max {
             return None;
         }
-        let id = new_id(T::KIND);
+        let id = new_id(T::ID_PREFIX);
         let mut state = self.state();
-        state.forget_expired(self.expire);
+        state.remove_expired(self.expire);
         while state.bytes + bytes > self.bytes_max {
-            state.forget_oldest();
+            state.remove_oldest();
         }
         state.bytes += bytes;
         state.ages.push_back((Instant::now(), id.clone()));
-        state.by_id.insert(id.clone(), Arc::new(what));
+        state.by_id.insert(id.clone(), Arc::new(value));
         Some(id)
     }
 
-    /// Whether there is no state for anything, or no time.
-    pub fn holds_nothing(&self) -> bool {
+    /// Returns whether the settings turn the store off: no bytes, or no lifetime.
+    pub fn is_disabled(&self) -> bool {
         self.bytes_max == 0 || self.expire.is_zero()
     }
 
-    /// Seconds after which something is forgotten.
+    /// Returns the seconds until an entry expires.
     pub fn expire_s(&self) -> u64 {
         self.expire.as_secs()
     }
 
-    /// What has this id, while it is held.
+    /// Returns the value with this id, unless it has expired or was evicted.
     pub fn get(&self, id: &str) -> Option<Arc<T>> {
         let mut state = self.state();
-        state.forget_expired(self.expire);
+        state.remove_expired(self.expire);
         state.by_id.get(id).cloned()
     }
 
@@ -150,7 +152,7 @@ impl<T: TtlEntry> TtlStore<T> {
 mod tests {
     use super::*;
 
-    fn remembered(text: &str) -> RecentRequest {
+    fn request(text: &str) -> RecentRequest {
         let chunk = Chunk { id: "a".to_owned(), title: None, text: text.to_owned(), metadata: None };
         RecentRequest {
             chunks: vec![Arc::new(chunk)],
@@ -161,28 +163,28 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_comes_back_until_it_expires() {
-        let handles = TtlStore::<RecentRequest>::new(&TtlStoreSettings::default());
-        let id = handles.remember(remembered("text")).expect("there is state");
-        assert_eq!(*handles.get(&id).expect("just put there"), remembered("text"));
-        assert_eq!(handles.get("cmp_0"), None);
-        let forgetful = TtlStore::new(&TtlStoreSettings { expire_s: 0, ..TtlStoreSettings::default() });
-        let id = forgetful.remember(remembered("text")).expect("there is state");
+    fn an_entry_is_found_until_it_expires() {
+        let store = TtlStore::<RecentRequest>::new(&TtlStoreSettings::default());
+        let id = store.insert(request("text")).expect("there is room");
+        assert_eq!(*store.get(&id).expect("just inserted"), request("text"));
+        assert_eq!(store.get("cmp_0"), None);
+        let short_lived = TtlStore::new(&TtlStoreSettings { expire_s: 0, ..TtlStoreSettings::default() });
+        let id = short_lived.insert(request("text")).expect("there is room");
         std::thread::sleep(Duration::from_millis(2));
-        assert_eq!(forgetful.get(&id), None);
+        assert_eq!(short_lived.get(&id), None);
     }
 
     #[test]
-    fn bytes_are_bounded() {
-        let handles = TtlStore::new(&TtlStoreSettings { bytes_max: 20_000, expire_s: 60 });
+    fn the_oldest_entries_make_room() {
+        let store = TtlStore::new(&TtlStoreSettings { bytes_max: 20_000, expire_s: 60 });
         let ids: Vec<String> =
-            (0..100).map(|_| handles.remember(remembered(&"x".repeat(1_000))).expect("small")).collect();
-        let left: Vec<bool> = ids.iter().map(|id| handles.get(id).is_some()).collect();
+            (0..100).map(|_| store.insert(request(&"x".repeat(1_000))).expect("small")).collect();
+        let left: Vec<bool> = ids.iter().map(|id| store.get(id).is_some()).collect();
         let count = left.iter().filter(|left| **left).count();
         assert!((10..=20).contains(&count), "{count} of 100");
         assert!(left[100 - count..].iter().all(|left| *left), "the newest are left");
-        assert_eq!(handles.remember(remembered(&"x".repeat(20_000))), None, "too large by itself");
+        assert_eq!(store.insert(request(&"x".repeat(20_000))), None, "too large by itself");
         let off = TtlStore::new(&TtlStoreSettings { bytes_max: 0, expire_s: 60 });
-        assert_eq!(off.remember(remembered("text")), None);
+        assert_eq!(off.insert(request("text")), None);
     }
 }

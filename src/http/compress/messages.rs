@@ -15,7 +15,7 @@ use crate::http::{Scope, observe, work};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, Policy};
 use crate::middleware::json::Located;
-use crate::middleware::rewrite::{self, By, Way};
+use crate::middleware::rewrite::{self, CompressOptions, Compressor};
 use crate::originals::ENTRY_BYTES;
 
 /// A request as it came.
@@ -54,7 +54,7 @@ impl Asked {
         let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
         let conversation = Dialect::Chat.conversation(body);
         let policy = Policy { tools: vec!["*".to_owned()], ..settings.policy(false) };
-        let way = Way {
+        let way = CompressOptions {
             budget: settings.budget(),
             granularity: Granularity::default(),
             prompt_tokens_min: 0,
@@ -65,8 +65,12 @@ impl Asked {
             return Err(HttpError::too_many(too_many).at("messages"));
         }
         let turns = found.turns;
-        let by = By { way: &way, said_bytes: find::said_bytes(&conversation, &turns), pipeline };
-        let mut rewritten = rewrite::all(body, &turns, by, cancel)?;
+        let by = Compressor {
+            options: &way,
+            other_text_bytes: find::other_text_bytes(&conversation, &turns),
+            pipeline,
+        };
+        let mut rewritten = rewrite::all_turns(body, &turns, by, cancel)?;
         let originals = service.originals();
         if self.marks {
             let mut kept = 0;

@@ -16,14 +16,15 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::is_of;
-use crate::admission::Place;
+use crate::admission::Slot;
 use crate::http::error::{ErrorCode, HttpError};
 use crate::http::{Scope, work};
 use crate::middleware::answer;
 use crate::middleware::cite::{self, Sources};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::json::{Edits, Located};
-use crate::middleware::stream::{Arriving, Events};
+use crate::middleware::sse::Events;
+use crate::middleware::stream::AnswerStream;
 
 /// An event, or an answer that is one JSON, may have so many bytes for each byte of text that may be held: JSON writes a letter in up to six,
 /// and has fields beside the text.
@@ -50,7 +51,7 @@ enum Broken {
 
 impl Citing {
     /// The answer for the client. `place` is given back when the last of it has gone out.
-    pub async fn pass(self, answer: Response<Incoming>, place: Place) -> Response<Body> {
+    pub async fn pass(self, answer: Response<Incoming>, place: Slot) -> Response<Body> {
         let (mut head, body) = answer.into_parts();
         let (is_stream, is_json) =
             (is_of(&head.headers, "text/event-stream"), is_of(&head.headers, "application/json"));
@@ -64,7 +65,7 @@ impl Citing {
         }
         let arriving = Passing {
             events: Events::new(held_max.saturating_mul(WRITTEN_BYTES_PER_BYTE)),
-            arriving: Arriving::new(self.dialect, held_max),
+            arriving: AnswerStream::new(self.dialect, held_max),
             held_max,
             out: VecDeque::new(),
             state: State::AsItComes,
@@ -120,12 +121,12 @@ struct Passing {
     citing: Citing,
     body: Incoming,
     events: Events,
-    arriving: Arriving,
+    arriving: AnswerStream,
     /// Bytes of texts that may be held of the answer.
     held_max: usize,
     out: VecDeque<Bytes>,
     state: State,
-    _place: Place,
+    _place: Slot,
 }
 
 impl Passing {
@@ -189,7 +190,7 @@ impl Passing {
         let was_full = self.arriving.is_full();
         for event in self.events.push(bytes) {
             self.cite(&event).await;
-            self.out.push_back(self.arriving.passed(event));
+            self.out.push_back(self.arriving.forward(event));
         }
         if self.arriving.is_full() && !was_full {
             stopped("answer_too_long");
@@ -208,7 +209,7 @@ impl Passing {
     async fn cite(&mut self, event: &Bytes) {
         // For all these texts together.
         let deadline = self.citing.deadline();
-        for ended in self.arriving.look(event) {
+        for ended in self.arriving.finished_texts(event) {
             let Some(citations) = self.citing.citations(ended.text.clone(), deadline).await else { return };
             let told = self.arriving.cite(ended, citations, event);
             self.out.push_back(told.into());

@@ -21,7 +21,7 @@ use thiserror::Error;
 use super::connect::Connector;
 use super::headers::{self, Allowed};
 use super::lane::Lane;
-use crate::admission::{Claim, Place, Shares};
+use crate::admission::{Claim, Shares, Slot};
 use crate::http::HttpError;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::{Credential, MiddlewareSettings, UpstreamSettings};
@@ -84,9 +84,9 @@ impl Middleware {
     /// Logs what each upstream is asked with, and which keys can be read on their way.
     pub fn announce(&self) {
         for upstream in &self.settings.upstreams {
-            let (url, asked) = (&upstream.url, upstream.credential_in_words());
+            let (url, asked) = (&upstream.url, upstream.credential_description());
             tracing::info!(upstream = url, "an upstream of the middleware is {asked}");
-            if let Some(exposure) = upstream.exposure() {
+            if let Some(exposure) = upstream.cleartext_warning() {
                 tracing::warn!(upstream = url, "{exposure}");
             }
         }
@@ -113,7 +113,7 @@ impl Middleware {
     ///
     /// # Errors
     /// When this tenant has its share of them, and when to ask again.
-    pub fn place(&self, claim: Claim) -> Result<Place, HttpError> {
+    pub fn place(&self, claim: Claim) -> Result<Slot, HttpError> {
         let retry_after_s = || self.places.retry_after_s(claim.tenant);
         self.places.take(claim).ok_or_else(|| HttpError::too_many_on_their_way(retry_after_s()))
     }

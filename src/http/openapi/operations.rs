@@ -159,7 +159,7 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
                 "Of the model that takes them over; another's is refused.",
             ),
         ])
-        .answers("A safetensors file: docs/kv_export.md.", json!({"application/octet-stream": {}}))
+        .answers("A safetensors file: docs/kv-export.md.", json!({"application/octet-stream": {}}))
         .fails(errors(schemas, Words::Ours, &[ANY, &[400, 404, 409]]))
         .at("/v1/kv/{handle}", "get"),
     ]
