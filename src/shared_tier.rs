@@ -56,11 +56,14 @@ pub fn blocks(shared: Shared, runtime: Handle) -> Arc<dyn SharedTier> {
 }
 
 /// The log through which all sidecars learn of changes to a tenant's registered chunks.
-pub fn change_log(shared: Shared, tenant: &Tenant) -> Arc<dyn ChangeLog> {
+pub fn change_log(shared: &Shared, tenant: &Tenant) -> Arc<dyn ChangeLog> {
     #[cfg(feature = "redis")]
     return Arc::new(thresher_registry::log::journal::JournalLog::new(shared, tenant));
     #[cfg(not(feature = "redis"))]
-    match (shared, tenant).0 {}
+    {
+        let _ = tenant;
+        match *shared {}
+    }
 }
 
 /// Waits until all queued writes have been sent.

@@ -201,7 +201,7 @@ impl TenantMap {
         let registry = opened?;
         // Before any request can write: other sidecars would never learn of a change that is not in the log.
         if let Some(shared) = &self.settings.shared {
-            registry.follow(shared_tier::change_log(shared.clone(), tenant));
+            registry.follow(shared_tier::change_log(shared, tenant));
         }
         Ok(registry)
     }
