@@ -62,7 +62,7 @@ pub struct Args {
     /// Measure how fast new chunks are read instead: the graph alone, in batches, the pipeline, HTTP.
     #[arg(long)]
     throughput: bool,
-    /// Let sentence-transformers read the same chunks, with this Python (benches/peers/README.md); as --throughput.
+    /// Let sentence-transformers read the same chunks, with this Python (crates/lab/peers/README.md); as --throughput.
     #[arg(long, value_name = "PYTHON")]
     peer: Option<PathBuf>,
     /// The Hugging Face folder that the peer reads.
