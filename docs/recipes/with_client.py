@@ -9,8 +9,8 @@ CHUNKS = [
 
 with Client() as client:  # THRESHER_URL, or http://127.0.0.1:8080
     found = client.compress("When was the lighthouse at Cape Orrin completed?", CHUNKS, budget={"ratio": 0.5})
-    said = client.attribute("The light was completed in 1874.", compress_id=found.id)
+    attribution = client.attribute("The light was completed in 1874.", compress_id=found.id)
 
 print(found.context)
-for part in said.parts:
+for part in attribution.parts:
     print(part.supported, [source.chunk for source in part.sources if source.cited], part.text)

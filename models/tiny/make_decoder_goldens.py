@@ -1,20 +1,20 @@
-"""Makes the decoders' parity fixtures: tiny random models with the readout that `transformers` gives.
+"""Makes the parity fixtures of decoders: tiny random models with the output of `transformers`.
 
     python models/tiny/make_decoder_goldens.py
 
-Writes one folder a model beside this file: checkpoint, tokenizer, golden.json.
-Needs torch and transformers (made with torch 2.15, transformers 4.57); tests need neither: they read what is
-committed.
-Seeds are fixed: the same versions give the same files.
+Writes one folder for each model beside this file: checkpoint, tokenizer, golden.json. Needs torch and transformers (the committed
+files were made with torch 2.15 and transformers 4.57). Tests need neither; they read the committed files. Seeds are fixed:
+the same versions give the same files.
 
-golden.json holds cases: inputs in rows, what comes out flat. `past` is the index of the case whose present is this one's past.
+golden.json contains cases. Inputs are lists of rows; outputs are flat lists. `past` is the index of the case whose keys and values
+are the past of this one.
     position_ids      [batch, token], 0 at padding
-    key_position_ids  [batch, past + token], the places of all keys, past ones first; -1 where a key is padding
+    key_position_ids  [batch, past + token], the positions of all keys, past ones first; -1 for padding
     logits            [batch, token, vocab]
     key, value        [batch, kv_head, past + token, head_dim], keys after rotary
     attn_logits       [batch, head, token, past + token], scaled products of each query with every key, unmasked
-What comes of padding tokens (their rows, and from the second layer on their keys and values, thus the columns of
-attn_logits) depends on what a softmax over nothing gives: it is finite and means nothing.
+The outputs of padding tokens (their rows, and from the second layer on their keys, values and columns of attn_logits) depend on
+the result of a softmax over no keys. They are finite and have no meaning.
 """
 
 import copy
@@ -36,10 +36,10 @@ torch.set_num_threads(1)
 SPECIAL = ["<unk>", "<s>"]
 MERGES = [("i", "n"), ("e", "r"), ("▁", "t"), ("h", "e"), ("▁t", "he")]
 PIECES = SPECIAL + ["▁"] + list("acdefghilmnoqrstuwy0123456789.,?") + [a + b for a, b in MERGES]
-VOCAB = len(PIECES) + 1  # one row more than there are pieces, as published embeddings have many more
+VOCAB = len(PIECES) + 1  # one row more than there are pieces: published embeddings have extra rows too
 
 COMMON = dict(vocab_size=VOCAB, bos_token_id=1, eos_token_id=1, initializer_range=0.2)
-# Keys of the Llama family, which Mistral and Qwen share. The head's size is written where it is not hidden / heads.
+# Config keys of Llama, Mistral and Qwen. head_dim is given where it differs from hidden_size / num_attention_heads.
 ROTARY = COMMON | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2,
                        intermediate_size=20, max_position_embeddings=64)
 NEOX = COMMON | dict(num_hidden_layers=2, intermediate_size=20, max_position_embeddings=64)
@@ -48,7 +48,7 @@ GPT2 = COMMON | dict(n_embd=20, n_head=4, n_layer=2, n_inner=24, n_positions=40)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=48)
 
-# `patch`: what config.json says besides, where published ones say more than save_pretrained writes.
+# `patch` has fields that published config.json files contain and save_pretrained does not write.
 TINY = [
     dict(name="llama", cls="Llama", seed=1, bos=True, config=ROTARY | dict(rope_theta=10000.0)),
     dict(name="llama3-tied", cls="Llama", seed=2, bos=True, dtype=torch.bfloat16, shards=2, config=ROTARY | dict(
@@ -62,7 +62,7 @@ TINY = [
     dict(name="qwen2", cls="Qwen2", seed=5, dtype=torch.bfloat16, config=ROTARY | dict(
         num_hidden_layers=3, num_key_value_heads=1, use_sliding_window=True, sliding_window=5,
         max_window_layers=1, tie_word_embeddings=True, rope_theta=1000000.0)),
-    # The window that is not used: save_pretrained drops it, published files have it.
+    # A window that is turned off: save_pretrained leaves it out, published files have it.
     dict(name="qwen2-full", cls="Qwen2", seed=6, config=ROTARY, patch=dict(sliding_window=4)),
     dict(name="qwen3", cls="Qwen3", seed=7, dtype=torch.float16, config=ROTARY | dict(
         head_dim=16, tie_word_embeddings=True, rope_theta=1000000.0)),
@@ -76,8 +76,8 @@ TINY = [
         activation_function="gelu", layer_norm_epsilon=1e-3)),
 ]
 
-# name, index of the past's case, new tokens, padding before each row, place of the first token.
-# The first case is longer than any sliding window here.
+# Name, index of the case with the past, number of new tokens, padding in front of each row, position of the first token.
+# The first case is longer than every sliding window here.
 CASES = [
     ("many", None, 6, [0], 0),
     ("one after many", 0, 1, [0], None),
@@ -88,21 +88,21 @@ CASES = [
     ("chosen places", None, 3, [0], 11),
 ]
 
-SEEN = []  # what `capture` saw, a layer each
+CAPTURED = []  # what `capture` recorded, one entry for each layer
 
 
 def capture(module, query, key, value, attention_mask, **kwargs):
-    """The model's own eager attention, which it keeps a record of. [batch, head, token, head_dim]"""
-    scale = kwargs.get("scaling", query.shape[-1] ** -0.5)  # GPT-2 hands none on
+    """Computes the model's own eager attention and records its inputs. `query`, `key` and `value` are [batch, head, token, head_dim]."""
+    scale = kwargs.get("scaling", query.shape[-1] ** -0.5)  # GPT-2 does not pass one
     every = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     eager = sys.modules[type(module).__module__].eager_attention_forward
     output, weights = eager(module, query, key, value, attention_mask, **kwargs)
-    SEEN.append(dict(key=key, value=value, attn_logits=query @ every.mT * scale, weights=weights))
+    CAPTURED.append(dict(key=key, value=value, attn_logits=query @ every.mT * scale, weights=weights))
     return output, weights
 
 
 AttentionInterface.register("capture", capture)
-AttentionMaskInterface.register("capture", eager_mask)  # without it no mask is made at all
+AttentionMaskInterface.register("capture", eager_mask)  # without this, transformers creates no mask
 
 
 def tokenizer(folder, bos):
@@ -115,15 +115,15 @@ def tokenizer(folder, bos):
             single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", PIECES.index("<s>"))])
     ids = t.encode("the inner question, 42?").ids
     assert max(ids) < VOCAB and PIECES.index("▁the") in ids and (ids[0] == 1) == bos, ids
-    t.enable_truncation(8)  # as published tokenizers have it: the export must take it out
+    t.enable_truncation(8)  # published tokenizers have truncation: the export must remove it
     t.save(str(folder / "tokenizer.json"), pretty=False)
 
 
 def checkpoint(folder, cls, spec):
-    """Writes config and weights of a random model; returns the weights as stored."""
+    """Writes the config and the weights of a random model. Returns the weights as they are stored."""
     torch.manual_seed(spec["seed"])
     model = cls(cls.config_class(**spec["config"])).eval()
-    with torch.no_grad():  # biases and norms begin as 0 and 1, which would hide a swapped or lost one
+    with torch.no_grad():  # biases and norms start as 0 and 1, which would hide a swapped or missing one
         for p in model.parameters():
             if p.dim() == 1:
                 p.add_(torch.randn_like(p) * 0.2)
@@ -138,7 +138,7 @@ def checkpoint(folder, cls, spec):
     stored = {k: v.detach().to(dtype).contiguous() for k, v in sorted(model.state_dict().items())
               if not (model.config.tie_word_embeddings and k == "lm_head.weight")}
     tensors = dict(stored)
-    if "prefix" in spec:  # as the hub has GPT-2: without the prefix, and with the masks of old versions
+    if "prefix" in spec:  # GPT-2 on the hub has no prefix, and has the masks of old versions
         n = model.config.n_positions
         tensors = {k.removeprefix("transformer."): v for k, v in tensors.items()} \
             | {f"h.{i}.attn.bias": torch.ones(n, n).tril().view(1, 1, n, n) for i in range(model.config.n_layer)}
@@ -160,23 +160,23 @@ def save(folder, tensors, shards):
 
 
 def plan(seed):
-    """The cases' inputs: which tokens come in, at which places, after which earlier case."""
+    """Returns the inputs of the cases: tokens, their positions, and the earlier case that is their past."""
     generator, cases = torch.Generator().manual_seed(seed), []
     for name, past, tokens, pads, start in CASES:
         before = [[] for _ in pads] if past is None else cases[past]["key_position_ids"]
         firsts = [start - pad if past is None else max(row) + 1 for pad, row in zip(pads, before)]
-        places = [[max(first + i, -1) for i in range(tokens)] for first in firsts]
+        positions = [[max(first + i, -1) for i in range(tokens)] for first in firsts]
         ids = torch.randint(len(SPECIAL), VOCAB, (len(pads), tokens), generator=generator).tolist()
         cases.append(dict(
             name=name, past=past,
-            input_ids=[[i if p >= 0 else 0 for i, p in zip(*row)] for row in zip(ids, places)],
-            position_ids=[[max(p, 0) for p in row] for row in places],
-            key_position_ids=[old + new for old, new in zip(before, places)]))
+            input_ids=[[i if p >= 0 else 0 for i, p in zip(*row)] for row in zip(ids, positions)],
+            position_ids=[[max(p, 0) for p in row] for row in positions],
+            key_position_ids=[old + new for old, new in zip(before, positions)]))
     return cases
 
 
 def run(model, case, past):
-    SEEN.clear()
+    CAPTURED.clear()
     with torch.no_grad():
         return model(input_ids=torch.tensor(case["input_ids"]), position_ids=torch.tensor(case["position_ids"]),
                      attention_mask=(torch.tensor(case["key_position_ids"]) >= 0).long(),
@@ -184,7 +184,7 @@ def run(model, case, past):
 
 
 def whole(cases, case):
-    """The case with its past's tokens before its own, so that it needs no past."""
+    """Returns the case with the tokens of its past in front of its own, so that it needs no past."""
     if case["past"] is None:
         return case
     past = whole(cases, cases[case["past"]])
@@ -192,24 +192,24 @@ def whole(cases, case):
 
 
 def real(case):
-    """Which of the case's tokens are no padding. [batch, token]"""
+    """Returns which tokens of the case are not padding, bool [batch, token]."""
     return torch.tensor(case["key_position_ids"])[:, -len(case["position_ids"][0]):] >= 0
 
 
-def check_close(what, got, wanted, tolerance):
-    apart = (got - wanted).abs().max().item()
-    assert apart <= tolerance, f"{what}: {apart} apart"
+def check_close(name, actual, expected, tolerance):
+    difference = (actual - expected).abs().max().item()
+    assert difference <= tolerance, f"{name} differs by {difference}, more than {tolerance}"
 
 
 def check_weights(config, layer, case, seen):
-    """The recorded logits, masked by places alone, give the attention that the model used for its real tokens."""
+    """Checks that the recorded logits, masked by positions only, give the attention weights of the tokens that are not padding."""
     keys = torch.tensor(case["key_position_ids"])[:, None, None, :]
     queries = torch.tensor(case["position_ids"])[:, None, :, None]
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-    sees = (keys >= 0) & (keys <= queries)
+    visible = (keys >= 0) & (keys <= queries)
     if window and (kinds is None or kinds[layer] == "sliding_attention"):
-        sees &= queries - keys < window
-    weights = seen["attn_logits"].masked_fill(~sees, -1e30).softmax(-1)
+        visible &= queries - keys < window
+    weights = seen["attn_logits"].masked_fill(~visible, -1e30).softmax(-1)
     at = real(case)[:, None, :, None].expand_as(weights)
     check_close("attention", weights[at], seen["weights"][at], 1e-5)
 
@@ -223,10 +223,10 @@ def golden(folder, cls, spec, stored):
     eager = cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     config, cases, caches, out = exact.config, plan(spec["seed"]), [], []
     for case in cases:
-        # Without the config, so that sliding layers keep every key. A cache grows in place, hence the copy.
+        # The cache is made without the config, so that sliding layers keep every key. It grows in place, so it is copied.
         caches.append(DynamicCache() if case["past"] is None else copy.deepcopy(caches[case["past"]]))
         again = copy.deepcopy(caches[-1])
-        logits, seen = run(exact, case, caches[-1]), list(SEEN)
+        logits, seen = run(exact, case, caches[-1]), list(CAPTURED)
         keys = len(case["key_position_ids"][0])
         assert all(s["key"].shape[2] == layer.keys.shape[2] == keys for s, layer in zip(seen, caches[-1].layers))
         for layer, s in enumerate(seen):

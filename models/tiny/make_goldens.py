@@ -1,10 +1,10 @@
-"""Makes the parity fixtures: tiny random BERTs with the readout that `transformers` gives, and MiniLM's goldens.
+"""Makes the parity fixtures of encoders: tiny random BERTs with the readout of `transformers`, and MiniLM's readout.
 
     python models/tiny/make_goldens.py [FOLDER OF all-MiniLM-L6-v2]
 
-Writes models/tiny/bert-*/ (checkpoint, tokenizer, golden.json) and, given the folder, models/tiny/minilm.golden.json.
-Needs torch and transformers (made with torch 2.15, transformers 4.57); tests need neither, they read what is committed.
-Seeds are fixed: the same versions give the same files.
+Writes models/tiny/bert-*/ (checkpoint, tokenizer, golden.json), and models/tiny/minilm.golden.json if a folder is given. Needs torch
+and transformers (the committed files were made with torch 2.15 and transformers 4.57). Tests need neither; they read the
+committed files. Seeds are fixed: the same versions give the same files.
 """
 
 import json
@@ -20,7 +20,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 
 HERE = pathlib.Path(__file__).parent
 
-# Word pieces of the tiny tokenizer: enough that texts give known, unknown and continued pieces.
+# Word pieces of the tiny tokenizer. The texts contain known, unknown and continued pieces.
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + list("abcdefghijklmnopqrstuvwxyz0123456789.,?!") \
     + ["##" + c for c in "abcdefghijklmnopqrstuvwxyz0123456789"] + ["the", "question", "##ion", "answer", "東", "京"]
 
@@ -50,7 +50,7 @@ MINILM_TEXTS = [
     "x",
     " ".join(f"Item {i} costs {i * 7 % 13} francs and weighs {i * 3 % 11} grams." for i in range(25)),
 ]
-# The texts whose readout is kept whole; of the others PROJECTIONS dot products a token are kept.
+# Indices of the texts whose readout is stored completely. Of the others, PROJECTIONS dot products are stored for each token.
 MINILM_WHOLE = [0, 8]
 PROJECTIONS = 8
 
@@ -62,7 +62,7 @@ def tokenizer(folder):
     t.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", PIECES.index("[CLS]")), ("[SEP]", PIECES.index("[SEP]"))])
-    t.enable_truncation(8)  # as published tokenizers have it: the export must take it out
+    t.enable_truncation(8)  # published tokenizers have truncation: the export must remove it
     t.save(str(folder / "tokenizer.json"))
     t.no_truncation()
     return t
@@ -79,11 +79,11 @@ def tiny(spec):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     torch.manual_seed(spec["seed"])
-    # Larger than BERT's 0.02, or a random encoder's attention is nearly uniform and its parity proves little.
+    # Larger than BERT's 0.02: otherwise the attention of a random encoder is nearly uniform, and parity proves little.
     config = BertConfig(vocab_size=len(PIECES) + 3, initializer_range=0.3, attn_implementation="eager",
                         **spec["config"])
     model = spec["cls"](config).eval()
-    with torch.no_grad():  # biases and norms begin as 0 and 1, which would hide a swapped or lost one
+    with torch.no_grad():  # biases and norms start as 0 and 1, which would hide a swapped or missing one
         for name, p in model.named_parameters():
             if p.dim() == 1:
                 p.add_(torch.randn_like(p) * 0.2)
@@ -111,7 +111,7 @@ def tiny(spec):
         (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": spec["tokens_max"]}) + "\n")
 
     tok = tokenizer(folder)
-    exact = model.float()  # the stored weights, computed in f32
+    exact = model.float()  # the stored weights, converted to f32
     encoder = exact.bert if hasattr(exact, "bert") else exact
     cases = []
     for text in TEXTS:

@@ -1,12 +1,14 @@
-"""Trains the facts model on what `world.py` makes, from scratch, on two cores.
+"""Trains the facts model from scratch on rows of `world.py`, on two cores.
 
-    python models/train/train.py train --work FOLDER     # hours; stopped and run again, it goes on from its last checkpoint
-    python models/train/train.py save --work FOLDER      # config.json, model.safetensors and tokenizer.json into models/facts
+    python models/train/train.py train --work FOLDER     # takes hours; run it again to continue from the last checkpoint
+    python models/train/train.py save --work FOLDER      # writes config.json, model.safetensors, tokenizer.json to models/facts
 
-Training imitates how Thresher reads: in most batches a chunk sees `<s>` and itself, and a question sees everything; chunks
-stand one behind the other, or side by side, each ending where the question begins. In the others everything sees all that
-is in front of it. Needs torch, tokenizers, safetensors and numpy (made with torch 2.15). Seeded; sums of floats in another order (other
-threads, another processor) give other weights of the same kind.
+Training imitates how Thresher reads. In most batches, a chunk attends only to `<s>` and itself, and a question attends to
+everything. The positions of the chunks follow one another, or the chunks share positions, so that each ends where the question
+begins. In the other batches, attention is causal over the whole row.
+
+Needs torch, tokenizers, safetensors and numpy (the published weights were made with torch 2.15). The random numbers are seeded, but
+other threads or another processor add floats in another order, which gives slightly different weights.
 """
 
 import argparse
@@ -31,7 +33,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def tokenizer():
-    """Byte-level BPE: 256 bytes, every syllable and every word of a template one token, with its space in front."""
+    """Returns a byte-level BPE tokenizer. Each byte, syllable and template word is one token; words include the space in front."""
     pieces = ["<s>"] + sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = []
 
@@ -39,7 +41,7 @@ def tokenizer():
         if (a, b) not in merges:
             merges.append((a, b))
 
-    # Only first syllables have a capital letter, so their merges can go first without touching any other.
+    # Only first syllables have a capital letter, so their merges can come first without affecting others.
     for s in world.FIRST:
         for end in range(2, len(s) + 1):
             merge(s[:end - 1], s[end - 1])
@@ -49,7 +51,7 @@ def tokenizer():
         merge(s[:2], s[2])
     pieces += [a + b for a, b in merges] + ["Ġ" + w for w in world.WORDS]
     pieces = list(dict.fromkeys(pieces))
-    # Words need no merges of their own: a piece that stands in the vocabulary whole is taken whole.
+    # Words need no merges: with ignore_merges, a piece that is in the vocabulary becomes one token.
     bpe = models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=merges, ignore_merges=True)
     made = Tokenizer(bpe)
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -60,7 +62,7 @@ def tokenizer():
 
 
 class Ids:
-    """Token ids of lists of words, without going through text; `check` holds them to the tokenizer's."""
+    """Maps lists of words to token ids without the tokenizer. `check` compares the result with the tokenizer's."""
 
     def __init__(self):
         vocab = tokenizer().get_vocab()
@@ -87,58 +89,64 @@ NOTHING = -100
 
 
 class Shape:
-    """Rows of a batch, chunks of a row, tokens of its questions."""
+    """The size of a batch: rows, chunks of each row, and tokens of each row's questions with their answers."""
 
-    def __init__(self, rows, chunks, asked):
-        self.rows, self.chunks, self.asked = rows, chunks, asked
+    def __init__(self, rows, chunks, question_tokens):
+        self.rows, self.chunks, self.question_tokens = rows, chunks, question_tokens
 
 
 def copy_row(rng, shape, ids):
-    """Chunks of random syllables; a question is a span of one of them, to be continued."""
+    """Makes a row with chunks of random syllables. A question is a span of a chunk, and its answer continues the span."""
     pool = [i for w in (a + b for a, b in zip(world.FIRST, world.LAST)) for i in ids.of[w]]
     if rng.random() < 0.5:
-        pool = rng.sample(pool, rng.randint(8, 20))  # so few that one token before does not tell the next: match two or three
+        pool = rng.sample(pool, rng.randint(8, 20))  # few syllables: two or three tokens must match before the next one is determined
     chunks = [[rng.choice(pool) for _ in range(rng.randint(14, CHUNK_TOKENS - 1))] for _ in range(shape.chunks)]
-    asked, room = [], shape.asked
-    while room >= 12:
+    questions, tokens_left = [], shape.question_tokens
+    while tokens_left >= 12:
         chunk = rng.choice(chunks)
         start = rng.randrange(len(chunk) - 12)
-        asked.append((chunk[start:start + 3], chunk[start + 3:start + 13], []))
-        room -= 12
-    return [[(chunk, None)] for chunk in chunks], asked
+        questions.append((chunk[start:start + 3], chunk[start + 3:start + 13], []))
+        tokens_left -= 12
+    return [[(chunk, None)] for chunk in chunks], questions
 
 
 def fact_row(rng, shape, ids):
-    """Many rows have few relations and many names: else the relation alone answers too often."""
+    """Makes a row of `world.World`.
+
+    Many rows have few relations and many names; otherwise the relation alone often determines the answer.
+    """
     made = None
     while not made or not made.facts:
         few = rng.random() < 0.4
         made = world.World(rng, shape.chunks, "train", rng.sample(world.RELATIONS, rng.randint(1, 4)) if few else None)
-    asked, room = [], shape.asked
+    questions, tokens_left = [], shape.question_tokens
     while True:
         one = getattr(made, rng.choices(list(world.KINDS), (0.62, 0.25, 0.13))[0])()
         if one is None:
             continue
         question, answer = ids(one[0].split()), ids(one[1].split())
-        if len(question) + len(answer) - 1 > room:
-            return [[(ids(words), fact and ids(fact)) for words, fact in chunk] for chunk in made.chunks], asked
-        room -= len(question) + len(answer) - 1
-        # Where the answer is about to name a value, and in the midst of it, it has to know whose what that is.
+        if len(question) + len(answer) - 1 > tokens_left:
+            return [[(ids(words), fact and ids(fact)) for words, fact in chunk] for chunk in made.chunks], questions
+        tokens_left -= len(question) + len(answer) - 1
+        # Before each token of a value, the model must know the name and the relation that the value belongs to.
         words, gists, at = one[1].split(), [], 0
         for name, relation, value in one[3]:
             at = words.index(value, at) if value else 0
             for more in range(len(ids([value])) if value else 1):
                 gists.append((len(question) - 1 + len(ids(words[:at])) + more, ids([name, relation])))
             at += 1
-        asked.append((question, answer, gists))
+        questions.append((question, answer, gists))
 
 
-def place(rng, lengths, asked_tokens):
-    """Where each chunk begins and where questions do: one behind the other (with a gap, to use all positions), or side by side."""
+def start_positions(rng, lengths, question_tokens):
+    """Returns the first position of each chunk and of the questions.
+
+    Chunks follow one another (sometimes after a gap, so that all positions are trained), or share positions and end together.
+    """
     if rng.random() < 0.5:
         return [1 + max(lengths) - n for n in lengths], 1 + max(lengths)
-    room = POSITIONS - 1 - sum(lengths) - asked_tokens
-    start, starts = 1 + (rng.randrange(room) if rng.random() < 0.3 else 0), []
+    gap_max = POSITIONS - 1 - sum(lengths) - question_tokens
+    start, starts = 1 + (rng.randrange(gap_max) if rng.random() < 0.3 else 0), []
     for length in lengths:
         starts.append(start)
         start += length
@@ -146,17 +154,22 @@ def place(rng, lengths, asked_tokens):
 
 
 def batch(rng, shape, ids, copies):
-    """Arrays `chunk_*` are [rows, chunks, token], `asked_*` and `wanted` [rows, token], with `asked_of` the question of each token. `gist_*`
-    are [fact]: at these tokens (chunks first, then what is asked) a sentence has said all of name, relation, value [fact, 5].
+    """Makes a batch.
+
+    - `chunk_ids`, `chunk_positions`, `chunk_keys` (whether the token can be attended to): [row, chunk, token]
+    - `question_ids`, `question_positions`, `targets` (the next token, or `NOTHING`): [row, token]
+    - `question_index`: [row, token], number of the question of each token, from 1; 0 is padding
+    - `gist_at`: [fact], tokens (all chunks' first, then all questions') at which a sentence has stated a fact, or an answer needs one
+    - `gist`: [fact, 5], token ids of that fact's name, relation and value, filled up with `NOTHING`
     """
-    n = {k: np.zeros((shape.rows, shape.chunks, CHUNK_TOKENS), np.int64) for k in ("chunk_ids", "chunk_at")}
+    n = {k: np.zeros((shape.rows, shape.chunks, CHUNK_TOKENS), np.int64) for k in ("chunk_ids", "chunk_positions")}
     n["chunk_keys"] = np.zeros((shape.rows, shape.chunks, CHUNK_TOKENS), bool)
-    n |= {k: np.zeros((shape.rows, shape.asked), np.int64) for k in ("asked_ids", "asked_at", "asked_of")}
-    n["wanted"] = np.full((shape.rows, shape.asked), NOTHING, np.int64)
+    n |= {k: np.zeros((shape.rows, shape.question_tokens), np.int64) for k in ("question_ids", "question_positions", "question_index")}
+    n["targets"] = np.full((shape.rows, shape.question_tokens), NOTHING, np.int64)
     gist_at, gist = [], []
     for b in range(shape.rows):
-        chunks, asked = (copy_row if copies else fact_row)(rng, shape, ids)
-        starts, question_start = place(rng, [sum(len(tokens) for tokens, _ in c) for c in chunks], 32)
+        chunks, questions = (copy_row if copies else fact_row)(rng, shape, ids)
+        starts, question_start = start_positions(rng, [sum(len(tokens) for tokens, _ in c) for c in chunks], 32)
         for c, (sentences, start) in enumerate(zip(chunks, starts)):
             tokens = []
             for words, fact in sentences:
@@ -165,19 +178,19 @@ def batch(rng, shape, ids, copies):
                     gist_at.append((b * shape.chunks + c) * CHUNK_TOKENS + len(tokens))
                     gist.append(fact + [NOTHING] * (5 - len(fact)))
             n["chunk_ids"][b, c, 1:1 + len(tokens)] = tokens
-            n["chunk_at"][b, c, 1:1 + len(tokens)] = range(start, start + len(tokens))
+            n["chunk_positions"][b, c, 1:1 + len(tokens)] = range(start, start + len(tokens))
             n["chunk_keys"][b, c, 1:1 + len(tokens)] = True
-        n["chunk_keys"][b, 0, 0] = True  # every chunk carries a <s> of its own; all are equal, so a question sees one
+        n["chunk_keys"][b, 0, 0] = True  # every chunk begins with its own <s>; all are equal, so a question attends to one of them
         at = 0
-        for q, (question, answer, gists) in enumerate(asked):
+        for q, (question, answer, gists) in enumerate(questions):
             tokens = question + answer[:-1]
             to = at + len(tokens)
-            n["asked_ids"][b, at:to] = tokens
-            n["asked_at"][b, at:to] = range(question_start, question_start + len(tokens))
-            n["asked_of"][b, at:to] = q + 1
-            n["wanted"][b, at + len(question) - 1:to] = answer
+            n["question_ids"][b, at:to] = tokens
+            n["question_positions"][b, at:to] = range(question_start, question_start + len(tokens))
+            n["question_index"][b, at:to] = q + 1
+            n["targets"][b, at + len(question) - 1:to] = answer
             for token, fact in gists:
-                gist_at.append(n["chunk_ids"].size + b * shape.asked + at + token)
+                gist_at.append(n["chunk_ids"].size + b * shape.question_tokens + at + token)
                 gist.append(fact + [NOTHING, NOTHING])
             at = to
     n["gist_at"], n["gist"] = np.array(gist_at, np.int64), np.array(gist, np.int64).reshape(-1, 5)
@@ -204,10 +217,10 @@ def config():
 
 
 def fresh_weights(seed):
-    """Named as `transformers` names them; float32, to be trained.
+    """Returns initial weights in float32, with the names that `transformers` uses.
 
-    Two heads of the first layer start out looking one and two tokens back, which plain training takes long to find: all
-    embeddings get a common part, and from it these heads make keys and queries that differ by one or two positions.
+    Two heads of the first layer start out attending one and two tokens back, which training alone takes long to find: all embeddings
+    get a common part, from which these heads make keys and queries that differ by one or two positions.
     """
     torch.manual_seed(seed)
     c = config()
@@ -224,13 +237,13 @@ def fresh_weights(seed):
     w["model.embed_tokens.weight"] += 0.06
     common = torch.full((h,), h ** -0.5)
     pairs = torch.zeros(HEAD_DIM // 2)
-    pairs[:6] = 0.85  # the fast ones, which tell neighbours apart
+    pairs[:6] = 0.85  # the fastest rotary pairs, which distinguish neighbouring positions
     frequency = CONFIG["rope_theta"] ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     attention = "model.layers.0.self_attn."
     w[attention + "k_proj.weight"][:HEAD_DIM] = torch.outer(torch.cat([pairs, 0 * pairs]), common)
     for head, back in ((0, 1), (1, 2)):
-        turned = torch.cat([pairs * (frequency * back).cos(), -pairs * (frequency * back).sin()])
-        w[attention + "q_proj.weight"][head * HEAD_DIM:(head + 1) * HEAD_DIM] = torch.outer(turned, common)
+        rotated = torch.cat([pairs * (frequency * back).cos(), -pairs * (frequency * back).sin()])
+        w[attention + "q_proj.weight"][head * HEAD_DIM:(head + 1) * HEAD_DIM] = torch.outer(rotated, common)
     return {k: v.requires_grad_() for k, v in w.items()}
 
 
@@ -239,19 +252,22 @@ def norm(x, weight):
 
 
 def angles(at):
-    """cos and sin, [token, 1, head_dim], for positions of any shape, flattened."""
+    """Returns cos and sin, [token, 1, head_dim], for positions of any shape, flattened."""
     frequency = CONFIG["rope_theta"] ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     angle = at.reshape(-1, 1, 1) * torch.cat([frequency, frequency])
     return angle.cos(), angle.sin()
 
 
-def turn(x, cos, sin):
+def rotate(x, cos, sin):
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat([-b, a], -1) * sin
 
 
 def attend(q, k, v, mask, batches):
-    """Tokens of `batches` equal batches, each [token, head, dim]; a key head serves its group of query heads."""
+    """Computes attention for `batches` groups of tokens of equal length. `q`, `k` and `v` are [batch * token, head, dim].
+
+    Each key head serves a group of query heads.
+    """
     group = HEADS // KV_HEADS
     q = q.reshape(batches, -1, KV_HEADS, group, HEAD_DIM).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [batch, kv, group * token, dim]
     k, v = (t.reshape(batches, -1, KV_HEADS, HEAD_DIM).transpose(1, 2) for t in (k, v))
@@ -262,25 +278,26 @@ def attend(q, k, v, mask, batches):
 
 
 def hidden(w, n, whole):
-    """Of all tokens behind layer `GIST_LAYER`, [token, hidden], chunks first; of asked tokens at the end, [row * token, hidden].
+    """Returns hidden states: of all tokens after `GIST_LAYER` layers, [token, hidden], chunks first; and of question tokens after the
+    last layer, [row * token, hidden].
 
-    `whole`: chunks see the chunks in front of them, too. Where `n["blind"]`, what is asked sees no chunk in the first
+    With `whole`, chunks also attend to the chunks in front of them. With `n["blind"]`, questions attend to no chunk in the first
     `GIST_LAYER` layers.
     """
     rows, chunks, length = n["chunk_ids"].shape
     in_chunks = rows * chunks * length
-    x = w["model.embed_tokens.weight"][torch.cat([n["chunk_ids"].flatten(), n["asked_ids"].flatten()])]
-    at = torch.cat([n["chunk_at"].flatten(), n["asked_at"].flatten()])
-    cos, sin = angles(at)
-    asked = n["asked_ids"].shape[1]
+    x = w["model.embed_tokens.weight"][torch.cat([n["chunk_ids"].flatten(), n["question_ids"].flatten()])]
+    positions = torch.cat([n["chunk_positions"].flatten(), n["question_positions"].flatten()])
+    cos, sin = angles(positions)
+    question_tokens = n["question_ids"].shape[1]
     keys = n["chunk_keys"].view(rows, 1, -1)
-    of = n["asked_of"]
-    own = (of[:, :, None] == of[:, None, :]) & torch.ones(asked, asked, dtype=torch.bool).tril()
-    seen = torch.cat([keys.expand(rows, asked, -1), own], -1)[:, None, None]
+    index = n["question_index"]
+    own = (index[:, :, None] == index[:, None, :]) & torch.ones(question_tokens, question_tokens, dtype=torch.bool).tril()
+    seen = torch.cat([keys.expand(rows, question_tokens, -1), own], -1)[:, None, None]
     is_first = torch.zeros_like(keys)
     is_first[..., 0] = True
-    apart = torch.cat([is_first.expand(rows, asked, -1), own], -1)[:, None, None]
-    at_first = torch.where(n["blind"], apart, seen)
+    without_chunks = torch.cat([is_first.expand(rows, question_tokens, -1), own], -1)[:, None, None]
+    seen_at_first = torch.where(n["blind"], without_chunks, seen)
     if whole:
         order = torch.arange(chunks * length)
         causal = ((order[:, None] >= order) & keys.view(rows, 1, -1)) | (order[:, None] == order)
@@ -289,7 +306,7 @@ def hidden(w, n, whole):
         causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None, None]
 
     def both(t):
-        """What questions see: keys or values of a row's chunks, then those of its questions."""
+        """Returns the keys or values that questions attend to: those of a row's chunks, then those of its questions."""
         return torch.cat([part.view(rows, -1, KV_HEADS, HEAD_DIM) for part in (t[:in_chunks], t[in_chunks:])], 1)
 
     gist = None
@@ -301,15 +318,15 @@ def hidden(w, n, whole):
               "mlp.down_proj", "input_layernorm", "post_attention_layernorm")}
         last = layer == LAYERS - 1
         y = norm(x, p["input_layernorm"])
-        k = turn((y @ p["self_attn.k_proj"].T).view(-1, KV_HEADS, HEAD_DIM), cos, sin)
+        k = rotate((y @ p["self_attn.k_proj"].T).view(-1, KV_HEADS, HEAD_DIM), cos, sin)
         v = (y @ p["self_attn.v_proj"].T).view(-1, KV_HEADS, HEAD_DIM)
         if last:
             x, y, cos_q, sin_q = x[in_chunks:], y[in_chunks:], cos[in_chunks:], sin[in_chunks:]
         else:
             cos_q, sin_q = cos, sin
-        q = turn((y @ p["self_attn.q_proj"].T).view(-1, HEADS, HEAD_DIM), cos_q, sin_q)
+        q = rotate((y @ p["self_attn.q_proj"].T).view(-1, HEADS, HEAD_DIM), cos_q, sin_q)
 
-        visible = at_first if layer < GIST_LAYER else seen
+        visible = seen_at_first if layer < GIST_LAYER else seen
         z = attend(q if last else q[in_chunks:], both(k), both(v), visible, rows)
         if not last:
             of_chunks = attend(q[:in_chunks], k[:in_chunks], v[:in_chunks], causal, rows if whole else rows * chunks)
@@ -324,7 +341,10 @@ def hidden(w, n, whole):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose steps are made orthogonal (Jordan et al. 2024): matrices learn to retrieve in far fewer steps than by Adam."""
+    """The Muon optimizer (Jordan et al. 2024): momentum with orthogonalised steps.
+
+    Matrices learn to retrieve in far fewer steps than with Adam.
+    """
 
     def __init__(self, matrices, lr, momentum=0.95, weight_decay=0.02):
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -346,7 +366,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(g):
-    """The nearest matrices with all singular values near one, by five Newton-Schulz steps."""
+    """Returns the nearest matrices whose singular values are all about one, with five Newton-Schulz steps."""
     is_tall = g.shape[1] > g.shape[2]
     x = (g.mT if is_tall else g).bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -356,17 +376,19 @@ def orthogonal(g):
     return (x.mT if is_tall else x).float()
 
 
-# A stage is left when its own rows are answered this well (share of tokens), the last never. Names are learned most easily with
-# few chunks; what is learned there does not carry over to many unseen.
+# Training moves to the next stage when this share of the answers' tokens is right. Names are learned most easily with few chunks, but
+# this does not carry over to many chunks.
 STAGES = [(Shape(24, 2, 96), 0.90), (Shape(16, 4, 128), 0.92), (Shape(8, 10, 224), 0.92), (Shape(6, 20, 256), None)]
 STEPS = 5200
 COPIES_SHARE, EARLIER_SHARE, WHOLE_SHARE = 0.1, 0.15, 0.06
 MUON_RATE, ADAM_RATE, WARM_UP_STEPS, DECAY_SHARE = 0.02, 3e-3, 200, 0.3
 CHECKPOINT_S, LOG_STEPS = 120, 50
-# While it learns, ends of sentences are asked what the sentence said: what has to be gathered there before anything can be found.
+# An additional loss during training: at the end of each sentence, the model must predict the fact that the sentence states. It has to
+# gather the fact there before questions can find it.
 GIST_LAYER, GIST_WEIGHT = 2, 0.5
-# The second syllable of a name follows the first wherever it stood, and a head of the second layer soon finds some such place; which of them
-# is asked for is learned where those layers cannot see the chunks.
+# Share of batches in which questions do not see the chunks in the first layers. A head of the second layer soon learns to find any
+# place where the second syllable of a name follows the first. Which of these places the question asks for is learned in the batches
+# where that shortcut is not available.
 BLIND_SHARE = 0.5
 
 
@@ -379,7 +401,7 @@ def shape_for(rng, stage):
 
 
 def rate(step, steps):
-    """Warm up, hold, then fall in a line to a fiftieth."""
+    """Returns the factor of the learning rates: it rises during the warm-up, stays at 1, then falls linearly to 1/50."""
     left = (steps - step) / (steps * DECAY_SHARE)
     return min(1, (step + 1) / WARM_UP_STEPS, max(left, 0.02))
 
@@ -398,33 +420,33 @@ def train(work, steps, until, threads):
         saved = torch.load(last, weights_only=False)
         for k, v in saved["weights"].items():
             w[k].data.copy_(v)
-        for optimizer, kept in zip(optimizers, saved["optimizers"]):
-            optimizer.load_state_dict(kept)
+        for optimizer, optimizer_state in zip(optimizers, saved["optimizers"]):
+            optimizer.load_state_dict(optimizer_state)
         rng.setstate(saved["rng"])
         state = saved["state"]
-    torch._dynamo.config.recompile_limit = 32  # one for each shape, whole or not
+    torch._dynamo.config.recompile_limit = 32  # one compilation for each shape, with and without `whole`
     forward = torch.compile(hidden, dynamic=False)
 
-    def keep():
+    def save_checkpoint():
         saved = {"weights": {k: v.data for k, v in w.items()}, "optimizers": [o.state_dict() for o in optimizers],
                  "rng": rng.getstate(), "state": state}
         torch.save(saved, work / "last.part")
         (work / "last.part").replace(last)
 
-    kept, before, seen = time.time(), time.time(), {}
+    saved_at, logged_at, results = time.time(), time.time(), {}
     while state["step"] < until:
         shape, copies = shape_for(rng, state["stage"])
         n, whole = batch(rng, shape, ids, copies), not copies and rng.random() < WHOLE_SHARE
-        gist_at, gist, wanted = n.pop("gist_at"), n.pop("gist"), n.pop("wanted").flatten()
+        gist_at, gist, targets = n.pop("gist_at"), n.pop("gist"), n.pop("targets").flatten()
         share = rate(state["step"], steps)
         blind = not copies and rng.random() < BLIND_SHARE
         n["blind"] = torch.tensor(blind)
         with torch.autocast("cpu", torch.bfloat16):
             middle, out = forward(w, n, whole)
             words = w["model.embed_tokens.weight"].T
-            out = (out[wanted != NOTHING] @ words).float()
-            wanted = wanted[wanted != NOTHING]
-            loss = total = F.cross_entropy(out, wanted)
+            out = (out[targets != NOTHING] @ words).float()
+            targets = targets[targets != NOTHING]
+            loss = total = F.cross_entropy(out, targets)
             if len(gist_at):
                 middle = torch.einsum("nh,sgh->nsg", norm(middle[gist_at], 1.0), w["gist"])
                 middle = (middle @ words).float()
@@ -436,12 +458,12 @@ def train(work, steps, until, threads):
             optimizer.param_groups[0]["lr"] = base * share
             optimizer.step()
             optimizer.zero_grad()
-        right = (out.argmax(-1) == wanted).float().mean().item()
+        right = (out.argmax(-1) == targets).float().mean().item()
         kind = "copies" if copies else f"{shape.chunks}{' whole' if whole else ''}{' blind' if blind else ''}"
-        seen.setdefault(kind, []).append((loss.item(), right))
+        results.setdefault(kind, []).append((loss.item(), right))
         if len(gist_at):
-            got = (middle.argmax(-1) == gist)[gist != NOTHING].float().mean().item()
-            seen.setdefault("gist", []).append((gist_loss.item(), got))
+            gist_right = (middle.argmax(-1) == gist)[gist != NOTHING].float().mean().item()
+            results.setdefault("gist", []).append((gist_loss.item(), gist_right))
         state["step"] += 1
         state["since"] += 1
         if shape is STAGES[state["stage"]][0] and not copies and not whole:
@@ -450,18 +472,18 @@ def train(work, steps, until, threads):
             if enough and state["good"] > enough and state["since"] > 100:
                 state |= {"stage": state["stage"] + 1, "good": 0.0, "since": 0}
         if state["step"] % LOG_STEPS == 0:
-            state["seconds"] += time.time() - before
-            before = time.time()
-            means = "  ".join("{}: {:.3f} {:.3f}".format(k, *np.mean(v, 0)) for k, v in sorted(seen.items()))
+            state["seconds"] += time.time() - logged_at
+            logged_at = time.time()
+            means = "  ".join("{}: {:.3f} {:.3f}".format(k, *np.mean(v, 0)) for k, v in sorted(results.items()))
             print(f"step {state['step']} {state['seconds']:.0f} s stage {state['stage']}  {means}", flush=True)
-            seen = {}
-        if time.time() - kept > CHECKPOINT_S or state["step"] == until:
-            keep()
-            kept = time.time()
+            results = {}
+        if time.time() - saved_at > CHECKPOINT_S or state["step"] == until:
+            save_checkpoint()
+            saved_at = time.time()
 
 
 def save(work, folder):
-    """A Hugging Face folder of the last checkpoint."""
+    """Writes the last checkpoint as a Hugging Face folder, and prints the SHA-256 of its weights."""
     weights = torch.load(work / "last.pt", weights_only=False)["weights"]
     del weights["gist"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -473,14 +495,14 @@ def save(work, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["train", "save"])
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder of checkpoints")
-    parser.add_argument("--folder", type=pathlib.Path, default=HERE.parent / "facts", help="what to save to")
+    parser.add_argument("command", choices=["train", "save"])
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder of the checkpoints")
+    parser.add_argument("--folder", type=pathlib.Path, default=HERE.parent / "facts", help="folder that `save` writes (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--until", type=int, help="stop after this step, with the rate of all steps")
+    parser.add_argument("--until", type=int, help="stop after this step, but keep the learning rate schedule of --steps")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    if options.what == "train":
+    if options.command == "train":
         train(options.work, options.steps, min(options.until or options.steps, options.steps), options.threads)
     else:
         save(options.work, options.folder)

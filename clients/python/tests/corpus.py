@@ -1,4 +1,4 @@
-"""What the frameworks' own retrievers find in these tests, and who counts as right."""
+"""The documents that the frameworks' retrievers find in these tests, the question, and the expected sentence."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TEXTS = [
 ]
 SENTENCE = "Alexander Fleming discovered penicillin in 1928, in London."
 FLEMING = 1
-# Room for that sentence and for nothing else.
+# Large enough for that sentence and for nothing else.
 BUDGET: TokenBudget = {"tokens": 14}
 ABSENT = ("Trains leave", "324 metres")
 WORDS = 64
 
 
 def embed(text: str) -> list[float]:
-    """Words hashed into a vector: the same everywhere, and near where words are shared."""
+    """Embeds a text by hashing its words: deterministic, and texts with common words are similar."""
     vector = [0.0] * WORDS
     for word in re.findall(r"\w+", text.lower()):
         vector[int(hashlib.sha256(word.encode()).hexdigest(), 16) % WORDS] += 1.0
@@ -34,11 +34,11 @@ def embed(text: str) -> list[float]:
     return [value / norm for value in vector]
 
 
-def is_cut_from(about: dict[str, Any], text: str, source: str) -> bool:
-    """Whether the spans, in code points of the original, are what the text is made of."""
-    pieces = [source[span["start"] : span["end"]] for span in about["spans"]]
+def is_cut_from(metadata: dict[str, Any], text: str, source: str) -> bool:
+    """Whether `text` consists of the spans of `source` in `metadata`, in code points."""
+    pieces = [source[span["start"] : span["end"]] for span in metadata["spans"]]
     at = 0
     for piece in pieces:
         at = text.index(piece, at) + len(piece)
-    # Between pieces stands nothing but white space.
+    # Between the pieces, only whitespace is allowed.
     return bool(pieces) and len("".join(text.split())) == len("".join("".join(pieces).split()))

@@ -1,4 +1,4 @@
-"""The Haystack adapter behind Haystack's own retriever, against the running daemon."""
+"""The Haystack adapter after Haystack's own retriever, against a running daemon."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import unittest
 from typing import Any
 from unittest import mock
 
-# Haystack reports its use to its makers unless told not to.
+# Haystack sends usage data to its makers by default.
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
 from corpus import ABSENT, BUDGET, FLEMING, QUESTION, SENTENCE, TEXTS, is_cut_from
-from daemon import Daemon, free_port
+from daemon import Daemon, unused_port
 from haystack import Document, Pipeline
 from haystack.components.builders import PromptBuilder
 from haystack.components.retrievers.in_memory import InMemoryBM25Retriever
@@ -55,9 +55,9 @@ class InAPipeline(unittest.TestCase):
 
     def check(self, answer: dict[str, Any]) -> None:
         (fleming,) = [one for one in answer["thresher"]["documents"] if one.id == f"d{FLEMING}"]
-        about = fleming.meta["thresher"]
-        self.assertTrue(is_cut_from(about, fleming.content, TEXTS[FLEMING]))
-        self.assertEqual((fleming.score, fleming.meta["page"]), (about["score"], FLEMING))
+        metadata = fleming.meta["thresher"]
+        self.assertTrue(is_cut_from(metadata, fleming.content, TEXTS[FLEMING]))
+        self.assertEqual((fleming.score, fleming.meta["page"]), (metadata["score"], FLEMING))
         prompt = answer["prompt"]["prompt"]
         self.assertIn(SENTENCE, prompt)
         for absent in ABSENT:
@@ -66,12 +66,12 @@ class InAPipeline(unittest.TestCase):
     def test_compress(self) -> None:
         self.check(self.pipeline().run(self.data(), include_outputs_from={"thresher"}))
 
-    def test_compress_asynchronously_on_several_loops(self) -> None:
+    def test_compress_asynchronously_on_several_event_loops(self) -> None:
         pipeline = self.pipeline()
         for _ in range(2):
             self.check(asyncio.run(pipeline.run_async(self.data(), include_outputs_from={"thresher"})))
 
-    def test_a_pipeline_is_saved_and_loaded(self) -> None:
+    def test_a_pipeline_can_be_saved_and_loaded(self) -> None:
         pipeline = Pipeline()
         component = ThresherCompressor(daemon.url, Secret.from_env_var("MY_KEY"), budget=BUDGET, top_n=2)
         pipeline.add_component("thresher", component)
@@ -97,17 +97,17 @@ class Documents(unittest.TestCase):
         component = ThresherCompressor(daemon.url, **options)
         return component.run(query=QUESTION, documents=given)["documents"]
 
-    def test_originals_stay_as_they_are(self) -> None:
+    def test_the_originals_are_not_changed(self) -> None:
         given = documents()
         before = copy.deepcopy(given)
         self.run_on(given)[0].meta["tags"].append("mine")
         self.assertEqual(given, before)
 
-    def test_order_and_what_is_kept(self) -> None:
+    def test_keep_empty_and_the_order(self) -> None:
         kept = self.run_on(documents(), keep_empty=True, budget=BUDGET)
         self.assertEqual([(one.id, one.content) for one in kept], [("d0", ""), ("d1", SENTENCE), ("d2", ""), ("d3", "")])
 
-    def test_what_has_no_text(self) -> None:
+    def test_documents_without_text(self) -> None:
         image = Document(id="i", blob=ByteStream(b"\x89PNG"))
         self.assertEqual(self.run_on([image]), [])
         (kept,) = self.run_on([image], keep_empty=True)
@@ -117,7 +117,7 @@ class Documents(unittest.TestCase):
 
 class Failures(unittest.TestCase):
     def absent(self, **options: Any) -> ThresherCompressor:
-        return ThresherCompressor(f"http://127.0.0.1:{free_port()}", timeout_s=0.5, **options)
+        return ThresherCompressor(f"http://127.0.0.1:{unused_port()}", timeout_s=10.0, **options)
 
     def test_an_error_is_raised(self) -> None:
         with self.assertRaises(ConnectionFailedError):
@@ -127,17 +127,17 @@ class Failures(unittest.TestCase):
         with self.assertRaises(RequestInvalidError):
             ThresherCompressor(daemon.url).run(query="", documents=documents())
 
-    def test_originals_where_they_are_asked_for(self) -> None:
+    def test_on_error_originals_returns_the_originals(self) -> None:
         with self.assertLogs("thresher_client", "WARNING"):
             found = self.absent(on_error="originals", top_n=3).run(query=QUESTION, documents=documents())["documents"]
         self.assertEqual([(one.id, one.content) for one in found], [(one.id, one.content) for one in documents()[:3]])
         self.assertEqual({one.meta["thresher"]["degraded"] for one in found}, {"connection_failed"})
 
-    def test_a_token_is_not_saved(self) -> None:
+    def test_a_component_with_a_token_cannot_be_saved(self) -> None:
         with self.assertRaises(ValueError):
             ThresherCompressor(daemon.url, Secret.from_token("k")).to_dict()
 
-    def test_options_that_say_nothing_are_refused(self) -> None:
+    def test_invalid_options_are_refused(self) -> None:
         for options in ({"mode": "rank"}, {"mode": "rerank", "order": "input"}, {"top_n": 0}):
             with self.subTest(options), self.assertRaises(ValueError):
                 ThresherCompressor(**options)

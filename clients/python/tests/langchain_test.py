@@ -1,4 +1,4 @@
-"""The LangChain adapter behind LangChain's own retriever, against the running daemon."""
+"""The LangChain adapter after LangChain's own retriever, against a running daemon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import unittest
 from typing import Any
 
 from corpus import ABSENT, BUDGET, FLEMING, QUESTION, SENTENCE, TEXTS, embed, is_cut_from
-from daemon import Daemon, free_port
+from daemon import Daemon, unused_port
 from langchain_classic.retrievers import ContextualCompressionRetriever
 from langchain_classic.retrievers.document_compressors import DocumentCompressorPipeline
 from langchain_core.documents import BaseDocumentCompressor, BaseDocumentTransformer, Document
@@ -36,7 +36,7 @@ class Hashed(Embeddings):
 
 
 def documents() -> list[Document]:
-    """With metadata that JSON has no place for."""
+    """Returns documents with metadata that JSON cannot represent."""
     return [
         Document(id=f"d{at}", page_content=text, metadata={"source": f"s{at}", "at": datetime.date(2020, 1, 1 + at), "n": [at]})
         for at, text in enumerate(TEXTS)
@@ -58,16 +58,16 @@ class Pipeline(unittest.TestCase):
         self.assertNotIn(ABSENT[0], fleming.page_content)
         original = documents()[FLEMING].metadata
         self.assertEqual({key: fleming.metadata[key] for key in original}, original)
-        about = fleming.metadata["thresher"]
-        self.assertEqual(fleming.metadata["relevance_score"], about["score"])
-        self.assertTrue(about["id"].startswith("cmp_"))
-        self.assertTrue(is_cut_from(about, fleming.page_content, TEXTS[FLEMING]))
-        self.assertLess(len(found), len(TEXTS), "what says nothing is left out")
+        metadata = fleming.metadata["thresher"]
+        self.assertEqual(fleming.metadata["relevance_score"], metadata["score"])
+        self.assertTrue(metadata["id"].startswith("cmp_"))
+        self.assertTrue(is_cut_from(metadata, fleming.page_content, TEXTS[FLEMING]))
+        self.assertLess(len(found), len(TEXTS), "documents without evidence are left out")
 
     def test_compress(self) -> None:
         self.check(self.retriever().invoke(QUESTION))
 
-    def test_compress_asynchronously_on_several_loops(self) -> None:
+    def test_compress_asynchronously_on_several_event_loops(self) -> None:
         retriever = self.retriever()
         for _ in range(2):
             self.check(asyncio.run(retriever.ainvoke(QUESTION)))
@@ -90,14 +90,14 @@ class Documents(unittest.TestCase):
     def compress(self, given: list[Document], question: str = QUESTION, **options: Any) -> list[Document]:
         return list(ThresherCompressor(base_url=daemon.url, **options).compress_documents(given, question))
 
-    def test_originals_stay_as_they_are(self) -> None:
+    def test_the_originals_are_not_changed(self) -> None:
         given = documents()
         before = copy.deepcopy(given)
         found = self.compress(given)
         found[0].metadata["n"].append("mine")
         self.assertEqual(given, before)
 
-    def test_order_and_what_is_kept(self) -> None:
+    def test_keep_empty_order_and_top_n(self) -> None:
         kept = self.compress(documents(), keep_empty=True, budget=BUDGET)
         self.assertEqual([one.id for one in kept], ["d0", "d1", "d2", "d3"])
         self.assertEqual([bool(one.page_content) for one in kept], [one.metadata["thresher"]["kept"] for one in kept])
@@ -112,7 +112,7 @@ class Documents(unittest.TestCase):
         whole = self.compress(documents(), granularity="chunk", top_n=1)
         self.assertEqual(whole[0].page_content, TEXTS[FLEMING])
 
-    def test_a_title_helps(self) -> None:
+    def test_a_title_improves_the_score(self) -> None:
         text = "It was completed in 1874 after two years of work."
         given = [Document(page_content=text, metadata={"title": "Cape Orrin Light"}), Document(page_content=text)]
         found = self.compress(given, "When was Cape Orrin Light completed?", mode="rerank")
@@ -120,13 +120,13 @@ class Documents(unittest.TestCase):
         self.assertEqual(found[0].page_content, text)
         self.assertEqual(len(self.compress([*given, Document(page_content="x", metadata={"title": 7})], "x?")), 1)
 
-    def test_none_and_blank_ones(self) -> None:
+    def test_no_documents_and_blank_documents(self) -> None:
         self.assertEqual(self.compress([]), [])
         self.assertEqual(self.compress([Document(page_content=" \n")]), [])
         (blank,) = self.compress([Document(page_content=" \n")], keep_empty=True)
         self.assertEqual((blank.page_content, blank.metadata["thresher"]["kept"]), ("", False))
 
-    def test_the_callers_own_client(self) -> None:
+    def test_a_client_of_the_caller(self) -> None:
         with Client(daemon.url) as client:
             compressor = ThresherCompressor(base_url="http://127.0.0.1:9", client=client)
             self.assertTrue(compressor.compress_documents(documents(), QUESTION))
@@ -134,7 +134,7 @@ class Documents(unittest.TestCase):
 
 class Failures(unittest.TestCase):
     def absent(self, **options: Any) -> ThresherCompressor:
-        client = Client(f"http://127.0.0.1:{free_port()}", retries=Retries(0))
+        client = Client(f"http://127.0.0.1:{unused_port()}", retries=Retries(0))
         self.addCleanup(client.close)
         return ThresherCompressor(client=client, base_url=client.base_url, **options)
 
@@ -142,12 +142,12 @@ class Failures(unittest.TestCase):
         with self.assertRaises(ConnectionFailedError):
             self.absent().compress_documents(documents(), QUESTION)
         with self.assertRaises(ConnectionFailedError):
-            asyncio.run(self.absent(timeout_s=1.0).acompress_documents(documents(), QUESTION))
+            asyncio.run(self.absent(timeout_s=10.0).acompress_documents(documents(), QUESTION))
         with self.assertRaises(RequestInvalidError) as raised:
             ThresherCompressor(base_url=daemon.url).compress_documents(documents(), " ")
         self.assertEqual(raised.exception.code, "query_empty")
 
-    def test_originals_where_they_are_asked_for(self) -> None:
+    def test_on_error_originals_returns_the_originals(self) -> None:
         for mode in ("compress", "rerank"):
             compressor = self.absent(on_error="originals", mode=mode)
             with self.subTest(mode), self.assertLogs("thresher_client", "WARNING") as logs:
@@ -156,7 +156,7 @@ class Failures(unittest.TestCase):
             self.assertEqual({one.metadata["thresher"]["degraded"] for one in found}, {"connection_failed"})
             self.assertNotIn("penicillin", "".join(logs.output))
 
-    def test_options_that_say_nothing_are_refused(self) -> None:
+    def test_invalid_options_are_refused(self) -> None:
         rows: list[dict[str, Any]] = [
             {"mode": "rank"},
             {"mode": "rerank", "budget": {"tokens": 10}},

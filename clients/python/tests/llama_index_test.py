@@ -1,4 +1,4 @@
-"""The LlamaIndex adapter behind LlamaIndex' own retriever and query engine, against the running daemon."""
+"""The LlamaIndex adapter after LlamaIndex' own retriever, in a query engine, against a running daemon."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unittest
 from typing import Any
 
 from corpus import ABSENT, BUDGET, FLEMING, QUESTION, SENTENCE, TEXTS, embed, is_cut_from
-from daemon import Daemon, free_port
+from daemon import Daemon, unused_port
 from llama_index.core import VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
@@ -77,10 +77,10 @@ class Pipeline(unittest.TestCase):
 
     def check(self, answer: Any) -> None:
         (fleming,) = [one for one in answer.source_nodes if one.node_id == f"n{FLEMING}"]
-        about = fleming.metadata["thresher"]
-        self.assertTrue(is_cut_from(about, fleming.text, TEXTS[FLEMING]))
-        self.assertEqual(fleming.score, about["score"])
-        # The model that only repeats its prompt shows what an LLM gets.
+        metadata = fleming.metadata["thresher"]
+        self.assertTrue(is_cut_from(metadata, fleming.text, TEXTS[FLEMING]))
+        self.assertEqual(fleming.score, metadata["score"])
+        # The mock LLM repeats its prompt, so this is what a real LLM would receive.
         prompt = str(answer)
         self.assertIn(SENTENCE, prompt)
         self.assertIn("file: f1", prompt)
@@ -90,7 +90,7 @@ class Pipeline(unittest.TestCase):
     def test_compress(self) -> None:
         self.check(self.engine().query(QUESTION))
 
-    def test_compress_asynchronously_on_several_loops(self) -> None:
+    def test_compress_asynchronously_on_several_event_loops(self) -> None:
         engine = self.engine()
         for _ in range(2):
             self.check(asyncio.run(engine.aquery(QUESTION)))
@@ -106,44 +106,44 @@ class Nodes(unittest.TestCase):
     def process(self, given: list[NodeWithScore], **options: Any) -> list[NodeWithScore]:
         return ThresherPostprocessor(base_url=daemon.url, **options).postprocess_nodes(given, query_str=QUESTION)
 
-    def test_originals_stay_as_they_are(self) -> None:
+    def test_the_originals_are_not_changed(self) -> None:
         given = found()
         processed = self.process(given, budget=BUDGET)
         processed[0].node.metadata["tags"].append("mine")
         processed[0].node.relationships.clear()
         self.assertEqual([one.to_dict() for one in given], [one.to_dict() for one in found()])
 
-    def test_ids_relationships_and_places_stay(self) -> None:
+    def test_ids_relationships_and_positions_stay(self) -> None:
         (one,) = self.process(found(), budget=BUDGET)
         self.assertEqual(one.text, SENTENCE)
         self.assertEqual((one.node_id, one.node.ref_doc_id), ("n1", "doc1"))
         self.assertIsInstance(one.node, TextNode)
         assert isinstance(one.node, TextNode)
-        # Where the node stands in its document; spans say where the text stands in the node.
+        # The position of the node in its document. Spans are positions in the node.
         self.assertEqual(one.node.start_char_idx, 100)
         span = one.metadata["thresher"]["spans"][0]
         self.assertEqual(TEXTS[FLEMING][span["start"] : span["end"]], SENTENCE)
         self.assertNotIn("thresher", one.get_content(MetadataMode.LLM) + one.get_content(MetadataMode.EMBED))
 
-    def test_order_and_what_is_kept(self) -> None:
+    def test_keep_empty_and_the_order(self) -> None:
         kept = self.process(found(), keep_empty=True, budget=BUDGET)
         self.assertEqual([one.node_id for one in kept], ["n0", "n1", "n2", "n3"])
         self.assertEqual([one.text for one in kept], ["", SENTENCE, "", ""])
 
-    def test_other_nodes(self) -> None:
+    def test_other_kinds_of_nodes(self) -> None:
         document = NodeWithScore(node=Document(text=TEXTS[FLEMING], id_="whole"), score=0.1)
         image = NodeWithScore(node=ImageNode(image_url="http://example.org/a.png"), score=0.2)
         given = [document, image]
         one, other = self.process(given, keep_empty=True)
         self.assertEqual((type(one.node), type(other.node)), (Document, ImageNode))
         self.assertIn(SENTENCE, one.node.get_content())
-        self.assertEqual(document.node.get_content(), TEXTS[FLEMING], "the original")
+        self.assertEqual(document.node.get_content(), TEXTS[FLEMING], "the original is not changed")
         self.assertEqual([kept.node_id for kept in self.process(given)], ["whole"])
 
-    def test_nothing(self) -> None:
+    def test_no_nodes(self) -> None:
         self.assertEqual(self.process([]), [])
 
-    def test_saved_and_loaded(self) -> None:
+    def test_a_postprocessor_can_be_saved_and_loaded(self) -> None:
         saved = ThresherPostprocessor(base_url=daemon.url, budget=BUDGET, top_n=1).to_dict()
         self.assertNotIn("api_key", saved)
         loaded = ThresherPostprocessor.from_dict(saved)
@@ -152,7 +152,7 @@ class Nodes(unittest.TestCase):
 
 class Failures(unittest.TestCase):
     def absent(self, **options: Any) -> ThresherPostprocessor:
-        client = Client(f"http://127.0.0.1:{free_port()}", retries=Retries(0))
+        client = Client(f"http://127.0.0.1:{unused_port()}", retries=Retries(0))
         self.addCleanup(client.close)
         return ThresherPostprocessor(client=client, **options)
 
@@ -160,17 +160,17 @@ class Failures(unittest.TestCase):
         with self.assertRaises(ConnectionFailedError):
             self.absent().postprocess_nodes(found(), query_str=QUESTION)
 
-    def test_originals_where_they_are_asked_for(self) -> None:
+    def test_on_error_originals_returns_the_originals(self) -> None:
         with self.assertLogs("thresher_client", "WARNING"):
             processed = self.absent(on_error="originals").postprocess_nodes(found(), query_str=QUESTION)
         self.assertEqual([(one.node_id, one.text, one.score) for one in processed], [(one.node_id, one.text, 0.5) for one in found()])
         self.assertEqual({one.metadata["thresher"]["degraded"] for one in processed}, {"connection_failed"})
 
-    def test_no_question(self) -> None:
+    def test_a_missing_question_is_an_error(self) -> None:
         with self.assertRaisesRegex(ValueError, "needs a question"):
             ThresherPostprocessor(base_url=daemon.url).postprocess_nodes(found())
 
-    def test_options_that_say_nothing_are_refused(self) -> None:
+    def test_invalid_options_are_refused(self) -> None:
         for options in ({"mode": "rank"}, {"mode": "rerank", "granularity": "chunk"}, {"top_n": 0}, {"budget": 7}):
             with self.subTest(options), self.assertRaises(ValueError):
                 ThresherPostprocessor(**options)

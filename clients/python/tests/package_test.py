@@ -1,4 +1,4 @@
-"""The wheel: builds, holds what it should, and works in a clean environment without any framework."""
+"""The wheel builds, contains the right files, and works in a clean environment without any framework."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Wheel(unittest.TestCase):
         work = tempfile.TemporaryDirectory()
         self.addCleanup(work.cleanup)
         self.work = Path(work.name)
-        # hatchling is among what the tests have installed.
+        # The requirements of the tests include hatchling, the build backend.
         run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", self.work, PACKAGE)
         (self.wheel,) = self.work.glob("thresher_client-*-py3-none-any.whl")
 
-    def test_holds_types_and_licence_and_no_tests(self) -> None:
+    def test_the_wheel_contains_types_and_licence_and_no_tests(self) -> None:
         names = zipfile.ZipFile(self.wheel).namelist()
         self.assertIn("thresher_client/py.typed", names)
         self.assertTrue([name for name in names if name.endswith("LICENSE")])
         self.assertEqual({name.split("/")[0].split("-")[0] for name in names}, {"thresher_client"})
         self.assertFalse([name for name in names if "test" in name])
 
-    def test_works_in_a_clean_environment(self) -> None:
+    def test_the_wheel_works_in_a_clean_environment(self) -> None:
         daemon = Daemon()
         self.addCleanup(daemon.stop)
         home = self.work / "venv"
@@ -60,17 +60,17 @@ class Wheel(unittest.TestCase):
         python = home / "bin" / "python"
         packages = run(python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
         run(sys.executable, "-m", "pip", "install", "-q", "--root-user-action=ignore", "--target", packages, self.wheel)
-        said = run(python, "-I", "-c", USE, daemon.url).splitlines()
-        self.assertEqual(said[0], "[1] Ann wrote it.")
+        lines = run(python, "-I", "-c", USE, daemon.url).splitlines()
+        self.assertEqual(lines[0], "[1] Ann wrote it.")
         self.assertEqual(
-            said[1:4],
+            lines[1:4],
             [
                 f"the {name} adapter needs: pip install 'thresher-client[{extra}]'"
                 for name, extra in [("LangChain", "langchain"), ("LlamaIndex", "llama-index"), ("Haystack", "haystack")]
             ],
         )
-        self.assertEqual(said[4], "[]")
-        self.assertTrue(said[5].startswith(str(home)))
+        self.assertEqual(lines[4], "[]")
+        self.assertTrue(lines[5].startswith(str(home)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the README shows is what stands in docs/recipes, and that runs."""
+"""The recipes in docs/recipes run, and the READMEs show parts of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daemon import ROOT, Daemon
 
 RECIPES = ROOT / "docs" / "recipes"
 README = ROOT / "clients" / "python" / "README.md"
-SAYS = {
+EXPECTED = {
     "with_client.py": ["[1] Cape Orrin Light was completed in 1874.", "True ['history'] The light was"],
     "with_async_client.py": ["True The light was completed in 1874.", "False It was painted green."],
     "with_langchain.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,"],
@@ -32,10 +32,10 @@ def setUpModule() -> None:
 
 
 class Recipes(unittest.TestCase):
-    def test_each_runs(self) -> None:
-        self.assertEqual(sorted(path.name for path in RECIPES.glob("*.py")), sorted(SAYS))
+    def test_every_recipe_runs(self) -> None:
+        self.assertEqual(sorted(path.name for path in RECIPES.glob("*.py")), sorted(EXPECTED))
         environment = {**os.environ, "THRESHER_URL": daemon.url, "HAYSTACK_TELEMETRY_ENABLED": "False"}
-        for name, expected in SAYS.items():
+        for name, expected in EXPECTED.items():
             with self.subTest(name):
                 run = subprocess.run(
                     [sys.executable, RECIPES / name], env=environment, capture_output=True, text=True, timeout=120
@@ -44,7 +44,7 @@ class Recipes(unittest.TestCase):
                 for words in expected:
                     self.assertIn(words, run.stdout)
 
-    def test_the_readme_shows_them(self) -> None:
+    def test_the_readme_of_the_client_shows_parts_of_recipes(self) -> None:
         shown = re.findall(r"^```python\n# (docs/recipes/\S+)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
         self.assertEqual(len(shown), len(re.findall(r"^```python$", README.read_text(), re.MULTILINE)))
         self.assertEqual(len(shown), 6)
@@ -52,12 +52,12 @@ class Recipes(unittest.TestCase):
             with self.subTest(path):
                 self.assertIn(text, Path(ROOT, path).read_text())
 
-    def test_so_does_the_projects(self) -> None:
+    def test_the_readme_of_the_project_shows_parts_of_recipes(self) -> None:
         shown = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
         recipes = {path.name: path.read_text() for path in RECIPES.rglob("*.py")}
-        of = [[name for name, recipe in recipes.items() if block in recipe] for block in shown]
-        self.assertNotIn([], of, "a block that is no part of a recipe")
-        self.assertEqual({name for names in of for name in names} | {"with_async_client.py"}, set(recipes))
+        sources = [[name for name, recipe in recipes.items() if block in recipe] for block in shown]
+        self.assertNotIn([], sources, "a block is not part of any recipe")
+        self.assertEqual({name for names in sources for name in names} | {"with_async_client.py"}, set(recipes))
 
 
 if __name__ == "__main__":

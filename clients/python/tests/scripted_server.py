@@ -1,4 +1,4 @@
-"""A real HTTP server whose answers a test writes down: for what the daemon does too seldom to wait for."""
+"""An HTTP server with scripted responses, for what a real daemon does too rarely to wait for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server does with one request."""
+    """The response to one request. `wait_s` delays all of it, `trickle_s` each byte of its body; `hang_up` closes the connection instead."""
 
     status: int = 200
     body: Any = None
@@ -26,8 +26,8 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request that came."""
+class ReceivedRequest:
+    """A request that the server has received, at the monotonic time `at`."""
 
     method: str
     path: str
@@ -37,11 +37,11 @@ class Asked:
 
 
 class ScriptedServer:
-    """Gives the answers in turn, the last one again and again; `asked` is what came."""
+    """Gives the responses in turn, and then the last one again and again. `requests` are those it received."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
-        self.asked: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -52,25 +52,25 @@ class ScriptedServer:
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                said = json.loads(body) if body else None
-                server.asked.append(Asked(self.command, self.path, dict(self.headers), said, time.monotonic()))
+                content = json.loads(body) if body else None
+                server.requests.append(ReceivedRequest(self.command, self.path, dict(self.headers), content, time.monotonic()))
                 answer = server.answers.pop(0) if len(server.answers) > 1 else server.answers[0]
                 time.sleep(answer.wait_s)
                 if answer.hang_up:
                     self.connection.shutdown(socket.SHUT_RDWR)
                     self.close_connection = True
                     return
-                content = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
+                sent = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
                 self.send_response(answer.status)
-                for name, value in {"Content-Length": str(len(content)), **answer.headers}.items():
+                for name, value in {"Content-Length": str(len(sent)), **answer.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
                 try:
-                    for at in range(len(content)) if answer.trickle_s else ():
-                        self.wfile.write(content[at : at + 1])
+                    for at in range(len(sent)) if answer.trickle_s else ():
+                        self.wfile.write(sent[at : at + 1])
                         time.sleep(answer.trickle_s)
                     if not answer.trickle_s:
-                        self.wfile.write(content)
+                        self.wfile.write(sent)
                 except OSError:
                     self.close_connection = True
 

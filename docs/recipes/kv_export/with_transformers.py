@@ -4,19 +4,19 @@ import json
 from pathlib import Path
 
 from thresher_client import Client
-from thresher_client.transformers import Handover, fingerprint, generate
+from thresher_client.transformers import KvExport, fingerprint, generate
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 FOLDER = "models/facts"  # the Hugging Face folder from which `thresher export` made the daemon's model
-ASKED = json.loads(Path("docs/examples/facts.json").read_text())
+REQUEST = json.loads(Path("docs/examples/facts.json").read_text())
 
 model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-question = tokenizer(ASKED["query"], add_special_tokens=False).input_ids
+question = tokenizer(REQUEST["query"], add_special_tokens=False).input_ids
 
 with Client() as client:  # THRESHER_URL, or http://127.0.0.1:8080
-    found = client.compress(ASKED["query"], ASKED["chunks"], budget=ASKED["budget"], include=["kv"])
-    handover = Handover.load(client.kv(found.kv.handle, fingerprint=fingerprint(FOLDER)))
+    found = client.compress(REQUEST["query"], REQUEST["chunks"], budget=REQUEST["budget"], include=["kv"])
+    export = KvExport.load(client.kv(found.kv.handle, fingerprint=fingerprint(FOLDER)))
 
-print(handover.chunk_ids, handover.next_position)
-print(tokenizer.decode(generate(model, handover, question, max_new_tokens=8, do_sample=False)))
+print(export.chunk_ids, export.next_position)
+print(tokenizer.decode(generate(model, export, question, max_new_tokens=8, do_sample=False)))

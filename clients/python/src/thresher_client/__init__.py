@@ -1,5 +1,7 @@
-"""Client of Thresher. Adapters are modules of their own: `thresher_client.langchain`, `.llama_index`, `.haystack`,
-`.transformers`."""
+"""Python client of Thresher, blocking (`Client`) and asynchronous (`AsyncClient`).
+
+Adapters are separate modules: `thresher_client.langchain`, `.llama_index`, `.haystack` and `.transformers`.
+"""
 
 from ._async import AsyncAttributionStream
 from ._client import AsyncClient, Client
@@ -11,7 +13,7 @@ from .errors import (
     AuthenticationError,
     ConnectionFailedError,
     DeadlineExceededError,
-    HandoverError,
+    KvExportError,
     NotFoundError,
     OverloadedError,
     RequestInvalidError,
@@ -47,7 +49,7 @@ __all__ = [
     "Compression",
     "ConnectionFailedError",
     "DeadlineExceededError",
-    "HandoverError",
+    "KvExportError",
     "KvHandle",
     "NotFoundError",
     "OverloadedError",

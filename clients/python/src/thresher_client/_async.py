@@ -1,4 +1,4 @@
-"""I/O of the asynchronous client, on asyncio and trio: nothing but it."""
+"""I/O of the asynchronous client, on asyncio and trio."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyio.abc import ByteStream
 from anyio.streams.tls import TLSStream
 
 from ._calls import Call
-from ._retry import Send, Sent, Step, Wait, attempts
+from ._retry import Send, Outcome, Step, Wait, attempts
 from ._settings import Settings
 from ._stream import PATH, Exchange, Target
 from .errors import TimedOutError
@@ -24,12 +24,12 @@ T = TypeVar("T")
 Deltas = Union[AsyncIterable[str], Iterable[str]]
 
 
-async def carry_out(
+async def run_with_retries(
     settings: Settings, timeout_s: float, attempt: Callable[[float], Awaitable[T]]
 ) -> T:
-    """`attempt` within so many seconds, again as the policy says."""
-    steps: Generator[Step, Sent[T], T] = attempts(settings.retries, timeout_s)
-    sent: Sent[T] = None
+    """Runs `attempt` with the seconds it has left, and retries it as `attempts` decides, within `timeout_s`."""
+    steps: Generator[Step, Outcome[T], T] = attempts(settings.retries, timeout_s)
+    sent: Outcome[T] = None
     try:
         while True:
             match steps.send(sent):
@@ -47,7 +47,7 @@ async def carry_out(
 
 
 async def call_once(http: httpx.AsyncClient, settings: Settings, call: Call[T], left_s: float) -> T:
-    """One attempt."""
+    """Sends the request once, and returns its answer within `left_s` seconds."""
     request = settings.request(call)
     request.extensions["timeout"] = settings.timeout(left_s)
     try:
@@ -62,19 +62,19 @@ async def call_once(http: httpx.AsyncClient, settings: Settings, call: Call[T], 
 async def attribution_stream(
     settings: Settings, deltas: Deltas, body: Mapping[str, Any], timeout_s: float
 ) -> AsyncIterator[AsyncAttributionStream]:
-    """Sends in a task that ends with the block; who iterates receives."""
+    """Opens a stream. A task sends the answer until the block ends; iterating over the stream receives its parts."""
 
     async def attempt(left_s: float) -> AsyncAttributionStream:
         return await _open(settings, body, timeout_s, left_s)
 
-    parts = await carry_out(settings, timeout_s, attempt)
+    parts = await run_with_retries(settings, timeout_s, attempt)
     raised: Exception | None = None
     async with parts, anyio.create_task_group() as tasks:
         tasks.start_soon(parts._send_all, deltas)
         try:
             yield parts
         except Exception as error:
-            # Raised below: a task group would wrap it.
+            # Raised below, because a task group would wrap it in an exception group.
             raised = error
         tasks.cancel_scope.cancel()
     if raised is not None:
@@ -84,8 +84,8 @@ async def attribution_stream(
 async def _open(
     settings: Settings, body: Mapping[str, Any], timeout_s: float, left_s: float
 ) -> AsyncAttributionStream:
-    """Nothing is taken of the answer before the daemon has agreed to read it."""
-    target = Target.of(settings.base_url + PATH, settings.headers)
+    """Connects and waits until the daemon has accepted the stream. Consumes nothing of the answer, so it can be repeated."""
+    target = Target.from_url(settings.base_url + PATH, settings.headers)
     try:
         with anyio.fail_after(min(left_s, settings.connect_timeout_s)):
             stream: ByteStream = await anyio.connect_tcp(target.host, target.port)
@@ -108,7 +108,7 @@ async def _open(
                 await parts._receive()
     except TimeoutError as error:
         await anyio.aclose_forcefully(stream)
-        raise httpx.ReadTimeout("the stream was not taken in time", request=target.request) from error
+        raise httpx.ReadTimeout("the daemon did not accept the stream in time", request=target.request) from error
     except BaseException:
         await anyio.aclose_forcefully(stream)
         raise
@@ -116,19 +116,19 @@ async def _open(
 
 
 class AsyncAttributionStream:
-    """Parts of an answer, each as soon as it is sure: iterate in an `async with` block."""
+    """The parts of a streamed answer, each as soon as its end is certain. Iterate over it inside an `async with` block."""
 
     def __init__(self, stream: ByteStream, exchange: Exchange, timeout_s: float) -> None:
         self.exchange = exchange
         self._stream = stream
         self._timeout_s = timeout_s
-        self._until = math.inf
+        self._deadline = math.inf
         self._receiving = anyio.CancelScope()
         self._sender_failed: Exception | None = None
 
     @property
     def ended(self) -> bool | None:
-        """False: the answer was cut off; None: not at its end yet."""
+        """True if the answer was complete, False if it was cut off, None before its end."""
         return self.exchange.ended
 
     async def __aenter__(self) -> AsyncAttributionStream:
@@ -143,18 +143,18 @@ class AsyncAttributionStream:
                 yield part
 
     async def _receive(self) -> list[Part]:
-        with anyio.CancelScope(deadline=self._until) as self._receiving:
+        with anyio.CancelScope(deadline=self._deadline) as self._receiving:
             try:
                 data = await self._stream.receive()
             except anyio.EndOfStream:
                 data = b""
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
-                raise self._sender_failed or self.exchange.broken(str(error)) from error
+                raise self._sender_failed or self.exchange.connection_error(str(error)) from error
         if self._receiving.cancelled_caught:
-            raise TimedOutError("timed_out", f"the stream stood still for {self._timeout_s:g} s")
+            raise TimedOutError("timed_out", f"nothing was received for {self._timeout_s:g} s")
         parts = self.exchange.receive(data)
-        if parts and self._until < math.inf:
-            self._until = anyio.current_time() + self._timeout_s
+        if parts and self._deadline < math.inf:
+            self._deadline = anyio.current_time() + self._timeout_s
         return parts
 
     async def _send_all(self, deltas: Deltas) -> None:
@@ -163,14 +163,14 @@ class AsyncAttributionStream:
                 await self._stream.send(self.exchange.delta(delta))
             await self._stream.send(self.exchange.end())
         except (anyio.BrokenResourceError, OSError):
-            # The daemon has hung up; what it said before, whoever receives will read.
+            # The daemon has closed the connection. The receiver reads what it sent before.
             pass
         except Exception as error:
-            # Of the caller's own answer: wakes whoever receives.
+            # The caller's iterator raised this. Closing the connection wakes the receiver, which raises it.
             self._sender_failed = error
             await self._stream.aclose()
-        # From here on the daemon has all it needs.
-        self._until = self._receiving.deadline = anyio.current_time() + self._timeout_s
+        # The daemon has the whole answer: from now on, the receiver waits at most `timeout_s` for each part.
+        self._deadline = self._receiving.deadline = anyio.current_time() + self._timeout_s
 
 
 async def _asynchronous(deltas: Deltas) -> AsyncIterator[str]:

@@ -1,4 +1,4 @@
-"""Each endpoint as data: what is sent, and as what the answer is read. Both clients have these and nothing else to say."""
+"""Describes each endpoint as data: the request to send and the type of the answer. Does no I/O; both clients use it."""
 
 from __future__ import annotations
 
@@ -42,32 +42,38 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request, and the type of its answer. All of them may be repeated: they read, or put things where they are already."""
+    """A request and the type of its answer.
 
-    kind: type[T]
+    Every call can be repeated safely: it reads, or it stores what is already stored.
+    """
+
+    answer_type: type[T]
     method: str
     path: str
     body: Mapping[str, Any] | None = None
     params: Mapping[str, str] | None = None
 
     def content(self) -> bytes | None:
-        """The body as it is sent."""
+        """Returns the bytes of the request's body, or None if it has none."""
         return None if self.body is None else to_json(self.body)
 
     def answer(self, response: httpx.Response) -> T:
-        """The answer, or the error that it is."""
-        if self.kind is bytes and response.status_code < 400:
+        """Returns the answer in `response`, or raises the error that it reports."""
+        if self.answer_type is bytes and response.status_code < 400:
             return cast(T, response.content)
-        return read(self.kind, response)
+        return parse_answer(self.answer_type, response)
 
 
 def to_json(body: Mapping[str, Any]) -> bytes:
-    """JSON in UTF-8. What has no place in it (NaN, lone surrogates, objects) is a ValueError or a TypeError before anything is sent."""
+    """Returns `body` as JSON in UTF-8.
+
+    Raises a `ValueError` for NaN, infinities and lone surrogates, and a `TypeError` for objects that JSON cannot represent.
+    """
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def read(kind: type[T], response: httpx.Response) -> T:
-    """The body of an answer that has been read."""
+def parse_answer(answer_type: type[T], response: httpx.Response) -> T:
+    """Returns the body of a complete answer as an `answer_type`, or raises the error that it reports."""
     try:
         body = json.loads(response.content)
     except ValueError as error:
@@ -77,46 +83,46 @@ def read(kind: type[T], response: httpx.Response) -> T:
     if response.status_code >= 400:
         raise api_error(response, body)
     try:
-        return decode(kind, body)
+        return decode(answer_type, body)
     except DecodeError as error:
         raise AnswerInvalidError("answer_invalid", str(error), response.request) from error
 
 
 def fields(extra_body: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
-    """What was said; None is not said. `extra_body` is for fields that this client has no name for."""
+    """Returns the arguments that are not None, and the fields of `extra_body`, which take precedence."""
     return {name: value for name, value in named.items() if value is not None} | dict(extra_body or {})
 
 
-def chunk(given: ChunkInput) -> Any:
-    """A chunk as the wire has it."""
-    match given:
+def chunk_json(chunk: ChunkInput) -> Any:
+    """Returns a chunk as the request's JSON represents it."""
+    match chunk:
         case str():
-            return given
+            return chunk
         case Chunk():
-            return fields(text=given.text, id=given.id, title=given.title, metadata=given.metadata)
+            return fields(text=chunk.text, id=chunk.id, title=chunk.title, metadata=chunk.metadata)
         case Mapping():
-            return dict(given)
+            return dict(chunk)
         case _:
-            raise TypeError(f"a chunk is a text, a Chunk or a mapping, not a {type(given).__name__}")
+            raise TypeError(f"a chunk is a str, a Chunk or a mapping, but this one is a {type(chunk).__name__}")
 
 
-def chunks(given: Iterable[ChunkInput] | None) -> list[Any] | None:
-    """Chunks as the wire has them."""
-    if isinstance(given, (str, Chunk, Mapping)):
-        raise TypeError("chunks is a list of chunks, not one chunk")
-    return None if given is None else [chunk(one) for one in given]
+def chunks_json(chunks: Iterable[ChunkInput] | None) -> list[Any] | None:
+    """Returns chunks as the request's JSON represents them, or None."""
+    if isinstance(chunks, (str, Chunk, Mapping)):
+        raise TypeError("chunks must be a list of chunks, but it is a single chunk: pass [chunk]")
+    return None if chunks is None else [chunk_json(chunk) for chunk in chunks]
 
 
-def ids(given: Iterable[str] | None, name: str) -> list[str] | None:
-    """Ids; a single text would be taken for a list of letters."""
-    if isinstance(given, str):
-        raise TypeError(f"{name} is a list of ids, not one id")
-    return None if given is None else list(given)
+def string_list(values: Iterable[str] | None, name: str) -> list[str] | None:
+    """Returns `values` as a list, or None. Refuses a single string, which Python would treat as a list of characters."""
+    if isinstance(values, str):
+        raise TypeError(f"{name} must be a list of strings, but it is a single string: pass [{values!r}]")
+    return None if values is None else list(values)
 
 
 def compress(
     query: str,
-    given: Iterable[ChunkInput] | None = None,
+    chunks: Iterable[ChunkInput] | None = None,
     *,
     chunk_ids: Iterable[str] | None = None,
     budget: Budget | Mapping[str, Any] | None = None,
@@ -136,11 +142,11 @@ def compress(
     body = fields(
         extra_body,
         query=query,
-        chunks=chunks(given),
-        chunk_ids=ids(chunk_ids, "chunk_ids"),
+        chunks=chunks_json(chunks),
+        chunk_ids=string_list(chunk_ids, "chunk_ids"),
         budget=budget,
         granularity=granularity,
-        keep=ids(keep, "keep"),
+        keep=string_list(keep, "keep"),
         order=order,
         format=format,
         tokenizer=tokenizer,
@@ -148,7 +154,7 @@ def compress(
         explain=explain,
         deadline_ms=deadline_ms,
         on_error=on_error,
-        include=ids(include, "include"),
+        include=string_list(include, "include"),
         kv=kv,
     )
     return Call(Compression, "POST", "/v1/compress", body)
@@ -156,12 +162,12 @@ def compress(
 
 def kv(handle: str, fingerprint: str | None = None) -> Call[bytes]:
     if not handle:
-        raise ValueError("a handle is what an answer that includes \"kv\" names: kv.handle")
+        raise ValueError('handle is empty: pass kv.handle of a compression with include=["kv"]')
     return Call(bytes, "GET", f"/v1/kv/{quote(handle, safe='')}", params=fields(fingerprint=fingerprint))
 
 
 def attribute_fields(
-    given: Iterable[ChunkInput] | None,
+    chunks: Iterable[ChunkInput] | None,
     *,
     chunk_ids: Iterable[str] | None,
     compress_id: str | None,
@@ -171,11 +177,11 @@ def attribute_fields(
     deadline_ms: int | None,
     extra_body: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What a whole answer and one that is still to come are asked about with."""
+    """Returns the fields that requests for complete and for streamed answers have in common."""
     return fields(
         extra_body,
-        chunks=chunks(given),
-        chunk_ids=ids(chunk_ids, "chunk_ids"),
+        chunks=chunks_json(chunks),
+        chunk_ids=string_list(chunk_ids, "chunk_ids"),
         compress_id=compress_id,
         granularity=granularity,
         sources_max=sources_max,
@@ -186,7 +192,7 @@ def attribute_fields(
 
 def attribute(
     answer: str,
-    given: Iterable[ChunkInput] | None = None,
+    chunks: Iterable[ChunkInput] | None = None,
     *,
     chunk_ids: Iterable[str] | None = None,
     compress_id: str | None = None,
@@ -200,7 +206,7 @@ def attribute(
     extra_body: Mapping[str, Any] | None = None,
 ) -> Call[Attribution]:
     body = attribute_fields(
-        given,
+        chunks,
         chunk_ids=chunk_ids,
         compress_id=compress_id,
         granularity=granularity,
@@ -209,25 +215,25 @@ def attribute(
         deadline_ms=deadline_ms,
         extra_body=extra_body,
     )
-    places = None if spans is None else [{"start": start, "end": end} for start, end in spans]
-    body = fields(body, answer=answer, spans=places, format=format, receipt=receipt)
+    ranges = None if spans is None else [{"start": start, "end": end} for start, end in spans]
+    body = fields(body, answer=answer, spans=ranges, format=format, receipt=receipt)
     return Call(Attribution, "POST", "/v1/attribute", body)
 
 
 def register_chunks(
-    given: Iterable[ChunkInput],
+    chunks: Iterable[ChunkInput],
     *,
     wait: bool | None = None,
     deadline_ms: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
 ) -> Call[Changes]:
-    body = fields(extra_body, chunks=chunks(given), wait=wait, deadline_ms=deadline_ms)
+    body = fields(extra_body, chunks=chunks_json(chunks), wait=wait, deadline_ms=deadline_ms)
     return Call(Changes, "POST", "/v1/chunks", body)
 
 
 def delete_chunks(chunk_ids: Iterable[str]) -> Call[Changes]:
-    # The batch, also for one: it answers `unknown` where `DELETE` of a path answers 404, so that repeating it is no error.
-    return Call(Changes, "POST", "/v1/chunks/delete", fields(ids=ids(chunk_ids, "chunk_ids")))
+    # Also for one id: this endpoint answers `unknown` where `DELETE /v1/chunks/{id}` answers 404, so a retry does not fail.
+    return Call(Changes, "POST", "/v1/chunks/delete", fields(ids=string_list(chunk_ids, "chunk_ids")))
 
 
 def get_chunk(chunk_id: str) -> Call[RegisteredChunk]:
@@ -237,8 +243,8 @@ def get_chunk(chunk_id: str) -> Call[RegisteredChunk]:
 def list_chunks(
     *, limit: int | None = None, after: str | None = None, filter: Mapping[str, Any] | None = None
 ) -> Call[ChunkPage]:
-    said = None if filter is None else to_json(filter).decode()
-    params = fields(limit=None if limit is None else str(limit), after=after, filter=said)
+    filter_json = None if filter is None else to_json(filter).decode()
+    params = fields(limit=None if limit is None else str(limit), after=after, filter=filter_json)
     return Call(ChunkPage, "GET", "/v1/chunks", params=params)
 
 
@@ -281,20 +287,20 @@ def rerank(
     body = fields(
         extra_body,
         query=query,
-        documents=documents_of(documents),
+        documents=documents_json(documents),
         top_n=top_n,
-        rank_fields=ids(rank_fields, "rank_fields"),
+        rank_fields=string_list(rank_fields, "rank_fields"),
         return_documents=return_documents,
         relevant_spans=relevant_spans,
     )
     return Call(Reranking, "POST", "/v2/rerank", body)
 
 
-def documents_of(documents: Iterable[str | Mapping[str, Any]]) -> list[Any]:
-    """Documents as the wire has them."""
+def documents_json(documents: Iterable[str | Mapping[str, Any]]) -> list[Any]:
+    """Returns documents as the request's JSON represents them."""
     if isinstance(documents, (str, Mapping)):
-        raise TypeError("documents is a list of documents, not one document")
-    return [one if isinstance(one, str) else dict(one) for one in documents]
+        raise TypeError("documents must be a list of documents, but it is a single document: pass [document]")
+    return [document if isinstance(document, str) else dict(document) for document in documents]
 
 
 def models() -> Call[Models]:

@@ -1,4 +1,4 @@
-"""The two clients: every endpoint is one line in each, since `_calls` says what it is."""
+"""The blocking and the asynchronous client. `_calls` describes the endpoints; the clients add I/O."""
 
 from __future__ import annotations
 
@@ -42,11 +42,15 @@ T = TypeVar("T")
 
 
 class Client:
-    """Calls the daemon and waits for it. May be shared by threads.
+    """A blocking client of the daemon. Threads can share it.
 
-    `base_url` is THRESHER_URL or http://127.0.0.1:8080 unless given; `api_key` (THRESHER_API_KEY) is sent as a bearer token.
-    `timeout_s` bounds a whole call, retries and waits included, and can be given with each call. An `http_client` of yours brings
-    its own proxies and certificates, and stays yours to close.
+    Args:
+        base_url: address of the daemon. Default: THRESHER_URL, or http://127.0.0.1:8080.
+        api_key: key that is sent as a bearer token. Default: THRESHER_API_KEY, or none.
+        timeout_s: limit in seconds for a whole call, including retries and the waits between them. Each call can set its own.
+        connect_timeout_s: limit in seconds for opening a connection.
+        retries: limits of retries.
+        http_client: an `httpx.Client` to use, with your own proxies and certificates. You have to close it.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Client:
         retries: Retries | None = None,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._settings = Settings.of(base_url, api_key, timeout_s, connect_timeout_s, retries)
+        self._settings = Settings.from_arguments(base_url, api_key, timeout_s, connect_timeout_s, retries)
         self._owns_http = http_client is None
         self._http = http_client or httpx.Client(trust_env=self._settings.trust_env)
 
@@ -72,13 +76,13 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes connections; not those of an `http_client` that was given."""
+        """Closes the connections, except those of an `http_client` that you passed."""
         if self._owns_http:
             self._http.close()
 
     @property
     def base_url(self) -> str:
-        """Where the daemon is."""
+        """The address of the daemon, without a slash at its end."""
         return self._settings.base_url
 
     def compress(
@@ -102,7 +106,33 @@ class Client:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Compression:
-        """The part of `chunks` (or of registered `chunk_ids`) that is worth sending to the LLM, with citations."""
+        """Compresses chunks to the part that is worth sending to the language model, with citations.
+
+        Args:
+            query: the question.
+            chunks: the chunks: strings, `Chunk`s or mappings with the same fields.
+            chunk_ids: ids of registered chunks, instead of `chunks`.
+            budget: size of the context: `{"tokens": 800}`, `{"ratio": 0.25}` (share of what all chunks take), or
+                `{"auto": True}` (default): the fewest sentences that carry most of the evidence.
+            granularity: what is kept or dropped as a unit: `"sentence"` (default), `"chunk"`, or `"token"` (words).
+            keep: ids of chunks to keep whole.
+            order: order of chunks in the context: `"input"` (default) or `"relevance"`.
+            format: `"numbered"` (default: `[1] ...`), `"plain"` or `"xml"`.
+            tokenizer: tokenizer that counts budgets and usage: `"model"` (default), `"o200k_base"` or `"cl100k_base"`.
+            offsets: unit of offsets in the answer: `"codepoint"` (default), `"byte"` or `"utf16"`.
+            explain: True adds the RC of every token, and what each word of the question matched.
+            deadline_ms: how long the daemon may take, in milliseconds, including the time in its queue (default 10,000).
+            on_error: `"fail"` (default), or `"passthrough"`: return the chunks unchanged, with `degraded` set, if the daemon
+                fails, misses the deadline or is overloaded.
+            include: `["kv"]` exports the keys and values of the kept chunks.
+            kv: which keys and values are exported.
+            extra_body: further fields of the request, for daemons that are newer than this client.
+            timeout_s: limit in seconds for this call, instead of the client's.
+
+        Raises:
+            ApiError: the daemon refused the request or failed.
+            ThresherError: the daemon could not be reached, or did not answer within `timeout_s`.
+        """
         call = _calls.compress(
             query,
             chunks,
@@ -130,9 +160,15 @@ class Client:
         fingerprint: str | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Keys and values of the chunks that a compression kept, as a file; with `fingerprint` only if they are of that model.
+        """Fetches exported keys and values, as the bytes of a safetensors file.
 
-        `thresher_client.transformers` gives them to a language model.
+        `thresher_client.transformers.KvExport` loads them into a language model.
+
+        Args:
+            handle: `kv.handle` of a compression with `include=["kv"]`.
+            fingerprint: fingerprint of your model's weights. If the daemon's model has other weights, it refuses
+                (`model_mismatch`).
+            timeout_s: limit in seconds for this call, instead of the client's.
         """
         return self._call(_calls.kv(handle, fingerprint), timeout_s)
 
@@ -153,7 +189,27 @@ class Client:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Attribution:
-        """Which chunk each part of `answer` came from, and what no chunk supports."""
+        """Finds the chunk that each part of `answer` came from, and the words that no chunk supports.
+
+        Pass one of `chunks`, `chunk_ids` and `compress_id`.
+
+        Args:
+            answer: the answer of a language model.
+            chunks: the chunks: strings, `Chunk`s or mappings with the same fields.
+            chunk_ids: ids of registered chunks.
+            compress_id: `id` of an earlier compression. Only the text that it kept can be a source.
+            granularity: what a part is: `"sentence"` (default), `"token"` (words), or `"span"` with `spans`.
+            spans: ranges of the answer, `(start, end)` in the unit of `offsets`, ascending and without overlap.
+            sources_max: number of sources listed for each part, at most 100 (default 3). Further sources are listed if they are
+                cited.
+            offsets: unit of offsets: `"codepoint"` (default), `"byte"` or `"utf16"`.
+            format: shape of the answer's field `formatted`: that of another API, markers, or JSON pointers. `"native"` (default)
+                leaves it out.
+            receipt: True adds a signed record of the attribution.
+            deadline_ms: how long the daemon may take, in milliseconds, including the time in its queue.
+            extra_body: further fields of the request, for daemons that are newer than this client.
+            timeout_s: limit in seconds for this call, instead of the client's.
+        """
         call = _calls.attribute(
             answer,
             chunks,
@@ -184,10 +240,17 @@ class Client:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> _sync.AttributionStream:
-        """Attributes an answer while it arrives in `deltas`; a context manager of parts.
+        """Attributes an answer while it arrives, and returns a context manager over its parts.
 
-        It has a connection of its own, past `http_client`. `timeout_s` bounds its opening, and any standstill after that. Parts are
-        handed out when the next of `deltas` has come.
+        The stream uses its own connection, not that of `http_client`. `timeout_s` limits the time to open it, and every later
+        period in which nothing is sent or received. Parts are returned only when `deltas` yields its next piece.
+
+        Args:
+            deltas: an iterable over pieces of the answer's text.
+            chunks: as for `attribute`; so are `chunk_ids`, `compress_id`, `granularity`, `sources_max`, `offsets` and
+                `extra_body`.
+            deadline_ms: how long the daemon may take for each sentence, in milliseconds.
+            timeout_s: limit in seconds, instead of the client's.
         """
         body = _calls.attribute_fields(
             chunks,
@@ -210,7 +273,18 @@ class Client:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Changes:
-        """Registers chunks, which are then named by their ids; `wait`: until the model has read them."""
+        """Registers chunks, so that requests can name them by their ids.
+
+        Registering the same chunk again changes nothing. A chunk without an id gets a hash of its title, text and metadata. The
+        model reads the chunks in the background.
+
+        Args:
+            chunks: the chunks: strings, `Chunk`s or mappings with the same fields.
+            wait: True waits until the model has read the chunks, or until the deadline. They are registered in both cases.
+            deadline_ms: how long the daemon may take, in milliseconds.
+            extra_body: further fields of the request, for daemons that are newer than this client.
+            timeout_s: limit in seconds for this call, instead of the client's.
+        """
         call = _calls.register_chunks(chunks, wait=wait, deadline_ms=deadline_ms, extra_body=extra_body)
         return self._call(call, timeout_s)
 
@@ -220,7 +294,7 @@ class Client:
         *,
         timeout_s: float | None = None,
     ) -> Changes:
-        """Takes registered chunks away; one that is not there is `unknown`, and no error."""
+        """Deletes registered chunks. An id that is not registered has the status `unknown`; it is not an error."""
         call = _calls.delete_chunks(chunk_ids)
         return self._call(call, timeout_s)
 
@@ -230,7 +304,7 @@ class Client:
         *,
         timeout_s: float | None = None,
     ) -> RegisteredChunk:
-        """A registered chunk."""
+        """Returns a registered chunk. Raises a `NotFoundError` if `chunk_id` is not registered."""
         call = _calls.get_chunk(chunk_id)
         return self._call(call, timeout_s)
 
@@ -242,7 +316,14 @@ class Client:
         filter: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> ChunkPage:
-        """A page of registered chunks, in the order of their ids."""
+        """Returns a page of registered chunks, in the order of their ids.
+
+        Args:
+            limit: number of chunks, at most 1,000. A page has fewer if it would exceed the daemon's limit of bytes.
+            after: `next` of the page before.
+            filter: only chunks whose metadata matches this filter, for example `{"lang": "en"}`.
+            timeout_s: limit in seconds for this call, instead of the client's.
+        """
         call = _calls.list_chunks(limit=limit, after=after, filter=filter)
         return self._call(call, timeout_s)
 
@@ -251,7 +332,7 @@ class Client:
         *,
         timeout_s: float | None = None,
     ) -> Progress:
-        """How many chunks are registered, and how many of them the model has read."""
+        """Returns how many chunks are registered, and how many of them the model has read."""
         call = _calls.progress()
         return self._call(call, timeout_s)
 
@@ -267,7 +348,18 @@ class Client:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> SearchResults:
-        """Registered chunks by words and metadata, then by relevance."""
+        """Finds registered chunks by words (BM25) and metadata, and orders them by relevance (RC).
+
+        Args:
+            query: the question.
+            limit: number of results (default 10).
+            candidates: number of chunks that BM25 finds for the model to order, at least `limit` (default 100).
+            filter: only chunks whose metadata matches this filter, for example `{"year": {"gte": 2020}}`.
+            rank: `"rc"` (default), or `"bm25"`, which skips the model.
+            deadline_ms: how long the daemon may take, in milliseconds, including the time in its queue.
+            extra_body: further fields of the request, for daemons that are newer than this client.
+            timeout_s: limit in seconds for this call, instead of the client's.
+        """
         call = _calls.search(
             query,
             limit=limit,
@@ -291,7 +383,18 @@ class Client:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Reranking:
-        """Whole documents, best first."""
+        """Orders whole documents by relevance, best first.
+
+        Args:
+            query: the question.
+            documents: the documents: strings, or mappings whose field `text` is read.
+            top_n: number of results; all if it is None.
+            rank_fields: fields of documents that are mappings to read, instead of `text`.
+            return_documents: True returns each document with its result.
+            relevant_spans: Cohere's options for relevant sentences, for example `{"mode": "enabled"}`.
+            extra_body: further fields of the request, for daemons that are newer than this client.
+            timeout_s: limit in seconds for this call, instead of the client's.
+        """
         call = _calls.rerank(
             query,
             documents,
@@ -304,24 +407,29 @@ class Client:
         return self._call(call, timeout_s)
 
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        """The models that the daemon has."""
-        return (self._call(_calls.models(), timeout_s)).data
+        """Returns the models that the daemon has loaded."""
+        return self._call(_calls.models(), timeout_s).data
 
     def _call(self, call: Call[T], timeout_s: float | None) -> T:
         attempt = partial(_sync.call_once, self._http, self._settings, call)
-        return _sync.carry_out(self._settings, self._seconds(timeout_s), attempt)
+        return _sync.run_with_retries(self._settings, self._seconds(timeout_s), attempt)
 
     def _seconds(self, timeout_s: float | None) -> float:
         return self._settings.timeout_s if timeout_s is None else timeout_s
 
 
 class AsyncClient:
-    """The same, asynchronous: on asyncio or trio. One that is used on several event loops, one after another, must not
-    `keep_connections`.
+    """An asynchronous client of the daemon, for asyncio and trio.
 
-    `base_url` is THRESHER_URL or http://127.0.0.1:8080 unless given; `api_key` (THRESHER_API_KEY) is sent as a bearer token.
-    `timeout_s` bounds a whole call, retries and waits included, and can be given with each call. An `http_client` of yours brings
-    its own proxies and certificates, and stays yours to close.
+    Args:
+        base_url: address of the daemon. Default: THRESHER_URL, or http://127.0.0.1:8080.
+        api_key: key that is sent as a bearer token. Default: THRESHER_API_KEY, or none.
+        timeout_s: limit in seconds for a whole call, including retries and the waits between them. Each call can set its own.
+        connect_timeout_s: limit in seconds for opening a connection.
+        retries: limits of retries.
+        http_client: an `httpx.AsyncClient` to use, with your own proxies and certificates. You have to close it.
+        keep_connections: whether connections stay open between calls. Set it to False if the client is used on several event
+            loops, one after another.
     """
 
     def __init__(
@@ -335,7 +443,7 @@ class AsyncClient:
         http_client: httpx.AsyncClient | None = None,
         keep_connections: bool = True,
     ) -> None:
-        self._settings = Settings.of(base_url, api_key, timeout_s, connect_timeout_s, retries)
+        self._settings = Settings.from_arguments(base_url, api_key, timeout_s, connect_timeout_s, retries)
         self._owns_http = http_client is None
         limits = httpx.Limits() if keep_connections else httpx.Limits(max_keepalive_connections=0)
         self._http = http_client or httpx.AsyncClient(trust_env=self._settings.trust_env, limits=limits)
@@ -349,13 +457,13 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes connections; not those of an `http_client` that was given."""
+        """Closes the connections, except those of an `http_client` that you passed."""
         if self._owns_http:
             await self._http.aclose()
 
     @property
     def base_url(self) -> str:
-        """Where the daemon is."""
+        """The address of the daemon, without a slash at its end."""
         return self._settings.base_url
 
     async def compress(
@@ -379,7 +487,10 @@ class AsyncClient:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Compression:
-        """The part of `chunks` (or of registered `chunk_ids`) that is worth sending to the LLM, with citations."""
+        """Compresses chunks to the part that is worth sending to the language model, with citations.
+
+        `Client.compress` documents the arguments.
+        """
         call = _calls.compress(
             query,
             chunks,
@@ -407,9 +518,9 @@ class AsyncClient:
         fingerprint: str | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Keys and values of the chunks that a compression kept, as a file; with `fingerprint` only if they are of that model.
+        """Fetches exported keys and values, as the bytes of a safetensors file.
 
-        `thresher_client.transformers` gives them to a language model.
+        `Client.kv` documents the arguments.
         """
         return await self._call(_calls.kv(handle, fingerprint), timeout_s)
 
@@ -430,7 +541,10 @@ class AsyncClient:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Attribution:
-        """Which chunk each part of `answer` came from, and what no chunk supports."""
+        """Finds the chunk that each part of `answer` came from, and the words that no chunk supports.
+
+        `Client.attribute` documents the arguments.
+        """
         call = _calls.attribute(
             answer,
             chunks,
@@ -461,9 +575,11 @@ class AsyncClient:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> AbstractAsyncContextManager[_async.AsyncAttributionStream]:
-        """Attributes an answer while it arrives in `deltas`; a context manager of parts.
+        """Attributes an answer while it arrives, and returns a context manager over its parts.
 
-        It has a connection of its own, past `http_client`. `timeout_s` bounds its opening, and any standstill after that.
+        The stream uses its own connection, not that of `http_client`. `timeout_s` limits the time to open it, and after the last
+        piece of `deltas` the time in which no part arrives. `deltas` can be synchronous or asynchronous.
+        `Client.attribute_stream` documents the other arguments.
         """
         body = _calls.attribute_fields(
             chunks,
@@ -486,7 +602,10 @@ class AsyncClient:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Changes:
-        """Registers chunks, which are then named by their ids; `wait`: until the model has read them."""
+        """Registers chunks, so that requests can name them by their ids.
+
+        `Client.register_chunks` documents the arguments.
+        """
         call = _calls.register_chunks(chunks, wait=wait, deadline_ms=deadline_ms, extra_body=extra_body)
         return await self._call(call, timeout_s)
 
@@ -496,7 +615,7 @@ class AsyncClient:
         *,
         timeout_s: float | None = None,
     ) -> Changes:
-        """Takes registered chunks away; one that is not there is `unknown`, and no error."""
+        """Deletes registered chunks. An id that is not registered has the status `unknown`; it is not an error."""
         call = _calls.delete_chunks(chunk_ids)
         return await self._call(call, timeout_s)
 
@@ -506,7 +625,7 @@ class AsyncClient:
         *,
         timeout_s: float | None = None,
     ) -> RegisteredChunk:
-        """A registered chunk."""
+        """Returns a registered chunk. Raises a `NotFoundError` if `chunk_id` is not registered."""
         call = _calls.get_chunk(chunk_id)
         return await self._call(call, timeout_s)
 
@@ -518,7 +637,10 @@ class AsyncClient:
         filter: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> ChunkPage:
-        """A page of registered chunks, in the order of their ids."""
+        """Returns a page of registered chunks, in the order of their ids.
+
+        `Client.list_chunks` documents the arguments.
+        """
         call = _calls.list_chunks(limit=limit, after=after, filter=filter)
         return await self._call(call, timeout_s)
 
@@ -527,7 +649,7 @@ class AsyncClient:
         *,
         timeout_s: float | None = None,
     ) -> Progress:
-        """How many chunks are registered, and how many of them the model has read."""
+        """Returns how many chunks are registered, and how many of them the model has read."""
         call = _calls.progress()
         return await self._call(call, timeout_s)
 
@@ -543,7 +665,10 @@ class AsyncClient:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> SearchResults:
-        """Registered chunks by words and metadata, then by relevance."""
+        """Finds registered chunks by words (BM25) and metadata, and orders them by relevance (RC).
+
+        `Client.search` documents the arguments.
+        """
         call = _calls.search(
             query,
             limit=limit,
@@ -567,7 +692,10 @@ class AsyncClient:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Reranking:
-        """Whole documents, best first."""
+        """Orders whole documents by relevance, best first.
+
+        `Client.rerank` documents the arguments.
+        """
         call = _calls.rerank(
             query,
             documents,
@@ -580,12 +708,12 @@ class AsyncClient:
         return await self._call(call, timeout_s)
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        """The models that the daemon has."""
+        """Returns the models that the daemon has loaded."""
         return (await self._call(_calls.models(), timeout_s)).data
 
     async def _call(self, call: Call[T], timeout_s: float | None) -> T:
         attempt = partial(_async.call_once, self._http, self._settings, call)
-        return await _async.carry_out(self._settings, self._seconds(timeout_s), attempt)
+        return await _async.run_with_retries(self._settings, self._seconds(timeout_s), attempt)
 
     def _seconds(self, timeout_s: float | None) -> float:
         return self._settings.timeout_s if timeout_s is None else timeout_s

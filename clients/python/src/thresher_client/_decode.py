@@ -1,4 +1,6 @@
-"""JSON to answers. Fields that are not known are kept in `extra`, so that a newer daemon's answers are still read."""
+"""Converts parsed JSON to the dataclasses of answers. Unknown fields go into `extra`, so that answers of newer daemons can be
+read.
+"""
 
 from __future__ import annotations
 
@@ -12,49 +14,52 @@ T = TypeVar("T")
 
 
 class DecodeError(Exception):
-    """A value is not of the type that stands in the answer's dataclass."""
+    """A value does not have the type that the answer's dataclass declares, or a required field is missing."""
 
 
-def decode(kind: type[T], value: object, path: str = "answer") -> T:
-    """`value` as a `kind`: a dataclass whose fields are dataclasses, tuples, mappings, unions with None, or plain."""
-    found: T = _decode(kind, value, path)
-    return found
+def decode(target: type[T], value: object, path: str = "answer") -> T:
+    """Converts `value` to `target`: a dataclass whose fields are dataclasses, tuples, mappings, optional types or plain types.
+
+    `path` is where `value` is in the answer, for error messages.
+    """
+    decoded: T = _decode(target, value, path)
+    return decoded
 
 
-def _decode(kind: Any, value: Any, path: str) -> Any:
-    if kind is Any:
+def _decode(target: Any, value: Any, path: str) -> Any:
+    if target is Any:
         return value
-    origin = get_origin(kind)
+    origin = get_origin(target)
     if origin in (Union, types.UnionType):
         if value is None:
             return None
-        (inner,) = (arg for arg in get_args(kind) if arg is not type(None))
+        (inner,) = (arg for arg in get_args(target) if arg is not type(None))
         return _decode(inner, value, path)
     if origin is tuple:
         if not isinstance(value, list):
             raise _wrong(path, "a list", value)
-        inner = get_args(kind)[0]
-        return tuple(_decode(inner, item, f"{path}[{at}]") for at, item in enumerate(value))
+        inner = get_args(target)[0]
+        return tuple(_decode(inner, item, f"{path}[{index}]") for index, item in enumerate(value))
     if origin is Mapping or origin is dict:
         if not isinstance(value, dict):
             raise _wrong(path, "an object", value)
-        inner = get_args(kind)[1]
+        inner = get_args(target)[1]
         return {key: _decode(inner, item, f"{path}.{key}") for key, item in value.items()}
-    if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, value, path)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if dataclasses.is_dataclass(target):
+        return _decode_dataclass(target, value, path)
+    if target is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise _wrong(path, kind.__name__, value)
+    if not isinstance(value, target) or (target is int and isinstance(value, bool)):
+        raise _wrong(path, target.__name__, value)
     return value
 
 
-def _decode_dataclass(kind: Any, value: Any, path: str) -> Any:
+def _decode_dataclass(target: Any, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(path, "an object", value)
-    hints = _hints(kind)
+    hints = _hints(target)
     known: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
+    for field in dataclasses.fields(target):
         if field.name == "extra":
             continue
         if field.name in value:
@@ -63,14 +68,14 @@ def _decode_dataclass(kind: Any, value: Any, path: str) -> Any:
             raise DecodeError(f"{path} has no field {field.name!r}")
     if "extra" in hints:
         known["extra"] = {name: item for name, item in value.items() if name not in hints}
-    return kind(**known)
+    return target(**known)
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _hints(target: Any) -> dict[str, Any]:
+    return get_type_hints(target)
 
 
-def _wrong(path: str, wanted: str, value: object) -> DecodeError:
-    # Not the value itself: it may be text that must not land in a log.
-    return DecodeError(f"{path} is not {wanted}: it is a {type(value).__name__}")
+def _wrong(path: str, expected: str, value: object) -> DecodeError:
+    # The message does not contain the value: it may be text that must not get into a log.
+    return DecodeError(f"{path} is a {type(value).__name__}, not {expected}")

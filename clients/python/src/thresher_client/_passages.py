@@ -1,6 +1,7 @@
-"""What the three frameworks' adapters share: options, the call for some passages, and what becomes of each of them.
+"""What the adapters for LangChain, LlamaIndex and Haystack have in common: options, the request, and the result for each
+document.
 
-Knows no framework. An adapter turns its documents into passages and outcomes into copies of its documents.
+This module knows no framework. An adapter converts its documents to passages, and outcomes to copies of its documents.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger("thresher_client")
 
 @dataclass(frozen=True)
 class Passage:
-    """A document as the daemon sees it."""
+    """The text and title of a document: what is sent to the daemon."""
 
     text: str
     title: str | None = None
@@ -34,17 +35,26 @@ class Passage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of the document at `index`: its text, and what stands in its metadata under `thresher`."""
+    """The result for the document at `index` of the input: its new text, its score, and the value of its metadata field
+    `thresher`.
+    """
 
     index: int
     text: str
     score: float | None
-    about: dict[str, Any]
+    metadata: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What an adapter is asked for. `compress` keeps the parts that are worth sending; `rerank` orders whole documents."""
+    """Options that all adapters have.
+
+    - `mode`: `"compress"` keeps the parts worth sending; `"rerank"` orders whole documents
+    - `budget`, `granularity`, `order`, `tokenizer`, `deadline_ms`: as in `Client.compress`; not for `"rerank"`
+    - `top_n`: return only the best documents, at most this many; None for all
+    - `keep_empty`: also return documents of which nothing was kept, with an empty text
+    - `on_error`: `"raise"`, or `"originals"`, which returns the first `top_n` documents unchanged, marked `degraded`
+    """
 
     mode: Mode = "compress"
     budget: Mapping[str, Any] | None = None
@@ -58,23 +68,23 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.mode not in ("compress", "rerank"):
-            raise ValueError(f'mode is "compress" or "rerank", not {self.mode!r}')
+            raise ValueError(f'mode is {self.mode!r}; it must be "compress" or "rerank"')
         if self.on_error not in ("raise", "originals"):
-            raise ValueError(f'on_error is "raise" or "originals", not {self.on_error!r}')
+            raise ValueError(f'on_error is {self.on_error!r}; it must be "raise" or "originals"')
         if self.top_n is not None and self.top_n < 1:
-            raise ValueError(f"top_n is {self.top_n}: at least 1, or None for all")
+            raise ValueError(f"top_n is {self.top_n}; it must be at least 1, or None for all documents")
         if self.mode == "rerank":
             for name in ("budget", "granularity", "order", "tokenizer", "deadline_ms"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f'{name} says nothing to mode "rerank", which orders whole documents')
+                    raise ValueError(f'{name} cannot be used with mode "rerank", which orders whole documents')
 
     @classmethod
-    def of(cls, adapter: object) -> Options:
-        """Those of an adapter, which has them under the same names."""
+    def from_adapter(cls, adapter: object) -> Options:
+        """Returns the options of an adapter, which has attributes with the same names. Raises a `ValueError` for a wrong option."""
         return cls(**{field.name: getattr(adapter, field.name) for field in fields(cls)})
 
     def select(self, client: Client, query: str, passages: Sequence[Passage]) -> list[Outcome]:
-        """What becomes of the passages."""
+        """Compresses or reranks the passages, and returns the outcomes of those that stay, in order."""
         if not passages:
             return []
         call = self._call(query, passages)
@@ -84,7 +94,7 @@ class Options:
             return self._failed(error, passages)
 
     async def aselect(self, client: AsyncClient, query: str, passages: Sequence[Passage]) -> list[Outcome]:
-        """The same."""
+        """The asynchronous version of `select`."""
         if not passages:
             return []
         call = self._call(query, passages)
@@ -94,18 +104,18 @@ class Options:
             return self._failed(error, passages)
 
     def _call(self, query: str, passages: Sequence[Passage]) -> Call[Any]:
-        # Neither ids nor metadata are sent: they come back by place, untouched, whatever is in them.
+        # Ids and metadata are not sent. Answers name documents by index, so both can contain anything.
         if self.mode == "rerank":
-            documents = [_calls.fields(title=one.title, text=one.text) for one in passages]
+            documents = [_calls.fields(title=passage.title, text=passage.text) for passage in passages]
             return _calls.rerank(query, documents, top_n=self.top_n, rank_fields=("title", "text"))
-        chunks = [_calls.fields(text=one.text, title=one.title) for one in passages]
+        chunks = [_calls.fields(text=passage.text, title=passage.title) for passage in passages]
         return _calls.compress(
             query,
             chunks,
             budget=self.budget,
             granularity=self.granularity,
             order=self.order,
-            # The framework writes the prompt: what stands around the texts is not paid for here.
+            # The framework writes the prompt, so titles and markers must not count towards the budget.
             format="plain",
             tokenizer=self.tokenizer,
             offsets="codepoint",
@@ -126,7 +136,7 @@ class Options:
         markers = iter(range(1, len(answer.chunks) + 1))
         outcomes = []
         for chunk in answer.chunks:
-            about = {
+            metadata = {
                 "mode": "compress",
                 "id": answer.id,
                 "index": chunk.index,
@@ -136,37 +146,37 @@ class Options:
                 "spans": [{"start": span.start, "end": span.end, "score": span.score} for span in chunk.spans],
             }
             if answer.degraded is not None:
-                about["degraded"] = answer.degraded.code
-            outcomes.append(Outcome(chunk.index, chunk.text, chunk.score, about))
-        return self._best([one for one in outcomes if self.keep_empty or one.about["kept"]])
+                metadata["degraded"] = answer.degraded.code
+            outcomes.append(Outcome(chunk.index, chunk.text, chunk.score, metadata))
+        return self._limit([outcome for outcome in outcomes if self.keep_empty or outcome.metadata["kept"]])
 
-    def _best(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """The `top_n` best, in the order in which they stand."""
+    def _limit(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Returns the `top_n` best outcomes, in their present order."""
         if self.top_n is None or len(outcomes) <= self.top_n:
             return outcomes
-        by_score = sorted(outcomes, key=lambda one: (one.about["kept"], one.score or 0.0), reverse=True)
-        best = {one.index for one in by_score[: self.top_n]}
-        return [one for one in outcomes if one.index in best]
+        by_score = sorted(outcomes, key=lambda outcome: (outcome.metadata["kept"], outcome.score or 0.0), reverse=True)
+        best = {outcome.index for outcome in by_score[: self.top_n]}
+        return [outcome for outcome in outcomes if outcome.index in best]
 
     def _failed(self, error: ThresherError, passages: Sequence[Passage]) -> list[Outcome]:
         if self.on_error == "raise":
             raise error
-        logger.warning("documents are passed on as they are: %s", error.code)
-        about = {"mode": self.mode, "degraded": error.code}
+        logger.warning("returning the original documents, because the daemon failed: %s", error.code)
+        metadata = {"mode": self.mode, "degraded": error.code}
         originals = [
-            Outcome(index, passage.text, None, {**about, "index": index}) for index, passage in enumerate(passages)
+            Outcome(index, passage.text, None, {**metadata, "index": index}) for index, passage in enumerate(passages)
         ]
         return originals[: self.top_n]
 
 
 def title_of(metadata: Mapping[str, Any], key: str | None) -> str | None:
-    """The title, where the metadata has one that is a text."""
+    """Returns the metadata field `key` if it is a string that is not blank, otherwise None."""
     title = metadata.get(key) if key else None
     return title if isinstance(title, str) and title.strip() else None
 
 
 class Clients:
-    """Those that an adapter was given, or makes when it first needs them."""
+    """The clients of an adapter: those that the caller passed, or new ones that are created at first use."""
 
     def __init__(
         self,
@@ -183,17 +193,21 @@ class Clients:
 
     @cached_property
     def blocking(self) -> Client:
-        """For threads."""
+        """The client for synchronous calls."""
         if self._given[0] is not None:
             return self._given[0]
         client = Client(self._base_url, api_key=self._api_key, timeout_s=self._timeout_s)
-        # Frameworks do not say when they are done with an adapter.
+        # Frameworks do not tell an adapter when they no longer need it.
         finalize(self, client.close)
         return client
 
     @cached_property
     def asynchronous(self) -> AsyncClient:
-        """For event loops, of which frameworks often start a new one for each call: a connection kept from an earlier one is dead."""
+        """The client for asynchronous calls.
+
+        A client that is created here keeps no connections: frameworks often start a new event loop for each call, and a
+        connection of an earlier loop is dead.
+        """
         return self._given[1] or AsyncClient(
             self._base_url, api_key=self._api_key, timeout_s=self._timeout_s, keep_connections=False
         )

@@ -1,4 +1,4 @@
-"""When a request is sent again: the whole policy, as a generator that does no I/O, so that both clients share it."""
+"""Decides when a request is retried. The policy is a generator that does no I/O, so that both clients can run it."""
 
 from __future__ import annotations
 
@@ -24,98 +24,107 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Retries:
-    """How often and how soon a request is sent again: after 429, 503 and lost connections, never past `timeout_s`."""
+    """Limits of retries after status 429, status 503 and lost connections. No wait begins that would exceed `timeout_s`."""
 
     count_max: int = 3
-    """Attempts after the first; 0: none, whatever the daemon says."""
+    """Retries after failures without a `Retry-After` header. 0 turns off all retries, also those with the header."""
     wait_s_min: float = 0.1
-    """Before the first of them; doubled for each further one. Half of it is chance, so that clients do not come in step."""
+    """Seconds before the first retry, doubled for each further one. Half of each wait is random, so that clients do not retry at
+    the same time.
+    """
     wait_s_max: float = 5.0
-    asked_count_max: int = 20
-    """Attempts after answers that say when to come back (`Retry-After`), beside `count_max` others: the daemon estimates when it will
-    have done what it has been sent, and others that it refused come back at the same time. `timeout_s` ends most calls earlier."""
+    """Longest wait in seconds. A `Retry-After` header can ask for a longer one."""
+    retry_after_count_max: int = 20
+    """Retries after answers with a `Retry-After` header, in addition to `count_max` others. There can be many of them, because
+    the header only estimates when the daemon will have finished its current work, and other refused clients retry at the same
+    time. Most calls reach `timeout_s` first.
+    """
 
     def __post_init__(self) -> None:
-        if self.count_max < 0 or self.asked_count_max < 0 or not 0 <= self.wait_s_min <= self.wait_s_max:
-            raise ValueError(f"retries out of range: {self}")
+        if self.count_max < 0 or self.retry_after_count_max < 0 or not 0 <= self.wait_s_min <= self.wait_s_max:
+            raise ValueError(f"{self}: counts must be at least 0, and 0 <= wait_s_min <= wait_s_max")
 
-    def wait_s(self, attempt: int, asked_s: float | None) -> float:
-        """Before attempt number `attempt` (the first retry is 1); `asked_s` is what the daemon asked for, the least that is waited."""
-        doubled = min(self.wait_s_max, self.wait_s_min * 2.0 ** min(attempt - 1, 60))
-        chance = random.uniform(0.5, 1.0) * doubled
-        return chance if asked_s is None else asked_s + random.uniform(0.0, 0.5) * doubled
+    def wait_s(self, retry: int, retry_after_s: float | None) -> float:
+        """Returns the seconds to wait before retry number `retry` (from 1).
+
+        `retry_after_s` is the value of `Retry-After` in seconds, if there was one; the wait is never shorter.
+        """
+        doubled = min(self.wait_s_max, self.wait_s_min * 2.0 ** min(retry - 1, 60))
+        if retry_after_s is None:
+            return random.uniform(0.5, 1.0) * doubled
+        return retry_after_s + random.uniform(0.0, 0.5) * doubled
 
 
 @dataclass(frozen=True)
 class Send:
-    """To be done now, within `timeout_s`; the result is sent back, or the error that was raised."""
+    """A step: send the request, within `timeout_s` seconds, and pass its result or the exception to the generator."""
 
     timeout_s: float
 
 
 @dataclass(frozen=True)
 class Wait:
-    """To be slept."""
+    """A step: wait this many seconds, and pass None to the generator."""
 
     seconds: float
 
 
 Step = Union[Send, Wait]
-Sent = Union[T, Exception, None]
-"""What is sent back for a step: the result, or what was raised; None for a wait."""
+Outcome = Union[T, Exception, None]
+"""The outcome of a step: the result or the exception of a `Send`, None for a `Wait`."""
 
 
 def attempts(
     retries: Retries, timeout_s: float, clock: Callable[[], float] = time.monotonic
-) -> Generator[Step, Sent[T], T]:
-    """Yields what to do next; returns the result of the attempt that succeeded, or raises what the last one raised.
+) -> Generator[Step, Outcome[T], T]:
+    """Yields the next step; returns the result of the attempt that succeeded, or raises the error of the last one.
 
-    Only for what may arrive twice. Every call may: it reads, or puts things where they are already. A stream may until its
-    answer has begun to be sent.
+    Use it only for requests that can be repeated safely. Every call can: it reads, or it stores what is already stored. A stream
+    can, until the first text of its answer has been sent.
     """
     if not timeout_s > 0:
-        raise ValueError(f"timeout_s is not over 0: {timeout_s}")
-    until = clock() + timeout_s
-    attempt = 0
-    asked = 0
-    before: ThresherError | None = None
+        raise ValueError(f"timeout_s is {timeout_s}; it must be greater than 0")
+    deadline = clock() + timeout_s
+    failures = 0
+    retry_after_failures = 0
+    previous: ThresherError | None = None
     while True:
-        sent = yield Send(max(until - clock(), 0.001))
-        if not isinstance(sent, Exception):
-            assert sent is not None, "an attempt has a result"
-            return sent
-        error = _of_this_package(sent, timeout_s)
-        if before is not None and isinstance(error, TimedOutError):
-            # The last attempt had what the others left it: they say more of what is wrong.
-            raise TimedOutError(error.code, f"{error.message}; before that {before}", error.request) from before
-        before = error
-        asked_s = error.retry_after_s if isinstance(error, ApiError) else None
-        if asked_s is None:
-            attempt += 1
+        outcome = yield Send(max(deadline - clock(), 0.001))
+        if not isinstance(outcome, Exception):
+            assert outcome is not None, "a Send has a result or an exception"
+            return outcome
+        error = _to_thresher_error(outcome, timeout_s)
+        if previous is not None and isinstance(error, TimedOutError):
+            # The last attempt had only the time that was left: the error before it says more about the cause.
+            raise TimedOutError(error.code, f"{error.message}; the attempt before failed with {previous}", error.request) from previous
+        previous = error
+        retry_after_s = error.retry_after_s if isinstance(error, ApiError) else None
+        if retry_after_s is None:
+            failures += 1
         else:
-            asked += 1
-        may_repeat = retries.count_max > 0 and _may_repeat(sent, error)
-        if not may_repeat or attempt > retries.count_max or asked > retries.asked_count_max:
-            raise error from _cause(sent, error)
-        wait_s = retries.wait_s(attempt + asked, asked_s)
-        # There is no use in waiting for an attempt that has no time left: what went wrong says more than "too late".
-        if clock() + wait_s >= until:
-            raise error from _cause(sent, error)
+            retry_after_failures += 1
+        can_retry = retries.count_max > 0 and _is_retryable(outcome, error)
+        if not can_retry or failures > retries.count_max or retry_after_failures > retries.retry_after_count_max:
+            raise error from _cause(outcome, error)
+        wait_s = retries.wait_s(failures + retry_after_failures, retry_after_s)
+        # No time would be left after the wait, and this error says more about the cause than a timeout would.
+        if clock() + wait_s >= deadline:
+            raise error from _cause(outcome, error)
         yield Wait(wait_s)
 
 
-def _may_repeat(raised: Exception, error: ThresherError) -> bool:
-    # Not after a time-out: that would double the work of a daemon that has too much of it.
-    lost = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-    return isinstance(error, (OverloadedError, UnavailableError)) or isinstance(raised, lost)
+def _is_retryable(raised: Exception, error: ThresherError) -> bool:
+    # Timeouts are not retried: that would double the work of a daemon that is overloaded.
+    lost_connection = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
+    return isinstance(error, (OverloadedError, UnavailableError)) or isinstance(raised, lost_connection)
 
 
-def _of_this_package(raised: Exception, timeout_s: float) -> ThresherError:
+def _to_thresher_error(raised: Exception, timeout_s: float) -> ThresherError:
     match raised:
         case ThresherError():
             return raised
         case httpx.ConnectTimeout():
-            return ConnectionFailedError("connection_failed", "no connection in time", _request(raised))
+            return ConnectionFailedError("connection_failed", "could not connect in time", _request(raised))
         case httpx.TimeoutException():
             return TimedOutError("timed_out", f"no answer within {timeout_s:g} s", _request(raised))
         case httpx.HTTPError():

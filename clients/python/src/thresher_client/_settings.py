@@ -1,4 +1,4 @@
-"""What both clients are made with."""
+"""Settings that both clients have in common."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except PackageNotFoundError:
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the daemon is, and how long and how often it is asked."""
+    """The daemon's address, the headers of every request, and the limits of time and retries."""
 
     base_url: str
     headers: Mapping[str, str]
@@ -35,7 +35,7 @@ class Settings:
     retries: Retries
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         base_url: str | None,
         api_key: str | None,
@@ -43,29 +43,32 @@ class Settings:
         connect_timeout_s: float,
         retries: Retries | None,
     ) -> Settings:
-        """Arguments first, then the environment: THRESHER_URL and THRESHER_API_KEY."""
+        """Checks the arguments, and takes those that are None from the environment (THRESHER_URL, THRESHER_API_KEY).
+
+        Raises a `ValueError` for an unusable address, time or key.
+        """
         base_url = (base_url or os.environ.get("THRESHER_URL") or BASE_URL_DEFAULT).rstrip("/")
         try:
             parsed = httpx.URL(base_url)
         except httpx.InvalidURL as error:
-            raise ValueError(f"base_url {base_url!r} is no URL: {error}") from error
+            raise ValueError(f"base_url {base_url!r} is not a URL: {error}") from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ValueError(f"base_url {base_url!r} does not begin with http:// or https:// and a host")
+            raise ValueError(f"base_url {base_url!r} must begin with http:// or https:// and a host, such as {BASE_URL_DEFAULT}")
         if not timeout_s > 0 or not connect_timeout_s > 0:
-            raise ValueError("timeout_s and connect_timeout_s are over 0")
+            raise ValueError(f"timeout_s is {timeout_s} and connect_timeout_s is {connect_timeout_s}; both must be greater than 0")
         headers = {"User-Agent": f"thresher-client/{_VERSION}"}
         api_key = api_key or os.environ.get("THRESHER_API_KEY")
         if api_key:
-            # A key that is read from a file has a line break behind it.
+            # A key that was read from a file often ends with a line break.
             api_key = api_key.strip()
             if not (api_key.isascii() and api_key.isprintable()):
-                raise ValueError("api_key is not one line of ASCII")
+                raise ValueError("api_key must be one line of printable ASCII characters")
             headers["Authorization"] = f"Bearer {api_key}"
         return cls(base_url, headers, timeout_s, connect_timeout_s, retries or Retries())
 
     @property
     def trust_env(self) -> bool:
-        """Whether proxies of the environment are meant for it: not for a sidecar on this machine."""
+        """Whether httpx uses the proxies of the environment. It does not for an address of this machine."""
         host = httpx.URL(self.base_url).host
         try:
             return not ipaddress.ip_address(host).is_loopback
@@ -73,7 +76,7 @@ class Settings:
             return host != "localhost"
 
     def request(self, call: Call[T]) -> httpx.Request:
-        """As it is sent."""
+        """Returns the HTTP request of `call`."""
         headers = dict(self.headers)
         content = call.content()
         if content is not None:
@@ -83,5 +86,5 @@ class Settings:
         )
 
     def timeout(self, left_s: float) -> dict[str, float | None]:
-        """Of one attempt, as httpx takes it."""
+        """Returns the timeouts of one attempt that has `left_s` seconds left, in the format of httpx."""
         return httpx.Timeout(left_s, connect=min(self.connect_timeout_s, left_s)).as_dict()

@@ -1,6 +1,7 @@
-"""`POST /v1/attribute/stream` without I/O: bytes to send, and parts out of bytes that came.
+"""The protocol of `POST /v1/attribute/stream`, without I/O: produces bytes to send, and parses received bytes into parts.
 
-Both directions flow at the same time, and httpx sends all of a body before it reads; so a stream has a connection of its own.
+A stream sends and receives at the same time. httpx cannot do this, because it sends all of a body before it reads the answer, so
+each stream has its own connection.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 import h11
 import httpx
 
-from ._calls import read, to_json
+from ._calls import parse_answer, to_json
 from ._decode import DecodeError, decode
 from .errors import AnswerInvalidError, ApiError, ConnectionFailedError, api_error
 from .types import Part
@@ -25,7 +26,7 @@ _END = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Target:
-    """Where a stream goes."""
+    """The address of a stream: host, port, whether it uses TLS, and the HTTP request."""
 
     host: str
     port: int
@@ -33,7 +34,7 @@ class Target:
     request: httpx.Request
 
     @classmethod
-    def of(cls, url: str, headers: Mapping[str, str]) -> Target:
+    def from_url(cls, url: str, headers: Mapping[str, str]) -> Target:
         request = httpx.Request("POST", url, headers={**headers, "Accept": "text/event-stream"})
         parts = urlsplit(str(request.url))
         tls = parts.scheme == "https"
@@ -42,7 +43,7 @@ class Target:
 
 @dataclass
 class Exchange:
-    """One stream: what to send next, what came."""
+    """The state of one stream: parses what was received, and produces what to send next."""
 
     target: Target
     _http: h11.Connection = field(default_factory=lambda: h11.Connection(h11.CLIENT))
@@ -50,10 +51,10 @@ class Exchange:
     _body: bytearray = field(default_factory=bytearray)
     _is_over: bool = False
     ended: bool | None = None
-    """What the daemon said of the answer's end: False where it was cut off; None before the end."""
+    """True if the answer was complete, False if the body ended without the answer's own end marker, None before the end."""
 
     def open(self, body: Mapping[str, Any]) -> bytes:
-        """The request: its head and its first event."""
+        """Returns the bytes of the request's head and of its first event, which is `body`."""
         request = self.target.request
         headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
         headers += [(b"Content-Type", b"text/event-stream"), (b"Transfer-Encoding", b"chunked")]
@@ -61,34 +62,37 @@ class Exchange:
         return self._bytes(head) + self._event(to_json(body))
 
     def delta(self, text: str) -> bytes:
-        """More of the answer."""
+        """Returns the bytes of an event with the next piece of the answer."""
         return self._event(to_json({"delta": text})) if text else b""
 
     def end(self) -> bytes:
-        """No more comes."""
+        """Returns the bytes that end the request."""
         return self._bytes(h11.Data(data=_END)) + self._bytes(h11.EndOfMessage())
 
     @property
     def is_open(self) -> bool:
-        """Whether the daemon has taken the stream."""
+        """Whether the daemon has accepted the stream."""
         return self._head is not None and self._head.status_code < 400
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes from the daemon."""
+        """Whether the daemon has sent everything."""
         return self._is_over
 
     def receive(self, data: bytes) -> list[Part]:
-        """Parts out of what came; empty `data`: the connection was closed."""
+        """Returns the parts that `data` completes. Empty `data` means that the connection was closed.
+
+        Raises an `ApiError` if the daemon sent an error, and a `ConnectionFailedError` if the stream ended too early.
+        """
         try:
             self._http.receive_data(data)
             return self._events()
         except h11.RemoteProtocolError as error:
-            raise self.broken(str(error)) from error
+            raise self.connection_error(str(error)) from error
 
-    def broken(self, why: str) -> ConnectionFailedError:
-        """The connection broke."""
-        return ConnectionFailedError("connection_failed", why, self.target.request)
+    def connection_error(self, message: str) -> ConnectionFailedError:
+        """Returns the error for a connection that broke."""
+        return ConnectionFailedError("connection_failed", message, self.target.request)
 
     def _events(self) -> list[Part]:
         parts: list[Part] = []
@@ -103,14 +107,14 @@ class Exchange:
                 case h11.EndOfMessage():
                     self._finish()
                 case h11.ConnectionClosed():
-                    raise self.broken("the connection was closed before the end of the stream")
+                    raise self.connection_error("the connection was closed before the end of the stream")
                 case h11.NEED_DATA | h11.PAUSED:
                     break
         return parts
 
     def _parts(self) -> list[Part]:
         parts = []
-        # Of server-sent events, the daemon writes the plain form: no carriage returns, one line of data.
+        # The daemon writes simple server-sent events: no carriage returns, and one line of data for each event.
         *events, rest = bytes(self._body).split(b"\n\n")
         self._body = bytearray(rest)
         for event in events:
@@ -135,7 +139,7 @@ class Exchange:
             raise AnswerInvalidError("answer_invalid", str(error), self.target.request) from error
 
     def _error(self, body: Any) -> ApiError:
-        """An error that came after the status had been sent."""
+        """Returns the error for an error event, which comes after the status 200 was sent."""
         response = httpx.Response(200, request=self.target.request)
         return api_error(response, body)
 
@@ -146,9 +150,9 @@ class Exchange:
             response = httpx.Response(
                 self._head.status_code, headers=headers, content=bytes(self._body), request=self.target.request
             )
-            read(Part, response)
+            parse_answer(Part, response)
         if self.ended is None:
-            raise self.broken("the stream ended without its last event")
+            raise self.connection_error("the stream ended without its last event")
 
     def _event(self, data: bytes) -> bytes:
         return self._bytes(h11.Data(data=b"data: " + data + b"\n\n"))

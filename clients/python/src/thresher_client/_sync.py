@@ -1,4 +1,4 @@
-"""I/O of the blocking client: nothing but it."""
+"""I/O of the blocking client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 from ._calls import Call
-from ._retry import Send, Sent, Step, Wait, attempts
+from ._retry import Send, Outcome, Step, Wait, attempts
 from ._settings import Settings
 from ._stream import PATH, Exchange, Target
 from .errors import TimedOutError
@@ -23,10 +23,10 @@ T = TypeVar("T")
 _READ_BYTES = 65536
 
 
-def carry_out(settings: Settings, timeout_s: float, attempt: Callable[[float], T]) -> T:
-    """`attempt` within so many seconds, again as the policy says."""
-    steps: Generator[Step, Sent[T], T] = attempts(settings.retries, timeout_s)
-    sent: Sent[T] = None
+def run_with_retries(settings: Settings, timeout_s: float, attempt: Callable[[float], T]) -> T:
+    """Runs `attempt` with the seconds it has left, and retries it as `attempts` decides, within `timeout_s`."""
+    steps: Generator[Step, Outcome[T], T] = attempts(settings.retries, timeout_s)
+    sent: Outcome[T] = None
     try:
         while True:
             match steps.send(sent):
@@ -44,17 +44,17 @@ def carry_out(settings: Settings, timeout_s: float, attempt: Callable[[float], T
 
 
 def call_once(http: httpx.Client, settings: Settings, call: Call[T], left_s: float) -> T:
-    """One attempt."""
-    until = time.monotonic() + left_s
+    """Sends the request once, and returns its answer within `left_s` seconds."""
+    deadline = time.monotonic() + left_s
     request = settings.request(call)
     request.extensions["timeout"] = settings.timeout(left_s)
     response = http.send(request, stream=True)
     body = bytearray()
     try:
-        # httpx bounds each read; an answer that trickles is bounded here.
+        # httpx limits the time of each read only. This limits an answer that arrives in many small reads.
         for piece in response.iter_raw():
             body += piece
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise httpx.ReadTimeout("the answer took too long", request=request)
     finally:
         response.close()
@@ -63,7 +63,7 @@ def call_once(http: httpx.Client, settings: Settings, call: Call[T], left_s: flo
 
 
 class AttributionStream:
-    """Parts of an answer, each as soon as it is sure: iterate in a `with` block."""
+    """The parts of a streamed answer, each as soon as its end is certain. Iterate over it once, inside a `with` block."""
 
     def __init__(self, settings: Settings, deltas: Iterable[str], body: Mapping[str, Any], timeout_s: float) -> None:
         self._settings = settings
@@ -75,11 +75,11 @@ class AttributionStream:
 
     @property
     def ended(self) -> bool | None:
-        """False: the answer was cut off; None: not at its end yet."""
+        """True if the answer was complete, False if it was cut off, None before its end."""
         return self._exchange.ended
 
     def __enter__(self) -> AttributionStream:
-        carry_out(self._settings, self._timeout_s, self._open)
+        run_with_retries(self._settings, self._timeout_s, self._open)
         return self
 
     def __exit__(
@@ -89,7 +89,7 @@ class AttributionStream:
 
     def __iter__(self) -> Iterator[Part]:
         if self._socket is None:
-            raise ValueError("iterate within `with client.attribute_stream(...) as parts:`, once")
+            raise ValueError("the stream is not open: iterate once, inside `with client.attribute_stream(...) as parts:`")
         for delta in self._deltas:
             yield from self._send(self._exchange.delta(delta))
         yield from self._send(self._exchange.end())
@@ -98,9 +98,9 @@ class AttributionStream:
         self._close()
 
     def _open(self, left_s: float) -> bool:
-        """Nothing is taken of the answer before the daemon has agreed to read it."""
-        until = time.monotonic() + left_s
-        target = Target.of(self._settings.base_url + PATH, self._settings.headers)
+        """Connects and waits until the daemon has accepted the stream. Consumes nothing of the answer, so it can be repeated."""
+        deadline = time.monotonic() + left_s
+        target = Target.from_url(self._settings.base_url + PATH, self._settings.headers)
         self._exchange = Exchange(target)
         try:
             connecting_s = min(left_s, self._settings.connect_timeout_s)
@@ -117,19 +117,19 @@ class AttributionStream:
             for _ in self._send(self._exchange.open(self._body)):
                 pass
             while not self._exchange.is_open:
-                self._receive(until)
+                self._receive(deadline)
         except BaseException:
             self._close()
             raise
         return True
 
     def _send(self, data: bytes) -> list[Part]:
-        """Sends, and takes what has come meanwhile: a daemon that cannot send does not read."""
-        until = time.monotonic() + self._timeout_s
+        """Sends `data` and returns the parts that arrive meanwhile. A daemon that cannot send its parts stops reading."""
+        deadline = time.monotonic() + self._timeout_s
         parts: list[Part] = []
         left = memoryview(data)
         while True:
-            can_read, can_write = self._wait(bool(left), until if left else 0.0)
+            can_read, can_write = self._wait(bool(left), deadline if left else 0.0)
             if can_read:
                 parts += self._read()
             if left and can_write:
@@ -137,24 +137,24 @@ class AttributionStream:
             elif not left and not can_read:
                 return parts
 
-    def _receive(self, until: float) -> list[Part]:
-        """At least one part, or the end."""
+    def _receive(self, deadline: float) -> list[Part]:
+        """Waits for at least one part, for the acceptance of the stream, or for its end."""
         while True:
-            if self._wait(False, until)[0]:
+            if self._wait(False, deadline)[0]:
                 parts = self._read()
                 if parts or self._exchange.is_over or self._exchange.is_open:
                     return parts
 
-    def _wait(self, to_write: bool, until: float) -> tuple[bool, bool]:
+    def _wait(self, to_write: bool, deadline: float) -> tuple[bool, bool]:
         assert self._socket is not None
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True, False
         with selectors.DefaultSelector() as selector:
             interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if to_write else 0)
             selector.register(self._socket, interest)
-            ready = selector.select(max(until - time.monotonic(), 0.0))
-        if not ready and until:
-            raise TimedOutError("timed_out", f"the stream stood still for {self._timeout_s:g} s")
+            ready = selector.select(max(deadline - time.monotonic(), 0.0))
+        if not ready and deadline:
+            raise TimedOutError("timed_out", f"nothing was sent or received for {self._timeout_s:g} s")
         found = ready[0][1] if ready else 0
         return bool(found & selectors.EVENT_READ), bool(found & selectors.EVENT_WRITE)
 
@@ -165,7 +165,7 @@ class AttributionStream:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return []
         except OSError as error:
-            raise self._exchange.broken(str(error)) from error
+            raise self._exchange.connection_error(str(error)) from error
 
     def _write(self, data: memoryview) -> int:
         assert self._socket is not None
@@ -174,10 +174,10 @@ class AttributionStream:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
         except OSError as error:
-            # The daemon has hung up: what it said before tells why.
+            # The daemon has closed the connection. What it sent before may contain the reason.
             while not self._exchange.is_over:
                 self._read()
-            raise self._exchange.broken(str(error)) from error
+            raise self._exchange.connection_error(str(error)) from error
 
     def _close(self) -> None:
         if self._socket is not None:

@@ -1,4 +1,4 @@
-"""What can go wrong, as types: what the daemon refused, what never reached it, what took too long."""
+"""Exceptions of this package: errors that the daemon returned, failed connections, timeouts, and unusable answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 import httpx
 
-# Of an answer that is not the daemon's (a proxy's page), so much is quoted.
+# Characters that an error message quotes of a body that the daemon did not write (a proxy's page).
 _QUOTED_MAX = 200
 
 
 class ThresherError(Exception):
-    """Any error of this package that is not a wrong argument (those are ValueError and TypeError)."""
+    """Base class of the errors of this package. Wrong arguments raise `ValueError` or `TypeError` instead.
+
+    `code` is a stable name of the error, `message` says what happened, and `request` is the HTTP request, if one was made.
+    """
 
     code: str
     message: str
@@ -25,28 +28,37 @@ class ThresherError(Exception):
         self.request = request
 
     def __reduce__(self) -> Any:
-        # Pools and task queues pickle what workers raise; by default that calls __init__ with the message alone.
+        # Process pools and task queues pickle exceptions. By default, unpickling would call __init__ with the message alone.
         return _restored, (type(self), self.args, self.__dict__)
 
 
 class ConnectionFailedError(ThresherError):
-    """The daemon was not reached, or the connection broke before it had answered."""
+    """The client could not connect to the daemon, or the connection broke before the answer was complete."""
 
 
 class TimedOutError(ThresherError, TimeoutError):
-    """`timeout_s` passed, all attempts and waits included."""
+    """The call took longer than `timeout_s`, including all retries and the waits between them."""
 
 
 class AnswerInvalidError(ThresherError):
-    """The answer is not what this client can read: another server, or a version that it does not know."""
+    """The client cannot read the answer: another server sent it, or a version of the daemon that this client does not know."""
 
 
-class HandoverError(ThresherError):
-    """Keys and values that cannot be taken over: `model_mismatch`, `fingerprint_unknown`, `handover_invalid`, ..."""
+class KvExportError(ThresherError):
+    """A model cannot load exported keys and values.
+
+    `code` is `model_mismatch` (the model differs from the daemon's), `fingerprint_unknown` (the model's weights cannot be
+    identified), `kv_export_invalid` (the file is damaged or has another format), `attention_missing` (the cache was used outside
+    `attention(model)`) or `attention_fixed` (the model's attention cannot be replaced).
+    """
 
 
 class ApiError(ThresherError):
-    """The daemon answered with an error: its `code`, `message` and `param`, with the `status` and the `request`."""
+    """The daemon answered with an error.
+
+    `status` is the HTTP status, `code` and `message` are the daemon's, and `param` is the path of the wrong field in the request,
+    if one field is at fault. `response` is the HTTP response.
+    """
 
     def __init__(
         self,
@@ -66,36 +78,36 @@ class ApiError(ThresherError):
 
     @property
     def retry_after_s(self) -> float | None:
-        """How long the daemon asked to wait, where it did."""
+        """Seconds after which to retry, from the `Retry-After` header; None if the answer has no such header."""
         return None if self.response is None else retry_after_s(self.response)
 
 
 class RequestInvalidError(ApiError):
-    """400, 413, 415, 422 and the other 4xx: the request has to change."""
+    """The daemon refused the request, and would refuse it again: status 400, 413, 415, 422, or another 4xx."""
 
 
 class AuthenticationError(ApiError):
-    """401 and 403: whatever stands before the daemon wants another key."""
+    """The API key is missing or was refused, or the daemon does not allow the request: status 401 or 403."""
 
 
 class NotFoundError(ApiError):
-    """404: no such path, chunk, remembered compression, or keys and values."""
+    """The path, chunk, compression (`compress_id`) or export of keys and values does not exist: status 404."""
 
 
 class OverloadedError(ApiError):
-    """429: too many requests wait."""
+    """Too many requests are waiting, or the key's rate limit is exceeded: status 429."""
 
 
 class UnavailableError(ApiError):
-    """503: not ready, or shutting down."""
+    """The daemon is not ready, is shutting down, or cannot reach a server that it needs: status 503."""
 
 
 class DeadlineExceededError(ApiError):
-    """504: the daemon's own deadline (`deadline_ms`) passed."""
+    """The daemon did not finish the request within `deadline_ms`: status 504."""
 
 
 class ServerError(ApiError):
-    """500 and the other 5xx."""
+    """The daemon failed: status 500, or another 5xx."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -109,11 +121,11 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def api_error(response: httpx.Response, body: object) -> ApiError:
-    """The error that an answer holds; `body` is its JSON, if it is any."""
+    """Returns the error that `response` reports. `body` is its parsed JSON, or None if it is not JSON."""
     status = response.status_code
-    # Below 400: in a stream, whose status was sent before.
-    of_range = ServerError if status >= 500 else RequestInvalidError if status >= 400 else ApiError
-    kind = _BY_STATUS.get(status, of_range)
+    # An error inside a stream comes after status 200 was sent.
+    default = ServerError if status >= 500 else RequestInvalidError if status >= 400 else ApiError
+    kind = _BY_STATUS.get(status, default)
     error: Any = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and isinstance(error.get("code"), str):
         message, param = str(error.get("message", "")), error.get("param")
@@ -130,15 +142,15 @@ def _restored(kind: type[ThresherError], args: tuple[Any, ...], state: dict[str,
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
-    """`Retry-After`, which is a number of seconds or a date."""
-    said = response.headers.get("retry-after")
-    if said is None:
+    """Returns the value of `Retry-After` in seconds. The header is a number of seconds or a date."""
+    header = response.headers.get("retry-after")
+    if header is None:
         return None
     try:
-        seconds = float(said)
+        seconds = float(header)
     except ValueError:
         try:
-            seconds = parsedate_to_datetime(said).timestamp() - time()
+            seconds = parsedate_to_datetime(header).timestamp() - time()
         except (TypeError, ValueError):
             return None
     return seconds if 0 <= seconds < float("inf") else 0.0 if seconds < 0 else None

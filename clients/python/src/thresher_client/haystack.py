@@ -1,4 +1,4 @@
-"""Haystack: a component that takes documents and gives documents."""
+"""Adapter for Haystack: a component that takes documents and returns documents."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ __all__ = ["ThresherCompressor"]
 
 @component
 class ThresherCompressor:
-    """Keeps what of the documents is worth sending to the LLM, or with `mode="rerank"` orders whole documents.
+    """Keeps the parts of documents that are worth sending to the LLM, or orders whole documents with `mode="rerank"`.
 
-    Documents are copied, with ids and meta; `meta["thresher"]` says what was kept. Those of which nothing was kept are left out,
-    unless `keep_empty`. `on_error="originals"` passes documents on as they are when the daemon fails, marked `degraded`.
+    Returns copies with the ids and meta of the originals. `meta["thresher"]` says what was kept. Documents of which nothing was
+    kept are left out unless `keep_empty` is set. With `on_error="originals"`, the documents come back unchanged, marked
+    `degraded`, if the daemon fails. The README of the package lists all options.
     """
 
     def __init__(
@@ -56,11 +57,14 @@ class ThresherCompressor:
         self.deadline_ms = deadline_ms
         self.title_key = title_key
         self.timeout_s = timeout_s
-        Options.of(self)
+        Options.from_adapter(self)
         self._clients: Optional[Clients] = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As pipelines are saved; a key that was given as a token is not."""
+        """Returns the component as a dict, for saved pipelines.
+
+        Raises a `ValueError` if the key was passed as a token, because it must not be saved.
+        """
         return default_to_dict(
             self,
             base_url=self.base_url,
@@ -80,43 +84,46 @@ class ThresherCompressor:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ThresherCompressor:
-        """As pipelines are loaded."""
+        """Creates the component from a dict that `to_dict` returned."""
         deserialize_secrets_inplace(data["init_parameters"], keys=["api_key"])
         loaded: ThresherCompressor = default_from_dict(cls, data)
         return loaded
 
     @component.output_types(documents=list[Document])
     def run(self, query: str, documents: list[Document], top_n: Optional[int] = None) -> dict[str, list[Document]]:
-        """What of the documents says something about the question; `top_n` for this run."""
-        outcomes = self._options(top_n).select(self._made().blocking, query, self._passages(documents))
+        """Compresses or reranks `documents` for the question `query`. Returns copies.
+
+        `top_n` replaces the component's `top_n` for this run.
+        """
+        outcomes = self._options(top_n).select(self._get_clients().blocking, query, self._passages(documents))
         return {"documents": [_copy(documents[outcome.index], outcome) for outcome in outcomes]}
 
     @component.output_types(documents=list[Document])
     async def run_async(
         self, query: str, documents: list[Document], top_n: Optional[int] = None
     ) -> dict[str, list[Document]]:
-        """The same."""
-        outcomes = await self._options(top_n).aselect(self._made().asynchronous, query, self._passages(documents))
+        """The asynchronous version of `run`."""
+        outcomes = await self._options(top_n).aselect(self._get_clients().asynchronous, query, self._passages(documents))
         return {"documents": [_copy(documents[outcome.index], outcome) for outcome in outcomes]}
 
     def _options(self, top_n: Optional[int]) -> Options:
-        options = Options.of(self)
+        options = Options.from_adapter(self)
         return options if top_n is None else replace(options, top_n=top_n)
 
-    def _made(self) -> Clients:
-        # Not before the first run: a pipeline is loaded where its secrets need not be.
+    def _get_clients(self) -> Clients:
+        # Created at the first run: a pipeline may be loaded where its secrets are not available.
         if self._clients is None:
             api_key = None if self.api_key is None else self.api_key.resolve_value()
             self._clients = Clients(self.base_url, api_key, self.timeout_s)
         return self._clients
 
     def _passages(self, documents: list[Document]) -> list[Passage]:
-        return [Passage(one.content or "", title_of(one.meta, self.title_key)) for one in documents]
+        return [Passage(document.content or "", title_of(document.meta, self.title_key)) for document in documents]
 
 
 def _copy(document: Document, outcome: Outcome) -> Document:
-    meta = {**deepcopy(document.meta), "thresher": outcome.about}
+    meta = {**deepcopy(document.meta), "thresher": outcome.metadata}
     score = document.score if outcome.score is None else outcome.score
-    # What has no text, an image, has none afterwards.
+    # A document without text (an image) still has none in the copy.
     content = None if document.content is None else outcome.text
     return replace(document, content=content, meta=meta, score=score)

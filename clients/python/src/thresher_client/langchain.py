@@ -1,4 +1,4 @@
-"""LangChain: a document compressor, for `ContextualCompressionRetriever` or on its own."""
+"""Adapter for LangChain: a document compressor, for `ContextualCompressionRetriever` or on its own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ __all__ = ["ThresherCompressor"]
 
 
 class ThresherCompressor(BaseDocumentCompressor):
-    """Keeps what of the documents is worth sending to the LLM, or with `mode="rerank"` orders whole documents.
+    """Keeps the parts of documents that are worth sending to the LLM, or orders whole documents with `mode="rerank"`.
 
-    Documents are copied, with ids and metadata; `metadata["thresher"]` says what was kept, `metadata["relevance_score"]` the
-    score. Those of which nothing was kept are left out, unless `keep_empty`. `on_error="originals"` passes documents on as they
-    are when the daemon fails, marked `degraded`.
+    Returns copies with the ids and metadata of the originals. `metadata["thresher"]` says what was kept, and
+    `metadata["relevance_score"]` is the score. Documents of which nothing was kept are left out unless `keep_empty` is set. With
+    `on_error="originals"`, the documents come back unchanged, marked `degraded`, if the daemon fails. The README of the package
+    lists all options.
     """
 
     base_url: str | None = None
@@ -49,8 +50,8 @@ class ThresherCompressor(BaseDocumentCompressor):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     def model_post_init(self, context: Any, /) -> None:
-        """Says what is wrong with the options now, not at the first question."""
-        Options.of(self)
+        """Checks the options, so that a wrong one fails here and not at the first question."""
+        Options.from_adapter(self)
 
     @cached_property
     def _clients(self) -> Clients:
@@ -60,24 +61,24 @@ class ThresherCompressor(BaseDocumentCompressor):
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """What of the documents says something about the question."""
-        outcomes = Options.of(self).select(self._clients.blocking, query, self._passages(documents))
+        """Compresses or reranks `documents` for the question `query`. Returns copies."""
+        outcomes = Options.from_adapter(self).select(self._clients.blocking, query, self._passages(documents))
         return [_copy(documents[outcome.index], outcome) for outcome in outcomes]
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """The same."""
-        outcomes = await Options.of(self).aselect(self._clients.asynchronous, query, self._passages(documents))
+        """The asynchronous version of `compress_documents`."""
+        outcomes = await Options.from_adapter(self).aselect(self._clients.asynchronous, query, self._passages(documents))
         return [_copy(documents[outcome.index], outcome) for outcome in outcomes]
 
     def _passages(self, documents: Sequence[Document]) -> list[Passage]:
-        return [Passage(one.page_content, title_of(one.metadata, self.title_key)) for one in documents]
+        return [Passage(document.page_content, title_of(document.metadata, self.title_key)) for document in documents]
 
 
 def _copy(document: Document, outcome: Outcome) -> Document:
-    metadata: Mapping[str, Any] = {**deepcopy(document.metadata), "thresher": outcome.about}
+    metadata: Mapping[str, Any] = {**deepcopy(document.metadata), "thresher": outcome.metadata}
     if outcome.score is not None:
-        # Where LangChain's own rerankers put it.
+        # The field in which LangChain's own rerankers store the score.
         metadata = {**metadata, "relevance_score": outcome.score}
     return document.model_copy(update={"page_content": outcome.text, "metadata": metadata})

@@ -1,4 +1,4 @@
-"""LlamaIndex: a node postprocessor."""
+"""Adapter for LlamaIndex: a node postprocessor."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from .types import Granularity, Order, Tokenizer
 
 __all__ = ["ThresherPostprocessor"]
 
-# Exported there, but not in so many words.
+# LlamaIndex exports this name, but its type information does not declare it.
 _dispatcher = instrumentation.get_dispatcher(__name__)  # type: ignore[attr-defined]
 
 
 class ThresherPostprocessor(BaseNodePostprocessor):
-    """Keeps what of the nodes is worth sending to the LLM, or with `mode="rerank"` orders whole nodes.
+    """Keeps the parts of nodes that are worth sending to the LLM, or orders whole nodes with `mode="rerank"`.
 
-    Nodes are copied, with ids, relationships and metadata; `metadata["thresher"]` says what was kept, and is not shown to LLMs and
-    embedding models. Nodes of which nothing was kept are left out, unless `keep_empty`. `on_error="originals"` passes nodes
-    on as they are when the daemon fails, marked `degraded`.
+    Returns copies with the ids, relationships and metadata of the originals. `metadata["thresher"]` says what was kept; it is not
+    shown to LLMs and embedding models. Nodes of which nothing was kept are left out unless `keep_empty` is set. With
+    `on_error="originals"`, the nodes come back unchanged, marked `degraded`, if the daemon fails. The README of the package lists
+    all options.
     """
 
     base_url: Optional[str] = None
@@ -44,7 +45,7 @@ class ThresherPostprocessor(BaseNodePostprocessor):
     keep_empty: bool = False
     on_error: OnFailure = "raise"
     deadline_ms: Optional[int] = None
-    title_key: Optional[str] = Field(default="title", description="Metadata key of a node's title.")
+    title_key: Optional[str] = Field(default="title", description="The metadata field with a node's title.")
 
     _clients: Clients = PrivateAttr()
 
@@ -57,27 +58,27 @@ class ThresherPostprocessor(BaseNodePostprocessor):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        Options.of(self)
+        Options.from_adapter(self)
         self._clients = Clients(self.base_url, api_key, self.timeout_s, client, async_client)
 
     @classmethod
     def class_name(cls) -> str:
-        """As LlamaIndex serialises it."""
+        """Returns the name under which LlamaIndex serialises this class."""
         return "ThresherPostprocessor"
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = self._started(nodes, query_bundle)
-        return _ended(nodes, Options.of(self).select(self._clients.blocking, query, self._passages(nodes)))
+        query = self._start(nodes, query_bundle)
+        return _finish(nodes, Options.from_adapter(self).select(self._clients.blocking, query, self._passages(nodes)))
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = self._started(nodes, query_bundle)
-        return _ended(nodes, await Options.of(self).aselect(self._clients.asynchronous, query, self._passages(nodes)))
+        query = self._start(nodes, query_bundle)
+        return _finish(nodes, await Options.from_adapter(self).aselect(self._clients.asynchronous, query, self._passages(nodes)))
 
-    def _started(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None) -> str:
+    def _start(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None) -> str:
         if query_bundle is None:
             raise ValueError("ThresherPostprocessor needs a question: pass query_str or query_bundle")
         top_n = self.top_n or len(nodes)
@@ -86,12 +87,12 @@ class ThresherPostprocessor(BaseNodePostprocessor):
 
     def _passages(self, nodes: Sequence[NodeWithScore]) -> list[Passage]:
         return [
-            Passage(one.node.get_content(MetadataMode.NONE), title_of(one.node.metadata, self.title_key))
-            for one in nodes
+            Passage(found.node.get_content(MetadataMode.NONE), title_of(found.node.metadata, self.title_key))
+            for found in nodes
         ]
 
 
-def _ended(nodes: Sequence[NodeWithScore], outcomes: Sequence[Outcome]) -> list[NodeWithScore]:
+def _finish(nodes: Sequence[NodeWithScore], outcomes: Sequence[Outcome]) -> list[NodeWithScore]:
     copies = [_copy(nodes[outcome.index], outcome) for outcome in outcomes]
     _dispatcher.event(ReRankEndEvent(nodes=copies))
     return copies
@@ -99,7 +100,7 @@ def _ended(nodes: Sequence[NodeWithScore], outcomes: Sequence[Outcome]) -> list[
 
 def _copy(found: NodeWithScore, outcome: Outcome) -> NodeWithScore:
     node = found.node.model_copy()
-    node.metadata = {**deepcopy(node.metadata), "thresher": outcome.about}
+    node.metadata = {**deepcopy(node.metadata), "thresher": outcome.metadata}
     node.relationships = dict(node.relationships)
     node.excluded_llm_metadata_keys = [*node.excluded_llm_metadata_keys, "thresher"]
     node.excluded_embed_metadata_keys = [*node.excluded_embed_metadata_keys, "thresher"]

@@ -1,6 +1,6 @@
-"""Hugging Face transformers: a model goes on from keys and values that the daemon has kept, instead of reading the chunks again.
+"""Adapter for Hugging Face transformers: loads exported keys and values into a model, which then does not read the chunks again.
 
-`docs/handover.md` of the project describes the file and its limits.
+`docs/kv-export.md` of the project describes the file and its limits.
 """
 
 from __future__ import annotations
@@ -28,32 +28,37 @@ try:
 except ImportError as error:
     raise ImportError("the transformers adapter needs: pip install 'thresher-client[transformers]'") from error
 
-from .errors import HandoverError
+from .errors import KvExportError
 
-__all__ = ["Handover", "HandoverError", "HandoverLayer", "attention", "fingerprint", "generate"]
+__all__ = ["KvExport", "KvExportError", "KvExportLayer", "attention", "fingerprint", "generate"]
 
 FORMAT = "thresher-kv/1"
-"""The version of the file that is read here."""
+"""The version of the file format that this module reads."""
 
 Tokens = Union[Sequence[int], torch.Tensor, Mapping[str, Any]]
-"""Token ids of one text: a list, a tensor, one with a batch of one in front, or what a tokenizer gives of it."""
+"""Token ids of one text: a list, a tensor of shape `[token]` or `[1, token]`, or the output of a tokenizer."""
 
-# The name of our attention among those of transformers.
+# Name under which this module registers its attention with transformers.
 _ATTENTION = "thresher_heads"
-# On keys: to which token each row belongs, `[kv_head, row]`; -1: to none.
-_ROWS = "thresher_rows"
+# Attribute of a keys tensor: the token of each row, `[kv_head, row]`; -1 for a row of padding.
+_ROW_TOKENS = "thresher_row_tokens"
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def fingerprint(folder: str | PathLike[str]) -> str:
-    """Which weights lie in a Hugging Face folder: SHA-256 of what `sha256sum` prints of its checkpoint's files, by name."""
+    """Returns the fingerprint of the weights in a Hugging Face folder, as 64 hexadecimal digits.
+
+    It is the SHA-256 of the output of `sha256sum` over the checkpoint's files, ordered by name. Raises a `FileNotFoundError` if
+    the folder has no checkpoint.
+    """
     folder = Path(folder)
     files = [folder / _SINGLE]
     if not files[0].is_file() and (folder / _INDEX).is_file():
         shards = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
         files = [folder / name for name in sorted(shards)]
-    marks = [(str(file), file.stat()) for file in files]
-    return _fingerprint(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in marks))
+    # Size and modification time are only part of the cache key.
+    stats = [(str(file), file.stat()) for file in files]
+    return _fingerprint(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))
 
 
 @lru_cache(maxsize=64)
@@ -69,11 +74,12 @@ def _fingerprint(files: tuple[tuple[str, int, int], ...]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class HandoverLayer:
-    """A layer's keys, turned to their places, and values: `[kv_head, token, head_dim]`.
+class KvExportLayer:
+    """Keys and values of one layer. Keys are rotated to their positions.
 
-    Where heads keep different tokens, rows of all heads one behind the other, `[row, head_dim]`: `counts` says how many each head
-    has, `tokens` which token each row belongs to.
+    With policy `"chunks"`, `keys` and `values` are `[kv_head, token, head_dim]`, and `counts` and `tokens` are None. With policy
+    `"heads"`, they are `[row, head_dim]`, with the rows of all heads one head after another; `counts` `[kv_head]` is the number
+    of rows of each head, and `tokens` `[row]` the token of each row.
     """
 
     keys: torch.Tensor
@@ -83,11 +89,20 @@ class HandoverLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class Handover:
-    """Chunks as a model has read them: their tokens, and keys and values of these, on the processor.
+class KvExport:
+    """Exported keys and values of chunks, in every layer, with their tokens. All tensors are on the CPU.
 
-    Of each token in order: its id, its place, the index of its chunk in `chunk_ids`, the number of its window, and the bytes of the
-    chunk's text that it stands for. -1: none; the model's special tokens in front have no chunk, tokens of titles no bytes.
+    - `policy`: `"chunks"` (all keys and values) or `"heads"` (a part of each head's, chosen for the question)
+    - `model`, `fingerprint`: the model's name in the daemon, and the fingerprint of its weights
+    - `chunk_ids`: ids of the chunks, in the order of their tokens
+    - `kv_heads`, `head_dim`: key heads of a layer, and dimensions of a key
+    - `next_position`: number of tokens, which is the position of the next token
+    - `rotary_frequencies`: for each pair of a key's dimensions, the angle by which it rotates from one position to the next
+    - `token_ids`, `positions`: id and position of each token, `[token]`
+    - `chunks`: index in `chunk_ids` of each token, `[token]`; -1 for a special token in front
+    - `windows`: number of the window in which the model read each token, `[token]`; -1 for a special token
+    - `offsets`: range of each token in the chunk's text, in bytes, `[token, 2]`; -1, -1 for a special token or one of a title
+    - `layers`: keys and values of each layer
     """
 
     policy: Literal["chunks", "heads"]
@@ -103,46 +118,49 @@ class Handover:
     chunks: torch.Tensor
     windows: torch.Tensor
     offsets: torch.Tensor
-    layers: tuple[HandoverLayer, ...]
+    layers: tuple[KvExportLayer, ...]
 
     @classmethod
-    def load(cls, source: bytes | str | PathLike[str]) -> Handover:
-        """From what `Client.kv` gave, or from a file of it."""
+    def load(cls, source: bytes | str | PathLike[str]) -> KvExport:
+        """Reads an export from the bytes that `Client.kv` returned, or from the path of a file with them.
+
+        Raises a `KvExportError` with code `kv_export_invalid` if it is damaged or has another format.
+        """
         try:
             metadata, tensors = _read(source)
         except SafetensorError as error:
-            raise _invalid(f"no safetensors, or not all of them: {error}") from error
-        found = metadata.get("format")
-        if found != FORMAT:
-            raise _invalid(f"its format is {found!r}, this client reads {FORMAT!r}")
+            raise _invalid(f"it is not a complete safetensors file: {error}") from error
+        file_format = metadata.get("format")
+        if file_format != FORMAT:
+            raise _invalid(f"its format is {file_format!r}; this client reads {FORMAT!r}")
         try:
-            return cls._of(metadata, tensors)
+            return cls._parse(metadata, tensors)
         except (KeyError, TypeError, ValueError) as error:
             raise _invalid(f"{type(error).__name__}: {error}") from error
 
     @classmethod
-    def _of(cls, metadata: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> Handover:
+    def _parse(cls, metadata: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> KvExport:
         layers, kv_heads, head_dim, tokens = (
             int(metadata[name]) for name in ("layers", "kv_heads", "head_dim", "next_position")
         )
 
         def tensor(name: str, *shape: int) -> torch.Tensor:
             if tensors[name].shape != shape:
-                raise ValueError(f"{name} is {list(tensors[name].shape)}, not {list(shape)}")
+                raise ValueError(f"tensor {name} has the shape {list(tensors[name].shape)}, not {list(shape)}")
             return tensors[name]
 
-        def layer(at: int) -> HandoverLayer:
-            name = f"layers.{at}"
+        def layer(index: int) -> KvExportLayer:
+            name = f"layers.{index}"
             if metadata["policy"] == "chunks":
                 shape = (kv_heads, tokens, head_dim)
-                return HandoverLayer(tensor(f"{name}.key", *shape), tensor(f"{name}.value", *shape))
+                return KvExportLayer(tensor(f"{name}.key", *shape), tensor(f"{name}.value", *shape))
             counts = tensor(f"{name}.counts", kv_heads)
             rows = int(counts.sum())
-            keys, values = (tensor(f"{name}.{what}", rows, head_dim) for what in ("key", "value"))
-            return HandoverLayer(keys, values, counts, tensor(f"{name}.tokens", rows))
+            keys, values = (tensor(f"{name}.{kind}", rows, head_dim) for kind in ("key", "value"))
+            return KvExportLayer(keys, values, counts, tensor(f"{name}.tokens", rows))
 
         if metadata["policy"] not in ("chunks", "heads"):
-            raise ValueError(f"its policy is {metadata['policy']!r}")
+            raise ValueError(f"its policy is {metadata['policy']!r}; it must be 'chunks' or 'heads'")
         return cls(
             policy=cast(Literal["chunks", "heads"], metadata["policy"]),
             model=metadata["model"],
@@ -154,17 +172,17 @@ class Handover:
             rotary_frequencies=tuple(json.loads(metadata["rotary_frequencies"])),
             **{name: tensor(name, tokens) for name in ("token_ids", "positions", "chunks", "windows")},
             offsets=tensor("offsets", tokens, 2),
-            layers=tuple(layer(at) for at in range(layers)),
+            layers=tuple(layer(index) for index in range(layers)),
         )
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(one.nbytes for layer in self.layers for one in (layer.keys, layer.values))
+        """Size of all keys and values in bytes."""
+        return sum(tensor.nbytes for layer in self.layers for tensor in (layer.keys, layer.values))
 
     @property
     def share(self) -> float:
-        """Share of the chunks' keys that is here."""
+        """Share of the chunks' keys that the export contains, 0 to 1. Special tokens do not count."""
         if self.policy == "chunks":
             return 1.0
         heads = len(self.layers) * self.kv_heads
@@ -173,22 +191,26 @@ class Handover:
         return (kept - special * heads) / max((self.next_position - special) * heads, 1)
 
     def input_ids(self, question_ids: Tokens) -> torch.Tensor:
-        """All tokens, the question's behind the chunks': what `model.generate` takes beside `past_key_values`. `[1, token]`"""
+        """Returns the ids of all tokens, those of the chunks and then those of the question, `[1, token]`.
+
+        `model.generate` needs them in addition to `past_key_values`. The question must be tokenized without special tokens.
+        """
         question = _one_text(question_ids)
         if int(self.chunks[0]) < 0 and int(question[0]) == int(self.token_ids[0]):
             raise ValueError(
-                f"the question begins with token {int(question[0])}, which stands in front of the chunks already: "
-                "tokenize it with add_special_tokens=False"
+                f"the question begins with token {int(question[0])}, which is already in front of the chunks: "
+                "tokenize the question with add_special_tokens=False"
             )
         return torch.cat([self.token_ids.to(question), question])[None]
 
     def cache(self, model: PreTrainedModel, fingerprint: str | None = None) -> Cache:
-        """As `past_key_values`, on the model's device and in its precision; what is read next stands at `next_position`.
+        """Returns the export as a cache to pass as `past_key_values`, on the model's device and in its precision.
 
-        It grows with what is read: of one conversation. For another question make another.
+        The next token is read at position `next_position`. The cache grows with every token that is read, so use one cache for
+        one conversation. With policy `"heads"`, use the cache only inside `attention(model)`.
 
-        `fingerprint` is the model's, if it was not loaded from a folder of this machine; another model is refused. Where heads keep
-        different tokens, the cache is used within `attention(model)` only.
+        `fingerprint` is that of the model's weights; it is needed only if the model was not loaded from a folder of this machine.
+        Raises a `KvExportError` if the model is not the one that the keys and values are of.
         """
         self.check(model, fingerprint)
         device, dtype = model.device, model.dtype
@@ -196,15 +218,19 @@ class Handover:
             layers = [_Heads(layer, self.next_position, model) for layer in self.layers]
             return Cache(layers=layers)
         cache = DynamicCache(config=model.config)
-        for at, layer in enumerate(self.layers):
-            cache.update(layer.keys[None].to(device, dtype), layer.values[None].to(device, dtype), at)
+        for index, layer in enumerate(self.layers):
+            cache.update(layer.keys[None].to(device, dtype), layer.values[None].to(device, dtype), index)
         return cache
 
     def check(self, model: PreTrainedModel, fingerprint: str | None = None) -> None:
-        """A `HandoverError` unless these are keys and values of this very model."""
-        theirs = fingerprint or _fingerprint_of(model)
-        if theirs != self.fingerprint:
-            raise _mismatch(f"of the model with fingerprint {self.fingerprint}, this one's is {theirs}")
+        """Raises a `KvExportError` unless `model` has the weights, shape and rotary frequencies that the keys and values were
+        made with.
+
+        `fingerprint` is that of the model's weights; it is needed only if the model was not loaded from a folder of this machine.
+        """
+        model_fingerprint = fingerprint or _fingerprint_of(model)
+        if model_fingerprint != self.fingerprint:
+            raise _mismatch(f"the export has fingerprint {self.fingerprint}, the model has {model_fingerprint}")
         config = model.config.get_text_config(decoder=True)
         heads = config.num_attention_heads
         shape = {
@@ -212,128 +238,144 @@ class Handover:
             "kv_heads": (self.kv_heads, getattr(config, "num_key_value_heads", None) or heads),
             "head_dim": (self.head_dim, getattr(config, "head_dim", None) or config.hidden_size // heads),
         }
-        for name, (ours, of_model) in shape.items():
-            if ours != of_model:
-                raise _mismatch(f"of a model with {name} {ours}, this one has {of_model}")
+        for name, (in_export, in_model) in shape.items():
+            if in_export != in_model:
+                raise _mismatch(f"the export has {name} = {in_export}, the model has {in_model}")
         frequencies = torch.tensor(self.rotary_frequencies, dtype=torch.float32)
-        turning = [one for name, one in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
-        if not turning:
-            raise _mismatch("of a model whose keys turn with their place, this one has no rotary_emb.inv_freq")
-        for one in turning:
-            found, within = one.detach().to("cpu", torch.float32), max(1e-5, torch.finfo(one.dtype).eps)
-            # In half precision the slowest are below what it can tell apart.
-            least = 0.0 if one.dtype == torch.float32 else 1e-7
-            if found.shape != frequencies.shape or not torch.allclose(found, frequencies, rtol=within, atol=least):
-                raise _mismatch(f"turned by {_shown(frequencies)}, this model turns by {_shown(found)}")
+        buffers = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+        if not buffers:
+            raise _mismatch("the export has rotated keys, the model has no rotary embeddings (rotary_emb.inv_freq)")
+        for buffer in buffers:
+            in_model, relative = buffer.detach().to("cpu", torch.float32), max(1e-5, torch.finfo(buffer.dtype).eps)
+            # Half precision cannot represent the lowest frequencies exactly.
+            absolute = 0.0 if buffer.dtype == torch.float32 else 1e-7
+            if in_model.shape != frequencies.shape or not torch.allclose(in_model, frequencies, rtol=relative, atol=absolute):
+                raise _mismatch(f"the export has rotary frequencies {_shown(frequencies)}, the model has {_shown(in_model)}")
 
 
 def generate(
     model: PreTrainedModel,
-    handover: Handover,
+    export: KvExport,
     question_ids: Tokens,
     *,
     fingerprint: str | None = None,
     **generate_options: Any,
 ) -> torch.Tensor:
-    """What the model says behind the chunks and the question, with options of `model.generate`: new tokens' ids only.
+    """Generates an answer from the export and the question, and returns the ids of the new tokens, `[token]`.
 
-    The question's are without special tokens: those in front of the chunks are the model's only ones. One text, one way to go on.
+    Takes the options of `model.generate`, except those that set the input; an export is for one sequence, so beam search and
+    several return sequences are refused. Tokenize the question without special tokens: the export begins with them. `fingerprint`
+    is that of the model's weights; it is needed only if the model was not loaded from a folder of this machine.
     """
     for name in ("attention_mask", "past_key_values", "input_ids", "inputs"):
         if name in generate_options:
-            raise ValueError(f"{name} is what the handover is for: call model.generate with handover.cache and handover.input_ids")
+            raise ValueError(f"generate sets {name}: to set it yourself, call model.generate with export.cache and export.input_ids")
     for name in ("num_beams", "num_return_sequences"):
         if (generate_options.get(name) or 1) > 1:
-            raise ValueError(f"{name} is {generate_options[name]}: a handover is of one text, which goes on in one way")
-    cache = handover.cache(model, fingerprint)
-    ids = handover.input_ids(question_ids).to(model.device)
-    with attention(model) if handover.policy == "heads" else nullcontext():
-        said: Any = model.generate(
+            raise ValueError(f"{name} is {generate_options[name]}; it must be 1, because an export is for one sequence")
+    cache = export.cache(model, fingerprint)
+    ids = export.input_ids(question_ids).to(model.device)
+    with attention(model) if export.policy == "heads" else nullcontext():
+        output: Any = model.generate(
             ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **generate_options
         )
-    sequences = said if isinstance(said, torch.Tensor) else said.sequences
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
     return cast(torch.Tensor, sequences[0, ids.shape[1] :])
 
 
 _lock = threading.Lock()
-# How many are in `attention` of a model, and what it had before the first of them.
-_within: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
+# For each model: how many `attention` blocks are active, and the attention that the model had before the first of them.
+_active: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
 
 
 @contextmanager
 def attention(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, `model` sees of a cache where heads keep different tokens what they keep; any other cache as ever."""
+    """Context manager inside which `model` can use caches of exports with policy `"heads"`: each head sees the keys exported for
+    it.
+
+    Other caches work as usual. Blocks can be nested, and several threads can be inside one at the same time. Raises a
+    `KvExportError` with code `attention_fixed` if the model's attention cannot be replaced.
+    """
     with _lock:
-        count, before = _within.get(model, (0, model.config._attn_implementation))
+        count, original = _active.get(model, (0, model.config._attn_implementation))
         if count == 0:
             model.set_attn_implementation(_ATTENTION)
         if model.config._attn_implementation != _ATTENTION:
-            raise HandoverError("attention_fixed", f"{type(model).__name__} does not let its attention be set")
-        _within[model] = (count + 1, before)
+            raise KvExportError("attention_fixed", f"the attention of {type(model).__name__} cannot be replaced")
+        _active[model] = (count + 1, original)
     try:
         yield
     finally:
         with _lock:
-            count, before = _within.pop(model)
+            count, original = _active.pop(model)
             if count > 1:
-                _within[model] = (count - 1, before)
+                _active[model] = (count - 1, original)
             else:
-                model.set_attn_implementation(before)
+                model.set_attn_implementation(original)
 
 
 class _Heads(DynamicLayer):
-    """A layer whose heads keep different tokens: as long as the longest of them, and a mask says which rows are whose."""
+    """A cache layer whose heads have different tokens.
 
-    def __init__(self, layer: HandoverLayer, tokens: int, model: PreTrainedModel) -> None:
+    It is as long as its longest head; other heads are padded. `_row_tokens` `[kv_head, row]` is the token of each row, -1 for
+    padding.
+    """
+
+    def __init__(self, layer: KvExportLayer, tokens: int, model: PreTrainedModel) -> None:
         super().__init__()
         assert layer.counts is not None and layer.tokens is not None
         self.device, self.dtype, self.is_initialized = model.device, model.dtype, True
         self._config = model.config
         counts = layer.counts.tolist()
         self._kept, self._tokens = max(counts), tokens
-        self._rows = torch.full((len(counts), self._kept), -1, dtype=torch.long)
+        self._row_tokens = torch.full((len(counts), self._kept), -1, dtype=torch.long)
         keys = torch.zeros((1, len(counts), self._kept, layer.keys.shape[1]), dtype=layer.keys.dtype)
         values = torch.zeros_like(keys)
-        parts = zip(*(one.split(counts) for one in (layer.tokens, layer.keys, layer.values)))
-        for head, (of_tokens, of_keys, of_values) in enumerate(parts):
-            count = len(of_tokens)
-            self._rows[head, :count] = of_tokens
-            keys[0, head, :count], values[0, head, :count] = of_keys, of_values
-        self._rows = self._rows.to(self.device)
+        by_head = zip(*(tensor.split(counts) for tensor in (layer.tokens, layer.keys, layer.values)))
+        for head, (head_tokens, head_keys, head_values) in enumerate(by_head):
+            count = len(head_tokens)
+            self._row_tokens[head, :count] = head_tokens
+            keys[0, head, :count], values[0, head, :count] = head_keys, head_values
+        self._row_tokens = self._row_tokens.to(self.device)
         self.keys, self.values = keys.to(self.device, self.dtype), values.to(self.device, self.dtype)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As any layer; on the keys stands whose rows they are."""
+        """Appends keys and values as other layers do, and attaches the tokens of the rows to the returned keys."""
         if self._config._attn_implementation != _ATTENTION:
-            raise HandoverError("attention_missing", "heads keep different tokens: call the model within `with attention(model):`")
+            raise KvExportError("attention_missing", "the export has policy \"heads\": call the model inside `with attention(model):`")
         keys, values = super().update(key_states, value_states, *args, **kwargs)
-        new = torch.arange(self._tokens, self.get_seq_length(), device=self._rows.device)
-        setattr(keys, _ROWS, torch.cat([self._rows, new.expand(len(self._rows), -1)], dim=1))
+        new = torch.arange(self._tokens, self.get_seq_length(), device=self._row_tokens.device)
+        setattr(keys, _ROW_TOKENS, torch.cat([self._row_tokens, new.expand(len(self._row_tokens), -1)], dim=1))
         return keys, values
 
     def get_seq_length(self) -> int:
-        """Of all that was read, evicted tokens included."""
+        """Returns the number of tokens that were read, including those that the export left out."""
         length: int = self._tokens + self.keys.shape[-2] - self._kept
         return length
 
     def get_mask_sizes(self, query: Any) -> tuple[int, int]:
-        """As if nothing were evicted; `query` is how many are asked, before transformers 5 their places."""
+        """Returns length and offset of the mask, which covers all tokens, including those that the export left out.
+
+        `query` is the number of query tokens; before transformers 5, it is their positions.
+        """
         return self.get_seq_length() + (query if isinstance(query, int) else query.shape[0]), 0
 
     def crop(self, count: int) -> None:
-        """Takes away what was read last, behind what was handed over."""
-        # Before transformers 5, the length that is left.
-        taken = -count if count <= 0 else self.get_seq_length() - count
-        if taken > self.get_seq_length() - self._tokens:
-            raise ValueError("what was handed over cannot be cropped")
-        if taken > 0:
-            self.keys, self.values = self.keys[..., :-taken, :], self.values[..., :-taken, :]
+        """Removes the tokens that were read last. Tokens of the export cannot be removed.
+
+        `count` is minus the number of tokens to remove; before transformers 5, it is the number of tokens to keep.
+        """
+        removed = -count if count <= 0 else self.get_seq_length() - count
+        if removed > self.get_seq_length() - self._tokens:
+            raise ValueError(f"cannot remove {removed} tokens: only {self.get_seq_length() - self._tokens} were read after the export")
+        if removed > 0:
+            self.keys, self.values = self.keys[..., :-removed, :], self.values[..., :-removed, :]
 
     def reset(self) -> None:
-        """Not without what was handed over."""
-        raise ValueError("a handover cannot be emptied: make another cache of it")
+        """Raises a `ValueError`: a cache of an export cannot be emptied."""
+        raise ValueError("a cache of an export cannot be emptied: call export.cache(model) for a new one")
 
 
 def _attend(
@@ -346,27 +388,34 @@ def _attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`attention_mask` is of all tokens; each head's is that of the tokens that it has."""
-    rows: torch.Tensor | None = getattr(key, _ROWS, None)
-    if rows is None:
-        found = sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more)
-        return cast("tuple[torch.Tensor, None]", found)
-    assert attention_mask is not None, "our mask is never left out"
+    """Computes SDPA in which each head sees the tokens of its own rows. Without row tokens on `key`, it is the usual SDPA.
+
+    `query` is `[batch, head, query, head_dim]`, `key` and `value` are `[batch, kv_head, row, head_dim]`, and `attention_mask` is
+    `[batch, 1, query, token]` over all tokens.
+    """
+    row_tokens: torch.Tensor | None = getattr(key, _ROW_TOKENS, None)
+    if row_tokens is None:
+        output = sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more)
+        return cast("tuple[torch.Tensor, None]", output)
+    assert attention_mask is not None, "_mask always creates a mask"
     batch, heads, length, _ = query.shape
-    kv_heads, count = rows.shape
-    of_rows = attention_mask[:, 0][..., rows.clamp(min=0)].movedim(2, 1) & (rows >= 0)[:, None]
-    # Query heads of one key head side by side, so that keys need not be repeated.
+    kv_heads, count = row_tokens.shape
+    # [batch, kv_head, query, row]
+    row_mask = attention_mask[:, 0][..., row_tokens.clamp(min=0)].movedim(2, 1) & (row_tokens >= 0)[:, None]
+    # The query heads of a key head are joined along the query axis, so that keys need not be repeated.
     grouped = query.reshape(batch, kv_heads, heads // kv_heads * length, -1)
-    mask = of_rows[:, :, None].expand(-1, -1, heads // kv_heads, -1, -1).reshape(batch, kv_heads, -1, count)
-    found = torch.nn.functional.scaled_dot_product_attention(
+    mask = row_mask[:, :, None].expand(-1, -1, heads // kv_heads, -1, -1).reshape(batch, kv_heads, -1, count)
+    output = torch.nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
     )
-    return found.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
+    return output.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
 
 
-def _mask(**asked: Any) -> Any:
-    """Which tokens each one sees, always written out: bool, `[batch, 1, query, token]`."""
-    return sdpa_mask(**{**asked, "allow_is_causal_skip": False})
+def _mask(**options: Any) -> Any:
+    """Creates the attention mask, bool `[batch, 1, query, token]`. SDPA's own function may leave a causal mask out; this one
+    never does.
+    """
+    return sdpa_mask(**{**options, "allow_is_causal_skip": False})
 
 
 AttentionInterface.register(_ATTENTION, _attend)
@@ -386,35 +435,36 @@ def _read(source: bytes | str | PathLike[str]) -> tuple[Mapping[str, str], Mappi
 def _fingerprint_of(model: PreTrainedModel) -> str:
     folder = Path(model.name_or_path or "")
     if not model.name_or_path or not folder.is_dir():
-        raise HandoverError(
+        raise KvExportError(
             "fingerprint_unknown",
-            f"{model.name_or_path!r} is no folder of this machine, so that nothing says which weights this model has: pass its fingerprint",
+            f"the model was loaded from {model.name_or_path!r}, which is not a folder of this machine: pass the fingerprint of its weights",
         )
     try:
         return fingerprint(folder)
     except (OSError, KeyError, ValueError) as error:
-        raise HandoverError("fingerprint_unknown", f"{folder} does not hold a checkpoint ({error}): pass the model's fingerprint") from error
+        message = f"the folder {folder} has no readable checkpoint ({error}): pass the fingerprint of the model's weights"
+        raise KvExportError("fingerprint_unknown", message) from error
 
 
 def _one_text(tokens: Tokens) -> torch.Tensor:
     if isinstance(tokens, str):
-        raise TypeError("a question is given as token ids: tokenizer(text, add_special_tokens=False)")
+        raise TypeError("the question is a string; pass token ids: tokenizer(text, add_special_tokens=False)")
     ids = torch.as_tensor(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens)
     if not ids.numel():
-        raise ValueError("a question has at least one token")
+        raise ValueError("the question is empty; it must have at least one token")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TypeError(f"token ids are integers, these are {ids.dtype}")
+        raise TypeError(f"token ids must be integers, but these are {ids.dtype}")
     if ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
-        raise ValueError(f"one text at a time, this is a batch of shape {list(ids.shape)}")
+        raise ValueError(f"pass one text at a time; these token ids are a batch of shape {list(ids.shape)}")
     return ids.reshape(-1).long()
 
 
-def _invalid(message: str) -> HandoverError:
-    return HandoverError("handover_invalid", f"these are no keys and values of Thresher: {message}")
+def _invalid(message: str) -> KvExportError:
+    return KvExportError("kv_export_invalid", f"cannot read the export of keys and values: {message}")
 
 
-def _mismatch(message: str) -> HandoverError:
-    return HandoverError("model_mismatch", f"these keys and values are {message}: only the same weights can take them over")
+def _mismatch(message: str) -> KvExportError:
+    return KvExportError("model_mismatch", f"{message}: the model must have the same weights as the daemon's model")
 
 
 def _shown(values: torch.Tensor) -> str:

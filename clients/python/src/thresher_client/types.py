@@ -1,6 +1,7 @@
-"""What goes in and what comes out, by the names of the wire. Places are half-open ranges.
+"""Types of arguments and answers. Fields have the names of the HTTP API.
 
-Every answer has `extra`: what a newer daemon says that this client has no name for.
+Ranges are half-open: `start` is inside, `end` is not. Offsets into text count the unit that the request set with `offsets`
+(code points by default). Every answer has `extra`, which holds the fields that this version of the client does not know.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ AnswerFormat = Literal[
 
 
 class TokenBudget(TypedDict):
-    """So many tokens at most."""
+    """A budget that limits the context to `tokens` tokens, counted by the tokenizer of the request."""
 
     tokens: int
 
 
 class RatioBudget(TypedDict):
-    """This part of what it takes with everything kept."""
+    """A budget that limits the context to `ratio` (0 to 1) of the tokens it has with everything kept."""
 
     ratio: float
 
 
 class AutoBudget(TypedDict):
-    """As much as the evidence says."""
+    """A budget that keeps the fewest sentences that carry most of the evidence."""
 
     auto: bool
 
@@ -51,7 +52,12 @@ Budget = Union[TokenBudget, RatioBudget, AutoBudget]
 
 
 class KvOptions(TypedDict, total=False):
-    """Which keys and values of the kept chunks are handed over: all, or with `heads` those that the question reaches."""
+    """Chooses which keys and values of the kept chunks are exported.
+
+    `policy` is `"chunks"` (all of them, the default) or `"heads"` (a part of each head's, chosen for the question). The other
+    fields are for `"heads"` only: `ratio` is the share of each layer's keys, `mass` (instead of `ratio`) the share of RC that
+    each head's keys carry; `sinks` and `recent` are how many first and last tokens every head exports.
+    """
 
     policy: KvPolicy
     ratio: float
@@ -62,7 +68,7 @@ class KvOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk to send. The daemon's answers name it by `id`, or by its place where it has none."""
+    """A chunk of a request. Answers name it by `id`; a chunk without one gets its index in the request as its id."""
 
     text: str
     id: str | None = None
@@ -71,34 +77,34 @@ class Chunk:
 
 
 ChunkInput = Union[str, Chunk, Mapping[str, Any]]
-"""A chunk, its fields, or its text alone."""
+"""A chunk as a `Chunk`, as a mapping with the same fields, or as a plain string: its text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extensible:
-    """An answer, which may say more than this client knows."""
+    """Base class of answers. `extra` holds the fields of the daemon's answer that this version of the client does not know."""
 
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range(Extensible):
-    """From `start` to before `end`."""
+    """A half-open range of a text: `start` is inside, `end` is not."""
 
     start: int
     end: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text(Range):
-    """A range and what stands there."""
+class TextRange(Range):
+    """A range of a text, with the text in that range."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorInfo(Extensible):
-    """An error inside an answer."""
+    """An error inside a successful answer. `param` is the path of the wrong field in the request, if one field is at fault."""
 
     code: str
     message: str
@@ -107,7 +113,10 @@ class ErrorInfo(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Span(Range):
-    """A kept part of a chunk: where it is there, and where it stands in the context."""
+    """A kept part of a chunk: its range in the chunk's text, and in `output` its range in the context.
+
+    `score` is None in a degraded answer.
+    """
 
     score: float | None
     output: Range
@@ -115,7 +124,11 @@ class Span(Range):
 
 @dataclass(frozen=True, kw_only=True)
 class CompressedChunk(Extensible):
-    """What became of one chunk; `index` is its place in the request."""
+    """What a compression kept of one chunk.
+
+    `index` is the chunk's position in the request, `text` its text as it is in the context, and `empty` is true if the chunk
+    has no text to read. Scores rank chunks within one request; `score` is None in a degraded answer.
+    """
 
     id: str
     index: int
@@ -130,7 +143,11 @@ class CompressedChunk(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Citation(Extensible):
-    """A piece of the context and where it came from; `marker` is the chunk's number there."""
+    """The origin of one piece of the context.
+
+    `marker` is the chunk's number in the context (1 for the first kept chunk), `chunk` its id, `source` the range in the chunk's
+    text, `output` the range in the context, and `text` the piece itself.
+    """
 
     marker: int
     chunk: str
@@ -141,7 +158,7 @@ class Citation(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Usage(Extensible):
-    """Tokens with everything kept, and of what was kept."""
+    """Size of a context in tokens: `tokens_in` with everything kept, `tokens_out` as it is; `ratio` is the second over the first."""
 
     tokens_in: int
     tokens_out: int
@@ -150,7 +167,11 @@ class Usage(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Rc(Extensible):
-    """By what it was scored."""
+    """The statistic and the model that computed the scores.
+
+    `reach` is the mean over question tokens of each token's largest logit over all chunks. `related` is true if `reach` is high
+    enough for at least one chunk to concern the question. Both are None for decoders and in degraded answers.
+    """
 
     estimator: str
     model: str | None = None
@@ -161,8 +182,17 @@ class Rc(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class KvHandle(Extensible):
-    """Where `kv` gets the kept chunks' keys and values, for `expires_s` seconds; `tokens` is the place of what comes next,
-    `room_tokens` what the model's context still holds behind them."""
+    """Names an export of keys and values, which `Client.kv` fetches.
+
+    - `handle`: the name to fetch the export by
+    - `expires_s`: seconds until the handle expires; the daemon drops it earlier if newer exports need the memory
+    - `policy`: `"chunks"` or `"heads"`
+    - `tokens`: number of exported tokens, including the special tokens in front; also the position of the next token
+    - `room_tokens`: number of tokens that still fit into the model's context, for the question and the answer
+    - `share`: share of the chunks' keys that is exported, 0 to 1
+    - `bytes`: size of the file
+    - `fingerprint`: identifies the model's weights
+    """
 
     handle: str
     expires_s: int
@@ -176,7 +206,20 @@ class KvHandle(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(Extensible):
-    """Answer of `compress`. `id` is what `attribute` takes as `compress_id`."""
+    """Answer of `compress`.
+
+    - `id`: the name of this compression, which `attribute` takes as `compress_id`
+    - `context`: the text to send to the language model
+    - `chunks`: one entry for each chunk of the request
+    - `citations`: one entry for each piece of the context
+    - `usage`: size of the context in tokens; None in a degraded answer
+    - `degraded`: the error that made the daemon return the chunks unchanged (`on_error="passthrough"`), otherwise None
+    - `blocks`: number of chunks by where their keys came from: `memory`, `disk`, `shared`, `joined`, `read`
+    - `timing_ms`: milliseconds for each stage, and `total`
+    - `explain`: RC of each token, if the request set `explain`
+    - `prefilter`: how many registered chunks there were and how many the model scored, if BM25 left some out
+    - `kv`: the export of keys and values, if the request included it
+    """
 
     id: str | None
     context: str
@@ -193,38 +236,58 @@ class Compression(Extensible):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lack(Text):
-    """Words of a part that speak against it."""
+class UnsupportedSpan(TextRange):
+    """Words of a part that speak against its support.
+
+    `reason` is `number`, `name` or `negation` (no source has it), `negation_dropped` (the sources have a negation that the part
+    lacks), or `word` (any other word).
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Extensible):
-    """A chunk that a part may have come from."""
+    """A chunk that a part of an answer may have come from.
+
+    - `chunk`, `index`: the chunk's id, and its position in the request
+    - `score`: compares the sources of one part; not comparable between parts
+    - `cited`: whether to cite this chunk for the part
+    - `sentence`: the sentence of the chunk that says most of the part
+    - `run`: the shortest run of words in that sentence that says nearly as much
+    - `tied`: whether the chunk is cited only because it says the same as another cited chunk
+    """
 
     chunk: str
     index: int
     score: float
     cited: bool
-    sentence: Text
-    run: Text
+    sentence: TextRange
+    run: TextRange
     tied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Text):
-    """A part of an answer; `supported` is None where it has no word."""
+class Part(TextRange):
+    """A part of an answer (a sentence, a word or a given span) with the chunks it may have come from, best first.
+
+    `support` says from 0 to 1 how far the sources say what the part says, and `supported` is true if it is at least 0.5. Both
+    are None for a part without words.
+    """
 
     supported: bool | None
     support: float | None
-    unsupported: tuple[Lack, ...]
+    unsupported: tuple[UnsupportedSpan, ...]
     sources: tuple[Source, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution(Extensible):
-    """Answer of `attribute`; `formatted` is in the shape that `format` asked for."""
+    """Answer of `attribute`.
+
+    `formatted` has the shape that `format` requested. `receipt` is the signed record of the attribution, if requested. `blocks`
+    and `timing_ms` are those of `Compression`.
+    """
 
     parts: tuple[Part, ...]
     rc: Rc
@@ -236,7 +299,11 @@ class Attribution(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Change(Extensible):
-    """What became of one chunk that was to be registered or deleted: `created`, `updated`, `unchanged`, `failed`; `deleted`, `unknown`."""
+    """Result of registering or deleting one chunk.
+
+    `index` is its position in the request. `status` is `created`, `updated`, `unchanged` or `failed` (with `error`) after
+    registering, and `deleted` or `unknown` (it was not registered) after deleting.
+    """
 
     index: int
     id: str | None
@@ -246,7 +313,7 @@ class Change(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress(Extensible):
-    """Registered chunks, and how many of them the model has read."""
+    """Numbers of chunks: `registered`, `warm` (the model has read them), `queued`, and `failed` (the model could not read them)."""
 
     registered: int
     warm: int
@@ -256,7 +323,10 @@ class Progress(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Changes(Extensible):
-    """One change per chunk, in the order of the request."""
+    """Answer of `register_chunks` and `delete_chunks`: one result for each chunk, in the order of the request.
+
+    `warming` says how many chunks of the request the model has read; it is None after deleting.
+    """
 
     chunks: tuple[Change, ...]
     warming: Progress | None = None
@@ -264,7 +334,7 @@ class Changes(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredChunk(Extensible):
-    """A chunk as it is registered."""
+    """A chunk that is registered with the daemon."""
 
     id: str
     text: str
@@ -274,7 +344,7 @@ class RegisteredChunk(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkPage(Extensible):
-    """Chunks in the order of their ids; `next` is what the next page is asked `after`, None on the last."""
+    """A page of registered chunks, in the order of their ids. Pass `next` as `after` for the next page; None marks the last one."""
 
     chunks: tuple[RegisteredChunk, ...]
     next: str | None
@@ -282,7 +352,7 @@ class ChunkPage(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(RegisteredChunk):
-    """A registered chunk that was found."""
+    """A registered chunk that a search found. `score` orders the results: RC, or `bm25` if the search ranked by BM25."""
 
     score: float
     bm25: float
@@ -290,7 +360,7 @@ class SearchResult(RegisteredChunk):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResults(Extensible):
-    """Answer of `search`, best first."""
+    """Answer of `search`, best first. `candidates` is the number of chunks that BM25 found for the model to rank."""
 
     results: tuple[SearchResult, ...]
     rank: str
@@ -300,14 +370,17 @@ class SearchResults(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class RelevantSpan(Range):
-    """A sentence of a document, in code points."""
+    """A sentence of a document, with its relevance from 0 to 1. Its range is in code points."""
 
     score: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class RerankResult(Extensible):
-    """A document's place in the request, and its relevance from 0 to 1 within that request."""
+    """The relevance of one document: `index` is its position in the request.
+
+    `relevance_score` is from 0 to 1 and compares the documents of one request only.
+    """
 
     index: int
     relevance_score: float
@@ -317,7 +390,7 @@ class RerankResult(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Reranking(Extensible):
-    """Answer of `rerank`, best first."""
+    """Answer of `rerank`, best document first."""
 
     id: str
     results: tuple[RerankResult, ...]
@@ -328,7 +401,11 @@ class Reranking(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Extensible):
-    """The model that the daemon has."""
+    """The model that the daemon has loaded.
+
+    `fingerprint` identifies how it was exported, including its weights; `window_tokens_max` is the number of tokens that it reads
+    at once; `estimator` is the statistic that scores.
+    """
 
     id: str
     fingerprint: str | None = None
@@ -339,6 +416,6 @@ class Model(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Models(Extensible):
-    """Answer of `models`."""
+    """Body of the answer of `GET /v1/models`."""
 
     data: tuple[Model, ...]
