@@ -1,13 +1,13 @@
-# Thresher's commands; `make` alone lists them. Run them from this folder.
+# The commands of this repository. `make` lists them. Run them in this directory.
 #
-#   GPU=1                    use the CUDA runtime (Linux x86-64), and a GPU where there is one that works
-#   BENCHFLAGS               arguments of `thresher bench`, such as "--chunks 1000"
-#   FUZZ_SECONDS             how long each fuzz target runs; 6 unless said
-#   THRESHER_ADVISORIES      "skip": no advisories about crates; "require": fail where they cannot be fetched
-#   THRESHER_RUNTIME_LIB     your own libonnxruntime: nothing is fetched for it
-#   THRESHER_MODEL_SOURCE    your own Hugging Face folder: nothing is fetched for it
-#   THRESHER_TEST_REDIS      "skip": test without redis-server, the shared tier not at all
-#   THRESHER_TEST_MOUNT      "require": fail, not only say so, where a full disk cannot be tested
+#   GPU=1                    use the CUDA runtime (Linux x86-64), and the GPU if there is one that works
+#   BENCHFLAGS               arguments for `thresher bench`, such as "--chunks 1000"
+#   FUZZ_SECONDS             seconds for each fuzz target (default: 6)
+#   THRESHER_ADVISORIES      "skip": do not check advisories about crates; "require": fail if they cannot be fetched
+#   THRESHER_RUNTIME_LIB     the path of your own libonnxruntime, in place of the one that is fetched
+#   THRESHER_MODEL_SOURCE    your own Hugging Face directory, in place of the model that is fetched
+#   THRESHER_TEST_REDIS      "skip": do not run the tests that need redis-server
+#   THRESHER_TEST_MOUNT      "require": fail if the tests of full disks cannot mount a file system
 
 CARGO      ?= cargo
 CARGOFLAGS ?=
@@ -23,18 +23,27 @@ SDK            := models/.cache/sdk
 FRAMEWORKS     := models/.cache/frameworks
 LITELLM        := models/.cache/litellm
 CONTRACT       := models/.cache/contract
-HANDOVER       := models/.cache/handover
+KV_EXPORT      := models/.cache/kv_export
 AUDIT          := models/.cache/audit
 FUZZ_SECONDS   ?= 6
 
-# Not exported: to `provision`, a variable that is set means that the user brings the file.
+# Not exported to every command: `make provision` would take the variable for a runtime that the user provides.
 WITH_RUNTIME := THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)" $(if $(GPU),THRESHER__MODEL__DEVICE=auto)
 RELEASE      := target/release/thresher
+# The binary that `cargo test` builds.
+DEBUG        := target/debug/thresher
 
-# Caches and downloads are not ours to check.
+# Prints what a stage does and about how long it takes on two cores, and afterwards how long it took.
+STAGE       := "$(CURDIR)/scripts/stage.sh"
+UNITTEST    := $(PYTHON) -m unittest discover -p '*_test.py' -s
+# Bytecode of the tests stays out of the source directories.
+BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
+
+# The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo serve test client lint audit fuzz bench soak hostile eval clean distclean python cargo redis sdk frameworks litellm contract handover audit-tools
+.PHONY: help provision build model demo serve test client lint audit fuzz bench soak hostile eval clean distclean \
+  python recent-python cargo redis packages sdk frameworks litellm contract kv_export audit-tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -48,67 +57,69 @@ build: cargo ## build the release binary
 model: provision build ## export the default model to models/minilm-l6 (once)
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(RELEASE)
 
-demo: model ## start the daemon, send it a real request, print what it keeps
+demo: model ## start the daemon, send it a request, and print the compressed context
 	@$(WITH_RUNTIME) PYTHON="$(PYTHON)" scripts/demo.sh $(RELEASE) docs/examples/request.json
 
 serve: model ## run the daemon with config/thresher.toml
-	@# The daemon takes the shell's place, so that who ends make ends it.
+	@# With exec, the daemon replaces the shell and gets the signals that are sent to make.
 	exec env $(WITH_RUNTIME) $(RELEASE) serve --config config/thresher.toml
 
-test: provision redis cargo sdk frameworks litellm contract handover ## all tests, with what they need
-	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --
-	$(WITH_RUNTIME) $(CARGO) test $(CARGOFLAGS)
-	$(WITH_RUNTIME) THRESHER_TEST_SDK="$(SDK)" $(PYTHON) -m unittest discover -s tests -p '*_test.py'
-	@$(MAKE) --no-print-directory client
+# Tests that need a GPU are ignored here: scripts/gpu.sh runs them. Soak and overload runs are tests of `make soak`.
+test: provision redis cargo recent-python ## run all tests; installs everything that they need
+	@RUNTIME_LIB="$(RUNTIME_LIB)" GPU="$(GPU)" MODEL_SOURCE="$(MODEL_SOURCE)" MODEL_DIR="$(MODEL_DIR)" SDK="$(SDK)" \
+	  MAKE_COMMAND="$(MAKE_COMMAND)" CARGO="$(CARGO)" CARGOFLAGS="$(CARGOFLAGS)" PYTHON="$(PYTHON)" scripts/test.sh
 
-client: provision frameworks litellm contract handover ## tests of the Python client, of other clients and of the OpenAPI document, with a binary that is built
-	cd clients/python && PYTHONPATH="$(CURDIR)/$(FRAMEWORKS)" $(PYTHON) -m mypy --cache-dir "$(CURDIR)/target/mypy"
-	$(WITH_RUNTIME) PYTHONPATH="$(CURDIR)/$(FRAMEWORKS):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
-	  PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache" \
-	  $(PYTHON) -m unittest discover -s clients/python/tests -p '*_test.py'
-	$(WITH_RUNTIME) PYTHONPATH="$(CURDIR)/$(FRAMEWORKS):$(CURDIR)/tests" PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache" \
-	  $(PYTHON) -m unittest discover -s tests/frameworks -p '*_test.py'
-	$(WITH_RUNTIME) PYTHONPATH="$(CURDIR)/$(LITELLM):$(CURDIR)/tests" PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache" \
-	  $(PYTHON) -m unittest discover -s tests/litellm -p '*_test.py'
-	$(WITH_RUNTIME) PYTHONPATH="$(CURDIR)/$(CONTRACT):$(CURDIR)/tests" PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache" \
-	  $(PYTHON) -m unittest discover -s tests/contract -p '*_test.py'
-	$(WITH_RUNTIME) PYTHONPATH="$(CURDIR)/$(HANDOVER):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
-	  PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache" \
-	  $(PYTHON) -m unittest discover -s tests/handover -p '*_test.py'
+client: provision frameworks litellm contract kv_export ## run the tests of Python clients and of the OpenAPI document; needs target/debug/thresher
+	@cd clients/python && PYTHONPATH="$(CURDIR)/$(FRAMEWORKS)" $(STAGE) "Python client: types" "30 seconds" \
+	  $(PYTHON) -m mypy --cache-dir "$(CURDIR)/target/mypy"
+	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(FRAMEWORKS):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
+	  $(STAGE) "Python client: tests" "2 minutes" $(UNITTEST) clients/python/tests
+	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(FRAMEWORKS):$(CURDIR)/tests" \
+	  $(STAGE) "rerankers of LangChain, LlamaIndex and Haystack" "20 seconds" $(UNITTEST) tests/frameworks
+	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(LITELLM):$(CURDIR)/tests" \
+	  $(STAGE) "LiteLLM's guardrail" "20 seconds" $(UNITTEST) tests/litellm
+	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(CONTRACT):$(CURDIR)/tests" \
+	  $(STAGE) "OpenAPI document and Model Context Protocol" "2 minutes" $(UNITTEST) tests/contract
+	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(KV_EXPORT):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
+	  $(STAGE) "exported keys and values in transformers" "2 minutes" $(UNITTEST) tests/kv_export
 
-lint: python cargo ## formatting, clippy, documentation, scripts
+lint: python cargo ## check formatting, clippy, documentation and scripts
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(CARGOFLAGS) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(CARGOFLAGS)
 	$(OURS) -name '*.py' -exec env PYTHONPYCACHEPREFIX=target/pycache $(PYTHON) -m py_compile {} +
 	for script in scripts/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 
-audit: python cargo audit-tools ## licences, sources, advisories and use of the locked crates
+audit: python cargo audit-tools ## check licences, sources, advisories and use of the locked crates
 	scripts/audit.sh "$(AUDIT)/bin"
 
-fuzz: cargo ## run every fuzz target for FUZZ_SECONDS from its seeds
+fuzz: cargo ## run every fuzz target for FUZZ_SECONDS, starting from its seeds
 	@CARGO="$(CARGO)" scripts/fuzz.sh "$(FUZZ_SECONDS)"
 
-bench: model ## criterion benches, then the daemon's own
+bench: model ## run the criterion benches and `thresher bench`
 	$(WITH_RUNTIME) $(CARGO) bench $(CARGOFLAGS)
 	$(WITH_RUNTIME) $(RELEASE) bench $(BENCHFLAGS)
 
-soak: provision cargo ## a minute of requests of every kind: memory stays within its bounds, none is lost
-	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(CARGO) run --quiet $(CARGOFLAGS) --
-	@$(WITH_RUNTIME) scripts/soak.sh 60 $(CARGO) run --quiet $(CARGOFLAGS) --
+# The binary is built as `make test` builds it, so that one build serves both.
+soak: provision cargo ## send requests of every kind for a minute and check memory and losses; then short overload runs
+	@$(STAGE) "soak: build" "8 minutes after a fresh clone" $(CARGO) test $(CARGOFLAGS) --no-run --test daemon
+	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(DEBUG)
+	@$(WITH_RUNTIME) $(STAGE) "soak: requests of every kind" "80 seconds" scripts/soak.sh 60 $(DEBUG)
+	@$(WITH_RUNTIME) $(STAGE) "soak: tests of soak and overload runs" "20 seconds" \
+	  $(CARGO) test $(CARGOFLAGS) --test daemon -- --ignored soak overload
 
-hostile: model ## attack a daemon with default settings for five minutes, and say what held
+hostile: model ## attack a daemon with default settings for five minutes and report which limits held
 	$(WITH_RUNTIME) $(RELEASE) bench --hostile $(BENCHFLAGS)
 
 eval: model ## measure quality on a data set: make eval EVAL_DATA=<path>
-	@test -n "$(EVAL_DATA)" || { echo "error: say what to measure on: make eval EVAL_DATA=<path>" >&2; exit 1; }
+	@test -n "$(EVAL_DATA)" || { echo "error: EVAL_DATA is not set; name a data set: make eval EVAL_DATA=<path>" >&2; exit 1; }
 	$(WITH_RUNTIME) $(RELEASE) eval "$(EVAL_DATA)"
 
 clean: ## remove what was built and exported; keep what was fetched
 	$(CARGO) clean
 	rm -rf "$(MODEL_DIR)"
 
-distclean: clean ## remove what was fetched, too
+distclean: clean ## also remove what was fetched
 	rm -rf models/.cache
 
 python:
@@ -116,18 +127,22 @@ python:
 	  echo "  install Python 3.8 or later with pip (apt-get install python3 python3-pip), or name one: make PYTHON=<path>" >&2; \
 	  exit 1; }
 
-# Requirements, in a folder of ours, which is made anew when they change.
+# $(call fetched,REQUIREMENTS,DIRECTORY,FLAGS) installs packages into a directory of this repository, anew when the requirements change.
+# The host's packages and pip's settings for them have no part in this: pip neither uses them nor reports conflicts with them.
 define fetched
-@cmp -s $(1) "$(2)/requirements.txt" || { rm -rf "$(2)" && \
-  $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore $(3) --target "$(2)" \
-    -r $(1) && cp $(1) "$(2)/"; }
+@cmp -s $(1) "$(2)/requirements.txt" || { echo "$(2): installing the packages of $(1)" >&2 && rm -rf "$(2)" && \
+  PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0 $(PYTHON) -m pip install --quiet --no-input --disable-pip-version-check \
+    --root-user-action=ignore --no-warn-conflicts --no-warn-script-location $(3) --target "$(2)" -r $(1) && cp $(1) "$(2)/"; }
 endef
 
-# The official Python clients that read our citations.
+# All packages of the Python tests.
+packages: sdk frameworks litellm contract kv_export
+
+# The official Python clients that parse the daemon's citations.
 sdk: python
 	$(call fetched,tests/sdk/requirements.txt,$(SDK))
 
-# LiteLLM, whose guardrail calls us.
+# LiteLLM, whose guardrail calls the daemon.
 litellm: python
 	$(call fetched,tests/litellm/requirements.txt,$(LITELLM))
 
@@ -139,15 +154,18 @@ contract: python
 audit-tools: python
 	$(call fetched,scripts/audit.txt,$(AUDIT),--no-deps)
 
-# torch and transformers, which go on from keys and values that we hand over.
-handover: python
-	$(call fetched,tests/handover/requirements.txt,$(HANDOVER),--no-deps --no-compile)
+# torch and transformers, which continue from exported keys and values. The requirements name all packages.
+kv_export: python
+	$(call fetched,tests/kv_export/requirements.txt,$(KV_EXPORT),--no-deps --no-compile)
 
-# LangChain, LlamaIndex, Haystack, and what checks and builds the Python client: all that they need is named there.
-frameworks: python
+# LangChain, LlamaIndex, Haystack, and the tools that check and build the Python client. The requirements name all packages.
+frameworks: recent-python
+	$(call fetched,clients/python/tests/requirements.txt,$(FRAMEWORKS),--no-deps --no-compile)
+
+# The tests of the Python client need a more recent Python than the other tools.
+recent-python: python
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: the tests of the Python client need Python 3.11 or later; name one: make PYTHON=<path>" >&2; exit 1; }
-	$(call fetched,clients/python/tests/requirements.txt,$(FRAMEWORKS),--no-deps --no-compile)
 
 cargo:
 	@command -v $(CARGO) >/dev/null || { echo "error: $(CARGO) not found: install Rust (https://rustup.rs)" >&2; exit 1; }

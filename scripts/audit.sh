@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Checks the crates that are locked: licences, sources, refused crates, dependencies that nobody uses, the oldest Rust
-# that compiles them, and known advisories.
+# Checks the locked crates: licences, sources, banned crates, unused dependencies, the Rust version that they need, and known advisories.
 # usage: audit.sh TOOLS    (TOOLS is the folder that holds cargo-deny and cargo-shear)
 #
-#   THRESHER_ADVISORIES   "skip": do not check advisories; "require": fail where they cannot be fetched
+#   THRESHER_ADVISORIES   "skip": do not check advisories; "require": fail if they cannot be fetched
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +20,7 @@ version = lambda package: [int(n) for n in (package["rust_version"] or "0").spli
 ours = min(version(p) for p in metadata["packages"] if p["source"] is None)
 newer = [f"{p['name']} {p['version']} needs Rust {p['rust_version']}" for p in metadata["packages"] if version(p) > ours]
 if newer:
-    sys.exit("error: rust-version in Cargo.toml is older than what is locked\n  " + "\n  ".join(newer))
+    sys.exit("error: locked crates need a newer Rust than rust-version in Cargo.toml\n  " + "\n  ".join(newer))
 print("rust-version ok")
 PYTHON
 
@@ -31,5 +30,5 @@ if "$tools/cargo-deny" fetch db; then
 elif [ "$advisories" = require ]; then
   exit 1
 else
-  echo "warning: RustSec's database cannot be fetched, so known advisories were not checked" >&2
+  echo "warning: the RustSec database cannot be fetched; known advisories were not checked" >&2
 fi

@@ -1,4 +1,4 @@
-"""What scripts/demo.sh leaves to Python: waiting for the daemon, sending without curl, and showing the answer."""
+"""Helper of scripts/demo.sh: waits for the daemon, sends a request without curl, and prints the response."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 
 WIDTH = 100
-# A proxy from the environment has no business between two ports of this machine.
+# A proxy from the environment must not stand between two ports of this machine.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -30,7 +30,7 @@ def wait(url, seconds_max, daemon):
 
 
 def require_alive(daemon):
-    """The shell that started the daemon reaps it at once, so a daemon that ended has no process."""
+    """Exits if the daemon has ended. The shell that started it reaps it at once, so its process is then gone."""
     try:
         os.kill(daemon, 0)
     except ProcessLookupError:
@@ -56,15 +56,15 @@ def show(request_path, answer_path):
 
     heading("question")
     print(textwrap.fill(request["query"], WIDTH))
-    heading("context: what is left of {} chunks".format(len(titles)))
+    heading("context: compressed from {} chunks".format(len(titles)))
     for line in answer["context"].splitlines():
         print(textwrap.fill(line, WIDTH))
     heading("citations")
     for citation in answer["citations"]:
         source = citation["source"]
-        place = "{}[{}..{}]".format(citation["chunk"], source["start"], source["end"])
+        span = "{}[{}..{}]".format(citation["chunk"], source["start"], source["end"])
         text = textwrap.shorten(citation["text"], WIDTH - 40, placeholder=" ...")
-        print("  [{}] {:<22} {}".format(citation["marker"], place, text))
+        print("  [{}] {:<22} {}".format(citation["marker"], span, text))
         print("      {}".format(titles[citation["chunk"]]))
     heading("cost")
     usage, statistic = answer["usage"], answer["rc"]

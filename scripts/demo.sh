@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts the daemon on free loopback ports, sends it one real request, prints the answer, stops the daemon.
+# Starts the daemon on free loopback ports, sends it one request, prints the response, and stops the daemon.
 # usage: demo.sh THRESHER REQUEST.json
 set -euo pipefail
 
@@ -16,7 +16,7 @@ finish() {
     wait "$daemon" 2>/dev/null || true
   fi
   if [ "$status" -ne 0 ] && [ -s "$work/daemon.log" ]; then
-    printf '\nthe last lines of the daemon:\n' >&2
+    printf '\nthe last lines of the daemon'"'"'s log:\n' >&2
     tail -n 30 "$work/daemon.log" >&2
   fi
   rm -rf "$work"
@@ -25,7 +25,7 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# Both are held open until both are known, so that they differ.
+# Both sockets stay open until both ports are known, so that the ports differ.
 read -r http admin < <("$python" -c '
 import socket
 held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]

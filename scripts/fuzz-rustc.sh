@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The compiler for `make fuzz`: cargo calls it for the crates of this workspace only, so that libraries are neither slowed down nor
-# compiled again. The flags are those of LLVM's coverage that libFuzzer reads; stable Rust has them.
+# The compiler of `make fuzz`. Cargo calls it only for the crates of this workspace, so that dependencies are neither instrumented nor
+# compiled again. The flags turn on the coverage of LLVM that libFuzzer reads; stable Rust supports them.
 exec "$@" -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-trace-compares \
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Cdebug-assertions

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs every fuzz target from its seeds, and fails with the input that broke one.
-# usage: fuzz.sh SECONDS [TARGET...]    (seconds for each target; without a name, all of them)
+# Runs fuzz targets, starting from their seeds. Fails with the input if a target crashes.
+# usage: fuzz.sh SECONDS [TARGET...]    (SECONDS for each target; default: all targets)
 #
-# What a run finds is kept in target/fuzz/corpus for the next one. An input that broke a target lies in target/fuzz/broken; run the
-# target with the file's name to see it again.
+# New inputs are kept in target/fuzz/corpus for the next run. Inputs that crash a target are written to target/fuzz/broken; run the
+# target with the path of the file to reproduce the crash.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,8 @@ shift
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(basename -s .rs fuzz/src/bin/*.rs)
 
-# Cargo keeps what a wrapper has compiled apart from what it compiles without one.
+# The wrapper gives the crates of this workspace other build artifacts than `make test`; dependencies are shared with it.
+echo "==> fuzz targets: build (about 2 minutes on two cores after make test)"
 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/fuzz-rustc.sh ${CARGO:-cargo} build --quiet --locked -p thresher-fuzz --bins
 
 broken=target/fuzz/broken
@@ -22,7 +23,7 @@ for target in "${targets[@]}"; do
   mkdir -p "$seeds" "$corpus"
   [ ! -d "fuzz/seeds/$target" ] || cp "fuzz/seeds/$target"/* "$seeds"
   if [ "$target" = models ]; then
-    # Those of the tests, each with the letter that says which file it is.
+    # The files of the tiny models. The first letter of a seed says which file it is.
     for file in c:config.json t:tokenizer.json w:model.safetensors; do
       (printf %s "${file%:*}"; cat "models/tiny/bert-gelu/${file#*:}") > "$seeds/encoder-${file#*:}"
       (printf %s "${file%:*}" | tr ctw CTW; cat "models/tiny/llama/${file#*:}") > "$seeds/decoder-${file#*:}"

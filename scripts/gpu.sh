@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The tests that a GPU changes, on the first one; and the demo with its model there.
-# Needs an NVIDIA GPU with its driver, CUDA 13 where the loader finds it, and what `make test` needs.
-# usage: gpu.sh [DEVICE]    (cuda:0 if not given; cpu runs the same tests on the processor)
+# Runs the tests that need a GPU, which `make test` ignores, and then the demo with its model on the GPU.
+# Needs an NVIDIA GPU with its driver, CUDA 13 in the loader's path, and everything that `make test` needs.
+# usage: gpu.sh [DEVICE]    (default: cuda:0; "cpu" runs the same checks on the CPU, to test this script)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,5 +10,5 @@ gpu=$([ "$device" = cpu ] || echo 1)
 make provision model GPU="$gpu"
 runtime=models/.cache/onnxruntime${gpu:+-gpu}/libonnxruntime.so
 THRESHER_RUNTIME_LIB=${THRESHER_RUNTIME_LIB:-$PWD/$runtime} THRESHER_TEST_DEVICE=$device \
-  cargo test --test device --test decoder_blocks -- --nocapture
+  cargo test --test libraries -- --nocapture ${gpu:+--ignored} device:: decoder_blocks::
 make demo GPU="$gpu"

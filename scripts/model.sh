@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Exports a model folder to a contract folder, unless it was exported from the same files by the same exporter.
+# Exports a Hugging Face directory, unless it was exported before from the same files by the same exporter.
 # usage: model.sh SOURCE OUT THRESHER...    (THRESHER is the command that runs the binary)
 set -euo pipefail
 
@@ -7,7 +7,7 @@ source=$1 out=$2
 shift 2
 stamp=models/.cache/$(basename "$out").made-from
 
-# Contents, not times: a checkout that touches the exporter's files costs nothing.
+# Checksums, not times: a checkout that only touches the exporter's files causes no new export.
 inputs() {
   cksum "$source"/*.json "$source"/*.safetensors | sed "s|$source/||"
   find crates/export/src crates/core/src/model/contract* crates/core/src/model/onnx* -type f | LC_ALL=C sort | xargs cksum

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sees to it that there is a redis-server for the tests: installs Debian's package where it is missing and we may.
-# THRESHER_TEST_REDIS=skip goes without; the tests that need it then pass without testing anything.
+# Installs redis-server for the tests with apt-get if it is missing and this user is root. With THRESHER_TEST_REDIS=skip it does nothing, and
+# the tests that need a server are skipped.
 set -euo pipefail
 
 if [ "${THRESHER_TEST_REDIS:-}" = skip ]; then
@@ -18,5 +18,5 @@ fi
 echo "installing redis-server with apt-get" >&2
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
-# The package starts a service where one can be started; the tests do not use it.
+# The package may start a service, which the tests do not use.
 apt-get install -y -qq --no-install-recommends redis-server >/dev/null

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Sends the daemon requests of every kind for a while, over tiers so small that both let go of blocks within it. Fails when
-# resident memory was above its bounds plus 300 MB, or when a request was lost; no time is asserted. The write queue may be
-# twice as long as usual, and that much is allowed: one peak on a busy machine shall not fail it. What is judged closely is
-# `thresher bench --soak 600`.
+# Sends the daemon requests of every kind. The memory and disk tiers are so small that both evict blocks. Fails if resident memory exceeds
+# its limits by more than 300 MB, or if a request is lost; it asserts no times. The write queue may have twice its default size, so that a
+# peak on a busy machine does not fail the run. `thresher bench --soak 600` has stricter limits.
 # usage: soak.sh SECONDS THRESHER...    (THRESHER is the command that runs the binary)
 set -euo pipefail
 

@@ -1,45 +1,34 @@
-//! Which module may know which, where the compiler does not say it: within the daemon and within `thresher-core`, every file is read for
-//! what it names of its own crate, and held to a table.
+//! The dependencies between modules of one crate, which the compiler does not restrict. These tests read
+//! every file of the daemon and of `thresher-core` and compare the modules that it names with a table.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Each module of the daemon, in the order of the code map, and the modules it may name. `a::b` allows `b` of `a` only.
+/// Each module of the daemon, in the order of the code map, and the modules that it may name. `a::b` allows
+/// only `b` of `a`.
 const DAEMON: Table = &[
-    ("handles", &[]),
-    ("kv_export", &["handles"]),
+    ("kv_export", &[]),
     ("receipt", &[]),
     ("api", &["receipt"]),
     ("originals", &[]),
-    ("proxy", &["api"]),
+    ("middleware", &["api"]),
     ("admission", &[]),
     ("access", &[]),
-    ("tenants", &["handles", "kv_export", "admission"]),
+    ("tenants", &["kv_export", "admission"]),
     ("mcp", &["receipt", "api", "admission"]),
     (
         "config",
         &[
             "access::AccessSettings",
-            "handles::TtlStoreSettings",
             "kv_export::KvExportSettings",
+            "middleware::settings",
             "originals::OriginalSettings",
-            "proxy::settings",
+            "tenants::ttl_store::TtlStoreSettings",
         ],
     ),
     (
         "http",
-        &[
-            "api",
-            "handles",
-            "kv_export",
-            "originals",
-            "proxy",
-            "receipt",
-            "admission",
-            "access",
-            "tenants",
-            "mcp",
-        ],
+        &["api", "kv_export", "originals", "middleware", "receipt", "admission", "access", "tenants", "mcp"],
     ),
     ("telemetry", &["config"]),
     ("process", &[]),
@@ -76,7 +65,7 @@ const DAEMON: Table = &[
     ("main", &["cli"]),
 ];
 
-/// The same of `thresher-core`.
+/// The same for `thresher-core`.
 const CORE: Table = &[
     ("domain", &[]),
     ("plain", &[]),
@@ -92,11 +81,11 @@ const CORE: Table = &[
 /// A module, and the modules of its crate that it may name.
 type Table = &'static [(&'static str, &'static [&'static str])];
 
-/// Folders of sources, with their tables. Which crate may know which, the manifests say.
+/// Directories of sources and their tables. Dependencies between crates are in the manifests.
 const CRATES: [(&str, Table); 2] = [("src/", DAEMON), ("crates/core/src/", CORE)];
 
-/// Stages of the pipeline hand each other data: each names these files of its own folder and no others. `pipeline.rs`
-/// calls the stages; `fit` is the stage that chooses and writes, with the three that it is made of.
+/// Each stage of the pipeline, and the stages whose types it may name. `pipeline.rs` calls the stages. `fit`
+/// chooses the kept text and writes the context; it calls `select`, `assemble` and `auto`.
 const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("assemble", &[]),
     (
@@ -104,7 +93,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
         &["blocks", "cancel", "clock", "question", "scan", "score", "tokenize", "units", "validate"],
     ),
     ("auto", &["score", "select"]),
-    ("blocks", &["cancel", "pace", "tokenize", "validate"]),
+    ("blocks", &["cancel", "load", "tokenize", "validate"]),
     ("cancel", &[]),
     ("clock", &[]),
     ("count", &[]),
@@ -112,7 +101,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("fit", &["assemble", "auto", "cancel", "count", "score", "select", "units", "validate"]),
     ("evict", &["cancel", "kv_export", "question", "validate"]),
     ("kv_export", &["blocks", "cancel", "question", "tokenize", "validate"]),
-    ("pace", &[]),
+    ("load", &[]),
     ("question", &["blocks", "cancel", "validate"]),
     ("scan", &["blocks", "cancel", "question", "units"]),
     ("score", &["cancel", "scan", "units"]),
@@ -122,7 +111,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("validate", &[]),
 ];
 
-/// Libraries that one place of a crate owns.
+/// Libraries, and the only files or directories that may use them.
 const OWNED: &[(&str, &[&str])] = &[
     ("ort", &["crates/core/src/model/ort.rs", "crates/core/src/model/ort/"]),
     ("memmap2", &["crates/core/src/model/ort/weights.rs"]),
@@ -134,7 +123,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("clap", &["src/cli.rs", "src/cli/"]),
     ("anyhow", &["src/app.rs", "src/cli.rs", "src/cli/"]),
     ("metrics", &["src/telemetry/", "src/http/", "src/originals.rs", "src/access.rs", "crates/core/src/kv/"]),
-    ("uuid", &["src/handles.rs"]),
+    ("uuid", &["src/tenants/ttl_store.rs"]),
     ("ring", &["src/receipt/key.rs", "src/access/issue.rs"]),
     ("sse_stream", &["src/http/attribute/stream.rs"]),
     ("redb", &["src/originals.rs"]),
@@ -144,8 +133,8 @@ const OWNED: &[(&str, &[&str])] = &[
     ("tokio_rustls", &["src/http/tls.rs"]),
 ];
 
-/// A source file: where it is from the root, its path in the folder of its crate's sources, and its code without comments and string
-/// literals.
+/// A source file: its path in the checkout, its path in its crate's source directory, and its code without
+/// comments and string literals.
 struct File {
     path: String,
     inside: String,
@@ -158,7 +147,8 @@ impl File {
         self.inside.split('/').next().and_then(|first| first.split('.').next()).expect("a name")
     }
 
-    /// Paths of the crate that the code names, without `crate::`, lists in braces taken apart.
+    /// The paths of its own crate that the code names, without `crate::`. A list in braces gives one path for
+    /// each item.
     fn names(&self) -> BTreeSet<String> {
         let prefix = if self.module() == "main" { "thresher::" } else { "crate::" };
         let mut found = BTreeSet::new();
@@ -172,7 +162,8 @@ impl File {
     }
 }
 
-/// Reads a path, or a list of them in braces, from the start of `code`; returns how many bytes it took.
+/// Reads a path, or a list of paths in braces, from the start of `code`. Returns the number of bytes that it
+/// has read.
 fn expand(before: &str, code: &str, found: &mut BTreeSet<String>) -> usize {
     let word = code.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(code.len());
     let path = format!("{before}{}", &code[..word]);
@@ -186,14 +177,14 @@ fn expand(before: &str, code: &str, found: &mut BTreeSet<String>) -> usize {
         at += skip.expect("a list ends");
         if !code[at..].starts_with('}') {
             at += expand(&path, &code[at..], found);
-            // `x as y`: the name it gets here is no path.
+            // In `x as y`, only `x` is a path.
             at += code[at..].find([',', '}']).expect("a list ends");
         }
     }
     at + 1
 }
 
-/// The files under a folder of sources.
+/// All source files in a directory and its subdirectories.
 fn files(sources: &str) -> Vec<File> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (mut open, mut paths) = (vec![root.join(sources)], Vec::new());
@@ -217,7 +208,7 @@ fn all_files() -> impl Iterator<Item = File> {
     CRATES.iter().flat_map(|(sources, _)| files(sources))
 }
 
-/// The code alone: without comments, doc comments included, and without what stands in plain string literals.
+/// The code without comments, doc comments and the content of plain string literals.
 fn stripped(source: &str) -> String {
     let (mut code, mut quoted) = (String::with_capacity(source.len()), false);
     for line in source.lines() {
@@ -243,15 +234,15 @@ fn allowed(name: &str, rules: &[&str]) -> bool {
 }
 
 #[test]
-fn modules_name_only_what_the_table_allows() {
+fn modules_name_only_modules_that_the_table_allows() {
     let mut broken = Vec::new();
     for (sources, table) in CRATES {
         for file in files(sources).iter().filter(|file| file.inside != "lib.rs") {
             let module = file.module();
             let Some((_, rules)) = table.iter().find(|(name, _)| *name == module) else {
                 panic!(
-                    "{} is of no module in the table: give `{module}` a row in tests/architecture.rs with the \
-                     modules it may name, and a line in the code map of {sources}lib.rs",
+                    "{} belongs to no module of the table: add a row for `{module}` to tests/architecture.rs with the \
+                     modules that it may name, and a line to the code map of {sources}lib.rs",
                     file.path
                 );
             };
@@ -270,17 +261,20 @@ fn modules_name_only_what_the_table_allows() {
 }
 
 #[test]
-fn the_tables_have_no_cycle_and_no_dead_row() {
+fn the_tables_have_no_cycles_and_no_unused_rows() {
     for (sources, table) in CRATES {
         let files = files(sources);
         let mut below: Vec<&str> = Vec::new();
         for (module, rules) in table {
-            assert!(files.iter().any(|file| file.module() == *module), "{module} is gone: take its row away");
+            assert!(
+                files.iter().any(|file| file.module() == *module),
+                "{module} does not exist: remove its row"
+            );
             for rule in *rules {
                 let above = !below.contains(&rule.split("::").next().expect("a name"));
                 assert!(
                     !above,
-                    "{module} may name {rule}, which has its row at or below it: that is where cycles begin"
+                    "{module} may name {rule}, whose row is not above its own: this allows a cycle"
                 );
             }
             below.push(module);
@@ -289,24 +283,27 @@ fn the_tables_have_no_cycle_and_no_dead_row() {
 }
 
 #[test]
-fn stages_name_only_the_data_of_others() {
+fn stages_name_only_stages_that_the_table_allows() {
     for file in files("crates/core/src/") {
         let Some(stage) = file.inside.strip_prefix("pipeline/").and_then(|path| path.strip_suffix(".rs"))
         else {
             continue;
         };
-        // In a stage's folder, `super` is the stage.
+        // In the directory of a stage, `super` is the stage itself.
         let (stage, to_stages) = match stage.split_once('/') {
             Some((stage, _)) => (stage, ["super::super::", "crate::pipeline::"]),
             None => (stage, ["super::", "crate::pipeline::"]),
         };
         let Some((_, rules)) = STAGE_MAY_NAME.iter().find(|(name, _)| *name == stage) else {
-            panic!("{} is of no stage in the table: give `{stage}` a row in STAGE_MAY_NAME", file.path);
+            panic!(
+                "{} belongs to no stage of the table: add a row for `{stage}` to STAGE_MAY_NAME",
+                file.path
+            );
         };
         let mut named = BTreeSet::new();
         for prefix in to_stages {
             for (at, _) in file.code.match_indices(prefix) {
-                // A test module's `super` is the stage itself.
+                // In a test module, `super` is the stage itself.
                 if !file.code[..at].contains("mod tests {") {
                     expand("", &file.code[at + prefix.len()..], &mut named);
                 }
@@ -320,22 +317,22 @@ fn stages_name_only_the_data_of_others() {
 }
 
 #[test]
-fn libraries_stay_where_they_are_owned() {
+fn libraries_are_used_only_by_the_files_that_own_them() {
     for file in all_files() {
-        for (library, places) in OWNED {
-            let at_home = places
+        for (library, owners) in OWNED {
+            let is_owner = owners
                 .iter()
-                .any(|place| file.path == *place || place.ends_with('/') && file.path.starts_with(place));
+                .any(|owner| file.path == *owner || owner.ends_with('/') && file.path.starts_with(owner));
             let named = file.code.match_indices(&format!("{library}::")).any(|(at, _)| {
                 !file.code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':')
             });
-            assert!(!named || at_home, "{} names {library}, which belongs to {places:?}", file.path);
+            assert!(!named || is_owner, "{} names {library}, which belongs to {owners:?}", file.path);
         }
     }
 }
 
 #[test]
-fn the_reader_sees_what_it_should() {
+fn the_reader_finds_all_paths_in_code_and_none_in_comments_or_strings() {
     let names = |code: &str| {
         let file = File { path: "src/x.rs".to_owned(), inside: "x.rs".to_owned(), code: stripped(code) };
         file.names().into_iter().collect::<Vec<_>>()

@@ -1,6 +1,6 @@
-"""Rerankers' clients, unchanged, against the running daemon.
+"""Cohere's official client, unchanged, against the running daemon.
 
-`make test` puts the clients where THRESHER_TEST_SDK says, and the binary where THRESHER_TEST_BINARY says.
+`make test` sets THRESHER_TEST_SDK to the directory of the client.
 """
 
 import os
@@ -29,14 +29,14 @@ def setUpModule():
 
 
 class Cohere(unittest.TestCase):
-    def test_v2(self):
+    def test_rerank_v2(self):
         client = cohere.ClientV2(api_key="none", base_url=daemon.url)
         answer = client.rerank(model="rerank-v3.5", query=QUESTION, documents=DOCUMENTS, top_n=2)
         self.assertEqual([result.index for result in answer.results], [1, 0])
         self.assertTrue(all(0 <= result.relevance_score <= 1 for result in answer.results))
         self.assertEqual(answer.meta.api_version.version, "2")
 
-    def test_v2_spans(self):
+    def test_relevant_spans(self):
         client = cohere.ClientV2(api_key="none", base_url=daemon.url)
         spans = cohere.RerankRelevantSpans(mode="enabled", threshold=0.0, max_spans=1)
         answer = client.rerank(model="x", query=QUESTION, documents=DOCUMENTS, relevant_spans=spans)
@@ -45,14 +45,14 @@ class Cohere(unittest.TestCase):
             DOCUMENTS[1][span.start : span.end], "Alexander Fleming discovered penicillin in 1928, in London."
         )
 
-    def test_v1(self):
+    def test_rerank_v1(self):
         client = cohere.Client(api_key="none", base_url=daemon.url)
         documents = [{"text": text, "page": str(page)} for page, text in enumerate(DOCUMENTS)]
         answer = client.rerank(model="rerank-v3.5", query=QUESTION, documents=documents, return_documents=True)
         self.assertEqual(len(answer.results), 3)
         self.assertEqual(answer.results[0].document.text, DOCUMENTS[1])
 
-    def test_async(self):
+    def test_the_asynchronous_client(self):
         import asyncio
 
         async def ask():
@@ -61,7 +61,7 @@ class Cohere(unittest.TestCase):
 
         self.assertEqual(asyncio.run(ask()).results[0].index, 1)
 
-    def test_mistakes_are_errors_of_the_client(self):
+    def test_an_invalid_request_raises_the_clients_error(self):
         client = cohere.ClientV2(api_key="none", base_url=daemon.url)
         with self.assertRaises(cohere.UnprocessableEntityError) as raised:
             client.rerank(model="x", query=QUESTION, documents=[])

@@ -1,4 +1,7 @@
-"""The official clients of OpenAI and Anthropic, unchanged, through the running daemon to a scripted upstream."""
+"""The official clients of OpenAI and Anthropic, unchanged, through the running daemon to a scripted upstream.
+
+`make test` sets THRESHER_TEST_SDK to the directory of the clients.
+"""
 
 import http.server
 import json
@@ -23,17 +26,20 @@ ANSWER = "The lighthouse at Cape Orrin was built in 1874. I hope that helps you.
 FILLER = " ".join(f"Harbour note {at}: the ferry left at {at % 12 + 1} and the sea was calm." for at in range(40))
 FACT = "Cape Orrin Light, the lighthouse at Cape Orrin, was built in 1874."
 DOCUMENT = f"{FILLER} {FACT} {FILLER}"
+# Far longer than a busy machine needs, for what must happen in the end.
+WAIT_S = 60
 PRICES = {"write": 1.25, "read": 0.1, "input": 1.0}
 
 
 class Upstream(http.server.ThreadingHTTPServer):
-    """Answers every request with what the test has put into `answer`; remembers what it was asked."""
+    """Answers every request with the function `answer`, which tests set. `requests` holds path, headers and body of each request; `gone` is set
+    when a client disconnects before the end of a response."""
 
     daemon_threads = True
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Answers)
-        self.asked, self.answer, self.gone = [], None, threading.Event()
+        self.requests, self.answer, self.gone = [], None, threading.Event()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -41,7 +47,7 @@ class Upstream(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request, client_address):
-        """A client that hangs up is part of the tests."""
+        """Some tests disconnect, which is not an error."""
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -50,7 +56,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["content-length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        self.server.asked.append((self.path, headers, body))
+        self.server.requests.append((self.path, headers, body))
         try:
             self.server.answer(self, json.loads(body))
         except (BrokenPipeError, ConnectionResetError):
@@ -90,7 +96,7 @@ def setUpModule():
         THRESHER__MIDDLEWARE__UPSTREAMS=f"[{table}]",
         THRESHER__MIDDLEWARE__TOOLS='["search"]',
         THRESHER__MIDDLEWARE__PROMPT_TOKENS_MIN="0",
-        THRESHER__MIDDLEWARE__DEADLINE_MS="20000",
+        THRESHER__MIDDLEWARE__DEADLINE_MS="120000",
         THRESHER__ORIGINALS__DIR="",
     )
     unittest.addModuleCleanup(daemon.stop)
@@ -104,7 +110,7 @@ def event(data, name=None):
     return f"{head}data: {json.dumps(data)}\n\n".encode()
 
 
-# ---- what each API answers ----
+# ---- responses of the APIs ----
 
 
 def chat_answer(**more):
@@ -174,17 +180,17 @@ def response_events():
 
 class Case(unittest.TestCase):
     def setUp(self):
-        upstream.asked.clear()
+        upstream.requests.clear()
         upstream.gone.clear()
 
     def answers(self, body, status=200, **headers):
-        upstream.answer = lambda asked, _: asked.send(status, body, **headers)
+        upstream.answer = lambda handler, _: handler.send(status, body, **headers)
 
     def streams(self, events, pause=0.0):
-        upstream.answer = lambda asked, _: asked.stream(events, pause)
+        upstream.answer = lambda handler, _: handler.stream(events, pause)
 
     def sent(self, at=-1):
-        return json.loads(upstream.asked[at][2])
+        return json.loads(upstream.requests[at][2])
 
     def assert_shorter(self, text, of=DOCUMENT):
         self.assertIn(FACT, text)
@@ -203,8 +209,8 @@ class OpenAI(Case):
 
     def test_a_chat_is_compressed_and_cited(self):
         self.answers(chat_answer(), x_request_id="r1")
-        asked = self.messages()
-        raw = self.client().chat.completions.with_raw_response.create(model="gpt-5", messages=asked, seed=7, extra_body={"unknown": 1.50})
+        messages = self.messages()
+        raw = self.client().chat.completions.with_raw_response.create(model="gpt-5", messages=messages, seed=7, extra_body={"unknown": 1.50})
         answer = raw.parse()
         (annotation,) = answer.choices[0].message.annotations
         cited = annotation.url_citation
@@ -213,25 +219,25 @@ class OpenAI(Case):
         self.assertEqual(raw.headers["x-thresher"], "compressed")
         before, after = (int(raw.headers[f"x-thresher-tokens-{when}"]) for when in ["before", "after"])
         self.assertLess(after, before / 2)
-        path, headers, body = upstream.asked[-1]
+        path, headers, body = upstream.requests[-1]
         self.assertEqual((path, headers["authorization"]), ("/v1/chat/completions", "Bearer k"))
         self.assertFalse([name for name in headers if name.startswith("x-thresher")])
         sent = self.sent()
-        self.assertEqual(sent["messages"][0], asked[0], "the system prompt stays")
+        self.assertEqual(sent["messages"][0], messages[0], "the system prompt stays")
         self.assertEqual((sent["seed"], sent["unknown"]), (7, 1.5))
         self.assertTrue(sent["messages"][1]["content"].endswith(f"</context>\n{QUESTION}"))
         self.assert_shorter(sent["messages"][1]["content"])
 
-    def test_nothing_happens_unasked(self):
+    def test_a_request_is_compressed_only_on_request(self):
         self.answers(chat_answer())
         client = openai.OpenAI(api_key="k", base_url=daemon.url + "/v1", max_retries=0)
-        messages = [*self.messages(), {"role": "user", "content": "Nobody has sent this before."}]
+        messages = [*self.messages(), {"role": "user", "content": "This message is new."}]
         raw = client.chat.completions.with_raw_response.create(model="gpt-5", messages=messages)
         self.assertEqual(raw.headers["x-thresher"], "whole")
         self.assertEqual(self.sent()["messages"], messages)
         self.assertIsNone(raw.parse().choices[0].message.annotations)
 
-    def test_tools(self):
+    def test_results_of_configured_tools_are_compressed(self):
         self.answers(chat_answer())
         call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
         other = {"id": "call_2", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
@@ -245,24 +251,24 @@ class OpenAI(Case):
         ]
         answer = self.client().chat.completions.create(model="gpt-5", messages=messages)
         sent = self.sent()["messages"]
-        self.assertEqual(sent[:2] + sent[3:], messages[:2] + messages[3:], "only the tool that is named")
+        self.assertEqual(sent[:2] + sent[3:], messages[:2] + messages[3:], "only results of configured tools change")
         (hit,) = json.loads(sent[2]["content"])["hits"]
         self.assertEqual(hit["url"], "u")
         self.assert_shorter(hit["text"])
         (annotation,) = answer.choices[0].message.annotations
         self.assertEqual(annotation.url_citation.url, "urn:thresher:chunk:call_1")
 
-    def test_a_chat_streams(self):
+    def test_a_streamed_chat_has_a_citation(self):
         events = chat_events()
         self.streams(events, pause=0.01)
         stream = self.client().chat.completions.create(model="gpt-5", messages=self.messages(), stream=True)
         chunks = list(stream)
         self.assertEqual("".join(chunk.choices[0].delta.content or "" for chunk in chunks), ANSWER)
         cited = [chunk.choices[0].delta.annotations for chunk in chunks if getattr(chunk.choices[0].delta, "annotations", None)]
-        self.assertEqual((len(cited), len(chunks)), (1, len(events)), "one more than came, and no [DONE]")
+        self.assertEqual((len(cited), len(chunks)), (1, len(events)), "one event more, without [DONE]")
         self.assertEqual(chunks[-1].choices[0].finish_reason, "stop")
 
-    def test_the_stream_helper_reads_it(self):
+    def test_the_stream_helper_reads_the_citation(self):
         self.streams(chat_events())
         with self.client().chat.completions.stream(model="gpt-5", messages=self.messages()) as stream:
             message = stream.get_final_completion().choices[0].message
@@ -279,30 +285,29 @@ class OpenAI(Case):
 
         self.assertEqual(len(asyncio.run(ask())), len(chat_events()))
 
-    def test_bytes_pass_as_they_come(self):
-        """What comes is there before the next is sent, and is the same, to the byte."""
+    def test_a_stream_is_passed_on_byte_for_byte_while_it_arrives(self):
         import httpx
 
         seen, parts = threading.Event(), [b": hello\r\n\r\n", *chat_events()]
 
-        def answer(asked, _):
-            asked.send_response(200)
-            asked.send_header("content-type", "text/event-stream")
-            asked.send_header("connection", "close")
-            asked.end_headers()
+        def answer(handler, _):
+            handler.send_response(200)
+            handler.send_header("content-type", "text/event-stream")
+            handler.send_header("connection", "close")
+            handler.end_headers()
             for part in parts:
-                asked.wfile.write(part)
-                asked.wfile.flush()
-                self.assertTrue(seen.wait(10), "the client has this before the next one is sent")
+                handler.wfile.write(part)
+                handler.wfile.flush()
+                self.assertTrue(seen.wait(WAIT_S), "the client does not get a part before the next one is sent")
                 seen.clear()
-            asked.close_connection = True
+            handler.close_connection = True
 
         upstream.answer = answer
         body = {"model": "gpt-5", "messages": self.messages(), "stream": True}
         for compress in ["false", "true"]:
             got = b""
             headers = {"x-thresher-compress": compress}
-            with httpx.stream("POST", daemon.url + "/v1/chat/completions", json=body, headers=headers, timeout=30) as response:
+            with httpx.stream("POST", daemon.url + "/v1/chat/completions", json=body, headers=headers, timeout=300) as response:
                 for data in response.iter_raw():
                     got += data
                     seen.set()
@@ -312,24 +317,24 @@ class OpenAI(Case):
                 got = got.replace(part + b"\n\n", b"")
             self.assertEqual(got, b"".join(parts))
 
-    def test_hanging_up_reaches_the_upstream(self):
+    def test_a_disconnect_of_the_client_reaches_the_upstream(self):
         self.streams(chat_events() * 2000, pause=0.005)
         stream = self.client().chat.completions.create(model="gpt-5", messages=self.messages(), stream=True)
         next(iter(stream))
         stream.close()
-        self.assertTrue(upstream.gone.wait(20))
+        self.assertTrue(upstream.gone.wait(WAIT_S))
 
-    def test_an_upstream_that_breaks_off_is_seen_to(self):
-        def answer(asked, _):
-            asked.send_response(200)
-            asked.send_header("content-type", "text/event-stream")
-            asked.send_header("transfer-encoding", "chunked")
-            asked.end_headers()
+    def test_a_response_that_the_upstream_breaks_off_is_an_error(self):
+        def answer(handler, _):
+            handler.send_response(200)
+            handler.send_header("content-type", "text/event-stream")
+            handler.send_header("transfer-encoding", "chunked")
+            handler.end_headers()
             first = chat_events()[0] + b"data: {cut"
-            asked.wfile.write(b"%x\r\n%s\r\n" % (len(first), first))
-            asked.wfile.flush()
-            asked.close_connection = True
-            asked.connection.shutdown(2)
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(first), first))
+            handler.wfile.flush()
+            handler.close_connection = True
+            handler.connection.shutdown(2)
 
         upstream.answer = answer
         import httpx
@@ -338,16 +343,16 @@ class OpenAI(Case):
             for _ in self.client().chat.completions.create(model="gpt-5", messages=self.messages(), stream=True):
                 pass
 
-    def test_a_malformed_stream_passes(self):
+    def test_a_malformed_stream_is_passed_on(self):
         import httpx
 
         broken = [b"data: {not json\n\n", b"\xff\xfe\n\n", b"data: [1,2]\n\n", b"no end"]
         self.streams(broken)
         body = {"model": "gpt-5", "messages": self.messages(), "stream": True}
-        response = httpx.post(daemon.url + "/v1/chat/completions", json=body, headers=ON, timeout=30)
+        response = httpx.post(daemon.url + "/v1/chat/completions", json=body, headers=ON, timeout=300)
         self.assertEqual(response.content, b"".join(broken))
 
-    def test_errors_of_the_upstream_pass(self):
+    def test_errors_of_the_upstream_are_passed_on(self):
         error = {"error": {"message": "slow down", "type": "rate_limit", "param": None, "code": "rate_limited"}}
         self.answers(error, status=429, retry_after="7")
         with self.assertRaises(openai.RateLimitError) as raised:
@@ -369,9 +374,9 @@ class OpenAI(Case):
         with self.assertRaises(openai.BadRequestError) as raised:
             self.client().chat.completions.create(model="gpt-5", messages=self.messages(), extra_body={"thresher": {"chunk": []}})
         self.assertEqual((raised.exception.code, raised.exception.param), ("unknown_field", "thresher.chunk"))
-        self.assertEqual(upstream.asked, [])
+        self.assertEqual(upstream.requests, [])
 
-    def test_chunks_come_beside_the_conversation(self):
+    def test_chunks_beside_the_conversation_are_put_into_the_context(self):
         self.answers(chat_answer())
         chunks = [{"id": "light", "text": DOCUMENT, "metadata": {"url": "https://x.y/light"}}, {"id": "b", "text": FILLER}]
         first = [{"role": "user", "content": QUESTION}]
@@ -385,9 +390,9 @@ class OpenAI(Case):
         self.assertEqual(annotation.url_citation.url, "https://x.y/light")
         again = [*first, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "And who paid?"}]
         self.client().chat.completions.create(model="gpt-5", messages=again)
-        self.assertEqual(self.sent()["messages"], again, "they were that request's alone")
+        self.assertEqual(self.sent()["messages"], again, "chunks belong to one request only")
 
-    def test_responses(self):
+    def test_a_response_is_compressed_and_cited(self):
         self.answers(response_answer())
         call = {"type": "function_call", "call_id": "c1", "name": "search", "arguments": "{}"}
         result = {"type": "function_call_output", "call_id": "c1", "output": DOCUMENT}
@@ -396,7 +401,7 @@ class OpenAI(Case):
         (annotation,) = answer.output[0].content[0].annotations
         self.assertEqual((annotation.type, annotation.file_id), ("file_citation", "c1"))
 
-    def test_responses_stream(self):
+    def test_a_streamed_response_has_a_citation(self):
         self.streams(response_events())
         chunks = [{"text": DOCUMENT, "metadata": {"url": "https://x.y"}}]
         kinds, numbers = [], []
@@ -434,11 +439,11 @@ class Anthropic(Case):
         self.assertEqual(DOCUMENT[citation.start_char_index : citation.end_char_index], citation.cited_text)
         self.assertEqual(citation.cited_text, FACT)
 
-    def test_messages(self):
+    def test_a_message_is_compressed_and_cited(self):
         self.answers(message_answer())
         message = self.client().messages.create(**self.ask())
         self.assert_cited(message)
-        path, headers, _ = upstream.asked[-1]
+        path, headers, _ = upstream.requests[-1]
         self.assertEqual((path, headers["authorization"]), ("/v1/messages", "Bearer k"))
         sent = self.sent()
         self.assertEqual(sent["system"], FILLER)
@@ -447,7 +452,7 @@ class Anthropic(Case):
         self.assertEqual([image, text], self.messages()[0]["content"][2:])
         self.assertLess(len(found["content"][0]["text"]), len(FILLER) / 2)
 
-    def test_messages_stream(self):
+    def test_a_streamed_message_has_a_citation(self):
         self.streams(message_events(), pause=0.01)
         with self.client().messages.stream(**self.ask()) as stream:
             self.assertEqual("".join(stream.text_stream), ANSWER)
@@ -463,7 +468,7 @@ class Anthropic(Case):
 
         self.assert_cited(asyncio.run(ask()))
 
-    def test_who_cites_itself_is_let_be(self):
+    def test_requests_with_the_providers_own_citations_are_unchanged(self):
         self.answers(message_answer())
         messages = self.messages()
         messages[0]["content"][0]["citations"] = {"enabled": True}
@@ -482,7 +487,7 @@ class Anthropic(Case):
 
 
 class Recipes(Case):
-    def test_the_readme_shows_what_runs(self):
+    def test_the_recipes_run_and_the_readme_shows_them(self):
         import re
         import subprocess
 
@@ -497,7 +502,7 @@ class Recipes(Case):
         for name, (answer, words) in says.items():
             answer = json.loads(json.dumps(answer).replace("built in 1874", "completed in 1874"))
             self.answers(answer)
-            run = subprocess.run([sys.executable, folder / name], env=environment, capture_output=True, text=True, timeout=120)
+            run = subprocess.run([sys.executable, folder / name], env=environment, capture_output=True, text=True, timeout=300)
             self.assertEqual(run.returncode, 0, run.stderr)
             for words in words:
                 self.assertIn(words, run.stdout)
@@ -505,10 +510,10 @@ class Recipes(Case):
 
 
 class Caches(Case):
-    """A provider's cache of the prompt's beginning stays good, and nothing costs more than without us."""
+    """Prompt caches of the provider keep hitting, and no conversation costs more than without the daemon."""
 
     def turns(self, **headers):
-        """A conversation that searches in every turn; what was sent of it, turn by turn."""
+        """A conversation with a search in every turn. Returns the messages of each request as the upstream and as the client had them."""
         self.answers(message_answer())
         client = anthropic.Anthropic(api_key="k", base_url=daemon.url, max_retries=0, default_headers=headers)
         messages, sent, own = [], [], []
@@ -529,7 +534,7 @@ class Caches(Case):
         return sent, own
 
     def bill(self, turns):
-        """In tokens of the input's price: what is the same as last time is read from the cache."""
+        """The cost in tokens at the price of input. The prefix that equals the last request is read from the cache."""
         plain = [[json.dumps({**m, "content": strip(m["content"])}) for m in turn] for turn in turns]
         total, last = 0.0, []
         for turn in plain:
@@ -541,14 +546,14 @@ class Caches(Case):
             last = turn
         return total
 
-    def test_the_beginning_stays_and_the_bill_is_lower(self):
+    def test_earlier_messages_stay_the_same_and_the_cost_is_lower(self):
         sent, own = self.turns(**ON)
         for before, after in zip(sent, sent[1:]):
             for old, new in zip(before, after):
                 self.assertEqual(strip(old["content"]), strip(new["content"]))
         self.assertLess(self.bill(sent), self.bill(own) / 2)
 
-    def test_who_begins_in_the_middle_keeps_its_cache(self):
+    def test_earlier_turns_of_an_unknown_conversation_are_unchanged(self):
         self.answers(message_answer())
         use = {"type": "tool_use", "id": "old", "name": "search", "input": {}}
         result = {"type": "tool_result", "tool_use_id": "old", "content": f"Elsewhere. {DOCUMENT}"}
@@ -563,8 +568,8 @@ class Caches(Case):
         client.messages.create(model="claude-x", max_tokens=9, messages=messages)
         self.assertEqual(self.sent()["messages"], messages)
 
-    def test_instructions_that_change_are_compressed_anew(self):
-        """Some put what they retrieve into the system prompt, and retrieve in every turn."""
+    def test_changed_instructions_are_compressed_again(self):
+        """Some programs retrieve in every turn and put the result into the system prompt."""
         self.answers(message_answer())
         client = anthropic.Anthropic(api_key="k", base_url=daemon.url, default_headers=ON)
 
@@ -576,12 +581,12 @@ class Caches(Case):
         second = [*first, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "When did ferry 7 leave?"}]
         sent = ask(DOCUMENT, first)
         self.assert_shorter(sent)
-        self.assertEqual(ask(DOCUMENT, second), sent, "the same instructions stay as they were sent")
+        self.assertEqual(ask(DOCUMENT, second), sent, "unchanged instructions are sent as before")
         other = ask(f"{DOCUMENT} More of it.", second)
         self.assertNotEqual(other, sent)
         self.assertLess(len(other), len(DOCUMENT) / 2)
 
-    def test_what_was_compressed_stays_so_when_nobody_asks_any_more(self):
+    def test_compressed_turns_stay_compressed_in_later_requests_that_do_not_ask_for_it(self):
         sent, own = self.turns(**ON)
         client = anthropic.Anthropic(api_key="k", base_url=daemon.url)
         more = [*own[-1], {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "Thanks."}]
@@ -591,7 +596,7 @@ class Caches(Case):
 
 
 def strip(content):
-    """Without marks for the cache, which move."""
+    """Content without cache_control marks, which move from turn to turn."""
     if isinstance(content, str):
         return content
     return [{name: value for name, value in block.items() if name != "cache_control"} for block in content]

@@ -1,6 +1,6 @@
-"""Citations in the shapes of others, read by the types of their official Python clients.
+"""Citations in the formats of other APIs, parsed with the types of their official Python clients.
 
-`make test` puts the clients where THRESHER_TEST_SDK says, and the binary where THRESHER_TEST_BINARY says.
+`make test` sets THRESHER_TEST_SDK to the directory of the clients. THRESHER_TEST_BINARY is the path of the daemon's binary.
 """
 
 import json
@@ -38,7 +38,7 @@ CHUNKS = [
 
 def attribute(**options):
     request = {"answer": ANSWER, "chunks": CHUNKS, **options}
-    run = subprocess.run([BINARY, "attribute"], input=json.dumps(request), capture_output=True, text=True, timeout=120)
+    run = subprocess.run([BINARY, "attribute"], input=json.dumps(request), capture_output=True, text=True, timeout=300)
     if run.returncode != 0:
         raise AssertionError(run.stderr)
     return json.loads(run.stdout)
@@ -90,7 +90,7 @@ class Dialects(unittest.TestCase):
             self.assertIn(ANSWER[citation.start_index : citation.end_index], SENTENCES)
             self.assertTrue(citation.url.startswith(("https://", "urn:thresher:chunk:")))
 
-    def test_an_invented_part_is_cited_by_nobody(self):
+    def test_an_unsupported_part_has_no_citation(self):
         (block, *_) = [b for b in self.blocks("anthropic_document")[0] if "green" in b.text]
         self.assertIsNone(block.citations)
 
@@ -107,14 +107,14 @@ class Dialects(unittest.TestCase):
 
 
 def without_scores(value):
-    """Scores differ in their last digits from processor to processor."""
+    """The last digits of scores differ between processors."""
     if isinstance(value, dict):
         return {key: without_scores(inside) for key, inside in value.items() if key != "score"}
     return [without_scores(inside) for inside in value] if isinstance(value, list) else value
 
 
 class Documented(unittest.TestCase):
-    def test_the_examples_are_what_comes_out(self):
+    def test_the_documented_examples_are_real_output(self):
         request = json.loads((ROOT / "docs/examples/attribute.json").read_text())
         page = (ROOT / "docs/attribution.md").read_text()
         examples = re.findall(r"^### `(\w+)`\n(.*?)^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

@@ -12,8 +12,8 @@ use thresher::api::BodyLimits;
 use thresher::http::{
     Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts,
 };
-use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings, When};
 use thresher::originals::{OriginalSettings, Originals};
+use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings, When};
 use thresher::tenants::{TenantSettings, Tenants};
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::scripted::ScriptedModel;

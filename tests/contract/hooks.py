@@ -1,4 +1,4 @@
-"""What schemathesis cannot know of the daemon."""
+"""Hooks for schemathesis: properties of the daemon that its OpenAPI document cannot express."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def events(_context, value):
 
 @schemathesis.hook
 def before_call(_context, case, _kwargs):
-    """A deadline of a millisecond passes, which is a 504 and right; JSON Schema takes 1.0 for a whole number, the daemon wants it written as one."""
+    """Raises short deadlines, for which 504 would be right, and writes 1.0 as 1: JSON Schema accepts both as integers, the daemon only the latter."""
     if isinstance(case.body, dict):
         case.body = whole(case.body)
         deadline = case.body.get("deadline_ms")
@@ -23,6 +23,7 @@ def before_call(_context, case, _kwargs):
 
 
 def whole(value):
+    """The value with floats that are integers replaced by integers."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):

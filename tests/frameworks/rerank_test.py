@@ -1,6 +1,6 @@
-"""Rerankers of LangChain, LlamaIndex and Haystack that were written for others, unchanged but for their address, against the running daemon.
+"""Rerankers of LangChain, LlamaIndex and Haystack for other services, unchanged except for the address, against the running daemon.
 
-`make test` puts them where PYTHONPATH says: their pins differ from those of `tests/sdk`.
+`make test` puts the packages into PYTHONPATH. Their versions differ from those of `tests/sdk`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import os
 import unittest
 
-# Haystack reports its use to its makers unless told not to.
+# Haystack sends usage data to its makers by default.
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
 import cohere
@@ -56,7 +56,7 @@ class LangChain(unittest.TestCase):
             self.assertEqual(found[0].metadata["at"], 1)
             self.assertGreater(found[0].metadata["relevance_score"], found[1].metadata["relevance_score"])
 
-    def test_cohere_ranks_fields(self) -> None:
+    def test_cohere_with_rank_fields(self) -> None:
         reranker = LangChainCohere(model="any", cohere_api_key="none", base_url=daemon.url)
         documents = [{"text": text, "noise": QUESTION} for text in TEXTS]
         found = reranker.rerank(documents, QUESTION, rank_fields=["text"], top_n=None)
@@ -68,7 +68,7 @@ class LlamaIndex(unittest.TestCase):
     def nodes(self) -> list[NodeWithScore]:
         return [NodeWithScore(node=TextNode(text=text, id_=str(at)), score=0.5) for at, text in enumerate(TEXTS)]
 
-    def test_all(self) -> None:
+    def test_all_rerankers(self) -> None:
         for reranker in (
             LlamaCohere(api_key="none", base_url=daemon.url, top_n=2),
             LlamaJina(api_key="none", base_url=f"{daemon.url}/v1", top_n=2),
@@ -103,7 +103,7 @@ class Haystack(unittest.TestCase):
 
 
 class Mistakes(unittest.TestCase):
-    """A question that is refused has to be an error of the framework's, not an empty list."""
+    """A refused query must raise the framework's error and not return an empty list."""
 
     def test_cohere(self) -> None:
         with self.assertRaises(cohere.UnprocessableEntityError) as raised:

@@ -1,18 +1,20 @@
-//! Bodies that hold more than a request may: refused with the place and the limit while they are read, before anything is built.
+//! Bodies with more content than a request may have. They are refused while they are parsed, with the path of
+//! the field and the limit.
 
 use serde_json::{Value, json};
 
-use crate::wire::post;
-use crate::{check_error, daemon, get, good, scripted};
+use crate::support::wire::{ask_with, get, post};
+use crate::{check_error, daemon, good, scripted};
 
 /// A list of `count` equal items.
 fn many(item: &str, count: usize) -> String {
     format!("[{}]", vec![item; count].join(","))
 }
 
-/// Each body breaks off behind the element that is over the limit: it is refused for its length, so the rest was never looked at.
+/// Each body ends in invalid JSON behind the element that exceeds the limit. That it is refused for the limit
+/// shows that the rest was not parsed.
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_are_refused_at_the_first_element_over_their_limit() {
+async fn a_list_is_refused_at_the_first_element_beyond_its_limit() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     for (path, head, field, item, count, error, setting) in [
         ("/v1/compress", r#""query":"q""#, "chunks", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
@@ -90,7 +92,7 @@ async fn lists_are_refused_at_the_first_element_over_their_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_streams_first_event_is_bounded_too() {
+async fn the_first_event_of_a_stream_is_bounded_too() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let event = format!("data: {{\"chunks\":{}}}\n\n", many("\"a\"", 9));
     let response = post(daemon.http, "/v1/attribute/stream", event).await;
@@ -98,7 +100,7 @@ async fn a_streams_first_event_is_bounded_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rank_fields_are_distinct_and_bounded_together() {
+async fn rank_fields_must_be_distinct_and_are_bounded_together() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let half = "y".repeat(800);
     for (case, fields, error, message) in [
@@ -122,7 +124,7 @@ async fn rank_fields_are_distinct_and_bounded_together() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn documents_come_back_as_they_were_written() {
+async fn documents_are_returned_byte_for_byte() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let document =
         r#"{"text": "The tide \u0069s at noon.", "n": 1.50, "big": 12345678901234567890123, "n": 2}"#;
@@ -137,11 +139,11 @@ async fn documents_come_back_as_they_were_written() {
     assert_eq!(response.status, 200, "{}", response.body);
     let broken = r#"{"query":"tide","documents":["x",{"text":"\ud800"}]}"#;
     let response = post(daemon.http, "/v1/rerank", broken).await;
-    check_error("half a pair", &response, "400 invalid_json documents[1]", "come in pairs");
+    check_error("half a surrogate pair", &response, "400 invalid_json documents[1]", "come in pairs");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn filters_are_bounded_before_they_are_built() {
+async fn deep_filters_and_repeated_fields_are_refused() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let deep = format!("{}1{}", "{\"not\":".repeat(200), "}".repeat(200));
     let twice = r#"{"tenant":"a","tenant":"b"}"#;
@@ -155,7 +157,7 @@ async fn filters_are_bounded_before_they_are_built() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_repeat_little_of_a_long_value() {
+async fn an_error_quotes_only_the_beginning_of_a_long_value() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let long = "x".repeat(3_500);
     let chunk = |id: &str| json!({"id": id, "text": "The tide is at noon."});
@@ -204,11 +206,11 @@ fn call(tool: &str, arguments: Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_of_tools_are_bounded() {
+async fn mcp_calls_are_bounded() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let ask = async |body: String| {
         let headers = ["content-type: application/json", "accept: application/json, text/event-stream"];
-        crate::wire::ask_with(daemon.http, ("POST", "/mcp"), &headers, body).await
+        ask_with(daemon.http, ("POST", "/mcp"), &headers, body).await
     };
     let answer = ask(call("compress", good())).await;
     assert!(answer.body.contains("The tide is at noon."), "{}", answer.body);
@@ -222,7 +224,7 @@ async fn calls_of_tools_are_bounded() {
     );
     let answer = ask(call("compress", json!({"query": "q", "chunks": vec![0; 100]}))).await;
     check_error(
-        "values",
+        "too many values",
         &answer,
         "422 json_value_too_many -",
         "the limit is 100 (limits.json_value_count_max)",
@@ -230,7 +232,7 @@ async fn calls_of_tools_are_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_message_of_tools_is_refused_as_json_rpc_has_it() {
+async fn invalid_mcp_messages_are_refused_as_json_rpc_errors() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).to_string();
     let good = ["content-type: application/json", "accept: application/json, text/event-stream"];
@@ -240,10 +242,10 @@ async fn what_is_no_message_of_tools_is_refused_as_json_rpc_has_it() {
     /// Case, headers, body, status, code, message.
     type Row<'a> = (&'a str, &'a [&'a str], &'a str, u16, i64, &'a str);
     let table: [Row; 11] = [
-        ("nothing", &good, "", 400, -32700, "not JSON"),
-        ("no JSON", &good, "tools/list", 400, -32700, "not JSON"),
-        ("half of it", &good, &list[..20], 400, -32700, "not JSON"),
-        ("no object", &good, "3", 400, -32600, "an object with"),
+        ("an empty body", &good, "", 400, -32700, "not JSON"),
+        ("not JSON", &good, "tools/list", 400, -32700, "not JSON"),
+        ("half a message", &good, &list[..20], 400, -32700, "not JSON"),
+        ("a number", &good, "3", 400, -32600, "an object with"),
         (
             "a list",
             &good,
@@ -252,22 +254,29 @@ async fn what_is_no_message_of_tools_is_refused_as_json_rpc_has_it() {
             -32600,
             "an object with",
         ),
-        ("another JSON-RPC", &good, r#"{"jsonrpc": "1.0", "id": 1}"#, 400, -32600, "an object with"),
-        ("neither asks nor answers", &good, r#"{"jsonrpc": "2.0"}"#, 400, -32600, "JSON-RPC message"),
+        (
+            "another version of JSON-RPC",
+            &good,
+            r#"{"jsonrpc": "1.0", "id": 1}"#,
+            400,
+            -32600,
+            "an object with",
+        ),
+        ("neither a request nor a response", &good, r#"{"jsonrpc": "2.0"}"#, 400, -32600, "JSON-RPC message"),
         ("no Accept", &good[..1], &list, 406, -32000, "both application/json and text/event-stream"),
         ("half of Accept", &json_alone, &list, 406, -32000, "both application/json and text/event-stream"),
-        ("another name for JSON", &another_kind, &list, 415, -32000, "must be application/json"),
-        ("a version that is none", &another_version, &list, 400, -32000, "MCP-Protocol-Version"),
+        ("another media type of JSON", &another_kind, &list, 415, -32000, "must be application/json"),
+        ("an unknown protocol version", &another_version, &list, 400, -32000, "MCP-Protocol-Version"),
     ];
     for (case, headers, body, status, code, message) in table {
-        let answer = crate::wire::ask_with(daemon.http, ("POST", "/mcp"), headers, body).await;
-        let said = answer.json();
-        assert_eq!((answer.status, &said["error"]["code"]), (status, &json!(code)), "{case}: {said}");
-        assert_eq!((&said["jsonrpc"], &said["id"]), (&json!("2.0"), &Value::Null), "{case}: {said}");
+        let answer = ask_with(daemon.http, ("POST", "/mcp"), headers, body).await;
+        let body = answer.json();
+        assert_eq!((answer.status, &body["error"]["code"]), (status, &json!(code)), "{case}: {body}");
+        assert_eq!((&body["jsonrpc"], &body["id"]), (&json!("2.0"), &Value::Null), "{case}: {body}");
         assert_eq!(answer.header("content-type"), Some("application/json"), "{case}");
-        assert!(said["error"]["message"].to_string().contains(message), "{case}: {said}");
+        assert!(body["error"]["message"].to_string().contains(message), "{case}: {body}");
     }
-    let answer = crate::wire::ask_with(daemon.http, ("POST", "/mcp"), &good, list).await;
+    let answer = ask_with(daemon.http, ("POST", "/mcp"), &good, list).await;
     assert_eq!((answer.status, &answer.json()["id"]), (200, &json!(1)), "{}", answer.body);
 }
 

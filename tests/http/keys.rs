@@ -1,5 +1,5 @@
-//! Keys over the wire: who comes in, who does not and what it is told, what a key has left, and changes of the file while the
-//! daemon runs.
+//! Access keys: accepted and refused requests, rate limits, and changes of the file of keys while the daemon
+//! runs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
 use crate::support::thresher;
-use crate::wire::{self, Response, ask_with, get};
+use crate::support::wait::eventually;
+use crate::support::wire::{self, Response, ask_with, get};
 use crate::{
     BODY_BYTES_MAX, Daemon, SECRET, TENANT_COUNT_MAX, assert_good, check_error, good, keyed_service,
     pipeline_of, registry_settings, scripted, serve,
 };
 
-/// An entry for the key `thr_NAME`.
+/// An entry of the file of keys, for the key `thr_NAME`, with the lines `more`.
 pub fn entry(name: &str, more: &str) -> String {
-    let sha256: String =
-        Sha256::digest(format!("thr_{name}")).iter().map(|byte| format!("{byte:02x}")).collect();
+    let sha256 = hex::encode(Sha256::digest(format!("thr_{name}")));
     format!("[[key]]\nname = \"{name}\"\nsha256 = \"{sha256}\"\n{more}\n")
 }
 
-/// A daemon whose file of keys a test changes.
+/// A daemon whose file of keys a test can change.
 pub struct Keyed {
     pub daemon: Daemon,
     file: PathBuf,
@@ -41,12 +41,12 @@ pub struct Keyed {
 }
 
 impl Keyed {
-    /// Serves with these keys; with `model` over tiers in memory.
+    /// Serves `model` with these keys. Blocks are cached in memory.
     pub async fn start(keys: &str, model: Arc<dyn ModelRuntime>, registry: &RegistrySettings) -> Self {
-        Self::start_with(keys, remembering(model), registry).await
+        Self::start_with(keys, caching(model), registry).await
     }
 
-    /// The same with this pipeline.
+    /// Serves this pipeline with these keys.
     pub async fn start_with(keys: &str, pipeline: Pipeline, registry: &RegistrySettings) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("keys.toml");
@@ -58,7 +58,7 @@ impl Keyed {
         Self { daemon: serve(made).await, file, _folder: folder }
     }
 
-    /// Replaces the file.
+    /// Replaces the file of keys.
     fn write(&self, keys: &str) {
         let next = self.file.with_extension("next");
         std::fs::write(&next, keys).expect("written");
@@ -73,25 +73,15 @@ impl Keyed {
         self.ask(key, ("POST", path), body.to_string()).await
     }
 
-    /// As the key `thr_KEY`.
+    /// Sends a request with the key `thr_KEY`.
     pub async fn ask(&self, key: &str, what: (&str, &str), body: impl AsRef<[u8]>) -> Response {
         let header = format!("authorization: Bearer thr_{key}");
         ask_with(self.daemon.http, what, &[&header], body).await
     }
-
-    async fn until(&self, what: &str, holds: impl AsyncFn() -> bool) {
-        for _ in 0..6_000 {
-            if holds().await {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
-        panic!("waited a minute in vain until {what}");
-    }
 }
 
-/// A pipeline that keeps its blocks in memory.
-pub fn remembering(model: Arc<dyn ModelRuntime>) -> Pipeline {
+/// A pipeline that caches blocks in memory.
+pub fn caching(model: Arc<dyn ModelRuntime>) -> Pipeline {
     let settings = LocalSettings {
         memory_bytes_max: 64 << 20,
         disk_bytes_max: 0,
@@ -102,7 +92,7 @@ pub fn remembering(model: Arc<dyn ModelRuntime>) -> Pipeline {
     pipeline_of(model, KvStore::new(Arc::new(AllTiers::new(local, None, Handle::current()))))
 }
 
-/// The value of a line of metrics; 0 where there is none.
+/// The value of the metric that begins with `line`; 0 if there is none.
 async fn metric(daemon: &Daemon, line: &str) -> f64 {
     let metrics = get(daemon.admin, "/metrics").await.body;
     let value = metrics.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok());
@@ -110,7 +100,7 @@ async fn metric(daemon: &Daemon, line: &str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_no_good_key_is_told_so_everywhere() {
+async fn every_path_refuses_a_missing_unknown_or_revoked_key() {
     let keys = entry("good", "") + &entry("gone", "revoked = true");
     let keyed = Keyed::start(&keys, scripted(), &registry_settings()).await;
     let address = keyed.daemon.http;
@@ -139,32 +129,32 @@ async fn who_has_no_good_key_is_told_so_everywhere() {
     /// Case, headers, error, message, challenge.
     type Row<'a> = (&'a str, &'a [&'a str], &'a str, &'a str, Option<&'a str>);
     let table: [Row; 7] = [
-        ("none", &[], "401 key_missing -", "Authorization: Bearer thr_...", Some("Bearer")),
+        ("no key", &[], "401 key_missing -", "Authorization: Bearer thr_...", Some("Bearer")),
         ("another scheme", &["authorization: Basic dGhyX2dvb2Q="], "401 key_missing -", "", Some("Bearer")),
-        ("somebody else's header", &["x-api-key: thr_good"], "401 key_missing -", "", Some("Bearer")),
+        ("the header of another program", &["x-api-key: thr_good"], "401 key_missing -", "", Some("Bearer")),
         (
-            "an unknown one",
+            "an unknown key",
             &["authorization: Bearer thr_goof"],
             "401 key_unknown -",
-            "not known here",
+            "not valid here",
             Some("Bearer error=\"invalid_token\""),
         ),
         (
-            "ours wins, though wrong",
+            "an unknown key in the daemon's own header, which has precedence",
             &["authorization: Bearer thr_good", "x-thresher-key: thr_goof"],
             "401 key_unknown -",
             "",
             Some("Bearer error=\"invalid_token\""),
         ),
         (
-            "the name",
+            "the name of the key",
             &["authorization: Bearer good"],
             "401 key_unknown -",
             "",
             Some("Bearer error=\"invalid_token\""),
         ),
         (
-            "a revoked one",
+            "a revoked key",
             &["x-thresher-key: thr_gone"],
             "403 key_revoked -",
             "\"gone\" has been revoked",
@@ -177,7 +167,7 @@ async fn who_has_no_good_key_is_told_so_everywhere() {
             let case = format!("{case}, {what:?}");
             check_error(&case, &response, error, message);
             assert_eq!(response.header("www-authenticate"), challenge, "{case}");
-            // Where clients of rerankers look for it.
+            // Clients of rerankers look for the message here.
             assert_eq!(response.json()["message"], response.json()["error"]["message"], "{case}");
         }
     }
@@ -187,9 +177,9 @@ async fn who_has_no_good_key_is_told_so_everywhere() {
         ("/v1/messages", "authentication_error"),
     ] {
         let error = ask_with(address, ("POST", path), &[], "{}").await;
-        let told = &error.json()["error"];
+        let body = &error.json()["error"];
         assert_eq!(
-            (error.status, &told["type"], &told["code"]),
+            (error.status, &body["type"], &body["code"]),
             (401, &json!(kind), &json!("key_missing")),
             "{path}"
         );
@@ -207,7 +197,7 @@ async fn who_has_no_good_key_is_told_so_everywhere() {
         assert_eq!(ask_with(address, ("GET", "/no/such/path"), &headers, "").await.status, 404);
     }
     let metrics = get(keyed.daemon.admin, "/metrics").await;
-    assert_eq!(metrics.status, 200, "operators need no key");
+    assert_eq!(metrics.status, 200, "the admin listener needs no key");
     for line in [
         "requests_total{endpoint=\"/v1/compress\",code=\"key_missing\"}",
         "key_requests_total{key=\"good\",code=\"ok\"}",
@@ -219,7 +209,7 @@ async fn who_has_no_good_key_is_told_so_everywhere() {
 }
 
 #[tokio::test]
-async fn who_has_no_key_learns_how_to_bring_one() {
+async fn the_openapi_document_needs_no_key_and_describes_keys() {
     let keyed = Keyed::start(&entry("good", ""), scripted(), &registry_settings()).await;
     let answer = get(keyed.daemon.http, "/openapi.json").await;
     assert_eq!(answer.status, 200);
@@ -227,7 +217,7 @@ async fn who_has_no_key_learns_how_to_bring_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tools_see_what_their_callers_tenant_has() {
+async fn mcp_tools_use_the_data_of_the_callers_tenant() {
     let keys = entry("a", "tenant = \"a\"") + &entry("b", "tenant = \"b\"");
     let keyed = Keyed::start(&keys, scripted(), &registry_settings()).await;
     let chunk = json!({"chunks": [{"id": "mine", "text": "The tide is at noon."}]});
@@ -251,22 +241,23 @@ async fn tools_see_what_their_callers_tenant_has() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_who_has_no_key_no_body_is_waited_for_or_judged() {
+async fn the_body_of_a_request_without_a_key_is_neither_awaited_nor_checked() {
     let keyed = Keyed::start(&entry("waits", ""), scripted(), &registry_settings()).await;
-    // Who asks first is not told to send.
+    // A client that asks before it sends the body gets the refusal in place of `100 Continue`.
     let mut stream = TcpStream::connect(keyed.daemon.http).await.expect("the daemon listens");
     let head = "POST /v1/compress HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\nexpect: 100-continue\r\n\
                 content-length: 100\r\n\r\n";
     stream.write_all(head.as_bytes()).await.expect("the daemon reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.expect("an answer");
-    check_error("asked first", &wire::parse(&answer), "401 key_missing -", "");
-    // Who sends without asking gets its answer, not a broken pipe; what it sent is neither parsed nor measured.
+    check_error("with Expect: 100-continue", &wire::parse(&answer), "401 key_missing -", "");
+    // A client that sends the body at once gets a response and not a broken pipe. The body is neither parsed
+    // nor measured.
     for body in ["x".repeat(BODY_BYTES_MAX), "x".repeat(3 * BODY_BYTES_MAX)] {
         let response = ask_with(keyed.daemon.http, ("POST", "/v1/compress"), &[], body).await;
-        check_error("sent at once", &response, "401 key_missing -", "");
+        check_error("with the body at once", &response, "401 key_missing -", "");
     }
-    // A body that never comes is not waited for: bodies may take 30 s here.
+    // The daemon does not wait for a body that never comes. With a valid key it would wait for 30 s.
     let mut stream = TcpStream::connect(keyed.daemon.http).await.expect("the daemon listens");
     stream
         .write_all(head.replace("expect: 100-continue\r\n", "").as_bytes())
@@ -275,40 +266,43 @@ async fn of_who_has_no_key_no_body_is_waited_for_or_judged() {
     let mut answer = String::new();
     let read = tokio::time::timeout(std::time::Duration::from_secs(10), stream.read_to_string(&mut answer));
     read.await.expect("within ten seconds").expect("an answer");
-    check_error("never sent", &wire::parse(&answer), "401 key_missing -", "");
+    check_error("without the body", &wire::parse(&answer), "401 key_missing -", "");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_file_is_taken_in_while_the_daemon_runs() {
+async fn changes_of_the_file_of_keys_apply_while_the_daemon_runs() {
     let keyed = Keyed::start(&entry("first", ""), scripted(), &registry_settings()).await;
     let status = async |key: &str| keyed.get(key, "/v1/models").await.status;
     assert_eq!((status("first").await, status("second").await), (200, 401));
     keyed.write(&(entry("first", "revoked = true") + &entry("second", "tenant = \"new\"")));
-    keyed.until("the first is revoked", async || status("first").await == 403).await;
-    assert_eq!(status("second").await, 200, "both at one moment");
-    // The room of the new tenant is there before its first request.
+    eventually("the first key is revoked", async || status("first").await == 403).await;
+    assert_eq!(status("second").await, 200, "all changes of a file apply at the same time");
+    // The registry of the new tenant is open before its first request.
     let chunks = json!({"chunks": [{"id": "a", "text": "The tide is at noon."}]});
     assert_eq!(keyed.post("second", "/v1/chunks", &chunks).await.json()["chunks"][0]["status"], "created");
     let failed = metric(&keyed.daemon, "keys_reloads_total{outcome=\"failed\"}").await;
     keyed.write("[[key]]\nname = \"first\"\nsha = \"thr_first\"");
-    keyed
-        .until("the broken file is met", async || {
-            metric(&keyed.daemon, "keys_reloads_total{outcome=\"failed\"}").await > failed
-        })
-        .await;
-    assert_eq!((status("first").await, status("second").await), (403, 200), "what was read before holds");
+    eventually("the daemon has tried to read the broken file", async || {
+        metric(&keyed.daemon, "keys_reloads_total{outcome=\"failed\"}").await > failed
+    })
+    .await;
+    assert_eq!(
+        (status("first").await, status("second").await),
+        (403, 200),
+        "the keys that were read before stay valid"
+    );
     keyed.write("");
-    keyed.until("nobody has a key", async || status("second").await == 401).await;
+    eventually("no key is valid", async || status("second").await == 401).await;
     keyed.write(&entry("second", "tenant = \"new\""));
-    keyed.until("it is back", async || status("second").await == 200).await;
-    assert_eq!(keyed.get("second", "/v1/chunks/a").await.status, 200, "with what it had");
+    eventually("the key is valid again", async || status("second").await == 200).await;
+    assert_eq!(keyed.get("second", "/v1/chunks/a").await.status, 200, "the tenant has its chunks again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_over_a_rate_are_told_when_to_come_again() {
+async fn a_request_beyond_the_rate_limit_gets_a_time_to_retry() {
     let keys = entry("slow", "requests_per_minute = 2") + &entry("free", "");
     let keyed = Keyed::start(&keys, scripted(), &registry_settings()).await;
-    // Requests count, not their success.
+    // Requests count whether they succeed or not.
     assert_eq!(keyed.get("slow", "/v1/models").await.status, 200);
     assert_eq!(keyed.get("slow", "/no/such/path").await.status, 404);
     let refused = keyed.post("slow", "/v1/compress", &good()).await;
@@ -318,14 +312,14 @@ async fn requests_over_a_rate_are_told_when_to_come_again() {
         "429 rate_limited -",
         "\"slow\" has used up its requests_per_minute",
     );
-    let after: u64 = refused.header("retry-after").expect("when").parse().expect("seconds");
+    let after: u64 = refused.header("retry-after").expect("a Retry-After header").parse().expect("seconds");
     assert!((1..=30).contains(&after), "{after}");
     assert!(refused.body.contains(&format!("again in {after} s")), "{}", refused.body);
     assert_good("another key", &keyed.post("free", "/v1/compress", &good()).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_are_charged_for_all_that_was_looked_at() {
+async fn each_request_is_charged_for_its_tokens() {
     let names = ["rerank", "again", "compress", "attribute", "stream", "register", "search", "none"];
     let keys: String = names.iter().map(|name| entry(name, "tokens_per_minute = 3")).collect();
     let keyed = Keyed::start(&keys, scripted(), &registry_settings()).await;
@@ -339,14 +333,14 @@ async fn tokens_are_charged_for_all_that_was_looked_at() {
     let rerank = json!({"model": "m", "query": query, "documents": [text]});
     let counted = async |key: &str| {
         let answer = keyed.post(key, "/v1/rerank", &rerank).await;
-        assert_eq!(answer.status, 200, "the first may go into debt: {}", answer.body);
+        assert_eq!(answer.status, 200, "the first request may exceed the limit: {}", answer.body);
         answer.json()["usage"]["total_tokens"].as_f64().expect("tokens")
     };
     let tokens = counted("rerank").await;
     assert!(tokens > 3.0, "{tokens}");
     assert_eq!(charged("rerank").await, tokens);
     refused("rerank").await;
-    // What is there already costs the same: a key pays for answers, not for what others have asked.
+    // A request whose blocks are cached costs the same: keys pay for responses, whatever was cached before.
     assert_eq!(counted("again").await, tokens);
     assert_eq!(charged("again").await, tokens);
     let chunks = json!([text]);
@@ -359,45 +353,49 @@ async fn tokens_are_charged_for_all_that_was_looked_at() {
     let answered = json!({"answer": query, "chunks": chunks});
     let attributed = keyed.post("attribute", "/v1/attribute", &answered).await;
     assert_eq!(attributed.status, 200, "{}", attributed.body);
-    assert_eq!(charged("attribute").await, tokens, "an answer as long as the question");
+    assert_eq!(charged("attribute").await, tokens, "the answer is as long as the question");
     let events = format!("data: {}\n\ndata: {}\n\n", json!({"chunks": chunks}), json!({"delta": query}));
-    let told = keyed.ask("stream", ("POST", "/v1/attribute/stream"), events).await;
-    assert!(told.body.contains("event: done"), "{}", told.body);
-    assert_eq!(charged("stream").await, tokens, "the same while it arrives");
+    let streamed = keyed.ask("stream", ("POST", "/v1/attribute/stream"), events).await;
+    assert!(streamed.body.contains("event: done"), "{}", streamed.body);
+    assert_eq!(charged("stream").await, tokens, "a stream costs the same");
     let register = json!({"chunks": [{"id": "a", "text": text}]});
     assert_eq!(keyed.post("register", "/v1/chunks", &register).await.status, 200);
-    assert_eq!(charged("register").await, text.len().div_ceil(4) as f64, "by its bytes, before it is read");
+    assert_eq!(
+        charged("register").await,
+        text.len().div_ceil(4) as f64,
+        "registered text is charged by its bytes"
+    );
     let search = json!({"query": "tide", "rank": "rc"});
     assert_eq!(keyed.post("search", "/v1/search", &search).await.json()["results"][0]["id"], "a");
     assert!(charged("search").await > 3.0);
     refused("search").await;
     for _ in 0..3 {
-        assert_eq!(keyed.get("none", "/v1/chunks").await.status, 200, "looking costs nothing");
+        assert_eq!(keyed.get("none", "/v1/chunks").await.status, 200, "listing chunks costs nothing");
         assert_eq!(keyed.post("none", "/v1/compress", &json!({"query": 1})).await.status, 400);
     }
     assert_eq!(charged("none").await, 0.0);
 }
 
 #[test]
-fn without_keys_nothing_but_loopback_is_listened_on() {
+fn without_keys_the_daemon_listens_on_loopback_only() {
     let refused = |settings: &[(&str, &str)]| {
         let output = thresher(&["serve"]).envs(settings.iter().copied()).output().expect("the binary starts");
         assert!(!output.status.success(), "{settings:?}");
         String::from_utf8(output.stderr).expect("text")
     };
     for listen in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
-        let said = refused(&[("THRESHER__HTTP__LISTEN", listen)]);
+        let stderr = refused(&[("THRESHER__HTTP__LISTEN", listen)]);
         assert!(
-            said.contains(&format!("http.listen is {listen}")) && said.contains("access.keys_file"),
-            "{said}"
+            stderr.contains(&format!("http.listen is {listen}")) && stderr.contains("access.keys_file"),
+            "{stderr}"
         );
     }
-    let said = refused(&[("THRESHER__ACCESS__KEYS_FILE", "no/such/keys.toml")]);
-    assert!(said.contains("cannot read no/such/keys.toml (access.keys_file)"), "{said}");
+    let stderr = refused(&[("THRESHER__ACCESS__KEYS_FILE", "no/such/keys.toml")]);
+    assert!(stderr.contains("cannot read no/such/keys.toml (access.keys_file)"), "{stderr}");
 }
 
 #[test]
-fn keys_are_made_by_the_command_line() {
+fn the_command_line_makes_keys() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("keys.toml");
     let make = |arguments: &[&str]| {
@@ -405,23 +403,26 @@ fn keys_are_made_by_the_command_line() {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
         (output.status.success(), text(output.stdout), text(output.stderr))
     };
-    let path = file.to_str().expect("a path");
-    let (made, key, said) =
+    let path = file.to_str().expect("UTF-8");
+    let (made, key, stderr) =
         make(&["--name", SECRET, "--tenant", "acme", "--requests-per-minute", "60", "--file", path]);
-    assert!(made && key.starts_with("thr_") && key.lines().count() == 1, "{key:?} {said:?}");
+    assert!(made && key.starts_with("thr_") && key.lines().count() == 1, "{key:?} {stderr:?}");
     let settings = AccessSettings { keys_file: file.clone(), tenant_count_max: 1 };
     let admitted = |key: &str| {
         let (access, _) = Access::open(&settings).expect("keys");
         access.admit(Some(key.trim()), std::time::Instant::now()).ok()
     };
-    assert_eq!(admitted(&key).expect("it is good").tenant().name(), "acme");
-    assert!(!std::fs::read_to_string(&file).expect("text").contains(key.trim()), "only its hash is kept");
-    let (made, key, said) = make(&["--name", SECRET, "--file", path]);
+    assert_eq!(admitted(&key).expect("a valid key").tenant().name(), "acme");
     assert!(
-        !made && key.is_empty() && said.contains("is the name of key[0] already; nothing was added"),
-        "{said}"
+        !std::fs::read_to_string(&file).expect("text").contains(key.trim()),
+        "the file holds only the hash of the key"
     );
-    // Printed, to be added by hand.
+    let (made, key, stderr) = make(&["--name", SECRET, "--file", path]);
+    assert!(
+        !made && key.is_empty() && stderr.contains("is already the name of key[0]; nothing was added"),
+        "{stderr}"
+    );
+    // Without a file, the entry is printed, and the user adds it.
     let (made, printed, _) = make(&["--name", "by/hand", "--middleware"]);
     let (key, entry) = printed.split_once("\n\n").expect("a key and an entry");
     assert!(made && admitted(key).is_none());
@@ -429,8 +430,8 @@ fn keys_are_made_by_the_command_line() {
     std::fs::write(&file, all).expect("written");
     let settings = AccessSettings { keys_file: file, tenant_count_max: 2 };
     let (access, _) = Access::open(&settings).expect("keys");
-    let caller = access.admit(Some(key), std::time::Instant::now()).expect("it is good");
-    assert!(caller.is_compressed_unasked() && caller.tenant().is_default());
+    let caller = access.admit(Some(key), std::time::Instant::now()).expect("a valid key");
+    assert!(caller.compresses_by_default() && caller.tenant().is_default());
     for wrong in [
         &["--name", "a b"][..],
         &["--name", "a", "--tenant", "A"],

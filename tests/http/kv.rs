@@ -1,4 +1,5 @@
-//! Keys and values of kept chunks, through the routes: what the file holds, who gets it, what is refused.
+//! The export of keys and values over HTTP: the content of the file, its access by tenants, and refused
+//! requests.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,11 +19,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::keys::{Keyed, entry};
+use crate::support::wire::{Response, get, post};
 use crate::support::{in_checkout, ort_settings};
-use crate::wire::{Response, get, post};
 use crate::{Daemon, check_error, daemon, daemon_of, registry_settings, scripted};
 
-/// A small decoder, loaded; its folder goes when the test ends.
+/// An exported small decoder. Its directory is removed when this is dropped.
 struct Model {
     dir: tempfile::TempDir,
 }
@@ -44,7 +45,7 @@ impl Model {
     }
 
     fn fingerprint(&self) -> String {
-        self.contract().source.weights.expect("it is written down")
+        self.contract().source.weights.expect("a fingerprint of the weights")
     }
 
     fn tokenizer(&self) -> ModelTokenizer {
@@ -52,7 +53,7 @@ impl Model {
     }
 
     fn pipeline(&self, settings: &OrtSettings) -> Pipeline {
-        let runtime = DecoderRuntime::load(settings).expect("it loads");
+        let runtime = DecoderRuntime::load(settings).expect("the model loads");
         let limits = RequestLimits::default();
         let settings = Settings { codec: Codec::F32, limits, ..Settings::default() };
         let store = Arc::new(KvStore::without_tiers());
@@ -70,7 +71,7 @@ const TEXTS: [&str; 3] = [
     "Tobel is the owner of Kanir . many people came to the market today .",
 ];
 
-fn asking(more: Value) -> Value {
+fn request(more: Value) -> Value {
     let mut body = json!({
         "query": "what is the colour of Kanir ?",
         "chunks": [{"id": "a", "text": TEXTS[0]}, TEXTS[1], {"id": "c", "title": "Kanir", "text": TEXTS[2]}],
@@ -85,16 +86,16 @@ async fn compress(daemon: &Daemon, body: &Value) -> Response {
     post(daemon.http, "/v1/compress", body.to_string()).await
 }
 
-/// The bytes of an answer: no text.
+/// Fetches a path whose response is binary, and returns its body.
 async fn fetch(daemon: &Daemon, path: &str) -> Vec<u8> {
-    let mut stream = TcpStream::connect(daemon.http).await.expect("it listens");
+    let mut stream = TcpStream::connect(daemon.http).await.expect("the daemon listens");
     let request = format!(
         "GET {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
     );
-    stream.write_all(request.as_bytes()).await.expect("sent");
+    stream.write_all(request.as_bytes()).await.expect("the daemon reads");
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).await.expect("answered");
-    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a head") + 4;
+    stream.read_to_end(&mut answer).await.expect("a response");
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a header") + 4;
     let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();
     assert!(head.starts_with("http/1.1 200"), "{head}");
     let body = answer.split_off(end);
@@ -103,22 +104,30 @@ async fn fetch(daemon: &Daemon, path: &str) -> Vec<u8> {
 }
 
 fn integers(file: &SafeTensors, name: &str) -> Vec<i32> {
-    let tensor = file.tensor(name).expect("it is there");
+    let tensor = file.tensor(name).expect("the tensor");
     assert_eq!(tensor.dtype(), Dtype::I32, "{name}");
-    tensor.data().chunks_exact(4).map(|four| i32::from_le_bytes(four.try_into().expect("four"))).collect()
+    tensor
+        .data()
+        .chunks_exact(4)
+        .map(|four| i32::from_le_bytes(four.try_into().expect("four bytes")))
+        .collect()
 }
 
 fn floats(file: &SafeTensors, name: &str) -> Vec<f32> {
-    let tensor = file.tensor(name).expect("it is there");
+    let tensor = file.tensor(name).expect("the tensor");
     assert_eq!(tensor.dtype(), Dtype::F32, "{name}");
-    tensor.data().chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().expect("four"))).collect()
+    tensor
+        .data()
+        .chunks_exact(4)
+        .map(|four| f32::from_le_bytes(four.try_into().expect("four bytes")))
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whole_chunks_come_in_the_order_of_the_context() {
+async fn whole_chunks_are_exported_in_the_order_of_the_context() {
     let model = Model::new();
     let daemon = model.daemon().await;
-    let answer = compress(&daemon, &asking(json!({}))).await;
+    let answer = compress(&daemon, &request(json!({}))).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     let kv = answer.json()["kv"].clone();
     let tokenizer = model.tokenizer();
@@ -133,8 +142,8 @@ async fn whole_chunks_come_in_the_order_of_the_context() {
     let bytes = fetch(&daemon, &path).await;
     assert_eq!(json!(bytes.len()), kv["bytes"]);
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).expect("a head");
-    let about = metadata.metadata().clone().expect("it says what it is");
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).expect("a header");
+    let about = metadata.metadata().clone().expect("the metadata of the file");
     assert_eq!((&*about["format"], &*about["chunk_ids"]), ("thresher-kv/1", r#"["a","c"]"#));
     assert_eq!(about["next_position"], expect.len().to_string());
     assert_eq!(integers(&file, "token_ids"), expect);
@@ -145,7 +154,7 @@ async fn whole_chunks_come_in_the_order_of_the_context() {
     };
     assert_eq!(integers(&file, "chunks"), in_chunks(-1, [0, 1]));
     assert_eq!(integers(&file, "windows"), in_chunks(-1, [0, 1]));
-    // What a token says is what stands at its place in its chunk's text.
+    // The text of a token is the text of its chunk at the token's offsets.
     let offsets = integers(&file, "offsets");
     for (at, (&id, range)) in expect.iter().zip(offsets.chunks_exact(2)).enumerate() {
         let of_title = at > first.len() && at <= first.len() + title.len();
@@ -153,8 +162,8 @@ async fn whole_chunks_come_in_the_order_of_the_context() {
             assert_eq!(range, [-1, -1], "token {at}");
         } else {
             let text = if at <= first.len() { TEXTS[0] } else { TEXTS[2] };
-            let said = tokenizer.decode(&[id as u32]).expect("a token");
-            assert_eq!(said.trim(), text[range[0] as usize..range[1] as usize].trim(), "token {at}");
+            let decoded = tokenizer.decode(&[id as u32]).expect("a token");
+            assert_eq!(decoded.trim(), text[range[0] as usize..range[1] as usize].trim(), "token {at}");
         }
     }
     let Family::Decoder(decoder) = model.contract().family else { panic!("a decoder") };
@@ -165,15 +174,15 @@ async fn whole_chunks_come_in_the_order_of_the_context() {
             assert!(values.iter().all(|value| value.is_finite()) && values.iter().any(|value| *value != 0.0));
         }
     }
-    // Twice is the same file, and what is fetched again is the same.
+    // A second fetch returns the same file.
     assert_eq!(fetch(&daemon, &path).await, bytes);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn heads_keep_a_part_of_what_whole_chunks_are() {
+async fn the_heads_policy_exports_rows_of_the_whole_chunks() {
     let model = Model::new();
     let daemon = model.daemon().await;
-    let whole = compress(&daemon, &asking(json!({}))).await.json();
+    let whole = compress(&daemon, &request(json!({}))).await.json();
     let whole =
         fetch(&daemon, &format!("/v1/kv/{}", whole["kv"]["handle"].as_str().expect("a handle"))).await;
     let whole = SafeTensors::deserialize(&whole).expect("a file");
@@ -185,7 +194,7 @@ async fn heads_keep_a_part_of_what_whole_chunks_are() {
         (json!({"policy": "heads", "mass": 0.8, "sinks": 2}), 1.0),
         (json!({"policy": "heads", "ratio": 1}), 1.0),
     ] {
-        let answer = compress(&daemon, &asking(json!({"kv": wanted}))).await;
+        let answer = compress(&daemon, &request(json!({"kv": wanted}))).await;
         assert_eq!(answer.status, 200, "{wanted}: {}", answer.body);
         let kv = answer.json()["kv"].clone();
         let share = kv["share"].as_f64().expect("a share");
@@ -217,12 +226,15 @@ async fn heads_keep_a_part_of_what_whole_chunks_are() {
             }
         }
         let all = decoder.layers * decoder.kv_heads * (tokens - 1);
-        assert!((kept as f64 / all as f64 - share).abs() < 1e-9, "{wanted}: {kept} of {all}, said {share}");
+        assert!(
+            (kept as f64 / all as f64 - share).abs() < 1e-9,
+            "{wanted}: {kept} of {all} rows, the response says {share}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_handed_over_is_refused_by_name() {
+async fn an_impossible_export_is_refused_by_name() {
     let model = Model::new();
     let daemon = model.daemon().await;
     for (more, error, message) in [
@@ -243,11 +255,11 @@ async fn what_cannot_be_handed_over_is_refused_by_name() {
         (json!({"kv": {"policy": "layers"}}), "400 unknown_value kv.policy", "layers"),
         (json!({"include": ["keys"]}), "400 unknown_value include[0]", "keys"),
     ] {
-        check_error(&more.to_string(), &compress(&daemon, &asking(more.clone())).await, error, message);
+        check_error(&more.to_string(), &compress(&daemon, &request(more.clone())).await, error, message);
     }
     let unknown = get(daemon.http, "/v1/kv/kv_0").await;
-    check_error("no such handle", &unknown, "404 kv_unknown handle", "kv_export.expire_s");
-    let kv = compress(&daemon, &asking(json!({}))).await.json()["kv"].clone();
+    check_error("an unknown handle", &unknown, "404 kv_unknown handle", "kv_export.expire_s");
+    let kv = compress(&daemon, &request(json!({}))).await.json()["kv"].clone();
     let handle = kv["handle"].as_str().expect("a handle");
     let other = get(daemon.http, &format!("/v1/kv/{handle}?fingerprint=0123")).await;
     check_error("another model", &other, "409 model_mismatch fingerprint", "0123");
@@ -255,7 +267,7 @@ async fn what_cannot_be_handed_over_is_refused_by_name() {
     let odd = get(daemon.http, &format!("/v1/kv/{handle}?model=x")).await;
     check_error("an unknown parameter", &odd, "400 query_string_invalid -", "model");
 
-    let refused = compress(&daemon_of_encoder().await, &asking(json!({}))).await;
+    let refused = compress(&daemon_of_encoder().await, &request(json!({}))).await;
     check_error("an encoder", &refused, "422 kv_unavailable include", "scripted is an encoder");
 }
 
@@ -264,7 +276,7 @@ async fn daemon_of_encoder() -> Daemon {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn layers_that_nobody_reads_are_read_where_the_settings_say_so() {
+async fn a_model_with_chosen_heads_exports_all_layers_only_with_model_layers_all() {
     let model = Model::new();
     let mut contract = model.contract();
     let Family::Decoder(decoder) = &mut contract.family else { panic!("a decoder") };
@@ -278,24 +290,24 @@ async fn layers_that_nobody_reads_are_read_where_the_settings_say_so() {
         data: "none".into(),
     });
     contract.save(model.path()).expect("saved");
-    let refused = compress(&model.daemon().await, &asking(json!({}))).await;
-    check_error("one layer is read", &refused, "422 kv_unavailable include", "model.layers");
+    let refused = compress(&model.daemon().await, &request(json!({}))).await;
+    check_error("only one layer is loaded", &refused, "422 kv_unavailable include", "model.layers");
     let settings = OrtSettings { all_layers: true, ..ort_settings(model.path(), 1) };
     let daemon = daemon_of(Some(model.pipeline(&settings)), 2, 2).await;
-    let answer = compress(&daemon, &asking(json!({"kv": {"policy": "heads", "ratio": 0.5}}))).await;
+    let answer = compress(&daemon, &request(json!({"kv": {"policy": "heads", "ratio": 0.5}}))).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handle_is_its_tenants_alone() {
+async fn a_handle_is_valid_for_its_tenant_only() {
     let model = Model::new();
     let keys = entry("a", "tenant = \"a\"") + &entry("b", "tenant = \"b\"");
     let pipeline = model.pipeline(&ort_settings(model.path(), 1));
     let keyed = Keyed::start_with(&keys, pipeline, &registry_settings()).await;
-    let answer = keyed.post("a", "/v1/compress", &asking(json!({}))).await.json();
+    let answer = keyed.post("a", "/v1/compress", &request(json!({}))).await.json();
     let path = format!("/v1/kv/{}", answer["kv"]["handle"].as_str().expect("a handle"));
     check_error(
-        "another tenant's",
+        "a handle of another tenant",
         &keyed.get("b", &path).await,
         "404 kv_unknown handle",
         "another tenant's",

@@ -1,6 +1,7 @@
-//! The real routes over a real socket, with models that answer, wait or panic as a test needs.
-//! `process.rs` does the same to the real binary with the real model.
+//! The daemon's HTTP routes over real sockets, with models that answer, wait or panic as a test needs.
+//! `process.rs` runs the real binary with the real model.
 
+mod allocations;
 mod attribute;
 mod connections;
 mod bounds;
@@ -17,7 +18,6 @@ mod rerank;
 mod support;
 mod tenants;
 mod tls;
-mod wire;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -25,7 +25,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
-use bytes::Bytes;
 use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::access::Access;
@@ -40,8 +39,7 @@ use thresher::middleware::settings::MiddlewareSettings;
 use thresher::originals::{OriginalSettings, Originals};
 use thresher::telemetry::{self, Prometheus};
 use thresher::tenants::{TenantSettings, Tenants};
-use thresher_core::kv::key::BlockKey;
-use thresher_core::kv::store::{KvStore, Source, Tiers};
+use thresher_core::kv::store::KvStore;
 use thresher_core::model::scripted::ScriptedModel;
 use thresher_core::model::{
     Done, EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, Wanted,
@@ -52,7 +50,8 @@ use thresher_registry::RegistrySettings;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use self::wire::{Framing, ask, get, post, send};
+use self::support::wait::eventually;
+use self::support::wire::{self, Framing, ask, get, post, send};
 
 const STREAM_COUNT_MAX: usize = 4;
 const TENANT_COUNT_MAX: usize = 3;
@@ -60,7 +59,7 @@ const STREAM_MS_MAX: u64 = 60_000;
 const BODY_BYTES_MAX: usize = 4096;
 const BODIES_BYTES_MAX: usize = 16 << 20;
 const DEADLINE_MS_MAX: u64 = 600_000;
-/// Stands in every text of a request that a test looks for where no text may be.
+/// A word that tests put into requests and then look for where no text of a request may appear.
 const SECRET: &str = "xyzzyplugh";
 
 // ---- a daemon for one test ----
@@ -72,7 +71,8 @@ struct Daemon {
     tenants: Tenants,
 }
 
-/// Serves `model` to `concurrency` requests at once, `queue` waiting; without a model it is still loading.
+/// A daemon that serves `model` to `concurrency` requests at the same time while `queue` more may wait.
+/// Without a model it is still loading.
 async fn daemon(model: Option<Arc<dyn ModelRuntime>>, concurrency: usize, queue: usize) -> Daemon {
     let pipeline = model.map(|model| pipeline_of(model, KvStore::without_tiers()));
     daemon_of(pipeline, concurrency, queue).await
@@ -82,7 +82,7 @@ async fn daemon_of(loaded: Option<Pipeline>, concurrency: usize, queue: usize) -
     serve(service(loaded, concurrency, queue, &registry_settings())).await
 }
 
-/// A service that everybody may use, and what its tenants have.
+/// A service without keys, and its tenants.
 fn service(loaded: Option<Pipeline>, concurrency: usize, queue: usize, settings: &RegistrySettings) -> Made {
     keyed_service(loaded, (concurrency, queue), settings, Access::open_to_all())
 }
@@ -133,7 +133,7 @@ fn keyed_service(
     (service, tenants)
 }
 
-/// A folder for the keys of all daemons of this test.
+/// The directory of the keys with which all daemons of this process sign receipts.
 fn receipts() -> &'static Path {
     static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
     FOLDER.path()
@@ -187,7 +187,7 @@ fn registry_settings() -> RegistrySettings {
     }
 }
 
-/// How a listener treats its connections in tests: nothing is closed unless a test says so.
+/// Settings of a listener that closes no connection by itself.
 fn serving() -> Serving {
     let long = Duration::from_secs(3_600);
     let connections = ConnectionLimits { count_max: 100, per_peer_max: 100, idle_max: long, write_max: long };
@@ -201,7 +201,7 @@ async fn listen(router: axum::Router) -> SocketAddr {
     address
 }
 
-/// One recorder per process is all there can be.
+/// The metrics of this process. It can have one recorder only, so all daemons of these tests share it.
 fn metrics() -> Prometheus {
     static METRICS: OnceLock<Prometheus> = OnceLock::new();
     METRICS.get_or_init(|| telemetry::install_metrics().expect("the first recorder")).clone()
@@ -211,7 +211,8 @@ fn scripted() -> Arc<dyn ModelRuntime> {
     Arc::new(ScriptedModel::new(16))
 }
 
-/// The scripted model, after `before` has run.
+/// The scripted model. Before it reads windows it calls `before` with a function that says whether any of
+/// them is still wanted.
 struct Double<F> {
     model: ScriptedModel,
     before: F,
@@ -240,7 +241,7 @@ fn double(before: impl Fn(&dyn Fn() -> bool) + Send + Sync + 'static) -> Arc<dyn
     Arc::new(Double { model: ScriptedModel::new(16), before })
 }
 
-/// A door that a test opens, and how many stand or stood before it.
+/// Holds calls of a model back until a test opens the gate, and counts how many calls have arrived.
 #[derive(Default)]
 struct Gate {
     arrived: AtomicUsize,
@@ -248,7 +249,8 @@ struct Gate {
 }
 
 impl Gate {
-    /// Waits until the gate is open or the work should stop.
+    /// Waits until the gate is open or `go_on` says that the work should stop. It polls, since nothing wakes
+    /// a thread whose work is cancelled.
     fn pass(&self, go_on: &dyn Fn() -> bool) {
         self.arrived.fetch_add(1, Ordering::SeqCst);
         while !self.open.load(Ordering::SeqCst) && go_on() {
@@ -257,42 +259,13 @@ impl Gate {
     }
 }
 
-/// Tiers that have nothing and count who looked.
-#[derive(Default)]
-struct Looks(AtomicUsize);
-
-impl Tiers for Looks {
-    fn resident(&self, _: &BlockKey) -> Option<Bytes> {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        None
-    }
-
-    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
-        vec![None; keys.len()]
-    }
-
-    fn keep(&self, _: BlockKey, _: Bytes) {}
-
-    fn remove(&self, _: &BlockKey) {}
-}
-
-async fn until(what: &str, holds: impl Fn() -> bool) {
-    for _ in 0..60_000 {
-        if holds() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    panic!("waited a minute in vain until {what}");
-}
-
 // ---- requests ----
 
 fn good() -> Value {
     json!({"query": "When is the tide?", "chunks": [{"id": "a", "text": "The tide is at noon."}, "The moon is far. Water is wet."]})
 }
 
-/// The good request with some fields replaced.
+/// The good request with these fields replaced or added.
 fn with(fields: Value) -> Value {
     let mut request = good();
     for (name, value) in fields.as_object().expect("fields") {
@@ -301,21 +274,32 @@ fn with(fields: Value) -> Value {
     request
 }
 
+/// The good request with one more chunk, which no request with another `name` has.
+fn with_own_chunk(name: &str) -> Value {
+    let mut request = good();
+    let chunks = request["chunks"].as_array_mut().expect("chunks");
+    chunks.push(json!({"id": name, "text": format!("Gulls are loud, says the {name}.")}));
+    request
+}
+
+/// Asserts that a response is the result of the good request.
 #[track_caller]
 fn assert_good(case: &str, response: &wire::Response) {
-    assert_eq!(response.status, 200, "{case}: then a good request: {}", response.body);
+    assert_eq!(response.status, 200, "{case}: a good request: {}", response.body);
     let answer = response.json();
     assert!(answer["context"].as_str().is_some_and(|text| text.contains("The tide is at noon.")), "{case}");
     assert_eq!(answer["degraded"], Value::Null, "{case}");
 }
 
-/// Sends `body` and expects `error`, as "status code param", with `message` in what it says; then a good request.
+/// Sends `body` and expects `error`, given as "status code param", with a message that contains `message`.
+/// Then a good request must succeed.
 async fn check(daemon: &Daemon, case: &str, body: impl AsRef<[u8]>, error: &str, message: &str) {
     let response = post(daemon.http, "/v1/compress", body).await;
     check_error(case, &response, error, message);
     assert_good(case, &post(daemon.http, "/v1/compress", good().to_string()).await);
 }
 
+/// Expects `error`, given as "status code param", with a message that contains `message`.
 #[track_caller]
 fn check_error(case: &str, response: &wire::Response, error: &str, message: &str) {
     let found = &response.json()["error"];
@@ -329,13 +313,13 @@ fn check_error(case: &str, response: &wire::Response, error: &str, message: &str
 // ---- tests ----
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_are_no_request() {
+async fn bodies_that_cannot_be_parsed_are_refused() {
     let daemon = daemon(Some(scripted()), 4, 4).await;
     let good = good().to_string();
     let table: Vec<(&str, Vec<u8>, &str, &str)> = vec![
         ("no body", b"".to_vec(), "400 invalid_json -", "EOF"),
         ("broken JSON", b"{\"query\": ".to_vec(), "400 invalid_json -", "EOF"),
-        ("a comma too many", b"{\"query\": \"q\",}".to_vec(), "400 invalid_json -", "trailing comma"),
+        ("a trailing comma", b"{\"query\": \"q\",}".to_vec(), "400 invalid_json -", "trailing comma"),
         ("trailing garbage", format!("{good} x").into_bytes(), "400 invalid_json -", "trailing characters"),
         ("two requests", format!("{good}{good}").into_bytes(), "400 invalid_json -", "trailing characters"),
         ("not UTF-8", b"{\"query\": \"\xff\", \"chunks\": []}".to_vec(), "400 invalid_json -", "unicode"),
@@ -345,8 +329,13 @@ async fn bodies_that_are_no_request() {
             "400 invalid_json -",
             "come in pairs",
         ),
-        ("nested without end", "[".repeat(1000).into_bytes(), "400 wrong_type -", "expected an object"),
-        ("a list of the fields", br#"["q", ["a"]]"#.to_vec(), "400 wrong_type -", "expected an object"),
+        ("nested too deeply", "[".repeat(1000).into_bytes(), "400 wrong_type -", "expected an object"),
+        (
+            "a list in place of an object",
+            br#"["q", ["a"]]"#.to_vec(),
+            "400 wrong_type -",
+            "expected an object",
+        ),
         (
             "a field twice",
             br#"{"query": "q", "query": "r", "chunks": ["a"]}"#.to_vec(),
@@ -354,7 +343,7 @@ async fn bodies_that_are_no_request() {
             "`query`",
         ),
         (
-            "too many bytes, as declared",
+            "too many bytes, by the declared length",
             vec![b' '; BODY_BYTES_MAX + 1],
             "413 body_too_large -",
             "4096 bytes (http.body_bytes_max)",
@@ -366,7 +355,7 @@ async fn bodies_that_are_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_cannot_be_answered() {
+async fn invalid_requests_are_refused() {
     let daemon = daemon(Some(scripted()), 4, 4).await;
     let nine = vec!["text"; 9];
     let long_query = "q".repeat(65);
@@ -389,13 +378,8 @@ async fn requests_that_cannot_be_answered() {
             "400 wrong_type chunks[1].text",
             "integer `5`, expected a string",
         ),
-        (
-            "a chunk that is none",
-            with(json!({"chunks": [null]})),
-            "400 wrong_type chunks[0]",
-            "expected a chunk",
-        ),
-        ("a query that is none", with(json!({"query": null})), "400 wrong_type query", "expected a string"),
+        ("null for a chunk", with(json!({"chunks": [null]})), "400 wrong_type chunks[0]", "expected a chunk"),
+        ("null for a query", with(json!({"query": null})), "400 wrong_type query", "expected a string"),
         ("no query", json!({"chunks": ["a"]}), "400 missing_field query", "`query`"),
         ("no chunks", json!({"query": "q"}), "400 missing_field chunks", "`chunks`"),
         (
@@ -413,7 +397,7 @@ async fn requests_that_cannot_be_answered() {
             "`passthrough`",
         ),
         (
-            "keep more than there is",
+            "more ids to keep than chunks",
             with(json!({"keep": vec!["a"; 9]})),
             "422 keep_too_many keep",
             "keep names 9 chunks",
@@ -457,27 +441,27 @@ async fn requests_that_cannot_be_answered() {
             "422 chunk_id_duplicate chunks[2].id",
             "chunks[0] and chunks[2]",
         ),
-        ("keep an unknown id", with(json!({"keep": ["a", "b"]})), "422 keep_unknown keep[1]", "\"b\""),
+        ("an unknown id to keep", with(json!({"keep": ["a", "b"]})), "422 keep_unknown keep[1]", "\"b\""),
         (
-            "no token",
+            "a budget of no tokens",
             with(json!({"budget": {"tokens": 0}})),
             "422 budget_zero budget.tokens",
             "budget.tokens is 0",
         ),
         (
-            "fewer tokens than none",
+            "a negative budget",
             with(json!({"budget": {"tokens": -1}})),
             "400 wrong_type budget.tokens",
             "`-1`",
         ),
         (
-            "too few tokens",
+            "a budget below the shortest unit",
             with(json!({"budget": {"tokens": 1}})),
             "422 budget_impossible budget",
             "the shortest unit of this `granularity` needs",
         ),
         (
-            "too few for keep",
+            "a budget below the chunks to keep",
             with(json!({"budget": {"tokens": 5}, "keep": ["a"]})),
             "422 budget_impossible budget",
             "what `keep` names needs",
@@ -520,7 +504,7 @@ async fn requests_that_cannot_be_answered() {
             "-1",
         ),
         (
-            "a ratio of next to nothing",
+            "a tiny ratio",
             with(json!({"budget": {"ratio": 1e-300}})),
             "422 budget_impossible budget",
             "budget of 0 tokens",
@@ -562,7 +546,7 @@ async fn requests_that_cannot_be_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_of_unknown_length_is_bounded_too() {
+async fn a_body_of_undeclared_length_is_bounded_too() {
     let daemon = daemon(Some(scripted()), 4, 4).await;
     let long = vec![b' '; BODY_BYTES_MAX + 1];
     let response = ask(daemon.http, "POST", "/v1/compress", &long, Framing::Chunked).await;
@@ -575,7 +559,7 @@ async fn a_body_of_unknown_length_is_bounded_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_do_not_arrive_as_they_should() {
+async fn a_body_that_does_not_arrive_or_is_compressed_is_refused() {
     let (mut service, tenants) = service(None, 1, 0, &registry_settings());
     service.limits.read_max = Duration::from_millis(50);
     let daemon = serve((service, tenants)).await;
@@ -590,13 +574,13 @@ async fn bodies_that_do_not_arrive_as_they_should() {
         wire::parse(&response)
     };
     let late = answer("content-length: 5").await;
-    check_error("it never comes", &late, "408 body_timeout -", "http.read_ms_max");
+    check_error("a body that never comes", &late, "408 body_timeout -", "http.read_ms_max");
     let zipped = answer("content-encoding: gzip\r\ncontent-length: 0").await;
-    check_error("it is compressed", &zipped, "415 encoding_unsupported -", "Content-Encoding");
+    check_error("a compressed body", &zipped, "415 encoding_unsupported -", "Content-Encoding");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn paths_and_methods() {
+async fn unknown_paths_and_methods_are_refused() {
     let daemon = daemon(Some(scripted()), 4, 4).await;
     let response = get(daemon.http, "/v2/compress").await;
     check_error("unknown path", &response, "404 not_found -", "/v1/compress");
@@ -611,7 +595,7 @@ async fn paths_and_methods() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn passthrough_returns_the_chunks_whole_when_the_fault_is_ours() {
+async fn passthrough_returns_the_whole_chunks_when_the_daemon_cannot_compress_them() {
     let (gate, panics) = (Arc::new(Gate::default()), double(|_| panic!("a bug")));
     let waits = double({
         let gate = Arc::clone(&gate);
@@ -624,7 +608,8 @@ async fn passthrough_returns_the_chunks_whole_when_the_fault_is_ours() {
         let (address, good) = (busy.http, good().to_string());
         async move { post(address, "/v1/compress", good).await }
     });
-    until("the first request is at work", || gate.arrived.load(Ordering::SeqCst) == 1).await;
+    eventually("the model reads for the first request", async || gate.arrived.load(Ordering::SeqCst) == 1)
+        .await;
     let broken = daemon(Some(panics), 1, 0).await;
     let table = [
         (daemon(Some(scripted()), 1, 0).await, late, "deadline_exceeded"),
@@ -645,13 +630,13 @@ async fn passthrough_returns_the_chunks_whole_when_the_fault_is_ours() {
     }
     let invalid = with(json!({"on_error": "passthrough", "keep": ["nobody"]}));
     let response = post(table[0].0.http, "/v1/compress", invalid.to_string()).await;
-    check_error("the caller's fault stays an error", &response, "422 keep_unknown keep[0]", "nobody");
+    check_error("a mistake of the caller stays an error", &response, "422 keep_unknown keep[0]", "nobody");
     gate.open.store(true, Ordering::SeqCst);
-    assert_good("the one that worked", &first.await.expect("no panic"));
+    assert_good("the request that waited at the gate", &first.await.expect("no panic"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_than_can_wait_are_told_when_to_come_back() {
+async fn a_request_beyond_the_queue_is_refused_with_a_time_to_retry() {
     let gate = Arc::new(Gate::default());
     let model = double({
         let gate = Arc::clone(&gate);
@@ -663,29 +648,31 @@ async fn more_than_can_wait_are_told_when_to_come_back() {
         tokio::spawn(async move { post(address, "/v1/compress", good().to_string()).await })
     };
     let working = ask();
-    until("one is at work", || gate.arrived.load(Ordering::SeqCst) == 1).await;
+    eventually("the model reads for the first request", async || gate.arrived.load(Ordering::SeqCst) == 1)
+        .await;
     let waiting = ask();
-    until("one waits", || daemon.service.admission.waiting() == 1).await;
+    eventually("the second request waits in the queue", async || daemon.service.admission.waiting() == 1)
+        .await;
     let refused = ask().await.expect("no panic");
-    check_error("the third", &refused, "429 overloaded -", "admission.queue_max");
-    let after_s: u64 = refused.header("retry-after").expect("when").parse().expect("seconds");
+    check_error("the third request", &refused, "429 overloaded -", "admission.queue_max");
+    let after_s: u64 = refused.header("retry-after").expect("a Retry-After header").parse().expect("seconds");
     assert!((1..=60).contains(&after_s), "{after_s}");
-    let named = json!({"query": "tide", "chunk_ids": ["nobody has looked for it"]}).to_string();
+    let named = json!({"query": "tide", "chunk_ids": ["an id that is not looked up"]}).to_string();
     let refused = post(daemon.http, "/v1/compress", named).await;
     check_error(
-        "ids are not looked up before their turn",
+        "ids are not looked up before the request is admitted",
         &refused,
         "429 overloaded -",
         "admission.queue_max",
     );
     gate.open.store(true, Ordering::SeqCst);
-    assert_good("the first", &working.await.expect("no panic"));
-    assert_good("the second", &waiting.await.expect("no panic"));
-    assert_good("one more", &ask().await.expect("no panic"));
+    assert_good("the first request", &working.await.expect("no panic"));
+    assert_good("the second request", &waiting.await.expect("no panic"));
+    assert_good("a later request", &ask().await.expect("no panic"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn null_says_what_leaving_out_says_and_metadata_comes_back_as_written() {
+async fn null_means_the_default_and_metadata_is_returned_byte_for_byte() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     let metadata = r#"{"n":12345678901234567890123,"n":1e400,"s":"\u00e9"}"#;
     let nulls =
@@ -699,7 +686,7 @@ async fn null_says_what_leaving_out_says_and_metadata_comes_back_as_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn loading_then_ready_then_draining() {
+async fn a_daemon_reports_loading_ready_and_draining() {
     let daemon = daemon(None, 1, 0).await;
     let admin = |path: &'static str| get(daemon.admin, path);
     assert_eq!(admin("/livez").await.status, 200);
@@ -712,14 +699,13 @@ async fn loading_then_ready_then_draining() {
         check_error(path, &response, "503 not_ready -", "/readyz");
         assert_eq!(response.header("retry-after"), Some("5"), "{path}");
     }
-    let mut patient = good();
-    patient["on_error"] = json!("passthrough");
-    let response = post(daemon.http, "/v1/compress", patient.to_string()).await;
-    assert_eq!(response.status, 200, "what is ours to answer for is passed through, also while loading");
+    let request = with(json!({"on_error": "passthrough"}));
+    let response = post(daemon.http, "/v1/compress", request.to_string()).await;
+    assert_eq!(response.status, 200, "while loading, chunks are passed through");
     assert!(response.body.contains("\"code\":\"not_ready\""), "{}", response.body);
     daemon.tenants.set_pipeline(pipeline_of(scripted(), KvStore::without_tiers()));
     assert_eq!((admin("/readyz").await.status, &*admin("/readyz").await.body), (200, "ok\n"));
-    assert_good("once loaded", &post(daemon.http, "/v1/compress", good().to_string()).await);
+    assert_good("with a loaded model", &post(daemon.http, "/v1/compress", good().to_string()).await);
     daemon.service.admission.drain();
     assert_eq!((admin("/readyz").await.status, &*admin("/readyz").await.body), (503, "draining\n"));
     assert_eq!(admin("/livez").await.status, 200);
@@ -729,7 +715,7 @@ async fn loading_then_ready_then_draining() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_costs_one_answer_and_no_permit() {
+async fn a_panic_fails_one_request_and_returns_its_permit() {
     let panics = Arc::new(AtomicBool::new(true));
     let model = double({
         let panics = Arc::clone(&panics);
@@ -745,7 +731,7 @@ async fn a_panic_costs_one_answer_and_no_permit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_goes_away_stops_the_work() {
+async fn work_stops_when_its_client_disconnects() {
     let gate = Arc::new(Gate::default());
     let stopped = Arc::new(AtomicBool::new(false));
     let model = double({
@@ -758,51 +744,64 @@ async fn a_client_that_goes_away_stops_the_work() {
     let daemon = daemon(Some(model), 1, 0).await;
     let body = good().to_string();
     let stream = send(daemon.http, "POST", "/v1/compress", body.as_bytes(), Framing::ContentLength).await;
-    until("the work has begun", || gate.arrived.load(Ordering::SeqCst) == 1).await;
+    eventually("the model reads", async || gate.arrived.load(Ordering::SeqCst) == 1).await;
     drop(stream);
-    until("the work has stopped", || stopped.load(Ordering::SeqCst)).await;
+    eventually("the model has stopped", async || stopped.load(Ordering::SeqCst)).await;
     gate.open.store(true, Ordering::SeqCst);
-    // The only permit comes back once the work has ended, a moment later.
-    let mut response = post(daemon.http, "/v1/compress", &body).await;
-    while response.status == 429 {
-        response = post(daemon.http, "/v1/compress", &body).await;
-    }
-    assert_good("with the permit of the one that left", &response);
+    // The only permit is returned a moment after the work has stopped.
+    let mut response = None;
+    eventually("the permit is returned", async || {
+        response = Some(post(daemon.http, "/v1/compress", &body).await);
+        response.as_ref().is_some_and(|response| response.status != 429)
+    })
+    .await;
+    assert_good("with the permit of the client that disconnected", &response.expect("a response"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chunks_are_read_once_for_all_who_wait_though_the_first_leaves() {
+async fn chunks_are_read_once_for_all_requests_that_wait_even_if_the_first_client_disconnects() {
     let gate = Arc::new(Gate::default());
     let model = double({
         let gate = Arc::clone(&gate);
         move |go_on| gate.pass(go_on)
     });
-    let looks = Arc::new(Looks::default());
-    let daemon = daemon_of(Some(pipeline_of(model, KvStore::new(looks.clone()))), 4, 4).await;
+    let daemon = daemon(Some(model), 4, 4).await;
     let body = good().to_string();
     let first = send(daemon.http, "POST", "/v1/compress", body.as_bytes(), Framing::ContentLength).await;
-    until("the first one reads", || gate.arrived.load(Ordering::SeqCst) == 1).await;
-    let others = [(); 2].map(|()| {
-        let (http, body) = (daemon.http, body.clone());
+    eventually("the model reads both chunks for the first request", async || {
+        gate.arrived.load(Ordering::SeqCst) == 1
+    })
+    .await;
+    // The others have a chunk of their own, too. The model reads it once the request has joined the reading
+    // of the shared chunks.
+    let others = ["first", "second"].map(|name| {
+        let (http, body) = (daemon.http, with_own_chunk(name).to_string());
         tokio::spawn(async move { post(http, "/v1/compress", body).await })
     });
-    until("all have looked for both chunks, the first one twice", || looks.0.load(Ordering::SeqCst) == 8)
-        .await;
-    // What follows a look is to wait for the flight: no more than a lock away.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    eventually("both have joined and read their own chunks", async || {
+        gate.arrived.load(Ordering::SeqCst) == 3
+    })
+    .await;
+    let disconnects = async || {
+        let metrics = get(daemon.admin, "/metrics").await.body;
+        let line = "requests_total{endpoint=\"/v1/compress\",code=\"client_gone\"} ";
+        metrics.lines().find_map(|found| found.strip_prefix(line)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let before = disconnects().await;
     drop(first);
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    eventually("the daemon has noticed that the first client is gone", async || disconnects().await > before)
+        .await;
     gate.open.store(true, Ordering::SeqCst);
     for other in others {
         let response = other.await.expect("no panic");
-        assert_good("another's reading", &response);
+        assert_good("a request that joined", &response);
         assert_eq!(response.json()["blocks"]["joined"], 2, "{}", response.body);
     }
-    assert_eq!(gate.arrived.load(Ordering::SeqCst), 1, "the model was asked once");
+    assert_eq!(gate.arrived.load(Ordering::SeqCst), 3, "the model has read a shared chunk twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_count_and_quote_nobody() {
+async fn metrics_count_requests_and_quote_none() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     let id = format!("id-{SECRET}");
     let chunk =

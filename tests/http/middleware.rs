@@ -1,5 +1,6 @@
-//! In front of another server: what fails here goes on as it came, what is wrong is said in the words of the API that was asked.
-//! `tests/middleware_test.py` does the same with official clients and the real model.
+//! The middleware in front of an upstream: if the daemon cannot compress a request it passes it on unchanged,
+//! and errors have the shape of the API that the client uses. `tests/middleware_test.py` tests it with
+//! official clients and the real model.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -20,7 +21,9 @@ use thresher::http::{Middleware, Serving};
 use thresher::middleware::dialect::Dialect;
 use thresher::middleware::find;
 use thresher::middleware::json::Located;
-use thresher::middleware::rewrite::{self, Brought, By, Ledger, Newest, Sent, Way};
+use thresher::middleware::rewrite::{
+    self, AddedContext, CompressOptions, Compressor, NewestTurn, SentTurn, SentTurnStore,
+};
 use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings, When};
 use thresher_core::domain::{Budget, Granularity};
 use thresher_core::kv::store::KvStore;
@@ -29,8 +32,8 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::validate::RequestLimits;
 use tokio::net::TcpListener;
 
+use crate::support::wire::{Response, ask_with, get, post};
 use crate::tls::Files;
-use crate::wire::{Response, ask_with, get, post};
 use crate::{
     Daemon, Gate, double, pipeline_of, pipeline_within, registry_settings, scripted, serve, service, serving,
 };
@@ -38,20 +41,24 @@ use crate::{
 const DOCUMENT: &str =
     "Water is wet. The tide is at noon. The moon is far. Ships are slow. Gulls are loud. Ropes are long.";
 
-/// A server that answers every request with one answer, and remembers what it was asked.
+/// An upstream that gives every request the same response, and records requests.
 #[derive(Clone, Default)]
 struct Upstream {
-    asked: Arc<Mutex<Vec<(String, Value)>>>,
+    /// Path and body of each request.
+    requests: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
 impl Upstream {
     async fn listen(&self, status: u16, answer: Value) -> SocketAddr {
-        let asked = Arc::clone(&self.asked);
+        let requests = Arc::clone(&self.requests);
         let handle = async move |request: Request| {
             let path = request.uri().to_string();
             let body = request.into_body().collect().await.expect("a body").to_bytes();
-            // What is nested too deep for this test is nothing to it.
-            asked.lock().expect("no panic").push((path, serde_json::from_slice(&body).unwrap_or_default()));
+            // A body that is nested too deeply for serde is recorded as null.
+            requests
+                .lock()
+                .expect("no panic")
+                .push((path, serde_json::from_slice(&body).unwrap_or_default()));
             (StatusCode::from_u16(status).expect("a status"), Json(answer.clone()))
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -60,8 +67,9 @@ impl Upstream {
         address
     }
 
-    fn sent(&self) -> Value {
-        self.asked.lock().expect("no panic").last().expect("it was asked").1.clone()
+    /// The body of the last request.
+    fn send_chat(&self) -> Value {
+        self.requests.lock().expect("no panic").last().expect("a request").1.clone()
     }
 }
 
@@ -76,7 +84,7 @@ fn settings(url: String) -> MiddlewareSettings {
     }
 }
 
-/// A daemon in front of a server, loaded or not.
+/// A daemon with these settings of the middleware. If `loaded` is false its model is still loading.
 async fn in_front(settings: &MiddlewareSettings, loaded: bool, concurrency: usize) -> Daemon {
     let pipeline = loaded.then(|| pipeline_of(scripted(), KvStore::without_tiers()));
     let (mut service, tenants) = service(pipeline, concurrency, 0, &registry_settings());
@@ -89,11 +97,13 @@ fn chat() -> Value {
     json!({"model": "m-1", "messages": [{"role": "user", "content": content}]})
 }
 
-async fn sent(daemon: &Daemon, body: &Value) -> Response {
-    said(daemon, "/v1/chat/completions", &[], body.to_string()).await
+/// Sends a chat completion request.
+async fn send_chat(daemon: &Daemon, body: &Value) -> Response {
+    send_to(daemon, "/v1/chat/completions", &[], body.to_string()).await
 }
 
-async fn said(daemon: &Daemon, path: &str, headers: &[&str], body: impl AsRef<[u8]>) -> Response {
+/// Sends a body with these headers.
+async fn send_to(daemon: &Daemon, path: &str, headers: &[&str], body: impl AsRef<[u8]>) -> Response {
     let headers = [&["content-type: application/json"], headers].concat();
     ask_with(daemon.http, ("POST", path), &headers, body).await
 }
@@ -103,11 +113,11 @@ fn answer() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_fails_here_goes_on_as_it_came() {
+async fn a_request_that_cannot_be_compressed_is_passed_on_unchanged() {
     let upstream = Upstream::default();
     let settings = settings(format!("http://{}", upstream.listen(200, answer()).await));
     let check = async |name: &str, daemon: &Daemon, reason: &str| {
-        let response = sent(daemon, &chat()).await;
+        let response = send_chat(daemon, &chat()).await;
         assert_eq!((response.status, response.header("x-thresher")), (200, Some("whole")), "{name}");
         assert_eq!(response.header("x-thresher-reason"), Some(reason), "{name}");
         assert_eq!(upstream.sent(), chat(), "{name}");
@@ -123,18 +133,18 @@ async fn what_fails_here_goes_on_as_it_came() {
     let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
     service.middleware = Arc::new(Middleware::new(&short).expect("an upstream"));
     check("late", &serve((service, tenants)).await, "deadline_exceeded").await;
-    let good = sent(&in_front(&settings, true, 1).await, &chat()).await;
+    let good = send_chat(&in_front(&settings, true, 1).await, &chat()).await;
     assert_eq!((good.header("x-thresher"), good.header("x-thresher-reason")), (Some("compressed"), None));
     assert_ne!(upstream.sent(), chat());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chunks_are_not_lost_when_compressing_fails() {
+async fn the_chunks_of_a_request_that_cannot_be_compressed_are_passed_on_whole() {
     let upstream = Upstream::default();
     let settings = settings(format!("http://{}", upstream.listen(200, answer()).await));
     let daemon = in_front(&settings, false, 1).await;
     let body = json!({"model": "m-1", "messages": [{"role": "user", "content": "Q"}], "thresher": {"chunks": [DOCUMENT]}});
-    assert_eq!(sent(&daemon, &body).await.header("x-thresher"), Some("whole"));
+    assert_eq!(send_chat(&daemon, &body).await.header("x-thresher"), Some("whole"));
     let context = format!("<context>\n[1] {DOCUMENT}\n</context>");
     assert_eq!(
         upstream.sent(),
@@ -143,13 +153,13 @@ async fn chunks_are_not_lost_when_compressing_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mistakes_are_told_in_the_words_of_the_api() {
+async fn errors_have_the_shape_of_the_clients_api() {
     let upstream = Upstream::default();
     let daemon =
         in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
     let check = async |name: &str, path: &str, header: &str, body: &str, expect: (u16, &str, &str, Value)| {
         let headers: Vec<&str> = [header].into_iter().filter(|header| !header.is_empty()).collect();
-        let response = said(&daemon, path, &headers, body).await;
+        let response = send_to(&daemon, path, &headers, body).await;
         let error = &response.json()["error"];
         let found = (response.status, &error["type"], &error["code"], &error["param"]);
         assert_eq!(
@@ -162,12 +172,12 @@ async fn mistakes_are_told_in_the_words_of_the_api() {
     };
     let (chat, messages) = ("/v1/chat/completions", "/v1/messages");
     let invalid = |code, param: Value, status| (status, "invalid_request_error", code, param);
-    check("no JSON", chat, "", "{", invalid("invalid_json", Value::Null, 400)).await;
+    check("not JSON", chat, "", "{", invalid("invalid_json", Value::Null, 400)).await;
     check("no model", chat, "", "{}", invalid("missing_field", json!("model"), 400)).await;
-    check("nobody's model", chat, "", r#"{"model": "x"}"#, invalid("model_unknown", json!("model"), 404))
+    check("an unknown model", chat, "", r#"{"model": "x"}"#, invalid("model_unknown", json!("model"), 404))
         .await;
     check(
-        "the same, to Anthropic",
+        "an unknown model, to Anthropic",
         messages,
         "",
         r#"{"model": "x"}"#,
@@ -175,9 +185,9 @@ async fn mistakes_are_told_in_the_words_of_the_api() {
     )
     .await;
     let long = format!(r#"{{"model": "m-1", "x": "{}"}}"#, "x".repeat(10_000));
-    check("too long", chat, "", &long, invalid("body_too_large", Value::Null, 413)).await;
+    check("a body that is too long", chat, "", &long, invalid("body_too_large", Value::Null, 413)).await;
     check(
-        "too long, to Anthropic",
+        "a body that is too long, to Anthropic",
         messages,
         "",
         &long,
@@ -185,14 +195,21 @@ async fn mistakes_are_told_in_the_words_of_the_api() {
     )
     .await;
     let header = "x-thresher-compress: yes";
-    check("a header", chat, header, "{}", invalid("header_invalid", json!("x-thresher-compress"), 422)).await;
+    check(
+        "an invalid header",
+        chat,
+        header,
+        "{}",
+        invalid("header_invalid", json!("x-thresher-compress"), 422),
+    )
+    .await;
     let field = |field: &str| {
         format!(
             r#"{{"model": "m-1", "messages": [{{"role": "user", "content": "Q"}}], "thresher": {field}}}"#
         )
     };
     check(
-        "a field",
+        "an unknown field",
         chat,
         "",
         &field(r#"{"chunk": []}"#),
@@ -200,7 +217,7 @@ async fn mistakes_are_told_in_the_words_of_the_api() {
     )
     .await;
     check(
-        "a type",
+        "a wrong type",
         chat,
         "",
         &field(r#"{"chunks": [3]}"#),
@@ -208,7 +225,7 @@ async fn mistakes_are_told_in_the_words_of_the_api() {
     )
     .await;
     check(
-        "a budget",
+        "an empty budget",
         chat,
         "",
         &field(r#"{"budget": {}}"#),
@@ -225,40 +242,45 @@ async fn mistakes_are_told_in_the_words_of_the_api() {
     .await;
     let nobody = r#"{"model": "m-1", "messages": [], "thresher": {"chunks": ["x"]}}"#;
     check("no question", chat, "", nobody, invalid("query_empty", json!("thresher.chunks"), 422)).await;
-    assert!(upstream.asked.lock().expect("no panic").is_empty(), "none of them went on");
+    assert!(upstream.requests.lock().expect("no panic").is_empty(), "an invalid request was passed on");
     let off = in_front(&MiddlewareSettings::default(), true, 1).await;
-    assert_eq!(sent(&off, &self::chat()).await.json()["error"]["code"], "middleware_off");
+    assert_eq!(send_chat(&off, &self::chat()).await.json()["error"]["code"], "middleware_off");
     let gone = in_front(&settings("http://127.0.0.1:1".to_owned()), true, 1).await;
-    let response = sent(&gone, &self::chat()).await;
+    let response = send_chat(&gone, &self::chat()).await;
     assert_eq!((response.status, response.json()["error"]["code"].as_str()), (502, Some("upstream_failed")));
-    let few = MiddlewareSettings {
-        request_count_max: 1,
-        silence_ms_max: 300,
-        ..settings("http://127.0.0.1:1".to_owned())
-    };
+
+    // The upstream accepts the first request and does not answer, so the second one finds the only place
+    // taken.
     let silent = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", silent.local_addr().expect("bound"));
-    let few = in_front(&MiddlewareSettings { upstreams: settings(url).upstreams, ..few }, true, 1).await;
-    let body = self::chat();
-    let (first, second) = tokio::join!(sent(&few, &body), sent(&few, &body));
-    let mut codes = [&first, &second].map(|response| response.json()["error"]["code"].to_string());
-    codes.sort();
-    assert_eq!(codes, [r#""overloaded""#, r#""upstream_silent""#]);
+    let one = MiddlewareSettings { request_count_max: 1, ..settings(url.clone()) };
+    let one = Arc::new(in_front(&one, true, 1).await);
+    let first = tokio::spawn({
+        let one = Arc::clone(&one);
+        async move { send_chat(&one, &self::chat()).await }
+    });
+    let accepted = silent.accept().await.expect("the first request arrives at the upstream");
+    let response = send_chat(&one, &self::chat()).await;
+    assert_eq!(response.json()["error"]["code"], "overloaded");
+    drop(accepted);
+    assert_eq!(first.await.expect("no panic").json()["error"]["code"], "upstream_failed");
+    let impatient = in_front(&MiddlewareSettings { silence_ms_max: 300, ..settings(url) }, true, 1).await;
+    assert_eq!(send_chat(&impatient, &self::chat()).await.json()["error"]["code"], "upstream_silent");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_of_the_upstream_are_its_own() {
+async fn errors_of_the_upstream_are_passed_on_unchanged() {
     let upstream = Upstream::default();
-    let said =
+    let error =
         json!({"error": {"message": "no"}, "choices": [{"message": {"content": "The tide is at noon."}}]});
     let daemon =
-        in_front(&settings(format!("http://{}", upstream.listen(418, said.clone()).await)), true, 1).await;
-    let response = sent(&daemon, &chat()).await;
-    assert_eq!((response.status, response.json(), response.header("x-thresher-cited")), (418, said, None));
+        in_front(&settings(format!("http://{}", upstream.listen(418, error.clone()).await)), true, 1).await;
+    let response = send_chat(&daemon, &chat()).await;
+    assert_eq!((response.status, response.json(), response.header("x-thresher-cited")), (418, error, None));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn conversations_are_checked_and_their_originals_found() {
+async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
     let daemon = in_front(&MiddlewareSettings::default(), true, 1).await;
     let check = async |name: &str, body: Value, expect: (u16, &str, Value)| {
         let response = post(daemon.http, "/v1/compress", body.to_string()).await;
@@ -270,8 +292,9 @@ async fn conversations_are_checked_and_their_originals_found() {
         );
     };
     check("no list", json!({"messages": "x"}), (400, "wrong_type", json!("messages"))).await;
-    check("none", json!({"messages": []}), (422, "messages_empty", json!("messages"))).await;
-    check("no object", json!({"messages": [{}, 3]}), (400, "wrong_type", json!("messages[1]"))).await;
+    check("an empty list", json!({"messages": []}), (422, "messages_empty", json!("messages"))).await;
+    check("a number for a message", json!({"messages": [{}, 3]}), (400, "wrong_type", json!("messages[1]")))
+        .await;
     check(
         "both shapes",
         json!({"messages": [{}], "chunks": []}),
@@ -283,8 +306,8 @@ async fn conversations_are_checked_and_their_originals_found() {
     let hash = answer["ccr_hashes"][0].as_str().expect("a hash");
     let whole = get(daemon.http, &format!("/v1/retrieve/{hash}")).await.json();
     assert_eq!(whole["original_content"], messages[1]["content"]);
-    let asked = get(daemon.http, &format!("/v1/retrieve/{hash}?query=the%20tide")).await.json();
-    assert!(asked["relevant"][0]["text"].as_str().is_some_and(|text| text.contains("tide")), "{asked}");
+    let found = get(daemon.http, &format!("/v1/retrieve/{hash}?query=the%20tide")).await.json();
+    assert!(found["relevant"][0]["text"].as_str().is_some_and(|text| text.contains("tide")), "{found}");
     for unknown in ["0".repeat(24), "x".to_owned(), "é".repeat(12), "%FF".to_owned()] {
         let response = get(daemon.http, &format!("/v1/retrieve/{unknown}")).await;
         assert_eq!(
@@ -297,7 +320,7 @@ async fn conversations_are_checked_and_their_originals_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upstream_behind_tls_is_known_by_its_authority() {
+async fn an_upstream_with_tls_is_verified_with_the_configured_authority() {
     let (files, _) = Files::new();
     let router = Router::new().fallback(async || Json(answer()));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -312,7 +335,7 @@ async fn an_upstream_behind_tls_is_known_by_its_authority() {
     ));
     let mut settings = settings(url);
     settings.upstreams[0].ca_file.clone_from(&files.cert);
-    let response = sent(&in_front(&settings, true, 1).await, &chat()).await;
+    let response = send_chat(&in_front(&settings, true, 1).await, &chat()).await;
     assert_eq!(
         (response.status, response.header("x-thresher-cited")),
         (200, Some("true")),
@@ -320,27 +343,31 @@ async fn an_upstream_behind_tls_is_known_by_its_authority() {
         response.body
     );
     settings.upstreams[0].ca_file = "".into();
-    let stranger = sent(&in_front(&settings, true, 1).await, &chat()).await;
-    assert_eq!((stranger.status, stranger.json()["error"]["code"].as_str()), (502, Some("upstream_failed")));
+    let unverified = send_chat(&in_front(&settings, true, 1).await, &chat()).await;
+    assert_eq!(
+        (unverified.status, unverified.json()["error"]["code"].as_str()),
+        (502, Some("upstream_failed"))
+    );
     settings.upstreams[0].ca_file = files.cert.with_file_name("absent.pem");
-    let error = Middleware::new(&settings).err().expect("no such file").to_string();
+    let error = Middleware::new(&settings).err().expect("a missing file").to_string();
     assert!(error.contains("absent.pem") && error.contains("https://localhost"), "{error}");
 }
 
-/// What an upstream was asked: the path with the query, and the headers by their names, but for those that every HTTP client writes.
-type Seen = Vec<(String, Vec<(String, String)>)>;
+/// Requests that an upstream has received: the path with the query, and the headers without those that every
+/// HTTP client sends.
+type Received = Vec<(String, Vec<(String, String)>)>;
 
-/// A server that remembers its requests and answers with headers of many kinds.
-async fn with_headers() -> (SocketAddr, Arc<Mutex<Seen>>) {
-    let seen = Arc::new(Mutex::new(Seen::new()));
-    let remembering = Arc::clone(&seen);
+/// An upstream that records its requests and responds with headers of many kinds.
+async fn with_headers() -> (SocketAddr, Arc<Mutex<Received>>) {
+    let received = Arc::new(Mutex::new(Received::new()));
+    let recording = Arc::clone(&received);
     let handle = async move |request: Request| {
         let header = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
             (name.to_string(), value.to_str().expect("text").to_owned())
         };
         let mut headers: Vec<_> = request.headers().iter().map(header).collect();
         headers.retain(|(name, _)| !["host", "content-length", "content-type"].contains(&&**name));
-        remembering.lock().expect("no panic").push((request.uri().to_string(), headers));
+        recording.lock().expect("no panic").push((request.uri().to_string(), headers));
         let headers = [
             ("access-control-allow-origin", "*"),
             ("access-control-allow-credentials", "true"),
@@ -365,10 +392,10 @@ async fn with_headers() -> (SocketAddr, Arc<Mutex<Seen>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("bound");
     tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
-    (address, seen)
+    (address, received)
 }
 
-/// What a caller sends that knows of no list.
+/// Headers that a client may send, allowed ones and others.
 const SENT: [&str; 20] = [
     "accept: application/json",
     "accept-encoding: gzip",
@@ -392,6 +419,7 @@ const SENT: [&str; 20] = [
     "x-thresher-cite: false",
 ];
 
+/// Those of [`SENT`] that are passed on by default.
 const PASSED: [&str; 9] = [
     "accept: application/json",
     "accept-encoding: gzip",
@@ -405,11 +433,11 @@ const PASSED: [&str; 9] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upstream_gets_what_is_listed_and_the_key_that_its_settings_name() {
+async fn an_upstream_gets_allowed_headers_and_the_key_of_its_settings() {
     let folder = tempfile::tempdir().expect("a folder");
     let key_file = folder.path().join("key");
     std::fs::write(&key_file, "upstream-key\n").expect("written");
-    let (address, seen) = with_headers().await;
+    let (address, received) = with_headers().await;
     let (chat, responses, messages) = ("/v1/chat/completions", "/v1/responses", "/v1/messages");
     let named = UpstreamSettings {
         url: format!("http://{address}/v1"),
@@ -420,10 +448,10 @@ async fn an_upstream_gets_what_is_listed_and_the_key_that_its_settings_name() {
     let check = async |name: &str, upstream: &UpstreamSettings, path: &str, sent: &[&str], more: &[&str]| {
         let settings = MiddlewareSettings { upstreams: vec![upstream.clone()], ..settings(String::new()) };
         let daemon = in_front(&settings, true, 1).await;
-        let asked = format!("{path}?beta=true&key=thr_0123456789&k=%74hr_0123456789&api-version=1");
-        assert_eq!(said(&daemon, &asked, sent, r#"{"model": "m-1"}"#).await.status, 200, "{name}");
-        let (asked, headers) = seen.lock().expect("no panic").pop().expect(name);
-        assert_eq!(asked, format!("{path}?beta=true&api-version=1"), "{name}");
+        let url = format!("{path}?beta=true&key=thr_0123456789&k=%74hr_0123456789&api-version=1");
+        assert_eq!(send_to(&daemon, &url, sent, r#"{"model": "m-1"}"#).await.status, 200, "{name}");
+        let (url, headers) = received.lock().expect("no panic").pop().expect(name);
+        assert_eq!(url, format!("{path}?beta=true&api-version=1"), "{name}");
         let mut headers: Vec<String> =
             headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
         headers.sort_unstable();
@@ -439,23 +467,23 @@ async fn an_upstream_gets_what_is_listed_and_the_key_that_its_settings_name() {
     for path in [chat, responses, messages] {
         check("any model", &of_any, path, &SENT, &[]).await;
     }
-    let told = UpstreamSettings { caller_key: Some(true), ..of_any.clone() };
-    check("any model, and it says so", &told, chat, &SENT, &[mine]).await;
+    let explicit = UpstreamSettings { caller_key: Some(true), ..of_any.clone() };
+    check("any model, with caller_key = true", &explicit, chat, &SENT, &[mine]).await;
     let forbidden = UpstreamSettings { caller_key: Some(false), ..named.clone() };
-    check("named models, and it says not to", &forbidden, messages, &SENT, &[]).await;
+    check("named models, with caller_key = false", &forbidden, messages, &SENT, &[]).await;
     for upstream in [&named, &of_any] {
         let of_file = UpstreamSettings { key_file: key_file.clone(), ..upstream.clone() };
         for path in [chat, responses] {
-            check("a file", &of_file, path, &SENT, &["authorization: Bearer upstream-key"]).await;
+            check("a key file", &of_file, path, &SENT, &["authorization: Bearer upstream-key"]).await;
         }
-        check("a file", &of_file, messages, &SENT, &["x-api-key: upstream-key"]).await;
+        check("a key file", &of_file, messages, &SENT, &["x-api-key: upstream-key"]).await;
     }
     let more = UpstreamSettings {
         request_headers: ["X-Mine", "api-key", "cookie", "openai-project"].map(str::to_owned).to_vec(),
         ..of_any.clone()
     };
     let named_too = ["api-key: azure", "cookie: session=1", "x-mine: 1"];
-    check("names that the settings add", &more, chat, &SENT, &named_too).await;
+    check("headers that the settings add", &more, chat, &SENT, &named_too).await;
     let ours = SENT.map(|line| {
         let (name, value) = line.split_once(": ").expect("a header");
         match name {
@@ -468,19 +496,19 @@ async fn an_upstream_gets_what_is_listed_and_the_key_that_its_settings_name() {
     let ours: Vec<&str> = ours.iter().map(|line| &**line).collect();
     let all = UpstreamSettings { caller_key: Some(true), ..more };
     for path in [chat, messages] {
-        check("keys for us, in every place", &all, path, &ours, &[]).await;
+        check("keys of the daemon in every header", &all, path, &ours, &[]).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_gets_what_is_listed_of_an_answers_headers() {
+async fn a_client_gets_the_allowed_headers_of_a_response() {
     let (address, _) = with_headers().await;
     let check = async |response_headers: &[&str], more: &[&str]| {
         let mut settings = settings(format!("http://{address}"));
         settings.upstreams[0].response_headers =
             response_headers.iter().map(|&name| name.to_owned()).collect();
         let daemon = in_front(&settings, true, 1).await;
-        let response = sent(&daemon, &json!({"model": "m-1", "messages": []})).await;
+        let response = send_chat(&daemon, &json!({"model": "m-1", "messages": []})).await;
         let mut names: Vec<&str> = response.headers.iter().map(|(name, _)| &**name).collect();
         names.sort_unstable();
         let always = [
@@ -500,30 +528,30 @@ async fn a_caller_gets_what_is_listed_of_an_answers_headers() {
         let mut expect = [&always[..], more].concat();
         expect.sort_unstable();
         assert_eq!(names, expect);
-        assert_eq!(response.header("x-thresher"), Some("whole"), "it is ours to say");
+        assert_eq!(response.header("x-thresher"), Some("whole"), "the daemon sets this header itself");
     };
     check(&[], &[]).await;
     check(&["X-Theirs", "server"], &["server", "x-theirs"]).await;
 }
 
-/// Knows nothing, counts how many turns it is asked about, and calls the work off after so many.
+/// An empty ledger that counts lookups and cancels the work at one of them.
 struct Counting<'a> {
-    asked: Cell<usize>,
+    lookups: Cell<usize>,
     cancels_after: usize,
     cancel: &'a Cancel,
 }
 
-impl Ledger for Counting<'_> {
-    fn get(&self, _: &[u8; 32]) -> Option<Sent> {
-        self.asked.set(self.asked.get() + 1);
-        if self.asked.get() == self.cancels_after {
+impl SentTurnStore for Counting<'_> {
+    fn get(&self, _: &[u8; 32]) -> Option<SentTurn> {
+        self.lookups.set(self.lookups.get() + 1);
+        if self.lookups.get() == self.cancels_after {
             self.cancel.cancel();
         }
         None
     }
 }
 
-/// A conversation in which each turn has a context.
+/// A conversation whose turns each have a context.
 fn conversation(turn_count: usize) -> Value {
     let turn = |_| {
         let content = format!("<context>{DOCUMENT}</context> When is the tide?");
@@ -533,7 +561,7 @@ fn conversation(turn_count: usize) -> Value {
 }
 
 #[test]
-fn work_that_is_called_off_stops_before_the_next_turn() {
+fn cancelled_work_stops_before_the_next_turn() {
     let text = conversation(100).to_string();
     let body = Located::parse(&text).expect("JSON");
     let policy = MiddlewareSettings::default().policy(false);
@@ -541,30 +569,33 @@ fn work_that_is_called_off_stops_before_the_next_turn() {
     assert_eq!(turns.len(), 100);
     let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
     let (budget, granularity) = (Budget::Auto, Granularity::default());
-    let way = Way { budget, granularity, prompt_tokens_min: 0, query: None };
-    let by = By { way: &way, said_bytes: 0, pipeline: &pipeline };
-    for (name, how) in
-        [("compressed", Newest::Compressed(by)), ("as known", Newest::AsKnown), ("whole", Newest::Whole)]
-    {
+    let way = CompressOptions { budget, granularity, prompt_tokens_min: 0, query: None };
+    let by = Compressor { options: &way, other_text_bytes: 0, pipeline: &pipeline };
+    for (name, how) in [
+        ("compressed", NewestTurn::Compress(by)),
+        ("as known", NewestTurn::AsSentBefore),
+        ("whole", NewestTurn::Whole),
+    ] {
         for cancels_after in [0, 3] {
             let cancel = Cancel::default();
             if cancels_after == 0 {
                 cancel.cancel();
             }
-            let ledger = Counting { asked: Cell::new(0), cancels_after, cancel: &cancel };
-            let brought = Brought::default();
-            let outcome = rewrite::newest((Dialect::Chat, body), &turns, &brought, &ledger, (how, &cancel));
+            let ledger = Counting { lookups: Cell::new(0), cancels_after, cancel: &cancel };
+            let brought = AddedContext::default();
+            let outcome =
+                rewrite::newest_turn((Dialect::Chat, body), &turns, &brought, &ledger, (how, &cancel));
             assert!(matches!(outcome, Err(PipelineError::Cancelled)), "{name}");
-            assert_eq!(ledger.asked.get(), cancels_after, "{name}: turns that were looked at");
+            assert_eq!(ledger.lookups.get(), cancels_after, "{name}: turns that were looked up");
         }
     }
     let late = Cancel::at(Some(Instant::now()));
-    assert!(matches!(rewrite::all(body, &turns, by, &late), Err(PipelineError::DeadlineExceeded)));
-    assert_eq!(late.spent(), 0, "nothing was read");
+    assert!(matches!(rewrite::all_turns(body, &turns, by, &late), Err(PipelineError::DeadlineExceeded)));
+    assert_eq!(late.spent(), 0, "the model has read nothing");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_conversation_beyond_its_bounds_goes_on_whole_and_says_why() {
+async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
     let upstream = Upstream::default();
     let url = format!("http://{}", upstream.listen(200, answer()).await);
     let settings = |turn_count_max, piece_count_max| MiddlewareSettings {
@@ -574,7 +605,7 @@ async fn a_conversation_beyond_its_bounds_goes_on_whole_and_says_why() {
         ..settings(url.clone())
     };
     let check = async |name: &str, settings: &MiddlewareSettings, body: &Value, reason: Option<&str>| {
-        let response = sent(&in_front(settings, true, 1).await, body).await;
+        let response = send_chat(&in_front(settings, true, 1).await, body).await;
         let says = (response.status, response.header("x-thresher"), response.header("x-thresher-reason"));
         let outcome = if reason.is_some() { "whole" } else { "compressed" };
         assert_eq!(says, (200, Some(outcome), reason), "{name}: {}", response.body);
@@ -593,13 +624,16 @@ async fn a_conversation_beyond_its_bounds_goes_on_whole_and_says_why() {
     let mut brings = four.clone();
     brings["thresher"] = json!({"chunks": ["The tide is at noon."]});
     let daemon = in_front(&settings(3, 4), true, 1).await;
-    assert_eq!(sent(&daemon, &brings).await.header("x-thresher-reason"), Some("turn_too_many"));
+    assert_eq!(send_chat(&daemon, &brings).await.header("x-thresher-reason"), Some("turn_too_many"));
     let (body, messages) = (upstream.sent(), four["messages"].as_array().expect("messages"));
     let sent_on = body["messages"].as_array().expect("messages");
-    assert_eq!(sent_on[6]["content"], "<context>\n[1] The tide is at noon.\n</context>", "it is not lost");
+    assert_eq!(
+        sent_on[6]["content"], "<context>\n[1] The tide is at noon.\n</context>",
+        "the chunks are passed on"
+    );
     assert_eq!([&sent_on[..6], &sent_on[7..]].concat(), *messages);
     brings["thresher"] = json!({"chunks": ["a", "b", "c", "d", "e"]});
-    let response = sent(&daemon, &brings).await;
+    let response = send_chat(&daemon, &brings).await;
     check_mistake(&response, (422, "chunk_too_many", "thresher.chunks"), "middleware.piece_count_max");
 
     let messages = json!({"messages": four["messages"]}).to_string();
@@ -622,7 +656,7 @@ fn check_mistake(response: &Response, (status, code, param): (u16, &str, &str), 
     assert!(error["message"].as_str().is_some_and(|text| text.contains(message)), "{error}");
 }
 
-/// A server that answers with these frames, one after the other, as a body of this media type.
+/// An upstream whose response is these frames, one after the other, with this media type.
 async fn framed(kind: &'static str, frames: Arc<Vec<Bytes>>) -> SocketAddr {
     let handle = async move |_: Request| {
         let frames = (0..frames.len()).map(move |at| Ok::<_, std::io::Error>(frames[at].clone()));
@@ -634,7 +668,7 @@ async fn framed(kind: &'static str, frames: Arc<Vec<Bytes>>) -> SocketAddr {
     address
 }
 
-/// The body of a response that was sent in chunks.
+/// Removes the HTTP chunk framing from a body.
 fn unchunked(body: &str) -> String {
     let (mut rest, mut out) = (body, String::new());
     loop {
@@ -649,8 +683,8 @@ fn unchunked(body: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_is_too_long_to_cite_arrives_as_it_was_sent() {
-    // These tests' limit for an answer is 1,000 bytes; each of these has megabytes.
+async fn a_response_that_is_too_long_to_cite_is_passed_on_unchanged() {
+    // The limit of an answer is 1,000 bytes here. All responses but the first have megabytes.
     let delta = |text: &str| {
         let choice = json!({"index": 0, "delta": {"content": text}, "finish_reason": null});
         Bytes::from(format!("data: {}\n\n", json!({"id": "c", "choices": [choice]})))
@@ -665,7 +699,7 @@ async fn an_answer_that_is_too_long_to_cite_arrives_as_it_was_sent() {
     let check = async |name: &str, kind: &'static str, frames: Vec<Bytes>, cites: bool| {
         let expect = String::from_utf8(frames.concat()).expect("text");
         let url = format!("http://{}", framed(kind, Arc::new(frames)).await);
-        let response = sent(&in_front(&settings(url), true, 1).await, &chat()).await;
+        let response = send_chat(&in_front(&settings(url), true, 1).await, &chat()).await;
         assert_eq!((response.status, response.header("x-thresher")), (200, Some("compressed")), "{name}");
         let body = unchunked(&response.body);
         let is_same = body == expect;
@@ -682,7 +716,7 @@ async fn an_answer_that_is_too_long_to_cite_arrives_as_it_was_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_json_that_does_not_end_goes_on_when_it_has_taken_too_long() {
+async fn a_json_response_that_takes_too_long_is_passed_on_before_its_end() {
     let gate = Arc::new(Gate::default());
     let waiting = Arc::clone(&gate);
     let handle = async move |_: Request| {
@@ -691,7 +725,7 @@ async fn a_json_that_does_not_end_goes_on_when_it_has_taken_too_long() {
             let waiting = Arc::clone(&waiting);
             async move {
                 if at > 0 {
-                    // Something comes again and again: the server is never silent.
+                    // Bytes arrive all the time: the upstream is slow, but not silent.
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 let is_over = waiting.open.load(Ordering::SeqCst);
@@ -703,7 +737,8 @@ async fn a_json_that_does_not_end_goes_on_when_it_has_taken_too_long() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
-    let settings = MiddlewareSettings { silence_ms_max: 300, ..settings(url) };
+    // Between two bytes the upstream may be silent for so long, which no busy machine is.
+    let settings = MiddlewareSettings { silence_ms_max: 3_000, ..settings(url) };
     let daemon = in_front(&settings, true, 1).await;
     let body = chat().to_string();
     let head = format!(
@@ -713,23 +748,23 @@ async fn a_json_that_does_not_end_goes_on_when_it_has_taken_too_long() {
     let mut client = tokio::net::TcpStream::connect(daemon.http).await.expect("the daemon listens");
     tokio::io::AsyncWriteExt::write_all(&mut client, head.as_bytes()).await.expect("the daemon reads");
     let mut first = [0; 15];
-    // The body has no end yet, and its beginning is here.
+    // The response begins although its body has no end yet.
     tokio::io::AsyncReadExt::read_exact(&mut client, &mut first).await.expect("a head");
     assert_eq!(&first, b"HTTP/1.1 200 OK");
     gate.open.store(true, Ordering::SeqCst);
     let mut rest = Vec::new();
-    tokio::io::AsyncReadExt::read_to_end(&mut client, &mut rest).await.expect("an end");
+    tokio::io::AsyncReadExt::read_to_end(&mut client, &mut rest).await.expect("the end of the response");
     assert!(!String::from_utf8_lossy(&rest).contains("x-thresher-cited"));
 }
 
-/// Tokens of what messages say.
+/// The tokens of the contents of messages.
 fn size(messages: &[Value]) -> usize {
     let tokens = tiktoken_rs::o200k_base_singleton();
     messages.iter().map(|m| tokens.encode_ordinary(m["content"].as_str().unwrap_or_default()).len()).sum()
 }
 
-/// What a provider bills for a conversation, in tokens of the input's price: a beginning that it has read before, and that is long enough
-/// for its cache, at a tenth; what is new a quarter more.
+/// What a provider charges for the requests of a conversation, in tokens at the price of input. A prefix that
+/// it has cached, if it is long enough, costs a tenth; new tokens cost a quarter more than input.
 fn bill(requests: &[Value]) -> f64 {
     const CACHED_TOKENS_MIN: usize = 1_024;
     let messages = |request: &Value| request["messages"].as_array().expect("messages").clone();
@@ -745,7 +780,7 @@ fn bill(requests: &[Value]) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_costs_more_than_without_us() {
+async fn no_conversation_costs_more_than_without_the_daemon() {
     let upstream = Upstream::default();
     let url = format!("http://{}", upstream.listen(200, answer()).await);
     let settings = MiddlewareSettings {
@@ -755,7 +790,7 @@ async fn nothing_costs_more_than_without_us() {
         tools: vec!["*".to_owned()],
         ..settings(url)
     };
-    // The limits of other tests are for small texts.
+    // The limits of the other tests are too small for these texts.
     let pipeline = pipeline_within(RequestLimits::default(), scripted(), KvStore::without_tiers());
     let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
     service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
@@ -778,11 +813,11 @@ async fn nothing_costs_more_than_without_us() {
                 messages.push(json!({"role": "tool", "tool_call_id": format!("c{turn}"), "content": found}));
             }
             let request = json!({"model": "m-1", "messages": messages});
-            // Some requests are not compressed: asked not to be, or there is no time.
+            // Some requests ask not to be compressed.
             let header =
                 if random(4) == 0 { "x-thresher-compress: false" } else { "x-thresher-compress: true" };
             let path = "/v1/chat/completions";
-            assert_eq!(said(&daemon, path, &[header], request.to_string()).await.status, 200);
+            assert_eq!(send_to(&daemon, path, &[header], request.to_string()).await.status, 200);
             own.push(request);
             sent.push(upstream.sent());
             messages.push(json!({"role": "assistant", "content": "At noon."}));
@@ -811,39 +846,39 @@ async fn nothing_costs_more_than_without_us() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chunks_stay_with_the_question_while_tools_are_called() {
+async fn chunks_stay_in_front_of_the_question_while_tools_are_called() {
     let upstream = Upstream::default();
     let daemon =
         in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
     let chunks = json!({"chunks": [DOCUMENT]});
     let call = json!({"id": "c1", "type": "function", "function": {"name": "clock", "arguments": "{}"}});
     let mut messages = vec![json!({"role": "user", "content": "When is the tide?"})];
-    let asked = |messages: &[Value]| json!({"model": "m-1", "messages": messages, "thresher": chunks});
-    assert_eq!(sent(&daemon, &asked(&messages)).await.status, 200);
+    let request = |messages: &[Value]| json!({"model": "m-1", "messages": messages, "thresher": chunks});
+    assert_eq!(send_chat(&daemon, &request(&messages)).await.status, 200);
     let first = upstream.sent()["messages"].as_array().expect("messages").clone();
     assert!(first[0]["content"].as_str().is_some_and(|context| context.contains("The tide is at noon.")));
     messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
     messages.push(json!({"role": "tool", "tool_call_id": "c1", "content": "It is ten."}));
-    assert_eq!(sent(&daemon, &asked(&messages)).await.status, 200);
+    assert_eq!(send_chat(&daemon, &request(&messages)).await.status, 200);
     let second = upstream.sent()["messages"].as_array().expect("messages").clone();
     assert_eq!((&second[..2], &second[2..]), (&first[..], &messages[1..]));
 
     let result = json!({"type": "tool_result", "tool_use_id": "c1", "content": "It is ten."});
     let text = json!({"type": "text", "text": "When is the tide?"});
     let body = json!({"model": "m-1", "messages": [{"role": "user", "content": [result, text]}], "thresher": chunks});
-    assert_eq!(said(&daemon, "/v1/messages", &[], body.to_string()).await.status, 200);
+    assert_eq!(send_to(&daemon, "/v1/messages", &[], body.to_string()).await.status, 200);
     let blocks = upstream.sent()["messages"][0]["content"].clone();
     assert_eq!(
         (&blocks[0], &blocks[2], &blocks[1]["type"]),
         (&result, &text, &json!("text")),
-        "results come first"
+        "tool results must stand first"
     );
     let only_context = json!({"model": "m-1", "messages": [{"role": "user", "content": "<context>x</context>"}], "thresher": chunks});
-    assert_eq!(sent(&daemon, &only_context).await.json()["error"]["code"], "query_empty");
+    assert_eq!(send_chat(&daemon, &only_context).await.json()["error"]["code"], "query_empty");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_said_to_the_model_in_between_changes_no_beginning() {
+async fn later_system_messages_do_not_change_earlier_messages() {
     let upstream = Upstream::default();
     let tools = vec!["*".to_owned()];
     let settings =
@@ -861,7 +896,7 @@ async fn what_is_said_to_the_model_in_between_changes_no_beginning() {
         [json!({"role": "system", "content": "Be brief."}), json!({"role": "user", "content": "Thanks."})]
     {
         let request = json!({"model": "m-1", "messages": messages});
-        assert_eq!(sent(&daemon, &request).await.header("x-thresher"), Some("compressed"));
+        assert_eq!(send_chat(&daemon, &request).await.header("x-thresher"), Some("compressed"));
         let now = upstream.sent()["messages"].as_array().expect("messages").clone();
         assert_ne!(now[3], messages[3]);
         assert_eq!(now[..before.len()], before[..]);
@@ -871,12 +906,16 @@ async fn what_is_said_to_the_model_in_between_changes_no_beginning() {
         messages.push(json!({"role": "user", "content": "And then?"}));
     }
     messages[0] = json!({"role": "system", "content": "Answer. <context>The moon is far.</context>"});
-    assert_eq!(sent(&daemon, &json!({"model": "m-1", "messages": messages})).await.status, 200);
-    assert_eq!(upstream.sent()["messages"][3], before[3], "other instructions, the same results");
+    assert_eq!(send_chat(&daemon, &json!({"model": "m-1", "messages": messages})).await.status, 200);
+    assert_eq!(
+        upstream.sent()["messages"][3],
+        before[3],
+        "results stay as they were sent although the instructions changed"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strange_bodies_are_survived() {
+async fn unusual_bodies_are_passed_on() {
     let upstream = Upstream::default();
     let tools = vec!["*".to_owned()];
     let settings = MiddlewareSettings {
@@ -887,12 +926,12 @@ async fn strange_bodies_are_survived() {
     let daemon = in_front(&settings, true, 1).await;
     let deep = format!("{}1{}", "[".repeat(20_000), "]".repeat(20_000));
     let result = json!({"model": "m-1", "messages": [{"role": "user", "content": "Q"}, {"role": "tool", "content": deep}]});
-    assert_eq!(sent(&daemon, &result).await.status, 200);
+    assert_eq!(send_chat(&daemon, &result).await.status, 200);
     let nested = "{\"type\":\"tool_result\",\"content\":[".repeat(5_000) + &"]}".repeat(5_000);
     let nested = format!(r#"{{"model": "m-1", "messages": [{{"role": "user", "content": [{nested}]}}]}}"#);
-    assert_eq!(said(&daemon, "/v1/messages", &[], nested).await.status, 200);
+    assert_eq!(send_to(&daemon, "/v1/messages", &[], nested).await.status, 200);
     let twice = r#"{"thresher": {}, "thresher": {}, "model": "m-1", "messages": []}"#;
-    assert_eq!(said(&daemon, "/v1/chat/completions", &[], twice).await.status, 200);
+    assert_eq!(send_to(&daemon, "/v1/chat/completions", &[], twice).await.status, 200);
     assert_eq!(upstream.sent(), json!({"model": "m-1", "messages": []}));
     let page = ask_with(
         daemon.http,
@@ -905,7 +944,7 @@ async fn strange_bodies_are_survived() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_we_have_cited_is_not_told_the_upstream() {
+async fn citations_of_the_daemon_are_not_sent_to_the_upstream() {
     let upstream = Upstream::default();
     let daemon =
         in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
@@ -914,7 +953,7 @@ async fn what_we_have_cited_is_not_told_the_upstream() {
     let block = |citations: &Value| json!({"type": "text", "text": "A", "citations": citations});
     let said_before = json!({"role": "assistant", "content": [block(&ours), block(&others)]});
     let body = json!({"model": "m-1", "messages": [{"role": "user", "content": "Q"}, said_before]});
-    assert_eq!(said(&daemon, "/v1/messages", &[], body.to_string()).await.status, 200);
+    assert_eq!(send_to(&daemon, "/v1/messages", &[], body.to_string()).await.status, 200);
     let expect = json!([{"type": "text", "text": "A"}, block(&others)]);
     assert_eq!(upstream.sent()["messages"][1]["content"], expect);
 }

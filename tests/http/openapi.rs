@@ -1,15 +1,15 @@
-//! The OpenAPI document describes every route, and no others; what it refers to is there.
+//! The OpenAPI document describes every route and no other, and all of its references resolve.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use thresher::http;
 
-use crate::wire::{Framing, ask, get};
+use crate::support::wire::{Framing, ask, get};
 use crate::{daemon, scripted};
 
-/// Of every path in the document, its methods in upper case.
-fn described(document: &Value) -> BTreeMap<String, BTreeSet<String>> {
+/// The methods of every path in the document, in upper case.
+fn described_methods(document: &Value) -> BTreeMap<String, BTreeSet<String>> {
     let methods =
         |item: &Value| item.as_object().expect("methods").keys().map(|m| m.to_uppercase()).collect();
     let paths = document["paths"].as_object().expect("paths");
@@ -17,19 +17,19 @@ fn described(document: &Value) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[tokio::test]
-async fn every_route_is_described_and_nothing_else() {
+async fn the_document_describes_exactly_the_routes_of_the_daemon() {
     let daemon = daemon(Some(scripted()), 1, 1).await;
     let document = get(daemon.http, "/openapi.json").await.json();
-    let described = described(&document);
+    let described = described_methods(&document);
     let routed: BTreeSet<String> = http::paths().into_iter().map(str::to_owned).collect();
     assert_eq!(described.keys().cloned().collect::<BTreeSet<_>>(), routed);
     for (path, methods) in described {
-        // Asked in a way that no route has, a path says which it has.
+        // A request with a method that no route has is refused with the methods that the route has.
         let refused =
             ask(daemon.http, "PROPFIND", &path.replace(['{', '}'], "0"), b"", Framing::ContentLength).await;
         assert_eq!(refused.status, 405, "{path}");
-        let allowed = refused.header("allow").unwrap_or_else(|| panic!("{path} says what it allows"));
-        // HEAD comes with GET.
+        let allowed = refused.header("allow").unwrap_or_else(|| panic!("no Allow header: {path}"));
+        // Every GET route allows HEAD, too.
         let allowed: BTreeSet<String> =
             allowed.split(',').map(|m| m.trim().to_owned()).filter(|m| m != "HEAD").collect();
         assert_eq!(allowed, methods, "{path}");
@@ -37,7 +37,7 @@ async fn every_route_is_described_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn it_is_there_before_the_model_is() {
+async fn the_document_is_served_before_the_model_is_loaded() {
     let daemon = daemon(None, 1, 1).await;
     let answer = get(daemon.http, "/openapi.json").await;
     assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
@@ -45,13 +45,13 @@ async fn it_is_there_before_the_model_is() {
 }
 
 #[test]
-fn what_it_refers_to_is_there_and_operations_have_names_of_their_own() {
+fn references_resolve_and_operation_ids_are_unique() {
     let document = http::openapi::document();
     let mut references = Vec::new();
     collect(&document, "$ref", &mut references);
     assert!(references.len() > 100, "{}", references.len());
     for reference in references {
-        let pointer = reference.strip_prefix('#').expect("inside the document");
+        let pointer = reference.strip_prefix('#').expect("a reference within the document");
         assert!(document.pointer(pointer).is_some(), "{reference}");
     }
     let mut names = Vec::new();
@@ -59,9 +59,9 @@ fn what_it_refers_to_is_there_and_operations_have_names_of_their_own() {
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
 }
 
-/// Every field of a type that is read or written is described: people read these, and models.
+/// People and language models read these descriptions.
 #[test]
-fn requests_say_what_their_fields_are() {
+fn every_field_of_a_request_has_a_description() {
     let document = http::openapi::document();
     for name in
         ["CompressBody", "ChunkObject", "Budget", "AttributeBody", "SearchBody", "RerankBody", "RegisterBody"]
@@ -69,11 +69,12 @@ fn requests_say_what_their_fields_are() {
         let schema = &document["components"]["schemas"][name];
         let properties = schema["properties"].as_object().unwrap_or_else(|| panic!("{name} has fields"));
         for (field, schema) in properties {
-            assert!(schema["description"].is_string(), "{name}.{field} says what it is");
+            assert!(schema["description"].is_string(), "{name}.{field} has no description");
         }
     }
 }
 
+/// Collects all strings that stand under `key`, at any depth.
 fn collect(value: &Value, key: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(object) => {

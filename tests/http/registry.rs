@@ -1,4 +1,4 @@
-//! Registered chunks over the wire: every endpoint's answer and every refusal.
+//! Registered chunks over HTTP: the responses and refusals of every endpoint.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 use thresher_core::domain::Chunk;
 use thresher_registry::RegistrySettings;
-use thresher_registry::warm::{Reader, Wanted, Warmer};
+use thresher_registry::warm::{IsCurrent, ReadError, Reader, Warmer};
 
-use crate::wire::{self, Framing, ask, get, post};
+use crate::support::wait::eventually;
+use crate::support::wire::{self, Framing, ask, get, post};
 use crate::{Daemon, SECRET, check_error, daemon, double, registry_settings, scripted, serve, service};
 
-/// Registers chunks and expects all of them to be taken.
+/// Registers chunks and asserts that the response is 200.
 async fn register(daemon: &Daemon, chunks: Value) -> Value {
     let response = post(daemon.http, "/v1/chunks", json!({"chunks": chunks}).to_string()).await;
     assert_eq!(response.status, 200, "{}", response.body);
@@ -22,7 +23,7 @@ async fn delete(daemon: &Daemon, path: &str) -> wire::Response {
     ask(daemon.http, "DELETE", path, b"", Framing::ContentLength).await
 }
 
-/// "status id" of every chunk of an answer.
+/// "status id" for every chunk of a response.
 fn statuses(answer: &Value) -> Vec<String> {
     let chunks = answer["chunks"].as_array().expect("chunks");
     chunks.iter().map(|c| format!("{} {}", c["status"].as_str().expect("a status"), c["id"])).collect()
@@ -37,7 +38,7 @@ fn tides() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_is_taken_but_for_what_is_wrong_in_it() {
+async fn the_valid_chunks_of_a_batch_are_registered_and_the_others_refused() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     let answer = register(&daemon, tides()).await;
     assert_eq!(statuses(&answer), ["created \"a\"", "created \"b\"", "created \"c\""]);
@@ -88,7 +89,7 @@ async fn a_batch_is_taken_but_for_what_is_wrong_in_it() {
         "14 failed wrong_type chunks[14]",
     ];
     assert_eq!(errors, expect);
-    assert_eq!(answer["chunks"][11]["id"], "i", "also a chunk that is wrong is named");
+    assert_eq!(answer["chunks"][11]["id"], "i", "the id of an invalid chunk is in the response");
     assert_eq!(answer["chunks"][14]["id"], Value::Null);
     let id = answer["chunks"][2]["id"].as_str().expect("an id").to_owned();
     assert_eq!(
@@ -103,7 +104,7 @@ async fn a_batch_is_taken_but_for_what_is_wrong_in_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_that_filters_could_not_read() {
+async fn metadata_that_filters_cannot_read_is_refused() {
     let settings = RegistrySettings { metadata_bytes_max: 1_000, ..registry_settings() };
     let daemon = serve(service(None, 1, 0, &settings)).await;
     let deep = |levels: usize| format!("{}1{}", "{\"a\":".repeat(levels), "}".repeat(levels));
@@ -119,7 +120,7 @@ async fn metadata_that_filters_could_not_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_folder_is_gone_batches_are_refused_and_what_is_there_is_read() {
+async fn without_its_directory_a_registry_refuses_changes_and_serves_its_chunks() {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = RegistrySettings { dir: folder.path().join("registry"), ..registry_settings() };
     let daemon = serve(service(None, 1, 0, &settings)).await;
@@ -128,7 +129,7 @@ async fn while_the_folder_is_gone_batches_are_refused_and_what_is_there_is_read(
     std::fs::rename(&settings.dir, &away).expect("it moves");
     for body in [json!({"chunks": ["x"]}), json!({"chunks": ["x"], "wait": true})] {
         let refused = post(daemon.http, "/v1/chunks", body.to_string()).await;
-        check_error("no folder", &refused, "507 registry_write_failed -", "registry.dir");
+        check_error("no directory", &refused, "507 registry_write_failed -", "registry.dir");
         assert_eq!(refused.header("retry-after"), Some("5"));
     }
     assert_eq!(get(daemon.http, "/v1/registry").await.json()["registered"], 3);
@@ -141,7 +142,7 @@ async fn while_the_folder_is_gone_batches_are_refused_and_what_is_there_is_read(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_are_no_larger_than_bodies() {
+async fn a_page_of_chunks_is_no_larger_than_a_request_body() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     let text = "x".repeat(1_400);
     let chunks: Vec<_> =
@@ -163,13 +164,18 @@ async fn pages_are_no_larger_than_bodies() {
     assert_eq!(ids.join(""), "012345678");
     let search = json!({"query": "tide", "rank": "bm25"}).to_string();
     let refused = post(daemon.http, "/v1/search", search).await;
-    check_error("too much", &refused, "422 input_too_long candidates", "limits.registered_bytes_max");
+    check_error(
+        "too many candidates",
+        &refused,
+        "422 input_too_long candidates",
+        "limits.registered_bytes_max",
+    );
     let search = json!({"query": "tide", "rank": "bm25", "limit": 2}).to_string();
     assert_eq!(post(daemon.http, "/v1/search", search).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_register_nothing() {
+async fn invalid_registrations_register_nothing() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     let table = [
         ("/v1/chunks", json!({"chunks": []}), "422 chunks_empty chunks", "at least one"),
@@ -203,7 +209,7 @@ async fn bodies_that_register_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chunks_come_back_are_listed_and_go() {
+async fn chunks_can_be_fetched_listed_and_deleted() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     register(&daemon, tides()).await;
     let odd = "delete /ü?#%";
@@ -213,7 +219,7 @@ async fn chunks_come_back_are_listed_and_go() {
     assert_eq!(get(daemon.http, "/v1/chunks/delete%20%2F%C3%BC%3F%23%25").await.json()["id"], odd);
     assert_eq!(get(daemon.http, "/v1/chunks/delete").await.json()["text"], "y");
     let missing = get(daemon.http, "/v1/chunks/none").await;
-    check_error("an unknown one", &missing, "404 chunk_not_found -", "\"none\"");
+    check_error("an unknown id", &missing, "404 chunk_not_found -", "\"none\"");
 
     let page = get(daemon.http, "/v1/chunks?limit=2").await.json();
     assert_eq!((&page["chunks"][0], &page["next"]), (&tides()[0], &json!("b")));
@@ -235,7 +241,12 @@ async fn chunks_come_back_are_listed_and_go() {
 
     let gone = delete(&daemon, "/v1/chunks/a").await;
     assert_eq!((gone.status, statuses(&gone.json())), (200, vec!["deleted \"a\"".to_owned()]));
-    check_error("again", &delete(&daemon, "/v1/chunks/a").await, "404 chunk_not_found -", "\"a\"");
+    check_error(
+        "a second deletion",
+        &delete(&daemon, "/v1/chunks/a").await,
+        "404 chunk_not_found -",
+        "\"a\"",
+    );
     let answer =
         post(daemon.http, "/v1/chunks/delete", json!({"ids": ["b", "a", "delete"]}).to_string()).await;
     assert_eq!(statuses(&answer.json()), ["deleted \"b\"", "unknown \"a\"", "deleted \"delete\""]);
@@ -243,7 +254,7 @@ async fn chunks_come_back_are_listed_and_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_name_registered_chunks() {
+async fn requests_can_refer_to_registered_chunks() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     register(&daemon, tides()).await;
     let ask = |body: Value| {
@@ -255,11 +266,11 @@ async fn requests_name_registered_chunks() {
     let chunks = json!([tides()[2], tides()[0]]);
     let mut sent = ask(json!({"query": "When is the tide?", "chunks": chunks, "keep": ["a"]})).await.json();
     let mut named = named.json();
-    assert_ne!(named["id"], sent["id"], "each is remembered by itself");
+    assert_ne!(named["id"], sent["id"], "every response has an id of its own");
     for field in ["timing_ms", "id"] {
         (named[field], sent[field]) = (Value::Null, Value::Null);
     }
-    assert_eq!(named, sent, "named or sent, the answer is the same");
+    assert_eq!(named, sent, "responses for registered and for sent chunks are the same");
 
     let names: Vec<String> = (0..13).map(|n| n.to_string()).collect();
     let table = [
@@ -294,7 +305,7 @@ async fn requests_name_registered_chunks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn very_many_are_prefiltered_and_it_is_said() {
+async fn many_registered_chunks_are_prefiltered_and_the_response_says_so() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     let mut chunks: Vec<Value> =
         (0..9).map(|n| json!({"id": n.to_string(), "text": format!("Sun {n}.")})).collect();
@@ -304,17 +315,17 @@ async fn very_many_are_prefiltered_and_it_is_said() {
     let body = json!({"query": "tide moon", "chunk_ids": names, "keep": ["4"]});
     let answer = post(daemon.http, "/v1/compress", body.to_string()).await.json();
     assert_eq!(answer["prefilter"], json!({"from": 12, "to": 3}), "{answer}");
-    let places: Vec<_> =
+    let indices: Vec<_> =
         answer["chunks"].as_array().expect("chunks").iter().map(|c| (&c["id"], &c["index"])).collect();
-    assert_eq!(places[0], (&json!("4"), &json!(4)), "what is to be kept is never prefiltered");
-    assert!(places.contains(&(&json!("c"), &json!(11))), "{places:?}");
+    assert_eq!(indices[0], (&json!("4"), &json!(4)), "chunks to keep are never prefiltered");
+    assert!(indices.contains(&(&json!("c"), &json!(11))), "{indices:?}");
     let few = json!({"query": "tide moon", "chunk_ids": names[..10]});
     let answer = post(daemon.http, "/v1/compress", few.to_string()).await.json();
     assert_eq!((answer.get("prefilter"), answer["chunks"].as_array().map(Vec::len)), (None, Some(10)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn searches_by_words_and_by_rc() {
+async fn a_search_ranks_by_bm25_or_by_rc() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     let search = |body: Value| {
         let address = daemon.http;
@@ -326,7 +337,7 @@ async fn searches_by_words_and_by_rc() {
     };
     assert!(
         ids(&search(json!({"query": "tide", "filter": {"x": 1}})).await.json()).is_empty(),
-        "nothing yet"
+        "the registry is empty"
     );
     register(&daemon, tides()).await;
     let answer = search(json!({"query": "tide", "rank": "bm25"})).await.json();
@@ -370,10 +381,11 @@ async fn searches_by_words_and_by_rc() {
     }
 }
 
+/// Counts the chunks that it is told to read.
 struct Counting(AtomicUsize);
 
 impl Reader for Counting {
-    fn read(&self, chunks: &[Arc<Chunk>], _: Wanted) -> Result<(), String> {
+    fn read(&self, chunks: &[Arc<Chunk>], _: IsCurrent) -> Result<(), ReadError> {
         self.0.fetch_add(chunks.len(), Ordering::SeqCst);
         Ok(())
     }
@@ -386,23 +398,24 @@ impl Reader for Counting {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_is_answered_when_all_is_read() {
+async fn a_registration_can_wait_until_its_chunks_are_read() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     let body = json!({"chunks": tides(), "wait": true, "deadline_ms": 1500}).to_string();
     let late = post(daemon.http, "/v1/chunks", &body).await;
     assert_eq!(
         (late.status, &late.json()["warming"]["queued"]),
         (200, &json!(3)),
-        "registered, if not read yet"
+        "the chunks are registered and not yet read"
     );
     let counting = Arc::new(Counting(AtomicUsize::new(0)));
-    let room = daemon.tenants.default_tenant();
-    let registry = room.registry().expect("open");
+    let tenant = daemon.tenants.default_tenant();
+    let registry = tenant.registry().expect("open");
     let _warmer = Warmer::start(registry, Arc::<Counting>::clone(&counting)).expect("a thread");
     let body = json!({"chunks": ["one more"], "wait": true}).to_string();
     let answer = post(daemon.http, "/v1/chunks", body).await.json();
     assert_eq!(answer["warming"], json!({"registered": 1, "warm": 1, "queued": 0, "failed": 0}));
-    while get(daemon.http, "/v1/registry").await.json()["queued"] != 0 {}
+    eventually("all chunks are read", async || get(daemon.http, "/v1/registry").await.json()["queued"] == 0)
+        .await;
     assert_eq!(counting.0.load(Ordering::SeqCst), 4);
     let metrics = get(daemon.admin, "/metrics").await.body;
     for line in [
@@ -415,7 +428,7 @@ async fn who_waits_is_answered_when_all_is_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_chunk_that_goes_while_it_is_asked_about_stays_for_that_request() {
+async fn a_chunk_that_is_deleted_during_a_request_stays_for_that_request() {
     let gate = Arc::new(crate::Gate::default());
     let waits = double({
         let gate = Arc::clone(&gate);
@@ -423,26 +436,31 @@ async fn a_chunk_that_goes_while_it_is_asked_about_stays_for_that_request() {
     });
     let daemon = daemon(Some(waits), 1, 0).await;
     register(&daemon, tides()).await;
-    let asked = tokio::spawn({
+    let response = tokio::spawn({
         let address = daemon.http;
         let body = json!({"query": "tide", "chunk_ids": ["a"]}).to_string();
         async move { post(address, "/v1/compress", body).await }
     });
-    crate::until("the request is at work", || gate.arrived.load(Ordering::SeqCst) == 1).await;
+    eventually("the model reads for the request", async || gate.arrived.load(Ordering::SeqCst) == 1).await;
     assert_eq!(delete(&daemon, "/v1/chunks/a").await.status, 200);
     gate.open.store(true, Ordering::SeqCst);
-    let answer = asked.await.expect("no panic");
+    let answer = response.await.expect("no panic");
     assert_eq!(answer.json()["context"], "[1] The tide is at noon.", "{}", answer.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn loading_and_draining() {
+async fn a_registry_works_while_the_model_loads_and_refuses_changes_while_draining() {
     let daemon = daemon(None, 1, 0).await;
     register(&daemon, tides()).await;
     let search = json!({"query": "tide"}).to_string();
-    check_error("no model yet", &post(daemon.http, "/v1/search", &search).await, "503 not_ready -", "model");
+    check_error(
+        "without a model",
+        &post(daemon.http, "/v1/search", &search).await,
+        "503 not_ready -",
+        "model",
+    );
     let words = json!({"query": "tide", "rank": "bm25"}).to_string();
-    assert_eq!(post(daemon.http, "/v1/search", words).await.status, 200, "words need no model");
+    assert_eq!(post(daemon.http, "/v1/search", words).await.status, 200, "a search by words needs no model");
     daemon.service.admission.drain();
     let refused = post(daemon.http, "/v1/chunks", json!({"chunks": [SECRET]}).to_string()).await;
     check_error("draining", &refused, "503 draining -", "shutting down");

@@ -1,8 +1,9 @@
-//! The endpoints of other rerankers: their shapes, their errors, and what their clients send that says nothing here.
+//! Endpoints that are compatible with other rerankers: their requests, responses and errors, and options that
+//! the daemon ignores.
 
 use serde_json::{Value, json};
 
-use crate::wire::{self, post};
+use crate::support::wire::{self, post};
 use crate::{Daemon, check_error, daemon, scripted};
 
 const TEXTS: [&str; 3] = ["Water is wet.", "The tide is at noon. The moon is far.", "The moon is far."];
@@ -15,7 +16,7 @@ fn request(fields: Value) -> String {
     request.to_string()
 }
 
-async fn asked(daemon: &Daemon, path: &str, body: String) -> Value {
+async fn ask(daemon: &Daemon, path: &str, body: String) -> Value {
     let response = post(daemon.http, path, body).await;
     assert_eq!(response.status, 200, "{path}: {}", response.body);
     response.json()
@@ -26,16 +27,16 @@ fn order(results: &Value) -> Vec<u64> {
         .as_array()
         .expect("results")
         .iter()
-        .map(|result| result["index"].as_u64().expect("a place"))
+        .map(|result| result["index"].as_u64().expect("a number"))
         .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_answer_for_cohere_jina_and_vllm() {
+async fn the_endpoints_of_cohere_jina_and_vllm_give_the_same_results() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     for path in ["/v1/rerank", "/rerank", "/v2/rerank"] {
         let ignored = json!({"model": "rerank-v3.5", "max_tokens_per_doc": 10, "truncate_prompt_tokens": 5, "priority": 3});
-        let answer = asked(&daemon, path, request(ignored)).await;
+        let answer = ask(&daemon, path, request(ignored)).await;
         let results = &answer["results"];
         assert_eq!((results.as_array().map(Vec::len), order(results)[0]), (Some(3), 1), "{answer}");
         let scores: Vec<f64> =
@@ -44,35 +45,34 @@ async fn one_answer_for_cohere_jina_and_vllm() {
         assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)), "{scores:?}");
         assert!(answer["usage"]["total_tokens"].as_u64() > Some(10), "{answer}");
         assert!(answer["id"].as_str().is_some_and(|id| id.starts_with("rerank_")));
-        let told = if path == "/v2/rerank" { Value::Null } else { json!({"text": TEXTS[1]}) };
-        assert_eq!(results[0]["document"], told, "{path}");
+        let document = if path == "/v2/rerank" { Value::Null } else { json!({"text": TEXTS[1]}) };
+        assert_eq!(results[0]["document"], document, "{path}");
     }
-    let top =
-        |n: usize| asked(&daemon, "/v1/rerank", request(json!({"top_n": n, "return_documents": false})));
+    let top = |n: usize| ask(&daemon, "/v1/rerank", request(json!({"top_n": n, "return_documents": false})));
     assert_eq!(order(&top(1).await["results"]), [1]);
-    assert_eq!(order(&top(0).await["results"]).len(), 3, "vLLM's 0 is all");
+    assert_eq!(order(&top(0).await["results"]).len(), 3, "vLLM's top_n of 0 means all");
     assert_eq!(top(1).await["results"][0]["document"], Value::Null);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn documents_are_texts_or_objects() {
+async fn documents_may_be_texts_or_objects() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let documents = json!([{"text": "Water is wet.", "page": 3}, {"title": "Tides", "text": "The tide is at noon."}, "The moon is far."]);
-    let answer = asked(&daemon, "/v1/rerank", request(json!({"documents": documents}))).await;
-    assert_eq!(answer["results"][0]["document"], documents[1], "told as it came");
+    let answer = ask(&daemon, "/v1/rerank", request(json!({"documents": documents}))).await;
+    assert_eq!(answer["results"][0]["document"], documents[1], "a document is returned as it was sent");
     let by_title = request(
         json!({"documents": [{"title": "The tide", "text": "x"}, {"title": "Water", "text": "The tide"}], "rank_fields": ["title"]}),
     );
-    assert_eq!(order(&asked(&daemon, "/v1/rerank", by_title).await["results"])[0], 0);
-    let texts = asked(&daemon, "/v1/rerank", request(json!({"rank_fields": []}))).await;
-    assert_eq!(order(&texts["results"])[0], 1, "of texts, no field is read");
-    // What is not ranked is told as it came.
+    assert_eq!(order(&ask(&daemon, "/v1/rerank", by_title).await["results"])[0], 0);
+    let texts = ask(&daemon, "/v1/rerank", request(json!({"rank_fields": []}))).await;
+    assert_eq!(order(&texts["results"])[0], 1, "for texts, rank_fields has no effect");
+    // Fields that are not ranked may appear twice.
     let twice = r#"{"query": "When is the tide?", "documents": [{"text": "x", "page": 1, "page": 2}]}"#;
-    assert_eq!(order(&asked(&daemon, "/v1/rerank", twice.to_owned()).await["results"]), [0]);
+    assert_eq!(order(&ask(&daemon, "/v1/rerank", twice.to_owned()).await["results"]), [0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn spans_are_sentences_in_code_points() {
+async fn relevant_spans_are_sentences_and_count_code_points() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let spans = |more: Value| {
         let mut spans = json!({"mode": "enabled", "threshold": 0.0});
@@ -81,35 +81,36 @@ async fn spans_are_sentences_in_code_points() {
             json!({"documents": ["é. The moon is far. The tide is at noon.", "Water is wet."], "relevant_spans": spans}),
         )
     };
-    let answer = asked(&daemon, "/v2/rerank", spans(json!({}))).await;
+    let answer = ask(&daemon, "/v2/rerank", spans(json!({}))).await;
     let best = &answer["results"][0]["relevant_spans"][0];
     let text: String = "é. The moon is far. The tide is at noon."
         .chars()
-        .skip(best["start"].as_u64().expect("a place") as usize)
-        .take((best["end"].as_u64().expect("a place") - best["start"].as_u64().expect("a place")) as usize)
+        .skip(best["start"].as_u64().expect("a number") as usize)
+        .take((best["end"].as_u64().expect("a number") - best["start"].as_u64().expect("a number")) as usize)
         .collect();
     assert_eq!(text, "The tide is at noon.", "{answer}");
-    let one = asked(&daemon, "/v2/rerank", spans(json!({"max_spans": 1}))).await;
+    let one = ask(&daemon, "/v2/rerank", spans(json!({"max_spans": 1}))).await;
     assert_eq!(one["results"][0]["relevant_spans"].as_array().map(Vec::len), Some(1));
-    let none = asked(&daemon, "/v2/rerank", spans(json!({"threshold": 1.0}))).await;
+    let none = ask(&daemon, "/v2/rerank", spans(json!({"threshold": 1.0}))).await;
     assert_eq!(none["results"][0]["relevant_spans"], json!([]));
-    let off = asked(&daemon, "/v2/rerank", spans(json!({"mode": "disabled"}))).await;
+    let off = ask(&daemon, "/v2/rerank", spans(json!({"mode": "disabled"}))).await;
     assert_eq!(off["results"][0]["relevant_spans"], Value::Null);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn text_embeddings_inference() {
+async fn the_endpoint_of_text_embeddings_inference_is_compatible() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let tei = |more: Value| {
         let mut request = json!({"query": "When is the tide?", "texts": TEXTS, "truncate": true, "truncation_direction": "Right"});
         more.as_object().expect("fields").iter().for_each(|(name, value)| request[name] = value.clone());
         request.to_string()
     };
-    let bare = asked(&daemon, "/rerank", tei(json!({}))).await;
+    let bare = ask(&daemon, "/rerank", tei(json!({}))).await;
     assert_eq!((order(&bare)[0], &bare[0]["text"]), (1, &Value::Null), "a bare list, best first: {bare}");
-    let told = asked(&daemon, "/rerank", tei(json!({"return_text": true, "raw_scores": true}))).await;
-    assert_eq!(told[0]["text"], json!(TEXTS[1]));
-    let (score, raw) = (bare[0]["score"].as_f64().expect("a score"), told[0]["score"].as_f64().expect("RC"));
+    let with_text = ask(&daemon, "/rerank", tei(json!({"return_text": true, "raw_scores": true}))).await;
+    assert_eq!(with_text[0]["text"], json!(TEXTS[1]));
+    let (score, raw) =
+        (bare[0]["score"].as_f64().expect("a score"), with_text[0]["score"].as_f64().expect("RC"));
     assert!((score - raw / (raw + 0.1)).abs() < 1e-6, "{score} of {raw}");
     let refused = post(daemon.http, "/rerank", tei(json!({"query": " "}))).await;
     assert_eq!(
@@ -121,10 +122,10 @@ async fn text_embeddings_inference() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pairs_and_lists_are_scored_in_their_order() {
+async fn scores_of_pairs_and_of_lists_are_in_the_order_of_the_request() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let of = |one: Value, two: Value| {
-        asked(&daemon, "/v1/score", json!({"model": "x", "text_1": one, "text_2": two}).to_string())
+        ask(&daemon, "/v1/score", json!({"model": "x", "text_1": one, "text_2": two}).to_string())
     };
     let scores = |answer: &Value| -> Vec<f64> {
         answer["data"]
@@ -144,10 +145,10 @@ async fn pairs_and_lists_are_scored_in_their_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_ranked() {
+async fn invalid_rerank_requests_are_refused() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     for (case, path, body, error, message) in [
-        ("no JSON", "/v1/rerank", "x".to_owned(), "400 invalid_json -", "expected value"),
+        ("not JSON", "/v1/rerank", "x".to_owned(), "400 invalid_json -", "expected value"),
         (
             "no documents",
             "/v1/rerank",
@@ -156,56 +157,56 @@ async fn what_cannot_be_ranked() {
             "documents",
         ),
         (
-            "none of them",
+            "an empty list of documents",
             "/v2/rerank",
             request(json!({"documents": []})),
             "422 chunks_empty documents",
             "at least one",
         ),
         (
-            "both names",
+            "documents and texts",
             "/rerank",
             request(json!({"texts": ["x"]})),
             "422 documents_ambiguous texts",
             "not both",
         ),
         (
-            "a number",
+            "a number for a document",
             "/v1/rerank",
             request(json!({"documents": ["x", 3]})),
             "400 wrong_type documents[1]",
             "`text`",
         ),
         (
-            "no text",
+            "a document without text",
             "/v1/rerank",
             request(json!({"documents": [{"body": "x"}]})),
             "400 missing_field documents[0]",
             "`text`",
         ),
         (
-            "no field",
+            "a document without the rank field",
             "/v1/rerank",
             request(json!({"documents": [{"text": "x"}], "rank_fields": ["y"]})),
             "400 missing_field documents[0]",
             "y",
         ),
         (
-            "a text that is none",
+            "a number for the text",
             "/v1/rerank",
             request(json!({"documents": ["x", {"text": 5}]})),
             "400 wrong_type documents[1].text",
             "documents[1].text has to be a string",
         ),
         (
-            "two texts",
+            "the text twice",
             "/v1/rerank",
             r#"{"query": "x", "documents": [{"text": "a", "page": 1, "text": "b"}]}"#.to_owned(),
             "400 duplicate_field documents[0].text",
             "has the field \"text\" twice",
         ),
         (
-            "two texts, one of them with an escape",
+            "the text twice, once with an escape",
             "/v2/rerank",
             r#"{"query": "x", "documents": ["y", {"text": "a", "\u0074ext": "a"}]}"#.to_owned(),
             "400 duplicate_field documents[1].text",
@@ -220,29 +221,29 @@ async fn what_cannot_be_ranked() {
             "has the field \"y\" twice",
         ),
         (
-            "no rank field",
+            "an empty list of rank fields",
             "/v1/rerank",
             request(json!({"documents": ["x", {"text": "x"}], "rank_fields": []})),
             "422 rank_fields_empty rank_fields",
             "leave rank_fields out",
         ),
-        ("no question", "/v1/rerank", request(json!({"query": ""})), "422 query_empty query", "empty"),
+        ("an empty query", "/v1/rerank", request(json!({"query": ""})), "422 query_empty query", "empty"),
         (
-            "too long",
+            "a document that is too long",
             "/v2/rerank",
             request(json!({"documents": ["x", "y".repeat(1501)]})),
             "422 chunk_too_long documents[1]",
             "1500",
         ),
         (
-            "unequal",
+            "lists of different lengths",
             "/score",
             json!({"text_1": ["a", "b"], "text_2": ["c"]}).to_string(),
             "422 length_mismatch text_1",
             "as many",
         ),
         (
-            "nothing",
+            "an empty second list",
             "/score",
             json!({"text_1": "a", "text_2": []}).to_string(),
             "422 chunks_empty text_2",
@@ -254,7 +255,7 @@ async fn what_cannot_be_ranked() {
         assert_eq!(
             response.json()["message"],
             response.json()["error"]["message"],
-            "{case}: as Cohere's clients read it"
+            "{case}: Cohere's clients read the message at the top level"
         );
     }
 }

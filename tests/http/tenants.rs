@@ -1,18 +1,20 @@
-//! What one tenant learns of another: nothing, neither by what is answered nor by where blocks came from.
+//! Tenants are isolated: neither the content of responses nor the sources of blocks tell one tenant anything
+//! about another.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use thresher_core::domain::Tenant;
 use thresher_registry::RegistrySettings;
 
 use crate::keys::{Keyed, entry};
-use crate::wire::Response;
-use crate::{Gate, check_error, double, good, registry_settings, scripted, until};
+use crate::support::wait::eventually;
+use crate::support::wire::Response;
+use crate::{Gate, check_error, double, good, registry_settings, scripted, with_own_chunk};
 
-/// Keys `a` and `a2` of one tenant, `b` of another, `c` of the one that a daemon without keys has.
+/// Keys: `a` and `a2` of tenant `a`, `b` of tenant `b`, and `c` of the default tenant, which a daemon without
+/// keys has.
 fn keys() -> String {
     entry("a", "tenant = \"a\"")
         + &entry("a2", "tenant = \"a\"")
@@ -37,21 +39,22 @@ fn tides() -> Value {
     ]})
 }
 
-/// (memory, joined, read)
+/// How many blocks came from memory, from another request's reading, and from the model: (memory, joined,
+/// read).
 fn sources(answer: &Value) -> (u64, u64, u64) {
     let count = |source: &str| answer["blocks"][source].as_u64().expect("a count");
     (count("memory"), count("joined"), count("read"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_has_read_is_unread_for_another() {
+async fn blocks_that_one_tenant_has_cached_are_not_used_for_another() {
     let keyed = keyed(&registry_settings()).await;
     let compress = async |key: &str| sources(&json_of(&keyed.post(key, "/v1/compress", &good()).await));
     assert_eq!(compress("a").await, (0, 0, 2));
-    assert_eq!(compress("a2").await, (2, 0, 0), "two keys of one tenant have the same");
+    assert_eq!(compress("a2").await, (2, 0, 0), "keys of one tenant share its blocks");
     for other in ["b", "c"] {
-        assert_eq!(compress(other).await, (0, 0, 2), "{other} sees nothing of what was there");
-        assert_eq!(compress(other).await, (2, 0, 0), "{other} has its own");
+        assert_eq!(compress(other).await, (0, 0, 2), "{other} does not get the blocks of a");
+        assert_eq!(compress(other).await, (2, 0, 0), "{other} has blocks of its own");
     }
     let attribute = json!({"answer": "The tide.", "chunks": ["Something that only b has asked about."]});
     let attributed = async |key: &str| {
@@ -60,7 +63,7 @@ async fn what_one_has_read_is_unread_for_another() {
     };
     assert_eq!((attributed("b").await, attributed("b").await), ((0, 0, 1), (1, 0, 0)));
     assert_eq!(attributed("a").await, (0, 0, 1));
-    // The same answer for all, but for what it cost.
+    // Responses of different tenants differ only in their ids and timings.
     let [mut of_a, mut of_b] = [
         json_of(&keyed.post("a", "/v1/compress", &good()).await),
         json_of(&keyed.post("b", "/v1/compress", &good()).await),
@@ -74,52 +77,57 @@ async fn what_one_has_read_is_unread_for_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_is_reading_is_not_waited_for_by_another() {
+async fn a_request_does_not_wait_for_what_the_model_reads_for_another_tenant() {
     let gate = Arc::new(Gate::default());
     let model = double({
         let gate = Arc::clone(&gate);
         move |go_on| gate.pass(go_on)
     });
     let keyed = Arc::new(Keyed::start(&keys(), model, &registry_settings()).await);
-    let ask = |key: &'static str| {
+    let ask = |key: &'static str, body: Value| {
         let keyed = Arc::clone(&keyed);
-        tokio::spawn(async move { keyed.post(key, "/v1/compress", &good()).await })
+        tokio::spawn(async move { keyed.post(key, "/v1/compress", &body).await })
     };
     let arrived = || gate.arrived.load(Ordering::SeqCst);
-    let first = ask("a");
-    until("a reads", || arrived() == 1).await;
-    let other = ask("b");
-    // Were it to join, the model would not be asked a second time, and this would wait in vain.
-    until("b reads the same by itself", || arrived() == 2).await;
-    let same = ask("a2");
-    // What follows a look is to wait for the flight: no more than a lock away.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let first = ask("a", good());
+    eventually("the model reads for a", async || arrived() == 1).await;
+    let other = ask("b", good());
+    // If the request of b joined that of a, the model would not be called again.
+    eventually("the model reads the same chunks for b", async || arrived() == 2).await;
+    // The model reads the own chunk of the third request once that request has joined the reading of the
+    // other chunks.
+    let same = ask("a2", with_own_chunk("third"));
+    eventually("the request of a2 has joined and reads its own chunk", async || arrived() == 3).await;
     gate.open.store(true, Ordering::SeqCst);
     assert_eq!(sources(&json_of(&first.await.expect("no panic"))), (0, 0, 2));
     assert_eq!(sources(&json_of(&other.await.expect("no panic"))), (0, 0, 2));
-    let (memory, joined, read) = sources(&json_of(&same.await.expect("no panic")));
-    assert_eq!((memory + joined, read), (2, 0), "of one tenant nothing is read twice");
-    assert_eq!(arrived(), 2);
+    assert_eq!(
+        sources(&json_of(&same.await.expect("no panic"))),
+        (0, 2, 1),
+        "requests of one tenant share a reading"
+    );
+    assert_eq!(arrived(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_has_registered_is_not_there_for_another() {
+async fn chunks_that_one_tenant_has_registered_do_not_exist_for_another() {
     let keyed = keyed(&registry_settings()).await;
     json_of(&keyed.post("a", "/v1/chunks", &tides()).await);
     assert_eq!(json_of(&keyed.get("a2", "/v1/chunks/a").await)["text"], "The tide is at noon.");
     for other in ["b", "c"] {
-        // What is a's is to others what is nobody's, to the letter but for its name.
+        // For other tenants, responses about an id of a are those about an unknown id, byte for byte except
+        // for the id.
         let same = async |method: &str, path: &str, body: &str| {
             let ask = async |id: &str| {
                 let (path, body) = (path.replace("ID", id), body.replace("ID", id));
-                let told = keyed.ask(other, (method, &path), body).await;
+                let response = keyed.ask(other, (method, &path), body).await;
                 (
-                    told.status,
-                    told.body.replace(&format!("\"{id}\""), "ID").replace(&format!("\"{id}\\"), "ID"),
+                    response.status,
+                    response.body.replace(&format!("\"{id}\""), "ID").replace(&format!("\"{id}\\"), "ID"),
                 )
             };
-            let (theirs, nobodys) = (ask("a").await, ask("z").await);
-            assert_eq!(theirs, nobodys, "{other}: {method} {path}");
+            let (of_a, unknown) = (ask("a").await, ask("z").await);
+            assert_eq!(of_a, unknown, "{other}: {method} {path}");
         };
         same("GET", "/v1/chunks/ID", "").await;
         same("DELETE", "/v1/chunks/ID", "").await;
@@ -134,8 +142,8 @@ async fn what_one_has_registered_is_not_there_for_another() {
         }
     }
     let wrong = keyed.post("b", "/v1/compress", &json!({"query": "tide", "chunk_ids": ["a"]})).await;
-    check_error("not b's", &wrong, "422 chunk_unknown chunk_ids[0]", "\"a\"");
-    // An id is free until its tenant takes it, and nobody's else is touched.
+    check_error("an id of another tenant", &wrong, "422 chunk_unknown chunk_ids[0]", "\"a\"");
+    // Tenants may use the same ids, and a change to one tenant's chunk does not touch another's.
     let own = json!({"chunks": [{"id": "a", "text": "Of b alone."}]});
     assert_eq!(json_of(&keyed.post("b", "/v1/chunks", &own).await)["chunks"][0]["status"], "created");
     assert_eq!(
@@ -145,11 +153,11 @@ async fn what_one_has_registered_is_not_there_for_another() {
     assert_eq!(json_of(&keyed.get("a", "/v1/registry").await)["registered"], 2);
     let found =
         json_of(&keyed.post("a", "/v1/compress", &json!({"query": "tide", "chunk_ids": ["a", "b"]})).await);
-    assert_eq!(sources(&found), (0, 0, 2), "nobody has had them read for a");
+    assert_eq!(sources(&found), (0, 0, 2), "no block of a was cached before");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn scores_of_one_say_nothing_of_the_words_of_another() {
+async fn search_scores_do_not_depend_on_the_texts_of_other_tenants() {
     let keyed = keyed(&registry_settings()).await;
     json_of(&keyed.post("b", "/v1/chunks", &tides()).await);
     let search = async || {
@@ -160,10 +168,10 @@ async fn scores_of_one_say_nothing_of_the_words_of_another() {
     assert_eq!(before.as_array().map(Vec::len), Some(2), "{before}");
     let many: Vec<String> = (0..10).map(|n| format!("tide water {n}, and the tide again")).collect();
     json_of(&keyed.post("a", "/v1/chunks", &json!({"chunks": many})).await);
-    assert_eq!(search().await, before, "to the last digit");
+    assert_eq!(search().await, before, "scores are the same to the last digit");
     let of_a = json_of(&keyed.post("a", "/v1/search", &json!({"query": "tide", "rank": "bm25"})).await);
-    assert_eq!(of_a["results"].as_array().map(Vec::len), Some(10), "a has its own");
-    // What fills one registry fills no other: 20 chunks is the limit.
+    assert_eq!(of_a["results"].as_array().map(Vec::len), Some(10), "a finds its own chunks");
+    // The limit of 20 chunks holds for each tenant alone.
     let more: Vec<String> = (0..12).map(|n| format!("more {n}")).collect();
     let full = json_of(&keyed.post("a", "/v1/chunks", &json!({"chunks": more})).await);
     assert_eq!(full["chunks"][11]["error"]["code"], "registry_full");
@@ -172,15 +180,15 @@ async fn scores_of_one_say_nothing_of_the_words_of_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_has_asked_is_not_remembered_for_another() {
+async fn a_compression_of_one_tenant_is_unknown_to_another() {
     let keyed = keyed(&registry_settings()).await;
     let id = json_of(&keyed.post("a", "/v1/compress", &good()).await)["id"].clone();
-    let asked = json!({"answer": "The tide is at noon.", "compress_id": id});
-    let nobodys = json!({"answer": "The tide is at noon.", "compress_id": "cmp_0"});
+    let known = json!({"answer": "The tide is at noon.", "compress_id": id});
+    let never_used = json!({"answer": "The tide is at noon.", "compress_id": "cmp_0"});
     for other in ["b", "c"] {
         let (theirs, unknown) = (
-            keyed.post(other, "/v1/attribute", &asked).await,
-            keyed.post(other, "/v1/attribute", &nobodys).await,
+            keyed.post(other, "/v1/attribute", &known).await,
+            keyed.post(other, "/v1/attribute", &never_used).await,
         );
         check_error(other, &theirs, "404 compress_id_unknown compress_id", "never answered here");
         assert_eq!(theirs.body, unknown.body);
@@ -188,11 +196,11 @@ async fn what_one_has_asked_is_not_remembered_for_another() {
         let streamed = keyed.ask(other, ("POST", "/v1/attribute/stream"), events).await;
         check_error(other, &streamed, "404 compress_id_unknown compress_id", "");
     }
-    json_of(&keyed.post("a2", "/v1/attribute", &asked).await);
+    json_of(&keyed.post("a2", "/v1/attribute", &known).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_has_shortened_is_given_back_to_it_alone() {
+async fn shortened_originals_are_returned_to_their_tenant_only() {
     let keyed = keyed(&registry_settings()).await;
     let result = "The tide is at noon. The moon is far. Water is wet. Nobody knows why. ".repeat(5);
     let conversation = json!({"model": "m", "config": {"mode": "ccr"}, "messages": [
@@ -201,7 +209,7 @@ async fn what_one_has_shortened_is_given_back_to_it_alone() {
         {"role": "tool", "tool_call_id": "1", "content": result},
     ]});
     let answer = json_of(&keyed.post("a", "/v1/compress", &conversation).await);
-    let hash = answer["ccr_hashes"][0].as_str().unwrap_or_else(|| panic!("nothing was shortened: {answer}"));
+    let hash = answer["ccr_hashes"][0].as_str().unwrap_or_else(|| panic!("no text was shortened: {answer}"));
     let path = format!("/v1/retrieve/{hash}");
     for key in ["a", "a2"] {
         assert_eq!(json_of(&keyed.get(key, &path).await)["original_content"], result);
@@ -215,20 +223,21 @@ async fn what_one_has_shortened_is_given_back_to_it_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chunks_are_read_ahead_for_their_tenant() {
+async fn chunks_are_read_ahead_for_the_tenant_that_registered_them() {
     let keyed = keyed(&registry_settings()).await;
-    keyed.daemon.tenants.read_ahead(keyed.daemon.service.admission.clone()).expect("threads");
+    keyed.daemon.tenants.read_ahead(keyed.daemon.service.admission.clone()).expect("threads start");
     for key in ["a", "b"] {
         json_of(&keyed.post(key, "/v1/chunks", &tides()).await);
     }
     let named = json!({"query": "tide", "chunk_ids": ["a", "b"]});
     for key in ["a", "b"] {
-        while json_of(&keyed.get(key, "/v1/registry").await)["queued"] != 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually("all chunks are read ahead", async || {
+            json_of(&keyed.get(key, "/v1/registry").await)["queued"] == 0
+        })
+        .await;
         assert_eq!(sources(&json_of(&keyed.post(key, "/v1/compress", &named).await)), (2, 0, 0), "{key}");
     }
-    // The same texts, sent by one who has not registered them.
+    // Another tenant sends the same texts and has not registered them.
     let same = json!({"query": "tide", "chunks": tides()["chunks"].clone()});
     assert_eq!(sources(&json_of(&keyed.post("c", "/v1/compress", &same).await)), (0, 0, 2));
     keyed.daemon.tenants.stop_reading_ahead();
@@ -236,14 +245,14 @@ async fn chunks_are_read_ahead_for_their_tenant() {
 }
 
 #[test]
-fn a_restart_gives_each_what_it_had() {
+fn each_tenant_has_its_chunks_after_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let registry = RegistrySettings { dir: folder.path().join("registry"), ..registry_settings() };
     let run = |test: &dyn Fn(&tokio::runtime::Runtime, &Keyed)| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("threads");
         let keyed = runtime.block_on(keyed(&registry));
         test(&runtime, &keyed);
-        // Rooms go with what serves them; folders are free once their threads have ended.
+        // Registries close with the service. Their directories are free once all threads have ended.
         runtime.block_on(async { drop(keyed) });
         drop(runtime);
     };
@@ -253,8 +262,11 @@ fn a_restart_gives_each_what_it_had() {
             json_of(&keyed.post("c", "/v1/chunks", &json!({"chunks": [{"id": "c", "text": "Of c."}]})).await);
         });
     });
-    assert!(registry.dir.join("tenants/a/meta.json").exists(), "a folder of its own");
-    assert!(registry.dir.join("meta.json").exists(), "where it was before there were tenants");
+    assert!(registry.dir.join("tenants/a/meta.json").exists(), "tenant a has a directory of its own");
+    assert!(
+        registry.dir.join("meta.json").exists(),
+        "the default tenant has the directory of daemons without keys"
+    );
     run(&|runtime, keyed| {
         let status =
             |key: &str, id: &str| runtime.block_on(keyed.get(key, &format!("/v1/chunks/{id}"))).status;
@@ -265,7 +277,7 @@ fn a_restart_gives_each_what_it_had() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_registry_that_is_damaged_is_that_of_one() {
+async fn a_damaged_registry_affects_its_own_tenant_only() {
     let folder = tempfile::tempdir().expect("a folder");
     let registry = RegistrySettings { dir: folder.path().join("registry"), ..registry_settings() };
     let damaged = registry.dir.join("tenants/a");
@@ -274,16 +286,16 @@ async fn a_registry_that_is_damaged_is_that_of_one() {
     let keyed = keyed(&registry).await;
     for what in [("GET", "/v1/chunks/a"), ("GET", "/v1/registry")] {
         let refused = keyed.ask("a", what, "").await;
-        check_error("damaged", &refused, "500 registry_unusable -", "the daemon's log says why");
+        check_error("a damaged registry", &refused, "500 registry_unusable -", "the daemon's log says why");
         assert!(!refused.body.contains("tenants/a"), "{}", refused.body);
     }
     assert_eq!(sources(&json_of(&keyed.post("a", "/v1/compress", &good()).await)), (0, 0, 2));
     json_of(&keyed.post("b", "/v1/chunks", &tides()).await);
-    assert!(damaged.join("segment.idx").exists(), "nothing was put in its place");
+    assert!(damaged.join("segment.idx").exists(), "the damaged registry was replaced");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rooms_that_nobody_has_a_key_for_make_way() {
+async fn tenants_without_a_key_are_closed_to_make_space_for_others() {
     let folder = tempfile::tempdir().expect("a folder");
     let registry = RegistrySettings { dir: folder.path().join("registry"), ..registry_settings() };
     let keyed = Keyed::start(&keys(), scripted(), &registry).await;
@@ -292,16 +304,16 @@ async fn rooms_that_nobody_has_a_key_for_make_way() {
     let tenant = |name: &str| Tenant::new(name).expect("a name");
     let named = |names: &[&str]| names.iter().map(|name| tenant(name)).collect();
     tenants.open(&named(&["b", "d"]));
-    assert!(tenants.of(&tenant("a")).is_some(), "there is room for three");
+    assert!(tenants.of(&tenant("a")).is_some(), "three tenants fit");
     tenants.open(&named(&["b", "d", "e"]));
     assert!(tenants.of(&tenant("a")).is_none());
     for there in ["", "b", "d", "e"] {
         assert!(tenants.of(&tenant(there)).is_some(), "{there}");
     }
     tenants.open(&named(&["a", "b"]));
-    until("its folder was free again", || {
-        let room = tenants.of(&tenant("a")).expect("it is back");
-        room.registry().is_ok_and(|registry| registry.progress().registered == 2)
+    eventually("the registry of a is open again", async || {
+        let tenant = tenants.of(&tenant("a")).expect("tenant a is open again");
+        tenant.registry().is_ok_and(|registry| registry.progress().registered == 2)
     })
     .await;
 }

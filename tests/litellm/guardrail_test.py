@@ -1,6 +1,6 @@
 """LiteLLM's compression guardrail, unchanged, against the running daemon.
 
-`make test` puts it where PYTHONPATH says: its pins differ from those of `tests/sdk`.
+`make test` puts the package into PYTHONPATH. Its versions differ from those of `tests/sdk`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import os
 import unittest
 
-# It would fetch prices.
+# Without this, LiteLLM fetches a list of prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 from daemon import Daemon  # noqa: E402
@@ -46,7 +46,7 @@ class Guardrail(unittest.TestCase):
         request = {"model": "gpt-5", "messages": messages, "metadata": {}}
         return asyncio.run(guardrail.apply_guardrail({"structured_messages": messages}, request, "request")), request
 
-    def test_it_compresses_and_gets_back_what_was_left_out(self):
+    def test_the_guardrail_compresses_and_retrieves_the_original(self):
         guardrail, messages = self.guardrail(), self.conversation()
         answer, request = self.apply(guardrail, messages)
         after = answer["structured_messages"]
@@ -55,9 +55,9 @@ class Guardrail(unittest.TestCase):
         self.assertIn(FACT, shorter)
         self.assertLess(len(shorter), len(DOCUMENT) / 2)
         self.assertEqual([tool["function"]["name"] for tool in answer["tools"]], ["headroom_retrieve"])
-        (told,) = request["metadata"]["standard_logging_guardrail_information"]
-        self.assertEqual(told["guardrail_status"], "success")
-        savings = told["guardrail_response"]
+        (logged,) = request["metadata"]["standard_logging_guardrail_information"]
+        self.assertEqual(logged["guardrail_status"], "success")
+        savings = logged["guardrail_response"]
         self.assertEqual(savings["tokens_saved"], savings["tokens_before"] - savings["tokens_after"])
         self.assertGreater(savings["tokens_saved"], 500)
         name = mark.removeprefix("[shortened: hash=").removesuffix("]")
@@ -65,18 +65,18 @@ class Guardrail(unittest.TestCase):
         self.assertEqual(asyncio.run(guardrail._call_retrieve(name, "the ferry")), DOCUMENT)
         self.assertIn("not found", asyncio.run(guardrail._call_retrieve("0" * 24)))
 
-    def test_without_retrieval_there_is_no_tool(self):
+    def test_without_retrieval_the_guardrail_adds_no_tool(self):
         answer, _ = self.apply(self.guardrail(ccr_retrieval=False), self.conversation())
         self.assertLess(len(answer["structured_messages"][3]["content"]), len(DOCUMENT) / 2)
         self.assertNotIn("tools", answer)
 
-    def test_what_is_short_comes_back_as_it_is(self):
+    def test_short_texts_are_unchanged(self):
         messages = self.conversation()
         messages[3]["content"] = FACT
         answer, _ = self.apply(self.guardrail(), messages)
         self.assertEqual(answer["structured_messages"], messages)
 
-    def test_a_daemon_that_is_gone_fails_open(self):
+    def test_the_guardrail_fails_open_without_a_daemon(self):
         guardrail = HeadroomGuardrail(
             guardrail_name="thresher", api_base="http://127.0.0.1:1", event_hook="pre_call", default_on=True, unreachable_fallback="fail_open"
         )

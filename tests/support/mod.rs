@@ -1,5 +1,12 @@
-//! What the tests with the real ONNX Runtime share: where it and the real model are, sessions, goldens.
+//! Shared by the integration tests: the real ONNX Runtime and model, child processes, Redis servers, a raw
+//! HTTP client and waiting for conditions.
 #![allow(dead_code, reason = "each test uses its part")]
+
+pub mod child;
+pub mod mount;
+pub mod redis;
+pub mod wait;
+pub mod wire;
 
 use std::{
     env,
@@ -13,35 +20,39 @@ use serde::Deserialize;
 use thresher_core::model::device::DeviceChoice;
 use thresher_core::model::ort::{OrtSettings, environment};
 
-/// A file or folder of the checkout.
+/// The absolute path of a file or directory of the checkout.
 pub fn in_checkout(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The Hugging Face folder of all-MiniLM-L6-v2.
+/// The Hugging Face directory of all-MiniLM-L6-v2.
 pub fn minilm_source() -> PathBuf {
     provisioned("THRESHER_MODEL_SOURCE", &["models/.cache/all-MiniLM-L6-v2"])
 }
 
-/// The shared library of ONNX Runtime.
+/// The path of ONNX Runtime's shared library.
 pub fn runtime_lib() -> PathBuf {
     let cache = "models/.cache/onnxruntime/libonnxruntime";
     provisioned("THRESHER_RUNTIME_LIB", &[&format!("{cache}.so"), &format!("{cache}.dylib")])
 }
 
-/// The default model, exported.
+/// The directory of the exported default model.
 pub fn model_dir() -> PathBuf {
     let dir = in_checkout("models/minilm-l6");
-    assert!(dir.join("contract.toml").exists(), "models/minilm-l6 is not there: run `make test` first");
+    assert!(
+        dir.join("contract.toml").exists(),
+        "models/minilm-l6/contract.toml does not exist: run `make model` or `make test` first"
+    );
     dir
 }
 
-/// The device that THRESHER_TEST_DEVICE names; the processor if none.
-pub fn device() -> DeviceChoice {
-    env::var("THRESHER_TEST_DEVICE").map_or(DeviceChoice::Cpu, |name| name.parse().expect("a device"))
+/// The GPU of the tests that need one: the device that `THRESHER_TEST_DEVICE` names, or the first GPU. Those
+/// tests are ignored unless they are asked for; `scripts/gpu.sh` runs them.
+pub fn gpu() -> DeviceChoice {
+    env::var("THRESHER_TEST_DEVICE").map_or(DeviceChoice::Cuda(0), |name| name.parse().expect("a device"))
 }
 
-/// What loading a model takes, on the processor.
+/// Settings that load a model on the CPU.
 pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
     OrtSettings {
         runtime_lib: runtime_lib(),
@@ -55,13 +66,13 @@ pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
     }
 }
 
-/// ONNX Runtime, loaded once.
+/// ONNX Runtime, loaded once for the process.
 pub fn runtime() -> &'static Environment {
     static RUNTIME: OnceLock<Environment> = OnceLock::new();
     RUNTIME.get_or_init(|| environment(&runtime_lib()).expect("the library loads"))
 }
 
-/// The binary, with the real runtime and model wherever it is started.
+/// A command that runs the real binary with the real runtime and model, in any working directory.
 pub fn thresher(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thresher"));
     command.args(arguments);
@@ -71,13 +82,13 @@ pub fn thresher(arguments: &[&str]) -> Command {
 
 fn provisioned(variable: &str, fallbacks: &[&str]) -> PathBuf {
     let fallbacks = fallbacks.iter().map(|path| in_checkout(path));
-    let mut places = env::var_os(variable).map(PathBuf::from).into_iter().chain(fallbacks);
-    places
+    let mut candidates = env::var_os(variable).map(PathBuf::from).into_iter().chain(fallbacks);
+    candidates
         .find(|path| path.exists())
-        .unwrap_or_else(|| panic!("{variable} is not provided: run `make provision` first"))
+        .unwrap_or_else(|| panic!("{variable} is not set and `make provision` was not run: run it first"))
 }
 
-/// A session on `graph` with `threads` threads inside an operation.
+/// A session over `graph` that uses `threads` threads inside each operation.
 pub fn session(graph: &Path, threads: usize) -> Session {
     let builder = Session::builder(runtime()).expect("a session builder");
     let builder = builder.with_intra_threads(threads).expect("a thread count");
@@ -88,7 +99,7 @@ pub fn session(graph: &Path, threads: usize) -> Session {
     builder.commit_from_file(graph).unwrap_or_else(|cause| panic!("{}: {cause}", graph.display()))
 }
 
-/// Whether ONNX Runtime's quick kernels for int8 saturate here; the precise ones are much slower.
+/// Whether ONNX Runtime's fast int8 kernels saturate on this CPU. Its precise kernels are much slower.
 pub fn int8_saturates() -> bool {
     #[cfg(target_arch = "x86_64")]
     return !std::arch::is_x86_feature_detected!("avx512vnni")
@@ -97,13 +108,14 @@ pub fn int8_saturates() -> bool {
     false
 }
 
-/// Runs the passage graph on windows of one length → keys `[b, t, d]`, flat.
+/// Runs the passage graph on windows of equal length and returns the keys, a flattened `[window, token,
+/// head_dim]`.
 pub fn keys(session: &mut Session, windows: &[Vec<i64>]) -> Vec<f32> {
     let masks: Vec<Vec<i64>> = windows.iter().map(|ids| vec![1; ids.len()]).collect();
     masked_keys(session, windows, &masks)
 }
 
-/// Runs the passage graph with these masks.
+/// The same with these attention masks.
 pub fn masked_keys(session: &mut Session, windows: &[Vec<i64>], masks: &[Vec<i64>]) -> Vec<f32> {
     let shape = [windows.len(), windows[0].len()];
     let (ids, mask) = (windows.concat(), masks.concat());
@@ -115,7 +127,8 @@ pub fn masked_keys(session: &mut Session, windows: &[Vec<i64>], masks: &[Vec<i64
     outputs["key"].try_extract_tensor::<f32>().unwrap().1.to_vec()
 }
 
-/// Runs the query graph over keys `[n, d]` → `cross_logits [q, n]` and `self_logits [q, q]`.
+/// Runs the query graph over keys `[key, head_dim]` and returns the flattened `cross_logits [question_token,
+/// key]` and `self_logits [question_token, question_token]`.
 pub fn logits(session: &mut Session, ids: &[i64], keys: &[f32], dim: usize) -> (Vec<f32>, Vec<f32>) {
     let inputs = ort::inputs! {
         "input_ids" => TensorRef::from_array_view(([1, ids.len()], ids)).unwrap(),
@@ -126,37 +139,37 @@ pub fn logits(session: &mut Session, ids: &[i64], keys: &[f32], dim: usize) -> (
     (read("cross_logits"), read("self_logits"))
 }
 
-/// What `models/tiny/make_goldens.py` wrote.
+/// Reference results that `models/tiny/make_goldens.py` has written.
 #[derive(Deserialize)]
 pub struct Golden {
-    /// Components of a readout vector.
+    /// The number of components of a readout vector.
     pub dim: usize,
-    /// Directions to project on, `[p, dim]`.
+    /// Directions to project on, a flattened `[direction, dim]`. Empty if the file has none.
     #[serde(default)]
     pub directions: Vec<f64>,
-    /// Texts with their readout.
+    /// Texts with their readout vectors.
     pub cases: Vec<Case>,
 }
 
-/// A text with its readout.
+/// A text with its readout vectors.
 #[derive(Deserialize)]
 pub struct Case {
-    /// The text, where its tokenization is tested too.
+    /// The text. Absent if its tokenization is not tested.
     pub text: Option<String>,
-    /// Its tokens, special tokens included.
+    /// The token ids, with special tokens.
     pub ids: Vec<i64>,
-    /// Unit readout vectors `[t, dim]`.
+    /// Readout vectors of length 1, a flattened `[token, dim]`.
     pub readout: Option<Vec<f64>>,
-    /// Their projections on the directions `[t, p]`.
+    /// Projections of the readout vectors on the directions, a flattened `[token, direction]`.
     pub projected: Option<Vec<f64>>,
 }
 
-/// Reads a golden file.
+/// Reads a file of reference results.
 pub fn golden(path: &Path) -> Golden {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// The largest difference between two flat tensors of one size.
+/// The largest absolute difference between two flattened tensors of equal size.
 pub fn distance_max(found: &[f32], expect: &[f64]) -> f64 {
     assert_eq!(found.len(), expect.len(), "sizes differ");
     found.iter().zip(expect).map(|(found, expect)| (f64::from(*found) - expect).abs()).fold(0.0, f64::max)

@@ -1,14 +1,15 @@
-//! A disk that can be filled, for tests.
+//! A small file system in memory that a test can fill up.
 
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// A small file system in memory, unmounted at the end.
+/// A mounted file system in memory. It is unmounted when this is dropped.
 pub struct Mount<'a>(&'a Path);
 
 impl<'a> Mount<'a> {
-    /// None, said on stderr, where this user may not mount; a failure where THRESHER_TEST_MOUNT=require says so.
+    /// Mounts a `tmpfs` with these options. If this user may not mount, a line on standard error says so and
+    /// the result is none; with `THRESHER_TEST_MOUNT=require` the test fails instead.
     pub fn new(at: &'a Path, options: &str) -> Option<Self> {
         std::fs::create_dir_all(at).expect("a folder");
         let mut mount = Command::new("mount");
@@ -17,9 +18,12 @@ impl<'a> Mount<'a> {
         if !mounted {
             let required = std::env::var("THRESHER_TEST_MOUNT").is_ok_and(|value| value == "require");
             assert!(!required, "cannot mount a file system at {}", at.display());
-            // Past the test runner, which shows nothing of tests that pass.
-            let _ =
-                writeln!(std::io::stderr(), "not tested: may not mount a file system at {}", at.display());
+            // Not `eprintln!`: the test runner hides what tests that pass print.
+            let _ = writeln!(
+                std::io::stderr(),
+                "not tested: this user may not mount a file system at {}",
+                at.display()
+            );
         }
         mounted.then_some(Self(at))
     }
@@ -27,7 +31,7 @@ impl<'a> Mount<'a> {
 
 impl Drop for Mount<'_> {
     fn drop(&mut self) {
-        // Lazily: what is still open does not keep it.
+        // Lazily, so that files that are still open do not keep it mounted.
         let _ = Command::new("umount").arg("-l").arg(self.0).output();
     }
 }

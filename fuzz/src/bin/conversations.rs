@@ -6,7 +6,7 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use thresher::middleware::dialect::Dialect;
 use thresher::middleware::find::{self, Bounds, Policy};
 use thresher::middleware::json::{Edits, Located};
-use thresher::middleware::rewrite::{self, Brought};
+use thresher::middleware::rewrite::{self, AddedContext};
 
 fuzz_target!(|data: &[u8]| -> Corpus {
     let Some((letter, body)) = data.split_first() else { return Corpus::Reject };
@@ -29,10 +29,10 @@ fuzz_target!(|data: &[u8]| -> Corpus {
         bounds: Bounds { turn_count_max: 50, piece_count_max: 200 },
     };
     let found = find::turns(&dialect.conversation(body), &policy);
-    for piece in found.turns.iter().flat_map(|turn| &turn.pieces) {
-        assert!(text.get(piece.at.clone()).is_some(), "a piece outside the body");
+    for piece in found.turns.iter().flat_map(|turn| &turn.passages) {
+        assert!(text.get(piece.string.clone()).is_some(), "a piece outside the body");
     }
-    let whole = rewrite::whole((dialect, body), &found.turns, &Brought::default());
+    let whole = rewrite::uncompressed((dialect, body), &found.turns, &AddedContext::default());
     assert_eq!(whole.edits().apply(text), text, "nothing is changed");
 
     let mut edits = Edits::default();

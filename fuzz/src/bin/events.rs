@@ -7,7 +7,8 @@ use serde_json::json;
 use thresher::middleware::answer::{self, TEXT_BYTES};
 use thresher::middleware::dialect::Dialect;
 use thresher::middleware::json::{Edits, Located};
-use thresher::middleware::stream::{Arriving, Events};
+use thresher::middleware::sse::Events;
+use thresher::middleware::stream::AnswerStream;
 
 const HELD_BYTES_MAX: usize = 2_000;
 
@@ -25,13 +26,13 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     whole(dialect, answer);
 
     let mut events = Events::new(EVENT_BYTES_MAX);
-    let mut arriving = Arriving::new(dialect, HELD_BYTES_MAX);
+    let mut arriving = AnswerStream::new(dialect, HELD_BYTES_MAX);
     let (mut came, mut ended_bytes, mut is_renumbered) = (Vec::new(), 0, false);
     let mut pieces = answer.chunks(usize::from(*step).max(1));
     for piece in pieces.by_ref() {
         for event in events.push(piece) {
             came.extend_from_slice(&event);
-            for ended in arriving.look(&event) {
+            for ended in arriving.finished_texts(&event) {
                 ended_bytes += ended.text.len() + TEXT_BYTES;
                 let told = arriving.cite(ended, vec![json!({"type": "url_citation"})], &event);
                 assert!(!told.is_empty(), "a citation is lost");
@@ -39,7 +40,7 @@ fuzz_target!(|data: &[u8]| -> Corpus {
             }
             assert!(arriving.held_bytes() <= HELD_BYTES_MAX, "more is held than may be");
             assert!(ended_bytes <= HELD_BYTES_MAX, "more is cited than may be held");
-            let passed = arriving.passed(event.clone());
+            let passed = arriving.forward(event.clone());
             assert!(passed == event || is_renumbered, "an event is changed");
         }
         // What comes then goes on as it comes.

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Runs all tests. `make test` calls this script after it has fetched the runtime, the model and redis-server.
+#
+#   MAKE_COMMAND CARGO CARGOFLAGS PYTHON   the commands, and flags for cargo
+#   RUNTIME_LIB GPU                        the path of libonnxruntime; not empty if the tests may use a GPU
+#   MODEL_SOURCE MODEL_DIR                 the Hugging Face directory of the default model; the directory of its export
+#   SDK                                    the directory of the official Python clients
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+with_runtime=(env "THRESHER_RUNTIME_LIB=$RUNTIME_LIB")
+[ -z "$GPU" ] || with_runtime+=(THRESHER__MODEL__DEVICE=auto)
+began=$SECONDS
+
+# pip waits for the network most of the time, so it runs while the Rust tests are built.
+log=target/test-packages.log
+mkdir -p target
+echo "==> Python packages: installing in the background (about 5 minutes; output in $log)"
+"$MAKE_COMMAND" --no-print-directory packages > "$log" 2>&1 &
+packages=$!
+trap 'kill "$packages" 2>/dev/null || true' EXIT
+
+# CARGO and CARGOFLAGS may have several words.
+# shellcheck disable=SC2086
+scripts/stage.sh "Rust tests: build" "8 minutes" $CARGO test --no-run $CARGOFLAGS
+scripts/stage.sh "default model: export" "10 seconds" \
+  "${with_runtime[@]}" scripts/model.sh "$MODEL_SOURCE" "$MODEL_DIR" target/debug/thresher
+# shellcheck disable=SC2086
+scripts/stage.sh "Rust tests: run" "6 minutes" "${with_runtime[@]}" $CARGO test $CARGOFLAGS
+
+if ! wait "$packages"; then
+  echo "error: the packages of the Python tests could not be installed:" >&2
+  tail -n 20 "$log" >&2
+  exit 1
+fi
+trap - EXIT
+scripts/stage.sh "Python tests: provisioning, official clients, middleware" "3 minutes" \
+  "${with_runtime[@]}" THRESHER_TEST_SDK="$SDK" PYTHONPYCACHEPREFIX="$PWD/target/pycache" \
+  "$PYTHON" -m unittest discover -s tests -p '*_test.py'
+"$MAKE_COMMAND" --no-print-directory client
+echo "<== all tests passed in $((SECONDS - began)) s"

@@ -1,0 +1,686 @@
+//! The commands, run with the real model: standard output, standard error and exit status.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::support::{in_checkout, thresher};
+use serde_json::{Value, json};
+
+/// The result of a command.
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {:?}", self.out))
+    }
+}
+
+fn run(mut command: Command, input: &str) -> Ran {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary starts");
+    // A command that refuses its arguments does not read its input.
+    let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
+    let done = child.wait_with_output().expect("the command ends");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Ran { code: done.status.code(), out: text(done.stdout), err: text(done.stderr) }
+}
+
+fn request() -> Value {
+    json!({
+        "query": "Who discovered penicillin?",
+        "chunks": [
+            {"id": "fleming", "text": "Alexander Fleming discovered penicillin in 1928. He was born in Scotland."},
+            {"id": "rain", "text": "Rain fell on the hills all week.", "metadata": {"page": 3}},
+        ],
+        "budget": {"tokens": 14},
+    })
+}
+
+#[test]
+fn compress_reads_standard_input_or_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("request.json");
+    std::fs::write(&path, request().to_string()).expect("a file");
+    let path = path.to_str().expect("UTF-8");
+    for (arguments, input) in [
+        (vec!["compress"], request().to_string()),
+        (vec!["compress", "-"], request().to_string()),
+        (vec!["compress", path], String::new()),
+    ] {
+        let ran = run(thresher(&arguments), &input);
+        assert_eq!((ran.code, &*ran.err), (Some(0), ""), "{arguments:?}");
+        let answer = ran.json();
+        assert_eq!(
+            answer["context"], "[1] Alexander Fleming discovered penicillin in 1928.",
+            "{arguments:?}"
+        );
+        assert_eq!(answer["citations"][0]["source"], json!({"start": 0, "end": 48}));
+        assert_eq!(answer["citations"][0]["output"], json!({"start": 4, "end": 52}));
+        assert_eq!(answer["chunks"][1]["metadata"], json!({"page": 3}));
+    }
+}
+
+fn attribution() -> Value {
+    json!({
+        "answer": "Alexander Fleming discovered penicillin in 1928. He sold it in 1931.",
+        "chunks": [
+            {"id": "rain", "text": "Rain fell on the hills all week."},
+            {"id": "fleming", "text": "It was a late summer. Alexander Fleming discovered penicillin in 1928, in London."},
+        ],
+    })
+}
+
+#[test]
+fn attribute_names_the_source_of_each_part() {
+    let ran = run(thresher(&["attribute"]), &attribution().to_string());
+    assert_eq!((ran.code, &*ran.err), (Some(0), ""));
+    let answer = ran.json();
+    let (first, second) = (&answer["parts"][0], &answer["parts"][1]);
+    assert_eq!(first["supported"], true, "{first}");
+    let source = &first["sources"][0];
+    assert_eq!(
+        (&source["chunk"], &source["cited"], &source["index"]),
+        (&json!("fleming"), &json!(true), &json!(1))
+    );
+    assert_eq!(source["sentence"]["text"], "Alexander Fleming discovered penicillin in 1928, in London.");
+    assert_eq!(second["supported"], false, "{second}");
+    assert!(second["unsupported"].to_string().contains("\"number\""), "{second}");
+}
+
+#[test]
+fn attribute_refuses_requests_with_the_codes_of_the_daemon() {
+    for (body, code) in [
+        (json!({"answer": "x", "chunks": []}), "chunks_empty"),
+        (json!({"answer": "x", "compress_id": "cmp_1"}), "handles_absent"),
+        (json!({"answer": "x", "chunk_ids": ["a"]}), "registry_absent"),
+    ] {
+        let ran = run(thresher(&["attribute"]), &body.to_string());
+        assert_eq!((ran.code, &ran.json()["error"]["code"]), (Some(1), &json!(code)), "{}", ran.err);
+    }
+}
+
+#[test]
+fn receipts_are_verified_against_the_sources() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, value: &Value| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, value.to_string()).expect("a file");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let mut request = attribution();
+    request["receipt"] = json!(true);
+    let mut sign = thresher(&["attribute"]);
+    sign.env("THRESHER__RECEIPTS__KEY_FILE", folder.path().join("key.pem"));
+    let answer = run(sign, &request.to_string()).json();
+    let receipt = write("receipt.json", &answer["receipt"]);
+    let verify = |receipt: &str, request: &Value, more: &[&str]| {
+        let request = write("request.json", request);
+        let ran = run(thresher(&[&["verify", receipt, "--request", &request], more].concat()), "");
+        let report = ran.json();
+        assert_eq!(ran.code, Some(if report["verified"] == true { 0 } else { 3 }), "{report}");
+        report
+    };
+    let key = answer["receipt"]["signatures"][0]["keyid"].as_str().expect("a key");
+    let report = verify(&receipt, &request, &["--public-key", key]);
+    assert_eq!(report["verified"], true, "{report}");
+    let whole = write("answer.json", &answer);
+    assert_eq!(verify(&whole, &request, &[])["verified"], true, "a response that contains the receipt");
+    let other_key = "A".repeat(43) + "=";
+    let other = verify(&receipt, &request, &["--public-key", &other_key]);
+    assert!(other["receipt_error"].to_string().contains("not by AAAA"), "{other}");
+    let written = write("request.json", &request);
+    let ran = run(thresher(&["verify", &receipt, "--request", &written, "--public-key", "AAAA"]), "");
+    assert_eq!((ran.code, ran.err.contains("no public key")), (Some(1), true), "{}", ran.err);
+    // Each change is reported at the field where it was made.
+    for (pointer, value, reported) in [
+        ("/answer", "Alexander Fleming discovered penicillin in 1929. He sold it in 1931.", "/answer/sha256"),
+        ("/chunks/1/text", "Alexander Fleming discovered penicillin in 1929.", "/chunks/1/text/sha256"),
+        ("/chunks/0/id", "snow", "/chunks/0/id"),
+    ] {
+        let mut changed = request.clone();
+        *changed.pointer_mut(pointer).expect("a field") = json!(value);
+        let report = verify(&receipt, &changed, &[]);
+        assert!(
+            report["differences"].to_string().contains(&format!("\"{reported}\"")),
+            "{pointer}: {report}"
+        );
+    }
+    // Receipts of every kind of parts can be verified.
+    let options: [(&str, Value); 4] = [
+        ("token", json!({"granularity": "token"})),
+        ("spans", json!({"spans": [{"start": 0, "end": 17}, {"start": 29, "end": 39}]})),
+        ("values", json!({"answer": "{\"who\": \"Alexander Fleming\", \"when\": 1928}", "format": "json"})),
+        ("fallback", json!({"format": "json"})),
+    ];
+    for (name, fields) in options {
+        let mut changed = request.clone();
+        for (field, value) in fields.as_object().expect("fields") {
+            changed[field] = value.clone();
+        }
+        let mut sign = thresher(&["attribute"]);
+        sign.env("THRESHER__RECEIPTS__KEY_FILE", folder.path().join("key.pem"));
+        let receipt = write(name, &run(sign, &changed.to_string()).json()["receipt"]);
+        let plain = json!({"answer": changed["answer"], "chunks": changed["chunks"]});
+        let report = verify(&receipt, &plain, &[]);
+        assert_eq!(report["verified"], true, "{name}: {report}");
+        let short = json!({"answer": "é", "chunks": changed["chunks"]});
+        assert_eq!(verify(&receipt, &short, &[])["differences"][0]["place"], "/answer/bytes", "{name}");
+    }
+    let mut titled = request.clone();
+    titled["chunks"][0]["title"] = json!("Weather");
+    assert!(verify(&receipt, &titled, &[])["differences"].to_string().contains("/chunks/0/title"));
+    let mut forged = answer["receipt"].clone();
+    let payload = forged["payload"].as_str().expect("base64").replacen('e', "f", 1);
+    forged["payload"] = json!(payload);
+    let forged = write("forged.json", &forged);
+    assert!(verify(&forged, &request, &[])["receipt_error"].to_string().contains("does not fit"));
+}
+
+#[test]
+fn compress_can_print_only_the_context() {
+    let ran = run(thresher(&["compress", "--context"]), &request().to_string());
+    assert_eq!((ran.code, &*ran.out), (Some(0), "[1] Alexander Fleming discovered penicillin in 1928.\n"));
+}
+
+#[test]
+fn compress_refuses_requests_with_the_codes_of_the_daemon() {
+    let with = |name: &str, value: Value| {
+        let mut request = request();
+        request[name] = value;
+        request.to_string()
+    };
+    let table = [
+        ("broken JSON", "{".to_owned(), "invalid_json", Value::Null),
+        ("unknown field", with("top_k", json!(3)), "unknown_field", json!("top_k")),
+        ("empty query", with("query", json!(" ")), "query_empty", json!("query")),
+        (
+            "two budgets",
+            with("budget", json!({"tokens": 1, "auto": true})),
+            "budget_ambiguous",
+            json!("budget"),
+        ),
+        ("impossible budget", with("budget", json!({"tokens": 1})), "budget_impossible", json!("budget")),
+        ("no time", with("deadline_ms", json!(0)), "deadline_exceeded", Value::Null),
+        (
+            "registered chunks",
+            json!({"query": "q", "chunk_ids": ["a"]}).to_string(),
+            "registry_absent",
+            json!("chunk_ids"),
+        ),
+    ];
+    for (case, input, code, param) in table {
+        let ran = run(thresher(&["compress"]), &input);
+        let error = &ran.json()["error"];
+        assert_eq!((ran.code, &error["code"], &error["param"]), (Some(1), &json!(code), &param), "{case}");
+        assert_eq!(
+            ran.err,
+            format!("error: {code}: {}\n", error["message"].as_str().expect("text")),
+            "{case}"
+        );
+    }
+}
+
+#[test]
+fn compress_passes_chunks_through_with_on_error() {
+    let mut late = request();
+    late["deadline_ms"] = json!(0);
+    late["on_error"] = json!("passthrough");
+    let ran = run(thresher(&["compress"]), &late.to_string());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let answer = ran.json();
+    assert_eq!(answer["degraded"]["code"], "deadline_exceeded");
+    for (chunk, sent) in
+        answer["chunks"].as_array().expect("a list").iter().zip(late["chunks"].as_array().expect("a list"))
+    {
+        assert_eq!(chunk["text"], sent["text"]);
+    }
+}
+
+/// `thresher doctor` with the daemon's files in `folder`, on free ports.
+fn doctor(folder: &Path) -> Command {
+    let mut command = thresher(&["doctor"]);
+    for listener in ["THRESHER__HTTP__LISTEN", "THRESHER__ADMIN__LISTEN"] {
+        command.env(listener, "127.0.0.1:0");
+    }
+    for (setting, path) in [
+        ("THRESHER__BLOCKS__DIR", "kv"),
+        ("THRESHER__REGISTRY__DIR", "registry"),
+        ("THRESHER__ORIGINALS__DIR", "originals"),
+        ("THRESHER__RECEIPTS__KEY_FILE", "receipts.pem"),
+    ] {
+        command.env(setting, folder.join(path));
+    }
+    command
+}
+
+#[test]
+fn doctor_reports_a_sound_installation() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ran = run(doctor(folder.path()), "");
+    assert_eq!(ran.code, Some(0), "{}", ran.out);
+    let checks: Vec<_> = ran.out.lines().filter_map(|line| line.strip_prefix("  ok      ")).collect();
+    let expect = [
+        "settings: ",
+        "runtime: ",
+        "model: minilm-l6 in ",
+        "keys: none (access.keys_file)",
+        "tls: none (http.tls_cert_file)",
+        "http.listen: 127.0.0.1:",
+        "admin.listen: 127.0.0.1:",
+        "blocks.dir: /",
+        "registry.dir: /",
+        "originals.dir: /",
+        "receipts.key_file: /",
+        "shared tier: none",
+        "file modes: ",
+        "upstreams: ",
+        "device: cpu",
+        "answer: a request took ",
+    ];
+    for (check, line) in expect.iter().zip(&checks) {
+        assert!(line.starts_with(check), "{line:?} does not begin with {check:?}");
+    }
+    assert_eq!(checks.len(), expect.len(), "{}", ran.out);
+    assert!(ran.out.ends_with("all is well\n"), "{}", ran.out);
+    assert_eq!(folder.path().read_dir().expect("a folder").count(), 0, "doctor has left files");
+}
+
+#[test]
+fn doctor_warns_of_problems_that_do_not_stop_the_daemon() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |command: Command, expect: &[&str], last: &str| {
+        let ran = run(command, "");
+        assert_eq!(ran.code, Some(0), "{}", ran.out);
+        for line in expect {
+            assert!(ran.out.contains(line), "{} lacks {line:?}", ran.out);
+        }
+        assert_eq!(ran.out.matches("  warning ").count(), expect.len(), "{}", ran.out);
+        assert!(ran.out.ends_with(&format!("{last}; see above\n")), "{}", ran.out);
+        ran.out
+    };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = listener.local_addr().expect("bound").to_string();
+    let mut command = doctor(folder.path());
+    command.env("THRESHER__HTTP__LISTEN", &taken);
+    check(command, &[&format!("  warning http.listen: {taken} is taken")], "1 warning");
+
+    let mut command = doctor(folder.path());
+    command.env("THRESHER__KV__SALT", "s");
+    let renamed =
+        "  warning settings: environment variable THRESHER__KV__SALT: kv.salt is the old name of blocks.salt";
+    check(command, &[renamed], "1 warning");
+
+    let mut command = doctor(folder.path());
+    command.env("THRESHER__ORIGINALS__DIR", "/dev/null/originals");
+    command.env("THRESHER__RECEIPTS__KEY_FILE", "/dev/null/receipts.pem");
+    let expect = [
+        "  warning originals.dir: conversations cannot be shortened, since their texts cannot be kept: /dev/null is a file",
+        "  warning receipts.key_file: no receipt can be signed: cannot read /dev/null/receipts.pem",
+    ];
+    check(command, &expect, "2 warnings");
+
+    let (key, keys) = (folder.path().join("no-key.pem"), folder.path().join("keys.toml"));
+    std::fs::write(&key, "no key").expect("a file");
+    let entry = format!("[[key]]\nname = \"a\"\ntenant = \"acme\"\nsha256 = \"{}\"\n", "a".repeat(64));
+    std::fs::write(&keys, entry).expect("a file");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = |mode| std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&key, mode(0o600)).expect("this user's");
+        std::fs::create_dir(folder.path().join("kv")).expect("a folder");
+        std::fs::set_permissions(folder.path().join("kv"), mode(0o755)).expect("this user's");
+        let line = format!("may use files of the daemon: {}/kv has 0755", folder.path().display());
+        check(doctor(folder.path()), &[&line], "1 warning");
+        std::fs::remove_dir(folder.path().join("kv")).expect("it is empty");
+    }
+    let mut command = doctor(folder.path());
+    command.env("THRESHER__RECEIPTS__KEY_FILE", &key);
+    command.env("THRESHER__ACCESS__KEYS_FILE", &keys).env("THRESHER__HTTP__LISTEN", "0.0.0.0:0");
+    let upstreams = r#"[{url = "http://models.example", models = ["m"]}, {url = "https://models.example"}]"#;
+    command.env("THRESHER__MIDDLEWARE__UPSTREAMS", upstreams);
+    let expect = [
+        "no-key.pem holds no key",
+        "  warning tls: none (http.tls_cert_file): keys and texts cross the network to 0.0.0.0:0 unencrypted",
+        "  warning upstreams: \n            http://models.example is called with the caller's own key; WARNING: keys and texts",
+    ];
+    let out = check(command, &expect, "3 warnings");
+    assert!(out.contains("  ok      keys: read, of 1 tenant\n"), "{out}");
+}
+
+#[test]
+fn doctor_reports_failures_with_advice() {
+    let damaged = tempfile::tempdir().expect("a folder");
+    export("models/tiny/bert-gelu", damaged.path(), Some(0));
+    let graph = damaged.path().join("query.onnx");
+    std::fs::write(&graph, "not this").expect("a file");
+    let damaged = damaged.path().to_str().expect("UTF-8");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "no folder").expect("a file");
+    let file = file.to_str().expect("UTF-8");
+    let is_a_file = format!("FAILED  registry.dir: {file} is a file, not a folder");
+    let table = [
+        (
+            "no model",
+            "THRESHER__MODEL__DIR",
+            "/no/model",
+            "FAILED  model: no contract.toml in /no/model; run `make model`",
+        ),
+        ("damaged model", "THRESHER__MODEL__DIR", damaged, "contract declares SHA-256 "),
+        (
+            "no runtime",
+            "THRESHER_RUNTIME_LIB",
+            "/no/lib.so",
+            "set THRESHER_RUNTIME_LIB or run `make provision`",
+        ),
+        ("no directory for blocks", "THRESHER__BLOCKS__DIR", "/dev/null/kv", "FAILED  blocks.dir: "),
+        (
+            "no keys",
+            "THRESHER__ACCESS__KEYS_FILE",
+            "/no/keys.toml",
+            "FAILED  keys: cannot read /no/keys.toml (access.keys_file)",
+        ),
+        ("no registry", "THRESHER__REGISTRY__DIR", "/dev/null/r", "FAILED  registry.dir: "),
+        ("a registry that is a file", "THRESHER__REGISTRY__DIR", file, &*is_a_file),
+        (
+            "no server",
+            "THRESHER__SHARED__URLS",
+            "redis://user:hunter2@127.0.0.1:1",
+            "FAILED  shared tier: redis://***@127.0.0.1:1 does not answer: connection lost: connection refused",
+        ),
+        (
+            "a provider that is not there",
+            "THRESHER__MODEL__DEVICE",
+            "cuda:99",
+            "FAILED  device: cannot run on cuda:99: ",
+        ),
+        (
+            "no device",
+            "THRESHER__MODEL__DEVICE",
+            "gpu",
+            "FAILED  settings: environment variable THRESHER__MODEL__DEVICE: model.device: device \"gpu\" is not cpu, auto",
+        ),
+        (
+            "no estimator",
+            "THRESHER__RC__ESTIMATOR",
+            "mean",
+            "rc.estimator: estimator \"mean\" is not mean or peak, a slash, and one of self, rivals, both, nor is it peak/ranked",
+        ),
+        (
+            "bad settings",
+            "THRESHER__HTTP__PORT",
+            "1",
+            "FAILED  settings: environment variable THRESHER__HTTP__PORT: http.port: unknown field",
+        ),
+    ];
+    for (case, variable, value, expect) in table {
+        let mut command = doctor(folder.path());
+        command.env(variable, value);
+        let ran = run(command, "");
+        assert_eq!(ran.code, Some(1), "{case}: {}", ran.out);
+        assert!(ran.out.contains(expect), "{case}: {} lacks {expect:?}", ran.out);
+        assert!(ran.out.ends_with("not ready; see above\n"), "{case}: {}", ran.out);
+    }
+}
+
+/// Exports a directory of the checkout and asserts the exit status.
+#[track_caller]
+fn export(source: &str, out: &Path, code: Option<i32>) -> Ran {
+    let (source, out) = (in_checkout(source), out.to_str().expect("UTF-8"));
+    let ran = run(thresher(&["export", source.to_str().expect("UTF-8"), "--out", out, "--name", "tiny"]), "");
+    assert_eq!(ran.code, code, "{}{}", ran.out, ran.err);
+    ran
+}
+
+#[test]
+fn export_prints_its_result_or_the_reason_of_a_failure() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("tiny");
+    let made = export("models/tiny/bert-gelu", &out, Some(0));
+    assert_eq!(made.out, format!("tiny: BertModel in {}\n", out.display()));
+    let refused = export("models/no-such-model", &folder.path().join("other"), Some(1));
+    let start = format!("error: cannot read {}: ", in_checkout("models/no-such-model/config.json").display());
+    assert!(refused.err.starts_with(&start), "{:?}", refused.err);
+    assert_eq!(refused.err.matches("os error").count(), 1, "a cause appears twice: {:?}", refused.err);
+    assert!(!folder.path().join("other").exists(), "a refused export has left files");
+}
+
+#[test]
+fn invalid_arguments_and_settings_are_refused() {
+    let table: [(&[&str], i32, &str); 5] = [
+        (&["compress", "--budget", "3"], 2, "unexpected argument '--budget'"),
+        (&["thresh"], 2, "unrecognized subcommand 'thresh'"),
+        (&["compress", "/no/request.json"], 1, "error: cannot read /no/request.json: "),
+        (&["serve", "--config", "/no/thresher.toml"], 1, "error: cannot read /no/thresher.toml: "),
+        (&["export", "models/tiny/bert-gelu"], 2, "--out"),
+    ];
+    for (arguments, code, expect) in table {
+        let ran = run(thresher(arguments), "");
+        assert_eq!(ran.code, Some(code), "{arguments:?}: {}", ran.err);
+        assert!(ran.err.contains(expect), "{arguments:?}: {:?}", ran.err);
+        assert_eq!(ran.out, "", "{arguments:?}");
+    }
+}
+
+/// `export`, `calibrate` and `compress` with the small decoder, as the README shows them.
+#[test]
+fn a_decoder_can_be_exported_calibrated_and_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("facts");
+    assert!(export("models/facts", &out, Some(0)).out.starts_with("tiny: LlamaForCausalLM in "));
+    let with = |arguments: &[&str]| {
+        let mut command = thresher(arguments);
+        command.env("THRESHER__MODEL__DIR", &out);
+        command
+    };
+    let questions = in_checkout("models/facts/questions.jsonl");
+    let questions = questions.to_str().expect("UTF-8");
+    let contract = || std::fs::read_to_string(out.join("contract.toml")).expect("a contract");
+
+    let before = contract();
+    let dry = run(with(&["calibrate", questions, "--dry-run", "--heads", "4", "--by", "expected-rc"]), "");
+    assert_eq!(dry.code, Some(0), "{}", dry.err);
+    assert!(dry.out.contains("by expected RC on half of 80 questions: "), "{}", dry.out);
+    assert_eq!(contract(), before, "a dry run changed the contract");
+    let chosen = run(with(&["calibrate", questions, "--heads", "4"]), "");
+    assert_eq!(chosen.code, Some(0), "{}", chosen.err);
+    assert!(
+        chosen.out.contains("by accuracy on half of 80 questions: 3.1 3.3 3.4\n")
+            && chosen.out.contains("4 of 5 layers are run and kept"),
+        "{}",
+        chosen.out
+    );
+    let written = contract();
+    for part in ["[decoder.chosen]", "by = \"accuracy\"", "questions = 80", "held_out = ", "held_out_all = "]
+    {
+        assert!(written.contains(part), "{part} is not in {written}");
+    }
+    // A second calibration considers all heads again, not only those of the first one.
+    let again = run(with(&["calibrate", questions, "--heads", "4", "--by", "expected-rc"]), "");
+    let heads = |out: &str| out.lines().next().map(str::to_owned);
+    assert_eq!(heads(&again.out), heads(&dry.out), "{}{}", again.out, again.err);
+    run(with(&["calibrate", questions]), "");
+
+    let rows = std::fs::read_to_string(in_checkout("models/facts/rows.jsonl")).expect("rows");
+    let rows = rows.lines().map(|row| serde_json::from_str::<Value>(row).expect("JSON"));
+    let rows: Vec<Value> = rows.filter(|row| row["kind"] == "single").take(12).collect();
+    let mut found = 0;
+    for row in &rows {
+        let request = json!({"query": row["query"], "chunks": row["chunks"], "granularity": "chunk", "budget": {"ratio": 0.3}});
+        let ran = run(with(&["compress"]), &request.to_string());
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let answer: Value = serde_json::from_str(&ran.out).expect("JSON");
+        let gold = row["gold"][0].as_u64().expect("an index") as usize;
+        found += usize::from(answer["chunks"][gold]["kept"] == true);
+        assert_eq!(answer["rc"]["reach"], Value::Null, "a decoder reports no largest cosine");
+        for citation in answer["citations"].as_array().expect("an array") {
+            let text = citation["text"].as_str().expect("text");
+            assert!(
+                row["chunks"]
+                    .as_array()
+                    .expect("chunks")
+                    .iter()
+                    .any(|chunk| chunk["text"].as_str().expect("text").contains(text))
+            );
+        }
+    }
+    // Six of twenty chunks are kept, so chance would keep less than a third of the needed ones.
+    assert!(found >= 10, "{found} of 12 needed chunks are kept");
+}
+
+#[test]
+fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("tiny");
+    export("models/tiny/llama", &out, Some(0));
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let chunks = json!([{"text": "the tide rose in the sea"}, {"text": "a late moon"}]);
+    let labelled = json!({"query": "the moon", "chunks": chunks, "gold": [1]}).to_string();
+    let (one, beyond) = (write("one", &labelled), write("beyond", &labelled.replace("[1]", "[7]")));
+    let empty = write("empty", "\n");
+    let unlabelled = write("unlabelled", &format!("{labelled}\n{}", json!({"query": "a", "chunks": chunks})));
+    let bert = folder.path().join("bert");
+    export("models/tiny/bert-gelu", &bert, Some(0));
+    let no_chunks = write("no-chunks", &json!({"query": "a", "chunks": []}).to_string());
+    let table: [(&str, &Path, Vec<&str>, &str); 9] = [
+        ("no chunks", &out, vec!["calibrate", &no_chunks], "question 1: chunks is empty"),
+        ("an encoder", &bert, vec!["calibrate", &one], "tiny is no decoder"),
+        ("no file", &out, vec!["calibrate", "/no/questions.jsonl"], "cannot read /no/questions.jsonl"),
+        ("no question", &out, vec!["calibrate", &empty], "holds no row"),
+        ("one question", &out, vec!["calibrate", &one], "at least two are needed"),
+        (
+            "a label beyond the chunks",
+            &out,
+            vec!["calibrate", &beyond],
+            "question 1: gold names chunk 7 of 2",
+        ),
+        (
+            "labels are missing",
+            &out,
+            vec!["calibrate", &unlabelled, "--by", "accuracy"],
+            "only where every question has \"gold\"",
+        ),
+        ("no heads", &out, vec!["calibrate", &one, "--heads", "0"], "--heads"),
+        ("bench", &out, vec!["bench"], "bench measures late-interaction models"),
+    ];
+    for (case, model, arguments, expect) in table {
+        let mut command = thresher(&arguments);
+        command.env("THRESHER__MODEL__DIR", model);
+        let ran = run(command, "");
+        assert_ne!(ran.code, Some(0), "{case}: {}", ran.out);
+        assert!(ran.err.contains(expect), "{case}: {:?} lacks {expect:?}", ran.err);
+    }
+    let mut command = thresher(&["compress"]);
+    command.env("THRESHER__MODEL__DIR", &out);
+    let long = json!({"query": "the tide ".repeat(20), "chunks": chunks}).to_string();
+    let ran = run(command, &long);
+    assert!(ran.err.contains("the model's context has room for 31 beside a chunk"), "{:?}", ran.err);
+    let mut command = thresher(&["compress"]);
+    command.env("THRESHER__MODEL__DIR", &out).env("THRESHER__BLOCKS__SCAN", "onnx");
+    let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
+    assert!(ran.err.contains("no query graph; set blocks.scan to \"fused\""), "{:?}", ran.err);
+    // An edited contract, with other rotary frequencies than the graph's.
+    let contract = std::fs::read_to_string(out.join("contract.toml")).expect("a contract");
+    std::fs::write(out.join("contract.toml"), contract.replace("frequencies = [1.0", "frequencies = [7.0"))
+        .expect("written");
+    let mut command = thresher(&["compress"]);
+    command.env("THRESHER__MODEL__DIR", &out);
+    let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
+    assert!(ran.err.contains("graph has others to turn keys by"), "{:?}", ran.err);
+    // The contract of another model in this model's directory.
+    std::fs::copy(bert.join("contract.toml"), out.join("contract.toml")).expect("a copy");
+    let mut command = thresher(&["compress"]);
+    command.env("THRESHER__MODEL__DIR", &out);
+    let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
+    assert!(ran.err.contains("passage.onnx, which does not exist; export the model again"), "{:?}", ran.err);
+}
+
+fn eval_kv(folder: &std::path::Path, model: &str, row: &Value) -> Ran {
+    let file = folder.join("one.jsonl");
+    std::fs::write(&file, row.to_string()).expect("written");
+    run(thresher(&["eval", "--kv", file.to_str().expect("UTF-8"), "--model", model]), "")
+}
+
+/// The loss from evicting keys and values, by RC and by other methods, in the JSON that the README and the
+/// scripts read.
+#[test]
+fn eval_kv_measures_every_method_at_every_ratio() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (model, rows, json) =
+        (folder.path().join("facts"), folder.path().join("rows.jsonl"), folder.path().join("out.json"));
+    export("models/facts", &model, Some(0));
+    let all = std::fs::read_to_string(in_checkout("models/facts/rows.jsonl")).expect("rows");
+    std::fs::write(&rows, all.lines().take(6).collect::<Vec<_>>().join("\n")).expect("written");
+    let of = |path: &std::path::Path| path.to_str().expect("UTF-8").to_owned();
+    let (model, rows, json) = (of(&model), of(&rows), of(&json));
+    let ran = run(thresher(&["eval", "--kv", &rows, "--model", &model, "--json", &json]), "");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let report: Value =
+        serde_json::from_str(&std::fs::read_to_string(&json).expect("a report")).expect("JSON");
+    assert!(report["full_accuracy"].as_f64().is_some_and(|right| right > 0.0), "{report}");
+    for ratio in ["2", "4", "8", "16"] {
+        for method in [
+            "rc",
+            "rc_even",
+            "rc_global",
+            "rc_paper",
+            "snapkv",
+            "ada_snapkv",
+            "h2o",
+            "streaming_llm",
+            "key_norm",
+            "random",
+        ] {
+            let of = &report["ratios"][ratio][method];
+            let number =
+                |field: &str| of[field].as_f64().unwrap_or_else(|| panic!("{ratio} {method} {field}: {of}"));
+            let most = 1.0 / ratio.parse::<f64>().expect("a number");
+            assert!(
+                (0.0..=1.0).contains(&number("accuracy")) && number("kl") >= 0.0,
+                "{ratio} {method}: {of}"
+            );
+            // All methods keep the same number of keys.
+            let (kept, of_rc) =
+                (number("kept"), report["ratios"][ratio]["rc"]["kept"].as_f64().expect("a number"));
+            assert!(
+                kept > 0.9 * most && kept <= most && (kept - of_rc).abs() < 1e-12,
+                "{ratio} {method}: {of}"
+            );
+        }
+        // Eviction by RC loses less than random eviction.
+        let kl = |method: &str| report["ratios"][ratio][method]["kl"].as_f64().expect("a number");
+        assert!(kl("rc") < kl("random"), "{ratio}x: {} and {}", kl("rc"), kl("random"));
+    }
+    assert_eq!(report["answers"].as_array().map(Vec::len), Some(6));
+    assert!(ran.out.contains("all keys: accuracy") && ran.out.contains("snapkv"), "{}", ran.out);
+
+    let short = json!({"query": "what", "chunks": [{"text": "a b c"}], "answers": ["no", "nothing"]});
+    let ok = eval_kv(folder.path(), &model, &short);
+    assert_eq!(ok.code, Some(0), "a short text is measured, too: {}", ok.err);
+    for (field, value, expect) in [
+        ("chunks", json!([]), "question 1: chunks is empty"),
+        ("answers", json!([]), "question 1: answers is empty"),
+        ("answers", json!(["no", " "]), "question 1: answer \" \" is not read"),
+        ("query", json!(""), "question 1: query is empty"),
+    ] {
+        let mut row = short.clone();
+        row[field] = value;
+        let ran = eval_kv(folder.path(), &model, &row);
+        assert_eq!(ran.code, Some(1), "{row}: {}", ran.out);
+        assert!(ran.err.contains(expect), "{row}: {}", ran.err);
+    }
+
+    let encoder = run(thresher(&["eval", "--kv", &rows]), "");
+    assert_eq!(encoder.code, Some(1), "{}", encoder.out);
+    assert!(encoder.err.contains("is an encoder"), "{}", encoder.err);
+}

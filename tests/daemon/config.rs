@@ -1,0 +1,362 @@
+//! Settings: the file that the project ships, the environment, and the messages for settings that are
+//! refused.
+
+use std::path::{Path, PathBuf};
+
+use thresher::config::{Config, LogFormat};
+use toml::{Table, Value};
+
+/// The path of the settings file that the project ships.
+fn shipped() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("config/thresher.toml")
+}
+
+fn load(file: &str, environment: &[(&str, &str)]) -> Result<Config, String> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("thresher.toml");
+    std::fs::write(&path, file).expect("a file");
+    let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    Config::load(Some(&path), environment).map_err(|e| e.to_string())
+}
+
+/// `section.name` of every setting.
+fn names(table: &Table) -> Vec<String> {
+    let of = |(section, settings): (&String, &Value)| {
+        let settings = settings.as_table().unwrap_or_else(|| panic!("{section} is no section"));
+        settings.keys().map(|name| format!("{section}.{name}")).collect::<Vec<_>>()
+    };
+    table.iter().flat_map(of).collect()
+}
+
+#[test]
+fn the_shipped_file_has_every_setting_with_its_default() {
+    let config = Config::load(Some(&shipped()), std::iter::empty()).expect("the shipped file loads");
+    assert_eq!(config, Config::default());
+    assert_eq!(config, load("", &[]).expect("an empty file loads"));
+    let file: Table = std::fs::read_to_string(shipped()).expect("a file").parse().expect("TOML");
+    let defaults = Table::try_from(Config::default()).expect("settings are TOML");
+    let (mut named, mut all) = (names(&file), names(&defaults));
+    named.sort();
+    all.sort();
+    assert_eq!(named, all, "config/thresher.toml must have every setting once");
+}
+
+#[track_caller]
+fn check_refused(name: &str, file: &str, environment: &[(&str, &str)], expect: &[&str]) {
+    let message = load(file, environment).expect_err(name);
+    for part in expect {
+        assert!(message.contains(part), "{name}: {message:?} lacks {part:?}");
+    }
+}
+
+#[test]
+fn an_unknown_or_invalid_setting_is_refused_by_name() {
+    let check = check_refused;
+    check("unknown setting", "[http]\nport = 1", &[], &["thresher.toml: http.port", "unknown field"]);
+    check("unknown section", "[htttp]\nlisten = 1", &[], &["htttp", "unknown field"]);
+    check("a setting outside its section", "listen = \"127.0.0.1:1\"", &[], &["listen", "unknown field"]);
+    check(
+        "text for a number",
+        "[admission]\nqueue_max = \"many\"",
+        &[],
+        &["admission.queue_max", "string \"many\", expected a whole number"],
+    );
+    check("a negative number", "[limits]\nchunk_count_max = -1", &[], &["limits.chunk_count_max", "-1"]);
+    check(
+        "an invalid address",
+        "[admin]\nlisten = \"localhost\"",
+        &[],
+        &["admin.listen", "such as 127.0.0.1:8080"],
+    );
+    check(
+        "an unknown choice",
+        "[telemetry]\nlog_format = \"xml\"",
+        &[],
+        &["telemetry.log_format", "`json` or `text`"],
+    );
+    check("a value for a section", "http = 1", &[], &["http", "integer `1`, expected an object or section"]);
+    check("not TOML", "[http", &[], &["thresher.toml is not TOML"]);
+    check(
+        "unknown, by environment",
+        "",
+        &[("THRESHER__HTTP__PORT", "1")],
+        &["variable THRESHER__HTTP__PORT: http.port", "unknown field"],
+    );
+    check(
+        "wrong type, by environment",
+        "",
+        &[("THRESHER__AUTO__MAX_SIM_MIN", "low")],
+        &["auto.max_sim_min", "string \"low\""],
+    );
+    check(
+        "single underscores",
+        "",
+        &[("THRESHER_SERVICE_PORT", "1"), ("THRESHER_KV_CODEC", "f16")],
+        &["THRESHER_KV_CODEC: this is not a setting; did you mean THRESHER__BLOCKS__CODEC?"],
+    );
+    let kv_export = ("THRESHER_KV_EXPORT_BYTES_MAX", "1");
+    check(
+        "a section with an underscore",
+        "",
+        &[kv_export],
+        &["did you mean THRESHER__KV_EXPORT__BYTES_MAX?"],
+    );
+    check(
+        "one underscore too few",
+        "",
+        &[("THRESHER_KV__DIR", "x")],
+        &["did you mean THRESHER__BLOCKS__DIR?"],
+    );
+    let no_section = &["variable THRESHER__NOPE__X: nope", "unknown field"];
+    check("an unknown section, by environment", "", &[("THRESHER__NOPE__X", "1")], no_section);
+    check(
+        "a setting without its section, by environment",
+        "",
+        &[("THRESHER__PORT", "1")],
+        &["port", "unknown field"],
+    );
+    let setting_as_section = [("THRESHER__HTTP__LISTEN__PORT", "1")];
+    let expect = ["THRESHER__HTTP__LISTEN__PORT", "listen is not a section"];
+    check("a setting as a section", "[http]\nlisten = \"127.0.0.1:1\"", &setting_as_section, &expect);
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error =
+        Config::load(Some(Path::new("no/such.toml")), std::iter::empty()).expect_err("a missing file");
+    assert!(error.to_string().starts_with("cannot read no/such.toml: "), "{error}");
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_refused() {
+    let check = |file: &str, expect: &str| check_refused(file, file, &[], &[expect]);
+    check("[http]\nlisten = \"127.0.0.1:8081\"", "http.listen and admin.listen are both 127.0.0.1:8081");
+    check("[http]\nbody_bytes_max = 0", "http.body_bytes_max is 0");
+    check(
+        "[http]\ntls_cert_file = \"c\"",
+        "http.tls_cert_file is \"c\", but http.tls_key_file is empty; set both",
+    );
+    check("[http]\ntls_key_file = \"k\"", "http.tls_key_file is \"k\", but http.tls_cert_file is empty");
+    check(
+        "[http]\nbodies_bytes_max = 1000000",
+        "http.bodies_bytes_max is 1000000; it must be at least four times http.body_bytes_max (8388608)",
+    );
+    check(
+        "[http]\nbodies_bytes_max = 40000000",
+        "it must be at least four times middleware.body_bytes_max (33554432)",
+    );
+    check("[access]\nkeys_file = \"k\"\ntenant_count_max = 0", "access.tenant_count_max is 0");
+    check("[limits]\nchunk_count_max = 0", "limits.chunk_count_max is 0");
+    check("[blocks]\nwrite_queue_bytes_max = 0", "blocks.write_queue_bytes_max is 0");
+    check(
+        "[blocks]\ndisk_bytes_max = 8",
+        "blocks.disk_bytes_max is 8; set it to at least 16777216 (16 MiB), or to 0",
+    );
+    check("[blocks]\ndir = \"d\"\n[registry]\ndir = \"d\"", "blocks.dir and registry.dir are both \"d\"");
+    check("[telemetry]\nlog = \"info,inof\"", "telemetry.log contains \"inof\"; write a level");
+    assert!(load("[telemetry]\nlog = \"info, thresher=debug\"", &[]).is_ok());
+    check("[model]\nworkers = 100000", "model.workers is 100000; the limit is 1024");
+    check("[limits]\nquery_tokens_max = 0", "limits.query_tokens_max is 0");
+    check("[limits]\ninput_tokens_max = 0", "limits.input_tokens_max is 0");
+    check("[limits]\nlogit_count_max = 0", "limits.logit_count_max is 0");
+    check("[limits]\njson_value_count_max = 0", "limits.json_value_count_max is 0");
+    check("[limits]\nregistered_chunk_count_max = 0", "limits.registered_chunk_count_max is 0");
+    check("[limits]\nregistered_bytes_max = 0", "limits.registered_bytes_max is 0");
+    check("[registry]\nchunk_count_max = 0", "registry.chunk_count_max is 0");
+    check("[registry]\nbatch_count_max = 0", "registry.batch_count_max is 0");
+    check("[registry]\ncandidate_count_max = 0", "registry.candidate_count_max is 0");
+    check(
+        "[registry]\ncandidate_count_default = 2000",
+        "registry.candidate_count_default is 2000; it must be from 1 to registry.candidate_count_max (1000)",
+    );
+    check(
+        "[registry]\nprefilter_to = 20000",
+        "registry.prefilter_to is 20000; it must be from 1 to registry.prefilter_above (10000)",
+    );
+    check("[admission]\ndeadline_ms_default = 0", "admission.deadline_ms_default is 0");
+    check(
+        "[admission]\ndeadline_ms_default = 2\ndeadline_ms_max = 1",
+        "admission.deadline_ms_default is 2; it must be at most admission.deadline_ms_max (1)",
+    );
+    let no_disk = "[blocks]\nwrite_queue_bytes_max = 0\n";
+    assert!(load(&format!("{no_disk}dir = \"\""), &[]).is_ok(), "without a directory there is no disk tier");
+    assert!(
+        load(&format!("{no_disk}disk_bytes_max = 0"), &[]).is_ok(),
+        "without space there is no disk tier"
+    );
+    check("[shared]\ntimeout_ms = 0", "shared.timeout_ms is 0");
+    check("[shared]\nttl_s = 0", "shared.ttl_s is 0");
+    check("[shared]\nttl_s = 5000000000", "shared.ttl_s is more");
+    check("[shared]\nbreaker_failures = 0", "shared.breaker_failures is 0");
+    check("[shared]\nbreaker_probe_ms = 0", "shared.breaker_probe_ms is 0");
+    check("[shared]\nclient_key_file = \"k\"", "one is set without the other");
+    assert!(
+        load("[registry]\nprefilter_above = 0", &[]).is_ok(),
+        "without a prefilter, its size does not matter"
+    );
+    let any_ports = "[http]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"";
+    assert!(load(any_ports, &[]).is_ok(), "two ports that the system chooses are different");
+}
+
+#[test]
+fn without_keys_only_loopback_addresses_are_accepted() {
+    let listen = |address: &str| format!("[http]\nlisten = \"{address}\"\n");
+    for address in
+        ["0.0.0.0:9000", "[::]:9000", "10.0.0.1:9000", "[2001:db8::1]:9000", "[::ffff:10.0.0.1]:9000"]
+    {
+        let expect = format!("http.listen is {address}, which is not a loopback address");
+        check_refused(address, &listen(address), &[], &[&expect, "access.keys_file"]);
+        check_refused(address, "", &[("THRESHER__HTTP__LISTEN", address)], &[&expect]);
+        let keyed = listen(address) + "[access]\nkeys_file = \"keys.toml\"";
+        assert!(load(&keyed, &[]).is_ok(), "{address}");
+        assert!(load(&listen(address), &[("THRESHER__ACCESS__KEYS_FILE", "keys.toml")]).is_ok(), "{address}");
+    }
+    for address in ["127.0.0.1:9000", "127.8.0.1:9000", "[::1]:9000", "[::ffff:127.0.0.1]:9000"] {
+        assert!(load(&listen(address), &[]).is_ok(), "{address}");
+    }
+    assert!(
+        load("[admin]\nlisten = \"0.0.0.0:9001\"", &[]).is_ok(),
+        "the admin listener has no request texts"
+    );
+}
+
+#[test]
+fn the_environment_overrides_the_file_in_every_section() {
+    type Set = fn(&mut Config);
+    let table: &[(&str, &str, Set)] = &[
+        ("THRESHER__HTTP__LISTEN", "127.0.0.2:9000", |c| c.http.listen = ([127, 0, 0, 2], 9000).into()),
+        ("THRESHER__ACCESS__KEYS_FILE", "k.toml", |c| c.access.keys_file = "k.toml".into()),
+        ("THRESHER__ACCESS__TENANT_COUNT_MAX", "2", |c| c.access.tenant_count_max = 2),
+        ("THRESHER__HTTP__BODY_BYTES_MAX", "1_000", |c| c.http.body_bytes_max = 1000),
+        ("THRESHER__ADMIN__LISTEN", "[::1]:9001", |c| {
+            c.admin.listen = "[::1]:9001".parse().expect("an address")
+        }),
+        ("THRESHER__MODEL__DIR", "/models/x y", |c| c.model.dir = "/models/x y".into()),
+        ("THRESHER__MODEL__RUNTIME_LIB", "/lib/a.so", |c| c.model.runtime_lib = "/lib/a.so".into()),
+        ("THRESHER_RUNTIME_LIB", "/lib/b.so", |c| c.model.runtime_lib = "/lib/b.so".into()),
+        ("THRESHER__MODEL__WORKERS", "3", |c| c.model.workers = 3),
+        ("THRESHER__BLOCKS__MEMORY_BYTES_MAX", "0", |c| c.blocks.memory_bytes_max = 0),
+        ("THRESHER__BLOCKS__DIR", "", |c| c.blocks.dir = "".into()),
+        ("THRESHER__LIMITS__CHUNK_COUNT_MAX", "7", |c| c.limits.chunk_count_max = 7),
+        ("THRESHER__REGISTRY__DIR", "", |c| c.registry.dir = "".into()),
+        ("THRESHER__AUTO__MAX_SIM_MIN", "0.25", |c| c.auto.max_sim_min = 0.25),
+        ("THRESHER__ADMISSION__QUEUE_MAX", "0", |c| c.admission.queue_max = 0),
+        ("THRESHER__SHARED__URLS", "redis://u:p@a, redis://b", |c| {
+            c.shared.urls = ["redis://u:p@a", "redis://b"].into_iter().collect()
+        }),
+        ("THRESHER__SHARED__CLUSTER", "true", |c| c.shared.cluster = true),
+        ("THRESHER__TELEMETRY__LOG", "warn,thresher=debug", |c| {
+            c.telemetry.log = "warn,thresher=debug".to_owned()
+        }),
+        ("THRESHER__TELEMETRY__LOG_FORMAT", "text", |c| c.telemetry.log_format = LogFormat::Text),
+        ("THRESHERS__HTTP__LISTEN", "not a setting of this program", |_| {}),
+        ("THRESHER_SERVICE_HOST", "an orchestrator's", |_| {}),
+        ("THRESHER__BLOCKS__SALT", "tenant", |c| c.blocks.salt = "tenant".to_owned()),
+    ];
+    let file = std::fs::read_to_string(shipped()).expect("the shipped file");
+    for (name, value, set) in table {
+        let mut expect = Config::default();
+        set(&mut expect);
+        assert_eq!(load(&file, &[(name, value)]), Ok(expect), "{name}={value}");
+    }
+}
+
+#[test]
+fn the_long_variable_of_the_runtime_has_precedence_over_the_short_one() {
+    let (short, long) = (("THRESHER_RUNTIME_LIB", "short.so"), ("THRESHER__MODEL__RUNTIME_LIB", "long.so"));
+    for environment in [[short, long], [long, short]] {
+        let config = load("[model]\nruntime_lib = \"file.so\"", &environment).expect("it loads");
+        assert_eq!(config.model.runtime_lib(), Path::new("long.so"));
+    }
+}
+
+#[test]
+fn renamed_settings_are_understood_with_a_warning() {
+    type Set = fn(&mut Config);
+    let check = |file: &str, environment: &[(&str, &str)], set: Set, warning: &str| {
+        let found = load(file, environment).unwrap_or_else(|error| panic!("{file} {environment:?}: {error}"));
+        let mut expect = Config::default();
+        set(&mut expect);
+        let [text] = &found.warnings[..] else { panic!("{file} {environment:?}: {:?}", found.warnings) };
+        assert!(text.contains(warning), "{text:?} lacks {warning:?}");
+        assert_eq!(Config { warnings: Vec::new(), ..found }, expect, "{file} {environment:?}");
+    };
+    check(
+        "[kv]\nsalt = \"s\"",
+        &[],
+        |c| c.blocks.salt = "s".to_owned(),
+        "thresher.toml: [kv] is the old name of [blocks]; rename it",
+    );
+    check(
+        "[handover]\nexpire_s = 7",
+        &[],
+        |c| c.kv_export.expire_s = 7,
+        "[handover] is the old name of [kv_export]",
+    );
+    check(
+        "[auto]\nreach_min = 0.25",
+        &[],
+        |c| c.auto.max_sim_min = 0.25,
+        "auto.reach_min is the old name of auto.max_sim_min",
+    );
+    check(
+        "",
+        &[("THRESHER__KV__DIR", "cache")],
+        |c| c.blocks.dir = "cache".into(),
+        "variable THRESHER__KV__DIR: kv.dir is the old name of blocks.dir; set THRESHER__BLOCKS__DIR",
+    );
+    check(
+        "",
+        &[("THRESHER__HANDOVER__BYTES_MAX", "7")],
+        |c| c.kv_export.bytes_max = 7,
+        "set THRESHER__KV_EXPORT__BYTES_MAX",
+    );
+    check(
+        "",
+        &[("THRESHER__AUTO__REACH_MIN", "0.25")],
+        |c| c.auto.max_sim_min = 0.25,
+        "set THRESHER__AUTO__MAX_SIM_MIN",
+    );
+    check(
+        "[blocks]\nsalt = \"file\"",
+        &[("THRESHER__KV__SALT", "environment")],
+        |c| c.blocks.salt = "environment".to_owned(),
+        "THRESHER__KV__SALT",
+    );
+    check(
+        "[kv]\nsalt = \"file\"",
+        &[("THRESHER__BLOCKS__SALT", "environment")],
+        |c| c.blocks.salt = "environment".to_owned(),
+        "[kv] is the old name",
+    );
+}
+
+#[test]
+fn an_old_and_a_current_name_together_are_refused() {
+    let check = check_refused;
+    check(
+        "a section",
+        "[kv]\ndir = \"a\"\n[blocks]\nsalt = \"b\"",
+        &[],
+        &["thresher.toml: [kv] and [blocks] are both given", "keep only [blocks]"],
+    );
+    check(
+        "a setting",
+        "[auto]\nreach_min = 0.1\nmax_sim_min = 0.2",
+        &[],
+        &["auto.reach_min and auto.max_sim_min"],
+    );
+    let (old, current) = (("THRESHER__KV__DIR", "a"), ("THRESHER__BLOCKS__DIR", "b"));
+    for environment in [[old, current], [current, old]] {
+        let names = &["THRESHER__KV__DIR", "THRESHER__BLOCKS__DIR", "blocks.dir"];
+        check("variables", "", &environment, names);
+    }
+    check(
+        "an unknown setting of a renamed section",
+        "[kv]\nport = 1",
+        &[],
+        &["blocks.port", "unknown field"],
+    );
+    check("a setting that was never renamed", "[auto]\nreach = 1", &[], &["auto.reach", "unknown field"]);
+    check("the warnings", "warnings = [\"a\"]", &[], &["warnings", "unknown field"]);
+}

@@ -1,0 +1,335 @@
+//! The memory that parsing a request body allocates. The allocator counts it, so the load of the machine does
+//! not matter. Whatever the body contains, parsing allocates less than three times its bytes, in most cases
+//! less than twice, and errors quote little of it.
+#![allow(unsafe_code, reason = "an allocator that counts")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use thresher::api::{
+    self, AttributeBody, Body, BodyLimits, CompressBody, DeleteBody, MiddlewareBody, RegisterBody,
+    RegisterLimits, RequestError, RerankBody, RerankDialect, ScoreBody, SearchBody, SearchLimits,
+};
+use thresher::middleware::json::Located;
+use thresher_core::pipeline::validate::RequestLimits;
+
+const BODY_BYTES: usize = 8 * 1024 * 1024;
+/// The most memory that parsing may hold at any time, besides the body, as a multiple of the body's bytes.
+const TIMES_MAX: usize = 2;
+/// The same for a body that is one long list. The pool of body memory counts this much for the parsed
+/// request.
+const LIST_TIMES_MAX: usize = 1;
+/// The same where parsing copies the whole body: metadata that is kept with its chunk, a document that is
+/// kept with its text.
+const TWICE_TIMES_MAX: usize = 3;
+/// More bytes than any error needs, and fewer than one that quotes a body.
+const MESSAGE_BYTES_MAX: usize = 2_000;
+
+// ---- the allocator ----
+
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// Each thread counts for itself, since tests run in parallel.
+thread_local! {
+    static NOW: Cell<usize> = const { Cell::new(0) };
+    static PEAK: Cell<usize> = const { Cell::new(0) };
+}
+
+fn grown(bytes: usize) {
+    // This thread may free memory that another thread has allocated and counted.
+    let now = NOW.get().wrapping_add(bytes);
+    NOW.set(now);
+    PEAK.set(PEAK.get().max(now));
+}
+
+fn shrunk(bytes: usize) {
+    NOW.set(NOW.get().saturating_sub(bytes));
+}
+
+// SAFETY: every call is passed on unchanged to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        grown(layout.size());
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        shrunk(layout.size());
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        // The old and the new memory may exist at the same time.
+        grown(bytes);
+        shrunk(layout.size());
+        unsafe { System.realloc(memory, layout, bytes) }
+    }
+}
+
+/// The result of `work`, and the most bytes that it held at any time.
+fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = NOW.get();
+    PEAK.set(before);
+    let found = work();
+    (found, PEAK.get() - before)
+}
+
+// ---- bodies ----
+
+fn limits() -> BodyLimits {
+    BodyLimits::new(&RequestLimits::default(), 10_000)
+}
+
+/// `head`, then as many `item`s as fit into [`BODY_BYTES`], with commas between them, then `tail`.
+fn filled(head: &str, item: &str, tail: &str) -> Vec<u8> {
+    let mut body = String::with_capacity(BODY_BYTES + item.len() + tail.len());
+    body.push_str(head);
+    while body.len() < BODY_BYTES {
+        body.push_str(item);
+        body.push(',');
+    }
+    body.pop();
+    body.push_str(tail);
+    body.into_bytes()
+}
+
+/// `head`, then one run of `character`, then `tail`.
+fn run(head: &str, character: &str, tail: &str) -> Vec<u8> {
+    format!("{head}{}{tail}", character.repeat(BODY_BYTES / character.len())).into_bytes()
+}
+
+/// Parses `body` and expects `error`, given as "code param", and less memory than [`TIMES_MAX`] times the
+/// body.
+#[track_caller]
+fn check<T>(
+    name: &str,
+    body: &[u8],
+    error: &str,
+    parse: impl FnOnce(&[u8], &BodyLimits) -> Result<T, RequestError>,
+) {
+    check_within(TIMES_MAX, name, body, error, parse);
+}
+
+/// The same with another limit.
+#[track_caller]
+fn check_within<T>(
+    times_max: usize,
+    name: &str,
+    body: &[u8],
+    error: &str,
+    parse: impl FnOnce(&[u8], &BodyLimits) -> Result<T, RequestError>,
+) {
+    let limits = limits();
+    let (found, bytes) = peak(|| parse(body, &limits));
+    let Err(found) = found else { panic!("{name}: the body is accepted") };
+    let head = format!("{} {}", found.code, found.param.as_deref().unwrap_or("-"));
+    assert!(head.starts_with(error), "{name}: {head}, not {error}: {}", found.message);
+    let error_bytes = found.message.len() + head.len();
+    assert!(error_bytes < MESSAGE_BYTES_MAX, "{name}: the error has {error_bytes} bytes");
+    let ratio = bytes as f64 / body.len() as f64;
+    println!("{ratio:5.2} {name}");
+    assert!(ratio < times_max as f64, "{name}: {bytes} bytes at a time, {ratio:.1} times the body");
+}
+
+/// Hostile content that any type of body may get. `field` is one of its fields, neither a string nor a list;
+/// `denies` says whether the type refuses unknown fields.
+fn check_any<T: Body>(name: &str, field: &str, denies: bool) {
+    let parse = |body: &[u8], limits: &BodyLimits| api::parse::<T>(body, limits).map(drop);
+    let check =
+        |case: &str, body: Vec<u8>, error: &str| check(&format!("{name}: {case}"), &body, error, parse);
+    let unknown = if denies { "unknown_field" } else { "missing_field" };
+    check("a long key", run("{\"", "k", "\": 1}"), unknown);
+    check("a long key with escapes", run("{\"", "\\n", "\": 1}"), unknown);
+    check("many keys", filled("{", "\"k\":1", "}"), unknown);
+    check("lists inside each other", run("{\"k\": ", "[", ""), if denies { unknown } else { "invalid_json" });
+    check(
+        "a string for a number",
+        run(&format!("{{\"{field}\": \""), "x", "\"}"),
+        &format!("wrong_type {field}"),
+    );
+    check(
+        "escapes for a number",
+        run(&format!("{{\"{field}\": \""), "\\n", "\"}"),
+        &format!("wrong_type {field}"),
+    );
+    check(
+        "a field twice",
+        filled("{", &format!("\"{field}\":null"), "}"),
+        &format!("duplicate_field {field}"),
+    );
+    check("a string", run("\"", "x", "\""), "wrong_type");
+    check("a list", filled("[", "[]", "]"), "wrong_type");
+}
+
+// ---- tests ----
+
+#[test]
+fn hostile_bodies_of_every_type_need_little_memory() {
+    check_any::<CompressBody>("compress", "deadline_ms", true);
+    check_any::<AttributeBody>("attribute", "deadline_ms", true);
+    check_any::<RegisterBody>("register", "deadline_ms", true);
+    check_any::<SearchBody>("search", "limit", true);
+    check_any::<MiddlewareBody>("middleware", "cite", true);
+    check_any::<RerankBody>("rerank", "top_n", false);
+}
+
+/// Fills each of the body's lists with each of `items`, all of which are valid in it.
+fn check_lists<T: Body>(name: &str, head: &str, items: &[&str], lists: &[(&str, &str)]) {
+    for (field, code) in lists {
+        for item in items {
+            let body = filled(&format!("{{{head}\"{field}\":["), item, "]}");
+            let case = format!("{name}.{field} of {item}");
+            check_within(LIST_TIMES_MAX, &case, &body, &format!("{code} {field}"), api::parse::<T>);
+        }
+    }
+}
+
+#[test]
+fn a_list_is_refused_before_all_of_it_is_in_memory() {
+    let (texts, chunks) = (["\"\"", "\"\\n\""], ["\"\"", "{\"text\":\"\"}"]);
+    let any = ["\"\"", "{}", "[]", "1", "null", "[[],[]]", "{\"a\":1,\"b\":\"\"}"];
+    let (query, many) = ("\"query\":\"q\",", "chunk_too_many");
+    check_lists::<CompressBody>("compress", query, &chunks, &[("chunks", many)]);
+    check_lists::<CompressBody>("compress", query, &texts, &[("chunk_ids", many), ("keep", "keep_too_many")]);
+    check_lists::<CompressBody>("compress", query, &["\"kv\""], &[("include", "include_too_many")]);
+    check_lists::<AttributeBody>("attribute", "", &chunks, &[("chunks", many)]);
+    check_lists::<AttributeBody>("attribute", "", &texts, &[("chunk_ids", many)]);
+    check_lists::<AttributeBody>(
+        "attribute",
+        "",
+        &["{\"start\":0,\"end\":1}"],
+        &[("spans", "span_too_many")],
+    );
+    check_lists::<RerankBody>("rerank", query, &any, &[("documents", many)]);
+    check_lists::<RerankBody>(
+        "rerank",
+        query,
+        &texts,
+        &[("texts", many), ("rank_fields", "rank_field_too_many")],
+    );
+    check_lists::<ScoreBody>("score", "", &texts, &[("text_1", many), ("text_2", many)]);
+    check_lists::<RegisterBody>("register", "", &any, &[("chunks", many)]);
+    check_lists::<DeleteBody>("delete", "", &texts, &[("ids", many)]);
+    check_lists::<MiddlewareBody>("middleware", "", &chunks, &[("chunks", many)]);
+}
+
+#[test]
+fn errors_do_not_quote_long_strings() {
+    let compress = api::parse::<CompressBody>;
+    let long = |head: &str, tail: &str| run(head, "x", tail);
+    check("a word", &long("{\"order\": \"", "\"}"), "unknown_value order", compress);
+    check("a word in a list", &long("{\"include\": [\"", "\"]}"), "unknown_value include[0]", compress);
+    check("an object's key", &long("{\"budget\": {\"", "\": 1}}"), "unknown_field budget.xxx", compress);
+    check("a chunk's key", &long("{\"chunks\": [{\"", "\": 1}]}"), "unknown_field chunks[0].xxx", compress);
+    check("a string for an object", &long("{\"budget\": \"", "\"}"), "wrong_type budget", compress);
+    check("a string for a list", &long("{\"keep\": \"", "\"}"), "wrong_type keep", compress);
+    let rerank = |body: &[u8], limits: &BodyLimits| {
+        api::parse::<RerankBody>(body, limits)?.into_domain(RerankDialect::V1, limits)
+    };
+    let fields = long("{\"query\":\"q\",\"documents\":[{}],\"rank_fields\":[\"", "\"]}");
+    check("a rank field", &fields, "missing_field documents[0]", rerank);
+}
+
+/// A field of 200 kB that is ranked 50,000 times would make 10 GB of one document.
+#[test]
+fn rank_fields_do_not_multiply_a_document() {
+    let rerank = |body: &[u8], limits: &BodyLimits| {
+        api::parse::<RerankBody>(body, limits)?.into_domain(RerankDialect::V1, limits)
+    };
+    let body = |fields: &str, bytes: usize| {
+        let text = "x".repeat(bytes);
+        format!(r#"{{"query":"q","rank_fields":[{fields}],"documents":[{{"a":"{text}","b":"{text}"}}]}}"#)
+            .into_bytes()
+    };
+    let many = vec!["\"a\""; 50_000].join(",");
+    check("many times", &body(&many, 200_000), "rank_field_too_many rank_fields", rerank);
+    check("twice", &body("\"a\",\"b\",\"a\"", 200_000), "rank_field_duplicate rank_fields[2]", rerank);
+    check("too long together", &body("\"a\",\"b\"", 600_000), "chunk_too_long documents[0]", rerank);
+}
+
+#[test]
+fn nested_values_are_refused_before_all_of_them_are_in_memory() {
+    let search = |body: &[u8], limits: &BodyLimits| {
+        let bounds = SearchLimits { candidate_count_default: 10, candidate_count_max: 100 };
+        api::parse::<SearchBody>(body, limits)?.into_domain(&bounds)
+    };
+    let filter = |item: &str| filled("{\"query\":\"q\",\"filter\":{\"a\":{\"in\":[", item, "]}}}");
+    check("a filter", &filter("1"), "filter_invalid filter", search);
+    check("a filter of lists", &filter("[]"), "filter_invalid filter", search);
+    let rerank = |body: &[u8], limits: &BodyLimits| {
+        let request = api::parse::<RerankBody>(body, limits)?.into_domain(RerankDialect::V1, limits)?;
+        // The request is valid. This error only ends the measurement.
+        let chunks = request.chunks.len();
+        Err::<(), _>(RequestError { code: "taken", message: chunks.to_string(), param: None })
+    };
+    let tree =
+        |item: &str| filled("{\"query\":\"q\",\"documents\":[{\"text\":\"t\",\"more\":[", item, "]}]}");
+    check("a document of lists", &tree("[]"), "taken", rerank);
+    check("a document of objects", &tree("{\"a\":1}"), "taken", rerank);
+    check(
+        "a document of keys",
+        &filled("{\"query\":\"q\",\"documents\":[{\"text\":\"t\",", "\"a\":1", "}]}"),
+        "taken",
+        rerank,
+    );
+    let register = |body: &[u8], limits: &BodyLimits| {
+        let bounds = RegisterLimits { chunk_bytes_max: 1_048_576, metadata_bytes_max: 16_384 };
+        let batch = api::parse::<RegisterBody>(body, limits)?.into_batch(&bounds)?;
+        let taken = batch.chunks().count();
+        Err::<(), _>(RequestError {
+            code: "taken",
+            message: taken.to_string(),
+            param: Some(taken.to_string()),
+        })
+    };
+    let metadata = filled("{\"chunks\":[{\"text\":\"t\",\"metadata\":{\"a\":[", "[]", "]}}]}");
+    check_within(TWICE_TIMES_MAX, "metadata", &metadata, "taken 0", register);
+    let attribute = |body: &[u8], limits: &BodyLimits| {
+        api::parse::<AttributeBody>(body, limits)?.into_domain(None, limits)
+    };
+    let answer = filled("{\"chunks\":[\"c\"],\"format\":\"json\",\"answer\":\"[", "1", "]\"}");
+    check("an answer that is JSON", &answer, "answer_too_long answer", attribute);
+    let values = |answer: &[u8], limits: &BodyLimits| {
+        let answer = std::str::from_utf8(answer).expect("text");
+        let wrong = |error| RequestError { code: "no_values", message: format!("{error}"), param: None };
+        api::values(answer, limits).map_err(wrong)
+    };
+    check("its values", &filled("[", "1", "]"), "no_values", values);
+    check("its keys", &filled("{\"a\":[", "[]", "]}"), "no_values", values);
+    let event = |data: &[u8], _: &BodyLimits| {
+        let arrived = api::arrival(std::str::from_utf8(data).expect("text"))?;
+        Err::<(), _>(RequestError { code: "arrived", message: format!("{arrived:?}"), param: None })
+    };
+    let choice = "{\"index\":1,\"delta\":{}}";
+    check("an event's choices", &filled("{\"choices\":[", choice, "]}"), "arrived", event);
+    check("an event's fields", &filled("{\"delta\":\"x\",\"more\":[", "[]", "]}"), "arrived", event);
+    let tree = |body: &[u8], limits: &BodyLimits| limits.check_tree(body, Some("messages"));
+    let field = |body: &[u8], limits: &BodyLimits| {
+        let body = Located::parse(std::str::from_utf8(body).expect("text")).expect("JSON");
+        let messages = body.get("messages").expect("the field");
+        limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
+        Err::<(), _>(RequestError { code: "taken", message: String::new(), param: None })
+    };
+    check("fields around a conversation", &filled("{", "\"k\":1", ",\"messages\":[]}"), "taken", field);
+    check("a conversation", &filled("[", "{}", "]"), "json_value_too_many messages", tree);
+    check("a deep one", &run("", "[", ""), "json_too_deep messages", tree);
+}
+
+#[test]
+fn ordinary_bodies_need_little_more_memory_than_their_size() {
+    let limits = limits();
+    let text = "The tide is at noon.\\nThe moon is far. ".repeat(220);
+    let chunk = format!(r#"{{"id":"a","text":"{text}","metadata":{{"page":3}}}}"#);
+    let body = filled("{\"query\":\"q\",\"chunks\":[", &chunk, "]}");
+    let (parsed, bytes) = peak(|| api::parse::<CompressBody>(&body, &limits));
+    parsed.expect("a request");
+    assert!(2 * bytes < 3 * body.len(), "{bytes} bytes of {}", body.len());
+    let body = filled("{\"query\":\"q\",\"documents\":[", &chunk, "]}");
+    let (parsed, bytes) =
+        peak(|| api::parse::<RerankBody>(&body, &limits)?.into_domain(RerankDialect::V1, &limits));
+    parsed.expect("a request");
+    assert!(bytes < TWICE_TIMES_MAX * body.len(), "{bytes} bytes of {}", body.len());
+}

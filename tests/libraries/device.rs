@@ -1,0 +1,189 @@
+//! Models on the CPU and on a GPU: results stay close to those of the CPU with exact weights. Tests that need
+//! a GPU are ignored unless they are asked for; `scripts/gpu.sh` runs them.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use crate::support::{gpu, in_checkout, model_dir, ort_settings};
+use ndarray::{Array3, ArrayView3};
+use tempfile::TempDir;
+use thresher_core::model::contract::Weights;
+use thresher_core::model::device::DeviceChoice;
+use thresher_core::model::ort::{Loaded, OrtSettings};
+use thresher_core::model::{ModelError, ModelRuntime, Past};
+use thresher_export::{ExportOptions, export};
+
+fn load(dir: &Path, device: DeviceChoice) -> std::sync::Arc<dyn ModelRuntime> {
+    Loaded::load(&OrtSettings { device, ..ort_settings(dir, 2) }).expect("it loads").runtime()
+}
+
+fn exported(weights: Weights) -> TempDir {
+    let out = TempDir::new().unwrap();
+    let options = ExportOptions { weights, name: "facts".into() };
+    export(&in_checkout("models/facts"), out.path(), &options, &|_, _| {}).unwrap();
+    out
+}
+
+fn planes(model: &dyn ModelRuntime, windows: &[&[u32]]) -> Vec<Array3<f32>> {
+    let found = Mutex::new(vec![Array3::zeros((0, 0, 0)); windows.len()]);
+    let done = |i: usize, planes: ArrayView3<f32>| found.lock().unwrap()[i] = planes.to_owned();
+    model.read(windows, &|_| true, &done).unwrap();
+    found.into_inner().unwrap()
+}
+
+/// Keys and values of windows that were read before, at positions that all begin at 1.
+struct Windows<'a> {
+    planes: &'a [Array3<f32>],
+    places: Vec<i64>,
+    question_position: i64,
+}
+
+impl<'a> Windows<'a> {
+    fn new(planes: &'a [Array3<f32>]) -> Self {
+        let lengths = planes.iter().map(|planes| planes.dim().1 as i64);
+        let question_position = 1 + lengths.clone().max().unwrap();
+        Self { planes, places: lengths.flat_map(|tokens| 1..=tokens).collect(), question_position }
+    }
+}
+
+impl Past for Windows<'_> {
+    fn places(&self) -> &[i64] {
+        &self.places
+    }
+
+    fn question_position(&self) -> i64 {
+        self.question_position
+    }
+
+    fn read_plane(&self, plane: usize, out: &mut [f32]) {
+        let all = self.planes.iter().flat_map(|window| window.index_axis(ndarray::Axis(0), plane).to_owned());
+        out.iter_mut().zip(all).for_each(|(out, value)| *out = value);
+    }
+
+    fn go_on(&self) -> bool {
+        true
+    }
+}
+
+fn worst(a: &Array3<f32>, b: &Array3<f32>) -> f32 {
+    assert_eq!(a.dim(), b.dim());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+const WINDOWS: [&[u32]; 4] = [&[7, 30, 41, 99, 120, 7, 30], &[12, 300, 8], &[50; 90], &[12, 301, 9]];
+
+/// Compares a decoder on `device` with the same decoder in f32 on the CPU.
+fn check_decoder(device: DeviceChoice) {
+    for (weights, bound) in [(Weights::F32, 2e-3), (Weights::F16, 6e-2)] {
+        let (exact, out) = (exported(Weights::F32), exported(weights));
+        let (here, there) = (load(exact.path(), DeviceChoice::Cpu), load(out.path(), device));
+        println!("{weights:?} on {}", there.info().device);
+        let (expect, found) = (planes(&*here, &WINDOWS), planes(&*there, &WINDOWS));
+        for (window, (expect, found)) in expect.iter().zip(&found).enumerate() {
+            let off = worst(expect, found);
+            assert!(off < bound, "{weights:?}, window {window}: off by {off}");
+        }
+        // More tokens than one tile of a layer has.
+        let question: Vec<u32> = (0..70).map(|i| 20 + i * 5 % 400).collect();
+        let ask = |model: &dyn ModelRuntime| model.question(&question, &Windows::new(&expect)).unwrap();
+        let (expect, found) = (ask(&*here), ask(&*there));
+        let off = worst(&expect.vectors, &found.vectors)
+            .max(worst(&expect.self_logits(0..16), &found.self_logits(0..16)));
+        assert!(off < 10.0 * bound, "{weights:?}, a question: off by {off}");
+    }
+}
+
+#[test]
+fn a_decoder_on_the_cpu_stays_close_to_its_exact_weights() {
+    check_decoder(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU: run with --ignored"]
+fn a_decoder_on_a_gpu_stays_close_to_the_cpu() {
+    check_decoder(gpu());
+}
+
+/// A token of a question sees only the tokens before it, however the question is split into tiles.
+fn check_long_question(device: DeviceChoice) {
+    let out = exported(Weights::F32);
+    let model = load(out.path(), device);
+    let past = planes(&*model, &WINDOWS);
+    let question: Vec<u32> = (0..100).map(|i| 20 + i * 7 % 400).collect();
+    let ask = |tokens: usize| model.question(&question[..tokens], &Windows::new(&past)).unwrap().vectors;
+    let whole = ask(100);
+    for tokens in [1, 31, 32, 33, 64, 65] {
+        let part = ask(tokens);
+        let off = worst(&part, &whole.slice(ndarray::s![.., ..tokens, ..]).to_owned());
+        assert!(off < 1e-4, "{tokens} tokens: off by {off}");
+    }
+}
+
+#[test]
+fn the_first_tokens_of_a_long_question_do_not_depend_on_the_rest_on_the_cpu() {
+    check_long_question(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU: run with --ignored"]
+fn the_first_tokens_of_a_long_question_do_not_depend_on_the_rest_on_a_gpu() {
+    check_long_question(gpu());
+}
+
+fn check_windows(device: DeviceChoice) {
+    let out = exported(Weights::F32);
+    let model = load(out.path(), device);
+    let many: Vec<&[u32]> = WINDOWS.iter().cycle().take(40).copied().collect();
+    let together = planes(&*model, &many);
+    for (i, window) in many.iter().enumerate() {
+        let alone = &planes(&*model, &[window])[0];
+        let bits = |planes: &Array3<f32>| planes.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert!(bits(alone) == bits(&together[i]), "window {i} of {} tokens", window.len());
+    }
+}
+
+#[test]
+fn a_window_of_a_decoder_gives_the_same_bits_alone_and_in_a_batch_on_the_cpu() {
+    check_windows(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU: run with --ignored"]
+fn a_window_of_a_decoder_gives_the_same_bits_alone_and_in_a_batch_on_a_gpu() {
+    check_windows(gpu());
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU: run with --ignored"]
+fn an_encoder_on_a_gpu_stays_close_to_the_cpu() {
+    let [here, there] = [DeviceChoice::Cpu, gpu()].map(|device| load(&model_dir(), device));
+    let windows: [&[u32]; 2] = [&[2023, 2003, 1037, 6251], &[1996, 10401]];
+    for (expect, found) in planes(&*here, &windows).iter().zip(&planes(&*there, &windows)) {
+        let off = worst(expect, found);
+        assert!(off < 2e-3, "off by {off}");
+    }
+}
+
+#[test]
+fn a_gpu_that_does_not_exist_is_an_error_and_auto_falls_back_to_the_cpu() {
+    let settings = |device| OrtSettings { device, ..ort_settings(&model_dir(), 1) };
+    let Err(error) = Loaded::load(&settings(DeviceChoice::Cuda(99))) else {
+        panic!("no machine has a hundred GPUs")
+    };
+    assert!(matches!(&error, ModelError::Device { device, .. } if device == "cuda:99"), "{error}");
+    assert!(error.to_string().contains("make provision GPU=1"), "{error}");
+    let auto = load(&model_dir(), DeviceChoice::Auto);
+    let device = &auto.info().device;
+    println!("auto is {device}");
+    assert_eq!(device.name == "cpu", device.instead_of_gpu.is_some(), "{device:?}");
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU: run with --ignored"]
+fn a_model_beyond_the_memory_limit_of_a_gpu_is_refused() {
+    let out = exported(Weights::F32);
+    let settings =
+        OrtSettings { device: gpu(), device_memory_bytes_max: 1 << 16, ..ort_settings(out.path(), 1) };
+    let Err(error) = Loaded::load(&settings) else { panic!("even this small model needs more than 65 kB") };
+    println!("{error}");
+}

@@ -1,0 +1,160 @@
+//! Exported graphs in the real ONNX Runtime against `transformers`: tiny random BERTs, and MiniLM. The
+//! reference results are committed beside the script that made them, `models/tiny/make_goldens.py`.
+
+use std::path::Path;
+
+use crate::support::{distance_max, golden, in_checkout, keys, logits, masked_keys, minilm_source, session};
+use tempfile::TempDir;
+use thresher_core::model::contract::{Contract, Dim, Family, Graph, IoTensor, Late, Side, Weights, check_io};
+use thresher_export::{ExportOptions, export};
+
+/// The largest allowed difference of a component of a unit vector, or of a logit.
+const TOLERANCE: f64 = 1e-4;
+
+fn exported(source: &Path) -> (TempDir, Contract) {
+    exported_as(source, Weights::F32)
+}
+
+fn exported_as(source: &Path, weights: Weights) -> (TempDir, Contract) {
+    let out = TempDir::new().unwrap();
+    let options = ExportOptions { weights, name: "parity".into() };
+    let contract = export(source, out.path(), &options, &|_, _| {}).unwrap();
+    (out, contract)
+}
+
+fn late(contract: &Contract) -> &Late {
+    let Family::Late(late) = &contract.family else { panic!("{} is late", contract.name) };
+    late
+}
+
+#[test]
+fn tiny_models_agree_with_transformers() {
+    for (name, tolerance) in [("bert-gelu", 1e-5), ("bert-tanh-masked-lm", 1e-5), ("bert-relu-half", 1e-5)] {
+        let source = in_checkout("models/tiny").join(name);
+        let golden = golden(&source.join("golden.json"));
+        let (out, contract) = exported(&source);
+        assert_eq!(late(&contract).head_dim, golden.dim, "{name}");
+        let mut passage = session(&out.path().join("passage.onnx"), 1);
+        for case in &golden.cases {
+            let found = keys(&mut passage, std::slice::from_ref(&case.ids));
+            let distance = distance_max(&found, case.readout.as_ref().unwrap());
+            assert!(distance < tolerance, "{name}, {} tokens: differs by {distance}", case.ids.len());
+        }
+    }
+}
+
+#[test]
+fn minilm_agrees_with_transformers() {
+    let golden = golden(&in_checkout("models/tiny/minilm.golden.json"));
+    let (out, contract) = exported(&minilm_source());
+    assert_eq!((contract.window.tokens_max, late(&contract).head_dim), (256, 384));
+    assert_eq!((&contract.tokenizer.prefix[..], &contract.tokenizer.suffix[..]), (&[101][..], &[102][..]));
+    let tokenizer = tokenizers::Tokenizer::from_file(out.path().join(&contract.tokenizer.file)).unwrap();
+    let mut passage = session(&out.path().join("passage.onnx"), 1);
+    for case in &golden.cases {
+        let text = case.text.as_ref().unwrap();
+        let ids: Vec<i64> =
+            tokenizer.encode(text.as_str(), true).unwrap().get_ids().iter().map(|&id| id.into()).collect();
+        assert_eq!(ids, case.ids, "{text}");
+
+        let found = keys(&mut passage, &[ids]);
+        let distance =
+            distance_max(&project(&found, &golden.directions, golden.dim), case.projected.as_ref().unwrap());
+        // A projection sums `dim` components, so this allows each component about `TOLERANCE / √dim`.
+        assert!(distance < TOLERANCE, "{text}: projections differ by {distance}");
+        if let Some(expect) = &case.readout {
+            let distance = distance_max(&found, expect);
+            assert!(distance < TOLERANCE, "{text}: readout differs by {distance}");
+        }
+    }
+}
+
+#[test]
+fn int8_weights_stay_close_to_f32() {
+    let golden = golden(&in_checkout("models/tiny/minilm.golden.json"));
+    let [(f32_out, _), (int8_out, contract)] =
+        [Weights::F32, Weights::Int8].map(|weights| exported_as(&minilm_source(), weights));
+    assert_eq!(contract.weights.dtype, Weights::Int8);
+    let [mut exact, mut rounded] =
+        [&f32_out, &int8_out].map(|out| session(&out.path().join("passage.onnx"), 1));
+    let mut cosines = Vec::new();
+    for case in &golden.cases {
+        let windows = std::slice::from_ref(&case.ids);
+        let (exact, rounded) = (keys(&mut exact, windows), keys(&mut rounded, windows));
+        let rows = exact.chunks(golden.dim).zip(rounded.chunks(golden.dim));
+        cosines.extend(rows.map(|(a, b)| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>()));
+    }
+    let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
+    let least = cosines.iter().copied().fold(1.0, f64::min);
+    assert!(mean > 0.998 && least > 0.99, "cosines to the exact readout: mean {mean}, least {least}");
+}
+
+#[test]
+fn logits_are_raw_dot_products_of_readouts() {
+    let golden = golden(&in_checkout("models/tiny/bert-gelu/golden.json"));
+    let (out, _) = exported(&in_checkout("models/tiny/bert-gelu"));
+    let mut query = session(&out.path().join("query.onnx"), 1);
+    let dim = golden.dim;
+    let readout = |case: usize| golden.cases[case].readout.as_ref().unwrap();
+    let key: Vec<f32> = readout(3).iter().map(|&value| value as f32).collect();
+    let (cross, own) = logits(&mut query, &golden.cases[2].ids, &key, dim);
+    assert!(distance_max(&cross, &dots(readout(2), readout(3), dim)) < TOLERANCE);
+    assert!(distance_max(&own, &dots(readout(2), readout(2), dim)) < TOLERANCE);
+}
+
+#[test]
+fn no_keys_give_no_cross_logits() {
+    let (out, _) = exported(&in_checkout("models/tiny/bert-gelu"));
+    let mut query = session(&out.path().join("query.onnx"), 1);
+    let (cross, own) = logits(&mut query, &[2, 7, 3], &[], 32);
+    assert_eq!((cross.len(), own.len()), (0, 9));
+}
+
+#[test]
+fn masked_padding_does_not_change_the_keys_of_the_text() {
+    let golden = golden(&in_checkout("models/tiny/bert-gelu/golden.json"));
+    let (out, _) = exported(&in_checkout("models/tiny/bert-gelu"));
+    let mut passage = session(&out.path().join("passage.onnx"), 1);
+    let case = &golden.cases[2];
+    let (tokens, padded) = (case.ids.len(), case.ids.len() + 5);
+    let mut ids = case.ids.clone();
+    ids.resize(padded, 0);
+    let mut mask = vec![1; tokens];
+    mask.resize(padded, 0);
+    let found = masked_keys(&mut passage, &[ids], &[mask]);
+    let distance = distance_max(&found[..tokens * golden.dim], case.readout.as_ref().unwrap());
+    assert!(distance < TOLERANCE, "differs by {distance}");
+}
+
+#[test]
+fn the_inputs_and_outputs_of_sessions_match_the_contract() {
+    let (out, contract) = exported(&in_checkout("models/tiny/bert-gelu"));
+    assert_eq!(Contract::load(out.path()).unwrap(), contract);
+    contract.verify_files(out.path()).unwrap();
+    for graph in [Graph::Passage, Graph::Query] {
+        let session = session(&out.path().join(contract.graph_file(graph)), 1);
+        let found: Vec<IoTensor> = (session.inputs().iter().map(|outlet| (Side::Input, outlet)))
+            .chain(session.outputs().iter().map(|outlet| (Side::Output, outlet)))
+            .map(|(side, outlet)| {
+                let dtype = outlet.dtype().tensor_type().unwrap().to_string();
+                IoTensor::new(side, outlet.name(), dtype, outlet.dtype().tensor_shape().unwrap())
+            })
+            .collect();
+        check_io(&contract, graph, &found).unwrap();
+        assert!(found.iter().all(|tensor| !tensor.dims.is_empty()));
+        assert!(found.iter().any(|tensor| tensor.dims.contains(&Dim::Free)));
+    }
+}
+
+/// Projects `vectors`, `[token, dim]`, on `directions`, `[direction, dim]`. The result is `[token,
+/// direction]`; all are flattened.
+fn project(vectors: &[f32], directions: &[f64], dim: usize) -> Vec<f32> {
+    let vectors: Vec<f64> = vectors.iter().map(|&value| value.into()).collect();
+    dots(&vectors, directions, dim).into_iter().map(|value| value as f32).collect()
+}
+
+/// The dot products `[m, n]` of the rows of `a`, `[m, dim]`, and of `b`, `[n, dim]`; all are flattened.
+fn dots(a: &[f64], b: &[f64], dim: usize) -> Vec<f64> {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum();
+    a.chunks(dim).flat_map(|a| b.chunks(dim).map(move |b| dot(a, b))).collect()
+}

@@ -1,0 +1,365 @@
+//! Sources that an export refuses, the messages that its users read, and the files that it leaves behind.
+//! These tests need no ONNX Runtime.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use thresher_core::model::contract::{CONTRACT_FILE, Contract, Weights};
+use thresher_export::{ExportError, ExportOptions, export};
+
+const SINGLE: &str = "bert-gelu";
+const SHARDED: &str = "bert-tanh-masked-lm";
+
+/// A copy of a tiny model that a test may break.
+fn source(name: &str) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny").join(name);
+    for entry in fs::read_dir(fixture).unwrap().map(Result::unwrap) {
+        fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+    }
+    dir
+}
+
+fn run(source: &Path, out: &Path) -> Result<Contract, ExportError> {
+    export(source, out, &ExportOptions { weights: Weights::F32, name: "tiny".into() }, &|_, _| {})
+}
+
+/// Breaks a copy of `model` and expects that its export writes nothing and fails with a message that contains
+/// each of `expect`.
+fn check(model: &str, break_it: impl FnOnce(&Path), expect: &[&str]) {
+    let (source, parent) = (source(model), TempDir::new().unwrap());
+    break_it(source.path());
+    let message = run(source.path(), &parent.path().join("out")).unwrap_err().to_string();
+    for part in expect {
+        assert!(message.contains(part), "`{message}` does not say `{part}`");
+    }
+    assert_eq!(names(parent.path()), [""; 0], "a failed export left files: {message}");
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Edits a JSON file in place.
+fn edit(file: &str, change: impl FnOnce(&mut Value)) -> impl FnOnce(&Path) {
+    move |dir| {
+        let path = dir.join(file);
+        let mut json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut json);
+        fs::write(path, json.to_string()).unwrap();
+    }
+}
+
+fn set(file: &str, pointer: &str, value: Value) -> impl FnOnce(&Path) {
+    edit(file, move |json| *json.pointer_mut(pointer).unwrap() = value)
+}
+
+/// Replaces a name in the header of `model.safetensors` with another one of the same length.
+fn rename_tensor(from: &str, to: &str) -> impl FnOnce(&Path) {
+    assert_eq!(from.len(), to.len());
+    move |dir| {
+        let path = dir.join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+fn cut(file: &'static str, bytes: u64) -> impl FnOnce(&Path) {
+    move |dir| fs::File::options().write(true).open(dir.join(file)).unwrap().set_len(bytes).unwrap()
+}
+
+fn remove(file: &'static str) -> impl FnOnce(&Path) {
+    move |dir| fs::remove_file(dir.join(file)).unwrap()
+}
+
+fn write(file: &'static str, text: &'static str) -> impl FnOnce(&Path) {
+    move |dir| fs::write(dir.join(file), text).unwrap()
+}
+
+#[test]
+fn missing_and_malformed_files_are_named() {
+    check(SINGLE, remove("config.json"), &["config.json", "cannot read"]);
+    check(SINGLE, remove("tokenizer.json"), &["tokenizer.json", "cannot read"]);
+    check(SINGLE, remove("model.safetensors"), &["model.safetensors", "cannot read"]);
+    check(SINGLE, write("config.json", "{\"architectures\": [\n"), &["config.json", "line 2"]);
+    check(SINGLE, write("tokenizer.json", "{"), &["tokenizer.json", "line 1"]);
+    check(SINGLE, write("sentence_bert_config.json", "[]"), &["sentence_bert_config.json"]);
+    check(
+        SINGLE,
+        edit("config.json", |c| drop(c.as_object_mut().unwrap().remove("hidden_size"))),
+        &["`hidden_size`"],
+    );
+    check(SINGLE, set("config.json", "/hidden_size", json!("32")), &["config.json", "\"32\""]);
+}
+
+/// Breaks a copy of a tiny decoder by setting a key of its configuration.
+fn check_decoder(model: &str, key: &'static str, value: Value, expect: &[&str]) {
+    check(model, edit("config.json", |config| config[key] = value), expect);
+}
+
+#[test]
+fn unsupported_decoder_settings_are_refused_by_name() {
+    let check = check_decoder;
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0});
+    check(
+        "llama",
+        "rope_scaling",
+        yarn,
+        &["config.json", "rope_scaling is `yarn`", "default, linear, llama3"],
+    );
+    let cut = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+    check("llama", "rope_scaling", cut, &["original_max_position_embeddings is `missing`"]);
+    let newer = json!({"rope_type": "dynamic", "rope_theta": 1e4});
+    check("llama", "rope_parameters", newer, &["rope_scaling is `dynamic`"]);
+    check("llama", "hidden_act", json!("mish"), &["hidden_act is `mish`", "silu"]);
+    check("llama", "num_key_value_heads", json!(3), &["num_key_value_heads is `3`", "divisors of 4"]);
+    check("llama", "partial_rotary_factor", json!(0.5), &["partial_rotary_factor is `0.5`", "supported: 1"]);
+    check("gpt-neox", "rotary_pct", json!(0.07), &["rotary_pct is `0.07`", "even part of 16"]);
+    check("llama", "quantization_config", json!({"bits": 4}), &["quantization_config", "null"]);
+    check("llama", "attn_logit_softcapping", json!(50.0), &["attn_logit_softcapping is `50.0`"]);
+    check("llama", "logits_scaling", json!(8.0), &["logits_scaling is `8.0`", "null, 1"]);
+    check("llama", "hidden_size", json!(null), &["hidden_size is `missing`"]);
+    check("llama", "num_hidden_layers", json!("2"), &["num_hidden_layers", "string"]);
+    check("llama", "num_hidden_layers", json!(0), &["num_hidden_layers is `0`", "1 to"]);
+    check("llama", "num_hidden_layers", json!(1_u64 << 62), &["num_hidden_layers is `4611686018427387904`"]);
+    check(
+        "llama",
+        "num_attention_heads",
+        json!(1_u64 << 62),
+        &["num_attention_heads is `4611686018427387904`"],
+    );
+    check("llama", "num_key_value_heads", json!(0), &["num_key_value_heads is `0`"]);
+    check("llama", "rope_theta", json!(0.0), &["rope_theta is `0", "above 0"]);
+    check(
+        "mistral-linear",
+        "rope_scaling",
+        json!({"type": "linear", "factor": 0.0}),
+        &["a frequency of inf"],
+    );
+    check("llama", "max_position_embeddings", json!(1), &["max_position_embeddings is `1`"]);
+    check("mistral-sliding", "sliding_window", json!(0), &["sliding_window is `0`"]);
+    check(
+        "qwen2",
+        "layer_types",
+        json!(["full_attention"]),
+        &["layer_types is `1 types`", "3, one for each layer"],
+    );
+    let chunked = json!(["full_attention", "chunked_attention", "full_attention"]);
+    check("qwen2", "layer_types", chunked, &["layer_types is `chunked_attention`"]);
+    check("qwen2", "use_sliding_window", json!(false), &["sliding_window is `off`", "sliding_attention"]);
+    check(
+        "gpt2",
+        "scale_attn_by_inverse_layer_idx",
+        json!(true),
+        &["scale_attn_by_inverse_layer_idx is `true`"],
+    );
+    check("gpt2", "n_head", json!(3), &["n_head is `3`", "divisors of the hidden size 20"]);
+}
+
+#[test]
+fn decoders_whose_files_contradict_their_config_are_refused() {
+    // Llama's code would leave the norms of queries and keys out, and the biases.
+    let llama = |c: &mut Value| c["architectures"] = json!(["LlamaForCausalLM"]);
+    check("qwen3", edit("config.json", llama), &["k_norm.weight", "LlamaForCausalLM does not use"]);
+    check(
+        "qwen2-full",
+        edit("config.json", llama),
+        &["self_attn.k_proj.bias", "LlamaForCausalLM does not use"],
+    );
+    let longer = |c: &mut Value| c["num_hidden_layers"] = json!(3);
+    check("llama", edit("config.json", longer), &["no tensor `model.layers.2."]);
+    let shorter = |c: &mut Value| c["num_hidden_layers"] = json!(1);
+    check("llama", edit("config.json", shorter), &["model.layers.1.", "does not use"]);
+    check("llama", remove("tokenizer.json"), &["tokenizer.json", "cannot read"]);
+}
+
+#[test]
+fn a_weight_type_that_the_family_does_not_support_is_refused() {
+    let check = |model: &str, weights: Weights, expect: &[&str]| {
+        let (source, parent) = (source(model), TempDir::new().unwrap());
+        let options = ExportOptions { weights, name: "tiny".into() };
+        let refused =
+            export(source.path(), &parent.path().join("out"), &options, &|_, _| {}).unwrap_err().to_string();
+        expect.iter().for_each(|part| assert!(refused.contains(part), "`{refused}` does not say `{part}`"));
+        assert_eq!(names(parent.path()), [""; 0]);
+    };
+    check("llama", Weights::Int8, &["--weights int8", "LlamaForCausalLM", "f32, f16"]);
+    check(SINGLE, Weights::F16, &["--weights f16", "BertModel", "f32, int8"]);
+}
+
+#[test]
+fn unsupported_configurations_say_what_is_supported() {
+    let config = |key: &'static str, value: Value| set("config.json", key, value);
+    check(
+        SINGLE,
+        config("/architectures", json!(["T5ForConditionalGeneration"])),
+        &["config.json", "architectures", "`T5ForConditionalGeneration`", "BertModel", "LlamaForCausalLM"],
+    );
+    check(SINGLE, config("/hidden_act", json!("silu")), &["config.json", "hidden_act is `silu`", "gelu_new"]);
+    check(
+        SINGLE,
+        config("/position_embedding_type", json!("relative_key")),
+        &["position_embedding_type is `relative_key`", "absolute"],
+    );
+    check(SINGLE, config("/num_attention_heads", json!(5)), &["num_attention_heads is `5`", "32"]);
+    check(SINGLE, config("/num_attention_heads", json!(0)), &["num_attention_heads is `0`"]);
+    let decoder = edit("config.json", |c| c["is_decoder"] = json!(true));
+    check(SINGLE, decoder, &["is_decoder is `true`"]);
+}
+
+#[test]
+fn broken_checkpoints_are_named() {
+    check(SINGLE, cut("model.safetensors", 5), &["model.safetensors", "5 bytes", "cut short"]);
+    check(SINGLE, cut("model.safetensors", 100), &["model.safetensors", "100 bytes", "cut short"]);
+    check(SINGLE, cut("model.safetensors", 90_000), &["model.safetensors", "90000 bytes", "cut short"]);
+    check(
+        SINGLE,
+        write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"),
+        &["model.safetensors", "not a safetensors"],
+    );
+    check(
+        SHARDED,
+        remove("model-00002-of-00002.safetensors"),
+        &["model.safetensors.index.json", "model-00002-of-00002.safetensors"],
+    );
+    check(
+        SHARDED,
+        cut("model-00001-of-00002.safetensors", 20_000),
+        &["model-00001-of-00002.safetensors", "cut short"],
+    );
+    check(
+        SHARDED,
+        write("model.safetensors.index.json", "{}"),
+        &["model.safetensors.index.json", "weight_map"],
+    );
+    let unlisted = edit("model.safetensors.index.json", |index| {
+        index["weight_map"]["bert.pooler.dense.bias"] = json!("../model.safetensors");
+    });
+    check(SHARDED, unlisted, &["model.safetensors.index.json", "../model.safetensors"]);
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_named() {
+    let lost = rename_tensor("encoder.layer.1.output.dense.bias", "encoder.layer.1.output.dense.biaz");
+    check(SINGLE, lost, &["model.safetensors", "`encoder.layer.1.output.dense.bias`"]);
+    let index = edit("model.safetensors.index.json", |index| {
+        drop(index["weight_map"].as_object_mut().unwrap().remove("bert.embeddings.LayerNorm.bias"))
+    });
+    check(SHARDED, index, &["model.safetensors.index.json", "`bert.embeddings.LayerNorm.bias`"]);
+    let wider = set("config.json", "/intermediate_size", json!(65));
+    check(
+        SINGLE,
+        wider,
+        &["model.safetensors", "`encoder.layer.0.intermediate.dense.weight`", "[64, 32]", "[65, 32]"],
+    );
+    let longer = set("config.json", "/max_position_embeddings", json!(41));
+    check(SINGLE, longer, &["`embeddings.position_embeddings.weight`", "[40, 32]", "[41, 32]"]);
+    // The same bytes, declared as integers.
+    check(SINGLE, rename_tensor("\"F32\"", "\"I32\""), &["model.safetensors", "I32", "BF16"]);
+}
+
+#[test]
+fn tokenizers_that_do_not_fit_are_named() {
+    let more = set("config.json", "/vocab_size", json!(20));
+    check(SINGLE, more, &["tokenizer.json", "model.vocab", "embeds 20 tokens"]);
+    let bare = set("tokenizer.json", "/post_processor", Value::Null);
+    check(SINGLE, bare, &["tokenizer.json", "post_processor", "expected a token on each side"]);
+    let one_sided =
+        edit("tokenizer.json", |t| drop(t["post_processor"]["single"].as_array_mut().unwrap().pop()));
+    check(SINGLE, one_sided, &["tokenizer.json", "post_processor", "[2]", "[]"]);
+    let unknown = set("tokenizer.json", "/post_processor/special_tokens/[SEP]/ids", json!([4000]));
+    check(SINGLE, unknown, &["tokenizer.json", "post_processor", "4000"]);
+    let nameless = edit("tokenizer.json", |t| {
+        drop(t["post_processor"]["special_tokens"].as_object_mut().unwrap().remove("[SEP]"));
+    });
+    check(SINGLE, nameless, &["tokenizer.json", "post_processor", "\"[SEP]\""]);
+    let two =
+        set("tokenizer.json", "/post_processor/single/0", json!({"Sequence": {"id": "B", "type_id": 0}}));
+    check(SINGLE, two, &["tokenizer.json", "post_processor", "second"]);
+    check(SINGLE, set("tokenizer.json", "/model/type", json!("Riddle")), &["tokenizer.json", "model"]);
+}
+
+#[test]
+fn the_same_source_gives_the_same_bytes() {
+    for model in [SINGLE, SHARDED] {
+        let (source, outs) = (source(model), TempDir::new().unwrap());
+        let [a, b] = ["a", "b"].map(|name| outs.path().join(name));
+        assert_eq!(run(source.path(), &a).unwrap(), run(source.path(), &b).unwrap());
+        assert_eq!(
+            names(&a),
+            ["contract.toml", "passage.onnx", "query.onnx", "tokenizer.json", "weights.bin"]
+        );
+        for name in names(&a) {
+            assert!(
+                fs::read(a.join(&name)).unwrap() == fs::read(b.join(&name)).unwrap(),
+                "{model}: {name} differs"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_window_is_the_smaller_of_the_models_and_the_publishers_limit() {
+    for (model, tokens_max) in [(SINGLE, 40), (SHARDED, 24), ("bert-relu-half", 32)] {
+        let (source, out) = (source(model), TempDir::new().unwrap());
+        assert_eq!(run(source.path(), out.path()).unwrap().window.tokens_max, tokens_max, "{model}");
+    }
+}
+
+#[test]
+fn the_exported_tokenizer_neither_truncates_nor_pads() {
+    let (source, out) = (source(SINGLE), TempDir::new().unwrap());
+    run(source.path(), out.path()).unwrap();
+    let limits = |dir: &Path| {
+        let json: Value = serde_json::from_slice(&fs::read(dir.join("tokenizer.json")).unwrap()).unwrap();
+        [json["truncation"].clone(), json["padding"].clone()]
+    };
+    assert_ne!(limits(source.path())[0], Value::Null, "the fixture must have a truncation to remove");
+    assert_eq!(limits(out.path()), [Value::Null, Value::Null]);
+}
+
+#[test]
+fn an_export_replaces_an_earlier_export_and_no_other_files() {
+    let (source, parent) = (source(SINGLE), TempDir::new().unwrap());
+    let out = parent.path().join("out");
+    run(source.path(), &out).unwrap();
+    fs::write(
+        out.join(CONTRACT_FILE),
+        fs::read_to_string(out.join(CONTRACT_FILE)).unwrap().replace("tiny", "old"),
+    )
+    .unwrap();
+    // A killed export leaves such a directory.
+    fs::create_dir(parent.path().join(".out.partial")).unwrap();
+    run(source.path(), &out).unwrap();
+    assert_eq!(Contract::load(&out).unwrap().name, "tiny");
+    assert_eq!(names(parent.path()), ["out"]);
+
+    fs::write(out.join("notes.txt"), "mine").unwrap();
+    let message = run(source.path(), &out).unwrap_err().to_string();
+    assert!(message.contains("notes.txt"), "{message}");
+    assert_eq!(fs::read_to_string(out.join("notes.txt")).unwrap(), "mine");
+
+    let message = run(source.path(), source.path()).unwrap_err().to_string();
+    assert!(message.contains("not part of an exported model"), "{message}");
+    let file = parent.path().join("file");
+    fs::write(&file, "mine").unwrap();
+    assert!(matches!(run(source.path(), &file), Err(ExportError::Read { .. })));
+}
+
+#[test]
+fn a_failed_export_keeps_the_earlier_one() {
+    let (source, parent) = (source(SINGLE), TempDir::new().unwrap());
+    let out = parent.path().join("out");
+    let contract = run(source.path(), &out).unwrap();
+    rename_tensor("encoder.layer.1.output.dense.bias", "encoder.layer.1.output.dense.biaz")(source.path());
+    run(source.path(), &out).unwrap_err();
+    assert_eq!(Contract::load(&out).unwrap(), contract);
+    contract.verify_files(&out).unwrap();
+    assert_eq!(names(parent.path()), ["out"]);
+}

@@ -1,0 +1,18 @@
+//! The workspace's libraries without the daemon: the pipeline, the decoders, the model export, the block
+//! store's tiers on disk and in Redis, and the registry. Some tests start this binary again as a child
+//! process, see [`support::child`].
+
+mod decoder_blocks;
+mod decoder_memory;
+mod decoder_parity;
+mod device;
+mod export_bits;
+mod export_parity;
+mod export_refusals;
+mod invariants;
+mod kv;
+mod real_model;
+mod registry_crash;
+mod shared;
+#[path = "../support/mod.rs"]
+mod support;

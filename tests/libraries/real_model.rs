@@ -1,0 +1,128 @@
+//! Properties of the real model that the scripted model cannot show: the keys of a window depend on its own
+//! tokens alone, to the last bit, whatever other windows are in the batch and however many workers read.
+
+use std::sync::{Arc, OnceLock};
+
+use ndarray::{Array3, ArrayView3};
+use thresher_core::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
+use thresher_core::kv::codec::Codec;
+use thresher_core::kv::store::KvStore;
+use thresher_core::model::ModelRuntime;
+use thresher_core::model::ort::LateRuntime;
+use thresher_core::model::tokenizer::ModelTokenizer;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::clock::{Clock, Timings};
+use thresher_core::pipeline::scan::ScanBy;
+use thresher_core::pipeline::{Compressed, Pipeline, Reading, Settings};
+
+fn runtime(workers: usize) -> LateRuntime {
+    LateRuntime::load(&crate::support::ort_settings(&crate::support::model_dir(), workers))
+        .expect("the default model loads")
+}
+
+fn tokenizer() -> ModelTokenizer {
+    ModelTokenizer::from_file(&crate::support::model_dir().join("tokenizer.json"))
+        .expect("the tokenizer of the default model loads")
+}
+
+/// Texts from one token upwards.
+const TEXTS: [&str; 5] = [
+    "Tide.",
+    "The tide rises twice a day on most coasts. The moon pulls the water.",
+    "潮は一日に二回満ちる。 👩‍👩‍👧‍👦 e\u{301}",
+    "Rain fell on the hills all week, and nobody went out. Then the sun came back.",
+    "A table: | a | b |\n|---|---|\n| 1 | 2 |\n",
+];
+
+fn pipeline(workers: usize, settings: Settings) -> Pipeline {
+    let store = Arc::new(KvStore::without_tiers());
+    Pipeline::new(Arc::new(runtime(workers)), Arc::new(tokenizer()), store, settings)
+}
+
+/// The keys of windows, in the order of the windows.
+fn keys(runtime: &LateRuntime, windows: &[&[u32]]) -> Vec<Array3<f32>> {
+    let found: Vec<OnceLock<Array3<f32>>> = windows.iter().map(|_| OnceLock::new()).collect();
+    let done = |i: usize, keys: ArrayView3<f32>| found[i].set(keys.to_owned()).expect("each window once");
+    runtime.read(windows, &|_| true, &done).expect("keys");
+    found.into_iter().map(|keys| keys.into_inner().expect("all windows")).collect()
+}
+
+#[test]
+fn keys_are_the_same_alone_in_a_batch_and_with_any_number_of_workers() {
+    let tokenizer = tokenizer();
+    let ids = |text: &str| tokenizer.encode(text).expect("it tokenizes").ids;
+    let long = ids(&TEXTS[1].repeat(40));
+    let mut windows: Vec<Vec<u32>> = TEXTS.iter().map(|text| ids(text)).collect();
+    let (one, four) = (runtime(1), runtime(4));
+    windows.extend(long.chunks(one.info().window_tokens_max).map(<[u32]>::to_vec));
+    assert!(windows.len() > TEXTS.len() + 1, "the long text has several windows");
+    let windows: Vec<&[u32]> = windows.iter().map(|ids| &**ids).collect();
+    let beside = keys(&one, &windows);
+    assert_eq!(keys(&four, &windows), beside, "workers");
+    for (window, beside) in windows.iter().zip(&beside) {
+        assert_eq!(&keys(&four, &[window])[0], beside, "alone: {} tokens", window.len());
+        let keys = beside;
+        assert_eq!(keys.dim(), (one.info().planes, window.len(), one.info().head_dim));
+    }
+}
+
+#[test]
+fn a_response_is_the_same_with_any_number_of_workers_and_threads() {
+    let chunk = |(i, text): (usize, &&str)| Chunk {
+        id: i.to_string(),
+        title: Some("Notes".to_owned()),
+        text: text.repeat(8),
+        metadata: None,
+    };
+    let request = |granularity, budget| CompressRequest {
+        query: "How often does the tide rise?".to_owned(),
+        chunks: TEXTS.iter().enumerate().map(chunk).map(Arc::new).collect(),
+        budget,
+        granularity,
+        keep: Vec::new(),
+        order: Order::Relevance,
+        format: Format::Numbered,
+        tokenizer: TokenizerName::O200kBase,
+        explain: true,
+        registered: false,
+    };
+    let answers = |workers: usize| -> Vec<Compressed> {
+        let pipeline = pipeline(workers, Settings::default());
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).build().expect("a pool");
+        let ask = |granularity, budget| {
+            let answer = pipeline.compress(&request(granularity, budget), &Cancel::default());
+            Compressed { timings: Timings::default(), ..answer.expect("an answer") }
+        };
+        let granularities = [Granularity::Chunk, Granularity::Sentence, Granularity::Token];
+        let all = || granularities.map(|g| [ask(g, Budget::Auto), ask(g, Budget::Ratio(0.3))]).concat();
+        pool.install(all)
+    };
+    let one = answers(1);
+    assert_eq!(answers(1), one, "the same request twice");
+    assert_eq!(answers(4), one, "one worker and four");
+    assert!(
+        one.iter().all(|answer| answer.context.contains("tide")),
+        "a response keeps the text about the question"
+    );
+}
+
+/// The fused scan over blocks against the query graph over the same blocks, decoded. They may differ by the
+/// rounding of the question to eight bits; with exact blocks, only by the order in which products are summed.
+#[test]
+fn the_fused_scan_equals_the_query_graph_up_to_the_rounding_of_the_question() {
+    let chunks = TEXTS.iter().enumerate().map(|(i, text)| Chunk {
+        id: i.to_string(),
+        title: Some("Notes".to_owned()),
+        text: text.repeat(12),
+        metadata: None,
+    });
+    let request = CompressRequest::new("How often does the tide rise?", chunks.collect());
+    for (codec, bound) in [(Codec::F32, 2e-6), (Codec::F16, 2e-6), (Codec::Int8, 0.01), (Codec::Int4, 0.01)] {
+        let by_graph = pipeline(2, Settings { codec, scan: ScanBy::Onnx, ..Settings::default() });
+        let reading = by_graph.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
+        let by_graph = reading.graph_logits.clone().expect("the setting asks for them");
+        let scanned = Reading { graph_logits: None, ..reading }.logits(0..1).cross;
+        let worst = (&by_graph - &scanned).iter().fold(0.0_f32, |worst, error| worst.max(error.abs()));
+        assert!(worst <= bound, "{codec}: off by {worst}");
+    }
+}
