@@ -54,7 +54,8 @@ pub fn service(folder: &TempDir) -> Service {
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon", "water"]));
     let settings = Settings { limits: LIMITS, ..Settings::default() };
     let store = Arc::new(KvStore::without_tiers());
-    tenants.set_pipeline(Pipeline::new(Arc::new(ScriptedModel::new(16)), tokenizer, store, settings));
+    let model = Arc::new(ScriptedModel::new(16));
+    tenants.set_pipeline(Arc::new(Pipeline::new(model, tokenizer, store, settings)));
     let bodies = BodyLimits::new(&LIMITS, registry.batch_count_max);
     Service::new(ServiceParts {
         access: Access::open_to_all(),

@@ -103,7 +103,7 @@ fn keyed_service(
     tenants.open_default().expect("a registry");
     tenants.open(&access.tenants());
     if let Some(loaded) = loaded {
-        tenants.set_pipeline(loaded);
+        tenants.set_pipeline(Arc::new(loaded));
     }
     let is_keyed = access.is_keyed();
     let service = Service::new(ServiceParts {
@@ -703,7 +703,7 @@ async fn a_daemon_reports_loading_ready_and_draining() {
     let response = post(daemon.http, "/v1/compress", request.to_string()).await;
     assert_eq!(response.status, 200, "while loading, chunks are passed through");
     assert!(response.body.contains("\"code\":\"not_ready\""), "{}", response.body);
-    daemon.tenants.set_pipeline(pipeline_of(scripted(), KvStore::without_tiers()));
+    daemon.tenants.set_pipeline(Arc::new(pipeline_of(scripted(), KvStore::without_tiers())));
     assert_eq!((admin("/readyz").await.status, &*admin("/readyz").await.body), (200, "ok\n"));
     assert_good("with a loaded model", &post(daemon.http, "/v1/compress", good().to_string()).await);
     daemon.service.admission.drain();

@@ -278,7 +278,7 @@ fn check_moved_blocks(device: DeviceChoice) {
                 );
                 let found = logits(&read(&model, &texts, &question, placement));
                 let expect = logits_of_whole_graph(&mut model, &groups, &ids, placement);
-                let off = worst(&found.cross, &expect.cross).max(worst(&found.own, &expect.own));
+                let off = worst(&found.cross, &expect.cross).max(worst(&found.self_logits, &expect.self_logits));
                 assert!(off < TOLERANCE, "{name}, {placement:?}, {case}: off by {off}");
             }
         }
@@ -306,7 +306,7 @@ fn check_last_token(device: DeviceChoice) {
         let last = logits(&counts);
         assert_eq!((counts.tokens.ids.len(), last.cross.dim().1), (1, 1));
         let of_last = |logits: &Array3<f32>| logits.slice(s![.., -1.., ..]).to_owned();
-        let off = worst(&last.cross, &of_last(&all.cross)).max(worst(&last.own, &of_last(&all.own)));
+        let off = worst(&last.cross, &of_last(&all.cross)).max(worst(&last.self_logits, &of_last(&all.self_logits)));
         assert!(off < 1e-5, "{} chunks: off by {off}", texts.len());
     }
 }

@@ -34,7 +34,7 @@ fn planes(model: &dyn ModelRuntime, windows: &[&[u32]]) -> Vec<Array3<f32>> {
 /// Keys and values of windows that were read before, at positions that all begin at 1.
 struct Windows<'a> {
     planes: &'a [Array3<f32>],
-    places: Vec<i64>,
+    positions: Vec<i64>,
     question_position: i64,
 }
 
@@ -42,13 +42,13 @@ impl<'a> Windows<'a> {
     fn new(planes: &'a [Array3<f32>]) -> Self {
         let lengths = planes.iter().map(|planes| planes.dim().1 as i64);
         let question_position = 1 + lengths.clone().max().unwrap();
-        Self { planes, places: lengths.flat_map(|tokens| 1..=tokens).collect(), question_position }
+        Self { planes, positions: lengths.flat_map(|tokens| 1..=tokens).collect(), question_position }
     }
 }
 
 impl Past for Windows<'_> {
-    fn places(&self) -> &[i64] {
-        &self.places
+    fn positions(&self) -> &[i64] {
+        &self.positions
     }
 
     fn question_position(&self) -> i64 {

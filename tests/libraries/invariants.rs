@@ -241,9 +241,10 @@ fn text_is_the_callers(request: &CompressRequest, found: &Compressed) -> Result<
     let ordered = |a: (f32, usize), b: (f32, usize)| if best_first { a.0 >= b.0 } else { a.1 < b.1 };
     prop_assert!(order.windows(2).all(|pair| ordered(pair[0], pair[1])), "not in the requested order");
     prop_assert_eq!(&found.context, &rewritten(request, found));
-    let spans = found.chunks.iter().flat_map(|o| o.spans.iter().map(|&(span, _)| (o.index, span)));
-    let pieces = found.context.pieces.iter().map(|piece| (piece.chunk, piece.source));
-    prop_assert!(spans.eq(pieces), "the spans of the chunks are not the pieces of the context");
+    let mut spans = found.chunks.iter().flat_map(|outcome| outcome.spans.iter().map(|span| (outcome.index, span)));
+    prop_assert!(spans.all(|(index, span)| span.chunk == index), "a span names another chunk");
+    let outputs: Vec<_> = found.chunks.iter().flat_map(|outcome| &outcome.spans).map(|span| span.output).collect();
+    prop_assert!(outputs.windows(2).all(|pair| pair[0].end <= pair[1].start), "spans are not in the order of the context");
     Ok(())
 }
 
