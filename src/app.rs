@@ -11,6 +11,8 @@ use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
 use thresher_core::kv::store::KvStore;
 use thresher_core::kv::tiers::AllTiers;
+use thresher_core::model::ModelRuntime;
+use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_core::{Engine, EngineBuilder};
@@ -22,11 +24,13 @@ use crate::access::{Access, LOOK_AGAIN, Watched};
 use crate::admission::{Admission, Bounds};
 use crate::api::BodyLimits;
 use crate::config::{self, Config, LayersRead};
+use crate::executor::TimeLimits;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
     self, ConnectionLimits, MemoryPool, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
     ServiceParts, Serving,
 };
+use crate::local::{Local, LocalParts};
 use crate::originals::Originals;
 use crate::process;
 use crate::shared_tier::{self, Shared};
@@ -64,6 +68,16 @@ pub fn pipeline(config: &Config) -> anyhow::Result<Arc<Pipeline>> {
     Ok(engine(config).build()?.into_pipeline())
 }
 
+/// A pipeline of parts that the caller has made, with the configuration's settings.
+pub fn wire(
+    config: &Config,
+    model: Arc<dyn ModelRuntime>,
+    tokenizer: Arc<ModelTokenizer>,
+    store: Arc<KvStore>,
+) -> Arc<Pipeline> {
+    Arc::new(Pipeline::new(model, tokenizer, store, pipeline_settings(config)))
+}
+
 fn pipeline_settings(config: &Config) -> Settings {
     let blocks = &config.blocks;
     Settings {
@@ -87,8 +101,7 @@ pub fn tiers(config: &Config) -> anyhow::Result<AllTiers> {
 
 fn with_shared(config: &Config, shared: Option<Shared>) -> anyhow::Result<AllTiers> {
     let local = LocalTiers::open(&local_settings(config))?;
-    let shared =
-        shared.map(|shared| shared_tier::blocks(shared, Handle::current()));
+    let shared = shared.map(|shared| shared_tier::blocks(shared, Handle::current()));
     Ok(AllTiers::new(local, shared))
 }
 
@@ -298,6 +311,24 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
             access_is_keyed,
         ),
     }))
+}
+
+/// Answers requests in this process, without a daemon. `time_default` is for requests that name no deadline.
+pub fn local(config: &Config, time_default: Duration) -> Local {
+    let admission = &config.admission;
+    Local::new(LocalParts {
+        admission: Admission::new(Bounds {
+            concurrency_max: admission.concurrency_max(),
+            queue_max: admission.queue_max,
+            stream_count_max: 0,
+        }),
+        time_limits: TimeLimits {
+            default: time_default,
+            max: Duration::from_millis(admission.deadline_ms_max),
+        },
+        limits: BodyLimits::new(&config.limits, config.registry.batch_count_max),
+        receipt_key_file: config.receipts.key_file.clone(),
+    })
 }
 
 /// How the public listener treats connections. Half of the file descriptors that the system allows are kept for files, upstreams and

@@ -15,14 +15,18 @@ mod verify;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use thresher_core::pipeline::PipelineError;
 
-use crate::api::{ErrorAnswer, ErrorBody, RequestError};
 use crate::config::Config;
-use crate::process;
+use crate::error::{ApiError, ErrorAnswer};
+use crate::local::Local;
+use crate::{app, process};
+
+/// How long a request of the command line may take that names no deadline: in effect, as long as it takes.
+const NO_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Keeps the part of retrieved context that a question needs, word for word, with a citation for every piece.
 #[derive(Parser)]
@@ -83,9 +87,8 @@ fn in_one_line(error: &anyhow::Error) -> String {
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {
     let load = || Config::load(args.config.as_deref(), environment());
-    let config = || {
-        load().inspect(|config| config.warnings.iter().for_each(|text| eprintln!("warning: {text}")))
-    };
+    let config =
+        || load().inspect(|config| config.warnings.iter().for_each(|text| eprintln!("warning: {text}")));
     match args.command {
         Command::Serve => serve::run(load()?),
         Command::Compress(args) => compress::run(&config()?, &args),
@@ -119,22 +122,27 @@ fn read(request: Option<&Path>) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// The error that HTTP would answer.
-fn error_body(error: &PipelineError) -> ErrorBody {
-    let param = match error {
-        PipelineError::Invalid(invalid) => Some(invalid.param()),
-        _ => None,
-    };
-    ErrorBody { code: error.code(), message: error.to_string(), param }
+/// Answers one request in this process and hands the outcome to `print`.
+fn answer<T>(
+    config: &Config,
+    ask: impl AsyncFnOnce(&Local) -> Result<T, ApiError>,
+    print: impl FnOnce(Result<T, ApiError>) -> anyhow::Result<ExitCode>,
+) -> anyhow::Result<ExitCode> {
+    let local = app::local(config, NO_DEADLINE);
+    let config = config.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let answer = runtime.block_on(local.with_model(move || app::pipeline(&config), ask(&local)))?;
+    // Before the runtime is dropped, which waits for work that has not stopped yet.
+    print(answer)
 }
 
-/// The same of a body that is no request.
-fn request_error(error: RequestError) -> ErrorBody {
-    ErrorBody { code: error.code, message: error.message, param: error.param }
+fn success(text: impl std::fmt::Display) -> anyhow::Result<ExitCode> {
+    print(text);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Says what is wrong for people, and for programs on standard output where one reads it.
-fn refuse(error: ErrorBody, is_read_by_program: bool) -> anyhow::Result<ExitCode> {
+fn refuse(error: ApiError, is_read_by_program: bool) -> anyhow::Result<ExitCode> {
     eprintln!("error: {}: {}", error.code, error.message);
     if is_read_by_program {
         print(serde_json::to_string_pretty(&ErrorAnswer { error })?);

@@ -22,7 +22,6 @@ mod search;
 mod serve;
 mod service;
 pub mod tls;
-mod work;
 
 use std::time::Duration;
 
@@ -33,13 +32,14 @@ use thresher_registry::RegistrySettings;
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use self::connections::ConnectionLimits;
-pub use self::error::HttpError;
+
 pub use self::memory::MemoryPool;
 pub use self::middleware::{Middleware, UpstreamError};
 pub use self::origin::OriginPolicy;
 pub use self::serve::{Serving, serve};
 pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
 use crate::api::{BodyLimits, ModelsAnswer, RegisterLimits, SearchLimits};
+use crate::error::ApiError;
 
 /// Bounds of being served.
 #[derive(Debug, Clone, Copy)]
@@ -143,8 +143,8 @@ pub fn router(service: Service) -> Router {
     let router = routes()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
-        .fallback(async || HttpError::not_found())
-        .method_not_allowed_fallback(async || HttpError::method_not_allowed())
+        .fallback(async || ApiError::not_found())
+        .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         // A panic is a bug of ours: the caller gets a 500, the process lives, the log says where.
         .layer(CatchPanicLayer::custom(error::from_panic))
         // Before anything is read of a request, and around what is no route, too: who has no key learns nothing.
@@ -160,6 +160,6 @@ pub fn router(service: Service) -> Router {
     router.layer(axum::middleware::from_fn(observe::request)).with_state(service)
 }
 
-async fn models(service: Scope) -> Result<Json<ModelsAnswer>, HttpError> {
+async fn models(service: Scope) -> Result<Json<ModelsAnswer>, ApiError> {
     Ok(Json(ModelsAnswer::new(service.ready()?)))
 }

@@ -1,7 +1,6 @@
 //! The Model Context Protocol: `compress` and `attribute` as tools that a model calls, over standard input and output or HTTP, by the
 //! official SDK. Knows nothing of who answers.
 
-mod local;
 mod schema;
 
 use std::future::Future;
@@ -25,8 +24,8 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use thresher_core::plain::{Quoted, Shortened};
 
-pub use self::local::{Loading, Local};
-use crate::api::{AttributeAnswer, AttributeBody, CompressAnswer, CompressBody, ErrorAnswer, ErrorBody};
+use crate::api::{AttributeAnswer, AttributeBody, CompressAnswer, CompressBody};
+use crate::error::{ApiError, ErrorAnswer};
 
 const COMPRESS: &str = "compress";
 const ATTRIBUTE: &str = "attribute";
@@ -109,15 +108,15 @@ impl Refusal {
 }
 
 /// Who answers calls. A future that is dropped is an answer that nobody waits for: its work stops.
-pub trait Answers: Clone + Send + Sync + 'static {
+pub trait Tools: Clone + Send + Sync + 'static {
     /// Whether a request may name registered chunks and earlier compressions.
-    const REMEMBERS: bool;
+    const HAS_REGISTRY: bool;
 
     /// To the body of `POST /v1/compress`.
-    fn compress(&self, body: Vec<u8>) -> impl Future<Output = Result<CompressAnswer, ErrorBody>> + Send;
+    fn compress(&self, body: Vec<u8>) -> impl Future<Output = Result<CompressAnswer, ApiError>> + Send;
 
     /// To the body of `POST /v1/attribute`.
-    fn attribute(&self, body: Vec<u8>) -> impl Future<Output = Result<AttributeAnswer, ErrorBody>> + Send;
+    fn attribute(&self, body: Vec<u8>) -> impl Future<Output = Result<AttributeAnswer, ApiError>> + Send;
 }
 
 /// Why serving over standard input and output ended before its client did.
@@ -135,7 +134,7 @@ pub enum McpError {
 ///
 /// # Errors
 /// When it does not speak the protocol.
-pub async fn serve_stdio(answers: impl Answers) -> Result<(), McpError> {
+pub async fn serve_stdio(answers: impl Tools) -> Result<(), McpError> {
     let serving = Server { answers }.serve(rmcp::transport::stdio()).await;
     let serving = match serving {
         Ok(serving) => serving,
@@ -150,7 +149,7 @@ pub async fn serve_stdio(answers: impl Answers) -> Result<(), McpError> {
 /// Answers one request of the streamable HTTP transport, whose body was read. Nothing is kept between two: there are no sessions.
 /// Web pages may call from this machine and from the `origins` that the settings allow; the protocol asks for this check with keys, too.
 pub async fn serve_http(
-    answers: impl Answers,
+    answers: impl Tools,
     request: Request<Full<Bytes>>,
     origins: Vec<String>,
 ) -> Response<BoxBody<Bytes, std::convert::Infallible>> {
@@ -172,7 +171,7 @@ struct Server<A> {
     answers: A,
 }
 
-impl<A: Answers> ServerHandler for Server<A> {
+impl<A: Tools> ServerHandler for Server<A> {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("thresher", env!("CARGO_PKG_VERSION")))
@@ -184,11 +183,11 @@ impl<A: Answers> ServerHandler for Server<A> {
         _: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        Ok(ListToolsResult::with_all_items(tools(A::REMEMBERS)))
+        Ok(ListToolsResult::with_all_items(tools(A::HAS_REGISTRY)))
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        tools(A::REMEMBERS).into_iter().find(|tool| tool.name == name)
+        tools(A::HAS_REGISTRY).into_iter().find(|tool| tool.name == name)
     }
 
     async fn call_tool(
@@ -238,7 +237,7 @@ fn tools(remembers: bool) -> Vec<Tool> {
 }
 
 /// What programs read, and what a model reads of it. A mistake is an answer of the tool: a model can mend what it sent.
-fn result(answer: Result<(String, Result<Value, serde_json::Error>), ErrorBody>) -> CallToolResult {
+fn result(answer: Result<(String, Result<Value, serde_json::Error>), ApiError>) -> CallToolResult {
     match answer {
         Ok((text, value)) => {
             let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);

@@ -44,7 +44,9 @@ pub async fn probe(settings: &SharedSettings) -> anyhow::Result<()> {
 
 #[cfg(not(feature = "redis"))]
 fn not_built() -> anyhow::Error {
-    anyhow::anyhow!("shared.urls names a server, but this program was built without the feature `redis`: leave shared.urls empty")
+    anyhow::anyhow!(
+        "shared.urls names a server, but this program was built without the feature `redis`: leave shared.urls empty"
+    )
 }
 
 /// The block cache on the shared tier. Its calls wait for the server on `runtime`.

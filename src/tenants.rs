@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use self::read_ahead::{ReadAhead, ReadAheadLock};
 use self::ttl_store::{RecentRequest, TtlEntry, TtlStore, TtlStoreSettings};
 use crate::admission::Admission;
+use crate::executor::PipelineSlot;
 use crate::kv_export::KvExportFile;
 use crate::shared_tier::{self, Shared};
 
@@ -69,7 +70,7 @@ pub struct TenantState {
     tenant: Tenant,
     handles: TtlStore<RecentRequest>,
     kv_handles: TtlStore<KvExportFile>,
-    pipeline: OnceLock<Arc<Pipeline>>,
+    pipeline: PipelineSlot,
     /// `Err`: the registry cannot be used, and the log says why.
     registry: OnceLock<Result<Registry, ()>>,
     warmer: Mutex<Option<Warmer>>,
@@ -246,7 +247,7 @@ impl TenantState {
             tenant,
             handles: TtlStore::new(&settings.handles),
             kv_handles: TtlStore::new(&settings.kv_handles),
-            pipeline: OnceLock::new(),
+            pipeline: PipelineSlot::default(),
             registry: OnceLock::new(),
             warmer: Mutex::default(),
         }
@@ -272,6 +273,11 @@ impl TenantState {
         self.pipeline.get()
     }
 
+    /// Returns the place where the tenant's view of the pipeline is put once the model has been loaded.
+    pub fn pipeline_slot(&self) -> &PipelineSlot {
+        &self.pipeline
+    }
+
     /// Returns the registry of this tenant's chunks.
     ///
     /// # Errors
@@ -285,10 +291,15 @@ impl TenantState {
     }
 
     fn set_pipeline(&self, base: &Arc<Pipeline>) {
-        self.pipeline.get_or_init(|| match self.tenant.is_default() {
+        if self.pipeline.initialized() {
+            return;
+        }
+        let pipeline = match self.tenant.is_default() {
             true => Arc::clone(base),
             false => Arc::new(base.of_tenant(&self.tenant)),
-        });
+        };
+        // Another thread may have been first, with the same pipeline.
+        let _ = self.pipeline.set(pipeline);
     }
 
     fn read_ahead(&self, context: &ReadAheadContext) -> io::Result<()> {

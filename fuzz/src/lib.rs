@@ -3,22 +3,17 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tempfile::TempDir;
 use thresher::access::Access;
-use thresher::admission::{Admission, Bounds};
-use thresher::api::BodyLimits;
-use thresher::http::{
-    Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts,
-};
-use thresher::originals::{OriginalSettings, Originals};
+use thresher::app;
+use thresher::config::{self, Config};
+use thresher::http::Service;
 use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings, When};
-use thresher::tenants::{TenantSettings, Tenants};
+use thresher::originals::OriginalSettings;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::scripted::ScriptedModel;
 use thresher_core::pipeline::validate::RequestLimits;
-use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_registry::RegistrySettings;
 
 /// Small, so that one input takes milliseconds.
@@ -38,7 +33,7 @@ const LIMITS: RequestLimits = RequestLimits {
 };
 
 /// The longest that a request may take. A slow unit is reported by libFuzzer itself.
-const DEADLINE: Duration = Duration::from_secs(2);
+const MS_MAX: u64 = 2_000;
 
 /// The middleware's upstream: nobody listens on the port of RFC 863, so that a request is read and rewritten, and then answered 502.
 const NOBODY: &str = "http://127.0.0.1:9";
@@ -48,35 +43,39 @@ const NOBODY: &str = "http://127.0.0.1:9";
 /// # Panics
 /// When `folder` cannot be written to.
 pub fn service(folder: &TempDir) -> Service {
-    let registry = RegistrySettings { dir: "".into(), batch_count_max: 8, ..RegistrySettings::default() };
-    let tenants = Tenants::new(TenantSettings { registry: registry.clone(), ..TenantSettings::default() });
+    let config = config(folder);
+    let tenants = app::tenants(&config, None);
     tenants.open_default().expect("a registry in memory");
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon", "water"]));
-    let settings = Settings { limits: LIMITS, ..Settings::default() };
     let store = Arc::new(KvStore::without_tiers());
-    let model = Arc::new(ScriptedModel::new(16));
-    tenants.set_pipeline(Arc::new(Pipeline::new(model, tokenizer, store, settings)));
-    let bodies = BodyLimits::new(&LIMITS, registry.batch_count_max);
-    Service::new(ServiceParts {
-        access: Access::open_to_all(),
-        tenants,
-        originals: Originals::at(&OriginalSettings { dir: "".into(), ..OriginalSettings::default() }),
-        middleware: Arc::new(Middleware::new(&middleware()).expect("an upstream")),
-        receipts: Arc::new(ReceiptKey::at(&folder.path().join("key.pem"))),
-        admission: Admission::new(Bounds { concurrency_max: 2, queue_max: 8, stream_count_max: 2 }),
-        limits: ServeLimits {
+    tenants.set_pipeline(app::wire(&config, Arc::new(ScriptedModel::new(16)), tokenizer, store));
+    app::service(&config, Access::open_to_all(), tenants).expect("a store in memory and an upstream")
+}
+
+fn config(folder: &TempDir) -> Config {
+    Config {
+        http: config::Http {
             body_bytes_max: 16 << 10,
             bodies_bytes_max: 1 << 20,
             answers_bytes_max: 16 << 20,
-            read_max: DEADLINE,
-            deadline_default: DEADLINE,
-            deadline_max: DEADLINE,
-            stream_max: DEADLINE,
-            bodies,
-            registry: RegistryLimits::new(&registry, &LIMITS),
+            read_ms_max: MS_MAX,
+            ..config::Http::default()
         },
-        origins: OriginPolicy::public(&[], &[], false),
-    })
+        admission: config::Admission {
+            concurrency_max: 2,
+            queue_max: 8,
+            stream_count_max: 2,
+            stream_ms_max: MS_MAX,
+            deadline_ms_default: MS_MAX,
+            deadline_ms_max: MS_MAX,
+        },
+        limits: LIMITS,
+        registry: RegistrySettings { dir: "".into(), batch_count_max: 8, ..RegistrySettings::default() },
+        originals: OriginalSettings { dir: "".into(), ..OriginalSettings::default() },
+        middleware: middleware(),
+        receipts: config::Receipts { key_file: folder.path().join("key.pem") },
+        ..Config::default()
+    }
 }
 
 /// Every conversation is compressed, however short it is.
@@ -88,7 +87,7 @@ fn middleware() -> MiddlewareSettings {
         prompt_tokens_min: 0,
         body_bytes_max: 16 << 10,
         // For a machine on which somebody does listen, and discards.
-        silence_ms_max: 2_000,
+        silence_ms_max: MS_MAX,
         ..MiddlewareSettings::default()
     }
 }

@@ -24,7 +24,8 @@ use self::json_answer::NoValues;
 pub use self::json_answer::parts as values;
 pub use self::native::{AttributeAnswer, Names, PartAnswer, Words};
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{ChunkBody, RequestError, choice, chunks_of, one_of, or_default};
+use super::request::{ChunkBody, choice, chunks_of, one_of, or_default};
+use crate::error::{ApiError, ErrorCode};
 
 /// Body of `POST /v1/attribute`.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
@@ -155,23 +156,23 @@ impl AttributeBody {
     ///
     /// # Errors
     /// When it names them in two ways, or in none.
-    pub fn named(&self) -> Result<Option<Named>, RequestError> {
+    pub fn named(&self) -> Result<Option<Named>, ApiError> {
         match (&self.chunk_ids, &self.compress_id) {
             (None, None) => Ok(None),
             (Some(_), _) if self.chunks.is_some() => {
                 let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
-                Err(RequestError::new("chunks_ambiguous", message, "chunk_ids"))
+                Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "chunk_ids"))
             }
             (Some(ids), None) => Ok(Some(Named::Registered(ids.clone()))),
             (None, Some(_)) if self.chunks.is_some() => {
                 let message =
                     "send `chunks` or name a request that compressed them in `compress_id`, not both";
-                Err(RequestError::new("chunks_ambiguous", message, "compress_id"))
+                Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "compress_id"))
             }
             (None, Some(id)) => Ok(Some(Named::Compressed(id.clone()))),
             (Some(_), Some(_)) => {
                 let message = "name chunks in `chunk_ids` or by `compress_id`, not both";
-                Err(RequestError::new("chunks_ambiguous", message, "compress_id"))
+                Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "compress_id"))
             }
         }
     }
@@ -185,20 +186,20 @@ impl AttributeBody {
         mut self,
         named: Option<Vec<Arc<Chunk>>>,
         limits: &BodyLimits,
-    ) -> Result<(AttributeRequest, AttributeOptions), RequestError> {
+    ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
         let Some(answer) = self.answer.take() else {
-            return Err(RequestError::new("missing_field", "missing field `answer`", "answer"));
+            return Err(ApiError::with_param(ErrorCode::MissingField, "missing field `answer`", "answer"));
         };
         // The answer's parts are found before the pipeline checks the request as a whole.
         let (found, max) = (answer.len(), limits.answer_bytes_max);
         if found > max {
             let wrong = InvalidRequest::AnswerTooLong { found, max };
-            return Err(RequestError::new(wrong.code(), wrong.to_string(), wrong.param()));
+            return Err(wrong.into());
         }
         let asked = (self.granularity.map(|granularity| granularity.0), self.spans.take());
         if self.format == Dialect::Json && (asked.0.is_some() || asked.1.is_some()) {
             let message = "with format \"json\" the values of the answer are its parts: leave granularity and spans out";
-            return Err(RequestError::new("spans_unexpected", message, "format"));
+            return Err(ApiError::with_param(ErrorCode::SpansUnexpected, message, "format"));
         }
         let parts = parts(&answer, asked, self.offsets)?;
         let (parts, fallback) = match self.format {
@@ -206,7 +207,7 @@ impl AttributeBody {
                 Ok(values) => (values, None),
                 Err(NoValues::Unusable(why)) => (parts, Some(why)),
                 Err(too_many @ NoValues::TooMany { .. }) => {
-                    return Err(RequestError::new("span_too_many", too_many.to_string(), "answer"));
+                    return Err(ApiError::with_param(ErrorCode::SpanTooMany, too_many.to_string(), "answer"));
                 }
             },
             _ => (parts, None),
@@ -222,7 +223,7 @@ impl AttributeBody {
         self,
         named: Option<Vec<Arc<Chunk>>>,
         _: &BodyLimits,
-    ) -> Result<(AttributeRequest, AttributeOptions), RequestError> {
+    ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
         let misplaced = match () {
             () if self.answer.is_some() => Some(("answer", "the answer comes in the events that follow")),
             () if self.spans.is_some() => {
@@ -238,7 +239,7 @@ impl AttributeBody {
             () => None,
         };
         if let Some((field, message)) = misplaced {
-            return Err(RequestError::new("stream_option_invalid", message, field));
+            return Err(ApiError::with_param(ErrorCode::StreamOptionInvalid, message, field));
         }
         let parts = parts("", (self.granularity.map(|granularity| granularity.0), None), self.offsets)?;
         self.with(String::new(), (parts, None), named)
@@ -249,11 +250,11 @@ impl AttributeBody {
         answer: String,
         (parts, fallback): (Parts, Option<String>),
         named: Option<Vec<Arc<Chunk>>>,
-    ) -> Result<(AttributeRequest, AttributeOptions), RequestError> {
+    ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
         if self.compress_id.is_some() && named.is_none() {
             let message =
                 "compress_id names a request that a daemon has answered; here only `chunks` can be read";
-            return Err(RequestError::new("handles_absent", message, "compress_id"));
+            return Err(ApiError::with_param(ErrorCode::HandlesAbsent, message, "compress_id"));
         }
         let registered = self.chunk_ids.is_some() || self.compress_id.is_some();
         let chunks = chunks_of(self.chunks, registered, named)?;
@@ -269,13 +270,13 @@ fn parts(
     answer: &str,
     (granularity, spans): (Option<PartsBody>, Option<Vec<SpanBody>>),
     unit: OffsetUnit,
-) -> Result<Parts, RequestError> {
+) -> Result<Parts, ApiError> {
     match (granularity, spans) {
         (None | Some(PartsBody::Sentence), None) => Ok(Parts::Sentences),
         (Some(PartsBody::Token), None) => Ok(Parts::Words),
         (Some(PartsBody::Span), None) => {
             let message = "missing field `spans`: with granularity \"span\" they say what is asked about";
-            Err(RequestError::new("missing_field", message, "spans"))
+            Err(ApiError::with_param(ErrorCode::MissingField, message, "spans"))
         }
         (None | Some(PartsBody::Span), Some(spans)) => {
             let map = OffsetMap::new(answer, unit);
@@ -287,16 +288,12 @@ fn parts(
         }
         (Some(_), Some(_)) => {
             let message = "spans are asked about with granularity \"span\", or none";
-            Err(RequestError::new("spans_unexpected", message, "spans"))
+            Err(ApiError::with_param(ErrorCode::SpansUnexpected, message, "spans"))
         }
     }
 }
 
-fn span_error(index: usize, error: OffsetError) -> RequestError {
-    let code = match error {
-        OffsetError::Outside { .. } => "span_out_of_range",
-        OffsetError::Inside { .. } => "span_inside_character",
-        OffsetError::Reversed { .. } => "span_reversed",
-    };
-    RequestError::new(code, format!("spans[{index}]: {error}"), format!("spans[{index}]"))
+fn span_error(index: usize, error: OffsetError) -> ApiError {
+    let param = format!("spans[{index}]");
+    ApiError::with_param((&error).into(), format!("{param}: {error}"), param)
 }

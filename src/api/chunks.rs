@@ -13,8 +13,8 @@ use thresher_registry::{Outcome, Progress, content_id};
 
 use super::fields;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{ChunkBody, RequestError, read};
-use super::response::ErrorBody;
+use super::request::{ChunkBody, read};
+use crate::error::{ApiError, ErrorCode};
 
 /// Bytes of an id; a term of the index, and part of a URL.
 pub const ID_BYTES_MAX: usize = 512;
@@ -68,7 +68,7 @@ pub struct Batch {
 #[derive(Debug)]
 struct Rejected {
     id: Option<String>,
-    error: ErrorBody,
+    error: ApiError,
 }
 
 /// Answer of `POST /v1/chunks` and of `POST /v1/chunks/delete`.
@@ -95,7 +95,7 @@ pub struct ChangeAnswer {
     status: &'static str,
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<ErrorBody>,
+    error: Option<ApiError>,
 }
 
 /// The words for [`ChangeAnswer::status`].
@@ -168,7 +168,7 @@ impl RegisterBody {
     ///
     /// # Errors
     /// When there is none. What is wrong with a single chunk is said in the batch.
-    pub fn into_batch(self, limits: &RegisterLimits) -> Result<Batch, RequestError> {
+    pub fn into_batch(self, limits: &RegisterLimits) -> Result<Batch, ApiError> {
         some(self.chunks.len(), "chunks")?;
         let mut first_at = HashMap::new();
         let mut entries = Vec::with_capacity(self.chunks.len());
@@ -181,7 +181,7 @@ impl RegisterBody {
                 std::collections::hash_map::Entry::Occupied(first) => {
                     let (id, first) = (Quoted(&chunk.id), first.get());
                     let message = format!("chunk id {id} is used by chunks[{first}] already");
-                    Err(RequestError::new("chunk_id_duplicate", message, "id"))
+                    Err(ApiError::with_param(ErrorCode::ChunkIdDuplicate, message, "id"))
                 }
             });
             entries.push(entry.map_err(|error| Rejected::new(index, raw.get(), error)));
@@ -195,28 +195,32 @@ impl DeleteBody {
     ///
     /// # Errors
     /// When there is none.
-    pub fn into_ids(self) -> Result<Vec<String>, RequestError> {
+    pub fn into_ids(self) -> Result<Vec<String>, ApiError> {
         some(self.ids.len(), "ids")?;
         Ok(self.ids)
     }
 }
 
-fn some(found: usize, param: &str) -> Result<(), RequestError> {
+fn some(found: usize, param: &str) -> Result<(), ApiError> {
     match found {
-        0 => Err(RequestError::new("chunks_empty", format!("{param} is empty: send at least one"), param)),
+        0 => Err(ApiError::with_param(
+            ErrorCode::ChunksEmpty,
+            format!("{param} is empty: send at least one"),
+            param,
+        )),
         _ => Ok(()),
     }
 }
 
-fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, RequestError> {
+fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
     let ChunkBody(fields) = read(json.as_bytes(), &[])?;
     let metadata = fields.metadata.map(|metadata| Box::<str>::from(metadata).into_string());
     if let Some(id) = &fields.id {
         check_id(id)?;
     }
     if fields.text.trim().is_empty() {
-        return Err(RequestError::new(
-            "text_empty",
+        return Err(ApiError::with_param(
+            ErrorCode::TextEmpty,
             "the text is empty: nothing of it could be found",
             "text",
         ));
@@ -226,7 +230,7 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, RequestError> {
     {
         if len > max {
             let message = format!("the {name} has {len} bytes, the limit is {max} (limits.chunk_bytes_max)");
-            return Err(RequestError::new("chunk_too_long", message, name));
+            return Err(ApiError::with_param(ErrorCode::ChunkTooLong, message, name));
         }
     }
     if let Some(metadata) = &metadata {
@@ -237,7 +241,7 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, RequestError> {
     Ok(Chunk { id, title: fields.title, text: fields.text, metadata })
 }
 
-fn check_id(id: &str) -> Result<(), RequestError> {
+fn check_id(id: &str) -> Result<(), ApiError> {
     let wrong = match id.len() {
         0 => "the id is empty: leave it out to get one".to_owned(),
         len if len > ID_BYTES_MAX => format!("the id has {len} bytes, the limit is {ID_BYTES_MAX}"),
@@ -245,35 +249,38 @@ fn check_id(id: &str) -> Result<(), RequestError> {
         _ if id.contains(char::is_control) => "the id has a control character".to_owned(),
         _ => return Ok(()),
     };
-    Err(RequestError::new("chunk_id_invalid", wrong, "id"))
+    Err(ApiError::with_param(ErrorCode::ChunkIdInvalid, wrong, "id"))
 }
 
-fn check_metadata(json: &str, bytes_max: usize) -> Result<(), RequestError> {
-    let wrong = |code, message: String| Err(RequestError::new(code, message, "metadata"));
+fn check_metadata(json: &str, bytes_max: usize) -> Result<(), ApiError> {
+    let wrong = |code, message: String| Err(ApiError::with_param(code, message, "metadata"));
     if json.len() > bytes_max {
         let message = format!(
             "the metadata has {} bytes, the limit is {bytes_max} (registry.metadata_bytes_max)",
             json.len()
         );
-        return wrong("metadata_too_long", message);
+        return wrong(ErrorCode::MetadataTooLong, message);
     }
     if !json.starts_with('{') {
         let message = "the metadata is not an object: filters name its fields";
-        return wrong("metadata_not_object", message.to_owned());
+        return wrong(ErrorCode::MetadataNotObject, message.to_owned());
     }
     let limits =
         ShapeLimits { value_count_max: usize::MAX, depth_max: METADATA_DEPTH_MAX, duplicate_keys: true };
     match shape::check(json.as_bytes(), limits) {
         Ok(()) => Ok(()),
-        Err(ShapeError::TooDeep) => {
-            wrong("metadata_too_deep", format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"))
+        Err(ShapeError::TooDeep) => wrong(
+            ErrorCode::MetadataTooDeep,
+            format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"),
+        ),
+        Err(error) => {
+            wrong(ErrorCode::MetadataUnreadable, format!("the metadata cannot be searched: {error}"))
         }
-        Err(error) => wrong("metadata_unreadable", format!("the metadata cannot be searched: {error}")),
     }
 }
 
 impl Rejected {
-    fn new(index: usize, json: &str, error: RequestError) -> Self {
+    fn new(index: usize, json: &str, error: ApiError) -> Self {
         let param = match error.param {
             Some(param) => format!("chunks[{index}].{param}"),
             None => format!("chunks[{index}]"),
@@ -283,7 +290,7 @@ impl Rejected {
             .and_then(|[id]| Some(fields::text(id?)?.ok()?.into_owned()));
         // Lines and columns are those of the chunk alone, which the caller never saw so.
         let message = error.message.split(" at line ").next().unwrap_or_default().to_owned();
-        Self { id, error: ErrorBody { code: error.code, message, param: Some(param) } }
+        Self { id, error: ApiError::with_param(error.code, message, param) }
     }
 }
 
@@ -307,8 +314,8 @@ impl Batch {
                     Outcome::Full => {
                         let message =
                             format!("{count_max} chunks are registered already (registry.chunk_count_max)");
-                        let param = Some(format!("chunks[{index}]"));
-                        let error = Some(ErrorBody { code: "registry_full", message, param });
+                        let param = format!("chunks[{index}]");
+                        let error = Some(ApiError::with_param(ErrorCode::RegistryFull, message, param));
                         ChangeAnswer { index, id, status: "failed", error }
                     }
                     outcome => ChangeAnswer { index, id, status: outcome.name(), error: None },

@@ -13,7 +13,7 @@ use serde::de::{self, DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, Map
 use thresher_core::plain::{Quoted, Shortened};
 
 use super::limits::ListLimit;
-use super::request::RequestError;
+use crate::error::ApiError;
 
 /// Bytes of the longest key that is passed on in full. Every field's name is shorter.
 const KEY_BYTES_MAX: usize = 128;
@@ -52,7 +52,7 @@ enum Place {
 
 impl Exceeded {
     /// The error about the exceeded limit.
-    pub(super) fn error(&self) -> Option<RequestError> {
+    pub(super) fn error(&self) -> Option<ApiError> {
         self.0.get().map(|list| list.error())
     }
 }

@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thresher_core::pipeline::evict::{Eviction, HeadBudget};
 
-use super::request::{RequestError, choice};
+use super::request::choice;
+use crate::error::{ApiError, ErrorCode};
 
 /// What else than a context an answer is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -74,7 +75,7 @@ impl KvWanted {
 }
 
 impl KvBody {
-    pub(super) fn into_domain(self) -> Result<KvWanted, RequestError> {
+    pub(super) fn into_domain(self) -> Result<KvWanted, ApiError> {
         let Self { policy, mass, ratio, sinks, recent } = self;
         let keep = match (policy, mass, ratio) {
             (KvPolicy::Chunks, None, None) if sinks.is_none() && recent.is_none() => {
@@ -82,11 +83,11 @@ impl KvBody {
             }
             (KvPolicy::Chunks, ..) => {
                 let message = "kv takes mass, ratio, sinks and recent with \"policy\": \"heads\" only";
-                return Err(RequestError::new("kv_ambiguous", message, "kv"));
+                return Err(ApiError::with_param(ErrorCode::KvAmbiguous, message, "kv"));
             }
             (KvPolicy::Heads, Some(_), Some(_)) => {
                 let message = "kv takes \"mass\": M or \"ratio\": R, not both";
-                return Err(RequestError::new("kv_ambiguous", message, "kv"));
+                return Err(ApiError::with_param(ErrorCode::KvAmbiguous, message, "kv"));
             }
             (KvPolicy::Heads, Some(mass), None) => HeadBudget::Mass(mass),
             (KvPolicy::Heads, None, ratio) => HeadBudget::Ratio(ratio.unwrap_or(KvWanted::RATIO_DEFAULT)),

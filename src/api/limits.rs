@@ -1,10 +1,9 @@
 //! Limits of request bodies that hold while a body is parsed, before the values that exceed them are built.
 
+use crate::error::{ApiError, ErrorCode};
 use serde::de::DeserializeOwned;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::shape::{self, ShapeError, ShapeLimits};
-
-use super::request::RequestError;
 
 /// Entries of `include`. It may repeat a word, and there are few words.
 const INCLUDE_COUNT_MAX: usize = 16;
@@ -43,17 +42,21 @@ pub struct ListLimit {
     /// The most elements that it may have.
     pub(super) max: usize,
     /// Code of the error about a longer one.
-    code: &'static str,
+    code: ErrorCode,
     /// The setting of the limit; empty where it is fixed.
     setting: &'static str,
 }
 
 impl ListLimit {
     /// The error about a list that is longer.
-    pub(super) fn error(&self) -> RequestError {
+    pub(super) fn error(&self) -> ApiError {
         let Self { field, max, code, setting } = self;
         let setting = if setting.is_empty() { String::new() } else { format!(" ({setting})") };
-        RequestError::new(code, format!("{field} has too many entries; the limit is {max}{setting}"), *field)
+        ApiError::with_param(
+            *code,
+            format!("{field} has too many entries; the limit is {max}{setting}"),
+            *field,
+        )
     }
 }
 
@@ -78,19 +81,19 @@ impl BodyLimits {
 
     /// A list of chunks that a request sends.
     pub(super) fn chunks(&self, field: &'static str) -> ListLimit {
-        let (code, setting) = ("chunk_too_many", "limits.chunk_count_max");
+        let (code, setting) = (ErrorCode::ChunkTooMany, "limits.chunk_count_max");
         ListLimit { field, max: self.chunk_count_max, code, setting }
     }
 
     /// `chunk_ids`: registered chunks that a request names.
     pub(super) fn chunk_ids(&self) -> ListLimit {
-        let (code, setting) = ("chunk_too_many", "limits.registered_chunk_count_max");
+        let (code, setting) = (ErrorCode::ChunkTooMany, "limits.registered_chunk_count_max");
         ListLimit { field: "chunk_ids", max: self.registered_chunk_count_max, code, setting }
     }
 
     /// `keep`: ids of chunks of the request, sent or registered.
     pub(super) fn keep(&self) -> ListLimit {
-        let code = "keep_too_many";
+        let code = ErrorCode::KeepTooMany;
         match self.chunk_count_max > self.registered_chunk_count_max {
             true => {
                 let setting = "limits.chunk_count_max";
@@ -105,18 +108,18 @@ impl BodyLimits {
 
     /// `include`: what an answer is to have beside the context.
     pub(super) fn include(&self) -> ListLimit {
-        ListLimit { field: "include", max: INCLUDE_COUNT_MAX, code: "include_too_many", setting: "" }
+        ListLimit { field: "include", max: INCLUDE_COUNT_MAX, code: ErrorCode::IncludeTooMany, setting: "" }
     }
 
     /// `spans`: parts of an answer.
     pub(super) fn spans(&self) -> ListLimit {
-        let (code, setting) = ("span_too_many", "limits.span_count_max");
+        let (code, setting) = (ErrorCode::SpanTooMany, "limits.span_count_max");
         ListLimit { field: "spans", max: self.span_count_max, code, setting }
     }
 
     /// Chunks in one call to register or delete.
     pub(super) fn batch(&self, field: &'static str) -> ListLimit {
-        let (code, setting) = ("chunk_too_many", "registry.batch_count_max");
+        let (code, setting) = (ErrorCode::ChunkTooMany, "registry.batch_count_max");
         ListLimit { field, max: self.batch_count_max, code, setting }
     }
 
@@ -125,7 +128,7 @@ impl BodyLimits {
         ListLimit {
             field: "rank_fields",
             max: RANK_FIELD_COUNT_MAX,
-            code: "rank_field_too_many",
+            code: ErrorCode::RankFieldTooMany,
             setting: "",
         }
     }
@@ -135,21 +138,21 @@ impl BodyLimits {
     ///
     /// # Errors
     /// When it has too many values, or is nested too deeply.
-    pub fn check_tree(&self, json: &[u8], param: Option<&str>) -> Result<(), RequestError> {
+    pub fn check_tree(&self, json: &[u8], param: Option<&str>) -> Result<(), ApiError> {
         let max = self.json_value_count_max;
         let limits = ShapeLimits { value_count_max: max, depth_max: TREE_DEPTH_MAX, duplicate_keys: true };
         let place = param.unwrap_or("the body");
         let (code, message) = match shape::check(json, limits) {
             Ok(()) | Err(ShapeError::Json(_) | ShapeError::DuplicateKey) => return Ok(()),
             Err(ShapeError::TooMany) => (
-                "json_value_too_many",
+                ErrorCode::JsonValueTooMany,
                 format!("{place} has too many JSON values; the limit is {max} (limits.json_value_count_max)"),
             ),
             Err(ShapeError::TooDeep) => (
-                "json_too_deep",
+                ErrorCode::JsonTooDeep,
                 format!("{place} has more than {TREE_DEPTH_MAX} objects and lists inside each other"),
             ),
         };
-        Err(RequestError { code, message, param: param.map(str::to_owned) })
+        Err(ApiError { param: param.map(str::to_owned), ..ApiError::new(code, message) })
     }
 }

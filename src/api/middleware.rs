@@ -10,7 +10,8 @@ use thresher_core::pipeline::validate;
 use thresher_core::plain::Quoted;
 
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{BudgetBody, ChunkBody, Object, RequestError, choice, chunks_of, or_default};
+use super::request::{BudgetBody, ChunkBody, Object, choice, chunks_of, or_default};
+use crate::error::{ApiError, ErrorCode};
 
 /// The field `thresher`.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
@@ -66,18 +67,21 @@ impl MiddlewareBody {
     ///
     /// # Errors
     /// When the budget names none or several of its forms, or holds nothing: further on it would only be a reason not to compress.
-    pub fn into_domain(self) -> Result<MiddlewareOptions, RequestError> {
+    pub fn into_domain(self) -> Result<MiddlewareOptions, ApiError> {
         let budget = self.budget.map(|Object(budget)| budget.into_domain()).transpose()?;
         if let Some(budget) = budget {
-            validate::check_budget(budget)
-                .map_err(|wrong| RequestError::new(wrong.code(), wrong.to_string(), wrong.param()))?;
+            validate::check_budget(budget)?;
         }
         let chunks = chunks_of(Some(self.chunks), false, None)?;
         let mut first_at = HashMap::new();
         for (at, chunk) in chunks.iter().enumerate() {
             if let Some(first) = first_at.insert(&chunk.id, at) {
                 let message = format!("chunk id {} is used by chunks[{first}] already", Quoted(&chunk.id));
-                return Err(RequestError::new("chunk_id_duplicate", message, format!("chunks[{at}].id")));
+                return Err(ApiError::with_param(
+                    ErrorCode::ChunkIdDuplicate,
+                    message,
+                    format!("chunks[{at}].id"),
+                ));
             }
         }
         Ok(MiddlewareOptions {

@@ -10,7 +10,6 @@ use serde::de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDese
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
-use thiserror::Error;
 use thresher_core::domain::{
     Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName,
 };
@@ -20,6 +19,7 @@ use thresher_core::text::offsets::OffsetUnit;
 use super::guard::{Exceeded, Guarded};
 use super::kv::{Include, KvBody, KvWanted};
 use super::limits::{Body, BodyLimits, ListLimit};
+use crate::error::{ApiError, ErrorCode};
 
 /// Body of `POST /v1/compress`.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
@@ -131,29 +131,17 @@ pub(super) struct BudgetBody {
     auto: Option<bool>,
 }
 
-/// A body that does not have the shape of a request.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[error("{message}")]
-pub struct RequestError {
-    /// Stable code for programs.
-    pub code: &'static str,
-    /// What is wrong.
-    pub message: String,
-    /// Where, as a path into the body.
-    pub param: Option<String>,
-}
-
 /// Parses any of this module's bodies. Its lists are counted while they are read: one that is longer than `limits` allow costs no more
 /// memory than one that is as long.
 ///
 /// # Errors
-/// [`RequestError`] with the path of the first value that does not fit, or with the list that is too long.
-pub fn parse<T: Body>(body: &[u8], limits: &BodyLimits) -> Result<T, RequestError> {
+/// [`ApiError`] with the path of the first value that does not fit, or with the list that is too long.
+pub fn parse<T: Body>(body: &[u8], limits: &BodyLimits) -> Result<T, ApiError> {
     read(body, &T::lists(limits)).map(|Object(value)| value)
 }
 
 /// Parses any JSON that is nothing but a `T`, in which the fields that `lists` name are bounded lists.
-pub(super) fn read<T: de::DeserializeOwned>(body: &[u8], lists: &[ListLimit]) -> Result<T, RequestError> {
+pub(super) fn read<T: de::DeserializeOwned>(body: &[u8], lists: &[ListLimit]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let exceeded = Exceeded::default();
     let guarded = Guarded::body(&mut json, lists, &exceeded);
@@ -165,20 +153,17 @@ pub(super) fn read<T: de::DeserializeOwned>(body: &[u8], lists: &[ListLimit]) ->
         let inner = error.into_inner();
         let (code, message) = (code_of(&inner), plain::message(&inner.to_string()));
         let param = (inner.is_data() && path != ".").then_some(path);
-        RequestError { code, param: with_field(param, code, &message), message }
+        ApiError { param: with_field(param, code, &message), ..ApiError::new(code, message) }
     })?;
-    json.end().map_err(|error| RequestError {
-        code: "invalid_json",
-        message: error.to_string(),
-        param: None,
-    })?;
+    json.end().map_err(|error| ApiError::new(ErrorCode::InvalidJson, error.to_string()))?;
     Ok(value)
 }
 
 /// serde gives the path of the object where a field is missing or doubled, and names the field in its message.
-fn with_field(param: Option<String>, code: &str, message: &str) -> Option<String> {
-    let field =
-        matches!(code, "missing_field" | "duplicate_field").then(|| message.split('`').nth(1)).flatten();
+fn with_field(param: Option<String>, code: ErrorCode, message: &str) -> Option<String> {
+    let field = matches!(code, ErrorCode::MissingField | ErrorCode::DuplicateField)
+        .then(|| message.split('`').nth(1))
+        .flatten();
     match (param, field) {
         (Some(path), Some(field)) if !path.ends_with(field) => Some(format!("{path}.{field}")),
         (None, Some(field)) => Some(field.to_owned()),
@@ -214,26 +199,15 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Word<T> {
 }
 
 /// serde tells kinds of errors apart by their words only.
-fn code_of(error: &serde_json::Error) -> &'static str {
+fn code_of(error: &serde_json::Error) -> ErrorCode {
     let message = error.to_string();
     match () {
-        () if !error.is_data() => "invalid_json",
-        () if message.starts_with("unknown field") => "unknown_field",
-        () if message.starts_with("missing field") => "missing_field",
-        () if message.starts_with("unknown variant") => "unknown_value",
-        () if message.starts_with("duplicate field") => "duplicate_field",
-        () => "wrong_type",
-    }
-}
-
-impl RequestError {
-    pub(super) fn new(code: &'static str, message: impl Into<String>, param: impl Into<String>) -> Self {
-        Self { code, message: message.into(), param: Some(param.into()) }
-    }
-
-    /// A query string that cannot be read.
-    pub fn query(message: &str) -> Self {
-        Self { code: "query_string_invalid", message: message.to_owned(), param: None }
+        () if !error.is_data() => ErrorCode::InvalidJson,
+        () if message.starts_with("unknown field") => ErrorCode::UnknownField,
+        () if message.starts_with("missing field") => ErrorCode::MissingField,
+        () if message.starts_with("unknown variant") => ErrorCode::UnknownValue,
+        () if message.starts_with("duplicate field") => ErrorCode::DuplicateField,
+        () => ErrorCode::WrongType,
     }
 }
 
@@ -253,11 +227,11 @@ impl CompressBody {
     ///
     /// # Errors
     /// As [`Self::into_domain`]; when the request wants keys and values.
-    pub fn into_domain_alone(self) -> Result<(CompressRequest, ServeOptions), RequestError> {
+    pub fn into_domain_alone(self) -> Result<(CompressRequest, ServeOptions), ApiError> {
         let (request, options) = self.into_domain(None)?;
         if options.kv.is_some() {
             let message = "keys and values are fetched from a daemon; here there is none";
-            return Err(RequestError::new("handles_absent", message, "include"));
+            return Err(ApiError::with_param(ErrorCode::HandlesAbsent, message, "include"));
         }
         Ok((request, options))
     }
@@ -270,7 +244,7 @@ impl CompressBody {
     pub fn into_domain(
         self,
         registered: Option<Vec<Arc<Chunk>>>,
-    ) -> Result<(CompressRequest, ServeOptions), RequestError> {
+    ) -> Result<(CompressRequest, ServeOptions), ApiError> {
         let by_id = self.chunk_ids.is_some();
         let chunks = chunks_of(self.chunks, self.chunk_ids.is_some(), registered)?;
         let request = CompressRequest {
@@ -306,7 +280,7 @@ pub(super) fn chunks_of(
     chunks: Option<Vec<ChunkBody>>,
     by_id: bool,
     registered: Option<Vec<Arc<Chunk>>>,
-) -> Result<Vec<Arc<Chunk>>, RequestError> {
+) -> Result<Vec<Arc<Chunk>>, ApiError> {
     let chunk = |(index, ChunkBody(fields)): (usize, ChunkBody)| Chunk {
         id: fields.id.unwrap_or_else(|| index.to_string()),
         title: fields.title,
@@ -319,31 +293,29 @@ pub(super) fn chunks_of(
         (None, true, None) => {
             let message =
                 "chunk_ids names chunks that a daemon has registered; here only `chunks` can be read";
-            Err(RequestError::new("registry_absent", message, "chunk_ids"))
+            Err(ApiError::with_param(ErrorCode::RegistryAbsent, message, "chunk_ids"))
         }
         (Some(_), true, _) => {
             let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
-            Err(RequestError::new("chunks_ambiguous", message, "chunk_ids"))
+            Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "chunk_ids"))
         }
         (None, false, _) => {
             let message = "missing field `chunks`, or `chunk_ids` to name registered ones";
-            Err(RequestError::new("missing_field", message, "chunks"))
+            Err(ApiError::with_param(ErrorCode::MissingField, message, "chunks"))
         }
     }
 }
 
 impl BudgetBody {
-    pub(super) fn into_domain(self) -> Result<Budget, RequestError> {
+    pub(super) fn into_domain(self) -> Result<Budget, ApiError> {
         match self {
             Self { tokens: Some(tokens), ratio: None, auto: None } => Ok(Budget::Tokens(tokens)),
             Self { tokens: None, ratio: Some(ratio), auto: None } => Ok(Budget::Ratio(ratio)),
             Self { tokens: None, ratio: None, auto: Some(true) } => Ok(Budget::Auto),
-            _ => Err(RequestError {
-                code: "budget_ambiguous",
-                message: "budget takes exactly one of \"tokens\": N, \"ratio\": R and \"auto\": true"
-                    .to_owned(),
-                param: Some("budget".to_owned()),
-            }),
+            _ => {
+                let message = "budget takes exactly one of \"tokens\": N, \"ratio\": R and \"auto\": true";
+                Err(ApiError::with_param(ErrorCode::BudgetAmbiguous, message, "budget"))
+            }
         }
     }
 }

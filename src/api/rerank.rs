@@ -21,7 +21,8 @@ use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::fields;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{RequestError, one_of, or_default};
+use super::request::{one_of, or_default};
+use crate::error::{ApiError, ErrorCode};
 
 /// The RC at which a relevance is one half.
 const RC_AT_HALF: f32 = 0.1;
@@ -165,11 +166,7 @@ impl RerankBody {
     /// # Errors
     /// When there are no documents, or one that has no text, two or too much of it; when a rank field is named twice, or none is for
     /// documents that are objects.
-    pub fn into_domain(
-        self,
-        asked: RerankDialect,
-        limits: &BodyLimits,
-    ) -> Result<RerankRequest, RequestError> {
+    pub fn into_domain(self, asked: RerankDialect, limits: &BodyLimits) -> Result<RerankRequest, ApiError> {
         let (dialect, field, texts, documents) = match (self.documents, self.texts) {
             (Some(documents), None) => {
                 let reader = DocumentReader::new(self.rank_fields.as_deref(), limits.chunk_bytes_max)?;
@@ -179,15 +176,19 @@ impl RerankBody {
             (None, Some(texts)) => (RerankDialect::Tei, "texts", texts, Vec::new()),
             (Some(_), Some(_)) => {
                 let message = "send `documents` or, as to Text Embeddings Inference, `texts`, not both";
-                return Err(RequestError::new("documents_ambiguous", message, "texts"));
+                return Err(ApiError::with_param(ErrorCode::DocumentsAmbiguous, message, "texts"));
             }
             (None, None) => {
-                return Err(RequestError::new("missing_field", "missing field `documents`", "documents"));
+                return Err(ApiError::with_param(
+                    ErrorCode::MissingField,
+                    "missing field `documents`",
+                    "documents",
+                ));
             }
         };
         if texts.is_empty() {
-            return Err(RequestError::new(
-                "chunks_empty",
+            return Err(ApiError::with_param(
+                ErrorCode::ChunksEmpty,
                 format!("{field} is empty: send at least one"),
                 field,
             ));
@@ -236,7 +237,7 @@ struct DocumentReader<'a> {
 }
 
 impl<'a> DocumentReader<'a> {
-    fn new(fields: Option<&'a [String]>, bytes_max: usize) -> Result<Self, RequestError> {
+    fn new(fields: Option<&'a [String]>, bytes_max: usize) -> Result<Self, ApiError> {
         let mut places = HashMap::new();
         for (second, field) in fields.unwrap_or_default().iter().enumerate() {
             if let Some(first) = places.insert(&**field, second) {
@@ -245,7 +246,7 @@ impl<'a> DocumentReader<'a> {
                     Quoted(field)
                 );
                 let param = format!("rank_fields[{second}]");
-                return Err(RequestError::new("rank_field_duplicate", message, param));
+                return Err(ApiError::with_param(ErrorCode::RankFieldDuplicate, message, param));
             }
         }
         if fields.is_none() {
@@ -255,14 +256,14 @@ impl<'a> DocumentReader<'a> {
     }
 
     /// The text of a document that is a string; of one that is an object the fields that are asked for, one a line.
-    fn text(&self, at: usize, document: &RawValue) -> Result<String, RequestError> {
+    fn text(&self, at: usize, document: &RawValue) -> Result<String, ApiError> {
         let place = || format!("documents[{at}]");
         let unreadable = |error: serde_json::Error| {
             // Lines and columns would be those of a part of the document.
             let said = plain::message(&error.to_string());
             let said = said.split(" at line ").next().unwrap_or_default().trim_end_matches(',');
             let message = format!("{}: {said}", place());
-            RequestError::new("invalid_json", message, place())
+            ApiError::with_param(ErrorCode::InvalidJson, message, place())
         };
         // Fields are distinct and borrowed where they have no escapes: together they are no longer than the document.
         let texts: Vec<Cow<str>> = if document.get().starts_with('{') {
@@ -279,13 +280,17 @@ impl<'a> DocumentReader<'a> {
                 let name = self.name(twice);
                 let message = format!("{} has the field {} twice", place(), Quoted(name));
                 let param = format!("{}.{}", place(), Shortened(name));
-                return Err(RequestError::new("duplicate_field", message, param));
+                return Err(ApiError::with_param(ErrorCode::DuplicateField, message, param));
             }
             let mut texts = Vec::new();
             for value in found.into_iter().flatten() {
                 let Some(text) = self.said(value) else {
                     let message = format!("{}.text has to be a string", place());
-                    return Err(RequestError::new("wrong_type", message, format!("{}.text", place())));
+                    return Err(ApiError::with_param(
+                        ErrorCode::WrongType,
+                        message,
+                        format!("{}.text", place()),
+                    ));
                 };
                 texts.push(text.map_err(unreadable)?);
             }
@@ -294,18 +299,18 @@ impl<'a> DocumentReader<'a> {
             vec![text.map_err(unreadable)?]
         } else {
             let message = "a document is a text, or an object with a field `text`";
-            return Err(RequestError::new("wrong_type", message, place()));
+            return Err(ApiError::with_param(ErrorCode::WrongType, message, place()));
         };
         if texts.is_empty() && self.fields.is_some_and(<[String]>::is_empty) {
             let message = format!(
                 "rank_fields names no field, and {} is an object: name the fields to rank by, or leave rank_fields out",
                 place()
             );
-            return Err(RequestError::new("rank_fields_empty", message, "rank_fields"));
+            return Err(ApiError::with_param(ErrorCode::RankFieldsEmpty, message, "rank_fields"));
         }
         if texts.is_empty() {
             let message = format!("{} has no field {} to rank by", place(), self.wanted());
-            return Err(RequestError::new("missing_field", message, place()));
+            return Err(ApiError::with_param(ErrorCode::MissingField, message, place()));
         }
         let bytes = texts.iter().map(|text| text.len()).sum::<usize>() + texts.len() - 1;
         let max = self.bytes_max;
@@ -313,7 +318,7 @@ impl<'a> DocumentReader<'a> {
             let what = if self.fields.is_some() { "in its rank_fields together" } else { "of text" };
             let message =
                 format!("{} has {bytes} bytes {what}; the limit is {max} (limits.chunk_bytes_max)", place());
-            return Err(RequestError::new("chunk_too_long", message, place()));
+            return Err(ApiError::with_param(ErrorCode::ChunkTooLong, message, place()));
         }
         Ok(texts.join("\n"))
     }
@@ -568,12 +573,12 @@ impl ScoreBody {
     ///
     /// # Errors
     /// When both are lists, of different lengths; when there is nothing to score.
-    pub fn into_domain(self) -> Result<Vec<Scored>, RequestError> {
+    pub fn into_domain(self) -> Result<Vec<Scored>, ApiError> {
         let texts = match self.text_2 {
             OneOrMany::One(text) => vec![text],
             OneOrMany::Many(texts) if texts.is_empty() => {
-                return Err(RequestError::new(
-                    "chunks_empty",
+                return Err(ApiError::with_param(
+                    ErrorCode::ChunksEmpty,
                     "text_2 is empty: send at least one",
                     "text_2",
                 ));
@@ -592,7 +597,7 @@ impl ScoreBody {
             OneOrMany::Many(queries) => {
                 let (one, other) = (queries.len(), texts.len());
                 let message = format!("text_1 has {one} texts, text_2 {other}: send one, or as many");
-                Err(RequestError::new("length_mismatch", message, "text_1"))
+                Err(ApiError::with_param(ErrorCode::LengthMismatch, message, "text_1"))
             }
         }
     }

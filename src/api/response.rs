@@ -15,6 +15,7 @@ use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::kv::KvAnswer;
+use crate::error::ApiError;
 
 /// Answer of `POST /v1/compress`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -32,7 +33,7 @@ pub struct CompressAnswer {
     /// By which model and how.
     rc: RcAnswer,
     /// The error for which the chunks came back whole.
-    degraded: Option<ErrorBody>,
+    degraded: Option<ApiError>,
     /// Where what the model knows of the chunks came from.
     blocks: Option<Sources>,
     timing_ms: TimingMs,
@@ -64,26 +65,6 @@ struct PrefilterAnswer {
     from: usize,
     /// Chunks that are left.
     to: usize,
-}
-
-/// `{"error": {...}}`.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
-#[schemars(rename = "Error")]
-pub struct ErrorAnswer {
-    /// The error.
-    pub error: ErrorBody,
-}
-
-/// An error for programs (`code`), for people (`message`), and where it is (`param`).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-#[allow(missing_docs, reason = "said above")]
-pub struct ErrorBody {
-    /// Stable, for programs.
-    pub code: &'static str,
-    /// For people.
-    pub message: String,
-    /// Where the mistake is, as a path into the request.
-    pub param: Option<String>,
 }
 
 /// Milliseconds per stage, and `total`.
@@ -265,8 +246,6 @@ impl CompressAnswer {
         }
         let explain = compressed.explanation.as_ref().map(|e| ExplainAnswer::new(request, e, unit, &sources));
         let usage = compressed.usage.map(UsageAnswer::from);
-        let degraded =
-            compressed.degraded.map(|d| ErrorBody { code: d.code, message: d.message, param: None });
         let rc = RcAnswer {
             estimator: by.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),
             reach: compressed.relevance.map(|r| r.max_sim),
@@ -283,7 +262,7 @@ impl CompressAnswer {
             citations,
             usage,
             rc,
-            degraded,
+            degraded: None,
             blocks,
             timing_ms,
             explain,
@@ -310,6 +289,11 @@ impl CompressAnswer {
     /// The same with where keys and values are.
     pub fn with_kv(self, kv: Option<KvAnswer>) -> Self {
         Self { kv, ..self }
+    }
+
+    /// The same where the chunks came back whole, for this error.
+    pub fn degraded(self, error: ApiError) -> Self {
+        Self { degraded: Some(ApiError { param: None, ..error }), ..self }
     }
 
     /// The context alone.

@@ -11,8 +11,9 @@ use thresher_registry::filter::Filter;
 
 use super::chunks::RegisteredAnswer;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{RequestError, choice};
+use super::request::choice;
 use super::response::TimingMs;
+use crate::error::{ApiError, ErrorCode};
 
 /// Results when a search names no number.
 const LIMIT_DEFAULT: usize = 10;
@@ -145,16 +146,16 @@ impl SearchBody {
     ///
     /// # Errors
     /// A blank query, a number out of range, a filter that is none.
-    pub fn into_domain(self, limits: &SearchLimits) -> Result<SearchRequest, RequestError> {
+    pub fn into_domain(self, limits: &SearchLimits) -> Result<SearchRequest, ApiError> {
         if self.query.trim().is_empty() {
-            return Err(RequestError::new("query_empty", "query is empty", "query"));
+            return Err(ApiError::with_param(ErrorCode::QueryEmpty, "query is empty", "query"));
         }
         let max = limits.candidate_count_max;
         let within = |name: &str, count: usize| match count {
             1.. if count <= max => Ok(count),
             _ => {
                 let message = format!("{name} is {count}: from 1 to {max} (registry.candidate_count_max)");
-                Err(RequestError::new("count_out_of_range", message, name))
+                Err(ApiError::with_param(ErrorCode::CountOutOfRange, message, name))
             }
         };
         let limit = within("limit", self.limit.unwrap_or(LIMIT_DEFAULT.min(max)))?;
@@ -162,7 +163,7 @@ impl SearchBody {
         let candidates = within("candidates", self.candidates.unwrap_or(default))?;
         if candidates < limit {
             let message = format!("candidates is {candidates}, fewer than the {limit} results of limit");
-            return Err(RequestError::new("count_out_of_range", message, "candidates"));
+            return Err(ApiError::with_param(ErrorCode::CountOutOfRange, message, "candidates"));
         }
         let filter = self.filter.map(|filter| Filter::from_json(filter.get(), "filter")).transpose()?;
         let Self { query, rank, deadline_ms, .. } = self;
@@ -187,11 +188,5 @@ impl SearchAnswer {
         let result =
             |(score, hit): (f32, Hit)| ResultAnswer { score, bm25: hit.bm25, chunk: (&*hit.chunk).into() };
         Self { results: scored.into_iter().map(result).collect(), rank: request.rank, candidates, timing_ms }
-    }
-}
-
-impl From<thresher_registry::filter::FilterError> for RequestError {
-    fn from(error: thresher_registry::filter::FilterError) -> Self {
-        Self { code: error.code, message: error.message, param: Some(error.param) }
     }
 }

@@ -2,14 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
-use thresher_core::domain::OnError;
-use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::{self, PipelineError};
-
-use crate::api::{self, BodyLimits, CompressAnswer, CompressBody};
-use crate::app;
 use crate::config::Config;
 
 #[derive(clap::Args)]
@@ -24,28 +17,13 @@ pub struct Args {
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let body = super::read(args.request.as_deref())?;
-    let limits = BodyLimits::new(&config.limits, config.registry.batch_count_max);
-    let parsed = api::parse::<CompressBody>(&body, &limits).and_then(CompressBody::into_domain_alone);
-    let (request, options) = match parsed {
-        Ok(parsed) => parsed,
-        Err(error) => return super::refuse(super::request_error(error), !args.context),
-    };
-    let pipeline = app::pipeline(config)?;
-    let started = Instant::now();
-    let deadline = options.deadline_ms.map(|ms| started + Duration::from_millis(ms));
-    let compressed = match pipeline.compress(&request, &Cancel::at(deadline)) {
-        Ok(compressed) => compressed,
-        Err(error)
-            if options.on_error == OnError::Passthrough && !matches!(error, PipelineError::Invalid(_)) =>
-        {
-            pipeline::passthrough(&request, error.code(), error.to_string(), started.elapsed())
-        }
-        Err(error) => return super::refuse(super::error_body(&error), !args.context),
-    };
-    let answer = CompressAnswer::new(&request, compressed, options.offsets, Some(&pipeline));
-    match args.context {
-        true => super::print(answer.context()),
-        false => super::print(serde_json::to_string_pretty(&answer)?),
-    }
-    Ok(ExitCode::SUCCESS)
+    super::answer(
+        config,
+        async |local| local.compress(&body).await,
+        |answer| match answer {
+            Err(error) => super::refuse(error, !args.context),
+            Ok(answer) if args.context => super::success(answer.context()),
+            Ok(answer) => super::success(serde_json::to_string_pretty(&answer)?),
+        },
+    )
 }

@@ -68,7 +68,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         .and_then(|body| body.into_domain(None, &limits));
     let (request, _) = match body {
         Ok(parsed) => parsed,
-        Err(error) => return super::refuse(super::request_error(error), true),
+        Err(error) => return super::refuse(error, true),
     };
     let differences = statement.compare_input(&request.answer, &request.chunks);
     if !differences.is_empty() {
@@ -84,7 +84,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let request = statement.replay(request, values);
     let now = match pipeline.attribute(&request, &Cancel::default()) {
         Ok(attributed) => Statement::new(&request, &attributed, &pipeline),
-        Err(error) => return super::refuse(super::error_body(&error), true),
+        Err(error) => return super::refuse(error.into(), true),
     };
     let differences = statement.compare(&now);
     report(&Report { verified: differences.is_empty(), signed_by, receipt_error: None, differences })

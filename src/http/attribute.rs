@@ -11,13 +11,12 @@ use axum::http::HeaderMap;
 use thresher_core::domain::{AttributeRequest, Chunk};
 use thresher_core::pipeline::cancel::Cancel;
 
-use super::error::HttpError;
 use super::named::{Lookup, check_ids};
-use super::{Scope, body, observe, work};
+use super::{Scope, body, observe};
 use crate::admission::Permit;
-use crate::api::{
-    self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, Named, Names, RequestError,
-};
+use crate::api::{self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, Named, Names};
+use crate::error::ApiError;
+use crate::executor::run_blocking;
 use crate::receipt::Receipt;
 use crate::tenants::ttl_store::RecentRequest;
 
@@ -26,7 +25,7 @@ pub async fn handle(
     service: Scope,
     headers: HeaderMap,
     body: Body,
-) -> Result<Json<AttributeAnswer>, HttpError> {
+) -> Result<Json<AttributeAnswer>, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
     let parse = move |body: &[u8]| Asked::parse(body, &limits);
@@ -35,17 +34,17 @@ pub async fn handle(
 }
 
 /// The answer to a body.
-pub async fn answer(service: Scope, body: Vec<u8>) -> Result<AttributeAnswer, HttpError> {
+pub async fn answer(service: Scope, body: Vec<u8>) -> Result<AttributeAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let asked = work::run_blocking(move || Asked::parse(&body, &limits)).await?;
+    let asked = run_blocking(move || Asked::parse(&body, &limits)).await?;
     attributed(service, asked, arrived).await
 }
 
-async fn attributed(service: Scope, asked: Asked, arrived: Instant) -> Result<AttributeAnswer, HttpError> {
-    let deadline = work::deadline(arrived, asked.body.deadline_ms(), &service)?;
+async fn attributed(service: Scope, asked: Asked, arrived: Instant) -> Result<AttributeAnswer, ApiError> {
+    let deadline = service.executor().deadline(arrived, asked.body.deadline_ms())?;
     service.ready()?;
-    let permit = work::enter(&service, deadline).await?;
+    let permit = service.executor().permit(deadline).await?;
     let read = AttributeBody::into_domain;
     let answer = asked.work(&service, (permit, deadline), read, |service, found, cancel| {
         let Found { request, options, chunks } = found;
@@ -56,7 +55,7 @@ async fn attributed(service: Scope, asked: Asked, arrived: Instant) -> Result<At
         let answer = AttributeAnswer::new(&request, &attributed, &options, pipeline, names);
         let receipt = options.receipt.then(|| {
             let key = service.signing_key()?;
-            Ok::<_, HttpError>(Receipt::of(&request, &attributed, pipeline, key))
+            Ok::<_, ApiError>(Receipt::of(&request, &attributed, pipeline, key))
         });
         Ok(answer.with_receipt(receipt.transpose()?))
     });
@@ -80,10 +79,10 @@ type Read = fn(
     AttributeBody,
     Option<Vec<Arc<Chunk>>>,
     &BodyLimits,
-) -> Result<(AttributeRequest, AttributeOptions), RequestError>;
+) -> Result<(AttributeRequest, AttributeOptions), ApiError>;
 
 impl Asked {
-    fn parse(json: &[u8], limits: &BodyLimits) -> Result<Self, HttpError> {
+    fn parse(json: &[u8], limits: &BodyLimits) -> Result<Self, ApiError> {
         let body: AttributeBody = api::parse(json, limits)?;
         let named = body.named()?;
         Ok(Self { body, named })
@@ -95,12 +94,12 @@ impl Asked {
         service: &Scope,
         (permit, deadline): (Permit, Instant),
         read: Read,
-        work: impl FnOnce(&Scope, Found, &Cancel) -> Result<T, HttpError> + Send + 'static,
-    ) -> Result<T, HttpError> {
+        work: impl FnOnce(&Scope, Found, &Cancel) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let Self { body, named } = self;
         let by_ids = matches!(named, Some(Named::Registered(_)));
         let working = service.clone();
-        let answer = work::permitted(service, (permit, deadline), move |cancel| {
+        let answer = service.executor().run_with(permit, deadline, move |cancel| {
             let chunks = named.map(|named| Chunks::of(&working, &named, cancel)).transpose()?;
             let (mut request, options) =
                 read(body, chunks.as_ref().map(Chunks::chunks), &working.limits.bodies)?;
@@ -119,7 +118,7 @@ enum Chunks {
 }
 
 impl Chunks {
-    fn of(service: &Scope, named: &Named, cancel: &Cancel) -> Result<Self, HttpError> {
+    fn of(service: &Scope, named: &Named, cancel: &Cancel) -> Result<Self, ApiError> {
         match named {
             Named::Registered(ids) => {
                 let limits = service.limits.registry;
@@ -130,7 +129,7 @@ impl Chunks {
             }
             Named::Compressed(id) => {
                 let found = service.handles().get(id);
-                let unknown = || HttpError::compress_id_unknown(service.handles().expire_s());
+                let unknown = || ApiError::compress_id_unknown(service.handles().expire_s());
                 Ok(Self::RecentRequest(found.ok_or_else(unknown)?))
             }
         }

@@ -10,7 +10,9 @@ use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
 use super::memory::NoRoom;
-use super::{HttpError, Scope, Service, work};
+use super::{Scope, Service};
+use crate::error::ApiError;
+use crate::executor::run_blocking;
 
 /// A body may take longer than `http.read_ms_max` if it arrives at this rate at least: 256 KiB a second.
 const RATE_BYTES_PER_MS_MIN: usize = 256 * 1024 / 1000;
@@ -39,8 +41,8 @@ impl Max {
     }
 
     /// What is said of a body that is longer.
-    pub fn exceeded(self) -> HttpError {
-        HttpError::body_too_large(self.bytes, self.setting)
+    pub fn exceeded(self) -> ApiError {
+        ApiError::body_too_large(self.bytes, self.setting)
     }
 }
 
@@ -48,9 +50,9 @@ impl Max {
 ///
 /// # Errors
 /// 415.
-pub fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
+pub fn is_plain(headers: &HeaderMap) -> Result<(), ApiError> {
     match headers.get(CONTENT_ENCODING) {
-        Some(encoding) if encoding != "identity" => Err(HttpError::encoding_unsupported()),
+        Some(encoding) if encoding != "identity" => Err(ApiError::encoding_unsupported()),
         _ => Ok(()),
     }
 }
@@ -60,17 +62,17 @@ pub fn is_plain(headers: &HeaderMap) -> Result<(), HttpError> {
 ///
 /// # Errors
 /// 415.
-pub fn is_json(headers: &HeaderMap) -> Result<(), HttpError> {
+pub fn is_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let is_json =
         media_type(headers).is_some_and(|kind| kind == "application/json" || kind.ends_with("+json"));
-    if is_json { Ok(()) } else { Err(HttpError::content_type_unsupported()) }
+    if is_json { Ok(()) } else { Err(ApiError::content_type_unsupported()) }
 }
 
 /// Refuses a body that is not said to be a stream of events, as [`is_json`] does.
 ///
 /// # Errors
 /// 415.
-pub fn is_events(headers: &HeaderMap) -> Result<(), HttpError> {
+pub fn is_events(headers: &HeaderMap) -> Result<(), ApiError> {
     if media_type(headers).is_some_and(|kind| kind == "text/event-stream") {
         Ok(())
     } else {
@@ -92,12 +94,12 @@ pub async fn parsed<T: Send + 'static>(
     scope: &Scope,
     headers: &HeaderMap,
     body: Body,
-    parse: impl FnOnce(&[u8]) -> Result<T, HttpError> + Send + 'static,
-) -> Result<T, HttpError> {
+    parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     let body = whole(scope, headers, body, Max::of(scope)).await?;
     // The memory that the body takes is held until the work is over, also where nobody waits for it any more.
     let scope = scope.clone();
-    work::run_blocking(move || {
+    run_blocking(move || {
         let parsed = parse(&body);
         let bytes = body.len();
         drop(body);
@@ -112,7 +114,7 @@ pub async fn parsed<T: Send + 'static>(
 /// # Errors
 /// 415 where it is compressed or not JSON; 413 when it is longer than `max`; 408 when it arrives too slowly; 429 when there is no room
 /// for it; 400 when the connection breaks.
-pub async fn whole(scope: &Scope, headers: &HeaderMap, body: Body, max: Max) -> Result<Vec<u8>, HttpError> {
+pub async fn whole(scope: &Scope, headers: &HeaderMap, body: Body, max: Max) -> Result<Vec<u8>, ApiError> {
     if let Err(error) = is_plain(headers).and_then(|()| is_json(headers)) {
         if !headers.contains_key(EXPECT) {
             discard(body, scope).await;
@@ -159,7 +161,7 @@ fn declared(body: &Body) -> usize {
     usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX)
 }
 
-async fn collect(mut body: Body, max: Max, scope: &Scope) -> Result<Vec<u8>, HttpError> {
+async fn collect(mut body: Body, max: Max, scope: &Scope) -> Result<Vec<u8>, ApiError> {
     let bytes_max = max.bytes;
     let give_up = bytes_max.saturating_add(DISCARD_BYTES_MAX);
     if declared(&body) > give_up {
@@ -179,7 +181,7 @@ async fn collect(mut body: Body, max: Max, scope: &Scope) -> Result<Vec<u8>, Htt
             drop(bytes);
             scope.body_memory().release();
             discard(body, scope).await;
-            return Err(HttpError::no_room_for_body());
+            return Err(ApiError::no_room_for_body());
         } else {
             bytes.extend_from_slice(&data);
         }
@@ -201,13 +203,13 @@ impl Pace {
     }
 
     /// The next bytes; none at the end.
-    async fn next(&mut self, body: &mut Body) -> Result<Option<Bytes>, HttpError> {
+    async fn next(&mut self, body: &mut Body) -> Result<Option<Bytes>, ApiError> {
         loop {
             let earned = Duration::from_millis((self.arrived / RATE_BYTES_PER_MS_MIN) as u64);
             let until = Instant::now().min(self.started + earned) + self.read_max;
             let frame = tokio::time::timeout_at(until.into(), body.frame()).await;
-            let Some(frame) = frame.map_err(|_elapsed| HttpError::body_timeout())? else { return Ok(None) };
-            if let Ok(data) = frame.map_err(|_| HttpError::body_broken())?.into_data() {
+            let Some(frame) = frame.map_err(|_elapsed| ApiError::body_timeout())? else { return Ok(None) };
+            if let Ok(data) = frame.map_err(|_| ApiError::body_broken())?.into_data() {
                 self.arrived += data.len();
                 return Ok(Some(data));
             }

@@ -10,16 +10,15 @@ use axum::http::HeaderMap;
 use axum::http::request::Parts;
 use serde::Deserialize;
 use thresher_core::domain::Chunk;
-use thresher_core::pipeline::PipelineError;
 use thresher_registry::filter::Filter;
 use thresher_registry::{Change, Outcome};
 
-use super::error::HttpError;
-use super::{Scope, body, work};
-use crate::admission::Refusal;
+use super::{Scope, body};
 use crate::api::{
-    self, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RequestError,
+    self, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer,
 };
+use crate::error::ApiError;
+use crate::executor::run_blocking;
 
 /// Where several chunks are deleted.
 pub const DELETE: &str = "/v1/chunks/delete";
@@ -35,15 +34,15 @@ const BYTES_PER_TOKEN: usize = 4;
 pub struct ChunkId(String);
 
 impl<S: Send + Sync> FromRequestParts<S> for ChunkId {
-    type Rejection = HttpError;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         // The path of deletions in a batch has no parameter: as the path of a chunk, it names one.
         if parts.extensions.get::<MatchedPath>().is_some_and(|path| path.as_str() == DELETE) {
             return Ok(Self("delete".to_owned()));
         }
         let Path(id) =
-            Path::from_request_parts(parts, state).await.map_err(|_| HttpError::path_is_no_text())?;
+            Path::from_request_parts(parts, state).await.map_err(|_| ApiError::path_is_no_text())?;
         Ok(Self(id))
     }
 }
@@ -53,14 +52,14 @@ pub async fn register(
     service: Scope,
     headers: HeaderMap,
     body: Body,
-) -> Result<Json<ChangesAnswer>, HttpError> {
+) -> Result<Json<ChangesAnswer>, ApiError> {
     let arrived = Instant::now();
     let (limits, bodies) = (service.limits.registry, service.limits.bodies);
     let batch = body::parsed(&service, &headers, body, move |body| {
         Ok(api::parse::<RegisterBody>(body, &bodies)?.into_batch(&limits.register)?)
     })
     .await?;
-    let deadline = work::deadline(arrived, batch.deadline_ms, &service)?;
+    let deadline = service.executor().deadline(arrived, batch.deadline_ms)?;
     let wait = batch.wait;
     let (ids, changes): (Vec<String>, Vec<Change>) =
         batch.chunks().map(|chunk| (chunk.id.clone(), Change::Put(Arc::clone(chunk)))).unzip();
@@ -81,31 +80,31 @@ pub async fn delete_batch(
     service: Scope,
     headers: HeaderMap,
     body: Body,
-) -> Result<Json<ChangesAnswer>, HttpError> {
+) -> Result<Json<ChangesAnswer>, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
     let parse = move |body: &[u8]| Ok(api::parse::<DeleteBody>(body, &limits)?.into_ids()?);
     let ids = body::parsed(&service, &headers, body, parse).await?;
-    let deadline = work::deadline(arrived, None, &service)?;
+    let deadline = service.executor().deadline(arrived, None)?;
     let outcomes = write(&service, ids.iter().cloned().map(Change::Delete).collect(), deadline).await?;
     Ok(Json(ChangesAnswer::deleted(ids, &outcomes)))
 }
 
 /// `DELETE /v1/chunks/{id}`.
-pub async fn delete_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<ChangesAnswer>, HttpError> {
-    let deadline = work::deadline(Instant::now(), None, &service)?;
+pub async fn delete_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<ChangesAnswer>, ApiError> {
+    let deadline = service.executor().deadline(Instant::now(), None)?;
     let outcomes = write(&service, vec![Change::Delete(id.clone())], deadline).await?;
     match outcomes[..] {
-        [Outcome::Unknown] => Err(HttpError::chunk_not_found(&id)),
+        [Outcome::Unknown] => Err(ApiError::chunk_not_found(&id)),
         _ => Ok(Json(ChangesAnswer::deleted(vec![id], &outcomes))),
     }
 }
 
 /// `GET /v1/chunks/{id}`.
-pub async fn get_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<RegisteredAnswer>, HttpError> {
-    let found = work::run_blocking(move || match service.registry()?.get(&[&id])?.remove(0) {
+pub async fn get_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<RegisteredAnswer>, ApiError> {
+    let found = run_blocking(move || match service.registry()?.get(&[&id])?.remove(0) {
         Some(chunk) => Ok(chunk),
-        None => Err(HttpError::chunk_not_found(&id)),
+        None => Err(ApiError::chunk_not_found(&id)),
     });
     Ok(Json((&*found.await?).into()))
 }
@@ -121,24 +120,25 @@ pub struct ListQuery {
 
 /// `GET /v1/chunks`: a page of them in the order of their ids. A page ends with the chunk that makes it as long as a body may be
 /// (`http.body_bytes_max`).
-pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<PageAnswer>, HttpError> {
-    let uri =
-        format!("/?{}", query.unwrap_or_default()).parse().map_err(|_| RequestError::query("not a query"))?;
+pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<PageAnswer>, ApiError> {
+    let uri = format!("/?{}", query.unwrap_or_default())
+        .parse()
+        .map_err(|_| ApiError::query_string("not a query"))?;
     let Query(query) =
-        Query::<ListQuery>::try_from_uri(&uri).map_err(|e| RequestError::query(&e.body_text()))?;
+        Query::<ListQuery>::try_from_uri(&uri).map_err(|e| ApiError::query_string(&e.body_text()))?;
     let limit = match query.limit.as_deref().map(str::parse) {
         None => PAGE_COUNT_DEFAULT,
         Some(Ok(limit @ 1..=PAGE_COUNT_MAX)) => limit,
-        Some(_) => return Err(HttpError::page_out_of_range(PAGE_COUNT_MAX)),
+        Some(_) => return Err(ApiError::page_out_of_range(PAGE_COUNT_MAX)),
     };
     let bytes_max = service.limits.body_bytes_max;
-    let deadline = work::deadline(Instant::now(), None, &service)?;
+    let deadline = service.executor().deadline(Instant::now(), None)?;
     let working = service.clone();
-    let page = work::admitted(&service, deadline, move |cancel| {
+    let page = service.executor().run(deadline, move |cancel| {
         cancel.check()?;
         let filter = match &query.filter {
             None => None,
-            Some(json) => Some(Filter::from_json(json, "filter").map_err(RequestError::from)?),
+            Some(json) => Some(Filter::from_json(json, "filter")?),
         };
         Ok(working.registry()?.list(query.after.as_deref(), limit, bytes_max, filter.as_ref())?)
     });
@@ -147,7 +147,7 @@ pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<Page
 }
 
 /// `GET /v1/registry`: how far reading ahead has come.
-pub async fn progress(service: Scope) -> Result<Json<ProgressAnswer>, HttpError> {
+pub async fn progress(service: Scope) -> Result<Json<ProgressAnswer>, ApiError> {
     Ok(Json(service.registry()?.progress().into()))
 }
 
@@ -161,13 +161,7 @@ fn charge_ahead(service: &Scope, bytes: &[usize], outcomes: &[Outcome]) {
 
 /// Changes what is registered. A caller that is told of a deadline does not know whether the change was made; making it
 /// again is harmless.
-async fn write(service: &Scope, changes: Vec<Change>, deadline: Instant) -> Result<Vec<Outcome>, HttpError> {
-    if service.admission.is_draining() {
-        return Err(Refusal::Draining.into());
-    }
-    let registry = service.registry()?;
-    match tokio::time::timeout_at(deadline.into(), registry.write(changes)).await {
-        Ok(outcomes) => Ok(outcomes?),
-        Err(_elapsed) => Err(PipelineError::DeadlineExceeded.into()),
-    }
+async fn write(service: &Scope, changes: Vec<Change>, deadline: Instant) -> Result<Vec<Outcome>, ApiError> {
+    let writing = async { Ok::<_, ApiError>(service.registry()?.write(changes).await?) };
+    service.executor().write(deadline, writing).await
 }

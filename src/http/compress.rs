@@ -11,14 +11,15 @@ use axum::Json;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use thresher_core::domain::{CompressRequest, OnError};
+use thresher_core::domain::CompressRequest;
 use thresher_core::pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 
-use super::error::HttpError;
 use super::named::{Lookup, check_ids};
-use super::{Scope, body, kv, observe, work};
+use super::{Scope, body, kv, observe};
 use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
+use crate::error::ApiError;
+use crate::executor::{self, run_blocking};
 use crate::tenants::ttl_store::RecentRequest;
 
 /// A request as it was sent.
@@ -43,7 +44,7 @@ enum Shape {
 }
 
 /// A body with `messages` is a conversation, any other has chunks.
-pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
+pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
     let parse = move |body: &[u8]| match messages::Asked::new(body, &limits)? {
@@ -57,23 +58,19 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
 }
 
 /// The answer to a body that has chunks.
-pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, HttpError> {
+pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let asked = work::run_blocking(move || Asked::new(api::parse(&body, &limits)?)).await?;
+    let asked = run_blocking(move || Asked::new(api::parse(&body, &limits)?)).await?;
     chunks(service, asked, arrived).await
 }
 
 /// Waits for its turn, compresses; what the caller asked to survive, it gets back whole.
-async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<CompressAnswer, HttpError> {
-    let deadline = work::deadline(arrived, asked.options.deadline_ms, &service)?;
+async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<CompressAnswer, ApiError> {
+    let deadline = service.executor().deadline(arrived, asked.options.deadline_ms)?;
     let asked = Arc::new(asked);
     match compress(&service, &asked, deadline).await {
-        Err(error) if asked.options.on_error == OnError::Passthrough && error.is_ours() => {
-            // Looking chunks up is work: who is told that there is too much of it does not cause more.
-            if asked.ids.is_some() && error.code() == "overloaded" {
-                return Err(error);
-            }
+        Err(error) if executor::passes_through(&error, asked.options.on_error, asked.ids.is_some()) => {
             passed(&service, asked, error, arrived).await
         }
         Err(error) if asked.ids.is_some() => Err(error.of_chunks_in("chunk_ids")),
@@ -85,64 +82,60 @@ async fn compress(
     service: &Scope,
     asked: &Arc<Asked>,
     deadline: Instant,
-) -> Result<CompressAnswer, HttpError> {
+) -> Result<CompressAnswer, ApiError> {
     let pipeline = service.ready()?;
     if let Some(wanted) = &asked.options.kv {
         kv::check(service, pipeline, wanted)?;
     }
     let (working, asked) = (service.clone(), Arc::clone(asked));
-    work::admitted(service, deadline, move |cancel| {
-        let pipeline = working.ready()?;
-        let resolved = asked.resolved(&working, working.limits.registry.named_bytes_max, cancel)?;
-        let mut compressed = pipeline.compress(&resolved.request, cancel)?;
-        let kv = asked.options.kv.map(|wanted| {
-            let started = Instant::now();
-            let question = (&*resolved.request.query, &resolved.request.chunks[..]);
-            let kv_export = kv::export(pipeline, question, &compressed, &wanted, cancel)?;
-            let answer = kv::keep(&working, kv_export, &wanted);
-            compressed.timings.push("kv", started.elapsed());
-            answer
-        });
-        observe::compressed(&compressed);
-        let kv = kv.transpose()?;
-        Ok(asked.answer(&resolved, compressed, &working).with_kv(kv))
-    })
-    .await
+    service
+        .executor()
+        .run(deadline, move |cancel| {
+            let pipeline = working.ready()?;
+            let resolved = asked.resolved(&working, working.limits.registry.named_bytes_max, cancel)?;
+            let mut compressed = pipeline.compress(&resolved.request, cancel)?;
+            let kv = asked.options.kv.map(|wanted| {
+                let started = Instant::now();
+                let question = (&*resolved.request.query, &resolved.request.chunks[..]);
+                let kv_export = kv::export(pipeline, question, &compressed, &wanted, cancel)?;
+                let answer = kv::keep(&working, kv_export, &wanted);
+                compressed.timings.push("kv", started.elapsed());
+                answer
+            });
+            observe::compressed(&compressed);
+            let kv = kv.transpose()?;
+            Ok(asked.answer(&resolved, compressed, &working).with_kv(kv))
+        })
+        .await
 }
 
 /// The chunks as they are, and why. Registered ones that nobody could have sent are not: then the error is the answer.
 async fn passed(
     service: &Scope,
     asked: Arc<Asked>,
-    error: HttpError,
+    error: ApiError,
     arrived: Instant,
-) -> Result<CompressAnswer, HttpError> {
+) -> Result<CompressAnswer, ApiError> {
     let service = service.clone();
-    work::run_blocking(move || {
+    run_blocking(move || {
         let Ok(resolved) = asked.resolved(&service, service.limits.body_bytes_max, &Cancel::default()) else {
             return Err(error);
         };
-        let (code, message) = (error.code(), error.message().to_owned());
-        let compressed = pipeline::passthrough(&resolved.request, code, message, arrived.elapsed());
-        Ok(asked.answer(&resolved, compressed, &service))
+        let compressed = pipeline::passthrough(&resolved.request, arrived.elapsed());
+        Ok(asked.answer(&resolved, compressed, &service).degraded(error))
     })
     .await
 }
 
 impl Asked {
-    fn new(body: CompressBody) -> Result<Self, HttpError> {
+    fn new(body: CompressBody) -> Result<Self, ApiError> {
         let ids = body.chunk_ids().map(<[_]>::to_vec);
         let (request, options) = body.into_domain(ids.is_some().then(Vec::new))?;
         Ok(Self { request, options, ids })
     }
 
     /// The request with its chunks, of at most `bytes_max` where they are registered ones.
-    fn resolved(
-        &self,
-        service: &Scope,
-        bytes_max: usize,
-        cancel: &Cancel,
-    ) -> Result<Resolved<'_>, HttpError> {
+    fn resolved(&self, service: &Scope, bytes_max: usize, cancel: &Cancel) -> Result<Resolved<'_>, ApiError> {
         let Some(ids) = &self.ids else {
             return Ok(Resolved { request: Cow::Borrowed(&self.request), prefiltered: None });
         };
@@ -155,7 +148,7 @@ impl Asked {
             // Unknown ids are refused whether the prefilter would have kept them or not.
             let missing = registry.missing(ids);
             if !missing.is_empty() {
-                return Err(HttpError::ids_unknown(ids, &missing));
+                return Err(ApiError::ids_unknown(ids, &missing));
             }
             let CompressRequest { query, keep, .. } = &self.request;
             let places = kept(registry.prefilter(query, ids, limits.prefilter_to)?, ids, keep);

@@ -9,8 +9,9 @@ use axum::response::Response;
 use super::connections::Begun;
 use super::memory::{self, NoRoom};
 use super::observe::KeyName;
-use super::{HttpError, Service, body, openapi};
+use super::{Service, body, openapi};
 use crate::access::KEY_PREFIX;
+use crate::error::ApiError;
 use crate::middleware::dialect::Dialect;
 
 /// Our own header: a caller whose `Authorization` is for somebody behind us sends its key here.
@@ -41,7 +42,7 @@ pub async fn ask(State(service): State<Service>, mut request: Request, next: Nex
             (
                 name,
                 answer.unwrap_or_else(|NoRoom| {
-                    refusal(&HttpError::no_room_for_answer(), path.as_ref().map(MatchedPath::as_str))
+                    refusal(ApiError::no_room_for_answer(), path.as_ref().map(MatchedPath::as_str))
                 }),
             )
         }
@@ -51,7 +52,7 @@ pub async fn ask(State(service): State<Service>, mut request: Request, next: Nex
             if !asks_first {
                 body::discard_of_nobody(request.into_body()).await;
             }
-            (name, refusal(&denied.into(), path.as_ref().map(MatchedPath::as_str)))
+            (name, refusal(denied.into(), path.as_ref().map(MatchedPath::as_str)))
         }
     };
     if let Some(name) = name {
@@ -62,11 +63,11 @@ pub async fn ask(State(service): State<Service>, mut request: Request, next: Nex
 
 /// In the words of the API that was asked, as far as its path says which; else in a shape in which every client finds the
 /// message.
-fn refusal(error: &HttpError, path: Option<&str>) -> Response {
+fn refusal(error: ApiError, path: Option<&str>) -> Response {
     match path {
-        Some("/v1/messages") => error.in_words_of(Dialect::Messages),
-        Some("/v1/chat/completions" | "/v1/responses") => error.in_words_of(Dialect::Chat),
-        _ => error.with_message(),
+        Some("/v1/messages") => error.dialect_response(Dialect::Messages),
+        Some("/v1/chat/completions" | "/v1/responses") => error.dialect_response(Dialect::Chat),
+        _ => error.rerank_response(),
     }
 }
 

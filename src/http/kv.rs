@@ -14,9 +14,10 @@ use thresher_core::domain::Chunk;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Compressed, Pipeline, PipelineError, kv_export};
 
-use super::error::HttpError;
-use super::{Scope, work};
-use crate::api::{KvAnswer, KvWanted, RequestError};
+use super::Scope;
+use crate::api::{KvAnswer, KvWanted};
+use crate::error::ApiError;
+use crate::executor::run_blocking;
 use crate::kv_export::KvExportFile;
 
 /// Makes what the request wants of the chunks that were kept, in the order of the context.
@@ -49,13 +50,13 @@ pub fn export(
 ///
 /// # Errors
 /// As [`kv_export::check_model`] and [`Eviction::check`](thresher_core::pipeline::evict::Eviction::check); where nothing is held.
-pub fn check(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), HttpError> {
+pub fn check(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), ApiError> {
     kv_export::check_model(pipeline.model()).map_err(PipelineError::from)?;
     if let KvWanted::Heads(eviction) = wanted {
         eviction.check().map_err(PipelineError::from)?;
     }
     if service.kv_handles().is_disabled() {
-        return Err(HttpError::kv_off());
+        return Err(ApiError::kv_off());
     }
     Ok(())
 }
@@ -64,7 +65,7 @@ pub fn check(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<
 ///
 /// # Errors
 /// When it is larger than all room for such.
-pub fn keep(service: &Scope, kv_export: KvExportFile, wanted: &KvWanted) -> Result<KvAnswer, HttpError> {
+pub fn keep(service: &Scope, kv_export: KvExportFile, wanted: &KvWanted) -> Result<KvAnswer, ApiError> {
     let decoder = service.ready()?.model().decoder.as_ref();
     let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
     let room_tokens =
@@ -72,7 +73,7 @@ pub fn keep(service: &Scope, kv_export: KvExportFile, wanted: &KvWanted) -> Resu
     let (tokens, share, bytes, held) =
         (kv_export.tokens(), kv_export.share(), kv_export.file_bytes(), kv_export.bytes());
     let handles = service.kv_handles();
-    let handle = handles.insert(kv_export).ok_or_else(|| HttpError::kv_too_large(held))?;
+    let handle = handles.insert(kv_export).ok_or_else(|| ApiError::kv_too_large(held))?;
     let expires_s = handles.expire_s();
     Ok(KvAnswer {
         handle,
@@ -99,22 +100,22 @@ pub async fn fetch(
     service: Scope,
     handle: Result<Path<String>, PathRejection>,
     taker: Result<Query<Taker>, QueryRejection>,
-) -> Result<Response, HttpError> {
-    let Query(taker) = taker.map_err(|error| RequestError::query(&error.body_text()))?;
-    let handle = handle.map_err(|_| HttpError::kv_unknown())?.0;
+) -> Result<Response, ApiError> {
+    let Query(taker) = taker.map_err(|error| ApiError::query_string(&error.body_text()))?;
+    let handle = handle.map_err(|_| ApiError::kv_unknown())?.0;
     service.ready()?;
-    let kv_export = service.kv_handles().get(&handle).ok_or_else(HttpError::kv_unknown)?;
+    let kv_export = service.kv_handles().get(&handle).ok_or_else(ApiError::kv_unknown)?;
     let ours = service.ready()?.model().decoder.as_ref().and_then(|decoder| decoder.weights.as_deref());
     if let Some(theirs) = taker.fingerprint.as_deref().filter(|theirs| Some(*theirs) != ours) {
-        return Err(HttpError::model_mismatch(ours.unwrap_or_default(), theirs));
+        return Err(ApiError::model_mismatch(ours.unwrap_or_default(), theirs));
     }
     let length = HeaderValue::from(kv_export.file_bytes());
     // Each piece is made when the one before has been taken: a slow reader holds one, and no thread.
     let pieces = stream::iter(kv_export.parts()).then(move |piece| {
         let (service, kv_export) = (service.clone(), Arc::clone(&kv_export));
-        work::run_blocking(move || Ok(kv_export.read_part(piece, service.ready()?)))
+        run_blocking(move || Ok(kv_export.read_part(piece, service.ready()?)))
     });
     let kind = HeaderValue::from_static("application/octet-stream");
-    let body = Body::from_stream(pieces.map(|piece| piece.map_err(|error| error.message().to_owned())));
+    let body = Body::from_stream(pieces.map(|piece| piece.map_err(|error| error.message)));
     Ok(([(CONTENT_TYPE, kind), (CONTENT_LENGTH, length)], body).into_response())
 }

@@ -8,21 +8,23 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use http_body_util::{BodyExt as _, Full};
 
-use super::error::{ErrorCode, HttpError};
-use super::{Scope, attribute, body, compress, observe, work};
-use crate::api::{AttributeAnswer, CompressAnswer, ErrorBody};
-use crate::mcp::{self, Answers, Refusal};
+use super::error::ResponseCode;
+use super::{Scope, attribute, body, compress, observe};
+use crate::api::{AttributeAnswer, CompressAnswer};
+use crate::error::{ApiError, ErrorCode};
+use crate::executor::run_blocking;
+use crate::mcp::{self, Refusal, Tools};
 
 /// Where the tools are.
 pub const PATH: &str = "/mcp";
 
 /// One request of the streamable HTTP transport.
-pub async fn handle(service: Scope, request: Request) -> Result<Response, HttpError> {
+pub async fn handle(service: Scope, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
     let body = body::whole(&service, &head.headers, body, body::Max::of(&service)).await?;
     // The SDK builds a tree of the whole message before a tool is called.
     let limits = service.limits.bodies;
-    let (body, checked) = work::run_blocking(move || {
+    let (body, checked) = run_blocking(move || {
         limits.check_tree(&body, None)?;
         let checked = Refusal::check(&body);
         Ok((body, checked))
@@ -52,11 +54,11 @@ pub async fn handle(service: Scope, request: Request) -> Result<Response, HttpEr
     })
 }
 
-/// Answers with a JSON-RPC error: clients of the protocol read no other errors.
+/// Tools with a JSON-RPC error: clients of the protocol read no other errors.
 fn refused(status: StatusCode, refusal: &Refusal) -> Response {
     let mut response = (status, Json(refusal.to_json())).into_response();
-    let code = if refusal.is_no_json() { "invalid_json" } else { "mcp_refused" };
-    response.extensions_mut().insert(ErrorCode(code));
+    let code = if refusal.is_no_json() { ErrorCode::InvalidJson.as_str() } else { "mcp_refused" };
+    response.extensions_mut().insert(ResponseCode(code));
     response
 }
 
@@ -66,19 +68,19 @@ struct Calls {
     service: Scope,
 }
 
-impl Answers for Calls {
-    const REMEMBERS: bool = true;
+impl Tools for Calls {
+    const HAS_REGISTRY: bool = true;
 
-    async fn compress(&self, body: Vec<u8>) -> Result<CompressAnswer, ErrorBody> {
+    async fn compress(&self, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {
         counted("compress", compress::answer(self.service.clone(), body).await)
     }
 
-    async fn attribute(&self, body: Vec<u8>) -> Result<AttributeAnswer, ErrorBody> {
+    async fn attribute(&self, body: Vec<u8>) -> Result<AttributeAnswer, ApiError> {
         counted("attribute", attribute::answer(self.service.clone(), body).await)
     }
 }
 
-fn counted<T>(tool: &'static str, answer: Result<T, HttpError>) -> Result<T, ErrorBody> {
-    observe::tool(tool, answer.as_ref().map_or_else(HttpError::code, |_| "ok"));
-    answer.map_err(|error| error.into_body().error)
+fn counted<T>(tool: &'static str, answer: Result<T, ApiError>) -> Result<T, ApiError> {
+    observe::tool(tool, answer.as_ref().map_or_else(|error| error.code.as_str(), |_| "ok"));
+    answer
 }

@@ -4,7 +4,6 @@
 
 mod connect;
 mod headers;
-mod lane;
 mod passing;
 mod upstream;
 
@@ -18,10 +17,12 @@ use thresher_core::domain::Granularity;
 use thresher_core::pipeline::cancel::Cancel;
 
 pub use self::upstream::{Middleware, UpstreamError};
-use super::error::HttpError;
+
 use super::originals::Remembering;
-use super::{Scope, body, observe, work};
+use super::{Scope, body, observe};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
+use crate::error::ApiError;
+use crate::executor::run_blocking;
 use crate::middleware::cite::Sources;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, TooMany};
@@ -38,19 +39,23 @@ const CITE: &str = "x-thresher-cite";
 /// OpenAI's Chat Completions.
 pub async fn chat(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
     let asked = (Dialect::Chat, uri);
-    pass(service, asked, headers, body).await.unwrap_or_else(|error| error.in_words_of(Dialect::Chat))
+    pass(service, asked, headers, body).await.unwrap_or_else(|error| error.dialect_response(Dialect::Chat))
 }
 
 /// OpenAI's Responses.
 pub async fn responses(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
     let asked = (Dialect::Responses, uri);
-    pass(service, asked, headers, body).await.unwrap_or_else(|error| error.in_words_of(Dialect::Responses))
+    pass(service, asked, headers, body)
+        .await
+        .unwrap_or_else(|error| error.dialect_response(Dialect::Responses))
 }
 
 /// Anthropic's Messages.
 pub async fn messages(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
     let asked = (Dialect::Messages, uri);
-    pass(service, asked, headers, body).await.unwrap_or_else(|error| error.in_words_of(Dialect::Messages))
+    pass(service, asked, headers, body)
+        .await
+        .unwrap_or_else(|error| error.dialect_response(Dialect::Messages))
 }
 
 async fn pass(
@@ -58,7 +63,7 @@ async fn pass(
     (dialect, uri): (Dialect, Uri),
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, HttpError> {
+) -> Result<Response, ApiError> {
     let middleware = Arc::clone(&service.middleware);
     if let Err(refused) = may_ask(&middleware, &headers) {
         body::discard(body, &service).await;
@@ -90,9 +95,9 @@ async fn pass(
 
 /// Whether a request may go on at all, before any of its body is read. A page in a browser cannot send JSON to another origin without
 /// asking first, and is not answered then: it is not to spend the keys of upstreams.
-fn may_ask(middleware: &Middleware, headers: &HeaderMap) -> Result<(), HttpError> {
+fn may_ask(middleware: &Middleware, headers: &HeaderMap) -> Result<(), ApiError> {
     match () {
-        () if middleware.is_off() => Err(HttpError::middleware_off()),
+        () if middleware.is_off() => Err(ApiError::middleware_off()),
         () => body::is_json(headers).and(choice(headers, COMPRESS)).and(choice(headers, CITE)).map(drop),
     }
 }
@@ -104,7 +109,7 @@ fn is_of(headers: &HeaderMap, kind: &str) -> bool {
 
 async fn remember(originals: TenantOriginals, news: Vec<([u8; 32], SentTurn)>) {
     if !news.is_empty() {
-        let kept = work::run_blocking(move || {
+        let kept = run_blocking(move || {
             Remembering(originals).put(&news);
             Ok(())
         });
@@ -150,21 +155,21 @@ async fn rewritten(
     service: &Scope,
     asked: &Arc<Asked>,
     (compresses, cites): (bool, bool),
-) -> Result<(Vec<u8>, Done), HttpError> {
+) -> Result<(Vec<u8>, Done), ApiError> {
     let time = Duration::from_millis(service.middleware.settings.deadline_ms);
     let attempt = async {
         service.ready()?;
         let (working, asked) = (service.clone(), Arc::clone(asked));
         let deadline = Instant::now() + time;
-        work::admitted(service, deadline, move |cancel| asked.rewrite(&working, (true, cancel))).await
+        service.executor().run(deadline, move |cancel| asked.rewrite(&working, (true, cancel))).await
     };
     let (rewritten, outcome, reason) = match (asked.too_many, compresses) {
-        (Some(too_many), _) => (None, "whole", Some(too_many.code())),
+        (Some(too_many), _) => (None, "whole", Some(too_many.code().as_str())),
         (None, false) => (None, "whole", None),
         (None, true) => match attempt.await {
             Ok(rewritten) if rewritten.tokens.is_some() => (Some(rewritten), "compressed", None),
             Ok(rewritten) => (Some(rewritten), "whole", Some("nothing_to_compress")),
-            Err(error) => (None, "whole", Some(error.code())),
+            Err(error) => (None, "whole", Some(error.code.as_str())),
         },
     };
     let (working, asked) = (service.clone(), Arc::clone(asked));
@@ -174,11 +179,11 @@ async fn rewritten(
             None => match asked.rewrite(&working, (false, cancel)) {
                 Ok(rewritten) => (rewritten, reason),
                 // Looking up what was sent of older turns took too long: all of it goes whole.
-                Err(error) => (asked.whole(&working)?, reason.or(Some(error.code()))),
+                Err(error) => (asked.whole(&working)?, reason.or(Some(error.code.as_str()))),
             },
         };
         let mut edits = rewritten.edits();
-        let body = Located::parse(&asked.body).map_err(|_| HttpError::internal())?;
+        let body = Located::parse(&asked.body).map_err(|_| ApiError::internal())?;
         edits.remove_field(body, "thresher");
         if !asked.cites_itself {
             asked.dialect.remove_citations(body, &mut edits);
@@ -189,7 +194,7 @@ async fn rewritten(
         let said = Said { outcome, reason, tokens };
         Ok((body, Done { said, sources: sources.map(Arc::new), news }))
     };
-    service.middleware.lane.run(time, finish).await
+    service.middleware.slots.run(time, finish).await
 }
 
 impl Asked {
@@ -198,7 +203,7 @@ impl Asked {
         dialect: Dialect,
         headers: &HeaderMap,
         body: Body,
-    ) -> Result<Self, HttpError> {
+    ) -> Result<Self, ApiError> {
         let choices = (choice(headers, COMPRESS)?, choice(headers, CITE)?);
         let bytes = service.middleware.settings.body_bytes_max;
         let max = body::Max { bytes, setting: "middleware.body_bytes_max" };
@@ -212,7 +217,7 @@ impl Asked {
             drop(holding);
             asked
         };
-        service.middleware.lane.run(time, read).await
+        service.middleware.slots.run(time, read).await
     }
 
     fn new(
@@ -220,9 +225,9 @@ impl Asked {
         (compress, cite): (Option<bool>, Option<bool>),
         (settings, limits): (&MiddlewareSettings, &BodyLimits),
         body: Vec<u8>,
-    ) -> Result<Self, HttpError> {
-        let body = String::from_utf8(body).map_err(|_| HttpError::body_is_no_text())?;
-        let located = Located::parse(&body).map_err(|error| HttpError::invalid_json(&error))?;
+    ) -> Result<Self, ApiError> {
+        let body = String::from_utf8(body).map_err(|_| ApiError::body_is_no_text())?;
+        let located = Located::parse(&body).map_err(|error| ApiError::invalid_json(&error))?;
         // Who names none is answered by a server that has any.
         let model = located.text_of("model").unwrap_or_default();
         let options = |json: Located| {
@@ -230,12 +235,12 @@ impl Asked {
             let max = settings.piece_count_max;
             let chunks = json.get("chunks").map(Located::items).unwrap_or_default();
             if chunks.take(max.saturating_add(1)).count() > max {
-                return Err(HttpError::brought_too_many(max));
+                return Err(ApiError::brought_too_many(max));
             }
             let parsed = api::parse::<MiddlewareBody>(json.json().as_bytes(), limits);
             parsed
                 .and_then(MiddlewareBody::into_domain)
-                .map_err(|error| HttpError::from(error).inside("thresher"))
+                .map_err(|error| ApiError::from(error).inside("thresher"))
         };
         let options = located.get("thresher").map(options).transpose()?;
         let said = |choose: fn(&MiddlewareOptions) -> Option<bool>| options.as_ref().and_then(choose);
@@ -245,7 +250,7 @@ impl Asked {
         let found = find::turns(&conversation, &settings.policy(cites_itself));
         let (too_many, asks) = (found.too_many, found.turns.iter().any(|turn| turn.asked_at.is_some()));
         let asked = Self { dialect, model, compress, cite, options, cites_itself, too_many, body };
-        if asked.brings() && !asks { Err(HttpError::question_missing()) } else { Ok(asked) }
+        if asked.brings() && !asks { Err(ApiError::question_missing()) } else { Ok(asked) }
     }
 
     /// Whether it says something to us, and has chunks with it.
@@ -254,13 +259,9 @@ impl Asked {
     }
 
     /// Rewrites it until it is told to stop: the newest turn is compressed, or goes as it went before.
-    fn rewrite(
-        &self,
-        service: &Scope,
-        (compresses, cancel): (bool, &Cancel),
-    ) -> Result<Rewritten, HttpError> {
+    fn rewrite(&self, service: &Scope, (compresses, cancel): (bool, &Cancel)) -> Result<Rewritten, ApiError> {
         let settings = &service.middleware.settings;
-        let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
+        let body = Located::parse(&self.body).map_err(|_| ApiError::internal())?;
         let conversation = self.dialect.conversation(body);
         let turns = find::turns(&conversation, &settings.policy(self.cites_itself)).turns;
         let (options, brought) = (self.options.as_ref(), self.brought(settings));
@@ -291,9 +292,9 @@ impl Asked {
     }
 
     /// Leaves it as it came, but for the chunks that it brings.
-    fn whole(&self, service: &Scope) -> Result<Rewritten, HttpError> {
+    fn whole(&self, service: &Scope) -> Result<Rewritten, ApiError> {
         let settings = &service.middleware.settings;
-        let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
+        let body = Located::parse(&self.body).map_err(|_| ApiError::internal())?;
         let conversation = self.dialect.conversation(body);
         let turns = find::turns(&conversation, &settings.policy(self.cites_itself)).turns;
         Ok(rewrite::uncompressed((self.dialect, body), &turns, &self.brought(settings)))
@@ -326,11 +327,11 @@ impl Said {
     }
 }
 
-fn choice(headers: &HeaderMap, name: &'static str) -> Result<Option<bool>, HttpError> {
+fn choice(headers: &HeaderMap, name: &'static str) -> Result<Option<bool>, ApiError> {
     match headers.get(name).map(HeaderValue::as_bytes) {
         None => Ok(None),
         Some(b"true") => Ok(Some(true)),
         Some(b"false") => Ok(Some(false)),
-        Some(_) => Err(HttpError::header_is_no_choice(name)),
+        Some(_) => Err(ApiError::header_is_no_choice(name)),
     }
 }

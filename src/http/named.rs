@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::error::ApiError;
 use thresher_core::domain::Chunk;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_registry::Registry;
-
-use super::HttpError;
 
 /// Registered chunks that are looked up at a time.
 const LOOKUP_COUNT: usize = 1_000;
@@ -16,17 +15,17 @@ const LOOKUP_COUNT: usize = 1_000;
 ///
 /// # Errors
 /// What is wrong, and where.
-pub fn check_ids(ids: &[String], count_max: usize) -> Result<(), HttpError> {
+pub fn check_ids(ids: &[String], count_max: usize) -> Result<(), ApiError> {
     if ids.is_empty() {
-        return Err(HttpError::ids_empty());
+        return Err(ApiError::ids_empty());
     }
     if ids.len() > count_max {
-        return Err(HttpError::ids_too_many(ids.len(), count_max));
+        return Err(ApiError::ids_too_many(ids.len(), count_max));
     }
     let mut first_at = HashMap::with_capacity(ids.len());
     for (second, id) in ids.iter().enumerate() {
         if let Some(first) = first_at.insert(id, second) {
-            return Err(HttpError::id_twice(id, first, second));
+            return Err(ApiError::id_twice(id, first, second));
         }
     }
     Ok(())
@@ -49,7 +48,7 @@ impl Lookup<'_> {
     ///
     /// # Errors
     /// Ids that nobody has registered; texts over the limit; a deadline.
-    pub fn chunks(&self, places: Vec<usize>) -> Result<Vec<Arc<Chunk>>, HttpError> {
+    pub fn chunks(&self, places: Vec<usize>) -> Result<Vec<Arc<Chunk>>, ApiError> {
         let (mut chunks, mut missing, mut bytes) = (Vec::with_capacity(places.len()), Vec::new(), 0);
         for places in places.chunks(LOOKUP_COUNT) {
             self.cancel.check()?;
@@ -64,9 +63,9 @@ impl Lookup<'_> {
                 }
             }
             if bytes > self.bytes_max {
-                return Err(HttpError::named_too_long(self.bytes_max));
+                return Err(ApiError::named_too_long(self.bytes_max));
             }
         }
-        if missing.is_empty() { Ok(chunks) } else { Err(HttpError::ids_unknown(self.ids, &missing)) }
+        if missing.is_empty() { Ok(chunks) } else { Err(ApiError::ids_unknown(self.ids, &missing)) }
     }
 }

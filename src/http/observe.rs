@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::error::ResponseCode;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -11,8 +12,6 @@ use thresher_core::model::ModelInfo;
 use thresher_core::pipeline::Compressed;
 use thresher_core::pipeline::clock::Timings;
 use tracing::Instrument;
-
-use super::error::ErrorCode;
 
 /// What the file calls the key that a request came with: an answer's extension.
 #[derive(Debug, Clone)]
@@ -27,7 +26,7 @@ pub async fn request(request: Request, next: Next) -> Response {
     let mut in_flight = InFlight::enter(started, endpoint.clone(), span.clone());
     let response = next.run(request).instrument(span.clone()).await;
     in_flight.answered = true;
-    let code = response.extensions().get::<ErrorCode>().map_or("ok", |code| code.0);
+    let code = response.extensions().get::<ResponseCode>().map_or("ok", |code| code.0);
     let status = response.status().as_u16();
     counter!("requests_total", "endpoint" => endpoint.clone(), "code" => code).increment(1);
     if let Some(KeyName(key)) = response.extensions().get() {

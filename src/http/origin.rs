@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::ApiError;
 use axum::extract::{Request, State};
 use axum::http::header::{HOST, ORIGIN};
 use axum::http::uri::Authority;
@@ -19,8 +20,6 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
-
-use super::HttpError;
 
 /// Browsers say here how the page that sends a request relates to the server.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -107,7 +106,7 @@ impl OriginPolicy {
     ///
     /// # Errors
     /// `host_not_allowed`, `origin_not_allowed`.
-    fn check(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), HttpError> {
+    fn check(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.0.is_keyed {
             return Ok(());
         }
@@ -116,11 +115,11 @@ impl OriginPolicy {
     }
 
     /// HTTP/1.1 requires exactly one `Host` header. HTTP/2 puts the host into the URI and needs no header.
-    fn check_host(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), HttpError> {
+    fn check_host(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
         let mut hosts = headers.get_all(HOST).iter();
         let in_header = hosts.next();
         if hosts.next().is_some() {
-            return Err(HttpError::host_unclear("several Host headers"));
+            return Err(ApiError::host_unclear("several Host headers"));
         }
         let host = match (uri.authority(), in_header) {
             (Some(authority), in_header) if in_header.is_some() || version >= Version::HTTP_2 => {
@@ -129,7 +128,7 @@ impl OriginPolicy {
             (_, Some(host)) => String::from_utf8_lossy(host.as_bytes()),
             // Old health probes send none. Browsers do not use HTTP/1.0.
             (_, None) if self.0.is_admin && version < Version::HTTP_11 => return Ok(()),
-            (_, None) => return Err(HttpError::host_unclear("no Host header")),
+            (_, None) => return Err(ApiError::host_unclear("no Host header")),
         };
         if self.allows_host(&host) {
             return Ok(());
@@ -139,14 +138,14 @@ impl OriginPolicy {
             (true, false) => ADMIN_RULE,
             (true, true) => REACHABLE_ADMIN_RULE,
         };
-        Err(HttpError::host_not_allowed(&host, rule))
+        Err(ApiError::host_not_allowed(&host, rule))
     }
 
-    fn check_origin(&self, headers: &HeaderMap) -> Result<(), HttpError> {
+    fn check_origin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let mut origins = headers.get_all(ORIGIN).iter();
         let origin = origins.next();
         if origins.next().is_some() {
-            return Err(HttpError::origin_not_allowed("several origins"));
+            return Err(ApiError::origin_not_allowed("several origins"));
         }
         if origin.is_some_and(|origin| self.0.origins.contains(origin)) {
             return Ok(());
@@ -154,9 +153,9 @@ impl OriginPolicy {
         let is_cross_site = headers.get_all(SEC_FETCH_SITE).iter().any(|site| site == "cross-site");
         match origin {
             Some(origin) if is_cross_site || !is_loopback_origin(origin) => {
-                Err(HttpError::origin_not_allowed(&String::from_utf8_lossy(origin.as_bytes())))
+                Err(ApiError::origin_not_allowed(&String::from_utf8_lossy(origin.as_bytes())))
             }
-            None if is_cross_site => Err(HttpError::origin_not_allowed("another site")),
+            None if is_cross_site => Err(ApiError::origin_not_allowed("another site")),
             _ => Ok(()),
         }
     }
@@ -218,7 +217,11 @@ mod tests {
     #[track_caller]
     fn check_in(policy: &OriginPolicy, (version, uri): (Version, &'static str), sent: &Sent, expect: &str) {
         let found = policy.check(version, &Uri::from_static(uri), &headers(sent));
-        assert_eq!(found.map_or_else(|error| error.code(), |()| "ok"), expect, "{version:?} {uri} {sent:?}");
+        assert_eq!(
+            found.map_or_else(|error| error.code.as_str(), |()| "ok"),
+            expect,
+            "{version:?} {uri} {sent:?}"
+        );
     }
 
     /// A request over HTTP/1.1, to this machine where `sent` names no host.
@@ -329,7 +332,7 @@ mod tests {
         let said = |policy: OriginPolicy| {
             let sent = headers(&[("host", "evil.example")]);
             let refused = policy.check(Version::HTTP_11, &Uri::from_static("/"), &sent);
-            refused.expect_err("a foreign host").message().to_owned()
+            refused.expect_err("a foreign host").message
         };
         let public = said(OriginPolicy::public(&[], &[], false));
         assert!(public.contains("\"evil.example\", and without keys"), "{public}");

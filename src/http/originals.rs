@@ -10,9 +10,10 @@ use serde::Deserialize;
 use thresher_core::domain::{Chunk, CompressRequest, Format, KeptSpan};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
-use super::error::HttpError;
-use super::{Scope, work};
-use crate::api::{OriginalAnswer, RelevantAnswer, RequestError};
+use super::Scope;
+use crate::api::{OriginalAnswer, RelevantAnswer};
+use crate::error::ApiError;
+use crate::executor::run_blocking;
 use crate::middleware::rewrite::{SentTurn, SentTurnStore};
 use crate::originals::{OriginalError, TenantOriginals};
 
@@ -78,7 +79,7 @@ impl fmt::Display for Hash {
 pub fn keep<'a>(
     originals: &TenantOriginals,
     texts: impl Iterator<Item = &'a str>,
-) -> Result<Vec<Hash>, HttpError> {
+) -> Result<Vec<Hash>, ApiError> {
     let texts: Vec<(Hash, &str)> = texts.map(|text| (Hash::of(text), text)).collect();
     let entries: Vec<(&[u8], &[u8])> =
         texts.iter().map(|(hash, text)| (&hash.0[..], text.as_bytes())).collect();
@@ -89,9 +90,9 @@ pub fn keep<'a>(
 }
 
 /// The store itself logs when it begins to fail and when it works again: not every request has to.
-fn failed(error: &OriginalError) -> HttpError {
+fn failed(error: &OriginalError) -> ApiError {
     tracing::debug!(%error, "a request needs the store of originals");
-    HttpError::originals_failed()
+    ApiError::originals_failed()
 }
 
 /// What may be asked about a text.
@@ -107,24 +108,23 @@ pub async fn retrieve(
     service: Scope,
     hash: Result<Path<String>, PathRejection>,
     query: Result<Query<RetrieveQuery>, QueryRejection>,
-) -> Result<Json<OriginalAnswer>, HttpError> {
-    let Query(RetrieveQuery { query }) =
-        query.map_err(|error| HttpError::from(RequestError::query(&error.body_text())))?;
+) -> Result<Json<OriginalAnswer>, ApiError> {
+    let Query(RetrieveQuery { query }) = query.map_err(|error| ApiError::query_string(&error.body_text()))?;
     let name = hash.map_or_else(|_| String::new(), |Path(name)| name);
-    let hash = Hash::read(&name).ok_or_else(HttpError::original_unknown)?;
+    let hash = Hash::read(&name).ok_or_else(ApiError::original_unknown)?;
     let originals = service.originals();
-    let text = work::run_blocking(move || {
+    let text = run_blocking(move || {
         let found = originals.get(&hash.0).map_err(|error| failed(&error))?;
-        String::from_utf8(found.ok_or_else(HttpError::original_unknown)?).map_err(|_| HttpError::internal())
+        String::from_utf8(found.ok_or_else(ApiError::original_unknown)?).map_err(|_| ApiError::internal())
     });
     let text = text.await?;
     let Some(query) = query.filter(|query| !query.trim().is_empty()) else {
         return Ok(Json(OriginalAnswer { hash: name, original_content: text, relevant: None }));
     };
     service.ready()?;
-    let deadline = work::deadline(Instant::now(), None, &service)?;
+    let deadline = service.executor().deadline(Instant::now(), None)?;
     let working = service.clone();
-    let answer = work::admitted(&service, deadline, move |cancel| {
+    let answer = service.executor().run(deadline, move |cancel| {
         let chunk = Chunk { id: "original".to_owned(), title: None, text, metadata: None };
         let request = CompressRequest { format: Format::Plain, ..CompressRequest::new(query, vec![chunk]) };
         let compressed = working.ready()?.compress(&request, cancel)?;

@@ -12,9 +12,9 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, PipelineError, Ranked};
 
-use super::error::HttpError;
-use super::{Scope, body, observe, work};
+use super::{Scope, body, observe};
 use crate::api::{self, RerankBody, RerankDialect, ScoreAnswer, ScoreBody, Scored};
+use crate::error::ApiError;
 use crate::tenants::ttl_store;
 
 /// Cohere's first, Jina's and vLLM's; with `texts` that of Text Embeddings Inference.
@@ -34,7 +34,7 @@ async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, asked: RerankD
     let parse = move |body: &[u8]| Ok(api::parse::<RerankBody>(body, &limits)?.into_domain(asked, &limits)?);
     let request = match body::parsed(service, headers, body, parse).await {
         Ok(request) => request,
-        Err(error) => return error.with_message(),
+        Err(error) => return error.rerank_response(),
     };
     let dialect = request.dialect;
     let request = Arc::new(request);
@@ -47,8 +47,8 @@ async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, asked: RerankD
     let answer = ranked(service, deadline, rank, answer);
     match (answer.await, dialect) {
         (Ok(answer), _) => Json(answer).into_response(),
-        (Err(error), RerankDialect::Tei) => error.of_chunks_in("texts").in_words_of_tei(),
-        (Err(error), _) => error.of_chunks_in("documents").with_message(),
+        (Err(error), RerankDialect::Tei) => error.of_chunks_in("texts").tei_response(),
+        (Err(error), _) => error.of_chunks_in("documents").rerank_response(),
     }
 }
 
@@ -58,17 +58,19 @@ async fn ranked<T: Send + 'static>(
     deadline: Instant,
     rank: impl FnOnce(&Pipeline, &Cancel) -> Result<Vec<Ranked>, PipelineError> + Send + 'static,
     answer: impl FnOnce(&[Ranked], &str) -> T + Send + 'static,
-) -> Result<T, HttpError> {
+) -> Result<T, ApiError> {
     service.ready()?;
     let working = service.clone();
-    work::admitted(service, deadline, move |cancel| {
-        let pipeline = working.ready()?;
-        let mut clock = Clock::start();
-        let ranked = clock.stage("rank", || rank(pipeline, cancel))?;
-        observe::stages(&clock.finish());
-        Ok(answer(&ranked, &pipeline.model().name))
-    })
-    .await
+    service
+        .executor()
+        .run(deadline, move |cancel| {
+            let pipeline = working.ready()?;
+            let mut clock = Clock::start();
+            let ranked = clock.stage("rank", || rank(pipeline, cancel))?;
+            observe::stages(&clock.finish());
+            Ok(answer(&ranked, &pipeline.model().name))
+        })
+        .await
 }
 
 /// vLLM's.
@@ -90,6 +92,6 @@ pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
     };
     match answer.await {
         Ok(answer) => Json(answer).into_response(),
-        Err(error) => error.of_chunks_in("text_2").with_message(),
+        Err(error) => error.of_chunks_in("text_2").rerank_response(),
     }
 }

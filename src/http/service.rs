@@ -14,9 +14,11 @@ use thresher_registry::{Progress, Registry};
 
 use super::memory::{BodyMemory, MemoryPool};
 use super::origin::OriginPolicy;
-use super::{HttpError, Middleware, ServeLimits};
+use super::{Middleware, ServeLimits};
 use crate::access::{Access, Caller, Denied};
 use crate::admission::{Admission, Claim};
+use crate::error::ApiError;
+use crate::executor::{Executor, TimeLimits};
 use crate::kv_export::KvExportFile;
 use crate::originals::{Originals, TenantOriginals};
 use crate::receipt::{KeyError, SigningKey};
@@ -67,7 +69,7 @@ pub struct ServiceParts {
 #[derive(Clone)]
 pub struct Scope {
     service: Service,
-    caller: Caller,
+    executor: Executor,
     tenant_state: Arc<TenantState>,
     body_memory: Arc<BodyMemory>,
 }
@@ -142,30 +144,35 @@ impl Service {
     }
 
     /// What receipts are signed with.
-    pub(super) fn signing_key(&self) -> Result<&SigningKey, HttpError> {
+    pub(super) fn signing_key(&self) -> Result<&SigningKey, ApiError> {
         self.receipts.get().map_err(|error| {
             tracing::error!(%error, "receipts cannot be signed");
-            HttpError::receipt_failed()
+            ApiError::receipt_failed()
         })
     }
 }
 
 impl Scope {
+    /// Runs the caller's work.
+    pub fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
     /// The tenant's view of the pipeline, once there is one.
-    pub fn ready(&self) -> Result<&Pipeline, HttpError> {
-        self.pipeline().ok_or_else(HttpError::not_ready)
+    pub fn ready(&self) -> Result<&Pipeline, ApiError> {
+        self.executor.ready()
     }
 
     /// The same where there may be none yet.
     pub fn pipeline(&self) -> Option<&Pipeline> {
-        self.tenant_state.pipeline().map(|pipeline| &**pipeline)
+        self.executor.pipeline()
     }
 
     /// The tenant's registry, once there is one.
-    pub fn registry(&self) -> Result<&Registry, HttpError> {
+    pub fn registry(&self) -> Result<&Registry, ApiError> {
         self.tenant_state.registry().map_err(|why| match why {
-            NoRegistry::NotYet => HttpError::registry_not_ready(),
-            NoRegistry::Unusable => HttpError::registry_unusable(),
+            NoRegistry::NotYet => ApiError::registry_not_ready(),
+            NoRegistry::Unusable => ApiError::registry_unusable(),
         })
     }
 
@@ -186,7 +193,7 @@ impl Scope {
 
     /// Who asks.
     pub fn caller(&self) -> &Caller {
-        &self.caller
+        &self.executor.caller
     }
 
     /// The tenant_state that the body of this request takes, until the last clone of the scope is dropped.
@@ -201,7 +208,7 @@ impl Scope {
 
     /// The tenant as it asks for its share of what all tenants use.
     pub fn claim(&self) -> Claim<'_> {
-        self.service.claim_of(self.tenant())
+        self.executor.claim()
     }
 }
 
@@ -214,16 +221,24 @@ impl Deref for Scope {
 }
 
 impl FromRequestParts<Service> for Scope {
-    type Rejection = HttpError;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, service: &Service) -> Result<Self, HttpError> {
+    async fn from_request_parts(parts: &mut Parts, service: &Service) -> Result<Self, ApiError> {
         let Some(caller) = parts.extensions.get::<Caller>().cloned() else {
             // A route outside the layer that asks for keys: nobody comes in there.
             tracing::error!("a request came past the layer that asks for keys");
-            return Err(HttpError::internal());
+            return Err(ApiError::internal());
         };
-        let tenant_state = service.tenants.of(caller.tenant()).ok_or_else(HttpError::registry_not_ready)?;
+        let tenant_state = service.tenants.of(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;
         let body_memory = Arc::new(BodyMemory::new(service.bodies.clone()));
-        Ok(Self { service: service.clone(), caller, tenant_state, body_memory })
+        let ServeLimits { deadline_default, deadline_max, .. } = service.limits;
+        let executor = Executor {
+            caller,
+            has_rivals: service.access.is_shared(),
+            admission: service.admission.clone(),
+            time_limits: TimeLimits { default: deadline_default, max: deadline_max },
+            pipeline: Arc::clone(tenant_state.pipeline_slot()),
+        };
+        Ok(Self { service: service.clone(), executor, tenant_state, body_memory })
     }
 }

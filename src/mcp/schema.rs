@@ -10,6 +10,9 @@ use schemars::{JsonSchema, Schema};
 /// What names something that only a daemon knows.
 const REMEMBERED: [&str; 2] = ["chunk_ids", "compress_id"];
 
+/// The definition of error codes, which tools describe as strings: a model that reads all of a tool's schema has no use for the list.
+const ERROR_CODE: &str = "ErrorCode";
+
 /// How a request of this type is read.
 pub fn asked<T: JsonSchema>(remembers: bool) -> Arc<JsonObject> {
     let mut schema = object(SchemaSettings::draft2020_12().for_deserialize(), |settings| {
@@ -34,11 +37,19 @@ pub fn answered<T: JsonSchema>() -> Arc<JsonObject> {
 }
 
 fn object(settings: SchemaSettings, schema: impl FnOnce(SchemaSettings) -> Schema) -> JsonObject {
-    let schema = schema(settings.with_transform(RecursiveTransform(plain)));
+    let mut schema = schema(settings.with_transform(RecursiveTransform(plain)));
+    if let Some(definitions) = schema.get_mut("$defs").and_then(|all| all.as_object_mut()) {
+        definitions.remove(ERROR_CODE);
+    }
     schema.as_object().expect("bodies are objects").clone()
 }
 
 /// Formats that only schemars knows make strict readers refuse a schema.
 fn plain(schema: &mut Schema) {
     schema.remove("format");
+    let refers = schema.get("$ref").and_then(|reference| reference.as_str()?.strip_prefix("#/$defs/"));
+    if refers == Some(ERROR_CODE) {
+        schema.remove("$ref");
+        schema.insert("type".to_owned(), "string".into());
+    }
 }

@@ -13,6 +13,7 @@ use thresher_core::text;
 
 use super::dialect::{Conversation, Message, PART_COUNT_MAX, Part, PartKind, Role};
 use super::json::Located;
+use crate::error::ErrorCode;
 
 /// The least bytes of a string in a JSON tool result that is compressed. Shorter strings are names, dates or addresses.
 const JSON_STRING_BYTES_MIN: usize = 200;
@@ -77,12 +78,12 @@ pub enum TooMany {
 
 impl TooMany {
     /// Returns the code of the limit in error bodies and in the header `x-thresher-reason`.
-    pub fn code(self) -> &'static str {
+    pub fn code(self) -> ErrorCode {
         match self {
-            Self::Parts => "part_too_many",
-            Self::Turns(_) => "turn_too_many",
-            Self::Passages(_) => "piece_too_many",
-            Self::NameBytes => "name_too_long",
+            Self::Parts => ErrorCode::PartTooMany,
+            Self::Turns(_) => ErrorCode::TurnTooMany,
+            Self::Passages(_) => ErrorCode::PieceTooMany,
+            Self::NameBytes => ErrorCode::NameTooLong,
         }
     }
 }

@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::admission::Admission;
+use crate::error::ErrorCode;
 
 /// A lock that lets one tenant read ahead at a time, first in, first out. No tenant waits until another one has read all its chunks, and
 /// a request finds the model busy with at most one batch of read-ahead, however many tenants there are.
@@ -47,7 +48,7 @@ impl Reader for ReadAhead {
         self.pipeline
             .warm(chunks, &self.cancel.while_wanted(is_current))
             .map(drop)
-            .map_err(|error| ReadError { reason: error.code().to_owned() })
+            .map_err(|error| ReadError { reason: ErrorCode::from(&error).to_string() })
     }
 
     fn is_busy(&self) -> bool {

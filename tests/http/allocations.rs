@@ -8,11 +8,14 @@ use std::cell::Cell;
 
 use thresher::api::{
     self, AttributeBody, Body, BodyLimits, CompressBody, DeleteBody, MiddlewareBody, RegisterBody,
-    RegisterLimits, RequestError, RerankBody, RerankDialect, ScoreBody, SearchBody, SearchLimits,
+    RegisterLimits, RerankBody, RerankDialect, ScoreBody, SearchBody, SearchLimits,
 };
+use thresher::error::{ApiError, ErrorCode};
 use thresher::middleware::json::Located;
 use thresher_core::pipeline::validate::RequestLimits;
 
+/// The code by which a test says that a body was taken, and what it made of it.
+const TAKEN: ErrorCode = ErrorCode::Internal;
 const BODY_BYTES: usize = 8 * 1024 * 1024;
 /// The most memory that parsing may hold at any time, besides the body, as a multiple of the body's bytes.
 const TIMES_MAX: usize = 2;
@@ -108,7 +111,7 @@ fn check<T>(
     name: &str,
     body: &[u8],
     error: &str,
-    parse: impl FnOnce(&[u8], &BodyLimits) -> Result<T, RequestError>,
+    parse: impl FnOnce(&[u8], &BodyLimits) -> Result<T, ApiError>,
 ) {
     check_within(TIMES_MAX, name, body, error, parse);
 }
@@ -120,7 +123,7 @@ fn check_within<T>(
     name: &str,
     body: &[u8],
     error: &str,
-    parse: impl FnOnce(&[u8], &BodyLimits) -> Result<T, RequestError>,
+    parse: impl FnOnce(&[u8], &BodyLimits) -> Result<T, ApiError>,
 ) {
     let limits = limits();
     let (found, bytes) = peak(|| parse(body, &limits));
@@ -263,30 +266,26 @@ fn nested_values_are_refused_before_all_of_them_are_in_memory() {
         let request = api::parse::<RerankBody>(body, limits)?.into_domain(RerankDialect::V1, limits)?;
         // The request is valid. This error only ends the measurement.
         let chunks = request.chunks.len();
-        Err::<(), _>(RequestError { code: "taken", message: chunks.to_string(), param: None })
+        Err::<(), _>(ApiError::new(TAKEN, chunks.to_string()))
     };
     let tree =
         |item: &str| filled("{\"query\":\"q\",\"documents\":[{\"text\":\"t\",\"more\":[", item, "]}]}");
-    check("a document of lists", &tree("[]"), "taken", rerank);
-    check("a document of objects", &tree("{\"a\":1}"), "taken", rerank);
+    check("a document of lists", &tree("[]"), "internal", rerank);
+    check("a document of objects", &tree("{\"a\":1}"), "internal", rerank);
     check(
         "a document of keys",
         &filled("{\"query\":\"q\",\"documents\":[{\"text\":\"t\",", "\"a\":1", "}]}"),
-        "taken",
+        "internal",
         rerank,
     );
     let register = |body: &[u8], limits: &BodyLimits| {
         let bounds = RegisterLimits { chunk_bytes_max: 1_048_576, metadata_bytes_max: 16_384 };
         let batch = api::parse::<RegisterBody>(body, limits)?.into_batch(&bounds)?;
         let taken = batch.chunks().count();
-        Err::<(), _>(RequestError {
-            code: "taken",
-            message: taken.to_string(),
-            param: Some(taken.to_string()),
-        })
+        Err::<(), _>(ApiError::with_param(TAKEN, taken.to_string(), taken.to_string()))
     };
     let metadata = filled("{\"chunks\":[{\"text\":\"t\",\"metadata\":{\"a\":[", "[]", "]}}]}");
-    check_within(TWICE_TIMES_MAX, "metadata", &metadata, "taken 0", register);
+    check_within(TWICE_TIMES_MAX, "metadata", &metadata, "internal 0", register);
     let attribute = |body: &[u8], limits: &BodyLimits| {
         api::parse::<AttributeBody>(body, limits)?.into_domain(None, limits)
     };
@@ -294,26 +293,26 @@ fn nested_values_are_refused_before_all_of_them_are_in_memory() {
     check("an answer that is JSON", &answer, "answer_too_long answer", attribute);
     let values = |answer: &[u8], limits: &BodyLimits| {
         let answer = std::str::from_utf8(answer).expect("text");
-        let wrong = |error| RequestError { code: "no_values", message: format!("{error}"), param: None };
+        let wrong = |error| ApiError::new(TAKEN, format!("{error}"));
         api::values(answer, limits).map_err(wrong)
     };
-    check("its values", &filled("[", "1", "]"), "no_values", values);
-    check("its keys", &filled("{\"a\":[", "[]", "]}"), "no_values", values);
+    check("its values", &filled("[", "1", "]"), "internal", values);
+    check("its keys", &filled("{\"a\":[", "[]", "]}"), "internal", values);
     let event = |data: &[u8], _: &BodyLimits| {
         let arrived = api::arrival(std::str::from_utf8(data).expect("text"))?;
-        Err::<(), _>(RequestError { code: "arrived", message: format!("{arrived:?}"), param: None })
+        Err::<(), _>(ApiError::new(TAKEN, format!("{arrived:?}")))
     };
     let choice = "{\"index\":1,\"delta\":{}}";
-    check("an event's choices", &filled("{\"choices\":[", choice, "]}"), "arrived", event);
-    check("an event's fields", &filled("{\"delta\":\"x\",\"more\":[", "[]", "]}"), "arrived", event);
+    check("an event's choices", &filled("{\"choices\":[", choice, "]}"), "internal", event);
+    check("an event's fields", &filled("{\"delta\":\"x\",\"more\":[", "[]", "]}"), "internal", event);
     let tree = |body: &[u8], limits: &BodyLimits| limits.check_tree(body, Some("messages"));
     let field = |body: &[u8], limits: &BodyLimits| {
         let body = Located::parse(std::str::from_utf8(body).expect("text")).expect("JSON");
         let messages = body.get("messages").expect("the field");
         limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
-        Err::<(), _>(RequestError { code: "taken", message: String::new(), param: None })
+        Err::<(), _>(ApiError::new(TAKEN, ""))
     };
-    check("fields around a conversation", &filled("{", "\"k\":1", ",\"messages\":[]}"), "taken", field);
+    check("fields around a conversation", &filled("{", "\"k\":1", ",\"messages\":[]}"), "internal", field);
     check("a conversation", &filled("[", "{}", "]"), "json_value_too_many messages", tree);
     check("a deep one", &run("", "[", ""), "json_too_deep messages", tree);
 }

@@ -28,15 +28,11 @@ use std::time::Duration;
 use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::access::Access;
-use thresher::admission::{Admission, Bounds};
-use thresher::api::BodyLimits;
+use thresher::app;
+use thresher::config::{self, Config};
 use thresher::http::admin::Admin;
-use thresher::http::{
-    self, ConnectionLimits, Middleware, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
-    ServiceParts, Serving,
-};
-use thresher::middleware::settings::MiddlewareSettings;
-use thresher::originals::{OriginalSettings, Originals};
+use thresher::http::{self, ConnectionLimits, OriginPolicy, Service, Serving};
+use thresher::originals::OriginalSettings;
 use thresher::telemetry::{self, Prometheus};
 use thresher::tenants::{TenantSettings, Tenants};
 use thresher_core::kv::store::KvStore;
@@ -105,31 +101,29 @@ fn keyed_service(
     if let Some(loaded) = loaded {
         tenants.set_pipeline(Arc::new(loaded));
     }
-    let is_keyed = access.is_keyed();
-    let service = Service::new(ServiceParts {
-        access,
-        tenants: tenants.clone(),
-        originals: Originals::at(&OriginalSettings { dir: "".into(), ..OriginalSettings::default() }),
-        middleware: Arc::new(Middleware::new(&MiddlewareSettings::default()).expect("no upstream")),
-        receipts: Arc::new(ReceiptKey::at(&receipts().join("key.pem"))),
-        admission: Admission::new(Bounds {
-            concurrency_max: concurrency,
-            queue_max: queue,
-            stream_count_max: STREAM_COUNT_MAX,
-        }),
-        limits: ServeLimits {
-            read_max: Duration::from_secs(30),
+    let config = Config {
+        http: config::Http {
+            read_ms_max: 30_000,
             body_bytes_max: BODY_BYTES_MAX,
             bodies_bytes_max: BODIES_BYTES_MAX,
             answers_bytes_max: 16 << 20,
-            deadline_default: Duration::from_millis(DEADLINE_MS_MAX),
-            deadline_max: Duration::from_millis(DEADLINE_MS_MAX),
-            stream_max: Duration::from_millis(STREAM_MS_MAX),
-            bodies: BodyLimits::new(&request_limits(), settings.batch_count_max),
-            registry: RegistryLimits::new(settings, &request_limits()),
+            ..config::Http::default()
         },
-        origins: OriginPolicy::public(&[], &[], is_keyed),
-    });
+        admission: config::Admission {
+            concurrency_max: concurrency,
+            queue_max: queue,
+            stream_count_max: STREAM_COUNT_MAX,
+            stream_ms_max: STREAM_MS_MAX,
+            deadline_ms_default: DEADLINE_MS_MAX,
+            deadline_ms_max: DEADLINE_MS_MAX,
+        },
+        limits: request_limits(),
+        registry: settings.clone(),
+        originals: OriginalSettings { dir: "".into(), ..OriginalSettings::default() },
+        receipts: config::Receipts { key_file: receipts().join("key.pem") },
+        ..Config::default()
+    };
+    let service = app::service(&config, access, tenants.clone()).expect("no upstream");
     (service, tenants)
 }
 

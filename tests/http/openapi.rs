@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
+use thresher::error::ErrorCode;
 use thresher::http;
 
 use crate::support::wire::{Framing, ask, get};
@@ -84,4 +85,21 @@ fn collect(value: &Value, key: &str, found: &mut Vec<String>) {
         Value::Array(list) => list.iter().for_each(|value| collect(value, key, found)),
         _ => {}
     }
+}
+
+/// Programs that generate a client from the document get every code that an answer may have, with its status.
+#[test]
+fn every_error_code_is_described_with_its_status() {
+    let document = http::openapi::document();
+    let described = document["components"]["schemas"]["ErrorCode"]["oneOf"].as_array().expect("codes");
+    let found: Vec<(&str, u64)> = described
+        .iter()
+        .map(|code| {
+            (code["const"].as_str().expect("a name"), code["x-http-status"].as_u64().expect("a status"))
+        })
+        .collect();
+    let expect: Vec<(&str, u64)> =
+        ErrorCode::ALL.iter().map(|code| (code.as_str(), u64::from(code.status().as_u16()))).collect();
+    assert_eq!(found, expect);
+    assert!(described.iter().all(|code| code["description"].is_string()), "each says what it means");
 }

@@ -16,7 +16,7 @@ use thresher_core::model::contract::{Contract, Decoder, Family, QuestionTokens, 
 use thresher_core::model::device::DeviceChoice;
 use thresher_core::model::ort::{DecoderRuntime, OrtSettings};
 use thresher_core::model::tokenizer::ModelTokenizer;
-use thresher_core::model::{KeyMask, RawLogits, ModelInfo, ModelRuntime};
+use thresher_core::model::{KeyMask, ModelInfo, ModelRuntime, RawLogits};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, Placement, Reading, Settings};
@@ -278,7 +278,8 @@ fn check_moved_blocks(device: DeviceChoice) {
                 );
                 let found = logits(&read(&model, &texts, &question, placement));
                 let expect = logits_of_whole_graph(&mut model, &groups, &ids, placement);
-                let off = worst(&found.cross, &expect.cross).max(worst(&found.self_logits, &expect.self_logits));
+                let off =
+                    worst(&found.cross, &expect.cross).max(worst(&found.self_logits, &expect.self_logits));
                 assert!(off < TOLERANCE, "{name}, {placement:?}, {case}: off by {off}");
             }
         }
@@ -306,7 +307,8 @@ fn check_last_token(device: DeviceChoice) {
         let last = logits(&counts);
         assert_eq!((counts.tokens.ids.len(), last.cross.dim().1), (1, 1));
         let of_last = |logits: &Array3<f32>| logits.slice(s![.., -1.., ..]).to_owned();
-        let off = worst(&last.cross, &of_last(&all.cross)).max(worst(&last.self_logits, &of_last(&all.self_logits)));
+        let off = worst(&last.cross, &of_last(&all.cross))
+            .max(worst(&last.self_logits, &of_last(&all.self_logits)));
         assert!(off < 1e-5, "{} chunks: off by {off}", texts.len());
     }
 }
@@ -343,7 +345,9 @@ fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys() {
         let Decoder { layers, kv_heads, .. } = model.decoder;
         let tokens = kv_export.tokens.len();
         let keeping = |is_kept: &dyn Fn(usize, usize) -> bool| {
-            KeyMask::new(Array3::from_shape_fn((layers, kv_heads, tokens), |(_, head, key)| is_kept(head, key)))
+            KeyMask::new(Array3::from_shape_fn((layers, kv_heads, tokens), |(_, head, key)| {
+                is_kept(head, key)
+            }))
         };
         // Keys near the end, so that sliding windows reach them.
         let left_out = [tokens - 3, tokens - 1];

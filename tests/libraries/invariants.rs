@@ -237,14 +237,19 @@ fn text_is_the_callers(request: &CompressRequest, found: &Compressed) -> Result<
     }
     let rank = |outcome: &ChunkOutcome| (outcome.score.unwrap_or(f32::NEG_INFINITY), outcome.index);
     let order: Vec<_> = found.chunks.iter().map(rank).collect();
-    let best_first = request.order == Order::Relevance && found.degraded.is_none();
+    let best_first = request.order == Order::Relevance && !found.degraded;
     let ordered = |a: (f32, usize), b: (f32, usize)| if best_first { a.0 >= b.0 } else { a.1 < b.1 };
     prop_assert!(order.windows(2).all(|pair| ordered(pair[0], pair[1])), "not in the requested order");
     prop_assert_eq!(&found.context, &rewritten(request, found));
-    let mut spans = found.chunks.iter().flat_map(|outcome| outcome.spans.iter().map(|span| (outcome.index, span)));
+    let mut spans =
+        found.chunks.iter().flat_map(|outcome| outcome.spans.iter().map(|span| (outcome.index, span)));
     prop_assert!(spans.all(|(index, span)| span.chunk == index), "a span names another chunk");
-    let outputs: Vec<_> = found.chunks.iter().flat_map(|outcome| &outcome.spans).map(|span| span.output).collect();
-    prop_assert!(outputs.windows(2).all(|pair| pair[0].end <= pair[1].start), "spans are not in the order of the context");
+    let outputs: Vec<_> =
+        found.chunks.iter().flat_map(|outcome| &outcome.spans).map(|span| span.output).collect();
+    prop_assert!(
+        outputs.windows(2).all(|pair| pair[0].end <= pair[1].start),
+        "spans are not in the order of the context"
+    );
     Ok(())
 }
 
@@ -332,7 +337,7 @@ fn citations_cut_true(request: &CompressRequest, found: &Compressed) -> Result<(
             prop_assert!(context.contains(chunk["text"].as_str().expect("text")));
         }
         prop_assert_eq!(spans, citations.len());
-        if request.explain && found.degraded.is_none() {
+        if request.explain && !found.degraded {
             explanation_cuts(request, &answer["explain"], unit)?;
         }
     }
@@ -435,7 +440,8 @@ fn nothing_is_dropped_silently(request: &CompressRequest, found: &Compressed) ->
         let chunk = &request.chunks[outcome.index];
         prop_assert_eq!(outcome.empty, chunk.text.trim().is_empty(), "{:?}", chunk.text);
         if request.keep.contains(&chunk.id) && !outcome.empty {
-            let spans: Vec<_> = outcome.spans.iter().map(|span| (span.source.start, span.source.end)).collect();
+            let spans: Vec<_> =
+                outcome.spans.iter().map(|span| (span.source.start, span.source.end)).collect();
             prop_assert_eq!(spans, vec![(0, chunk.text.len())]);
         }
     }
@@ -583,8 +589,8 @@ proptest! {
 
     #[test]
     fn passthrough_returns_every_chunk_whole_and_is_marked_as_degraded(request in request()) {
-        let found = passthrough(&request, "deadline_exceeded", "too late".to_owned(), Duration::ZERO);
-        prop_assert_eq!(found.degraded.as_ref().map(|degraded| degraded.code), Some("deadline_exceeded"));
+        let found = passthrough(&request, Duration::ZERO);
+        prop_assert!(found.degraded);
         prop_assert!(found.usage.is_none() && found.relevance.is_none());
         for (index, (outcome, chunk)) in found.chunks.iter().zip(&request.chunks).enumerate() {
             prop_assert_eq!(outcome.index, index);

@@ -92,8 +92,8 @@ pub struct Compressed {
     pub usage: Option<Usage>,
     /// Whether anything sent has to do with the question; none in a degraded answer, and where the model's logits do not say.
     pub relevance: Option<Relevance>,
-    /// Set when the answer is not a real one: the caller's chunks came back whole.
-    pub degraded: Option<Degraded>,
+    /// Whether the caller's own chunks came back whole, in place of an answer.
+    pub degraded: bool,
     /// Where the chunks' blocks came from; none in a degraded answer.
     pub sources: Option<Sources>,
     /// Time per stage.
@@ -135,15 +135,6 @@ pub struct Relevance {
     pub related: bool,
 }
 
-/// Why the caller got its own chunks back.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Degraded {
-    /// The error's code.
-    pub code: &'static str,
-    /// The error's message.
-    pub message: String,
-}
-
 /// Why there is no answer.
 #[derive(Debug, Error)]
 pub enum PipelineError {
@@ -173,19 +164,6 @@ pub enum PipelineError {
     /// The model failed.
     #[error(transparent)]
     Model(#[from] ModelError),
-}
-
-impl PipelineError {
-    /// Stable code for programs.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Invalid(invalid) => invalid.code(),
-            Self::DeadlineExceeded => "deadline_exceeded",
-            Self::WouldBeLate { .. } => "overloaded",
-            Self::Cancelled => "cancelled",
-            Self::Model(_) => "model_failed",
-        }
-    }
 }
 
 /// Chunks as they answer a question.
@@ -345,7 +323,7 @@ impl Pipeline {
             relevance: scores
                 .max_sim
                 .map(|max_sim| Relevance { max_sim, related: self.settings.auto.is_related(&scores) }),
-            degraded: None,
+            degraded: false,
             sources: Some(reading.blocks.sources),
             timings: clock.finish(),
             explanation,
@@ -490,12 +468,7 @@ impl Pipeline {
 }
 
 /// The caller's own chunks, whole and in its order: the answer when there is no better one.
-pub fn passthrough(
-    request: &CompressRequest,
-    code: &'static str,
-    message: String,
-    total: Duration,
-) -> Compressed {
+pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
     let whole = |(index, chunk): (usize, &Arc<Chunk>)| {
         // A chunk of blanks comes back, too: passing through changes nothing.
         let kept = !chunk.text.is_empty();
@@ -510,7 +483,7 @@ pub fn passthrough(
         chunks,
         usage: None,
         relevance: None,
-        degraded: Some(Degraded { code, message }),
+        degraded: true,
         sources: None,
         timings: Timings { total, ..Timings::default() },
         explanation: None,

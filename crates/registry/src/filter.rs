@@ -59,23 +59,32 @@ pub enum Test {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct FilterError {
-    /// The stable error code of the API: `filter_invalid` or `filter_field_unknown`.
-    pub code: &'static str,
+    /// The kind of mistake.
+    pub kind: FilterErrorKind,
     /// What is wrong, as a sentence for the caller.
     pub message: String,
     /// The path of the mistake in the request, such as `filter.year.gte`.
     pub param: String,
 }
 
+/// The kinds of mistakes in a filter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilterErrorKind {
+    /// The filter does not have the shape of one, or is too large.
+    Invalid,
+    /// The filter names a field that no registered chunk has.
+    FieldUnknown,
+}
+
 fn invalid(param: &str, message: impl Into<String>) -> FilterError {
-    FilterError { code: "filter_invalid", message: message.into(), param: param.to_owned() }
+    FilterError { kind: FilterErrorKind::Invalid, message: message.into(), param: param.to_owned() }
 }
 
 impl FilterError {
     /// Makes the error for a field that no registered chunk has.
     pub fn unknown_field(field: &str, param: &str) -> Self {
         let message = format!("no registered chunk has a metadata field {}", Quoted(field));
-        Self { code: "filter_field_unknown", message, param: param.to_owned() }
+        Self { kind: FilterErrorKind::FieldUnknown, message, param: param.to_owned() }
     }
 }
 
@@ -325,7 +334,7 @@ mod tests {
     fn filters_over_a_limit_are_refused_before_they_are_built() {
         let check = |name: &str, json: String, message: &str| {
             let error = Filter::from_json(&json, "filter").expect_err(name);
-            assert_eq!((error.code, &*error.param), ("filter_invalid", "filter"), "{name}");
+            assert_eq!((error.kind, &*error.param), (FilterErrorKind::Invalid, "filter"), "{name}");
             assert!(error.message.contains(message), "{name}: {}", error.message);
             assert!(error.message.len() < 400, "{name}: {}", error.message);
         };

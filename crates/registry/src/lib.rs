@@ -165,25 +165,6 @@ pub enum RegistryError {
     Filter(#[from] FilterError),
 }
 
-impl RegistryError {
-    /// Returns the stable error code of the API.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::InUse { .. }
-            | Self::NotWritable { .. }
-            | Self::Damaged { .. }
-            | Self::OtherVersion { .. } => "registry_unusable",
-            Self::Write(_) => "registry_write_failed",
-            Self::Read(_) => "registry_read_failed",
-            Self::Overloaded => "overloaded",
-            Self::Log(_) => "change_log_unavailable",
-            Self::FoundTooLong { .. } => "input_too_long",
-            Self::Stopped => "registry_stopped",
-            Self::Filter(filter) => filter.code,
-        }
-    }
-}
-
 /// The registered chunks of one tenant. Dropping it stops its writer.
 pub struct Registry {
     store: Arc<Store>,

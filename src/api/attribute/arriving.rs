@@ -8,7 +8,7 @@ use serde::de::{SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::api::fields;
-use crate::api::request::RequestError;
+use crate::error::{ApiError, ErrorCode};
 
 /// What one event brings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,11 +28,11 @@ pub enum Arrival {
 ///
 /// # Errors
 /// When it is none of these.
-pub fn arrival(data: &str) -> Result<Arrival, RequestError> {
+pub fn arrival(data: &str) -> Result<Arrival, ApiError> {
     if data.trim() == "[DONE]" {
         return Ok(Arrival::End);
     }
-    let invalid = |message: String| RequestError { code: "stream_event_invalid", message, param: None };
+    let invalid = |message: String| ApiError::new(ErrorCode::StreamEventInvalid, message);
     let no_json = |error: serde_json::Error| {
         invalid(format!("the data of an event is neither JSON nor [DONE]: {error}"))
     };
@@ -166,7 +166,7 @@ mod tests {
         check("escapes", r#"{"delta": "I\u0074"}"#, text());
         check("a text of null", r#"{"choices": [{"text": null, "delta": {"content": "It"}}]}"#, text());
         for none in ["{", "[]", "3", "{}", r#"{"delta": 3}"#, r#"{"choices": {}}"#] {
-            assert_eq!(arrival(none).expect_err(none).code, "stream_event_invalid", "{none}");
+            assert_eq!(arrival(none).expect_err(none).code, ErrorCode::StreamEventInvalid, "{none}");
         }
     }
 }

@@ -23,9 +23,11 @@ use tracing::Instrument as _;
 use super::{Asked, Chunks, Found};
 use crate::admission;
 use crate::api::{self, Arrival, AttributeBody, PartAnswer};
-use crate::http::error::HttpError;
+
+use crate::error::{ApiError, ErrorAnswer};
+use crate::executor::run_blocking;
 use crate::http::memory::NoRoom;
-use crate::http::{Scope, body, observe, work};
+use crate::http::{Scope, body, observe};
 
 type Events = BoxStream<'static, Result<sse_stream::Sse, sse_stream::Error>>;
 
@@ -34,23 +36,23 @@ pub async fn handle(
     service: Scope,
     headers: HeaderMap,
     body: Body,
-) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, HttpError> {
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
     body::is_plain(&headers)?;
     body::is_events(&headers)?;
     service.ready()?;
-    let place = work::open_stream(&service).await?;
+    let place = service.executor().open_stream().await?;
     let begun = Arc::new(AtomicBool::new(false));
     let mut events = events(body, &service, Arc::clone(&begun));
     let first = tokio::time::timeout(service.limits.read_max, next(&mut events, &service));
-    let first = first.await.map_err(|_elapsed| HttpError::body_timeout())??;
-    let first = first.ok_or_else(HttpError::stream_empty)?;
+    let first = first.await.map_err(|_elapsed| ApiError::body_timeout())??;
+    let first = first.ok_or_else(ApiError::stream_empty)?;
     let (limits, first_bytes) = (service.limits.bodies, first.len());
-    let asked = work::run_blocking(move || Asked::parse(first.as_bytes(), &limits)).await?;
+    let asked = run_blocking(move || Asked::parse(first.as_bytes(), &limits)).await?;
     begun.store(true, Ordering::Relaxed);
     service.body_memory().shrink_to_parsed(first_bytes);
     let deadline_ms = asked.body.deadline_ms();
-    let deadline = work::deadline(Instant::now(), deadline_ms, &service)?;
-    let permit = work::enter_stream(&service, &place, deadline).await?;
+    let deadline = service.executor().deadline(Instant::now(), deadline_ms)?;
+    let permit = service.executor().permit_in(&place, deadline).await?;
     let read = AttributeBody::into_stream;
     let begun = asked.work(&service, (permit, deadline), read, |service, found, cancel| {
         let pipeline = service.ready()?;
@@ -102,14 +104,14 @@ impl Answering {
             // Work that nobody waits for stops with what is dropped here.
             () = client.closed() => Err(Gone),
             read = tokio::time::timeout(max, self.read(&mut events)) => {
-                read.unwrap_or_else(|_elapsed| Ok(Err(HttpError::stream_too_slow(max))))
+                read.unwrap_or_else(|_elapsed| Ok(Err(ApiError::stream_too_slow(max))))
             }
         };
         let Ok(outcome) = read else { return };
-        let code = outcome.as_ref().map_or_else(HttpError::code, |_| "ok");
+        let code = outcome.as_ref().map_or_else(|error| error.code.as_str(), |_| "ok");
         let last = match outcome {
             Ok(ended) => self.event("done", &json!({"parts": self.parts, "ended": ended})),
-            Err(error) => self.event("error", &error.into_body()),
+            Err(error) => self.event("error", &ErrorAnswer { error }),
         };
         if self.emit(last).await.is_ok() {
             streaming.ended(code);
@@ -117,12 +119,12 @@ impl Answering {
     }
 
     /// Whether an event said that the answer was over.
-    async fn read(&mut self, events: &mut Events) -> Result<Result<bool, HttpError>, Gone> {
+    async fn read(&mut self, events: &mut Events) -> Result<Result<bool, ApiError>, Gone> {
         let (mut cut_off, mut until) = (false, self.silent_at());
         loop {
             let next = tokio::time::timeout_at(until, next(events, &self.service)).await;
             let arrival = match next.unwrap_or_else(|_elapsed| Err(self.silent())) {
-                Ok(Some(data)) => api::arrival(&data).map_err(HttpError::from),
+                Ok(Some(data)) => api::arrival(&data).map_err(ApiError::from),
                 Ok(None) => {
                     cut_off = true;
                     Ok(Arrival::End)
@@ -131,7 +133,7 @@ impl Answering {
             };
             let (sentences, ended) = match arrival {
                 Err(error) => return Ok(Err(error)),
-                Ok(Arrival::Failed) => return Ok(Err(HttpError::answer_failed())),
+                Ok(Arrival::Failed) => return Ok(Err(ApiError::answer_failed())),
                 Ok(Arrival::Nothing) => continue,
                 Ok(Arrival::Text(text)) => match self.check_length(&text) {
                     Err(error) => return Ok(Err(error)),
@@ -152,7 +154,7 @@ impl Answering {
         }
     }
 
-    fn check_length(&self, more: &str) -> Result<(), HttpError> {
+    fn check_length(&self, more: &str) -> Result<(), ApiError> {
         let pipeline = self.service.ready()?;
         Ok(pipeline.check_answer_bytes(self.arriving.text().len() + more.len())?)
     }
@@ -172,8 +174,8 @@ impl Answering {
         sent.await.map_err(|_elapsed| Gone)?.map_err(|_closed| Gone)
     }
 
-    fn silent(&self) -> HttpError {
-        HttpError::stream_silent(self.service.limits.deadline_max)
+    fn silent(&self) -> ApiError {
+        ApiError::stream_silent(self.service.limits.deadline_max)
     }
 
     /// When an answer of which nothing more comes is given up: events that bring nothing keep a connection alive, not a stream.
@@ -186,13 +188,13 @@ impl Answering {
     }
 
     /// A sentence waits for its turn like any request.
-    async fn attribute(&self, sentence: ByteRange) -> Result<Vec<PartAnswer>, HttpError> {
-        let deadline = work::deadline(Instant::now(), self.deadline_ms, &self.service)?;
+    async fn attribute(&self, sentence: ByteRange) -> Result<Vec<PartAnswer>, ApiError> {
+        let deadline = self.service.executor().deadline(Instant::now(), self.deadline_ms)?;
         let (service, begun) = (self.service.clone(), Arc::clone(&self.begun));
         let answer = self.arriving.text()[..sentence.end].to_owned();
         let started = Instant::now();
-        let permit = work::enter_stream(&self.service, &self.place, deadline).await?;
-        let found = work::permitted(&self.service, (permit, deadline), move |cancel| {
+        let permit = self.service.executor().permit_in(&self.place, deadline).await?;
+        let found = self.service.executor().run_with(permit, deadline, move |cancel| {
             let Found { request, options, chunks } = &begun.found;
             let asked = (&request.parts, request.sources_max);
             let sentence = (&*answer, sentence);
@@ -232,7 +234,7 @@ fn events(body: Body, scope: &Scope, begun: Arc<AtomicBool>) -> Events {
 }
 
 /// The data of the next event that has some; none at the end.
-async fn next(events: &mut Events, service: &Scope) -> Result<Option<String>, HttpError> {
+async fn next(events: &mut Events, service: &Scope) -> Result<Option<String>, ApiError> {
     loop {
         match events.next().await {
             None => return Ok(None),
@@ -245,12 +247,12 @@ async fn next(events: &mut Events, service: &Scope) -> Result<Option<String>, Ht
     }
 }
 
-fn broken(error: &sse_stream::Error, service: &Scope) -> HttpError {
+fn broken(error: &sse_stream::Error, service: &Scope) -> ApiError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause.map(io::Error::kind) {
-        Some(io::ErrorKind::OutOfMemory) => HttpError::no_room_for_body(),
+        Some(io::ErrorKind::OutOfMemory) => ApiError::no_room_for_body(),
         Some(io::ErrorKind::FileTooLarge) => body::Max::of(service).exceeded(),
-        Some(_) => HttpError::body_broken(),
-        None => HttpError::stream_invalid(&error.to_string()),
+        Some(_) => ApiError::body_broken(),
+        None => ApiError::stream_invalid(&error.to_string()),
     }
 }

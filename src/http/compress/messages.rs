@@ -9,9 +9,10 @@ use thresher_core::domain::{Granularity, TokenizerName};
 use thresher_core::pipeline::cancel::Cancel;
 
 use crate::api::{BodyLimits, MessagesAnswer};
-use crate::http::error::HttpError;
+
+use crate::error::ApiError;
 use crate::http::originals::{Hash, keep};
-use crate::http::{Scope, observe, work};
+use crate::http::{Scope, observe};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, Policy};
 use crate::middleware::json::Located;
@@ -27,31 +28,31 @@ pub struct Asked {
 
 impl Asked {
     /// None where the body has no messages.
-    pub fn new(body: &[u8], limits: &BodyLimits) -> Result<Option<Self>, HttpError> {
+    pub fn new(body: &[u8], limits: &BodyLimits) -> Result<Option<Self>, ApiError> {
         let Ok(body) = std::str::from_utf8(body) else { return Ok(None) };
         let Ok(located) = Located::parse(body) else { return Ok(None) };
         let Some(messages) = located.get("messages") else { return Ok(None) };
         limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
         let mut messages =
-            messages.is_list().then(|| messages.items()).ok_or_else(HttpError::messages_invalid)?;
+            messages.is_list().then(|| messages.items()).ok_or_else(ApiError::messages_invalid)?;
         if messages.clone().next().is_none() {
-            return Err(HttpError::messages_empty());
+            return Err(ApiError::messages_empty());
         }
         if ["query", "chunks", "chunk_ids"].iter().any(|field| located.get(field).is_some()) {
-            return Err(HttpError::messages_ambiguous());
+            return Err(ApiError::messages_ambiguous());
         }
         if let Some(at) = messages.position(|message| !message.json().starts_with('{')) {
-            return Err(HttpError::message_invalid(at));
+            return Err(ApiError::message_invalid(at));
         }
         let mode = located.get("config").and_then(|config| config.text_of("mode"));
         // Older guardrails do not say that they retrieve, and do.
         Ok(Some(Self { body: body.to_owned(), marks: mode.is_none_or(|mode| mode == "ccr") }))
     }
 
-    fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<MessagesAnswer, HttpError> {
+    fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<MessagesAnswer, ApiError> {
         let pipeline = service.ready()?;
         let settings = &service.middleware.settings;
-        let body = Located::parse(&self.body).map_err(|_| HttpError::internal())?;
+        let body = Located::parse(&self.body).map_err(|_| ApiError::internal())?;
         let conversation = Dialect::Chat.conversation(body);
         let policy = Policy { tools: vec!["*".to_owned()], ..settings.policy(false) };
         let way = CompressOptions {
@@ -62,7 +63,7 @@ impl Asked {
         };
         let found = find::turns(&conversation, &policy);
         if let Some(too_many) = found.too_many {
-            return Err(HttpError::too_many(too_many).at("messages"));
+            return Err(ApiError::too_many(too_many).at("messages"));
         }
         let turns = found.turns;
         let by = Compressor {
@@ -102,7 +103,7 @@ impl Asked {
         let messages = Located::parse(&text).ok().and_then(|body| body.get("messages"));
         let messages: Option<Box<RawValue>> = messages.and_then(Located::read);
         Ok(MessagesAnswer {
-            messages: messages.ok_or_else(HttpError::internal)?,
+            messages: messages.ok_or_else(ApiError::internal)?,
             tokens_before: before,
             tokens_after: after,
             tokens_saved: before - after.min(before),
@@ -118,11 +119,11 @@ pub async fn compress(
     service: Scope,
     asked: Asked,
     arrived: Instant,
-) -> Result<Json<MessagesAnswer>, HttpError> {
-    let deadline = work::deadline(arrived, None, &service)?;
+) -> Result<Json<MessagesAnswer>, ApiError> {
+    let deadline = service.executor().deadline(arrived, None)?;
     service.ready()?;
     let working = service.clone();
-    work::admitted(&service, deadline, move |cancel| Ok(Json(asked.compress(&working, cancel)?))).await
+    service.executor().run(deadline, move |cancel| Ok(Json(asked.compress(&working, cancel)?))).await
 }
 
 fn mark(hash: &Hash) -> String {

@@ -17,8 +17,9 @@ use thiserror::Error;
 
 use super::is_of;
 use crate::admission::Slot;
-use crate::http::error::{ErrorCode, HttpError};
-use crate::http::{Scope, work};
+use crate::error::ApiError;
+use crate::http::Scope;
+use crate::http::error::ResponseCode;
 use crate::middleware::answer;
 use crate::middleware::cite::{self, Sources};
 use crate::middleware::dialect::Dialect;
@@ -61,7 +62,7 @@ impl Citing {
         let held_max = limits.map_or(0, |limits| limits.answer_bytes_max);
         let cites = head.status.is_success() && self.sources.is_some() && is_plain && held_max > 0;
         if !head.status.is_success() {
-            head.extensions.insert(ErrorCode("upstream_error"));
+            head.extensions.insert(ResponseCode("upstream_error"));
         }
         let arriving = Passing {
             events: Events::new(held_max.saturating_mul(WRITTEN_BYTES_PER_BYTE)),
@@ -93,11 +94,11 @@ impl Citing {
     async fn citations(&self, text: String, deadline: Instant) -> Option<Vec<Value>> {
         let sources = self.sources.clone().filter(|_| Instant::now() < deadline)?;
         let (working, dialect) = (self.service.clone(), self.dialect);
-        let cited = work::admitted(&self.service, deadline, move |cancel| {
+        let cited = self.service.executor().run(deadline, move |cancel| {
             Ok(cite::citations(dialect, &text, &sources, (working.ready()?, cancel))?)
         });
         Some(cited.await.unwrap_or_else(|error| {
-            tracing::warn!(code = error.code(), "an answer goes on without citations");
+            tracing::warn!(code = error.code.as_str(), "an answer goes on without citations");
             Vec::new()
         }))
     }
@@ -261,16 +262,16 @@ impl Passing {
 
     fn failed(&self, error: Broken) -> Response<Body> {
         tracing::warn!(%error, "an answer broke off");
-        HttpError::upstream_failed(false).in_words_of(self.citing.dialect)
+        ApiError::upstream_failed(false).dialect_response(self.citing.dialect)
     }
 
     /// An answer with what its texts cite, where they cite anything.
     async fn cited(&self, held: &[u8]) -> Option<Vec<u8>> {
         let (dialect, held_max) = (self.citing.dialect, self.held_max);
         let held = Arc::<str>::from(std::str::from_utf8(held).ok()?);
-        let (lane, time) = (&self.citing.service.middleware.lane, self.citing.time());
+        let (slots, time) = (&self.citing.service.middleware.slots, self.citing.time());
         let body = Arc::clone(&held);
-        let found = lane.run(time, move |_| {
+        let found = slots.run(time, move |_| {
             let Ok(body) = Located::parse(&body) else { return Ok((Vec::new(), true)) };
             let (texts, is_all) = answer::texts(dialect, body, held_max);
             Ok((texts.into_iter().map(|text| text.text).collect::<Vec<_>>(), is_all))
@@ -287,7 +288,7 @@ impl Passing {
             let Some(cited) = self.citing.citations(text, deadline).await else { break };
             citations.push(cited);
         }
-        let edited = lane.run(time, move |_| {
+        let edited = slots.run(time, move |_| {
             let mut edits = Edits::default();
             if let Ok(body) = Located::parse(&held) {
                 for (text, citations) in answer::texts(dialect, body, held_max).0.iter().zip(&citations) {

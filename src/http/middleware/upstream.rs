@@ -20,9 +20,9 @@ use thiserror::Error;
 
 use super::connect::Connector;
 use super::headers::{self, Allowed};
-use super::lane::Lane;
 use crate::admission::{Claim, Shares, Slot};
-use crate::http::HttpError;
+use crate::error::ApiError;
+use crate::executor::WorkerSlots;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::{Credential, MiddlewareSettings, UpstreamSettings};
 
@@ -46,7 +46,7 @@ pub struct Middleware {
     /// The settings.
     pub settings: MiddlewareSettings,
     /// Where requests and answers are read and rewritten.
-    pub lane: Lane,
+    pub slots: WorkerSlots,
     upstreams: Vec<Upstream>,
     places: Shares,
 }
@@ -75,7 +75,7 @@ impl Middleware {
         };
         Ok(Self {
             upstreams: settings.upstreams.iter().map(upstream).collect::<Result<_, _>>()?,
-            lane: Lane::per_core(),
+            slots: WorkerSlots::per_core(),
             places: Shares::new(settings.request_count_max, 0),
             settings: settings.clone(),
         })
@@ -101,11 +101,11 @@ impl Middleware {
     ///
     /// # Errors
     /// When nobody does.
-    pub fn upstream(&self, model: &str) -> Result<&Upstream, HttpError> {
+    pub fn upstream(&self, model: &str) -> Result<&Upstream, ApiError> {
         let has = |upstream: &&Upstream| upstream.settings.has(model);
         self.upstreams.iter().find(has).ok_or_else(|| match model {
-            "" => HttpError::model_missing(),
-            name => HttpError::model_unknown(name),
+            "" => ApiError::model_missing(),
+            name => ApiError::model_unknown(name),
         })
     }
 
@@ -113,9 +113,9 @@ impl Middleware {
     ///
     /// # Errors
     /// When this tenant has its share of them, and when to ask again.
-    pub fn place(&self, claim: Claim) -> Result<Slot, HttpError> {
+    pub fn place(&self, claim: Claim) -> Result<Slot, ApiError> {
         let retry_after_s = || self.places.retry_after_s(claim.tenant);
-        self.places.take(claim).ok_or_else(|| HttpError::too_many_on_their_way(retry_after_s()))
+        self.places.take(claim).ok_or_else(|| ApiError::too_many_on_their_way(retry_after_s()))
     }
 }
 
@@ -176,7 +176,7 @@ impl Upstream {
         headers: &HeaderMap,
         body: Bytes,
         reads_answer: bool,
-    ) -> Result<Response<Incoming>, HttpError> {
+    ) -> Result<Response<Incoming>, ApiError> {
         let mut request = Request::new(Body::from(body));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri(uri);
@@ -197,9 +197,9 @@ impl Upstream {
                     connect = error.is_connect(),
                     "an upstream failed"
                 );
-                Err(HttpError::upstream_failed(error.is_connect()))
+                Err(ApiError::upstream_failed(error.is_connect()))
             }
-            Err(_elapsed) => Err(HttpError::upstream_silent(self.silence_max)),
+            Err(_elapsed) => Err(ApiError::upstream_silent(self.silence_max)),
         }
     }
 
@@ -218,10 +218,10 @@ impl Upstream {
     }
 
     /// The key that it is asked with.
-    fn key(&self, dialect: Dialect, asked: &HeaderMap) -> Result<HeaderMap, HttpError> {
+    fn key(&self, dialect: Dialect, asked: &HeaderMap) -> Result<HeaderMap, ApiError> {
         match (&self.key, self.settings.credential()) {
             (Some(key), _) => {
-                let header = headers::own_key(dialect, key).map_err(|_| HttpError::internal())?;
+                let header = headers::own_key(dialect, key).map_err(|_| ApiError::internal())?;
                 Ok(HeaderMap::from_iter([header]))
             }
             (None, Credential::Caller) => Ok(headers::caller_keys(dialect, asked)),

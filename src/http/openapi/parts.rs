@@ -5,8 +5,8 @@ use schemars::transform::{RecursiveTransform, Transform as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use crate::api::ErrorAnswer;
-use crate::http::error::shapes::{Anthropic, OpenAi, Tei, WithMessage};
+use crate::error::{ErrorAnswer, ErrorCode};
+use crate::http::error::{AnthropicError, OpenAiError, RerankError, TeiError};
 
 /// Schemas that operations name, each written once.
 pub struct Schemas {
@@ -47,6 +47,13 @@ impl Schemas {
         for (name, schema) in self.answered.take_definitions(true) {
             let before = all.insert(name.clone(), schema.clone());
             assert!(before.is_none_or(|before| before == schema), "{name} is read and written in two ways");
+        }
+        if let Some(codes) = all.get_mut("ErrorCode").and_then(|schema| schema["oneOf"].as_array_mut()) {
+            // Their order is that of the declaration, as in `ALL`.
+            for (schema, code) in codes.iter_mut().zip(ErrorCode::ALL) {
+                assert_eq!(schema["const"], code.as_str(), "the schema lists the codes in their order");
+                schema["x-http-status"] = code.status().as_u16().into();
+            }
         }
         for schema in all.values_mut() {
             let schema: &mut Schema = schema.try_into().expect("a schema");
@@ -125,11 +132,11 @@ fn error(schemas: &mut Schemas, words: Words, status: u16) -> Value {
     let schema = match words {
         Words::Ours => ours,
         Words::Rerankers => either(
-            [schemas.answered::<WithMessage>(), schemas.answered::<Tei>()],
+            [schemas.answered::<RerankError>(), schemas.answered::<TeiError>()],
             (status >= 500).then_some(ours),
         ),
-        Words::OpenAi => either([schemas.answered::<OpenAi>()], (status >= 500).then_some(ours)),
-        Words::Anthropic => either([schemas.answered::<Anthropic>()], (status >= 500).then_some(ours)),
+        Words::OpenAi => either([schemas.answered::<OpenAiError>()], (status >= 500).then_some(ours)),
+        Words::Anthropic => either([schemas.answered::<AnthropicError>()], (status >= 500).then_some(ours)),
     };
     let mut answer = json!({"description": description, "content": {"application/json": {"schema": schema}}});
     match status {

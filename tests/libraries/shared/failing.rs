@@ -10,10 +10,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 
+use thresher::shared_tier;
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
 use thresher_core::kv::store::Tiers;
-use thresher::shared_tier;
 use thresher_core::kv::tiers::AllTiers;
 use thresher_shared::{FieldChange, Shared, SharedSettings};
 

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use thresher::api::CompressAnswer;
+use thresher::shared_tier;
 use thresher_core::domain::{Chunk, CompressRequest, Granularity, Tenant, TokenSpan};
 use thresher_core::kv::block::{Block, Parts, Sentence};
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
 use thresher_core::kv::store::KvStore;
-use thresher::shared_tier;
 use thresher_core::kv::tiers::AllTiers;
 use thresher_core::model::scripted::ScriptedModel;
 use thresher_core::pipeline::cancel::Cancel;
@@ -47,7 +47,8 @@ fn local(dir: Option<&Path>) -> LocalTiers {
 /// would. Returns the parts of the responses that depend neither on time nor on the tiers in which blocks
 /// were found.
 async fn responses(local: LocalTiers, shared: Option<Shared>) -> Vec<Value> {
-    let tiers = AllTiers::new(local, shared.clone().map(|shared| shared_tier::blocks(shared, Handle::current())));
+    let tiers =
+        AllTiers::new(local, shared.clone().map(|shared| shared_tier::blocks(shared, Handle::current())));
     let (model, store) = (Arc::new(ScriptedModel::new(16)), KvStore::new(Arc::new(tiers.clone())));
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "noon", "moon"]));
     let pipeline = Pipeline::new(model, tokenizer, Arc::new(store), Settings::default());

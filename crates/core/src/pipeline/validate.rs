@@ -253,41 +253,6 @@ pub enum InvalidRequest {
 }
 
 impl InvalidRequest {
-    /// Stable code for programs.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::QueryEmpty | Self::QueryUnreadable => "query_empty",
-            Self::QueryTooLong { .. } | Self::QueryBeyondModel { .. } => "query_too_long",
-            Self::ChunksEmpty => "chunks_empty",
-            Self::ChunkTooMany { .. } => "chunk_too_many",
-            Self::InputTooLong { .. } | Self::BlocksTooLarge { .. } => "input_too_long",
-            Self::LogitTooMany { .. } | Self::AnswerLogitTooMany { .. } | Self::GroupsTooMany { .. } => {
-                "logit_too_many"
-            }
-            Self::SourceTooMany { .. } => "source_too_many",
-            Self::ChunkTooLong { .. } => "chunk_too_long",
-            Self::KeepTooMany { .. } => "keep_too_many",
-            Self::ChunkIdDuplicate { .. } => "chunk_id_duplicate",
-            Self::KeepUnknown { .. } => "keep_unknown",
-            Self::AnswerEmpty => "answer_empty",
-            Self::AnswerTooLong { .. } | Self::SentenceBeyondModel { .. } => "answer_too_long",
-            Self::SpansEmpty | Self::SpanEmpty { .. } => "span_empty",
-            Self::SpanTooMany { .. } | Self::ValueTooMany { .. } => "span_too_many",
-            Self::SourcesOutOfRange { .. } => "count_out_of_range",
-            Self::SpansOverlap { .. } => "spans_overlap",
-            Self::BudgetZero => "budget_zero",
-            Self::RatioOutOfRange { .. } => "ratio_out_of_range",
-            Self::BudgetImpossible { .. } => "budget_impossible",
-            Self::KvOfEncoder { .. }
-            | Self::KvLayersMissing { .. }
-            | Self::KvUnnamed { .. }
-            | Self::KvFixed { .. } => "kv_unavailable",
-            Self::KvTooLong { .. } => "kv_too_long",
-            Self::KvShareOutOfRange { .. } => "ratio_out_of_range",
-            Self::KvBudgetTooSmall { .. } => "kv_budget_too_small",
-        }
-    }
-
     /// Where in the request the offending value stands.
     pub fn param(&self) -> String {
         match self {

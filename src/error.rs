@@ -1,0 +1,306 @@
+//! Errors as clients see them: a stable code for programs, a message for people, and where in the request the mistake is. HTTP, MCP and
+//! the command line answer with the same ones. Knows the errors of the libraries and of the doors below, and no transport.
+
+mod code;
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use thiserror::Error;
+use thresher_core::model::ModelError;
+use thresher_core::pipeline::PipelineError;
+use thresher_core::pipeline::validate::InvalidRequest;
+use thresher_core::text::offsets::OffsetError;
+use thresher_registry::RegistryError;
+use thresher_registry::filter::{FilterError, FilterErrorKind};
+
+pub use self::code::ErrorCode;
+use crate::access::Denied;
+use crate::admission::{Refusal, retry};
+
+/// An error for programs (`code`), for people (`message`), and where it is (`param`).
+#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, JsonSchema)]
+#[schemars(rename = "ErrorBody")]
+#[error("{message}")]
+pub struct ApiError {
+    /// Stable, for programs.
+    pub code: ErrorCode,
+    /// For people.
+    pub message: String,
+    /// Where the mistake is, as a path into the request.
+    pub param: Option<String>,
+    /// Seconds after which repeating the request is expected to help, where more is known than [`ErrorCode::retry_after_s`] says.
+    #[serde(skip)]
+    pub retry_after_s: Option<u64>,
+}
+
+/// `{"error": {...}}`.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
+pub struct ErrorAnswer {
+    /// The error.
+    pub error: ApiError,
+}
+
+impl ApiError {
+    /// An error about the request as a whole.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), param: None, retry_after_s: None }
+    }
+
+    /// An error about the value at `param`, a path into the request.
+    pub fn with_param(code: ErrorCode, message: impl Into<String>, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::new(code, message) }
+    }
+
+    /// A failure of the daemon that has been logged, of which the client need not know more.
+    pub fn internal() -> Self {
+        Self::new(ErrorCode::Internal, "an internal error; the daemon's log says where")
+    }
+
+    /// The same error, about the value at `param`.
+    pub fn at(self, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
+    /// The same error for a request that has its chunks in `field` (the pipeline names them `chunks`).
+    pub fn of_chunks_in(mut self, field: &str) -> Self {
+        if let Some(rest) = self.param.as_deref().and_then(|param| param.strip_prefix("chunks")) {
+            let index = rest.split('.').next().unwrap_or_default();
+            self.param = Some(format!("{field}{index}"));
+        }
+        self
+    }
+
+    /// The same error where the value that it is about is part of `field`.
+    pub fn inside(mut self, field: &str) -> Self {
+        self.param = Some(match self.param {
+            Some(param) => format!("{field}.{param}"),
+            None => field.to_owned(),
+        });
+        self
+    }
+
+    /// Asks the client to wait at least `wait` before it tries again, within the bounds of all such estimates. Only for errors that pass
+    /// with the load; others stay as they are.
+    pub fn retry_not_before(mut self, wait: Duration) -> Self {
+        let passes = matches!(self.code, ErrorCode::Overloaded | ErrorCode::DeadlineExceeded);
+        if passes || self.retry_after_s.is_some() {
+            self.retry_after_s = self.retry_after_s.max(Some(retry::whole(wait)));
+        }
+        self
+    }
+}
+
+impl From<&InvalidRequest> for ErrorCode {
+    fn from(invalid: &InvalidRequest) -> Self {
+        match invalid {
+            InvalidRequest::QueryEmpty | InvalidRequest::QueryUnreadable => Self::QueryEmpty,
+            InvalidRequest::QueryTooLong { .. } | InvalidRequest::QueryBeyondModel { .. } => {
+                Self::QueryTooLong
+            }
+            InvalidRequest::ChunksEmpty => Self::ChunksEmpty,
+            InvalidRequest::ChunkTooMany { .. } => Self::ChunkTooMany,
+            InvalidRequest::InputTooLong { .. } | InvalidRequest::BlocksTooLarge { .. } => Self::InputTooLong,
+            InvalidRequest::LogitTooMany { .. }
+            | InvalidRequest::AnswerLogitTooMany { .. }
+            | InvalidRequest::GroupsTooMany { .. } => Self::LogitTooMany,
+            InvalidRequest::SourceTooMany { .. } => Self::SourceTooMany,
+            InvalidRequest::ChunkTooLong { .. } => Self::ChunkTooLong,
+            InvalidRequest::KeepTooMany { .. } => Self::KeepTooMany,
+            InvalidRequest::ChunkIdDuplicate { .. } => Self::ChunkIdDuplicate,
+            InvalidRequest::KeepUnknown { .. } => Self::KeepUnknown,
+            InvalidRequest::AnswerEmpty => Self::AnswerEmpty,
+            InvalidRequest::AnswerTooLong { .. } | InvalidRequest::SentenceBeyondModel { .. } => {
+                Self::AnswerTooLong
+            }
+            InvalidRequest::SpansEmpty | InvalidRequest::SpanEmpty { .. } => Self::SpanEmpty,
+            InvalidRequest::SpanTooMany { .. } | InvalidRequest::ValueTooMany { .. } => Self::SpanTooMany,
+            InvalidRequest::SourcesOutOfRange { .. } => Self::CountOutOfRange,
+            InvalidRequest::SpansOverlap { .. } => Self::SpansOverlap,
+            InvalidRequest::BudgetZero => Self::BudgetZero,
+            InvalidRequest::BudgetImpossible { .. } => Self::BudgetImpossible,
+            InvalidRequest::KvOfEncoder { .. }
+            | InvalidRequest::KvLayersMissing { .. }
+            | InvalidRequest::KvUnnamed { .. }
+            | InvalidRequest::KvFixed { .. } => Self::KvUnavailable,
+            InvalidRequest::KvTooLong { .. } => Self::KvTooLong,
+            InvalidRequest::RatioOutOfRange { .. } | InvalidRequest::KvShareOutOfRange { .. } => {
+                Self::RatioOutOfRange
+            }
+            InvalidRequest::KvBudgetTooSmall { .. } => Self::KvBudgetTooSmall,
+        }
+    }
+}
+
+impl From<&ModelError> for ErrorCode {
+    fn from(error: &ModelError) -> Self {
+        match error {
+            ModelError::Runtime { .. }
+            | ModelError::Contract(_)
+            | ModelError::Tokenizer { .. }
+            | ModelError::Device { .. }
+            | ModelError::OtherFamily { .. }
+            | ModelError::Stopped
+            | ModelError::NoQueryGraph { .. }
+            | ModelError::NoKvExport { .. }
+            | ModelError::NoForward { .. }
+            | ModelError::Tokenize(_)
+            | ModelError::Graph { .. } => Self::ModelFailed,
+        }
+    }
+}
+
+impl From<&PipelineError> for ErrorCode {
+    fn from(error: &PipelineError) -> Self {
+        match error {
+            PipelineError::Invalid(invalid) => invalid.into(),
+            PipelineError::DeadlineExceeded => Self::DeadlineExceeded,
+            PipelineError::WouldBeLate { .. } => Self::Overloaded,
+            PipelineError::Cancelled => Self::Cancelled,
+            PipelineError::Model(model) => model.into(),
+        }
+    }
+}
+
+impl From<&FilterError> for ErrorCode {
+    fn from(error: &FilterError) -> Self {
+        match error.kind {
+            FilterErrorKind::Invalid => Self::FilterInvalid,
+            FilterErrorKind::FieldUnknown => Self::FilterFieldUnknown,
+        }
+    }
+}
+
+impl From<&RegistryError> for ErrorCode {
+    fn from(error: &RegistryError) -> Self {
+        match error {
+            RegistryError::InUse { .. }
+            | RegistryError::NotWritable { .. }
+            | RegistryError::Damaged { .. }
+            | RegistryError::OtherVersion { .. } => Self::RegistryUnusable,
+            RegistryError::Write(_) => Self::RegistryWriteFailed,
+            RegistryError::Read(_) => Self::RegistryReadFailed,
+            RegistryError::Overloaded => Self::Overloaded,
+            RegistryError::Log(_) => Self::ChangeLogUnavailable,
+            RegistryError::FoundTooLong { .. } => Self::InputTooLong,
+            RegistryError::Stopped => Self::RegistryStopped,
+            RegistryError::Filter(filter) => filter.into(),
+        }
+    }
+}
+
+impl From<&OffsetError> for ErrorCode {
+    fn from(error: &OffsetError) -> Self {
+        match error {
+            OffsetError::Outside { .. } => Self::SpanOutOfRange,
+            OffsetError::Inside { .. } => Self::SpanInsideCharacter,
+            OffsetError::Reversed { .. } => Self::SpanReversed,
+        }
+    }
+}
+
+impl From<&Denied> for ErrorCode {
+    fn from(denied: &Denied) -> Self {
+        match denied {
+            Denied::Missing => Self::KeyMissing,
+            Denied::Unknown => Self::KeyUnknown,
+            Denied::Revoked { .. } => Self::KeyRevoked,
+            Denied::RateLimited { .. } => Self::RateLimited,
+        }
+    }
+}
+
+impl From<&Refusal> for ErrorCode {
+    fn from(refusal: &Refusal) -> Self {
+        match refusal {
+            Refusal::Overloaded { .. } | Refusal::StreamsTooMany { .. } => Self::Overloaded,
+            Refusal::Late { .. } => Self::DeadlineExceeded,
+            Refusal::Draining => Self::Draining,
+        }
+    }
+}
+
+impl From<InvalidRequest> for ApiError {
+    fn from(invalid: InvalidRequest) -> Self {
+        Self::with_param((&invalid).into(), invalid.to_string(), invalid.param())
+    }
+}
+
+impl From<PipelineError> for ApiError {
+    /// Logs what the daemon's operator has to know of.
+    fn from(error: PipelineError) -> Self {
+        match &error {
+            // What a tokenizer says of a text may quote it.
+            PipelineError::Model(ModelError::Tokenize(_)) => tracing::error!("the tokenizer refused a text"),
+            PipelineError::Model(model) => tracing::error!(error = %model, "the model failed"),
+            _ => {}
+        }
+        let found = Self::new((&error).into(), error.to_string());
+        match error {
+            PipelineError::Invalid(invalid) => found.at(invalid.param()),
+            PipelineError::WouldBeLate { late, .. } => {
+                Self { retry_after_s: Some(retry::whole(late.retry_after)), ..found }
+            }
+            PipelineError::DeadlineExceeded | PipelineError::Cancelled | PipelineError::Model(_) => found,
+        }
+    }
+}
+
+impl From<FilterError> for ApiError {
+    fn from(error: FilterError) -> Self {
+        Self::with_param((&error).into(), error.message, error.param)
+    }
+}
+
+impl From<RegistryError> for ApiError {
+    /// Logs what the daemon's operator has to know of.
+    fn from(error: RegistryError) -> Self {
+        if let RegistryError::Read(cause) = &error {
+            tracing::error!(%cause, "the registry could not be read");
+        }
+        let found = Self::new((&error).into(), error.to_string());
+        match error {
+            RegistryError::Filter(filter) => found.at(filter.param),
+            RegistryError::FoundTooLong { .. } => found.at("candidates"),
+            RegistryError::InUse { .. }
+            | RegistryError::NotWritable { .. }
+            | RegistryError::Damaged { .. }
+            | RegistryError::OtherVersion { .. }
+            | RegistryError::Write(_)
+            | RegistryError::Read(_)
+            | RegistryError::Overloaded
+            | RegistryError::Log(_)
+            | RegistryError::Stopped => found,
+        }
+    }
+}
+
+impl From<Denied> for ApiError {
+    fn from(denied: Denied) -> Self {
+        Self { retry_after_s: denied.retry_after_s(), ..Self::new((&denied).into(), denied.to_string()) }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let (message, retry_after_s) = match refusal {
+            Refusal::Overloaded { retry_after_s } => (
+                "too many requests are waiting; a tenant may have its share of admission.queue_max"
+                    .to_owned(),
+                Some(retry_after_s),
+            ),
+            Refusal::StreamsTooMany { retry_after_s } => (
+                "too many answers are arriving; a tenant may have its share of admission.stream_count_max"
+                    .to_owned(),
+                Some(retry_after_s),
+            ),
+            Refusal::Late { retry_after_s } => {
+                (PipelineError::DeadlineExceeded.to_string(), Some(retry_after_s))
+            }
+            Refusal::Draining => ("the daemon is shutting down".to_owned(), None),
+        };
+        Self { retry_after_s, ..Self::new((&refusal).into(), message) }
+    }
+}
