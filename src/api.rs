@@ -28,7 +28,7 @@ pub use limits::{Body, BodyLimits, ListLimit};
 pub use messages::{MessagesAnswer, MessagesBody, OriginalAnswer, RelevantAnswer};
 pub use middleware::{MiddlewareBody, MiddlewareOptions};
 pub use models::ModelsAnswer;
-pub use request::{CompressBody, ServeOptions, parse};
+pub use request::{CompressBody, ServeOptions, parse, parse_field};
 pub use rerank::{RerankAnswer, RerankBody, RerankDialect, RerankRequest, ScoreAnswer, ScoreBody, Scored};
 pub use response::{CompressAnswer, Prefiltered, TimingMs};
 pub use search::{FilterBody, Rank, SearchAnswer, SearchBody, SearchLimits, SearchRequest};

@@ -3,8 +3,6 @@
 
 mod code;
 
-use std::time::Duration;
-
 use schemars::JsonSchema;
 use serde::Serialize;
 use thiserror::Error;
@@ -59,6 +57,15 @@ impl ApiError {
         Self::new(ErrorCode::Internal, "an internal error; the daemon's log says where")
     }
 
+    /// The deadline passed, and repeating the request is expected to help after `retry_after_s` seconds.
+    pub fn deadline_exceeded(retry_after_s: u64) -> Self {
+        let message = format!(
+            "the deadline passed before the answer was ready. Repeat the request in {retry_after_s} s, with a longer deadline_ms where a \
+             chunk or an answer is long: chunks that have been read are cached"
+        );
+        Self { retry_after_s: Some(retry_after_s), ..Self::new(ErrorCode::DeadlineExceeded, message) }
+    }
+
     /// The same error, about the value at `param`.
     pub fn at(self, param: impl Into<String>) -> Self {
         Self { param: Some(param.into()), ..self }
@@ -79,16 +86,6 @@ impl ApiError {
             Some(param) => format!("{field}.{param}"),
             None => field.to_owned(),
         });
-        self
-    }
-
-    /// Asks the client to wait at least `wait` before it tries again, within the bounds of all such estimates. Only for errors that pass
-    /// with the load; others stay as they are.
-    pub fn retry_not_before(mut self, wait: Duration) -> Self {
-        let passes = matches!(self.code, ErrorCode::Overloaded | ErrorCode::DeadlineExceeded);
-        if passes || self.retry_after_s.is_some() {
-            self.retry_after_s = self.retry_after_s.max(Some(retry::whole(wait)));
-        }
         self
     }
 }
@@ -287,18 +284,15 @@ impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         let (message, retry_after_s) = match refusal {
             Refusal::Overloaded { retry_after_s } => (
-                "too many requests are waiting; a tenant may have its share of admission.queue_max"
-                    .to_owned(),
+                "too many requests are waiting; each tenant has a share of admission.queue_max".to_owned(),
                 Some(retry_after_s),
             ),
             Refusal::StreamsTooMany { retry_after_s } => (
-                "too many answers are arriving; a tenant may have its share of admission.stream_count_max"
+                "too many streams of answers are open; each tenant has a share of admission.stream_count_max"
                     .to_owned(),
                 Some(retry_after_s),
             ),
-            Refusal::Late { retry_after_s } => {
-                (PipelineError::DeadlineExceeded.to_string(), Some(retry_after_s))
-            }
+            Refusal::Late { retry_after_s } => return Self::deadline_exceeded(retry_after_s),
             Refusal::Draining => ("the daemon is shutting down".to_owned(), None),
         };
         Self { retry_after_s, ..Self::new((&refusal).into(), message) }

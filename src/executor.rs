@@ -15,7 +15,7 @@ use tokio::sync::SetOnce;
 
 pub use self::worker_slots::WorkerSlots;
 use crate::access::Caller;
-use crate::admission::{Admission, Claim, Permit, Refusal, Stream};
+use crate::admission::{Admission, Claim, Permit, Refusal, Stream, retry};
 use crate::error::{ApiError, ErrorCode};
 
 /// The pipeline of a model; empty until the model has been loaded.
@@ -160,8 +160,8 @@ impl Executor {
         match outcome {
             // The blocks of chunks that were read are cached: the next attempt goes on from there, best when others have been served.
             Err(error) if error.code == ErrorCode::DeadlineExceeded => {
-                let wait = Duration::from_secs(self.admission.retry_after_s(self.tenant()));
-                Err(error.retry_not_before(wait.max(self.reading_left())))
+                let wait_s = self.admission.retry_after_s(self.tenant());
+                Err(ApiError::deadline_exceeded(wait_s.max(self.reading_left_s())))
             }
             Err(error) => Err(self.held_back(error).await),
             answer => answer,
@@ -191,14 +191,22 @@ impl Executor {
         match outcome {
             Ok(granted) => Ok(granted),
             Err(refusal) => {
-                Err(self.held_back(ApiError::from(refusal).retry_not_before(self.reading_left())).await)
+                let least = |retry_after_s: u64| retry_after_s.max(self.reading_left_s());
+                let error = match refusal {
+                    Refusal::Late { retry_after_s } => ApiError::deadline_exceeded(least(retry_after_s)),
+                    refusal => {
+                        let error = ApiError::from(refusal);
+                        ApiError { retry_after_s: error.retry_after_s.map(least), ..error }
+                    }
+                };
+                Err(self.held_back(error).await)
             }
         }
     }
 
-    /// How long the model will take for what it reads for this tenant now.
-    fn reading_left(&self) -> Duration {
-        self.pipeline().map(Pipeline::reading_left).unwrap_or_default()
+    /// Seconds that the model will take for what it reads for this tenant now, within the bounds of all estimates for `Retry-After`.
+    fn reading_left_s(&self) -> u64 {
+        retry::whole(self.pipeline().map(Pipeline::reading_left).unwrap_or_default())
     }
 
     /// Returns the error; after a pause where the tenant repeats refused requests many times a second. Each of them has been read and

@@ -17,6 +17,7 @@ pub mod observe;
 pub mod openapi;
 pub mod origin;
 mod originals;
+mod query;
 mod rerank;
 mod search;
 mod serve;
@@ -143,7 +144,7 @@ pub fn router(service: Service) -> Router {
     let router = routes()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
-        .fallback(async || ApiError::not_found())
+        .fallback(async || ApiError::not_found(&paths()))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         // A panic is a bug of ours: the caller gets a 500, the process lives, the log says where.
         .layer(CatchPanicLayer::custom(error::from_panic))

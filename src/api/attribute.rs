@@ -225,16 +225,22 @@ impl AttributeBody {
         _: &BodyLimits,
     ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
         let misplaced = match () {
-            () if self.answer.is_some() => Some(("answer", "the answer comes in the events that follow")),
-            () if self.spans.is_some() => {
-                Some(("spans", "places in an answer that is still to come are not known"))
+            () if self.answer.is_some() => {
+                Some(("answer", "answer is not taken here: the answer arrives in the events that follow"))
             }
-            () if matches!(self.granularity, Some(Choice(PartsBody::Span))) => {
-                Some(("granularity", "an answer that is still to come has sentences and words, no spans"))
+            () if self.spans.is_some() => Some((
+                "spans",
+                "spans is not taken here: positions in an answer that is still to come are not known",
+            )),
+            () if matches!(self.granularity, Some(Choice(PartsBody::Span))) => Some((
+                "granularity",
+                "granularity \"span\" is not taken here: an answer that is still to come has sentences and words only",
+            )),
+            () if self.receipt => {
+                Some(("receipt", "receipt is not taken here: receipts are of whole answers"))
             }
-            () if self.receipt => Some(("receipt", "receipts are given of whole answers only")),
             () if self.format != Dialect::Native => {
-                Some(("format", "parts are sent in the native format only"))
+                Some(("format", "format is not taken here: parts are sent in the native format"))
             }
             () => None,
         };
@@ -252,8 +258,7 @@ impl AttributeBody {
         named: Option<Vec<Arc<Chunk>>>,
     ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
         if self.compress_id.is_some() && named.is_none() {
-            let message =
-                "compress_id names a request that a daemon has answered; here only `chunks` can be read";
+            let message = "compress_id names a compression that a daemon remembers, and this request is answered without one: send `chunks`";
             return Err(ApiError::with_param(ErrorCode::HandlesAbsent, message, "compress_id"));
         }
         let registered = self.chunk_ids.is_some() || self.compress_id.is_some();
@@ -275,7 +280,7 @@ fn parts(
         (None | Some(PartsBody::Sentence), None) => Ok(Parts::Sentences),
         (Some(PartsBody::Token), None) => Ok(Parts::Words),
         (Some(PartsBody::Span), None) => {
-            let message = "missing field `spans`: with granularity \"span\" they say what is asked about";
+            let message = "missing field `spans`: granularity \"span\" attributes the spans that it names";
             Err(ApiError::with_param(ErrorCode::MissingField, message, "spans"))
         }
         (None | Some(PartsBody::Span), Some(spans)) => {
@@ -287,7 +292,7 @@ fn parts(
             Ok(Parts::Spans(spans))
         }
         (Some(_), Some(_)) => {
-            let message = "spans are asked about with granularity \"span\", or none";
+            let message = "spans needs granularity \"span\", or none";
             Err(ApiError::with_param(ErrorCode::SpansUnexpected, message, "spans"))
         }
     }

@@ -13,7 +13,7 @@ use thresher_registry::{Outcome, Progress, content_id};
 
 use super::fields;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{ChunkBody, read};
+use super::request::{ChunkBody, read, without_position};
 use crate::error::{ApiError, ErrorCode};
 
 /// Bytes of an id; a term of the index, and part of a URL.
@@ -213,7 +213,7 @@ fn some(found: usize, param: &str) -> Result<(), ApiError> {
 }
 
 fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
-    let ChunkBody(fields) = read(json.as_bytes(), &[])?;
+    let ChunkBody(fields) = read(json.as_bytes(), &[], "the chunk")?;
     let metadata = fields.metadata.map(|metadata| Box::<str>::from(metadata).into_string());
     if let Some(id) = &fields.id {
         check_id(id)?;
@@ -221,7 +221,7 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
     if fields.text.trim().is_empty() {
         return Err(ApiError::with_param(
             ErrorCode::TextEmpty,
-            "the text is empty: nothing of it could be found",
+            "the text is empty: a chunk without text cannot be found",
             "text",
         ));
     }
@@ -245,7 +245,9 @@ fn check_id(id: &str) -> Result<(), ApiError> {
     let wrong = match id.len() {
         0 => "the id is empty: leave it out to get one".to_owned(),
         len if len > ID_BYTES_MAX => format!("the id has {len} bytes, the limit is {ID_BYTES_MAX}"),
-        _ if id == "." || id == ".." => format!("the id is {id:?}, which clients take out of paths"),
+        _ if id == "." || id == ".." => {
+            format!("the id is {id:?}, which HTTP clients remove from paths: use another")
+        }
         _ if id.contains(char::is_control) => "the id has a control character".to_owned(),
         _ => return Ok(()),
     };
@@ -262,7 +264,7 @@ fn check_metadata(json: &str, bytes_max: usize) -> Result<(), ApiError> {
         return wrong(ErrorCode::MetadataTooLong, message);
     }
     if !json.starts_with('{') {
-        let message = "the metadata is not an object: filters name its fields";
+        let message = "the metadata is not an object: filters need names of fields";
         return wrong(ErrorCode::MetadataNotObject, message.to_owned());
     }
     let limits =
@@ -289,7 +291,7 @@ impl Rejected {
             .ok()
             .and_then(|[id]| Some(fields::text(id?)?.ok()?.into_owned()));
         // Lines and columns are those of the chunk alone, which the caller never saw so.
-        let message = error.message.split(" at line ").next().unwrap_or_default().to_owned();
+        let message = without_position(&error.message);
         Self { id, error: ApiError::with_param(error.code, message, param) }
     }
 }

@@ -150,7 +150,7 @@ impl BodyLimits {
             ),
             Err(ShapeError::TooDeep) => (
                 ErrorCode::JsonTooDeep,
-                format!("{place} has more than {TREE_DEPTH_MAX} objects and lists inside each other"),
+                format!("{place} nests objects and lists more than {TREE_DEPTH_MAX} deep"),
             ),
         };
         Err(ApiError { param: param.map(str::to_owned), ..ApiError::new(code, message) })

@@ -137,11 +137,27 @@ pub(super) struct BudgetBody {
 /// # Errors
 /// [`ApiError`] with the path of the first value that does not fit, or with the list that is too long.
 pub fn parse<T: Body>(body: &[u8], limits: &BodyLimits) -> Result<T, ApiError> {
-    read(body, &T::lists(limits)).map(|Object(value)| value)
+    read(body, &T::lists(limits), "the body").map(|Object(value)| value)
 }
 
-/// Parses any JSON that is nothing but a `T`, in which the fields that `lists` name are bounded lists.
-pub(super) fn read<T: de::DeserializeOwned>(body: &[u8], lists: &[ListLimit]) -> Result<T, ApiError> {
+/// As [`parse`], for the value of `field` of a larger body.
+///
+/// # Errors
+/// As [`parse`]; paths begin with `field`, and lines and columns, which would be those of the value alone, are left out.
+pub fn parse_field<T: Body>(field: &str, json: &[u8], limits: &BodyLimits) -> Result<T, ApiError> {
+    let read = read(json, &T::lists(limits), field);
+    read.map(|Object(value)| value).map_err(|error| {
+        let message = without_position(&error.message).to_owned();
+        ApiError { message, ..error }.inside(field)
+    })
+}
+
+/// Parses any JSON that is nothing but a `T`, in which the fields that `lists` name are bounded lists. Messages call the JSON `name`.
+pub(super) fn read<T: de::DeserializeOwned>(
+    body: &[u8],
+    lists: &[ListLimit],
+    name: &str,
+) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let exceeded = Exceeded::default();
     let guarded = Guarded::body(&mut json, lists, &exceeded);
@@ -150,20 +166,56 @@ pub(super) fn read<T: de::DeserializeOwned>(body: &[u8], lists: &[ListLimit]) ->
             return error;
         }
         let path = error.path().to_string();
-        let inner = error.into_inner();
-        let (code, message) = (code_of(&inner), plain::message(&inner.to_string()));
-        let param = (inner.is_data() && path != ".").then_some(path);
-        ApiError { param: with_field(param, code, &message), ..ApiError::new(code, message) }
+        let error = error.into_inner();
+        let (code, message) = (code_of(&error), plain::message(&error.to_string()));
+        let path = (error.is_data() && path != ".").then_some(path);
+        let message = reworded(code, &message, path.as_deref().unwrap_or(name));
+        ApiError { param: with_field(path, code, &message), ..ApiError::new(code, message) }
     })?;
     json.end().map_err(|error| ApiError::new(ErrorCode::InvalidJson, error.to_string()))?;
     Ok(value)
 }
 
+/// A message of serde in plain words: it names the value at `place` in the request. The line and the column are left out where the place
+/// says more, which is everywhere but in text that is not JSON.
+fn reworded(code: ErrorCode, message: &str, place: &str) -> String {
+    if code == ErrorCode::InvalidJson {
+        return message.to_owned();
+    }
+    let message = without_position(message);
+    let prefixes = ["invalid type: ", "invalid value: ", "unknown variant "];
+    let Some(rest) = prefixes.iter().find_map(|prefix| message.strip_prefix(prefix)) else {
+        return message.to_owned();
+    };
+    let (found, expected) = match code {
+        // The names of the variants hold no comma, and the value may.
+        ErrorCode::UnknownValue => rest.split_at(rest.rfind("`, expected ").map_or(rest.len(), |at| at + 1)),
+        _ => rest.split_at(rest.rfind(", expected ").unwrap_or(rest.len())),
+    };
+    let found = match found.split(' ').next() {
+        Some("map") => "an object".to_owned(),
+        Some("sequence") => "a list".to_owned(),
+        Some("boolean" | "integer" | "string") => format!("the {found}"),
+        Some("floating") => format!("the number {}", found.trim_start_matches("floating point ")),
+        _ => found.to_owned(),
+    };
+    format!("{place} is {found}{expected}")
+}
+
+/// A message without the line and the column at its end.
+pub(super) fn without_position(message: &str) -> &str {
+    match message.rsplit_once(" at line ") {
+        Some((message, position)) if position.starts_with(|c: char| c.is_ascii_digit()) => {
+            message.trim_end_matches(',')
+        }
+        _ => message,
+    }
+}
+
 /// serde gives the path of the object where a field is missing or doubled, and names the field in its message.
 fn with_field(param: Option<String>, code: ErrorCode, message: &str) -> Option<String> {
-    let field = matches!(code, ErrorCode::MissingField | ErrorCode::DuplicateField)
-        .then(|| message.split('`').nth(1))
-        .flatten();
+    let names_field = matches!(code, ErrorCode::MissingField | ErrorCode::DuplicateField);
+    let field = names_field.then(|| message.split('`').nth(1)).flatten();
     match (param, field) {
         (Some(path), Some(field)) if !path.ends_with(field) => Some(format!("{path}.{field}")),
         (None, Some(field)) => Some(field.to_owned()),
@@ -230,7 +282,7 @@ impl CompressBody {
     pub fn into_domain_alone(self) -> Result<(CompressRequest, ServeOptions), ApiError> {
         let (request, options) = self.into_domain(None)?;
         if options.kv.is_some() {
-            let message = "keys and values are fetched from a daemon; here there is none";
+            let message = "keys and values are fetched from a daemon, and this request is answered without one: leave them out";
             return Err(ApiError::with_param(ErrorCode::HandlesAbsent, message, "include"));
         }
         Ok((request, options))
@@ -291,8 +343,7 @@ pub(super) fn chunks_of(
         (Some(chunks), false, _) => Ok(chunks.into_iter().enumerate().map(chunk).map(Arc::new).collect()),
         (None, true, Some(registered)) => Ok(registered),
         (None, true, None) => {
-            let message =
-                "chunk_ids names chunks that a daemon has registered; here only `chunks` can be read";
+            let message = "chunk_ids names chunks that are registered with a daemon, and this request is answered without one: send `chunks`";
             Err(ApiError::with_param(ErrorCode::RegistryAbsent, message, "chunk_ids"))
         }
         (Some(_), true, _) => {

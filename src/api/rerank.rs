@@ -21,7 +21,7 @@ use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::fields;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{one_of, or_default};
+use super::request::{one_of, or_default, without_position};
 use crate::error::{ApiError, ErrorCode};
 
 /// The RC at which a relevance is one half.
@@ -179,11 +179,11 @@ impl RerankBody {
                 return Err(ApiError::with_param(ErrorCode::DocumentsAmbiguous, message, "texts"));
             }
             (None, None) => {
-                return Err(ApiError::with_param(
-                    ErrorCode::MissingField,
-                    "missing field `documents`",
-                    "documents",
-                ));
+                // Only clients of Text Embeddings Inference send these two.
+                let field = if self.raw_scores || self.return_text { "texts" } else { "documents" };
+                let message =
+                    "missing field `documents` (clients of Text Embeddings Inference: missing field `texts`)";
+                return Err(ApiError::with_param(ErrorCode::MissingField, message, field));
             }
         };
         if texts.is_empty() {
@@ -261,8 +261,7 @@ impl<'a> DocumentReader<'a> {
         let unreadable = |error: serde_json::Error| {
             // Lines and columns would be those of a part of the document.
             let said = plain::message(&error.to_string());
-            let said = said.split(" at line ").next().unwrap_or_default().trim_end_matches(',');
-            let message = format!("{}: {said}", place());
+            let message = format!("{}: {}", place(), without_position(&said));
             ApiError::with_param(ErrorCode::InvalidJson, message, place())
         };
         // Fields are distinct and borrowed where they have no escapes: together they are no longer than the document.
@@ -298,7 +297,7 @@ impl<'a> DocumentReader<'a> {
         } else if let Some(text) = fields::text(document) {
             vec![text.map_err(unreadable)?]
         } else {
-            let message = "a document is a text, or an object with a field `text`";
+            let message = format!("{} is neither a string nor an object with a field `text`", place());
             return Err(ApiError::with_param(ErrorCode::WrongType, message, place()));
         };
         if texts.is_empty() && self.fields.is_some_and(<[String]>::is_empty) {
@@ -596,7 +595,9 @@ impl ScoreBody {
             }
             OneOrMany::Many(queries) => {
                 let (one, other) = (queries.len(), texts.len());
-                let message = format!("text_1 has {one} texts, text_2 {other}: send one, or as many");
+                let message = format!(
+                    "text_1 has {one} texts and text_2 has {other}: send one text_1, or as many as text_2"
+                );
                 Err(ApiError::with_param(ErrorCode::LengthMismatch, message, "text_1"))
             }
         }

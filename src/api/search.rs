@@ -154,7 +154,8 @@ impl SearchBody {
         let within = |name: &str, count: usize| match count {
             1.. if count <= max => Ok(count),
             _ => {
-                let message = format!("{name} is {count}: from 1 to {max} (registry.candidate_count_max)");
+                let message =
+                    format!("{name} is {count}; it must be from 1 to {max} (registry.candidate_count_max)");
                 Err(ApiError::with_param(ErrorCode::CountOutOfRange, message, name))
             }
         };
@@ -162,7 +163,7 @@ impl SearchBody {
         let default = limits.candidate_count_default.max(limit);
         let candidates = within("candidates", self.candidates.unwrap_or(default))?;
         if candidates < limit {
-            let message = format!("candidates is {candidates}, fewer than the {limit} results of limit");
+            let message = format!("candidates is {candidates}; it must be at least limit, which is {limit}");
             return Err(ApiError::with_param(ErrorCode::CountOutOfRange, message, "candidates"));
         }
         let filter = self.filter.map(|filter| Filter::from_json(filter.get(), "filter")).transpose()?;

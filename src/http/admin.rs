@@ -12,6 +12,7 @@ use metrics::gauge;
 
 use super::connections::Begun;
 use super::{OriginPolicy, Service, memory, origin};
+use crate::error::ApiError;
 
 /// What the admin routes need.
 #[derive(Clone)]
@@ -28,6 +29,8 @@ pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
+        .fallback(async || ApiError::not_found(&["/livez", "/readyz", "/metrics"]))
+        .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard))
         .layer(axum::middleware::from_fn(accept))
         .with_state(admin)

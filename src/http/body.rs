@@ -14,6 +14,9 @@ use super::{Scope, Service};
 use crate::error::ApiError;
 use crate::executor::run_blocking;
 
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+
 /// A body may take longer than `http.read_ms_max` if it arrives at this rate at least: 256 KiB a second.
 const RATE_BYTES_PER_MS_MIN: usize = 256 * 1024 / 1000;
 
@@ -63,9 +66,11 @@ pub fn is_plain(headers: &HeaderMap) -> Result<(), ApiError> {
 /// # Errors
 /// 415.
 pub fn is_json(headers: &HeaderMap) -> Result<(), ApiError> {
-    let is_json =
-        media_type(headers).is_some_and(|kind| kind == "application/json" || kind.ends_with("+json"));
-    if is_json { Ok(()) } else { Err(ApiError::content_type_unsupported()) }
+    let found = media_type(headers);
+    match found.as_deref() {
+        Some(found) if found == JSON || found.ends_with("+json") => Ok(()),
+        found => Err(ApiError::content_type_unsupported(found, JSON)),
+    }
 }
 
 /// Refuses a body that is not said to be a stream of events, as [`is_json`] does.
@@ -73,10 +78,9 @@ pub fn is_json(headers: &HeaderMap) -> Result<(), ApiError> {
 /// # Errors
 /// 415.
 pub fn is_events(headers: &HeaderMap) -> Result<(), ApiError> {
-    if media_type(headers).is_some_and(|kind| kind == "text/event-stream") {
-        Ok(())
-    } else {
-        is_json(headers)
+    match media_type(headers).as_deref() {
+        Some(found) if found == EVENTS || found == JSON || found.ends_with("+json") => Ok(()),
+        found => Err(ApiError::content_type_unsupported(found, "text/event-stream (or application/json)")),
     }
 }
 
@@ -181,7 +185,7 @@ async fn collect(mut body: Body, max: Max, scope: &Scope) -> Result<Vec<u8>, Api
             drop(bytes);
             scope.body_memory().release();
             discard(body, scope).await;
-            return Err(ApiError::no_room_for_body());
+            return Err(ApiError::body_memory_full());
         } else {
             bytes.extend_from_slice(&data);
         }
@@ -209,7 +213,7 @@ impl Pace {
             let until = Instant::now().min(self.started + earned) + self.read_max;
             let frame = tokio::time::timeout_at(until.into(), body.frame()).await;
             let Some(frame) = frame.map_err(|_elapsed| ApiError::body_timeout())? else { return Ok(None) };
-            if let Ok(data) = frame.map_err(|_| ApiError::body_broken())?.into_data() {
+            if let Ok(data) = frame.map_err(|error| ApiError::body_broken(&error))?.into_data() {
                 self.arrived += data.len();
                 return Ok(Some(data));
             }

@@ -5,15 +5,14 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, MatchedPath, Path, Query, RawQuery};
+use axum::extract::{FromRequestParts, MatchedPath, Path, RawQuery};
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
-use serde::Deserialize;
 use thresher_core::domain::Chunk;
 use thresher_registry::filter::Filter;
 use thresher_registry::{Change, Outcome};
 
-use super::{Scope, body};
+use super::{Scope, body, query};
 use crate::api::{
     self, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer,
 };
@@ -41,8 +40,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ChunkId {
         if parts.extensions.get::<MatchedPath>().is_some_and(|path| path.as_str() == DELETE) {
             return Ok(Self("delete".to_owned()));
         }
-        let Path(id) =
-            Path::from_request_parts(parts, state).await.map_err(|_| ApiError::path_is_no_text())?;
+        let Path(id) = Path::from_request_parts(parts, state).await.map_err(|_| ApiError::path_not_utf8())?;
         Ok(Self(id))
     }
 }
@@ -109,38 +107,25 @@ pub async fn get_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<Regist
     Ok(Json((&*found.await?).into()))
 }
 
-/// Parameters of `GET /v1/chunks`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ListQuery {
-    limit: Option<String>,
-    after: Option<String>,
-    filter: Option<String>,
-}
-
 /// `GET /v1/chunks`: a page of them in the order of their ids. A page ends with the chunk that makes it as long as a body may be
 /// (`http.body_bytes_max`).
 pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<PageAnswer>, ApiError> {
-    let uri = format!("/?{}", query.unwrap_or_default())
-        .parse()
-        .map_err(|_| ApiError::query_string("not a query"))?;
-    let Query(query) =
-        Query::<ListQuery>::try_from_uri(&uri).map_err(|e| ApiError::query_string(&e.body_text()))?;
-    let limit = match query.limit.as_deref().map(str::parse) {
+    let [limit, after, filter] = query::parameters(query.as_deref(), ["limit", "after", "filter"])?;
+    let limit = match limit.as_deref().map(|limit| (limit, limit.parse())) {
         None => PAGE_COUNT_DEFAULT,
-        Some(Ok(limit @ 1..=PAGE_COUNT_MAX)) => limit,
-        Some(_) => return Err(ApiError::page_out_of_range(PAGE_COUNT_MAX)),
+        Some((_, Ok(limit @ 1..=PAGE_COUNT_MAX))) => limit,
+        Some((limit, _)) => return Err(ApiError::page_out_of_range(limit, PAGE_COUNT_MAX)),
     };
     let bytes_max = service.limits.body_bytes_max;
     let deadline = service.executor().deadline(Instant::now(), None)?;
     let working = service.clone();
     let page = service.executor().run(deadline, move |cancel| {
         cancel.check()?;
-        let filter = match &query.filter {
+        let filter = match &filter {
             None => None,
             Some(json) => Some(Filter::from_json(json, "filter")?),
         };
-        Ok(working.registry()?.list(query.after.as_deref(), limit, bytes_max, filter.as_ref())?)
+        Ok(working.registry()?.list(after.as_deref(), limit, bytes_max, filter.as_ref())?)
     });
     let page = page.await?;
     Ok(Json(PageAnswer::new(&page.chunks, page.next)))

@@ -42,7 +42,7 @@ pub async fn ask(State(service): State<Service>, mut request: Request, next: Nex
             (
                 name,
                 answer.unwrap_or_else(|NoRoom| {
-                    refusal(ApiError::no_room_for_answer(), path.as_ref().map(MatchedPath::as_str))
+                    refusal(ApiError::answer_memory_full(), path.as_ref().map(MatchedPath::as_str))
                 }),
             )
         }

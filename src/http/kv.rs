@@ -3,18 +3,17 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery};
 use axum::http::HeaderValue;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, StreamExt};
-use serde::Deserialize;
 use thresher_core::domain::Chunk;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Compressed, Pipeline, PipelineError, kv_export};
 
-use super::Scope;
+use super::{Scope, query};
 use crate::api::{KvAnswer, KvWanted};
 use crate::error::ApiError;
 use crate::executor::run_blocking;
@@ -87,26 +86,18 @@ pub fn keep(service: &Scope, kv_export: KvExportFile, wanted: &KvWanted) -> Resu
     })
 }
 
-/// What can be said about who takes it over.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Taker {
-    /// `fingerprint` of the model that takes it over: refused here if it is another's.
-    fingerprint: Option<String>,
-}
-
 /// `GET /v1/kv/{handle}`
 pub async fn fetch(
     service: Scope,
     handle: Result<Path<String>, PathRejection>,
-    taker: Result<Query<Taker>, QueryRejection>,
+    RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
-    let Query(taker) = taker.map_err(|error| ApiError::query_string(&error.body_text()))?;
+    let [fingerprint] = query::parameters(query.as_deref(), ["fingerprint"])?;
     let handle = handle.map_err(|_| ApiError::kv_unknown())?.0;
     service.ready()?;
     let kv_export = service.kv_handles().get(&handle).ok_or_else(ApiError::kv_unknown)?;
     let ours = service.ready()?.model().decoder.as_ref().and_then(|decoder| decoder.weights.as_deref());
-    if let Some(theirs) = taker.fingerprint.as_deref().filter(|theirs| Some(*theirs) != ours) {
+    if let Some(theirs) = fingerprint.as_deref().filter(|theirs| Some(*theirs) != ours) {
         return Err(ApiError::model_mismatch(ours.unwrap_or_default(), theirs));
     }
     let length = HeaderValue::from(kv_export.file_bytes());

@@ -71,7 +71,7 @@ async fn pass(
     }
     let place = middleware.place(service.claim())?;
     let asked = Arc::new(Asked::read(&service, dialect, &headers, body).await?);
-    let upstream = middleware.upstream(&asked.model)?;
+    let upstream = middleware.upstream(&asked.model).ok_or_else(|| asked.no_upstream())?;
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
     let unasked = service.caller().compresses_by_default();
     let compresses = asked.compress.unwrap_or(always || unasked || asked.brings());
@@ -123,6 +123,7 @@ struct Asked {
     dialect: Dialect,
     body: String,
     model: String,
+    model_is_not_text: bool,
     compress: Option<bool>,
     cite: Option<bool>,
     options: Option<MiddlewareOptions>,
@@ -226,21 +227,23 @@ impl Asked {
         (settings, limits): (&MiddlewareSettings, &BodyLimits),
         body: Vec<u8>,
     ) -> Result<Self, ApiError> {
-        let body = String::from_utf8(body).map_err(|_| ApiError::body_is_no_text())?;
+        let body = String::from_utf8(body).map_err(|_| ApiError::body_not_utf8())?;
         let located = Located::parse(&body).map_err(|error| ApiError::invalid_json(&error))?;
         // Who names none is answered by a server that has any.
-        let model = located.text_of("model").unwrap_or_default();
+        let model = located.text_of("model");
+        let model_is_not_text =
+            model.is_none() && located.get("model").is_some_and(|model| model.json() != "null");
+        let model = model.unwrap_or_default();
         let options = |json: Located| {
             // Each takes many times its bytes when it is read.
             let max = settings.piece_count_max;
             let chunks = json.get("chunks").map(Located::items).unwrap_or_default();
             if chunks.take(max.saturating_add(1)).count() > max {
-                return Err(ApiError::brought_too_many(max));
+                return Err(ApiError::middleware_chunks_too_many(max));
             }
-            let parsed = api::parse::<MiddlewareBody>(json.json().as_bytes(), limits);
-            parsed
-                .and_then(MiddlewareBody::into_domain)
-                .map_err(|error| ApiError::from(error).inside("thresher"))
+            api::parse_field::<MiddlewareBody>("thresher", json.json().as_bytes(), limits)?
+                .into_domain()
+                .map_err(|error| error.inside("thresher"))
         };
         let options = located.get("thresher").map(options).transpose()?;
         let said = |choose: fn(&MiddlewareOptions) -> Option<bool>| options.as_ref().and_then(choose);
@@ -249,8 +252,18 @@ impl Asked {
         let cites_itself = conversation.cites_itself;
         let found = find::turns(&conversation, &settings.policy(cites_itself));
         let (too_many, asks) = (found.too_many, found.turns.iter().any(|turn| turn.asked_at.is_some()));
-        let asked = Self { dialect, model, compress, cite, options, cites_itself, too_many, body };
+        let asked =
+            Self { dialect, model, model_is_not_text, compress, cite, options, cites_itself, too_many, body };
         if asked.brings() && !asks { Err(ApiError::question_missing()) } else { Ok(asked) }
+    }
+
+    /// Why no upstream has its model.
+    fn no_upstream(&self) -> ApiError {
+        match &*self.model {
+            "" if self.model_is_not_text => ApiError::model_not_text(),
+            "" => ApiError::model_missing(),
+            model => ApiError::model_unknown(model),
+        }
     }
 
     /// Whether it says something to us, and has chunks with it.
@@ -332,6 +345,6 @@ fn choice(headers: &HeaderMap, name: &'static str) -> Result<Option<bool>, ApiEr
         None => Ok(None),
         Some(b"true") => Ok(Some(true)),
         Some(b"false") => Ok(Some(false)),
-        Some(_) => Err(ApiError::header_is_no_choice(name)),
+        Some(_) => Err(ApiError::header_not_boolean(name)),
     }
 }

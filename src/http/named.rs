@@ -25,7 +25,7 @@ pub fn check_ids(ids: &[String], count_max: usize) -> Result<(), ApiError> {
     let mut first_at = HashMap::with_capacity(ids.len());
     for (second, id) in ids.iter().enumerate() {
         if let Some(first) = first_at.insert(id, second) {
-            return Err(ApiError::id_twice(id, first, second));
+            return Err(ApiError::id_duplicate(id, first, second));
         }
     }
     Ok(())
@@ -63,7 +63,7 @@ impl Lookup<'_> {
                 }
             }
             if bytes > self.bytes_max {
-                return Err(ApiError::named_too_long(self.bytes_max));
+                return Err(ApiError::ids_too_long(self.bytes_max));
             }
         }
         if missing.is_empty() { Ok(chunks) } else { Err(ApiError::ids_unknown(self.ids, &missing)) }

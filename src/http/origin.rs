@@ -19,6 +19,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use thresher_core::plain::Quoted;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
 
 /// Browsers say here how the page that sends a request relates to the server.
@@ -45,6 +46,9 @@ const ADMIN_RULE: &str = "the admin listener accepts only this machine's loopbac
                           127.0.0.1";
 const REACHABLE_ADMIN_RULE: &str = "the admin listener accepts only IP addresses and this machine's loopback names; add the name to \
                                     http.hosts_allowed, or ask by IP address";
+
+const PUBLIC_PAGES: &str = "pages of other sites may not send requests to this daemon; add the page's origin to http.origins_allowed";
+const ADMIN_PAGES: &str = "the admin listener answers no pages of other sites";
 
 /// Which requests a listener answers. Clones share one policy.
 #[derive(Debug, Clone)]
@@ -142,10 +146,11 @@ impl OriginPolicy {
     }
 
     fn check_origin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let rule = if self.0.is_admin { ADMIN_PAGES } else { PUBLIC_PAGES };
         let mut origins = headers.get_all(ORIGIN).iter();
         let origin = origins.next();
         if origins.next().is_some() {
-            return Err(ApiError::origin_not_allowed("several origins"));
+            return Err(ApiError::origin_not_allowed("a page with several Origin headers", rule));
         }
         if origin.is_some_and(|origin| self.0.origins.contains(origin)) {
             return Ok(());
@@ -153,9 +158,12 @@ impl OriginPolicy {
         let is_cross_site = headers.get_all(SEC_FETCH_SITE).iter().any(|site| site == "cross-site");
         match origin {
             Some(origin) if is_cross_site || !is_loopback_origin(origin) => {
-                Err(ApiError::origin_not_allowed(&String::from_utf8_lossy(origin.as_bytes())))
+                let page = format!("a page of {}", Quoted(&String::from_utf8_lossy(origin.as_bytes())));
+                Err(ApiError::origin_not_allowed(&page, rule))
             }
-            None if is_cross_site => Err(ApiError::origin_not_allowed("another site")),
+            None if is_cross_site => {
+                Err(ApiError::origin_not_allowed("a page of another site (Sec-Fetch-Site: cross-site)", rule))
+            }
             _ => Ok(()),
         }
     }

@@ -4,13 +4,12 @@ use std::fmt;
 use std::time::Instant;
 
 use axum::Json;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query};
-use serde::Deserialize;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery};
 use thresher_core::domain::{Chunk, CompressRequest, Format, KeptSpan};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
-use super::Scope;
+use super::{Scope, query};
 use crate::api::{OriginalAnswer, RelevantAnswer};
 use crate::error::ApiError;
 use crate::executor::run_blocking;
@@ -95,21 +94,13 @@ fn failed(error: &OriginalError) -> ApiError {
     ApiError::originals_failed()
 }
 
-/// What may be asked about a text.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RetrieveQuery {
-    #[serde(default)]
-    query: Option<String>,
-}
-
 /// `GET /v1/retrieve/{hash}`: the text as it was; with a question, also which of its sentences are about that.
 pub async fn retrieve(
     service: Scope,
     hash: Result<Path<String>, PathRejection>,
-    query: Result<Query<RetrieveQuery>, QueryRejection>,
+    RawQuery(query): RawQuery,
 ) -> Result<Json<OriginalAnswer>, ApiError> {
-    let Query(RetrieveQuery { query }) = query.map_err(|error| ApiError::query_string(&error.body_text()))?;
+    let [query] = query::parameters(query.as_deref(), ["query"])?;
     let name = hash.map_or_else(|_| String::new(), |Path(name)| name);
     let hash = Hash::read(&name).ok_or_else(ApiError::original_unknown)?;
     let originals = service.originals();

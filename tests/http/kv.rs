@@ -265,7 +265,7 @@ async fn an_impossible_export_is_refused_by_name() {
     check_error("another model", &other, "409 model_mismatch fingerprint", "0123");
     check_error("another model", &other, "409 model_mismatch fingerprint", &model.fingerprint());
     let odd = get(daemon.http, &format!("/v1/kv/{handle}?model=x")).await;
-    check_error("an unknown parameter", &odd, "400 query_string_invalid -", "model");
+    check_error("an unknown parameter", &odd, "400 query_string_invalid model", "fingerprint");
 
     let refused = compress(&daemon_of_encoder().await, &request(json!({}))).await;
     check_error("an encoder", &refused, "422 kv_unavailable include", "scripted is an encoder");

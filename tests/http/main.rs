@@ -451,13 +451,13 @@ async fn invalid_requests_are_refused() {
         (
             "a budget below the shortest unit",
             with(json!({"budget": {"tokens": 1}})),
-            "422 budget_impossible budget",
+            "422 budget_impossible budget.tokens",
             "the shortest unit of this `granularity` needs",
         ),
         (
             "a budget below the chunks to keep",
             with(json!({"budget": {"tokens": 5}, "keep": ["a"]})),
-            "422 budget_impossible budget",
+            "422 budget_impossible budget.tokens",
             "what `keep` names needs",
         ),
         (
@@ -500,7 +500,7 @@ async fn invalid_requests_are_refused() {
         (
             "a tiny ratio",
             with(json!({"budget": {"ratio": 1e-300}})),
-            "422 budget_impossible budget",
+            "422 budget_impossible budget.ratio",
             "budget of 0 tokens",
         ),
         (

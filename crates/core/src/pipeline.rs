@@ -143,14 +143,16 @@ pub enum PipelineError {
     Invalid(#[from] InvalidRequest),
     /// The deadline has passed.
     #[error(
-        "the deadline passed before the answer was ready; chunks that have been read are kept, so ask again, with a longer \
-         deadline_ms where one chunk or an answer is long"
+        "the deadline passed before the answer was ready. Repeat the request, with a longer deadline_ms where a chunk or an answer is \
+         long: chunks that have been read are cached"
     )]
     DeadlineExceeded,
     /// The model has too much to read for others.
     #[error(
-        "{bytes} bytes of text have to be read, which takes about {:.1} s beside others: too long for the deadline",
-        late.expected.as_secs_f64()
+        "reading {bytes} bytes of new text takes about {:.1} s beside other requests, too long for the deadline. Repeat the request in \
+         {:.0} s, name a longer deadline_ms, or send fewer new chunks",
+        late.expected.as_secs_f64(),
+        late.retry_after.as_secs_f64().ceil().max(1.0)
     )]
     WouldBeLate {
         /// Text of chunks that have not been read.

@@ -38,7 +38,7 @@ pub fn arrival(data: &str) -> Result<Arrival, ApiError> {
     };
     let no_event = || {
         invalid(
-            "the data of an event hold no \"delta\" that is a text, and are no event of OpenAI or Anthropic"
+            "the data of an event is neither {\"delta\": \"...\"} nor an event of OpenAI's or Anthropic's APIs"
                 .to_owned(),
         )
     };

@@ -216,7 +216,7 @@ fn events(body: Body, scope: &Scope, begun: Arc<AtomicBool>) -> Events {
     let counted = body.into_data_stream().then(move |data| {
         let (scope, arrived, begun) = (scope.clone(), Arc::clone(&arrived), Arc::clone(&begun));
         async move {
-            let data = data.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+            let data = data.map_err(|error| io::Error::new(io::ErrorKind::ConnectionAborted, error))?;
             let arrived = arrived.fetch_add(data.len(), Ordering::Relaxed) + data.len();
             if arrived > bytes_max {
                 return Err(io::Error::from(io::ErrorKind::FileTooLarge));
@@ -249,10 +249,10 @@ async fn next(events: &mut Events, service: &Scope) -> Result<Option<String>, Ap
 
 fn broken(error: &sse_stream::Error, service: &Scope) -> ApiError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
-    match cause.map(io::Error::kind) {
-        Some(io::ErrorKind::OutOfMemory) => ApiError::no_room_for_body(),
-        Some(io::ErrorKind::FileTooLarge) => body::Max::of(service).exceeded(),
-        Some(_) => ApiError::body_broken(),
+    match cause.map(|cause| (cause.kind(), cause)) {
+        Some((io::ErrorKind::OutOfMemory, _)) => ApiError::body_memory_full(),
+        Some((io::ErrorKind::FileTooLarge, _)) => body::Max::of(service).exceeded(),
+        Some((_, cause)) => ApiError::body_broken(cause),
         None => ApiError::stream_invalid(&error.to_string()),
     }
 }

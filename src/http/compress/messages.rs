@@ -34,7 +34,7 @@ impl Asked {
         let Some(messages) = located.get("messages") else { return Ok(None) };
         limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
         let mut messages =
-            messages.is_list().then(|| messages.items()).ok_or_else(ApiError::messages_invalid)?;
+            messages.is_list().then(|| messages.items()).ok_or_else(ApiError::messages_not_list)?;
         if messages.clone().next().is_none() {
             return Err(ApiError::messages_empty());
         }
@@ -42,7 +42,7 @@ impl Asked {
             return Err(ApiError::messages_ambiguous());
         }
         if let Some(at) = messages.position(|message| !message.json().starts_with('{')) {
-            return Err(ApiError::message_invalid(at));
+            return Err(ApiError::message_not_object(at));
         }
         let mode = located.get("config").and_then(|config| config.text_of("mode"));
         // Older guardrails do not say that they retrieve, and do.

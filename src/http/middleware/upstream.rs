@@ -97,16 +97,10 @@ impl Middleware {
         self.upstreams.is_empty()
     }
 
-    /// Who has a model; of no name, whoever has any.
-    ///
-    /// # Errors
-    /// When nobody does.
-    pub fn upstream(&self, model: &str) -> Result<&Upstream, ApiError> {
+    /// The first upstream that has a model; for an empty name, the first that has any model.
+    pub fn upstream(&self, model: &str) -> Option<&Upstream> {
         let has = |upstream: &&Upstream| upstream.settings.has(model);
-        self.upstreams.iter().find(has).ok_or_else(|| match model {
-            "" => ApiError::model_missing(),
-            name => ApiError::model_unknown(name),
-        })
+        self.upstreams.iter().find(has)
     }
 
     /// A place among the requests that are on their way to upstream servers.
@@ -115,7 +109,7 @@ impl Middleware {
     /// When this tenant has its share of them, and when to ask again.
     pub fn place(&self, claim: Claim) -> Result<Slot, ApiError> {
         let retry_after_s = || self.places.retry_after_s(claim.tenant);
-        self.places.take(claim).ok_or_else(|| ApiError::too_many_on_their_way(retry_after_s()))
+        self.places.take(claim).ok_or_else(|| ApiError::upstream_requests_too_many(retry_after_s()))
     }
 }
 
@@ -192,11 +186,8 @@ impl Upstream {
                 Ok(answer)
             }
             Ok(Err(error)) => {
-                tracing::warn!(
-                    upstream = self.base.host(),
-                    connect = error.is_connect(),
-                    "an upstream failed"
-                );
+                let (url, cause) = (without_credentials(&self.base), causes(&error));
+                tracing::warn!(upstream = url, connect = error.is_connect(), cause, "an upstream failed");
                 Err(ApiError::upstream_failed(error.is_connect()))
             }
             Err(_elapsed) => Err(ApiError::upstream_silent(self.silence_max)),
@@ -230,6 +221,19 @@ impl Upstream {
     }
 }
 
+/// An upstream's URL for the log: scheme, host, port and path.
+fn without_credentials(url: &Uri) -> String {
+    let scheme = url.scheme_str().map_or_else(String::new, |scheme| format!("{scheme}://"));
+    let port = url.port().map_or_else(String::new, |port| format!(":{port}"));
+    format!("{scheme}{}{port}{}", url.host().unwrap_or_default(), url.path())
+}
+
+/// An error and what caused it, for the log.
+fn causes(error: &dyn std::error::Error) -> String {
+    let chain = std::iter::successors(Some(error), |error| error.source());
+    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 fn of_file(file: &Path, cause: impl std::fmt::Display) -> String {
     format!("{}: {cause}", file.display())
 }
@@ -260,5 +264,14 @@ mod tests {
         check("http://x:1/a", "/v1/responses", "http://x:1/a/v1/responses");
         check("http://x:1/v1", "/v1/responses?key=thr_0123&a=b", "http://x:1/v1/responses?a=b");
         check("http://x:1", "/v1/responses?key=thr_0123", "http://x:1/v1/responses");
+    }
+
+    #[test]
+    fn the_log_has_no_credentials_of_an_upstream() {
+        let check = |url: &str, expect: &str| {
+            assert_eq!(without_credentials(&url.parse().expect("a URL")), expect);
+        };
+        check("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1");
+        check("https://user:secret@models.example/", "https://models.example/");
     }
 }

@@ -82,7 +82,8 @@ pub fn budget(
     let (reason, least) = desk.write_least(&candidates)?;
     let needed = least.tokens;
     if needed > tokens {
-        return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, reason }.into());
+        let is_ratio = matches!(request.budget, Budget::Ratio(_));
+        return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, reason, is_ratio }.into());
     }
     Ok(desk.finish(least, tokens_in))
 }

@@ -221,8 +221,8 @@ pub enum InvalidRequest {
     BudgetZero,
     #[error("budget.ratio is {ratio}: it must be greater than 0 and at most 1")]
     RatioOutOfRange { ratio: f64 },
-    #[error("budget of {budget} tokens cannot be met: {reason} needs {needed}")]
-    BudgetImpossible { budget: usize, needed: usize, reason: &'static str },
+    #[error("a budget of {budget} tokens is too small: {reason} needs {needed} tokens; name a larger budget")]
+    BudgetImpossible { budget: usize, needed: usize, reason: &'static str, is_ratio: bool },
     #[error(
         "{model} is an encoder: it has no keys and values that a language model could take over; serve a decoder to hand them over"
     )]
@@ -278,9 +278,10 @@ impl InvalidRequest {
             Self::SourcesOutOfRange { .. } | Self::SourceTooMany { .. } => "sources_max".to_owned(),
             Self::SpansEmpty | Self::SpanTooMany { .. } => "spans".to_owned(),
             Self::SpanEmpty { index } | Self::SpansOverlap { index } => format!("spans[{index}]"),
-            Self::BudgetZero => "budget.tokens".to_owned(),
-            Self::RatioOutOfRange { .. } => "budget.ratio".to_owned(),
-            Self::BudgetImpossible { .. } => "budget".to_owned(),
+            Self::BudgetZero | Self::BudgetImpossible { is_ratio: false, .. } => "budget.tokens".to_owned(),
+            Self::RatioOutOfRange { .. } | Self::BudgetImpossible { is_ratio: true, .. } => {
+                "budget.ratio".to_owned()
+            }
             Self::KvOfEncoder { .. }
             | Self::KvLayersMissing { .. }
             | Self::KvUnnamed { .. }
