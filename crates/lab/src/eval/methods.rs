@@ -13,7 +13,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::score::{self, Scores, Scoring};
 use thresher_core::rc::{self, Estimator, Pooling, Reference};
 use thresher_core::text;
-use thresher_registry::Bm25;
+use super::bm25::Bm25;
 
 /// A scoring method.
 #[derive(Debug, Clone, Copy, PartialEq)]
