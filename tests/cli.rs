@@ -589,7 +589,7 @@ fn what_a_decoder_cannot_be_asked_is_said() {
     let mut command = thresher(&["compress"]);
     command.env("THRESHER__MODEL__DIR", &out);
     let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
-    assert!(ran.err.contains("graph has others to turn keys by"), "{:?}", ran.err);
+    assert!(ran.err.contains("graph has other rotary frequencies"), "{:?}", ran.err);
     // A contract of another model in this one's folder.
     std::fs::copy(bert.join("contract.toml"), out.join("contract.toml")).expect("a copy");
     let mut command = thresher(&["compress"]);

@@ -11,12 +11,12 @@ use support::{device, in_checkout, model_dir, ort_settings};
 use tempfile::TempDir;
 use thresher_core::model::contract::Weights;
 use thresher_core::model::device::DeviceChoice;
-use thresher_core::model::ort::{Loaded, OrtSettings};
+use thresher_core::model::ort::{LoadedModel, OrtSettings};
 use thresher_core::model::{ModelError, ModelRuntime, Past};
 use thresher_export::{ExportOptions, export};
 
 fn load(dir: &Path, device: DeviceChoice) -> std::sync::Arc<dyn ModelRuntime> {
-    Loaded::load(&OrtSettings { device, ..ort_settings(dir, 2) }).expect("it loads").runtime()
+    LoadedModel::load(&OrtSettings { device, ..ort_settings(dir, 2) }).expect("it loads").runtime()
 }
 
 fn exported(weights: Weights) -> TempDir {
@@ -49,7 +49,7 @@ impl<'a> Windows<'a> {
 }
 
 impl Past for Windows<'_> {
-    fn places(&self) -> &[i64] {
+    fn positions(&self) -> &[i64] {
         &self.places
     }
 
@@ -87,7 +87,8 @@ fn a_decoder_says_the_same_on_the_device_as_on_the_processor() {
         }
         // Longer than what goes through a layer at once.
         let question: Vec<u32> = (0..70).map(|i| 20 + i * 5 % 400).collect();
-        let ask = |model: &dyn ModelRuntime| model.question(&question, &Windows::new(&expect)).unwrap();
+        let ask =
+            |model: &dyn ModelRuntime| model.encode_question(&question, &Windows::new(&expect)).unwrap();
         let (expect, found) = (ask(&*here), ask(&*there));
         let off = worst(&expect.vectors, &found.vectors)
             .max(worst(&expect.self_logits(0..16), &found.self_logits(0..16)));
@@ -102,7 +103,8 @@ fn a_long_question_begins_as_its_beginning_alone() {
     let model = load(out.path(), device());
     let past = planes(&*model, &WINDOWS);
     let question: Vec<u32> = (0..100).map(|i| 20 + i * 7 % 400).collect();
-    let ask = |tokens: usize| model.question(&question[..tokens], &Windows::new(&past)).unwrap().vectors;
+    let ask =
+        |tokens: usize| model.encode_question(&question[..tokens], &Windows::new(&past)).unwrap().vectors;
     let whole = ask(100);
     for tokens in [1, 31, 32, 33, 64, 65] {
         let part = ask(tokens);
@@ -137,7 +139,7 @@ fn an_encoder_says_the_same_on_the_device_as_on_the_processor() {
 #[test]
 fn a_gpu_that_is_not_there_is_an_error_or_with_auto_the_processor() {
     let settings = |device| OrtSettings { device, ..ort_settings(&model_dir(), 1) };
-    let Err(error) = Loaded::load(&settings(DeviceChoice::Cuda(99))) else {
+    let Err(error) = LoadedModel::load(&settings(DeviceChoice::Cuda(99))) else {
         panic!("there are not a hundred GPUs")
     };
     assert!(matches!(&error, ModelError::Device { device, .. } if device == "cuda:99"), "{error}");
@@ -145,7 +147,7 @@ fn a_gpu_that_is_not_there_is_an_error_or_with_auto_the_processor() {
     let auto = load(&model_dir(), DeviceChoice::Auto);
     let device = &auto.info().device;
     println!("auto is {device}");
-    assert_eq!(device.name == "cpu", device.instead_of_gpu.is_some(), "{device:?}");
+    assert_eq!(device.name == "cpu", device.gpu_unavailable_reason.is_some(), "{device:?}");
 }
 
 /// Of a GPU, so much as even a small model takes is more.
@@ -157,6 +159,6 @@ fn a_gpus_memory_is_bounded() {
     let out = exported(Weights::F32);
     let settings =
         OrtSettings { device: device(), device_memory_bytes_max: 1 << 16, ..ort_settings(out.path(), 1) };
-    let Err(error) = Loaded::load(&settings) else { panic!("65 kB are not enough") };
+    let Err(error) = LoadedModel::load(&settings) else { panic!("65 kB are not enough") };
     println!("{error}");
 }

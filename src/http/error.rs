@@ -566,7 +566,7 @@ impl From<PipelineError> for HttpError {
             _ => {}
         }
         let retry_after_s = match &error {
-            PipelineError::WouldBeLate { late, .. } => Some(retry::whole(late.retry_after)),
+            PipelineError::Overloaded(overload) => Some(retry::whole(overload.retry_after)),
             _ => None,
         };
         let body = ErrorBody { code: error.code(), message: error.to_string(), param };

@@ -44,7 +44,7 @@ use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::store::{KvStore, Source, Tiers};
 use thresher_core::model::scripted::ScriptedModel;
 use thresher_core::model::{
-    Done, EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, Wanted,
+    EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, WindowFilter, WindowSink,
 };
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::pipeline::{Pipeline, Settings};
@@ -222,13 +222,18 @@ impl<F: Fn(&dyn Fn() -> bool) + Send + Sync> ModelRuntime for Double<F> {
         self.model.info()
     }
 
-    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
-        (self.before)(&|| (0..windows.len()).any(wanted));
-        self.model.read(windows, wanted, done)
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        is_needed: WindowFilter,
+        on_read: WindowSink,
+    ) -> Result<(), ModelError> {
+        (self.before)(&|| (0..windows.len()).any(is_needed));
+        self.model.read(windows, is_needed, on_read)
     }
 
-    fn question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
-        self.model.question(question, past)
+    fn encode_question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
+        self.model.encode_question(question, past)
     }
 
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
