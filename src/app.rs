@@ -380,7 +380,7 @@ async fn load(
         let pipeline = engine(&config).store(store).build()?.into_pipeline();
         let warm_up = warm_up(&pipeline)?;
         let (model, ms) = (pipeline.model(), started.elapsed().as_millis() as u64);
-        if let Some(why) = &model.device.instead_of_gpu {
+        if let Some(why) = &model.device.gpu_unavailable_reason {
             tracing::warn!(
                 device = model.device.name,
                 why,

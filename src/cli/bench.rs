@@ -12,7 +12,7 @@ use thresher_core::kv::local::LocalTiers;
 use thresher_core::kv::store::KvStore;
 use thresher_core::kv::tiers::AllTiers;
 use thresher_core::model::ort::BatchedGraph;
-use thresher_core::model::ort::Loaded;
+use thresher_core::model::ort::LoadedModel;
 use thresher_lab::bench::daemon::{Daemon, Parts};
 use thresher_lab::bench::flops::Flops;
 use thresher_lab::bench::hostile::{self, Row};
@@ -338,7 +338,7 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
     let local = LocalTiers::open(&app::local_settings(&config))?;
     let store = Arc::new(KvStore::new(Arc::new(AllTiers::new(local.clone(), None))));
     let engine = app::engine(&config).store(store).build()?;
-    let Loaded::Late(late) = engine.model() else {
+    let LoadedModel::Late(late) = engine.model() else {
         anyhow::bail!("bench measures late-interaction models, and this is a decoder")
     };
     let (late, tokenizer) = (Arc::clone(late), Arc::clone(engine.tokenizer()));

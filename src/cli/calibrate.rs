@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::contract::{
-    Chosen, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
+    ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
 };
 use thresher_lab::eval::heads::{self, Choice, Measured};
 
@@ -70,7 +70,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let choice = heads::choose(&seen, args.by.map(HeadChoice::from), usize::from(args.heads))?;
     let named = named(decoder, &choice);
     report(&choice, &named, questions.len());
-    decoder.chosen = Some(Chosen {
+    decoder.chosen = Some(ChosenHeads {
         heads: named,
         question_tokens: choice.question_tokens,
         by: choice.by,

@@ -38,7 +38,7 @@ use thresher::tenants::{TenantSettings, Tenants};
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::scripted::ScriptedModel;
 use thresher_core::model::{
-    Done, EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, Wanted,
+    EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, WindowFilter, WindowSink,
 };
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::pipeline::{Pipeline, Settings};
@@ -217,13 +217,18 @@ impl<F: Fn(&dyn Fn() -> bool) + Send + Sync> ModelRuntime for Double<F> {
         self.model.info()
     }
 
-    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
-        (self.before)(&|| (0..windows.len()).any(wanted));
-        self.model.read(windows, wanted, done)
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        is_needed: WindowFilter,
+        on_read: WindowSink,
+    ) -> Result<(), ModelError> {
+        (self.before)(&|| (0..windows.len()).any(is_needed));
+        self.model.read(windows, is_needed, on_read)
     }
 
-    fn question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
-        self.model.question(question, past)
+    fn encode_question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
+        self.model.encode_question(question, past)
     }
 
     fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
@@ -400,7 +405,7 @@ async fn invalid_requests_are_refused() {
             "a chunk over its limit",
             with(json!({"chunks": ["x", "y".repeat(1501)]})),
             "422 chunk_too_long chunks[1].text",
-            "1501 bytes, the limit is 1500 (limits.chunk_bytes_max)",
+            "1501 bytes; the limit is 1500 (limits.chunk_bytes_max)",
         ),
         (
             "too many tokens together",
@@ -420,7 +425,7 @@ async fn invalid_requests_are_refused() {
             "long query",
             with(json!({"query": long_query})),
             "422 query_too_long query",
-            "65 tokens, the limit is 64 (limits.query_tokens_max)",
+            "65 tokens; the limit is 64 (limits.query_tokens_max)",
         ),
         ("empty chunks", with(json!({"chunks": []})), "422 chunks_empty chunks", "at least one"),
         (

@@ -301,9 +301,9 @@ fn check_last_token(device: DeviceChoice) {
     let model = Model::new("llama", device);
     for texts in [vec![text(1, 6)], vec![text(1, 30), text(2, 4), text(3, 12)]] {
         let mut reading = read(&model, &texts, &text(9, 4), Placement::Sequence);
-        let all = logits(&reading.that_counts());
+        let all = logits(&reading.for_ranking());
         reading.question_tokens = QuestionTokens::Last;
-        let counts = reading.that_counts();
+        let counts = reading.for_ranking();
         let last = logits(&counts);
         assert_eq!((counts.tokens.ids.len(), last.cross.dim().1), (1, 1));
         let of_last = |logits: &Array3<f32>| logits.slice(s![.., -1.., ..]).to_owned();

@@ -1,4 +1,4 @@
-//! The entry point for programs that embed Thresher: opens a model folder and answers requests with it.
+//! The entry point for programs that embed Thresher: loads a model and runs requests with it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,16 +12,17 @@ use crate::kv::tiers::AllTiers;
 use crate::model::ModelError;
 use crate::model::contract::{Contract, ContractError};
 use crate::model::device::DeviceChoice;
-use crate::model::ort::{Loaded, OrtSettings};
+use crate::model::ort::{LoadedModel, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::attribute::Attributed;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::scan::ScanBy;
 use crate::pipeline::{Compressed, Pipeline, PipelineError, Ranked, Settings};
 
-/// A loaded model with its cache and settings. All methods take `&self`; share one engine between threads.
+/// A loaded model with its cache and settings. All methods take `&self`, so threads can share one engine.
 ///
-/// Requests run on the calling thread and on the model's workers. In an async program call them from `spawn_blocking`.
+/// A request blocks the calling thread and uses the model's worker threads. In an async program, call the
+/// methods from `spawn_blocking`.
 ///
 /// ```no_run
 /// use thresher_core::Engine;
@@ -37,17 +38,17 @@ use crate::pipeline::{Compressed, Pipeline, PipelineError, Ranked, Settings};
 /// ```
 pub struct Engine {
     pipeline: Arc<Pipeline>,
-    model: Loaded,
+    model: LoadedModel,
     tokenizer: Arc<ModelTokenizer>,
 }
 
-/// Why an engine could not be built.
+/// Why [`EngineBuilder::build`] failed. The message names the file, library or directory.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// The model folder has no contract, a contract that cannot be read, or files other than those the contract names.
+    /// The model folder has no valid contract, or its files do not match the contract.
     #[error(transparent)]
     Contract(#[from] ContractError),
-    /// ONNX Runtime, a graph or the tokenizer did not load, or the device cannot be used.
+    /// ONNX Runtime, a graph or the tokenizer could not be loaded, or the device cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The cache directory cannot be used.
@@ -55,7 +56,8 @@ pub enum EngineError {
     Cache(#[from] LocalError),
 }
 
-/// Builds an [`Engine`]. Every setting has a default; only the model folder and ONNX Runtime are required.
+/// Builds an [`Engine`]. The model folder and the library of ONNX Runtime are required; every other setting
+/// has a default.
 #[derive(Clone)]
 #[must_use]
 pub struct EngineBuilder {
@@ -70,15 +72,26 @@ enum Cache {
     Store(Arc<KvStore>),
 }
 
-/// Memory for cached chunk keys unless the builder says otherwise: 256 MiB, which holds about 650,000 tokens of the default model.
+/// The default size of the cache of chunk keys in memory: 256 MiB, which is enough for about 650,000 tokens
+/// of the default model.
 const CACHE_MEMORY_BYTES_DEFAULT: u64 = 256 << 20;
 
-/// Blocks that may wait for the disk, in bytes.
+/// The largest number of bytes of blocks that wait to be written to disk.
 const CACHE_WRITE_QUEUE_BYTES: u64 = 64 << 20;
 
+fn default_cache() -> LocalSettings {
+    LocalSettings {
+        memory_bytes_max: CACHE_MEMORY_BYTES_DEFAULT,
+        disk_bytes_max: 0,
+        write_queue_bytes_max: CACHE_WRITE_QUEUE_BYTES,
+        dir: None,
+    }
+}
+
 impl EngineBuilder {
-    /// Starts with the folder that `thresher export` wrote (it holds `contract.toml`) and the shared library of ONNX Runtime. A
-    /// process can load one such library only.
+    /// Starts with `model_dir`, the folder that `thresher export` has written (it contains `contract.toml`),
+    /// and `runtime_lib`, the shared library of ONNX Runtime. A process can load only one library of ONNX
+    /// Runtime.
     pub fn new(model_dir: impl AsRef<Path>, runtime_lib: impl AsRef<Path>) -> Self {
         let load = OrtSettings {
             runtime_lib: runtime_lib.as_ref().to_owned(),
@@ -90,66 +103,62 @@ impl EngineBuilder {
             all_layers: false,
             forward: false,
         };
-        let cache = Cache::Local(LocalSettings {
-            memory_bytes_max: CACHE_MEMORY_BYTES_DEFAULT,
-            disk_bytes_max: 0,
-            write_queue_bytes_max: CACHE_WRITE_QUEUE_BYTES,
-            dir: None,
-        });
-        Self { load, settings: Settings::default(), cache }
+        Self { load, settings: Settings::default(), cache: Cache::Local(default_cache()) }
     }
 
-    /// Number of windows that are read in parallel. Default: one per core.
+    /// Sets the number of threads that read windows in parallel. The default is the number of cores.
     pub fn workers(mut self, workers: usize) -> Self {
         self.load.workers = workers;
         self
     }
 
-    /// Device that the model runs on. Default: the CPU.
+    /// Sets the device that the model runs on. The default is the CPU. A GPU needs the feature `cuda`.
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.load.device = device;
         self
     }
 
-    /// Bytes of GPU memory that the model may take. Default: 0, no limit.
+    /// Limits the GPU memory that the model allocates, in bytes. The default is 0, which means no limit.
     pub fn device_memory_bytes_max(mut self, bytes: u64) -> Self {
         self.load.device_memory_bytes_max = bytes;
         self
     }
 
-    /// Reads and caches every layer of a decoder, as an export of keys and values needs. Default: up to the last layer that
-    /// calibration chose a head from.
+    /// Runs and caches all layers of a decoder, which an export of keys and values needs. By default, only
+    /// the layers up to the last chosen head are run.
     pub fn all_layers(mut self, all: bool) -> Self {
         self.load.all_layers = all;
         self
     }
 
-    /// Scores by every head of a decoder in place of those that calibration chose. Calibration itself uses this.
+    /// Computes scores from all heads of a decoder instead of the heads that a calibration chose. A
+    /// calibration itself needs this. The default is false.
     pub fn all_heads(mut self, all: bool) -> Self {
         self.load.all_heads = all;
         self
     }
 
-    /// Loads a decoder's forward pass up to the next token's logits ([`crate::model::ort::DecoderRuntime::forward`]), which measures
-    /// what evicting keys costs. CPU only.
+    /// Loads what [`DecoderRuntime::forward`](crate::model::ort::DecoderRuntime::forward) needs, which
+    /// measures the effect of evicting keys. It works on the CPU only. The default is false.
     pub fn forward_pass(mut self, forward: bool) -> Self {
         self.load.forward = forward;
         self
     }
 
-    /// Limits, scoring, precision of cached keys and the other settings of requests.
+    /// Sets the settings of requests, such as limits, scoring and the precision of cached keys.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
     }
 
-    /// Bytes of memory for cached chunk keys; 0 keeps none. Default: 256 MiB.
+    /// Sets the size of the cache of chunk keys in memory, in bytes; 0 disables it. The default is 256 MiB.
     pub fn cache_memory_bytes_max(mut self, bytes: u64) -> Self {
         self.local_cache().memory_bytes_max = bytes;
         self
     }
 
-    /// Also caches chunk keys in `dir`, up to `bytes_max` on disk. No other process may use the directory at the same time.
+    /// Caches chunk keys in the directory `dir`, too, up to `bytes_max` bytes on disk. No other process may
+    /// use the directory at the same time. By default, there is no cache on disk.
     pub fn cache_dir(mut self, dir: impl AsRef<Path>, bytes_max: u64) -> Self {
         let cache = self.local_cache();
         cache.dir = Some(PathBuf::from(dir.as_ref()));
@@ -157,7 +166,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Uses a store that the caller has built, for instance over tiers of its own. Replaces the other cache settings.
+    /// Uses the block store `store`, for example one over the caller's own tiers. It replaces the other cache
+    /// settings.
     pub fn store(mut self, store: Arc<KvStore>) -> Self {
         self.cache = Cache::Store(store);
         self
@@ -165,28 +175,29 @@ impl EngineBuilder {
 
     fn local_cache(&mut self) -> &mut LocalSettings {
         if let Cache::Store(_) = self.cache {
-            self.cache = Self::new("", "").cache;
+            self.cache = Cache::Local(default_cache());
         }
         match &mut self.cache {
             Cache::Local(local) => local,
-            Cache::Store(_) => unreachable!("it was replaced above"),
+            Cache::Store(_) => unreachable!("a store has been replaced above"),
         }
     }
 
-    /// How the model is loaded.
+    /// Returns the settings with which the model is loaded.
     pub fn load_settings(&self) -> &OrtSettings {
         &self.load
     }
 
-    /// Checks the model's files against its contract, loads the model and opens the cache.
+    /// Compares the model's files with its contract, loads the model and opens the cache.
     ///
     /// # Errors
-    /// [`EngineError`] names the file, library or directory that cannot be used.
+    /// Returns an [`EngineError`] if the model, ONNX Runtime, the device or the cache directory cannot be
+    /// used.
     pub fn build(self) -> Result<Engine, EngineError> {
         let dir = &self.load.model_dir;
         let contract = Contract::load(dir)?;
         contract.verify_files(dir)?;
-        let model = Loaded::load(&self.load)?;
+        let model = LoadedModel::load(&self.load)?;
         let runtime = model.runtime();
         if runtime.info().decoder.is_some() && self.settings.scan == ScanBy::Onnx {
             return Err(ModelError::NoQueryGraph { model: runtime.info().name.clone() }.into());
@@ -204,20 +215,21 @@ impl EngineBuilder {
 }
 
 impl Engine {
-    /// Starts a builder; see [`EngineBuilder::new`].
+    /// Returns a builder; see [`EngineBuilder::new`].
     pub fn builder(model_dir: impl AsRef<Path>, runtime_lib: impl AsRef<Path>) -> EngineBuilder {
         EngineBuilder::new(model_dir, runtime_lib)
     }
 
-    /// Keeps the part of the request's chunks that its question needs.
+    /// Returns the part of the request's chunks that its question needs, word for word, with citations.
     ///
     /// # Errors
-    /// [`PipelineError::Invalid`] names the field to change; [`PipelineError::Model`] says what failed.
+    /// Returns [`PipelineError::Invalid`] with the field to change if the request is invalid, and
+    /// [`PipelineError::Model`] if the model fails.
     pub fn compress(&self, request: &CompressRequest) -> Result<Compressed, PipelineError> {
         self.pipeline.compress(request, &Cancel::default())
     }
 
-    /// Finds the chunks that each part of an answer came from.
+    /// Returns for each part of an answer the chunks that it came from.
     ///
     /// # Errors
     /// As [`Engine::compress`].
@@ -225,7 +237,7 @@ impl Engine {
         self.pipeline.attribute(request, &Cancel::default())
     }
 
-    /// Scores chunks by how much of the question each one contextualizes, without selecting any.
+    /// Scores chunks by their relevance to `query`, without selecting any.
     ///
     /// # Errors
     /// As [`Engine::compress`].
@@ -233,22 +245,23 @@ impl Engine {
         self.pipeline.rank(query, chunks, Granularity::Chunk, &Cancel::default())
     }
 
-    /// The pipeline itself: requests with a deadline or cancellation, tenants, exports of keys and values.
+    /// Returns the pipeline, for requests with a deadline or cancellation, tenants, and exports of keys and
+    /// values.
     pub fn pipeline(&self) -> &Arc<Pipeline> {
         &self.pipeline
     }
 
-    /// The pipeline alone.
+    /// Returns the pipeline and drops the engine.
     pub fn into_pipeline(self) -> Arc<Pipeline> {
         self.pipeline
     }
 
-    /// The loaded model.
-    pub fn model(&self) -> &Loaded {
+    /// Returns the loaded model.
+    pub fn model(&self) -> &LoadedModel {
         &self.model
     }
 
-    /// The model's tokenizer.
+    /// Returns the model's tokenizer.
     pub fn tokenizer(&self) -> &Arc<ModelTokenizer> {
         &self.tokenizer
     }

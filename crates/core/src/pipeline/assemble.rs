@@ -1,68 +1,79 @@
-//! Kept spans to context: the caller's text, word for word, with as little around it as the format asks for.
+//! Assembly: writes the kept spans of the chunks as a context. The caller's text is copied byte for byte;
+//! only the markup of the format is added around it.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use crate::domain::{ByteRange, Chunk, Format, KeptSpan};
 
-/// Stands between two chunks in every format.
+/// The text between two chunks in every format.
 pub const BETWEEN_CHUNKS: &str = "\n\n";
 
-/// Writes the context: the chunks of `kept` in the order given, the n-th with marker n. Each element holds the spans of one chunk,
-/// ascending, disjoint and at least one. Sets the `output` of each span.
+/// Returns the context. Each element of `kept` has the spans of one chunk: at least one, ascending and
+/// disjoint. The chunks are written in the order of `kept` and numbered from 1. Sets the `output` of each
+/// span.
 pub fn context<'a>(
     chunks: &[Arc<Chunk>],
     kept: impl IntoIterator<Item = &'a mut [KeptSpan]>,
     format: Format,
 ) -> String {
     let mut out = String::new();
-    for (position, kept) in kept.into_iter().enumerate() {
-        if position > 0 {
+    for (index, spans) in kept.into_iter().enumerate() {
+        if index > 0 {
             out.push_str(BETWEEN_CHUNKS);
         }
-        let chunk = &chunks[kept[0].chunk];
-        open(&mut out, chunk, position + 1, format);
-        write_spans(&mut out, chunk, kept);
-        out.push_str(close(format));
+        let chunk = &chunks[spans[0].chunk];
+        write_opening(&mut out, chunk, index + 1, format);
+        write_spans(&mut out, chunk, spans);
+        out.push_str(closing(format));
     }
     out
 }
 
-/// What a chunk with `text` for its text would add to a context in which it stands at `position`, from 0, and is not
-/// last. With an empty text: what stands around it.
-pub fn block(chunk: &Chunk, text: &str, position: usize, format: Format) -> String {
+/// Returns everything that the chunk at `index` (from 0) of a context adds to it besides the chunk's own
+/// text: the markup before and after the text, and the break before the next chunk.
+pub fn frame(chunk: &Chunk, index: usize, format: Format) -> String {
+    with_frame(chunk, "", index, format)
+}
+
+fn with_frame(chunk: &Chunk, text: &str, index: usize, format: Format) -> String {
     let mut out = String::with_capacity(text.len() + 64);
-    open(&mut out, chunk, position + 1, format);
+    write_opening(&mut out, chunk, index + 1, format);
     out.push_str(text);
-    out.push_str(close(format));
+    out.push_str(closing(format));
     out.push_str(BETWEEN_CHUNKS);
     out
 }
 
-fn open(text: &mut String, chunk: &Chunk, marker: usize, format: Format) {
+fn write_opening(out: &mut String, chunk: &Chunk, number: usize, format: Format) {
     match format {
         Format::Plain => {}
-        Format::Numbered => write!(text, "[{marker}] ").expect("writing to a String cannot fail"),
+        Format::Numbered => write!(out, "[{number}] ").expect("writing to a String cannot fail"),
         Format::Xml => {
-            write!(text, "<document index=\"{marker}\" id=\"{}\"", attribute(&chunk.id)).expect("as above");
+            let id = escaped(&chunk.id);
+            write!(out, "<document index=\"{number}\" id=\"{id}\"").expect("writing to a String cannot fail");
             if let Some(title) = &chunk.title {
-                write!(text, " title=\"{}\"", attribute(title)).expect("as above");
+                write!(out, " title=\"{}\"", escaped(title)).expect("writing to a String cannot fail");
             }
-            text.push_str(">\n");
+            out.push_str(">\n");
         }
     }
 }
 
-fn close(format: Format) -> &'static str {
-    if format == Format::Xml { "\n</document>" } else { "" }
+fn closing(format: Format) -> &'static str {
+    match format {
+        Format::Xml => "\n</document>",
+        Format::Numbered | Format::Plain => "",
+    }
 }
 
-/// Spans of one text, as they stand together in a context.
+/// Returns the spans of one text as they are written together in a context. They must be ascending and
+/// disjoint.
 pub fn joined(text: &str, spans: impl IntoIterator<Item = ByteRange>) -> String {
     let (mut out, mut end) = (String::new(), None);
     for span in spans {
         if let Some(end) = end {
-            out.push_str(between(&text[end..span.start]));
+            out.push_str(separator(&text[end..span.start]));
         }
         out.push_str(span.of(text));
         end = Some(span.end);
@@ -70,11 +81,11 @@ pub fn joined(text: &str, spans: impl IntoIterator<Item = ByteRange>) -> String 
     out
 }
 
-fn write_spans(out: &mut String, chunk: &Chunk, kept: &mut [KeptSpan]) {
+fn write_spans(out: &mut String, chunk: &Chunk, spans: &mut [KeptSpan]) {
     let mut end = None;
-    for span in kept {
+    for span in spans {
         if let Some(end) = end {
-            out.push_str(between(&chunk.text[end..span.source.start]));
+            out.push_str(separator(&chunk.text[end..span.source.start]));
         }
         let start = out.len();
         out.push_str(span.source.of(&chunk.text));
@@ -83,13 +94,14 @@ fn write_spans(out: &mut String, chunk: &Chunk, kept: &mut [KeptSpan]) {
     }
 }
 
-/// Stands for a gap. Never longer than the gap: between two spans at least one byte was left out, and a line break is
-/// put back only where one was.
-fn between(gap: &str) -> &'static str {
+/// Returns the text that replaces a gap between two spans: a line break if the gap has one, otherwise a
+/// space. It is never longer than the gap, because at least one byte was left out.
+fn separator(gap: &str) -> &'static str {
     if gap.contains('\n') { "\n" } else { " " }
 }
 
-fn attribute(value: &str) -> String {
+/// Escapes the value of an XML attribute.
+fn escaped(value: &str) -> String {
     value.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -113,7 +125,7 @@ mod tests {
         ]
     }
 
-    /// Kept spans as `(chunk, ranges)`.
+    /// `kept` are the spans of each chunk, as `(chunk, ranges)`.
     #[track_caller]
     fn check(name: &str, format: Format, kept: &[(usize, &[(usize, usize)])], expect: &str) {
         let spans_of = |&(chunk, spans): &(usize, &[(usize, usize)])| {
@@ -135,14 +147,14 @@ mod tests {
     fn formats() {
         use Format::{Numbered, Plain, Xml};
         let (first, rest): (&[_], &[_]) = (&[(0, 4)], &[(0, 4), (10, 16)]);
-        check("nothing", Numbered, &[], "");
-        check("one", Numbered, &[(0, first)], "[1] One.");
-        check("one, plain", Plain, &[(0, first)], "One.");
-        check("one, as XML", Xml, &[(0, first)], "<document index=\"1\" id=\"a\">\nOne.\n</document>");
+        check("no chunks", Numbered, &[], "");
+        check("one chunk", Numbered, &[(0, first)], "[1] One.");
+        check("one chunk, plain", Plain, &[(0, first)], "One.");
+        check("one chunk, as XML", Xml, &[(0, first)], "<document index=\"1\" id=\"a\">\nOne.\n</document>");
         check("a gap without a line break", Plain, &[(0, &[(0, 4), (5, 9)])], "One. Two.");
-        check("a gap with one", Plain, &[(0, rest)], "One.\nThree.");
+        check("a gap with a line break", Plain, &[(0, rest)], "One.\nThree.");
         check(
-            "numbers go by place, not by index",
+            "numbers follow the order of the context",
             Numbered,
             &[(2, &[(0, 4)]), (0, first)],
             "[1] last\n\n[2] One.",
@@ -152,14 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_what_stands_in_the_context() {
+    fn framed_chunks_together_are_the_context() {
         let chunks = chunks();
         for format in [Format::Numbered, Format::Plain, Format::Xml] {
             let whole = |(chunk, c): (usize, &Arc<Chunk>)| [span(chunk, ByteRange::new(0, c.text.len()))];
             let mut kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
-            let blocks = chunks.iter().enumerate().map(|(i, chunk)| block(chunk, &chunk.text, i, format));
+            let framed =
+                chunks.iter().enumerate().map(|(i, chunk)| with_frame(chunk, &chunk.text, i, format));
             let context = context(&chunks, kept.iter_mut().map(|spans| &mut spans[..]), format);
-            assert_eq!(blocks.collect::<String>(), context + BETWEEN_CHUNKS, "{format:?}");
+            assert_eq!(framed.collect::<String>(), context + BETWEEN_CHUNKS, "{format:?}");
         }
     }
 }

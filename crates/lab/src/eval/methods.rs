@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::bm25::Bm25;
 use anyhow::Result;
 use ndarray::{Array1, Array2, Axis, concatenate, s};
 use thresher_core::domain::TokenSpan;
@@ -13,7 +14,6 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::score::{self, Scores, Scoring};
 use thresher_core::rc::{self, Estimator, Pooling, Reference};
 use thresher_core::text;
-use super::bm25::Bm25;
 
 /// A scoring method.
 #[derive(Debug, Clone, Copy, PartialEq)]

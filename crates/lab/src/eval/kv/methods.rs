@@ -9,7 +9,7 @@ use ndarray::{Array1, Array2, Array3, ArrayView2, ArrayView3, Axis, s};
 use thresher_core::Engine;
 use thresher_core::model::{KeyMask, Past};
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::evict::{Eviction, HeadBudget, of_head};
+use thresher_core::pipeline::evict::{Eviction, HeadBudget, even_budget};
 use thresher_core::pipeline::kv_export::{self, KvExport};
 use thresher_core::rc::{self, Keep};
 
@@ -79,7 +79,8 @@ impl KeyScores {
         let decoder = kv_export::check_model(info)?;
         let cancel = Cancel::default();
         let over = pipeline.attend_export(kv_export, question, &cancel)?;
-        let (rc, rc_self) = (over.keys(|x, _| rc::peak_over_queries(x)), over.keys(rc::expected_over_self));
+        let (rc, rc_self) =
+            (over.key_scores(|x, _| rc::peak_over_queries(x)), over.key_scores(rc::expected_over_self));
         let encoded = over.encoded();
         let (tokens, prefix, dim) = (kv_export.tokens.len(), decoder.prefix_tokens(), info.head_dim);
         let shape = (decoder.layers, decoder.kv_heads, tokens);
@@ -218,7 +219,7 @@ impl Method {
     /// always kept.
     pub fn select_keys(self, scores: &KeyScores, ratio: u32) -> Result<KeyMask> {
         let share = 1.0 / f64::from(ratio);
-        let count = of_head(scores.rc.len_of(Axis(2)), share);
+        let count = even_budget(scores.rc.len_of(Axis(2)), share);
         Ok(match self {
             Self::Rc => Eviction::of(HeadBudget::Ratio(share)).choose(&scores.rc, scores.prefix)?,
             Self::RcEven => best(scores.rc.view(), count, 0, 0),
