@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use thresher_core::domain::TokenSpan;
 use thresher_core::kv::block::{Block, Parts};
 use thresher_core::kv::codec::Codec;
-use thresher_core::kv::scan::{self, Kernel, Look, Part, Question};
+use thresher_core::kv::scan::{self, Kernel, Look, Part, ScanQueries};
 
 const CHUNKS: usize = 100;
 const LARGE: usize = 1_000;
@@ -47,7 +47,7 @@ fn blocks(codec: Codec) -> Vec<Block> {
 }
 
 fn scans(c: &mut Criterion) {
-    let question = Question::new(vectors(QUERIES, 77), &[0]);
+    let question = ScanQueries::new(vectors(QUERIES, 77), &[0]);
     let segments: Vec<TokenSpan> = std::iter::once(TokenSpan::new(0, TOKENS))
         .chain(
             (0..TOKENS / SENTENCE_TOKENS)
@@ -103,7 +103,7 @@ fn scans(c: &mut Criterion) {
     group.finish();
 }
 
-fn whole<'a>(question: &'a Question, block: &'a Block) -> Look<'a> {
+fn whole<'a>(question: &'a ScanQueries, block: &'a Block) -> Look<'a> {
     Look { question, block, tokens: TokenSpan::new(0, block.tokens()) }
 }
 

@@ -2,19 +2,19 @@
 # Runs fuzz targets, starting from their seeds. Fails with the input if a target crashes.
 # usage: fuzz.sh SECONDS [TARGET...]    (SECONDS for each target; default: all targets)
 #
-# New inputs are kept in target/fuzz/corpus for the next run. Inputs that crash a target are written to target/fuzz/broken; run the
-# target with the path of the file to reproduce the crash.
+# New inputs are kept in target/fuzz/corpus for the next run. Inputs that crash a target are written to target/fuzz/broken; to
+# reproduce the crash: THRESHER_FUZZ_TARGET=TARGET target/debug/thresher-fuzz FILE
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 seconds=$1
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(basename -s .rs fuzz/src/bin/*.rs)
+[ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(basename -s .rs fuzz/src/targets/*.rs)
 
 # The wrapper gives the crates of this workspace other build artifacts than `make test`; dependencies are shared with it.
 echo "==> fuzz targets: build (about 2 minutes on two cores after make test)"
-RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/fuzz-rustc.sh ${CARGO:-cargo} build --quiet --locked -p thresher-fuzz --bins
+RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/fuzz-rustc.sh ${CARGO:-cargo} build --quiet --locked -p thresher-fuzz
 
 broken=target/fuzz/broken
 mkdir -p "$broken"
@@ -30,7 +30,7 @@ for target in "${targets[@]}"; do
     done
   fi
   printf '%-14s ' "$target"
-  if ! target/debug/"$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=16384 \
+  if ! THRESHER_FUZZ_TARGET=$target target/debug/thresher-fuzz -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=16384 \
     -artifact_prefix="$broken/$target-" "$corpus" "$seeds" > "target/fuzz/$target.log" 2>&1; then
     echo broken
     tail -n 40 "target/fuzz/$target.log" >&2

@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,14 +11,11 @@ use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
 use thresher_core::kv::store::KvStore;
 use thresher_core::kv::tiers::AllTiers;
-use thresher_core::model::contract::Contract;
-use thresher_core::model::ort::{Loaded, OrtSettings};
+use thresher_core::model::ModelRuntime;
 use thresher_core::model::tokenizer::ModelTokenizer;
-use thresher_core::model::{ModelError, ModelRuntime};
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::scan::ScanBy;
 use thresher_core::pipeline::{Pipeline, Settings};
-use thresher_shared::Shared;
+use thresher_core::{Engine, EngineBuilder};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -37,6 +33,7 @@ use crate::http::{
 use crate::local::{Local, LocalParts};
 use crate::originals::Originals;
 use crate::process;
+use crate::shared_tier::{self, Shared};
 use crate::telemetry::{self, Prometheus};
 use crate::tenants::ttl_store::TtlStoreSettings;
 use crate::tenants::{TenantSettings, Tenants};
@@ -51,65 +48,61 @@ const MEMORY_HELD_MUCH: usize = 16 << 20;
 /// How often recorded samples are moved into their histograms.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
-/// Loads the model and wires the pipeline; no block outlives its request.
+/// An engine with the configuration's model and settings. It has no cache: every block lives as long as its request.
+pub fn engine(config: &Config) -> EngineBuilder {
+    let config::Model { device, device_memory_bytes_max, layers, .. } = config.model;
+    Engine::builder(&config.model.dir, config.model.runtime_lib())
+        .workers(config.model.workers())
+        .device(device)
+        .device_memory_bytes_max(device_memory_bytes_max)
+        .all_layers(layers == LayersRead::All)
+        .settings(pipeline_settings(config))
+        .store(Arc::new(KvStore::without_tiers()))
+}
+
+/// A pipeline without a cache, for one request of the command line.
 ///
 /// # Errors
-/// What is missing or does not fit, and what to do about it.
-pub fn pipeline(config: &Config) -> anyhow::Result<Pipeline> {
-    with_store(config, Arc::new(KvStore::without_tiers()))
+/// What of the model folder or the runtime cannot be used, and what to do about it.
+pub fn pipeline(config: &Config) -> anyhow::Result<Arc<Pipeline>> {
+    Ok(engine(config).build()?.into_pipeline())
 }
 
-/// The same; blocks stay in memory as long as the pipeline, and nowhere else: a daemon may have the disk's.
+/// A pipeline of parts that the caller has made, with the configuration's settings.
+pub fn wire(
+    config: &Config,
+    model: Arc<dyn ModelRuntime>,
+    tokenizer: Arc<ModelTokenizer>,
+    store: Arc<KvStore>,
+) -> Arc<Pipeline> {
+    Arc::new(Pipeline::new(model, tokenizer, store, pipeline_settings(config)))
+}
+
+fn pipeline_settings(config: &Config) -> Settings {
+    let blocks = &config.blocks;
+    Settings {
+        limits: config.limits.clone(),
+        auto: config.auto,
+        codec: blocks.codec,
+        salt: blocks.salt.clone(),
+        scan: blocks.scan,
+        placement: config.model.placement,
+        scoring: config.rc.estimator,
+    }
+}
+
+/// Opens the cache tiers that the configuration names. With a shared tier it must run inside a Tokio runtime.
 ///
 /// # Errors
-/// As [`pipeline`].
-pub fn pipeline_in_memory(config: &Config, runtime: Handle) -> anyhow::Result<Pipeline> {
-    let local = LocalTiers::open(&LocalSettings { dir: None, ..local_settings(config) })?;
-    with_store(config, Arc::new(KvStore::new(Arc::new(AllTiers::new(local, None, runtime)))))
-}
-
-/// The same, for a decoder whose heads are all read, whichever its contract has chosen.
-///
-/// # Errors
-/// As [`pipeline`].
-pub fn pipeline_of_all_heads(config: &Config) -> anyhow::Result<Pipeline> {
-    without_tiers(config, &OrtSettings { all_heads: true, ..ort_settings(config) })
-}
-
-/// The same, for a decoder that is handed over whole, and whose forward pass goes up to what comes next.
-///
-/// # Errors
-/// As [`pipeline`].
-pub fn pipeline_of_forward(config: &Config) -> anyhow::Result<Pipeline> {
-    without_tiers(config, &OrtSettings { all_layers: true, forward: true, ..ort_settings(config) })
-}
-
-fn without_tiers(config: &Config, settings: &OrtSettings) -> anyhow::Result<Pipeline> {
-    let (model, tokenizer) = verified(config, settings)?;
-    Ok(wire(config, model.runtime(), tokenizer, Arc::new(KvStore::without_tiers())))
-}
-
-fn with_store(config: &Config, store: Arc<KvStore>) -> anyhow::Result<Pipeline> {
-    let (model, tokenizer) = model(config)?;
-    Ok(wire(config, model.runtime(), tokenizer, store))
-}
-
-/// Opens the tiers that the configuration names. Must run inside a Tokio runtime.
-///
-/// # Errors
-/// A directory that cannot be used, settings that cannot be; a shared tier that is down is none.
+/// A directory or a setting that cannot be used. A shared tier that does not answer is no error.
 pub fn tiers(config: &Config) -> anyhow::Result<AllTiers> {
-    with_shared(config, shared(config)?)
+    with_shared(config, shared_tier::connect(&config.shared)?)
 }
 
 fn with_shared(config: &Config, shared: Option<Shared>) -> anyhow::Result<AllTiers> {
     let local = LocalTiers::open(&local_settings(config))?;
-    Ok(AllTiers::new(local, shared, Handle::current()))
-}
-
-/// The tier that sidecars share, where one is named.
-fn shared(config: &Config) -> anyhow::Result<Option<Shared>> {
-    Ok(config.shared.enabled().then(|| Shared::connect(&config.shared)).transpose()?)
+    let shared = shared.map(|shared| shared_tier::blocks(shared, Handle::current()));
+    Ok(AllTiers::new(local, shared))
 }
 
 /// Looks once whether the tier that sidecars share answers.
@@ -118,7 +111,7 @@ fn shared(config: &Config) -> anyhow::Result<Option<Shared>> {
 /// The setting that cannot be, or which server does not answer and why.
 pub fn probe_shared(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(Shared::probe(&config.shared))?)
+    Ok(runtime.block_on(shared_tier::probe(&config.shared))?)
 }
 
 /// Bounds and place of the local tiers.
@@ -130,65 +123,6 @@ pub fn local_settings(config: &Config) -> LocalSettings {
         write_queue_bytes_max: blocks.write_queue_bytes_max,
         dir: blocks.disk().then(|| blocks.dir.clone()),
     }
-}
-
-/// Loads the model, after its files were found to be those that its contract names: blocks that are kept, and shared with
-/// other sidecars, are named by what the contract says.
-///
-/// # Errors
-/// As [`pipeline`].
-pub fn model(config: &Config) -> anyhow::Result<(Loaded, Arc<ModelTokenizer>)> {
-    verified(config, &ort_settings(config))
-}
-
-fn verified(config: &Config, settings: &OrtSettings) -> anyhow::Result<(Loaded, Arc<ModelTokenizer>)> {
-    Contract::load(&config.model.dir)?.verify_files(&config.model.dir)?;
-    let model = Loaded::load(settings)?;
-    let info = model.runtime().info().clone();
-    if info.decoder.is_some() && config.blocks.scan == ScanBy::Onnx {
-        return Err(ModelError::NoQueryGraph { model: info.name }.into());
-    }
-    Ok((model, Arc::new(tokenizer(&config.model.dir)?)))
-}
-
-/// What loading the model takes.
-pub fn ort_settings(config: &Config) -> OrtSettings {
-    OrtSettings {
-        runtime_lib: config.model.runtime_lib(),
-        model_dir: config.model.dir.clone(),
-        workers: config.model.workers(),
-        device: config.model.device,
-        device_memory_bytes_max: config.model.device_memory_bytes_max,
-        all_heads: false,
-        all_layers: config.model.layers == LayersRead::All,
-        forward: false,
-    }
-}
-
-/// A pipeline around a model that is loaded already.
-pub fn wire(
-    config: &Config,
-    runtime: Arc<dyn ModelRuntime>,
-    tokenizer: Arc<ModelTokenizer>,
-    store: Arc<KvStore>,
-) -> Pipeline {
-    let (limits, auto) = (config.limits.clone(), config.auto);
-    let blocks = &config.blocks;
-    let settings = Settings {
-        limits,
-        auto,
-        codec: blocks.codec,
-        salt: blocks.salt.clone(),
-        scan: blocks.scan,
-        placement: config.model.placement,
-        scoring: config.rc.estimator,
-    };
-    Pipeline::new(runtime, tokenizer, store, settings)
-}
-
-fn tokenizer(model_dir: &Path) -> anyhow::Result<ModelTokenizer> {
-    let contract = Contract::load(model_dir)?;
-    Ok(ModelTokenizer::from_file(&model_dir.join(&contract.tokenizer.file))?)
 }
 
 /// One real request through the whole pipeline.
@@ -221,10 +155,10 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let public = bind("http.listen", config.http.listen).await?;
     let admin = bind("admin.listen", config.admin.listen).await?;
     let metrics = telemetry::install_metrics()?;
-    let shared = shared(&config)?;
+    let shared = shared_tier::connect(&config.shared)?;
     let tiers = with_shared(&config, shared.clone())?;
     let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));
-    let tenants = tenants(&config, shared);
+    let tenants = tenants(&config, shared.clone());
     let service = service(&config, access.clone(), tenants.clone())?;
     let public_serving = serving(&config);
     let admin_serving = Serving {
@@ -270,7 +204,12 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
         }
     }
     tokio::task::spawn_blocking(move || tenants.close()).await?;
-    tiers.close(drain).await;
+    let flush = async {
+        if let Some(shared) = &shared {
+            let _ = tokio::time::timeout(drain, shared_tier::flush(shared)).await;
+        }
+    };
+    tokio::join!(flush, tiers.local().close_within(drain));
     drained.send_replace(true);
     tracing::info!("stopped");
     Ok(())
@@ -438,10 +377,10 @@ async fn load(
         tracing::info!(chunks, ms, "registry open");
         tenants.open(&access.tenants());
         let started = Instant::now();
-        let pipeline = with_store(&config, store)?;
+        let pipeline = engine(&config).store(store).build()?.into_pipeline();
         let warm_up = warm_up(&pipeline)?;
         let (model, ms) = (pipeline.model(), started.elapsed().as_millis() as u64);
-        if let Some(why) = &model.device.instead_of_gpu {
+        if let Some(why) = &model.device.gpu_unavailable_reason {
             tracing::warn!(
                 device = model.device.name,
                 why,

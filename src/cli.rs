@@ -83,7 +83,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config =
         || load().inspect(|config| config.warnings.iter().for_each(|text| eprintln!("warning: {text}")));
     match args.command {
-        Command::Serve => serve::daemon(config()?),
+        Command::Serve => serve::daemon(load()?),
         Command::Compress(args) => request::compress(&config()?, &args),
         Command::Attribute(args) => request::attribute(&config()?, &args),
         Command::Mcp => serve::mcp(config()?),

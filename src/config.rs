@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use thresher_core::pipeline::auto::Auto;
+use thresher_core::pipeline::select::Auto;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::plain;
 use thresher_registry::RegistrySettings;

@@ -120,8 +120,8 @@ impl From<&InvalidRequest> for ErrorCode {
             InvalidRequest::BudgetImpossible { .. } => Self::BudgetImpossible,
             InvalidRequest::KvOfEncoder { .. }
             | InvalidRequest::KvLayersMissing { .. }
-            | InvalidRequest::KvUnnamed { .. }
-            | InvalidRequest::KvFixed { .. } => Self::KvUnavailable,
+            | InvalidRequest::KvWeightsUnknown { .. }
+            | InvalidRequest::KvPositionsLearned { .. } => Self::KvUnavailable,
             InvalidRequest::KvTooLong { .. } => Self::KvTooLong,
             InvalidRequest::RatioOutOfRange { .. } | InvalidRequest::KvShareOutOfRange { .. } => {
                 Self::RatioOutOfRange
@@ -138,8 +138,8 @@ impl From<&ModelError> for ErrorCode {
             | ModelError::Contract(_)
             | ModelError::Tokenizer { .. }
             | ModelError::Device { .. }
-            | ModelError::OtherFamily { .. }
-            | ModelError::Stopped
+            | ModelError::WrongFamily { .. }
+            | ModelError::Cancelled
             | ModelError::NoQueryGraph { .. }
             | ModelError::NoKvExport { .. }
             | ModelError::NoForward { .. }
@@ -154,7 +154,7 @@ impl From<&PipelineError> for ErrorCode {
         match error {
             PipelineError::Invalid(invalid) => invalid.into(),
             PipelineError::DeadlineExceeded => Self::DeadlineExceeded,
-            PipelineError::WouldBeLate { .. } => Self::Overloaded,
+            PipelineError::Overloaded(_) => Self::Overloaded,
             PipelineError::Cancelled => Self::Cancelled,
             PipelineError::Model(model) => model.into(),
         }
@@ -237,8 +237,8 @@ impl From<PipelineError> for ApiError {
         let found = Self::new((&error).into(), error.to_string());
         match error {
             PipelineError::Invalid(invalid) => found.at(invalid.param()),
-            PipelineError::WouldBeLate { late, .. } => {
-                Self { retry_after_s: Some(retry::whole(late.retry_after)), ..found }
+            PipelineError::Overloaded(overload) => {
+                Self { retry_after_s: Some(retry::whole(overload.retry_after)), ..found }
             }
             PipelineError::DeadlineExceeded | PipelineError::Cancelled | PipelineError::Model(_) => found,
         }

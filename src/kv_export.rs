@@ -1,12 +1,14 @@
 //! The safetensors file of a KV export, which a language model loads as its cache. The file is written in parts while it is sent.
 //! The module knows nothing of transports. `docs/kv-export.md` describes the file for its readers.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use half::f16;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use thresher_core::domain::Chunk;
-use thresher_core::model::Kept;
+use thresher_core::model::{KeyMask, PlaneLayout};
 use thresher_core::pipeline::kv_export::{KvExport, KvExportToken};
 use thresher_core::pipeline::{Codec, Pipeline};
 
@@ -36,7 +38,7 @@ const NONE: i32 = -1;
 pub struct KvExportFile {
     export: KvExport,
     /// The keys that each head keeps; `None`: all.
-    kept: Option<Kept>,
+    kept: Option<KeyMask>,
     layout: Layout,
     header: Bytes,
     tensor_bytes: usize,
@@ -47,6 +49,7 @@ pub struct KvExportFile {
 struct Layout {
     layers: usize,
     kv_heads: usize,
+    planes: PlaneLayout,
     head_dim: usize,
     /// Number of special tokens before the first chunk.
     prefix: usize,
@@ -81,7 +84,7 @@ impl KvExportFile {
     /// Panics if the model of `pipeline` is not a decoder: only chunks of a decoder are exported.
     pub fn new(
         export: KvExport,
-        kept: Option<Kept>,
+        kept: Option<KeyMask>,
         chunks: &[impl AsRef<Chunk>],
         pipeline: &Pipeline,
     ) -> Self {
@@ -90,6 +93,7 @@ impl KvExportFile {
         let layout = Layout {
             layers: decoder.layers,
             kv_heads: decoder.kv_heads,
+            planes: decoder.planes(),
             head_dim: info.head_dim,
             prefix: decoder.prefix_tokens(),
             is_f16: pipeline.settings().codec != Codec::F32,
@@ -142,7 +146,7 @@ impl KvExportFile {
 
     /// Returns the share of the chunks' keys that is exported, from 0 to 1.
     pub fn share(&self) -> f64 {
-        self.kept.as_ref().map_or(1.0, Kept::share)
+        self.kept.as_ref().map_or(1.0, KeyMask::share)
     }
 
     /// Returns the parts of the file in their order: the header, then the tensors.
@@ -231,18 +235,18 @@ impl KvExportFile {
             Tensor::Tokens(layer) => {
                 integers(self.rows(layer).into_iter().flatten().map(|token| token as i32))
             }
-            Tensor::Keys(layer) => self.planes(2 * layer * self.layout.kv_heads, layer, pipeline),
-            Tensor::Values(layer) => self.planes((2 * layer + 1) * self.layout.kv_heads, layer, pipeline),
+            Tensor::Keys(layer) => self.planes(self.layout.planes.keys(layer), layer, pipeline),
+            Tensor::Values(layer) => self.planes(self.layout.planes.values(layer), layer, pipeline),
         }
     }
 
-    /// Reads the planes of a layer's heads, `[token, head_dim]` each, from plane `first` on, and writes the rows that each head keeps.
-    fn planes(&self, first: usize, layer: usize, pipeline: &Pipeline) -> Bytes {
+    /// Reads the `planes` of one layer's keys or values, `[token, head_dim]` each, and writes the rows that each head keeps.
+    fn planes(&self, planes: Range<usize>, layer: usize, pipeline: &Pipeline) -> Bytes {
         let dim = self.layout.head_dim;
         let mut plane = vec![0.0_f32; self.tokens() * dim];
         let mut out = Vec::with_capacity(self.bytes_of(Tensor::Keys(layer)));
-        for (head, rows) in self.rows(layer).into_iter().enumerate() {
-            self.export.read_plane(pipeline, first + head, &mut plane);
+        for (index, rows) in planes.zip(self.rows(layer)) {
+            self.export.read_plane(pipeline, index, &mut plane);
             for value in rows.iter().flat_map(|&row| &plane[row * dim..(row + 1) * dim]) {
                 match self.layout.is_f16 {
                     true => out.extend(f16::from_f32(*value).to_le_bytes()),

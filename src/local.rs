@@ -52,12 +52,12 @@ impl Local {
     /// What `load` fails with.
     pub async fn with_model<T, E: Send + 'static>(
         &self,
-        load: impl FnOnce() -> Result<Pipeline, E> + Send + 'static,
+        load: impl FnOnce() -> Result<Arc<Pipeline>, E> + Send + 'static,
         work: impl Future<Output = T>,
     ) -> Result<T, E> {
         let loading = async {
             match tokio::task::spawn_blocking(load).await {
-                Ok(loaded) => drop(self.executor.pipeline.set(Arc::new(loaded?))),
+                Ok(loaded) => drop(self.executor.pipeline.set(loaded?)),
                 Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
             }
             std::future::pending().await

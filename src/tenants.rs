@@ -11,10 +11,8 @@ use std::time::{Duration, Instant};
 
 use thresher_core::domain::Tenant;
 use thresher_core::pipeline::Pipeline;
-use thresher_registry::log::journal::JournalLog;
 use thresher_registry::warm::Warmer;
 use thresher_registry::{Progress, Registry, RegistryError, RegistrySettings};
-use thresher_shared::Shared;
 use tokio::runtime::Handle;
 
 use self::read_ahead::{ReadAhead, ReadAheadLock};
@@ -22,6 +20,7 @@ use self::ttl_store::{RecentRequest, TtlEntry, TtlStore, TtlStoreSettings};
 use crate::admission::Admission;
 use crate::executor::PipelineSlot;
 use crate::kv_export::KvExportFile;
+use crate::shared_tier::{self, Shared};
 
 /// The number of retries to open a tenant's registry whose folder is in use, and the time between two of them: five seconds in all.
 const OPEN_RETRIES_MAX: usize = 100;
@@ -136,9 +135,9 @@ impl Tenants {
     }
 
     /// Gives every tenant, now and later, its view of the model that has been loaded.
-    pub fn set_pipeline(&self, pipeline: Pipeline) {
+    pub fn set_pipeline(&self, pipeline: Arc<Pipeline>) {
         let mut state = self.0.write();
-        let pipeline = state.pipeline.get_or_insert_with(|| Arc::new(pipeline)).clone();
+        let pipeline = state.pipeline.get_or_insert(pipeline).clone();
         state.by_tenant.values().for_each(|tenant| tenant.set_pipeline(&pipeline));
     }
 
@@ -203,7 +202,7 @@ impl TenantMap {
         let registry = opened?;
         // Before any request can write: other sidecars would never learn of a change that is not in the log.
         if let Some(shared) = &self.settings.shared {
-            registry.follow(Arc::new(JournalLog::new(shared, tenant)));
+            registry.follow(shared_tier::change_log(shared, tenant));
         }
         Ok(registry)
     }

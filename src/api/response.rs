@@ -220,24 +220,26 @@ impl CompressAnswer {
         pipeline: Option<&Pipeline>,
     ) -> Self {
         let model = pipeline.map(Pipeline::model);
-        let output = Offsets::new(&compressed.context.text, unit);
+        let output = Offsets::new(&compressed.context, unit);
         let sources: Vec<_> = request.chunks.iter().map(|chunk| Offsets::new(&chunk.text, unit)).collect();
-        // Pieces stand in the context in the order of the outcomes and of their spans.
-        let mut pieces = compressed.context.pieces.iter();
         let (mut chunks, mut citations, mut marker) = (Vec::new(), Vec::new(), 0);
         for outcome in &compressed.chunks {
             marker += usize::from(outcome.kept);
             let chunk = &request.chunks[outcome.index];
-            let pieces: Vec<_> = pieces.by_ref().take(outcome.spans.len()).collect();
-            let mut spans = Vec::with_capacity(pieces.len());
-            for (piece, &(_, score)) in pieces.iter().zip(&outcome.spans) {
-                let (source, out) = (sources[outcome.index].range(piece.source), output.range(piece.output));
-                let text = piece.source.of(&chunk.text).to_owned();
-                spans.push(SpanAnswer { start: source.start, end: source.end, score, output: out });
+            let mut spans = Vec::with_capacity(outcome.spans.len());
+            for span in &outcome.spans {
+                let (source, out) = (sources[outcome.index].range(span.source), output.range(span.output));
+                let text = span.source.of(&chunk.text).to_owned();
+                spans.push(SpanAnswer {
+                    start: source.start,
+                    end: source.end,
+                    score: span.score,
+                    output: out,
+                });
                 citations.push(CitationAnswer { marker, chunk: chunk.id.clone(), source, output: out, text });
             }
-            let text = match (pieces.first(), pieces.last()) {
-                (Some(first), Some(last)) => &compressed.context.text[first.output.start..last.output.end],
+            let text = match (outcome.spans.first(), outcome.spans.last()) {
+                (Some(first), Some(last)) => &compressed.context[first.output.start..last.output.end],
                 _ => "",
             };
             chunks.push(ChunkAnswer::new(chunk, outcome, text, spans));
@@ -253,7 +255,7 @@ impl CompressAnswer {
         };
         let timing_ms = TimingMs::from(&compressed.timings);
         let blocks = compressed.sources;
-        let (context, prefilter) = (compressed.context.text, None);
+        let (context, prefilter) = (compressed.context, None);
         Self {
             id: None,
             chunks,

@@ -12,7 +12,7 @@ use thresher_core::kv::local::LocalTiers;
 use thresher_core::kv::store::KvStore;
 use thresher_core::kv::tiers::AllTiers;
 use thresher_core::model::ort::BatchedGraph;
-use thresher_core::model::ort::Loaded;
+use thresher_core::model::ort::LoadedModel;
 use thresher_lab::bench::daemon::{Daemon, Parts};
 use thresher_lab::bench::flops::Flops;
 use thresher_lab::bench::hostile::{self, Row};
@@ -62,7 +62,7 @@ pub struct Args {
     /// Measure how fast new chunks are read instead: the graph alone, in batches, the pipeline, HTTP.
     #[arg(long)]
     throughput: bool,
-    /// Let sentence-transformers read the same chunks, with this Python (benches/peers/README.md); as --throughput.
+    /// Let sentence-transformers read the same chunks, with this Python (crates/lab/peers/README.md); as --throughput.
     #[arg(long, value_name = "PYTHON")]
     peer: Option<PathBuf>,
     /// The Hugging Face folder that the peer reads.
@@ -178,7 +178,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         let report = overload::run(&subject, overload::Settings { time, clients, workload }, &progress)?;
         (overload::table(&report), report.json().clone(), report.passed())
     } else if args.attribution {
-        let batched = BatchedGraph::load(&app::ort_settings(&config))?;
+        let batched = BatchedGraph::load(app::engine(&config).load_settings())?;
         let effort = (args.rounds.unwrap_or(ANSWERS), args.answer_tokens);
         let report = attribution::run(&subject, batched, &workload, effort, &progress)?;
         (attribution::table(&report).to_owned(), report.json().clone(), true)
@@ -186,7 +186,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         let report = throughput(&subject, &config, args, &workload, &progress)?;
         (throughput::table(&report), report.json().clone(), true)
     } else {
-        let batched = BatchedGraph::load(&app::ort_settings(&config))?;
+        let batched = BatchedGraph::load(app::engine(&config).load_settings())?;
         let source = if args.registered { Source::Registered } else { Source::Inline };
         let report = warm::run(&subject, batched, &workload, source, effort(args), &progress)?;
         (warm::table(&report), report.json().clone(), true)
@@ -242,7 +242,7 @@ fn throughput(
         batch: args.peer_batch,
     });
     let contenders = throughput::Contenders {
-        batched: BatchedGraph::load(&app::ort_settings(config))?,
+        batched: BatchedGraph::load(app::engine(config).load_settings())?,
         flops: Flops::of_model(&config.model.dir)?,
         peer: peer.map(Peer::start).transpose()?,
     };
@@ -336,19 +336,17 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
     let metrics = telemetry::install_metrics()?;
     runtime.spawn(app::upkeep(metrics));
     let local = LocalTiers::open(&app::local_settings(&config))?;
-    let tiers = AllTiers::new(local.clone(), None, runtime.handle().clone());
-    let (model, tokenizer) = app::model(&config)?;
-    let Loaded::Late(late) = &model else {
+    let store = Arc::new(KvStore::new(Arc::new(AllTiers::new(local.clone(), None))));
+    let engine = app::engine(&config).store(store).build()?;
+    let LoadedModel::Late(late) = engine.model() else {
         anyhow::bail!("bench measures late-interaction models, and this is a decoder")
     };
-    let late = Arc::clone(late);
+    let (late, tokenizer) = (Arc::clone(late), Arc::clone(engine.tokenizer()));
     let tenants = app::tenants(&config, None);
     let service = app::service(&config, Access::open_to_all(), tenants.clone())?;
     tenants.open_default()?;
-    let store = Arc::new(KvStore::new(Arc::new(tiers)));
-    let pipeline = app::wire(&config, model.runtime(), Arc::clone(&tokenizer), store);
-    app::warm_up(&pipeline)?;
-    tenants.set_pipeline(pipeline);
+    app::warm_up(engine.pipeline())?;
+    tenants.set_pipeline(engine.into_pipeline());
     let pipeline = tenants.default_tenant().pipeline().map(Arc::clone).context("it was set")?;
     let deadline_max = service.limits.deadline_max;
     let serve = |listener| {

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::contract::{
-    Chosen, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
+    ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
 };
 use thresher_lab::eval::heads::{self, Choice, Measured};
 
@@ -62,7 +62,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     // Keys as the model gives them, so that the choice is the model's and not a codec's.
     let exact =
         Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
-    let pipeline = app::pipeline_of_all_heads(&exact)?;
+    let pipeline = app::engine(&exact).all_heads(true).build()?.into_pipeline();
     let bar = ProgressBar::new(questions.len() as u64);
     let bar = bar.with_style(ProgressStyle::with_template("[{bar:30}] {pos}/{len} questions, {eta} left")?);
     let seen = heads::observe(&questions, &pipeline, &|done, _| bar.set_position(done as u64))?;
@@ -70,7 +70,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let choice = heads::choose(&seen, args.by.map(HeadChoice::from), usize::from(args.heads))?;
     let named = named(decoder, &choice);
     report(&choice, &named, questions.len());
-    decoder.chosen = Some(Chosen {
+    decoder.chosen = Some(ChosenHeads {
         heads: named,
         question_tokens: choice.question_tokens,
         by: choice.by,

@@ -60,8 +60,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn kv(config: &Config, file: &Path, json: Option<&Path>) -> anyhow::Result<ExitCode> {
-    let pipeline = app::pipeline_of_forward(config)?;
-    let report = watched(file, |progress| eval::kv::evaluate(file, &pipeline, progress))?;
+    let engine = app::engine(config).all_layers(true).forward_pass(true).build()?;
+    let report = watched(file, |progress| eval::kv::evaluate(file, &engine, progress))?;
     super::print(eval::kv::table(&report));
     if let Some(path) = json {
         write(path, &serde_json::to_value(&report)?)?;

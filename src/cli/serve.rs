@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use thresher_core::Engine;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::api::{AttributeAnswer, CompressAnswer};
@@ -51,9 +52,11 @@ pub fn mcp(config: Config) -> anyhow::Result<ExitCode> {
 /// Serves while the model is being loaded: MCP hosts show nothing before they have the first answer, which needs no model.
 async fn serve_tools(config: Config) -> anyhow::Result<()> {
     let local = app::local(&config, Duration::from_millis(config.admission.deadline_ms_default));
-    let handle = tokio::runtime::Handle::current();
+    // Blocks are cached in memory only: a daemon may have the cache directory open.
+    let memory_bytes_max = config.blocks.memory_bytes_max;
+    let load = move || app::engine(&config).cache_memory_bytes_max(memory_bytes_max).build();
     let serving = mcp::serve_stdio(local.clone());
-    local.with_model(move || app::pipeline_in_memory(&config, handle), serving).await??;
+    local.with_model(move || load().map(Engine::into_pipeline), serving).await??;
     Ok(())
 }
 

@@ -195,7 +195,7 @@ fn recent_request(loaded: &LoadedRequest, compressed: &Compressed) -> RecentRequ
     let chunks = &loaded.request.chunks;
     let (mut kept, mut markers) = (vec![Vec::new(); chunks.len()], vec![None; chunks.len()]);
     for (before, outcome) in compressed.chunks.iter().filter(|outcome| outcome.kept).enumerate() {
-        kept[outcome.index] = outcome.spans.iter().map(|(span, _)| *span).collect();
+        kept[outcome.index] = outcome.spans.iter().map(|span| span.source).collect();
         markers[outcome.index] = Some(before + 1);
     }
     let places = loaded.prefiltered.as_ref().map(|prefiltered| prefiltered.indexes.clone());

@@ -6,7 +6,7 @@ use std::time::Instant;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery};
-use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Format};
+use thresher_core::domain::{Chunk, CompressRequest, Format, KeptSpan};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::{Scope, query};
@@ -122,9 +122,9 @@ pub async fn retrieve(
         let compressed = scope.ready()?.compress(&request, cancel)?;
         let text = &request.chunks[0].text;
         let map = OffsetMap::new(text, OffsetUnit::Codepoint);
-        let span = |&(bytes, score): &(ByteRange, Option<f32>)| {
-            let range = map.from_bytes(bytes);
-            RelevantAnswer::new((range.start, range.end), bytes.of(text).to_owned(), score)
+        let span = |span: &KeptSpan| {
+            let range = map.from_bytes(span.source);
+            RelevantAnswer::new((range.start, range.end), span.source.of(text).to_owned(), span.score)
         };
         let relevant = compressed.chunks.iter().flat_map(|chunk| &chunk.spans).map(span).collect();
         Ok(OriginalAnswer { hash: name, original_content: text.clone(), relevant: Some(relevant) })

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, TokenizerName};
-use thresher_core::pipeline::assemble::{self, Kept};
+use thresher_core::domain::{
+    Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, KeptSpan, TokenizerName,
+};
+use thresher_core::pipeline::assemble;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 
@@ -336,7 +338,7 @@ impl TurnWork<'_> {
         let mut kept = vec![Vec::new(); request.chunks.len()];
         for outcome in &compressed.chunks {
             kept[outcome.index] =
-                outcome.spans.iter().map(|(bytes, _)| (bytes.start, bytes.end)).collect::<Vec<_>>();
+                outcome.spans.iter().map(|span| (span.source.start, span.source.end)).collect::<Vec<_>>();
         }
         let kept_of_added = kept.split_off(self.chunks.len());
         // A passage that loses less than a twentieth is sent whole: it could even have a token more when shortened.
@@ -405,10 +407,14 @@ fn add_context(
     (added, kept): (&AddedContext, &[Spans]),
     out: &mut Rewritten,
 ) {
-    let of = |(chunk, spans): (usize, &Spans)| Kept { chunk, spans: ranges(spans).collect() };
-    let kept: Vec<Kept> = kept.iter().enumerate().map(of).filter(|kept| !kept.spans.is_empty()).collect();
+    let spans_of = |(chunk, spans): (usize, &Spans)| -> Vec<KeptSpan> {
+        ranges(spans).map(|range| KeptSpan::unscored(chunk, range)).collect()
+    };
+    let mut kept: Vec<Vec<KeptSpan>> =
+        kept.iter().enumerate().map(spans_of).filter(|spans| !spans.is_empty()).collect();
     let Some(asked) = turn.asked_at.clone().filter(|_| !kept.is_empty()) else { return };
-    let context = assemble::context(&added.chunks, &kept, Format::Numbered).text;
+    let spans = kept.iter_mut().map(Vec::as_mut_slice);
+    let context = assemble::context(&added.chunks, spans, Format::Numbered);
     let (start, end) = &added.delimiters;
     let context = format!("{start}\n{context}\n{end}");
     let body_start = body.range().start;
@@ -428,8 +434,11 @@ fn add_context(
             out.added.replace(asked.end..asked.end, "}]");
         }
     }
-    let source =
-        |kept: Kept| Source { chunk: Arc::clone(&added.chunks[kept.chunk]), kind: None, seen: kept.spans };
+    let source = |kept: Vec<KeptSpan>| Source {
+        chunk: Arc::clone(&added.chunks[kept[0].chunk]),
+        kind: None,
+        seen: kept.iter().map(|span| span.source).collect(),
+    };
     kept.into_iter().map(source).for_each(|source| out.add_source(source));
 }
 

@@ -596,7 +596,7 @@ fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
     let mut command = thresher(&["compress"]);
     command.env("THRESHER__MODEL__DIR", &out);
     let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
-    assert!(ran.err.contains("graph has others to turn keys by"), "{:?}", ran.err);
+    assert!(ran.err.contains("graph has other rotary frequencies"), "{:?}", ran.err);
     // The contract of another model in this model's directory.
     std::fs::copy(bert.join("contract.toml"), out.join("contract.toml")).expect("a copy");
     let mut command = thresher(&["compress"]);

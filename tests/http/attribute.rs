@@ -1,6 +1,7 @@
 //! Attribution over HTTP: responses and refusals, answers to an earlier compression, and answers that arrive
 //! in a stream.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -393,7 +394,7 @@ async fn limited(silence_max: Duration, stream_max: Duration) -> Daemon {
     let (mut service, tenants) = service(None, 2, 2, &registry_settings());
     service.limits.deadline_max = silence_max;
     service.limits.stream_max = stream_max;
-    tenants.set_pipeline(pipeline_of(scripted(), KvStore::without_tiers()));
+    tenants.set_pipeline(Arc::new(pipeline_of(scripted(), KvStore::without_tiers())));
     serve((service, tenants)).await
 }
 

@@ -17,7 +17,6 @@ use thresher_core::pipeline::Pipeline;
 use thresher_registry::RegistrySettings;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::runtime::Handle;
 
 use crate::support::thresher;
 use crate::support::wait::eventually;
@@ -89,7 +88,7 @@ pub fn caching(model: Arc<dyn ModelRuntime>) -> Pipeline {
         dir: None,
     };
     let local = LocalTiers::open(&settings).expect("memory");
-    pipeline_of(model, KvStore::new(Arc::new(AllTiers::new(local, None, Handle::current()))))
+    pipeline_of(model, KvStore::new(Arc::new(AllTiers::new(local, None))))
 }
 
 /// The value of the metric that begins with `line`; 0 if there is none.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::ModelRuntime;
-use thresher_core::model::contract::{Chosen, Contract, Family, HeadChoice, QuestionTokens, Weights};
+use thresher_core::model::contract::{ChosenHeads, Contract, Family, HeadChoice, QuestionTokens, Weights};
 use thresher_core::model::ort::{DecoderRuntime, OrtSettings};
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::validate::RequestLimits;
@@ -280,7 +280,7 @@ async fn a_model_with_chosen_heads_exports_all_layers_only_with_model_layers_all
     let model = Model::new();
     let mut contract = model.contract();
     let Family::Decoder(decoder) = &mut contract.family else { panic!("a decoder") };
-    decoder.chosen = Some(Chosen {
+    decoder.chosen = Some(ChosenHeads {
         heads: vec![(0, 1)],
         question_tokens: QuestionTokens::All,
         by: HeadChoice::ExpectedRc,

@@ -38,7 +38,9 @@ use thresher::telemetry::{self, Prometheus};
 use thresher::tenants::{TenantSettings, Tenants};
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::scripted::ScriptedModel;
-use thresher_core::model::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Past, Wanted};
+use thresher_core::model::{
+    EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, WindowFilter, WindowSink,
+};
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_registry::RegistrySettings;
@@ -98,7 +100,7 @@ fn keyed_service(
     tenants.open_default().expect("a registry");
     tenants.open(&access.tenants());
     if let Some(loaded) = loaded {
-        tenants.set_pipeline(loaded);
+        tenants.set_pipeline(Arc::new(loaded));
     }
     let config = Config {
         http: config::Http {
@@ -219,16 +221,21 @@ impl<F: Fn(&dyn Fn() -> bool) + Send + Sync> ModelRuntime for Double<F> {
         self.model.info()
     }
 
-    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
-        (self.before)(&|| (0..windows.len()).any(wanted));
-        self.model.read(windows, wanted, done)
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        is_needed: WindowFilter,
+        on_read: WindowSink,
+    ) -> Result<(), ModelError> {
+        (self.before)(&|| (0..windows.len()).any(is_needed));
+        self.model.read(windows, is_needed, on_read)
     }
 
-    fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
-        self.model.question(question, past)
+    fn encode_question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
+        self.model.encode_question(question, past)
     }
 
-    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
         self.model.logits(question, keys)
     }
 }
@@ -402,7 +409,7 @@ async fn invalid_requests_are_refused() {
             "a chunk over its limit",
             with(json!({"chunks": ["x", "y".repeat(1501)]})),
             "422 chunk_too_long chunks[1].text",
-            "1501 bytes, the limit is 1500 (limits.chunk_bytes_max)",
+            "1501 bytes; the limit is 1500 (limits.chunk_bytes_max)",
         ),
         (
             "too many tokens together",
@@ -422,7 +429,7 @@ async fn invalid_requests_are_refused() {
             "long query",
             with(json!({"query": long_query})),
             "422 query_too_long query",
-            "65 tokens, the limit is 64 (limits.query_tokens_max)",
+            "65 tokens; the limit is 64 (limits.query_tokens_max)",
         ),
         ("empty chunks", with(json!({"chunks": []})), "422 chunks_empty chunks", "at least one"),
         (
@@ -699,7 +706,7 @@ async fn a_daemon_reports_loading_ready_and_draining() {
     let response = post(daemon.http, "/v1/compress", request.to_string()).await;
     assert_eq!(response.status, 200, "while loading, chunks are passed through");
     assert!(response.body.contains("\"code\":\"not_ready\""), "{}", response.body);
-    daemon.tenants.set_pipeline(pipeline_of(scripted(), KvStore::without_tiers()));
+    daemon.tenants.set_pipeline(Arc::new(pipeline_of(scripted(), KvStore::without_tiers())));
     assert_eq!((admin("/readyz").await.status, &*admin("/readyz").await.body), (200, "ok\n"));
     assert_good("with a loaded model", &post(daemon.http, "/v1/compress", good().to_string()).await);
     daemon.service.admission.drain();

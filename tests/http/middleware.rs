@@ -68,7 +68,7 @@ impl Upstream {
     }
 
     /// The body of the last request.
-    fn send_chat(&self) -> Value {
+    fn last_body(&self) -> Value {
         self.requests.lock().expect("no panic").last().expect("a request").1.clone()
     }
 }
@@ -120,7 +120,7 @@ async fn a_request_that_cannot_be_compressed_is_passed_on_unchanged() {
         let response = send_chat(daemon, &chat()).await;
         assert_eq!((response.status, response.header("x-thresher")), (200, Some("whole")), "{name}");
         assert_eq!(response.header("x-thresher-reason"), Some(reason), "{name}");
-        assert_eq!(upstream.sent(), chat(), "{name}");
+        assert_eq!(upstream.last_body(), chat(), "{name}");
     };
     check("loading", &in_front(&settings, false, 1).await, "not_ready").await;
     check("no permit and no queue", &in_front(&settings, true, 0).await, "overloaded").await;
@@ -135,7 +135,7 @@ async fn a_request_that_cannot_be_compressed_is_passed_on_unchanged() {
     check("late", &serve((service, tenants)).await, "deadline_exceeded").await;
     let good = send_chat(&in_front(&settings, true, 1).await, &chat()).await;
     assert_eq!((good.header("x-thresher"), good.header("x-thresher-reason")), (Some("compressed"), None));
-    assert_ne!(upstream.sent(), chat());
+    assert_ne!(upstream.last_body(), chat());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,7 +147,7 @@ async fn the_chunks_of_a_request_that_cannot_be_compressed_are_passed_on_whole()
     assert_eq!(send_chat(&daemon, &body).await.header("x-thresher"), Some("whole"));
     let context = format!("<context>\n[1] {DOCUMENT}\n</context>");
     assert_eq!(
-        upstream.sent(),
+        upstream.last_body(),
         json!({"model": "m-1", "messages": [{"role": "user", "content": context}, {"role": "user", "content": "Q"}]})
     );
 }
@@ -610,7 +610,7 @@ async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
         let outcome = if reason.is_some() { "whole" } else { "compressed" };
         assert_eq!(says, (200, Some(outcome), reason), "{name}: {}", response.body);
         if reason.is_some() {
-            assert_eq!(upstream.sent(), *body, "{name}");
+            assert_eq!(upstream.last_body(), *body, "{name}");
         }
     };
     let mut four = conversation(4);
@@ -625,7 +625,7 @@ async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
     brings["thresher"] = json!({"chunks": ["The tide is at noon."]});
     let daemon = in_front(&settings(3, 4), true, 1).await;
     assert_eq!(send_chat(&daemon, &brings).await.header("x-thresher-reason"), Some("turn_too_many"));
-    let (body, messages) = (upstream.sent(), four["messages"].as_array().expect("messages"));
+    let (body, messages) = (upstream.last_body(), four["messages"].as_array().expect("messages"));
     let sent_on = body["messages"].as_array().expect("messages");
     assert_eq!(
         sent_on[6]["content"], "<context>\n[1] The tide is at noon.\n</context>",
@@ -819,7 +819,7 @@ async fn no_conversation_costs_more_than_without_the_daemon() {
             let path = "/v1/chat/completions";
             assert_eq!(send_to(&daemon, path, &[header], request.to_string()).await.status, 200);
             own.push(request);
-            sent.push(upstream.sent());
+            sent.push(upstream.last_body());
             messages.push(json!({"role": "assistant", "content": "At noon."}));
         }
         for (before, after) in sent.iter().zip(&sent[1..]) {
@@ -855,19 +855,19 @@ async fn chunks_stay_in_front_of_the_question_while_tools_are_called() {
     let mut messages = vec![json!({"role": "user", "content": "When is the tide?"})];
     let request = |messages: &[Value]| json!({"model": "m-1", "messages": messages, "thresher": chunks});
     assert_eq!(send_chat(&daemon, &request(&messages)).await.status, 200);
-    let first = upstream.sent()["messages"].as_array().expect("messages").clone();
+    let first = upstream.last_body()["messages"].as_array().expect("messages").clone();
     assert!(first[0]["content"].as_str().is_some_and(|context| context.contains("The tide is at noon.")));
     messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
     messages.push(json!({"role": "tool", "tool_call_id": "c1", "content": "It is ten."}));
     assert_eq!(send_chat(&daemon, &request(&messages)).await.status, 200);
-    let second = upstream.sent()["messages"].as_array().expect("messages").clone();
+    let second = upstream.last_body()["messages"].as_array().expect("messages").clone();
     assert_eq!((&second[..2], &second[2..]), (&first[..], &messages[1..]));
 
     let result = json!({"type": "tool_result", "tool_use_id": "c1", "content": "It is ten."});
     let text = json!({"type": "text", "text": "When is the tide?"});
     let body = json!({"model": "m-1", "messages": [{"role": "user", "content": [result, text]}], "thresher": chunks});
     assert_eq!(send_to(&daemon, "/v1/messages", &[], body.to_string()).await.status, 200);
-    let blocks = upstream.sent()["messages"][0]["content"].clone();
+    let blocks = upstream.last_body()["messages"][0]["content"].clone();
     assert_eq!(
         (&blocks[0], &blocks[2], &blocks[1]["type"]),
         (&result, &text, &json!("text")),
@@ -897,7 +897,7 @@ async fn later_system_messages_do_not_change_earlier_messages() {
     {
         let request = json!({"model": "m-1", "messages": messages});
         assert_eq!(send_chat(&daemon, &request).await.header("x-thresher"), Some("compressed"));
-        let now = upstream.sent()["messages"].as_array().expect("messages").clone();
+        let now = upstream.last_body()["messages"].as_array().expect("messages").clone();
         assert_ne!(now[3], messages[3]);
         assert_eq!(now[..before.len()], before[..]);
         before = now;
@@ -908,7 +908,7 @@ async fn later_system_messages_do_not_change_earlier_messages() {
     messages[0] = json!({"role": "system", "content": "Answer. <context>The moon is far.</context>"});
     assert_eq!(send_chat(&daemon, &json!({"model": "m-1", "messages": messages})).await.status, 200);
     assert_eq!(
-        upstream.sent()["messages"][3],
+        upstream.last_body()["messages"][3],
         before[3],
         "results stay as they were sent although the instructions changed"
     );
@@ -932,7 +932,7 @@ async fn unusual_bodies_are_passed_on() {
     assert_eq!(send_to(&daemon, "/v1/messages", &[], nested).await.status, 200);
     let twice = r#"{"thresher": {}, "thresher": {}, "model": "m-1", "messages": []}"#;
     assert_eq!(send_to(&daemon, "/v1/chat/completions", &[], twice).await.status, 200);
-    assert_eq!(upstream.sent(), json!({"model": "m-1", "messages": []}));
+    assert_eq!(upstream.last_body(), json!({"model": "m-1", "messages": []}));
     let page = ask_with(
         daemon.http,
         ("POST", "/v1/chat/completions"),
@@ -955,5 +955,5 @@ async fn citations_of_the_daemon_are_not_sent_to_the_upstream() {
     let body = json!({"model": "m-1", "messages": [{"role": "user", "content": "Q"}, said_before]});
     assert_eq!(send_to(&daemon, "/v1/messages", &[], body.to_string()).await.status, 200);
     let expect = json!([{"type": "text", "text": "A"}, block(&others)]);
-    assert_eq!(upstream.sent()["messages"][1]["content"], expect);
+    assert_eq!(upstream.last_body()["messages"][1]["content"], expect);
 }

@@ -16,7 +16,7 @@ use thresher_core::model::contract::{Contract, Decoder, Family, QuestionTokens, 
 use thresher_core::model::device::DeviceChoice;
 use thresher_core::model::ort::{DecoderRuntime, OrtSettings};
 use thresher_core::model::tokenizer::ModelTokenizer;
-use thresher_core::model::{Kept, Logits, ModelInfo, ModelRuntime};
+use thresher_core::model::{KeyMask, ModelInfo, ModelRuntime, RawLogits};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, Placement, Reading, Settings};
@@ -186,7 +186,7 @@ fn read(model: &Model, texts: &[String], question: &str, placement: Placement) -
 }
 
 /// Raw attention logits of every head of every layer, over all cached keys and over the question's own keys.
-fn logits(reading: &Reading) -> Logits {
+fn logits(reading: &Reading) -> RawLogits {
     reading.logits(0..reading.question.heads())
 }
 
@@ -196,7 +196,7 @@ fn logits_of_whole_graph(
     groups: &[Vec<Vec<u32>>],
     question: &[u32],
     placement: Placement,
-) -> Logits {
+) -> RawLogits {
     let mut own = None;
     let prefix = model.prefix().len() as i64;
     let is_movable = model.decoder.rotary.is_some();
@@ -232,7 +232,7 @@ fn logits_of_whole_graph(
         });
     }
     let columns: Vec<_> = columns.iter().map(|part| part.view()).collect();
-    Logits { cross: concatenate(Axis(2), &columns).unwrap(), own: own.unwrap() }
+    RawLogits { cross: concatenate(Axis(2), &columns).unwrap(), self_logits: own.unwrap() }
 }
 
 /// The windows of all texts, in groups of at most `tokens_max` tokens.
@@ -278,7 +278,8 @@ fn check_moved_blocks(device: DeviceChoice) {
                 );
                 let found = logits(&read(&model, &texts, &question, placement));
                 let expect = logits_of_whole_graph(&mut model, &groups, &ids, placement);
-                let off = worst(&found.cross, &expect.cross).max(worst(&found.own, &expect.own));
+                let off =
+                    worst(&found.cross, &expect.cross).max(worst(&found.self_logits, &expect.self_logits));
                 assert!(off < TOLERANCE, "{name}, {placement:?}, {case}: off by {off}");
             }
         }
@@ -300,13 +301,14 @@ fn check_last_token(device: DeviceChoice) {
     let model = Model::new("llama", device);
     for texts in [vec![text(1, 6)], vec![text(1, 30), text(2, 4), text(3, 12)]] {
         let mut reading = read(&model, &texts, &text(9, 4), Placement::Sequence);
-        let all = logits(&reading.that_counts());
+        let all = logits(&reading.for_ranking());
         reading.question_tokens = QuestionTokens::Last;
-        let counts = reading.that_counts();
+        let counts = reading.for_ranking();
         let last = logits(&counts);
         assert_eq!((counts.tokens.ids.len(), last.cross.dim().1), (1, 1));
         let of_last = |logits: &Array3<f32>| logits.slice(s![.., -1.., ..]).to_owned();
-        let off = worst(&last.cross, &of_last(&all.cross)).max(worst(&last.own, &of_last(&all.own)));
+        let off = worst(&last.cross, &of_last(&all.cross))
+            .max(worst(&last.self_logits, &of_last(&all.self_logits)));
         assert!(off < 1e-5, "{} chunks: off by {off}", texts.len());
     }
 }
@@ -338,12 +340,14 @@ fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys() {
         let cancel = Cancel::default();
         let kv_export = pipeline.kv_export(&chunks, ids.len(), &cancel).unwrap();
         let past = kv_export.past(model.runtime.info(), &cancel);
-        let forward = |kept: Option<&Kept>| model.runtime.forward(&ids, &past, kept).unwrap().logits;
+        let forward = |kept: Option<&KeyMask>| model.runtime.forward(&ids, &past, kept).unwrap().logits;
         let all = forward(None);
         let Decoder { layers, kv_heads, .. } = model.decoder;
         let tokens = kv_export.tokens.len();
         let keeping = |is_kept: &dyn Fn(usize, usize) -> bool| {
-            Kept::new(Array3::from_shape_fn((layers, kv_heads, tokens), |(_, head, key)| is_kept(head, key)))
+            KeyMask::new(Array3::from_shape_fn((layers, kv_heads, tokens), |(_, head, key)| {
+                is_kept(head, key)
+            }))
         };
         // Keys near the end, so that sliding windows reach them.
         let left_out = [tokens - 3, tokens - 1];

@@ -9,12 +9,12 @@ use ndarray::{Array3, ArrayView3};
 use tempfile::TempDir;
 use thresher_core::model::contract::Weights;
 use thresher_core::model::device::DeviceChoice;
-use thresher_core::model::ort::{Loaded, OrtSettings};
+use thresher_core::model::ort::{LoadedModel, OrtSettings};
 use thresher_core::model::{ModelError, ModelRuntime, Past};
 use thresher_export::{ExportOptions, export};
 
 fn load(dir: &Path, device: DeviceChoice) -> std::sync::Arc<dyn ModelRuntime> {
-    Loaded::load(&OrtSettings { device, ..ort_settings(dir, 2) }).expect("it loads").runtime()
+    LoadedModel::load(&OrtSettings { device, ..ort_settings(dir, 2) }).expect("it loads").runtime()
 }
 
 fn exported(weights: Weights) -> TempDir {
@@ -34,25 +34,25 @@ fn planes(model: &dyn ModelRuntime, windows: &[&[u32]]) -> Vec<Array3<f32>> {
 /// Keys and values of windows that were read before, at positions that all begin at 1.
 struct Windows<'a> {
     planes: &'a [Array3<f32>],
-    places: Vec<i64>,
-    question_place: i64,
+    positions: Vec<i64>,
+    question_position: i64,
 }
 
 impl<'a> Windows<'a> {
     fn new(planes: &'a [Array3<f32>]) -> Self {
         let lengths = planes.iter().map(|planes| planes.dim().1 as i64);
-        let question_place = 1 + lengths.clone().max().unwrap();
-        Self { planes, places: lengths.flat_map(|tokens| 1..=tokens).collect(), question_place }
+        let question_position = 1 + lengths.clone().max().unwrap();
+        Self { planes, positions: lengths.flat_map(|tokens| 1..=tokens).collect(), question_position }
     }
 }
 
 impl Past for Windows<'_> {
-    fn places(&self) -> &[i64] {
-        &self.places
+    fn positions(&self) -> &[i64] {
+        &self.positions
     }
 
-    fn question_place(&self) -> i64 {
-        self.question_place
+    fn question_position(&self) -> i64 {
+        self.question_position
     }
 
     fn read_plane(&self, plane: usize, out: &mut [f32]) {
@@ -85,7 +85,8 @@ fn check_decoder(device: DeviceChoice) {
         }
         // More tokens than one tile of a layer has.
         let question: Vec<u32> = (0..70).map(|i| 20 + i * 5 % 400).collect();
-        let ask = |model: &dyn ModelRuntime| model.question(&question, &Windows::new(&expect)).unwrap();
+        let ask =
+            |model: &dyn ModelRuntime| model.encode_question(&question, &Windows::new(&expect)).unwrap();
         let (expect, found) = (ask(&*here), ask(&*there));
         let off = worst(&expect.vectors, &found.vectors)
             .max(worst(&expect.self_logits(0..16), &found.self_logits(0..16)));
@@ -110,7 +111,8 @@ fn check_long_question(device: DeviceChoice) {
     let model = load(out.path(), device);
     let past = planes(&*model, &WINDOWS);
     let question: Vec<u32> = (0..100).map(|i| 20 + i * 7 % 400).collect();
-    let ask = |tokens: usize| model.question(&question[..tokens], &Windows::new(&past)).unwrap().vectors;
+    let ask =
+        |tokens: usize| model.encode_question(&question[..tokens], &Windows::new(&past)).unwrap().vectors;
     let whole = ask(100);
     for tokens in [1, 31, 32, 33, 64, 65] {
         let part = ask(tokens);
@@ -167,7 +169,7 @@ fn an_encoder_on_a_gpu_stays_close_to_the_cpu() {
 #[test]
 fn a_gpu_that_does_not_exist_is_an_error_and_auto_falls_back_to_the_cpu() {
     let settings = |device| OrtSettings { device, ..ort_settings(&model_dir(), 1) };
-    let Err(error) = Loaded::load(&settings(DeviceChoice::Cuda(99))) else {
+    let Err(error) = LoadedModel::load(&settings(DeviceChoice::Cuda(99))) else {
         panic!("no machine has a hundred GPUs")
     };
     assert!(matches!(&error, ModelError::Device { device, .. } if device == "cuda:99"), "{error}");
@@ -175,7 +177,7 @@ fn a_gpu_that_does_not_exist_is_an_error_and_auto_falls_back_to_the_cpu() {
     let auto = load(&model_dir(), DeviceChoice::Auto);
     let device = &auto.info().device;
     println!("auto is {device}");
-    assert_eq!(device.name == "cpu", device.instead_of_gpu.is_some(), "{device:?}");
+    assert_eq!(device.name == "cpu", device.gpu_unavailable_reason.is_some(), "{device:?}");
 }
 
 #[test]
@@ -184,6 +186,8 @@ fn a_model_beyond_the_memory_limit_of_a_gpu_is_refused() {
     let out = exported(Weights::F32);
     let settings =
         OrtSettings { device: gpu(), device_memory_bytes_max: 1 << 16, ..ort_settings(out.path(), 1) };
-    let Err(error) = Loaded::load(&settings) else { panic!("even this small model needs more than 65 kB") };
+    let Err(error) = LoadedModel::load(&settings) else {
+        panic!("even this small model needs more than 65 kB")
+    };
     println!("{error}");
 }

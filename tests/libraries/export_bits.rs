@@ -133,7 +133,10 @@ fn sessions_that_share_weights_give_the_bits_of_plain_ones() {
             );
             let inner = |row: &[f32]| row[1..tokens - 1].to_vec();
             let own: Vec<f32> = own.chunks(tokens).skip(1).take(tokens - 2).flat_map(inner).collect();
-            assert!(bits(&found.own.iter().copied().collect::<Vec<_>>()) == bits(&own), "{weights:?}: own");
+            assert!(
+                bits(&found.self_logits.iter().copied().collect::<Vec<_>>()) == bits(&own),
+                "{weights:?}: own"
+            );
         }
     }
 }

@@ -220,15 +220,15 @@ fn answered(mut request: CompressRequest) -> Result<(CompressRequest, Compressed
 /// 1. Kept text is the caller's text, byte for byte and in the requested order. The text between is as
 /// documented.
 fn text_is_the_callers(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
-    for piece in &found.context.pieces {
-        let source = piece.source.of(&request.chunks[piece.chunk].text);
-        prop_assert_eq!(source, piece.output.of(&found.context.text));
+    for span in found.chunks.iter().flat_map(|outcome| &outcome.spans) {
+        let source = span.source.of(&request.chunks[span.chunk].text);
+        prop_assert_eq!(source, span.output.of(&found.context));
     }
     for outcome in &found.chunks {
         let text = &request.chunks[outcome.index].text;
         prop_assert_eq!(outcome.kept, !outcome.spans.is_empty());
         let mut end = 0;
-        for (position, &(span, _)) in outcome.spans.iter().enumerate() {
+        for (position, span) in outcome.spans.iter().map(|span| span.source).enumerate() {
             prop_assert!(!span.is_empty());
             prop_assert!(if position == 0 { span.start >= end } else { span.start > end }, "spans touch");
             prop_assert!(text.is_char_boundary(span.start) && text.is_char_boundary(span.end));
@@ -240,10 +240,16 @@ fn text_is_the_callers(request: &CompressRequest, found: &Compressed) -> Result<
     let best_first = request.order == Order::Relevance && !found.degraded;
     let ordered = |a: (f32, usize), b: (f32, usize)| if best_first { a.0 >= b.0 } else { a.1 < b.1 };
     prop_assert!(order.windows(2).all(|pair| ordered(pair[0], pair[1])), "not in the requested order");
-    prop_assert_eq!(&found.context.text, &rewritten(request, found));
-    let spans = found.chunks.iter().flat_map(|o| o.spans.iter().map(|&(span, _)| (o.index, span)));
-    let pieces = found.context.pieces.iter().map(|piece| (piece.chunk, piece.source));
-    prop_assert!(spans.eq(pieces), "the spans of the chunks are not the pieces of the context");
+    prop_assert_eq!(&found.context, &rewritten(request, found));
+    let mut spans =
+        found.chunks.iter().flat_map(|outcome| outcome.spans.iter().map(|span| (outcome.index, span)));
+    prop_assert!(spans.all(|(index, span)| span.chunk == index), "a span names another chunk");
+    let outputs: Vec<_> =
+        found.chunks.iter().flat_map(|outcome| &outcome.spans).map(|span| span.output).collect();
+    prop_assert!(
+        outputs.windows(2).all(|pair| pair[0].end <= pair[1].start),
+        "spans are not in the order of the context"
+    );
     Ok(())
 }
 
@@ -255,9 +261,9 @@ fn rewritten(request: &CompressRequest, found: &Compressed) -> String {
     let blocks = kept.map(|(position, outcome)| {
         let (marker, chunk) = (position + 1, &request.chunks[outcome.index]);
         let mut body = String::new();
-        for (n, &(span, _)) in outcome.spans.iter().enumerate() {
+        for (n, span) in outcome.spans.iter().map(|span| span.source).enumerate() {
             if n > 0 {
-                let gap = &chunk.text[outcome.spans[n - 1].0.end..span.start];
+                let gap = &chunk.text[outcome.spans[n - 1].source.end..span.start];
                 body.push(if gap.contains('\n') { '\n' } else { ' ' });
             }
             body.push_str(span.of(&chunk.text));
@@ -281,7 +287,7 @@ fn rewritten(request: &CompressRequest, found: &Compressed) -> String {
 /// pipeline.
 fn size_is_bounded(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
     let usage = found.usage.expect("a response that is not degraded counts tokens");
-    prop_assert_eq!(usage.tokens_out, count(request.tokenizer, &found.context.text));
+    prop_assert_eq!(usage.tokens_out, count(request.tokenizer, &found.context));
     prop_assert!(usage.tokens_out <= usage.tokens_in);
     match request.budget {
         Budget::Tokens(tokens) => prop_assert!(usage.tokens_out <= tokens),
@@ -290,7 +296,7 @@ fn size_is_bounded(request: &CompressRequest, found: &Compressed) -> Result<(), 
     }
     if request.format == Format::Plain {
         let sent: Vec<&str> = request.chunks.iter().map(|chunk| &*chunk.text).collect();
-        prop_assert!(found.context.text.len() <= sent.join("\n\n").len());
+        prop_assert!(found.context.len() <= sent.join("\n\n").len());
     }
     Ok(())
 }
@@ -434,7 +440,8 @@ fn nothing_is_dropped_silently(request: &CompressRequest, found: &Compressed) ->
         let chunk = &request.chunks[outcome.index];
         prop_assert_eq!(outcome.empty, chunk.text.trim().is_empty(), "{:?}", chunk.text);
         if request.keep.contains(&chunk.id) && !outcome.empty {
-            let spans: Vec<_> = outcome.spans.iter().map(|(span, _)| (span.start, span.end)).collect();
+            let spans: Vec<_> =
+                outcome.spans.iter().map(|span| (span.source.start, span.source.end)).collect();
             prop_assert_eq!(spans, vec![(0, chunk.text.len())]);
         }
     }
@@ -465,7 +472,7 @@ proptest! {
         // Questions without words and budgets that are too small are refused; other properties cover them.
         let Ok(found) = WORD_PIPELINE.compress(&request, &Cancel::default()) else { return Ok(()) };
         let usage = found.usage.expect("a response that is not degraded counts tokens");
-        let written = WORD_TOKENIZER.encode(&found.context.text).expect("text is tokens").ids.len();
+        let written = WORD_TOKENIZER.encode(&found.context).expect("text is tokens").ids.len();
         prop_assert_eq!(usage.tokens_out, written);
     }
 
@@ -523,7 +530,7 @@ proptest! {
         let (_, found) = answered(request.clone())?;
         for outcome in &found.chunks {
             let text = &request.chunks[outcome.index].text;
-            let kept: String = outcome.spans.iter().map(|(span, _)| span.of(text)).collect();
+            let kept: String = outcome.spans.iter().map(|span| span.source.of(text)).collect();
             prop_assert_eq!(kept.trim(), text.trim());
         }
     }
@@ -587,7 +594,7 @@ proptest! {
         prop_assert!(found.usage.is_none() && found.relevance.is_none());
         for (index, (outcome, chunk)) in found.chunks.iter().zip(&request.chunks).enumerate() {
             prop_assert_eq!(outcome.index, index);
-            let whole: Vec<_> = outcome.spans.iter().map(|(span, _)| span.of(&chunk.text)).collect();
+            let whole: Vec<_> = outcome.spans.iter().map(|span| span.source.of(&chunk.text)).collect();
             prop_assert_eq!(whole.concat(), &*chunk.text);
             prop_assert_eq!(outcome.empty, chunk.text.trim().is_empty());
         }

@@ -191,6 +191,11 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// Returns a chunk without title and metadata.
+    pub fn new(id: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { id: id.into(), title: None, text: text.into(), metadata: None }
+    }
+
     /// Returns the total size of id, title, text and metadata in bytes.
     pub fn bytes(&self) -> usize {
         let Self { id, title, text, metadata } = self;
@@ -204,8 +209,7 @@ impl Chunk {
 /// ```
 /// use thresher_core::domain::{Budget, Chunk, CompressRequest};
 ///
-/// let text = "The moon raises two tides a day. It is 384,400 km away.".to_owned();
-/// let chunk = Chunk { id: "moon".to_owned(), title: None, text, metadata: None };
+/// let chunk = Chunk::new("moon", "The moon raises two tides a day. It is 384,400 km away.");
 /// let mut request = CompressRequest::new("How many tides are there a day?", vec![chunk]);
 /// assert_eq!(request.budget, Budget::Auto, "the default");
 /// request.budget = Budget::Tokens(2_000);
@@ -326,16 +330,26 @@ impl CompressRequest {
     }
 }
 
-/// A span of the compressed context, and the span of a chunk that it was copied from. Both cover the same
-/// text.
+/// A span of a chunk's text that the context holds, byte for byte.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CopiedSpan {
+pub struct KeptSpan {
     /// Index of the chunk in the request.
     pub chunk: usize,
     /// Byte range in the chunk's text.
     pub source: ByteRange,
-    /// Byte range in the compressed context.
+    /// Byte range in the compressed context; empty until the context is written.
     pub output: ByteRange,
+    /// The span's tokens on the key axis; empty if the chunk was not read, as in a degraded answer.
+    pub tokens: TokenSpan,
+    /// The highest RC of a unit in the span; `None` if nothing was scored.
+    pub score: Option<f32>,
+}
+
+impl KeptSpan {
+    /// Returns a span that no model has scored and that no context holds yet.
+    pub fn unscored(chunk: usize, source: ByteRange) -> Self {
+        Self { chunk, source, output: ByteRange::new(0, 0), tokens: TokenSpan::new(0, 0), score: None }
+    }
 }
 
 /// A request to attribute: an answer, and the chunks that its parts may come from.

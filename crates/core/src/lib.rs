@@ -1,7 +1,6 @@
-//! The pipeline of Thresher: chunks and a question in, the part of the chunks that the question needs out, word for word.
-//!
-//! Modules in reading order. Each knows those above it and none below.
+#![doc = include_str!("../README.md")]
 
+// The modules are in reading order: a module uses only modules above it. `tests/architecture.rs` checks this.
 pub mod domain;
 pub mod plain;
 pub mod shape;
@@ -11,3 +10,6 @@ pub mod model;
 pub mod private_files;
 pub mod kv;
 pub mod pipeline;
+pub mod engine;
+
+pub use engine::{Engine, EngineBuilder, EngineError};

@@ -1,5 +1,9 @@
-//! Runs a model's graphs: tokens in, keys and raw logits out.
-//! Knows nothing of requests, scores or budgets.
+//! Runs a model: token ids in, keys, values, question vectors and raw attention logits out. Knows nothing of
+//! requests, scores or budgets.
+//!
+//! Two families of models implement [`ModelRuntime`]. A late-interaction encoder has one vector per token and
+//! head; its logits are dot products of such vectors. A decoder caches keys and values; its logits are those
+//! of its own attention. Logits are raw: before the softmax, with the scale of the attention applied.
 
 pub mod contract;
 pub mod device;
@@ -16,126 +20,143 @@ use std::sync::Arc;
 use ndarray::{Array2, Array3, ArrayView1, ArrayView3, Axis, s};
 use thiserror::Error;
 
-use self::contract::{QuestionTokens, Rotary};
+use self::contract::{ContractError, QuestionTokens, Rotary};
 use self::device::DeviceInUse;
 
-/// Whether a window is still wanted, by its index.
-pub type Wanted<'a> = &'a (dyn Fn(usize) -> bool + Sync);
+/// Returns whether the window with this index is still needed. See [`ModelRuntime::read`].
+pub type WindowFilter<'a> = &'a (dyn Fn(usize) -> bool + Sync);
 
-/// Takes a window's planes `[plane, token, head_dim]`, with its index.
-pub type Done<'a> = &'a (dyn Fn(usize, ArrayView3<f32>) + Sync);
+/// Receives the index of a window and its planes `[plane, token, head_dim]`. See [`ModelRuntime::read`].
+pub type WindowSink<'a> = &'a (dyn Fn(usize, ArrayView3<f32>) + Sync);
 
-/// What the rest of the program may ask of a model.
+/// A loaded model.
 ///
-/// Implementations return the same bytes for the same input, whatever else runs beside it: batching, cache state and thread
-/// count change nothing. Callers hand over windows that fit [`ModelInfo::window_tokens_max`].
+/// Implementations return the same bytes for the same input, whatever runs at the same time: batching, the
+/// state of caches and the number of threads do not change a bit. Callers pass windows of at most
+/// [`ModelInfo::window_tokens_max`] tokens.
 pub trait ModelRuntime: Send + Sync {
-    /// The model's name, fingerprint and dimensions.
+    /// Returns the model's name, fingerprint and dimensions.
     fn info(&self) -> &ModelInfo;
 
-    /// The same model with a share of its own: while several shares have work waiting, each gets the same part of the model's time,
-    /// however much work each has. None where the model does not schedule its work.
-    fn with_own_share(&self) -> Option<Arc<dyn ModelRuntime>> {
+    /// Returns a handle to the same model whose work is scheduled as a flow of its own: while several flows
+    /// have work waiting, each gets the same part of the model's time, however much work it has queued.
+    /// Returns `None` if the model does not schedule its work.
+    fn with_own_flow(&self) -> Option<Arc<dyn ModelRuntime>> {
         None
     }
 
-    /// Reads windows, each on its own. `done(i, planes)` is given the planes `[plane, token, head_dim]` of window `i`, special
-    /// tokens dropped, as soon as they are there, in any order. `wanted(i)` is asked when window `i` goes into the queue, two runs
-    /// ahead at most; one that nobody wants any more is passed over. Windows are read in their order.
+    /// Reads windows in their order. The tokens of a window attend to that window and the special tokens
+    /// around it, not to other windows.
+    ///
+    /// `on_read(i, planes)` is called in any order, as soon as window `i` is read. `planes` is
+    /// `[plane, token, head_dim]` and does not include special tokens. `is_needed(i)` is called right before
+    /// window `i` is queued, which is at most two inference runs per worker ahead; if it returns false, the
+    /// window is skipped and `on_read` is not called for it.
     ///
     /// # Errors
-    /// The first that the runtime reports; windows after it may have been left out.
-    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError>;
+    /// Returns the first error of the runtime. Windows after the failed one may not have been read.
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        is_needed: WindowFilter,
+        on_read: WindowSink,
+    ) -> Result<(), ModelError>;
 
-    /// A question. A decoder's looks back on `past`; that of others is the same whatever it looks back on, and is one window at most.
+    /// Computes the vectors of a question, whose dot products with keys are the raw logits.
+    ///
+    /// The question of a decoder attends to `past` and has at most [`DecoderInfo::question_tokens_max`]
+    /// tokens. Other models ignore `past`, and the question has at most [`ModelInfo::window_tokens_max`]
+    /// tokens.
     ///
     /// # Errors
-    /// What the runtime reports; [`ModelError::Stopped`] when nobody waits for it any more.
-    fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError>;
+    /// Returns an error of the runtime, or [`ModelError::Cancelled`] if [`Past::go_on`] returned false.
+    fn encode_question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError>;
 
-    /// The same on one thread, for callers that ask many at the same time: together they are sooner done.
+    /// Does the same as [`Self::encode_question`] on one thread. Callers that encode many questions at the
+    /// same time finish sooner with it.
     ///
     /// # Errors
-    /// As [`Self::question`].
-    fn question_beside(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
-        self.question(question, past)
+    /// As [`Self::encode_question`].
+    fn encode_question_on_one_thread(
+        &self,
+        question: &[u32],
+        past: &dyn Past,
+    ) -> Result<EncodedQuestion, ModelError> {
+        self.encode_question(question, past)
     }
 
-    /// A decoder's question in all heads of all layers, whichever are read: `[layer * heads + head, question_token, head_dim]`.
+    /// Computes the vectors of a decoder's question in all heads of all layers that are run, not only in the
+    /// heads of [`ModelInfo::readout`]: `[layer * heads + head, question_token, head_dim]`.
     ///
     /// # Errors
-    /// As [`Self::question`]; [`ModelError::NoKvExport`] where there is nothing to hand over.
-    fn question_in_all_heads(&self, _question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
+    /// As [`Self::encode_question`], or [`ModelError::NoKvExport`] if the model is not a decoder.
+    fn encode_question_in_all_heads(
+        &self,
+        _question: &[u32],
+        _past: &dyn Past,
+    ) -> Result<EncodedQuestion, ModelError> {
         Err(ModelError::NoKvExport { model: self.info().name.clone() })
     }
 
-    /// `[plane, token, head_dim]` of the special tokens in front of every window.
+    /// Returns the keys and values of the special tokens before every window,
+    /// `[plane, prefix_token, head_dim]`. Empty for an encoder.
     fn prefix(&self) -> ArrayView3<'_, f32> {
-        ArrayView3::from_shape((0, 0, 0), &[]).expect("nothing has any shape")
+        ArrayView3::from_shape((0, 0, 0), &[]).expect("an empty array fits an empty shape")
     }
 
-    /// A decoder's forward pass over `tokens`, which look back on what `kept` leaves of `past`.
+    /// Computes the raw logits of one question window over `keys` `[head, key, head_dim]` with the model's
+    /// query graph. Tests compare the scan of cached blocks with it.
     ///
     /// # Errors
-    /// What the runtime reports; [`ModelError::NoForward`] where it was not loaded for this.
-    fn forward(
-        &self,
-        _tokens: &[u32],
-        _past: &dyn Past,
-        _kept: Option<&Kept>,
-    ) -> Result<Forward, ModelError> {
-        Err(ModelError::NoForward { model: self.info().name.clone() })
-    }
-
-    /// Raw, pre-softmax logits of one question window over `keys` `[head, key, head_dim]`, by the query graph itself: what the scan
-    /// of blocks is checked against.
-    ///
-    /// # Errors
-    /// What the runtime reports; [`ModelError::NoQueryGraph`] where the family has none.
-    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError>;
+    /// Returns an error of the runtime, or [`ModelError::NoQueryGraph`] if the model is a decoder.
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError>;
 }
 
-/// What a decoder's question looks back on: keys and values that were read before, moved to their positions.
+/// The cached keys and values that a decoder's question attends to, moved to their positions in the sequence.
+/// The special tokens at the start of the sequence are not part of it.
 pub trait Past: Sync {
-    /// The position of every token, the special tokens in front not included.
+    /// Returns the position of each token in the sequence.
     fn positions(&self) -> &[i64];
 
-    /// The position of the question's first token.
-    fn question_place(&self) -> i64;
+    /// Returns the position of the first token of the question.
+    fn question_position(&self) -> i64;
 
-    /// Writes one plane of all tokens, `[token, head_dim]`: keys as they are at their positions, values as they were read.
+    /// Writes a plane of all tokens to `out`, `[token, head_dim]`. Keys are rotated to the tokens' positions;
+    /// values do not depend on positions.
     fn read_plane(&self, plane: usize, out: &mut [f32]);
 
-    /// Whether somebody still waits.
+    /// Returns false if the work should stop because its request was cancelled or its deadline has passed.
     fn go_on(&self) -> bool;
 }
 
-/// Which keys each key head sees of what lies before, special tokens not included: they are always seen.
+/// The cached tokens that each key head may attend to. Special tokens before the first window are not part of
+/// it: every head attends to them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept(Array3<bool>);
+pub struct KeyMask(Array3<bool>);
 
-impl Kept {
-    /// `[layer, kv_head, token]`
+impl KeyMask {
+    /// Creates a mask from `kept`, `[layer, kv_head, token]`: true if the head attends to the token.
     pub fn new(kept: Array3<bool>) -> Self {
         Self(kept)
     }
 
-    /// Of how many tokens.
+    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.0.len_of(Axis(2))
     }
 
-    /// `[token]` of one key head.
+    /// Returns the mask of one key head, `[token]`.
     pub fn of(&self, layer: usize, kv_head: usize) -> ArrayView1<'_, bool> {
         self.0.slice(s![layer, kv_head, ..])
     }
 
-    /// `[layer, kv_head, token]`
+    /// Returns the whole mask, `[layer, kv_head, token]`.
     pub fn view(&self) -> ArrayView3<'_, bool> {
         self.0.view()
     }
 
-    /// Share of all keys that is kept; of none, all.
+    /// Returns the share of (layer, head, token) entries that are kept, from 0 to 1. It is 1 for an empty
+    /// mask.
     pub fn share(&self) -> f64 {
         match self.0.len() {
             0 => 1.0,
@@ -144,16 +165,16 @@ impl Kept {
     }
 }
 
-/// What a decoder's forward pass made of tokens.
+/// The result of a decoder's complete forward pass; see [`ort::DecoderRuntime::forward`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forward {
-    /// `[layer]`: `[head, token, head_dim]`, scaled, in their positions.
+    /// For each layer the queries `[head, token, head_dim]`, scaled, and rotated to the tokens' positions.
     pub queries: Vec<Array3<f32>>,
-    /// `[token, vocab]`: of the token behind each.
+    /// `[token, vocab]`: for each token, the logits of the token that follows it.
     pub logits: Array2<f32>,
 }
 
-/// Nothing to look back on.
+/// A past without tokens.
 pub struct NoPast;
 
 impl Past for NoPast {
@@ -161,7 +182,7 @@ impl Past for NoPast {
         &[]
     }
 
-    fn question_place(&self) -> i64 {
+    fn question_position(&self) -> i64 {
         0
     }
 
@@ -172,45 +193,46 @@ impl Past for NoPast {
     }
 }
 
-/// Raw logits of a question.
+/// The raw attention logits of a question.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Logits {
-    /// Over the chunks' keys: `[head, question_token, key]`.
+pub struct RawLogits {
+    /// The logits over the keys of the chunks, `[head, question_token, key]`.
     pub cross: Array3<f32>,
-    /// Over the question's own keys: `[head, question_token, question_token]`.
-    pub own: Array3<f32>,
+    /// The logits over the question's own keys, `[head, question_token, question_token]`.
+    pub self_logits: Array3<f32>,
 }
 
-/// A question that has been through the model.
+/// A question that the model has encoded.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Encoded {
-    /// `[head, question_token, head_dim]`: their products with keys are the raw logits over them.
+pub struct EncodedQuestion {
+    /// `[head, question_token, head_dim]`: the dot product with a key is the raw logit over that key.
     pub vectors: Array3<f32>,
-    /// The question's own keys, or its logits over them.
-    pub own: Own,
+    /// What is needed for the question's logits over its own keys.
+    pub self_attention: SelfAttention,
 }
 
-/// A question looking at itself.
+/// The attention of a question's tokens to the question's own keys.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Own {
-    /// `[head, question_token, question_token]`: raw logits.
+pub enum SelfAttention {
+    /// The raw logits, `[head, question_token, question_token]`.
     Logits(Array3<f32>),
-    /// `[head, question_token, head_dim]`: keys, all of which every token sees. Of a model with hundreds of heads all logits would be
-    /// too many.
+    /// The keys, `[head, question_token, head_dim]`; every token attends to all of them. Models with hundreds
+    /// of heads keep keys, because the logits of all heads would take too much memory.
     Keys(Array3<f32>),
-    /// The same, of a model whose tokens see themselves and those before them.
-    KeysBefore(Array3<f32>),
+    /// The keys, `[head, question_token, head_dim]`; every token attends to its own key and those before it.
+    CausalKeys(Array3<f32>),
 }
 
-impl Encoded {
-    /// Raw logits of these heads over the question's own keys, `[head, question_token, question_token]`; [`f32::MIN`], which is no
-    /// logit, where a token does not see a key.
+impl EncodedQuestion {
+    /// Returns the raw logits of these heads over the question's own keys,
+    /// `[head, question_token, question_token]`. An entry is [`f32::MIN`], which no logit is, where the token
+    /// does not attend to the key.
     pub fn self_logits(&self, heads: Range<usize>) -> Array3<f32> {
-        match &self.own {
-            Own::Logits(logits) => logits.slice(s![heads, .., ..]).to_owned(),
-            Own::Keys(keys) => products(&self.vectors, keys, heads),
-            Own::KeysBefore(keys) => {
-                let mut logits = products(&self.vectors, keys, heads);
+        match &self.self_attention {
+            SelfAttention::Logits(logits) => logits.slice(s![heads, .., ..]).to_owned(),
+            SelfAttention::Keys(keys) => dot_products(&self.vectors, keys, heads),
+            SelfAttention::CausalKeys(keys) => {
+                let mut logits = dot_products(&self.vectors, keys, heads);
                 for (token, mut row) in logits.axis_iter_mut(Axis(1)).enumerate() {
                     row.slice_mut(s![.., token + 1..]).fill(f32::MIN);
                 }
@@ -219,159 +241,208 @@ impl Encoded {
         }
     }
 
-    /// The last token alone, which looks back on all the others: `[head, 1, head_dim]`, its own logits `[head, 1, question_token]`.
+    /// Returns the question reduced to its last token, which attends to all others: vectors
+    /// `[head, 1, head_dim]` and self logits `[head, 1, question_token]`.
     pub fn of_last_token(&self) -> Self {
         let vectors = self.vectors.slice(s![.., -1.., ..]).to_owned();
-        let own = match &self.own {
-            Own::Logits(logits) => logits.slice(s![.., -1.., ..]).to_owned(),
-            // It sees every key, whether those before it do or not.
-            Own::Keys(keys) | Own::KeysBefore(keys) => products(&vectors, keys, 0..keys.len_of(Axis(0))),
+        let self_logits = match &self.self_attention {
+            SelfAttention::Logits(logits) => logits.slice(s![.., -1.., ..]).to_owned(),
+            // The last token attends to all keys, with a causal mask, too.
+            SelfAttention::Keys(keys) | SelfAttention::CausalKeys(keys) => {
+                dot_products(&vectors, keys, 0..keys.len_of(Axis(0)))
+            }
         };
-        Self { vectors, own: Own::Logits(own) }
+        Self { vectors, self_attention: SelfAttention::Logits(self_logits) }
     }
 }
 
-/// `[head, vector, key]` of some heads.
-fn products(vectors: &Array3<f32>, keys: &Array3<f32>, heads: Range<usize>) -> Array3<f32> {
-    let mut found = Array3::zeros((heads.len(), vectors.len_of(Axis(1)), keys.len_of(Axis(1))));
-    for (mut found, head) in found.outer_iter_mut().zip(heads) {
+/// Returns `[head, vector, key]` for the heads in `heads`.
+fn dot_products(vectors: &Array3<f32>, keys: &Array3<f32>, heads: Range<usize>) -> Array3<f32> {
+    let mut logits = Array3::zeros((heads.len(), vectors.len_of(Axis(1)), keys.len_of(Axis(1))));
+    for (mut of_head, head) in logits.outer_iter_mut().zip(heads) {
         let (vectors, keys) = (vectors.slice(s![head, .., ..]), keys.slice(s![head, .., ..]));
-        found.assign(&vectors.dot(&keys.t()));
+        of_head.assign(&vectors.dot(&keys.t()));
     }
-    found
+    logits
 }
 
 /// A model's identity and dimensions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelInfo {
-    /// Name from the contract.
+    /// The model's name from its contract.
     pub name: String,
-    /// Hash over graphs, tokenizer, window and shapes: a block made under another fingerprint is another block.
+    /// A hash over everything that keys depend on: graphs, weights, tokenizer, window and shapes. It is part
+    /// of the key of each cached block, so models with different fingerprints share no blocks.
     pub fingerprint: String,
-    /// Tokens of text that one window holds, special tokens not counted.
+    /// The largest number of tokens in a window, without special tokens.
     pub window_tokens_max: usize,
-    /// Planes of a block: the keys of each head and, of a decoder, the values.
+    /// The number of planes of a block: one for the keys of each head and, for a decoder, one for the values
+    /// of each head.
     pub planes: usize,
-    /// Values per token and plane.
+    /// The number of values per token and plane.
     pub head_dim: usize,
-    /// For each head that RC is taken over, the plane of its keys.
+    /// The plane of the keys of each head that scores are computed from (the readout heads).
     pub readout: Vec<usize>,
-    /// What else there is to know of a decoder.
+    /// The properties that only decoders have; `None` for an encoder.
     pub decoder: Option<DecoderInfo>,
-    /// Where it runs.
+    /// The device that the model runs on.
     pub device: DeviceInUse,
 }
 
-/// What a question of a decoder has to know to look back.
+/// The properties that only decoders have.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderInfo {
-    /// Most tokens that are attended to at once, special tokens and question included.
+    /// The largest number of tokens in the attention context, special tokens and question included.
     pub context_tokens_max: usize,
-    /// Layers of the model.
+    /// The number of layers of the model.
     pub layers: usize,
-    /// Those that are read and kept.
+    /// The number of layers, from the first, that are run and whose keys and values are cached.
     pub depth: usize,
-    /// Query heads of a layer.
+    /// The number of query heads of a layer.
     pub heads: usize,
-    /// Special tokens in front of every window; a window's own tokens begin at this position.
+    /// The ids of the special tokens before every window. They occupy the first positions, so a window's own
+    /// tokens begin at position `prefix.len()`.
     pub prefix: Vec<u32>,
-    /// Key heads of a layer: a block's planes are each layer's keys, then its values.
+    /// The number of key heads of a layer. [`PlaneLayout`] numbers their planes.
     pub kv_heads: usize,
-    /// Which weights it was made of (`source.weights` of the contract); none in one that was exported before that was written down.
+    /// The hash of the weights that the model was exported from (`source.weights` of the contract); `None` if
+    /// the contract has none.
     pub weights: Option<String>,
     /// The tokens of a question whose RC ranks chunks and sentences.
     pub question_tokens: QuestionTokens,
-    /// How keys turn with their position; without it they cannot be moved.
+    /// The rotary position encoding; without it, cached keys cannot be moved to other positions.
     pub rotary: Option<Rotary>,
 }
 
+/// The numbering of the planes of a decoder's blocks: layer by layer, the keys of each key head, then the
+/// values of each key head. A plane is `[token, head_dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlaneLayout {
+    kv_heads: usize,
+}
+
+impl PlaneLayout {
+    /// Creates the layout of a model with `kv_heads` key heads in each layer.
+    pub fn new(kv_heads: usize) -> Self {
+        Self { kv_heads }
+    }
+
+    /// Returns the number of planes of the first `layers` layers.
+    pub fn count(self, layers: usize) -> usize {
+        2 * self.kv_heads * layers
+    }
+
+    /// Returns the planes of a layer's keys, one for each key head.
+    pub fn keys(self, layer: usize) -> Range<usize> {
+        let first = self.count(layer);
+        first..first + self.kv_heads
+    }
+
+    /// Returns the planes of a layer's values, one for each key head.
+    pub fn values(self, layer: usize) -> Range<usize> {
+        let first = self.keys(layer).end;
+        first..first + self.kv_heads
+    }
+
+    /// Returns whether a plane holds keys; every other plane holds values.
+    pub fn is_key(self, plane: usize) -> bool {
+        plane % self.count(1) < self.kv_heads
+    }
+}
+
 impl DecoderInfo {
-    /// How many special tokens stand in front of every window.
+    /// Returns the numbering of the planes of a block.
+    pub fn planes(&self) -> PlaneLayout {
+        PlaneLayout::new(self.kv_heads)
+    }
+
+    /// Returns the number of special tokens before every window.
     pub fn prefix_tokens(&self) -> usize {
         self.prefix.len()
     }
 
-    /// Most tokens of a question: beside it, there is room for a window.
+    /// Returns the largest number of tokens of a question, such that special tokens and one full window still
+    /// fit into the context beside it.
     pub fn question_tokens_max(&self, window_tokens_max: usize) -> usize {
         self.context_tokens_max - self.prefix_tokens() - window_tokens_max
     }
 }
 
-/// Why a model could not answer.
+/// Why a model could not be loaded or could not compute a result.
 #[derive(Debug, Error)]
 pub enum ModelError {
-    /// The shared library of ONNX Runtime did not load.
+    /// The shared library of ONNX Runtime could not be loaded.
     #[error(
         "cannot load ONNX Runtime from {path}: {reason}; set THRESHER_RUNTIME_LIB or run `make provision`"
     )]
     Runtime {
-        /// Where it was looked for.
+        /// The path of the library.
         path: String,
-        /// What the loader said.
+        /// The message of the loader.
         reason: String,
     },
-    /// The contract is missing or does not fit the graphs.
+    /// The contract is missing, is invalid or does not match the model's files.
     #[error(transparent)]
-    Contract(#[from] super::model::contract::ContractError),
-    /// The tokenizer file is missing or broken.
-    #[error("cannot load tokenizer {path}: {reason}")]
+    Contract(#[from] ContractError),
+    /// The tokenizer file is missing or invalid.
+    #[error("cannot load the tokenizer {path}: {reason}")]
     Tokenizer {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// What the parser said.
+        /// The message of the parser.
         reason: String,
     },
-    /// The device that was asked for cannot be used.
+    /// The requested device cannot be used.
     #[error(
-        "cannot run on {device}: {reason}; a GPU needs the CUDA build of ONNX Runtime (`make provision GPU=1`), CUDA 13, and a driver; \
-         `model.device = \"auto\"` takes the processor where there is none"
+        "cannot run on {device}: {reason}; a GPU needs the CUDA build of ONNX Runtime (`make provision GPU=1`), \
+         CUDA 13 and a driver; `model.device = \"auto\"` uses the CPU if there is no usable GPU"
     )]
     Device {
-        /// As it was asked for.
+        /// The device, as it was requested.
         device: String,
-        /// What the runtime said.
+        /// The message of the runtime.
         reason: String,
     },
-    /// The contract is of another family than is needed here.
-    #[error("{name} is no {expected}")]
-    OtherFamily {
+    /// The model belongs to another family than the caller needs.
+    #[error("the model {name} is not a {expected}")]
+    WrongFamily {
         /// The model's name.
         name: String,
-        /// What is needed.
+        /// The family that the caller needs.
         expected: &'static str,
     },
-    /// Nobody waits for the answer any more.
-    #[error("nobody waits for the answer")]
-    Stopped,
+    /// The request was cancelled, or its deadline passed, before the model had computed the result.
+    #[error("the request was cancelled before the model had finished")]
+    Cancelled,
     /// The model has no graph that computes logits apart from its own attention.
     #[error("{model} is a decoder and has no query graph; set blocks.scan to \"fused\"")]
     NoQueryGraph {
         /// The model's name.
         model: String,
     },
-    /// Keys and values were asked for, and there are none, or not all.
-    #[error(
-        "{model} is an encoder: it has no keys and values that a language model could take over; serve a decoder to hand them over"
-    )]
+    /// An export of keys and values was requested from a model that has none.
+    #[error("{model} is an encoder and has no keys and values to export; serve a decoder to export them")]
     NoKvExport {
         /// The model's name.
         model: String,
     },
-    /// A forward pass was asked of a model that was not loaded for it.
-    #[error("{model} has no forward pass here: it is no decoder on a processor")]
+    /// A forward pass was requested from a decoder that was loaded without it, or that runs on a GPU.
+    #[error(
+        "{model} was loaded without the complete forward pass; load the decoder on the CPU with `forward` set"
+    )]
     NoForward {
         /// The model's name.
         model: String,
     },
-    /// Text that the tokenizer refuses.
+    /// The tokenizer refused a text.
     #[error("cannot tokenize: {0}")]
     Tokenize(String),
-    /// A graph failed while loading or running.
+    /// A graph could not be loaded or run.
     #[error("{graph} failed: {reason}")]
     Graph {
-        /// File name of the graph.
+        /// The file name of the graph.
         graph: String,
-        /// What the runtime said.
+        /// The message of the runtime.
         reason: String,
     },
 }

@@ -1,10 +1,26 @@
-//! The life of a request, stage by stage: tokenize → blocks → question → scan → score → fit, which selects and assembles.
-//! HTTP, the command line, `eval` and `bench` all come through here. Only `fit` is made of stages itself: a context has
-//! to be written to be counted, and counted to be selected.
+//! The pipeline: answers requests to compress, rank and attribute with one model. The HTTP API, the command
+//! line, `eval`, `bench` and programs that embed Thresher all call it. Knows nothing of transports.
+//!
+//! ```text
+//! CompressRequest ─▶ tokenize ─▶ blocks ─▶ question ─▶ scan ─▶ score ─▶ fit ─▶ Compressed
+//! ```
+//!
+//! | stage | does |
+//! |---|---|
+//! | [`tokenize`] | turns the question and new chunks into the model's tokens |
+//! | [`blocks`] | takes the keys of each chunk from the cache; the model reads chunks that are not cached |
+//! | [`question`] | has the model encode the question; a decoder's question attends to the blocks |
+//! | [`scan`] | computes the raw logits of the question over all keys, and the peak of each segment |
+//! | [`score`] | computes RC, and from it a score per chunk and unit |
+//! | [`fit`] | selects units within the budget, writes the context and counts its tokens |
+//!
+//! [`Pipeline::compress`] runs the stages in this order. `score` calls `scan` for some heads at a time, which
+//! limits memory. `fit` consists of three stages ([`select`], [`assemble`] and [`count`]), because selection
+//! depends on the number of tokens of a context, and a context must be written before its tokens can be
+//! counted.
 
 pub mod assemble;
 pub mod attribute;
-pub mod auto;
 pub mod blocks;
 pub mod cancel;
 pub mod clock;
@@ -14,7 +30,9 @@ pub mod fit;
 pub mod evict;
 pub mod kv_export;
 pub mod load;
+pub mod outcome;
 pub mod question;
+pub mod reading;
 pub mod scan;
 pub mod score;
 pub mod select;
@@ -22,236 +40,95 @@ pub mod tokenize;
 pub mod units;
 pub mod validate;
 
-use std::borrow::Cow;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ndarray::{Array3, s};
 use thiserror::Error;
 
-use self::assemble::Context;
-use self::auto::Auto;
-use self::blocks::{Blocks, Reader};
+use self::blocks::Reader;
 use self::cancel::Cancel;
-use self::clock::{Clock, Timings};
-use self::count::{Counter, FrameCosts};
-use self::explain::Explanation;
-use self::fit::FitContext;
-use self::load::Late;
+use self::clock::Clock;
+use self::count::{FrameCosts, TokenCounter};
+use self::fit::{FitContext, Fitted};
+use self::load::Overload;
+pub use self::outcome::{ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, passthrough};
+use self::question::EncodeContext;
 pub use self::question::Placement;
-use self::question::{Asking, Question};
+pub use self::reading::Reading;
 use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
+use self::select::Auto;
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{ByteRange, Chunk, CompressRequest, Granularity, Tenant, TokenizerName};
+use crate::domain::{Chunk, CompressRequest, Granularity, KeptSpan, Tenant, TokenizerName};
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
 use crate::model::contract::QuestionTokens;
-use crate::model::tokenizer::{ModelTokenizer, Tokens};
-use crate::model::{Logits, ModelError, ModelInfo, ModelRuntime};
+use crate::model::tokenizer::ModelTokenizer;
+use crate::model::{ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
 
-/// Everything that answers requests, shared by all of them.
+/// Answers requests with one model, its tokenizer and a cache of blocks. All methods take `&self`, so one
+/// pipeline serves many threads at the same time.
+///
+/// [`Engine`](crate::Engine) builds a pipeline from a model folder. Requests run on the calling thread and on
+/// the workers of the model; asynchronous programs should call them from a blocking thread.
 pub struct Pipeline {
     model: Arc<dyn ModelRuntime>,
     tokenizer: Arc<ModelTokenizer>,
     reader: Reader,
-    frames: FrameCosts,
+    frame_costs: FrameCosts,
     settings: Settings,
 }
 
-/// How requests are answered.
+/// The settings of a pipeline, which are the same for all its requests.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Settings {
-    /// Bounds of one request.
+    /// The limits on one request.
     pub limits: RequestLimits,
-    /// How much is worth keeping when no budget is named.
+    /// How much is kept for requests with [`Budget::Auto`](crate::domain::Budget::Auto).
     pub auto: Auto,
-    /// How blocks are stored.
+    /// The format in which keys are cached; int8 by default.
     pub codec: Codec,
-    /// Blocks of pipelines with another one are never found.
+    /// Part of every block key: pipelines with different salts never find each other's blocks. Empty by
+    /// default.
     pub salt: String,
-    /// What computes logits.
+    /// What computes logits; the fused scan by default.
     pub scan: ScanBy,
-    /// How a decoder's blocks stand in front of a question.
+    /// How the chunks are positioned before a decoder's question; side by side by default. Encoders ignore
+    /// it.
     pub placement: Placement,
-    /// How chunks and units are scored.
+    /// How chunks and units are scored; `peak/ranked+coverage` by default.
     pub scoring: Scoring,
 }
 
-/// A compressed context with the way back to its sources. All ranges are in bytes.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Compressed {
-    /// The context and its pieces.
-    pub context: Context,
-    /// One per chunk of the request: in its order, or best first when asked so.
-    pub chunks: Vec<ChunkOutcome>,
-    /// Tokens before and after; none in a degraded answer, since counting may be what there was no time for.
-    pub usage: Option<Usage>,
-    /// Whether anything sent has to do with the question; none in a degraded answer, and where the model's logits do not say.
-    pub relevance: Option<Relevance>,
-    /// Whether the caller's own chunks came back whole, in place of an answer.
-    pub degraded: bool,
-    /// Where the chunks' blocks came from; none in a degraded answer.
-    pub sources: Option<Sources>,
-    /// Time per stage.
-    pub timings: Timings,
-    /// Per-token RC, when asked for.
-    pub explanation: Option<Explanation>,
-}
-
-/// What became of one chunk.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ChunkOutcome {
-    /// Index in the request.
-    pub index: usize,
-    /// Whether anything of it is in the context.
-    pub kept: bool,
-    /// Whether it holds nothing that could be kept.
-    pub empty: bool,
-    /// RC of the whole chunk; none when it was not scored.
-    pub score: Option<f32>,
-    /// Kept spans of its text, ascending, each with the best score of a unit in it.
-    pub spans: Vec<(ByteRange, Option<f32>)>,
-}
-
-/// Tokens of the context, before and after, counted with the caller's tokenizer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
-    /// Of the context if everything were kept.
-    pub tokens_in: usize,
-    /// Of the context as returned.
-    pub tokens_out: usize,
-}
-
-/// Whether anything sent has to do with the question.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Relevance {
-    /// Mean over the question's tokens of their best raw logit.
-    pub max_sim: f32,
-    /// Whether that is enough for this model (`auto.max_sim_min`).
-    pub related: bool,
-}
-
-/// Why there is no answer.
+/// The error of a request that has no result.
 #[derive(Debug, Error)]
 pub enum PipelineError {
-    /// The request has to change.
+    /// The caller must change the request; the message says what.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
-    /// The deadline has passed.
+    /// The deadline passed. Chunks that the model has read stay in the cache.
     #[error(
-        "the deadline passed before the answer was ready. Repeat the request, with a longer deadline_ms where a chunk or an answer is \
-         long: chunks that have been read are cached"
+        "the deadline passed before the answer was ready. Repeat the request, with a longer deadline_ms if a \
+         chunk or the answer is long: chunks that have been read are cached"
     )]
     DeadlineExceeded,
-    /// The model has too much to read for others.
-    #[error(
-        "reading {bytes} bytes of new text takes about {:.1} s beside other requests, too long for the deadline. Repeat the request in \
-         {:.0} s, name a longer deadline_ms, or send fewer new chunks",
-        late.expected.as_secs_f64(),
-        late.retry_after.as_secs_f64().ceil().max(1.0)
-    )]
-    WouldBeLate {
-        /// Text of chunks that have not been read.
-        bytes: usize,
-        /// How long reading it would take, and when to ask again.
-        late: Late,
-    },
-    /// The caller has gone.
-    #[error("the caller no longer waits")]
+    /// The model has too much to read for other requests to read this one's new chunks within its deadline.
+    #[error(transparent)]
+    Overloaded(#[from] Overload),
+    /// The caller no longer waits for the result.
+    #[error("the request was cancelled, because its caller no longer waits for the result")]
     Cancelled,
-    /// The model failed.
+    /// The model or its tokenizer failed.
     #[error(transparent)]
     Model(#[from] ModelError),
 }
 
-/// Chunks as they answer a question.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Ranked {
-    /// RC of each chunk, in the request's order.
-    pub chunks: Vec<f32>,
-    /// In the order of the chunks; none where only these were asked about.
-    pub sentences: Vec<RankedSentence>,
-    /// Tokens of the model, of question and chunks.
-    pub tokens: usize,
-}
-
-/// A sentence of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RankedSentence {
-    /// Index of the chunk in the request.
-    pub chunk: usize,
-    /// Of its text.
-    pub bytes: ByteRange,
-    /// Its own RC, among all sentences.
-    pub rc: f32,
-}
-
-/// Everything read for a request, before any of it is judged: `eval` scores the same reading in many ways.
-#[derive(Clone)]
-pub struct Reading {
-    /// The question's tokens.
-    pub tokens: Tokens,
-    /// The question as the model sees it.
-    pub question: Question,
-    /// The chunks' keys, and where their tokens and sentences stand. Sentences of one answer share these and the units.
-    pub blocks: Arc<Blocks>,
-    /// What is kept or dropped as a whole.
-    pub granularity: Granularity,
-    /// What can be kept.
-    pub units: Arc<[Unit]>,
-    /// `[head, question_token, key]` by the query graph, where settings ask for it.
-    pub graph_logits: Option<Array3<f32>>,
-    /// Whether a raw logit says by itself how near two tokens are.
-    pub reaches: bool,
-    /// Tokens of the question whose RC ranks; of a sentence of an answer all.
-    pub question_tokens: QuestionTokens,
-}
-
-impl Reading {
-    /// The same reading with its blocks in another codec, as far as theirs has kept them.
-    pub fn recoded(&self, codec: Codec) -> Self {
-        let blocks = self.blocks.blocks.iter().map(|block| block.recoded(codec)).collect();
-        let blocks = Arc::new(Blocks { blocks, ..(*self.blocks).clone() });
-        Self { blocks, graph_logits: None, ..self.clone() }
-    }
-
-    /// The reading as it is ranked by: with those tokens of the question alone that count.
-    pub fn that_counts(&self) -> Cow<'_, Self> {
-        match self.question_tokens {
-            QuestionTokens::Last if self.tokens.ids.len() > 1 => Cow::Owned(self.of_last_token()),
-            QuestionTokens::All | QuestionTokens::Last => Cow::Borrowed(self),
-        }
-    }
-
-    fn of_last_token(&self) -> Self {
-        let last = self.tokens.ids.len() - 1..;
-        let tokens = Tokens {
-            ids: self.tokens.ids[last.clone()].to_vec(),
-            offsets: self.tokens.offsets[last].to_vec(),
-        };
-        let graph_logits = self.graph_logits.as_ref().map(|logits| logits.slice(s![.., -1.., ..]).to_owned());
-        Self {
-            tokens,
-            question: self.question.of_last_token(),
-            graph_logits,
-            question_tokens: QuestionTokens::All,
-            ..self.clone()
-        }
-    }
-
-    /// Raw logits of some heads, over the chunks' keys and the question's own. The default scoring does without them.
-    pub fn logits(&self, heads: Range<usize>) -> Logits {
-        Logits { cross: scan::logits(self, heads.clone()), own: self.question.self_logits(heads) }
-    }
-}
-
 impl Pipeline {
-    /// Wires model, tokenizer and store.
+    /// Returns a pipeline for the default tenant that scores with `model`, tokenizes with `tokenizer` (which
+    /// must belong to the model) and caches blocks in `store`.
     pub fn new(
         model: Arc<dyn ModelRuntime>,
         tokenizer: Arc<ModelTokenizer>,
@@ -260,67 +137,106 @@ impl Pipeline {
     ) -> Self {
         let (codec, salt) = (settings.codec, settings.salt.as_bytes());
         let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, codec, salt);
-        Self { model, tokenizer, reader, frames: FrameCosts::new(), settings }
+        Self { model, tokenizer, reader, frame_costs: FrameCosts::new(), settings }
     }
 
-    /// The same model for another tenant, which has a share of the model's time of its own, and shares nothing with others that is
-    /// made of their texts: neither blocks, nor the reading of one, nor what frames with titles cost.
+    /// Returns a pipeline for another tenant, with the same model and settings. The tenant gets its own share
+    /// of the model's time. Nothing that was derived from texts is shared between tenants: neither blocks,
+    /// nor reads in progress, nor the cached costs of frames, which may contain titles.
     pub fn of_tenant(&self, tenant: &Tenant) -> Self {
-        let model = self.model.with_own_share().unwrap_or_else(|| Arc::clone(&self.model));
+        let model = self.model.with_own_flow().unwrap_or_else(|| Arc::clone(&self.model));
         Self {
             reader: self.reader.of_tenant(tenant, Arc::clone(&model)),
             model,
             tokenizer: Arc::clone(&self.tokenizer),
-            frames: FrameCosts::new(),
+            frame_costs: FrameCosts::new(),
             settings: self.settings.clone(),
         }
     }
 
-    /// The model that scores.
+    /// Returns the name, fingerprint and dimensions of the model.
     pub fn model(&self) -> &ModelInfo {
         self.model.info()
     }
 
-    /// The same, to be run.
+    /// Returns the model itself, for callers that run it directly.
     pub fn runtime(&self) -> &dyn ModelRuntime {
         &*self.model
     }
 
-    /// How long the model will take for the chunks of this tenant that are being read.
-    pub fn reading_left(&self) -> Duration {
-        self.reader.time_left()
-    }
-
-    /// How it answers requests.
+    /// Returns the settings of the pipeline.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The name of the rule that it scores by.
+    /// Returns the name of the scoring method, such as `peak/ranked+coverage`.
     pub fn estimator(&self) -> String {
         self.settings.scoring.to_string()
     }
 
-    /// Answers a request.
+    /// Returns the estimated time that the model needs for the chunks of this tenant that it is reading. It
+    /// is zero until the model's speed has been measured.
+    pub fn reading_left(&self) -> Duration {
+        self.reader.time_left()
+    }
+
+    /// Compresses the chunks of a request to the parts that answer its question.
+    ///
+    /// The context of the result holds the units (by default sentences) with the best scores that fit into
+    /// the request's budget. They are copied byte for byte from the caller's chunks, and `chunks` says from
+    /// where. The model reads only chunks that are not in the cache; new chunks are cached for later
+    /// requests.
+    ///
+    /// The call blocks until the result is ready. It returns early with an error soon after `cancel` stops
+    /// it.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use thresher_core::domain::{Budget, Chunk, CompressRequest};
+    /// use thresher_core::kv::store::KvStore;
+    /// use thresher_core::model::scripted::ScriptedModel;
+    /// use thresher_core::pipeline::cancel::Cancel;
+    /// use thresher_core::pipeline::{Pipeline, Settings};
+    ///
+    /// // A model for tests, in which equal words match. `Engine` opens a real one.
+    /// let model = Arc::new(ScriptedModel::new(64));
+    /// let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon", "harbour"]));
+    /// let store = Arc::new(KvStore::without_tiers());
+    /// let pipeline = Pipeline::new(model, tokenizer, store, Settings::default());
+    ///
+    /// let chunks = vec![
+    ///     Chunk::new("moon", "The moon pulls. It has no wind."),
+    ///     Chunk::new("port", "The harbour is old."),
+    /// ];
+    /// let mut request = CompressRequest::new("moon", chunks);
+    /// request.budget = Budget::Tokens(20);
+    ///
+    /// let compressed = pipeline.compress(&request, &Cancel::default())?;
+    /// assert_eq!(compressed.context, "[1] The moon pulls.");
+    /// assert!(compressed.usage.expect("not degraded").tokens_out <= 20);
+    /// let span = &compressed.chunks[0].spans[0];
+    /// assert_eq!((span.source.start, span.source.end), (0, 15));
+    /// # Ok::<(), thresher_core::pipeline::PipelineError>(())
+    /// ```
     ///
     /// # Errors
-    /// [`PipelineError::Invalid`] names what to change; a deadline or a failure of the model are said as such.
+    /// - [`PipelineError::Invalid`] if the request exceeds a limit, contradicts itself, or names a budget
+    ///   into which no unit fits. The message says which field to change.
+    /// - [`PipelineError::Overloaded`] if the model could not read the new chunks before the deadline,
+    ///   because it reads chunks of other requests, too. It says when to retry.
+    /// - [`PipelineError::DeadlineExceeded`] or [`PipelineError::Cancelled`] if `cancel` stopped the request.
+    /// - [`PipelineError::Model`] if the model or its tokenizer failed.
     pub fn compress(&self, request: &CompressRequest, cancel: &Cancel) -> Result<Compressed, PipelineError> {
         validate::check(request, &self.settings.limits)?;
         let mut clock = Clock::start();
         let reading = self.read(request, cancel, &mut clock)?;
-        let scores = match self.settings.scoring {
-            Scoring::RankedCoverage => {
-                let contrast = clock.stage("scan", || score::contrast(&reading, cancel))?;
-                clock.stage("score", || score::ranked_coverage(&reading, contrast))
-            }
-            plain => clock.stage("scan", || score::all(&reading, plain, cancel))?,
-        };
+        let scores = self.score(&reading, cancel, &mut clock)?;
         let fitted = clock.stage("select", || self.fit(request, &reading, &scores, cancel))?;
-        let explain = || clock.stage("explain", || explain::tokens(&reading, cancel));
+        let explain = || clock.stage("explain", || explain::explanation(&reading, cancel));
         let explanation = request.explain.then(explain).transpose()?;
         Ok(Compressed {
-            chunks: outcomes(&reading, &scores, &fitted),
+            chunks: chunk_outcomes(&reading, &scores, fitted.spans, &fitted.order),
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: scores
@@ -333,10 +249,11 @@ impl Pipeline {
         })
     }
 
-    /// Question and blocks of a request.
+    /// Encodes the question of a request, and finds or reads the blocks of its chunks. It checks what depends
+    /// on tokens; the caller must check the rest first with [`validate::check`].
     ///
     /// # Errors
-    /// As [`Self::compress`].
+    /// Fails as [`Self::compress`] does.
     pub fn read(
         &self,
         request: &CompressRequest,
@@ -351,13 +268,13 @@ impl Pipeline {
         let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, limits, cancel))?;
         cancel.check()?;
         let units = units::of(request.granularity, &request.chunks, &blocks);
-        let all_logits = request.explain || self.settings.scan == ScanBy::Onnx;
-        let held = if all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
-        limits.check_logits(tokens.ids.len(), held)?;
+        let needs_all_logits = request.explain || self.settings.scan == ScanBy::Onnx;
+        let columns = if needs_all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
+        limits.check_logits(tokens.ids.len(), columns)?;
         let placement = self.settings.placement;
         let question = clock.stage("question", || {
-            let asking = Asking { model, placement, limits, cancel, side_by_side: false };
-            question::encode(&tokens.ids, &blocks, asking)
+            let context = EncodeContext { model, placement, limits, cancel, is_concurrent: false };
+            question::encode(&tokens.ids, &blocks, context)
         })?;
         cancel.check()?;
         let graph_logits = match self.settings.scan {
@@ -372,15 +289,27 @@ impl Pipeline {
             granularity: request.granularity,
             units: units.into(),
             graph_logits,
-            reaches: decoder.is_none(),
+            logits_have_fixed_scale: decoder.is_none(),
             question_tokens: decoder.map_or(QuestionTokens::All, |decoder| decoder.question_tokens),
         })
     }
 
-    /// RC of each chunk for `query`, as [`Self::compress`] scores chunks; with sentences as `granularity`, also theirs.
+    /// Scores a reading, and measures the default method in two stages.
+    fn score(&self, reading: &Reading, cancel: &Cancel, clock: &mut Clock) -> Result<Scores, PipelineError> {
+        match self.settings.scoring {
+            Scoring::RankedCoverage => {
+                let rc = clock.stage("scan", || score::ranked_rc(reading, cancel))?;
+                Ok(clock.stage("score", || score::ranked_coverage(reading, rc)))
+            }
+            plain => clock.stage("scan", || score::all(reading, plain, cancel)),
+        }
+    }
+
+    /// Scores each chunk for `query`, as [`Self::compress`] does. If `granularity` is sentences, it also
+    /// returns the RC of each sentence.
     ///
     /// # Errors
-    /// As [`Self::compress`].
+    /// Fails as [`Self::compress`] does.
     pub fn rank(
         &self,
         query: &str,
@@ -388,27 +317,6 @@ impl Pipeline {
         granularity: Granularity,
         cancel: &Cancel,
     ) -> Result<Ranked, PipelineError> {
-        let (reading, scores) = self.scored(query, chunks, granularity, cancel)?;
-        let sentence = |(unit, rc): (&Unit, f32)| RankedSentence { chunk: unit.chunk, bytes: unit.bytes, rc };
-        let sentences = match granularity {
-            Granularity::Sentence => {
-                let own = rc::mean_over_queries(scores.unit_rc.view());
-                reading.units.iter().zip(own).map(sentence).collect()
-            }
-            Granularity::Chunk | Granularity::Token => Vec::new(),
-        };
-        let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
-        Ok(Ranked { chunks: scores.chunks, sentences, tokens })
-    }
-
-    /// Chunks and their units as they answer `query`.
-    fn scored(
-        &self,
-        query: &str,
-        chunks: &[Arc<Chunk>],
-        granularity: Granularity,
-        cancel: &Cancel,
-    ) -> Result<(Reading, Scores), PipelineError> {
         let request = CompressRequest {
             granularity,
             chunks: chunks.to_vec(),
@@ -418,92 +326,84 @@ impl Pipeline {
         validate::check(&request, &self.settings.limits)?;
         let reading = self.read(&request, cancel, &mut Clock::start())?;
         let scores = score::all(&reading, self.settings.scoring, cancel)?;
-        Ok((reading, scores))
+        let sentences = match granularity {
+            Granularity::Sentence => {
+                let unit_rc = rc::mean_over_queries(scores.unit_rc.view());
+                let sentence =
+                    |(unit, rc): (&Unit, f32)| RankedSentence { chunk: unit.chunk, bytes: unit.bytes, rc };
+                reading.units.iter().zip(unit_rc).map(sentence).collect()
+            }
+            Granularity::Chunk | Granularity::Token => Vec::new(),
+        };
+        let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
+        Ok(Ranked { chunks: scores.chunks, sentences, tokens })
     }
 
-    /// Reads chunks so that later requests find their blocks; how many were not there yet.
+    /// Has the model read those of `chunks` that are not cached, so that later requests find their blocks.
+    /// Returns how many chunks it read.
     ///
     /// # Errors
-    /// As [`Self::compress`].
+    /// Fails as [`Self::compress`] does.
     pub fn warm(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> Result<usize, PipelineError> {
         Ok(self.reader.blocks(chunks, &self.settings.limits, cancel)?.sources.read)
     }
 
-    /// Tokens of a text.
+    /// Returns the number of tokens that a tokenizer finds in `text`.
     ///
     /// # Errors
-    /// When the model's tokenizer refuses it.
+    /// Returns [`PipelineError::Model`] if the model's tokenizer cannot encode the text.
     pub fn count(&self, text: &str, tokenizer: TokenizerName) -> Result<usize, PipelineError> {
-        Counter::new(tokenizer, &self.tokenizer).count(text)
+        TokenCounter::new(tokenizer, &self.tokenizer).count(text)
     }
 
-    /// Tokens of a text as the model reads it.
+    /// Returns the ids of the model's tokens in `text`, without special tokens.
     ///
     /// # Errors
-    /// When the model's tokenizer refuses it.
+    /// Returns [`PipelineError::Model`] if the model's tokenizer cannot encode the text.
     pub fn tokens_of(&self, text: &str) -> Result<Vec<u32>, PipelineError> {
         Ok(self.tokenizer.encode(text)?.ids)
     }
 
-    /// The text of tokens.
+    /// Returns the text of token ids of the model.
     ///
     /// # Errors
-    /// When the model's tokenizer does not know them.
+    /// Returns [`PipelineError::Model`] if the model's tokenizer does not know an id.
     pub fn text_of(&self, ids: &[u32]) -> Result<String, PipelineError> {
         Ok(self.tokenizer.decode(ids)?)
     }
 
-    /// The best context that the request's budget allows, by `scores`.
+    /// Selects units by `scores` within the request's budget, and writes the context.
     ///
     /// # Errors
-    /// [`InvalidRequest::BudgetImpossible`].
+    /// Returns [`InvalidRequest::BudgetImpossible`] if the budget is too small for any context that the
+    /// request allows, and otherwise fails as [`Self::compress`] does.
     pub fn fit(
         &self,
         request: &CompressRequest,
         reading: &Reading,
         scores: &Scores,
         cancel: &Cancel,
-    ) -> Result<fit::Fitted, PipelineError> {
-        let counter = Counter::new(request.tokenizer, &self.tokenizer);
-        let means = FitContext { counter: &counter, frames: &self.frames, auto: self.settings.auto, cancel };
-        fit::budget(request, reading, scores, &means)
+    ) -> Result<Fitted, PipelineError> {
+        let counter = TokenCounter::new(request.tokenizer, &self.tokenizer);
+        let auto = self.settings.auto;
+        let context = FitContext { counter: &counter, frame_costs: &self.frame_costs, auto, cancel };
+        fit::budget(request, reading, scores, &context)
     }
 }
 
-/// The caller's own chunks, whole and in its order: the answer when there is no better one.
-pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
-    let whole = |(index, chunk): (usize, &Arc<Chunk>)| {
-        // Whole is whole: blanks, too.
-        let kept = !chunk.text.is_empty();
-        let all = kept.then(|| (ByteRange::new(0, chunk.text.len()), None));
-        let empty = chunk.text.trim().is_empty();
-        ChunkOutcome { index, kept, empty, score: None, spans: Vec::from_iter(all) }
-    };
-    let chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
-    let kept: Vec<_> = chunks.iter().filter(|c| c.kept).map(kept_of).collect();
-    Compressed {
-        context: assemble::context(&request.chunks, &kept, request.format),
-        chunks,
-        usage: None,
-        relevance: None,
-        degraded: true,
-        sources: None,
-        timings: Timings { total, ..Timings::default() },
-        explanation: None,
-    }
-}
-
-fn kept_of(outcome: &ChunkOutcome) -> assemble::Kept {
-    assemble::Kept { chunk: outcome.index, spans: outcome.spans.iter().map(|&(span, _)| span).collect() }
-}
-
-/// One outcome per chunk, in the order of the answer.
-fn outcomes(reading: &Reading, scores: &Scores, fitted: &fit::Fitted) -> Vec<ChunkOutcome> {
+/// Returns one outcome per chunk, in the order of the result. `spans` `[chunk]` are the kept spans of each
+/// chunk in the order of the request; `order` lists the indices of all chunks.
+fn chunk_outcomes(
+    reading: &Reading,
+    scores: &Scores,
+    mut spans: Vec<Vec<KeptSpan>>,
+    order: &[usize],
+) -> Vec<ChunkOutcome> {
     let outcome = |&index: &usize| {
-        let spans: Vec<_> = fitted.spans[index].iter().map(|span| (span.bytes, Some(span.score))).collect();
+        let spans = std::mem::take(&mut spans[index]);
         let empty = reading.blocks.blocks[index].sentences().len() == 0;
         let score = (!empty).then(|| scores.chunks[index]);
         ChunkOutcome { index, kept: !spans.is_empty(), empty, score, spans }
     };
-    fitted.order.iter().map(outcome).collect()
+    order.iter().map(outcome).collect()
 }

@@ -6,6 +6,7 @@
 
 pub mod data;
 mod attribution;
+mod bm25;
 mod estimate;
 pub mod heads;
 pub mod kv;

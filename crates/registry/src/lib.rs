@@ -7,7 +7,6 @@
 // `follow` applies the `log` that sidecars share.
 
 mod analyzer;
-mod bm25;
 mod change;
 mod directory;
 pub mod filter;
@@ -31,7 +30,6 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use thresher_core::domain::{Chunk, Tenant};
 
-pub use self::bm25::{Bm25, LexicalError};
 pub use self::change::{Change, Outcome, content_id};
 pub use self::directory::Progress;
 use self::filter::{Filter, FilterError};

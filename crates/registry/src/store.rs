@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-use lru::LruCache;
 use tantivy::{IndexReader, ReloadPolicy, Warmer};
 use thresher_core::domain::Chunk;
 use tokio::sync::mpsc::error::TrySendError;
@@ -298,42 +297,43 @@ impl Shared {
 /// The overhead of a cache entry beside its texts, in bytes: map, list, `Arc` and `String`s.
 const CACHE_ENTRY_BYTES: usize = 256;
 
-/// A cache of chunks by id, bounded in bytes. The least recently used chunk is evicted first.
+/// The mean size of a cached chunk, in bytes, from which the number of entries is estimated.
+const CHUNK_BYTES_TYPICAL: usize = 1_500;
+
+/// A cache of chunks by id, bounded in bytes. Chunks that are used often stay longest.
 pub struct Cache {
-    chunks: LruCache<String, Arc<Chunk>>,
-    bytes: usize,
-    bytes_max: usize,
+    chunks: quick_cache::unsync::Cache<String, Arc<Chunk>, CachedBytes>,
     generation: u64,
+}
+
+#[derive(Clone)]
+struct CachedBytes;
+
+impl quick_cache::Weighter<String, Arc<Chunk>> for CachedBytes {
+    fn weight(&self, _id: &String, chunk: &Arc<Chunk>) -> u64 {
+        cached_bytes(chunk) as u64
+    }
 }
 
 impl Cache {
     pub fn new(bytes_max: usize) -> Self {
-        Self { chunks: LruCache::unbounded(), bytes: 0, bytes_max, generation: 0 }
+        let entries = (bytes_max / CHUNK_BYTES_TYPICAL).clamp(16, 1 << 20);
+        let chunks = quick_cache::unsync::Cache::with_weighter(entries, bytes_max as u64, CachedBytes);
+        Self { chunks, generation: 0 }
     }
 
     pub fn get(&mut self, id: &str) -> Option<Arc<Chunk>> {
-        self.chunks.get(id).map(Arc::clone)
+        self.chunks.get(id).cloned()
     }
 
-    /// Adds a chunk, replacing any chunk with its id.
+    /// Adds a chunk, replacing any chunk with its id. A chunk larger than the cache is not kept.
     pub fn put(&mut self, chunk: Arc<Chunk>) {
-        let bytes = cached_bytes(&chunk);
-        self.remove(&chunk.id);
-        if bytes > self.bytes_max {
-            return;
-        }
-        self.bytes += bytes;
-        self.chunks.put(chunk.id.clone(), chunk);
-        while self.bytes > self.bytes_max {
-            let (_, oldest) = self.chunks.pop_lru().expect("bytes are counted for entries only");
-            self.bytes -= cached_bytes(&oldest);
-        }
+        self.chunks.remove(&chunk.id);
+        self.chunks.insert(chunk.id.clone(), chunk);
     }
 
     pub fn remove(&mut self, id: &str) {
-        if let Some(chunk) = self.chunks.pop(id) {
-            self.bytes -= cached_bytes(&chunk);
-        }
+        self.chunks.remove(id);
     }
 
     /// The number of commits. A chunk that was read from the index may be added only if this number is the
@@ -429,22 +429,24 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_evicts_the_least_recently_used_chunks_when_bytes_run_out() {
-        let mut cache = Cache::new(3 * (CACHE_ENTRY_BYTES + 102));
+    fn the_cache_stays_within_its_bytes_and_keeps_what_is_used() {
+        let bytes_max = 3 * (CACHE_ENTRY_BYTES + 102);
+        let mut cache = Cache::new(bytes_max);
         for id in ["a", "b", "c"] {
             cache.put(cached(id, 100));
         }
         assert!(cache.get("a").is_some());
         cache.put(cached("d", 100));
-        let left: Vec<_> = ["a", "b", "c", "d"].into_iter().filter(|id| cache.get(id).is_some()).collect();
-        assert_eq!(left, ["a", "c", "d"]);
+        assert!(cache.get("a").is_some(), "it was used");
+        let left = ["a", "b", "c", "d"].into_iter().filter(|id| cache.get(id).is_some()).count();
+        assert_eq!(left, 3, "one was evicted");
         cache.put(cached("d", 200));
-        assert!(cache.bytes <= cache.bytes_max);
+        assert!(cache.chunks.weight() <= bytes_max as u64);
         cache.put(cached("huge", 10_000));
         assert!(cache.get("huge").is_none());
         for id in ["a", "b", "c", "d"] {
             cache.remove(id);
         }
-        assert_eq!(cache.bytes, 0);
+        assert_eq!(cache.chunks.weight(), 0);
     }
 }

@@ -264,10 +264,7 @@ fn unknown_fields_are_errors_unless_the_registry_is_empty() {
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(json!({"lnag": "en"})), "FieldUnknown filter.lnag");
-    assert_eq!(
-        refused(json!({"not": {"lang.x": {"exists": true}}})),
-        "FieldUnknown filter.not.lang.x"
-    );
+    assert_eq!(refused(json!({"not": {"lang.x": {"exists": true}}})), "FieldUnknown filter.not.lang.x");
     assert!(search_ids(&registry, "x", Some(json!({"old": 1}))).is_ok());
     write(&registry, vec![delete("b")]);
     assert_eq!(refused(json!({"old": 1})), "FieldUnknown filter.old");

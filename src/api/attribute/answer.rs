@@ -137,7 +137,7 @@ impl AttributeAnswer {
                 model: model.name.clone(),
                 fingerprint: model.fingerprint.clone(),
             },
-            blocks: attributed.blocks_from,
+            blocks: attributed.block_sources,
             timing_ms: TimingMs::from(&attributed.timings),
             receipt: None,
         }

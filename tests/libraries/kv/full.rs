@@ -64,9 +64,9 @@ fn closing_does_not_wait_for_a_disk_that_hangs() {
     let (ended, end) = mpsc::channel();
     std::thread::spawn(move || {
         let runtime = Runtime::new().expect("a runtime");
-        let tiers = AllTiers::new(local, None, runtime.handle().clone());
+        let tiers = AllTiers::new(local, None);
         tiers.keep(key, bytes);
-        runtime.block_on(tiers.close(Duration::from_millis(50)));
+        runtime.block_on(tiers.local().close_within(Duration::from_millis(50)));
         drop(tiers);
         ended.send(())
     });

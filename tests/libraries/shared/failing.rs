@@ -10,6 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 
+use thresher::shared_tier;
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
 use thresher_core::kv::store::Tiers;
@@ -380,7 +381,10 @@ async fn a_lookup_waits_once_for_any_number_of_blocks() {
     let url = format!("redis://127.0.0.1:{}", gate.port);
     let shared = connected(&SharedSettings { breaker_failures: 1000, ..settings(&url) }).await;
     let none = LocalSettings { memory_bytes_max: 0, disk_bytes_max: 0, write_queue_bytes_max: 0, dir: None };
-    let tiers = AllTiers::new(LocalTiers::open(&none).expect("it opens"), Some(shared), Handle::current());
+    let tiers = AllTiers::new(
+        LocalTiers::open(&none).expect("it opens"),
+        Some(shared_tier::blocks(shared, Handle::current())),
+    );
     let key = |n: u32| BlockKey::from_bytes(*blake3::hash(&n.to_le_bytes()).as_bytes());
     let keys: Vec<_> = (0..4096).map(key).collect();
     gate.stalled.store(true, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use thresher::api::CompressAnswer;
+use thresher::shared_tier;
 use thresher_core::domain::{Chunk, CompressRequest, Granularity, Tenant, TokenSpan};
 use thresher_core::kv::block::{Block, Parts, Sentence};
 use thresher_core::kv::key::BlockKey;
@@ -46,7 +47,8 @@ fn local(dir: Option<&Path>) -> LocalTiers {
 /// would. Returns the parts of the responses that depend neither on time nor on the tiers in which blocks
 /// were found.
 async fn responses(local: LocalTiers, shared: Option<Shared>) -> Vec<Value> {
-    let tiers = AllTiers::new(local, shared.clone(), Handle::current());
+    let tiers =
+        AllTiers::new(local, shared.clone().map(|shared| shared_tier::blocks(shared, Handle::current())));
     let (model, store) = (Arc::new(ScriptedModel::new(16)), KvStore::new(Arc::new(tiers.clone())));
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "noon", "moon"]));
     let pipeline = Pipeline::new(model, tokenizer, Arc::new(store), Settings::default());
@@ -72,7 +74,10 @@ async fn responses(local: LocalTiers, shared: Option<Shared>) -> Vec<Value> {
         [Granularity::Sentence, Granularity::Token, Granularity::Chunk].map(answer).to_vec()
     };
     let answers = tokio::task::spawn_blocking(work).await.expect("no panic");
-    tiers.close(std::time::Duration::from_secs(60)).await;
+    if let Some(shared) = &shared {
+        shared.flush().await;
+    }
+    tiers.local().close().await;
     answers
 }
 

@@ -168,7 +168,7 @@ class ApiError(ThresherError):
     `status` is the HTTP status, `code` and `message` are the daemon's, and `param` is the path of the wrong field in the request,
     if one field is at fault. `response` is the HTTP response.
 
-    `code` is an `ErrorCode`, or one that a newer daemon has added; `http_NNN` where the answer is not the daemon's.
+    `code` is an `ErrorCode`, or a code that a newer daemon added; it is `http_NNN` if the response is not the daemon's.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ const KEYS_PER_TASK: usize = 2048;
 
 /// A question, prepared for a scan over blocks of any codec.
 #[derive(Debug, Clone)]
-pub struct Question {
+pub struct ScanQueries {
     /// The query vectors, `[head, question_token, head_dim]`. A logit is the dot product of a query vector
     /// and a key.
     exact: Array3<f32>,
@@ -50,7 +50,7 @@ struct QuantizedHead {
 #[derive(Debug, Clone, Copy)]
 pub struct Look<'a> {
     /// The question to scan.
-    pub question: &'a Question,
+    pub question: &'a ScanQueries,
     /// The block with the keys.
     pub block: &'a Block,
     /// The tokens of the block to scan, counted from the block's first token.
@@ -68,7 +68,7 @@ pub struct Part<'a> {
     pub segments: &'a [TokenSpan],
 }
 
-impl Question {
+impl ScanQueries {
     /// Returns the question with these query vectors, `[head, question_token, head_dim]`. `planes` `[head]`
     /// says for each head which plane of a block has its keys.
     ///
@@ -265,17 +265,17 @@ mod tests {
         Block::encode(Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[] }, codec)
     }
 
-    fn question(exact: Array3<f32>) -> Question {
+    fn question(exact: Array3<f32>) -> ScanQueries {
         let planes: Vec<usize> = (0..exact.len_of(Axis(0))).collect();
-        Question::new(exact, &planes)
+        ScanQueries::new(exact, &planes)
     }
 
-    fn whole<'a>(question: &'a Question, block: &'a Block) -> Look<'a> {
+    fn whole<'a>(question: &'a ScanQueries, block: &'a Block) -> Look<'a> {
         Look { question, block, tokens: TokenSpan::new(0, block.tokens()) }
     }
 
     /// Returns the logits by the definition: each dot product separately, over decoded keys.
-    fn by_definition(question: &Question, block: &Block) -> Array3<f32> {
+    fn by_definition(question: &ScanQueries, block: &Block) -> Array3<f32> {
         let keys = block.keys();
         let (heads, tokens, _) = keys.dim();
         Array3::from_shape_fn((heads, question.shape().1, tokens), |(h, q, n)| {
@@ -386,7 +386,7 @@ mod tests {
             let all = question(vectors.clone());
             let whole = logits(&[whole(&all, &block)]);
             let order = [2, 0];
-            let two = Question::new(vectors.select(Axis(0), &order), &order);
+            let two = ScanQueries::new(vectors.select(Axis(0), &order), &order);
             for (start, end) in
                 [(0, 205), (0, 16), (16, 48), (5, 9), (17, 201), (204, 205), (50, 50), (205, 205)]
             {

@@ -1,68 +1,54 @@
-//! All tiers of a daemon, looked up in order: memory, disk, and the tier that sidecars share. A block from a
-//! slow tier that the store accepts is copied to the faster ones, and using a block renews its time to live
-//! in the shared tier. Knows nothing of requests.
+//! The cache tiers in order: memory, disk, and a tier that several processes share. A block that the store accepts from a slow tier is
+//! kept in the faster ones, and each use of a block renews it in the shared tier.
+//! Knows nothing of requests.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use thresher_shared::Shared;
-use tokio::runtime::Handle;
 
 use super::key::BlockKey;
 use super::local::{LocalTiers, TierName};
 use super::store::{Source, Tiers};
 
-/// The tiers of this machine, and the shared tier if one is configured. Clones share the same tiers.
+/// A tier that several processes share, such as a Redis server. Its bytes may come from other processes: the store checks each block
+/// before it uses it.
+pub trait SharedTier: Send + Sync {
+    /// Fetches blocks, in the order of `keys`. May block the calling thread.
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<Bytes>>;
+
+    /// Queues a block to be written. Must not block.
+    fn put(&self, key: &BlockKey, block: Bytes);
+
+    /// Puts off a block's expiry because it was used. Must not block.
+    fn renew(&self, key: &BlockKey, block: &Bytes);
+}
+
+/// This machine's tiers and, where there is one, the shared tier. Clones refer to the same tiers.
 #[derive(Clone)]
 pub struct AllTiers {
     local: LocalTiers,
-    shared: Option<Shared>,
-    runtime: Handle,
+    shared: Option<Arc<dyn SharedTier>>,
 }
 
 impl AllTiers {
-    /// Returns the tiers. Calls that wait for I/O run it on `runtime`.
-    pub fn new(local: LocalTiers, shared: Option<Shared>, runtime: Handle) -> Self {
-        Self { local, shared, runtime }
+    /// Puts the shared tier behind the local ones.
+    pub fn new(local: LocalTiers, shared: Option<Arc<dyn SharedTier>>) -> Self {
+        Self { local, shared }
     }
 
-    /// Writes the queued blocks to disk and to the shared tier. Blocks that are not written within `timeout`
-    /// are dropped.
-    pub async fn close(&self, timeout: Duration) {
-        let flush = async {
-            if let Some(shared) = &self.shared {
-                let _ = tokio::time::timeout(timeout, shared.flush()).await;
-            }
-        };
-        tokio::join!(flush, self.local.close_within(timeout));
-    }
-
-    async fn find(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
-        let source = |tier| match tier {
-            TierName::Memory => Source::Memory,
-            TierName::Disk => Source::Disk,
-        };
-        let found = self.local.get_many(keys).await.into_iter();
-        let mut found: Vec<_> = found.map(|hit| hit.map(|(bytes, tier)| (bytes, source(tier)))).collect();
-        let Some(shared) = &self.shared else { return found };
-        let missing: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
-        let missing_keys: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        for (i, bytes) in missing.into_iter().zip(shared.get_many(&missing_keys).await) {
-            // The bytes are copied, because a slice of the server's reply would keep the whole reply in
-            // memory.
-            found[i] = bytes.map(|bytes| (Bytes::from(bytes.to_vec()), Source::Shared));
-        }
-        found
+    /// The tiers of this machine.
+    pub fn local(&self) -> &LocalTiers {
+        &self.local
     }
 }
 
 impl Tiers for AllTiers {
     fn resident(&self, key: &BlockKey) -> Option<Bytes> {
-        let bytes = self.local.get_resident(key)?;
+        let block = self.local.get_resident(key)?;
         if let Some(shared) = &self.shared {
-            shared.renew(key, &bytes);
+            shared.renew(key, &block);
         }
-        Some(bytes)
+        Some(block)
     }
 
     fn has_locally(&self, key: &BlockKey) -> bool {
@@ -70,25 +56,39 @@ impl Tiers for AllTiers {
     }
 
     fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
-        self.runtime.block_on(self.find(keys))
+        let source = |tier| match tier {
+            TierName::Memory => Source::Memory,
+            TierName::Disk => Source::Disk,
+        };
+        // The disk tier answers through channels, which any executor can wait for.
+        let found = pollster::block_on(self.local.get_many(keys)).into_iter();
+        let mut found: Vec<_> = found.map(|hit| hit.map(|(block, tier)| (block, source(tier)))).collect();
+        let Some(shared) = &self.shared else { return found };
+        let missing: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
+        let missing_keys: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
+        for (i, block) in missing.into_iter().zip(shared.fetch(&missing_keys)) {
+            // A copy of its own: a slice of the server's reply would keep the whole reply in memory.
+            found[i] = block.map(|block| (Bytes::from(block.to_vec()), Source::Shared));
+        }
+        found
     }
 
-    fn accept(&self, key: BlockKey, bytes: Bytes, source: Source) {
+    fn accept(&self, key: BlockKey, block: Bytes, source: Source) {
         if let Some(shared) = &self.shared {
-            shared.renew(&key, &bytes);
+            shared.renew(&key, &block);
         }
         match source {
-            Source::Disk => self.local.promote(key, bytes),
-            Source::Shared => self.local.insert(key, bytes),
+            Source::Disk => self.local.promote(key, block),
+            Source::Shared => self.local.insert(key, block),
             Source::Memory | Source::Joined | Source::Read => {}
         }
     }
 
-    fn keep(&self, key: BlockKey, bytes: Bytes) {
+    fn keep(&self, key: BlockKey, block: Bytes) {
         if let Some(shared) = &self.shared {
-            shared.put(&key, bytes.clone());
+            shared.put(&key, block.clone());
         }
-        self.local.insert(key, bytes);
+        self.local.insert(key, block);
     }
 
     fn remove(&self, key: &BlockKey) {

@@ -1,76 +1,77 @@
-//! The contract: `contract.toml`, the file that says what a model's graphs take and give.
-//! Knows nothing of ONNX Runtime: [`check_io`] is handed what a session reports.
+//! The contract of a model: `contract.toml`, which declares the model's files, the shapes of its graphs and
+//! how it is run. Knows nothing of ONNX Runtime: the caller passes to [`check_io`] what a session reports.
 //!
-//! A contract is written by `thresher export` and read when a model is opened. It is checked in three steps, each
-//! dearer than the one before: [`Contract::load`] (the file itself, and that the others exist), [`check_io`] (the
-//! session's real inputs and outputs) and [`Contract::verify_files`] (the SHA-256 of every file).
+//! `thresher export` writes the contract, and loading a model reads it. There are three checks, each more
+//! expensive than the one before: [`Contract::load`] checks the values of the contract and that all files
+//! exist, [`check_io`] compares the inputs and outputs of a graph with the contract, and
+//! [`Contract::verify_files`] compares the SHA-256 of every file.
 
 use std::{
     collections::BTreeMap,
     fs::{self, File},
     io,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-pub mod cut;
 mod decoder;
-mod error;
-mod io_check;
+mod graphs;
 
-pub use decoder::{Chosen, Decoder, HeadChoice, QuestionTokens, Rotary};
-pub use error::ContractError;
-pub use io_check::{Dim, Graph, IoTensor, Side, check_io};
+pub use decoder::{ChosenHeads, Decoder, HeadChoice, QuestionTokens, Rotary};
+pub use graphs::{Dim, Graph, IoTensor, Side, check_io, value_names};
 
-/// The name of the contract's file in a model's folder.
+/// The file name of the contract in a model's folder.
 pub const CONTRACT_FILE: &str = "contract.toml";
 
-/// The only schema version that this build reads and writes.
+/// The schema version of contracts that this build reads and writes.
 pub const SCHEMA: u32 = 2;
 
-/// The axes of a stored key, slowest first; a KV block depends on it, so another layout is another schema value.
+/// The axes of a stored key, slowest first. Cached blocks depend on this order: another layout needs another
+/// schema version.
 pub const KEY_LAYOUT: &str = "head,token,dim";
 
-/// What a model's files promise. Field by field the same as `contract.toml`, where the table `[late]` or `[decoder]` names the
-/// family.
+/// The content of `contract.toml`. It has the same fields as the file, except that the file gives the family
+/// as a table `[late]` or `[decoder]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Flat", into = "Flat")]
+#[serde(try_from = "ContractFile", into = "ContractFile")]
 pub struct Contract {
-    /// Version of this file's own shape: [`SCHEMA`].
+    /// The schema version of the contract; [`SCHEMA`] in contracts that this build can read.
     pub schema: u32,
-    /// The name under which users ask for the model.
+    /// The model's name in requests, responses and logs.
     pub name: String,
-    /// The architecture that was exported, as the source's `config.json` names it (`BertModel`).
+    /// The architecture of the exported model, as its `config.json` names it (for example `BertModel`).
     pub architecture: String,
-    /// Where the weights came from.
+    /// The checkpoint that the model was exported from.
     pub source: Source,
-    /// Tokenizer and the special tokens around a window.
+    /// The tokenizer, and the special tokens around a window.
     pub tokenizer: Tokenizer,
-    /// How much one forward pass reads.
+    /// The size of a window: the tokens of one forward pass.
     pub window: Window,
-    /// The weights of all graphs.
+    /// The file with the weights of all graphs.
     pub weights: StoredWeights,
-    /// How the model is run; each family has its own graphs.
+    /// The family of the model with its graphs and shapes.
     pub family: Family,
-    /// SHA-256 in lower-case hex of every file of the model, by file name.
+    /// The SHA-256 of every file of the model, in lower-case hexadecimal, by file name.
     pub files: BTreeMap<String, String>,
 }
 
-/// How a model is run.
+/// The family of a model, which decides how it is run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Family {
-    /// Passages and question are encoded apart; the logits are dot products of their readout vectors.
+    /// Late interaction: passages and question are encoded separately, and the logits are dot products of
+    /// their vectors.
     Late(Late),
-    /// The question runs over the keys and values of passages that were read before; the logits are those of its own attention.
+    /// A decoder: the question attends to the cached keys and values of passages, and the logits are those of
+    /// this attention.
     Decoder(Decoder),
 }
 
-/// [`Contract`] as it stands in the file.
+/// A [`Contract`] as the file contains it: the family is given by which of two tables is present.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Flat {
+struct ContractFile {
     schema: u32,
     name: String,
     architecture: String,
@@ -85,94 +86,99 @@ struct Flat {
     files: BTreeMap<String, String>,
 }
 
-/// Where the weights came from, as far as the source's folder says.
+/// The checkpoint that a model was exported from, as far as the checkpoint's folder says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
-    /// Publisher's name of the checkpoint (`config.json`, `_name_or_path`).
+    /// The publisher's name of the checkpoint (`_name_or_path` in `config.json`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Publisher's revision (`config.json`, `_commit_hash`).
+    /// The publisher's revision of the checkpoint (`_commit_hash` in `config.json`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
-    /// Licence (the front matter of `README.md`).
+    /// The licence of the weights (from the front matter of `README.md`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub licence: Option<String>,
-    /// SHA-256 of what `sha256sum` prints of the checkpoint's files (`model.safetensors`, or the index's shards by name): by this, keys and
-    /// values are handed over to the same model elsewhere.
+    /// The SHA-256 of the output of `sha256sum` over the checkpoint's files (`model.safetensors`, or the
+    /// shards of the index ordered by name), in hexadecimal. A program that imports exported keys and values
+    /// compares it, to be sure that it runs the same weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
 }
 
-/// Tokenizer and special tokens.
+/// The tokenizer and the special tokens of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tokenizer {
-    /// File name, in the format of the `tokenizers` library, without truncation or padding.
+    /// The file name of the tokenizer, in the format of the `tokenizers` library.
     pub file: String,
-    /// Ids put before a window's tokens (`[CLS]`).
+    /// The ids of the special tokens before a window's tokens (for example `[CLS]`).
     pub prefix: Vec<u32>,
-    /// Ids put after a window's tokens (`[SEP]`).
+    /// The ids of the special tokens after a window's tokens (for example `[SEP]`). Empty for a decoder.
     pub suffix: Vec<u32>,
-    /// Rows of the embedding table: every id given to a graph is below it.
+    /// The number of rows of the embedding table. Every token id is below it.
     pub vocab_size: usize,
 }
 
-/// How much one forward pass reads.
+/// The size of a window: the tokens of one forward pass.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Window {
-    /// Most tokens of one window, prefix and suffix included.
+    /// The largest number of tokens of a window, special tokens included.
     pub tokens_max: usize,
 }
 
-/// The weights of all graphs, as ONNX external data.
+/// The file with the weights of all graphs, in the form of ONNX external data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoredWeights {
-    /// File name.
+    /// The file name of the weights.
     pub file: String,
-    /// Element type.
+    /// The element type of the weights.
     pub dtype: Weights,
 }
 
-/// Late interaction: its graphs and its readout.
+/// A late-interaction model: its graphs, shapes and the scale of its logits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Late {
-    /// `input_ids, attention_mask [b, t]` → `key [b, heads, t, head_dim]`, at every position, specials included.
+    /// The file name of the graph that encodes passages: `input_ids, attention_mask [b, t]` →
+    /// `key [b, heads, t, head_dim]`, for all tokens, special tokens included.
     pub passage: String,
-    /// `input_ids [1, q], key [heads, n, head_dim]` → `cross_logits [heads, q, n]`, `self_logits [heads, q, q]`: raw, no
-    /// softmax. `q` counts the special tokens: the runtime drops their rows, and their columns of `self_logits`.
-    /// From `n` = 2 on, a key's logits have the same bits whatever other keys they are computed with.
+    /// The file name of the graph that computes logits: `input_ids [1, q], key [heads, n, head_dim]` →
+    /// `cross_logits [heads, q, n]`, `self_logits [heads, q, q]`. Logits are raw: before the softmax. `q`
+    /// includes the special tokens; the runtime drops their rows, and their columns of `self_logits`. If `n`
+    /// is at least 2, the logits over a key have the same bits whatever other keys are in `key`.
     pub query: String,
-    /// Heads of a key.
+    /// The number of heads.
     pub heads: usize,
-    /// Components of a key in one head.
+    /// The number of components of a key in one head.
     pub head_dim: usize,
-    /// What the query graph multiplies ⟨q, k⟩ with; its logits have it already.
+    /// The factor by which the query graph multiplies the dot products of queries and keys. The logits
+    /// include it.
     pub scale: f64,
-    /// Axes of a key, slowest first: [`KEY_LAYOUT`].
+    /// The axes of a key, slowest first. It must be [`KEY_LAYOUT`].
     pub key_layout: String,
-    /// Element type of keys and logits at the graphs' edge: `f32`.
+    /// The element type of keys and logits in the graphs' inputs and outputs. It must be `f32`.
     pub key_dtype: String,
 }
 
-/// Element type of the stored weights.
+/// The element type of stored weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Weights {
-    /// 32-bit floats.
+    /// 32-bit floating point. This is the default.
     #[default]
     F32,
-    /// 16-bit floats; layers multiply in them, and all else is computed in 32 bits.
+    /// 16-bit floating point. Layers multiply in 16 bits; all other operations use 32 bits.
     F16,
-    /// Signed bytes with a scale for each column, where that costs little; the rest stays `F32`.
+    /// Signed bytes with a scale for each column, for weights where this loses little accuracy; the others
+    /// are `F32`.
     Int8,
 }
 
 impl Weights {
-    /// As the contract spells it.
+    /// Returns the name of the element type in a contract.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -183,17 +189,18 @@ impl Weights {
 }
 
 impl Contract {
-    /// Reads `dir/contract.toml`, checks its values and that every file it names exists.
+    /// Reads `dir/contract.toml`, and checks its values and that every file that it names exists.
     ///
     /// # Errors
-    /// An unreadable or malformed file, an unknown schema version, a value that cannot hold, a missing file.
+    /// Fails if the contract is missing, cannot be read, is malformed, has another schema version or a value
+    /// that is not allowed, or names a file that does not exist.
     pub fn load(dir: &Path) -> Result<Self, ContractError> {
         let path = dir.join(CONTRACT_FILE);
         let text = fs::read_to_string(&path).map_err(|cause| match cause.kind() {
             io::ErrorKind::NotFound if dir.join("config.json").is_file() => {
                 ContractError::NotExported { dir: dir.to_owned() }
             }
-            io::ErrorKind::NotFound => ContractError::Absent { dir: dir.to_owned() },
+            io::ErrorKind::NotFound => ContractError::Missing { dir: dir.to_owned() },
             _ => ContractError::Read { file: path.clone(), cause },
         })?;
         let contract = Self::parse(&path, &text)?;
@@ -206,24 +213,27 @@ impl Contract {
         Ok(contract)
     }
 
-    /// Writes `dir/contract.toml`; the same contract gives the same bytes.
+    /// Writes `dir/contract.toml`. Equal contracts give equal bytes.
     ///
     /// # Errors
-    /// A value that cannot hold, or a file that cannot be written.
+    /// Fails if a value is not allowed or the file cannot be written.
     pub fn save(&self, dir: &Path) -> Result<(), ContractError> {
         let path = dir.join(CONTRACT_FILE);
         self.check_values(&path)?;
-        let text = toml::to_string(self).expect("a contract has only TOML's types, tables last");
-        // Put in its position whole: a model that was there is never left without one.
+        let text =
+            toml::to_string(self).expect("a contract has only types of TOML, and its tables come last");
+        // The file is renamed when it is complete, so that the folder of an existing model always has a
+        // complete contract.
         let partial = dir.join(format!(".{CONTRACT_FILE}.partial"));
         let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, &path));
         written.map_err(|cause| ContractError::Write { file: path, cause })
     }
 
-    /// Hashes every file and compares; reads them whole, so it takes about a second per gigabyte.
+    /// Compares the SHA-256 of every file with the contract. It reads the files completely, which takes about
+    /// a second per gigabyte.
     ///
     /// # Errors
-    /// The first file that cannot be read or has another hash.
+    /// Fails at the first file that cannot be read or has another hash.
     pub fn verify_files(&self, dir: &Path) -> Result<(), ContractError> {
         for (name, declared) in &self.files {
             let file = dir.join(name);
@@ -236,24 +246,28 @@ impl Contract {
         Ok(())
     }
 
-    /// What stored keys depend on: the hashes of graphs, weights and tokenizer, the special tokens, the window that long
-    /// texts are cut into, and the family's shapes. The name and the source are left out, and so are the heads that a
-    /// calibration chose, but for how many layers they need.
+    /// Returns a hash over everything that cached keys depend on: the hashes of graphs, weights and
+    /// tokenizer, the special tokens, the size of windows, and the shapes of the family. It does not depend
+    /// on the name, the source and the chosen heads, except that it depends on the number of layers that
+    /// these heads need.
     pub fn fingerprint(&self) -> [u8; 32] {
         let files = self.named_files().into_iter().map(|(key, name)| (key, self.files.get(name)));
         let shapes = match &self.family {
             Family::Late(late) => serde_json::to_value(late),
-            Family::Decoder(decoder) => serde_json::to_value((decoder.shape(), decoder.depth())),
+            Family::Decoder(decoder) => {
+                serde_json::to_value((decoder.without_chosen_heads(), decoder.depth()))
+            }
         };
         let Self { tokenizer, window, weights, schema, .. } = self;
         let files = files.collect::<Vec<_>>();
         let shapes = shapes.expect("plain values serialise");
-        let held = (files, &tokenizer.prefix, &tokenizer.suffix, window, weights.dtype, shapes, schema);
-        Sha256::digest(serde_json::to_vec(&held).expect("plain values serialise")).into()
+        let hashed = (files, &tokenizer.prefix, &tokenizer.suffix, window, weights.dtype, shapes, schema);
+        Sha256::digest(serde_json::to_vec(&hashed).expect("plain values serialise")).into()
     }
 
     fn parse(path: &Path, text: &str) -> Result<Self, ContractError> {
-        // The version is read first: a newer schema's other keys would otherwise be reported as unknown ones.
+        // The version is read first. Otherwise the new keys of a newer schema would be reported as unknown
+        // keys.
         #[derive(Deserialize)]
         struct Version {
             schema: u32,
@@ -272,23 +286,29 @@ impl Contract {
         };
         for (key, name) in self.named_files() {
             if !self.files.contains_key(name) {
-                return refuse(key, format!("`{name}` has no hash in [files]"));
+                return refuse(key, format!("`{name}` has no hash in the table [files]"));
             }
         }
         for (name, hash) in &self.files {
-            // A contract may come with a downloaded model: it must not point outside its folder.
+            // A contract may come with a downloaded model, so it must not name files outside of its folder.
             if Path::new(name).components().ne([std::path::Component::Normal(name.as_ref())]) {
                 return refuse("files", format!("`{name}` is not a plain file name"));
             }
             if hash.len() != 64 || !hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-                return refuse("files", format!("`{hash}` of `{name}` is not 64 lower-case hex digits"));
+                return refuse(
+                    "files",
+                    format!("`{hash}` of `{name}` is not 64 lower-case hexadecimal digits"),
+                );
             }
         }
         let specials = self.tokenizer.prefix.len() + self.tokenizer.suffix.len();
         if self.window.tokens_max <= specials {
             return refuse(
                 "window.tokens_max",
-                format!("{} leaves no room beside {specials} special tokens", self.window.tokens_max),
+                format!(
+                    "{} tokens leave no room for text beside the {specials} special tokens",
+                    self.window.tokens_max
+                ),
             );
         }
         if let Some(id) = self.special_ids().find(|&id| id as usize >= self.tokenizer.vocab_size) {
@@ -300,7 +320,8 @@ impl Contract {
         match &self.family {
             Family::Late(late) => late.check(),
             Family::Decoder(_) if !self.tokenizer.suffix.is_empty() => {
-                Err(("tokenizer.suffix", "a decoder's window has no end: others follow".to_owned()))
+                let reason = "must be empty for a decoder, because other windows follow a window".to_owned();
+                Err(("tokenizer.suffix", reason))
             }
             Family::Decoder(decoder) => decoder.check(self.window.tokens_max),
         }
@@ -324,39 +345,44 @@ impl Contract {
 impl Late {
     fn check(&self) -> Result<(), (&'static str, String)> {
         if self.heads == 0 || self.head_dim == 0 {
-            return Err(("late", format!("{} heads of {} components", self.heads, self.head_dim)));
+            let reason =
+                format!("heads is {} and head_dim is {}; both must be above 0", self.heads, self.head_dim);
+            return Err(("late", reason));
         }
         if !self.scale.is_finite() || self.scale <= 0.0 {
-            return Err(("late.scale", format!("{} is not above 0", self.scale)));
+            return Err(("late.scale", format!("must be finite and above 0, but is {}", self.scale)));
         }
         if self.key_layout != KEY_LAYOUT {
-            return Err(("late.key_layout", format!("`{}` is not `{KEY_LAYOUT}`", self.key_layout)));
+            let reason = format!("must be `{KEY_LAYOUT}`, but is `{}`", self.key_layout);
+            return Err(("late.key_layout", reason));
         }
         if self.key_dtype != "f32" {
-            return Err(("late.key_dtype", format!("`{}` is not `f32`", self.key_dtype)));
+            return Err(("late.key_dtype", format!("must be `f32`, but is `{}`", self.key_dtype)));
         }
         Ok(())
     }
 }
 
-impl TryFrom<Flat> for Contract {
+impl TryFrom<ContractFile> for Contract {
     type Error = &'static str;
 
-    fn try_from(flat: Flat) -> Result<Self, Self::Error> {
-        let family = match (flat.late, flat.decoder) {
+    fn try_from(file: ContractFile) -> Result<Self, Self::Error> {
+        let family = match (file.late, file.decoder) {
             (Some(late), None) => Family::Late(late),
             (None, Some(decoder)) => Family::Decoder(decoder),
-            (None, None) => return Err("there is neither a table [late] nor [decoder]"),
+            (None, None) => return Err("the contract has neither a table [late] nor a table [decoder]"),
             (Some(_), Some(_)) => {
-                return Err("there are both [late] and [decoder]: a model is of one family");
+                return Err(
+                    "the contract has both tables [late] and [decoder]; keep the one of the model's family",
+                );
             }
         };
-        let Flat { schema, name, architecture, source, tokenizer, window, weights, files, .. } = flat;
+        let ContractFile { schema, name, architecture, source, tokenizer, window, weights, files, .. } = file;
         Ok(Self { schema, name, architecture, source, tokenizer, window, weights, family, files })
     }
 }
 
-impl From<Contract> for Flat {
+impl From<Contract> for ContractFile {
     fn from(contract: Contract) -> Self {
         let (late, decoder) = match contract.family {
             Family::Late(late) => (Some(late), None),
@@ -367,19 +393,105 @@ impl From<Contract> for Flat {
     }
 }
 
-/// SHA-256 of a file in lower-case hex, read piece by piece: a model's file may be larger than memory.
+/// Returns the SHA-256 of a file in lower-case hexadecimal. It reads the file piece by piece, because a
+/// model's file may be larger than memory.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// Returns the error of reading the file.
 pub fn sha256_of(path: &Path) -> io::Result<String> {
     let mut hasher = Sha256::new();
     io::copy(&mut File::open(path)?, &mut hasher)?;
-    Ok(hex(&hasher.finalize()))
+    Ok(hex::encode(hasher.finalize()))
 }
 
-/// Lower-case hex digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// What is wrong with a contract, with the model's files or with its graphs. Every message names the file.
+#[derive(Debug, thiserror::Error)]
+pub enum ContractError {
+    /// The folder contains a Hugging Face model that has not been exported.
+    #[error("{} is a Hugging Face folder; convert it with `thresher export {} --out FOLDER`", dir.display(), dir.display())]
+    NotExported {
+        /// The path of the folder.
+        dir: PathBuf,
+    },
+    /// The folder contains no exported model.
+    #[error("no {CONTRACT_FILE} in {}; run `make model`, or export a model to this folder with `thresher export`", dir.display())]
+    Missing {
+        /// The path of the folder.
+        dir: PathBuf,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}: {cause}", file.display())]
+    Read {
+        /// The path of the file.
+        file: PathBuf,
+        /// The error of the operating system.
+        #[source]
+        cause: io::Error,
+    },
+    /// A file cannot be written.
+    #[error("cannot write {}: {cause}", file.display())]
+    Write {
+        /// The path of the file.
+        file: PathBuf,
+        /// The error of the operating system.
+        #[source]
+        cause: io::Error,
+    },
+    /// The contract is not TOML, or a key is missing, unknown or of the wrong type. The cause shows the line.
+    #[error("{}: {cause}", file.display())]
+    Malformed {
+        /// The path of the contract.
+        file: PathBuf,
+        /// The error of the TOML parser.
+        #[source]
+        cause: toml::de::Error,
+    },
+    /// The contract has another schema version than this build reads.
+    #[error("{}: schema is {found}, but this version reads {SCHEMA}; export the model again", file.display())]
+    SchemaUnknown {
+        /// The path of the contract.
+        file: PathBuf,
+        /// The schema version of the contract.
+        found: u32,
+    },
+    /// A value of the contract is not allowed.
+    #[error("{}: {key}: {reason}", file.display())]
+    ValueInvalid {
+        /// The path of the contract.
+        file: PathBuf,
+        /// The key of the value with its tables, separated by dots.
+        key: String,
+        /// What is wrong with its value.
+        reason: String,
+    },
+    /// A file that the contract names does not exist.
+    #[error("{} names {}, which does not exist; export the model again", contract.display(), file.display())]
+    FileMissing {
+        /// The path of the contract.
+        contract: PathBuf,
+        /// The path of the missing file.
+        file: PathBuf,
+    },
+    /// The content of a file is not what was exported.
+    #[error("{}: contract declares SHA-256 {declared}, file has {found}; export the model again (`make model` creates the default model)", file.display())]
+    HashMismatch {
+        /// The path of the file.
+        file: PathBuf,
+        /// The SHA-256 in the contract, in hexadecimal.
+        declared: String,
+        /// The SHA-256 of the file, in hexadecimal.
+        found: String,
+    },
+    /// The inputs and outputs of a graph are not those that the contract declares.
+    #[error("{graph}: contract declares {declared}, graph has {found}")]
+    IoMismatch {
+        /// The file name of the graph.
+        graph: String,
+        /// The inputs or outputs that the contract declares.
+        declared: String,
+        /// The inputs or outputs that the graph has.
+        found: String,
+    },
 }
 
 #[cfg(test)]

@@ -1,49 +1,49 @@
-//! Where a model runs: what a user may ask for, and what became of it.
-//! Knows nothing of how a runtime is told.
+//! The device that a model runs on: the user's choice and the device in use. Knows nothing of how a runtime
+//! is configured.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the user wants the model to run; in text `cpu`, `cuda:0`, `auto`.
+/// The device that the user chooses. Its text form is `cpu`, `cuda:N` or `auto`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
-    /// The processor.
+    /// The CPU. This is the default.
     #[default]
     Cpu,
-    /// The GPU of this number, or an error.
+    /// The NVIDIA GPU with this number. Loading the model fails if the GPU cannot be used.
     Cuda(u16),
-    /// The first GPU where there is one that works, else the processor.
+    /// The first GPU (`cuda:0`) if it can be used, otherwise the CPU.
     Auto,
 }
 
-/// Where a model runs.
+/// The device that a model runs on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInUse {
-    /// `cpu` or `cuda:0`.
+    /// The name of the device: `cpu`, `cuda:0`, ...
     pub name: String,
-    /// Why it is not the GPU that `auto` looked for first.
-    pub instead_of_gpu: Option<String>,
+    /// Why the GPU cannot be used, if [`DeviceChoice::Auto`] fell back to the CPU.
+    pub gpu_unavailable_reason: Option<String>,
 }
 
-/// The text names no device.
+/// The error for a text that is not the text form of a [`DeviceChoice`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("device {0:?} is not cpu, auto, or cuda and a number, such as cuda:0")]
 pub struct UnknownDevice(String);
 
 impl DeviceInUse {
-    /// The processor, as asked for.
+    /// Returns the CPU as the user's choice, without a fallback reason.
     pub fn cpu() -> Self {
-        Self { name: "cpu".to_owned(), instead_of_gpu: None }
+        Self { name: "cpu".to_owned(), gpu_unavailable_reason: None }
     }
 }
 
 impl fmt::Display for DeviceInUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
-        self.instead_of_gpu.as_ref().map_or(Ok(()), |why| write!(f, " (no GPU: {why})"))
+        self.gpu_unavailable_reason.as_ref().map_or(Ok(()), |why| write!(f, " (no GPU: {why})"))
     }
 }
 
@@ -91,13 +91,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_back_and_others_are_refused() {
+    fn text_forms_parse_back_and_other_texts_are_refused() {
         for choice in [DeviceChoice::Cpu, DeviceChoice::Cuda(0), DeviceChoice::Cuda(3), DeviceChoice::Auto] {
             assert_eq!(choice.to_string().parse(), Ok(choice));
         }
         for text in ["", "gpu", "cuda", "cuda:", "cuda:-1", "cuda:x", "CPU"] {
-            let said = text.parse::<DeviceChoice>().unwrap_err().to_string();
-            assert!(said.contains(&format!("{text:?}")) && said.contains("cuda:0"), "{said}");
+            let message = text.parse::<DeviceChoice>().unwrap_err().to_string();
+            assert!(message.contains(&format!("{text:?}")) && message.contains("cuda:0"), "{message}");
         }
     }
 }

@@ -1,33 +1,34 @@
-//! The part of ONNX's protobuf that an export writes and a session's weights are found by, declared by hand with the tags of
-//! `onnx.proto`.
-//! Knows nothing of architectures; readers skip what they do not know, so the messages hold only the fields that are used.
+//! The ONNX file format: protobuf messages with the fields that Thresher reads and writes, and the extraction
+//! of subgraphs. Knows nothing of model architectures.
 //!
-//! `onnx.proto` is proto2 with every field optional; proto3 fields encode the same except that a zero is left out,
-//! which a reader takes for the default, zero. Where an explicit zero matters the field is an `Option`.
+//! The messages are declared by hand with the tags of `onnx.proto`. They declare only the fields that are
+//! used: a protobuf reader skips fields that it does not know. `onnx.proto` is proto2, and all its fields are
+//! optional. Proto3 fields have the same encoding, except that a zero is not written, and a reader then
+//! assumes the default, which is zero. A field for which an explicit zero matters is an `Option`.
 
-mod cut;
+mod subgraph;
 
 use std::io;
 use std::path::Path;
 
 use prost::{Enumeration, Message, Oneof};
 
-pub use self::cut::cut;
+pub use self::subgraph::{MissingValue, extract_subgraph};
 
-/// Operator set of every graph: the first with `Gelu`.
+/// The version of the operator set that exported graphs use: the first with the operator `Gelu`.
 pub const OPSET: i64 = 20;
 
-/// The IR that belongs to opset 20: ONNX Runtime reads it from 1.17 on.
+/// The version of the ONNX format that belongs to operator set 20. ONNX Runtime 1.17 and later reads it.
 pub const IR_VERSION: i64 = 9;
 
 impl ModelProto {
-    /// The bytes of a file.
+    /// Encodes the message as the bytes of an ONNX file.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.encode_to_vec()
     }
 }
 
-/// The smallest graph: `y` is `x`, a number.
+/// Returns a minimal model: its output `y` `[1]` is its input `x` `[1]`.
 pub fn identity() -> ModelProto {
     let number = |name: &str| {
         let shape = TensorShapeProto { dim: vec![Dimension { value: Some(DimensionValue::Value(1)) }] };
@@ -55,25 +56,25 @@ pub fn identity() -> ModelProto {
     }
 }
 
-/// A file's whole message.
+/// Reads the model from an ONNX file.
 ///
 /// # Errors
-/// A file that cannot be read; `InvalidData` for one that is not ONNX.
+/// Returns the error of reading the file, or `InvalidData` if it is not an ONNX file.
 pub fn read_model(path: &Path) -> io::Result<ModelProto> {
     ModelProto::decode(&*std::fs::read(path)?)
-        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("it is not ONNX: {e}")))
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not an ONNX file: {e}")))
 }
 
-/// The graph in a file.
+/// Reads the graph from an ONNX file.
 ///
 /// # Errors
-/// As [`read_model`], and `InvalidData` for one without a graph.
+/// As [`read_model`]; also returns `InvalidData` if the file contains no graph.
 pub fn read_graph(path: &Path) -> io::Result<GraphProto> {
     let graph = read_model(path)?.graph;
-    graph.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it holds no graph"))
+    graph.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the ONNX file contains no graph"))
 }
 
-/// A whole file.
+/// The content of an ONNX file.
 #[derive(Clone, PartialEq, Message)]
 pub struct ModelProto {
     #[prost(int64, tag = "1")]
@@ -88,7 +89,7 @@ pub struct ModelProto {
     pub graph: Option<GraphProto>,
 }
 
-/// Which version of which operator set the nodes mean.
+/// An operator set and its version, which define the operators of the nodes.
 #[derive(Clone, PartialEq, Message)]
 pub struct OperatorSetIdProto {
     #[prost(string, tag = "1")]
@@ -97,7 +98,7 @@ pub struct OperatorSetIdProto {
     pub version: i64,
 }
 
-/// Nodes in topological order, with their constants, inputs and outputs.
+/// A graph: nodes in topological order, constants (`initializer`), inputs and outputs.
 #[derive(Clone, PartialEq, Message)]
 pub struct GraphProto {
     #[prost(message, repeated, tag = "1")]
@@ -112,7 +113,7 @@ pub struct GraphProto {
     pub output: Vec<ValueInfoProto>,
 }
 
-/// One operation.
+/// An operation: an operator with the names of its inputs and outputs.
 #[derive(Clone, PartialEq, Message)]
 pub struct NodeProto {
     #[prost(string, repeated, tag = "1")]
@@ -127,7 +128,7 @@ pub struct NodeProto {
     pub attribute: Vec<AttributeProto>,
 }
 
-/// A constant argument of an operation; `r#type` says which of the value fields holds.
+/// A constant argument of an operation. `r#type` says which of the value fields is set.
 #[derive(Clone, PartialEq, Message)]
 pub struct AttributeProto {
     #[prost(string, tag = "1")]
@@ -138,14 +139,14 @@ pub struct AttributeProto {
     pub i: Option<i64>,
     #[prost(bytes = "vec", optional, tag = "4")]
     pub s: Option<Vec<u8>>,
-    // Unpacked, as proto2 declares it: protobuf libraries read both, the file stays as `onnx` would write it.
+    // Not packed, as in proto2: protobuf libraries read both forms, and the `onnx` library writes this one.
     #[prost(int64, repeated, packed = "false", tag = "8")]
     pub ints: Vec<i64>,
     #[prost(enumeration = "AttributeType", tag = "20")]
     pub r#type: i32,
 }
 
-/// Which field of an [`AttributeProto`] holds.
+/// The value field of an [`AttributeProto`] that is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub enum AttributeType {
@@ -156,7 +157,7 @@ pub enum AttributeType {
     Ints = 7,
 }
 
-/// A constant tensor: its bytes are here (`raw_data`) or in another file (`external_data`).
+/// A constant tensor. Its bytes are either in `raw_data` or in another file, which `external_data` names.
 #[derive(Clone, PartialEq, Message)]
 pub struct TensorProto {
     #[prost(int64, repeated, packed = "false", tag = "1")]
@@ -165,17 +166,17 @@ pub struct TensorProto {
     pub data_type: i32,
     #[prost(string, tag = "8")]
     pub name: String,
-    /// Little-endian elements, rows first.
+    /// The elements in little-endian order, in row-major layout.
     #[prost(bytes = "vec", optional, tag = "9")]
     pub raw_data: Option<Vec<u8>>,
-    /// Keys `location`, `offset`, `length`.
+    /// The keys `location` (file name), `offset` and `length` (both in bytes) with their values.
     #[prost(message, repeated, tag = "13")]
     pub external_data: Vec<StringStringEntryProto>,
     #[prost(enumeration = "DataLocation", tag = "14")]
     pub data_location: i32,
 }
 
-/// Where a tensor's bytes are.
+/// Whether a tensor's bytes are in the message or in another file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub enum DataLocation {
@@ -183,7 +184,7 @@ pub enum DataLocation {
     External = 1,
 }
 
-/// Element types.
+/// The element type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub enum DataType {
@@ -195,7 +196,7 @@ pub enum DataType {
     Float16 = 10,
 }
 
-/// A key with its value.
+/// A key and its value.
 #[derive(Clone, PartialEq, Message)]
 pub struct StringStringEntryProto {
     #[prost(string, tag = "1")]
@@ -204,7 +205,7 @@ pub struct StringStringEntryProto {
     pub value: String,
 }
 
-/// An input or output with its type.
+/// An input, an output or a value inside a graph, with its type.
 #[derive(Clone, PartialEq, Message)]
 pub struct ValueInfoProto {
     #[prost(string, tag = "1")]
@@ -213,14 +214,14 @@ pub struct ValueInfoProto {
     pub r#type: Option<TypeProto>,
 }
 
-/// A type; tensors only.
+/// The type of a value. Only tensor types are declared.
 #[derive(Clone, PartialEq, Message)]
 pub struct TypeProto {
     #[prost(message, optional, tag = "1")]
     pub tensor_type: Option<TensorTypeProto>,
 }
 
-/// Element type and shape of a tensor.
+/// The element type and the shape of a tensor.
 #[derive(Clone, PartialEq, Message)]
 pub struct TensorTypeProto {
     #[prost(enumeration = "DataType", tag = "1")]
@@ -229,21 +230,21 @@ pub struct TensorTypeProto {
     pub shape: Option<TensorShapeProto>,
 }
 
-/// A shape.
+/// The shape of a tensor, slowest axis first.
 #[derive(Clone, PartialEq, Message)]
 pub struct TensorShapeProto {
     #[prost(message, repeated, tag = "1")]
     pub dim: Vec<Dimension>,
 }
 
-/// An axis.
+/// The size of one axis.
 #[derive(Clone, PartialEq, Message)]
 pub struct Dimension {
     #[prost(oneof = "DimensionValue", tags = "1, 2")]
     pub value: Option<DimensionValue>,
 }
 
-/// A number, or the name of one that is known when the graph runs.
+/// A fixed size, or the name of a size that is known only when the graph runs.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum DimensionValue {
     #[prost(int64, tag = "1")]

@@ -1,81 +1,85 @@
-//! ONNX Runtime: loads what a contract names and runs it.
-//! The only position that names `ort`; the rest of the program sees [`ModelRuntime`].
+//! Loads a model's graphs into ONNX Runtime and runs them. Only this module uses `ort`; the rest of the
+//! program uses [`ModelRuntime`].
 //!
-//! `late` and `decoder` are the two families. Both read windows on `workers` and lend sessions to questions from a `pool`; both take turns
-//! by `lanes`, so that callers that share the model have the same share of it; `weights`
-//! are shared by all sessions, `device` says where they run. A decoder's graph is run in `stages`, some layers at a time.
+//! `late` and `decoder` are the two families of models. Both read windows on the threads of `workers`, and
+//! take sessions for questions from a pool of `scheduling`, which also divides the model's time fairly
+//! between callers. `stages` and `forward` run a decoder's graph in parts. `weights` are shared by all
+//! sessions, and `device` is the device that they run on.
 
-mod bare;
-mod decoder;
-mod device;
-mod frame;
-mod lanes;
-mod late;
-mod numerics;
-mod pool;
-mod stages;
-mod weights;
+mod scheduling;
 mod workers;
+mod device;
+mod weights;
+mod late;
+mod decoder;
+mod stages;
 mod forward;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ndarray::Array2;
 use ort::environment::Environment;
 use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::value::{Outlet, ValueType};
+use sha2::{Digest, Sha256};
 
-pub use self::bare::BatchedGraph;
 pub use self::decoder::DecoderRuntime;
 use self::device::Device;
-pub use self::late::LateRuntime;
+pub use self::late::{BatchedGraph, LateRuntime};
 use self::weights::WeightedSession;
-use super::contract::{Contract, Family, IoTensor, Side};
+use super::contract::{Contract, Family, IoTensor, Side, Weights};
 use super::device::DeviceChoice;
 use super::{ModelError, ModelRuntime};
 
-/// Threads that one question runs on at most. It is short: one alone would leave the others idle while somebody waits, and more
-/// than these wait for each other.
-const QUERY_THREADS_MAX: usize = 4;
+/// The largest number of threads of a session that encodes questions. A question is short: one thread would
+/// leave other cores idle while a client waits, and more threads than this would mostly wait for each other.
+const QUESTION_THREADS_MAX: usize = 4;
 
-/// Threads of all sessions that questions run on, together, for each core: while some wait for each other, others work.
-const QUERY_THREADS_PER_CORE: usize = 2;
+/// The number of threads per core of all sessions that encode questions: while some threads wait for each
+/// other, others compute.
+const QUESTION_THREADS_PER_CORE: usize = 2;
 
-/// Where things are and how many cores to use.
+/// How a model is loaded.
 #[derive(Debug, Clone)]
 pub struct OrtSettings {
-    /// Shared library of ONNX Runtime.
+    /// The path of the shared library of ONNX Runtime.
     pub runtime_lib: PathBuf,
-    /// Folder of the contract.
+    /// The folder of the exported model, which contains `contract.toml`.
     pub model_dir: PathBuf,
-    /// Worker threads; on the processor each owns a session that windows are read with.
+    /// The number of worker threads. On the CPU each has its own session and reads one batch of windows at a
+    /// time.
     pub workers: usize,
-    /// Where to run.
+    /// The device that the model runs on.
     pub device: DeviceChoice,
-    /// Bytes of a GPU's memory that sessions may take; 0: all.
+    /// The largest number of bytes of GPU memory that the sessions may allocate; 0 means no limit.
     pub device_memory_bytes_max: u64,
-    /// Whether a decoder is read by all its heads, whichever its contract has chosen: to choose among them.
+    /// Whether scores are computed from all heads of a decoder instead of the heads that its contract lists.
+    /// A calibration, which chooses these heads, needs all of them.
     pub all_heads: bool,
-    /// Whether all layers of a decoder are read and kept, also those behind the last chosen head: to hand them over.
+    /// Whether all layers of a decoder are run and cached, including those after the last chosen head. An
+    /// export of keys and values needs all of them.
     pub all_layers: bool,
-    /// Whether a decoder has its forward pass up to what comes next: to measure what leaving keys out costs.
+    /// Whether [`DecoderRuntime::forward`] is available, which measures the effect of evicting keys. It is
+    /// never available on a GPU.
     pub forward: bool,
 }
 
-/// A model of either family, loaded.
-pub enum Loaded {
-    /// Late interaction.
+/// A loaded model of either family.
+pub enum LoadedModel {
+    /// A late-interaction model.
     Late(Arc<LateRuntime>),
     /// A decoder.
     Decoder(Arc<DecoderRuntime>),
 }
 
-impl Loaded {
-    /// Loads the library, the contract and its graphs.
+impl LoadedModel {
+    /// Loads ONNX Runtime, the contract and the model's graphs.
     ///
     /// # Errors
-    /// [`ModelError`] names what is missing or does not fit, and what to do.
+    /// Fails if a file is missing or does not match the contract, or if the library or the device cannot be
+    /// used.
     pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
         match Contract::load(&settings.model_dir)?.family {
             Family::Late(_) => Ok(Self::Late(Arc::new(LateRuntime::load(settings)?))),
@@ -83,7 +87,15 @@ impl Loaded {
         }
     }
 
-    /// What the rest of the program may ask of it.
+    /// Returns the decoder, or `None` if the model is an encoder.
+    pub fn decoder(&self) -> Option<&DecoderRuntime> {
+        match self {
+            Self::Late(_) => None,
+            Self::Decoder(decoder) => Some(decoder),
+        }
+    }
+
+    /// Returns the model as a [`ModelRuntime`].
     pub fn runtime(&self) -> Arc<dyn ModelRuntime> {
         match self {
             Self::Late(late) => Arc::clone(late) as Arc<dyn ModelRuntime>,
@@ -92,11 +104,12 @@ impl Loaded {
     }
 }
 
-/// Loads the library and opens the environment. ONNX Runtime allows one of each per process: the first call's holds,
-/// and a later call with another library is refused.
+/// Loads the shared library of ONNX Runtime and returns the environment. ONNX Runtime allows one library and
+/// one environment per process: later calls return the environment of the first.
 ///
 /// # Errors
-/// [`ModelError::Runtime`] when it does not load.
+/// Returns [`ModelError::Runtime`] if the library cannot be loaded, or if the process has loaded another
+/// library.
 pub fn environment(lib: &Path) -> Result<Environment, ModelError> {
     static OPENED: Mutex<Option<(PathBuf, Environment)>> = Mutex::new(None);
     let error = |reason: String| ModelError::Runtime { path: lib.display().to_string(), reason };
@@ -113,32 +126,63 @@ pub fn environment(lib: &Path) -> Result<Environment, ModelError> {
     Ok(environment)
 }
 
-/// Loads the library at `lib` and says which build it is.
+/// Loads the shared library of ONNX Runtime and returns the description of its build, with its version.
 ///
 /// # Errors
-/// [`ModelError::Runtime`] when it does not load.
+/// As [`environment`].
 pub fn runtime_version(lib: &Path) -> Result<String, ModelError> {
     let _environment = environment(lib)?;
     Ok(ort::info().to_owned())
 }
 
-/// What every session is told, with so many threads inside it.
-fn builder(environment: &Environment, device: &Device, threads: usize) -> Result<SessionBuilder, ort::Error> {
+/// Returns a session builder with the settings that all sessions have, and `threads` threads per session.
+fn session_builder(
+    environment: &Environment,
+    device: &Device,
+    threads: usize,
+) -> Result<SessionBuilder, ort::Error> {
     let builder = Session::builder(environment)?
         .with_optimization_level(GraphOptimizationLevel::All)?
         .with_intra_threads(threads)?
-        // Threads that wait for a question would take the cores from those that read.
+        // Spinning threads of an idle question session would take cores from the workers that read windows.
         .with_intra_op_spinning(false)?;
     device.configure(builder)
 }
 
-/// How many sessions questions run on, and on how many threads each, beside so many workers.
-fn query_sessions(workers: usize) -> (usize, usize) {
-    let threads = workers.min(QUERY_THREADS_MAX);
-    ((QUERY_THREADS_PER_CORE * workers).div_ceil(threads), threads)
+/// Returns the number of sessions that encode questions and the number of threads of each, for this many
+/// workers.
+fn question_sessions(workers: usize) -> (usize, usize) {
+    let threads = workers.min(QUESTION_THREADS_MAX);
+    ((QUESTION_THREADS_PER_CORE * workers).div_ceil(threads), threads)
 }
 
-fn io_of(session: &WeightedSession) -> Vec<IoTensor> {
+/// The special tokens before and after each window.
+#[derive(Debug, Clone)]
+struct SpecialTokens {
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+}
+
+impl SpecialTokens {
+    fn of(contract: &Contract) -> Self {
+        Self { prefix: contract.tokenizer.prefix.clone(), suffix: contract.tokenizer.suffix.clone() }
+    }
+
+    /// The number of special tokens of a window.
+    fn count(&self) -> usize {
+        self.prefix.len() + self.suffix.len()
+    }
+
+    /// Returns the ids of windows of equal length with the special tokens around each, `[window, token]`.
+    fn input_ids(&self, windows: &[&[u32]]) -> Array2<i64> {
+        let ids = windows.iter().flat_map(|window| self.prefix.iter().chain(*window).chain(&self.suffix));
+        let tokens = self.count() + windows[0].len();
+        Array2::from_shape_vec((windows.len(), tokens), ids.map(|&id| i64::from(id)).collect())
+            .expect("the windows of a batch have equal lengths")
+    }
+}
+
+fn io_of_session(session: &WeightedSession) -> Vec<IoTensor> {
     let tensor = |side: Side, outlet: &Outlet| match outlet.dtype() {
         ValueType::Tensor { ty, shape, .. } => IoTensor::new(side, outlet.name(), ty.to_string(), shape),
         other => IoTensor::new(side, outlet.name(), format!("{other:?}"), &[]),
@@ -147,10 +191,71 @@ fn io_of(session: &WeightedSession) -> Vec<IoTensor> {
     inputs.chain(session.outputs().iter().map(|outlet| tensor(Side::Output, outlet))).collect()
 }
 
+/// Returns the fingerprint of the keys that this machine computes with a model (see
+/// [`super::ModelInfo::fingerprint`]).
+///
+/// With `F32` weights it depends on the contract only: builds of ONNX Runtime and CPUs compute single
+/// precision alike except for rounding, and the rounding is far smaller than the error of the cache's codecs.
+/// All machines of a fleet therefore share such keys. With `Int8` weights it also depends on the build and on
+/// the kind of kernels, which differ in more than rounding: on x86 without VNNI they saturate. With `F16`
+/// weights it does, too, because x86 multiplies them in 32 bits and a GPU in 16 bits.
+fn fingerprint(contract: &Contract, is_cpu: bool) -> String {
+    let kernels = if is_cpu { cpu_kernels() } else { "cuda" };
+    fingerprint_with(&contract.fingerprint(), contract.weights.dtype, ort::info(), kernels)
+}
+
+fn fingerprint_with(contract: &[u8; 32], weights: Weights, build: &str, kernels: &str) -> String {
+    match weights {
+        Weights::F32 => hex::encode(&contract[..16]),
+        Weights::F16 | Weights::Int8 => {
+            let hash = Sha256::new()
+                .chain_update(contract)
+                .chain_update(kernels)
+                .chain_update([0])
+                .chain_update(build);
+            hex::encode(&hash.finalize()[..16])
+        }
+    }
+}
+
+/// Returns the kind of 8-bit kernels that ONNX Runtime uses on this CPU.
+fn cpu_kernels() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let vnni = is_x86_feature_detected!("avx512vnni") || is_x86_feature_detected!("avxvnni");
+        if vnni { "x86-vnni" } else { "x86" }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::env::consts::ARCH
+}
+
 fn ort_error(e: impl std::fmt::Display) -> ort::Error {
     ort::Error::new(e.to_string())
 }
 
 fn graph_error(graph: &str, e: impl std::fmt::Display) -> ModelError {
     ModelError::Graph { graph: graph.to_owned(), reason: e.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_of_reduced_precision_depend_on_the_build_and_the_kernels() {
+        let (contract, other) = ([7; 32], [8; 32]);
+        let f32 = |contract, build, kernels| fingerprint_with(contract, Weights::F32, build, kernels);
+        let int8 = |contract, build, kernels| fingerprint_with(contract, Weights::Int8, build, kernels);
+        assert_eq!(f32(&contract, "1", "x86"), "07".repeat(16));
+        assert_eq!(f32(&contract, "1", "x86"), f32(&contract, "2", "x86-vnni"));
+        let f16 = |kernels| fingerprint_with(&contract, Weights::F16, "1", kernels);
+        assert_ne!(f16("x86"), f16("cuda"));
+        let first = int8(&contract, "1", "x86");
+        assert_eq!(first, int8(&contract, "1", "x86"));
+        for another in
+            [int8(&contract, "2", "x86"), int8(&contract, "1", "x86-vnni"), int8(&other, "1", "x86")]
+        {
+            assert_ne!(first, another);
+        }
+    }
 }

@@ -1,21 +1,25 @@
-//! Moving what rotary positions have turned: a key that was read at one position becomes what it would be at another.
+//! Moves keys with rotary position encoding: computes from a key at one position the key at another position.
 //! Knows nothing of where keys come from.
 
 use super::contract::Rotary;
 
-/// Cosine and sine of each pair's angle, `[token][pair]`: how far each of some tokens is turned.
+/// A rotation of a sequence of tokens: for each token and each pair of components, the cosine and the sine of
+/// the angle.
 #[derive(Debug, Clone)]
-pub struct Turn {
+pub struct Rotation {
     pairs: usize,
+    /// `[token][pair]`: (cosine, sine).
     angles: Vec<(f32, f32)>,
 }
 
 impl Rotary {
-    /// The turn that moves tokens from positions `from`, `from + 1`, ... to positions `to`, `to + 1`, ...
+    /// Returns the rotation that moves `tokens` tokens from positions `from`, `from + 1`, ... to positions
+    /// `to`, `to + 1`, ...
     ///
-    /// A graph rounds position times frequency to single precision before it turns. The same is done here, so that what is moved
-    /// equals what is read at the new position however far away that is.
-    pub fn turn(&self, tokens: usize, from: i64, to: i64) -> Turn {
+    /// A model's graph rounds position times frequency to single precision before it takes cosine and sine.
+    /// This function does the same, so that a moved key equals the key that the graph computes at the new
+    /// position, whatever the distance.
+    pub fn rotation(&self, tokens: usize, from: i64, to: i64) -> Rotation {
         let angle = |position: i64, frequency: f32| f64::from(position as f32 * frequency);
         let of_token = |token: i64| {
             self.frequencies.iter().map(move |&frequency| {
@@ -23,23 +27,25 @@ impl Rotary {
                 (cos as f32, sin as f32)
             })
         };
-        Turn { pairs: self.frequencies.len(), angles: (0..tokens as i64).flat_map(of_token).collect() }
+        Rotation { pairs: self.frequencies.len(), angles: (0..tokens as i64).flat_map(of_token).collect() }
     }
 
-    /// Turns vectors `[.., head_dim]` by `positions`, all alike: a query that is turned back meets keys as if they had moved forth.
-    pub fn turn_all(&self, vectors: &mut [f32], head_dim: usize, positions: i64) {
-        let turn = self.turn(1, 0, positions);
-        vectors.chunks_exact_mut(head_dim).for_each(|vector| turn.apply(0, vector));
+    /// Rotates all vectors `[.., head_dim]` by the same number of positions. The dot product of a query that
+    /// is rotated by `-n` with a key equals the dot product of the query with the key moved by `n`.
+    pub fn rotate_all(&self, vectors: &mut [f32], head_dim: usize, positions: i64) {
+        let rotation = self.rotation(1, 0, positions);
+        vectors.chunks_exact_mut(head_dim).for_each(|vector| rotation.apply_to_token(0, vector));
     }
 }
 
-impl Turn {
-    /// Turns the vectors `[token, head_dim]` of all its tokens.
-    pub fn apply_all(&self, vectors: &mut [f32], head_dim: usize) {
-        vectors.chunks_exact_mut(head_dim).enumerate().for_each(|(token, vector)| self.apply(token, vector));
+impl Rotation {
+    /// Rotates the vectors of the tokens, `[token, head_dim]`.
+    pub fn apply(&self, vectors: &mut [f32], head_dim: usize) {
+        let vectors = vectors.chunks_exact_mut(head_dim).enumerate();
+        vectors.for_each(|(token, vector)| self.apply_to_token(token, vector));
     }
 
-    fn apply(&self, token: usize, vector: &mut [f32]) {
+    fn apply_to_token(&self, token: usize, vector: &mut [f32]) {
         let (first, rest) = vector.split_at_mut(self.pairs);
         let angles = &self.angles[token * self.pairs..][..self.pairs];
         for ((a, b), &(cos, sin)) in first.iter_mut().zip(rest).zip(angles) {
@@ -57,23 +63,23 @@ mod tests {
         Rotary { dim: 8, frequencies }
     }
 
-    /// `[token, 10]`: two components do not turn.
+    /// `[token, 10]`: the last two components do not rotate.
     fn vectors(tokens: usize) -> Vec<f32> {
         (0..tokens * 10).map(|i| ((i * 37 % 101) as f32 - 50.0) / 10.0).collect()
     }
 
     fn at(position: i64, vectors: &[f32]) -> Vec<f32> {
         let mut vectors = vectors.to_vec();
-        rotary().turn(vectors.len() / 10, 0, position).apply_all(&mut vectors, 10);
+        rotary().rotation(vectors.len() / 10, 0, position).apply(&mut vectors, 10);
         vectors
     }
 
     #[test]
-    fn moving_twice_is_moving_once_and_back_is_where_it_was() {
+    fn two_moves_equal_one_and_a_move_back_restores_the_key() {
         let start = vectors(5);
         for (there, further) in [(3, 700), (700, 3), (0, 0), (8_000, 30_000), (1, 0)] {
             let mut moved = at(there, &start);
-            rotary().turn(5, there, further).apply_all(&mut moved, 10);
+            rotary().rotation(5, there, further).apply(&mut moved, 10);
             let direct = at(further, &start);
             let worst = moved.iter().zip(&direct).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(worst < 5e-6, "{there} to {further}: off by {worst}");
@@ -82,13 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn a_query_turned_back_meets_a_key_as_if_the_key_had_moved() {
+    fn rotating_the_query_back_equals_moving_the_key() {
         let (key, query) = (vectors(1), vectors(3)[20..].to_vec());
         let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
         let mut back = query.clone();
-        rotary().turn_all(&mut back, 10, -40);
+        rotary().rotate_all(&mut back, 10, -40);
         let (found, expect) = (product(&back, &key), product(&query, &at(40, &key)));
         assert!((found - expect).abs() < 1e-4, "{found} {expect}");
-        assert!((expect - product(&query, &key)).abs() > 1.0, "it moved");
+        assert!((expect - product(&query, &key)).abs() > 1.0, "moving the key changes the product");
     }
 }

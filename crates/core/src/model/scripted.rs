@@ -1,5 +1,6 @@
-//! A model that is arithmetic only: each token's key is a fixed pseudo-random unit vector of its id.
-//! Tests and properties run on it in microseconds; equal tokens match, others hardly.
+//! A model for tests that needs no files: the key of a token is a pseudo-random unit vector that depends only
+//! on the token's id. Equal tokens have a dot product of 1, different tokens a small one. A call takes
+//! microseconds.
 
 use ndarray::{Array2, ArrayView3, Axis};
 use serde_json::{Map, Value, json};
@@ -8,17 +9,20 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::device::DeviceInUse;
 use super::tokenizer::ModelTokenizer;
-use super::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted};
+use super::{
+    EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, SelfAttention, WindowFilter,
+    WindowSink,
+};
 
 const HEAD_DIM: usize = 32;
 
-/// The double. Like the real encoders it has one readout head.
+/// A test model. Like the supported encoders it has one head.
 pub struct ScriptedModel {
     info: ModelInfo,
 }
 
 impl ScriptedModel {
-    /// A model whose windows hold `window_tokens_max` tokens.
+    /// Creates a model whose windows have at most `window_tokens_max` tokens.
     pub fn new(window_tokens_max: usize) -> Self {
         let info = ModelInfo {
             name: "scripted".to_owned(),
@@ -33,10 +37,11 @@ impl ScriptedModel {
         Self { info }
     }
 
-    /// The tokenizer that belongs to it: one token per byte, whole ASCII words as one token where `words` names them.
+    /// Creates the tokenizer of the model. A word of `words` (ASCII) is one token unless it is part of a longer
+    /// word. All other bytes are one token each.
     ///
     /// # Panics
-    /// Never: the vocabulary is built here.
+    /// Never, because the tokenizer's vocabulary is fixed and valid.
     pub fn tokenizer(words: &[&str]) -> ModelTokenizer {
         let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
         alphabet.sort_unstable();
@@ -59,28 +64,34 @@ impl ModelRuntime for ScriptedModel {
         &self.info
     }
 
-    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
-        for (i, ids) in windows.iter().enumerate().filter(|(i, _)| wanted(*i)) {
-            done(i, vectors(ids).insert_axis(Axis(0)).view());
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        is_needed: WindowFilter,
+        on_read: WindowSink,
+    ) -> Result<(), ModelError> {
+        for (i, ids) in windows.iter().enumerate().filter(|(i, _)| is_needed(*i)) {
+            on_read(i, vectors(ids).insert_axis(Axis(0)).view());
         }
         Ok(())
     }
 
-    fn question(&self, question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
+    fn encode_question(&self, question: &[u32], _past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
         let q = vectors(question);
-        let own = q.dot(&q.t()).insert_axis(Axis(0));
-        Ok(Encoded { vectors: q.insert_axis(Axis(0)), own: Own::Logits(own) })
+        let self_attention = SelfAttention::Logits(q.dot(&q.t()).insert_axis(Axis(0)));
+        Ok(EncodedQuestion { vectors: q.insert_axis(Axis(0)), self_attention })
     }
 
-    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
         let q = vectors(question);
         let cross = q.dot(&keys.index_axis(Axis(0), 0).t()).insert_axis(Axis(0));
-        let own = q.dot(&q.t()).insert_axis(Axis(0));
-        Ok(Logits { cross, own })
+        let self_logits = q.dot(&q.t()).insert_axis(Axis(0));
+        Ok(RawLogits { cross, self_logits })
     }
 }
 
-/// Ids → unit vectors `[token, HEAD_DIM]`, by a splitmix generator seeded with the id.
+/// Returns the unit vectors of tokens, `[token, HEAD_DIM]`: numbers of a splitmix generator whose seed is the
+/// id.
 fn vectors(ids: &[u32]) -> Array2<f32> {
     let mut out = Array2::zeros((ids.len(), HEAD_DIM));
     for (mut row, &id) in out.rows_mut().into_iter().zip(ids) {

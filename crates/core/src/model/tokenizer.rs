@@ -1,4 +1,4 @@
-//! The model's tokenizer: text to token ids with byte offsets, nothing truncated, nothing padded.
+//! The model's tokenizer: turns a text into token ids with byte offsets, without truncation or padding.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer
 use super::ModelError;
 use crate::domain::ByteRange;
 
-/// Text as the model reads it, special tokens not included.
+/// The tokens of a text, without special tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tokens {
-    /// Vocabulary ids.
+    /// The ids of the tokens in the model's vocabulary.
     pub ids: Vec<u32>,
-    /// Where each token stands in the text; the starts never decrease.
+    /// The byte range of each token in the text, in the order of `ids`. The starts never decrease.
     pub offsets: Vec<ByteRange>,
 }
 
@@ -24,10 +24,11 @@ pub struct ModelTokenizer {
 }
 
 impl ModelTokenizer {
-    /// Reads a `tokenizer.json`.
+    /// Loads a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`ModelError::Tokenizer`] names the file and what the parser said.
+    /// Returns [`ModelError::Tokenizer`] if the file cannot be read or parsed, or if its post-processor has a
+    /// fault that [`template_fault`] finds.
     pub fn from_file(path: &Path) -> Result<Self, ModelError> {
         let refuse = |reason: String| ModelError::Tokenizer { path: path.display().to_string(), reason };
         let inner = Tokenizer::from_file(path).map_err(|e| refuse(e.to_string()))?;
@@ -37,39 +38,40 @@ impl ModelTokenizer {
         }
     }
 
-    /// Wraps a tokenizer built in code.
+    /// Wraps a tokenizer and switches its truncation and padding off.
     pub fn new(mut inner: Tokenizer) -> Self {
         inner.with_padding(None);
-        inner.with_truncation(None).expect("taking truncation away cannot conflict with anything");
+        inner.with_truncation(None).expect("removing truncation cannot conflict with other parameters");
         let splits_at_blanks = splits_at_blanks(&inner);
         Self { inner, splits_at_blanks }
     }
 
-    /// Whether what stands between two [`is_blank`]s has the same tokens wherever it stands, so that parts of a text that
-    /// are cut there can be counted one by one. False where it is not known.
+    /// Returns whether the text between two blanks (see [`is_blank`]) has the same tokens in every context.
+    /// The tokens of a text then can be counted part by part if the parts are cut at blanks. Returns false if
+    /// this is not known.
     pub fn splits_at_blanks(&self) -> bool {
         self.splits_at_blanks
     }
 
-    /// Token ids and byte offsets of `text`.
+    /// Returns the token ids of `text` and their byte offsets.
     ///
     /// # Errors
-    /// [`ModelError::Tokenize`] when the tokenizer refuses the text.
+    /// Returns [`ModelError::Tokenize`] if the tokenizer refuses the text.
     pub fn encode(&self, text: &str) -> Result<Tokens, ModelError> {
         let encoding = self.inner.encode(text, false).map_err(|e| ModelError::Tokenize(e.to_string()))?;
         let offsets = encoding.get_offsets().iter().map(|&(start, end)| ByteRange::new(start, end)).collect();
         Ok(Tokens { ids: encoding.get_ids().to_vec(), offsets })
     }
 
-    /// The text of tokens.
+    /// Returns the text of token ids; special tokens are left out.
     ///
     /// # Errors
-    /// [`ModelError::Tokenize`] when the tokenizer knows them not.
+    /// Returns [`ModelError::Tokenize`] if the tokenizer refuses the ids.
     pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
         self.inner.decode(ids, true).map_err(|e| ModelError::Tokenize(e.to_string()))
     }
 
-    /// Number of tokens in `text`.
+    /// Returns the number of tokens of `text`. It is faster than [`Self::encode`].
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -80,13 +82,15 @@ impl ModelTokenizer {
     }
 }
 
-/// Whether no tokenizer that [`ModelTokenizer::splits_at_blanks`] makes a token across `byte`. Other white space is taken out by
-/// some before they split.
+/// Returns whether `byte` is a blank: a space, tab, line feed or carriage return. A tokenizer for which
+/// [`ModelTokenizer::splits_at_blanks`] holds never makes a token across a blank. Other white space does not
+/// count, because some tokenizers remove it before they split the text.
 pub fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
 
-/// What a post-processor's templates lack: the library builds such templates from a file, and panics when they are used.
+/// Returns the fault of an invalid template in the tokenizer's post-processor, or `None` if all templates are
+/// valid. The `tokenizers` library loads invalid templates without an error, and panics when they are used.
 pub fn template_fault(tokenizer: &Tokenizer) -> Option<String> {
     fault(&serde_json::to_value(tokenizer.get_post_processor()).ok()?)
 }
@@ -99,23 +103,27 @@ fn fault(processor: &Value) -> Option<String> {
     if processor["type"] != "TemplateProcessing" {
         return None;
     }
-    let named = |template: &str| list(&processor[template]).into_iter();
+    let pieces = |template: &str| list(&processor[template]).into_iter();
     let special = |piece: &Value| piece["SpecialToken"]["id"].as_str().map(str::to_owned);
     let unknown = |id: &String| processor["special_tokens"].get(id).is_none();
-    if let Some(id) = named("single").chain(named("pair")).filter_map(|piece| special(&piece)).find(unknown) {
-        return Some(format!("a template names {id:?}, which is not among its special_tokens"));
+    if let Some(id) = pieces("single").chain(pieces("pair")).filter_map(|piece| special(&piece)).find(unknown)
+    {
+        return Some(format!("a template uses the special token {id:?}, which special_tokens does not list"));
     }
     let is_second = |piece: Value| piece["Sequence"]["id"] == "B";
-    named("single").any(is_second).then(|| "the template of one text has a second one".to_owned())
+    pieces("single")
+        .any(is_second)
+        .then(|| "the template for a single text contains a second text".to_owned())
 }
 
-/// BERT's normalizer maps characters one by one (marks are put in order, never across a blank), its splitter cuts at every
-/// blank, and WordPiece sees a word at a time.
+/// True for BERT's tokenizers: the normalizer maps characters one by one (it reorders combining marks, but
+/// never across a blank), the pre-tokenizer splits at every blank, and WordPiece processes one word at a
+/// time.
 fn splits_at_blanks(tokenizer: &Tokenizer) -> bool {
     let normalizes = matches!(tokenizer.get_normalizer(), None | Some(NormalizerWrapper::BertNormalizer(_)));
     let splits = matches!(tokenizer.get_pre_tokenizer(), Some(PreTokenizerWrapper::BertPreTokenizer(_)));
     let reads_words = matches!(tokenizer.get_model(), ModelWrapper::WordPiece(_));
-    // Added tokens are looked for in the text itself, before it is split.
+    // The tokenizer searches the text for added tokens before it splits the text.
     let added = tokenizer.get_added_tokens_decoder();
     let mut added = added.values();
     normalizes

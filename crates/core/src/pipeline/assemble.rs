@@ -1,81 +1,79 @@
-//! Kept spans to context: the caller's text, word for word, with as little around it as the format asks for.
+//! Assembly: writes the kept spans of the chunks as a context. The caller's text is copied byte for byte;
+//! only the markup of the format is added around it.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
-use crate::domain::{ByteRange, Chunk, CopiedSpan, Format};
+use crate::domain::{ByteRange, Chunk, Format, KeptSpan};
 
-/// What of one chunk goes into the context.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
-    /// Index of the chunk in the request.
-    pub chunk: usize,
-    /// Ascending, disjoint spans of its text.
-    pub spans: Vec<ByteRange>,
-}
-
-/// The context and where each piece of it came from.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Context {
-    /// What to send to the LLM.
-    pub text: String,
-    /// Its pieces in order; what lies between them is ours.
-    pub pieces: Vec<CopiedSpan>,
-}
-
-/// Stands between two chunks in every format.
+/// The text between two chunks in every format.
 pub const BETWEEN_CHUNKS: &str = "\n\n";
 
-/// Writes `kept` in the order given; the n-th chunk gets marker n.
-pub fn context(chunks: &[Arc<Chunk>], kept: &[Kept], format: Format) -> Context {
-    let mut out = Context::default();
-    for (position, kept) in kept.iter().enumerate() {
-        if position > 0 {
-            out.text.push_str(BETWEEN_CHUNKS);
+/// Returns the context. Each element of `kept` has the spans of one chunk: at least one, ascending and
+/// disjoint. The chunks are written in the order of `kept` and numbered from 1. Sets the `output` of each
+/// span.
+pub fn context<'a>(
+    chunks: &[Arc<Chunk>],
+    kept: impl IntoIterator<Item = &'a mut [KeptSpan]>,
+    format: Format,
+) -> String {
+    let mut out = String::new();
+    for (index, spans) in kept.into_iter().enumerate() {
+        if index > 0 {
+            out.push_str(BETWEEN_CHUNKS);
         }
-        let chunk = &chunks[kept.chunk];
-        open(&mut out.text, chunk, position + 1, format);
-        spans(&mut out, chunk, kept);
-        out.text.push_str(close(format));
+        let chunk = &chunks[spans[0].chunk];
+        write_opening(&mut out, chunk, index + 1, format);
+        write_spans(&mut out, chunk, spans);
+        out.push_str(closing(format));
     }
     out
 }
 
-/// What a chunk with `text` for its text would add to a context in which it stands at `position`, from 0, and is not
-/// last. With an empty text: what stands around it.
-pub fn block(chunk: &Chunk, text: &str, position: usize, format: Format) -> String {
+/// Returns everything that the chunk at `index` (from 0) of a context adds to it besides the chunk's own
+/// text: the markup before and after the text, and the break before the next chunk.
+pub fn frame(chunk: &Chunk, index: usize, format: Format) -> String {
+    with_frame(chunk, "", index, format)
+}
+
+fn with_frame(chunk: &Chunk, text: &str, index: usize, format: Format) -> String {
     let mut out = String::with_capacity(text.len() + 64);
-    open(&mut out, chunk, position + 1, format);
+    write_opening(&mut out, chunk, index + 1, format);
     out.push_str(text);
-    out.push_str(close(format));
+    out.push_str(closing(format));
     out.push_str(BETWEEN_CHUNKS);
     out
 }
 
-fn open(text: &mut String, chunk: &Chunk, marker: usize, format: Format) {
+fn write_opening(out: &mut String, chunk: &Chunk, number: usize, format: Format) {
     match format {
         Format::Plain => {}
-        Format::Numbered => write!(text, "[{marker}] ").expect("writing to a String cannot fail"),
+        Format::Numbered => write!(out, "[{number}] ").expect("writing to a String cannot fail"),
         Format::Xml => {
-            write!(text, "<document index=\"{marker}\" id=\"{}\"", attribute(&chunk.id)).expect("as above");
+            let id = escaped(&chunk.id);
+            write!(out, "<document index=\"{number}\" id=\"{id}\"").expect("writing to a String cannot fail");
             if let Some(title) = &chunk.title {
-                write!(text, " title=\"{}\"", attribute(title)).expect("as above");
+                write!(out, " title=\"{}\"", escaped(title)).expect("writing to a String cannot fail");
             }
-            text.push_str(">\n");
+            out.push_str(">\n");
         }
     }
 }
 
-fn close(format: Format) -> &'static str {
-    if format == Format::Xml { "\n</document>" } else { "" }
+fn closing(format: Format) -> &'static str {
+    match format {
+        Format::Xml => "\n</document>",
+        Format::Numbered | Format::Plain => "",
+    }
 }
 
-/// Spans of one text, as they stand together in a context.
+/// Returns the spans of one text as they are written together in a context. They must be ascending and
+/// disjoint.
 pub fn joined(text: &str, spans: impl IntoIterator<Item = ByteRange>) -> String {
     let (mut out, mut end) = (String::new(), None);
     for span in spans {
         if let Some(end) = end {
-            out.push_str(between(&text[end..span.start]));
+            out.push_str(separator(&text[end..span.start]));
         }
         out.push_str(span.of(text));
         end = Some(span.end);
@@ -83,30 +81,27 @@ pub fn joined(text: &str, spans: impl IntoIterator<Item = ByteRange>) -> String 
     out
 }
 
-fn spans(out: &mut Context, chunk: &Chunk, kept: &Kept) {
+fn write_spans(out: &mut String, chunk: &Chunk, spans: &mut [KeptSpan]) {
     let mut end = None;
-    for &source in &kept.spans {
+    for span in spans {
         if let Some(end) = end {
-            out.text.push_str(between(&chunk.text[end..source.start]));
+            out.push_str(separator(&chunk.text[end..span.source.start]));
         }
-        let start = out.text.len();
-        out.text.push_str(source.of(&chunk.text));
-        out.pieces.push(CopiedSpan {
-            chunk: kept.chunk,
-            source,
-            output: ByteRange::new(start, out.text.len()),
-        });
-        end = Some(source.end);
+        let start = out.len();
+        out.push_str(span.source.of(&chunk.text));
+        span.output = ByteRange::new(start, out.len());
+        end = Some(span.source.end);
     }
 }
 
-/// Stands for a gap. Never longer than the gap: between two spans at least one byte was left out, and a line break is
-/// put back only where one was.
-fn between(gap: &str) -> &'static str {
+/// Returns the text that replaces a gap between two spans: a line break if the gap has one, otherwise a
+/// space. It is never longer than the gap, because at least one byte was left out.
+fn separator(gap: &str) -> &'static str {
     if gap.contains('\n') { "\n" } else { " " }
 }
 
-fn attribute(value: &str) -> String {
+/// Escapes the value of an XML attribute.
+fn escaped(value: &str) -> String {
     value.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -130,38 +125,36 @@ mod tests {
         ]
     }
 
-    /// Kept spans as `(chunk, ranges)`.
+    /// `kept` are the spans of each chunk, as `(chunk, ranges)`.
     #[track_caller]
     fn check(name: &str, format: Format, kept: &[(usize, &[(usize, usize)])], expect: &str) {
-        let kept_of = |&(chunk, spans): &(usize, &[(usize, usize)])| Kept {
-            chunk,
-            spans: spans.iter().map(|&(start, end)| ByteRange::new(start, end)).collect(),
+        let spans_of = |&(chunk, spans): &(usize, &[(usize, usize)])| {
+            spans.iter().map(|&(start, end)| span(chunk, ByteRange::new(start, end))).collect()
         };
-        let (chunks, kept) = (chunks(), kept.iter().map(kept_of).collect::<Vec<_>>());
-        let found = context(&chunks, &kept, format);
-        assert_eq!(found.text, expect, "{name}");
-        for piece in &found.pieces {
-            assert_eq!(piece.source.of(&chunks[piece.chunk].text), piece.output.of(&found.text), "{name}");
+        let (chunks, mut kept) = (chunks(), kept.iter().map(spans_of).collect::<Vec<Vec<_>>>());
+        let found = context(&chunks, kept.iter_mut().map(Vec::as_mut_slice), format);
+        assert_eq!(found, expect, "{name}");
+        for span in kept.iter().flatten() {
+            assert_eq!(span.source.of(&chunks[span.chunk].text), span.output.of(&found), "{name}");
         }
-        let spans = kept.iter().flat_map(|kept| kept.spans.iter().map(|&span| (kept.chunk, span)));
-        assert!(
-            found.pieces.iter().map(|piece| (piece.chunk, piece.source)).eq(spans),
-            "{name}: one piece a span"
-        );
+    }
+
+    fn span(chunk: usize, source: ByteRange) -> KeptSpan {
+        KeptSpan::unscored(chunk, source)
     }
 
     #[test]
     fn formats() {
         use Format::{Numbered, Plain, Xml};
         let (first, rest): (&[_], &[_]) = (&[(0, 4)], &[(0, 4), (10, 16)]);
-        check("nothing", Numbered, &[], "");
-        check("one", Numbered, &[(0, first)], "[1] One.");
-        check("one, plain", Plain, &[(0, first)], "One.");
-        check("one, as XML", Xml, &[(0, first)], "<document index=\"1\" id=\"a\">\nOne.\n</document>");
+        check("no chunks", Numbered, &[], "");
+        check("one chunk", Numbered, &[(0, first)], "[1] One.");
+        check("one chunk, plain", Plain, &[(0, first)], "One.");
+        check("one chunk, as XML", Xml, &[(0, first)], "<document index=\"1\" id=\"a\">\nOne.\n</document>");
         check("a gap without a line break", Plain, &[(0, &[(0, 4), (5, 9)])], "One. Two.");
-        check("a gap with one", Plain, &[(0, rest)], "One.\nThree.");
+        check("a gap with a line break", Plain, &[(0, rest)], "One.\nThree.");
         check(
-            "numbers go by place, not by index",
+            "numbers follow the order of the context",
             Numbered,
             &[(2, &[(0, 4)]), (0, first)],
             "[1] last\n\n[2] One.",
@@ -171,17 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_what_stands_in_the_context() {
+    fn framed_chunks_together_are_the_context() {
         let chunks = chunks();
         for format in [Format::Numbered, Format::Plain, Format::Xml] {
-            let whole = |(chunk, c): (usize, &Arc<Chunk>)| Kept {
-                chunk,
-                spans: vec![ByteRange::new(0, c.text.len())],
-            };
-            let kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
-            let blocks = chunks.iter().enumerate().map(|(i, chunk)| block(chunk, &chunk.text, i, format));
-            let expect = context(&chunks, &kept, format).text + BETWEEN_CHUNKS;
-            assert_eq!(blocks.collect::<String>(), expect, "{format:?}");
+            let whole = |(chunk, c): (usize, &Arc<Chunk>)| [span(chunk, ByteRange::new(0, c.text.len()))];
+            let mut kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
+            let framed =
+                chunks.iter().enumerate().map(|(i, chunk)| with_frame(chunk, &chunk.text, i, format));
+            let context = context(&chunks, kept.iter_mut().map(|spans| &mut spans[..]), format);
+            assert_eq!(framed.collect::<String>(), context + BETWEEN_CHUNKS, "{format:?}");
         }
     }
 }

@@ -1,14 +1,14 @@
-//! From which chunk does each part of an answer come? Each sentence of the answer takes a question's place and is read on its own, so
-//! that what is said of it does not depend on what follows it: an answer that arrives piece by piece gets what the whole would get.
+//! Attribution: finds the chunks that each part of an answer came from, and the words that no chunk supports.
 //!
 //! ```text
 //! chunks ─▶ blocks ─▶ Candidates ─┐
-//! answer ─▶ sentences ─▶ hear ─▶ SentenceScores: RC over chunks and their sentences, words both have ─▶ trace ─▶ support ─▶ cite ─▶ PartOutcome
+//! answer ─▶ sentences ────────────┴─▶ SentenceScores ─▶ Trace of each word ─▶ support, citations ─▶ PartOutcome
 //! ```
 //!
-//! RC says what a token of the answer was contextualised by; that a chunk has the very word is worth as much again, by how rare the word
-//! is among the chunks. The rule is in `docs/attribution.md`, what it was measured
-//! on in `docs/evaluation.md`.
+//! Each sentence of the answer is scored by itself, as a question would be. The evidence of a token for a
+//! chunk is its RC, plus a bonus if the chunk contains the same word; rare words count more. The scores of a
+//! sentence do not depend on what follows it, so an answer that arrives in pieces gets the same result as a
+//! whole one. `docs/attribution.md` has the rules, `docs/evaluation.md` the measurements.
 
 mod candidates;
 mod cite;
@@ -17,13 +17,14 @@ mod support;
 mod trace;
 
 use std::borrow::Cow;
+use std::slice;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
 pub use self::candidates::Candidates;
 pub use self::cite::{PartOutcome, Source};
-use self::sentence_scores::SentenceScores;
+use self::sentence_scores::{AnswerSentence, SentenceScores};
 pub use self::support::{SUPPORT_MIN, UnsupportedKind, UnsupportedSpan};
 use super::cancel::Cancel;
 use super::clock::{Clock, Timings};
@@ -33,28 +34,32 @@ use crate::domain::{AttributeRequest, ByteRange, Parts, Value};
 use crate::kv::store;
 use crate::text;
 
-/// What this way of scoring is called, beside the estimators of compression.
+/// The name of this scoring method, which results report in place of the name of an estimator.
 pub const ESTIMATOR: &str = "attribution";
 
-/// What is read of the name in front of a value: names are words, and whatever is longer is none.
+/// How many bytes of a JSON value's name the model reads before the value. A longer text is hardly a name.
 const NAME_BYTES_MAX: usize = 200;
 
-/// Where the parts of an answer came from.
+/// The result of [`Pipeline::attribute`]: where the parts of an answer came from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attributed {
-    /// In the order of the answer.
+    /// The parts, in the order of the answer.
     pub parts: Vec<PartOutcome>,
-    /// Where the chunks' blocks came from.
-    pub blocks_from: store::Sources,
-    /// Time per stage.
+    /// How many blocks of the chunks came from each source.
+    pub block_sources: store::Sources,
+    /// The time that each stage took.
     pub timings: Timings,
 }
 
 impl Pipeline {
-    /// Ties the parts of an answer to chunks.
+    /// Attributes the parts of an answer to chunks.
+    ///
+    /// The call blocks until the result is ready. It returns early with an error soon after `cancel` stops
+    /// it.
     ///
     /// # Errors
-    /// [`PipelineError::Invalid`] names what to change; a deadline or a failure of the model are said as such.
+    /// Returns [`PipelineError::Invalid`] if the request exceeds a limit or contradicts itself, and otherwise
+    /// fails as [`Pipeline::compress`] does.
     pub fn attribute(
         &self,
         request: &AttributeRequest,
@@ -65,13 +70,13 @@ impl Pipeline {
         let mut clock = Clock::start();
         let candidates = self.candidates(request, &mut clock, cancel)?;
         let parts = clock.stage("answer", || self.parts(&candidates, request, cancel))?;
-        Ok(Attributed { parts, blocks_from: candidates.blocks_from(), timings: clock.finish() })
+        Ok(Attributed { parts, block_sources: candidates.block_sources(), timings: clock.finish() })
     }
 
-    /// The parts of an answer whose chunks have been read.
+    /// Attributes the parts of an answer whose chunks have been read with [`Self::candidates`].
     ///
     /// # Errors
-    /// As [`Self::attribute`].
+    /// Fails as [`Self::attribute`] does.
     pub fn parts(
         &self,
         candidates: &Candidates,
@@ -79,84 +84,88 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
         let groups = match &request.parts {
-            Parts::Values(values) => values.iter().map(Group::of_value).collect(),
-            parts => Group::of_text(&request.answer, parts),
+            Parts::Values(values) => values.iter().map(SentenceGroup::of_value).collect(),
+            parts => SentenceGroup::of_answer(&request.answer, parts),
         };
-        let attribute = |group: &Group| self.group(candidates, group, request, cancel);
+        let attribute = |group: &SentenceGroup| self.attribute_group(candidates, group, request, cancel);
         let parts: Vec<Vec<PartOutcome>> = match self.model.info().decoder {
             None => groups.par_iter().map(attribute).collect::<Result<_, _>>(),
-            // Reading one takes all threads, and a thread that waits for them must not begin another.
+            // A decoder uses all threads for one sentence. A thread that waits for the others must not begin
+            // another sentence.
             Some(_) => groups.iter().map(attribute).collect(),
         }?;
         Ok(parts.into_iter().flatten().collect())
     }
 
-    /// The parts of some sentences, which are forgotten then.
-    fn group(
+    /// Attributes the parts in one group of sentences. The scores of the sentences are dropped at the end.
+    fn attribute_group(
         &self,
         candidates: &Candidates,
-        group: &Group,
+        group: &SentenceGroup,
         request: &AttributeRequest,
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
         let mut tokens = 0;
         let score = |&sentence: &ByteRange| {
             let scores = self.score_sentence(candidates, (&group.text, sentence), &group.cuts, cancel);
-            let scores = scores.map_err(|error| group.placed(error))?;
-            tokens += scores.tokens();
+            let scores = scores.map_err(|error| group.with_answer_offset(error))?;
+            tokens += scores.token_count();
             self.settings.limits.check_answer_logits(tokens, candidates.segments())?;
             Ok(scores)
         };
         let scores = group.sentences.iter().map(score).collect::<Result<Vec<_>, PipelineError>>()?;
         let parts = match &group.parts {
             Some(parts) => parts.clone(),
-            None => parts(&request.parts, &scores),
+            None => parts_of(&request.parts, &scores),
         };
         self.settings.limits.check_sources_named(parts.len(), request.sources_max)?;
-        let cite = |part: ByteRange| {
-            let found = self.part(candidates, &scores, part, request.sources_max, cancel)?;
-            Ok(group.told(found))
+        let attribute = |part: ByteRange| {
+            let outcome = self.attribute_part(candidates, &scores, part, request.sources_max, cancel)?;
+            Ok(group.in_answer(outcome))
         };
-        parts.into_iter().map(cite).collect()
+        parts.into_iter().map(attribute).collect()
     }
 
-    /// Ties one sentence, or its words, of an answer that is still arriving: what [`Self::attribute`] says of it in the whole.
+    /// Attributes one sentence of an answer that is still arriving, or the words of the sentence. `sentence`
+    /// is a text and the byte range of the sentence in it; `parts` must be sentences or words. The result is
+    /// the same as that of [`Self::attribute`] for this sentence of the whole answer.
     ///
     /// # Errors
-    /// As [`Self::attribute`].
+    /// Fails as [`Self::attribute`] does.
     pub fn attribute_sentence(
         &self,
         candidates: &Candidates,
         sentence: (&str, ByteRange),
-        (asked, sources_max): (&Parts, usize),
+        (parts, sources_max): (&Parts, usize),
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
         let scores = [self.score_sentence(candidates, sentence, &[], cancel)?];
-        let parts = parts(asked, &scores);
+        let parts = parts_of(parts, &scores);
         self.settings.limits.check_sources_named(parts.len(), sources_max)?;
-        parts.into_iter().map(|part| self.part(candidates, &scores, part, sources_max, cancel)).collect()
+        let attribute = |part| self.attribute_part(candidates, &scores, part, sources_max, cancel);
+        parts.into_iter().map(attribute).collect()
     }
 
-    /// Whether chunks can be read for an answer that is still to come.
+    /// Checks the chunks and `sources_max` of a request whose answer is still arriving.
     ///
     /// # Errors
-    /// [`PipelineError::Invalid`].
+    /// Returns [`PipelineError::Invalid`] if they exceed a limit.
     pub fn check_sources(&self, request: &AttributeRequest) -> Result<(), PipelineError> {
         Ok(validate::check_sources(request, &self.settings.limits)?)
     }
 
-    /// Whether an answer may have so many bytes.
+    /// Checks the length of an answer in bytes.
     ///
     /// # Errors
-    /// [`PipelineError::Invalid`].
+    /// Returns [`PipelineError::Invalid`] if it exceeds `limits.answer_bytes_max`.
     pub fn check_answer_bytes(&self, bytes: usize) -> Result<(), PipelineError> {
         Ok(validate::check_answer_bytes(bytes, &self.settings.limits)?)
     }
 
-    /// Reads the chunks that an answer may have come from.
+    /// Finds or reads the blocks of the chunks that an answer may have come from, and indexes their words.
     ///
     /// # Errors
-    /// As [`Self::attribute`].
+    /// Fails as [`Self::attribute`] does.
     pub fn candidates(
         &self,
         request: &AttributeRequest,
@@ -170,29 +179,25 @@ impl Pipeline {
             .stage("terms", || Candidates::new(&request.chunks, Arc::new(blocks), request.seen.as_deref())))
     }
 
-    /// Reads one sentence of `answer` over the chunks. Words are cut at `cuts`, bytes of the answer.
+    /// Scores one sentence of an answer over the chunks. `cuts` are byte offsets in the answer at which words
+    /// are divided.
     fn score_sentence(
         &self,
         candidates: &Candidates,
-        sentence: (&str, ByteRange),
+        (answer, bytes): (&str, ByteRange),
         cuts: &[usize],
         cancel: &Cancel,
     ) -> Result<SentenceScores, PipelineError> {
         cancel.check()?;
-        let (answer, bytes) = sentence;
-        let tokens = self.tokenizer.encode(bytes.of(answer))?;
+        let text = bytes.of(answer);
+        let tokens = self.tokenizer.encode(text)?;
         cancel.spend(tokens.ids.len());
-        sentence_scores::sentence(
-            candidates,
-            (bytes.of(answer), bytes.start),
-            (tokens, cuts),
-            (&*self.model, &self.settings),
-            cancel,
-        )
+        let sentence = AnswerSentence { text, start: bytes.start, tokens, cuts };
+        sentence_scores::score(candidates, sentence, &*self.model, &self.settings, cancel)
     }
 
-    /// What one part of an answer came from, by the sentences that it lies in.
-    fn part(
+    /// Attributes one part of an answer by the scores of the sentences that it overlaps.
+    fn attribute_part(
         &self,
         candidates: &Candidates,
         scores: &[SentenceScores],
@@ -203,25 +208,28 @@ impl Pipeline {
         cancel.check()?;
         let first = scores.partition_point(|scores| scores.bytes.end <= part.start);
         let after = scores.partition_point(|scores| scores.bytes.start < part.end);
-        cite::part(candidates, &scores[first..after.max(first)], part, sources_max, cancel)
+        cite::attribute(candidates, &scores[first..after.max(first)], part, sources_max, cancel)
     }
 }
 
-/// Sentences that are read together: those that some part lies in.
-struct Group<'a> {
-    /// The answer, or what one of its values says.
+/// Sentences that are scored together, because one part may overlap several of them.
+struct SentenceGroup<'a> {
+    /// The answer, or the text of one of its JSON values with the value's name before it.
     text: Cow<'a, str>,
+    /// The sentences, as byte ranges of `text`.
     sentences: Vec<ByteRange>,
-    /// Where words have to be cut for parts to be made of whole ones.
+    /// The byte offsets at which words are divided, so that each part consists of whole words.
     cuts: Vec<usize>,
-    /// Of the text; none: the sentences, or their words.
+    /// The parts, as byte ranges of `text`. `None` means that the sentences, or their words, are the parts.
     parts: Option<Vec<ByteRange>>,
-    /// Of which value of the answer.
+    /// The JSON value that the text belongs to.
     value: Option<&'a Value>,
 }
 
-impl<'a> Group<'a> {
-    fn of_text(answer: &'a str, parts: &Parts) -> Vec<Self> {
+impl<'a> SentenceGroup<'a> {
+    /// Groups the sentences of an answer: spans that share a sentence are in one group. Without spans, each
+    /// sentence is a group.
+    fn of_answer(answer: &'a str, parts: &Parts) -> Vec<Self> {
         let sentences = text::arrived(answer);
         let group = |sentences: &[ByteRange], parts: Option<&[ByteRange]>| Self {
             text: Cow::Borrowed(answer),
@@ -231,16 +239,15 @@ impl<'a> Group<'a> {
             value: None,
         };
         let Parts::Spans(spans) = parts else {
-            return sentences.iter().map(|sentence| group(std::slice::from_ref(sentence), None)).collect();
+            return sentences.iter().map(|sentence| group(slice::from_ref(sentence), None)).collect();
         };
         let (mut groups, mut from) = (Vec::new(), 0);
         while from < spans.len() {
             let first = sentences.partition_point(|sentence| sentence.end <= spans[from].start);
-            let behind = |span: &ByteRange| sentences.partition_point(|sentence| sentence.start < span.end);
-            let (mut to, mut after) = (from + 1, behind(&spans[from]).max(first));
-            // Spans that share a sentence are of one group.
+            let end_of = |span: &ByteRange| sentences.partition_point(|sentence| sentence.start < span.end);
+            let (mut to, mut after) = (from + 1, end_of(&spans[from]).max(first));
             while to < spans.len() && after > first && spans[to].start < sentences[after - 1].end {
-                after = behind(&spans[to]).max(after);
+                after = end_of(&spans[to]).max(after);
                 to += 1;
             }
             groups.push(group(&sentences[first..after], Some(&spans[from..to])));
@@ -249,22 +256,22 @@ impl<'a> Group<'a> {
         groups
     }
 
-    /// A value is read behind what it is called.
+    /// Returns the group of one JSON value. The model reads `name: ` before the value; the value is the part.
     fn of_value(value: &'a Value) -> Self {
         let name = &value.key[..value.key.floor_char_boundary(NAME_BYTES_MAX)];
-        let head = if name.is_empty() { String::new() } else { format!("{name}: ") };
-        let text = head.clone() + &value.text;
+        let prefix = if name.is_empty() { String::new() } else { format!("{name}: ") };
+        let text = prefix.clone() + &value.text;
         Self {
             sentences: text::arrived(&text),
-            cuts: vec![head.len()],
-            parts: Some(vec![ByteRange::new(head.len(), text.len())]),
+            cuts: vec![prefix.len()],
+            parts: Some(vec![ByteRange::new(prefix.len(), text.len())]),
             text: Cow::Owned(text),
             value: Some(value),
         }
     }
 
-    /// An error with its place in the answer.
-    fn placed(&self, error: PipelineError) -> PipelineError {
+    /// Changes the byte offset in an error from the group's text to the answer.
+    fn with_answer_offset(&self, error: PipelineError) -> PipelineError {
         match (error, self.value) {
             (PipelineError::Invalid(InvalidRequest::SentenceBeyondModel { found, max, .. }), Some(value)) => {
                 InvalidRequest::SentenceBeyondModel { at: value.bytes.start, found, max }.into()
@@ -273,14 +280,15 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// A part with its places in the answer: those inside a value that is written otherwise than it reads are the whole value.
-    fn told(&self, mut part: PartOutcome) -> PartOutcome {
+    /// Changes the byte ranges of a part from the group's text to the answer. If the value's JSON notation
+    /// differs from its text, an unsupported span inside the value becomes the whole value.
+    fn in_answer(&self, mut part: PartOutcome) -> PartOutcome {
         if let Some(value) = self.value {
-            let head = part.bytes.start;
-            let as_it_reads = value.bytes.len() == value.text.len();
+            let prefix = part.bytes.start;
+            let is_verbatim = value.bytes.len() == value.text.len();
             for unsupported in &mut part.unsupported {
-                unsupported.bytes = match as_it_reads && unsupported.bytes.start >= head {
-                    true => ByteRange::new(unsupported.bytes.start - head, unsupported.bytes.end - head)
+                unsupported.bytes = match is_verbatim && unsupported.bytes.start >= prefix {
+                    true => ByteRange::new(unsupported.bytes.start - prefix, unsupported.bytes.end - prefix)
                         .shifted(value.bytes.start),
                     false => value.bytes,
                 };
@@ -291,9 +299,9 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The parts that a request asks about by what they are.
-fn parts(asked: &Parts, scores: &[SentenceScores]) -> Vec<ByteRange> {
-    match asked {
+/// Returns the parts of scored sentences: their words, or the sentences themselves.
+fn parts_of(parts: &Parts, scores: &[SentenceScores]) -> Vec<ByteRange> {
+    match parts {
         Parts::Words => scores.iter().flat_map(SentenceScores::words).collect(),
         Parts::Sentences | Parts::Spans(_) | Parts::Values(_) => {
             scores.iter().map(|scores| scores.bytes).collect()

@@ -1,9 +1,11 @@
-//! Chunks to blocks: from the store where they have been read before, else from the model, every window on its own.
+//! The blocks stage: returns the block of each chunk, from the cache or by having the model read the chunk.
+//! The model reads each window of a chunk on its own, so a block does not depend on other chunks. Knows
+//! nothing of questions.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use ndarray::{Array3, ArrayView3, s};
@@ -11,7 +13,7 @@ use rayon::prelude::*;
 
 use super::PipelineError;
 use super::cancel::Cancel;
-use super::load::{LoadEstimator, Reading};
+use super::load::{LoadEstimator, OngoingRead};
 use super::tokenize::{self, Passage};
 use super::validate::RequestLimits;
 use crate::domain::{Chunk, Tenant, TokenSpan};
@@ -23,19 +25,19 @@ use crate::model::tokenizer::ModelTokenizer;
 use crate::model::{ModelInfo, ModelRuntime};
 use crate::text;
 
-/// Blocks of all chunks, on one key axis.
+/// The blocks of all chunks of a request. Their tokens follow each other on one key axis.
 #[derive(Debug, Clone)]
 pub struct Blocks {
-    /// One per chunk.
+    /// `[chunk]`: the block of each chunk.
     pub blocks: Vec<Block>,
-    /// Where each chunk's tokens stand on the key axis.
+    /// `[chunk]`: the tokens of each chunk on the key axis, those of its title first.
     pub spans: Vec<TokenSpan>,
-    /// Where the blocks came from.
+    /// How many blocks came from each source.
     pub sources: Sources,
 }
 
 impl Blocks {
-    /// Blocks one behind the other.
+    /// Returns the blocks with their tokens on one key axis, in the order given.
     pub fn new(blocks: Vec<Block>, sources: Sources) -> Self {
         let mut start = 0;
         let span = |block: &Block| {
@@ -47,13 +49,14 @@ impl Blocks {
         Self { blocks, spans, sources }
     }
 
-    /// Tokens of all chunks.
+    /// Returns the number of tokens in all chunks, which is the length of the key axis.
     pub fn tokens(&self) -> usize {
         self.spans.last().map_or(0, |last| last.end)
     }
 }
 
-/// Reads chunks, each once.
+/// Finds the blocks of chunks in the store, and has the model read missing ones, for one tenant. Concurrent
+/// requests for the same chunk have it read once.
 pub struct Reader {
     model: Arc<dyn ModelRuntime>,
     tokenizer: Arc<ModelTokenizer>,
@@ -62,15 +65,22 @@ pub struct Reader {
     salt: Vec<u8>,
     keys: KeySpace,
     tenant: Tenant,
-    /// Of the model, shared by all tenants.
-    pace: Arc<LoadEstimator>,
-    /// What a token takes in a block, and as full numbers.
-    token_bytes: [usize; 2],
+    /// Shared by all tenants of the model.
+    load: Arc<LoadEstimator>,
+    token_bytes: TokenBytes,
+}
+
+/// The size of one token, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct TokenBytes {
+    /// In a block, as the codec encodes it.
+    encoded: usize,
+    /// As the `f32` values that the model returns.
+    decoded: usize,
 }
 
 impl Reader {
-    /// Reads with `model` and keeps what it reads in `store`, for the default tenant. Blocks under another `salt` are never
-    /// found.
+    /// Returns a reader for the default tenant. Readers with different salts never find each other's blocks.
     pub fn new(
         model: Arc<dyn ModelRuntime>,
         tokenizer: Arc<ModelTokenizer>,
@@ -81,15 +91,18 @@ impl Reader {
         let info = model.info();
         let tenant = Tenant::default();
         let keys = key_space(info, codec, salt, &tenant);
-        let scale = if codec.is_quantized() { 4 } else { 0 };
-        let value_bytes = codec.head_bytes(LANES, info.head_dim) / LANES;
-        let token_bytes = [info.planes * (value_bytes + scale), info.planes * info.head_dim * 4];
-        let (salt, pace) = (salt.to_vec(), Arc::default());
-        Self { model, tokenizer, store, codec, salt, keys, tenant, pace, token_bytes }
+        let scale_bytes = if codec.is_quantized() { 4 } else { 0 };
+        let key_bytes = codec.head_bytes(LANES, info.head_dim) / LANES;
+        let token_bytes = TokenBytes {
+            encoded: info.planes * (key_bytes + scale_bytes),
+            decoded: info.planes * info.head_dim * 4,
+        };
+        let (salt, load) = (salt.to_vec(), Arc::default());
+        Self { model, tokenizer, store, codec, salt, keys, tenant, load, token_bytes }
     }
 
-    /// The same for a tenant, through its own share of the model: blocks of others are never found, nor waited for while they are
-    /// read.
+    /// Returns a reader for another tenant, which reads with `model`, the tenant's own share of the model. It
+    /// neither finds blocks of other tenants nor waits for reads of theirs.
     pub fn of_tenant(&self, tenant: &Tenant, model: Arc<dyn ModelRuntime>) -> Self {
         Self {
             keys: key_space(model.info(), self.codec, &self.salt, tenant),
@@ -99,29 +112,31 @@ impl Reader {
             codec: self.codec,
             salt: self.salt.clone(),
             tenant: tenant.clone(),
-            pace: Arc::clone(&self.pace),
+            load: Arc::clone(&self.load),
             token_bytes: self.token_bytes,
         }
     }
 
-    /// The blocks of `chunks`.
+    /// Returns the blocks of `chunks`, in this order.
     ///
     /// # Errors
-    /// When they have more tokens than `limits` allow; what the model reports; a deadline when `cancel` says so.
+    /// Returns [`PipelineError::Invalid`] if the chunks have more tokens than `limits` allow,
+    /// [`PipelineError::Overloaded`] if new chunks could not be read before the deadline, the error of
+    /// `cancel` if it stops the work, and [`PipelineError::Model`] if the model or its tokenizer fails.
     pub fn blocks(
         &self,
         chunks: &[Arc<Chunk>],
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
-        self.blocks_of(chunks, None, limits, cancel)
+        self.checked_blocks(chunks, None, limits, cancel)
     }
 
-    /// As [`Self::blocks`], for a caller that has tokenized the chunks: a cached block with another number of tokens than its
-    /// passage is discarded, and the chunk is read again.
+    /// Returns the blocks of chunks that the caller has tokenized. A cached block with other numbers of
+    /// tokens than its passage is discarded, and the model reads the chunk again.
     ///
     /// # Errors
-    /// As [`Self::blocks`].
+    /// Fails as [`Self::blocks`] does.
     pub fn blocks_of_passages(
         &self,
         chunks: &[Arc<Chunk>],
@@ -130,10 +145,10 @@ impl Reader {
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
         let counts: Vec<TokenCounts> = passages.iter().map(Passage::token_counts).collect();
-        self.blocks_of(chunks, Some(&counts), limits, cancel)
+        self.checked_blocks(chunks, Some(&counts), limits, cancel)
     }
 
-    fn blocks_of(
+    fn checked_blocks(
         &self,
         chunks: &[Arc<Chunk>],
         expected: Option<&[TokenCounts]>,
@@ -142,7 +157,7 @@ impl Reader {
     ) -> Result<Blocks, PipelineError> {
         let spent_before = cancel.spent();
         let keys: Vec<BlockKey> = chunks.par_iter().with_min_len(64).map(|chunk| self.key(chunk)).collect();
-        let wanted = {
+        let caller_waits = {
             let cancel = cancel.clone();
             Arc::new(move || cancel.go_on())
         };
@@ -153,86 +168,78 @@ impl Reader {
                 block.check_tokens(expected[i])?;
             }
             match source {
-                // It was checked on its way into memory.
+                // The contents of a block in memory were checked before it was put there.
                 Source::Memory => Ok(()),
                 _ => block.check(&chunks[i].text),
             }
         };
-        let reading = OnceCell::new();
+        let ongoing = OnceCell::new();
         let (found, sources) = self
             .store
-            .get(&keys, wanted, check, |unread| self.read(chunks, unread, &reading, limits, cancel))?;
+            .get(&keys, caller_waits, check, |unread| self.read(chunks, unread, &ongoing, limits, cancel))?;
         let blocks = found.into_iter().collect::<Option<Vec<_>>>();
-        let blocks =
-            blocks.ok_or_else(|| cancel.check().expect_err("blocks are left out only when nobody waits"))?;
+        let blocks = blocks.ok_or_else(|| {
+            cancel.check().expect_err("blocks are missing only if the caller no longer waits")
+        })?;
         let blocks = Blocks::new(blocks, sources);
-        // What was read has been counted; what was there is looked at as well.
+        // Tokens that were read for this request have been counted. Those from the cache are counted here.
         cancel.spend(blocks.tokens().saturating_sub(cancel.spent() - spent_before));
-        limits.check_tokens(blocks.tokens(), self.token_bytes[0])?;
+        limits.check_tokens(blocks.tokens(), self.token_bytes.encoded)?;
         Ok(blocks)
     }
 
-    /// How long the model will take for the chunks of this tenant that are being read.
+    /// Returns the estimated time that the ongoing reads of this tenant still take. It is zero until the
+    /// model's speed has been measured.
     pub fn time_left(&self) -> Duration {
-        self.pace.time_left(&self.tenant)
+        self.load.time_left(&self.tenant)
     }
 
-    /// The key of a chunk's block.
+    /// Returns the key of a chunk's block.
     pub fn key(&self, chunk: &Chunk) -> BlockKey {
         self.keys.key(chunk.title.as_deref(), &chunk.text)
     }
 
-    /// Reads the chunks that nobody has read yet, and lands each as soon as its last window is there. A chunk that only
-    /// another request still waits for is read for it.
+    /// Has the model read the claimed chunks, and completes each claim as soon as the last window of its
+    /// chunk has been read. A chunk for which only another request still waits is read, too.
     fn read<'a>(
         &'a self,
         chunks: &[Arc<Chunk>],
         unread: Unread,
-        reading: &OnceCell<Reading<'a>>,
+        ongoing: &OnceCell<OngoingRead<'a>>,
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<(), PipelineError> {
         let Unread { claims, later, known_tokens } = unread;
-        limits.check_tokens(known_tokens, self.token_bytes[0])?;
+        limits.check_tokens(known_tokens, self.token_bytes.encoded)?;
         if claims.is_empty() {
             return Ok(());
         }
-        let bytes_of = |claim: &Claim| chunks[claim.index()].text.len();
+        let text_bytes = |claim: &Claim| chunks[claim.index()].text.len();
         let bytes_later: usize = later.iter().map(|&index| chunks[index].text.len()).sum();
-        let bytes = claims.iter().map(bytes_of).sum::<usize>() + bytes_later;
-        let reading = match reading.get() {
-            Some(begun) => {
-                begun.expect(bytes);
-                begun
+        let bytes = claims.iter().map(text_bytes).sum::<usize>() + bytes_later;
+        let ongoing = match ongoing.get() {
+            Some(ongoing) => {
+                ongoing.set_bytes_left(bytes);
+                ongoing
             }
             None => {
-                let late = |late| PipelineError::WouldBeLate { bytes, late };
-                let begun = self.pace.begin(&self.tenant, bytes, cancel.patience()).map_err(late)?;
-                reading.get_or_init(|| begun)
+                let begun = self.load.begin(&self.tenant, bytes, cancel.time_left())?;
+                ongoing.get_or_init(|| begun)
             }
         };
-        let total = AtomicUsize::new(known_tokens);
-        let passage = |claim: &Claim| -> Result<_, PipelineError> {
-            cancel.check()?;
-            limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes[0])?;
-            let passage = tokenize::passage(&chunks[claim.index()], &self.tokenizer)?;
-            limits.check_tokens(passage.ids.len(), self.token_bytes[1])?;
-            total.fetch_add(passage.ids.len(), Ordering::Relaxed);
-            Ok(passage)
-        };
-        let passages = claims.par_iter().map(passage).collect::<Result<Vec<_>, _>>();
-        limits.check_tokens(total.into_inner(), self.token_bytes[0])?;
-        let passages = passages?;
+        let passages = self.passages(chunks, claims, known_tokens, limits, cancel)?;
         let info = self.model.info();
-        let pending: Vec<Pending> = passages.iter().map(|passage| Pending::new(passage, info)).collect();
-        for (claim, pending) in
-            claims.iter().zip(&pending).filter(|(_, pending)| pending.passage.ids.is_empty())
+        let partial: Vec<PartialBlock> =
+            passages.iter().map(|passage| PartialBlock::new(passage, info)).collect();
+        for (claim, partial) in
+            claims.iter().zip(&partial).filter(|(_, partial)| partial.passage.ids.is_empty())
         {
-            claim.complete(pending.encode(self.codec));
+            claim.complete(partial.encode(self.codec));
         }
         let tokens_max = info.window_tokens_max;
-        // Long chunks first: the last to finish is then a short one, and no worker waits long for it. Windows of one chunk stand
-        // together, so that only few chunks are in memory as full numbers.
+        // Long chunks are read first, so that the last chunk to be finished is a short one and no worker
+        // waits long for it. The windows of a chunk follow each other, so that only a few chunks are in
+        // memory as f32 values at a time.
         let mut order: Vec<usize> = (0..passages.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(passages[i].ids.len()));
         let windows_of = |i: usize| {
@@ -242,79 +249,110 @@ impl Reader {
         let ids: Vec<&[u32]> = windows.iter().map(|&(.., ids)| ids).collect();
         let done = |window: usize, keys: ArrayView3<f32>| {
             let (i, first, ids) = windows[window];
-            // At once: what was read for a request that then ends without an answer was read all the same.
+            // Tokens are counted as soon as they have been read, even if the request then has no result.
             cancel.spend(ids.len());
-            if pending[i].add(first, keys) {
-                reading.read(bytes_of(&claims[i]));
-                claims[i].complete(pending[i].encode(self.codec));
+            if partial[i].add(first, keys) {
+                ongoing.add_bytes_read(text_bytes(&claims[i]));
+                claims[i].complete(partial[i].encode(self.codec));
             }
         };
         Ok(self.model.read(&ids, &|window| claims[windows[window].0].is_wanted(), &done)?)
     }
+
+    /// Tokenizes the claimed chunks. `known_tokens` is the number of tokens in the request's other blocks.
+    fn passages(
+        &self,
+        chunks: &[Arc<Chunk>],
+        claims: &[Claim],
+        known_tokens: usize,
+        limits: &RequestLimits,
+        cancel: &Cancel,
+    ) -> Result<Vec<Passage>, PipelineError> {
+        let total = AtomicUsize::new(known_tokens);
+        let passage = |claim: &Claim| -> Result<_, PipelineError> {
+            cancel.check()?;
+            limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes.encoded)?;
+            let passage = tokenize::passage(&chunks[claim.index()], &self.tokenizer)?;
+            limits.check_tokens(passage.ids.len(), self.token_bytes.decoded)?;
+            total.fetch_add(passage.ids.len(), Ordering::Relaxed);
+            Ok(passage)
+        };
+        let passages = claims.par_iter().map(passage).collect::<Result<Vec<_>, _>>();
+        limits.check_tokens(total.into_inner(), self.token_bytes.encoded)?;
+        passages
+    }
 }
 
-/// Everything but the chunk that a block depends on, and whose it is.
+/// Returns the key space of a tenant's blocks: everything that a block depends on besides its chunk.
 fn key_space(model: &ModelInfo, codec: Codec, salt: &[u8], tenant: &Tenant) -> KeySpace {
     let rules = text::RULES_VERSION.to_le_bytes();
     let codec = [codec.id()];
     let mut parts = vec![model.fingerprint.as_bytes(), &codec, &rules, salt];
-    // Blocks of a daemon without tenants are those of the default one.
+    // The default tenant adds nothing, so it shares its blocks with a daemon without tenants.
     if !tenant.is_default() {
         parts.push(tenant.name().as_bytes());
     }
     KeySpace::new(&parts)
 }
 
-/// Keys `[head, token, head_dim]` of windows, one behind the other.
+/// Returns the planes of consecutive windows, `[plane, token, head_dim]`, for the tokens of all windows.
 ///
 /// # Errors
-/// What the model reports.
+/// Returns [`PipelineError::Model`] if the model fails.
 pub fn keys_of(windows: &[&[u32]], model: &dyn ModelRuntime) -> Result<Array3<f32>, PipelineError> {
     let info = model.info();
     let passage = Passage { ids: windows.concat(), ..Passage::default() };
-    let pending = Pending::new(&passage, info);
+    let partial = PartialBlock::new(&passage, info);
     let starts: Vec<usize> = windows
         .iter()
         .scan(0, |start, window| Some(std::mem::replace(start, *start + window.len())))
         .collect();
     model.read(windows, &|_| true, &|i, keys| {
-        pending.add(starts[i], keys);
+        partial.add(starts[i], keys);
     })?;
-    Ok(pending.keys.into_inner().expect("copying does not panic").0)
+    Ok(partial.planes.into_inner().expect("copying does not panic").values)
 }
 
-/// A passage whose windows come in one by one.
-struct Pending<'a> {
+/// A block of which the model has read some windows.
+struct PartialBlock<'a> {
     passage: &'a Passage,
-    /// `[plane, token, head_dim]`, and how many tokens are still missing.
-    keys: Mutex<(Array3<f32>, usize)>,
+    planes: Mutex<PartialPlanes>,
 }
 
-impl<'a> Pending<'a> {
+struct PartialPlanes {
+    /// `[plane, token, head_dim]`.
+    values: Array3<f32>,
+    tokens_missing: usize,
+}
+
+impl<'a> PartialBlock<'a> {
     fn new(passage: &'a Passage, info: &ModelInfo) -> Self {
-        // Room is made when the first window comes: chunks that are not begun take none.
-        let keys = Array3::zeros((info.planes, 0, info.head_dim));
-        Self { passage, keys: Mutex::new((keys, passage.ids.len())) }
+        // Memory for all tokens is allocated when the first window arrives. Until then a chunk takes none.
+        let values = Array3::zeros((info.planes, 0, info.head_dim));
+        Self { passage, planes: Mutex::new(PartialPlanes { values, tokens_missing: passage.ids.len() }) }
     }
 
-    /// Takes the keys of the window that begins at token `first`; whether they were the last.
+    /// Copies the planes of the window that begins at token `first`. Returns whether no window is missing.
     fn add(&self, first: usize, window: ArrayView3<f32>) -> bool {
-        let mut keys = self.keys.lock().expect("copying does not panic");
-        let (heads, tokens, dim) = window.dim();
-        if keys.0.is_empty() {
-            keys.0 = Array3::zeros((heads, self.passage.ids.len(), dim));
+        let mut partial = self.planes();
+        let (planes, tokens, dim) = window.dim();
+        if partial.values.is_empty() {
+            partial.values = Array3::zeros((planes, self.passage.ids.len(), dim));
         }
-        keys.0.slice_mut(s![.., first..first + tokens, ..]).assign(&window);
-        keys.1 -= tokens;
-        keys.1 == 0
+        partial.values.slice_mut(s![.., first..first + tokens, ..]).assign(&window);
+        partial.tokens_missing -= tokens;
+        partial.tokens_missing == 0
     }
 
-    /// All keys, which are given up.
+    /// Encodes the block, and frees the values that were copied for it.
     fn encode(&self, codec: Codec) -> Block {
-        let empty = Array3::zeros((0, 0, 0));
-        let keys = std::mem::replace(&mut self.keys.lock().expect("copying does not panic").0, empty);
+        let keys = std::mem::replace(&mut self.planes().values, Array3::zeros((0, 0, 0)));
         let Passage { title_tokens, offsets, sentences, .. } = self.passage;
         Block::encode(Parts { keys: keys.view(), title_tokens: *title_tokens, offsets, sentences }, codec)
+    }
+
+    fn planes(&self) -> MutexGuard<'_, PartialPlanes> {
+        self.planes.lock().expect("copying does not panic")
     }
 }
 
@@ -328,40 +366,40 @@ mod tests {
     use crate::model::scripted::ScriptedModel;
 
     #[test]
-    fn all_of_a_request_is_judged_before_any_of_it_is_read() {
+    fn the_load_of_a_whole_request_is_estimated_before_any_chunk_is_read() {
         let store = Arc::new(KvStore::without_tiers());
         let (model, tokenizer) = (ScriptedModel::new(64), Arc::new(ScriptedModel::tokenizer(&[])));
         let mut reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, b"");
-        reader.pace = Arc::new(LoadEstimator::of(1_000.0));
+        reader.load = Arc::new(LoadEstimator::with_speed(1_000.0));
         let chunk = |n: usize| {
             Arc::new(Chunk { id: n.to_string(), title: None, text: format!("{n:020}"), metadata: None })
         };
         let chunks: Vec<Arc<Chunk>> = (0..200).map(chunk).collect();
-        let ask = |count: usize| {
+        let blocks = |count: usize| {
             let cancel = Cancel::at(Some(Instant::now() + Duration::from_secs(9)));
             reader.blocks(&chunks[..count], &RequestLimits::default(), &cancel)
         };
-        let patience = Some(Duration::from_secs(60));
-        let _other = reader.pace.begin(&Tenant::default(), 9_000, patience).expect("alone");
-        // 64 of them would be in time, beside the other one: 2 × 1.3 s, and some.
-        match ask(200) {
-            Err(PipelineError::WouldBeLate { bytes, late }) => {
-                assert_eq!((bytes, late.expected), (4_000, Duration::from_secs(8)));
+        let time_left = Some(Duration::from_secs(60));
+        let _other = reader.load.begin(&Tenant::default(), 9_000, time_left).expect("the only read");
+        // 64 chunks would be read in time, beside the other read: 2 × 1.3 s × the margin.
+        match blocks(200) {
+            Err(PipelineError::Overloaded(overload)) => {
+                assert_eq!((overload.bytes, overload.expected), (4_000, Duration::from_secs(8)));
             }
             other => panic!("{other:?}"),
         }
-        assert_eq!(ask(64).expect("in time").sources.read, 64, "nothing was read before");
+        assert_eq!(blocks(64).expect("in time").sources.read, 64, "the refused request has read nothing");
     }
 
     #[test]
-    fn what_is_looked_at_is_counted_once_wherever_it_came_from() {
+    fn tokens_are_counted_once_whether_read_or_cached() {
         let (model, tokenizer) = (ScriptedModel::new(4), Arc::new(ScriptedModel::tokenizer(&["tide"])));
         let store = Arc::new(KvStore::without_tiers());
         let reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, b"");
         let chunk = |text: &str| {
             Arc::new(Chunk { id: String::new(), title: None, text: text.to_owned(), metadata: None })
         };
-        // Several windows, one that is there twice, an empty one.
+        // A chunk of several windows, two equal chunks, and an empty one.
         let chunks = ["tide ".repeat(11), "tide".to_owned(), "tide".to_owned(), String::new()];
         let chunks: Vec<_> = chunks.iter().map(|text| chunk(text)).collect();
         let cancel = Cancel::default();
@@ -370,15 +408,16 @@ mod tests {
             assert!(blocks.tokens() > 12);
             assert_eq!(cancel.spent(), turn * blocks.tokens());
         }
-        let late = Cancel::default();
-        late.cancel();
-        assert!(reader.blocks(&chunks, &RequestLimits::default(), &late).is_err());
-        assert_eq!(late.spent(), 0, "nothing was done");
+        let cancelled = Cancel::default();
+        cancelled.cancel();
+        assert!(reader.blocks(&chunks, &RequestLimits::default(), &cancelled).is_err());
+        assert_eq!(cancelled.spent(), 0, "nothing was read");
     }
 
-    /// A block that the daemon made itself must pass the check when it comes back from disk, whatever the tokenizer does to the text.
+    /// A block that the daemon itself has written must pass the check when it is read from disk, whatever the
+    /// tokenizer does to the text.
     #[test]
-    fn blocks_of_every_tokenizer_pass_the_check_of_blocks_from_outside() {
+    fn blocks_of_every_tokenizer_pass_the_check_of_untrusted_blocks() {
         const TEXTS: [&str; 10] = [
             "",
             " ",
@@ -416,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_block_depends_on_changes_its_key() {
+    fn everything_that_a_block_depends_on_changes_its_key() {
         let model = ModelInfo {
             name: "m".to_owned(),
             fingerprint: "f".to_owned(),
@@ -438,15 +477,15 @@ mod tests {
             change(&mut other);
             assert_ne!(key(&other, codec, salt), usual, "{name}");
         };
-        // Tokenizer, window and readout are in the model's fingerprint: see `Contract::fingerprint`.
+        // The fingerprint covers tokenizer, window and readout: see `Contract::fingerprint`.
         check("fingerprint", &|model| model.fingerprint.push('f'), Codec::Int8, b"");
         check("codec", &|_| {}, Codec::Int4, b"");
         check("salt", &|_| {}, Codec::Int8, b"salt");
         let tenants = ["", "a", "b", "ab"].map(|tenant| key_of(&model, Codec::Int8, b"", tenant));
-        assert_eq!(HashSet::from(tenants).len(), 4, "every tenant has its own");
-        assert_eq!(tenants[0], usual, "the default one's are those of a daemon without tenants");
-        assert_ne!(key_of(&model, Codec::Int8, b"a", ""), tenants[1], "a salt is no tenant");
+        assert_eq!(HashSet::from(tenants).len(), 4, "every tenant has keys of its own");
+        assert_eq!(tenants[0], usual, "the default tenant has the keys of a daemon without tenants");
+        assert_ne!(key_of(&model, Codec::Int8, b"a", ""), tenants[1], "a salt is not confused with a tenant");
         let renamed = ModelInfo { name: "n".to_owned(), ..model.clone() };
-        assert_eq!(key(&renamed, Codec::Int8, b""), usual, "a name changes nothing");
+        assert_eq!(key(&renamed, Codec::Int8, b""), usual, "the model's name does not matter");
     }
 }

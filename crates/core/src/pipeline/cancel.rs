@@ -1,5 +1,5 @@
-//! When to stop: the request's deadline, or a caller that has gone. And what was done until then, in tokens: every piece of work
-//! comes by here, so none is forgotten.
+//! Cancellation: says when the work for a request should stop, because its deadline has passed or its caller
+//! no longer waits. Also counts the tokens that the request has used so far, because every stage passes here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,60 +8,79 @@ use std::time::{Duration, Instant};
 use super::PipelineError;
 use crate::kv::single_flight::CallerWaits;
 
-/// Asked between pieces of work; clones share one fate.
+/// Tells the stages of the pipeline when to stop. The stages check it between pieces of work. Clones share
+/// one state: cancelling one cancels all, and all count into the same sum of tokens.
+///
+/// ```
+/// use thresher_core::pipeline::cancel::Cancel;
+///
+/// let cancel = Cancel::default(); // No deadline.
+/// let in_another_thread = cancel.clone();
+/// assert!(in_another_thread.go_on());
+/// cancel.cancel();
+/// assert!(!in_another_thread.go_on());
+/// ```
 #[derive(Clone, Default)]
 pub struct Cancel {
     deadline: Option<Instant>,
-    gone: Arc<AtomicBool>,
-    wanted: Option<CallerWaits>,
-    tokens: Arc<AtomicUsize>,
+    cancelled: Arc<AtomicBool>,
+    caller_waits: Option<CallerWaits>,
+    tokens_spent: Arc<AtomicUsize>,
 }
 
 impl Cancel {
-    /// Stops at `deadline`, if there is one.
+    /// Returns a `Cancel` that stops work at `deadline`, or never by itself if there is none.
     pub fn at(deadline: Option<Instant>) -> Self {
         Self { deadline, ..Self::default() }
     }
 
-    /// The same, which also stops when `wanted` says so.
+    /// Returns a clone that also stops work once `wanted` returns false.
     pub fn while_wanted(&self, wanted: CallerWaits) -> Self {
-        Self { wanted: Some(wanted), ..self.clone() }
+        Self { caller_waits: Some(wanted), ..self.clone() }
     }
 
-    /// The caller no longer waits.
+    /// Stops the work of all clones, because the caller no longer waits for the result.
     pub fn cancel(&self) {
-        self.gone.store(true, Ordering::Relaxed);
+        self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// So many of the model's tokens were looked at, in chunks, a question or an answer.
+    /// Adds `tokens` to the tokens that the request has used. They are tokens of the model, in chunks
+    /// (whether read or found in the cache), in a question or in an answer.
     pub fn spend(&self, tokens: usize) {
-        self.tokens.fetch_add(tokens, Ordering::Relaxed);
+        self.tokens_spent.fetch_add(tokens, Ordering::Relaxed);
     }
 
-    /// All that were, by all clones.
+    /// Returns how many of the model's tokens all clones together have used.
     pub fn spent(&self) -> usize {
-        self.tokens.load(Ordering::Relaxed)
+        self.tokens_spent.load(Ordering::Relaxed)
     }
 
-    /// How long anybody still waits; none: as long as it takes.
-    pub fn patience(&self) -> Option<Duration> {
+    /// Returns the time until the deadline, which is zero once it has passed, or `None` without a deadline.
+    pub fn time_left(&self) -> Option<Duration> {
         self.deadline.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether work should go on.
+    /// Returns whether work should go on: nobody cancelled it, its deadline has not passed, and its caller
+    /// still waits.
     pub fn go_on(&self) -> bool {
-        !self.gone.load(Ordering::Relaxed)
+        !self.cancelled.load(Ordering::Relaxed)
             && self.deadline.is_none_or(|at| Instant::now() < at)
-            && self.wanted.as_ref().is_none_or(|wanted| wanted())
+            && self.caller_waits.as_ref().is_none_or(|waits| waits())
     }
 
+    /// Checks whether work should go on.
+    ///
     /// # Errors
-    /// [`PipelineError::Cancelled`] or [`PipelineError::DeadlineExceeded`] once work should stop.
+    /// Returns [`PipelineError::Cancelled`] if [`Self::cancel`] was called; otherwise
+    /// [`PipelineError::DeadlineExceeded`] if the deadline has passed, and [`PipelineError::Cancelled`] if
+    /// the caller no longer waits.
     pub fn check(&self) -> Result<(), PipelineError> {
-        let late = || self.deadline.is_some_and(|at| Instant::now() >= at);
+        let is_past_deadline = || self.deadline.is_some_and(|at| Instant::now() >= at);
         match self.go_on() {
             true => Ok(()),
-            false if !self.gone.load(Ordering::Relaxed) && late() => Err(PipelineError::DeadlineExceeded),
+            false if !self.cancelled.load(Ordering::Relaxed) && is_past_deadline() => {
+                Err(PipelineError::DeadlineExceeded)
+            }
             false => Err(PipelineError::Cancelled),
         }
     }

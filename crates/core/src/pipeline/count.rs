@@ -1,4 +1,5 @@
-//! Counts tokens as the caller counts them.
+//! Token counts: counts the tokens of a text with the tokenizer that the caller names, and caches the counts
+//! of short texts that recur.
 
 use std::sync::Arc;
 
@@ -8,17 +9,17 @@ use super::PipelineError;
 use crate::domain::TokenizerName;
 use crate::model::tokenizer::ModelTokenizer;
 
-/// One tokenizer, counting only.
+/// Counts tokens with one tokenizer.
 #[derive(Clone)]
-pub enum Counter {
-    /// The scoring model's tokenizer.
+pub enum TokenCounter {
+    /// The tokenizer of the scoring model.
     Model(Arc<ModelTokenizer>),
-    /// One of OpenAI's; the tables are built at first use and shared by the process.
+    /// A tokenizer of OpenAI. Its tables are built at the first use and shared by the whole process.
     OpenAi(&'static tiktoken_rs::CoreBPE),
 }
 
-impl Counter {
-    /// The counter of that name.
+impl TokenCounter {
+    /// Returns the counter of the tokenizer with this name. `model` is the tokenizer of the scoring model.
     pub fn new(name: TokenizerName, model: &Arc<ModelTokenizer>) -> Self {
         match name {
             TokenizerName::Model => Self::Model(Arc::clone(model)),
@@ -27,7 +28,8 @@ impl Counter {
         }
     }
 
-    /// Whether parts of a text that are cut at blanks can be counted one by one.
+    /// Returns whether no token crosses whitespace, so that the counts of the parts of a text that is divided
+    /// at whitespace sum to the count of the text. False if this is not known.
     pub fn splits_at_blanks(&self) -> bool {
         match self {
             Self::Model(tokenizer) => tokenizer.splits_at_blanks(),
@@ -35,41 +37,44 @@ impl Counter {
         }
     }
 
-    /// Number of tokens in `text`; text that looks like a control token counts as text.
+    /// Returns the number of tokens in `text`, without special tokens. Text that looks like a special token
+    /// counts as ordinary text.
     ///
     /// # Errors
-    /// When the model's tokenizer refuses the text.
+    /// Returns [`PipelineError::Model`] if the model's tokenizer cannot encode the text.
     pub fn count(&self, text: &str) -> Result<usize, PipelineError> {
         match self {
             Self::Model(tokenizer) => Ok(tokenizer.count(text)?),
-            Self::OpenAi(bpe) => Ok(stretches(text).map(|stretch| bpe.encode_ordinary(stretch).len()).sum()),
+            Self::OpenAi(bpe) => Ok(pieces(text).map(|piece| bpe.encode_ordinary(piece).len()).sum()),
         }
     }
 }
 
-/// Costs of what stands around chunks. There are few such texts, `[1] ` and the like, and they are asked for by every
-/// request: counting them anew costs more than scanning the chunks.
+/// A cache of the token counts of frames: the texts around chunks, such as `[1] `. There are few different
+/// frames, and every request needs them. Without the cache, counting them takes longer than scanning the
+/// chunks.
 pub struct FrameCosts(Cache<(TokenizerName, String), usize>);
 
-/// Frames that are remembered.
+/// The number of frames in the cache.
 const FRAMES_MAX: usize = 1 << 16;
 
-/// Longer frames hold the caller's titles and hardly come again.
+/// The longest frame that is cached. Longer frames contain titles, which hardly recur.
 const FRAME_BYTES_MAX: usize = 48;
 
 impl FrameCosts {
-    /// Nothing remembered yet.
+    /// Returns an empty cache.
     pub fn new() -> Self {
         Self(Cache::new(FRAMES_MAX))
     }
 
-    /// As [`Counter::count`], for a text that may have been counted before with the tokenizer `name`.
+    /// Returns the number of tokens in `frame`, from the cache if possible. `name` is the name of the
+    /// counter's tokenizer.
     ///
     /// # Errors
-    /// As [`Counter::count`].
+    /// Fails as [`TokenCounter::count`] does.
     pub fn count(
         &self,
-        counter: &Counter,
+        counter: &TokenCounter,
         name: TokenizerName,
         frame: String,
     ) -> Result<usize, PipelineError> {
@@ -92,16 +97,16 @@ impl Default for FrameCosts {
     }
 }
 
-/// The splitter of OpenAI's tokenizers gives up on runs of a million spaces. Longer texts are counted in stretches; a
-/// cut can only split a token, so the sum is never too small.
-const STRETCH_BYTES: usize = 256 * 1024;
+/// The longest text that OpenAI's tokenizers count at once. Their splitter fails on runs of a million spaces,
+/// so longer texts are counted in pieces. A cut can divide a token, so the sum is never too small.
+const PIECE_BYTES_MAX: usize = 256 * 1024;
 
-fn stretches(text: &str) -> impl Iterator<Item = &str> {
+fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
-        let (stretch, after) = rest.split_at(rest.floor_char_boundary(STRETCH_BYTES));
+        let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES_MAX));
         rest = after;
-        (!stretch.is_empty()).then_some(stretch)
+        (!piece.is_empty()).then_some(piece)
     })
 }
 
@@ -110,16 +115,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stretches_are_the_text() {
-        for text in ["", "a", &"é".repeat(STRETCH_BYTES), &" ".repeat(3 * STRETCH_BYTES + 1)] {
-            assert_eq!(stretches(text).collect::<String>(), text);
-            assert!(stretches(text).all(|stretch| stretch.len() <= STRETCH_BYTES));
+    fn pieces_together_are_the_text() {
+        for text in ["", "a", &"é".repeat(PIECE_BYTES_MAX), &" ".repeat(3 * PIECE_BYTES_MAX + 1)] {
+            assert_eq!(pieces(text).collect::<String>(), text);
+            assert!(pieces(text).all(|piece| piece.len() <= PIECE_BYTES_MAX));
         }
     }
 
     #[test]
     fn a_million_spaces_are_counted() {
-        let counter = Counter::OpenAi(tiktoken_rs::o200k_base_singleton());
+        let counter = TokenCounter::OpenAi(tiktoken_rs::o200k_base_singleton());
         assert!(counter.count(&" ".repeat(1_100_000)).expect("counts") > 0);
     }
 }

@@ -1,4 +1,5 @@
-//! Why: the RC of every token, and what each token of the question found.
+//! Explanations: the RC of every token of the chunks, and what each token of the question found in each
+//! chunk.
 
 use ndarray::{Array2, Array3};
 
@@ -7,64 +8,68 @@ use super::{PipelineError, Reading, score};
 use crate::domain::{ByteRange, TokenSpan};
 use crate::rc::{self, HeadMean, KEY_NONE, Peaks};
 
-/// Per-token RC of a request. All ranges are in bytes.
+/// RC per token of a request, in units of a raw logit. All positions in texts are UTF-8 byte offsets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
-    /// The question's tokens that count.
+    /// `[question_token]`: the byte ranges in the question of the tokens that rank chunks and units.
     pub question: Vec<ByteRange>,
-    /// One per chunk, in the order of the request.
+    /// One explanation per chunk, in the order of the request.
     pub chunks: Vec<ChunkExplanation>,
 }
 
-/// Per-token RC of one chunk.
+/// RC per token of one chunk.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ChunkExplanation {
-    /// Tokens of the chunk's text with their RC, mean over the question's tokens.
+    /// The byte range in the chunk's text and the RC of each token. RC is the mean over heads and question
+    /// tokens, with all other tokens of all chunks as rivals.
     pub tokens: Vec<(ByteRange, f32)>,
-    /// For each token of the question: its RC over the chunk, and the token that it speaks through when that token
-    /// belongs to the text and not to the title.
+    /// `[question_token]`: the RC of the chunk for this token, mean over heads with the other chunks as
+    /// rivals; and the byte range in the chunk's text of the chunk's token with the largest logit, in the
+    /// head with the largest RC. The range is `None` if that token belongs to the title.
     pub question: Vec<(f32, Option<ByteRange>)>,
 }
 
-/// Scores every token of every chunk.
+/// Computes the RC of every token of every chunk.
 ///
 /// # Errors
-/// A deadline when `cancel` says so.
-pub fn tokens(reading: &Reading, cancel: &Cancel) -> Result<Explanation, PipelineError> {
-    let reading = &*reading.that_counts();
-    let spans = &reading.blocks.spans;
-    let single: Vec<_> = (0..reading.blocks.tokens()).map(|i| TokenSpan::new(i, i + 1)).collect();
-    let (mut per_token, mut per_chunk) = (HeadMean::default(), HeadMean::default());
-    let mut anchors = Anchors::new(reading.tokens.ids.len(), spans.len());
-    for heads in reading.heads_at_once(single.len()) {
+/// Returns the error of `cancel` if it stops the work.
+pub fn explanation(reading: &Reading, cancel: &Cancel) -> Result<Explanation, PipelineError> {
+    let reading = &*reading.for_ranking();
+    let chunk_spans = &reading.blocks.spans;
+    let token_spans: Vec<_> = (0..reading.blocks.tokens()).map(|i| TokenSpan::new(i, i + 1)).collect();
+    let (mut token_means, mut chunk_means) = (HeadMean::default(), HeadMean::default());
+    let mut anchors = Anchors::new(reading.tokens.ids.len(), chunk_spans.len());
+    for heads in reading.head_groups(token_spans.len()) {
         cancel.check()?;
         let logits = &reading.logits(heads);
-        per_token.add(score::ranked(logits, &single));
-        let rc = score::ranked(logits, spans);
-        anchors.add(&rc, &rc::peaks(logits.cross.view(), spans));
-        per_chunk.add(rc);
+        token_means.add(score::ranked(logits, &token_spans));
+        let chunk_rc = score::ranked(logits, chunk_spans);
+        anchors.add(&chunk_rc, &rc::peaks(logits.cross.view(), chunk_spans));
+        chunk_means.add(chunk_rc);
     }
-    let (per_token, per_chunk) = (rc::mean_over_queries(per_token.finish().view()), per_chunk.finish());
+    // `[token]` and `[question_token, chunk]`.
+    let (token_rc, chunk_rc) = (rc::mean_over_queries(token_means.finish().view()), chunk_means.finish());
     let chunk = |(index, span): (usize, &TokenSpan)| {
         let block = &reading.blocks.blocks[index];
         let (first, offsets) = (span.start + block.title_tokens(), block.offsets());
-        let tokens = offsets.iter().zip(&per_token[first..span.end]).map(|(&at, &rc)| (at, rc)).collect();
+        let tokens = offsets.iter().zip(&token_rc[first..span.end]).map(|(&bytes, &rc)| (bytes, rc));
         let question = (0..reading.tokens.ids.len()).map(|j| {
             let anchor = anchors.key[[j, index]].checked_sub(first).and_then(|token| offsets.get(token));
-            (per_chunk[[j, index]], anchor.copied())
+            (chunk_rc[[j, index]], anchor.copied())
         });
-        ChunkExplanation { tokens, question: question.collect() }
+        ChunkExplanation { tokens: tokens.collect(), question: question.collect() }
     };
     Ok(Explanation {
         question: reading.tokens.offsets.clone(),
-        chunks: spans.iter().enumerate().map(chunk).collect(),
+        chunks: chunk_spans.iter().enumerate().map(chunk).collect(),
     })
 }
 
-/// The key that each token of the question speaks through in each chunk: that of the head that says most there.
+/// The key with the peak of each question token in each chunk, taken from the head with the largest RC.
 struct Anchors {
-    /// `[question_token, chunk]`
+    /// `[question_token, chunk]`: the index on the key axis; [`KEY_NONE`] for an empty chunk.
     key: Array2<usize>,
+    /// `[question_token, chunk]`: the largest RC of all heads so far.
     rc: Array2<f32>,
 }
 
@@ -74,11 +79,11 @@ impl Anchors {
         Self { key: Array2::from_elem((tokens, chunks), none), rc: Array2::from_elem((tokens, chunks), -1.0) }
     }
 
-    /// Takes RC `[head, question_token, chunk]` and the peaks of the same heads.
+    /// Adds some heads: their RC `[head, question_token, chunk]` and their peaks.
     fn add(&mut self, rc: &Array3<f32>, peaks: &Peaks) {
         for (rc, keys) in rc.outer_iter().zip(peaks.key.outer_iter()) {
-            let of_head = rc.iter().zip(keys).zip(self.rc.iter_mut().zip(self.key.iter_mut()));
-            for ((&rc, &key), (best, anchor)) in of_head {
+            let head = rc.iter().zip(keys).zip(self.rc.iter_mut().zip(self.key.iter_mut()));
+            for ((&rc, &key), (best, anchor)) in head {
                 if rc > *best {
                     (*best, *anchor) = (rc, key as usize);
                 }

@@ -1,270 +1,290 @@
-//! Budget to context: chooses units, writes them, counts what was written, and takes away the worst until it fits.
+//! The fit stage: selects units within the budget, writes them as a context and counts its tokens. Costs of
+//! units are estimates, because tokens may merge across the borders of units; only the count of the written
+//! context is compared with the budget. Units are dropped, worst first, until the context fits.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::assemble::{self, Context, Kept};
-use super::auto::Auto;
+use super::assemble;
 use super::cancel::Cancel;
-use super::count::{Counter, FrameCosts};
+use super::count::{FrameCosts, TokenCounter};
 use super::score::Scores;
-use super::select::{Candidates, Selection};
+use super::select::{Auto, Selection, SelectionInput};
 use super::units::Unit;
 use super::validate::InvalidRequest;
 use super::{PipelineError, Reading, Usage};
-use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, Order, TokenSpan, TokenizerName};
+use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, KeptSpan, Order, TokenSpan, TokenizerName};
 use crate::model::tokenizer::is_blank;
 
-/// A context within its budget.
+/// A context that fits into the budget.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fitted {
-    /// The context.
-    pub context: Context,
-    /// Its tokens.
+    /// The text to send to the language model.
+    pub context: String,
+    /// The numbers of tokens before and after compression.
     pub usage: Usage,
-    /// Every chunk's index, in the order of the answer.
+    /// The indices of all chunks, in the order of the result.
     pub order: Vec<usize>,
-    /// Kept spans per chunk, by index, ascending.
+    /// `[chunk]`: the kept spans of each chunk of the request, in ascending order.
     pub spans: Vec<Vec<KeptSpan>>,
 }
 
-/// A span of a chunk's text that is kept.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct KeptSpan {
-    /// Bytes of the chunk's text.
-    pub bytes: ByteRange,
-    /// The tokens that the model has read in it, on the key axis.
-    pub tokens: TokenSpan,
-    /// The best score of a unit in it.
-    pub score: f32,
-}
-
-/// What fitting needs besides the request and what was read for it.
+/// What fitting needs besides the request and its scores.
 #[derive(Clone, Copy)]
 pub struct FitContext<'a> {
-    /// Counts as the caller counts.
-    pub counter: &'a Counter,
-    /// Knows what stands around chunks.
-    pub frames: &'a FrameCosts,
-    /// Says how much is worth keeping without a budget.
+    /// Counts tokens with the request's tokenizer.
+    pub counter: &'a TokenCounter,
+    /// The cache of the token counts of frames.
+    pub frame_costs: &'a FrameCosts,
+    /// The rule for requests without a budget.
     pub auto: Auto,
     /// Says when to stop.
     pub cancel: &'a Cancel,
 }
 
-/// The best context that `request.budget` allows.
+/// Returns the context with the best units that `request.budget` allows.
 ///
 /// # Errors
-/// [`InvalidRequest::BudgetImpossible`] when the budget holds not even what must be kept, or no unit at all; a deadline.
+/// Returns [`InvalidRequest::BudgetImpossible`] if the chunks in `request.keep` alone exceed the budget, or
+/// if no unit fits, and the error of `fit.cancel` if it stops the work.
 pub fn budget(
     request: &CompressRequest,
     reading: &Reading,
     scores: &Scores,
-    means: &FitContext,
+    fit: &FitContext,
 ) -> Result<Fitted, PipelineError> {
-    let wanted: HashSet<&String> = request.keep.iter().collect();
-    let keep: Vec<bool> = request.chunks.iter().map(|chunk| wanted.contains(&chunk.id)).collect();
+    let kept_ids: HashSet<&String> = request.keep.iter().collect();
+    let keep: Vec<bool> = request.chunks.iter().map(|chunk| kept_ids.contains(&chunk.id)).collect();
     let units = &reading.units;
     let order = order(request, units, scores);
-    let desk = Fitter { request, reading, units, scores, means, keep: &keep, order };
-    let costs = desk.unit_costs()?;
-    let frame_costs = desk.frame_costs()?;
-    let candidates =
-        Candidates { units, scores: &scores.units, costs: &costs, frame_costs: &frame_costs, keep: &keep };
-    let tokens_in = desk.tokens_in(&frame_costs)?;
+    let fitter = Fitter { request, reading, units, scores, fit, keep: &keep, order };
+    let costs = fitter.unit_costs()?;
+    let frame_costs = fitter.frame_costs()?;
+    let input = SelectionInput {
+        units,
+        scores: &scores.units,
+        costs: &costs,
+        frame_costs: &frame_costs,
+        keep: &keep,
+    };
+    let tokens_in = fitter.tokens_in(&frame_costs)?;
     let tokens = match request.budget {
         Budget::Tokens(tokens) => tokens,
-        // All of it is all of it, also where parts counted one by one come out a token short.
+        // A ratio of 1 keeps everything, even if the whole context has a token more than its parts.
         Budget::Ratio(1.0) => usize::MAX,
         Budget::Ratio(ratio) => (ratio * tokens_in as f64) as usize,
         Budget::Auto => usize::MAX,
     };
     let selection = match request.budget {
-        Budget::Auto => means.auto.select(&candidates, scores),
-        _ if tokens >= tokens_in => candidates.within(usize::MAX),
-        // The last chunk has no break behind it.
-        _ => candidates.within(tokens + means.counter.count(assemble::BETWEEN_CHUNKS)?),
+        Budget::Auto => fit.auto.select(&input, scores),
+        _ if tokens >= tokens_in => input.within(usize::MAX),
+        // Every frame includes the break after its chunk, but the last chunk of a context has none.
+        _ => input.within(tokens + fit.counter.count(assemble::BETWEEN_CHUNKS)?),
     };
-    if let Some(written) = desk.write_within(&selection, tokens)? {
-        return Ok(desk.finish(written, tokens_in));
+    if let Some(rendered) = fitter.render_within(&selection, tokens)? {
+        return Ok(fitter.finish(rendered, tokens_in));
     }
-    let (reason, least) = desk.write_least(&candidates)?;
-    let needed = least.tokens;
+    let (reason, minimum) = fitter.render_minimum(&input)?;
+    let needed = minimum.tokens;
     if needed > tokens {
         let is_ratio = matches!(request.budget, Budget::Ratio(_));
         return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, reason, is_ratio }.into());
     }
-    Ok(desk.finish(least, tokens_in))
+    Ok(fitter.finish(minimum, tokens_in))
 }
 
-/// What every step of fitting looks at.
+/// What all steps of fitting one request share.
 struct Fitter<'a> {
     request: &'a CompressRequest,
     reading: &'a Reading,
     units: &'a [Unit],
     scores: &'a Scores,
-    means: &'a FitContext<'a>,
-    /// Per chunk, whether the caller wants it whole.
+    fit: &'a FitContext<'a>,
+    /// `[chunk]`: whether the request wants the chunk kept whole.
     keep: &'a [bool],
+    /// The indices of all chunks, in the order of the result.
     order: Vec<usize>,
 }
 
-/// A context and what it costs.
-struct Written {
-    context: Context,
+/// A context as it is written, and the number of its tokens.
+struct RenderedContext {
+    text: String,
+    /// `[chunk]`: the kept spans of each chunk.
     spans: Vec<Vec<KeptSpan>>,
     tokens: usize,
 }
 
 impl Fitter<'_> {
-    /// Tokens of each unit on its own.
+    /// Returns `[unit]`, the number of tokens of each unit by itself.
     fn unit_costs(&self) -> Result<Vec<usize>, PipelineError> {
         let text = |unit: &Unit| unit.bytes.of(&self.request.chunks[unit.chunk].text);
         match self.request.tokenizer {
             TokenizerName::Model => Ok(self.units.iter().map(|unit| unit.tokens.len()).collect()),
-            _ => self.units.par_iter().map(|unit| self.means.counter.count(text(unit))).collect(),
+            _ => self.units.par_iter().map(|unit| self.fit.counter.count(text(unit))).collect(),
         }
     }
 
-    /// Tokens around each chunk's text.
+    /// Returns `[chunk]`, the number of tokens of each chunk's frame.
     fn frame_costs(&self) -> Result<Vec<usize>, PipelineError> {
-        let FitContext { counter, frames, .. } = self.means;
-        let frame = |(i, chunk): (usize, &Arc<Chunk>)| {
-            let frame = assemble::block(chunk, "", i, self.request.format);
-            frames.count(counter, self.request.tokenizer, frame)
-        };
-        self.request.chunks.par_iter().enumerate().with_min_len(256).map(frame).collect()
+        let frame_cost = |(i, chunk): (usize, &Arc<Chunk>)| self.frame_cost(chunk, i);
+        self.request.chunks.par_iter().enumerate().with_min_len(256).map(frame_cost).collect()
     }
 
-    /// Tokens of the context if everything were kept. The model has tokenized the text already.
+    /// Returns the number of tokens of a chunk's frame, if it is the chunk at `index` of the context.
+    fn frame_cost(&self, chunk: &Chunk, index: usize) -> Result<usize, PipelineError> {
+        let FitContext { counter, frame_costs, .. } = self.fit;
+        let frame = assemble::frame(chunk, index, self.request.format);
+        frame_costs.count(counter, self.request.tokenizer, frame)
+    }
+
+    /// Returns the number of tokens that the context would have if everything were kept. With the model's
+    /// tokenizer, the numbers of tokens in the blocks are added up.
     fn tokens_in(&self, frame_costs: &[usize]) -> Result<usize, PipelineError> {
         if self.request.tokenizer == TokenizerName::Model {
             let blocks = self.reading.blocks.blocks.iter().zip(frame_costs);
             let with_text = blocks.filter(|(block, _)| block.sentences().len() > 0);
             return Ok(with_text.map(|(block, frame)| block.text_tokens() + frame).sum());
         }
-        let all = Selection { wanted: Vec::new(), picked: (0..self.units.len()).collect() };
-        Ok(self.write(&all, all.picked.len())?.tokens)
+        let all = Selection { required: Vec::new(), chosen: (0..self.units.len()).collect() };
+        Ok(self.render(&all, all.chosen.len())?.tokens)
     }
 
-    /// The longest prefix of the selection whose context, as written, has at most `tokens`; none when not even the
-    /// wanted chunks fit, or when there is text and the budget holds nothing of it.
-    fn write_within(&self, selection: &Selection, tokens: usize) -> Result<Option<Written>, PipelineError> {
-        let mut fits = None;
-        let (mut least, mut too_many) = (0, selection.picked.len() + 1);
-        let mut picked = selection.picked.len();
-        while least < too_many {
-            let written = self.write(selection, picked)?;
-            if written.tokens <= tokens {
-                least = picked + 1;
-                fits = Some(written);
-            } else {
-                too_many = picked;
-            }
-            picked = least + (too_many - least) / 2;
-        }
-        let holds_nothing = |written: &Written| written.context.pieces.is_empty() && !self.units.is_empty();
-        Ok(fits.filter(|written| !holds_nothing(written)))
-    }
-
-    fn write(&self, selection: &Selection, picked: usize) -> Result<Written, PipelineError> {
-        self.means.cancel.check()?;
-        let mut kept = vec![false; self.units.len()];
-        selection.wanted.iter().chain(&selection.picked[..picked]).for_each(|&unit| kept[unit] = true);
-        let spans = self.merged(&kept);
-        let part =
-            |&chunk: &usize| Kept { chunk, spans: spans[chunk].iter().map(|span| span.bytes).collect() };
-        let parts: Vec<_> = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty()).map(part).collect();
-        let context = assemble::context(&self.request.chunks, &parts, self.request.format);
-        let tokens = self.written_tokens(&context, &parts, &spans)?;
-        Ok(Written { context, spans, tokens })
-    }
-
-    /// Tokens of a context as it is written. Blanks stand around every span of it: where tokens do not cross those, a span
-    /// that stood between blanks already has the tokens that were read in it.
-    fn written_tokens(
+    /// Finds by bisection the longest prefix of the selection whose context has at most `tokens` tokens.
+    /// Returns `None` if not even the required units fit, or if the context would be empty although there is
+    /// text.
+    fn render_within(
         &self,
-        context: &Context,
-        parts: &[Kept],
-        spans: &[Vec<KeptSpan>],
-    ) -> Result<usize, PipelineError> {
-        let FitContext { counter, frames, .. } = self.means;
+        selection: &Selection,
+        tokens: usize,
+    ) -> Result<Option<RenderedContext>, PipelineError> {
+        let mut best = None;
+        // All numbers of chosen units below `low` fit; none from `high` on does.
+        let (mut low, mut high) = (0, selection.chosen.len() + 1);
+        let mut count = selection.chosen.len();
+        while low < high {
+            let rendered = self.render(selection, count)?;
+            if rendered.tokens <= tokens {
+                low = count + 1;
+                best = Some(rendered);
+            } else {
+                high = count;
+            }
+            count = low + (high - low) / 2;
+        }
+        let is_empty = |rendered: &RenderedContext| rendered.text.is_empty() && !self.units.is_empty();
+        Ok(best.filter(|rendered| !is_empty(rendered)))
+    }
+
+    /// Writes the context of the required units and the first `count` chosen units of a selection.
+    fn render(&self, selection: &Selection, count: usize) -> Result<RenderedContext, PipelineError> {
+        self.fit.cancel.check()?;
+        let mut kept = vec![false; self.units.len()];
+        selection.required.iter().chain(&selection.chosen[..count]).for_each(|&unit| kept[unit] = true);
+        let mut spans = self.merged_spans(&kept);
+        let text = {
+            // Chunks without a kept span do not appear; the others appear in the order of the result.
+            let mut by_chunk: Vec<&mut [KeptSpan]> = spans.iter_mut().map(Vec::as_mut_slice).collect();
+            let mut take = |&chunk: &usize| std::mem::take(&mut by_chunk[chunk]);
+            let kept: Vec<_> = self.order.iter().map(&mut take).filter(|spans| !spans.is_empty()).collect();
+            assemble::context(&self.request.chunks, kept, self.request.format)
+        };
+        let tokens = self.count_tokens(&text, &spans)?;
+        Ok(RenderedContext { text, spans, tokens })
+    }
+
+    /// Counts the tokens of a written context. If no token crosses whitespace, the counts of its parts are
+    /// added up: whitespace surrounds every span in the context, so a span that whitespace also surrounds in
+    /// its chunk has the same tokens in both. Otherwise the context is tokenized.
+    fn count_tokens(&self, context: &str, spans: &[Vec<KeptSpan>]) -> Result<usize, PipelineError> {
+        let counter = self.fit.counter;
         if !counter.splits_at_blanks() {
-            return counter.count(&context.text);
+            return counter.count(context);
         }
         let mut tokens = 0;
-        for (position, part) in parts.iter().enumerate() {
-            let chunk = &self.request.chunks[part.chunk];
-            let frame = assemble::block(chunk, "", position, self.request.format);
-            tokens += frames.count(counter, self.request.tokenizer, frame)?;
-            for span in &spans[part.chunk] {
-                tokens += match is_between_blanks(&chunk.text, span.bytes) {
+        let kept = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty());
+        for (index, &chunk) in kept.enumerate() {
+            let text = &self.request.chunks[chunk].text;
+            tokens += self.frame_cost(&self.request.chunks[chunk], index)?;
+            for span in &spans[chunk] {
+                tokens += match is_between_blanks(text, span.source) {
                     true => span.tokens.len(),
-                    false => counter.count(span.bytes.of(&chunk.text))?,
+                    false => counter.count(span.source.of(text))?,
                 };
             }
         }
         Ok(tokens)
     }
 
-    /// Kept units to spans: neighbours become one, with what stands between them; a wanted chunk is one, whole.
-    fn merged(&self, kept: &[bool]) -> Vec<Vec<KeptSpan>> {
+    /// Returns `[chunk]`, the spans of the kept units. Neighbouring units become one span, which includes the
+    /// text between them. A chunk that the request wants kept whole is one span.
+    fn merged_spans(&self, kept: &[bool]) -> Vec<Vec<KeptSpan>> {
         let mut spans: Vec<Vec<KeptSpan>> = vec![Vec::new(); self.request.chunks.len()];
-        let mut before = None;
+        let mut previous = None;
         for (index, unit) in self.units.iter().enumerate().filter(|(index, _)| kept[*index]) {
-            let (chunk, score) = (&mut spans[unit.chunk], self.scores.units[index]);
-            match chunk.last_mut() {
-                Some(last) if before.is_some_and(|before| before + 1 == index) => {
-                    last.bytes.end = unit.bytes.end;
+            let (spans, score) = (&mut spans[unit.chunk], self.scores.units[index]);
+            match spans.last_mut() {
+                Some(last) if previous.is_some_and(|previous| previous + 1 == index) => {
+                    last.source.end = unit.bytes.end;
                     last.tokens.end = unit.tokens.end;
-                    last.score = last.score.max(score);
+                    last.score = last.score.map(|best| best.max(score));
                 }
-                _ => chunk.push(KeptSpan { bytes: unit.bytes, tokens: unit.tokens, score }),
+                _ => spans.push(KeptSpan {
+                    tokens: unit.tokens,
+                    score: Some(score),
+                    ..KeptSpan::unscored(unit.chunk, unit.bytes)
+                }),
             }
-            before = Some(index);
+            previous = Some(index);
         }
-        let read = &self.reading.blocks;
+        let blocks = &self.reading.blocks;
         for (chunk, spans) in spans.iter_mut().enumerate().filter(|(chunk, _)| self.keep[*chunk]) {
             if let Some(span) = spans.first_mut() {
-                span.bytes = ByteRange::new(0, self.request.chunks[chunk].text.len());
-                let all = read.spans[chunk];
-                span.tokens = TokenSpan::new(all.start + read.blocks[chunk].title_tokens(), all.end);
+                span.source = ByteRange::new(0, self.request.chunks[chunk].text.len());
+                let all = blocks.spans[chunk];
+                span.tokens = TokenSpan::new(all.start + blocks.blocks[chunk].title_tokens(), all.end);
             }
         }
         spans
     }
 
-    /// The least that can be answered: what the caller wants, else the unit that costs least. Costs of units are of
-    /// units on their own, so it may fit where no selection did; only what is written counts.
-    fn write_least(&self, candidates: &Candidates) -> Result<(&'static str, Written), PipelineError> {
-        let wanted = candidates.wanted();
-        if !wanted.is_empty() {
-            return Ok(("what `keep` names", self.write(&Selection { wanted, picked: Vec::new() }, 0)?));
+    /// Writes the smallest context that the request allows, and says in words of an error message what it
+    /// consists of: the required units, or else the unit with the lowest cost. Costs are those of units by
+    /// themselves, so this context may fit even though no selection did.
+    fn render_minimum(
+        &self,
+        input: &SelectionInput,
+    ) -> Result<(&'static str, RenderedContext), PipelineError> {
+        let required = input.required();
+        if !required.is_empty() {
+            let selection = Selection { required, chosen: Vec::new() };
+            return Ok(("what `keep` names", self.render(&selection, 0)?));
         }
-        let cost =
-            |unit: usize| candidates.costs[unit] + candidates.frame_costs[candidates.units[unit].chunk];
-        let cheapest = (0..candidates.units.len()).min_by_key(|&unit| cost(unit));
-        let cheapest = Selection { wanted, picked: cheapest.into_iter().collect() };
-        Ok(("the shortest unit of this `granularity`", self.write(&cheapest, cheapest.picked.len())?))
+        let cost = |unit: usize| input.costs[unit] + input.frame_costs[input.units[unit].chunk];
+        let cheapest = (0..input.units.len()).min_by_key(|&unit| cost(unit));
+        let selection = Selection { required, chosen: cheapest.into_iter().collect() };
+        let rendered = self.render(&selection, selection.chosen.len())?;
+        Ok(("the shortest unit of this `granularity`", rendered))
     }
 
-    fn finish(self, written: Written, tokens_in: usize) -> Fitted {
-        // Tokenizers that merge across a chunk's end can count the whole one or two tokens differently than its parts.
-        let usage = Usage { tokens_in: tokens_in.max(written.tokens), tokens_out: written.tokens };
-        Fitted { context: written.context, usage, order: self.order, spans: written.spans }
+    fn finish(self, rendered: RenderedContext, tokens_in: usize) -> Fitted {
+        // A tokenizer that merges tokens across the end of a chunk may count a token or two more or fewer in
+        // the whole context than in its parts.
+        let usage = Usage { tokens_in: tokens_in.max(rendered.tokens), tokens_out: rendered.tokens };
+        Fitted { context: rendered.text, usage, order: self.order, spans: rendered.spans }
     }
 }
 
-/// Whether nothing but blanks, or the text's ends, touches `bytes`.
+/// Returns whether both neighbours of a range are whitespace or the ends of the text.
 fn is_between_blanks(text: &str, bytes: ByteRange) -> bool {
     let text = text.as_bytes();
     let before = bytes.start.checked_sub(1).is_none_or(|before| is_blank(text[before]));
     before && text.get(bytes.end).is_none_or(|&after| is_blank(after))
 }
 
-/// Every chunk's index in the order of the answer; by relevance, chunks without text come last whatever their titles.
+/// Returns the indices of all chunks in the order of the result. By relevance, chunks without text come last,
+/// whatever the scores of their titles.
 fn order(request: &CompressRequest, units: &[Unit], scores: &Scores) -> Vec<usize> {
     let mut order: Vec<usize> = (0..request.chunks.len()).collect();
     if request.order == Order::Relevance {
@@ -287,7 +307,7 @@ mod tests {
     use crate::pipeline::clock::Clock;
     use crate::pipeline::{Pipeline, Settings};
 
-    /// Scores of the four sentences below; the second chunk is the better one.
+    /// The scores of the four sentences below. The second chunk has the better score.
     const UNITS: [f32; 4] = [3.0, 1.0, 2.0, 4.0];
     const CHUNKS: [f32; 2] = [1.0, 2.0];
 
@@ -302,7 +322,7 @@ mod tests {
         CompressRequest { budget, ..CompressRequest::new("?", chunks) }
     }
 
-    /// The context, or why there is none; a token is a byte.
+    /// `expect` is the context or the message of the error. Each byte is a token.
     #[track_caller]
     fn check(name: &str, request: CompressRequest, expect: &str) {
         let tokenizer = Arc::new(ScriptedModel::tokenizer(&[]));
@@ -312,11 +332,12 @@ mod tests {
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
         let unit_rc = Array2::from_shape_vec((1, 4), UNITS.to_vec()).expect("one row");
         let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, max_sim: Some(1.0) };
-        let counter = Counter::new(request.tokenizer, &tokenizer);
+        let counter = TokenCounter::new(request.tokenizer, &tokenizer);
         let (cancel, auto) = (Cancel::default(), Auto::default());
-        let means = FitContext { counter: &counter, frames: &FrameCosts::new(), auto, cancel: &cancel };
-        let found = match budget(&request, &reading, &scores, &means) {
-            Ok(fitted) => fitted.context.text,
+        let frame_costs = FrameCosts::new();
+        let fit = FitContext { counter: &counter, frame_costs: &frame_costs, auto, cancel: &cancel };
+        let found = match budget(&request, &reading, &scores, &fit) {
+            Ok(fitted) => fitted.context,
             Err(error) => error.to_string(),
         };
         assert_eq!(found, expect, "{name}");
@@ -327,28 +348,28 @@ mod tests {
         let check = |name: &str, budget, expect: &str| check(name, request(budget), expect);
         let impossible = |budget| {
             format!(
-                "budget of {budget} tokens cannot be met: the shortest unit of this `granularity` needs 14"
+                "a budget of {budget} tokens is too small: the shortest unit of this `granularity` needs 14"
             )
         };
         let rain = "[1] Rain fell.";
         let tide_and_rain = "[1] Tide rises.\n\n[2] Rain fell.";
         let all = "[1] Tide rises. Moon pulls. Water falls.\n\n[2] Rain fell.";
-        check("nothing fits", Budget::Tokens(13), &impossible(13));
-        check("the best fits to the token", Budget::Tokens(14), rain);
-        check("one token short of two", Budget::Tokens(30), rain);
-        check("two fit to the token", Budget::Tokens(31), tide_and_rain);
-        check("the third fits but for its joiner", Budget::Tokens(43), tide_and_rain);
-        check("a gap is a space", Budget::Tokens(44), "[1] Tide rises. Water falls.\n\n[2] Rain fell.");
-        check("neighbours keep what is between them", Budget::Tokens(56), all);
-        check("more than there is", Budget::Tokens(1_000_000), all);
-        check("all of it", Budget::Ratio(1.0), all);
-        check("of 58 tokens with the last break, half", Budget::Ratio(0.5), rain);
-        check("next to nothing", Budget::Ratio(0.01), &impossible(0));
-        check("what carries the evidence and the mass", Budget::Auto, tide_and_rain);
+        check("no unit fits", Budget::Tokens(13), &impossible(13));
+        check("the best unit fits exactly", Budget::Tokens(14), rain);
+        check("one token too few for two units", Budget::Tokens(30), rain);
+        check("two units fit exactly", Budget::Tokens(31), tide_and_rain);
+        check("the third unit fits, but not the space before it", Budget::Tokens(43), tide_and_rain);
+        check("a gap becomes a space", Budget::Tokens(44), "[1] Tide rises. Water falls.\n\n[2] Rain fell.");
+        check("neighbouring units keep the text between them", Budget::Tokens(56), all);
+        check("a budget larger than the input", Budget::Tokens(1_000_000), all);
+        check("a ratio of 1 keeps everything", Budget::Ratio(1.0), all);
+        check("half of 58 tokens, the last break included", Budget::Ratio(0.5), rain);
+        check("a ratio of less than a token", Budget::Ratio(0.01), &impossible(0));
+        check("auto keeps the units with enough evidence and score", Budget::Auto, tide_and_rain);
     }
 
     #[test]
-    fn orders_and_wishes() {
+    fn order_keep_and_format() {
         let keep = |id: &str, tokens| CompressRequest {
             keep: vec![id.to_owned()],
             ..request(Budget::Tokens(tokens))
@@ -356,11 +377,15 @@ mod tests {
         let relevance = CompressRequest { order: Order::Relevance, ..request(Budget::Tokens(31)) };
         check("the best chunk first", relevance, "[1] Rain fell.\n\n[2] Tide rises.");
         let whole = "[1] Tide rises. Moon pulls. Water falls.";
-        check("a wanted chunk is whole", keep("a", 40), whole);
-        check("and leaves room for others", keep("a", 56), &format!("{whole}\n\n[2] Rain fell."));
-        let needs = "budget of 39 tokens cannot be met: what `keep` names needs 40";
-        check("a wanted chunk that is too long", keep("a", 39), needs);
+        check("a kept chunk is whole", keep("a", 40), whole);
+        check(
+            "the rest of the budget goes to other chunks",
+            keep("a", 56),
+            &format!("{whole}\n\n[2] Rain fell."),
+        );
+        let needs = "a budget of 39 tokens is too small: what `keep` names needs 40";
+        check("a kept chunk that exceeds the budget", keep("a", 39), needs);
         let plain = CompressRequest { format: Format::Plain, ..request(Budget::Tokens(10)) };
-        check("no marker costs nothing", plain, "Rain fell.");
+        check("plain text has no marker to count", plain, "Rain fell.");
     }
 }

@@ -1,5 +1,6 @@
-//! Chunks as a language model of the same weights takes them over: one behind the other.
-//! Knows nothing of files or transports, nor of which keys each head keeps.
+//! Export of keys and values: positions the blocks of chunks one after the other, as a language model with
+//! the same weights expects them in its cache. Knows nothing of files and transports, nor of which keys each
+//! head keeps.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use ndarray::{Array2, Axis, s};
 
 use super::blocks::Blocks;
 use super::cancel::Cancel;
-use super::question::{BlocksAsPast, Piece, Placement, View, views};
+use super::question::{BlockSlice, BlocksAsPast, Placement, View, views};
 use super::tokenize::{self, Passage};
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
@@ -16,34 +17,36 @@ use crate::domain::{ByteRange, Chunk};
 use crate::kv::block::Block;
 use crate::model::{DecoderInfo, ModelInfo, Past};
 
-/// Blocks of chunks at the positions that a language model has them at: behind its first tokens, one behind the other.
+/// The blocks of chunks at consecutive positions after the special tokens that begin every text of the model.
 pub struct KvExport {
     blocks: Blocks,
     view: View,
-    /// One for each token, in order, special tokens in front not included.
+    /// The exported tokens in order, without the special tokens at the beginning.
     pub tokens: Vec<KvExportToken>,
-    /// The position of the first token behind them.
+    /// The position of the next token: the number of special and exported tokens.
     pub next_position: usize,
 }
 
-/// A token that is handed over.
+/// An exported token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvExportToken {
-    /// Its id in the vocabulary.
+    /// The token's id in the vocabulary.
     pub id: u32,
-    /// Index of its chunk among those that are handed over.
+    /// The index of its chunk among the exported chunks.
     pub chunk: usize,
-    /// Number of its window: what was read together sees itself, and nothing else.
+    /// The index of its window. The tokens of a window attended to each other and to nothing else when the
+    /// model read them.
     pub window: usize,
-    /// Bytes of the chunk's text under it; none for tokens of a title.
+    /// The byte range of the token in the chunk's text; `None` for tokens of the title.
     pub bytes: Option<ByteRange>,
 }
 
-/// Whether a model has something to hand over.
+/// Checks that the keys and values of a model can be exported.
 ///
 /// # Errors
-/// [`InvalidRequest::KvOfEncoder`], [`InvalidRequest::KvLayersMissing`], [`InvalidRequest::KvFixed`],
-/// [`InvalidRequest::KvUnnamed`].
+/// Returns [`InvalidRequest::KvOfEncoder`] for an encoder, [`InvalidRequest::KvLayersMissing`] for a decoder
+/// of which not all layers are loaded, [`InvalidRequest::KvPositionsLearned`] for one without rotary
+/// positions, and [`InvalidRequest::KvWeightsUnknown`] for one whose contract does not identify its weights.
 pub fn check_model(info: &ModelInfo) -> Result<&DecoderInfo, InvalidRequest> {
     let model = || info.name.clone();
     let decoder = info.decoder.as_ref().ok_or_else(|| InvalidRequest::KvOfEncoder { model: model() })?;
@@ -51,64 +54,75 @@ pub fn check_model(info: &ModelInfo) -> Result<&DecoderInfo, InvalidRequest> {
         DecoderInfo { depth, layers, .. } if depth < layers => {
             Err(InvalidRequest::KvLayersMissing { model: model(), depth: *depth, layers: *layers })
         }
-        DecoderInfo { rotary: None, .. } => Err(InvalidRequest::KvFixed { model: model() }),
-        DecoderInfo { weights: None, .. } => Err(InvalidRequest::KvUnnamed { model: model() }),
+        DecoderInfo { rotary: None, .. } => Err(InvalidRequest::KvPositionsLearned { model: model() }),
+        DecoderInfo { weights: None, .. } => Err(InvalidRequest::KvWeightsUnknown { model: model() }),
         _ => Ok(decoder),
     }
 }
 
 impl KvExport {
-    /// Planes `[token, head_dim]`, each of a layer's keys, then each of its values, with what stands in front of them: keys turned to
-    /// their positions.
+    /// Writes one plane to `out`, `[token, head_dim]`, for the special tokens at the beginning and then the
+    /// exported tokens. A plane holds the keys of one key head of a layer, rotated to their positions, or its
+    /// values; [`PlaneLayout`](crate::model::PlaneLayout) says how planes are numbered.
     pub fn read_plane(&self, pipeline: &Pipeline, plane: usize, out: &mut [f32]) {
         let cancel = Cancel::default();
         let (prefix, rest) = out.split_at_mut(self.prefix_values(pipeline));
-        let of_prefix = pipeline.model.prefix();
-        prefix.iter_mut().zip(of_prefix.index_axis(Axis(0), plane)).for_each(|(to, from)| *to = *from);
+        let prefix_plane = pipeline.model.prefix();
+        let prefix_plane = prefix_plane.index_axis(Axis(0), plane);
+        prefix.iter_mut().zip(prefix_plane).for_each(|(to, from)| *to = *from);
         self.past(pipeline.model.info(), &cancel).read_plane(plane, rest);
     }
 
-    /// Bytes of the blocks.
+    /// Returns the size of all blocks in bytes, as they are cached.
     pub fn block_bytes(&self) -> usize {
         self.blocks.blocks.iter().map(|block| block.bytes().len()).sum()
     }
 
+    /// Returns how many values the special tokens at the beginning have in one plane.
     fn prefix_values(&self, pipeline: &Pipeline) -> usize {
         let (_, tokens, dim) = pipeline.model.prefix().dim();
         tokens * dim
     }
 
-    /// Keys of one window's tokens as they were read, behind the special tokens: `[token, head_dim]`.
+    /// Returns the keys of one window in one plane at the positions where the model read them, `[token,
+    /// head_dim]`, for the special tokens at the beginning and then the tokens of the window. `tokens` are
+    /// the indices of the window's tokens in [`Self::tokens`].
+    ///
+    /// # Panics
+    /// When `tokens` is not exactly one window.
     pub fn window_keys(&self, pipeline: &Pipeline, plane: usize, tokens: Range<usize>) -> Array2<f32> {
         let (_, prefix, dim) = pipeline.model.prefix().dim();
         let mut keys = Array2::zeros((prefix + tokens.len(), dim));
         keys.slice_mut(s![..prefix, ..]).assign(&pipeline.model.prefix().index_axis(Axis(0), plane));
-        let piece = |piece: &&Piece| {
-            let start = self.blocks.spans[piece.block].start + piece.tokens.start;
-            (start..start + piece.tokens.len()) == tokens
+        let is_window = |slice: &&BlockSlice| {
+            let start = self.blocks.spans[slice.block].start + slice.tokens.start;
+            (start..start + slice.tokens.len()) == tokens
         };
-        let piece = self.view.pieces.iter().find(piece).expect("a window is a piece");
-        let own = keys.as_slice_mut().expect("a new array is contiguous");
-        self.blocks.blocks[piece.block].read_plane(plane, piece.tokens, &mut own[prefix * dim..]);
+        let slice = self.view.slices.iter().find(is_window).expect("every window is a slice of the view");
+        let values = keys.as_slice_mut().expect("a new array is contiguous");
+        self.blocks.blocks[slice.block].read_plane(plane, slice.tokens, &mut values[prefix * dim..]);
         keys
     }
 
-    /// This as a question looks back on it.
+    /// Returns the exported blocks as the past of a question.
     pub fn past<'a>(&'a self, info: &'a ModelInfo, cancel: &'a Cancel) -> BlocksAsPast<'a> {
-        let decoder = info.decoder.as_ref().expect("only a decoder's are made");
+        let decoder = info.decoder.as_ref().expect("only decoders have exports");
         BlocksAsPast::new(&self.view, &self.blocks, (info, decoder), cancel)
     }
 }
 
 impl Pipeline {
-    /// The blocks of `chunks` as they are handed over, in this order. `beside` tokens have to fit behind them.
+    /// Returns the keys and values of `chunks` for export, in this order. The model's context must have room
+    /// for `tokens_after` more tokens after them, such as those of the question.
     ///
     /// # Errors
-    /// A model that has nothing to hand over, chunks that its context does not hold together; else as [`Pipeline::read`].
+    /// Returns the error of [`check_model`] if the model's keys and values cannot be exported, and
+    /// [`InvalidRequest::KvTooLong`] if the model's context does not hold all chunks together; otherwise
+    /// fails as [`Pipeline::read`] does.
     pub fn kv_export(
         &self,
         chunks: &[Arc<Chunk>],
-        beside: usize,
+        tokens_after: usize,
         cancel: &Cancel,
     ) -> Result<KvExport, PipelineError> {
         let info = self.model.info();
@@ -117,29 +131,30 @@ impl Pipeline {
         cancel.check()?;
         let passages = chunks.iter().map(|chunk| tokenize::passage(chunk, &self.tokenizer));
         let passages = passages.collect::<Result<Vec<_>, _>>()?;
-        // Every key is handed over with the id of its token. A block that another program wrote to a disk or to a server may have
-        // more or fewer keys than its chunk has tokens.
-        let fits = |(block, passage): (&Block, &Passage)| block.token_counts() == passage.token_counts();
-        if !blocks.blocks.iter().zip(&passages).all(fits) {
+        // Every key is exported with the id of its token. A block that another program wrote to a disk or a
+        // server may have more or fewer keys than its chunk has tokens.
+        let has_all_tokens =
+            |(block, passage): (&Block, &Passage)| block.token_counts() == passage.token_counts();
+        if !blocks.blocks.iter().zip(&passages).all(has_all_tokens) {
             blocks = self.reader.blocks_of_passages(chunks, &passages, &self.settings.limits, cancel)?;
         }
-        let room = decoder.context_tokens_max.saturating_sub(decoder.prefix_tokens() + beside);
-        if blocks.tokens() > room {
-            return Err(InvalidRequest::KvTooLong { found: blocks.tokens(), max: room }.into());
+        let max = decoder.context_tokens_max.saturating_sub(decoder.prefix_tokens() + tokens_after);
+        if blocks.tokens() > max {
+            return Err(InvalidRequest::KvTooLong { found: blocks.tokens(), max }.into());
         }
         let mut tokens = Vec::with_capacity(blocks.tokens());
         let mut windows = 0;
-        for (index, passage) in passages.iter().enumerate() {
+        for (chunk, passage) in passages.iter().enumerate() {
             for (i, &id) in passage.ids.iter().enumerate() {
                 let bytes = i.checked_sub(passage.title_tokens).map(|i| passage.offsets[i]);
                 let window = windows + i / info.window_tokens_max;
-                tokens.push(KvExportToken { id, chunk: index, window, bytes });
+                tokens.push(KvExportToken { id, chunk, window, bytes });
             }
             windows += passage.ids.len().div_ceil(info.window_tokens_max);
         }
-        let mut views = views(&blocks, (info, decoder), beside, Placement::Sequence);
-        let view = views.pop().expect("a question always has a view");
-        debug_assert!(views.is_empty(), "what fits is one group");
+        let mut views = views(&blocks, (info, decoder), tokens_after, Placement::Sequence);
+        let view = views.pop().expect("there is always a view");
+        debug_assert!(views.is_empty(), "blocks that fit into the context are one view");
         let next_position = decoder.prefix_tokens() + tokens.len();
         Ok(KvExport { blocks, view, tokens, next_position })
     }

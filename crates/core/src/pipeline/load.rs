@@ -1,6 +1,9 @@
-//! How fast chunks are being read, and whether a request's would be read before it is late. Counted in bytes of text: they are
-//! known before anything is done. Tenants share the model equally: a tenant stands behind its own readings, and beside as much of
-//! each other tenant's. Knows nothing of chunks.
+//! Load estimation: measures how fast the model reads new chunks, and refuses a request early if its new
+//! chunks could not be read before its deadline. Knows nothing of chunks.
+//!
+//! Text is counted in bytes, because its bytes are known before it is tokenized. The model's time is divided
+//! equally between tenants: a request waits for the other reads of its own tenant, and for as many bytes of
+//! each other tenant as it reads itself.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,93 +11,105 @@ use std::time::{Duration, Instant};
 
 use crate::domain::Tenant;
 
-/// How much the latest reading says about the next one.
-const WEIGHT: f64 = 0.3;
+/// The weight of the latest read in the moving average of the model's speed.
+const SPEED_WEIGHT: f64 = 0.3;
 
-/// How many times longer than expected a reading may take before it is late: others come after it, and take turns too.
+/// A read is refused if its expected time, multiplied by this margin, exceeds the time until its deadline.
+/// The margin exists because requests that arrive later take turns with it, too.
 const MARGIN: f64 = 1.6;
 
-/// A reading that took less says nothing of the pace.
-const TIME_MIN: Duration = Duration::from_millis(20);
+/// The shortest read whose speed is measured.
+const MEASURED_TIME_MIN: Duration = Duration::from_millis(20);
 
-/// What all requests together have the model read.
+/// Estimates how long the model needs to read new text. One estimator observes all reads of a model.
 #[derive(Debug, Default)]
 pub struct LoadEstimator(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of all readings together, while there was one; none before the first.
+    /// The measured speed of all reads together, while there were any; `None` before the first read has
+    /// ended.
     bytes_per_s: Option<f64>,
-    /// Read since the start.
+    /// The bytes that have been read since the start of the program.
     bytes_read: usize,
-    /// Of tenants that have readings under way.
-    tenants: HashMap<Tenant, Queued>,
+    /// The ongoing reads of each tenant that has any.
+    tenants: HashMap<Tenant, TenantLoad>,
 }
 
-/// The readings of one tenant that are under way.
+/// The ongoing reads of one tenant.
 #[derive(Debug, Default)]
-struct Queued {
-    readings: usize,
-    /// Those of them that a request waits for.
-    waited_for: usize,
-    /// To be read.
+struct TenantLoad {
+    reads: usize,
+    /// The number of reads with a deadline, for which a request waits.
+    reads_with_deadline: usize,
     bytes_left: usize,
 }
 
-/// Why a reading does not begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Late {
-    /// How long it would take.
+/// The error of a request whose new chunks the model could not read before the deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the model needs about {:.1} s to read {bytes} bytes of new text beside other requests: too long for the \
+     deadline; retry later, or with a longer deadline_ms",
+    expected.as_secs_f64()
+)]
+pub struct Overload {
+    /// The bytes of text in the chunks of the request that are not cached.
+    pub bytes: usize,
+    /// The expected time to read them.
     pub expected: Duration,
-    /// When enough of what stands in front of it will have been read, if nothing else comes.
+    /// The time after which a retry would be accepted if no other request arrived.
     pub retry_after: Duration,
 }
 
 impl LoadEstimator {
-    /// A reading of so many `bytes` of text begins for a request of `tenant` that waits no longer than `patience`; none: no request
-    /// waits for it.
+    /// Registers a read of `bytes` bytes of text for a tenant, which lasts until the result is dropped.
+    /// `time_left` is the time until the deadline of the request that waits for the read; `None` means that
+    /// no request with a deadline waits for it.
     ///
     /// # Errors
-    /// [`Late`], if reading would take longer than that and other readings of this tenant are under way: it would take their time and
-    /// end without an answer. A tenant's only reading begins in any case: what it reads is kept, and the next try goes on from there.
+    /// Returns [`Overload`] if the read would probably end after the deadline, and other reads with deadlines
+    /// of the same tenant are ongoing: the read would delay those, and its own request would fail anyway. The
+    /// only read of a tenant is always accepted, because the chunks that it reads are cached, so a retry of
+    /// the request continues from there.
     pub fn begin(
         &self,
         tenant: &Tenant,
         bytes: usize,
-        patience: Option<Duration>,
-    ) -> Result<Reading<'_>, Late> {
+        time_left: Option<Duration>,
+    ) -> Result<OngoingRead<'_>, Overload> {
         let mut state = self.state();
-        if let (Some(patience), Some(expected)) = (patience, state.expected(tenant, bytes)) {
+        if let (Some(time_left), Some(expected)) = (time_left, state.expected_time(tenant, bytes)) {
             let with_margin = expected.mul_f64(MARGIN);
-            if with_margin > patience {
-                return Err(Late { expected, retry_after: with_margin - patience });
+            if with_margin > time_left {
+                return Err(Overload { bytes, expected, retry_after: with_margin - time_left });
             }
         }
-        let queued = state.tenants.entry(tenant.clone()).or_default();
-        queued.readings += 1;
-        queued.waited_for += usize::from(patience.is_some());
-        queued.bytes_left += bytes;
-        let (started, read_before) = (Instant::now(), state.bytes_read);
-        Ok(Reading {
-            pace: self,
+        let has_deadline = time_left.is_some();
+        let load = state.tenants.entry(tenant.clone()).or_default();
+        load.reads += 1;
+        load.reads_with_deadline += usize::from(has_deadline);
+        load.bytes_left += bytes;
+        Ok(OngoingRead {
+            estimator: self,
             tenant: tenant.clone(),
-            left: Mutex::new(bytes),
-            is_waited_for: patience.is_some(),
-            started,
-            read_before,
+            bytes_left: Mutex::new(bytes),
+            has_deadline,
+            started: Instant::now(),
+            bytes_read_before: state.bytes_read,
         })
     }
 
-    /// How long the model will take for what this tenant has under way, beside other tenants. Zero while its speed is not known.
+    /// Returns the estimated time that the ongoing reads of a tenant still take, beside those of other
+    /// tenants. It is zero until the model's speed has been measured.
     pub fn time_left(&self, tenant: &Tenant) -> Duration {
         let state = self.state();
-        let left = state.tenants.get(tenant).map_or(0, |queued| queued.bytes_left);
-        state.time(left + state.beside(tenant, left)).unwrap_or_default()
+        let bytes_left = state.tenants.get(tenant).map_or(0, |load| load.bytes_left);
+        state.time_for(bytes_left + state.bytes_of_others(tenant, bytes_left)).unwrap_or_default()
     }
 
-    /// One that is known.
+    /// Returns an estimator with a known speed.
     #[cfg(test)]
-    pub fn of(bytes_per_s: f64) -> Self {
+    pub fn with_speed(bytes_per_s: f64) -> Self {
         Self(Mutex::new(State { bytes_per_s: Some(bytes_per_s), ..State::default() }))
     }
 
@@ -104,79 +119,87 @@ impl LoadEstimator {
 }
 
 impl State {
-    /// How long a reading of so many bytes would take; none where nothing of this tenant is waited for, or the speed is not known.
-    fn expected(&self, tenant: &Tenant, bytes: usize) -> Option<Duration> {
-        let own = self.tenants.get(tenant).filter(|own| own.waited_for > 0)?;
-        // All readings of a tenant take turns: of what the others have left, so much goes before the last of these bytes. Twice what
-        // is left, since those that come after it take turns, too, as long as they are let in by this rule.
-        let own = bytes + (2 * own.bytes_left).min(own.waited_for * bytes);
-        self.time(own + self.beside(tenant, own))
+    /// Returns the expected time to read `bytes` more bytes for a tenant, or `None` if the tenant has no
+    /// ongoing read with a deadline, or the speed is unknown.
+    fn expected_time(&self, tenant: &Tenant, bytes: usize) -> Option<Duration> {
+        let load = self.tenants.get(tenant).filter(|load| load.reads_with_deadline > 0)?;
+        // The reads of a tenant take turns, so at most `bytes` bytes of each other read are read before the
+        // last of these. What is left of the other reads counts twice: reads that begin later take turns,
+        // too, as long as this rule accepts them.
+        let tenant_bytes = bytes + (2 * load.bytes_left).min(load.reads_with_deadline * bytes);
+        self.time_for(tenant_bytes + self.bytes_of_others(tenant, tenant_bytes))
     }
 
-    /// What is read for other tenants while so many `bytes` are read for this one: as much for each, if it has so much. Twice what
-    /// is left, for the same reason.
-    fn beside(&self, tenant: &Tenant, bytes: usize) -> usize {
+    /// Returns how many bytes are read for other tenants while `bytes` bytes are read for this one: for each
+    /// other tenant as many, but no more than twice what is left of its reads. Twice, for the reason given in
+    /// [`Self::expected_time`].
+    fn bytes_of_others(&self, tenant: &Tenant, bytes: usize) -> usize {
         let others = self.tenants.iter().filter(|&(other, _)| other != tenant);
-        others.map(|(_, queued)| (2 * queued.bytes_left).min(bytes)).sum()
+        others.map(|(_, load)| (2 * load.bytes_left).min(bytes)).sum()
     }
 
-    fn time(&self, bytes: usize) -> Option<Duration> {
+    /// Returns the time to read `bytes` bytes at the measured speed, or `None` if the speed is unknown.
+    fn time_for(&self, bytes: usize) -> Option<Duration> {
         Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_s?).ok()
     }
 
-    fn queued(&mut self, tenant: &Tenant) -> &mut Queued {
-        self.tenants.get_mut(tenant).expect("it has a reading under way")
+    fn load_of(&mut self, tenant: &Tenant) -> &mut TenantLoad {
+        self.tenants.get_mut(tenant).expect("the tenant has an ongoing read")
     }
 }
 
-/// A reading that is under way; dropped when it has ended, however.
+/// A read that is ongoing until it is dropped, whether it succeeded or not.
 #[derive(Debug)]
-pub struct Reading<'a> {
-    pace: &'a LoadEstimator,
+pub struct OngoingRead<'a> {
+    estimator: &'a LoadEstimator,
     tenant: Tenant,
-    left: Mutex<usize>,
-    is_waited_for: bool,
+    bytes_left: Mutex<usize>,
+    has_deadline: bool,
     started: Instant,
-    read_before: usize,
+    bytes_read_before: usize,
 }
 
-impl Reading<'_> {
-    /// So many bytes are left of it, as is now known better than when it began.
-    pub fn expect(&self, bytes: usize) {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.pace.state();
-        let queued = state.queued(&self.tenant);
-        queued.bytes_left = queued.bytes_left - *left + bytes;
-        *left = bytes;
+impl OngoingRead<'_> {
+    /// Corrects the number of bytes that are left to read.
+    pub fn set_bytes_left(&self, bytes: usize) {
+        let mut bytes_left = self.bytes_left();
+        let mut state = self.estimator.state();
+        let load = state.load_of(&self.tenant);
+        load.bytes_left = load.bytes_left - *bytes_left + bytes;
+        *bytes_left = bytes;
     }
 
-    /// So many of its bytes have been read.
-    pub fn read(&self, bytes: usize) {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = bytes.min(*left);
-        *left -= bytes;
-        let mut state = self.pace.state();
-        state.queued(&self.tenant).bytes_left -= bytes;
+    /// Reports that the model has read `bytes` more bytes.
+    pub fn add_bytes_read(&self, bytes: usize) {
+        let mut bytes_left = self.bytes_left();
+        let bytes = bytes.min(*bytes_left);
+        *bytes_left -= bytes;
+        let mut state = self.estimator.state();
+        state.load_of(&self.tenant).bytes_left -= bytes;
         state.bytes_read += bytes;
     }
+
+    fn bytes_left(&self) -> MutexGuard<'_, usize> {
+        self.bytes_left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for OngoingRead<'_> {
     fn drop(&mut self) {
-        let left = *self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.pace.state();
-        let queued = state.queued(&self.tenant);
-        queued.bytes_left -= left;
-        queued.waited_for -= usize::from(self.is_waited_for);
-        queued.readings -= 1;
-        if queued.readings == 0 {
+        let bytes_left = *self.bytes_left();
+        let mut state = self.estimator.state();
+        let load = state.load_of(&self.tenant);
+        load.bytes_left -= bytes_left;
+        load.reads_with_deadline -= usize::from(self.has_deadline);
+        load.reads -= 1;
+        if load.reads == 0 {
             state.tenants.remove(&self.tenant);
         }
-        let (took, read) = (self.started.elapsed(), state.bytes_read - self.read_before);
-        if took >= TIME_MIN && read > 0 {
-            let now = read as f64 / took.as_secs_f64();
-            state.bytes_per_s =
-                Some(state.bytes_per_s.map_or(now, |before| before + WEIGHT * (now - before)));
+        let (took, bytes_read) = (self.started.elapsed(), state.bytes_read - self.bytes_read_before);
+        if took >= MEASURED_TIME_MIN && bytes_read > 0 {
+            let measured = bytes_read as f64 / took.as_secs_f64();
+            let average = |before: f64| before + SPEED_WEIGHT * (measured - before);
+            state.bytes_per_s = Some(state.bytes_per_s.map_or(measured, average));
         }
     }
 }
@@ -185,75 +208,76 @@ impl Drop for Reading<'_> {
 mod tests {
     use super::*;
 
-    /// A second, and the margin.
+    /// One second, multiplied by the margin.
     const SECOND: Option<Duration> = Some(Duration::from_millis(1_600));
 
-    fn expected(late: Result<Reading<'_>, Late>) -> Option<Duration> {
-        late.err().map(|late| late.expected)
+    fn expected(begun: Result<OngoingRead<'_>, Overload>) -> Option<Duration> {
+        begun.err().map(|overload| overload.expected)
     }
 
     #[test]
-    fn who_would_be_late_beside_others_is_told_so() {
-        let (pace, one) = (LoadEstimator::of(1_000.0), Tenant::default());
-        let begin = |bytes: usize| pace.begin(&one, bytes, SECOND);
-        let first = begin(5_000).expect("alone");
-        let second = begin(500).expect("half a second of each");
-        assert_eq!(expected(begin(501)), Some(Duration::from_millis(1_503)), "three take turns");
+    fn a_read_that_would_end_after_its_deadline_is_refused() {
+        let (estimator, tenant) = (LoadEstimator::with_speed(1_000.0), Tenant::default());
+        let begin = |bytes: usize| estimator.begin(&tenant, bytes, SECOND);
+        let first = begin(5_000).expect("the only read");
+        let second = begin(500).expect("half a second for each of the two");
+        assert_eq!(expected(begin(501)), Some(Duration::from_millis(1_503)), "three reads take turns");
         assert_eq!(expected(begin(334)), Some(Duration::from_millis(1_002)));
         drop(begin(333).expect("in time"));
-        drop(pace.begin(&one, 9_000, None).expect("nobody waits"));
+        drop(estimator.begin(&tenant, 9_000, None).expect("no deadline"));
         drop(second);
-        first.read(4_900);
-        drop(begin(800).expect("behind what is left, and others like it"));
+        first.add_bytes_read(4_900);
+        drop(begin(800).expect("twice the 100 bytes that are left, and these"));
         assert!(begin(801).is_err());
-        first.expect(200);
-        drop(begin(600).expect("twice what is left, and these"));
+        first.set_bytes_left(200);
+        drop(begin(600).expect("twice the 200 bytes that are left, and these"));
         assert!(begin(601).is_err());
         drop(first);
-        drop(begin(5_000).expect("alone again"));
-        assert!(pace.state().tenants.is_empty());
+        drop(begin(5_000).expect("the only read again"));
+        assert!(estimator.state().tenants.is_empty());
     }
 
     #[test]
-    fn a_tenant_stands_beside_others_not_behind_them() {
-        let pace = LoadEstimator::of(1_000.0);
+    fn reads_of_other_tenants_take_turns_with_those_of_a_tenant() {
+        let estimator = LoadEstimator::with_speed(1_000.0);
         let [a, b] = ["a", "b"].map(|name| Tenant::new(name).expect("a name"));
-        let _flood: Vec<Reading> =
-            (0..9).map(|_| pace.begin(&b, 100_000, None).expect("nobody waits")).collect();
-        let first = pace.begin(&a, 9_000, SECOND).expect("its only one: what it reads is kept");
-        first.read(8_900);
-        // 300 of its own, behind twice the 100 that are left, and as much of the other tenant's beside them.
-        assert_eq!(expected(pace.begin(&a, 301, SECOND)), Some(Duration::from_millis(1_002)));
-        drop(pace.begin(&a, 300, SECOND).expect("in time"));
-        assert_eq!(pace.time_left(&a), Duration::from_millis(200));
+        let _flood: Vec<OngoingRead> =
+            (0..9).map(|_| estimator.begin(&b, 100_000, None).expect("no deadline")).collect();
+        let first = estimator.begin(&a, 9_000, SECOND).expect("the only read of its tenant");
+        first.add_bytes_read(8_900);
+        // 301 bytes of its own and twice the 100 that are left, and as many of the other tenant.
+        assert_eq!(expected(estimator.begin(&a, 301, SECOND)), Some(Duration::from_millis(1_002)));
+        drop(estimator.begin(&a, 300, SECOND).expect("in time"));
+        assert_eq!(estimator.time_left(&a), Duration::from_millis(200));
         drop(first);
-        assert_eq!(pace.time_left(&a), Duration::ZERO);
-        assert_eq!(pace.time_left(&b), Duration::from_secs(900));
+        assert_eq!(estimator.time_left(&a), Duration::ZERO);
+        assert_eq!(estimator.time_left(&b), Duration::from_secs(900));
     }
 
     #[test]
-    fn a_refusal_says_when_enough_will_have_been_read() {
-        let (pace, one) = (LoadEstimator::of(1_000.0), Tenant::default());
-        let retry_after = |bytes: usize| pace.begin(&one, bytes, SECOND).expect_err("late").retry_after;
-        let _first = pace.begin(&one, 20_000, SECOND).expect("alone");
+    fn a_refusal_says_when_to_retry() {
+        let (estimator, tenant) = (LoadEstimator::with_speed(1_000.0), Tenant::default());
+        let retry_after =
+            |bytes: usize| estimator.begin(&tenant, bytes, SECOND).expect_err("an overload").retry_after;
+        let _first = estimator.begin(&tenant, 20_000, SECOND).expect("the only read");
         let short = retry_after(1_000);
-        let _second = pace.begin(&one, 20_000, None).expect("nobody waits");
-        let _third = pace.begin(&one, 500, SECOND).expect("in time, and one more that takes turns");
+        let _second = estimator.begin(&tenant, 20_000, None).expect("no deadline");
+        let _third = estimator.begin(&tenant, 500, SECOND).expect("in time; it takes turns with the next");
         let long = retry_after(1_000);
         assert_eq!((short, long), (Duration::from_millis(1_600), Duration::from_millis(3_200)));
     }
 
     #[test]
-    fn the_pace_is_that_of_all_together() {
-        let (pace, tenant) = (LoadEstimator::default(), Tenant::default());
-        let begin = |bytes: usize| pace.begin(&tenant, bytes, SECOND).expect("no pace yet");
+    fn the_speed_is_that_of_all_reads_together() {
+        let (estimator, tenant) = (LoadEstimator::default(), Tenant::default());
+        let begin = |bytes: usize| estimator.begin(&tenant, bytes, SECOND).expect("the speed is unknown");
         let (one, two) = (begin(100), begin(300));
-        std::thread::sleep(TIME_MIN);
-        one.read(100);
-        two.read(300);
+        std::thread::sleep(MEASURED_TIME_MIN);
+        one.add_bytes_read(100);
+        two.add_bytes_read(300);
         let took = one.started.elapsed().as_secs_f64();
         drop(one);
-        let per_s = pace.state().bytes_per_s.expect("known");
+        let per_s = estimator.state().bytes_per_s.expect("measured");
         assert!(per_s <= 400.0 / took && per_s > 100.0, "{per_s}");
         drop(two);
     }

@@ -1,154 +1,264 @@
-//! The question as the model sees it: vectors whose products with keys are its raw logits. A decoder's question looks back on the
-//! blocks, in groups that its context holds.
-
-mod past;
-mod position;
+//! The encoded question: query vectors whose dot products with the chunks' keys are the raw logits. Knows
+//! nothing of scores.
+//!
+//! An encoder encodes the question without the chunks. A decoder's question attends to the chunks, so it is
+//! encoded with their blocks as its past. If the blocks do not fit into the model's context together, they
+//! are divided into groups. A group with the positions of its blocks is a *view*, and the question is encoded
+//! once per view.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use ndarray::{Array3, Axis, concatenate, s};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
-pub use self::past::BlocksAsPast;
-pub use self::position::{Placement, View, views};
 use super::PipelineError;
 use super::blocks::{self, Blocks};
 use super::cancel::Cancel;
 use super::validate::RequestLimits;
 use crate::domain::TokenSpan;
-use crate::kv::scan::{self, Look};
+use crate::kv::block::Block;
+use crate::kv::scan::{Look, ScanQueries};
 use crate::model::contract::Rotary;
-use crate::model::{DecoderInfo, Encoded, ModelError, ModelInfo, ModelRuntime, NoPast, Own, Past};
+use crate::model::rotary::Rotation;
+use crate::model::{
+    DecoderInfo, EncodedQuestion, ModelError, ModelInfo, ModelRuntime, NoPast, Past, PlaneLayout,
+    SelfAttention,
+};
 
-/// Values of questions, turned differently, that are ready at once: 32 MiB of them, and a quarter more in eight bits.
-const TURNED_AT_ONCE: usize = 8 << 20;
+/// How many values the rotated copies of a question's vectors have at a time: 8 Mi, which take 32 MiB, and a
+/// quarter more for their eight-bit copies.
+const ROTATED_VALUES_MAX: usize = 8 << 20;
 
-/// A question that has been through the model.
-#[derive(Debug, Clone, Default)]
-pub struct Question {
-    /// `[head]`: planes of its keys.
-    planes: Vec<usize>,
-    rotary: Option<Rotary>,
-    /// What it saw, and what became of it there; together all tokens of all blocks, in order. A late model's question sees everything
-    /// at once.
-    views: Vec<(View, Encoded)>,
+/// The fewest slices for which another thread decodes part of a plane.
+const SLICES_PER_TASK_MIN: usize = 8;
+
+/// How the blocks of the chunks are positioned before a decoder's question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Placement {
+    /// The blocks of a view stand side by side: each ends at the position where the question begins, so no
+    /// chunk is nearer to the question than another. If the model's positions are learned, keys cannot be
+    /// moved, and each block begins at the position where the model read it.
+    #[default]
+    Parallel,
+    /// The blocks of a view follow each other, as in a prompt.
+    Sequence,
 }
 
-/// A piece of a block, as one view of the question meets it.
+/// A group of block slices that a question attends to at once, and the positions of slices and question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    /// The slices of the group, in the order of the blocks.
+    pub slices: Vec<BlockSlice>,
+    /// The position of the question's first token.
+    pub question_position: i64,
+}
+
+/// A slice of a block in a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    /// Index of the block.
+pub struct BlockSlice {
+    /// The index of the block.
     pub block: usize,
-    /// Its tokens, counted from the block's first.
+    /// The tokens of the slice, counted from the block's first token.
     pub tokens: TokenSpan,
-    /// How many positions further than its keys lie the question met it.
-    pub moved: i64,
+    /// How many positions later than where the model read them the slice's keys are in the view.
+    pub shift: i64,
 }
 
-/// How questions are read.
+/// A question as the model encoded it, once per view.
+#[derive(Debug, Clone, Default)]
+pub struct QuestionViews {
+    /// `[head]`: the plane of a block that holds the head's keys.
+    planes: Vec<usize>,
+    /// How keys rotate with their position; `None` for models without rotary positions.
+    rotary: Option<Rotary>,
+    /// The views with the question's encoding in each. Together the views have all tokens of all blocks, in
+    /// order. With an encoder there is one view.
+    views: Vec<(View, EncodedQuestion)>,
+}
+
+/// What encoding a question needs besides the question and the blocks.
 #[derive(Clone, Copy)]
-pub struct Asking<'a> {
-    /// By whom.
+pub struct EncodeContext<'a> {
+    /// The model that encodes the question.
     pub model: &'a dyn ModelRuntime,
-    /// How a decoder's blocks stand in front of them.
+    /// How blocks are positioned before a decoder's question.
     pub placement: Placement,
-    /// Bounds of a request.
+    /// The limits on a request.
     pub limits: &'a RequestLimits,
-    /// Who waits.
+    /// Says when to stop.
     pub cancel: &'a Cancel,
-    /// Whether others are read at the same time for the same request.
-    pub side_by_side: bool,
+    /// Whether other questions are encoded at the same time for the same request. Each then runs on one
+    /// thread.
+    pub is_concurrent: bool,
 }
 
-impl Asking<'_> {
-    fn question(&self, ids: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
-        match self.side_by_side {
-            true => self.model.question_beside(ids, past),
-            false => self.model.question(ids, past),
-        }
+impl View {
+    /// Returns the view of an encoder: all blocks, at the positions where the model read them.
+    pub fn of_all(blocks: &Blocks) -> Self {
+        let slice = |(block, span): (usize, &TokenSpan)| BlockSlice {
+            block,
+            tokens: TokenSpan::new(0, span.end - span.start),
+            shift: 0,
+        };
+        Self { slices: blocks.spans.iter().enumerate().map(slice).collect(), question_position: 0 }
+    }
+
+    /// Returns the view of one group of slices. The positions after the prefix, which has `prefix_tokens`
+    /// tokens, are free. Only the keys of a movable group can be shifted.
+    fn of_group(
+        group: &[(usize, TokenSpan)],
+        prefix_tokens: usize,
+        placement: Placement,
+        is_movable: bool,
+    ) -> Self {
+        let longest = group.iter().map(|(_, tokens)| tokens.len()).max().unwrap_or(0);
+        let mut end = 0;
+        let slice = |&(block, tokens): &(usize, TokenSpan)| {
+            let shift = match placement {
+                _ if !is_movable => 0,
+                Placement::Parallel => longest - tokens.len(),
+                Placement::Sequence => end,
+            };
+            end += tokens.len();
+            BlockSlice { block, tokens, shift: shift as i64 }
+        };
+        let slices = group.iter().map(slice).collect();
+        let length = if is_movable && placement == Placement::Sequence { end } else { longest };
+        Self { slices, question_position: (prefix_tokens + length) as i64 }
     }
 }
 
-/// Reads `ids`, whatever their number.
-///
-/// # Errors
-/// What the model reports; a deadline when `cancel` says so.
-pub fn encode(ids: &[u32], blocks: &Blocks, asking: Asking) -> Result<Question, PipelineError> {
-    let info = asking.model.info();
-    let views = match &info.decoder {
-        None => vec![(View::of_all(blocks), alone(ids, asking)?)],
-        Some(decoder) => looking_back(ids, blocks, asking, decoder)?,
-    };
-    let rotary = info.decoder.as_ref().and_then(|decoder| decoder.rotary.clone());
-    Ok(Question { planes: info.readout.clone(), rotary, views })
+/// Divides the blocks into views for a decoder's question of `question_tokens` tokens. Each view has as many
+/// consecutive windows of blocks as the model's context holds beside the question. A question without any
+/// block still has one view.
+pub fn views(
+    blocks: &Blocks,
+    (model, decoder): (&ModelInfo, &DecoderInfo),
+    question_tokens: usize,
+    placement: Placement,
+) -> Vec<View> {
+    let tokens_max = decoder.context_tokens_max - decoder.prefix_tokens() - question_tokens;
+    let window = model.window_tokens_max;
+    let windows = blocks.spans.iter().enumerate().flat_map(|(block, span)| {
+        let tokens = span.end - span.start;
+        // A block without tokens gets a slice, too, because every block must have one.
+        let starts = (0..tokens.max(1)).step_by(window);
+        starts.map(move |start| (block, TokenSpan::new(start, (start + window).min(tokens))))
+    });
+    let mut groups: Vec<Vec<(usize, TokenSpan)>> = vec![Vec::new()];
+    let mut group_tokens = 0;
+    for (block, tokens) in windows {
+        if group_tokens + tokens.len() > tokens_max {
+            groups.push(Vec::new());
+            group_tokens = 0;
+        }
+        group_tokens += tokens.len();
+        groups.last_mut().expect("there is at least one group").push((block, tokens));
+    }
+    let (prefix_tokens, is_movable) = (decoder.prefix_tokens(), decoder.rotary.is_some());
+    groups.iter().map(|group| View::of_group(group, prefix_tokens, placement, is_movable)).collect()
 }
 
-/// A late model's question, apart from the blocks: one that is longer than a window is read in windows, as a chunk is.
-fn alone(ids: &[u32], asking: Asking) -> Result<Encoded, PipelineError> {
-    let model = asking.model;
+/// Returns the largest number of question tokens that a decoder's context holds beside a window of a chunk,
+/// or `None` for an encoder, whose question may have any length.
+pub fn tokens_max(model: &ModelInfo) -> Option<usize> {
+    model.decoder.as_ref().map(|decoder| decoder.question_tokens_max(model.window_tokens_max))
+}
+
+/// Encodes the question with the token ids `ids`. A decoder's question must have at most [`tokens_max`]
+/// tokens.
+///
+/// # Errors
+/// Returns [`GroupsTooMany`](super::validate::InvalidRequest::GroupsTooMany) if the question's vectors for
+/// all views are too many, the error of `cancel` if it stops the work, and [`PipelineError::Model`] if the
+/// model fails.
+pub fn encode(ids: &[u32], blocks: &Blocks, context: EncodeContext) -> Result<QuestionViews, PipelineError> {
+    let info = context.model.info();
+    let views = match &info.decoder {
+        None => vec![(View::of_all(blocks), encode_alone(ids, context)?)],
+        Some(decoder) => encode_views(ids, blocks, context, decoder)?,
+    };
+    let rotary = info.decoder.as_ref().and_then(|decoder| decoder.rotary.clone());
+    Ok(QuestionViews { planes: info.readout.clone(), rotary, views })
+}
+
+/// Encodes an encoder's question. A question longer than a window is encoded in windows, as a chunk is.
+fn encode_alone(ids: &[u32], context: EncodeContext) -> Result<EncodedQuestion, PipelineError> {
+    let model = context.model;
     let windows: Vec<&[u32]> = ids.chunks(model.info().window_tokens_max).collect();
-    let read = |window: &&[u32]| asking.question(window, &NoPast);
-    let mut parts = windows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let encode = |window: &&[u32]| context.encode(window, &NoPast);
+    let mut parts = windows.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
     if parts.len() == 1 {
         return Ok(parts.remove(0));
     }
     let vectors: Vec<_> = parts.iter().map(|part| part.vectors.view()).collect();
     let vectors = concatenate(Axis(1), &vectors).expect("windows of one model differ in length only");
-    // Its own logits reach across windows, which no window has seen: they are taken over the keys of all.
+    // No window has seen the self logits between windows, so they are computed from the keys of all windows.
     let keys = blocks::keys_of(&windows, model)?.select(Axis(0), &model.info().readout);
-    Ok(Encoded { vectors, own: Own::Keys(keys) })
+    Ok(EncodedQuestion { vectors, self_attention: SelfAttention::Keys(keys) })
 }
 
-/// A decoder's question, over each group of blocks that fits its context.
-fn looking_back(
+/// Encodes a decoder's question once for each view of the blocks.
+fn encode_views(
     ids: &[u32],
     blocks: &Blocks,
-    asking: Asking,
+    context: EncodeContext,
     decoder: &DecoderInfo,
-) -> Result<Vec<(View, Encoded)>, PipelineError> {
-    let Asking { model, placement, limits, cancel, .. } = asking;
-    let views = position::views(blocks, (model.info(), decoder), ids.len(), placement);
+) -> Result<Vec<(View, EncodedQuestion)>, PipelineError> {
+    let EncodeContext { model, placement, limits, cancel, .. } = context;
+    let views = views(blocks, (model.info(), decoder), ids.len(), placement);
     limits.check_groups(views.len(), (ids.len(), model.info().readout.len(), model.info().head_dim))?;
-    let look = |view: View| {
+    let encode = |view: View| {
         let past = BlocksAsPast::new(&view, blocks, (model.info(), decoder), cancel);
-        match asking.question(ids, &past) {
+        match context.encode(ids, &past) {
             Ok(encoded) => Ok((view, encoded)),
-            Err(ModelError::Stopped) => {
-                Err(cancel.check().expect_err("a question stops only when nobody waits"))
+            Err(ModelError::Cancelled) => {
+                Err(cancel.check().expect_err("the model stops only if the caller no longer waits"))
             }
             Err(error) => Err(error.into()),
         }
     };
-    let mut views = views.into_iter().map(look).collect::<Result<Vec<_>, PipelineError>>()?;
-    // Its own keys are asked for as they were in front of the first group.
-    views.iter_mut().skip(1).for_each(|(_, encoded)| encoded.own = Own::Keys(Array3::zeros((0, 0, 0))));
+    let mut views = views.into_iter().map(encode).collect::<Result<Vec<_>, PipelineError>>()?;
+    // Only the self logits of the first view are used, so the others need not keep theirs.
+    views
+        .iter_mut()
+        .skip(1)
+        .for_each(|(_, encoded)| encoded.self_attention = SelfAttention::Keys(Array3::zeros((0, 0, 0))));
     Ok(views)
 }
 
-/// Longest question that a model reads beside a window.
-pub fn tokens_max(model: &ModelInfo) -> Option<usize> {
-    model.decoder.as_ref().map(|decoder| decoder.question_tokens_max(model.window_tokens_max))
+impl EncodeContext<'_> {
+    fn encode(&self, ids: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
+        match self.is_concurrent {
+            true => self.model.encode_question_on_one_thread(ids, past),
+            false => self.model.encode_question(ids, past),
+        }
+    }
 }
 
-impl Question {
-    /// Its last token alone, which has looked back on the others.
-    pub fn of_last_token(&self) -> Self {
+impl QuestionViews {
+    /// Returns the question with its last token only. The token's vectors stay those that were computed with
+    /// the other tokens before it.
+    pub fn with_last_token_only(&self) -> Self {
         let views = self.views.iter().map(|(view, encoded)| (view.clone(), encoded.of_last_token()));
         Self { planes: self.planes.clone(), rotary: self.rotary.clone(), views: views.collect() }
     }
 
-    /// Heads that RC is taken over.
+    /// Returns the number of heads that RC is averaged over.
     pub fn heads(&self) -> usize {
         self.planes.len()
     }
 
-    /// Tokens of the question.
+    /// Returns the number of tokens in the question.
     pub fn tokens(&self) -> usize {
         self.views.first().map_or(0, |(_, encoded)| encoded.vectors.len_of(Axis(1)))
     }
 
-    /// Raw logits of some heads over the question's own keys, `[head, question_token, question_token]`: where it saw several groups,
-    /// as it was in front of the first.
+    /// Returns the raw logits of some heads over the question's own keys, `[head, question_token,
+    /// question_token]`. If the question has several views, these are the logits of the first one.
     pub fn self_logits(&self, heads: Range<usize>) -> Array3<f32> {
         match self.views.first() {
             Some((_, encoded)) => encoded.self_logits(heads),
@@ -156,50 +266,162 @@ impl Question {
         }
     }
 
-    /// Gives `scan` all pieces in order, some at a time, each with some heads of the question as it met them; none when `scan` gave
-    /// none.
-    pub fn each<T>(
+    /// Calls `scan` with all slices of all views, in order, in batches. Each slice comes with the part of its
+    /// block to scan and with the query vectors of `heads`, rotated so that their products with the keys are
+    /// those of the slice's position in its view. Returns the results of all calls, or `None` as soon as
+    /// `scan` returns `None`.
+    pub fn scan_in_batches<T>(
         &self,
         heads: Range<usize>,
         blocks: &Blocks,
-        mut scan: impl FnMut(&[(Piece, Look)]) -> Option<T>,
+        mut scan: impl FnMut(&[(BlockSlice, Look)]) -> Option<T>,
     ) -> Option<Vec<T>> {
-        let mut found = Vec::new();
+        let mut results = Vec::new();
         for (view, encoded) in &self.views {
             let (_, tokens, dim) = encoded.vectors.dim();
-            let turned_at_once = (TURNED_AT_ONCE / (heads.len() * tokens * dim).max(1)).max(1);
-            let mut rest = &view.pieces[..];
+            // Every distinct shift needs a rotated copy of the vectors. A batch has as many shifts as copies
+            // fit into memory.
+            let shifts_max = (ROTATED_VALUES_MAX / (heads.len() * tokens * dim).max(1)).max(1);
+            let mut rest = &view.slices[..];
             while !rest.is_empty() {
-                let mut turns: HashMap<i64, usize> = HashMap::new();
-                let known = rest.iter().take_while(|piece| {
-                    let next = turns.len();
-                    turns.entry(piece.moved).or_insert(next);
-                    turns.len() <= turned_at_once
+                let mut index_of: HashMap<i64, usize> = HashMap::new();
+                let fitting = rest.iter().take_while(|slice| {
+                    let next = index_of.len();
+                    index_of.entry(slice.shift).or_insert(next);
+                    index_of.len() <= shifts_max
                 });
-                let (now, later) = rest.split_at(known.count());
-                turns.retain(|_, at| *at < turned_at_once);
-                let mut by_turn: Vec<(usize, i64)> = turns.iter().map(|(moved, at)| (*at, *moved)).collect();
-                by_turn.sort_unstable();
-                let questions: Vec<scan::Question> =
-                    by_turn.iter().map(|&(_, moved)| self.turned(encoded, heads.clone(), moved)).collect();
-                let look = |piece: &Piece| {
-                    let question = &questions[turns[&piece.moved]];
-                    (*piece, Look { question, block: &blocks.blocks[piece.block], tokens: piece.tokens })
+                let (batch, later) = rest.split_at(fitting.count());
+                index_of.retain(|_, index| *index < shifts_max);
+                let mut shifts: Vec<(usize, i64)> =
+                    index_of.iter().map(|(shift, index)| (*index, *shift)).collect();
+                shifts.sort_unstable();
+                let questions: Vec<ScanQueries> =
+                    shifts.iter().map(|&(_, shift)| self.rotated(encoded, heads.clone(), shift)).collect();
+                let look = |slice: &BlockSlice| {
+                    let question = &questions[index_of[&slice.shift]];
+                    (*slice, Look { question, block: &blocks.blocks[slice.block], tokens: slice.tokens })
                 };
-                found.push(scan(&now.iter().map(look).collect::<Vec<_>>())?);
+                results.push(scan(&batch.iter().map(look).collect::<Vec<_>>())?);
                 rest = later;
             }
         }
-        Some(found)
+        Some(results)
     }
 
-    /// Some heads of the question, for keys that lie so many positions before where it met them.
-    fn turned(&self, encoded: &Encoded, heads: Range<usize>, moved: i64) -> scan::Question {
+    /// Returns the query vectors of some heads for keys that a view shifts by `shift` positions. Rotating the
+    /// vectors back has the same effect as rotating all keys forward.
+    fn rotated(&self, encoded: &EncodedQuestion, heads: Range<usize>, shift: i64) -> ScanQueries {
         let mut vectors = encoded.vectors.slice(s![heads.clone(), .., ..]).to_owned();
-        if let Some(rotary) = self.rotary.as_ref().filter(|_| moved != 0) {
+        if let Some(rotary) = self.rotary.as_ref().filter(|_| shift != 0) {
             let dim = vectors.len_of(Axis(2));
-            rotary.turn_all(vectors.as_slice_mut().expect("a new array is contiguous"), dim, -moved);
+            rotary.rotate_all(vectors.as_slice_mut().expect("a new array is contiguous"), dim, -shift);
         }
-        scan::Question::new(vectors, &self.planes[heads])
+        ScanQueries::new(vectors, &self.planes[heads])
+    }
+}
+
+/// The blocks of one view as the past of a decoder's question: keys and values are decoded on demand, and
+/// keys are rotated to their positions in the view.
+pub struct BlocksAsPast<'a> {
+    slices: Vec<PastSlice<'a>>,
+    positions: Vec<i64>,
+    question_position: i64,
+    head_dim: usize,
+    layout: PlaneLayout,
+    cancel: &'a Cancel,
+}
+
+struct PastSlice<'a> {
+    block: &'a Block,
+    slice: BlockSlice,
+    /// The rotation of the slice's keys; `None` if they are not shifted.
+    rotation: Option<Rotation>,
+}
+
+impl<'a> BlocksAsPast<'a> {
+    /// Returns the past that consists of the slices of `view`. The past tells the model to stop when `cancel`
+    /// does.
+    pub fn new(
+        view: &View,
+        blocks: &'a Blocks,
+        (model, decoder): (&ModelInfo, &DecoderInfo),
+        cancel: &'a Cancel,
+    ) -> Self {
+        let first = decoder.prefix_tokens() as i64;
+        let past_slice = |slice: &BlockSlice| {
+            let rotary = decoder.rotary.as_ref().filter(|_| slice.shift != 0);
+            let rotation =
+                rotary.map(|rotary| rotary.rotation(slice.tokens.len(), first, first + slice.shift));
+            PastSlice { block: &blocks.blocks[slice.block], slice: *slice, rotation }
+        };
+        let positions = view.slices.iter().flat_map(|slice| {
+            let start = first + slice.shift;
+            start..start + slice.tokens.len() as i64
+        });
+        Self {
+            positions: positions.collect(),
+            slices: view.slices.par_iter().map(past_slice).collect(),
+            question_position: view.question_position,
+            head_dim: model.head_dim,
+            layout: decoder.planes(),
+            cancel,
+        }
+    }
+}
+
+impl Past for BlocksAsPast<'_> {
+    fn positions(&self) -> &[i64] {
+        &self.positions
+    }
+
+    fn question_position(&self) -> i64 {
+        self.question_position
+    }
+
+    fn read_plane(&self, plane: usize, mut out: &mut [f32]) {
+        let is_key = self.layout.is_key(plane);
+        let mut parts = Vec::with_capacity(self.slices.len());
+        for past in &self.slices {
+            let (part, rest) = out.split_at_mut(past.slice.tokens.len() * self.head_dim);
+            parts.push((past, part));
+            out = rest;
+        }
+        let read = |(past, part): (&PastSlice, &mut [f32])| {
+            past.block.read_plane(plane, past.slice.tokens, part);
+            if let Some(rotation) = past.rotation.as_ref().filter(|_| is_key) {
+                rotation.apply(part, self.head_dim);
+            }
+        };
+        parts.into_par_iter().with_min_len(SLICES_PER_TASK_MIN).for_each(read);
+    }
+
+    fn go_on(&self) -> bool {
+        self.cancel.go_on()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(lengths: &[usize]) -> Vec<(usize, TokenSpan)> {
+        lengths.iter().map(|&tokens| TokenSpan::new(0, tokens)).enumerate().collect()
+    }
+
+    #[test]
+    fn slices_are_positioned_by_the_placement() {
+        use Placement::{Parallel, Sequence};
+        let check =
+            |name: &str, (placement, is_movable), lengths: &[usize], shifts: &[i64], position: i64| {
+                let view = View::of_group(&group(lengths), 1, placement, is_movable);
+                let found: Vec<i64> = view.slices.iter().map(|slice| slice.shift).collect();
+                assert_eq!((&found[..], view.question_position), (shifts, position), "{name}");
+            };
+        check("parallel: each ends where the question begins", (Parallel, true), &[3, 5, 1], &[2, 0, 4], 6);
+        check("sequence: one after the other", (Sequence, true), &[3, 5, 1], &[0, 3, 8], 10);
+        check("parallel with learned positions", (Parallel, false), &[3, 5, 1], &[0, 0, 0], 6);
+        check("sequence with learned positions", (Sequence, false), &[3, 5, 1], &[0, 0, 0], 6);
+        check("no slices", (Parallel, true), &[], &[], 1);
+        check("a slice without tokens", (Sequence, true), &[0, 2], &[0, 0], 3);
     }
 }

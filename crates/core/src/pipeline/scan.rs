@@ -1,12 +1,15 @@
-//! The question over the blocks: the peak of every chunk, unit and sentence.
+//! The scan stage: computes the raw logits of the question over all blocks, and their peaks: the largest
+//! logit of each chunk, unit and sentence. Knows nothing of RC.
 
+use std::iter::Peekable;
 use std::ops::Range;
+use std::slice;
 
 use ndarray::{Array2, Array3, Axis, concatenate, s};
 
 use super::blocks::Blocks;
 use super::cancel::Cancel;
-use super::question::Piece;
+use super::question::BlockSlice;
 use super::units::sentences_of;
 use super::{PipelineError, Reading};
 use crate::domain::{Granularity, TokenSpan};
@@ -18,31 +21,35 @@ use crate::rc::{self, HeadMean};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScanBy {
-    /// One pass over the blocks where they lie (`kv::scan`).
+    /// The scan of [`kv::scan`](crate::kv::scan), which reads encoded keys in place.
     #[default]
     Fused,
-    /// The model's query graph over decoded keys: slow, and what the other is checked against.
+    /// The query graph of the model, over decoded keys. It is slow; the fused scan is compared with it.
     Onnx,
 }
 
-/// Peaks `[head, question_token, segment]`; [`rc::EMPTY`] where a segment holds no token.
+/// The peaks of all segments: `[head, question_token, segment]` each, [`rc::EMPTY`] for a segment without
+/// tokens.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Peaks {
-    /// One segment per chunk.
+pub struct SegmentPeaks {
+    /// The peaks of the chunks, those of their titles included.
     pub chunks: Array3<f32>,
-    /// One per unit.
+    /// The peaks of the units.
     pub units: Array3<f32>,
-    /// One per sentence of the units ([`sentences_of`]); none unless units are words.
+    /// The peaks of the sentences that contain the units, as [`sentences_of`] returns them. There are none
+    /// unless units are words.
     pub sentences: Array3<f32>,
 }
 
-/// Segments of all blocks, those of each block together: the whole chunk, its units, their sentences. Counted from the block's
-/// first token.
+/// The segments of all blocks, block by block: the whole chunk, then its units, then their sentences.
 struct Segments {
+    /// `[segment]`: tokens counted from the block's first token.
     spans: Vec<TokenSpan>,
-    /// Where each block's begin, which is its whole.
+    /// `[chunk]`: the index in `spans` of the whole chunk, which is the block's first segment.
     chunks: Vec<usize>,
+    /// `[unit]`: the index in `spans` of the unit.
     units: Vec<usize>,
+    /// `[sentence]`: the index in `spans` of the sentence.
     sentences: Vec<usize>,
 }
 
@@ -50,141 +57,158 @@ impl Segments {
     fn of(reading: &Reading) -> Self {
         let units: Vec<(usize, TokenSpan)> =
             reading.units.iter().map(|unit| (unit.chunk, unit.tokens)).collect();
-        let sentences: Vec<(usize, TokenSpan)> = match reading.granularity {
-            Granularity::Token => {
-                sentences_of(&reading.units).0.iter().map(|&(chunk, s)| (chunk, s.tokens)).collect()
-            }
-            _ => Vec::new(),
-        };
-        let (mut of_units, mut of_sentences) = (units.iter().peekable(), sentences.iter().peekable());
+        let sentences = sentence_spans(reading);
+        let (mut next_units, mut next_sentences) = (units.iter().peekable(), sentences.iter().peekable());
         let chunks = Vec::with_capacity(reading.blocks.blocks.len());
         let mut all = Self { spans: Vec::new(), chunks, units: Vec::new(), sentences: Vec::new() };
         for (chunk, span) in reading.blocks.spans.iter().enumerate() {
             all.chunks.push(all.spans.len());
             all.spans.push(TokenSpan::new(0, span.end - span.start));
-            let mut take = |from: &mut std::iter::Peekable<std::slice::Iter<(usize, TokenSpan)>>,
-                            columns: &mut Vec<usize>| {
+            let mut take = |from: &mut Peekable<slice::Iter<(usize, TokenSpan)>>,
+                            indices: &mut Vec<usize>| {
                 while let Some((_, tokens)) = from.next_if(|(of, _)| *of == chunk) {
-                    columns.push(all.spans.len());
+                    indices.push(all.spans.len());
                     all.spans.push(TokenSpan::new(tokens.start - span.start, tokens.end - span.start));
                 }
             };
-            take(&mut of_units, &mut all.units);
-            take(&mut of_sentences, &mut all.sentences);
+            take(&mut next_units, &mut all.units);
+            take(&mut next_sentences, &mut all.sentences);
         }
         all
     }
 
-    /// Where in [`Self::spans`] those of a block stand.
+    /// Returns the range of indices in [`Self::spans`] of a block's segments.
     fn of_block(&self, block: usize) -> Range<usize> {
         self.chunks[block]..self.chunks.get(block + 1).copied().unwrap_or(self.spans.len())
     }
 }
 
-/// Scans all blocks once, for some heads of the question.
+/// Returns the sentences of the units, each with the index of its chunk; none unless units are words.
+fn sentence_spans(reading: &Reading) -> Vec<(usize, TokenSpan)> {
+    match reading.granularity {
+        Granularity::Token => {
+            sentences_of(&reading.units).0.iter().map(|&(chunk, sentence)| (chunk, sentence.tokens)).collect()
+        }
+        Granularity::Chunk | Granularity::Sentence => Vec::new(),
+    }
+}
+
+/// Returns the peaks of all segments in some heads. Each key is read once.
 ///
 /// # Errors
-/// A deadline when `cancel` says so.
-pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<Peaks, PipelineError> {
+/// Returns the error of `cancel` if it stops the work.
+pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<SegmentPeaks, PipelineError> {
     if let Some(cross) = &reading.graph_logits {
         let cross = cross.slice(s![heads, .., ..]);
-        let of = |spans: &[TokenSpan]| rc::peaks(cross, spans).value;
+        let peaks = |spans: &[TokenSpan]| rc::peaks(cross, spans).value;
         let units: Vec<TokenSpan> = reading.units.iter().map(|unit| unit.tokens).collect();
-        let sentences: Vec<TokenSpan> = match reading.granularity {
-            Granularity::Token => sentences_of(&reading.units).0.iter().map(|(_, s)| s.tokens).collect(),
-            _ => Vec::new(),
-        };
-        return Ok(Peaks { chunks: of(&reading.blocks.spans), units: of(&units), sentences: of(&sentences) });
+        let sentences: Vec<TokenSpan> =
+            sentence_spans(reading).into_iter().map(|(_, tokens)| tokens).collect();
+        return Ok(SegmentPeaks {
+            chunks: peaks(&reading.blocks.spans),
+            units: peaks(&units),
+            sentences: peaks(&sentences),
+        });
     }
     let segments = Segments::of(reading);
+    // The block of each slice, in the order of the scan.
     let mut blocks = Vec::with_capacity(reading.blocks.blocks.len());
-    let scan = |looks: &[(Piece, Look)]| {
-        blocks.extend(looks.iter().map(|(piece, _)| piece.block));
-        let parts = looks
+    let scan = |batch: &[(BlockSlice, Look)]| {
+        blocks.extend(batch.iter().map(|(slice, _)| slice.block));
+        let parts = batch
             .iter()
-            .map(|&(piece, look)| Part { look, segments: &segments.spans[segments.of_block(piece.block)] });
+            .map(|&(slice, look)| Part { look, segments: &segments.spans[segments.of_block(slice.block)] });
         scan::peaks(&parts.collect::<Vec<_>>(), &|| cancel.go_on())
     };
-    let found = reading.question.each(heads.clone(), &reading.blocks, scan);
-    let found = found.ok_or_else(|| cancel.check().expect_err("a scan stops only when nobody waits"))?;
-    let found = joined(found, Axis(2));
-    let found = if blocks.len() == segments.chunks.len() { found } else { whole(&found, &blocks, &segments) };
-    let columns = |columns: &[usize]| found.select(Axis(2), columns);
-    Ok(Peaks {
-        chunks: columns(&segments.chunks),
-        units: columns(&segments.units),
-        sentences: columns(&segments.sentences),
+    let found = reading.question.scan_in_batches(heads.clone(), &reading.blocks, scan);
+    let found =
+        found.ok_or_else(|| cancel.check().expect_err("a scan stops only if the caller no longer waits"))?;
+    let found = concatenated(found, Axis(2));
+    let found = match blocks.len() == segments.chunks.len() {
+        true => found,
+        false => merged_over_slices(&found, &blocks, &segments),
+    };
+    let select = |indices: &[usize]| found.select(Axis(2), indices);
+    Ok(SegmentPeaks {
+        chunks: select(&segments.chunks),
+        units: select(&segments.units),
+        sentences: select(&segments.sentences),
     })
 }
 
-/// Peaks of segments whose block was met in pieces, the largest of each piece's. `blocks` are those of the pieces, whose columns
-/// stand one behind the other in `found`.
-fn whole(found: &Array3<f32>, blocks: &[usize], segments: &Segments) -> Array3<f32> {
+/// Returns the peaks of segments whose block was scanned in several slices: for each segment the largest peak
+/// of all slices. `blocks` `[slice]` is the block of each slice; `found` has the columns of all slices, one
+/// slice after the other.
+fn merged_over_slices(found: &Array3<f32>, blocks: &[usize], segments: &Segments) -> Array3<f32> {
     let (heads, queries, _) = found.dim();
-    let mut whole = Array3::from_elem((heads, queries, segments.spans.len()), rc::EMPTY);
+    let mut merged = Array3::from_elem((heads, queries, segments.spans.len()), rc::EMPTY);
     let mut from = 0;
     for &block in blocks {
         let to = segments.of_block(block);
-        let met = found.slice(s![.., .., from..from + to.len()]);
+        let peaks = found.slice(s![.., .., from..from + to.len()]);
         from += to.len();
-        whole.slice_mut(s![.., .., to]).zip_mut_with(&met, |whole, &met| *whole = whole.max(met));
+        merged.slice_mut(s![.., .., to]).zip_mut_with(&peaks, |merged, &peak| *merged = merged.max(peak));
     }
-    whole
+    merged
 }
 
-/// Raw logits of some heads of the question over all blocks' keys, `[head, question_token, key]`.
+/// Returns the raw logits of some heads over the keys of all blocks, `[head, question_token, key]`.
 pub fn logits(reading: &Reading, heads: Range<usize>) -> Array3<f32> {
     if let Some(cross) = &reading.graph_logits {
         return cross.slice(s![heads, .., ..]).to_owned();
     }
-    let scan = |looks: &[(Piece, Look)]| {
-        Some(scan::logits(&looks.iter().map(|(_, look)| *look).collect::<Vec<_>>()))
+    let scan = |batch: &[(BlockSlice, Look)]| {
+        Some(scan::logits(&batch.iter().map(|(_, look)| *look).collect::<Vec<_>>()))
     };
-    joined(reading.question.each(heads, &reading.blocks, scan).expect("this scan never stops"), Axis(2))
+    let found = reading.question.scan_in_batches(heads, &reading.blocks, scan);
+    concatenated(found.expect("this scan never stops early"), Axis(2))
 }
 
-/// Raw logits over some tokens of one block, mean over heads, `[question_token, key]`.
-pub fn logits_in(reading: &Reading, block: usize, tokens: TokenSpan) -> Array2<f32> {
+/// Returns the mean over heads of the raw logits over some tokens of one block, `[question_token, key]`.
+/// `tokens` are counted from the block's first token.
+pub fn mean_logits(reading: &Reading, block: usize, tokens: TokenSpan) -> Array2<f32> {
     let first = reading.blocks.spans[block].start;
     let mut mean = HeadMean::default();
-    for heads in reading.heads_at_once(tokens.len()) {
+    for heads in reading.head_groups(tokens.len()) {
         if let Some(cross) = &reading.graph_logits {
             mean.add(cross.slice(s![heads, .., tokens.shifted(first).range()]).to_owned());
             continue;
         }
-        let scan = |looks: &[(Piece, Look)]| {
+        let scan = |batch: &[(BlockSlice, Look)]| {
             let inside =
-                looks.iter().filter(|(piece, _)| piece.block == block).filter_map(|&(piece, look)| {
-                    let start = tokens.start.max(piece.tokens.start);
-                    let end = tokens.end.min(piece.tokens.end);
+                batch.iter().filter(|(slice, _)| slice.block == block).filter_map(|&(slice, look)| {
+                    let start = tokens.start.max(slice.tokens.start);
+                    let end = tokens.end.min(slice.tokens.end);
                     (start < end).then(|| Look { tokens: TokenSpan::new(start, end), ..look })
                 });
             let inside: Vec<Look> = inside.collect();
             Some((!inside.is_empty()).then(|| scan::logits(&inside)))
         };
-        let found = reading.question.each(heads, &reading.blocks, scan).expect("this scan never stops");
-        mean.add(joined(found.into_iter().flatten().collect(), Axis(2)));
+        let found = reading.question.scan_in_batches(heads, &reading.blocks, scan);
+        let found = found.expect("this scan never stops early");
+        mean.add(concatenated(found.into_iter().flatten().collect(), Axis(2)));
     }
     mean.finish()
 }
 
-/// Raw logits of a question over all blocks' keys by the query graph, `[head, question_token, key]`, window by window.
+/// Returns the raw logits of a question over the keys of all blocks, `[head, question_token, key]`, as the
+/// model's query graph computes them. A question longer than a window is given to the graph in windows.
 ///
 /// # Errors
-/// What the model reports.
+/// Returns [`PipelineError::Model`] if the model fails or has no query graph.
 pub fn by_graph(
     question: &[u32],
     blocks: &Blocks,
     model: &dyn ModelRuntime,
 ) -> Result<Array3<f32>, PipelineError> {
-    let keys = joined(blocks.blocks.iter().map(|block| block.keys()).collect(), Axis(1));
+    let keys = concatenated(blocks.blocks.iter().map(|block| block.keys()).collect(), Axis(1));
     let window = |ids| Ok(model.logits(ids, keys.view())?.cross);
     let windows = question.chunks(model.info().window_tokens_max).map(window);
-    Ok(joined(windows.collect::<Result<Vec<_>, PipelineError>>()?, Axis(1)))
+    Ok(concatenated(windows.collect::<Result<Vec<_>, PipelineError>>()?, Axis(1)))
 }
 
-/// Parts one behind the other.
-fn joined(mut parts: Vec<Array3<f32>>, axis: Axis) -> Array3<f32> {
+/// Concatenates arrays along an axis. A single array is not copied.
+fn concatenated(mut parts: Vec<Array3<f32>>, axis: Axis) -> Array3<f32> {
     if parts.len() == 1 {
         return parts.remove(0);
     }

@@ -1,7 +1,8 @@
-//! Logits to scores: how much the question is contextualised by each chunk and by each unit of its text.
+//! The score stage: computes a score of each chunk and each unit for the question by Relative
+//! Contextualization (RC; RCStat, arXiv 2506.19549), whose formula is in [`rc`]. Knows neither budgets nor
+//! how blocks are scanned.
 
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
 
 use ndarray::{Array2, Array3, Axis};
@@ -12,71 +13,73 @@ use super::scan;
 use super::units::{Unit, sentences_of};
 use super::{PipelineError, Reading};
 use crate::domain::{Granularity, TokenSpan};
-use crate::model::Logits;
+use crate::model::RawLogits;
 use crate::rc::{self, Estimator, HeadMean, UnknownEstimator};
 
-/// How a request is scored. The default is chosen here, by measurement (`docs/evaluation.md`).
+/// How chunks and units are scored. As text it is `peak/ranked+coverage` or the name of an [`Estimator`].
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Scoring {
-    /// Peaks against ranked rivals; chunks by what they add to better ones; units in proportion to their chunk.
+    /// `peak/ranked+coverage`: RC of peaks with ranked rivals; chunks gain for question tokens that better
+    /// chunks do not answer; units are weighted by their chunk's score. See [`ranked_coverage`]. It was
+    /// chosen as the default by measurement (`docs/evaluation.md`).
     #[default]
     RankedCoverage,
-    /// One estimator for chunks and units, whose scores are added.
+    /// One estimator for chunks and units. A unit's score is the sum of its own RC and its chunk's.
     Plain(Estimator),
 }
 
-/// Scores of one request; a higher one is better. They are not comparable between requests.
+/// The scores of one request, which are at least 0. A higher score is better. Scores of different requests
+/// are not comparable.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scores {
-    /// One per chunk; sorting by them ranks the chunks.
+    /// `[chunk]`: sorting by these ranks the chunks. They are in units of a raw logit.
     pub chunks: Vec<f32>,
-    /// One per unit.
+    /// `[unit]`: sorting by these ranks the units.
     pub units: Vec<f32>,
-    /// `[question token, unit]`: each unit's RC before it was weighed by its chunk.
+    /// `[question_token, unit]`: the mean over heads of each unit's RC, before its chunk's score enters.
     pub unit_rc: Array2<f32>,
-    /// How near the question's tokens come to anything: the mean of their best raw logits. RC says which chunk, this
-    /// says whether any. None where logits have no scale of their own, as a decoder's.
+    /// The mean over heads and question tokens of each token's largest raw logit over all keys. RC says which
+    /// chunk is best; this says whether any chunk is related to the question at all. `None` for models whose
+    /// logits have no fixed scale (decoders).
     pub max_sim: Option<f32>,
 }
 
-/// Logits or peaks of several heads that are there at once: 32 MiB of them.
-const CELLS_AT_ONCE: usize = 8 << 20;
-
-/// RC before it is weighed, mean over heads.
+/// RC of peaks with ranked rivals, mean over heads, before it is combined into scores.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Contrast {
-    /// `[question token, chunk]`
+pub struct RankedRc {
+    /// `[question_token, chunk]`.
     chunks: Array2<f32>,
-    /// `[question token, unit]`
+    /// `[question_token, unit]`; empty if units are chunks.
     units: Array2<f32>,
-    /// `[question token, sentence]`; empty unless units are words.
+    /// `[question_token, sentence]`; empty unless units are words.
     sentences: Array2<f32>,
+    /// See [`Scores::max_sim`].
     max_sim: Option<f32>,
 }
 
-/// Scores by any rule.
+/// Scores a reading with any method.
 ///
 /// # Errors
-/// A deadline when `cancel` says so.
+/// Returns the error of `cancel` if it stops the work.
 pub fn all(reading: &Reading, scoring: Scoring, cancel: &Cancel) -> Result<Scores, PipelineError> {
     match scoring {
-        Scoring::RankedCoverage => Ok(ranked_coverage(reading, contrast(reading, cancel)?)),
+        Scoring::RankedCoverage => Ok(ranked_coverage(reading, ranked_rc(reading, cancel)?)),
         Scoring::Plain(estimator) => plain(reading, estimator, cancel),
     }
 }
 
-/// Scans the blocks and compares peaks with those of ranked rivals, some heads at a time.
+/// Scans the blocks, some heads at a time, and computes the RC of all peaks with ranked rivals.
 ///
 /// # Errors
-/// A deadline when `cancel` says so.
-pub fn contrast(reading: &Reading, cancel: &Cancel) -> Result<Contrast, PipelineError> {
-    let reading = &*reading.that_counts();
+/// Returns the error of `cancel` if it stops the work.
+pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, PipelineError> {
+    let reading = &*reading.for_ranking();
     let [mut chunks, mut units, mut sentences] =
         [HeadMean::default(), HeadMean::default(), HeadMean::default()];
-    let mut reaches = Vec::new();
+    let mut max_sims = Vec::new();
     let columns = 2 * reading.units.len() + reading.blocks.spans.len();
-    for heads in reading.heads_at_once(columns) {
+    for heads in reading.head_groups(columns) {
         let peaks = scan::peaks(reading, heads.clone(), cancel)?;
         let rc_of = |peaks: &Array3<f32>| rc_of_peaks(peaks, || reading.question.self_logits(heads.clone()));
         chunks.add(rc_of(&peaks.chunks));
@@ -86,108 +89,120 @@ pub fn contrast(reading: &Reading, cancel: &Cancel) -> Result<Contrast, Pipeline
         if reading.granularity == Granularity::Token {
             sentences.add(rc_of(&peaks.sentences));
         }
-        reaches.push(max_sim(&peaks.chunks));
+        max_sims.push(max_sim(&peaks.chunks));
     }
-    let max_sim = reading.reaches.then(|| reaches.iter().sum::<f32>() / reaches.len().max(1) as f32);
-    Ok(Contrast { chunks: chunks.finish(), units: units.finish(), sentences: sentences.finish(), max_sim })
+    Ok(RankedRc {
+        chunks: chunks.finish(),
+        units: units.finish(),
+        sentences: sentences.finish(),
+        max_sim: mean_max_sim(reading, &max_sims),
+    })
 }
 
-/// The default. A chunk counts for what it adds to better ones; a sentence in proportion to the square root of its chunk's
-/// score; a word for its sentence, and up to twice that where the question speaks to the word itself.
-pub fn ranked_coverage(reading: &Reading, contrast: Contrast) -> Scores {
+/// Computes the scores of the default method:
+///
+/// - A chunk's score is its mean RC over the question's tokens, in which tokens that better chunks answer
+///   count less (coverage, see [`rc::with_coverage`]).
+/// - A sentence's score is its own mean RC times the square root of its chunk's score.
+/// - A word's score is the mean RC of its sentence, times (1 + z / z_max), where z is the word's own mean RC
+///   and z_max the largest z of all words, times the square root of its chunk's score.
+pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
     let units = &reading.units;
-    let chunks = rc::with_coverage(&contrast.chunks);
-    let in_chunk = |(unit, rc): (&Unit, f32)| rc * chunks[unit.chunk].sqrt();
+    let chunks = rc::with_coverage(&ranked.chunks);
+    let weighted_by_chunk = |(unit, rc): (&Unit, f32)| rc * chunks[unit.chunk].sqrt();
     let (scores, unit_rc) = match reading.granularity {
         Granularity::Chunk => {
-            let of_units = units.iter().map(|unit| unit.chunk).collect::<Vec<_>>();
-            let unit_rc = contrast.chunks.select(Axis(1), &of_units);
+            let chunk_of = units.iter().map(|unit| unit.chunk).collect::<Vec<_>>();
+            let unit_rc = ranked.chunks.select(Axis(1), &chunk_of);
             (units.iter().map(|unit| chunks[unit.chunk]).collect(), unit_rc)
         }
         Granularity::Sentence => {
-            let own = rc::mean_over_queries(contrast.units.view());
-            (units.iter().zip(own).map(in_chunk).collect(), contrast.units)
+            let sentence_rc = rc::mean_over_queries(ranked.units.view());
+            (units.iter().zip(sentence_rc).map(weighted_by_chunk).collect(), ranked.units)
         }
         Granularity::Token => {
-            let own = rc::mean_over_queries(contrast.units.view());
-            let best = own.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
-            // A sentence's rivals are the other sentences, each counted once.
+            let word_rc = rc::mean_over_queries(ranked.units.view());
+            let word_rc_max = word_rc.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
+            // The rivals of a sentence are the other sentences, each once, however many words they have.
             let (_, sentence_of) = sentences_of(units);
-            let sentence_rc = rc::mean_over_queries(contrast.sentences.view());
-            let of_sentence = sentence_of.iter().map(|&sentence| sentence_rc[sentence]);
-            let in_sentence = of_sentence.zip(own).map(|(sentence, own)| sentence * (1.0 + own / best));
-            (units.iter().zip(in_sentence).map(in_chunk).collect(), contrast.units)
+            let sentence_rc = rc::mean_over_queries(ranked.sentences.view());
+            let sentence_rc = sentence_of.iter().map(|&sentence| sentence_rc[sentence]);
+            let in_sentence =
+                sentence_rc.zip(word_rc).map(|(sentence, word)| sentence * (1.0 + word / word_rc_max));
+            (units.iter().zip(in_sentence).map(weighted_by_chunk).collect(), ranked.units)
         }
     };
-    Scores { chunks, units: scores, unit_rc, max_sim: contrast.max_sim }
+    Scores { chunks, units: scores, unit_rc, max_sim: ranked.max_sim }
 }
 
+/// Scores chunks and units with one estimator. A unit's score is the sum of its own RC and its chunk's.
 fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Scores, PipelineError> {
     let Reading { blocks, units, .. } = reading;
     let unit_spans: Vec<TokenSpan> = units.iter().map(|unit| unit.tokens).collect();
-    let (mut of_chunks, mut of_units) = (HeadMean::default(), HeadMean::default());
-    let mut reaches = Vec::new();
-    for heads in reading.heads_at_once(blocks.tokens()) {
+    let (mut chunk_means, mut unit_means) = (HeadMean::default(), HeadMean::default());
+    let mut max_sims = Vec::new();
+    for heads in reading.head_groups(blocks.tokens()) {
         cancel.check()?;
-        let Logits { cross, own } = reading.logits(heads);
-        let rc_of = |spans: &[TokenSpan], mean: &mut HeadMean| {
+        let RawLogits { cross, self_logits } = reading.logits(heads);
+        let add_rc = |spans: &[TokenSpan], mean: &mut HeadMean| {
             let peaks = rc::peaks(cross.view(), spans);
-            mean.add(rc::coupled_segments(cross.view(), own.view(), spans, &peaks, estimator));
+            mean.add(rc::coupled_segments(cross.view(), self_logits.view(), spans, &peaks, estimator));
             peaks
         };
-        reaches.push(max_sim(&rc_of(&blocks.spans, &mut of_chunks).value));
-        rc_of(&unit_spans, &mut of_units);
+        max_sims.push(max_sim(&add_rc(&blocks.spans, &mut chunk_means).value));
+        add_rc(&unit_spans, &mut unit_means);
     }
-    let chunks = rc::mean_over_queries(of_chunks.finish().view());
-    let unit_rc = of_units.finish();
-    let own = rc::mean_over_queries(unit_rc.view());
-    let units = units.iter().zip(own).map(|(unit, own)| own + chunks[unit.chunk]).collect();
-    let max_sim = reading.reaches.then(|| reaches.iter().sum::<f32>() / reaches.len().max(1) as f32);
-    Ok(Scores { chunks, units, unit_rc, max_sim })
+    let chunks = rc::mean_over_queries(chunk_means.finish().view());
+    let unit_rc = unit_means.finish();
+    let mean_rc = rc::mean_over_queries(unit_rc.view());
+    let units = units.iter().zip(mean_rc).map(|(unit, rc)| rc + chunks[unit.chunk]).collect();
+    Ok(Scores { chunks, units, unit_rc, max_sim: mean_max_sim(reading, &max_sims) })
 }
 
-impl Reading {
-    /// Heads in runs whose logits over so many columns may be there at once.
-    pub fn heads_at_once(&self, columns: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (heads, cells) = (self.question.heads(), self.question.tokens() * columns);
-        let at_once = (CELLS_AT_ONCE / cells.max(1)).max(1);
-        (0..heads).step_by(at_once).map(move |first| first..(first + at_once).min(heads))
-    }
+/// Returns the RC of each segment's peak with ranked rivals, `[head, question_token, segment]`. A single
+/// segment has no rivals and is compared with the question's own keys instead.
+pub fn ranked(logits: &RawLogits, segments: &[TokenSpan]) -> Array3<f32> {
+    rc_of_peaks(&rc::peaks(logits.cross.view(), segments).value, || logits.self_logits.clone())
 }
 
-/// RC of each segment per head and question token against ranked rivals, `[head, question token, segment]`. A segment that is the
-/// only one has no rivals: it is compared with the question itself.
-pub fn ranked(logits: &Logits, segments: &[TokenSpan]) -> Array3<f32> {
-    rc_of_peaks(&rc::peaks(logits.cross.view(), segments).value, || logits.own.clone())
-}
-
-/// The same from peaks `[head, question token, segment]`; `own` gives the question's own logits, where they are needed.
-pub fn rc_of_peaks(peaks: &Array3<f32>, own: impl FnOnce() -> Array3<f32>) -> Array3<f32> {
-    match is_contest(peaks) {
+/// Returns the RC of peaks `[head, question_token, segment]` with ranked rivals, in the same shape. If only
+/// one segment has tokens, it has no rivals and is compared with the question's own keys instead.
+/// `self_logits` returns the logits over these, `[head, question_token, question_token]`; it is called only
+/// in that case.
+pub fn rc_of_peaks(peaks: &Array3<f32>, self_logits: impl FnOnce() -> Array3<f32>) -> Array3<f32> {
+    match has_rivals(peaks) {
         true => rc::ranked_rivals(peaks.view()),
-        false => rc::peaks_against_self(peaks.view(), own().view()),
+        false => rc::peaks_against_self(peaks.view(), self_logits().view()),
     }
 }
 
-/// Whether more than one segment holds a token. Segments are empty for all heads and question tokens alike.
-fn is_contest(peaks: &Array3<f32>) -> bool {
+/// Returns whether more than one segment has a token. An empty segment is empty for all heads and question
+/// tokens, so the first row is enough.
+fn has_rivals(peaks: &Array3<f32>) -> bool {
     let first = peaks.rows().into_iter().next();
     first.is_some_and(|row| row.iter().filter(|&&peak| peak != rc::EMPTY).take(2).count() > 1)
 }
 
-/// Mean over heads and question tokens of the best raw logit over all keys, from the chunks' peaks; 0 without keys.
-fn max_sim(chunks: &Array3<f32>) -> f32 {
-    let best = chunks.map_axis(Axis(2), |row| row.iter().copied().fold(rc::EMPTY, f32::max));
+/// Returns the mean over heads and question tokens of the largest raw logit over all keys, from the peaks of
+/// the chunks, `[head, question_token, chunk]`. It is 0 if there are no keys.
+fn max_sim(chunk_peaks: &Array3<f32>) -> f32 {
+    let best = chunk_peaks.map_axis(Axis(2), |row| row.iter().copied().fold(rc::EMPTY, f32::max));
     match best.iter().all(|&best| best == rc::EMPTY) {
         true => 0.0,
         false => rc::mean_over_queries(rc::mean_over_heads(best.insert_axis(Axis(2))).view())[0],
     }
 }
 
-/// What the default is called.
+/// Returns the mean of the values of all groups of heads, or `None` if the model's logits have no fixed
+/// scale.
+fn mean_max_sim(reading: &Reading, max_sims: &[f32]) -> Option<f32> {
+    reading.logits_have_fixed_scale.then(|| max_sims.iter().sum::<f32>() / max_sims.len().max(1) as f32)
+}
+
+/// The name of the default method.
 const RANKED_COVERAGE: &str = "peak/ranked+coverage";
 
-/// The text names no way to score.
+/// The error for a text that is not the name of a scoring method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}, nor is it {RANKED_COVERAGE}")]
 pub struct UnknownScoring(#[from] UnknownEstimator);

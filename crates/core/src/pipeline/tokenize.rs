@@ -1,4 +1,5 @@
-//! Text to tokens: the question, and a chunk with its title in front, with its sentences.
+//! Tokenization: turns the question into the model's tokens, and a chunk with its title into tokens and
+//! sentences.
 
 use super::PipelineError;
 use super::validate::{InvalidRequest, RequestLimits};
@@ -8,35 +9,37 @@ use crate::kv::block::{Sentence, TokenCounts};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::text;
 
-/// A chunk as the model reads it: the tokens of `"title. "`, if it has one, then those of its text.
+/// A tokenized chunk: the tokens of `"title. "`, if it has a title, and then the tokens of its text.
 #[derive(Debug, Clone, Default)]
 pub struct Passage {
-    /// Vocabulary ids, title first.
+    /// The ids of all tokens, those of the title first.
     pub ids: Vec<u32>,
-    /// How many of `ids` belong to the title.
+    /// The number of tokens in the title.
     pub title_tokens: usize,
-    /// Bytes of the chunk's text under each token that follows the title.
+    /// The byte range in the chunk's text of each token after the title.
     pub offsets: Vec<ByteRange>,
-    /// Sentences of the chunk's text.
+    /// The sentences of the chunk's text.
     pub sentences: Vec<Sentence>,
 }
 
 impl Passage {
-    /// Ids in windows of at most `tokens_max`; nothing is truncated.
+    /// Returns the ids in windows of at most `tokens_max`. No token is left out.
     pub fn windows(&self, tokens_max: usize) -> impl Iterator<Item = &[u32]> {
         self.ids.chunks(tokens_max)
     }
 
-    /// How many tokens its block has.
+    /// Returns the numbers of tokens that the block of this passage has.
     pub fn token_counts(&self) -> TokenCounts {
         TokenCounts { tokens: self.ids.len(), title_tokens: self.title_tokens }
     }
 }
 
-/// The question's tokens.
+/// Returns the tokens of a question.
 ///
 /// # Errors
-/// When there is none, or more than `limits` allows.
+/// Returns [`InvalidRequest::QueryUnreadable`] if the tokenizer finds no token,
+/// [`InvalidRequest::QueryTooLong`] if it finds more than `limits.query_tokens_max`, and
+/// [`PipelineError::Model`] if it fails.
 pub fn question(
     query: &str,
     tokenizer: &ModelTokenizer,
@@ -52,10 +55,10 @@ pub fn question(
     }
 }
 
-/// A chunk's tokens and sentences.
+/// Returns the tokens and sentences of a chunk. A title of whitespace is the same as no title.
 ///
 /// # Errors
-/// What the tokenizer reports.
+/// Returns [`PipelineError::Model`] if the tokenizer fails.
 pub fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<Passage, PipelineError> {
     let mut ids = match chunk.title.as_deref().map(str::trim) {
         Some(title) if !title.is_empty() => tokenizer.encode(&format!("{title}. "))?.ids,

@@ -1,6 +1,7 @@
-//! Refuses what cannot be answered, naming the place and the limit.
+//! Validation: refuses requests that exceed a limit or contradict themselves. Each error names the field, its
+//! value and the limit, and says what to change.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -10,37 +11,39 @@ use crate::domain::{AttributeRequest, Budget, Chunk, CompressRequest, Parts};
 use crate::plain::Quoted;
 use crate::text;
 
-/// Chunks that may be named for each part of an answer.
+/// The largest `sources_max` of a request to attribute.
 pub const SOURCES_MAX: usize = 100;
 
-/// Bounds of one request.
+/// The limits on one request (settings `[limits]`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RequestLimits {
-    /// Chunks in one request.
+    /// The number of chunks that a request may send; 1,000 by default.
     pub chunk_count_max: usize,
-    /// Registered chunks that one request may name.
+    /// The number of registered chunks that a request may name; 100,000 by default.
     pub registered_chunk_count_max: usize,
-    /// Bytes of text of the registered chunks that one request names.
+    /// The bytes of text of all registered chunks that a request names; 64 MiB by default.
     pub registered_bytes_max: usize,
-    /// Bytes of one chunk's text.
+    /// The bytes of one chunk's text; 1 MiB by default.
     pub chunk_bytes_max: usize,
-    /// Bytes of an answer that is attributed.
+    /// The bytes of an answer to attribute; 256 KiB by default.
     pub answer_bytes_max: usize,
-    /// Parts of an answer that one request may ask about by their place.
+    /// The number of spans, or of JSON values, of an answer that a request may ask about; 10,000 by default.
     pub span_count_max: usize,
-    /// Model tokens of the question.
+    /// The model's tokens in the question; 512 by default.
     pub query_tokens_max: usize,
-    /// Model tokens of all chunks together.
+    /// The model's tokens in all chunks together; 4 Mi by default.
     pub input_tokens_max: usize,
-    /// Bytes of all chunks' blocks together, which a request holds while it is scored; also of one chunk's as full numbers, while it
-    /// is read.
+    /// The bytes of the blocks of all chunks, which a request holds in memory while it is scored; 2 GiB by
+    /// default. It also limits the bytes of the `f32` values of one chunk while the model reads it.
     pub block_bytes_max: usize,
-    /// Sources that are named for one answer: its parts times `sources_max`.
+    /// The number of parts of an answer times `sources_max`; 100,000 by default.
     pub source_count_max: usize,
-    /// Tokens of the question times units that are scored, or times tokens of the chunks where each is explained.
+    /// The tokens of the question times the units and chunks that are scored, or times all tokens of the
+    /// chunks if each token is explained; 32 Mi by default.
     pub logit_count_max: usize,
-    /// JSON values in a body that is read as a tree: calls of tools and conversations.
+    /// The number of JSON values in a request body that is parsed into a tree, such as tool calls and
+    /// conversations; 262,144 by default.
     pub json_value_count_max: usize,
 }
 
@@ -64,10 +67,11 @@ impl Default for RequestLimits {
 }
 
 impl RequestLimits {
-    /// Whether a request's chunks may have `tokens` tokens together, whose blocks have `token_bytes` each.
+    /// Checks the number of tokens in all chunks of a request. `token_bytes` is the size of one token in a
+    /// block.
     ///
     /// # Errors
-    /// [`InvalidRequest::InputTooLong`], [`InvalidRequest::BlocksTooLarge`].
+    /// Returns [`InvalidRequest::InputTooLong`] or [`InvalidRequest::BlocksTooLarge`].
     pub fn check_tokens(&self, tokens: usize, token_bytes: usize) -> Result<(), InvalidRequest> {
         let max = self.input_tokens_max;
         if tokens > max {
@@ -82,10 +86,11 @@ impl RequestLimits {
         }
     }
 
-    /// Whether a model that reads at most `model_max` tokens of a question beside a chunk may be asked so many; none: any number.
+    /// Checks that a question of `found` tokens fits into the context of the model beside a window of a
+    /// chunk. `model_max` is the number of tokens that fit; `None` means that the model has no such limit.
     ///
     /// # Errors
-    /// [`InvalidRequest::QueryBeyondModel`].
+    /// Returns [`InvalidRequest::QueryBeyondModel`].
     pub fn check_question(&self, found: usize, model_max: Option<usize>) -> Result<(), InvalidRequest> {
         match model_max {
             Some(max) if found > max => Err(InvalidRequest::QueryBeyondModel { found, max }),
@@ -93,50 +98,53 @@ impl RequestLimits {
         }
     }
 
-    /// Whether a question may be held as it sees so many groups, with `values` values for each of its tokens and heads.
+    /// Checks the size of the question's vectors, which exist once per group of chunks: groups × question
+    /// tokens × heads × values per vector. A single group is always allowed, because every question needs it.
     ///
     /// # Errors
-    /// [`InvalidRequest::GroupsTooMany`].
+    /// Returns [`InvalidRequest::GroupsTooMany`].
     pub fn check_groups(
         &self,
         groups: usize,
-        (question_tokens, heads, values): (usize, usize, usize),
+        (question_tokens, heads, head_dim): (usize, usize, usize),
     ) -> Result<(), InvalidRequest> {
         let max = self.logit_count_max;
-        let found = [groups, question_tokens, heads, values].into_iter().fold(1, usize::saturating_mul);
-        // One group's is what any question takes.
+        let found = [groups, question_tokens, heads, head_dim].into_iter().fold(1, usize::saturating_mul);
         match groups > 1 && found > max {
             true => Err(InvalidRequest::GroupsTooMany { groups, question_tokens, heads, max }),
             false => Ok(()),
         }
     }
 
-    /// Whether a request may hold the logits of `question_tokens` over so many `keys`, or peaks over so many segments.
+    /// Checks the number of logits, or of peaks, of a request: question tokens × `columns`, where the columns
+    /// are the keys or the segments.
     ///
     /// # Errors
-    /// [`InvalidRequest::LogitTooMany`].
-    pub fn check_logits(&self, question_tokens: usize, keys: usize) -> Result<(), InvalidRequest> {
+    /// Returns [`InvalidRequest::LogitTooMany`].
+    pub fn check_logits(&self, question_tokens: usize, columns: usize) -> Result<(), InvalidRequest> {
         let max = self.logit_count_max;
-        let found = question_tokens.saturating_mul(keys);
-        if found > max { Err(InvalidRequest::LogitTooMany { question_tokens, keys, max }) } else { Ok(()) }
+        let found = question_tokens.saturating_mul(columns);
+        match found > max {
+            true => Err(InvalidRequest::LogitTooMany { question_tokens, columns, max }),
+            false => Ok(()),
+        }
     }
-}
 
-impl RequestLimits {
-    /// Whether sentences of `tokens` tokens may be held over so many chunks, titles and sentences.
+    /// Checks the number of values that are held while sentences of an answer are attributed: `tokens` of
+    /// these sentences × `segments`, which are the chunks, and twice the titles and sentences of chunks.
     ///
     /// # Errors
-    /// [`InvalidRequest::AnswerLogitTooMany`].
+    /// Returns [`InvalidRequest::AnswerLogitTooMany`].
     pub fn check_answer_logits(&self, tokens: usize, segments: usize) -> Result<(), InvalidRequest> {
         let max = self.logit_count_max;
         let found = tokens.saturating_mul(segments);
         if found > max { Err(InvalidRequest::AnswerLogitTooMany { tokens, segments, max }) } else { Ok(()) }
     }
 
-    /// Whether so many sources may be named for each of so many parts.
+    /// Checks the number of sources that a result names: `parts` of the answer × `sources` per part.
     ///
     /// # Errors
-    /// [`InvalidRequest::SourceTooMany`].
+    /// Returns [`InvalidRequest::SourceTooMany`].
     pub fn check_sources_named(&self, parts: usize, sources: usize) -> Result<(), InvalidRequest> {
         let max = self.source_count_max;
         match parts.saturating_mul(sources) > max {
@@ -146,114 +154,129 @@ impl RequestLimits {
     }
 }
 
-/// A request that its sender has to change.
+/// The error of a request that its caller must change.
 #[derive(Debug, Error, PartialEq)]
-#[allow(missing_docs, reason = "each message says it")]
+#[allow(missing_docs, reason = "the message of each variant describes it")]
 pub enum InvalidRequest {
-    #[error("query is empty")]
+    #[error("query is empty; send a question")]
     QueryEmpty,
-    #[error("query has no token that the model reads")]
+    #[error("query has no token that the model can read; send a question in words")]
     QueryUnreadable,
-    #[error("query has {found} tokens, the limit is {max} (limits.query_tokens_max)")]
+    #[error("query has {found} tokens; the limit is {max} (limits.query_tokens_max)")]
     QueryTooLong { found: usize, max: usize },
-    #[error("query has {found} tokens, the model's context has room for {max} beside a chunk")]
+    #[error("query has {found} tokens; the model's context has room for {max} beside a chunk; shorten query")]
     QueryBeyondModel { found: usize, max: usize },
-    #[error("chunks is empty: send at least one")]
+    #[error("chunks is empty; send at least one chunk")]
     ChunksEmpty,
-    #[error("{found} chunks, the limit is {max} (limits.chunk_count_max)")]
-    ChunkTooMany { found: usize, max: usize },
-    #[error("chunks have more than {max} tokens together (limits.input_tokens_max)")]
+    #[error("chunks has {found} entries; the limit is {max} (limits.{setting})")]
+    ChunkTooMany { found: usize, max: usize, setting: &'static str },
+    #[error(
+        "chunks have more than {max} tokens together (limits.input_tokens_max); send fewer or shorter chunks"
+    )]
     InputTooLong { max: usize },
     #[error(
-        "chunks take more than {max} bytes together (limits.block_bytes_max): with this model a token takes {token_bytes}, so send at \
-         most {tokens_max} tokens"
+        "the blocks of chunks are larger than {max} bytes together (limits.block_bytes_max); this model \
+         needs {token_bytes} bytes per token, so send at most {tokens_max} tokens"
     )]
     BlocksTooLarge { max: usize, token_bytes: usize, tokens_max: usize },
     #[error(
-        "{groups} groups of chunks that the model's context holds, times {question_tokens} query tokens of {heads} heads, are more than \
-         {max} values (limits.logit_count_max): ask shorter, of fewer chunks, or choose heads (thresher calibrate)"
+        "the chunks fill the model's context {groups} times, and the {question_tokens} tokens of query are \
+         held for each time in {heads} heads, which makes more than {max} values (limits.logit_count_max); \
+         send a shorter query or fewer chunks, or choose heads with `thresher calibrate`"
     )]
     GroupsTooMany { groups: usize, question_tokens: usize, heads: usize, max: usize },
     #[error(
-        "{question_tokens} query tokens times {keys} units (tokens, where all of them are explained) are more than {max} \
-         (limits.logit_count_max): ask shorter, of fewer chunks, with a larger granularity or without explain"
+        "{question_tokens} query tokens times {columns} scored chunks and units (with explain: tokens of \
+         chunks) are more than {max} (limits.logit_count_max); send a shorter query or fewer chunks, choose \
+         a larger granularity, or leave out explain"
     )]
-    LogitTooMany { question_tokens: usize, keys: usize, max: usize },
-    #[error("chunks[{index}].text has {found} bytes, the limit is {max} (limits.chunk_bytes_max)")]
+    LogitTooMany { question_tokens: usize, columns: usize, max: usize },
+    #[error("chunks[{index}].text has {found} bytes; the limit is {max} (limits.chunk_bytes_max)")]
     ChunkTooLong { index: usize, found: usize, max: usize },
-    #[error("keep names {found} chunks, there are {max}")]
+    #[error("keep names {found} chunks; the request has {max}")]
     KeepTooMany { found: usize, max: usize },
-    #[error("chunk id {} is used by chunks[{first}] and chunks[{second}]", Quoted(id))]
+    #[error(
+        "chunk id {} is used by chunks[{first}] and chunks[{second}]; give each chunk an id of its own",
+        Quoted(id)
+    )]
     ChunkIdDuplicate { id: String, first: usize, second: usize },
-    #[error("keep names {}, which is not the id of a chunk", Quoted(id))]
+    #[error("keep names {}, which is not the id of a chunk in the request", Quoted(id))]
     KeepUnknown { id: String, position: usize },
-    #[error("answer is empty")]
+    #[error("answer is empty; send the text to attribute")]
     AnswerEmpty,
-    #[error("answer has {found} bytes, the limit is {max} (limits.answer_bytes_max)")]
+    #[error("answer has {found} bytes; the limit is {max} (limits.answer_bytes_max)")]
     AnswerTooLong { found: usize, max: usize },
     #[error(
-        "the answer's sentence at byte {at} has {found} tokens, the model's context has room for {max} beside a chunk"
+        "the answer's sentence at byte {at} has {found} tokens; the model's context has room for {max} \
+         beside a chunk; send an answer with shorter sentences"
     )]
     SentenceBeyondModel { at: usize, found: usize, max: usize },
     #[error(
-        "{tokens} tokens of sentences that are read together times {segments} chunks, titles and sentences (these twice) are more than \
-         {max} (limits.logit_count_max): send fewer chunks, or ask about shorter parts"
+        "{tokens} tokens of answer are attributed together; times {segments} (the chunks, plus twice their \
+         titles and sentences) they are more than {max} (limits.logit_count_max); send fewer chunks, or ask \
+         about shorter parts"
     )]
     AnswerLogitTooMany { tokens: usize, segments: usize, max: usize },
     #[error(
-        "{parts} parts times {sources} sources are more than {max} (limits.source_count_max): name a smaller sources_max, or ask about \
-         fewer parts"
+        "{parts} parts times {sources} sources are more than {max} (limits.source_count_max); send a smaller \
+         sources_max, or ask about fewer parts"
     )]
     SourceTooMany { parts: usize, sources: usize, max: usize },
-    #[error("the answer holds {found} values, the limit is {max} (limits.span_count_max)")]
+    #[error("answer has {found} JSON values; the limit is {max} (limits.span_count_max)")]
     ValueTooMany { found: usize, max: usize },
-    #[error("sources_max is {found}, the limit is {max}")]
+    #[error("sources_max is {found}; the limit is {max}")]
     SourcesOutOfRange { found: usize, max: usize },
-    #[error("spans is empty: name at least one, or another granularity")]
+    #[error("spans is empty; send at least one span, or choose another granularity")]
     SpansEmpty,
-    #[error("{found} spans, the limit is {max} (limits.span_count_max)")]
+    #[error("spans has {found} entries; the limit is {max} (limits.span_count_max)")]
     SpanTooMany { found: usize, max: usize },
-    #[error("spans[{index}] is empty: its end must be greater than its start")]
+    #[error("spans[{index}] is empty; its end must be greater than its start")]
     SpanEmpty { index: usize },
-    #[error("spans[{index}] overlaps or stands before spans[{}]: spans have to ascend and be apart", index - 1)]
+    #[error(
+        "spans[{index}] overlaps or precedes spans[{}]; spans must be in ascending order and must not \
+         overlap",
+        index - 1
+    )]
     SpansOverlap { index: usize },
-    #[error("budget.tokens is 0: nothing could be kept")]
+    #[error("budget.tokens is 0, which keeps nothing; it must be at least 1")]
     BudgetZero,
-    #[error("budget.ratio is {ratio}: it must be greater than 0 and at most 1")]
+    #[error("budget.ratio is {ratio}; it must be greater than 0 and at most 1")]
     RatioOutOfRange { ratio: f64 },
     #[error("a budget of {budget} tokens is too small: {reason} needs {needed} tokens; name a larger budget")]
     BudgetImpossible { budget: usize, needed: usize, reason: &'static str, is_ratio: bool },
-    #[error(
-        "{model} is an encoder: it has no keys and values that a language model could take over; serve a decoder to hand them over"
-    )]
+    #[error("{model} is an encoder, which has no keys and values to export; serve a decoder")]
     KvOfEncoder { model: String },
     #[error(
-        "of {model} {depth} of {layers} layers are read, up to the last that a head was chosen from; set model.layers = \"all\" to hand \
-         keys and values over"
+        "{model} is loaded with {depth} of its {layers} layers, up to the last one with a chosen head; set \
+         model.layers = \"all\" to export keys and values"
     )]
     KvLayersMissing { model: String, depth: usize, layers: usize },
     #[error(
-        "the contract of {model} does not say which weights it was made of: export the model again to hand keys and values over"
+        "the contract of {model} does not record which weights it was made from; run `thresher export` \
+         again to export keys and values"
     )]
-    KvUnnamed { model: String },
-    #[error("{model} has learned places: its keys cannot be moved to where they would be handed over")]
-    KvFixed { model: String },
+    KvWeightsUnknown { model: String },
     #[error(
-        "the kept chunks have {found} tokens, the model's context has room for {max} beside the question: keep fewer of them, or \
-         split those that are long (whole chunks are handed over)"
+        "{model} has learned positions, so its keys cannot be moved to other positions; serve a decoder with \
+         rotary positions to export keys and values"
+    )]
+    KvPositionsLearned { model: String },
+    #[error(
+        "the kept chunks have {found} tokens; the model's context has room for {max} beside the question; \
+         keep fewer chunks, or split long ones (whole chunks are exported)"
     )]
     KvTooLong { found: usize, max: usize },
-    #[error("kv.{field} is {share}: it must be greater than 0 and at most 1")]
+    #[error("kv.{field} is {share}; it must be greater than 0 and at most 1")]
     KvShareOutOfRange { share: f64, field: &'static str },
     #[error(
-        "of {tokens} keys a head {budget} are to be kept, and every head keeps the first {first} and the last {last}: name a larger ratio, \
-         or fewer sinks and recent"
+        "kv.ratio allows {budget} of {tokens} keys per head, but every head keeps the first {first} and the \
+         last {last}; send a larger kv.ratio, or smaller kv.sinks and kv.recent"
     )]
     KvBudgetTooSmall { budget: usize, tokens: usize, first: usize, last: usize },
 }
 
 impl InvalidRequest {
-    /// Where in the request the offending value stands.
+    /// Returns the field of the request that must change, such as `chunks[3].text`.
     pub fn param(&self) -> String {
         match self {
             Self::QueryEmpty
@@ -284,8 +307,8 @@ impl InvalidRequest {
             }
             Self::KvOfEncoder { .. }
             | Self::KvLayersMissing { .. }
-            | Self::KvUnnamed { .. }
-            | Self::KvFixed { .. }
+            | Self::KvWeightsUnknown { .. }
+            | Self::KvPositionsLearned { .. }
             | Self::KvTooLong { .. } => "include".to_owned(),
             Self::KvShareOutOfRange { field, .. } => format!("kv.{field}"),
             Self::KvBudgetTooSmall { .. } => "kv.ratio".to_owned(),
@@ -293,23 +316,23 @@ impl InvalidRequest {
     }
 }
 
-/// What can be said of a request before reading a token of it.
+/// Checks everything about a request to compress that can be checked without a tokenizer.
 ///
 /// # Errors
-/// The first thing wrong, in the order in which a person reads the request.
+/// Returns the first error in the order query, chunks, keep, budget.
 pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), InvalidRequest> {
     if request.query.trim().is_empty() {
         return Err(InvalidRequest::QueryEmpty);
     }
     check_chunks(&request.chunks, request.registered, limits)?;
-    keep_is_known(request)?;
+    check_keep(request)?;
     check_budget(request.budget)
 }
 
-/// Whether a budget can hold anything at all.
+/// Checks that a budget is not zero and that a ratio is in range.
 ///
 /// # Errors
-/// [`InvalidRequest::BudgetZero`], [`InvalidRequest::RatioOutOfRange`].
+/// Returns [`InvalidRequest::BudgetZero`] or [`InvalidRequest::RatioOutOfRange`].
 pub fn check_budget(budget: Budget) -> Result<(), InvalidRequest> {
     match budget {
         Budget::Tokens(0) => Err(InvalidRequest::BudgetZero),
@@ -320,10 +343,10 @@ pub fn check_budget(budget: Budget) -> Result<(), InvalidRequest> {
     }
 }
 
-/// The same of an answer and its chunks.
+/// Checks everything about a request to attribute that can be checked without a tokenizer.
 ///
 /// # Errors
-/// As [`check`].
+/// Returns the first error in the order answer, `sources_max`, chunks, parts.
 pub fn check_attribution(request: &AttributeRequest, limits: &RequestLimits) -> Result<(), InvalidRequest> {
     if request.answer.trim().is_empty() {
         return Err(InvalidRequest::AnswerEmpty);
@@ -357,19 +380,19 @@ pub fn check_attribution(request: &AttributeRequest, limits: &RequestLimits) -> 
     }
 }
 
-/// Whether an answer may have so many bytes.
+/// Checks the length of an answer in bytes.
 ///
 /// # Errors
-/// [`InvalidRequest::AnswerTooLong`].
+/// Returns [`InvalidRequest::AnswerTooLong`].
 pub fn check_answer_bytes(found: usize, limits: &RequestLimits) -> Result<(), InvalidRequest> {
     let max = limits.answer_bytes_max;
     if found > max { Err(InvalidRequest::AnswerTooLong { found, max }) } else { Ok(()) }
 }
 
-/// What an answer, that may still be to come, may have come from.
+/// Checks the chunks and `sources_max` of a request to attribute. The answer may still be arriving.
 ///
 /// # Errors
-/// As [`check`].
+/// Returns the first error in the order `sources_max`, chunks.
 pub fn check_sources(request: &AttributeRequest, limits: &RequestLimits) -> Result<(), InvalidRequest> {
     let (found, max) = (request.sources_max, SOURCES_MAX);
     if found > max {
@@ -386,29 +409,32 @@ fn check_chunks(
     if chunks.is_empty() {
         return Err(InvalidRequest::ChunksEmpty);
     }
-    let max = if registered { limits.registered_chunk_count_max } else { limits.chunk_count_max };
+    let (max, setting) = match registered {
+        true => (limits.registered_chunk_count_max, "registered_chunk_count_max"),
+        false => (limits.chunk_count_max, "chunk_count_max"),
+    };
     let found = chunks.len();
     if found > max {
-        return Err(InvalidRequest::ChunkTooMany { found, max });
+        return Err(InvalidRequest::ChunkTooMany { found, max, setting });
     }
     let max = limits.chunk_bytes_max;
     if let Some(index) = chunks.iter().position(|chunk| chunk.text.len() > max) {
         return Err(InvalidRequest::ChunkTooLong { index, found: chunks[index].text.len(), max });
     }
-    ids_are_unique(chunks)
+    check_ids_unique(chunks)
 }
 
-fn ids_are_unique(chunks: &[Arc<Chunk>]) -> Result<(), InvalidRequest> {
-    let mut first_at = std::collections::HashMap::new();
+fn check_ids_unique(chunks: &[Arc<Chunk>]) -> Result<(), InvalidRequest> {
+    let mut index_of = HashMap::new();
     for (second, chunk) in chunks.iter().enumerate() {
-        if let Some(first) = first_at.insert(&chunk.id, second) {
+        if let Some(first) = index_of.insert(&chunk.id, second) {
             return Err(InvalidRequest::ChunkIdDuplicate { id: chunk.id.clone(), first, second });
         }
     }
     Ok(())
 }
 
-fn keep_is_known(request: &CompressRequest) -> Result<(), InvalidRequest> {
+fn check_keep(request: &CompressRequest) -> Result<(), InvalidRequest> {
     let (found, max) = (request.keep.len(), request.chunks.len());
     if found > max {
         return Err(InvalidRequest::KeepTooMany { found, max });

@@ -50,7 +50,7 @@ fn assert_close<'a>(name: &str, found: impl IntoIterator<Item = &'a f32>, expect
 
 #[test]
 fn goldens() {
-    let text = include_str!("../../../../tests/fixtures/rc/goldens.json");
+    let text = include_str!("goldens/goldens.json");
     let golden: Golden = serde_json::from_str(text).expect("the fixture is JSON");
     let (cross, self_logits) = (array3(&golden.cross), array3(&golden.self_logits));
     let segments: Vec<_> = golden.segments.iter().map(|&(a, b)| TokenSpan::new(a, b)).collect();

@@ -5,7 +5,7 @@
 //! every execution provider. The values that pass between the prologue and the layers have stable names
 //! ([`cut`]), so that a runtime can cut the graph at them and run it layer by layer.
 
-use thresher_core::model::contract::cut;
+use thresher_core::model::contract::value_names;
 use thresher_core::model::onnx::DataType;
 
 use super::weights::{DecoderWeights, LayerWeights, Norm};
@@ -42,7 +42,7 @@ impl Decoder {
         let mut x = self.embed(&mut g, weights, (&ids, &positions));
         let position_values = self.position_values(&mut g, &positions, &key_positions);
         for (layer, (layer_weights, past)) in weights.layers.iter().zip(&past).enumerate() {
-            x = g.named(&cut::hidden(layer), &x);
+            x = g.named(&value_names::hidden(layer), &x);
             x = self.layer(&mut g, (layer, layer_weights), &x, past, &position_values);
         }
         let hidden = self.normalise(&mut g, &weights.norm, &x);
@@ -80,7 +80,7 @@ impl Decoder {
             let frequencies = g.const_f32s(&rotary.frequencies);
             let angles = g.mul(&positions, &frequencies);
             let (cos, sin) = (g.cos(&angles), g.sin(&angles));
-            [g.named(cut::COS, &cos), g.named(cut::SIN, &sin)]
+            [g.named(value_names::COS, &cos), g.named(value_names::SIN, &sin)]
         });
         let query = g.unsqueeze(positions, &[1, 3]);
         let key = g.unsqueeze(key_positions, &[1, 2]);
@@ -103,7 +103,7 @@ impl Decoder {
             };
             let (zero, masked) = (g.const_f32(0.0), g.const_f32(MASK_BIAS));
             let bias = g.select(&visible, &zero, &masked);
-            (window, g.named(&cut::bias(window), &bias))
+            (window, g.named(&value_names::attention_mask(window), &bias))
         };
         PositionValues { cos_sin, biases: windows.into_iter().map(bias).collect() }
     }
@@ -158,8 +158,8 @@ impl Decoder {
         let (q, k) = (self.apply_rotary(g, &q, positions), self.apply_rotary(g, &k, positions));
         let scale = g.const_f32(self.scale() as f32);
         let q = g.mul(&q, &scale);
-        let q = g.named(&cut::query(layer), &q);
-        let (k, v) = (g.named(&cut::key(layer), &k), g.named(&cut::value(layer), &v));
+        let q = g.named(&value_names::query(layer), &q);
+        let (k, v) = (g.named(&value_names::key(layer), &k), g.named(&value_names::value(layer), &v));
         let (k, v) = (g.concat(&[past_key, &k], 2), g.concat(&[past_value, &v], 2));
         let present = [
             Axis::Named("b"),

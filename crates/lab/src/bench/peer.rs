@@ -2,7 +2,7 @@
 //! that its rounds alternate with Thresher's.
 //!
 //! The protocol is JSON Lines: texts go in; token counts and seconds come out. The other end is in
-//! `benches/peers/`.
+//! `peers/` of this crate.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-const SCRIPT: &str = include_str!("../../../../benches/peers/sentence_transformers_onnx.py");
+const SCRIPT: &str = include_str!("../../peers/sentence_transformers_onnx.py");
 
 /// Settings of the peer process.
 #[derive(Debug, Clone)]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::json::round_to;
+use super::report::round_to;
 use super::workload::Workload;
 
 /// Number of clients that the target for the tail latency applies to.

@@ -10,7 +10,7 @@ use thresher_core::domain::{
     AttributeRequest, ByteRange, Chunk, CompressRequest, Granularity, Parts, TokenSpan,
 };
 use thresher_core::kv::codec::Codec;
-use thresher_core::model::Logits;
+use thresher_core::model::RawLogits;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::attribute::{Candidates, ESTIMATOR, PartOutcome};
 use thresher_core::pipeline::cancel::Cancel;
@@ -197,13 +197,13 @@ fn scores(
     };
     let logits = row_reading.logits(method.codec());
     let cross = logits.cross.slice(s![.., tokens.range(), ..]);
-    let own = logits.own.slice(s![.., tokens.range(), ..]);
+    let own = logits.self_logits.slice(s![.., tokens.range(), ..]);
     let segments = &row_reading.reading.blocks.spans;
     Ok(Some(match method {
         Method::Bm25 => methods::bm25(bytes.of(&row.answer), texts)?,
         Method::LongestCommonRun => methods::longest_common_run(bytes.of(&row.answer), texts),
         Method::Rc(scoring, _) => {
-            rc_scores(Logits { cross: cross.to_owned(), own: own.to_owned() }, segments, scoring)
+            rc_scores(RawLogits { cross: cross.to_owned(), self_logits: own.to_owned() }, segments, scoring)
         }
         Method::Coded(codec) => {
             return scores(Method::Rc(Scoring::default(), codec), row, span, row_reading, texts);
@@ -211,20 +211,24 @@ fn scores(
         Method::MaxSim => rc::raw_maxsim(&rc::peaks(cross, segments)),
         Method::Cosine => {
             let own = own.slice(s![.., .., tokens.range()]).to_owned();
-            methods::cosine(&row_reading.reading, &Logits { cross: cross.to_owned(), own }, segments)
+            methods::cosine(
+                &row_reading.reading,
+                &RawLogits { cross: cross.to_owned(), self_logits: own },
+                segments,
+            )
         }
     }))
 }
 
 /// Scores a span by RC without coverage: coverage spreads over several chunks, and a span asks for one
 /// source.
-fn rc_scores(logits: Logits, segments: &[TokenSpan], scoring: Scoring) -> Vec<f32> {
+fn rc_scores(logits: RawLogits, segments: &[TokenSpan], scoring: Scoring) -> Vec<f32> {
     match scoring {
         Scoring::RankedCoverage => {
             rc::mean_over_queries(rc::mean_over_heads(score::ranked(&logits, segments)).view())
         }
         Scoring::Plain(estimator) => {
-            rc::score(logits.cross.view(), logits.own.view(), segments, estimator).scores
+            rc::score(logits.cross.view(), logits.self_logits.view(), segments, estimator).scores
         }
     }
 }

@@ -142,7 +142,7 @@ impl HeadScores {
         let heads = reading.question.heads();
         let mut rc = Array3::zeros((heads, reading.question.tokens(), spans.len()));
         let mut expected = Vec::with_capacity(heads);
-        for group in reading.heads_at_once(reading.blocks.tokens()) {
+        for group in reading.head_groups(reading.blocks.tokens()) {
             let peaks = rc::peaks(reading.logits(group.clone()).cross.view(), spans);
             let group_rc = rc::ranked_rivals(peaks.value.view());
             expected.extend(group_rc.outer_iter().map(|head| f64::from(head.mean().unwrap_or(0.0))));

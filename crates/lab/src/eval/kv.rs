@@ -9,11 +9,12 @@ mod methods;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context as _, bail};
 use ndarray::{Array2, ArrayView1, ArrayView2, s};
 use serde::{Deserialize, Serialize};
-use thresher_core::model::Kept;
-use thresher_core::pipeline::Pipeline;
+use thresher_core::Engine;
+use thresher_core::model::KeyMask;
+use thresher_core::model::ort::DecoderRuntime;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::kv_export::KvExport;
 
@@ -99,17 +100,13 @@ struct Samples {
 /// # Errors
 /// Fails if the file cannot be read, if a row has another shape (the error names the line), or if the model
 /// is not a decoder whose keys and values can be exported and that returns next-token logits.
-pub fn evaluate(
-    path: &Path,
-    pipeline: &Pipeline,
-    progress: &dyn Fn(usize, usize),
-) -> anyhow::Result<KvReport> {
+pub fn evaluate(path: &Path, engine: &Engine, progress: &dyn Fn(usize, usize)) -> anyhow::Result<KvReport> {
     let rows: Vec<KvRow> = data::read_lines(path)?;
     let mut samples: BTreeMap<(u32, Method), Samples> = BTreeMap::new();
     let (mut full, mut by_kind) = (Vec::new(), BTreeMap::<String, Vec<f64>>::new());
     let (mut answers, mut tokens) = (Vec::new(), 0);
     for (i, row) in rows.iter().enumerate() {
-        let result = evaluate_row(row, i, pipeline, &mut samples)
+        let result = evaluate_row(row, i, engine, &mut samples)
             .with_context(|| format!("{}, question {}", path.display(), i + 1))?;
         let correct = result.correct;
         full.push(correct);
@@ -129,8 +126,8 @@ pub fn evaluate(
         by_kind.into_iter().map(|(kind, correct)| (kind, wilson_proportion(&correct).mean)).collect();
     Ok(KvReport {
         data: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
-        model: pipeline.model().name.clone(),
-        fingerprint: pipeline.model().fingerprint.clone(),
+        model: engine.pipeline().model().name.clone(),
+        fingerprint: engine.pipeline().model().fingerprint.clone(),
         rows: rows.len(),
         tokens: tokens as f64 / rows.len() as f64,
         full_accuracy: all.mean,
@@ -151,11 +148,11 @@ struct RowResult {
 fn evaluate_row(
     row: &KvRow,
     number: usize,
-    pipeline: &Pipeline,
+    engine: &Engine,
     samples: &mut BTreeMap<(u32, Method), Samples>,
 ) -> anyhow::Result<RowResult> {
-    let encoded = EncodedRow::new(row, pipeline)?;
-    let key_scores = KeyScores::new(&encoded.kv_export, &encoded.question, pipeline, number)?;
+    let encoded = EncodedRow::new(row, engine)?;
+    let key_scores = KeyScores::new(&encoded.kv_export, &encoded.question, engine, number)?;
     let (full, correct) = encoded.score_answers(None)?;
     let mut answers = Answers { full: encoded.generate(None)?, rc: BTreeMap::new() };
     for ratio in RATIOS {
@@ -217,9 +214,17 @@ impl Samples {
     }
 }
 
+/// Returns the engine's model, which must be a decoder.
+fn decoder_of(engine: &Engine) -> anyhow::Result<&DecoderRuntime> {
+    engine.model().decoder().with_context(|| {
+        let name = &engine.pipeline().model().name;
+        format!("{name} is an encoder; KV eviction is evaluated on decoders")
+    })
+}
+
 /// A row as token ids, with the exported keys and values of its chunks.
 struct EncodedRow<'a> {
-    pipeline: &'a Pipeline,
+    engine: &'a Engine,
     kv_export: KvExport,
     question: Vec<u32>,
     /// Token ids of each correct answer.
@@ -227,7 +232,8 @@ struct EncodedRow<'a> {
 }
 
 impl<'a> EncodedRow<'a> {
-    fn new(row: &KvRow, pipeline: &'a Pipeline) -> anyhow::Result<Self> {
+    fn new(row: &KvRow, engine: &'a Engine) -> anyhow::Result<Self> {
+        let pipeline = engine.pipeline();
         if row.answers.is_empty() {
             bail!("answers is empty; a row needs at least one correct answer");
         }
@@ -254,12 +260,12 @@ impl<'a> EncodedRow<'a> {
         if kv_export.tokens.is_empty() {
             bail!("the chunks have no tokens");
         }
-        Ok(Self { pipeline, kv_export, question, answers })
+        Ok(Self { engine, kv_export, question, answers })
     }
 
     /// Returns the log-probabilities of the next token before each token of the first answer, `[answer_token,
     /// vocab]`, and 1 if one of the correct answers would be generated greedily, else 0.
-    fn score_answers(&self, kept: Option<&Kept>) -> anyhow::Result<(Array2<f32>, f64)> {
+    fn score_answers(&self, kept: Option<&KeyMask>) -> anyhow::Result<(Array2<f32>, f64)> {
         let of = |answer: &Vec<u32>| self.distributions(answer, kept);
         let first = of(&self.answers[0])?;
         let mut correct = is_greedy(first.view(), &self.answers[0]);
@@ -269,7 +275,7 @@ impl<'a> EncodedRow<'a> {
         Ok((first, f64::from(u8::from(correct))))
     }
 
-    fn distributions(&self, answer: &[u32], kept: Option<&Kept>) -> anyhow::Result<Array2<f32>> {
+    fn distributions(&self, answer: &[u32], kept: Option<&KeyMask>) -> anyhow::Result<Array2<f32>> {
         let tokens = [&self.question, &answer[..answer.len() - 1]].concat();
         let logits = self.forward(&tokens, kept)?;
         let mut next = logits.slice(s![self.question.len() - 1.., ..]).to_owned();
@@ -283,15 +289,15 @@ impl<'a> EncodedRow<'a> {
     }
 
     /// Returns the logits, `[token, vocab]`.
-    fn forward(&self, tokens: &[u32], kept: Option<&Kept>) -> anyhow::Result<Array2<f32>> {
-        let (runtime, cancel) = (self.pipeline.runtime(), Cancel::default());
-        let past = self.kv_export.past(self.pipeline.model(), &cancel);
-        Ok(runtime.forward(tokens, &past, kept)?.logits)
+    fn forward(&self, tokens: &[u32], kept: Option<&KeyMask>) -> anyhow::Result<Array2<f32>> {
+        let cancel = Cancel::default();
+        let past = self.kv_export.past(self.engine.pipeline().model(), &cancel);
+        Ok(decoder_of(self.engine)?.forward(tokens, &past, kept)?.logits)
     }
 
     /// Generates an answer greedily, up to the last token of a correct answer or [`ANSWER_TOKENS_MAX`]
     /// tokens.
-    fn generate(&self, kept: Option<&Kept>) -> anyhow::Result<String> {
+    fn generate(&self, kept: Option<&KeyMask>) -> anyhow::Result<String> {
         let mut tokens = self.question.clone();
         while tokens.len() < self.question.len() + ANSWER_TOKENS_MAX {
             let next = argmax(self.forward(&tokens, kept)?.row(tokens.len() - 1));
@@ -300,7 +306,7 @@ impl<'a> EncodedRow<'a> {
                 break;
             }
         }
-        Ok(self.pipeline.text_of(&tokens[self.question.len()..])?)
+        Ok(self.engine.pipeline().text_of(&tokens[self.question.len()..])?)
     }
 }
 

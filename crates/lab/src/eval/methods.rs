@@ -3,17 +3,17 @@
 
 use std::fmt;
 
+use super::bm25::Bm25;
 use anyhow::Result;
 use ndarray::{Array1, Array2, Axis, concatenate, s};
 use thresher_core::domain::TokenSpan;
 use thresher_core::kv::codec::Codec;
-use thresher_core::model::{Logits, ModelInfo};
+use thresher_core::model::{ModelInfo, RawLogits};
 use thresher_core::pipeline::Reading;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::score::{self, Scores, Scoring};
 use thresher_core::rc::{self, Estimator, Pooling, Reference};
 use thresher_core::text;
-use thresher_registry::Bm25;
 
 /// A scoring method.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,7 +68,7 @@ pub struct RowReading {
     /// The reading, with blocks in full precision (`f32`).
     pub reading: Reading,
     /// The same reading and its logits, with blocks of each codec.
-    coded: Vec<(Codec, Reading, Logits)>,
+    coded: Vec<(Codec, Reading, RawLogits)>,
 }
 
 impl RowReading {
@@ -83,11 +83,11 @@ impl RowReading {
     }
 
     /// Returns the raw logits over blocks of `codec`.
-    pub fn logits(&self, codec: Codec) -> &Logits {
+    pub fn logits(&self, codec: Codec) -> &RawLogits {
         &self.of(codec).2
     }
 
-    fn of(&self, codec: Codec) -> &(Codec, Reading, Logits) {
+    fn of(&self, codec: Codec) -> &(Codec, Reading, RawLogits) {
         self.coded.iter().find(|(of, ..)| *of == codec).expect("every codec has its reading")
     }
 }
@@ -182,13 +182,14 @@ pub fn longest_common_run(query: &str, texts: &[String]) -> Vec<f32> {
 
 /// Returns the cosine of the question's mean vector and each segment's mean key. The mean of the question's
 /// logits over a segment's keys is the dot product of the two means; it is divided by their norms.
-pub fn cosine(reading: &Reading, logits: &Logits, spans: &[TokenSpan]) -> Vec<f32> {
+pub fn cosine(reading: &Reading, logits: &RawLogits, spans: &[TokenSpan]) -> Vec<f32> {
     let question: Array1<f32> =
         logits.cross.index_axis(Axis(0), 0).mean_axis(Axis(0)).expect("a question has at least one token");
     let keys: Vec<_> = reading.blocks.blocks.iter().map(|block| block.keys()).collect();
     let keys: Vec<_> = keys.iter().map(|keys| keys.index_axis(Axis(0), 0)).collect();
     let keys = concatenate(Axis(0), &keys).expect("keys of one model differ in length only");
-    let question_norm = logits.own.index_axis(Axis(0), 0).mean().unwrap_or(1.0).max(f32::EPSILON).sqrt();
+    let question_norm =
+        logits.self_logits.index_axis(Axis(0), 0).mean().unwrap_or(1.0).max(f32::EPSILON).sqrt();
     let of = |span: &TokenSpan| {
         if span.is_empty() {
             return 0.0;

@@ -144,7 +144,7 @@ impl Samples {
                 let request =
                     CompressRequest { budget: Budget::Ratio(1.0 / f64::from(*ratio)), ..request.clone() };
                 let survives = match pipeline.fit(&request, reading, scores, &Cancel::default()) {
-                    Ok(fitted) => row.answer_in(&fitted.context.text),
+                    Ok(fitted) => row.answer_in(&fitted.context),
                     Err(PipelineError::Invalid(_)) => false,
                     Err(error) => return Err(error.into()),
                 };
@@ -179,7 +179,7 @@ impl AutoSamples {
         let gold = row.gold.iter().filter(|&&gold| !fitted.spans[gold].is_empty()).count();
         self.gold_share.push(gold as f64 / row.gold.len() as f64);
         if row.has_answer() {
-            self.kept.push(f64::from(u8::from(row.answer_in(&fitted.context.text))));
+            self.kept.push(f64::from(u8::from(row.answer_in(&fitted.context))));
         }
         Ok(())
     }

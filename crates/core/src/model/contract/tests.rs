@@ -1,4 +1,4 @@
-//! Tables of broken contracts and of graphs that do not keep one.
+//! Tables of invalid contracts, and of graphs that do not conform to a contract.
 
 use std::fs;
 
@@ -23,12 +23,14 @@ fn contract() -> Contract {
             key_layout: KEY_LAYOUT.into(),
             key_dtype: "f32".into(),
         }),
-        files: files.map(|name| (name.to_owned(), hex(&Sha256::digest(name)))).into(),
+        files: files.map(|name| (name.to_owned(), hex::encode(Sha256::digest(name)))).into(),
     }
 }
 
 fn late(contract: &mut Contract) -> &mut Late {
-    let Family::Late(late) = &mut contract.family else { panic!("the tests' contract is of a late model") };
+    let Family::Late(late) = &mut contract.family else {
+        panic!("the contract of these tests is of a late-interaction model")
+    };
     late
 }
 
@@ -46,20 +48,20 @@ fn decoder() -> Contract {
         context_tokens_max: 64,
         kv_dtype: "f32".into(),
         rotary: Some(Rotary { dim: 4, frequencies: vec![1.0, 0.01] }),
-        chosen: Some(Chosen {
+        chosen: Some(ChosenHeads {
             heads: vec![(0, 3), (1, 0)],
             question_tokens: QuestionTokens::Last,
             by: HeadChoice::ExpectedRc,
             held_out: 0.5,
             held_out_all: 0.25,
             questions: 60,
-            data: hex(&[1; 32]),
+            data: hex::encode([1; 32]),
         }),
     });
     contract
 }
 
-/// A folder whose files hold their own names.
+/// Creates a folder with the contract and its files. The content of each file is its name.
 fn model(contract: &Contract) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     contract.files.keys().for_each(|name| fs::write(dir.path().join(name), name).unwrap());
@@ -76,7 +78,7 @@ fn a_saved_contract_loads_unchanged() {
     }
 }
 
-/// Replaces `from` by `to` in a good contract and expects an error that says each of `expect`.
+/// Replaces `from` by `to` in a valid contract, and expects an error whose message contains each of `expect`.
 fn check_load(good: &Contract, (from, to): (&str, &str), expect: &[&str]) {
     let dir = model(good);
     let path = dir.path().join(CONTRACT_FILE);
@@ -89,12 +91,12 @@ fn check_load(good: &Contract, (from, to): (&str, &str), expect: &[&str]) {
 fn check_message<T: std::fmt::Debug>(result: Result<T, ContractError>, expect: &[&str]) {
     let message = result.unwrap_err().to_string();
     for part in expect {
-        assert!(message.contains(part), "`{message}` does not say `{part}`");
+        assert!(message.contains(part), "`{message}` does not contain `{part}`");
     }
 }
 
 #[test]
-fn a_broken_contract_is_refused_by_file_and_key() {
+fn an_error_names_the_file_and_the_invalid_key() {
     let check = |from: &str, to: &str, expect: &[&str]| check_load(&contract(), (from, to), expect);
     check("schema = 2", "schema = 1", &["contract.toml", "schema is 1", "reads 2", "export the model again"]);
     check("schema = 2", "schema = 3\ncolour = 3", &["schema is 3"]);
@@ -104,7 +106,7 @@ fn a_broken_contract_is_refused_by_file_and_key() {
     check("name = \"tiny\"", "", &["contract.toml", "name"]);
     check("[late]", "[early]", &["early", "late", "decoder"]);
     check("heads = 1", "heads = -1", &["heads", "-1"]);
-    check("heads = 1", "heads = 0", &["late", "0 heads"]);
+    check("heads = 1", "heads = 0", &["late", "heads is 0"]);
     check("scale = 1.0", "scale = nan", &["late.scale", "NaN"]);
     check("scale = 1.0", "scale = -1.0", &["late.scale", "-1"]);
     check("head,token,dim", "token,head,dim", &["late.key_layout", "token,head,dim"]);
@@ -112,7 +114,7 @@ fn a_broken_contract_is_refused_by_file_and_key() {
     check("tokens_max = 40", "tokens_max = 2", &["window.tokens_max", "2 special"]);
     check("prefix = [2]", "prefix = [90]", &["tokenizer", "90"]);
     check("passage = \"passage.onnx\"", "passage = \"other.onnx\"", &["late.passage", "other.onnx"]);
-    check("\"query.onnx\" = \"", "\"query.onnx\" = \"x", &["files", "query.onnx", "hex"]);
+    check("\"query.onnx\" = \"", "\"query.onnx\" = \"x", &["files", "query.onnx", "hexadecimal"]);
     check("[files]", "[files]\n\"../x\" = \"\"", &["files", "`../x`"]);
     check(
         "[files]",
@@ -122,16 +124,16 @@ fn a_broken_contract_is_refused_by_file_and_key() {
 }
 
 #[test]
-fn a_broken_decoder_is_refused_by_file_and_key() {
+fn an_error_of_a_decoder_names_the_file_and_the_invalid_key() {
     let check = |from: &str, to: &str, expect: &[&str]| check_load(&decoder(), (from, to), expect);
-    check("suffix = []", "suffix = [3]", &["tokenizer.suffix", "no end"]);
+    check("suffix = []", "suffix = [3]", &["tokenizer.suffix", "must be empty"]);
     check("layers = 3", "layers = 0", &["decoder", "0 layers"]);
-    check("layers = 3", "layers = 9999999999999", &["decoder", "9999999999999", "more than 4096"]);
+    check("layers = 3", "layers = 9999999999999", &["decoder", "9999999999999", "the limit is 4096"]);
     check("kv_heads = 2", "kv_heads = 3", &["decoder.kv_heads", "3 does not divide 4"]);
     check("scale = 0.125", "scale = inf", &["decoder.scale", "inf"]);
     check("kv_dtype = \"f32\"", "kv_dtype = \"f16\"", &["decoder.kv_dtype", "f16"]);
     check("context_tokens_max = 64", "context_tokens_max = 39", &["window.tokens_max", "40", "39"]);
-    check("dim = 4", "dim = 6", &["decoder.rotary", "6 components of 8", "2 pairs"]);
+    check("dim = 4", "dim = 6", &["decoder.rotary", "dim is 6", "2 frequencies", "head_dim 8"]);
     check("0.01", "nan", &["decoder.rotary.frequencies", "NaN"]);
     check("[0, 3]", "[0, 4]", &["decoder.chosen.heads", "head 4 of layer 0", "3 layers of 4 heads"]);
     check("by = \"expected_rc\"", "by = \"luck\"", &["luck", "expected_rc", "accuracy"]);
@@ -139,18 +141,18 @@ fn a_broken_decoder_is_refused_by_file_and_key() {
     chosen(&mut unsorted).heads.reverse();
     check_message(unsorted.save(tempfile::tempdir().unwrap().path()), &["decoder.chosen.heads", "ascending"]);
     chosen(&mut unsorted).heads.clear();
-    check_message(unsorted.save(tempfile::tempdir().unwrap().path()), &["decoder.chosen.heads", "none"]);
+    check_message(unsorted.save(tempfile::tempdir().unwrap().path()), &["decoder.chosen.heads", "empty"]);
 }
 
-fn chosen(contract: &mut Contract) -> &mut Chosen {
+fn chosen(contract: &mut Contract) -> &mut ChosenHeads {
     let Family::Decoder(Decoder { chosen: Some(chosen), .. }) = &mut contract.family else {
-        panic!("it has chosen heads")
+        panic!("the contract has chosen heads")
     };
     chosen
 }
 
 #[test]
-fn a_decoders_fingerprint_changes_with_the_layers_that_are_kept_not_with_the_heads() {
+fn a_decoders_fingerprint_depends_on_the_depth_but_not_on_the_chosen_heads() {
     let with = |heads: &[(usize, usize)]| {
         let mut contract = decoder();
         chosen(&mut contract).heads = heads.to_vec();
@@ -166,7 +168,7 @@ fn a_decoders_fingerprint_changes_with_the_layers_that_are_kept_not_with_the_hea
 }
 
 #[test]
-fn missing_and_changed_files_are_named() {
+fn an_error_names_the_missing_or_changed_file() {
     let dir = model(&contract());
     fs::write(dir.path().join("weights.bin"), "other").unwrap();
     Contract::load(dir.path()).unwrap();
@@ -185,7 +187,7 @@ fn missing_and_changed_files_are_named() {
 }
 
 #[test]
-fn the_fingerprint_changes_with_what_a_key_depends_on() {
+fn the_fingerprint_changes_with_everything_that_keys_depend_on() {
     let changed = |change: fn(&mut Contract)| {
         let mut other = contract();
         change(&mut other);
@@ -193,7 +195,7 @@ fn the_fingerprint_changes_with_what_a_key_depends_on() {
     };
     for name in contract().files.into_keys() {
         let mut other = contract();
-        other.files.insert(name.clone(), hex(&[7; 32]));
+        other.files.insert(name.clone(), hex::encode([7; 32]));
         assert_ne!(other.fingerprint(), contract().fingerprint(), "{name}");
     }
     assert!(changed(|c| late(c).scale = 2.0));
@@ -204,7 +206,8 @@ fn the_fingerprint_changes_with_what_a_key_depends_on() {
     assert!(!changed(|c| c.source.licence = None));
 }
 
-/// Changes what a session on the query graph reports and expects an error that says each of `expect`.
+/// Changes the inputs and outputs of the query graph, and expects an error whose message contains each of
+/// `expect`.
 fn check_query(change: fn(&mut Vec<IoTensor>), expect: &[&str]) {
     let mut found = contract().io(Graph::Query);
     change(&mut found);
@@ -212,7 +215,7 @@ fn check_query(change: fn(&mut Vec<IoTensor>), expect: &[&str]) {
 }
 
 #[test]
-fn graphs_that_break_the_contract_are_refused_by_what_both_say() {
+fn an_error_shows_the_declared_and_the_found_tensor() {
     let declared = "declares input `key` f32 [1, *, 32]";
     check_query(
         |f| f[1].dims[2] = Dim::Fixed(384),
@@ -229,11 +232,11 @@ fn graphs_that_break_the_contract_are_refused_by_what_both_say() {
 }
 
 #[test]
-fn graphs_that_keep_the_contract_pass_in_any_order() {
+fn inputs_and_outputs_may_be_in_any_order() {
     for graph in [Graph::Passage, Graph::Query] {
         let mut found = contract().io(graph);
         found.reverse();
-        // Shape inference need not reach an output's axes.
+        // Shape inference does not reach the axes of all outputs.
         found[0].dims.fill(Dim::Free);
         check_io(&contract(), graph, &found).unwrap();
     }

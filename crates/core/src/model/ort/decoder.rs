@@ -1,144 +1,159 @@
-//! The decoder family: windows to keys and values, questions to queries that have looked back on them.
-//! Knows nothing of the late family.
+//! The decoder family: reads windows into keys and values, and encodes questions that attend to cached keys
+//! and values. Knows nothing of late-interaction models.
 
+mod question;
+
+use std::ops::Range;
 use std::sync::Arc;
 
-use ndarray::{Array2, Array3, ArrayView3, ArrayView4, Axis, Ix4, s};
+use ndarray::{Array2, Array3, ArrayView3, ArrayView4, Ix4, s};
 use ort::memory::Allocator;
 use ort::value::{DynValue, Tensor};
 use rayon::prelude::*;
 
+use self::question::QuestionPass;
 use super::device::Device;
-use super::forward::{ForwardGraph, Input};
-use super::frame::Frame;
-use super::lanes::Lane;
-use super::pool::Pool;
-use super::stages::{self, LayerPast, OnTheirWay, Part, Stages, Tokens};
+use super::forward::{ForwardGraph, ForwardInput};
+use super::scheduling::{Flow, Pool};
+use super::stages::{self, LayerPast, Projection, Stages, TokenBatch};
 use super::weights::SharedWeights;
-use super::workers::{RUN_TOKENS, Workers};
-use super::{OrtSettings, builder, environment, graph_error, numerics, ort_error, query_sessions};
+use super::workers::{BATCH_TOKENS_MAX, Workers};
+use super::{OrtSettings, SpecialTokens, environment, fingerprint, graph_error, ort_error, session_builder};
 use crate::model::contract::{
-    Contract, ContractError, Decoder, Family, Graph, IoTensor, QuestionTokens, Side, check_io, cut,
+    Contract, ContractError, Decoder, Family, Graph, IoTensor, QuestionTokens, Side, check_io, value_names,
 };
 use crate::model::onnx::{self, DataType, DimensionValue, ValueInfoProto};
 use crate::model::{
-    DecoderInfo, Done, Encoded, Forward, Kept, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted,
+    DecoderInfo, EncodedQuestion, Forward, KeyMask, ModelError, ModelInfo, ModelRuntime, Past, PlaneLayout,
+    RawLogits, WindowFilter, WindowSink,
 };
 
-/// Tokens of a question that go through a layer together. Its logits are `heads` × this × everything it looks back on, whatever the
-/// question's length.
-const QUESTION_TOKENS: usize = 32;
+/// The number of question tokens that go through a layer at a time on the CPU. It bounds the memory of a
+/// layer's logits to `heads` × this number × past tokens, whatever the length of the question.
+const CPU_TILE_TOKENS: usize = 32;
 
-/// The same on a GPU, where what it looks back on goes there for each of them.
-const GPU_QUESTION_TOKENS: usize = 256;
+/// The number of question tokens that go through a layer at a time on a GPU. It is larger than on the CPU,
+/// because the past keys and values are copied to the GPU once for each tile.
+const GPU_TILE_TOKENS: usize = 256;
 
-/// Tokens that one run on a GPU takes.
-const GPU_RUN_TOKENS: usize = 4096;
+/// The largest number of tokens of a batch of windows on a GPU.
+const GPU_BATCH_TOKENS_MAX: usize = 4096;
 
-/// Sessions of a decoder.
+/// A loaded decoder. Clones share its sessions.
 #[derive(Clone)]
 pub struct DecoderRuntime {
     info: ModelInfo,
     file: Arc<str>,
-    shape: Shape,
+    shape: DecoderShape,
     workers: Arc<Workers<Array3<f32>>>,
-    asks: Arc<Pool<Stages>>,
+    question_sessions: Arc<Pool<Stages>>,
     forward: Option<Arc<Pool<ForwardGraph>>>,
-    /// Whose turn it is, on workers and sessions.
-    lane: Lane,
-    /// `[plane, prefix token, head_dim]`: what lies before every window, the same for all.
+    /// The flow of this handle's work on workers and sessions.
+    flow: Flow,
+    /// The keys and values of the special tokens before every window, `[plane, prefix_token, head_dim]`.
     prefix: Arc<Array3<f32>>,
     tile_tokens: usize,
 }
 
-/// What of a decoder is read, and how its planes are numbered: each layer's keys, then its values, head by head.
+/// The part of a decoder that is run, and the numbering of its planes.
 #[derive(Debug, Clone)]
-struct Shape {
+struct DecoderShape {
     decoder: Decoder,
+    /// The number of layers that are run.
     depth: usize,
-    /// `[layer, head]` of the heads that are scored by.
+    /// (layer, head) of the heads that scores are computed from.
     readout: Vec<(usize, usize)>,
 }
 
 impl DecoderRuntime {
-    /// Loads the library, the contract and its graph.
+    /// Loads ONNX Runtime, the contract and the model's graph.
     ///
     /// # Errors
-    /// [`ModelError`] names what is missing or does not fit, and what to do.
+    /// Fails if a file is missing or does not match the contract, if the library or the device cannot be
+    /// used, or if the contract is not that of a decoder.
     pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
         let environment = environment(&settings.runtime_lib)?;
         let mut contract = Contract::load(&settings.model_dir)?;
         let Family::Decoder(decoder) = &mut contract.family else {
-            return Err(ModelError::OtherFamily { name: contract.name, expected: "decoder" });
+            return Err(ModelError::WrongFamily { name: contract.name, expected: "decoder" });
         };
         let chosen = (decoder.readout(), decoder.question_tokens());
         if settings.all_heads || settings.all_layers {
-            // From here on it is the model that nobody has chosen heads of, and its blocks have that one's name.
+            // The model then has the fingerprint of the same model without chosen heads, which runs all
+            // layers.
             decoder.chosen = None;
         }
         let (readout, question_tokens) =
             if settings.all_heads { (decoder.readout(), QuestionTokens::All) } else { chosen };
-        let Family::Decoder(decoder) = &contract.family else { unreachable!("it was one a moment ago") };
+        let Family::Decoder(decoder) = &contract.family else {
+            unreachable!("the family has been matched above")
+        };
         let file: Arc<str> = decoder.graph.as_str().into();
         let failed = |e: ort::Error| graph_error(&file, e);
         let path = settings.model_dir.join(&*file);
         let model = onnx::read_model(&path).map_err(|e| graph_error(&file, e))?;
-        check_io(&contract, Graph::Decoder, &io_of(&model))?;
+        check_io(&contract, Graph::Decoder, &io_of_model(&model))?;
         check_rotary(decoder, &model)?;
         let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
         let depth = decoder.depth();
-        let device = device.shared_by(stages::sessions(depth));
+        let device = device.shared_by(stages::session_count(depth));
         let weights = SharedWeights::open(&contract, &settings.model_dir, &device)?;
         let load = |count: usize, threads: usize| {
             let load = |_| {
-                let builder = || device.without_arena(builder(&environment, &device, threads)?);
+                let builder = || device.without_arena(session_builder(&environment, &device, threads)?);
                 Stages::load(&model, depth, (&weights, &settings.model_dir), &device, builder)
             };
             (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>().map_err(failed)
         };
-        let frame = Frame::of(&contract);
-        let shape = Shape { depth, readout, decoder: decoder.clone() };
-        // A GPU has one copy of the weights, which reading and asking take in turn.
-        let (readers, asks) = if device.is_cpu() {
+        let special_tokens = SpecialTokens::of(&contract);
+        let shape = DecoderShape { depth, readout, decoder: decoder.clone() };
+        // A GPU holds the weights once: reading windows and encoding questions take turns with one set of
+        // sessions.
+        let (window_sessions, question_sessions) = if device.is_cpu() {
             let workers = settings.workers.max(1);
-            let (sessions, threads) = query_sessions(workers);
-            let readers = load(workers, 1)?.into_iter().map(|stages| Arc::new(Pool::new(vec![stages])));
-            (readers.collect(), Arc::new(Pool::new(load(sessions, threads)?)))
+            let (sessions, threads) = super::question_sessions(workers);
+            let of_workers = load(workers, 1)?.into_iter().map(|stages| Arc::new(Pool::new(vec![stages])));
+            (of_workers.collect(), Arc::new(Pool::new(load(sessions, threads)?)))
         } else {
-            let one = Arc::new(Pool::new(load(1, 1)?));
-            (vec![Arc::clone(&one)], one)
+            let shared = Arc::new(Pool::new(load(1, 1)?));
+            (vec![Arc::clone(&shared)], shared)
         };
         let forward = (settings.forward && device.is_cpu()).then(|| {
-            let builder = || device.without_arena(builder(&environment, &device, query_sessions(1).1)?);
+            let threads = super::question_sessions(1).1;
+            let builder = || device.without_arena(session_builder(&environment, &device, threads)?);
             ForwardGraph::load(&model, decoder, (&weights, &settings.model_dir), builder).map_err(failed)
         });
         let forward = forward.transpose()?.map(|forward| Arc::new(Pool::new(vec![forward])));
         weights.drop_pages();
-        let prefix = match frame.prefix.is_empty() {
+        let prefix = match special_tokens.prefix.is_empty() {
             true => Array3::zeros((shape.planes(), 0, decoder.head_dim)),
             false => {
-                let read = |stages: &mut Stages| read(stages, &shape, frame.around(&[&[]]), 0);
-                asks.with(Lane::SHARED, read).map_err(failed)?.remove(0)
+                let ids = special_tokens.input_ids(&[&[]]);
+                let read = |stages: &mut Stages| read_windows(stages, &shape, ids, 0);
+                question_sessions.with(Flow::DEFAULT, read).map_err(failed)?.remove(0)
             }
         };
-        let reading = Lane::new();
-        let run = |readers: Arc<Pool<Stages>>| {
-            let (frame, shape, file) = (frame.clone(), shape.clone(), Arc::clone(&file));
+        // The queue of the workers is already fair between callers. On a GPU, the reading of windows as a
+        // whole is one flow beside those of the questions.
+        let window_flow = Flow::new();
+        let runner = |sessions: Arc<Pool<Stages>>| {
+            let (special_tokens, shape, file) = (special_tokens.clone(), shape.clone(), Arc::clone(&file));
             move |windows: &[Box<[u32]>]| {
                 let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
+                let ids = special_tokens.input_ids(&windows);
                 let read =
-                    |stages: &mut Stages| read(stages, &shape, frame.around(&windows), frame.prefix.len());
-                // Whose windows these are has been decided; on a GPU, reading as a whole takes turns with questions.
-                readers.with(reading, read).map_err(|e| graph_error(&file, e))
+                    |stages: &mut Stages| read_windows(stages, &shape, ids, special_tokens.prefix.len());
+                sessions.with(window_flow, read).map_err(|e| graph_error(&file, e))
             }
         };
-        let run_tokens = if device.is_cpu() { RUN_TOKENS } else { GPU_RUN_TOKENS };
-        let workers = Workers::start(readers.into_iter().map(run).collect::<Vec<_>>(), run_tokens);
+        let batch_tokens_max = if device.is_cpu() { BATCH_TOKENS_MAX } else { GPU_BATCH_TOKENS_MAX };
+        let runners = window_sessions.into_iter().map(runner).collect::<Vec<_>>();
+        let workers = Workers::start(runners, batch_tokens_max);
         let workers = Arc::new(workers.map_err(|e| graph_error("worker threads", e))?);
         let info = ModelInfo {
             name: contract.name.clone(),
-            fingerprint: numerics::fingerprint(&contract, device.is_cpu()),
-            window_tokens_max: contract.window.tokens_max - frame.prefix.len(),
+            fingerprint: fingerprint(&contract, device.is_cpu()),
+            window_tokens_max: contract.window.tokens_max - special_tokens.prefix.len(),
             planes: shape.planes(),
             head_dim: decoder.head_dim,
             readout: shape.readout.iter().map(|&(layer, head)| shape.key_plane(layer, head)).collect(),
@@ -147,7 +162,7 @@ impl DecoderRuntime {
                 layers: decoder.layers,
                 depth,
                 heads: decoder.heads,
-                prefix: frame.prefix.clone(),
+                prefix: special_tokens.prefix.clone(),
                 kv_heads: decoder.kv_heads,
                 weights: contract.source.weights.clone(),
                 question_tokens,
@@ -155,9 +170,56 @@ impl DecoderRuntime {
             }),
             device: device.in_use().clone(),
         };
-        let tile_tokens = if device.is_cpu() { QUESTION_TOKENS } else { GPU_QUESTION_TOKENS };
-        let (prefix, lane) = (Arc::new(prefix), Lane::SHARED);
-        Ok(Self { info, file, shape, workers, asks, forward, lane, prefix, tile_tokens })
+        let tile_tokens = if device.is_cpu() { CPU_TILE_TOKENS } else { GPU_TILE_TOKENS };
+        let (prefix, flow) = (Arc::new(prefix), Flow::DEFAULT);
+        Ok(Self { info, file, shape, workers, question_sessions, forward, flow, prefix, tile_tokens })
+    }
+
+    /// Runs the whole decoder over `tokens`, up to the logits of the next token. The tokens attend to the
+    /// part of `past` that `kept` keeps; `None` keeps everything.
+    ///
+    /// # Errors
+    /// Returns [`ModelError::NoForward`] if the model was loaded without [`OrtSettings::forward`] or on a
+    /// GPU, and errors of the runtime.
+    pub fn forward(
+        &self,
+        tokens: &[u32],
+        past: &dyn Past,
+        kept: Option<&KeyMask>,
+    ) -> Result<Forward, ModelError> {
+        let graph =
+            self.forward.as_ref().ok_or_else(|| ModelError::NoForward { model: self.info.name.clone() })?;
+        let pass = self.question_pass(tokens, past, &self.shape.readout);
+        let (position, past_positions) = (past.question_position(), pass.past_positions());
+        let positions: Vec<i64> = (position..position + tokens.len() as i64).collect();
+        let input =
+            ForwardInput { ids: tokens, positions: &positions, past_positions: &past_positions, kept };
+        let past = |layer: usize| pass.layer_past(layer, 0);
+        graph.with(self.flow, |graph| graph.run(&input, past)).map_err(|e| graph_error(&self.file, e))
+    }
+
+    fn question_pass<'a>(
+        &'a self,
+        question: &'a [u32],
+        past: &'a dyn Past,
+        heads: &'a [(usize, usize)],
+    ) -> QuestionPass<'a> {
+        let (shape, prefix) = (&self.shape, self.prefix.view());
+        QuestionPass { shape, prefix, question, past, heads, tile_tokens: self.tile_tokens }
+    }
+
+    /// Encodes a question in `heads`, (layer, head) each.
+    fn encode_in_heads(
+        &self,
+        question: &[u32],
+        past: &dyn Past,
+        heads: &[(usize, usize)],
+    ) -> Result<EncodedQuestion, ModelError> {
+        let pass = self.question_pass(question, past, heads);
+        let encoded =
+            self.question_sessions.with_while(self.flow, || past.go_on(), |stages| pass.run(stages));
+        let encoded = encoded.ok_or(ModelError::Cancelled)?.map_err(|e| graph_error(&self.file, e))?;
+        encoded.ok_or(ModelError::Cancelled)
     }
 }
 
@@ -166,117 +228,95 @@ impl ModelRuntime for DecoderRuntime {
         &self.info
     }
 
-    fn with_own_share(&self) -> Option<Arc<dyn ModelRuntime>> {
-        Some(Arc::new(Self { lane: Lane::new(), ..self.clone() }))
+    fn with_own_flow(&self) -> Option<Arc<dyn ModelRuntime>> {
+        Some(Arc::new(Self { flow: Flow::new(), ..self.clone() }))
     }
 
-    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
-        self.workers.each(self.lane, windows, wanted, |i, planes| done(i, planes.view()))
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        is_needed: WindowFilter,
+        on_read: WindowSink,
+    ) -> Result<(), ModelError> {
+        self.workers.read(self.flow, windows, is_needed, |i, planes| on_read(i, planes.view()))
     }
 
-    fn question(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
-        self.ask(question, past, &self.shape.readout)
+    fn encode_question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
+        self.encode_in_heads(question, past, &self.shape.readout)
     }
 
-    fn question_in_all_heads(&self, question: &[u32], past: &dyn Past) -> Result<Encoded, ModelError> {
-        let Shape { decoder, depth, .. } = &self.shape;
+    fn encode_question_in_all_heads(
+        &self,
+        question: &[u32],
+        past: &dyn Past,
+    ) -> Result<EncodedQuestion, ModelError> {
+        let DecoderShape { decoder, depth, .. } = &self.shape;
         let heads: Vec<(usize, usize)> =
             (0..*depth).flat_map(|layer| (0..decoder.heads).map(move |head| (layer, head))).collect();
-        self.ask(question, past, &heads)
+        self.encode_in_heads(question, past, &heads)
     }
 
     fn prefix(&self) -> ArrayView3<'_, f32> {
         self.prefix.view()
     }
 
-    fn forward(&self, tokens: &[u32], past: &dyn Past, kept: Option<&Kept>) -> Result<Forward, ModelError> {
-        let graph =
-            self.forward.as_ref().ok_or_else(|| ModelError::NoForward { model: self.info.name.clone() })?;
-        let asked = self.asked(tokens, past, &self.shape.readout);
-        let (position, before) = (past.question_place(), asked.places_before());
-        let positions: Vec<i64> = (position..position + tokens.len() as i64).collect();
-        let input = Input { ids: tokens, positions: &positions, past_positions: &before, kept };
-        let past = |layer: usize| {
-            Ok([asked.past_of(self.shape.keys(layer), 0)?, asked.past_of(self.shape.values(layer), 0)?])
-        };
-        graph.with(self.lane, |graph| graph.run(&input, past)).map_err(|e| graph_error(&self.file, e))
-    }
-
-    fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
+    fn logits(&self, _question: &[u32], _keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
         Err(ModelError::NoQueryGraph { model: self.info.name.clone() })
     }
 }
 
-impl DecoderRuntime {
-    fn asked<'a>(
-        &'a self,
-        question: &'a [u32],
-        past: &'a dyn Past,
-        heads: &'a [(usize, usize)],
-    ) -> Asked<'a> {
-        let (shape, prefix) = (&self.shape, self.prefix.view());
-        Asked { shape, prefix, question, past, heads, tile_tokens: self.tile_tokens }
+impl DecoderShape {
+    fn layout(&self) -> PlaneLayout {
+        PlaneLayout::new(self.decoder.kv_heads)
     }
 
-    fn ask(
-        &self,
-        question: &[u32],
-        past: &dyn Past,
-        heads: &[(usize, usize)],
-    ) -> Result<Encoded, ModelError> {
-        let asked = self.asked(question, past, heads);
-        let found = self.asks.with_while(self.lane, || past.go_on(), |stages| asked.ask(stages));
-        found.ok_or(ModelError::Stopped)?.map_err(|e| graph_error(&self.file, e))?.ok_or(ModelError::Stopped)
-    }
-}
-
-impl Shape {
     fn planes(&self) -> usize {
-        2 * self.depth * self.decoder.kv_heads
+        self.layout().count(self.depth)
     }
 
-    /// The first plane of a layer's keys; its values come behind them.
-    fn keys(&self, layer: usize) -> usize {
-        2 * layer * self.decoder.kv_heads
+    fn keys(&self, layer: usize) -> Range<usize> {
+        self.layout().keys(layer)
     }
 
-    fn values(&self, layer: usize) -> usize {
-        self.keys(layer) + self.decoder.kv_heads
+    fn values(&self, layer: usize) -> Range<usize> {
+        self.layout().values(layer)
     }
 
-    /// The key head that a query head meets.
+    /// The key head to which a query head belongs.
     fn kv_head(&self, head: usize) -> usize {
         head / (self.decoder.heads / self.decoder.kv_heads)
     }
 
     fn key_plane(&self, layer: usize, head: usize) -> usize {
-        self.keys(layer) + self.kv_head(head)
+        self.keys(layer).start + self.kv_head(head)
     }
 }
 
-/// Planes `[plane, t, head_dim]` of each row of `ids [b, t]`, the first `dropped` tokens left out.
-fn read(
+/// Computes the keys and values of windows, `ids [b, t]`: for each window `[plane, t - skipped, head_dim]`.
+/// The first `skipped` tokens of each window, which are special tokens, are left out of the result.
+fn read_windows(
     stages: &mut Stages,
-    shape: &Shape,
+    shape: &DecoderShape,
     ids: Array2<i64>,
-    dropped: usize,
+    skipped: usize,
 ) -> Result<Vec<Array3<f32>>, ort::Error> {
     let (batch, tokens) = ids.dim();
     let positions = Array2::from_shape_fn((batch, tokens), |(_, t)| t as i64);
-    let (kv_heads, dim) = (shape.decoder.kv_heads, shape.decoder.head_dim);
-    let mut windows = vec![Array3::zeros((shape.planes(), tokens - dropped, dim)); batch];
-    let mut on_their_way = stages.enter(&Tokens { ids, key_positions: positions.clone(), positions })?;
+    let dim = shape.decoder.head_dim;
+    let mut windows = vec![Array3::zeros((shape.planes(), tokens - skipped, dim)); batch];
+    let mut staged = stages.start(&TokenBatch { ids, key_positions: positions.clone(), positions })?;
     for layers in stages.layers() {
         let past = layers.clone().filter(|&layer| stages.attends(layer));
-        let past = past.map(|_| Ok([empty(batch, shape)?, empty(batch, shape)?]));
+        let past = past.map(|_| Ok([empty_past(batch, shape)?, empty_past(batch, shape)?]));
         let past = past.collect::<Result<Vec<LayerPast>, ort::Error>>()?;
-        let made = stages.pass(layers.start, &mut on_their_way, &past, &[Part::Key, Part::Value])?;
-        for (layer, made) in layers.zip(made) {
-            for (first, made) in [shape.keys(layer), shape.values(layer)].into_iter().zip(&made) {
-                let made = finite(made, "keys and values")?;
-                for (window, made) in windows.iter_mut().zip(made.outer_iter()) {
-                    let mut planes = window.slice_mut(s![first..first + kv_heads, .., ..]);
-                    planes.assign(&made.slice(s![.., dropped.., ..]));
+        let computed =
+            stages.run_stage(layers.start, &mut staged, &past, &[Projection::Key, Projection::Value])?;
+        for (layer, computed) in layers.zip(computed) {
+            for (range, computed) in [shape.keys(layer), shape.values(layer)].into_iter().zip(&computed) {
+                let computed = finite(computed, "keys or values")?;
+                for (window, computed) in windows.iter_mut().zip(computed.outer_iter()) {
+                    let mut planes = window.slice_mut(s![range.clone(), .., ..]);
+                    planes.assign(&computed.slice(s![.., skipped.., ..]));
                 }
             }
         }
@@ -284,177 +324,34 @@ fn read(
     Ok(windows)
 }
 
-/// A question and what it looks back on.
-struct Asked<'a> {
-    shape: &'a Shape,
-    /// `[plane, prefix token, head_dim]`
-    prefix: ArrayView3<'a, f32>,
-    question: &'a [u32],
-    past: &'a dyn Past,
-    /// `[layer, head]` of the heads that are wanted.
-    heads: &'a [(usize, usize)],
-    tile_tokens: usize,
-}
-
-/// Some tokens of the question on their way through the layers.
-struct Tile {
-    /// Of the question.
-    tokens: std::ops::Range<usize>,
-    on_their_way: OnTheirWay,
-}
-
-impl Asked<'_> {
-    /// Queries and own keys of the heads that are read; none when nobody waits for them any more.
-    ///
-    /// Layers on the outside, tiles of the question within: only one stage's keys and values are there as numbers, and a tile's
-    /// logits over them.
-    fn ask(&self, stages: &mut Stages) -> Result<Option<Encoded>, ort::Error> {
-        let (heads, dim) = (self.heads.len(), self.shape.decoder.head_dim);
-        let mut vectors = Array3::zeros((heads, self.question.len(), dim));
-        let mut keys = vectors.clone();
-        let mut tiles = self.enter(stages)?;
-        for layers in stages.layers() {
-            if !self.past.go_on() {
-                return Ok(None);
-            }
-            let mut past = layers
-                .clone()
-                .filter(|&layer| stages.attends(layer))
-                .map(|layer| {
-                    let room = self.own_room();
-                    Ok([
-                        self.past_of(self.shape.keys(layer), room)?,
-                        self.past_of(self.shape.values(layer), room)?,
-                    ])
-                })
-                .collect::<Result<Vec<LayerPast>, ort::Error>>()?;
-            for tile in &mut tiles {
-                if !self.past.go_on() {
-                    return Ok(None);
-                }
-                let parts = [Part::Query, Part::Key, Part::Value];
-                let made = stages.pass(layers.start, &mut tile.on_their_way, &past, &parts)?;
-                for (i, (layer, made)) in layers.clone().zip(made).enumerate() {
-                    let made: Vec<_> =
-                        made.iter().map(|made| finite(made, "a question")).collect::<Result<_, _>>()?;
-                    let rows = s![tile.tokens.clone(), ..];
-                    let of_layer = self.heads.iter().enumerate().filter(|(_, (of, _))| *of == layer);
-                    for (at, &(_, head)) in of_layer {
-                        let mut vectors = vectors.index_axis_mut(Axis(0), at);
-                        vectors.slice_mut(rows).assign(&made[0].slice(s![0, head, .., ..]));
-                        let mut keys = keys.index_axis_mut(Axis(0), at);
-                        keys.slice_mut(rows).assign(&made[1].slice(s![0, self.shape.kv_head(head), .., ..]));
-                    }
-                    if let Some(past) = past.get_mut(i) {
-                        self.remember(past, &made[1..], tile.tokens.clone())?;
-                    }
-                }
-            }
-        }
-        Ok(Some(Encoded { vectors, own: Own::KeysBefore(keys) }))
-    }
-
-    /// Room for the question's own tokens behind what it looks back on: none where it is one tile.
-    fn own_room(&self) -> usize {
-        if self.question.len() > self.tile_tokens { self.question.len() } else { 0 }
-    }
-
-    /// Tokens of prefix and past.
-    fn looked_back_on(&self) -> usize {
-        self.prefix.len_of(Axis(1)) + self.past.positions().len()
-    }
-
-    fn enter(&self, stages: &mut Stages) -> Result<Vec<Tile>, ort::Error> {
-        let first = self.past.question_place();
-        let position = |token: usize| first + token as i64;
-        let before = self.places_before();
-        let tile = |start: usize| {
-            let tokens = start..(start + self.tile_tokens).min(self.question.len());
-            let own = (0..self.own_room()).map(|token| if token < start { position(token) } else { -1 });
-            let key_positions = before.iter().copied().chain(own).chain(tokens.clone().map(position));
-            let row =
-                |values: Vec<i64>| Array2::from_shape_vec((1, values.len()), values).expect("it is one row");
-            let entering = Tokens {
-                ids: row(self.question[tokens.clone()].iter().map(|&id| i64::from(id)).collect()),
-                positions: row(tokens.clone().map(position).collect()),
-                key_positions: row(key_positions.collect()),
-            };
-            Ok(Tile { on_their_way: stages.enter(&entering)?, tokens })
-        };
-        (0..self.question.len()).step_by(self.tile_tokens).map(tile).collect()
-    }
-
-    /// Places of prefix and past.
-    fn places_before(&self) -> Vec<i64> {
-        (0..self.prefix.len_of(Axis(1)) as i64).chain(self.past.positions().iter().copied()).collect()
-    }
-
-    /// Planes from `first` on, of prefix and past, with room for `own` tokens behind them: `[1, kv_heads, p, head_dim]`.
-    fn past_of(&self, first: usize, own: usize) -> Result<DynValue, ort::Error> {
-        let (kv_heads, dim) = (self.shape.decoder.kv_heads, self.shape.decoder.head_dim);
-        let (prefix, held) = (self.prefix.len_of(Axis(1)), self.looked_back_on());
-        let tokens = held + own;
-        let mut tensor = Tensor::<f32>::new(&Allocator::default(), [1, kv_heads, tokens, dim])?;
-        let (_, values) = tensor.try_extract_tensor_mut::<f32>()?;
-        for (plane, values) in values.chunks_exact_mut((tokens * dim).max(1)).enumerate() {
-            let (before, own) = values.split_at_mut(held * dim);
-            let (before, past) = before.split_at_mut(prefix * dim);
-            before
-                .iter_mut()
-                .zip(self.prefix.index_axis(Axis(0), first + plane))
-                .for_each(|(to, from)| *to = *from);
-            self.past.read_plane(first + plane, past);
-            own.fill(0.0);
-        }
-        Ok(tensor.into_dyn())
-    }
-
-    /// Puts a tile's keys and values where later tiles look back on them.
-    fn remember(
-        &self,
-        past: &mut LayerPast,
-        made: &[ArrayView4<f32>],
-        tokens: std::ops::Range<usize>,
-    ) -> Result<(), ort::Error> {
-        if self.own_room() == 0 {
-            return Ok(());
-        }
-        let held = self.looked_back_on();
-        for (past, made) in past.iter_mut().zip(made) {
-            let past = past.try_extract_array_mut::<f32>()?;
-            let mut past = past.into_dimensionality::<Ix4>().map_err(ort_error)?;
-            past.slice_mut(s![.., .., held + tokens.start..held + tokens.end, ..]).assign(made);
-        }
-        Ok(())
-    }
-}
-
-/// Nothing, `[batch, kv_heads, 0, head_dim]`.
-fn empty(batch: usize, shape: &Shape) -> Result<DynValue, ort::Error> {
+/// Returns past keys or values without tokens, `[batch, kv_heads, 0, head_dim]`.
+fn empty_past(batch: usize, shape: &DecoderShape) -> Result<DynValue, ort::Error> {
     let (kv_heads, dim) = (shape.decoder.kv_heads, shape.decoder.head_dim);
     Ok(Tensor::<f32>::new(&Allocator::default(), [batch, kv_heads, 0, dim])?.into_dyn())
 }
 
-/// What a layer made, if all of it is numbers: nothing else can be stored or compared.
-fn finite<'a>(made: &'a DynValue, what: &str) -> Result<ArrayView4<'a, f32>, ort::Error> {
-    let values = made.try_extract_array::<f32>()?.into_dimensionality::<Ix4>().map_err(ort_error)?;
+/// Returns the elements of an output, `[b, heads or kv_heads, t, head_dim]`. Fails if one is not finite,
+/// because such values can neither be cached nor compared. `content` names the content of the output in the
+/// error.
+fn finite<'a>(output: &'a DynValue, content: &str) -> Result<ArrayView4<'a, f32>, ort::Error> {
+    let values = output.try_extract_array::<f32>()?.into_dimensionality::<Ix4>().map_err(ort_error)?;
     match values.iter().all(|value| value.is_finite()) {
         true => Ok(values),
-        false => Err(ort_error(format_args!("{what} hold a value that is not finite"))),
+        false => Err(ort_error(format_args!("the {content} contain a value that is not finite"))),
     }
 }
 
-/// Holds the contract's frequencies, by which keys are moved, to those that the graph turns by.
+/// Checks that the contract's rotary frequencies, which move keys to other positions, are those of the graph.
 fn check_rotary(decoder: &Decoder, model: &onnx::ModelProto) -> Result<(), ModelError> {
     let graph = model.graph.iter();
-    let turns = graph
+    let is_rotary = graph
         .clone()
         .flat_map(|graph| &graph.node)
-        .any(|node| node.output.iter().any(|name| name == cut::COS));
+        .any(|node| node.output.iter().any(|name| name == value_names::COS));
     let frequencies = decoder.rotary.as_ref().map(|rotary| &rotary.frequencies);
     let bytes: Option<Vec<u8>> = frequencies.map(|all| all.iter().flat_map(|f| f.to_le_bytes()).collect());
     let in_graph = graph.flat_map(|graph| &graph.initializer).any(|tensor| tensor.raw_data == bytes);
-    if turns == bytes.is_some() && (!turns || in_graph) {
+    if is_rotary == bytes.is_some() && (!is_rotary || in_graph) {
         return Ok(());
     }
     let declared = match frequencies {
@@ -462,12 +359,13 @@ fn check_rotary(decoder: &Decoder, model: &onnx::ModelProto) -> Result<(), Model
         None => "no decoder.rotary",
     };
     let (graph, declared) = (decoder.graph.clone(), declared.to_owned());
-    let found = if turns { "others to turn keys by" } else { "learned positions" };
+    let found = if is_rotary { "other rotary frequencies" } else { "learned positions" };
     Err(ContractError::IoMismatch { graph, declared, found: found.to_owned() }.into())
 }
 
-/// What the file says that its graph takes and gives. It is never one session: its stages are.
-fn io_of(model: &onnx::ModelProto) -> Vec<IoTensor> {
+/// Returns the inputs and outputs that the file declares. No session has the whole graph, so they cannot come
+/// from one.
+fn io_of_model(model: &onnx::ModelProto) -> Vec<IoTensor> {
     let Some(graph) = &model.graph else { return Vec::new() };
     let tensor = |side: Side, info: &ValueInfoProto| {
         let tensor = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
@@ -475,7 +373,7 @@ fn io_of(model: &onnx::ModelProto) -> Vec<IoTensor> {
             Some(Ok(DataType::Float)) => "f32",
             Some(Ok(DataType::Float16)) => "f16",
             Some(Ok(DataType::Int64)) => "i64",
-            _ => "of another type",
+            _ => "(unsupported type)",
         };
         let dims = tensor.and_then(|tensor| tensor.shape.as_ref()).into_iter().flat_map(|shape| &shape.dim);
         let dims = dims.map(|dim| match dim.value {

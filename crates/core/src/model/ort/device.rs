@@ -1,8 +1,10 @@
-//! Which device sessions run on: tried once when a model is loaded, told to every session.
-//! Knows nothing of what the sessions compute.
+//! The device that sessions run on: it is tested once when a model is loaded, and every session is configured
+//! for it. Knows nothing of what the sessions compute.
 
 use ort::environment::Environment;
-use ort::ep::{ArenaExtendStrategy, CPU, CUDA};
+use ort::ep::CPU;
+#[cfg(feature = "cuda")]
+use ort::ep::{ArenaExtendStrategy, CUDA};
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
@@ -11,34 +13,35 @@ use crate::model::ModelError;
 use crate::model::device::{DeviceChoice, DeviceInUse};
 use crate::model::onnx;
 
-/// A device that works.
+/// A device that has been tested and can be used.
 #[derive(Debug, Clone)]
 pub struct Device {
-    /// Number of the GPU.
+    /// The number of the GPU; `None` is the CPU.
     cuda: Option<u16>,
     memory_bytes_max: Option<usize>,
     in_use: DeviceInUse,
 }
 
 impl Device {
-    /// The device that `choice` comes to, with at most so many bytes of its memory; 0: as many as it has.
+    /// Returns the device for a user's choice. Sessions on a GPU allocate at most `memory_bytes_max` bytes; 0
+    /// means no limit.
     ///
     /// # Errors
-    /// [`ModelError::Device`] when a GPU is asked for by number and does not work.
+    /// Returns [`ModelError::Device`] if the user chose a GPU by number and it cannot be used.
     pub fn choose(
         environment: &Environment,
         choice: DeviceChoice,
         memory_bytes_max: u64,
     ) -> Result<Self, ModelError> {
-        let cpu = |instead_of_gpu| Self {
+        let cpu = |gpu_unavailable_reason| Self {
             cuda: None,
             memory_bytes_max: None,
-            in_use: DeviceInUse { instead_of_gpu, ..DeviceInUse::cpu() },
+            in_use: DeviceInUse { gpu_unavailable_reason, ..DeviceInUse::cpu() },
         };
         let cuda = |number: u16| Self {
             cuda: Some(number),
             memory_bytes_max: usize::try_from(memory_bytes_max).ok().filter(|max| *max > 0),
-            in_use: DeviceInUse { name: format!("cuda:{number}"), instead_of_gpu: None },
+            in_use: DeviceInUse { name: format!("cuda:{number}"), gpu_unavailable_reason: None },
         };
         match choice {
             DeviceChoice::Cpu => Ok(cpu(None)),
@@ -46,42 +49,55 @@ impl Device {
                 let device = cuda(number);
                 let refused =
                     |e: ort::Error| ModelError::Device { device: choice.to_string(), reason: reason(&e) };
-                device.try_out(environment).map_err(refused)?;
+                device.test(environment).map_err(refused)?;
                 Ok(device)
             }
-            DeviceChoice::Auto => match cuda(0).try_out(environment) {
+            DeviceChoice::Auto => match cuda(0).test(environment) {
                 Ok(()) => Ok(cuda(0)),
                 Err(e) => Ok(cpu(Some(reason(&e)))),
             },
         }
     }
 
-    /// Whether it is the processor.
+    /// Returns whether the device is the CPU.
     pub fn is_cpu(&self) -> bool {
         self.cuda.is_none()
     }
 
-    /// What the rest of the program may know of it.
+    /// Returns the description of the device for the rest of the program.
     pub fn in_use(&self) -> &DeviceInUse {
         &self.in_use
     }
 
-    /// The same, with its memory divided among so many sessions: each has an arena of its own.
+    /// Returns the device with its memory limit divided by the number of sessions, because each session has
+    /// its own arena.
     pub fn shared_by(&self, sessions: usize) -> Self {
         let memory_bytes_max = self.memory_bytes_max.map(|max| (max / sessions.max(1)).max(1));
         Self { memory_bytes_max, ..self.clone() }
     }
 
-    /// Tells a session about it.
+    /// Configures a session for the device.
     ///
     /// # Errors
-    /// A provider that is not there.
+    /// Fails if the library of ONNX Runtime does not have the CUDA execution provider.
     pub fn configure(&self, builder: SessionBuilder) -> Result<SessionBuilder, ort::Error> {
         let Some(number) = self.cuda else { return Ok(builder) };
-        // What a user allows is a bound, so memory is taken as it is needed, not doubled.
+        self.with_cuda(builder, number)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn with_cuda(&self, _: SessionBuilder, _: u16) -> Result<SessionBuilder, ort::Error> {
+        Err(ort::Error::new("this program was built without the feature `cuda`"))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn with_cuda(&self, builder: SessionBuilder, number: u16) -> Result<SessionBuilder, ort::Error> {
+        // The arena grows by the requested size instead of doubling, so that it stays within the user's
+        // limit.
         let mut cuda = CUDA::default()
             .with_device_id(i32::from(number))
-            // Ten bits of a product are not single precision, by which blocks are one and the same for a fleet.
+            // TF32 multiplies with 10 bits of mantissa. Machines share cached blocks, so keys must have
+            // single precision on all of them.
             .with_tf32(false)
             .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested);
         if let Some(max) = self.memory_bytes_max {
@@ -90,11 +106,12 @@ impl Device {
         Ok(builder.with_execution_providers([cuda.build().error_on_failure()])?)
     }
 
-    /// Tells a session on the processor that it is one of many which run in turn: each would keep the memory of its largest run. On a
-    /// GPU, where memory is slow to come by, they do, within their bound.
+    /// Configures a session as one of many that run one after the other: on the CPU it returns its memory
+    /// after each run, because otherwise each session would keep the memory of its largest run. On a GPU
+    /// sessions keep their memory, within their limit, because allocation is slow there.
     ///
     /// # Errors
-    /// What the runtime reports.
+    /// Returns an error of the runtime.
     pub fn without_arena(&self, builder: SessionBuilder) -> Result<SessionBuilder, ort::Error> {
         let builder = builder.with_memory_pattern(false)?;
         if !self.is_cpu() {
@@ -103,10 +120,11 @@ impl Device {
         Ok(builder.with_execution_providers([CPU::default().with_arena_allocator(false).build()])?)
     }
 
-    /// Where what goes from one session to the next stays.
+    /// Returns the memory in which a session leaves outputs that are inputs of the next session: the device's
+    /// own.
     ///
     /// # Errors
-    /// What the runtime reports.
+    /// Returns an error of the runtime.
     pub fn memory(&self) -> Result<MemoryInfo<'static>, ort::Error> {
         match self.cuda {
             None => Ok(MemoryInfo::default()),
@@ -119,20 +137,20 @@ impl Device {
         }
     }
 
-    /// Loads the smallest graph there is on it: libraries, driver and device are then all there.
-    fn try_out(&self, environment: &Environment) -> Result<(), ort::Error> {
+    /// Loads a minimal graph on the device, which succeeds only if libraries, driver and device are present.
+    fn test(&self, environment: &Environment) -> Result<(), ort::Error> {
         let mut builder = self.configure(Session::builder(environment)?)?;
         builder.commit_from_memory(&onnx::identity().to_bytes()).map(drop)
     }
 }
 
-/// The runtime's own words, without the position in its source and the number of its error.
+/// Returns the message of an error of ONNX Runtime without its source location and error number.
 fn reason(error: &ort::Error) -> String {
-    let said = error.to_string();
-    let said = said.lines().next().unwrap_or_default();
-    let said = said
+    let message = error.to_string();
+    let first_line = message.lines().next().unwrap_or_default();
+    let reason = first_line
         .split_once("[ONNXRuntimeError] : ")
-        .and_then(|(_, said)| said.splitn(3, " : ").nth(2))
-        .unwrap_or(said);
-    said.trim().trim_end_matches('.').to_owned()
+        .and_then(|(_, rest)| rest.splitn(3, " : ").nth(2))
+        .unwrap_or(first_line);
+    reason.trim().trim_end_matches('.').to_owned()
 }

@@ -1,53 +1,61 @@
-//! The late-interaction family: loads a contract's two graphs, checks them against it, runs them.
-//! Knows nothing of decoders.
+//! The late-interaction family: loads the two graphs of a contract, checks them and runs them; also the
+//! baselines that the benchmarks compare the pipeline with. Knows nothing of decoders.
 
 use std::sync::Arc;
 
 use ndarray::{Array2, Array3, ArrayView3, Ix3, Ix4, s};
+use ort::session::Session;
 use ort::value::TensorRef;
 use rayon::prelude::*;
 
 use super::device::Device;
-use super::frame::Frame;
-use super::lanes::Lane;
-use super::pool::Pool;
+use super::scheduling::{Flow, Pool};
 use super::weights::{SharedWeights, WeightedSession};
-use super::workers::{RUN_TOKENS, Workers};
-use super::{OrtSettings, builder, environment, graph_error, io_of, numerics, ort_error, query_sessions};
+use super::workers::{BATCH_TOKENS_MAX, Workers};
+use super::{
+    OrtSettings, SpecialTokens, environment, fingerprint, graph_error, io_of_session, ort_error,
+    question_sessions, session_builder,
+};
 use crate::model::contract::{Contract, Family, Graph, check_io};
-use crate::model::{Done, Encoded, Logits, ModelError, ModelInfo, ModelRuntime, Own, Past, Wanted};
+use crate::model::{
+    EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, SelfAttention, WindowFilter,
+    WindowSink,
+};
 
-/// Sentences that are read side by side: each session takes memory, and an answer has few sentences.
-const BESIDE_MAX: usize = 8;
+/// The largest number of sessions with one thread that encode questions at the same time. Each session takes
+/// memory, and an answer has few sentences.
+const ONE_THREAD_SESSIONS_MAX: usize = 8;
 
-/// Sessions of one contract's graphs.
+/// A loaded late-interaction model. Clones share its sessions.
 ///
-/// Windows run on one thread each, side by side, alone or with others of their length: their keys then depend on their own
-/// tokens only, not on the padding that other batches bring or on how many cores there are; on the CPU it is also the
-/// faster way (`docs/decisions.md` has the figures). A question runs on the thread that asks, helped by idle cores.
+/// Each window is read by one thread, alone or in a batch with windows of equal length, while other threads
+/// read other windows. Its keys therefore depend on its own tokens only, not on padding or on the number of
+/// cores. On the CPU this is also faster than batches with padding (`docs/decisions.md` has the
+/// measurements). A question is encoded by the calling thread and by idle cores.
 #[derive(Clone)]
 pub struct LateRuntime {
     info: ModelInfo,
-    frame: Frame,
-    pub(super) workers: Arc<Workers<Array3<f32>>>,
+    special_tokens: SpecialTokens,
+    workers: Arc<Workers<Array3<f32>>>,
     query: Arc<Pool<WeightedSession>>,
-    /// On one thread each, one per core and [`BESIDE_MAX`] at most.
-    query_beside: Arc<Pool<WeightedSession>>,
+    /// Sessions with one thread: one per core, and at most [`ONE_THREAD_SESSIONS_MAX`].
+    query_on_one_thread: Arc<Pool<WeightedSession>>,
     query_file: String,
-    /// Whose turn it is, on workers and sessions.
-    pub(super) lane: Lane,
+    /// The flow of this handle's work on workers and sessions.
+    flow: Flow,
 }
 
 impl LateRuntime {
-    /// Loads the library, the contract and its graphs.
+    /// Loads ONNX Runtime, the contract and the model's graphs.
     ///
     /// # Errors
-    /// [`ModelError`] names what is missing or does not fit, and what to do.
+    /// Fails if a file is missing or does not match the contract, if the library or the device cannot be
+    /// used, or if the contract is that of a decoder.
     pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
         let environment = environment(&settings.runtime_lib)?;
         let contract = Contract::load(&settings.model_dir)?;
         let Family::Late(late) = &contract.family else {
-            return Err(ModelError::OtherFamily { name: contract.name, expected: "late-interaction model" });
+            return Err(ModelError::WrongFamily { name: contract.name, expected: "late-interaction model" });
         };
         let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
         let cores = if device.is_cpu() { settings.workers.max(1) } else { 1 };
@@ -55,31 +63,31 @@ impl LateRuntime {
         let load = |graph, count, threads| {
             let file = contract.graph_file(graph);
             let path = settings.model_dir.join(file);
-            let load = |_| weights.session(builder(&environment, &device, threads)?, &path);
+            let load = |_| weights.session_from_file(session_builder(&environment, &device, threads)?, &path);
             let sessions = (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>();
             let sessions = sessions.map_err(|e| graph_error(file, e))?;
-            check_io(&contract, graph, &io_of(&sessions[0]))?;
+            check_io(&contract, graph, &io_of_session(&sessions[0]))?;
             Ok::<_, ModelError>(sessions)
         };
         let passage = load(Graph::Passage, cores, 1)?;
-        let (sessions, threads) = query_sessions(cores);
+        let (sessions, threads) = question_sessions(cores);
         let query = load(Graph::Query, sessions, threads)?;
-        let query_beside = load(Graph::Query, cores.min(BESIDE_MAX), 1)?;
+        let query_on_one_thread = load(Graph::Query, cores.min(ONE_THREAD_SESSIONS_MAX), 1)?;
         weights.drop_pages();
-        let frame = Frame::of(&contract);
+        let special_tokens = SpecialTokens::of(&contract);
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();
         let run = |mut session: WeightedSession| {
-            let (frame, file) = (frame.clone(), Arc::clone(&file));
+            let (special_tokens, file) = (special_tokens.clone(), Arc::clone(&file));
             move |windows: &[Box<[u32]>]| {
-                run_passage(&mut session, &frame, windows).map_err(|e| graph_error(&file, e))
+                run_passage(&mut session, &special_tokens, windows).map_err(|e| graph_error(&file, e))
             }
         };
-        let workers = Workers::start(passage.into_iter().map(run).collect::<Vec<_>>(), RUN_TOKENS);
+        let workers = Workers::start(passage.into_iter().map(run).collect::<Vec<_>>(), BATCH_TOKENS_MAX);
         Ok(Self {
             info: ModelInfo {
                 name: contract.name.clone(),
-                fingerprint: numerics::fingerprint(&contract, device.is_cpu()),
-                window_tokens_max: contract.window.tokens_max - frame.prefix.len() - frame.suffix.len(),
+                fingerprint: fingerprint(&contract, device.is_cpu()),
+                window_tokens_max: contract.window.tokens_max - special_tokens.count(),
                 planes: late.heads,
                 head_dim: late.head_dim,
                 readout: (0..late.heads).collect(),
@@ -87,15 +95,15 @@ impl LateRuntime {
                 device: device.in_use().clone(),
             },
             workers: Arc::new(workers.map_err(|e| graph_error("worker threads", e))?),
-            frame,
+            special_tokens,
             query: Arc::new(Pool::new(query)),
-            query_beside: Arc::new(Pool::new(query_beside)),
+            query_on_one_thread: Arc::new(Pool::new(query_on_one_thread)),
             query_file: late.query.clone(),
-            lane: Lane::SHARED,
+            flow: Flow::DEFAULT,
         })
     }
 
-    /// How many windows run side by side.
+    /// Returns the number of threads that read windows.
     pub fn workers(&self) -> usize {
         self.workers.count()
     }
@@ -106,76 +114,93 @@ impl ModelRuntime for LateRuntime {
         &self.info
     }
 
-    fn with_own_share(&self) -> Option<Arc<dyn ModelRuntime>> {
-        Some(Arc::new(Self { lane: Lane::new(), ..self.clone() }))
+    fn with_own_flow(&self) -> Option<Arc<dyn ModelRuntime>> {
+        Some(Arc::new(Self { flow: Flow::new(), ..self.clone() }))
     }
 
-    fn read(&self, windows: &[&[u32]], wanted: Wanted, done: Done) -> Result<(), ModelError> {
-        self.workers.each(self.lane, windows, wanted, |i, keys| done(i, keys.view()))
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        is_needed: WindowFilter,
+        on_read: WindowSink,
+    ) -> Result<(), ModelError> {
+        self.workers.read(self.flow, windows, is_needed, |i, keys| on_read(i, keys.view()))
     }
 
-    /// Logits are linear in the keys, so the logits over the unit vectors are the question's vectors, to the bit: every
-    /// other term of each product is 0.
-    fn question(&self, question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
-        self.vectors(question, &self.query)
+    fn encode_question(&self, question: &[u32], _past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
+        self.encode_with(question, &self.query)
     }
 
-    fn question_beside(&self, question: &[u32], _past: &dyn Past) -> Result<Encoded, ModelError> {
-        self.vectors(question, &self.query_beside)
+    fn encode_question_on_one_thread(
+        &self,
+        question: &[u32],
+        _past: &dyn Past,
+    ) -> Result<EncodedQuestion, ModelError> {
+        self.encode_with(question, &self.query_on_one_thread)
     }
 
-    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<Logits, ModelError> {
-        self.logits_by(question, keys, &self.query)
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
+        self.logits_with(question, keys, &self.query)
     }
 }
 
 impl LateRuntime {
-    fn vectors(&self, question: &[u32], sessions: &Pool<WeightedSession>) -> Result<Encoded, ModelError> {
+    /// Returns the question's vectors. They are computed as the logits over the unit vectors: logits are
+    /// linear in the keys, and all other terms of each dot product are 0, so the result is exact to the bit.
+    fn encode_with(
+        &self,
+        question: &[u32],
+        sessions: &Pool<WeightedSession>,
+    ) -> Result<EncodedQuestion, ModelError> {
         let (heads, dim) = (self.info.readout.len(), self.info.head_dim);
         let units = Array3::from_shape_fn((heads, dim, dim), |(_, i, j)| f32::from(u8::from(i == j)));
-        let Logits { cross: vectors, own } = self.logits_by(question, units.view(), sessions)?;
-        Ok(Encoded { vectors, own: Own::Logits(own) })
+        let RawLogits { cross: vectors, self_logits } = self.logits_with(question, units.view(), sessions)?;
+        Ok(EncodedQuestion { vectors, self_attention: SelfAttention::Logits(self_logits) })
     }
 
-    fn logits_by(
+    /// Runs the query graph over `keys`, `[head, key, head_dim]`.
+    fn logits_with(
         &self,
         question: &[u32],
         keys: ArrayView3<f32>,
         sessions: &Pool<WeightedSession>,
-    ) -> Result<Logits, ModelError> {
-        let input = self.frame.around(&[question]);
+    ) -> Result<RawLogits, ModelError> {
+        let input = self.special_tokens.input_ids(&[question]);
         let keys = keys.as_standard_layout();
-        let first = self.frame.prefix.len();
+        let first = self.special_tokens.prefix.len();
         let rows = first..first + question.len();
         let run = |session: &mut WeightedSession| {
             let outputs = session.run(ort::inputs![
                 "input_ids" => TensorRef::from_array_view(input.view())?,
                 "key" => TensorRef::from_array_view(keys.view())?,
             ])?;
-            let take = |name: &str| -> Result<Array3<f32>, ort::Error> {
+            let output = |name: &str| -> Result<Array3<f32>, ort::Error> {
                 let logits = outputs[name].try_extract_array::<f32>()?;
                 let logits = logits.into_dimensionality::<Ix3>().map_err(ort_error)?;
-                // The statistic is defined for finite logits; a model that gives others is broken.
+                // RC is defined for finite logits only. A model that returns others is broken.
                 if logits.iter().any(|logit| !logit.is_finite()) {
-                    return Err(ort_error(format_args!("{name} holds a value that is not finite")));
+                    return Err(ort_error(format_args!(
+                        "the output {name} contains a value that is not finite"
+                    )));
                 }
                 Ok(logits.slice(s![.., rows.clone(), ..]).to_owned())
             };
-            let (cross, own) = (take("cross_logits")?, take("self_logits")?);
-            Ok(Logits { cross, own: own.slice(s![.., .., rows.clone()]).to_owned() })
+            let (cross, self_logits) = (output("cross_logits")?, output("self_logits")?);
+            Ok(RawLogits { cross, self_logits: self_logits.slice(s![.., .., rows.clone()]).to_owned() })
         };
-        sessions.with(self.lane, run).map_err(|e: ort::Error| graph_error(&self.query_file, e))
+        sessions.with(self.flow, run).map_err(|e: ort::Error| graph_error(&self.query_file, e))
     }
 }
 
-/// Keys `[head, t, head_dim]` of windows of one length, `[window, t]`, special tokens dropped.
+/// Computes the keys of windows of equal length: for each window `[head, token, head_dim]`, without special
+/// tokens.
 fn run_passage(
     session: &mut WeightedSession,
-    frame: &Frame,
+    special_tokens: &SpecialTokens,
     windows: &[Box<[u32]>],
 ) -> Result<Vec<Array3<f32>>, ort::Error> {
     let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
-    let input = frame.around(&windows);
+    let input = special_tokens.input_ids(&windows);
     let mask = Array2::<i64>::ones(input.dim());
     let outputs = session.run(ort::inputs![
         "input_ids" => TensorRef::from_array_view(input.view())?,
@@ -183,11 +208,80 @@ fn run_passage(
     ])?;
     let keys = outputs["key"].try_extract_array::<f32>()?;
     let keys = keys.into_dimensionality::<Ix4>().map_err(ort_error)?;
-    // A key that is not finite has no scale to be stored with.
+    // The cache's codecs need finite values to compute the scale of a key.
     if keys.iter().any(|value| !value.is_finite()) {
-        return Err(ort_error("key holds a value that is not finite"));
+        return Err(ort_error("the output key contains a value that is not finite"));
     }
-    let first = frame.prefix.len();
-    let tokens = input.ncols() - frame.suffix.len();
-    Ok(keys.outer_iter().map(|window| window.slice(s![.., first..tokens, ..]).to_owned()).collect())
+    let own = special_tokens.prefix.len()..input.ncols() - special_tokens.suffix.len();
+    Ok(keys.outer_iter().map(|window| window.slice(s![.., own.clone(), ..]).to_owned()).collect())
+}
+
+impl LateRuntime {
+    /// Runs the passage graph once on each window, as [`ModelRuntime::read`] does, and drops the keys.
+    /// Benchmarks use it as the lower bound of the time that reading takes.
+    ///
+    /// # Errors
+    /// Returns the first error of the runtime.
+    pub fn run_passage_graph(&self, windows: &[&[u32]]) -> Result<(), ModelError> {
+        // The longest windows first, as the pipeline reads them, so that a short one finishes last.
+        let mut windows = windows.to_vec();
+        windows.sort_by_key(|window| std::cmp::Reverse(window.len()));
+        self.workers.read(self.flow, &windows, |_| true, |_, keys| drop(keys))
+    }
+}
+
+/// The passage graph run in the usual way: one session whose operators use all threads, and batches of
+/// windows with padding. Benchmarks compare [`LateRuntime`] with it.
+pub struct BatchedGraph {
+    session: Session,
+    file: String,
+    special_tokens: SpecialTokens,
+}
+
+impl BatchedGraph {
+    /// Loads the passage graph as one session with `settings.workers` threads.
+    ///
+    /// # Errors
+    /// As [`LateRuntime::load`].
+    pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
+        let environment = environment(&settings.runtime_lib)?;
+        let contract = Contract::load(&settings.model_dir)?;
+        let file = contract.graph_file(Graph::Passage).to_owned();
+        let path = settings.model_dir.join(&file);
+        let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
+        let session = session_builder(&environment, &device, settings.workers.max(1))
+            .and_then(|mut builder| builder.commit_from_file(path))
+            .map_err(|e| graph_error(&file, e))?;
+        Ok(Self { session, file, special_tokens: SpecialTokens::of(&contract) })
+    }
+
+    /// Runs all windows, `batch` at a time. They are sorted by length, so that there is as little padding as
+    /// possible.
+    ///
+    /// # Errors
+    /// Returns the first error of the runtime.
+    pub fn run(&mut self, windows: &[&[u32]], batch: usize) -> Result<(), ModelError> {
+        let mut sorted = windows.to_vec();
+        sorted.sort_by_key(|ids| std::cmp::Reverse(ids.len()));
+        sorted.chunks(batch).try_for_each(|rows| self.run_batch(rows)).map_err(|e| graph_error(&self.file, e))
+    }
+
+    /// Runs the windows `rows`, of which the first is the longest.
+    fn run_batch(&mut self, rows: &[&[u32]]) -> Result<(), ort::Error> {
+        let tokens = self.special_tokens.count() + rows[0].len();
+        let mut input = Array2::<i64>::zeros((rows.len(), tokens));
+        let mut mask = Array2::<i64>::zeros(input.dim());
+        for (row, &window) in rows.iter().enumerate() {
+            let ids = self.special_tokens.input_ids(&[window]);
+            for (column, &id) in ids.iter().enumerate() {
+                input[[row, column]] = id;
+                mask[[row, column]] = 1;
+            }
+        }
+        self.session.run(ort::inputs![
+            "input_ids" => TensorRef::from_array_view(input.view())?,
+            "attention_mask" => TensorRef::from_array_view(mask.view())?,
+        ])?;
+        Ok(())
+    }
 }

@@ -1,46 +1,62 @@
-//! A decoder's graph in stages of some layers each, run one behind the other.
-//! Knows nothing of windows or questions: tokens, positions and what lies before them come in, what each layer makes goes out.
+//! Runs a decoder's graph in stages of some layers each. Knows nothing of windows or questions: its input is
+//! tokens, their positions and the keys and values before them, its output is what each layer computes.
 //!
-//! The whole graph would hold the raw attention logits of all layers, and the keys and values of everything it looks back on. Cut into
-//! stages, it holds those of one stage: hidden states go from one to the next, on the device where they are.
+//! The whole graph would need the raw attention logits of all layers and the past keys and values of all
+//! layers in memory at the same time. A stage needs only those of its own layers. The hidden states between
+//! two stages stay in the memory of the device.
 
 use std::ops::Range;
 use std::path::Path;
 
 use ndarray::Array2;
 use ort::memory::MemoryInfo;
+use ort::session::builder::SessionBuilder;
 use ort::value::{DynValue, Tensor};
 
 use super::device::Device;
 use super::ort_error;
 use super::weights::{SharedWeights, WeightedSession};
-use crate::model::contract::cut;
+use crate::model::contract::value_names;
 use crate::model::onnx::{self, ModelProto};
 
-/// Layers of one stage. Fewer hold less at once and are more sessions to load.
-const LAYERS: usize = 2;
+/// The number of layers of a stage. With fewer layers a stage needs less memory, but there are more sessions
+/// to load.
+const STAGE_LAYERS: usize = 2;
 
-/// Sessions of so many layers: the stages, and what goes before them.
-pub fn sessions(depth: usize) -> usize {
-    1 + depth.div_ceil(LAYERS)
+/// Returns the number of sessions for the first `depth` layers: the stages and the prologue.
+pub fn session_count(depth: usize) -> usize {
+    1 + depth.div_ceil(STAGE_LAYERS)
 }
 
-/// What a layer makes of its tokens, `[b, heads or kv_heads, t, head_dim]`.
+/// The vectors that a layer computes of its tokens, `[b, heads or kv_heads, t, head_dim]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Part {
-    /// Scaled, in their positions.
+pub enum Projection {
+    /// Queries: scaled, and rotated to their positions.
     Query,
-    /// In their positions.
+    /// Keys: rotated to their positions.
     Key,
+    /// Values.
     Value,
 }
 
-/// Sessions of all stages.
+impl Projection {
+    /// The name of the projection of `layer` in the graph.
+    fn value_name(self, layer: usize) -> String {
+        match self {
+            Self::Query => value_names::query(layer),
+            Self::Key => value_names::key(layer),
+            Self::Value => value_names::value(layer),
+        }
+    }
+}
+
+/// The sessions of all stages of a decoder.
 pub struct Stages {
-    /// Tokens and positions to what all layers read.
+    /// Computes the hidden states before the first layer, and the values that all layers use, from tokens and
+    /// positions.
     prologue: WeightedSession,
-    /// What the prologue gives, by name: the first layer's hidden state first.
-    common: Vec<String>,
+    /// The names of the prologue's outputs; see [`prologue_outputs`].
+    prologue_outputs: Vec<String>,
     stages: Vec<Stage>,
     device: Device,
 }
@@ -50,156 +66,170 @@ struct Stage {
     session: WeightedSession,
 }
 
-/// Tokens that go through the stages together.
-pub struct Tokens {
-    /// `[b, t]`
+/// The tokens of one pass through the stages. `b` is the number of sequences, `t` the number of tokens of
+/// each, `p` the number of past tokens.
+pub struct TokenBatch {
+    /// The token ids, `[b, t]`.
     pub ids: Array2<i64>,
-    /// `[b, t]`
+    /// The position of each token, `[b, t]`.
     pub positions: Array2<i64>,
-    /// `[b, p + t]`: of everything that lies before them, and of themselves; -1 is not there.
+    /// The positions of the past tokens and of the tokens themselves, `[b, p + t]`. A key at position -1 is
+    /// masked.
     pub key_positions: Array2<i64>,
 }
 
-/// Tokens on their way: what all layers read of them, and their hidden states in front of the next stage.
-pub struct OnTheirWay {
+/// Tokens between two stages.
+pub struct StagedTokens {
+    /// The hidden states that enter the next stage.
     hidden: DynValue,
-    /// In the order of [`Stages::common`], without the first.
-    common: Vec<DynValue>,
+    /// The other outputs of the prologue, which all stages use.
+    shared: Vec<DynValue>,
 }
 
-/// Keys and values of one layer that lie before some tokens: `[b, kv_heads, p, head_dim]`.
+/// The past keys and the past values of one layer, each `[b, kv_heads, p, head_dim]`.
 pub type LayerPast = [DynValue; 2];
 
 impl Stages {
-    /// Loads the first `depth` layers of `model`, whose weights lie in `dir`. `session` makes a session of a graph.
+    /// Loads the first `depth` layers of `model`, whose weights are in `dir`. `builder` returns a new session
+    /// builder.
     ///
     /// # Errors
-    /// A graph that cannot be cut where an export names its values; what the runtime reports.
+    /// Fails if the graph does not have the values of [`value_names`], and returns errors of the runtime.
     pub fn load(
         model: &ModelProto,
         depth: usize,
         (weights, dir): (&SharedWeights, &Path),
         device: &Device,
-        builder: impl Fn() -> Result<ort::session::builder::SessionBuilder, ort::Error>,
+        builder: impl Fn() -> Result<SessionBuilder, ort::Error>,
     ) -> Result<Self, ort::Error> {
         let load = |inputs: &[String], outputs: &[String]| {
-            let cut = onnx::cut(model, inputs, outputs).map_err(ort_error)?;
-            weights.session_of(builder()?, &cut, dir)
+            let subgraph = onnx::extract_subgraph(model, inputs, outputs).map_err(ort_error)?;
+            weights.session_from_model(builder()?, &subgraph, dir)
         };
-        let common = common(model);
-        let prologue = load(&[], &common)?;
+        let prologue_outputs = prologue_outputs(model);
+        let prologue = load(&[], &prologue_outputs)?;
         let stage = |first: usize| {
-            let layers = first..(first + LAYERS).min(depth);
-            let inputs: Vec<String> =
-                std::iter::once(cut::hidden(first)).chain(common[1..].iter().cloned()).collect();
-            let parts =
-                layers.clone().flat_map(|layer| [cut::query(layer), cut::key(layer), cut::value(layer)]);
-            // Behind the last layer that is read, nothing is wanted any more.
-            let next = (layers.end < depth).then(|| cut::hidden(layers.end));
-            let outputs: Vec<String> = parts.chain(next).collect();
+            let layers = first..(first + STAGE_LAYERS).min(depth);
+            let hidden = std::iter::once(value_names::hidden(first));
+            let inputs: Vec<String> = hidden.chain(prologue_outputs[1..].iter().cloned()).collect();
+            let projections = [Projection::Query, Projection::Key, Projection::Value];
+            let projections =
+                layers.clone().flat_map(|layer| projections.map(|projection| projection.value_name(layer)));
+            // The hidden states after the last layer are not needed.
+            let next = (layers.end < depth).then(|| value_names::hidden(layers.end));
+            let outputs: Vec<String> = projections.chain(next).collect();
             Ok(Stage { session: load(&inputs, &outputs)?, layers })
         };
-        let stages = (0..depth).step_by(LAYERS).map(stage).collect::<Result<_, ort::Error>>()?;
-        Ok(Self { prologue, common, stages, device: device.clone() })
+        let stages = (0..depth).step_by(STAGE_LAYERS).map(stage).collect::<Result<_, ort::Error>>()?;
+        Ok(Self { prologue, prologue_outputs, stages, device: device.clone() })
     }
 
-    /// The layers of each stage.
+    /// Returns the layers of each stage.
     pub fn layers(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         self.stages.iter().map(|stage| stage.layers.clone()).collect::<Vec<_>>().into_iter()
     }
 
-    /// Whether `layer` attends, so that it wants what lies before: the last one that is read does not.
+    /// Returns whether the attention of `layer` is computed, so that the layer needs past keys and values. It
+    /// is not computed in the last layer that is run, because only the projections of this layer are needed.
     pub fn attends(&self, layer: usize) -> bool {
         self.stages.last().is_some_and(|last| layer + 1 < last.layers.end)
     }
 
-    /// Makes of `tokens` what the first layer reads.
+    /// Computes the input of the first stage from `tokens`.
     ///
     /// # Errors
-    /// What the runtime reports.
-    pub fn enter(&mut self, tokens: &Tokens) -> Result<OnTheirWay, ort::Error> {
-        let inputs = grids(&[
+    /// Returns an error of the runtime.
+    pub fn start(&mut self, tokens: &TokenBatch) -> Result<StagedTokens, ort::Error> {
+        let inputs = integer_inputs(&[
             ("input_ids", &tokens.ids),
             ("position_ids", &tokens.positions),
             ("key_position_ids", &tokens.key_positions),
         ])?;
-        let memory = self.device.memory()?;
+        let device = self.device.memory()?;
         let outputs: Vec<(&str, &MemoryInfo)> =
-            self.common.iter().map(|name| (name.as_str(), &memory)).collect();
-        let of_name = |name: &str| inputs.iter().find(|(input, _)| *input == name).map(|(_, value)| value);
-        let mut common = self.prologue.run_in_place(of_name, &outputs)?;
-        let hidden = common.remove(0);
-        Ok(OnTheirWay { hidden, common })
+            self.prologue_outputs.iter().map(|name| (name.as_str(), &device)).collect();
+        let mut shared = self.prologue.run_with_binding(|name| value_named(name, &inputs), &outputs)?;
+        let hidden = shared.remove(0);
+        Ok(StagedTokens { hidden, shared })
     }
 
-    /// Takes tokens through the stage that begins at layer `first`: what its layers make of them, those of `parts` in their order
-    /// for each layer, on the processor. `past` has one for each of its layers that attends.
+    /// Runs the stage whose first layer is `first` and replaces the hidden states in `tokens` by its output.
+    /// `past` has an entry for each layer of the stage that attends (see [`Self::attends`]). Returns for each
+    /// layer of the stage the `projections` in their order, in the memory of the CPU.
     ///
     /// # Errors
-    /// What the runtime reports.
-    pub fn pass(
+    /// Fails if no stage begins at `first`, and returns errors of the runtime.
+    pub fn run_stage(
         &mut self,
         first: usize,
-        tokens: &mut OnTheirWay,
+        tokens: &mut StagedTokens,
         past: &[LayerPast],
-        parts: &[Part],
+        projections: &[Projection],
     ) -> Result<Vec<Vec<DynValue>>, ort::Error> {
         let stage = self.stages.iter_mut().find(|stage| stage.layers.start == first);
         let stage = stage.ok_or_else(|| ort_error(format_args!("no stage begins at layer {first}")))?;
-        let depth_left = stage.layers.clone();
-        let hidden_in = cut::hidden(first);
-        let past_names: Vec<[String; 2]> = depth_left
-            .clone()
-            .map(|layer| ["key", "value"].map(|part| format!("past.{layer}.{part}")))
-            .collect();
-        let common = &self.common[1..];
+        let layers = stage.layers.clone();
+        let hidden_in = value_names::hidden(first);
+        let past_names: Vec<[String; 2]> = layers.clone().map(past_names).collect();
+        let shared_names = &self.prologue_outputs[1..];
         let value_of = |name: &str| {
-            let of_common = || common.iter().position(|common| common == name).map(|i| &tokens.common[i]);
-            let of_past = || {
+            let shared = || shared_names.iter().position(|shared| shared == name).map(|i| &tokens.shared[i]);
+            let past = || {
                 let mut named = past_names.iter().flatten().zip(past.iter().flatten());
                 named.find(|(past, _)| *past == name).map(|(_, value)| value)
             };
-            if name == hidden_in { Some(&tokens.hidden) } else { of_common().or_else(of_past) }
+            if name == hidden_in { Some(&tokens.hidden) } else { shared().or_else(past) }
         };
-        let (host, there) = (MemoryInfo::default(), self.device.memory()?);
-        let named = |layer: usize| {
-            parts.iter().map(move |part| match part {
-                Part::Query => cut::query(layer),
-                Part::Key => cut::key(layer),
-                Part::Value => cut::value(layer),
-            })
-        };
-        let names: Vec<String> = stage.layers.clone().flat_map(named).collect();
-        let next = cut::hidden(stage.layers.end);
-        let goes_on = stage.session.outputs().iter().any(|output| output.name() == next);
+        let (host, device) = (MemoryInfo::default(), self.device.memory()?);
+        let names: Vec<String> = layers
+            .clone()
+            .flat_map(|layer| projections.iter().map(move |projection| projection.value_name(layer)))
+            .collect();
+        let next = value_names::hidden(layers.end);
+        let has_next = stage.session.outputs().iter().any(|output| output.name() == next);
         let mut outputs: Vec<(&str, &MemoryInfo)> = names.iter().map(|name| (name.as_str(), &host)).collect();
-        outputs.extend(goes_on.then_some((next.as_str(), &there)));
-        let mut found = stage.session.run_in_place(value_of, &outputs)?;
-        if goes_on {
-            tokens.hidden = found.pop().ok_or_else(|| ort_error("no hidden state came of it"))?;
+        outputs.extend(has_next.then_some((next.as_str(), &device)));
+        let mut computed = stage.session.run_with_binding(value_of, &outputs)?;
+        if has_next {
+            tokens.hidden = computed.pop().ok_or_else(|| ort_error("a stage returned no hidden states"))?;
         }
-        let mut found = found.into_iter();
-        Ok(stage.layers.clone().map(|_| found.by_ref().take(parts.len()).collect()).collect())
+        let mut computed = computed.into_iter();
+        Ok(layers.map(|_| computed.by_ref().take(projections.len()).collect()).collect())
     }
 }
 
-/// What a graph takes at its front, by name.
+/// Returns the names of the graph's inputs for the past keys and the past values of `layer`.
+pub fn past_names(layer: usize) -> [String; 2] {
+    ["key", "value"].map(|part| format!("past.{layer}.{part}"))
+}
+
+/// Converts arrays of integers into named tensors.
 ///
 /// # Errors
-/// What the runtime reports.
-pub fn grids<'a>(inputs: &[(&'a str, &Array2<i64>)]) -> Result<Vec<(&'a str, DynValue)>, ort::Error> {
-    let grid = |&(name, rows): &(&'a str, &Array2<i64>)| {
+/// Returns an error of the runtime.
+pub fn integer_inputs<'a>(
+    inputs: &[(&'a str, &Array2<i64>)],
+) -> Result<Vec<(&'a str, DynValue)>, ort::Error> {
+    let tensor = |&(name, rows): &(&'a str, &Array2<i64>)| {
         let values: Vec<i64> = rows.iter().copied().collect();
         Ok((name, Tensor::from_array(([rows.nrows(), rows.ncols()], values))?.into_dyn()))
     };
-    inputs.iter().map(grid).collect()
+    inputs.iter().map(tensor).collect()
 }
 
-/// What every layer reads beside its hidden state, and the first hidden state in front: those of the names that the graph has.
-pub fn common(model: &ModelProto) -> Vec<String> {
+/// Returns the value with this name.
+pub fn value_named<'a>(name: &str, values: &'a [(&str, DynValue)]) -> Option<&'a DynValue> {
+    values.iter().find(|(input, _)| *input == name).map(|(_, value)| value)
+}
+
+/// Returns the names of the values that the prologue of `model` computes: first the hidden states that enter
+/// the first layer, then the values that all layers use (rotary cosines and sines, attention masks), as far
+/// as the graph has them.
+pub fn prologue_outputs(model: &ModelProto) -> Vec<String> {
     let nodes = model.graph.iter().flat_map(|graph| &graph.node);
-    let made = nodes.flat_map(|node| &node.output);
-    let shared =
-        made.filter(|name| [cut::COS, cut::SIN].contains(&name.as_str()) || name.starts_with(cut::SEEN));
-    std::iter::once(cut::hidden(0)).chain(shared.cloned()).collect()
+    let shared = nodes.flat_map(|node| &node.output).filter(|name| {
+        [value_names::COS, value_names::SIN].contains(&name.as_str())
+            || name.starts_with(value_names::ATTENTION_MASK_PREFIX)
+    });
+    std::iter::once(value_names::hidden(0)).chain(shared.cloned()).collect()
 }

@@ -1,5 +1,5 @@
-//! A contract's weights, once for all sessions of its graphs: the file is mapped, and what ONNX Runtime makes of it is shared.
-//! Knows nothing of what the graphs compute.
+//! The weights of a model, in memory once for all sessions of its graphs: the file is mapped, and the
+//! sessions share the packed copies that ONNX Runtime makes of it. Knows nothing of what the graphs compute.
 
 use std::fs::File;
 use std::path::Path;
@@ -20,58 +20,73 @@ use crate::model::ModelError;
 use crate::model::contract::Contract;
 use crate::model::onnx::{DataType, GraphProto, ModelProto, TensorProto, read_graph};
 
-/// Where ONNX Runtime looks for the weights of a graph that is in no file.
+/// The option with the folder in which ONNX Runtime looks for the weights of a graph that is not in a file.
 const WEIGHTS_FOLDER: &str = "session.model_external_initializers_file_folder_path";
 
-/// Before it multiplies with a matrix, ONNX Runtime packs it: copies it into the order that its kernels read. Sessions that are handed
-/// the same tensors and the same container find what the first of them has packed. What needs no packing they read where it lies.
+/// The weights that all sessions of a model share.
+///
+/// Before ONNX Runtime multiplies with a matrix, it packs the matrix: it copies it into the order in which
+/// its kernels read. Sessions that get the same tensors and the same container of packed weights use the copy
+/// that the first session made. Weights that need no packing are read from the mapped file.
 pub struct SharedWeights {
-    /// Name of the file, as graphs and contract give it.
+    /// The name of the file in the graphs and in the contract.
     file: String,
     mapped: Arc<Mmap>,
     packed: PrepackedWeights,
-    /// Sessions on a GPU have weights in its memory.
-    shared: bool,
+    /// Whether sessions share weights. Sessions on a GPU copy them to its memory instead.
+    is_shared: bool,
 }
 
-/// A session that reads shared weights. The session goes first, then the mapping that it reads; nothing here hands it out alone.
+/// A session that may read shared weights. It owns the session and the mapping of the weights. Fields are
+/// dropped in this order, and no method returns the session alone, so the mapping always outlives the
+/// session.
 pub struct WeightedSession {
     session: Session,
     _mapped: Arc<Mmap>,
 }
 
 impl SharedWeights {
-    /// Maps the weights of a contract in `dir`. Tensors in other files, and in the graphs, stay each session's own.
+    /// Maps the weights of a contract in `dir`. Tensors that are in other files or in the graphs are not
+    /// shared.
     ///
     /// # Errors
-    /// [`ModelError::Graph`] when the file cannot be mapped.
+    /// Returns [`ModelError::Graph`] if the file cannot be mapped.
     pub fn open(contract: &Contract, dir: &Path, device: &Device) -> Result<Self, ModelError> {
         let file = contract.weights.file.clone();
         let mapped = map(&dir.join(&file)).map_err(|e| graph_error(&file, e))?;
-        Ok(Self { file, mapped: Arc::new(mapped), packed: PrepackedWeights::new(), shared: device.is_cpu() })
+        Ok(Self {
+            file,
+            mapped: Arc::new(mapped),
+            packed: PrepackedWeights::new(),
+            is_shared: device.is_cpu(),
+        })
     }
 
-    /// Loads a graph's session with these weights; `builder` holds everything else that it is told.
+    /// Loads the graph in the file `path` as a session with these weights. `builder` has all other settings.
     ///
     /// # Errors
-    /// A graph that cannot be read; what the runtime reports.
-    pub fn session(&self, builder: SessionBuilder, path: &Path) -> Result<WeightedSession, ort::Error> {
+    /// Fails if the file cannot be read or the runtime cannot load the graph.
+    pub fn session_from_file(
+        &self,
+        builder: SessionBuilder,
+        path: &Path,
+    ) -> Result<WeightedSession, ort::Error> {
         let graph = read_graph(path).map_err(ort_error)?;
         self.commit(builder, &graph, |mut builder| builder.commit_from_file(path))
     }
 
-    /// The same for a graph that is in no file, but has its weights in this one, in `dir`.
+    /// Loads a graph that is in memory as a session with these weights, whose file is in `dir`.
     ///
     /// # Errors
-    /// What the runtime reports.
-    pub fn session_of(
+    /// Returns an error of the runtime.
+    pub fn session_from_model(
         &self,
         builder: SessionBuilder,
         model: &ModelProto,
         dir: &Path,
     ) -> Result<WeightedSession, ort::Error> {
         let builder = builder.with_config_entry(WEIGHTS_FOLDER, dir.to_string_lossy())?;
-        let graph = model.graph.as_ref().ok_or_else(|| ort_error("it holds no graph"))?;
+        let graph = model.graph.as_ref().ok_or_else(|| ort_error("the model contains no graph"))?;
         self.commit(builder, graph, |mut builder| builder.commit_from_memory(&model.to_bytes()))
     }
 
@@ -81,10 +96,10 @@ impl SharedWeights {
         graph: &GraphProto,
         commit: impl FnOnce(SessionBuilder) -> Result<Session, ort::Error>,
     ) -> Result<WeightedSession, ort::Error> {
-        if self.shared {
+        if self.is_shared {
             builder = builder.with_prepacked_weights(&self.packed)?;
             for tensor in &graph.initializer {
-                if let Some(value) = self.tensor(tensor)? {
+                if let Some(value) = self.shared_tensor(tensor)? {
                     builder = builder.with_initializer(&tensor.name, value)?;
                 }
             }
@@ -92,31 +107,33 @@ impl SharedWeights {
         Ok(WeightedSession { session: commit(builder)?, _mapped: Arc::clone(&self.mapped) })
     }
 
-    /// Lets the system take back what the mapping has in memory: once all sessions are loaded, most of it is not read again.
-    /// What is read again comes back from the file.
+    /// Allows the operating system to free the memory pages of the mapping. Sessions read most of it only
+    /// while they are loaded, so this is called after all sessions are loaded. Pages that are read again come
+    /// from the file.
     pub fn drop_pages(&self) {
         #[cfg(unix)]
-        #[allow(unsafe_code, reason = "advice to the system")]
-        // SAFETY: the mapping is shared and never written, so its pages hold what the file holds, before and after. A refusal
-        // costs memory and nothing else.
+        #[allow(unsafe_code, reason = "advice to the operating system")]
+        // SAFETY: the mapping is shared and never written, so its pages equal the file before and after. If
+        // the system refuses the advice, the pages stay in memory, which is harmless.
         let _refused = unsafe { self.mapped.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
     }
 
-    /// The tensor over the mapped bytes; none if ONNX Runtime has to find its bytes itself, or what is wrong with them.
+    /// Returns a tensor over the mapped bytes. Returns `None` if the bytes are not in the mapped file as the
+    /// tensor's shape requires; ONNX Runtime then finds them itself or reports what is wrong with them.
     #[allow(unsafe_code, reason = "a tensor over borrowed bytes")]
-    fn tensor(&self, tensor: &TensorProto) -> Result<Option<Arc<DynValue>>, ort::Error> {
-        let Some((bytes, element)) = position(tensor, &self.file, &self.mapped) else { return Ok(None) };
-        // SAFETY: `position` has found as many aligned elements as `dims` say; the session that gets the tensor holds the mapping,
-        // and lets go of it last.
-        unsafe { in_place(bytes, &tensor.dims, element) }.map(|value| Some(Arc::new(value)))
+    fn shared_tensor(&self, tensor: &TensorProto) -> Result<Option<Arc<DynValue>>, ort::Error> {
+        let Some((bytes, element)) = mapped_bytes(tensor, &self.file, &self.mapped) else { return Ok(None) };
+        // SAFETY: `mapped_bytes` returns as many aligned elements as `dims` say. The session that gets the
+        // tensor is part of a `WeightedSession`, which drops the mapping after the session.
+        unsafe { tensor_over(bytes, &tensor.dims, element) }.map(|value| Some(Arc::new(value)))
     }
 }
 
 impl WeightedSession {
-    /// Runs the graph.
+    /// Runs the graph on `inputs` and returns its outputs.
     ///
     /// # Errors
-    /// What the runtime reports.
+    /// Returns an error of the runtime.
     pub fn run<'s, 'i, 'v: 'i, const N: usize>(
         &'s mut self,
         inputs: impl Into<SessionInputs<'i, 'v, N>>,
@@ -124,11 +141,13 @@ impl WeightedSession {
         self.session.run(inputs)
     }
 
-    /// Runs the graph on values that lie where they are: takes each input from `value_of`, and gives each of `outputs` at its position.
+    /// Runs the graph without copying inputs or outputs between devices. `value_of` returns the value of an
+    /// input by its name, and `outputs` are the names of the outputs to compute with the memory in which each
+    /// is allocated. Returns the outputs in this order.
     ///
     /// # Errors
-    /// What the runtime reports.
-    pub fn run_in_place<'v>(
+    /// Fails if `value_of` returns `None` for an input, and returns errors of the runtime.
+    pub fn run_with_binding<'v>(
         &mut self,
         value_of: impl Fn(&str) -> Option<&'v DynValue>,
         outputs: &[(&str, &MemoryInfo)],
@@ -136,32 +155,37 @@ impl WeightedSession {
         let mut binding = self.session.create_binding()?;
         for input in self.session.inputs() {
             let name = input.name();
-            let value = value_of(name).ok_or_else(|| ort_error(format_args!("nobody gives `{name}`")))?;
+            let value =
+                value_of(name).ok_or_else(|| ort_error(format_args!("the input `{name}` has no value")))?;
             binding.bind_input(name, value)?;
         }
         for (name, memory) in outputs {
             binding.bind_output_to_device(*name, memory)?;
         }
-        let mut found = self.session.run_binding(&binding)?;
+        let mut computed = self.session.run_binding(&binding)?;
         let take = |(name, _): &(&str, &MemoryInfo)| {
-            found.remove(name).ok_or_else(|| ort_error(format_args!("no `{name}` came of it")))
+            computed
+                .remove(name)
+                .ok_or_else(|| ort_error(format_args!("the output `{name}` was not computed")))
         };
         outputs.iter().map(take).collect()
     }
 
-    /// What the graph takes.
+    /// Returns the inputs of the graph.
     pub fn inputs(&self) -> &[Outlet] {
         self.session.inputs()
     }
 
-    /// What it gives.
+    /// Returns the outputs of the graph.
     pub fn outputs(&self) -> &[Outlet] {
         self.session.outputs()
     }
 }
 
-/// Where the tensor's bytes lie in `mapped`, the bytes of `file`: as many as its shape says, aligned for its elements.
-fn position<'a>(tensor: &TensorProto, file: &str, mapped: &'a [u8]) -> Option<(&'a [u8], ElementType)> {
+/// Returns the bytes of the tensor in `mapped`, the content of the file `file`, and the type of its elements.
+/// Returns `None` if the bytes are not in this file, if their number is not that of the tensor's shape, or if
+/// they are not aligned for the elements.
+fn mapped_bytes<'a>(tensor: &TensorProto, file: &str, mapped: &'a [u8]) -> Option<(&'a [u8], ElementType)> {
     let entry = |key| tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| &*entry.value);
     let number = |key| entry(key).and_then(|number| number.parse::<usize>().ok());
     let (element, size) = element(tensor)?;
@@ -174,7 +198,8 @@ fn position<'a>(tensor: &TensorProto, file: &str, mapped: &'a [u8]) -> Option<(&
     (fits && bytes.as_ptr().align_offset(size) == 0).then_some((bytes, element))
 }
 
-/// The type of a tensor's elements and their size in bytes, if it is one that exports store.
+/// Returns the type of a tensor's elements and their size in bytes, or `None` if exported models have no such
+/// elements.
 fn element(tensor: &TensorProto) -> Option<(ElementType, usize)> {
     match DataType::try_from(tensor.data_type) {
         Ok(DataType::Float) => Some((ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4)),
@@ -186,28 +211,27 @@ fn element(tensor: &TensorProto) -> Option<(ElementType, usize)> {
     }
 }
 
-#[allow(
-    unsafe_code,
-    reason = "a file is mapped, so that its bytes are in memory once and only as long as they are read"
-)]
+#[allow(unsafe_code, reason = "mapping a file keeps its bytes in memory once, and only while they are read")]
 fn map(path: &Path) -> std::io::Result<Mmap> {
     let file = File::open(path)?;
-    // SAFETY: an export puts a new folder in the position of the old one and writes to no file that is there; the deployment guide
-    // says the same of any other way in which a model comes. ONNX Runtime itself maps weights with the same condition.
+    // SAFETY: the file must not change while it is mapped. An export replaces the whole folder and never
+    // writes to an existing file, and the deployment guide demands the same of other ways to install a model.
+    // ONNX Runtime itself maps weights under the same condition.
     unsafe { Mmap::map(&file) }
 }
 
-/// A tensor whose elements are these bytes, where they lie: ort itself makes such tensors for the time of a run only, not of a
-/// session.
+/// Returns a tensor whose elements are `bytes`, without a copy. The `ort` crate offers such tensors only for
+/// the time of a run, not for that of a session.
 ///
 /// # Safety
-/// `bytes` hold as many elements as `dims` say, aligned for them, and outlive the tensor and every session that it is given to.
+/// `bytes` must contain as many elements as `dims` say, must be aligned for them, and must outlive the tensor
+/// and every session that gets it.
 #[allow(unsafe_code, reason = "a call into the C library")]
-unsafe fn in_place(bytes: &[u8], dims: &[i64], element: ElementType) -> Result<DynValue, ort::Error> {
-    let (memory, allocator, mut made) = (MemoryInfo::default(), Allocator::default(), ptr::null_mut());
+unsafe fn tensor_over(bytes: &[u8], dims: &[i64], element: ElementType) -> Result<DynValue, ort::Error> {
+    let (memory, allocator, mut tensor) = (MemoryInfo::default(), Allocator::default(), ptr::null_mut());
     let data = bytes.as_ptr().cast_mut().cast();
-    // SAFETY: all pointers live through the call, which keeps none but that to the bytes. ONNX Runtime never writes to a
-    // session's weights.
+    // SAFETY: all pointers are valid during the call, and the call keeps only the pointer to the bytes. ONNX
+    // Runtime never writes to a session's weights.
     let status = unsafe {
         (ort::api().CreateTensorWithDataAsOrtValue)(
             memory.ptr(),
@@ -216,14 +240,15 @@ unsafe fn in_place(bytes: &[u8], dims: &[i64], element: ElementType) -> Result<D
             dims.as_ptr(),
             dims.len(),
             element,
-            &mut made,
+            &mut tensor,
         )
     };
-    // SAFETY: the status comes from the call above and is looked at once.
+    // SAFETY: the status is the result of the call above and is converted once.
     unsafe { ort::Error::result_from_status(status) }?;
-    let made = ptr::NonNull::new(made).ok_or_else(|| ort_error("no tensor was made"))?;
-    // SAFETY: the value is new and nobody else's. The allocator is not asked to free the bytes, which are not its own.
-    Ok(unsafe { DynValue::from_ptr(made, Some(&allocator)) })
+    let tensor = ptr::NonNull::new(tensor).ok_or_else(|| ort_error("ONNX Runtime returned no tensor"))?;
+    // SAFETY: the value is new and has no other owner. The allocator does not free the bytes, which it has
+    // not allocated.
+    Ok(unsafe { DynValue::from_ptr(tensor, Some(&allocator)) })
 }
 
 #[cfg(test)]
@@ -232,13 +257,13 @@ mod tests {
     use crate::model::onnx::StringStringEntryProto;
 
     #[test]
-    fn only_what_lies_in_the_file_as_its_shape_says_is_taken() {
-        /// Sixteen floats, aligned as a mapping is.
+    fn only_bytes_that_match_the_shape_are_shared() {
+        /// Sixteen floats with the alignment of a mapping.
         #[repr(align(64))]
         struct File([u8; 64]);
         let file = File([0; 64]);
         let mapped = &file.0;
-        let taken = |dims: &[i64], data_type: DataType, entries: [(&str, &str); 3]| {
+        let length = |dims: &[i64], data_type: DataType, entries: [(&str, &str); 3]| {
             let entry = |(key, value): (&str, &str)| StringStringEntryProto {
                 key: key.to_owned(),
                 value: value.to_owned(),
@@ -249,31 +274,31 @@ mod tests {
                 external_data: entries.map(entry).into(),
                 ..TensorProto::default()
             };
-            position(&tensor, "weights.bin", mapped).map(|(bytes, _)| bytes.len())
+            mapped_bytes(&tensor, "weights.bin", mapped).map(|(bytes, _)| bytes.len())
         };
-        let at = |offset, length| [("location", "weights.bin"), ("offset", offset), ("length", length)];
+        let at = |offset, bytes| [("location", "weights.bin"), ("offset", offset), ("length", bytes)];
         let check =
             |name: &str, found: Option<usize>, expect: Option<usize>| assert_eq!(found, expect, "{name}");
         let float = DataType::Float;
-        check("a matrix", taken(&[2, 4], float, at("0", "32")), Some(32));
-        check("to the last byte", taken(&[4], float, at("48", "16")), Some(16));
-        check("a scalar", taken(&[], float, at("4", "4")), Some(4));
-        check("bytes", taken(&[3], DataType::Int8, at("5", "3")), Some(3));
-        check("nothing", taken(&[0], float, at("64", "0")), Some(0));
-        check("beyond the end", taken(&[4], float, at("52", "16")), None);
-        check("so far that it wraps", taken(&[4], float, at("18446744073709551612", "16")), None);
-        check("more than the shape", taken(&[3], float, at("0", "16")), None);
-        check("less than the shape", taken(&[5], float, at("0", "16")), None);
-        check("a shape without end", taken(&[i64::MAX, i64::MAX], float, at("0", "16")), None);
-        check("a negative shape", taken(&[-4], float, at("0", "16")), None);
-        check("between elements", taken(&[4], float, at("2", "16")), None);
-        check("another type", taken(&[4], DataType::Undefined, at("0", "16")), None);
-        check("no number", taken(&[4], float, at("0", "0x10")), None);
+        check("a matrix", length(&[2, 4], float, at("0", "32")), Some(32));
+        check("to the last byte", length(&[4], float, at("48", "16")), Some(16));
+        check("a scalar", length(&[], float, at("4", "4")), Some(4));
+        check("bytes", length(&[3], DataType::Int8, at("5", "3")), Some(3));
+        check("nothing", length(&[0], float, at("64", "0")), Some(0));
+        check("beyond the end", length(&[4], float, at("52", "16")), None);
+        check("an offset that overflows", length(&[4], float, at("18446744073709551612", "16")), None);
+        check("more than the shape", length(&[3], float, at("0", "16")), None);
+        check("less than the shape", length(&[5], float, at("0", "16")), None);
+        check("a shape whose size overflows", length(&[i64::MAX, i64::MAX], float, at("0", "16")), None);
+        check("a negative shape", length(&[-4], float, at("0", "16")), None);
+        check("not aligned", length(&[4], float, at("2", "16")), None);
+        check("another type", length(&[4], DataType::Undefined, at("0", "16")), None);
+        check("a length that is not a decimal number", length(&[4], float, at("0", "0x10")), None);
         let elsewhere = [("location", "other.bin"), ("offset", "0"), ("length", "16")];
-        check("another file", taken(&[4], float, elsewhere), None);
+        check("another file", length(&[4], float, elsewhere), None);
         check(
             "no offset",
-            taken(&[4], float, [("location", "weights.bin"), ("x", "0"), ("length", "16")]),
+            length(&[4], float, [("location", "weights.bin"), ("x", "0"), ("length", "16")]),
             None,
         );
     }

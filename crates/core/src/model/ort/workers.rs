@@ -1,134 +1,142 @@
-//! The threads that run windows, whose turn it is, and which windows share a run.
-//! Knows nothing of what a run does.
+//! Threads that read windows: the queue of windows, the order in which flows are served, and the grouping of
+//! windows into batches. Knows nothing of what a batch computes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use super::lanes::{Lane, Turns};
+use super::scheduling::{FairScheduler, Flow};
 use crate::model::ModelError;
 
-/// Tokens that one run on the processor takes, unless a single window has more.
+/// The largest number of tokens of a batch on the CPU, unless a single window has more.
 ///
-/// Windows of one length share a run: nothing is padded, and each keeps the bits that it has alone. On the CPU only short
-/// windows gain (18 tokens: eight together take two thirds of their time alone); from 64 tokens on it makes no difference
-/// (`docs/performance.md`).
-pub const RUN_TOKENS: usize = 144;
+/// The windows of a batch have equal lengths, so there is no padding, and each gets the same bits as alone.
+/// On the CPU only short windows gain: eight windows of 18 tokens together take two thirds of their time
+/// alone, and from 64 tokens on it makes no difference (`docs/performance.md`).
+pub const BATCH_TOKENS_MAX: usize = 144;
 
-/// Runs of one call that lie in the queue for each worker: enough that no worker waits for the caller to hand out the
-/// next, and so few that a small request never stands behind the whole of a large one.
-const QUEUED_PER_WORKER: usize = 2;
+/// How many batches per worker a call has in the queue at a time. With this many, no worker waits for the
+/// caller to queue more, and a small request never waits for all windows of a large one.
+const QUEUED_BATCHES_PER_WORKER: usize = 2;
 
-/// Runs windows of equal length: one result per window.
-pub trait Run<T>: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static {}
-impl<T, F: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static> Run<T> for F {}
+/// Computes a batch: takes windows of equal length, and returns one result per window.
+pub trait RunBatch<T>: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static {}
+impl<T, F: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static> RunBatch<T> for F {}
 
-/// Threads that run windows. Lanes take turns by the tokens that they have had run; within a lane, windows are run in the order in
-/// which they were handed in.
+/// Threads that read windows. The order between flows is that of [`FairScheduler`], by the number of tokens
+/// that each flow has had read. Within a flow, windows are read in the order in which they were queued.
 pub struct Workers<T> {
     queue: Arc<Queue<T>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 struct Queue<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<QueueState<T>>,
     changed: Condvar,
-    run_tokens: usize,
+    batch_tokens_max: usize,
 }
 
-struct State<T> {
-    /// In the order in which they were handed in. A call has few in the queue, so that the whole stays short.
+struct QueueState<T> {
+    /// In the order in which they were queued. The list is short, because each call queues few jobs at a
+    /// time.
     jobs: Vec<Job<T>>,
-    turns: Turns,
+    scheduler: FairScheduler,
     closed: bool,
 }
 
 struct Job<T> {
     window: Box<[u32]>,
-    at: usize,
-    lane: Lane,
-    /// Set when the call has failed: what it still has in the queue is dropped.
-    given_up: Arc<AtomicBool>,
+    /// The index of the window in its call.
+    index: usize,
+    flow: Flow,
+    /// Set when the call has failed; its other jobs are then removed from the queue.
+    cancelled: Arc<AtomicBool>,
     reply: mpsc::Sender<(usize, Result<T, ModelError>)>,
 }
 
 impl<T: Send + 'static> Workers<T> {
-    /// One thread for each of `runs`, which take about so many tokens at once.
+    /// Starts one thread for each of `runners`. `batch_tokens_max` is the largest number of tokens of a batch
+    /// of more than one window.
     ///
     /// # Errors
-    /// When the system gives no threads.
-    pub fn start(runs: impl IntoIterator<Item = impl Run<T>>, run_tokens: usize) -> std::io::Result<Self> {
-        let queue = Arc::new(Queue::new(run_tokens));
+    /// Fails if the operating system cannot start a thread.
+    pub fn start(
+        runners: impl IntoIterator<Item = impl RunBatch<T>>,
+        batch_tokens_max: usize,
+    ) -> std::io::Result<Self> {
+        let queue = Arc::new(Queue::new(batch_tokens_max));
         let start = |(i, run)| {
             let queue = Arc::clone(&queue);
-            std::thread::Builder::new().name(format!("model-{i}")).spawn(move || queue.work(run))
+            std::thread::Builder::new().name(format!("model-{i}")).spawn(move || queue.serve(run))
         };
-        let threads = runs.into_iter().enumerate().map(start).collect::<Result<_, _>>()?;
+        let threads = runners.into_iter().enumerate().map(start).collect::<Result<_, _>>()?;
         Ok(Self { queue, threads })
     }
 
-    /// How many there are.
+    /// Returns the number of threads.
     pub fn count(&self) -> usize {
         self.threads.len()
     }
 
-    /// Runs windows in their order, but for those that `wanted` no longer names when they would go into the queue, and gives
-    /// `done` what came of each, on the calling thread.
+    /// Reads `windows` in their order, and calls `on_read` with the index and the result of each on the
+    /// calling thread. A window for which `is_needed` returns false right before the window would be queued
+    /// is skipped.
     ///
     /// # Errors
-    /// The first failure; it ends the call.
-    pub fn each(
+    /// Returns the first failure; the remaining windows are not read.
+    pub fn read(
         &self,
-        lane: Lane,
+        flow: Flow,
         windows: &[&[u32]],
-        wanted: impl Fn(usize) -> bool,
-        mut done: impl FnMut(usize, T),
+        is_needed: impl Fn(usize) -> bool,
+        mut on_read: impl FnMut(usize, T),
     ) -> Result<(), ModelError> {
         let mut order = (0..windows.len()).peekable();
-        let given_up = Arc::new(AtomicBool::new(false));
+        let cancelled = Arc::new(AtomicBool::new(false));
         let (reply, replies) = mpsc::channel();
-        let (mut jobs_out, mut tokens_out) = (0, 0);
+        let (mut queued_jobs, mut queued_tokens) = (0, 0);
         loop {
-            while let Some(&at) = order.peek()
-                && self.has_room(jobs_out, tokens_out)
+            while let Some(&index) = order.peek()
+                && self.may_queue(queued_jobs, queued_tokens)
             {
                 order.next();
-                if wanted(at) {
-                    (jobs_out, tokens_out) = (jobs_out + 1, tokens_out + windows[at].len());
-                    let (window, given_up) = (windows[at].into(), Arc::clone(&given_up));
-                    self.queue.push(Job { window, at, lane, given_up, reply: reply.clone() });
+                if is_needed(index) {
+                    (queued_jobs, queued_tokens) = (queued_jobs + 1, queued_tokens + windows[index].len());
+                    let (window, cancelled) = (windows[index].into(), Arc::clone(&cancelled));
+                    self.queue.push(Job { window, index, flow, cancelled, reply: reply.clone() });
                 }
             }
-            if jobs_out == 0 {
+            if queued_jobs == 0 {
                 return Ok(());
             }
-            let (at, result) = replies.recv().expect("this call holds a sender itself");
-            (jobs_out, tokens_out) = (jobs_out - 1, tokens_out - windows[at].len());
+            let (index, result) = replies.recv().expect("this function holds a sender");
+            (queued_jobs, queued_tokens) = (queued_jobs - 1, queued_tokens - windows[index].len());
             match result {
-                Ok(result) => done(at, result),
+                Ok(result) => on_read(index, result),
                 Err(error) => {
-                    given_up.store(true, Ordering::Relaxed);
+                    cancelled.store(true, Ordering::Relaxed);
                     return Err(error);
                 }
             }
         }
     }
 
-    /// Whether a call with so much in the queue may hand out more: two runs a worker, long windows or full of short ones.
-    fn has_room(&self, jobs_out: usize, tokens_out: usize) -> bool {
-        let runs = QUEUED_PER_WORKER * self.count();
-        jobs_out < runs || tokens_out < runs * self.queue.run_tokens
+    /// Whether a call with this many jobs and tokens in the queue may queue more: up to two batches per
+    /// worker, whether a batch is one long window or many short ones.
+    fn may_queue(&self, queued_jobs: usize, queued_tokens: usize) -> bool {
+        let batches = QUEUED_BATCHES_PER_WORKER * self.count();
+        queued_jobs < batches || queued_tokens < batches * self.queue.batch_tokens_max
     }
 }
 
 impl<T> Queue<T> {
-    fn new(run_tokens: usize) -> Self {
-        let state = State { jobs: Vec::new(), turns: Turns::default(), closed: false };
-        Self { state: Mutex::new(state), changed: Condvar::new(), run_tokens }
+    fn new(batch_tokens_max: usize) -> Self {
+        let state = QueueState { jobs: Vec::new(), scheduler: FairScheduler::default(), closed: false };
+        Self { state: Mutex::new(state), changed: Condvar::new(), batch_tokens_max }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -137,38 +145,40 @@ impl<T> Queue<T> {
         self.changed.notify_one();
     }
 
-    /// Until the queue is closed. A panic is that run's failure, not the thread's end.
-    fn work(&self, mut run: impl Run<T>) {
+    /// Runs batches until the queue is closed. A panic of `run` fails the batch and does not end the thread.
+    fn serve(&self, mut run: impl RunBatch<T>) {
         let mut run = |windows: &[Box<[u32]>]| {
-            let found =
-                catch_unwind(AssertUnwindSafe(|| run(windows))).unwrap_or_else(|_panic| Err(panicked()))?;
-            if found.len() == windows.len() { Ok(found) } else { Err(panicked()) }
+            let results = catch_unwind(AssertUnwindSafe(|| run(windows)))
+                .unwrap_or_else(|_panic| Err(missing_result()))?;
+            if results.len() == windows.len() { Ok(results) } else { Err(missing_result()) }
         };
-        while let Some((windows, jobs)) = self.next_run() {
+        while let Some((windows, jobs)) = self.next_batch() {
             let results: Vec<_> = match run(&windows) {
-                Ok(found) => found.into_iter().map(Ok).collect(),
+                Ok(results) => results.into_iter().map(Ok).collect(),
                 Err(error) if windows.len() == 1 => vec![Err(error)],
-                // Windows of several callers share a run: each fails for its own alone.
+                // The windows of a batch may belong to several calls. Each is run alone, so that only the
+                // call of the window that causes the failure fails.
                 Err(_) => windows
                     .iter()
-                    .map(|window| run(std::slice::from_ref(window))?.pop().ok_or_else(panicked))
+                    .map(|window| run(std::slice::from_ref(window))?.pop().ok_or_else(missing_result))
                     .collect(),
             };
-            for ((at, reply), result) in jobs.into_iter().zip(results) {
-                let _ = reply.send((at, result));
+            for ((index, reply), result) in jobs.into_iter().zip(results) {
+                let _ = reply.send((index, result));
             }
         }
     }
 
-    /// Waits for the windows of the next run, and where their results go; none when the queue is closed.
-    #[allow(clippy::type_complexity, reason = "windows apart, as the run takes them")]
-    fn next_run(
+    /// Waits for the next batch. Returns its windows, and for each the index and the channel of its call.
+    /// Returns `None` when the queue is closed and empty.
+    #[allow(clippy::type_complexity, reason = "the windows are separate because the runner takes a slice")]
+    fn next_batch(
         &self,
     ) -> Option<(Vec<Box<[u32]>>, Vec<(usize, mpsc::Sender<(usize, Result<T, ModelError>)>)>)> {
         let mut state = self.lock();
         loop {
-            if let Some(jobs) = state.next_run(self.run_tokens) {
-                return Some(jobs.into_iter().map(|job| (job.window, (job.at, job.reply))).unzip());
+            if let Some(jobs) = state.next_batch(self.batch_tokens_max) {
+                return Some(jobs.into_iter().map(|job| (job.window, (job.index, job.reply))).unzip());
             }
             if state.closed {
                 return None;
@@ -178,32 +188,33 @@ impl<T> Queue<T> {
     }
 }
 
-impl<T> State<T> {
-    /// The oldest job of the lane whose turn it is, with those of its length that fit beside it: of its own lane first, then of
-    /// others, which takes nothing from anyone. Each lane is charged for its own windows.
-    fn next_run(&mut self, run_tokens: usize) -> Option<Vec<Job<T>>> {
-        self.jobs.retain(|job| !job.given_up.load(Ordering::Relaxed));
-        let lane = self.turns.next(self.jobs.iter().map(|job| job.lane))?;
-        let first = self.jobs.iter().position(|job| job.lane == lane).expect("it has a job");
+impl<T> QueueState<T> {
+    /// Removes the jobs of the next batch from the queue: the oldest job of the flow that is served next, and
+    /// jobs with windows of the same length, up to the limit; first those of the same flow, then those of
+    /// other flows, to which this is no disadvantage. Each flow is charged for its own windows.
+    fn next_batch(&mut self, batch_tokens_max: usize) -> Option<Vec<Job<T>>> {
+        self.jobs.retain(|job| !job.cancelled.load(Ordering::Relaxed));
+        let flow = self.scheduler.next(self.jobs.iter().map(|job| job.flow))?;
+        let first = self.jobs.iter().position(|job| job.flow == flow).expect("the flow has a job");
         let first = self.jobs.remove(first);
         let tokens = first.window.len();
-        self.turns.begin(lane, tokens as u64);
-        let beside = (run_tokens / tokens.max(1)).saturating_sub(1);
-        let mut run = vec![first];
-        for own in [true, false] {
+        self.scheduler.begin(flow, tokens as u64);
+        let count_max = (batch_tokens_max / tokens.max(1)).max(1);
+        let mut batch = vec![first];
+        for is_same_flow in [true, false] {
             let mut at = 0;
-            while run.len() <= beside && at < self.jobs.len() {
+            while batch.len() < count_max && at < self.jobs.len() {
                 let job = &self.jobs[at];
-                match job.window.len() == tokens && (job.lane == lane) == own {
+                match job.window.len() == tokens && (job.flow == flow) == is_same_flow {
                     true => {
-                        self.turns.charge(job.lane, tokens as u64);
-                        run.push(self.jobs.remove(at));
+                        self.scheduler.charge(job.flow, tokens as u64);
+                        batch.push(self.jobs.remove(at));
                     }
                     false => at += 1,
                 }
             }
         }
-        Some(run)
+        Some(batch)
     }
 }
 
@@ -215,8 +226,9 @@ impl<T> Drop for Workers<T> {
     }
 }
 
-fn panicked() -> ModelError {
-    ModelError::Graph { graph: "the model".to_owned(), reason: "a run ended without a result".to_owned() }
+fn missing_result() -> ModelError {
+    let reason = "an inference run panicked or returned the wrong number of results".to_owned();
+    ModelError::Graph { graph: "the model".to_owned(), reason }
 }
 
 #[cfg(test)]
@@ -226,148 +238,151 @@ mod tests {
 
     use super::*;
 
-    /// Workers whose results are the windows' sums; every run's size is recorded.
+    /// Returns workers whose result for a window is the sum of its ids, and the list of the sizes of the
+    /// batches that they have run.
     fn workers(count: usize) -> (Workers<u32>, Arc<Mutex<Vec<usize>>>) {
-        let runs = Arc::new(Mutex::new(Vec::new()));
+        let batches = Arc::new(Mutex::new(Vec::new()));
         let run = |_| {
-            let runs = Arc::clone(&runs);
+            let batches = Arc::clone(&batches);
             move |windows: &[Box<[u32]>]| {
-                runs.lock().expect("no panic").push(windows.len());
+                batches.lock().expect("no panic").push(windows.len());
                 std::thread::sleep(Duration::from_millis(1));
                 match windows.iter().any(|window| window.contains(&u32::MAX)) {
-                    true => Err(panicked()),
+                    true => Err(missing_result()),
                     false => Ok(windows.iter().map(|window| window.iter().sum()).collect()),
                 }
             }
         };
-        (Workers::start((0..count).map(run).collect::<Vec<_>>(), RUN_TOKENS).expect("threads"), runs)
+        (Workers::start((0..count).map(run).collect::<Vec<_>>(), BATCH_TOKENS_MAX).expect("threads"), batches)
     }
 
-    /// Sums by index, and which windows were left out.
-    fn each(
+    /// Returns the sum of each window, or `None` for a window that was skipped.
+    fn sums(
         workers: &Workers<u32>,
         windows: &[Vec<u32>],
-        wanted: impl Fn(usize) -> bool,
+        is_needed: impl Fn(usize) -> bool,
     ) -> Vec<Option<u32>> {
         let mut found = vec![None; windows.len()];
         let windows: Vec<&[u32]> = windows.iter().map(Vec::as_slice).collect();
-        workers.each(Lane::SHARED, &windows, wanted, |i, sum| found[i] = Some(sum)).expect("nothing fails");
+        workers
+            .read(Flow::DEFAULT, &windows, is_needed, |i, sum| found[i] = Some(sum))
+            .expect("nothing fails");
         found
     }
 
     #[test]
-    fn results_stand_where_they_belong() {
+    fn each_result_has_the_index_of_its_window() {
         let (workers, _) = workers(3);
         let windows: Vec<Vec<u32>> = (0..50).map(|i| vec![i; 1 + (i as usize * 7) % 60]).collect();
-        let sums = windows.iter().map(|window| Some(window.iter().sum())).collect::<Vec<_>>();
-        assert_eq!(each(&workers, &windows, |_| true), sums);
-        assert_eq!(each(&workers, &[], |_| true), []);
+        let expected = windows.iter().map(|window| Some(window.iter().sum())).collect::<Vec<_>>();
+        assert_eq!(sums(&workers, &windows, |_| true), expected);
+        assert_eq!(sums(&workers, &[], |_| true), []);
         let odd = |i: usize| i % 2 == 1;
-        let of_odd: Vec<_> = sums.iter().enumerate().map(|(i, sum)| sum.filter(|_| odd(i))).collect();
-        assert_eq!(each(&workers, &windows, odd), of_odd);
+        let of_odd: Vec<_> = expected.iter().enumerate().map(|(i, sum)| sum.filter(|_| odd(i))).collect();
+        assert_eq!(sums(&workers, &windows, odd), of_odd);
     }
 
     #[test]
-    fn windows_of_one_length_share_runs_up_to_the_budget() {
-        let (workers, runs) = workers(1);
-        each(&workers, &vec![vec![1; 16]; 90], |_| true);
-        let runs = runs.lock().expect("no panic");
-        assert!(runs.iter().all(|&size| size <= RUN_TOKENS / 16), "{runs:?}");
-        assert!(runs.len() < 20, "{runs:?}");
+    fn windows_of_equal_length_share_batches_up_to_the_limit() {
+        let (workers, batches) = workers(1);
+        sums(&workers, &vec![vec![1; 16]; 90], |_| true);
+        let batches = batches.lock().expect("no panic");
+        assert!(batches.iter().all(|&size| size <= BATCH_TOKENS_MAX / 16), "{batches:?}");
+        assert!(batches.len() < 20, "{batches:?}");
     }
 
     #[test]
     fn a_failure_ends_its_call_and_no_other() {
-        let (workers, runs) = workers(1);
+        let (workers, batches) = workers(1);
         std::thread::scope(|scope| {
             let failing = scope.spawn(|| {
                 let window: &[u32] = &[u32::MAX; 100];
-                workers.each(Lane::SHARED, &[window; 100], |_| true, |_, _| ())
+                workers.read(Flow::DEFAULT, &[window; 100], |_| true, |_, _| ())
             });
-            assert_eq!(each(&workers, &vec![vec![1; 90]; 20], |_| true), vec![Some(90); 20]);
+            assert_eq!(sums(&workers, &vec![vec![1; 90]; 20], |_| true), vec![Some(90); 20]);
             assert!(failing.join().expect("no panic").is_err());
         });
-        assert!(runs.lock().expect("no panic").len() < 60);
+        assert!(batches.lock().expect("no panic").len() < 60);
     }
 
     #[test]
-    fn a_window_that_fails_takes_none_of_its_run_with_it() {
+    fn a_failed_window_does_not_fail_the_others_of_its_batch() {
         let failing: Vec<Box<[u32]>> = vec![[1; 4].into(), [u32::MAX; 4].into(), [2; 4].into()];
-        let (queue, (reply, replies)) = (Queue::new(RUN_TOKENS), mpsc::channel());
-        for (at, window) in failing.into_iter().enumerate() {
-            let (lane, given_up) = (Lane::SHARED, Arc::default());
-            queue.push(Job { window, at, lane, given_up, reply: reply.clone() });
+        let (queue, (reply, replies)) = (Queue::new(BATCH_TOKENS_MAX), mpsc::channel());
+        for (index, window) in failing.into_iter().enumerate() {
+            let (flow, cancelled) = (Flow::DEFAULT, Arc::default());
+            queue.push(Job { window, index, flow, cancelled, reply: reply.clone() });
         }
         queue.lock().closed = true;
-        queue.work(|windows: &[Box<[u32]>]| match windows.iter().any(|window| window[0] == u32::MAX) {
-            true => Err(panicked()),
+        queue.serve(|windows: &[Box<[u32]>]| match windows.iter().any(|window| window[0] == u32::MAX) {
+            true => Err(missing_result()),
             false => Ok(windows.iter().map(|window| window[0]).collect()),
         });
-        let found: Vec<_> = replies.try_iter().map(|(at, result)| (at, result.ok())).collect();
+        let found: Vec<_> = replies.try_iter().map(|(index, result)| (index, result.ok())).collect();
         assert_eq!(found, [(0, Some(1)), (1, None), (2, Some(2))]);
     }
 
     #[test]
-    fn a_panic_is_a_failure_and_the_worker_lives() {
+    fn a_panic_fails_its_window_and_does_not_end_the_thread() {
         let run = |windows: &[Box<[u32]>]| match windows[0][0] {
             0 => panic!("on purpose"),
             n => Ok(vec![n; windows.len()]),
         };
-        let workers = Workers::start([run], RUN_TOKENS).expect("threads");
-        assert!(workers.each(Lane::SHARED, &[&[0]], |_| true, |_, _: u32| ()).is_err());
-        assert_eq!(each(&workers, &[vec![7]], |_| true), [Some(7)]);
+        let workers = Workers::start([run], BATCH_TOKENS_MAX).expect("threads");
+        assert!(workers.read(Flow::DEFAULT, &[&[0]], |_| true, |_, _: u32| ()).is_err());
+        assert_eq!(sums(&workers, &[vec![7]], |_| true), [Some(7)]);
     }
 
     #[test]
     fn a_small_call_does_not_wait_for_all_of_a_large_one() {
         let (workers, _) = workers(1);
-        let done = AtomicUsize::new(0);
+        let read = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             let large = scope.spawn(|| {
                 let window: &[u32] = &[1; 200];
-                workers.each(
-                    Lane::SHARED,
+                workers.read(
+                    Flow::DEFAULT,
                     &[window; 200],
                     |_| true,
                     |_, _| {
-                        done.fetch_add(1, Ordering::Relaxed);
+                        read.fetch_add(1, Ordering::Relaxed);
                     },
                 )
             });
-            while done.load(Ordering::Relaxed) == 0 {
+            while read.load(Ordering::Relaxed) == 0 {
                 std::thread::yield_now();
             }
-            each(&workers, &[vec![1]], |_| true);
-            assert!(done.load(Ordering::Relaxed) < 200, "the small call came last");
+            sums(&workers, &[vec![1]], |_| true);
+            assert!(read.load(Ordering::Relaxed) < 200, "the small call was served last");
             large.join().expect("no panic").expect("nothing fails");
         });
     }
 
     #[test]
-    fn a_lane_waits_for_one_run_of_another_not_for_all_that_it_has_queued() {
-        let (queue, (reply, replies)) = (Queue::new(RUN_TOKENS), mpsc::channel());
-        let [flood, other] = [Lane::new(), Lane::new()];
-        let job = |at: usize, lane: Lane, tokens: usize| Job {
+    fn a_flow_waits_for_one_batch_of_another_flow_not_for_all_its_batches() {
+        let (queue, (reply, replies)) = (Queue::new(BATCH_TOKENS_MAX), mpsc::channel());
+        let [flood, other] = [Flow::new(), Flow::new()];
+        let job = |index: usize, flow: Flow, tokens: usize| Job {
             window: vec![1; tokens].into(),
-            at,
-            lane,
-            given_up: Arc::default(),
+            index,
+            flow,
+            cancelled: Arc::default(),
             reply: reply.clone(),
         };
-        (0..8).for_each(|at| queue.push(job(at, flood, 100)));
-        (8..11).for_each(|at| queue.push(job(at, other, 100)));
+        (0..8).for_each(|index| queue.push(job(index, flood, 100)));
+        (8..11).for_each(|index| queue.push(job(index, other, 100)));
         queue.lock().closed = true;
-        queue.work(|windows: &[Box<[u32]>]| Ok(windows.iter().map(|window| window.len()).collect()));
-        let order: Vec<usize> = replies.try_iter().map(|(at, _)| at).collect();
+        queue.serve(|windows: &[Box<[u32]>]| Ok(windows.iter().map(|window| window.len()).collect()));
+        let order: Vec<usize> = replies.try_iter().map(|(index, _)| index).collect();
         assert_eq!(order, [0, 8, 1, 9, 2, 10, 3, 4, 5, 6, 7]);
-        // Short windows of another lane fill a run of the one whose turn it is, behind its own.
+        // Short windows of another flow fill a batch after those of the flow that is served.
         let queue = Queue::new(8);
         [job(0, flood, 2), job(1, other, 2), job(2, flood, 2), job(3, flood, 2), job(4, flood, 2)]
             .into_iter()
             .for_each(|job| queue.push(job));
-        queue.lock().turns.begin(other, 1);
-        let mut runs = std::iter::from_fn(|| queue.lock().next_run(8));
-        let first: Vec<usize> = runs.next().expect("a run").iter().map(|job| job.at).collect();
+        queue.lock().scheduler.begin(other, 1);
+        let mut batches = std::iter::from_fn(|| queue.lock().next_batch(8));
+        let first: Vec<usize> = batches.next().expect("a batch").iter().map(|job| job.index).collect();
         assert_eq!(first, [0, 2, 3, 4]);
     }
 }

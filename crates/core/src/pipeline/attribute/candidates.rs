@@ -1,4 +1,5 @@
-//! The chunks that an answer may have come from: what can be cited of them, and which words they have.
+//! Candidates: the chunks that an answer may have come from, with the units that can be cited and an index of
+//! their words.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,142 +11,155 @@ use crate::domain::{ByteRange, Chunk, TokenSpan};
 use crate::kv::store;
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::tokenize::tokens_under;
-use crate::pipeline::units::{Place, Unit};
+use crate::pipeline::units::{Unit, UnitSpan};
 use crate::text::{self, Term};
 
-/// Chunks, read once for all sentences of an answer.
+/// The chunks that an answer may have come from. They are read and indexed once for all sentences of the
+/// answer.
+///
+/// A *term* is a normalized word; terms have ids in the order in which they first occur in the chunks. A
+/// *unit* is a title or a sentence of a chunk.
 pub struct Candidates {
     pub(super) chunks: Vec<Arc<Chunk>>,
     pub(super) blocks: Arc<Blocks>,
-    /// The title of each chunk that has one, then its sentences, chunk by chunk. A title has no bytes: it is read, never cited.
+    /// The units, chunk by chunk: the title of the chunk, if it has one, and then its sentences. A title has
+    /// an empty byte range, because it is scored but never cited.
     pub(super) units: Arc<[Unit]>,
-    /// Which units are each chunk's.
-    pub(super) of_chunk: Vec<Range<usize>>,
-    /// For each chunk the first one that reads the same: they are no rivals.
-    pub(super) twin_of: Vec<usize>,
+    /// `[chunk]`: the indices of the chunk's units.
+    pub(super) units_of_chunk: Vec<Range<usize>>,
+    /// `[chunk]`: the first chunk with the same title, text and visible ranges, which is the chunk itself if
+    /// it has no duplicate before it. Duplicates are not rivals of each other.
+    pub(super) duplicate_of: Vec<usize>,
+    /// The id of each term.
     vocabulary: HashMap<String, u32>,
-    /// Chunks that something was seen of, those that read the same counted once.
-    distinct: usize,
-    /// By number of the word: how many of these have it.
-    holders: Vec<u32>,
-    /// Words of each chunk, title included; of each unit. Ascending.
+    /// The number of chunks with visible text, duplicates counted once.
+    distinct_chunks: usize,
+    /// `[term]`: how many of the distinct chunks contain the term.
+    chunk_frequency: Vec<u32>,
+    /// `[chunk]`: the ids of the terms in title and visible text, ascending and distinct.
     chunk_terms: Vec<Vec<u32>>,
+    /// `[unit]`: the ids of the terms in the unit, ascending and distinct.
     unit_terms: Vec<Vec<u32>>,
+    /// `[unit]`: whether the unit contains a negation.
     negated: Vec<bool>,
-    /// Words of units that were asked about, as bytes of the unit.
+    /// `[unit]`: the words of the unit, computed at the first use.
     words: Vec<OnceLock<Vec<Term>>>,
 }
 
 impl Candidates {
-    /// Of `seen` ranges of the chunks' texts only, where it is given.
+    /// Indexes `chunks`, whose blocks are `blocks`. `seen` `[chunk]` are the ranges of each chunk's text that
+    /// the author of the answer saw; only these can be cited. `None` means all text.
     pub fn new(chunks: &[Arc<Chunk>], blocks: Arc<Blocks>, seen: Option<&[Vec<ByteRange>]>) -> Self {
-        let (mut units, mut of_chunk) = (Vec::new(), Vec::with_capacity(chunks.len()));
+        let (mut units, mut units_of_chunk) = (Vec::new(), Vec::with_capacity(chunks.len()));
         for (index, block) in blocks.blocks.iter().enumerate() {
-            let first = units.len();
-            let (at, titles) = (blocks.spans[index].start, block.title_tokens());
+            let first_unit = units.len();
+            let (first_token, title_tokens) = (blocks.spans[index].start, block.title_tokens());
             let mut push = |bytes: ByteRange, tokens: TokenSpan| {
-                let tokens = tokens.shifted(at);
-                units.push(Unit { chunk: index, bytes, tokens, sentence: Place { bytes, tokens } });
+                let tokens = tokens.shifted(first_token);
+                units.push(Unit { chunk: index, bytes, tokens, sentence: UnitSpan { bytes, tokens } });
             };
             let mut sentences: Vec<(ByteRange, TokenSpan)> =
                 block.sentences().map(|sentence| (sentence.bytes, sentence.tokens)).collect();
             if let Some(seen) = seen.map(|seen| &seen[index]) {
                 let offsets = block.offsets();
-                // Of a sentence that was cut, what was left of it.
-                let left = |(sentence, _): (ByteRange, TokenSpan)| {
-                    let inside = |seen: &ByteRange| {
+                // Of a sentence that was seen in part, only that part is a unit.
+                let visible = |(sentence, _): (ByteRange, TokenSpan)| {
+                    let overlap = |seen: &ByteRange| {
                         let (start, end) = (seen.start.max(sentence.start), seen.end.min(sentence.end));
                         (start < end).then(|| ByteRange::new(start, end))
                     };
-                    let pieces: Vec<ByteRange> = seen.iter().filter_map(inside).collect();
-                    pieces
+                    let ranges: Vec<ByteRange> = seen.iter().filter_map(overlap).collect();
+                    ranges
                         .into_iter()
-                        .map(|piece| (piece, tokens_under(&offsets, titles, piece)))
+                        .map(|range| (range, tokens_under(&offsets, title_tokens, range)))
                         .collect::<Vec<_>>()
                 };
-                sentences = sentences.into_iter().flat_map(left).collect();
+                sentences = sentences.into_iter().flat_map(visible).collect();
             }
-            // A title speaks for a text: without one there is nothing to cite.
-            if titles > 0 && !sentences.is_empty() {
-                push(ByteRange::new(0, 0), TokenSpan::new(0, titles));
+            // A title can only be evidence for the text of its chunk. Without text there is nothing to cite.
+            if title_tokens > 0 && !sentences.is_empty() {
+                push(ByteRange::new(0, 0), TokenSpan::new(0, title_tokens));
             }
             sentences.into_iter().for_each(|(bytes, tokens)| push(bytes, tokens));
-            of_chunk.push(first..units.len());
+            units_of_chunk.push(first_unit..units.len());
         }
         let terms: Vec<Vec<Term>> =
-            units.par_iter().with_min_len(64).map(|unit| words(unit, &chunks[unit.chunk])).collect();
+            units.par_iter().with_min_len(64).map(|unit| terms_of(unit, &chunks[unit.chunk])).collect();
         let mut candidates = Self {
             chunks: chunks.to_vec(),
             blocks,
-            twin_of: twins(chunks, &units, &of_chunk),
+            duplicate_of: find_duplicates(chunks, &units, &units_of_chunk),
             units: units.into(),
-            of_chunk,
+            units_of_chunk,
             vocabulary: HashMap::new(),
-            distinct: 0,
-            holders: Vec::new(),
+            distinct_chunks: 0,
+            chunk_frequency: Vec::new(),
             chunk_terms: Vec::new(),
             unit_terms: Vec::new(),
             negated: terms.iter().map(|terms| terms.iter().any(Term::is_negation)).collect(),
             words: terms.iter().map(|_| OnceLock::new()).collect(),
         };
-        candidates.count(terms);
+        candidates.index(terms);
         candidates
     }
 
-    fn count(&mut self, terms: Vec<Vec<Term>>) {
+    /// Builds the vocabulary and the index from `[unit]`, the terms of each unit.
+    fn index(&mut self, terms: Vec<Vec<Term>>) {
         let mut ids = |terms: Vec<Term>| {
             let next = |vocabulary: &HashMap<String, u32>| {
-                u32::try_from(vocabulary.len()).expect("requests have fewer words than that")
+                u32::try_from(vocabulary.len()).expect("a request has fewer than 2^32 words")
             };
             let id = |term: Term| {
                 let next = next(&self.vocabulary);
                 *self.vocabulary.entry(term.folded).or_insert(next)
             };
-            distinct(terms.into_iter().map(id).collect())
+            sorted_distinct(terms.into_iter().map(id).collect())
         };
         self.unit_terms = terms.into_iter().map(&mut ids).collect();
-        let of_chunk = |units: &Range<usize>| {
-            distinct(self.unit_terms[units.clone()].iter().flatten().copied().collect())
+        let chunk_terms = |units: &Range<usize>| {
+            sorted_distinct(self.unit_terms[units.clone()].iter().flatten().copied().collect())
         };
-        self.chunk_terms = self.of_chunk.iter().map(of_chunk).collect();
-        self.holders = vec![0; self.vocabulary.len()];
-        let counted: Vec<usize> = (0..self.chunks.len()).filter(|&chunk| self.counts(chunk)).collect();
-        self.distinct = counted.len();
-        for chunk in counted {
-            self.chunk_terms[chunk].iter().for_each(|&term| self.holders[term as usize] += 1);
+        self.chunk_terms = self.units_of_chunk.iter().map(chunk_terms).collect();
+        self.chunk_frequency = vec![0; self.vocabulary.len()];
+        let distinct: Vec<usize> = (0..self.chunks.len()).filter(|&chunk| self.is_distinct(chunk)).collect();
+        self.distinct_chunks = distinct.len();
+        for chunk in distinct {
+            self.chunk_terms[chunk].iter().for_each(|&term| self.chunk_frequency[term as usize] += 1);
         }
     }
 
-    /// Whether a chunk says something that none before it says.
-    fn counts(&self, chunk: usize) -> bool {
-        self.twin_of[chunk] == chunk && !self.of_chunk[chunk].is_empty()
+    /// Returns whether a chunk has visible text and no duplicate before it.
+    fn is_distinct(&self, chunk: usize) -> bool {
+        self.duplicate_of[chunk] == chunk && !self.units_of_chunk[chunk].is_empty()
     }
 
-    /// How many chunks.
+    /// Returns the number of chunks.
     pub fn len(&self) -> usize {
         self.chunks.len()
     }
 
-    /// What holds a number for each token of an answer: the chunks, and twice titles and sentences.
-    pub(super) fn segments(&self) -> usize {
-        self.chunks.len() + 2 * self.units.len()
-    }
-
-    /// Whether there is no chunk.
+    /// Returns whether there are no chunks.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
 
-    /// The number of a word; none that no chunk has.
+    /// Returns how many values are held for each token of the answer: one per chunk and two per unit.
+    pub(super) fn segments(&self) -> usize {
+        self.chunks.len() + 2 * self.units.len()
+    }
+
+    /// Returns the id of a term, or `None` if no chunk contains it.
     pub(super) fn term(&self, folded: &str) -> Option<u32> {
         self.vocabulary.get(folded).copied()
     }
 
-    /// How rare a word is among the chunks: 1 for one that at most one of many has, towards 0 for one that all have.
+    /// Returns the rarity of a term: ln(1 + n / (1 + f)) / ln(1 + n) for n distinct chunks, of which f
+    /// contain the term. It is 1 for a term that no chunk contains, and falls towards 0 for a term that all
+    /// of many chunks contain.
     pub(super) fn rarity(&self, term: Option<u32>) -> f32 {
-        let chunks = self.distinct.max(1) as f32;
-        let holders = term.map_or(0.0, |term| self.holders[term as usize] as f32);
-        (chunks / (1.0 + holders)).ln_1p() / chunks.ln_1p()
+        let chunks = self.distinct_chunks.max(1) as f32;
+        let frequency = term.map_or(0.0, |term| self.chunk_frequency[term as usize] as f32);
+        (chunks / (1.0 + frequency)).ln_1p() / chunks.ln_1p()
     }
 
     pub(super) fn chunk_has(&self, chunk: usize, term: Option<u32>) -> bool {
@@ -156,28 +170,29 @@ impl Candidates {
         term.is_some_and(|term| self.unit_terms[unit].binary_search(&term).is_ok())
     }
 
-    /// Its words, as bytes of the unit.
+    /// Returns the words of a unit. Their byte ranges are relative to the unit.
     pub(super) fn words(&self, unit: usize) -> &[Term] {
-        let place = &self.units[unit];
-        self.words[unit].get_or_init(|| words(place, &self.chunks[place.chunk]))
+        let index = unit;
+        let unit = &self.units[index];
+        self.words[index].get_or_init(|| terms_of(unit, &self.chunks[unit.chunk]))
     }
 
-    /// Whether two units consist of the same words.
-    pub(super) fn say_the_same(&self, one: usize, other: usize) -> bool {
+    /// Returns whether two units consist of the same terms. A unit without terms equals no unit.
+    pub(super) fn have_equal_terms(&self, one: usize, other: usize) -> bool {
         !self.unit_terms[one].is_empty() && self.unit_terms[one] == self.unit_terms[other]
     }
 
-    /// Whether a unit holds a negation.
+    /// Returns whether a unit contains a negation.
     pub(super) fn is_negated(&self, unit: usize) -> bool {
         self.negated[unit]
     }
 
-    /// Units of a chunk that can be cited.
+    /// Returns the units of a chunk that can be cited: all but its title.
     pub(super) fn sentences(&self, chunk: usize) -> impl Iterator<Item = usize> + '_ {
-        self.of_chunk[chunk].clone().filter(|&unit| !self.units[unit].bytes.is_empty())
+        self.units_of_chunk[chunk].clone().filter(|&unit| !self.units[unit].bytes.is_empty())
     }
 
-    /// The same chunks without one of them, as if it had not been sent.
+    /// Returns the candidates as if one chunk had not been sent. All text of the other chunks can be cited.
     pub fn without(&self, chunk: usize) -> Self {
         let mut chunks = self.chunks.clone();
         chunks.remove(chunk);
@@ -186,31 +201,32 @@ impl Candidates {
         Self::new(&chunks, Arc::new(Blocks::new(blocks, self.blocks.sources)), None)
     }
 
-    /// Where the chunks' blocks came from.
-    pub fn blocks_from(&self) -> store::Sources {
+    /// Returns how many blocks of the chunks came from each source.
+    pub fn block_sources(&self) -> store::Sources {
         self.blocks.sources
     }
 }
 
-fn words(unit: &Unit, chunk: &Chunk) -> Vec<Term> {
+/// Returns the terms of a unit; those of its chunk's title if the unit is the title.
+fn terms_of(unit: &Unit, chunk: &Chunk) -> Vec<Term> {
     match unit.bytes.is_empty() {
         true => text::terms(chunk.title.as_deref().unwrap_or_default(), &[]),
         false => text::terms(unit.bytes.of(&chunk.text), &[]),
     }
 }
 
-/// Chunks with the same title and text, of which the same was seen.
-fn twins(chunks: &[Arc<Chunk>], units: &[Unit], of_chunk: &[Range<usize>]) -> Vec<usize> {
+/// Returns `[chunk]`, the first chunk with the same title and text of which the same ranges are visible.
+fn find_duplicates(chunks: &[Arc<Chunk>], units: &[Unit], units_of_chunk: &[Range<usize>]) -> Vec<usize> {
     let mut first: HashMap<(&Option<String>, &str, Vec<ByteRange>), usize> = HashMap::new();
-    let mut twin_of = Vec::with_capacity(chunks.len());
+    let mut duplicate_of = Vec::with_capacity(chunks.len());
     for (index, chunk) in chunks.iter().enumerate() {
-        let seen = units[of_chunk[index].clone()].iter().map(|unit| unit.bytes).collect();
-        twin_of.push(*first.entry((&chunk.title, &chunk.text, seen)).or_insert(index));
+        let visible = units[units_of_chunk[index].clone()].iter().map(|unit| unit.bytes).collect();
+        duplicate_of.push(*first.entry((&chunk.title, &chunk.text, visible)).or_insert(index));
     }
-    twin_of
+    duplicate_of
 }
 
-fn distinct(mut terms: Vec<u32>) -> Vec<u32> {
+fn sorted_distinct(mut terms: Vec<u32>) -> Vec<u32> {
     terms.sort_unstable();
     terms.dedup();
     terms

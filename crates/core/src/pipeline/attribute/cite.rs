@@ -1,4 +1,5 @@
-//! What one part of the answer came from: chunks in order, which of them to cite, and where in each.
+//! Citations: ranks the chunks that a part of the answer may have come from, decides which of them to cite,
+//! and finds the sentence and the run of words in each that say most of the part.
 
 use std::collections::HashSet;
 
@@ -11,119 +12,120 @@ use super::trace;
 use crate::domain::{ByteRange, TokenSpan};
 use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
+use crate::pipeline::units::Unit;
 use crate::rc;
 use crate::text::Term;
 
-/// A chunk is cited when so large a share of a part's words came from it; the best one always is.
-const CITED_SHARE: f32 = 0.3;
+/// The share of a part's words, by weight, that must be traced to a chunk for the chunk to be cited. The best
+/// chunk is cited in any case.
+const CITED_SHARE_MIN: f32 = 0.3;
 
-/// A chunk whose score is so near to that of a cited one says the same.
-const TIED_SHARE: f32 = 0.99;
+/// Two chunks say the same if the smaller of their scores is at least this share of the larger one.
+const TIED_SHARE_MIN: f32 = 0.99;
 
-/// Chunks that are named beside better ones because they say the same.
+/// The largest number of sources of a part that are cited only because they say the same as a better one.
 const TIES_MAX: usize = 100;
 
-/// A source's run holds so large a share of what its sentence says of the part.
+/// The share of a sentence's evidence for a part that the run of words in the sentence holds.
 const RUN_SHARE: f32 = 0.8;
 
-/// What one part of an answer came from.
+/// What one part of the answer came from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartOutcome {
-    /// Bytes of the answer.
+    /// Byte range of the part in the answer.
     pub bytes: ByteRange,
-    /// How far its sources say what it says, from 0 to 1; none where it has no word.
+    /// How far the sources support the part, from 0 to 1; `None` if the part has no word. It ranks parts and
+    /// is not a probability.
     pub support: Option<f32>,
-    /// What its sources do not say.
+    /// What the sources do not support, as byte ranges of the answer.
     pub unsupported: Vec<UnsupportedSpan>,
-    /// Chunks it may have come from, best first.
+    /// The chunks that the part may have come from, best first.
     pub sources: Vec<Source>,
 }
 
-/// A chunk that a part may have come from.
+/// A chunk that a part of the answer may have come from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Source {
-    /// Index of the chunk in the request.
+    /// The index of the chunk in the request.
     pub chunk: usize,
-    /// RC of the chunk over the part, and the words that both have; comparable within one part.
+    /// The score of the chunk for the part: the weighted mean evidence of the part's tokens, with coverage.
+    /// Scores of different parts are not comparable.
     pub score: f32,
-    /// Whether the part came from it; never where the part is not supported.
+    /// Whether to cite the chunk for the part; false for all sources of a part that is not supported.
     pub cited: bool,
-    /// Whether it is cited only because it says the same as another that is.
+    /// Whether the chunk is cited only because it says the same as another cited chunk.
     pub tied: bool,
-    /// Bytes of the sentence of its text that says most of the part.
+    /// Byte range in the chunk's text of the sentence that says most of the part.
     pub sentence: ByteRange,
-    /// Bytes of the shortest run of words of that sentence that says nearly all that the sentence does, and of the words beside it
-    /// that the part has, too.
+    /// Byte range in the chunk's text of the shortest run of words in that sentence that holds 80 % of the
+    /// sentence's evidence, extended by neighbouring words that the part contains, too.
     pub run: ByteRange,
 }
 
 impl PartOutcome {
-    /// Whether the chunks say what the part says; none where it has no word.
+    /// Returns whether the chunks support the part; `None` if the part has no word.
     pub fn is_supported(&self) -> Option<bool> {
         self.support.map(|support| support >= SUPPORT_MIN)
     }
 
-    /// What to cite for it, each thing said once: nothing where it is not supported.
+    /// Returns the sources to cite for the part, without those that only say the same as another one. There
+    /// are none if the part is not supported.
     pub fn citations(&self) -> impl Iterator<Item = &Source> {
         self.sources.iter().filter(|source| source.cited && !source.tied)
     }
 }
 
-/// The tokens of a part among those of its sentences, and what each of all of them counts for it.
-struct Weights {
-    /// `[sentence][token]`
-    weight: Vec<Vec<f32>>,
-    /// Whether any of them is the part's own.
-    any: bool,
-}
+/// `[sentence][token]`: how much each token of the sentences counts for a part.
+struct TokenWeights(Vec<Vec<f32>>);
 
-impl Weights {
-    fn of(scores: &[SentenceScores], part: ByteRange) -> Self {
+impl TokenWeights {
+    /// Returns the weights for a part, or `None` if the part overlaps no token. Tokens outside of the part
+    /// count with [`support::context_weight`].
+    fn of(scores: &[SentenceScores], part: ByteRange) -> Option<Self> {
         let all = scores.iter().flat_map(|scores| &scores.tokens);
-        let own: Vec<bool> = all.map(|token| token.overlaps(part)).collect();
-        let first = own.iter().position(|&own| own);
-        let last = own.iter().rposition(|&own| own);
-        let (Some(first), Some(last)) = (first, last) else { return Self { weight: Vec::new(), any: false } };
-        let around = |token: usize| {
-            // What stands between the part's first and last counts like its own.
+        let inside: Vec<bool> = all.map(|token| token.overlaps(part)).collect();
+        let first = inside.iter().position(|&inside| inside)?;
+        let last = inside.iter().rposition(|&inside| inside)?;
+        let relative_weight = |token: usize| {
+            // Tokens between the part's first and last token count as tokens of the part.
             let distance = first.saturating_sub(token) + token.saturating_sub(last);
-            if distance == 0 { 1.0 } else { support::context(distance) }
+            if distance == 0 { 1.0 } else { support::context_weight(distance) }
         };
         let mut token = 0;
-        let weigh = |scores: &SentenceScores| {
-            let mut next = |&weight: &f32| {
+        let sentence_weights = |scores: &SentenceScores| {
+            let mut weigh = |&weight: &f32| {
                 token += 1;
-                weight * around(token - 1)
+                weight * relative_weight(token - 1)
             };
-            scores.weight.iter().map(&mut next).collect()
+            scores.token_weights.iter().map(&mut weigh).collect()
         };
-        Self { weight: scores.iter().map(weigh).collect(), any: true }
+        Some(Self(scores.iter().map(sentence_weights).collect()))
     }
 
     fn sum(&self) -> f32 {
-        self.weight.iter().flatten().sum()
+        self.0.iter().flatten().sum()
     }
 }
 
-/// `scores` are the sentences that the part lies in.
-pub(super) fn part(
+/// Attributes a part of the answer to chunks. `scores` are the sentences that the part overlaps.
+pub(super) fn attribute(
     candidates: &Candidates,
     scores: &[SentenceScores],
     part: ByteRange,
     sources_max: usize,
     cancel: &Cancel,
 ) -> Result<PartOutcome, PipelineError> {
-    let weights = Weights::of(scores, part);
-    if !weights.any {
+    let Some(weights) = TokenWeights::of(scores, part) else {
         return Ok(PartOutcome { bytes: part, support: None, unsupported: Vec::new(), sources: Vec::new() });
-    }
-    let evidence = weighed(scores, &weights);
-    let chunk_scores = covering(candidates, &evidence);
-    let alone = rc::mean_over_queries(evidence.view());
+    };
+    let evidence = weighted_evidence(scores, &weights);
+    let chunk_scores = chunk_scores(candidates, &evidence);
+    // `[chunk]`: the score of each chunk by itself, without coverage.
+    let plain_scores = rc::mean_over_queries(evidence.view());
     let mut order: Vec<usize> = (0..chunk_scores.len()).collect();
     order.sort_by(|&a, &b| chunk_scores[b].total_cmp(&chunk_scores[a]));
-    let first = order.iter().copied().find(|&chunk| candidates.sentences(chunk).next().is_some());
-    let cited = cited(candidates, scores, part, first);
+    let best = order.iter().copied().find(|&chunk| candidates.sentences(chunk).next().is_some());
+    let cited = cited_chunks(candidates, scores, part, best);
     let unit_of = |chunk: usize| best_unit(candidates, scores, &weights, chunk);
     let cited_units: Vec<(usize, usize)> =
         cited.iter().filter_map(|&chunk| Some((chunk, unit_of(chunk)?))).collect();
@@ -131,139 +133,152 @@ pub(super) fn part(
     for (rank, chunk) in order.into_iter().filter(|&chunk| chunk_scores[chunk] > 0.0).enumerate() {
         let Some(unit) = unit_of(chunk) else { continue };
         let is_cited = cited.contains(&chunk);
-        let same = |&(other, of_cited): &(usize, usize)| {
-            let (less, more) = (alone[other].min(alone[chunk]), alone[other].max(alone[chunk]));
-            other != chunk && (less >= TIED_SHARE * more || candidates.say_the_same(unit, of_cited))
+        let says_the_same = |&(other, other_unit): &(usize, usize)| {
+            let (a, b) = (plain_scores[other], plain_scores[chunk]);
+            let is_tied = a.min(b) >= TIED_SHARE_MIN * a.max(b);
+            other != chunk && (is_tied || candidates.have_equal_terms(unit, other_unit))
         };
-        let tied = !is_cited && ties < TIES_MAX && cited_units.iter().any(same);
+        let tied = !is_cited && ties < TIES_MAX && cited_units.iter().any(says_the_same);
         ties += usize::from(tied);
         if !(is_cited || tied || rank < sources_max) {
             continue;
         }
-        let run = run(candidates, scores, (&weights, part), unit, cancel)?;
+        let run = best_run(candidates, scores, (&weights, part), unit, cancel)?;
         let (sentence, score) = (candidates.units[unit].bytes, chunk_scores[chunk]);
         sources.push(Source { chunk, score, cited: is_cited || tied, tied, sentence, run });
     }
     let (support, unsupported) = match support::of(candidates, scores, part) {
-        // Nothing that could be shown for it.
+        // Without a source to show, nothing is supported.
         Some((_, unsupported)) if sources.is_empty() => (Some(0.0), unsupported),
         Some((support, unsupported)) => (Some(support), unsupported),
         None => (None, Vec::new()),
     };
-    let mut found = PartOutcome { bytes: part, support, unsupported, sources };
-    if found.is_supported() != Some(true) {
-        found.sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
+    let mut outcome = PartOutcome { bytes: part, support, unsupported, sources };
+    if outcome.is_supported() != Some(true) {
+        outcome.sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
     }
-    Ok(found)
+    Ok(outcome)
 }
 
-/// Evidence of all tokens over chunks, `[token, chunk]`, such that the mean over tokens is the mean by weight.
-fn weighed(scores: &[SentenceScores], weights: &Weights) -> Array2<f32> {
-    let views: Vec<_> = scores.iter().map(|scores| scores.chunks.view()).collect();
+/// Returns the evidence of the tokens of all sentences for each chunk, `[token, chunk]`, scaled so that the
+/// plain mean over tokens is the mean by `weights`.
+fn weighted_evidence(scores: &[SentenceScores], weights: &TokenWeights) -> Array2<f32> {
+    let views: Vec<_> = scores.iter().map(|scores| scores.chunk_evidence.view()).collect();
     let mut all = ndarray::concatenate(Axis(0), &views).expect("sentences differ in tokens only");
     let scale = all.nrows() as f32 / weights.sum().max(f32::MIN_POSITIVE);
-    for (mut row, weight) in all.outer_iter_mut().zip(weights.weight.iter().flatten()) {
+    for (mut row, weight) in all.outer_iter_mut().zip(weights.0.iter().flatten()) {
         row *= weight * scale;
     }
     all
 }
 
-/// Scores that sort chunks so that each adds to those before it; one that reads like another stands right behind it.
-fn covering(candidates: &Candidates, evidence: &Array2<f32>) -> Vec<f32> {
-    let twins = &candidates.twin_of;
-    let firsts: Vec<usize> = (0..twins.len()).filter(|&chunk| twins[chunk] == chunk).collect();
-    let mut scores = vec![0.0; twins.len()];
-    for (&chunk, score) in firsts.iter().zip(rc::with_coverage(&evidence.select(Axis(1), &firsts))) {
+/// Returns the scores of the chunks with coverage: sorting by them ranks each chunk by what it adds to the
+/// chunks before it. Duplicates get the score of the first chunk with the same text, so they follow it
+/// directly.
+fn chunk_scores(candidates: &Candidates, evidence: &Array2<f32>) -> Vec<f32> {
+    let duplicate_of = &candidates.duplicate_of;
+    let distinct: Vec<usize> =
+        (0..duplicate_of.len()).filter(|&chunk| duplicate_of[chunk] == chunk).collect();
+    let mut scores = vec![0.0; duplicate_of.len()];
+    for (&chunk, score) in distinct.iter().zip(rc::with_coverage(&evidence.select(Axis(1), &distinct))) {
         scores[chunk] = score;
     }
-    twins.iter().map(|&twin| scores[twin]).collect()
+    duplicate_of.iter().map(|&first| scores[first]).collect()
 }
 
-/// Chunks that a good share of the part's words came from, and the best one.
-fn cited(
+/// Returns the chunks to cite: those to which at least [`CITED_SHARE_MIN`] of the part's words were traced,
+/// and the best one.
+fn cited_chunks(
     candidates: &Candidates,
     scores: &[SentenceScores],
     part: ByteRange,
     best: Option<usize>,
 ) -> Vec<usize> {
-    let mut shares = vec![0.0; candidates.chunks.len()];
+    let mut weights = vec![0.0; candidates.chunks.len()];
     for scores in scores {
         for (term, trace) in scores.terms.iter().zip(&scores.traces) {
             if term.bytes.overlaps(part) {
-                shares[trace.chunk] += term.rarity;
+                weights[trace.chunk] += term.weight;
             }
         }
     }
-    let all: f32 = shares.iter().sum();
-    let is_cited = |&chunk: &usize| Some(chunk) == best || all > 0.0 && shares[chunk] >= CITED_SHARE * all;
-    (0..shares.len()).filter(is_cited).collect()
+    let sum: f32 = weights.iter().sum();
+    let is_cited =
+        |&chunk: &usize| Some(chunk) == best || sum > 0.0 && weights[chunk] >= CITED_SHARE_MIN * sum;
+    (0..weights.len()).filter(is_cited).collect()
 }
 
-/// The sentence of a chunk that says most of the part.
+/// Returns the sentence of a chunk with the most evidence for the part.
 fn best_unit(
     candidates: &Candidates,
     scores: &[SentenceScores],
-    weights: &Weights,
+    weights: &TokenWeights,
     chunk: usize,
 ) -> Option<usize> {
     let score = |unit: usize| {
-        let of_sentence = |(scores, weight): (&SentenceScores, &Vec<f32>)| -> f32 {
-            scores.units.column(unit).iter().zip(weight).map(|(evidence, weight)| evidence * weight).sum()
+        let sentence_score = |(scores, weights): (&SentenceScores, &Vec<f32>)| -> f32 {
+            let evidence = scores.unit_evidence.column(unit);
+            evidence.iter().zip(weights).map(|(evidence, weight)| evidence * weight).sum()
         };
-        scores.iter().zip(&weights.weight).map(of_sentence).sum()
+        scores.iter().zip(&weights.0).map(sentence_score).sum()
     };
     trace::best(candidates.sentences(chunk), score)
 }
 
-/// The shortest run of a unit's words that holds [`RUN_SHARE`] of what the part's tokens find there, each at its best place.
-fn run(
+/// Returns the byte range of the shortest run of a unit's words that holds [`RUN_SHARE`] of the unit's
+/// evidence for the part. The evidence of each token of the part is assigned to the token of the unit with
+/// the largest logit.
+fn best_run(
     candidates: &Candidates,
     scores: &[SentenceScores],
-    (weights, part): (&Weights, ByteRange),
+    (weights, part): (&TokenWeights, ByteRange),
     unit: usize,
     cancel: &Cancel,
 ) -> Result<ByteRange, PipelineError> {
-    let place = candidates.units[unit];
-    let span = candidates.blocks.spans[place.chunk];
-    let tokens = TokenSpan::new(place.tokens.start - span.start, place.tokens.end - span.start);
-    let mut found = vec![0.0; tokens.len()];
-    for (scores, weight) in scores.iter().zip(&weights.weight) {
-        let own: Vec<usize> = (0..scores.tokens.len()).filter(|&j| scores.tokens[j].overlaps(part)).collect();
-        if own.is_empty() || tokens.is_empty() {
+    let Unit { chunk, bytes, tokens, .. } = candidates.units[unit];
+    let first = candidates.blocks.spans[chunk].start;
+    let tokens = TokenSpan::new(tokens.start - first, tokens.end - first);
+    // `[token of the unit]`.
+    let mut evidence = vec![0.0; tokens.len()];
+    for (scores, weights) in scores.iter().zip(&weights.0) {
+        let inside: Vec<usize> =
+            (0..scores.tokens.len()).filter(|&j| scores.tokens[j].overlaps(part)).collect();
+        if inside.is_empty() || tokens.is_empty() {
             continue;
         }
         cancel.check()?;
         let best_keys = scores.best_keys(candidates, unit);
-        for j in own {
-            found[best_keys[j]] += weight[j] * scores.units[[j, unit]];
+        for j in inside {
+            evidence[best_keys[j]] += weights[j] * scores.unit_evidence[[j, unit]];
         }
     }
-    let Some((first, last)) = shortest(&found) else { return Ok(place.bytes) };
-    let block = &candidates.blocks.blocks[place.chunk];
+    let Some((first, last)) = shortest_run(&evidence) else { return Ok(bytes) };
+    let block = &candidates.blocks.blocks[chunk];
     let offsets = block.offsets();
-    let at = |token: usize| offsets.get((tokens.start + token).checked_sub(block.title_tokens())?);
-    let Some((first, last)) = at(first).zip(at(last)) else { return Ok(place.bytes) };
-    let (start, end) = (first.start.max(place.bytes.start), last.end.min(place.bytes.end));
+    let offset = |token: usize| offsets.get((tokens.start + token).checked_sub(block.title_tokens())?);
+    let Some((first, last)) = offset(first).zip(offset(last)) else { return Ok(bytes) };
+    let (start, end) = (first.start.max(bytes.start), last.end.min(bytes.end));
     let run = ByteRange::new(start, end.max(start));
-    let own = scores.iter().flat_map(|scores| &scores.terms).filter(|term| term.bytes.overlaps(part));
-    let own: HashSet<u32> = own.filter_map(|term| term.id).collect();
-    let is_said = |term: &Term| candidates.term(&term.folded).is_some_and(|id| own.contains(&id));
-    let (text, words) = (&candidates.chunks[place.chunk].text, candidates.words(unit));
-    Ok(whole_words((text, words), run, place.bytes, is_said))
+    let part_terms = scores.iter().flat_map(|scores| &scores.terms).filter(|term| term.bytes.overlaps(part));
+    let part_terms: HashSet<u32> = part_terms.filter_map(|term| term.id).collect();
+    let in_part = |term: &Term| candidates.term(&term.folded).is_some_and(|id| part_terms.contains(&id));
+    let (text, words) = (&candidates.chunks[chunk].text, candidates.words(unit));
+    Ok(whole_words((text, words), run, bytes, in_part))
 }
 
-/// First and last index of the shortest run that holds [`RUN_SHARE`] of the sum; none where there is nothing.
-fn shortest(found: &[f32]) -> Option<(usize, usize)> {
-    let needed = RUN_SHARE * found.iter().sum::<f32>();
+/// Returns the first and the last index of the shortest run of values whose sum is at least [`RUN_SHARE`] of
+/// the sum of all; the first of several. Returns `None` if the sum is 0.
+fn shortest_run(values: &[f32]) -> Option<(usize, usize)> {
+    let needed = RUN_SHARE * values.iter().sum::<f32>();
     if needed <= 0.0 {
         return None;
     }
     let mut shortest: Option<(usize, usize)> = None;
-    for start in 0..found.len() {
-        let mut held = 0.0;
-        let end = found[start..].iter().position(|value| {
-            held += value;
-            held >= needed
+    for start in 0..values.len() {
+        let mut sum = 0.0;
+        let end = values[start..].iter().position(|value| {
+            sum += value;
+            sum >= needed
         });
         let Some(end) = end.map(|end| start + end) else { break };
         if shortest.is_none_or(|(first, last)| end - start < last - first) {
@@ -273,24 +288,25 @@ fn shortest(found: &[f32]) -> Option<(usize, usize)> {
     shortest
 }
 
-/// A range widened to whole words, and over the words beside it that are said, within bounds.
+/// Extends a byte range of `text` to whole words, and further over the words directly beside it that are
+/// `in_part`. `terms` are the words of the unit `unit_bytes`, with byte ranges relative to the unit.
 fn whole_words(
     (text, terms): (&str, &[Term]),
     range: ByteRange,
-    bounds: ByteRange,
-    is_said: impl Fn(&Term) -> bool,
+    unit_bytes: ByteRange,
+    in_part: impl Fn(&Term) -> bool,
 ) -> ByteRange {
-    let is_touched = |term: &Term| term.bytes.shifted(bounds.start).overlaps(range);
+    let is_touched = |term: &Term| term.bytes.shifted(unit_bytes.start).overlaps(range);
     match (terms.iter().position(is_touched), terms.iter().rposition(is_touched)) {
         (Some(first), Some(last)) => {
-            let before = terms[..first].iter().rev().take_while(|term| is_said(term)).count();
-            let behind = terms[last + 1..].iter().take_while(|term| is_said(term)).count();
-            let (first, last) = (&terms[first - before], &terms[last + behind]);
-            ByteRange::new(first.bytes.start, last.bytes.end).shifted(bounds.start)
+            let before = terms[..first].iter().rev().take_while(|term| in_part(term)).count();
+            let after = terms[last + 1..].iter().take_while(|term| in_part(term)).count();
+            let (first, last) = (&terms[first - before], &terms[last + after]);
+            ByteRange::new(first.bytes.start, last.bytes.end).shifted(unit_bytes.start)
         }
-        // Tokens that belong to no word, as a full stop.
+        // The range has tokens that belong to no word, such as a full stop.
         _ if text.get(range.start..range.end).is_some() => range,
-        _ => bounds,
+        _ => unit_bytes,
     }
 }
 
@@ -300,27 +316,27 @@ mod tests {
     use crate::text;
 
     #[test]
-    fn the_shortest_run_is_the_first_of_the_shortest() {
-        let check = |name: &str, found: &[f32], expect| assert_eq!(shortest(found), expect, "{name}");
-        check("nothing", &[0.0, 0.0], None);
-        check("one", &[0.0, 1.0, 0.0], Some((1, 1)));
-        check("all are needed", &[1.0, 1.0, 1.0], Some((0, 2)));
-        check("what is far and small is left", &[4.0, 4.0, 0.0, 0.0, 1.0], Some((0, 1)));
-        check("empty", &[], None);
+    fn the_shortest_run_holds_most_of_the_sum() {
+        let check = |name: &str, values: &[f32], expect| assert_eq!(shortest_run(values), expect, "{name}");
+        check("all values are 0", &[0.0, 0.0], None);
+        check("one value", &[0.0, 1.0, 0.0], Some((1, 1)));
+        check("all values are needed", &[1.0, 1.0, 1.0], Some((0, 2)));
+        check("a small value far away is left out", &[4.0, 4.0, 0.0, 0.0, 1.0], Some((0, 1)));
+        check("no values", &[], None);
     }
 
     #[test]
-    fn runs_end_where_words_do() {
+    fn runs_consist_of_whole_words() {
         let text = "the Sangre de Cristo";
         let check = |name: &str, (from, to): (usize, usize), expect: &str| {
-            let is_said = |term: &Term| term.folded == "cristo";
-            let (terms, bounds) = (text::terms(text, &[]), ByteRange::new(0, text.len()));
-            let found = whole_words((text, &terms), ByteRange::new(from, to), bounds, is_said);
+            let in_part = |term: &Term| term.folded == "cristo";
+            let (terms, unit) = (text::terms(text, &[]), ByteRange::new(0, text.len()));
+            let found = whole_words((text, &terms), ByteRange::new(from, to), unit, in_part);
             assert_eq!(found.of(text), expect, "{name}");
         };
         check("inside a word", (6, 8), "Sangre");
-        check("a blank at the end", (4, 11), "Sangre");
-        check("two, and one that is said", (6, 12), "Sangre de Cristo");
-        check("one that is said stands further on", (0, 3), "the");
+        check("a space at the end", (4, 11), "Sangre");
+        check("two words, and the next one is in the part", (6, 12), "Sangre de Cristo");
+        check("a word of the part that is not directly beside the run", (0, 3), "the");
     }
 }

@@ -1,4 +1,5 @@
-//! One sentence of the answer over the candidates: what each of its tokens was contextualised by, and which of its words they have.
+//! Scores one sentence of the answer over the candidates: the evidence of each of its tokens for each chunk
+//! and unit, and where each of its words came from.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,81 +15,107 @@ use crate::model::ModelRuntime;
 use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::Tokens;
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::question::{self, Asking, Question};
+use crate::pipeline::question::{self, EncodeContext, QuestionViews};
 use crate::pipeline::scan::{self, ScanBy};
 use crate::pipeline::tokenize::tokens_under;
+use crate::pipeline::units::Unit;
 use crate::pipeline::validate::InvalidRequest;
 use crate::pipeline::{PipelineError, Reading, Settings, score};
 use crate::rc::{self, HeadMean};
 use crate::text;
 
-/// How much a token that belongs to no word counts, beside a word that no chunk has; and a word that only holds others together.
-const PUNCTUATION: f32 = 0.3;
-const FUNCTION_WORD: f32 = 0.3;
+/// The weight of a token that belongs to no word, such as punctuation. A word that no chunk contains has the
+/// weight 1.
+const PUNCTUATION_WEIGHT: f32 = 0.3;
 
-/// One sentence of an answer.
+/// The factor for the weight of function words, such as `the` and `of`.
+const FUNCTION_WORD_FACTOR: f32 = 0.3;
+
+/// A sentence of the answer, before it is scored.
+pub(super) struct AnswerSentence<'a> {
+    pub text: &'a str,
+    /// The byte offset of the sentence in the answer.
+    pub start: usize,
+    /// The tokens of the sentence. Their offsets are relative to the sentence.
+    pub tokens: Tokens,
+    /// The byte offsets in the answer at which words are divided.
+    pub cuts: &'a [usize],
+}
+
+/// A scored sentence of the answer. *Evidence* of a token for a segment (a chunk or a unit) is the token's
+/// RC, in units of a raw logit, plus a bonus if the segment contains the same word. The bonus is the mean over
+/// tokens of their largest RC, times the weight of the token.
 pub struct SentenceScores {
-    /// Where it stands in the answer.
+    /// Byte range of the sentence in the answer.
     pub bytes: ByteRange,
-    /// Its tokens' bytes of the answer.
+    /// `[token]`: byte range of each token in the answer. Empty if the sentence has no word.
     pub(super) tokens: Vec<ByteRange>,
-    pub(super) terms: Vec<TermScores>,
-    /// Where each term came from; none without chunks.
+    /// The words of the sentence.
+    pub(super) terms: Vec<AnswerTerm>,
+    /// `[term]`: where each word came from; empty if there are no chunks.
     pub(super) traces: Vec<Trace>,
-    /// `[token]`: how much it counts.
-    pub(super) weight: Vec<f32>,
-    /// `[token, chunk]`: RC, and the words that both have.
-    pub(super) chunks: Array2<f32>,
-    /// `[token, unit]`: the same.
-    pub(super) units: Array2<f32>,
-    /// `[token, unit]`: best raw logit; none where a logit says nothing by itself.
-    pub(super) nearness: Option<Array2<f32>>,
-    pub(super) reading: Reading,
-    /// For units that were asked about, which of its keys each token's raw logit is highest at.
-    pub(super) best_keys: RefCell<HashMap<usize, Rc<[usize]>>>,
+    /// `[token]`: how much each token counts, from 0 to 1.
+    pub(super) token_weights: Vec<f32>,
+    /// `[token, chunk]`: the evidence of each token for each chunk.
+    pub(super) chunk_evidence: Array2<f32>,
+    /// `[token, unit]`: the evidence of each token for each unit.
+    pub(super) unit_evidence: Array2<f32>,
+    /// `[token, unit]`: the mean over heads of each token's largest raw logit in each unit, which says how
+    /// similar the unit is to the token. `None` for models whose logits have no fixed scale (decoders).
+    pub(super) similarity: Option<Array2<f32>>,
+    reading: Reading,
+    /// The results of [`Self::best_keys`], by unit.
+    best_keys: RefCell<HashMap<usize, Rc<[usize]>>>,
 }
 
 /// A word of the answer.
 #[derive(Debug, Clone)]
-pub(super) struct TermScores {
-    /// Where it stands in the answer.
+pub(super) struct AnswerTerm {
+    /// Byte range of the word in the answer.
     pub bytes: ByteRange,
-    /// Its tokens, of the sentence; never none.
+    /// The tokens of the word, counted from the first token of the sentence; never empty.
     pub tokens: TokenSpan,
-    /// Its number among the candidates' words.
+    /// The id of the term; `None` if no chunk contains it.
     pub id: Option<u32>,
-    /// How rare it is among them.
-    pub rarity: f32,
+    /// The weight of the word: its [rarity](Candidates::rarity), reduced for function words.
+    pub weight: f32,
     pub is_number: bool,
-    /// Whether it begins with a capital, and is not the first word of the sentence.
+    /// Whether the word begins with an upper-case letter and is not the first word of the sentence.
     pub is_name: bool,
     pub is_negation: bool,
 }
 
-/// Reads a sentence that stands at byte `at` of the answer.
-pub(super) fn sentence(
+/// Scores a sentence over the candidates.
+///
+/// # Errors
+/// Returns [`InvalidRequest::SentenceBeyondModel`] or [`InvalidRequest::AnswerLogitTooMany`] if the sentence
+/// is too long, the error of `cancel` if it stops the work, and [`PipelineError::Model`] if the model fails.
+pub(super) fn score(
     candidates: &Candidates,
-    (text, at): (&str, usize),
-    (tokens, cuts): (Tokens, &[usize]),
-    (model, settings): (&dyn ModelRuntime, &Settings),
+    sentence: AnswerSentence,
+    model: &dyn ModelRuntime,
+    settings: &Settings,
     cancel: &Cancel,
 ) -> Result<SentenceScores, PipelineError> {
     let (limits, info) = (&settings.limits, model.info());
-    if let Some(max) = question::tokens_max(info).filter(|&max| tokens.ids.len() > max) {
-        return Err(InvalidRequest::SentenceBeyondModel { at, found: tokens.ids.len(), max }.into());
+    let AnswerSentence { text, start, tokens, cuts } = sentence;
+    let found = tokens.ids.len();
+    if let Some(max) = question::tokens_max(info).filter(|&max| found > max) {
+        return Err(InvalidRequest::SentenceBeyondModel { at: start, found, max }.into());
     }
-    limits.check_answer_logits(tokens.ids.len(), candidates.segments())?;
-    let (terms, term_of) = terms(candidates, (text, at), &tokens.offsets, cuts);
-    // Without a word there is nothing to come from anywhere.
+    limits.check_answer_logits(found, candidates.segments())?;
+    let (terms, term_of_token) = answer_terms(candidates, (text, start), &tokens.offsets, cuts);
+    // A sentence without a word has nothing to attribute, so its tokens are not scored.
     let tokens = if terms.is_empty() { Tokens::default() } else { tokens };
     let blocks = &candidates.blocks;
     let (question, graph_logits) = match tokens.ids.is_empty() {
-        true => (Question::default(), None),
+        true => (QuestionViews::default(), None),
         false => {
             let placement = settings.placement;
-            // Always so, that a sentence which arrives alone has the same bits.
-            let asking = Asking { model, placement, limits, cancel, side_by_side: true };
-            let question = question::encode(&tokens.ids, blocks, asking)?;
+            // Sentences are always encoded as concurrent ones, so that a sentence that arrives alone gets
+            // bit for bit the same result.
+            let context = EncodeContext { model, placement, limits, cancel, is_concurrent: true };
+            let question = question::encode(&tokens.ids, blocks, context)?;
             let by_graph = || scan::by_graph(&tokens.ids, blocks, model);
             (question, (settings.scan == ScanBy::Onnx).then(by_graph).transpose()?)
         }
@@ -100,158 +127,172 @@ pub(super) fn sentence(
         granularity: Granularity::Sentence,
         units: Arc::clone(&candidates.units),
         graph_logits,
-        reaches: info.decoder.is_none(),
+        logits_have_fixed_scale: info.decoder.is_none(),
         question_tokens: QuestionTokens::All,
     };
-    let weight = |term: &Option<usize>| term.map_or(PUNCTUATION, |term| terms[term].rarity);
-    let weight: Vec<f32> = term_of[..reading.tokens.ids.len()].iter().map(weight).collect();
-    let Contextualised { mut chunks, mut units, nearness } = contextualised(candidates, &reading, cancel)?;
-    let has = |of: &dyn Fn(usize, Option<u32>) -> bool, rc: &mut Array2<f32>| {
-        let worth = mean_of_best(rc);
+    let weight = |term: &Option<usize>| term.map_or(PUNCTUATION_WEIGHT, |term| terms[term].weight);
+    let token_weights: Vec<f32> = term_of_token[..reading.tokens.ids.len()].iter().map(weight).collect();
+    let TokenRc { chunks, units, similarity } = token_rc(candidates, &reading, cancel)?;
+    let with_word_bonus = |mut rc: Array2<f32>, has_term: &dyn Fn(usize, Option<u32>) -> bool| {
+        let bonus = mean_of_row_maxima(&rc);
         for (token, mut row) in rc.outer_iter_mut().enumerate() {
-            let Some(id) = term_of[token].and_then(|term| terms[term].id) else { continue };
+            let Some(id) = term_of_token[token].and_then(|term| terms[term].id) else { continue };
             for (segment, rc) in row.iter_mut().enumerate() {
-                *rc += if of(segment, Some(id)) { worth * weight[token] } else { 0.0 };
+                *rc += if has_term(segment, Some(id)) { bonus * token_weights[token] } else { 0.0 };
             }
         }
+        rc
     };
-    has(&|chunk, term| candidates.chunk_has(chunk, term), &mut chunks);
-    has(&|unit, term| candidates.unit_has(unit, term), &mut units);
-    let tokens = reading.tokens.offsets.iter().map(|token| token.shifted(at)).collect();
-    let bytes = ByteRange::new(at, at + text.len());
-    let (traces, best_keys) = (Vec::new(), RefCell::default());
-    let mut scores =
-        SentenceScores { bytes, tokens, terms, traces, weight, chunks, units, nearness, reading, best_keys };
+    let chunk_evidence = with_word_bonus(chunks, &|chunk, term| candidates.chunk_has(chunk, term));
+    let unit_evidence = with_word_bonus(units, &|unit, term| candidates.unit_has(unit, term));
+    let mut scores = SentenceScores {
+        bytes: ByteRange::new(start, start + text.len()),
+        tokens: reading.tokens.offsets.iter().map(|token| token.shifted(start)).collect(),
+        terms,
+        traces: Vec::new(),
+        token_weights,
+        chunk_evidence,
+        unit_evidence,
+        similarity,
+        reading,
+        best_keys: RefCell::default(),
+    };
     scores.traces = trace::terms(candidates, &scores);
     Ok(scores)
 }
 
-/// `[token, segment]` each.
-struct Contextualised {
-    /// RC over chunks.
+/// The RC and similarity of each token of a sentence, mean over heads.
+struct TokenRc {
+    /// `[token, chunk]`: RC with the other chunks as ranked rivals.
     chunks: Array2<f32>,
-    /// RC over units.
+    /// `[token, unit]`: RC with the other units as ranked rivals.
     units: Array2<f32>,
-    /// Best raw logit over units.
-    nearness: Option<Array2<f32>>,
+    /// `[token, unit]`: see [`SentenceScores::similarity`].
+    similarity: Option<Array2<f32>>,
 }
 
-fn contextualised(
-    candidates: &Candidates,
-    reading: &Reading,
-    cancel: &Cancel,
-) -> Result<Contextualised, PipelineError> {
-    let (mut of_chunks, mut of_units, mut nearness) =
+fn token_rc(candidates: &Candidates, reading: &Reading, cancel: &Cancel) -> Result<TokenRc, PipelineError> {
+    let (mut chunk_means, mut unit_means, mut similarity_means) =
         (HeadMean::default(), HeadMean::default(), HeadMean::default());
     let tokens = reading.question.tokens();
-    for heads in reading.heads_at_once(candidates.segments()) {
-        let mut units = scan::peaks(reading, heads.clone(), cancel)?.units;
-        if reading.reaches {
-            nearness.add(units.clone());
+    for heads in reading.head_groups(candidates.segments()) {
+        let mut unit_peaks = scan::peaks(reading, heads.clone(), cancel)?.units;
+        if reading.logits_have_fixed_scale {
+            similarity_means.add(unit_peaks.clone());
         }
-        silence_twins(candidates, &mut units);
-        let mut chunks = Array3::from_elem((heads.len(), tokens, candidates.chunks.len()), rc::EMPTY);
-        for (unit, place) in candidates.units.iter().enumerate() {
-            let of_unit = units.index_axis(Axis(2), unit);
-            let mut of_chunk = chunks.index_axis_mut(Axis(2), place.chunk);
-            of_chunk.zip_mut_with(&of_unit, |best, &peak| *best = best.max(peak));
+        clear_duplicates(candidates, &mut unit_peaks);
+        // The peak of a chunk is the largest peak of its units, so text outside the units does not count.
+        let mut chunk_peaks = Array3::from_elem((heads.len(), tokens, candidates.chunks.len()), rc::EMPTY);
+        for (index, unit) in candidates.units.iter().enumerate() {
+            let unit_peaks = unit_peaks.index_axis(Axis(2), index);
+            let mut chunk_peaks = chunk_peaks.index_axis_mut(Axis(2), unit.chunk);
+            chunk_peaks.zip_mut_with(&unit_peaks, |best, &peak| *best = best.max(peak));
         }
-        let own = || reading.question.self_logits(heads.clone());
-        of_chunks.add(score::rc_of_peaks(&chunks, own));
-        of_units.add(score::rc_of_peaks(&units, own));
+        let self_logits = || reading.question.self_logits(heads.clone());
+        chunk_means.add(score::rc_of_peaks(&chunk_peaks, self_logits));
+        unit_means.add(score::rc_of_peaks(&unit_peaks, self_logits));
     }
-    let or_none = |found: Array2<f32>, segments: usize| match found.ncols() == segments {
+    // Without a token there are no heads to average, and the mean has no columns.
+    let or_zeros = |found: Array2<f32>, segments: usize| match found.ncols() == segments {
         true => found,
         false => Array2::zeros((tokens, segments)),
     };
-    let mut chunks = or_none(of_chunks.finish(), candidates.chunks.len());
-    let mut units = or_none(of_units.finish(), candidates.units.len());
-    echo_twins(candidates, &mut chunks, &mut units);
-    let nearness = reading.reaches.then(|| or_none(nearness.finish(), candidates.units.len()));
-    Ok(Contextualised { chunks, units, nearness })
+    let mut chunks = or_zeros(chunk_means.finish(), candidates.chunks.len());
+    let mut units = or_zeros(unit_means.finish(), candidates.units.len());
+    copy_to_duplicates(candidates, &mut chunks, &mut units);
+    let similarity =
+        reading.logits_have_fixed_scale.then(|| or_zeros(similarity_means.finish(), candidates.units.len()));
+    Ok(TokenRc { chunks, units, similarity })
 }
 
-/// A chunk that reads like one before it is no rival of it.
-fn silence_twins(candidates: &Candidates, units: &mut Array3<f32>) {
-    for chunk in (0..candidates.len()).filter(|&chunk| candidates.twin_of[chunk] != chunk) {
-        units.slice_mut(s![.., .., candidates.of_chunk[chunk].clone()]).fill(rc::EMPTY);
+/// Makes the units of duplicate chunks empty in `[head, token, unit]`, so that they are no rivals of the
+/// first chunk with the same text.
+fn clear_duplicates(candidates: &Candidates, unit_peaks: &mut Array3<f32>) {
+    for chunk in (0..candidates.len()).filter(|&chunk| candidates.duplicate_of[chunk] != chunk) {
+        unit_peaks.slice_mut(s![.., .., candidates.units_of_chunk[chunk].clone()]).fill(rc::EMPTY);
     }
 }
 
-/// And says what that one says.
-fn echo_twins(candidates: &Candidates, chunks: &mut Array2<f32>, units: &mut Array2<f32>) {
-    for (chunk, &twin) in candidates.twin_of.iter().enumerate().filter(|(chunk, twin)| chunk != *twin) {
-        let said = chunks.column(twin).to_owned();
-        chunks.column_mut(chunk).assign(&said);
-        let said = units.slice(s![.., candidates.of_chunk[twin].clone()]).to_owned();
-        units.slice_mut(s![.., candidates.of_chunk[chunk].clone()]).assign(&said);
+/// Gives duplicate chunks and their units the RC of the first chunk with the same text. `chunks` is
+/// `[token, chunk]`, `units` is `[token, unit]`.
+fn copy_to_duplicates(candidates: &Candidates, chunks: &mut Array2<f32>, units: &mut Array2<f32>) {
+    let duplicates = candidates.duplicate_of.iter().enumerate().filter(|(chunk, first)| chunk != *first);
+    for (chunk, &first) in duplicates {
+        let rc = chunks.column(first).to_owned();
+        chunks.column_mut(chunk).assign(&rc);
+        let rc = units.slice(s![.., candidates.units_of_chunk[first].clone()]).to_owned();
+        units.slice_mut(s![.., candidates.units_of_chunk[chunk].clone()]).assign(&rc);
     }
 }
 
-/// Mean over tokens of the best in each row.
-fn mean_of_best(rc: &Array2<f32>) -> f32 {
-    let best = rc.outer_iter().map(|row| row.iter().copied().fold(0.0, f32::max));
-    best.sum::<f32>() / rc.nrows().max(1) as f32
+/// Returns the mean over rows of the largest value in each row.
+fn mean_of_row_maxima(values: &Array2<f32>) -> f32 {
+    let maxima = values.outer_iter().map(|row| row.iter().copied().fold(0.0, f32::max));
+    maxima.sum::<f32>() / values.nrows().max(1) as f32
 }
 
-/// The words of a sentence that hold a token, and for each token its word.
-fn terms(
+/// Returns the words of a sentence that have tokens, without citation markers and list numbers; and
+/// `[token]`, the index of each token's word. `start` is the byte offset of the sentence in the answer;
+/// `cuts` are byte offsets in the answer at which words are divided.
+fn answer_terms(
     candidates: &Candidates,
-    (sentence, at): (&str, usize),
+    (sentence, start): (&str, usize),
     tokens: &[ByteRange],
     cuts: &[usize],
-) -> (Vec<TermScores>, Vec<Option<usize>>) {
-    let inside = cuts.iter().filter(|&&cut| cut > at && cut < at + sentence.len());
-    let mut cuts: Vec<usize> = inside.map(|cut| cut - at).collect();
+) -> (Vec<AnswerTerm>, Vec<Option<usize>>) {
+    let inside = cuts.iter().filter(|&&cut| cut > start && cut < start + sentence.len());
+    let mut cuts: Vec<usize> = inside.map(|cut| cut - start).collect();
     cuts.sort_unstable();
-    let (mut terms, mut term_of) = (Vec::new(), vec![None; tokens.len()]);
+    let (mut terms, mut term_of_token) = (Vec::new(), vec![None; tokens.len()]);
     let markers = text::markers(sentence);
-    let says =
+    let is_content =
         |term: &text::Term| !markers.iter().any(|m| m.start <= term.bytes.start && term.bytes.end <= m.end);
-    for (place, term) in text::terms(sentence, &cuts).into_iter().filter(says).enumerate() {
-        let under = tokens_under(tokens, 0, term.bytes);
-        if under.is_empty() {
+    for (index, term) in text::terms(sentence, &cuts).into_iter().filter(is_content).enumerate() {
+        let span = tokens_under(tokens, 0, term.bytes);
+        if span.is_empty() {
             continue;
         }
-        for of in &mut term_of[under.range()] {
-            of.get_or_insert(terms.len());
+        for term_of_token in &mut term_of_token[span.range()] {
+            term_of_token.get_or_insert(terms.len());
         }
         let id = candidates.term(&term.folded);
-        terms.push(TermScores {
-            bytes: term.bytes.shifted(at),
-            tokens: under,
+        let factor = if term.is_function_word() { FUNCTION_WORD_FACTOR } else { 1.0 };
+        terms.push(AnswerTerm {
+            bytes: term.bytes.shifted(start),
+            tokens: span,
             id,
-            rarity: candidates.rarity(id) * if term.is_function_word() { FUNCTION_WORD } else { 1.0 },
+            weight: candidates.rarity(id) * factor,
             is_number: term.is_number(),
-            is_name: place > 0 && term.bytes.of(sentence).starts_with(char::is_uppercase),
+            is_name: index > 0 && term.bytes.of(sentence).starts_with(char::is_uppercase),
             is_negation: term.is_negation(),
         });
     }
-    (terms, term_of)
+    (terms, term_of_token)
 }
 
 impl SentenceScores {
-    /// Which of a unit's tokens, counted from its first, each token's raw logit is highest at.
+    /// Returns `[token]`, the token of a unit at which each token of the sentence has its largest raw logit,
+    /// counted from the unit's first token.
     pub(super) fn best_keys(&self, candidates: &Candidates, unit: usize) -> Rc<[usize]> {
         if let Some(found) = self.best_keys.borrow().get(&unit) {
             return Rc::clone(found);
         }
-        let place = candidates.units[unit];
-        let span = candidates.blocks.spans[place.chunk];
-        let tokens = TokenSpan::new(place.tokens.start - span.start, place.tokens.end - span.start);
-        let logits = scan::logits_in(&self.reading, place.chunk, tokens);
+        let Unit { chunk, tokens, .. } = candidates.units[unit];
+        let first = candidates.blocks.spans[chunk].start;
+        let tokens = TokenSpan::new(tokens.start - first, tokens.end - first);
+        let logits = scan::mean_logits(&self.reading, chunk, tokens);
         let best = |row: ArrayView1<f32>| trace::best(0..row.len(), |key| row[key]).unwrap_or(0);
         let found: Rc<[usize]> = logits.outer_iter().map(best).collect();
         self.best_keys.borrow_mut().insert(unit, Rc::clone(&found));
         found
     }
 
-    /// How many tokens it has.
-    pub(super) fn tokens(&self) -> usize {
+    /// Returns the number of scored tokens.
+    pub(super) fn token_count(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Its words, as bytes of the answer.
+    /// Returns the byte ranges of the words in the answer.
     pub(super) fn words(&self) -> impl Iterator<Item = ByteRange> + '_ {
         self.terms.iter().map(|term| term.bytes)
     }

@@ -6,10 +6,10 @@
 
 use anyhow::Result;
 use ndarray::{Array1, Array2, Array3, ArrayView2, ArrayView3, Axis, s};
-use thresher_core::model::{Kept, Past};
-use thresher_core::pipeline::Pipeline;
+use thresher_core::Engine;
+use thresher_core::model::{KeyMask, Past};
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::evict::{Eviction, HeadBudget, of_head};
+use thresher_core::pipeline::evict::{Eviction, HeadBudget, even_budget};
 use thresher_core::pipeline::kv_export::{self, KvExport};
 use thresher_core::rc::{self, Keep};
 
@@ -73,12 +73,14 @@ impl KeyScores {
     ///
     /// # Errors
     /// Fails if the model is not a decoder whose keys can be exported, or if it fails.
-    pub fn new(kv_export: &KvExport, question: &[u32], pipeline: &Pipeline, row: usize) -> Result<Self> {
+    pub fn new(kv_export: &KvExport, question: &[u32], engine: &Engine, row: usize) -> Result<Self> {
+        let pipeline = engine.pipeline();
         let info = pipeline.model();
         let decoder = kv_export::check_model(info)?;
         let cancel = Cancel::default();
-        let over = pipeline.ask(kv_export, question, &cancel)?;
-        let (rc, rc_self) = (over.keys(|x, _| rc::peak_over_queries(x)), over.keys(rc::expected_over_self));
+        let over = pipeline.attend_export(kv_export, question, &cancel)?;
+        let (rc, rc_self) =
+            (over.key_scores(|x, _| rc::peak_over_queries(x)), over.key_scores(rc::expected_over_self));
         let encoded = over.encoded();
         let (tokens, prefix, dim) = (kv_export.tokens.len(), decoder.prefix_tokens(), info.head_dim);
         let shape = (decoder.layers, decoder.kv_heads, tokens);
@@ -88,13 +90,14 @@ impl KeyScores {
         let mut window_queries = Vec::with_capacity(window_ranges.len());
         for window in &window_ranges {
             let ids: Vec<u32> = kv_export.tokens[window.clone()].iter().map(|token| token.id).collect();
-            window_queries.push(pipeline.runtime().forward(&ids, &PrefixOnly(prefix as i64), None)?.queries);
+            window_queries
+                .push(super::decoder_of(engine)?.forward(&ids, &PrefixOnly(prefix as i64), None)?.queries);
         }
         let group = decoder.heads / decoder.kv_heads;
         for layer in 0..decoder.layers {
             for kv_head in 0..decoder.kv_heads {
                 let mut keys = Array2::zeros((prefix + tokens, dim));
-                let plane = 2 * layer * decoder.kv_heads + kv_head;
+                let plane = decoder.planes().keys(layer).start + kv_head;
                 kv_export.read_plane(
                     pipeline,
                     plane,
@@ -152,7 +155,7 @@ impl Past for PrefixOnly {
         &[]
     }
 
-    fn question_place(&self) -> i64 {
+    fn question_position(&self) -> i64 {
         self.0
     }
 
@@ -214,9 +217,9 @@ impl Method {
     /// # Errors
     /// Fails as [`Eviction::choose`] does. That does not happen here, because no method names tokens that are
     /// always kept.
-    pub fn select_keys(self, scores: &KeyScores, ratio: u32) -> Result<Kept> {
+    pub fn select_keys(self, scores: &KeyScores, ratio: u32) -> Result<KeyMask> {
         let share = 1.0 / f64::from(ratio);
-        let count = of_head(scores.rc.len_of(Axis(2)), share);
+        let count = even_budget(scores.rc.len_of(Axis(2)), share);
         Ok(match self {
             Self::Rc => Eviction::of(HeadBudget::Ratio(share)).choose(&scores.rc, scores.prefix)?,
             Self::RcEven => best(scores.rc.view(), count, 0, 0),
@@ -253,17 +256,17 @@ impl Method {
 }
 
 /// Keeps the best keys of all heads of all layers together: `count` per head on average.
-fn global(scores: ArrayView3<f32>, count: usize) -> Kept {
+fn global(scores: ArrayView3<f32>, count: usize) -> KeyMask {
     let (layers, kv_heads, tokens) = scores.dim();
     let heads = layers * kv_heads;
     let all = scores.to_shape((heads, tokens)).expect("the same values");
     let kept = rc::keep(all.view(), &vec![false; tokens], Keep::Shared { count: count * heads, each: 0 });
-    Kept::new(kept.into_shape_with_order(scores.dim()).expect("the same values"))
+    KeyMask::new(kept.into_shape_with_order(scores.dim()).expect("the same values"))
 }
 
 /// Keeps the `count` best keys of each head; the `first` keys and the `last` keys are kept whatever their
 /// scores.
-fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> Kept {
+fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> KeyMask {
     let tokens = scores.len_of(Axis(2));
     let mut kept = Array3::from_elem(scores.dim(), false);
     for (scores, mut kept) in scores.rows().into_iter().zip(kept.rows_mut()) {
@@ -274,7 +277,7 @@ fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> Kep
         });
         order.into_iter().take(count).for_each(|key| kept[key] = true);
     }
-    Kept::new(kept)
+    KeyMask::new(kept)
 }
 
 /// Replaces each key's score by the maximum over its neighbours (SnapKV's pooling).
@@ -296,7 +299,7 @@ mod tests {
 
     use super::*;
 
-    fn check(name: &str, kept: Kept, expect: &[&str]) {
+    fn check(name: &str, kept: KeyMask, expect: &[&str]) {
         let shown = |row: ndarray::ArrayView1<bool>| {
             row.iter().map(|kept| if *kept { 'x' } else { '.' }).collect::<String>()
         };

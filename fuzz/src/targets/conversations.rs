@@ -1,14 +1,13 @@
 //! Conversations on their way to an upstream: a letter for the API's dialect, then the body. What goes on must be JSON, and a
 //! conversation of which nothing is changed must go on to the byte. Every piece that is found stands in the body.
-#![no_main]
 
-use libfuzzer_sys::{Corpus, fuzz_target};
+use libfuzzer_sys::Corpus;
 use thresher::middleware::dialect::Dialect;
 use thresher::middleware::find::{self, Bounds, Policy};
 use thresher::middleware::json::{Edits, Located};
 use thresher::middleware::rewrite::{self, AddedContext};
 
-fuzz_target!(|data: &[u8]| -> Corpus {
+pub fn run(data: &[u8]) -> Corpus {
     let Some((letter, body)) = data.split_first() else { return Corpus::Reject };
     let dialect = match letter {
         b'c' => Dialect::Chat,
@@ -42,4 +41,4 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     let sent = edits.apply(text);
     assert!(Located::parse(&sent).is_ok(), "not JSON: {sent}");
     Corpus::Keep
-});
+}

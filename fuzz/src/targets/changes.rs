@@ -1,11 +1,10 @@
 //! Entries of a journal of registered chunks, as another sidecar wrote them: a letter, then the bytes. What can be read must come back
 //! the same when it is written again.
-#![no_main]
 
-use libfuzzer_sys::{Corpus, fuzz_target};
+use libfuzzer_sys::Corpus;
 use thresher_registry::log::{self, Position};
 
-fuzz_target!(|data: &[u8]| -> Corpus {
+pub fn run(data: &[u8]) -> Corpus {
     let Some((letter, bytes)) = data.split_first() else { return Corpus::Reject };
     match letter {
         b'e' => {
@@ -25,4 +24,4 @@ fuzz_target!(|data: &[u8]| -> Corpus {
         _ => return Corpus::Reject,
     }
     Corpus::Keep
-});
+}

@@ -1,12 +1,11 @@
 //! Model folders from elsewhere: a letter for the file that is put in place of a sound one, then its bytes. `c` config.json,
 //! `t` tokenizer.json, `w` model.safetensors of an encoder, the same in capitals of a decoder; `x` contract.toml of an exported folder.
-#![no_main]
 
 use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use libfuzzer_sys::{Corpus, fuzz_target};
+use libfuzzer_sys::Corpus;
 use tempfile::TempDir;
 use thresher_core::model::contract::{Contract, Weights};
 use thresher_export::ExportOptions;
@@ -27,9 +26,9 @@ const DECODER: Files = [
     include_bytes!("../../../models/tiny/llama/model.safetensors"),
 ];
 
-static FOLDER: LazyLock<TempDir> = LazyLock::new(|| thresher_fuzz::folder().expect("a folder"));
+static FOLDER: LazyLock<TempDir> = LazyLock::new(|| crate::service::folder().expect("a folder"));
 
-fuzz_target!(|data: &[u8]| -> Corpus {
+pub fn run(data: &[u8]) -> Corpus {
     let Some((letter, bytes)) = data.split_first() else { return Corpus::Reject };
     let sound = if letter.is_ascii_uppercase() { DECODER } else { ENCODER };
     let replaced = match letter.to_ascii_lowercase() {
@@ -53,7 +52,7 @@ fuzz_target!(|data: &[u8]| -> Corpus {
         assert_eq!(Contract::load(&out).expect("what was just written"), contract);
     }
     Corpus::Keep
-});
+}
 
 fn write(folder: &Path, name: &str, bytes: &[u8]) {
     fs::write(folder.join(name), bytes).expect("room in memory");

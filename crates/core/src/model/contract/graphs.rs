@@ -1,63 +1,107 @@
-//! What each graph takes and gives, and the check of a session's real inputs and outputs against it.
-//! Knows nothing of ONNX Runtime: the caller translates what its session reports into [`IoTensor`]s.
+//! The graphs of a contract: the inputs and outputs that each must have, the comparison with those of a
+//! loaded graph, and the names of the values inside a decoder's graph. Knows nothing of ONNX Runtime: the
+//! caller translates what its session reports into [`IoTensor`]s.
 
 use std::fmt;
 
 use super::{Contract, ContractError, Decoder, Family, Late};
 
-/// One of a model's graphs.
+/// The names of the values inside a decoder's graph at which it can be split into subgraphs. The exporter
+/// gives the values these names, and the runtime extracts the subgraphs between them.
+pub mod value_names {
+    /// `[b, 1, t, dim / 2]`: the cosine of each rotary pair's angle at each position.
+    pub const COS: &str = "rotary.cos";
+
+    /// `[b, 1, t, dim / 2]`: the sine of each rotary pair's angle at each position.
+    pub const SIN: &str = "rotary.sin";
+
+    /// The prefix of the names of attention masks (see [`attention_mask`]).
+    pub const ATTENTION_MASK_PREFIX: &str = "seen.";
+
+    /// `[b, t, d]`: the hidden states that enter `layer`.
+    pub fn hidden(layer: usize) -> String {
+        format!("hidden.{layer}")
+    }
+
+    /// `[b, 1, t, p + t]`: the additive attention mask of layers whose sliding window has `window` positions;
+    /// `None` names the mask of layers without a sliding window.
+    pub fn attention_mask(window: Option<usize>) -> String {
+        window.map_or(format!("{ATTENTION_MASK_PREFIX}all"), |positions| {
+            format!("{ATTENTION_MASK_PREFIX}{positions}")
+        })
+    }
+
+    /// `[b, heads, t, head_dim]`: the queries of `layer`, scaled, and rotated to their positions. Their dot
+    /// products with keys are the raw logits.
+    pub fn query(layer: usize) -> String {
+        format!("query.{layer}")
+    }
+
+    /// `[b, kv_heads, t, head_dim]`: the keys of the new tokens in `layer`, rotated to their positions.
+    pub fn key(layer: usize) -> String {
+        format!("key.{layer}")
+    }
+
+    /// `[b, kv_heads, t, head_dim]`: the values of the new tokens in `layer`.
+    pub fn value(layer: usize) -> String {
+        format!("value.{layer}")
+    }
+}
+
+/// A graph of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Graph {
-    /// Windows to keys.
+    /// The graph of a late-interaction model that computes the keys of windows.
     Passage,
-    /// Question and keys to logits.
+    /// The graph of a late-interaction model that computes logits from a question and keys.
     Query,
-    /// Tokens and what was read before to keys, values and logits.
+    /// The graph of a decoder, which computes keys, values and logits from tokens and cached keys and values.
     Decoder,
 }
 
-/// Whether a graph takes or gives a tensor.
+/// Whether a tensor is an input or an output of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Taken.
+    /// The graph reads the tensor.
     Input,
-    /// Given.
+    /// The graph computes the tensor.
     Output,
 }
 
-/// One axis of a tensor.
+/// The size of one axis of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dim {
-    /// Always this many.
+    /// The axis always has this size.
     Fixed(usize),
-    /// Any number, known when the graph runs.
+    /// The axis may have any size, which is known when the graph runs.
     Free,
 }
 
-/// An input or output: of a graph as the contract declares it, or of a session as it reports it.
+/// An input or output of a graph, as a contract declares it or as a session reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IoTensor {
-    /// Taken or given.
+    /// Whether the tensor is an input or an output.
     pub side: Side,
-    /// The graph's name for it.
+    /// The tensor's name in the graph.
     pub name: String,
-    /// Element type: `f32`, `i64`.
+    /// The element type, for example `f32` or `i64`.
     pub dtype: String,
-    /// Axes, slowest first.
+    /// The sizes of the axes, slowest first.
     pub dims: Vec<Dim>,
 }
 
 impl IoTensor {
-    /// From the shape convention of ONNX Runtime, where a negative axis is free.
+    /// Creates a tensor from a shape as ONNX Runtime reports it: a negative size means [`Dim::Free`].
     pub fn new(side: Side, name: impl Into<String>, dtype: impl Into<String>, dims: &[i64]) -> Self {
         let dims = dims.iter().map(|&dim| usize::try_from(dim).map_or(Dim::Free, Dim::Fixed)).collect();
         Self { side, name: name.into(), dtype: dtype.into(), dims }
     }
 
-    /// Whether a graph that has `self` keeps the promise `declared`. A graph may leave a declared axis open (shape
-    /// inference need not reach it); it may not fix one that is declared free.
-    fn keeps(&self, declared: &Self) -> bool {
-        let dims_fit = |(found, promised): (&Dim, &Dim)| found == promised || *found == Dim::Free;
+    /// Returns whether a graph with the tensor `self` conforms to the declaration. An axis that is declared
+    /// as fixed may be free in the graph, because shape inference does not reach all axes. An axis that is
+    /// declared as free must not be fixed.
+    fn conforms_to(&self, declared: &Self) -> bool {
+        let dims_fit = |(found, declared): (&Dim, &Dim)| found == declared || *found == Dim::Free;
         self.dtype == declared.dtype
             && self.dims.len() == declared.dims.len()
             && self.dims.iter().zip(&declared.dims).all(dims_fit)
@@ -85,7 +129,7 @@ impl fmt::Display for Dim {
 }
 
 impl Contract {
-    /// What `graph` takes and gives, in the graph's order; nothing where the family has no such graph.
+    /// Returns the inputs and outputs that `graph` must have; empty if the family has no such graph.
     pub fn io(&self, graph: Graph) -> Vec<IoTensor> {
         match (&self.family, graph) {
             (Family::Late(late), Graph::Passage) => late.passage_io(),
@@ -95,7 +139,7 @@ impl Contract {
         }
     }
 
-    /// The file name of `graph`; empty where the family has no such graph.
+    /// Returns the file name of `graph`; empty if the family has no such graph.
     pub fn graph_file(&self, graph: Graph) -> &str {
         match (&self.family, graph) {
             (Family::Late(late), Graph::Passage) => &late.passage,
@@ -148,10 +192,11 @@ impl Decoder {
     }
 }
 
-/// Holds what a session reports of `graph` to the contract: the same inputs and outputs, in any order.
+/// Checks that `found`, the inputs and outputs of the loaded `graph`, are those that the contract declares,
+/// in any order.
 ///
 /// # Errors
-/// [`ContractError::IoMismatch`] names what the contract declares and what the graph has.
+/// Returns [`ContractError::IoMismatch`] for the first difference.
 pub fn check_io(contract: &Contract, graph: Graph, found: &[IoTensor]) -> Result<(), ContractError> {
     let declared = contract.io(graph);
     let same = |a: &IoTensor, b: &IoTensor| a.side == b.side && a.name == b.name;
@@ -160,14 +205,14 @@ pub fn check_io(contract: &Contract, graph: Graph, found: &[IoTensor]) -> Result
         declared,
         found,
     };
-    for promise in &declared {
-        match found.iter().find(|tensor| same(tensor, promise)) {
-            Some(tensor) if tensor.keeps(promise) => {}
-            Some(tensor) => return Err(mismatch(promise.to_string(), tensor.to_string())),
-            None => return Err(mismatch(promise.to_string(), list(found))),
+    for expected in &declared {
+        match found.iter().find(|tensor| same(tensor, expected)) {
+            Some(tensor) if tensor.conforms_to(expected) => {}
+            Some(tensor) => return Err(mismatch(expected.to_string(), tensor.to_string())),
+            None => return Err(mismatch(expected.to_string(), list(found))),
         }
     }
-    match found.iter().find(|tensor| !declared.iter().any(|promise| same(tensor, promise))) {
+    match found.iter().find(|tensor| !declared.iter().any(|expected| same(tensor, expected))) {
         Some(extra) => Err(mismatch(list(&declared), format!("also {extra}"))),
         None => Ok(()),
     }

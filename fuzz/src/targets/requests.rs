@@ -1,5 +1,4 @@
 //! Requests to the public listener: a path, a line's end, and a body. Every answer must be one that a client can do something about.
-#![no_main]
 
 use std::sync::LazyLock;
 
@@ -7,7 +6,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use libfuzzer_sys::{Corpus, fuzz_target};
+use libfuzzer_sys::Corpus;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tower::ServiceExt;
@@ -20,15 +19,15 @@ struct Daemon {
 
 static DAEMON: LazyLock<Daemon> = LazyLock::new(|| {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let folder = thresher_fuzz::folder().expect("a folder");
+    let folder = crate::service::folder().expect("a folder");
     let router = {
         let _inside = runtime.enter();
-        thresher::http::router(thresher_fuzz::service(&folder))
+        thresher::http::router(crate::service::service(&folder))
     };
     Daemon { runtime, router, _folder: folder }
 });
 
-fuzz_target!(|data: &[u8]| -> Corpus {
+pub fn run(data: &[u8]) -> Corpus {
     let end = data.iter().position(|&byte| byte == b'\n').unwrap_or(data.len());
     let (path, body) = (&data[..end], data.get(end + 1..).unwrap_or_default().to_vec());
     let Ok(path) = std::str::from_utf8(path) else { return Corpus::Reject };
@@ -51,4 +50,4 @@ fuzz_target!(|data: &[u8]| -> Corpus {
         !status.is_server_error() || matches!(status, StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT);
     assert!(is_expected, "{status}");
     Corpus::Keep
-});
+}

@@ -1,8 +1,7 @@
 //! Answers of upstreams: a letter for the API's dialect, a number for the length of pieces in which it arrives, then its bytes.
 //! Nothing of an answer may be lost or changed, but where citations of a response renumber it, and what is held of it is bounded.
-#![no_main]
 
-use libfuzzer_sys::{Corpus, fuzz_target};
+use libfuzzer_sys::Corpus;
 use serde_json::json;
 use thresher::middleware::answer::{self, TEXT_BYTES};
 use thresher::middleware::dialect::Dialect;
@@ -15,7 +14,7 @@ const HELD_BYTES_MAX: usize = 2_000;
 /// As the middleware has it: eight for each byte of text that may be held.
 const EVENT_BYTES_MAX: usize = 8 * HELD_BYTES_MAX;
 
-fuzz_target!(|data: &[u8]| -> Corpus {
+pub fn run(data: &[u8]) -> Corpus {
     let [letter, step, answer @ ..] = data else { return Corpus::Reject };
     let dialect = match letter {
         b'c' => Dialect::Chat,
@@ -55,7 +54,7 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     pieces.for_each(|piece| came.extend_from_slice(piece));
     assert!(came == answer, "events lose or add bytes");
     Corpus::Keep
-});
+}
 
 /// The same bytes as an answer that comes whole.
 fn whole(dialect: Dialect, answer: &[u8]) {

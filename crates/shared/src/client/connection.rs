@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::SharedError;
 use super::outcome::Failure;
-use super::settings::SharedSettings;
+use crate::settings::SharedSettings;
 
 /// The timeouts of one node.
 #[derive(Debug, Clone, Copy)]

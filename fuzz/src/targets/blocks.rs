@@ -1,9 +1,8 @@
 //! Blocks from a disk or a shared tier: the input is put over a true block, bit by bit. What passes the check must be usable.
-#![no_main]
 
 use std::sync::LazyLock;
 
-use libfuzzer_sys::{Corpus, fuzz_target};
+use libfuzzer_sys::Corpus;
 use ndarray::Array3;
 use thresher_core::domain::{ByteRange, TokenSpan};
 use thresher_core::kv::block::{Block, Parts, Sentence};
@@ -26,7 +25,7 @@ static BLOCKS: LazyLock<Vec<Block>> = LazyLock::new(|| {
     Codec::ALL.iter().map(|&codec| Block::encode(parts, codec)).collect()
 });
 
-fuzz_target!(|data: &[u8]| -> Corpus {
+pub fn run(data: &[u8]) -> Corpus {
     let Some((which, mask)) = data.split_first() else { return Corpus::Reject };
     let mut bytes = BLOCKS[usize::from(*which) % BLOCKS.len()].bytes().to_vec();
     bytes.resize(bytes.len().max(mask.len()), 0);
@@ -43,4 +42,4 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     }
     assert!(block.keys().iter().all(|value| value.is_finite()), "keys that are not numbers");
     Corpus::Keep
-});
+}

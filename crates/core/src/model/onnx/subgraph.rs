@@ -1,31 +1,39 @@
-//! Cutting a graph at named values: the nodes between some values and others, as a graph of its own.
-//! Knows nothing of what the nodes compute.
+//! Extracts a subgraph: the nodes of a graph between given inputs and outputs. Knows nothing of what the
+//! nodes compute.
 
 use std::collections::{HashMap, HashSet};
 
 use super::{DataType, GraphProto, ModelProto, TensorTypeProto, TypeProto, ValueInfoProto};
 
-/// The value that a graph was to be cut at and does not have.
+/// The error for an output that no node of the graph computes; holds the name of the value.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("the graph has no value `{0}`")]
+#[error("the graph computes no value `{0}`")]
 pub struct MissingValue(pub String);
 
-/// The part of `model` that computes `outputs` from `inputs` and from what else of its own inputs it needs. Nodes keep their
-/// order, so the same cut is the same bytes. Values inside a graph are `f32`.
+/// Returns the part of `model` that computes the values `outputs` from the values `inputs`. Inputs of `model`
+/// that this part needs in addition become inputs of the result. All values inside the graph that are named
+/// in `inputs` or `outputs` are assumed to be `f32`.
+///
+/// Nodes keep their order, so equal arguments give equal bytes.
 ///
 /// # Errors
-/// An output that no node computes.
-pub fn cut(model: &ModelProto, inputs: &[String], outputs: &[String]) -> Result<ModelProto, MissingValue> {
+/// Returns [`MissingValue`] with the first of `outputs` that no node computes.
+pub fn extract_subgraph(
+    model: &ModelProto,
+    inputs: &[String],
+    outputs: &[String],
+) -> Result<ModelProto, MissingValue> {
     let graph = model.graph.as_ref().ok_or_else(|| MissingValue(outputs.join(", ")))?;
     let given: HashSet<&str> = inputs.iter().map(String::as_str).collect();
-    let own: HashMap<&str, &ValueInfoProto> =
+    let graph_inputs: HashMap<&str, &ValueInfoProto> =
         graph.input.iter().map(|info| (info.name.as_str(), info)).collect();
     let needed = Needed::of(graph, &given, outputs)?;
-    let taken = inputs.iter().map(String::as_str).chain(graph.input.iter().map(|info| info.name.as_str()));
+    let candidates =
+        inputs.iter().map(String::as_str).chain(graph.input.iter().map(|info| info.name.as_str()));
     let mut seen = HashSet::new();
-    let taken = taken.filter(|name| needed.values.contains(name) && seen.insert(*name));
-    let info = |name: &str| own.get(name).map_or_else(|| value_info(name), |info| (*info).clone());
-    let cut = GraphProto {
+    let subgraph_inputs = candidates.filter(|name| needed.values.contains(name) && seen.insert(*name));
+    let info = |name: &str| graph_inputs.get(name).map_or_else(|| value_info(name), |info| (*info).clone());
+    let subgraph = GraphProto {
         node: needed.nodes.iter().map(|&node| graph.node[node].clone()).collect(),
         name: graph.name.clone(),
         initializer: graph
@@ -34,37 +42,37 @@ pub fn cut(model: &ModelProto, inputs: &[String], outputs: &[String]) -> Result<
             .filter(|w| needed.values.contains(w.name.as_str()))
             .cloned()
             .collect(),
-        input: taken.map(info).collect(),
+        input: subgraph_inputs.map(info).collect(),
         output: outputs.iter().map(|name| value_info(name)).collect(),
     };
-    Ok(ModelProto { graph: Some(cut), ..model.clone() })
+    Ok(ModelProto { graph: Some(subgraph), ..model.clone() })
 }
 
-/// What some values are computed with.
+/// The nodes that compute the outputs, and the values that these nodes read.
 struct Needed<'a> {
-    /// Indices, ascending.
+    /// Indices of nodes, ascending.
     nodes: Vec<usize>,
-    /// Names of all values that the nodes take.
+    /// Names of the inputs of these nodes.
     values: HashSet<&'a str>,
 }
 
 impl<'a> Needed<'a> {
     fn of(graph: &'a GraphProto, given: &HashSet<&str>, outputs: &'a [String]) -> Result<Self, MissingValue> {
         let nodes = graph.node.iter().enumerate();
-        let made_by: HashMap<&str, usize> =
+        let producer_of: HashMap<&str, usize> =
             nodes.flat_map(|(i, node)| node.output.iter().map(move |name| (name.as_str(), i))).collect();
-        if let Some(missing) = outputs.iter().find(|name| !made_by.contains_key(name.as_str())) {
+        if let Some(missing) = outputs.iter().find(|name| !producer_of.contains_key(name.as_str())) {
             return Err(MissingValue(missing.clone()));
         }
         let (mut nodes, mut values) = (HashSet::new(), HashSet::new());
-        let mut open: Vec<&str> = outputs.iter().map(String::as_str).collect();
-        while let Some(name) = open.pop() {
-            let Some(&node) = made_by.get(name).filter(|_| !given.contains(name)) else { continue };
+        let mut pending: Vec<&str> = outputs.iter().map(String::as_str).collect();
+        while let Some(name) = pending.pop() {
+            let Some(&node) = producer_of.get(name).filter(|_| !given.contains(name)) else { continue };
             if nodes.insert(node) {
-                let taken = graph.node[node].input.iter().map(String::as_str);
-                taken.for_each(|name| {
+                let node_inputs = graph.node[node].input.iter().map(String::as_str);
+                node_inputs.for_each(|name| {
                     values.insert(name);
-                    open.push(name);
+                    pending.push(name);
                 });
             }
         }
@@ -84,7 +92,7 @@ mod tests {
     use super::super::{NodeProto, TensorProto};
     use super::*;
 
-    /// `a` and `b` make `c`; `c` and the weight `w` make `d`; `d` and `b` make `e`.
+    /// `c` is computed from `a` and `b`, `d` from `c` and the weight `w`, `e` from `d` and `b`.
     fn model() -> ModelProto {
         let node = |inputs: [&str; 2], output: &str| NodeProto {
             input: inputs.map(str::to_owned).into(),
@@ -102,10 +110,10 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_has_what_lies_between_and_nothing_else() {
+    fn a_subgraph_has_the_nodes_between_inputs_and_outputs_only() {
         let check = |inputs: &[&str], outputs: &[&str], expect: [&[&str]; 4]| {
             let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-            let graph = cut(&model(), &names(inputs), &names(outputs)).unwrap().graph.unwrap();
+            let graph = extract_subgraph(&model(), &names(inputs), &names(outputs)).unwrap().graph.unwrap();
             let found = [
                 graph.input.iter().map(|info| info.name.as_str()).collect::<Vec<_>>(),
                 graph.node.iter().map(|node| node.output[0].as_str()).collect(),
@@ -122,8 +130,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named() {
-        let missing = cut(&model(), &[], &["x".to_owned()]).unwrap_err();
-        assert_eq!(missing.to_string(), "the graph has no value `x`");
+    fn a_missing_output_is_named_in_the_error() {
+        let missing = extract_subgraph(&model(), &[], &["x".to_owned()]).unwrap_err();
+        assert_eq!(missing.to_string(), "the graph computes no value `x`");
     }
 }

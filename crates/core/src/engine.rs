@@ -1,0 +1,268 @@
+//! The entry point for programs that embed Thresher: loads a model and runs requests with it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::domain::{AttributeRequest, Chunk, CompressRequest, Granularity};
+use crate::kv::local::{LocalError, LocalSettings, LocalTiers};
+use crate::kv::store::KvStore;
+use crate::kv::tiers::AllTiers;
+use crate::model::ModelError;
+use crate::model::contract::{Contract, ContractError};
+use crate::model::device::DeviceChoice;
+use crate::model::ort::{LoadedModel, OrtSettings};
+use crate::model::tokenizer::ModelTokenizer;
+use crate::pipeline::attribute::Attributed;
+use crate::pipeline::cancel::Cancel;
+use crate::pipeline::scan::ScanBy;
+use crate::pipeline::{Compressed, Pipeline, PipelineError, Ranked, Settings};
+
+/// A loaded model with its cache and settings. All methods take `&self`, so threads can share one engine.
+///
+/// A request blocks the calling thread and uses the model's worker threads. In an async program, call the
+/// methods from `spawn_blocking`.
+///
+/// ```no_run
+/// use thresher_core::Engine;
+/// use thresher_core::domain::{Chunk, CompressRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = Engine::builder("/models/minilm-l6", "/usr/lib/libonnxruntime.so").build()?;
+/// let chunks = vec![Chunk::new("moon", "The Moon pulls the water. It has no wind.")];
+/// let compressed = engine.compress(&CompressRequest::new("What makes the tide?", chunks))?;
+/// println!("{}", compressed.context);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Engine {
+    pipeline: Arc<Pipeline>,
+    model: LoadedModel,
+    tokenizer: Arc<ModelTokenizer>,
+}
+
+/// Why [`EngineBuilder::build`] failed. The message names the file, library or directory.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// The model folder has no valid contract, or its files do not match the contract.
+    #[error(transparent)]
+    Contract(#[from] ContractError),
+    /// ONNX Runtime, a graph or the tokenizer could not be loaded, or the device cannot be used.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The cache directory cannot be used.
+    #[error(transparent)]
+    Cache(#[from] LocalError),
+}
+
+/// Builds an [`Engine`]. The model folder and the library of ONNX Runtime are required; every other setting
+/// has a default.
+#[derive(Clone)]
+#[must_use]
+pub struct EngineBuilder {
+    load: OrtSettings,
+    settings: Settings,
+    cache: Cache,
+}
+
+#[derive(Clone)]
+enum Cache {
+    Local(LocalSettings),
+    Store(Arc<KvStore>),
+}
+
+/// The default size of the cache of chunk keys in memory: 256 MiB, which is enough for about 650,000 tokens
+/// of the default model.
+const CACHE_MEMORY_BYTES_DEFAULT: u64 = 256 << 20;
+
+/// The largest number of bytes of blocks that wait to be written to disk.
+const CACHE_WRITE_QUEUE_BYTES: u64 = 64 << 20;
+
+fn default_cache() -> LocalSettings {
+    LocalSettings {
+        memory_bytes_max: CACHE_MEMORY_BYTES_DEFAULT,
+        disk_bytes_max: 0,
+        write_queue_bytes_max: CACHE_WRITE_QUEUE_BYTES,
+        dir: None,
+    }
+}
+
+impl EngineBuilder {
+    /// Starts with `model_dir`, the folder that `thresher export` has written (it contains `contract.toml`),
+    /// and `runtime_lib`, the shared library of ONNX Runtime. A process can load only one library of ONNX
+    /// Runtime.
+    pub fn new(model_dir: impl AsRef<Path>, runtime_lib: impl AsRef<Path>) -> Self {
+        let load = OrtSettings {
+            runtime_lib: runtime_lib.as_ref().to_owned(),
+            model_dir: model_dir.as_ref().to_owned(),
+            workers: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            device: DeviceChoice::default(),
+            device_memory_bytes_max: 0,
+            all_heads: false,
+            all_layers: false,
+            forward: false,
+        };
+        Self { load, settings: Settings::default(), cache: Cache::Local(default_cache()) }
+    }
+
+    /// Sets the number of threads that read windows in parallel. The default is the number of cores.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.load.workers = workers;
+        self
+    }
+
+    /// Sets the device that the model runs on. The default is the CPU. A GPU needs the feature `cuda`.
+    pub fn device(mut self, device: DeviceChoice) -> Self {
+        self.load.device = device;
+        self
+    }
+
+    /// Limits the GPU memory that the model allocates, in bytes. The default is 0, which means no limit.
+    pub fn device_memory_bytes_max(mut self, bytes: u64) -> Self {
+        self.load.device_memory_bytes_max = bytes;
+        self
+    }
+
+    /// Runs and caches all layers of a decoder, which an export of keys and values needs. By default, only
+    /// the layers up to the last chosen head are run.
+    pub fn all_layers(mut self, all: bool) -> Self {
+        self.load.all_layers = all;
+        self
+    }
+
+    /// Computes scores from all heads of a decoder instead of the heads that a calibration chose. A
+    /// calibration itself needs this. The default is false.
+    pub fn all_heads(mut self, all: bool) -> Self {
+        self.load.all_heads = all;
+        self
+    }
+
+    /// Loads what [`DecoderRuntime::forward`](crate::model::ort::DecoderRuntime::forward) needs, which
+    /// measures the effect of evicting keys. It works on the CPU only. The default is false.
+    pub fn forward_pass(mut self, forward: bool) -> Self {
+        self.load.forward = forward;
+        self
+    }
+
+    /// Sets the settings of requests, such as limits, scoring and the precision of cached keys.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Sets the size of the cache of chunk keys in memory, in bytes; 0 disables it. The default is 256 MiB.
+    pub fn cache_memory_bytes_max(mut self, bytes: u64) -> Self {
+        self.local_cache().memory_bytes_max = bytes;
+        self
+    }
+
+    /// Caches chunk keys in the directory `dir`, too, up to `bytes_max` bytes on disk. No other process may
+    /// use the directory at the same time. By default, there is no cache on disk.
+    pub fn cache_dir(mut self, dir: impl AsRef<Path>, bytes_max: u64) -> Self {
+        let cache = self.local_cache();
+        cache.dir = Some(PathBuf::from(dir.as_ref()));
+        cache.disk_bytes_max = bytes_max;
+        self
+    }
+
+    /// Uses the block store `store`, for example one over the caller's own tiers. It replaces the other cache
+    /// settings.
+    pub fn store(mut self, store: Arc<KvStore>) -> Self {
+        self.cache = Cache::Store(store);
+        self
+    }
+
+    fn local_cache(&mut self) -> &mut LocalSettings {
+        if let Cache::Store(_) = self.cache {
+            self.cache = Cache::Local(default_cache());
+        }
+        match &mut self.cache {
+            Cache::Local(local) => local,
+            Cache::Store(_) => unreachable!("a store has been replaced above"),
+        }
+    }
+
+    /// Returns the settings with which the model is loaded.
+    pub fn load_settings(&self) -> &OrtSettings {
+        &self.load
+    }
+
+    /// Compares the model's files with its contract, loads the model and opens the cache.
+    ///
+    /// # Errors
+    /// Returns an [`EngineError`] if the model, ONNX Runtime, the device or the cache directory cannot be
+    /// used.
+    pub fn build(self) -> Result<Engine, EngineError> {
+        let dir = &self.load.model_dir;
+        let contract = Contract::load(dir)?;
+        contract.verify_files(dir)?;
+        let model = LoadedModel::load(&self.load)?;
+        let runtime = model.runtime();
+        if runtime.info().decoder.is_some() && self.settings.scan == ScanBy::Onnx {
+            return Err(ModelError::NoQueryGraph { model: runtime.info().name.clone() }.into());
+        }
+        let tokenizer = Arc::new(ModelTokenizer::from_file(&dir.join(&contract.tokenizer.file))?);
+        let store = match self.cache {
+            Cache::Store(store) => store,
+            Cache::Local(local) => {
+                Arc::new(KvStore::new(Arc::new(AllTiers::new(LocalTiers::open(&local)?, None))))
+            }
+        };
+        let pipeline = Arc::new(Pipeline::new(runtime, Arc::clone(&tokenizer), store, self.settings));
+        Ok(Engine { pipeline, model, tokenizer })
+    }
+}
+
+impl Engine {
+    /// Returns a builder; see [`EngineBuilder::new`].
+    pub fn builder(model_dir: impl AsRef<Path>, runtime_lib: impl AsRef<Path>) -> EngineBuilder {
+        EngineBuilder::new(model_dir, runtime_lib)
+    }
+
+    /// Returns the part of the request's chunks that its question needs, word for word, with citations.
+    ///
+    /// # Errors
+    /// Returns [`PipelineError::Invalid`] with the field to change if the request is invalid, and
+    /// [`PipelineError::Model`] if the model fails.
+    pub fn compress(&self, request: &CompressRequest) -> Result<Compressed, PipelineError> {
+        self.pipeline.compress(request, &Cancel::default())
+    }
+
+    /// Returns for each part of an answer the chunks that it came from.
+    ///
+    /// # Errors
+    /// As [`Engine::compress`].
+    pub fn attribute(&self, request: &AttributeRequest) -> Result<Attributed, PipelineError> {
+        self.pipeline.attribute(request, &Cancel::default())
+    }
+
+    /// Scores chunks by their relevance to `query`, without selecting any.
+    ///
+    /// # Errors
+    /// As [`Engine::compress`].
+    pub fn rank(&self, query: &str, chunks: &[Arc<Chunk>]) -> Result<Ranked, PipelineError> {
+        self.pipeline.rank(query, chunks, Granularity::Chunk, &Cancel::default())
+    }
+
+    /// Returns the pipeline, for requests with a deadline or cancellation, tenants, and exports of keys and
+    /// values.
+    pub fn pipeline(&self) -> &Arc<Pipeline> {
+        &self.pipeline
+    }
+
+    /// Returns the pipeline and drops the engine.
+    pub fn into_pipeline(self) -> Arc<Pipeline> {
+        self.pipeline
+    }
+
+    /// Returns the loaded model.
+    pub fn model(&self) -> &LoadedModel {
+        &self.model
+    }
+
+    /// Returns the model's tokenizer.
+    pub fn tokenizer(&self) -> &Arc<ModelTokenizer> {
+        &self.tokenizer
+    }
+}

@@ -1,0 +1,121 @@
+//! The results of the pipeline: a compressed context with the outcome of every chunk, and ranked chunks.
+//! Knows nothing of models and scoring.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::assemble;
+use super::clock::Timings;
+use super::explain::Explanation;
+use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan};
+use crate::kv::store::Sources;
+
+/// The result of [`Pipeline::compress`](super::Pipeline::compress): a context for a language model, and where
+/// each part of it came from. All positions in texts are UTF-8 byte offsets.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Compressed {
+    /// The text to send to the language model. It holds the caller's text byte for byte, with the markup of
+    /// the request's [`Format`](crate::domain::Format) around each chunk.
+    pub context: String,
+    /// One outcome per chunk of the request, in the request's [`Order`](crate::domain::Order): as the caller
+    /// sent the chunks, or by descending score.
+    pub chunks: Vec<ChunkOutcome>,
+    /// The number of tokens before and after compression. `None` in a degraded result, because the pipeline
+    /// may have had no time to count.
+    pub usage: Option<Usage>,
+    /// How close the chunks come to the question at all. `None` in a degraded result, and for models whose
+    /// logits have no fixed scale (decoders).
+    pub relevance: Option<Relevance>,
+    /// Whether `context` holds the caller's chunks unchanged, because they could not be compressed.
+    pub degraded: bool,
+    /// How many blocks came from the cache and how many chunks the model read. `None` in a degraded result.
+    pub sources: Option<Sources>,
+    /// The time that each stage took.
+    pub timings: Timings,
+    /// RC per token, if the request asked for it with `explain`.
+    pub explanation: Option<Explanation>,
+}
+
+/// What happened to one chunk of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChunkOutcome {
+    /// The index of the chunk in the request.
+    pub index: usize,
+    /// Whether the context holds any of the chunk's text.
+    pub kept: bool,
+    /// Whether the chunk's text has nothing that could be kept, because it is empty or only whitespace.
+    pub empty: bool,
+    /// The score of the whole chunk, in units of a raw logit; at least 0. Scores of different requests are
+    /// not comparable. `None` if the chunk was not scored: it is empty, or the result is degraded.
+    pub score: Option<f32>,
+    /// The spans of the chunk's text that the context holds, in ascending order.
+    pub spans: Vec<KeptSpan>,
+}
+
+/// The number of tokens before and after compression, counted with the request's tokenizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// The tokens that the context would have if all text were kept; at least `tokens_out`.
+    pub tokens_in: usize,
+    /// The tokens of the context as returned.
+    pub tokens_out: usize,
+}
+
+/// Whether any chunk is related to the question.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Relevance {
+    /// The mean over the question's tokens of each token's largest raw logit over all keys of the chunks. The
+    /// raw logits of encoders are cosines, so this is at most 1.
+    pub max_sim: f32,
+    /// Whether `max_sim` reaches the model's threshold, `auto.max_sim_min`.
+    pub related: bool,
+}
+
+/// The result of [`Pipeline::rank`](super::Pipeline::rank): how well chunks and sentences answer a question.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ranked {
+    /// `[chunk]`: the score of each chunk in the request's order, in units of a raw logit; at least 0. Scores
+    /// of different requests are not comparable.
+    pub chunks: Vec<f32>,
+    /// The sentences of all chunks, in the order of the chunks. Empty unless the granularity was sentences.
+    pub sentences: Vec<RankedSentence>,
+    /// The number of the model's tokens in the question and all chunks.
+    pub tokens: usize,
+}
+
+/// A sentence of a chunk with its score.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RankedSentence {
+    /// The index of the chunk in the request.
+    pub chunk: usize,
+    /// The byte range of the sentence in the chunk's text.
+    pub bytes: ByteRange,
+    /// The RC of the sentence with all other sentences of the request as its rivals; its chunk's score does
+    /// not enter it.
+    pub rc: f32,
+}
+
+/// Returns the caller's chunks unchanged and in the caller's order, as a degraded result. A caller that
+/// prefers uncompressed chunks to an error returns it in place of the error. `total` is the time that the
+/// request took so far.
+pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
+    let whole = |(index, chunk): (usize, &Arc<Chunk>)| {
+        // A chunk of whitespace is returned, too: the result holds what the caller sent, without changes.
+        let kept = !chunk.text.is_empty();
+        let all = kept.then(|| KeptSpan::unscored(index, ByteRange::new(0, chunk.text.len())));
+        let empty = chunk.text.trim().is_empty();
+        ChunkOutcome { index, kept, empty, score: None, spans: Vec::from_iter(all) }
+    };
+    let mut chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
+    let kept = chunks.iter_mut().map(|outcome| &mut outcome.spans[..]).filter(|spans| !spans.is_empty());
+    Compressed {
+        context: assemble::context(&request.chunks, kept, request.format),
+        chunks,
+        usage: None,
+        relevance: None,
+        degraded: true,
+        sources: None,
+        timings: Timings { total, ..Timings::default() },
+        explanation: None,
+    }
+}

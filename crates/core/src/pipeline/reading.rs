@@ -1,0 +1,95 @@
+//! A reading: the encoded question and the blocks of all chunks of a request, before any of it is scored.
+//! Knows no scoring rule.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use ndarray::{Array3, s};
+
+use super::blocks::Blocks;
+use super::question::QuestionViews;
+use super::scan;
+use super::units::Unit;
+use crate::domain::Granularity;
+use crate::kv::codec::Codec;
+use crate::model::RawLogits;
+use crate::model::contract::QuestionTokens;
+use crate::model::tokenizer::Tokens;
+
+/// How many logits or peaks a request holds in memory at a time: 8 Mi values, which take 32 MiB.
+const VALUES_AT_ONCE_MAX: usize = 8 << 20;
+
+/// Everything that was read for a request, before any of it is scored. `eval` scores one reading with many
+/// methods.
+#[derive(Clone)]
+pub struct Reading {
+    /// The tokens of the question.
+    pub tokens: Tokens,
+    /// The question as the model encoded it. Its vectors' products with keys are the raw logits.
+    pub question: QuestionViews,
+    /// The blocks of the chunks, and the positions of their tokens on one key axis. The sentences of one
+    /// answer share the blocks and the units.
+    pub blocks: Arc<Blocks>,
+    /// The unit of text that is kept or dropped as a whole.
+    pub granularity: Granularity,
+    /// The units that can be kept, in the order of the text.
+    pub units: Arc<[Unit]>,
+    /// `[head, question_token, key]`: the logits that the model's query graph computed. `None` unless the
+    /// settings ask for the graph with [`ScanBy::Onnx`](super::scan::ScanBy::Onnx).
+    pub graph_logits: Option<Array3<f32>>,
+    /// Whether raw logits have a fixed scale, so that one logit alone says how similar two tokens are. True
+    /// for encoders, whose logits are cosines; false for decoders.
+    pub logits_have_fixed_scale: bool,
+    /// The tokens of the question whose RC ranks chunks and units. For a sentence of an answer these are all.
+    pub question_tokens: QuestionTokens,
+}
+
+impl Reading {
+    /// Returns this reading with its blocks encoded by another codec. Values that the present codec has
+    /// rounded stay rounded.
+    pub fn recoded(&self, codec: Codec) -> Self {
+        let blocks = self.blocks.blocks.iter().map(|block| block.recoded(codec)).collect();
+        let blocks = Arc::new(Blocks { blocks, ..(*self.blocks).clone() });
+        Self { blocks, graph_logits: None, ..self.clone() }
+    }
+
+    /// Returns the reading that ranks chunks and units: with only those tokens of the question that
+    /// [`Self::question_tokens`] names.
+    pub fn for_ranking(&self) -> Cow<'_, Self> {
+        match self.question_tokens {
+            QuestionTokens::Last if self.tokens.ids.len() > 1 => Cow::Owned(self.with_last_token_only()),
+            QuestionTokens::All | QuestionTokens::Last => Cow::Borrowed(self),
+        }
+    }
+
+    fn with_last_token_only(&self) -> Self {
+        let last = self.tokens.ids.len() - 1..;
+        let tokens = Tokens {
+            ids: self.tokens.ids[last.clone()].to_vec(),
+            offsets: self.tokens.offsets[last].to_vec(),
+        };
+        let graph_logits = self.graph_logits.as_ref().map(|logits| logits.slice(s![.., -1.., ..]).to_owned());
+        Self {
+            tokens,
+            question: self.question.with_last_token_only(),
+            graph_logits,
+            question_tokens: QuestionTokens::All,
+            ..self.clone()
+        }
+    }
+
+    /// Returns the raw logits of some heads: `cross` over the chunks' keys and `self_logits` over the
+    /// question's own keys. The default scoring does not call this; it works on peaks.
+    pub fn logits(&self, heads: Range<usize>) -> RawLogits {
+        RawLogits { cross: scan::logits(self, heads.clone()), self_logits: self.question.self_logits(heads) }
+    }
+
+    /// Divides the heads into groups. A group's values, `[head, question_token, column]` for `columns`
+    /// columns, fit into 32 MiB, except that a group always has at least one head.
+    pub fn head_groups(&self, columns: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (heads, values) = (self.question.heads(), self.question.tokens() * columns);
+        let group = (VALUES_AT_ONCE_MAX / values.max(1)).max(1);
+        (0..heads).step_by(group).map(move |first| first..(first + group).min(heads))
+    }
+}
