@@ -1,4 +1,4 @@
-//! Builds and wires the parts: the only place that sees the whole configuration.
+//! Builds and wires the parts of the daemon. Only this module knows the whole configuration.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -38,15 +38,15 @@ use crate::telemetry::{self, Prometheus};
 use crate::tenants::ttl_store::TtlStoreSettings;
 use crate::tenants::{TenantSettings, Tenants};
 
-/// Connections of the admin listener: a few probes and scrapers.
+/// The most connections of the admin listener, which has only probes and scrapers.
 const ADMIN_CONNECTION_COUNT_MAX: usize = 64;
 
-/// How often is looked whether memory can be given back, and what bodies hold when it will be worth it.
-const MEMORY_LOOK: Duration = Duration::from_millis(500);
-const MEMORY_HELD_MUCH: usize = 16 << 20;
+/// How often the daemon checks whether it can return memory to the system, and the bytes of bodies and answers from which on it does.
+const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+const MEMORY_RETURNED_MIN: usize = 16 << 20;
 
 /// How often recorded samples are moved into their histograms.
-const METRICS_UPKEEP: Duration = Duration::from_secs(5);
+const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An engine with the configuration's model and settings. It has no cache: every block lives as long as its request.
 pub fn engine(config: &Config) -> EngineBuilder {
@@ -63,7 +63,7 @@ pub fn engine(config: &Config) -> EngineBuilder {
 /// A pipeline without a cache, for one request of the command line.
 ///
 /// # Errors
-/// What of the model folder or the runtime cannot be used, and what to do about it.
+/// Names what of the model directory or the runtime cannot be used, and what to do about it.
 pub fn pipeline(config: &Config) -> anyhow::Result<Arc<Pipeline>> {
     Ok(engine(config).build()?.into_pipeline())
 }
@@ -94,7 +94,7 @@ fn pipeline_settings(config: &Config) -> Settings {
 /// Opens the cache tiers that the configuration names. With a shared tier it must run inside a Tokio runtime.
 ///
 /// # Errors
-/// A directory or a setting that cannot be used. A shared tier that does not answer is no error.
+/// Fails if a directory or a setting cannot be used. A shared tier that does not answer is not an error.
 pub fn tiers(config: &Config) -> anyhow::Result<AllTiers> {
     with_shared(config, shared_tier::connect(&config.shared)?)
 }
@@ -105,16 +105,16 @@ fn with_shared(config: &Config, shared: Option<Shared>) -> anyhow::Result<AllTie
     Ok(AllTiers::new(local, shared))
 }
 
-/// Looks once whether the tier that sidecars share answers.
+/// Checks once whether the shared tier answers.
 ///
 /// # Errors
-/// The setting that cannot be, or which server does not answer and why.
+/// Names the setting that cannot be used, or the server that does not answer.
 pub fn probe_shared(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(shared_tier::probe(&config.shared))?)
 }
 
-/// Bounds and place of the local tiers.
+/// The limits and the directory of the local tiers.
 pub fn local_settings(config: &Config) -> LocalSettings {
     let blocks = &config.blocks;
     LocalSettings {
@@ -125,7 +125,7 @@ pub fn local_settings(config: &Config) -> LocalSettings {
     }
 }
 
-/// One real request through the whole pipeline.
+/// Runs one real request through the whole pipeline, and returns its time.
 ///
 /// # Errors
 /// What failed; a model that cannot answer this can answer nothing.
@@ -141,16 +141,16 @@ pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
     Ok(started.elapsed())
 }
 
-/// Listens, loads the model, serves until `stop`, drains. The listeners are bound first: a port in use is said at once,
-/// and probes get an answer while the model loads.
+/// Runs the daemon: listens, loads the model, serves until `stop`, and drains. The listeners are bound first, so that a port in use is an error
+/// at once, and probes are answered while the model is being loaded.
 ///
 /// # Errors
-/// A listener that cannot be bound, keys or a certificate that cannot be used, a model that cannot be loaded.
+/// Fails if a listener cannot be bound, or the keys, the certificate or the model cannot be used.
 pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
     let (access, keys) = Access::open(&config.access)?;
     let (tls, certificate) = tls(&config)?.unzip();
     if !config.http.listen.ip().to_canonical().is_loopback() && tls.is_none() {
-        tracing::warn!(http = %config.http.listen, "keys and texts travel as they are: no http.tls_cert_file is set");
+        tracing::warn!(http = %config.http.listen, "keys and texts are sent unencrypted, since http.tls_cert_file is not set");
     }
     let public = bind("http.listen", config.http.listen).await?;
     let admin = bind("admin.listen", config.admin.listen).await?;
@@ -180,12 +180,12 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
         tokio::spawn(run(admin, admin_router, (admin_serving, None), drained.subscribe())),
     ];
     tokio::spawn(upkeep(metrics));
-    tokio::spawn(give_memory_back(pools));
+    tokio::spawn(return_memory(pools));
     if let Some(watched) = keys {
         tokio::spawn(follow_keys(access.clone(), watched, tenants.clone()));
     }
     if let Some((tls, watched)) = tls.zip(certificate) {
-        tokio::spawn(look_again(watched, move |watched| tls.refresh(watched)));
+        tokio::spawn(check_repeatedly(watched, move |watched| tls.refresh(watched)));
     }
     let mut stopping = stopped.clone();
     tokio::select! {
@@ -200,7 +200,10 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     match tokio::time::timeout(drain, public).await {
         Ok(served) => served?,
         Err(_elapsed) => {
-            tracing::warn!(drain_ms_max = config.http.drain_ms_max, "requests in flight were cut off")
+            tracing::warn!(
+                drain_ms_max = config.http.drain_ms_max,
+                "requests were still in flight at the end of the drain and are cut off"
+            )
         }
     }
     tokio::task::spawn_blocking(move || tenants.close()).await?;
@@ -215,40 +218,40 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     Ok(())
 }
 
-/// Takes in changes of the file of keys, each tenant's room before its keys: until the process ends.
+/// Applies changes of the file of keys, until the process ends. The data of a new tenant is opened before its keys are valid.
 pub async fn follow_keys(access: Access, watched: Watched, tenants: Tenants) {
     let prepare = move |watched: &mut Watched| access.refresh(watched, |named| tenants.open(named));
-    look_again(watched, prepare).await;
+    check_repeatedly(watched, prepare).await;
 }
 
-/// Calls `look` every now and then, where it keeps no connection waiting.
-async fn look_again(watched: Watched, look: impl Fn(&mut Watched) + Send + Sync + 'static) {
-    let (mut watched, look) = (watched, Arc::new(look));
+/// Calls `check` at intervals, on a thread that may block.
+async fn check_repeatedly(watched: Watched, check: impl Fn(&mut Watched) + Send + Sync + 'static) {
+    let (mut watched, check) = (watched, Arc::new(check));
     loop {
         tokio::time::sleep(LOOK_AGAIN).await;
-        let (mut looked_at, look) = (watched, Arc::clone(&look));
-        let looked = tokio::task::spawn_blocking(move || {
-            look(&mut looked_at);
-            looked_at
+        let (mut files, check) = (watched, Arc::clone(&check));
+        let checked = tokio::task::spawn_blocking(move || {
+            check(&mut files);
+            files
         });
-        match looked.await {
-            Ok(after) => watched = after,
-            // A bug, or the end: the place of the panic is in the log.
-            Err(_) => return tracing::error!("files are no longer looked at for changes"),
+        match checked.await {
+            Ok(files) => watched = files,
+            // The check panicked, which is logged, or the runtime has ended.
+            Err(_) => return tracing::error!("files are not checked for changes any more"),
         }
     }
 }
 
-/// The certificate that the settings name, where they name one, and what to look at for changes of it.
+/// The certificate, and what is watched for changes of it; none if the settings name none.
 ///
 /// # Errors
-/// Which file is wrong, and how.
+/// [`TlsError`].
 pub fn tls(config: &Config) -> Result<Option<(Tls, Watched)>, TlsError> {
     let config::Http { tls_cert_file: cert, tls_key_file: key, .. } = &config.http;
     (!cert.as_os_str().is_empty()).then(|| Tls::open(cert, key)).transpose()
 }
 
-/// Room for tenants, nothing in it yet.
+/// The data of tenants; nothing is opened yet.
 pub fn tenants(config: &Config, shared: Option<Shared>) -> Tenants {
     let kv_export = &config.kv_export;
     Tenants::new(TenantSettings {
@@ -260,24 +263,24 @@ pub fn tenants(config: &Config, shared: Option<Shared>) -> Tenants {
     })
 }
 
-/// Whether the upstreams of the middleware can be asked as they are set: their keys and certificates are read. None of them is asked.
+/// Checks the settings, keys and certificates of the upstreams of the middleware, without a connection to any of them.
 ///
 /// # Errors
-/// Which upstream is set wrong, and how.
+/// Names the upstream whose settings cannot be used.
 pub fn check_upstreams(config: &Config) -> anyhow::Result<()> {
     http::Middleware::new(&config.middleware)?;
     Ok(())
 }
 
-/// What HTTP handlers share, without a pipeline yet.
+/// The state that HTTP handlers share. There is no pipeline yet.
 ///
 /// # Errors
-/// A store that does not open, an upstream that cannot be asked as it is set.
+/// Fails if the settings of an upstream cannot be used, or if there are upstreams and the store of original texts does not open.
 pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Result<Service> {
     let admission = &config.admission;
     let access_is_keyed = access.is_keyed();
     let originals = Originals::at(&config.originals);
-    // Who stands in front of others is told at once what is wrong; who only compresses may never need it.
+    // The middleware needs the store, so that an error shows at the start. Without upstreams, it may never be used.
     if !config.middleware.upstreams.is_empty() {
         originals.open()?;
     }
@@ -331,8 +334,8 @@ pub fn local(config: &Config, time_default: Duration) -> Local {
     })
 }
 
-/// How the public listener treats connections. Half of the file descriptors that the system allows are kept for files, upstreams and
-/// the admin listener.
+/// The settings of the public listener. Half of the file descriptors that the system allows are kept for files, upstreams and the admin
+/// listener.
 pub fn serving(config: &Config) -> Serving {
     let http = &config.http;
     let allowed = process::file_descriptors() / 2;
@@ -362,8 +365,8 @@ fn admin_router(config: &Config, service: &Service, metrics: &Prometheus) -> Rou
     http::admin::router(admin, origins)
 }
 
-/// Registries first: they can take chunks while the model loads. Nobody waits for the log that sidecars share: what is
-/// registered here is known until others have more to say.
+/// Opens the registries, which can then register chunks, and loads the model. Registries do not wait for the log that sidecars share: they serve
+/// their own chunks until the log has more.
 async fn load(
     config: Config,
     store: Arc<KvStore>,
@@ -396,7 +399,7 @@ async fn load(
     .await?
 }
 
-/// The first channel says "take nobody new", the second "everybody is done".
+/// Two signals: "stop accepting connections", which is sent at `stop`, and "drained", which the caller sends.
 fn stop_signals(
     stop: impl Future<Output = ()> + Send + 'static,
     admission: Admission,
@@ -423,25 +426,25 @@ async fn run(
     http::serve(listener, router, connection, stop).await;
 }
 
-/// Keeps what was recorded from growing with every request.
+/// Moves recorded samples into their histograms, so that they do not accumulate with every request.
 pub async fn upkeep(metrics: Prometheus) {
     loop {
-        tokio::time::sleep(METRICS_UPKEEP).await;
+        tokio::time::sleep(METRICS_UPKEEP_INTERVAL).await;
         metrics.upkeep();
     }
 }
 
-/// Gives memory back to the system after bodies or answers have taken much of it: the allocator keeps what was freed, for as long as the process
-/// lives, unless it is told.
-async fn give_memory_back([bodies, answers]: [MemoryPool; 2]) {
+/// Returns memory to the system after bodies or answers have taken much of it. The allocator alone would keep freed memory for the life of the
+/// process.
+async fn return_memory([bodies, answers]: [MemoryPool; 2]) {
     let mut is_due = false;
     loop {
-        tokio::time::sleep(MEMORY_LOOK).await;
+        tokio::time::sleep(MEMORY_CHECK_INTERVAL).await;
         let held = bodies.held() + answers.held();
-        if held >= MEMORY_HELD_MUCH {
+        if held >= MEMORY_RETURNED_MIN {
             is_due = true;
         } else if is_due {
-            // Not beside requests that would wait for the allocator: once bodies and answers are gone.
+            // Only once bodies and answers are gone: requests would wait for the allocator.
             is_due = false;
             let _ = tokio::task::spawn_blocking(process::give_memory_back).await;
         }

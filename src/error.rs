@@ -1,5 +1,5 @@
-//! Errors as clients see them: a stable code for programs, a message for people, and where in the request the mistake is. HTTP, MCP and
-//! the command line answer with the same ones. Knows the errors of the libraries and of the doors below, and no transport.
+//! Errors as clients see them: a stable code for programs, a message for people, and the path of the mistake in the request. HTTP, MCP and the
+//! command line share them. This module converts the errors of the libraries, of `access` and of `admission`; it knows no transport.
 
 mod code;
 
@@ -17,18 +17,18 @@ pub use self::code::ErrorCode;
 use crate::access::Denied;
 use crate::admission::{Refusal, retry};
 
-/// An error for programs (`code`), for people (`message`), and where it is (`param`).
+/// An error: a code for programs, a message for people, and the path of the mistake.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, JsonSchema)]
 #[schemars(rename = "ErrorBody")]
 #[error("{message}")]
 pub struct ApiError {
-    /// Stable, for programs.
+    /// The stable code, for programs.
     pub code: ErrorCode,
-    /// For people.
+    /// The message, for people.
     pub message: String,
-    /// Where the mistake is, as a path into the request.
+    /// The path of the mistake in the request, such as `chunks[3].text`; null if the error is not about one value.
     pub param: Option<String>,
-    /// Seconds after which repeating the request is expected to help, where more is known than [`ErrorCode::retry_after_s`] says.
+    /// Seconds after which repeating the request is expected to help, if more is known than [`ErrorCode::retry_after_s`].
     #[serde(skip)]
     pub retry_after_s: Option<u64>,
 }
@@ -80,7 +80,7 @@ impl ApiError {
         self
     }
 
-    /// The same error where the value that it is about is part of `field`.
+    /// The same error, about a value inside `field`.
     pub fn inside(mut self, field: &str) -> Self {
         self.param = Some(match self.param {
             Some(param) => format!("{field}.{param}"),
@@ -226,10 +226,10 @@ impl From<InvalidRequest> for ApiError {
 }
 
 impl From<PipelineError> for ApiError {
-    /// Logs what the daemon's operator has to know of.
+    /// Also logs failures that the operator has to know.
     fn from(error: PipelineError) -> Self {
         match &error {
-            // What a tokenizer says of a text may quote it.
+            // The message of a tokenizer may quote the text.
             PipelineError::Model(ModelError::Tokenize(_)) => tracing::error!("the tokenizer refused a text"),
             PipelineError::Model(model) => tracing::error!(error = %model, "the model failed"),
             _ => {}
@@ -252,7 +252,7 @@ impl From<FilterError> for ApiError {
 }
 
 impl From<RegistryError> for ApiError {
-    /// Logs what the daemon's operator has to know of.
+    /// Also logs failures that the operator has to know.
     fn from(error: RegistryError) -> Self {
         if let RegistryError::Read(cause) = &error {
             tracing::error!(%cause, "the registry could not be read");

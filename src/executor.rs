@@ -1,6 +1,5 @@
-//! Runs work for callers: with a permit, on a thread that may block, until a deadline, and only while somebody waits for it. Requests
-//! over HTTP, calls of MCP tools, the command line and the middleware all come through here, so that one set of rules holds for them.
-//! Knows no transport.
+//! Runs the work of callers: with a permit, on a thread that may block, until a deadline, and only while the caller waits. HTTP, MCP, the
+//! command line and the middleware all use it, so that the same rules hold for them. It knows no transport.
 
 mod worker_slots;
 
@@ -33,7 +32,7 @@ pub struct TimeLimits {
 /// Runs the work of one caller. Clones share the permits and the pipeline.
 #[derive(Clone)]
 pub struct Executor {
-    /// Who asks. The work is charged to its key.
+    /// The caller, to whose key the work is charged.
     pub caller: Caller,
     /// Whether other tenants may want the same permits.
     pub has_rivals: bool,
@@ -209,8 +208,8 @@ impl Executor {
         retry::whole(self.pipeline().map(Pipeline::reading_left).unwrap_or_default())
     }
 
-    /// Returns the error; after a pause where the tenant repeats refused requests many times a second. Each of them has been read and
-    /// parsed, on processors that other tenants use.
+    /// Returns the error, after a pause if the tenant repeats refused requests many times a second: each of them costs processor time that
+    /// other tenants need.
     async fn held_back(&self, error: ApiError) -> ApiError {
         if error.code == ErrorCode::Overloaded {
             let delay = self.admission.refusal_delay(self.claim());
@@ -222,8 +221,8 @@ impl Executor {
     }
 }
 
-/// Whether a compression that failed with `error` is answered with the caller's own chunks, unchanged: where the request asks for that
-/// and the caller is not at fault. Registered chunks are not looked up while the daemon is overloaded, since looking them up is work.
+/// Whether a compression that failed with `error` is answered with the caller's own chunks, unchanged: if the request asks for that and the
+/// caller is not at fault. Registered chunks are not looked up while the daemon is overloaded, since looking them up is work.
 pub fn passes_through(error: &ApiError, on_error: OnError, are_registered: bool) -> bool {
     let must_not_work = are_registered && error.code == ErrorCode::Overloaded;
     on_error == OnError::Passthrough && !error.code.is_callers_fault() && !must_not_work
@@ -320,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_ends_as_it_says_or_late_or_in_a_panic() {
+    async fn work_returns_its_outcome_or_misses_its_deadline_or_panics() {
         let executor = executor(1, 0);
         let soon = || Instant::now() + Duration::from_secs(60);
         assert_eq!(executor.run(soon(), |_| Ok(7)).await, Ok(7));
@@ -332,7 +331,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_refused_says_why() {
+    async fn a_refusal_has_the_code_of_its_reason() {
         let executor = executor(1, 0);
         assert_eq!(executor.ready().err().map(|error| error.code), Some(ErrorCode::NotReady));
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,5 +1,5 @@
-//! Answers the requests of the HTTP API in this process, without a daemon: for the command line and for MCP over standard input and
-//! output. It takes the same bodies and gives the same answers, but for what only a daemon can remember.
+//! Answers requests of the HTTP API in this process, without a daemon: for the command line, and for MCP over standard input and output. It
+//! takes the same bodies and gives the same answers, except for registered chunks and recent compressions, which only a daemon has.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub struct LocalParts {
 }
 
 impl Local {
-    /// Answers nothing until a model has been loaded: see [`Self::with_model`].
+    /// Requests wait until the model has been loaded: see [`Self::with_model`].
     pub fn new(parts: LocalParts) -> Self {
         let LocalParts { admission, time_limits, limits, receipt_key_file } = parts;
         let (caller, pipeline) = (Caller::default(), PipelineSlot::default());
@@ -46,10 +46,10 @@ impl Local {
         Self { executor, limits, receipt_key_file }
     }
 
-    /// Waits for `work`, and loads the model beside it. `work` runs first: where it does not need the model, none is loaded.
+    /// Runs `work`, and loads the model at the same time. `work` is started first: if it ends without waiting, no model is loaded.
     ///
     /// # Errors
-    /// What `load` fails with.
+    /// Fails if `load` fails.
     pub async fn with_model<T, E: Send + 'static>(
         &self,
         load: impl FnOnce() -> Result<Arc<Pipeline>, E> + Send + 'static,
@@ -72,7 +72,7 @@ impl Local {
     /// The answer to a body of `POST /v1/compress`.
     ///
     /// # Errors
-    /// As the daemon, and where the body names what only a daemon has.
+    /// As the daemon; `registry_absent` and `handles_absent`, if the body names what only a daemon has.
     pub async fn compress(&self, body: &[u8]) -> Result<CompressAnswer, ApiError> {
         let (request, options) = api::parse::<CompressBody>(body, &self.limits)?.into_domain_alone()?;
         let (pipeline, started, deadline) = self.start(options.deadline_ms).await?;
@@ -97,7 +97,7 @@ impl Local {
     /// The answer to a body of `POST /v1/attribute`.
     ///
     /// # Errors
-    /// As the daemon, and where the body names what only a daemon has.
+    /// As the daemon; `registry_absent` and `handles_absent`, if the body names what only a daemon has.
     pub async fn attribute(&self, body: &[u8]) -> Result<AttributeAnswer, ApiError> {
         let body = api::parse::<AttributeBody>(body, &self.limits)?;
         let deadline_ms = body.deadline_ms();

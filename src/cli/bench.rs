@@ -1,4 +1,4 @@
-//! `thresher bench`.
+//! `thresher bench`: measures speed.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,117 +29,117 @@ use crate::{http, process, telemetry};
 #[derive(clap::Args)]
 #[command(after_long_help = DEFINITIONS)]
 pub struct Args {
-    /// Chunks of a request [default: 100; 20 with --throughput, --overload or --attribution].
+    /// The number of chunks of a request [default: 100; 20 with --throughput, --overload or --attribution].
     #[arg(long, value_name = "N", value_parser = positive)]
     chunks: Option<usize>,
-    /// Tokens of a chunk.
+    /// The number of tokens of a chunk.
     #[arg(long, default_value_t = 200, value_name = "T", value_parser = positive)]
     tokens: usize,
-    /// Draw each chunk's length from 10 to twice --tokens, as retrievers return them.
+    /// Draw the length of each chunk from 10 to twice --tokens, as retrievers return chunks of different lengths.
     #[arg(long)]
     mixed: bool,
-    /// Tokens of the question.
+    /// The number of tokens of the question.
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = positive)]
     query_tokens: usize,
-    /// Register the chunks and name them by id, instead of sending their text with each question.
+    /// Register the chunks and name them by their ids, instead of sending their text with each question.
     #[arg(long, conflicts_with_all = ["throughput", "peer", "soak"])]
     registered: bool,
-    /// Rounds: of chunks read and asked about [default: 3]; of reading [default: 20 with --throughput]; of answers [default: 100 with --attribution].
+    /// The number of rounds, each with new chunks or a new answer [default: 3; 20 with --throughput; 100 with --attribution].
     #[arg(long, value_name = "R", value_parser = positive)]
     rounds: Option<usize>,
-    /// Warm requests, of all rounds together; fewer where they take long.
+    /// The number of warm requests in all rounds together; fewer if they take long.
     #[arg(long, default_value_t = 300, value_name = "N", value_parser = positive)]
     requests: usize,
-    /// Clients at the same time [default: 32; 8 with --throughput or --soak; 40 with --overload].
+    /// The number of concurrent clients [default: 32; 8 with --throughput or --soak; 40 with --overload].
     #[arg(long, value_name = "N", value_parser = positive)]
     clients: Option<usize>,
-    /// As if the machine had so many cores: threads of the model, of the daemon and of its arithmetic.
+    /// The number of threads of the model, the daemon and its arithmetic, as if the machine had that many cores.
     #[arg(long, value_name = "N", value_parser = positive)]
     workers: Option<usize>,
     /// Write the results as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure how fast new chunks are read instead: the graph alone, in batches, the pipeline, HTTP.
+    /// Measure how fast new chunks are read instead: by the graph alone, in batches, by the pipeline, and over HTTP.
     #[arg(long)]
     throughput: bool,
-    /// Let sentence-transformers read the same chunks, with this Python (crates/lab/peers/README.md); as --throughput.
+    /// As --throughput, and let sentence-transformers read the same chunks with this Python (crates/lab/peers/README.md).
     #[arg(long, value_name = "PYTHON")]
     peer: Option<PathBuf>,
-    /// The Hugging Face folder that the peer reads.
+    /// The Hugging Face model directory of the peer.
     #[arg(long, value_name = "DIR", default_value = "models/.cache/all-MiniLM-L6-v2", requires = "peer")]
     peer_model: PathBuf,
-    /// Texts of the peer's batches.
+    /// The number of texts in a batch of the peer.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive, requires = "peer")]
     peer_batch: usize,
-    /// Send requests of all kinds for so long instead, and fail if memory leaves its bounds or a request fails.
+    /// Send requests of all kinds for this time instead, and fail if memory exceeds its limits or a request fails.
     #[arg(long, value_name = "SECONDS", value_parser = positive, conflicts_with_all = ["throughput", "peer", "chunks", "tokens", "query_tokens", "mixed", "rounds", "requests"])]
     soak: Option<usize>,
-    /// Send more new chunks than can be read for so long instead, and a request about chunks that have been read now and then.
+    /// Send more new chunks than the model can read for this time instead, with occasional requests about cached chunks.
     #[arg(long, value_name = "SECONDS", value_parser = positive, conflicts_with_all = ["throughput", "peer", "soak", "mixed", "registered", "rounds", "requests"])]
     overload: Option<usize>,
-    /// Attribute answers to chunks that have been read instead.
+    /// Attribute answers to cached chunks instead.
     #[arg(long, conflicts_with_all = ["throughput", "peer", "soak", "overload", "registered", "clients"])]
     attribution: bool,
-    /// Tokens of an answer.
+    /// The number of tokens of an answer.
     #[arg(long, default_value_t = 300, value_name = "N", value_parser = positive, requires = "attribution")]
     answer_tokens: usize,
-    /// Attack a daemon in a process of its own instead, with default settings, and fail if something does not hold; about ten minutes.
+    /// Attack a daemon with default settings in another process instead, and fail if it misses a target; takes about ten minutes.
     #[arg(long, conflicts_with_all = ["throughput", "peer", "soak", "overload", "attribution", "registered", "clients", "chunks", "tokens", "query_tokens", "mixed", "rounds", "requests"])]
     hostile: bool,
-    /// Rows of --hostile to run, with commas between them; without it all.
+    /// The rows of --hostile to run, separated by commas [default: all].
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "hostile")]
     rows: Vec<Row>,
-    /// Another build of this program for --hostile to attack, to compare two; without it this one.
+    /// Another build of this program for --hostile to attack, to compare the two [default: this program].
     #[arg(long, value_name = "FILE", requires = "hostile")]
     binary: Option<PathBuf>,
 }
 
 const DEFINITIONS: &str = "\
-All requests go over HTTP to a daemon in this process, with its settings, and with tiers in a directory of their own under \
-the system's temporary one ($TMPDIR). Limits that a workload would break are raised for it. A request's time is from the \
-first byte sent to the last one received; writing the body and reading the answer's JSON are not in it.
+All requests go over HTTP to a daemon in this process, with the settings of this command and with cache tiers in a new \
+temporary directory ($TMPDIR). Limits that a workload exceeds are raised. The time of a request is from the first byte sent \
+to the last byte received, without writing the body and parsing the answer.
 
-In the JSON, in milliseconds, medians unless said otherwise:
-  question_encode_ms  the model's bare graph over the question's window alone, on one session with all worker threads \
-inside it; its runs alternate with the warm requests
-  pairs_ms            the bare graph over question and chunk together, for every chunk, windows side by side on the \
-workers: what a cross-encoder of this size costs. Run on at most 100 pairs (pairs_measured) and multiplied beyond
-  cold_ms             a request about chunks that nobody has read
-  warm_ms             p50 and p99 of requests that each put another question to chunks that have been read, after one \
-request that does not count
-  bytes_per_token     bytes of the chunks' blocks over their tokens
-  rss_mb, rss_peak_mb resident memory of this process, daemon, client and bare graphs together, in millions of bytes; \
-null where the system does not say
-  ratios              each taken within a round (or request), then the median with quartiles
+Fields of the JSON, in milliseconds; medians unless noted otherwise:
+  question_encode_ms  the model's graph over the question alone, in one session with all worker threads; its runs alternate \
+with the warm requests
+  pairs_ms            the graph over question and chunk together, for every chunk, with windows in parallel on the workers: \
+the cost of a cross-encoder of this size. Measured on at most 100 pairs (pairs_measured) and extrapolated for more
+  cold_ms             a request about new chunks
+  warm_ms             p50 and p99 of requests that each ask another question about cached chunks, after one request that is \
+not counted
+  bytes_per_token     bytes of the chunks' blocks divided by their tokens
+  rss_mb, rss_peak_mb resident memory of this process (daemon, client and graphs), in millions of bytes; null if the \
+system does not report it
+  ratios              computed within each round (or request), then the median with quartiles
 
---soak keeps 64 MiB of blocks in memory, 256 MiB on disk, 16 MiB of registered chunks in memory and 16 MiB of requests that are remembered, or less where the \
-settings say less, and exits with 1 when resident memory was ever above blocks.memory_bytes_max + blocks.write_queue_bytes_max + \
-registry.cache_bytes_max + handles.bytes_max + 300 MB, or when a request failed that should not.
+--soak keeps at most 64 MiB of blocks in memory, 256 MiB on disk, 16 MiB of registered chunks in memory and 16 MiB of recent requests, or less if the \
+settings say so. It exits with 1 if resident memory was ever above blocks.memory_bytes_max + blocks.write_queue_bytes_max + \
+registry.cache_bytes_max + handles.bytes_max + 300 MB, or if a request failed that should not.
 
---overload: each client sends a request about new chunks with the default deadline, and the next one when it is answered, or a second after it was not. In the JSON: alone, one client before them; cold, how their requests ended, each per second of the whole run; warm, requests about chunks that have been read, one every 200 ms, beside them. Exits with 1 when a request was neither answered, nor refused (429), nor late (504).
+--overload: each client sends a request about new chunks with the default deadline, and the next one when it is answered, or a second after a refusal. In the JSON: alone, one client before the others; cold, the outcomes of the requests about new chunks, per second of the whole run; warm, requests about cached chunks, one every 200 ms at the same time. Exits with 1 if a request was neither answered, nor refused (429), nor late (504).
 
---hostile: the daemon is this program in a process of its own, with default settings but for its addresses, in a directory of its own; \
-what else a row changes, it says. Of the settings of this run, only the model's folder, its runtime and --workers hold. Each row starts a new daemon, \
-attacks it over loopback for a bounded time, and compares numbers with aims. Resident memory and processor time are the daemon's alone. \
-A daemon that takes gigabytes more than at its start is killed, and has not held. In the JSON: rows, each with its name, attack, aim, \
-at_least or at_most, reached, held (null: it could not be tried here; the note says why). Exits with 1 when something did not hold.
+--hostile: the daemon is this program in another process, with default settings except for its addresses and directory, and for \
+what a row names. Of the settings of this command, only the model directory, the runtime and --workers apply. Each row starts a new daemon, \
+attacks it over loopback for a limited time, and compares measurements with targets. Resident memory and processor time are those of the daemon. \
+A daemon that takes gigabytes more than at its start is killed, and has missed its target. In the JSON: rows, each with its name, attack, aim, \
+at_least or at_most, reached, held (null: the row cannot run here; the note says why). Exits with 1 if a target was missed.
 
---attribution: each round is an answer of --answer-tokens tokens that is attributed to the chunks over HTTP, and the bare graph over its \
-windows, in turns. In the JSON: attribute_ms, answer_encode_ms.";
+--attribution: each round attributes an answer of --answer-tokens tokens to the chunks over HTTP, and then runs the graph over the answer. \
+In the JSON: attribute_ms, answer_encode_ms.";
 
-/// Answers that are attributed, unless rounds say otherwise.
-const ANSWERS: usize = 100;
+/// The default number of answers that are attributed.
+const ANSWER_COUNT_DEFAULT: usize = 100;
 
-/// Requests over HTTP for each round of throughput.
+/// The number of HTTP requests for each round of --throughput.
 const REQUESTS_PER_ROUND: usize = 5;
 
-/// What a soak keeps at most: so little that both tiers have to let go of blocks all the time.
+/// The limits of --soak: so small that both tiers evict blocks all the time.
 const SOAK_MEMORY_BYTES_MAX: u64 = 64 << 20;
 const SOAK_DISK_BYTES_MAX: u64 = 256 << 20;
 const SOAK_HANDLE_BYTES_MAX: u64 = 16 << 20;
 const SOAK_REGISTRY_BYTES_MAX: usize = 16 << 20;
 
-/// A slow machine is no reason for a request to fail.
+/// The deadline of requests, long enough for slow machines.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
@@ -154,14 +154,14 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         query_tokens: args.query_tokens,
         mixed: args.mixed,
     };
-    // Not found out at the end of a long run.
+    // Created first, so that an error shows before a long run.
     if let Some(path) = &args.json {
         create(path)?;
     }
     let config = settings(config, args, &workload);
     let bar = ProgressBar::new(0).with_style(style());
-    let progress = |what: &str, done: usize, all: usize| {
-        bar.set_message(what.to_owned());
+    let progress = |step: &str, done: usize, all: usize| {
+        bar.set_message(step.to_owned());
         bar.set_length(all as u64);
         bar.set_position(done as u64);
     };
@@ -179,7 +179,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         (overload::table(&report), report.json().clone(), report.passed())
     } else if args.attribution {
         let batched = BatchedGraph::load(app::engine(&config).load_settings())?;
-        let effort = (args.rounds.unwrap_or(ANSWERS), args.answer_tokens);
+        let effort = (args.rounds.unwrap_or(ANSWER_COUNT_DEFAULT), args.answer_tokens);
         let report = attribution::run(&subject, batched, &workload, effort, &progress)?;
         (attribution::table(&report).to_owned(), report.json().clone(), true)
     } else if is_throughput {
@@ -199,7 +199,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the rows that were asked for; 130 when that was interrupted.
+/// Runs the rows of --hostile; 130 if interrupted.
 fn attack(config: &Config, args: &Args, bar: &ProgressBar, progress: Progress) -> anyhow::Result<ExitCode> {
     let absolute = |path: &Path| {
         std::path::absolute(path).with_context(|| format!("{} cannot be made absolute", path.display()))
@@ -252,7 +252,7 @@ fn throughput(
     throughput::run(subject, contenders, workload, effort, progress)
 }
 
-/// At the same time.
+/// The number of concurrent clients.
 fn clients(args: &Args) -> usize {
     args.clients.unwrap_or(match args {
         Args { overload: Some(_), .. } => 40,
@@ -284,7 +284,7 @@ fn soak_settings(config: &Config, args: &Args) -> soak::Settings {
     }
 }
 
-/// The settings that hold, with the limits that the workload would break raised.
+/// The settings of the benchmark: limits that the workload would exceed are raised.
 fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
     let mut config = config.clone();
     if let Some(workers) = args.workers {
@@ -292,7 +292,7 @@ fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
         if config.admission.concurrency_max == 0 {
             config.admission.concurrency_max = Admission::PER_CORE * workers;
         }
-        // Nothing has used it yet; were it so, the model's threads alone would be bounded.
+        // This fails if the pool has been used already; then only the threads of the model are limited.
         let _ = rayon::ThreadPoolBuilder::new().num_threads(workers).build_global();
     }
     let raise = |limit: &mut usize, to: usize| *limit = (*limit).max(to);
@@ -303,7 +303,7 @@ fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
     raise(&mut config.limits.query_tokens_max, workload.query_tokens);
     raise(&mut config.limits.input_tokens_max, tokens_max);
     raise(&mut config.limits.logit_count_max, tokens_max * workload.query_tokens);
-    // A token is about six bytes, seldom twelve.
+    // A token has about six bytes, seldom twelve.
     raise(&mut config.http.body_bytes_max, 12 * tokens_max);
     raise(&mut config.http.bodies_bytes_max, 4 * clients(args) * 12 * tokens_max);
     raise(&mut config.limits.registered_bytes_max, 12 * tokens_max);
@@ -321,7 +321,7 @@ fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
     config
 }
 
-/// The daemon as `serve` wires it, but for its directories, and alone: no shared tier, nothing read ahead.
+/// The daemon as `serve` wires it, except for its directories, and without a shared tier and reading ahead.
 fn subject(config: &Config) -> anyhow::Result<Subject> {
     let mut config = config.clone();
     let dir =
@@ -339,7 +339,7 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
     let store = Arc::new(KvStore::new(Arc::new(AllTiers::new(local.clone(), None))));
     let engine = app::engine(&config).store(store).build()?;
     let LoadedModel::Late(late) = engine.model() else {
-        anyhow::bail!("bench measures late-interaction models, and this is a decoder")
+        anyhow::bail!("bench measures late-interaction models, and this model is a decoder")
     };
     let (late, tokenizer) = (Arc::clone(late), Arc::clone(engine.tokenizer()));
     let tenants = app::tenants(&config, None);
@@ -356,7 +356,7 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
     let daemon = Daemon::start(Parts { runtime, deadline_max, pipeline, local, dir }, serve)?;
     let dir = daemon.dir().to_owned();
     daemon.spawn(async move {
-        // Who interrupts a run does not want what it wrote.
+        // An interrupted run leaves no files.
         let Ok(mut term) = signal(SignalKind::terminate()) else { return };
         let code = tokio::select! {
             _ = tokio::signal::ctrl_c() => 130,

@@ -1,4 +1,4 @@
-//! `thresher calibrate`.
+//! `thresher calibrate`: chooses the attention heads of a decoder over which RC is computed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,25 +16,25 @@ use crate::config::{BlockSettings, Config};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Questions with their chunks, one JSON object a line: query, chunks; gold where it is known which chunks are needed.
+    /// Questions with their chunks, one JSON object per line: query, chunks, and optionally gold, the chunks that the answer needs.
     #[arg(value_name = "FILE.jsonl")]
     questions: PathBuf,
-    /// Most heads to choose.
+    /// The most heads to choose.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     heads: u16,
-    /// By what to choose; not given, by accuracy where every question has gold, else by expected RC.
+    /// The measure by which heads are chosen. Default: accuracy if every question has gold, else expected-rc.
     #[arg(long, value_enum)]
     by: Option<By>,
-    /// Show the choice and leave the contract as it is.
+    /// Show the choice without changing the contract.
     #[arg(long)]
     dry_run: bool,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum By {
-    /// Highest expected RC over all questions: no labels.
+    /// The highest expected RC over all questions; needs no labels.
     ExpectedRc,
-    /// Most needed chunks found.
+    /// The most needed chunks found; needs gold.
     Accuracy,
 }
 
@@ -52,14 +52,14 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let mut contract = Contract::load(dir)?;
     let Family::Decoder(decoder) = &mut contract.family else {
         bail!(
-            "{} is no decoder: a late-interaction model has one readout, there is nothing to choose",
+            "{} is not a decoder: a late-interaction model has one head, so there is nothing to choose",
             contract.name
         );
     };
     let questions = heads::read(&args.questions)?;
     let data =
         sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
-    // Keys as the model gives them, so that the choice is the model's and not a codec's.
+    // Keys in full precision, so that the choice does not depend on a codec.
     let exact =
         Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
     let pipeline = app::engine(&exact).all_heads(true).build()?.into_pipeline();
@@ -68,7 +68,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let seen = heads::observe(&questions, &pipeline, &|done, _| bar.set_position(done as u64))?;
     bar.finish_and_clear();
     let choice = heads::choose(&seen, args.by.map(HeadChoice::from), usize::from(args.heads))?;
-    let named = named(decoder, &choice);
+    let named = layer_and_head(decoder, &choice);
     report(&choice, &named, questions.len());
     decoder.chosen = Some(ChosenHeads {
         heads: named,
@@ -86,7 +86,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     }
     contract.save(dir)?;
     super::print(format_args!(
-        "written to {}; {} of {} layers are run and kept. Start the daemon again: chunks that were read with other layers are read anew",
+        "written to {}; {} of {} layers are run and kept. Restart the daemon: chunks that were read with other layers are read again",
         dir.join(thresher_core::model::contract::CONTRACT_FILE).display(),
         layers.0,
         layers.1
@@ -94,8 +94,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `[layer, head]` of heads that are numbered through all layers.
-fn named(decoder: &Decoder, choice: &Choice) -> Vec<(usize, usize)> {
+/// `[layer, head]` of heads that are numbered across all layers.
+fn layer_and_head(decoder: &Decoder, choice: &Choice) -> Vec<(usize, usize)> {
     choice.heads.iter().map(|&head| (head / decoder.heads, head % decoder.heads)).collect()
 }
 

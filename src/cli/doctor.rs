@@ -1,4 +1,4 @@
-//! `thresher doctor`: finds runtime, model and versions, tries them, and says what to do about what is missing.
+//! `thresher doctor`: checks the runtime, the model, the settings and the directories, and says what to do about problems.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write as _};
@@ -13,21 +13,21 @@ use thresher_core::model::ort::runtime_version;
 use thresher_core::private_files::{self, Exposed};
 use thresher_registry::{Registry, RegistryError, RegistrySettings};
 
-use self::Finding::{Doubtful, Fine};
+use self::Finding::{Fine, Warning};
 use crate::access::Access;
 use crate::app;
 use crate::config::{Config, ConfigError};
 use crate::{originals, receipt};
 
-/// What a check found where nothing keeps the daemon from its work.
+/// The outcome of a check that does not prevent the daemon from working.
 enum Finding {
-    /// All is in order.
+    /// Nothing to do.
     Fine(String),
-    /// Somebody should look at it, or change it.
-    Doubtful(String),
+    /// The operator should look at it.
+    Warning(String),
 }
 
-/// Prints what checks found, and counts it.
+/// Prints and counts the outcomes of checks.
 #[derive(Default)]
 struct Report {
     warnings: usize,
@@ -35,42 +35,42 @@ struct Report {
 }
 
 impl Report {
-    /// One line.
-    fn line<E: Into<anyhow::Error>>(&mut self, what: &str, found: Result<Finding, E>) {
-        let (level, said) = match found {
-            Ok(Fine(said)) => ("ok", said),
-            Ok(Doubtful(said)) => {
+    /// Prints the line of a check.
+    fn line<E: Into<anyhow::Error>>(&mut self, name: &str, found: Result<Finding, E>) {
+        let (level, text) = match found {
+            Ok(Fine(text)) => ("ok", text),
+            Ok(Warning(text)) => {
                 self.warnings += 1;
-                ("warning", said)
+                ("warning", text)
             }
             Err(error) => {
                 self.failures += 1;
                 ("FAILED", super::in_one_line(&error.into()))
             }
         };
-        super::print(format_args!("  {level:<7} {what}: {said}"));
+        super::print(format_args!("  {level:<7} {name}: {text}"));
     }
 
-    /// One line; returns what later checks build on.
+    /// Prints the line of a check; returns the value, which later checks need.
     fn value<T, E: Into<anyhow::Error>>(
         &mut self,
-        what: &str,
+        name: &str,
         outcome: Result<T, E>,
-        say: impl Fn(&T) -> String,
+        describe: impl Fn(&T) -> String,
     ) -> Option<T> {
         match outcome {
             Ok(value) => {
-                self.line(what, Ok::<_, anyhow::Error>(Fine(say(&value))));
+                self.line(name, Ok::<_, anyhow::Error>(Fine(describe(&value))));
                 Some(value)
             }
             Err(error) => {
-                self.line(what, Err(error));
+                self.line(name, Err(error));
                 None
             }
         }
     }
 
-    /// The last line.
+    /// The text of the last line.
     fn conclusion(&self) -> String {
         match (self.failures, self.warnings) {
             (0, 0) => "all is well".to_owned(),
@@ -80,7 +80,7 @@ impl Report {
     }
 }
 
-/// One line per check; the first failure ends the checks that build on it.
+/// Runs all checks and prints a line for each. Checks that need a failed one are skipped.
 pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
     super::print(format_args!(
         "thresher {} on {}-{}",
@@ -97,7 +97,7 @@ pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
 fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     let Some(config) = report.value("settings", config, |_| "read and consistent".to_owned()) else { return };
     for text in &config.warnings {
-        report.line("settings", Ok::<_, anyhow::Error>(Doubtful(text.clone())));
+        report.line("settings", Ok::<_, anyhow::Error>(Warning(text.clone())));
     }
     let lib = config.model.runtime_lib();
     let runtime =
@@ -131,9 +131,9 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     }
 }
 
-fn counted(count: usize, what: &str) -> String {
+fn counted(count: usize, noun: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {what}{plural}")
+    format!("{count} {noun}{plural}")
 }
 
 fn in_memory() -> Finding {
@@ -145,8 +145,8 @@ fn blocks(config: &Config) -> anyhow::Result<Finding> {
     if !config.blocks.disk() {
         return Ok(in_memory());
     }
-    let says_so = |error: &LocalError| matches!(error, LocalError::InUse { .. });
-    directory(dir, || in_use(LocalTiers::inspect(dir), says_so))
+    let is_in_use = |error: &LocalError| matches!(error, LocalError::InUse { .. });
+    directory(dir, || in_use(LocalTiers::inspect(dir), is_in_use))
 }
 
 fn chunks(registry: &RegistrySettings, access: Option<&Access>) -> anyhow::Result<Finding> {
@@ -154,13 +154,13 @@ fn chunks(registry: &RegistrySettings, access: Option<&Access>) -> anyhow::Resul
     if dir.as_os_str().is_empty() {
         return Ok(in_memory());
     }
-    let says_so = |error: &RegistryError| matches!(error, RegistryError::InUse { .. });
-    let found = directory(dir, || in_use(Registry::inspect(dir), says_so))?;
+    let is_in_use = |error: &RegistryError| matches!(error, RegistryError::InUse { .. });
+    let found = directory(dir, || in_use(Registry::inspect(dir), is_in_use))?;
     tenants(access, registry)?;
     Ok(found)
 }
 
-/// Without the store the daemon does all but shorten conversations. One that stands in front of others does not start then.
+/// Without the store of original texts, the daemon does everything except shortening conversations. A daemon with upstreams does not start.
 fn originals(config: &Config) -> anyhow::Result<Finding> {
     let (dir, bytes_max) = (&config.originals.dir, config.originals.bytes_max);
     if dir.as_os_str().is_empty() || bytes_max == 0 {
@@ -173,7 +173,7 @@ fn originals(config: &Config) -> anyhow::Result<Finding> {
         Err(error) => Err(error).with_context(|| format!("cannot open {}", file.display())),
     });
     match found {
-        Err(error) if config.middleware.upstreams.is_empty() => Ok(Doubtful(format!(
+        Err(error) if config.middleware.upstreams.is_empty() => Ok(Warning(format!(
             "conversations cannot be shortened, since their texts cannot be kept: {}",
             super::in_one_line(&error)
         ))),
@@ -181,15 +181,15 @@ fn originals(config: &Config) -> anyhow::Result<Finding> {
     }
 }
 
-/// Without a key the daemon does everything but sign.
+/// Without a key, the daemon does everything except signing receipts.
 fn receipts(file: &Path) -> Finding {
-    let unsigned = |why: String| Doubtful(format!("no receipt can be signed: {why}"));
+    let unsigned = |reason: String| Warning(format!("no receipt can be signed: {reason}"));
     match fs::read_to_string(file) {
         Ok(pem) if pem.trim_start().starts_with(receipt::KEY_BEGIN) => Fine(file.display().to_string()),
         Ok(_) => unsigned(format!("{} holds no key as PKCS#8 in PEM", file.display())),
         Err(error) if error.kind() == ErrorKind::NotFound => {
             match directory(file.parent().unwrap_or(Path::new("")), || Ok(false)) {
-                Ok(_) => Fine(format!("{}, which is made for the first receipt", file.display())),
+                Ok(_) => Fine(format!("{}, which is created for the first receipt", file.display())),
                 Err(error) => unsigned(super::in_one_line(&error)),
             }
         }
@@ -197,35 +197,34 @@ fn receipts(file: &Path) -> Finding {
     }
 }
 
-/// Whether a daemon has what was looked at.
+/// Whether a daemon uses what was inspected.
 fn in_use<E: std::error::Error + Send + Sync + 'static>(
     inspected: Result<(), E>,
-    says_so: impl Fn(&E) -> bool,
+    is_in_use: impl Fn(&E) -> bool,
 ) -> anyhow::Result<bool> {
     match inspected {
-        Err(error) if says_so(&error) => Ok(true),
+        Err(error) if is_in_use(&error) => Ok(true),
         inspected => inspected.map(|()| false).map_err(Into::into),
     }
 }
 
-/// What `serve` would find in a directory, and whether files can be made there. Changes nothing: a daemon may have it, which
-/// `is_in_use` says.
+/// What `serve` would find in a directory, and whether files can be created there. Changes nothing, since a daemon may use it: `is_in_use` tells.
 fn directory(dir: &Path, is_in_use: impl FnOnce() -> anyhow::Result<bool>) -> anyhow::Result<Finding> {
-    let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("."));
-    anyhow::ensure!(there.is_dir(), "{} is a file, not a folder", there.display());
+    let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("."));
+    anyhow::ensure!(existing.is_dir(), "{} is a file, not a folder", existing.display());
     if is_in_use()? {
         return Ok(Fine(format!("{} is in use; a daemon is running", dir.display())));
     }
-    let cannot = || format!("cannot write in {}", there.display());
-    // Without a name, gone when it is closed.
-    let mut file = tempfile::tempfile_in(there).with_context(cannot)?;
+    let cannot = || format!("cannot write in {}", existing.display());
+    // The file has no name, and is deleted when it is closed.
+    let mut file = tempfile::tempfile_in(existing).with_context(cannot)?;
     file.write_all(&[0; 4096]).and_then(|()| file.sync_all()).with_context(cannot)?;
-    let note = if there == dir { "" } else { ", which is not there yet" };
+    let note = if existing == dir { "" } else { ", which is not there yet" };
     Ok(Fine(format!("{}{note}", dir.display())))
 }
 
-/// Which of the daemon's own directories and files other users of this machine can use. That is no failure: the daemon takes their rights
-/// away when it starts, where it may.
+/// The daemon's directories and files that other users of this machine can use. That is not a failure: at its start, the daemon restricts the
+/// modes of those that it owns.
 fn modes(config: &Config) -> Finding {
     let paths = [&config.blocks.dir, &config.registry.dir, &config.originals.dir, &config.receipts.key_file];
     let is_file = |path: &Path| *path == *config.receipts.key_file;
@@ -242,8 +241,8 @@ fn modes(config: &Config) -> Finding {
         })
         .collect();
     match exposed.is_empty() {
-        true => Fine("other users of this machine can use no file of the daemon".to_owned()),
-        false => Doubtful(format!(
+        true => Fine("other users of this machine cannot use any file of the daemon".to_owned()),
+        false => Warning(format!(
             "other users of this machine may use files of the daemon: {}",
             exposed.join("; ")
         )),
@@ -253,7 +252,9 @@ fn modes(config: &Config) -> Finding {
 fn keys(access: &Access) -> Finding {
     Fine(match access.is_keyed() {
         true => format!("read, of {}", counted(access.tenants().len(), "tenant")),
-        false => "none (access.keys_file): whoever reaches http.listen may ask".to_owned(),
+        false => {
+            "none (access.keys_file): every client that reaches http.listen may send requests".to_owned()
+        }
     })
 }
 
@@ -264,14 +265,14 @@ fn tls(config: &Config) -> anyhow::Result<Finding> {
             let cert = config.http.tls_cert_file.display();
             Fine(format!("{cert} and its key; the dates of the certificate are not checked"))
         }
-        None if !listen.ip().to_canonical().is_loopback() => Doubtful(format!(
+        None if !listen.ip().to_canonical().is_loopback() => Warning(format!(
             "none (http.tls_cert_file): keys and texts cross the network to {listen} unencrypted"
         )),
         None => Fine("none (http.tls_cert_file)".to_owned()),
     })
 }
 
-/// What is wrong with the folders of tenants; those of the default one are looked at with the directory.
+/// Checks the registry folders of tenants; that of the default tenant is checked with the directory.
 fn tenants(access: Option<&Access>, registry: &RegistrySettings) -> anyhow::Result<()> {
     for tenant in access.map(Access::tenants).unwrap_or_default().iter().filter(|t| !t.is_default()) {
         match Registry::inspect(&registry.of_tenant(tenant).dir) {
@@ -286,29 +287,29 @@ fn listener(address: SocketAddr) -> anyhow::Result<Finding> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(Fine(format!("{address} is free"))),
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            Ok(Doubtful(format!("{address} is taken; by a daemon that runs, or by another program")))
+            Ok(Warning(format!("{address} is in use, by a running daemon or another program")))
         }
         Err(error) => Err(error).with_context(|| format!("cannot listen on {address}")),
     }
 }
 
-/// What each upstream of the middleware is asked with, a line for each.
+/// The credentials of each upstream of the middleware, one line each.
 fn upstreams(config: &Config) -> Finding {
-    let (mut said, mut is_exposed) = (String::new(), false);
+    let (mut text, mut is_exposed) = (String::new(), false);
     for upstream in &config.middleware.upstreams {
         let exposure = upstream.cleartext_warning().map(|why| format!("; WARNING: {why}"));
         is_exposed |= exposure.is_some();
         let exposure = exposure.unwrap_or_default();
-        said += &format!("\n            {} is {}{exposure}", upstream.url, upstream.credential_description());
+        text += &format!("\n            {} is {}{exposure}", upstream.url, upstream.credential_description());
     }
-    match (said.is_empty(), is_exposed) {
+    match (text.is_empty(), is_exposed) {
         (true, _) => Fine("none (middleware.upstreams)".to_owned()),
-        (false, false) => Fine(said),
-        (false, true) => Doubtful(said),
+        (false, false) => Fine(text),
+        (false, true) => Warning(text),
     }
 }
 
-/// The daemon would go on without it; who names one wants to know.
+/// The daemon works without the shared tier, but an operator who configures one wants to know.
 fn shared(config: &Config) -> anyhow::Result<Finding> {
     if !config.shared.enabled() {
         return Ok(Fine("none (shared.urls)".to_owned()));

@@ -1,4 +1,4 @@
-//! `thresher eval`.
+//! `thresher eval`: measures quality on labelled data.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,25 +14,26 @@ use crate::config::{BlockSettings, Config};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Labelled questions or answers, one JSON object a line (docs/evaluation.md shows the shapes).
+    /// Labelled questions or answers, one JSON object per line (docs/evaluation.md describes the formats).
     #[arg(value_name = "FILE.jsonl", required_unless_present = "kv")]
     files: Vec<PathBuf>,
-    /// Instead: how answers of a decoder survive when keys and values are left out, on questions with their chunks and answers.
+    /// Measure instead how many answers of a decoder stay the same when keys and values are left out, on questions with their chunks and
+    /// answers.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["files", "plot"])]
     kv: Option<PathBuf>,
-    /// The model's folder (model.dir).
+    /// The model directory (overrides model.dir).
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Write the results as JSON: an object for one file, an array for several.
+    /// Write the results as JSON: one object, or an array for several files.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw answers that survive against compression.
+    /// Draw the share of answers that stay the same against compression.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
-    // Blocks as the model gives them: `eval` encodes each in every codec.
+    // Blocks in full precision, which `eval` encodes in every codec.
     let mut exact =
         Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
     if let Some(dir) = &args.model {
@@ -44,7 +45,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let pipeline = app::pipeline(&exact)?;
     let mut reports = Vec::new();
     for file in &args.files {
-        let report = watched(file, |progress| eval::file(file, &pipeline, config.blocks.codec, progress))?;
+        let report =
+            with_progress(file, |progress| eval::file(file, &pipeline, config.blocks.codec, progress))?;
         super::print(eval::table(&report));
         reports.push(report);
     }
@@ -61,7 +63,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
 
 fn kv(config: &Config, file: &Path, json: Option<&Path>) -> anyhow::Result<ExitCode> {
     let engine = app::engine(config).all_layers(true).forward_pass(true).build()?;
-    let report = watched(file, |progress| eval::kv::evaluate(file, &engine, progress))?;
+    let report = with_progress(file, |progress| eval::kv::evaluate(file, &engine, progress))?;
     super::print(eval::kv::table(&report));
     if let Some(path) = json {
         write(path, &serde_json::to_value(&report)?)?;
@@ -69,8 +71,8 @@ fn kv(config: &Config, file: &Path, json: Option<&Path>) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows how far `work` on a file has come.
-fn watched<T>(
+/// Shows the progress of `work` on a file.
+fn with_progress<T>(
     file: &Path,
     work: impl FnOnce(&dyn Fn(usize, usize)) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {

@@ -1,4 +1,4 @@
-//! `thresher export`.
+//! `thresher export`: converts a Hugging Face model to ONNX graphs and a contract.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,17 +10,17 @@ use thresher_export::{ExportOptions, export};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Hugging Face folder: config.json, model.safetensors (or shards), tokenizer.json.
+    /// The Hugging Face model directory: config.json, model.safetensors (or shards), tokenizer.json.
     #[arg(value_name = "DIR")]
     source: PathBuf,
-    /// Folder to write; one that this command wrote before is replaced.
+    /// The directory to write. A directory that this command wrote earlier is replaced.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Name in the contract; the name of the output folder if not given.
+    /// The name of the model in the contract. Default: the name of the output directory.
     #[arg(long)]
     name: Option<String>,
-    /// How weights are stored. Encoders: int8 is a quarter of the size and faster on processors with VNNI, and a little less exact.
-    /// Decoders: f16 is half of the size and faster on GPUs.
+    /// The type of the stored weights. For encoders, int8 takes a quarter of the size, is faster on processors with VNNI, and slightly less
+    /// exact. For decoders, f16 takes half of the size and is faster on GPUs.
     #[arg(long, value_enum, default_value_t = WeightsArg::F32)]
     weights: WeightsArg,
 }
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .name
         .clone()
         .or_else(folder)
-        .context("--out has no last part to name the model after; use --name")?;
+        .context("the directory of --out has no name to give to the model; use --name")?;
     let options = ExportOptions { weights: args.weights.into(), name };
     let bar =
         ProgressBar::new(0).with_style(ProgressStyle::with_template("{wide_bar} layer {pos} of {len}")?);

@@ -1,4 +1,4 @@
-//! `thresher key`: keys for those who ask.
+//! `thresher key`: creates API keys.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,28 +15,28 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make a key. It is shown once; what is kept is its hash, in the file that access.keys_file names.
+    /// Create a key. The key is shown once; the file of access.keys_file stores its hash.
     New(New),
 }
 
 #[derive(clap::Args)]
 struct New {
-    /// What logs and metrics call it.
+    /// The name of the key in logs and metrics.
     #[arg(long, value_name = "NAME")]
     name: String,
-    /// Whose data it works with; without it the data of a daemon without keys.
+    /// The tenant of the key. Default: the tenant of a daemon without keys.
     #[arg(long, value_name = "TENANT", default_value = "", hide_default_value = true)]
     tenant: String,
-    /// Requests that a minute brings, and that may come at once; without it as many as come.
+    /// The most requests per minute, which may also arrive at once. Default: no limit.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     requests_per_minute: Option<u64>,
-    /// Tokens of the model, likewise.
+    /// The most tokens of the model per minute. Default: no limit.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     tokens_per_minute: Option<u64>,
-    /// Have the middleware compress its requests without being asked.
+    /// Compress requests with this key in the middleware by default.
     #[arg(long)]
     middleware: bool,
-    /// Add its entry to this file, made if it is not there; without it the entry is printed behind the key.
+    /// Add the entry to this file, which is created if necessary. Default: the entry is printed after the key.
     #[arg(long, value_name = "FILE.toml")]
     file: Option<PathBuf>,
 }
@@ -44,14 +44,14 @@ struct New {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Command::New(New { name, tenant, requests_per_minute, tokens_per_minute, middleware, file }) =
         args.command;
-    let asked = NewKey { name, tenant, requests_per_minute, tokens_per_minute, middleware };
-    let issued = asked.issue()?;
+    let request = NewKey { name, tenant, requests_per_minute, tokens_per_minute, middleware };
+    let issued = request.issue()?;
     match file {
         None => super::print(format_args!("{}\n\n{}", issued.key, issued.entry.trim_end())),
         Some(file) => {
             issued.add_to(&file)?;
-            eprintln!("added to {}; this is the key, which is kept nowhere:", file.display());
-            // Alone, for scripts.
+            eprintln!("added to {}; this is the key, which is not stored anywhere:", file.display());
+            // Only the key goes to standard output, for scripts.
             super::print(&issued.key);
         }
     }

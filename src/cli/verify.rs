@@ -1,4 +1,4 @@
-//! `thresher verify`: whether a receipt still holds.
+//! `thresher verify`: checks the signature of a receipt, and whether attributing the answer again gives the same result.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,31 +14,31 @@ use crate::app;
 use crate::config::Config;
 use crate::receipt::{Difference, Receipt, SigningKey, Statement};
 
-/// What the process ends with when a receipt was checked and does not hold; one that cannot be checked ends it as errors do.
+/// The exit code for a receipt that was checked and does not hold. If it cannot be checked, the exit code is that of other errors.
 const DOES_NOT_HOLD: u8 = 3;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The receipt, or an answer that holds one: of that, nothing but the receipt is checked.
+    /// The receipt, or an answer that has one; of an answer, only the receipt is checked.
     #[arg(value_name = "RECEIPT.json")]
     receipt: PathBuf,
-    /// The answer and the chunks that it is said to be about, all of them, as a request for attribution holds them; what else stands
-    /// there, such as metadata, is not part of a receipt.
+    /// The answer and all of its chunks, in the format of a request to POST /v1/attribute. Other fields, such as metadata, are not part of a
+    /// receipt.
     #[arg(long, value_name = "FILE.json")]
     request: PathBuf,
-    /// The public key that must have signed it, base64; without it any key will do, and nothing is said of whose it is.
+    /// The public key that must have signed the receipt, in base64. Default: any key, so that the signer is not checked.
     #[arg(long, value_name = "KEY")]
     public_key: Option<String>,
 }
 
-/// What was found, for programs.
+/// The outcome of the check, as JSON.
 #[derive(Serialize)]
 struct Report {
     verified: bool,
     signed_by: Option<String>,
-    /// Why the receipt itself proves nothing.
+    /// Why the receipt itself is invalid.
     receipt_error: Option<String>,
-    /// Where what it says is not what is found now.
+    /// Where the receipt differs from the attribution that was just made.
     differences: Vec<Difference>,
 }
 
@@ -54,7 +54,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("{} holds no receipt", args.receipt.display()))?;
     let signed_by = receipt.key().map(str::to_owned);
     if let Some(key) = args.public_key.as_deref().filter(|key| !SigningKey::is_public(key)) {
-        bail!("{key:?} is no public key: it has 32 bytes, in base64");
+        bail!("{key:?} is no public key: a public key has 32 bytes, in base64");
     }
     let statement = match receipt.statement(args.public_key.as_deref()) {
         Ok(statement) => statement,

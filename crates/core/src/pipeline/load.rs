@@ -49,8 +49,9 @@ struct TenantLoad {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the model needs about {:.1} s to read {bytes} bytes of new text beside other requests: too long for the \
-     deadline; retry later, or with a longer deadline_ms",
-    expected.as_secs_f64()
+     deadline. Repeat the request in {:.0} s, with a longer deadline_ms, or with fewer new chunks",
+    expected.as_secs_f64(),
+    retry_after.as_secs_f64().ceil().max(1.0)
 )]
 pub struct Overload {
     /// The bytes of text in the chunks of the request that are not cached.
