@@ -129,3 +129,31 @@ impl Local {
         Ok((pipeline, started, started + time))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use thresher_core::pipeline::validate::RequestLimits;
+
+    use super::*;
+    use crate::admission::Bounds;
+
+    #[tokio::test]
+    async fn an_invalid_request_is_refused_before_the_model_is_loaded() {
+        let local = Local::new(LocalParts {
+            admission: Admission::new(Bounds { concurrency_max: 1, queue_max: 0, stream_count_max: 0 }),
+            time_limits: TimeLimits { default: Duration::from_secs(1), max: Duration::from_secs(2) },
+            limits: BodyLimits::new(&RequestLimits::default(), 1),
+            receipt_key_file: PathBuf::new(),
+        });
+        let check = async |body: &str, expect: ErrorCode| {
+            let load = || -> Result<Arc<Pipeline>, ()> { panic!("the model is not needed") };
+            let compressed = local.with_model(load, local.compress(body.as_bytes())).await;
+            assert_eq!(compressed.expect("it is not loaded").expect_err(body).code, expect, "{body}");
+        };
+        check("{", ErrorCode::InvalidJson).await;
+        check(r#"{"query": "q"}"#, ErrorCode::MissingField).await;
+        check(r#"{"query": "q", "chunk_ids": ["a"]}"#, ErrorCode::RegistryAbsent).await;
+        let late = r#"{"query": "q", "chunks": ["a"], "deadline_ms": 2001, "on_error": "passthrough"}"#;
+        check(late, ErrorCode::DeadlineOutOfRange).await;
+    }
+}

@@ -473,3 +473,46 @@ impl<'de> Visitor<'de> for ChunkVisitor {
         ChunkFields::deserialize(MapAccessDeserializer::new(map)).map(ChunkBody)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_field_and_say_what_it_takes() {
+        let limits = BodyLimits::new(&thresher_core::pipeline::validate::RequestLimits::default(), 1);
+        let check = |body: &str, expect: &str| {
+            let error = parse::<CompressBody>(body.as_bytes(), &limits).expect_err(body);
+            assert_eq!(error.message, expect, "{body}");
+        };
+        check("[]", "the body is a list, expected an object");
+        check(r#"{"query": 5}"#, "query is the integer `5`, expected a string");
+        check(r#"{"query": "q", "chunks": {}}"#, "chunks is an object, expected a list");
+        check(
+            r#"{"query": "q", "chunks": ["a", null]}"#,
+            "chunks[1] is null, expected a chunk: an object with \"text\", or a string",
+        );
+        check(
+            r#"{"query": "q", "offsets": "char"}"#,
+            "offsets is `char`, expected one of `byte`, `codepoint`, `utf16`",
+        );
+        check(
+            r#"{"query": "q", "on_error": "a`, expected b"}"#,
+            "on_error is `a`, expected b`, expected `fail` or `passthrough`",
+        );
+        check(r#"{"query": "q", "query": "q"}"#, "duplicate field `query`");
+        check(r#"{"query": "q",}"#, "trailing comma at line 1 column 15");
+    }
+
+    #[test]
+    fn a_field_of_another_body_is_named_and_has_no_column() {
+        let limits = BodyLimits::new(&thresher_core::pipeline::validate::RequestLimits::default(), 1);
+        let check = |json: &str, expect: (&str, &str)| {
+            let error = parse_field::<CompressBody>("thresher", json.as_bytes(), &limits).expect_err(json);
+            assert_eq!((error.param.as_deref().unwrap_or_default(), &*error.message), expect, "{json}");
+        };
+        check("5", ("thresher", "thresher is the integer `5`, expected an object"));
+        check(r#"{"query": 5}"#, ("thresher.query", "query is the integer `5`, expected a string"));
+        check(r#"{"query": "q",}"#, ("thresher", "trailing comma"));
+    }
+}

@@ -1,7 +1,7 @@
 //! The middleware: `POST /v1/chat/completions`, `/v1/responses` and `/v1/messages`, in front of the servers of language models.
 //!
 //! A request that cannot be compressed is passed on unchanged, and an answer that cannot be cited is returned unchanged; the header
-//! `x-thresher-reason` says why. The middleware never fails a request that its upstream would answer.
+//! `x-thresher-reason` says why. Neither compressing nor citing can fail a request.
 
 mod connect;
 mod forward;

@@ -344,7 +344,7 @@ mod tests {
         };
         let public = message(OriginPolicy::public(&[], &[], false));
         assert!(public.contains("\"evil.example\", and without keys"), "{public}");
-        // It knows no keys, whatever the public listener asks for.
+        // The admin listener has no keys, even if the public listener has.
         for is_reachable in [false, true] {
             let admin = message(OriginPolicy::admin(&[], is_reachable));
             assert!(admin.contains("the admin listener accepts only") && !admin.contains("keys"), "{admin}");

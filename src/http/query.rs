@@ -4,10 +4,10 @@ use percent_encoding::percent_decode_str;
 
 use crate::error::ApiError;
 
-/// The values of the parameters `names`, in their order; none where a parameter is not there.
+/// The values of the parameters `names`, in their order; none for a parameter that is not given.
 ///
 /// # Errors
-/// `query_string_invalid` for another parameter, and for one that is there twice.
+/// `query_string_invalid` for another parameter, and for one that is given twice.
 pub fn parameters<const N: usize>(
     query: Option<&str>,
     names: [&'static str; N],

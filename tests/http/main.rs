@@ -580,6 +580,8 @@ async fn a_body_that_does_not_arrive_or_is_compressed_is_refused() {
     check_error("a body that never comes", &late, "408 body_timeout -", "http.read_ms_max");
     let zipped = answer("content-encoding: gzip\r\ncontent-length: 0").await;
     check_error("a compressed body", &zipped, "415 encoding_unsupported -", "Content-Encoding");
+    let framed = answer("transfer-encoding: chunked\r\n\r\nno size").await;
+    check_error("a body with invalid chunks", &framed, "400 body_broken -", "framing");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -590,6 +592,8 @@ async fn unknown_paths_and_methods_are_refused() {
     let response = get(daemon.http, "/v1/compress").await;
     check_error("wrong method", &response, "405 method_not_allowed -", "Allow");
     assert_eq!(response.header("allow"), Some("POST"));
+    let response = get(daemon.admin, "/v1/compress").await;
+    check_error("unknown path of the admin listener", &response, "404 not_found -", "/livez, /readyz, /metrics");
     let models = get(daemon.http, "/v1/models").await.json();
     assert_eq!(
         (&models["data"][0]["id"], &models["data"][0]["window_tokens_max"]),

@@ -79,7 +79,7 @@ impl ConversationRequest {
                 if !string.is_json {
                     string.text.push_str(&mark(&Hash::of(&string.original)));
                 }
-                // What is named has to be there when it is asked for.
+                // A text is shortened only if its original is stored.
                 let is_kept = originals.has_room(kept, string.original.len());
                 kept += if is_kept { string.original.len() + ENTRY_BYTES } else { 0 };
                 is_kept && string.text.len() < string.original.len()
