@@ -1,38 +1,31 @@
 //! The command line: thin callers of the library.
 
-mod attribute;
 mod bench;
 mod calibrate;
-mod compress;
 mod doctor;
 mod eval;
 mod export;
 mod key;
-mod mcp;
+mod request;
 mod serve;
 mod verify;
 
-use std::io::{Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 use crate::config::Config;
 use crate::error::{ApiError, ErrorAnswer};
-use crate::local::Local;
-use crate::{app, process};
+use crate::process;
 
-/// How long a request of the command line may take that names no deadline: in effect, as long as it takes.
-const NO_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// Keeps the part of retrieved context that a question needs, word for word, with a citation for every piece.
+/// Keeps the parts of retrieved context that a question needs, word for word, each with a citation.
 #[derive(Parser)]
 #[command(name = "thresher", version)]
 struct Args {
-    /// Settings; without it the defaults hold. The environment wins over both: THRESHER__SECTION__NAME=value.
+    /// The settings file. Without it, all settings have their defaults. Environment variables override both:
+    /// THRESHER__SECTION__NAME=value.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(subcommand)]
@@ -44,28 +37,28 @@ enum Command {
     /// Run the daemon.
     Serve,
     /// Compress one request: JSON in, JSON out, as POST /v1/compress.
-    Compress(compress::Args),
-    /// Say which chunk each part of an answer came from: JSON in, JSON out, as POST /v1/attribute.
-    Attribute(attribute::Args),
-    /// Serve both as tools of the Model Context Protocol, over standard input and output.
+    Compress(request::CompressArgs),
+    /// Find the chunk that each part of an answer came from: JSON in, JSON out, as POST /v1/attribute.
+    Attribute(request::AttributeArgs),
+    /// Serve compress and attribute as MCP tools (Model Context Protocol), over standard input and output.
     Mcp,
-    /// Check a receipt: its signature, and by replay what it says against the sources. Exits with 3 where it does not hold.
+    /// Check the signature of a receipt, and whether attributing the answer again gives the same result. Exits with 3 if not.
     Verify(verify::Args),
-    /// Make keys for those who ask.
+    /// Create API keys.
     Key(key::Args),
-    /// Turn a Hugging Face model folder into graphs and a contract.
+    /// Convert a Hugging Face model to ONNX graphs and a contract.
     Export(export::Args),
-    /// Choose the heads of a decoder that RC is taken over, by your own questions.
+    /// Choose the attention heads of a decoder over which RC is computed, by questions of your own.
     Calibrate(calibrate::Args),
-    /// Measure selection, compression and attribution on labelled data, against other methods.
+    /// Measure selection, compression and attribution on labelled data, in comparison with other methods.
     Eval(eval::Args),
-    /// Measure speed: the model alone, the whole pipeline, HTTP, and a peer in the same run.
+    /// Measure speed: of the model alone, the whole pipeline, HTTP, and a peer in the same run.
     Bench(bench::Args),
-    /// Say what is installed, what is missing and what to do.
+    /// Check the installation and the settings, and say what to do about problems.
     Doctor,
 }
 
-/// Runs what the arguments say. Errors go to stderr, in one line each.
+/// Runs the command that the arguments name. An error is printed to standard error, in one line.
 pub fn main() -> ExitCode {
     process::prepare();
     let args = Args::parse();
@@ -78,7 +71,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// An error and its causes; one that already quotes its cause does not say it twice.
+/// An error and its causes, without causes that the error quotes already.
 fn in_one_line(error: &anyhow::Error) -> String {
     error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |line, cause| {
         if line.contains(&cause) { line } else { format!("{line}: {cause}") }
@@ -90,10 +83,10 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config =
         || load().inspect(|config| config.warnings.iter().for_each(|text| eprintln!("warning: {text}")));
     match args.command {
-        Command::Serve => serve::run(load()?),
-        Command::Compress(args) => compress::run(&config()?, &args),
-        Command::Attribute(args) => attribute::run(&config()?, &args),
-        Command::Mcp => mcp::run(config()?),
+        Command::Serve => serve::daemon(load()?),
+        Command::Compress(args) => request::compress(&config()?, &args),
+        Command::Attribute(args) => request::attribute(&config()?, &args),
+        Command::Mcp => serve::mcp(config()?),
         Command::Verify(args) => verify::run(&config()?, &args),
         Command::Key(args) => key::run(args),
         Command::Export(args) => export::run(&args),
@@ -104,44 +97,13 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The environment's variables that are text; a setting cannot be anything else.
+/// The environment variables that are UTF-8; a setting cannot be anything else.
 fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-/// A request from a file; `-` or nothing reads standard input.
-fn read(request: Option<&Path>) -> anyhow::Result<Vec<u8>> {
-    match request.filter(|path| path.as_os_str() != "-") {
-        Some(path) => std::fs::read(path).with_context(|| format!("cannot read {}", path.display())),
-        None => {
-            let mut body = Vec::new();
-            std::io::stdin().read_to_end(&mut body).context("cannot read standard input")?;
-            Ok(body)
-        }
-    }
-}
-
-/// Answers one request in this process and hands the outcome to `print`.
-fn answer<T>(
-    config: &Config,
-    ask: impl AsyncFnOnce(&Local) -> Result<T, ApiError>,
-    print: impl FnOnce(Result<T, ApiError>) -> anyhow::Result<ExitCode>,
-) -> anyhow::Result<ExitCode> {
-    let local = app::local(config, NO_DEADLINE);
-    let config = config.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-    let answer = runtime.block_on(local.with_model(move || app::pipeline(&config), ask(&local)))?;
-    // Before the runtime is dropped, which waits for work that has not stopped yet.
-    print(answer)
-}
-
-fn success(text: impl std::fmt::Display) -> anyhow::Result<ExitCode> {
-    print(text);
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Says what is wrong for people, and for programs on standard output where one reads it.
+/// Prints an error of a request to standard error, and as JSON to standard output if a program reads that.
 fn refuse(error: ApiError, is_read_by_program: bool) -> anyhow::Result<ExitCode> {
     eprintln!("error: {}: {}", error.code, error.message);
     if is_read_by_program {
@@ -150,8 +112,12 @@ fn refuse(error: ApiError, is_read_by_program: bool) -> anyhow::Result<ExitCode>
     Ok(ExitCode::FAILURE)
 }
 
-/// Prints to standard output, or ends the process where that takes no more; a reader that has seen enough, as `head` has, is
-/// no error.
+fn success(text: impl std::fmt::Display) -> anyhow::Result<ExitCode> {
+    print(text);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints to standard output. Exits if that fails; a closed pipe, as of `head`, is not an error.
 fn print(text: impl std::fmt::Display) {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {

@@ -1,9 +1,8 @@
-//! The public listener: routes and layers, in the order in which a request meets them.
+//! The HTTP API: the routes and layers of the public listener, and the admin listener.
 
 pub mod admin;
 mod attribute;
 mod body;
-mod chunks;
 mod compress;
 mod connections;
 mod error;
@@ -11,15 +10,13 @@ mod keys;
 mod mcp;
 mod memory;
 mod middleware;
-mod named;
-mod kv;
 pub mod observe;
 pub mod openapi;
 pub mod origin;
 mod originals;
 mod query;
+mod registry;
 mod rerank;
-mod search;
 mod serve;
 mod service;
 pub mod tls;
@@ -42,50 +39,50 @@ pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
 use crate::api::{BodyLimits, ModelsAnswer, RegisterLimits, SearchLimits};
 use crate::error::ApiError;
 
-/// Bounds of being served.
+/// Limits of requests and answers.
 #[derive(Debug, Clone, Copy)]
 pub struct ServeLimits {
-    /// Bytes of one request body.
+    /// The most bytes of one request body.
     pub body_bytes_max: usize,
-    /// Bytes of memory that the bodies of all requests may take together.
+    /// The most bytes of memory of all request bodies together.
     pub bodies_bytes_max: usize,
-    /// Bytes of memory that answers may take together which clients have not read.
+    /// The most bytes of memory of all answers together that clients have not read yet.
     pub answers_bytes_max: usize,
-    /// For a request's head, and again for its body, to arrive.
+    /// The longest time for the head of a request to arrive, and again for its body.
     pub read_max: Duration,
-    /// For requests that name no deadline.
+    /// The deadline of requests that name none.
     pub deadline_default: Duration,
     /// The longest deadline that a request may name.
     pub deadline_max: Duration,
-    /// For an answer that arrives piece by piece.
+    /// The longest time of a stream.
     pub stream_max: Duration,
-    /// Bounds of what request bodies hold.
+    /// Limits of the values in request bodies.
     pub bodies: BodyLimits,
-    /// Bounds of registered chunks.
+    /// Limits of registered chunks.
     pub registry: RegistryLimits,
 }
 
-/// Bounds of registered chunks.
+/// Limits of registered chunks.
 #[derive(Debug, Clone, Copy)]
 pub struct RegistryLimits {
-    /// Of registering.
+    /// Limits of one chunk that is registered.
     pub register: RegisterLimits,
-    /// Of searching.
+    /// Limits of a search.
     pub search: SearchLimits,
-    /// Registered chunks, in all.
+    /// The most registered chunks of a tenant.
     pub chunk_count_max: usize,
-    /// Registered chunks that one request may name.
+    /// The most registered chunks that one request may name.
     pub named_count_max: usize,
-    /// Bytes of their text.
+    /// The most bytes of the text of the chunks that one request names.
     pub named_bytes_max: usize,
-    /// A request that names more is prefiltered; 0: never.
+    /// The number of chunks above which a request is prefiltered; 0: never.
     pub prefilter_above: usize,
-    /// To this many.
+    /// The number of chunks that the prefilter leaves.
     pub prefilter_to: usize,
 }
 
 impl RegistryLimits {
-    /// Those of the settings.
+    /// The limits that the settings name.
     pub fn new(registry: &RegistrySettings, requests: &RequestLimits) -> Self {
         Self {
             register: RegisterLimits {
@@ -105,25 +102,25 @@ impl RegistryLimits {
     }
 }
 
-/// Every public path and what is served there. Each has its description in `openapi`.
+/// All public paths and their handlers. `openapi` describes each of them.
 fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
     vec![
         ("/v1/compress", post(compress::handle)),
         ("/v1/attribute", post(attribute::handle)),
         ("/v1/attribute/stream", post(attribute::stream::handle)),
-        ("/v1/chunks", get(chunks::list).post(chunks::register)),
-        ("/v1/chunks/{id}", get(chunks::get_one).delete(chunks::delete_one)),
-        // A chunk may have any id: this one is reached beside what is posted here.
-        (chunks::DELETE, get(chunks::get_one).delete(chunks::delete_one).post(chunks::delete_batch)),
-        ("/v1/registry", get(chunks::progress)),
-        ("/v1/search", post(search::handle)),
+        ("/v1/chunks", get(registry::list).post(registry::register)),
+        ("/v1/chunks/{id}", get(registry::get_one).delete(registry::delete_one)),
+        // Under other methods than POST, this is the path of the chunk with the id `delete`.
+        (registry::DELETE, get(registry::get_one).delete(registry::delete_one).post(registry::delete_batch)),
+        ("/v1/registry", get(registry::progress)),
+        ("/v1/search", post(registry::search)),
         ("/v1/rerank", post(rerank::v1)),
         ("/v2/rerank", post(rerank::v2)),
         ("/rerank", post(rerank::v1)),
         ("/v1/score", post(rerank::score)),
         ("/score", post(rerank::score)),
         ("/v1/retrieve/{hash}", get(originals::retrieve)),
-        ("/v1/kv/{handle}", get(kv::fetch)),
+        ("/v1/kv/{handle}", get(compress::fetch_export)),
         ("/v1/models", get(models)),
         ("/v1/chat/completions", post(middleware::chat)),
         ("/v1/responses", post(middleware::responses)),
@@ -133,12 +130,12 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
     ]
 }
 
-/// Every public path, as it is routed: parameters in braces.
+/// All public paths, with parameters in braces.
 pub fn paths() -> Vec<&'static str> {
     routes().into_iter().map(|(path, _)| path).collect()
 }
 
-/// All public routes.
+/// The router of the public listener.
 pub fn router(service: Service) -> Router {
     let (origins, cors) = (service.origins.clone(), service.origins.cors());
     let router = routes()
@@ -146,18 +143,18 @@ pub fn router(service: Service) -> Router {
         .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
         .fallback(async || ApiError::not_found(&paths()))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
-        // A panic is a bug of ours: the caller gets a 500, the process lives, the log says where.
+        // After a panic, which is a bug, the client gets a 500, the process lives, and the log says where.
         .layer(CatchPanicLayer::custom(error::from_panic))
-        // Before anything is read of a request, and around what is no route, too: who has no key learns nothing.
-        .layer(axum::middleware::from_fn_with_state(service.clone(), keys::ask))
-        // Web pages that may not ask learn not even whether there are keys.
+        // Before any body is read, and around the fallback: a client without a key learns nothing.
+        .layer(axum::middleware::from_fn_with_state(service.clone(), keys::authenticate))
+        // Around the keys: web pages that are not allowed do not even learn whether there are keys.
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard));
-    // A browser asks without a key whether a page may ask with one.
+    // Around the keys, since a browser sends preflight requests without a key.
     let router = match cors {
         Some(cors) => router.layer(cors),
         None => router,
     };
-    // Outermost, so that every answer is counted, a panic's too.
+    // Outermost, so that every answer is counted, including those after a panic.
     router.layer(axum::middleware::from_fn(observe::request)).with_state(service)
 }
 

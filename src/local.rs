@@ -10,7 +10,9 @@ use thresher_core::pipeline::{self, Pipeline};
 
 use crate::access::Caller;
 use crate::admission::Admission;
-use crate::api::{self, AttributeAnswer, AttributeBody, BodyLimits, CompressAnswer, CompressBody, Names};
+use crate::api::{
+    self, AttributeAnswer, AttributeBody, BodyLimits, ChunkNumbers, CompressAnswer, CompressBody,
+};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::{self, Executor, PipelineSlot, TimeLimits};
 use crate::receipt::{Receipt, SigningKey};
@@ -104,7 +106,8 @@ impl Local {
         let key_file = self.receipt_key_file.clone();
         let answer = self.executor.run(deadline, move |cancel| {
             let attributed = pipeline.attribute(&request, cancel)?;
-            let answer = AttributeAnswer::new(&request, &attributed, &options, &pipeline, Names::default());
+            let answer =
+                AttributeAnswer::new(&request, &attributed, &options, &pipeline, ChunkNumbers::default());
             let receipt = options.receipt.then(|| {
                 let key = SigningKey::at(&key_file).map_err(|cause| {
                     let message = format!("the receipt cannot be signed (receipts.key_file): {cause}");

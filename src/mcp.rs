@@ -1,7 +1,5 @@
-//! The Model Context Protocol: `compress` and `attribute` as tools that a model calls, over standard input and output or HTTP, by the
-//! official SDK. Knows nothing of who answers.
-
-mod schema;
+//! The Model Context Protocol: `compress` and `attribute` as tools that a model calls, over standard input and output or HTTP, with the
+//! official SDK. Does not know how the tools are run.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,13 +9,16 @@ use http_body_util::Full;
 use http_body_util::combinators::BoxBody;
 use hyper::{Request, Response};
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, ListToolsResult,
-    PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject,
+    ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
 };
 use rmcp::service::RequestContext;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt as _};
+use schemars::generate::SchemaSettings;
+use schemars::transform::RecursiveTransform;
+use schemars::{JsonSchema, Schema};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -31,18 +32,18 @@ const COMPRESS: &str = "compress";
 const ATTRIBUTE: &str = "attribute";
 
 const INSTRUCTIONS: &str = "Call `compress` before you answer from long retrieved texts: it returns the sentences that matter for the \
-    question, word for word and numbered, so that you can cite them. Call `attribute` with an answer and the texts it was given from to see \
-    which text each sentence came from, and which sentences no text supports.";
+    question, word for word and numbered, so that you can cite them. Call `attribute` with an answer and the texts that it was written from \
+    to see which text each sentence came from, and which sentences no text supports.";
 
-const COMPRESS_SAYS: &str = "Shortens retrieved texts to what a question needs. Give the question in `query` and the texts in `chunks` (strings, \
+const COMPRESS_DESCRIPTION: &str = "Shortens retrieved texts to what a question needs. Give the question in `query` and the texts in `chunks` (strings, \
     or objects with `text`, `id`, `title`). Returns a context of their own sentences, word for word, each text with its number in \
-    brackets; cite these numbers. Without `budget` it keeps as much as the evidence says; {\"ratio\": 0.25} or {\"tokens\": 800} bound it.";
+    brackets; cite these numbers. Without `budget` it keeps as much as the scores support; {\"ratio\": 0.25} or {\"tokens\": 800} limits it.";
 
-const ATTRIBUTE_SAYS: &str = "Checks an answer against the texts it was given from. Give the answer in `answer` and the texts in `chunks` \
+const ATTRIBUTE_DESCRIPTION: &str = "Checks an answer against the texts that it was written from. Give the answer in `answer` and the texts in `chunks` \
     (strings, or objects with `text`, `id`, `title`). Returns for each sentence whether the texts support it, which text and sentence it \
     came from, and which words, names and numbers of it no text has.";
 
-/// Origins of web pages that may call wherever the daemon runs: those of this machine.
+/// Origins of web pages that may always call the tools: those of the same machine.
 const ORIGINS: [&str; 6] = [
     "http://localhost:*",
     "http://127.0.0.1:*",
@@ -52,14 +53,14 @@ const ORIGINS: [&str; 6] = [
     "https://[::1]:*",
 ];
 
-/// Why a request is refused before its message is read, as a JSON-RPC error. Its `id` is null: no `id` was read.
+/// Why a request is refused before its message is parsed, as a JSON-RPC error. Its `id` is null, since no `id` has been read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     code: i32,
     message: String,
 }
 
-/// The field that every message of JSON-RPC 2.0 has.
+/// The field that every JSON-RPC 2.0 message has.
 #[derive(Deserialize)]
 struct Envelope<'a> {
     #[serde(borrow)]
@@ -67,32 +68,32 @@ struct Envelope<'a> {
 }
 
 impl Refusal {
-    /// Checks that a body is JSON, and a message of JSON-RPC 2.0. The SDK answers both mistakes with 415, as if the media type were wrong.
+    /// Checks that a body is JSON and a JSON-RPC 2.0 message. The SDK would answer both mistakes with 415, as if the media type were wrong.
     ///
     /// # Errors
-    /// [`Refusal`]: -32700 if the body is not JSON, -32600 if it is no message.
+    /// -32700 if the body is not JSON, -32600 if it is not a message.
     pub fn check(body: &[u8]) -> Result<(), Self> {
         let json = serde_json::from_slice::<&RawValue>(body)
             .map_err(|error| Self { code: -32700, message: format!("the body is not JSON: {error}") })?;
-        // Serde reads a struct from a list, too.
+        // serde also reads a struct from a list.
         let is_object = json.get().starts_with('{');
         let envelope = is_object.then(|| serde_json::from_str::<Envelope>(json.get()).ok()).flatten();
         match envelope {
             Some(envelope) if envelope.jsonrpc.get() == "\"2.0\"" => Ok(()),
-            _ => Err(Self::message(
-                "the body has to be one JSON-RPC message: an object with \"jsonrpc\": \"2.0\"",
-            )),
+            _ => {
+                Err(Self::message("the body is not a JSON-RPC message: an object with \"jsonrpc\": \"2.0\""))
+            }
         }
     }
 
     /// The body is JSON, but not a message of the protocol.
-    pub fn message(said: &str) -> Self {
-        Self { code: -32600, message: Shortened(said).to_string() }
+    pub fn message(text: &str) -> Self {
+        Self { code: -32600, message: Shortened(text).to_string() }
     }
 
     /// A header is wrong.
-    pub fn request(said: &str) -> Self {
-        Self { code: -32000, message: Shortened(said).to_string() }
+    pub fn request(text: &str) -> Self {
+        Self { code: -32000, message: Shortened(text).to_string() }
     }
 
     /// Whether the body is not JSON.
@@ -100,78 +101,77 @@ impl Refusal {
         self.code == -32700
     }
 
-    /// The body of the answer.
+    /// The body of the response.
     pub fn to_json(&self) -> Value {
         let Self { code, message } = self;
         json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message}})
     }
 }
 
-/// Who answers calls. A future that is dropped is an answer that nobody waits for: its work stops.
+/// Runs the tools. Dropping a returned future stops the work.
 pub trait Tools: Clone + Send + Sync + 'static {
-    /// Whether a request may name registered chunks and earlier compressions.
+    /// Whether requests may name registered chunks and recent compressions.
     const HAS_REGISTRY: bool;
 
-    /// To the body of `POST /v1/compress`.
+    /// The answer to a body of `POST /v1/compress`.
     fn compress(&self, body: Vec<u8>) -> impl Future<Output = Result<CompressAnswer, ApiError>> + Send;
 
-    /// To the body of `POST /v1/attribute`.
+    /// The answer to a body of `POST /v1/attribute`.
     fn attribute(&self, body: Vec<u8>) -> impl Future<Output = Result<AttributeAnswer, ApiError>> + Send;
 }
 
-/// Why serving over standard input and output ended before its client did.
+/// Why serving over standard input and output ended before the client closed its end.
 #[derive(Debug, Error)]
 pub enum McpError {
-    /// The client did not begin as the protocol says.
-    #[error("the client did not begin as the protocol says: {0}")]
-    Begin(String),
-    /// A bug, or the end of the runtime.
-    #[error("serving broke off: {0}")]
-    Broken(#[from] tokio::task::JoinError),
+    /// The first message of the client is not that of the protocol.
+    #[error("the client did not initialize the protocol: {0}")]
+    Initialize(String),
+    /// The task that serves panicked, or the runtime ended.
+    #[error("serving ended early: {0}")]
+    Task(#[from] tokio::task::JoinError),
 }
 
-/// Serves whoever started this process, until it closes our standard input.
+/// Serves the process that started this one, until it closes the standard input.
 ///
 /// # Errors
-/// When it does not speak the protocol.
-pub async fn serve_stdio(answers: impl Tools) -> Result<(), McpError> {
-    let serving = Server { answers }.serve(rmcp::transport::stdio()).await;
+/// [`McpError`].
+pub async fn serve_stdio(tools: impl Tools) -> Result<(), McpError> {
+    let serving = Server { tools }.serve(rmcp::transport::stdio()).await;
     let serving = match serving {
         Ok(serving) => serving,
-        // One that closed it before it said anything wanted nothing.
+        // Closing the input before the first message is not an error.
         Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
-        Err(error) => return Err(McpError::Begin(error.to_string())),
+        Err(error) => return Err(McpError::Initialize(error.to_string())),
     };
     serving.waiting().await?;
     Ok(())
 }
 
-/// Answers one request of the streamable HTTP transport, whose body was read. Nothing is kept between two: there are no sessions.
-/// Web pages may call from this machine and from the `origins` that the settings allow; the protocol asks for this check with keys, too.
+/// Answers one request of the streamable HTTP transport, without sessions. Web pages of this machine and of `origins` may call; the protocol
+/// demands this check even where keys are needed.
 pub async fn serve_http(
-    answers: impl Tools,
+    tools: impl Tools,
     request: Request<Full<Bytes>>,
     origins: Vec<String>,
 ) -> Response<BoxBody<Bytes, std::convert::Infallible>> {
-    // The body is within its limit already.
+    // The limit of the body and the host have been checked already.
     let config = StreamableHttpServerConfig::default()
         .with_legacy_session_mode(false)
         .with_json_response(true)
         .with_max_request_body_bytes(usize::MAX)
-        // The listener has checked the host.
         .disable_allowed_hosts()
         .with_allowed_origins(ORIGINS.map(str::to_owned).into_iter().chain(origins))
         .enforce_origin_validation();
-    let server = move || Ok(Server { answers: answers.clone() });
+    let server = move || Ok(Server { tools: tools.clone() });
     StreamableHttpService::new(server, Arc::new(NeverSessionManager::default()), config).handle(request).await
 }
 
 #[derive(Clone)]
-struct Server<A> {
-    answers: A,
+struct Server<T> {
+    tools: T,
 }
 
-impl<A: Tools> ServerHandler for Server<A> {
+impl<T: Tools> ServerHandler for Server<T> {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("thresher", env!("CARGO_PKG_VERSION")))
@@ -183,11 +183,11 @@ impl<A: Tools> ServerHandler for Server<A> {
         _: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        Ok(ListToolsResult::with_all_items(tools(A::HAS_REGISTRY)))
+        Ok(ListToolsResult::with_all_items(descriptions(T::HAS_REGISTRY)))
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        tools(A::HAS_REGISTRY).into_iter().find(|tool| tool.name == name)
+        descriptions(T::HAS_REGISTRY).into_iter().find(|tool| tool.name == name)
     }
 
     async fn call_tool(
@@ -199,14 +199,14 @@ impl<A: Tools> ServerHandler for Server<A> {
         let work = async {
             match &*request.name {
                 COMPRESS => {
-                    let answer = self.answers.compress(body).await;
+                    let answer = self.tools.compress(body).await;
                     Ok(result(
                         answer.map(|answer| (answer.context().to_owned(), serde_json::to_value(answer))),
                     ))
                 }
                 ATTRIBUTE => {
-                    let answer = self.answers.attribute(body).await;
-                    Ok(result(answer.map(|answer| (answer.in_plain_words(), serde_json::to_value(answer)))))
+                    let answer = self.tools.attribute(body).await;
+                    Ok(result(answer.map(|answer| (answer.to_plain_text(), serde_json::to_value(answer)))))
                 }
                 name => {
                     let name = Quoted(name);
@@ -222,35 +222,82 @@ impl<A: Tools> ServerHandler for Server<A> {
     }
 }
 
-fn tools(remembers: bool) -> Vec<Tool> {
-    // They change nothing, give the same to the same, and see nothing but what they are sent.
+fn descriptions(has_registry: bool) -> Vec<Tool> {
+    // The tools change nothing, give equal answers to equal requests, and read only what they are sent.
     let annotations =
         |title| ToolAnnotations::with_title(title).read_only(true).idempotent(true).open_world(false);
     vec![
-        Tool::new(COMPRESS, COMPRESS_SAYS, schema::asked::<CompressBody>(remembers))
-            .with_raw_output_schema(schema::answered::<CompressAnswer>())
+        Tool::new(COMPRESS, COMPRESS_DESCRIPTION, request_schema::<CompressBody>(has_registry))
+            .with_raw_output_schema(response_schema::<CompressAnswer>())
             .with_annotations(annotations("Shorten retrieved texts for a question")),
-        Tool::new(ATTRIBUTE, ATTRIBUTE_SAYS, schema::asked::<AttributeBody>(remembers))
-            .with_raw_output_schema(schema::answered::<AttributeAnswer>())
+        Tool::new(ATTRIBUTE, ATTRIBUTE_DESCRIPTION, request_schema::<AttributeBody>(has_registry))
+            .with_raw_output_schema(response_schema::<AttributeAnswer>())
             .with_annotations(annotations("Check an answer against its sources")),
     ]
 }
 
-/// What programs read, and what a model reads of it. A mistake is an answer of the tool: a model can mend what it sent.
+/// The result of a call: JSON for programs, and text for the model. An error is a result, too, so that the model can correct its call.
 fn result(answer: Result<(String, Result<Value, serde_json::Error>), ApiError>) -> CallToolResult {
     match answer {
         Ok((text, value)) => {
             let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
-            result.structured_content = Some(value.expect("our answers are JSON"));
+            result.structured_content = Some(value.expect("answers are JSON"));
             result
         }
         Err(error) => {
-            let place = error.param.as_ref().map_or_else(String::new, |param| format!(" (at {param})"));
-            let text = format!("{}: {}{place}", error.code, error.message);
+            let position = error.param.as_ref().map_or_else(String::new, |param| format!(" (at {param})"));
+            let text = format!("{}: {}{position}", error.code, error.message);
             let mut result = CallToolResult::error(vec![ContentBlock::text(text)]);
             result.structured_content = serde_json::to_value(ErrorAnswer { error }).ok();
             result
         }
+    }
+}
+
+/// Fields that refer to what only a daemon stores.
+const DAEMON_FIELDS: [&str; 2] = ["chunk_ids", "compress_id"];
+
+/// The definition of error codes, which tools describe as strings: a model that reads all of a tool's schema has no use for the list.
+const ERROR_CODE: &str = "ErrorCode";
+
+/// The schema of the requests of a tool.
+fn request_schema<T: JsonSchema>(has_registry: bool) -> Arc<JsonObject> {
+    let mut schema = object_schema(SchemaSettings::draft2020_12().for_deserialize(), |settings| {
+        settings.into_generator().into_root_schema_for::<T>()
+    });
+    // Some model providers refuse tools whose outermost schema is a choice. A wrong combination of fields is an error of the call.
+    schema.remove("oneOf");
+    if let Some(properties) = schema.get_mut("properties").and_then(|all| all.as_object_mut())
+        && !has_registry
+    {
+        properties.retain(|name, _| !DAEMON_FIELDS.contains(&name.as_str()));
+    }
+    schema.into()
+}
+
+/// The schema of the answers of a tool.
+fn response_schema<T: JsonSchema>() -> Arc<JsonObject> {
+    object_schema(SchemaSettings::draft2020_12().for_serialize(), |settings| {
+        settings.into_generator().into_root_schema_for::<T>()
+    })
+    .into()
+}
+
+fn object_schema(settings: SchemaSettings, schema: impl FnOnce(SchemaSettings) -> Schema) -> JsonObject {
+    let mut schema = schema(settings.with_transform(RecursiveTransform(simplify)));
+    if let Some(definitions) = schema.get_mut("$defs").and_then(|all| all.as_object_mut()) {
+        definitions.remove(ERROR_CODE);
+    }
+    schema.as_object().expect("bodies are objects").clone()
+}
+
+/// Removes formats that only schemars knows, since strict validators refuse them, and the list of error codes.
+fn simplify(schema: &mut Schema) {
+    schema.remove("format");
+    let refers = schema.get("$ref").and_then(|reference| reference.as_str()?.strip_prefix("#/$defs/"));
+    if refers == Some(ERROR_CODE) {
+        schema.remove("$ref");
+        schema.insert("type".to_owned(), "string".into());
     }
 }
 
@@ -259,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_message_is_told_from_what_is_no_json() {
+    fn invalid_json_and_invalid_messages_have_different_codes() {
         for (body, code) in [
             (r#"{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}"#, 0),
             (r#" {"method": [{}], "jsonrpc": "2.0"} "#, 0),
@@ -279,7 +326,7 @@ mod tests {
             assert_eq!(found, code, "{body}");
         }
         assert_eq!(Refusal::check(b"\"\xff\"").expect_err("no UTF-8").code, -32700);
-        let said = Refusal::message("no").to_json();
-        assert_eq!(said, json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": "no"}}));
+        let json = Refusal::message("no").to_json();
+        assert_eq!(json, json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": "no"}}));
     }
 }

@@ -149,7 +149,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("sse_stream", &["src/http/attribute/stream.rs"]),
     ("redb", &["src/originals.rs"]),
     ("rustls", &["src/http/middleware/upstream.rs"]),
-    ("rmcp", &["src/mcp.rs", "src/mcp/"]),
+    ("rmcp", &["src/mcp.rs"]),
     ("hyper_rustls", &["src/http/middleware/upstream.rs"]),
     ("tokio_rustls", &["src/http/tls.rs"]),
 ];

@@ -1,13 +1,9 @@
-//! `POST /v1/attribute`: an answer and where its parts came from, in our words and in those of others.
+//! Requests of `POST /v1/attribute`: an answer, and the chunks that its parts may have come from.
 
-pub mod anthropic;
-mod arriving;
-mod dialect;
-mod json_answer;
-mod markers;
-mod native;
-pub mod openai;
-mod plain;
+mod answer;
+mod arrival;
+pub mod dialects;
+mod json_values;
 
 use std::sync::Arc;
 
@@ -18,11 +14,11 @@ use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts, SOURCES_D
 use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
 
-pub use self::arriving::{Arrival, arrival};
-use self::dialect::Dialect;
-use self::json_answer::NoValues;
-pub use self::json_answer::parts as values;
-pub use self::native::{AttributeAnswer, Names, PartAnswer, Words};
+pub use self::answer::{AttributeAnswer, PartAnswer};
+pub use self::arrival::{Arrival, arrival};
+use self::dialects::CitationFormat;
+use self::json_values::NoValues;
+pub use self::json_values::json_values;
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{ChunkBody, choice, chunks_of, one_of, or_default};
 use crate::error::{ApiError, ErrorCode};
@@ -32,64 +28,64 @@ use crate::error::{ApiError, ErrorCode};
 #[serde(deny_unknown_fields)]
 #[schemars(transform = whole_answer)]
 pub struct AttributeBody {
-    /// The text whose parts are tied to chunks; not blank.
+    /// The text to attribute; not blank.
     #[serde(default)]
     answer: Option<String>,
-    /// May be sent, as the request that compressed had it, and changes nothing: `docs/evaluation.md`, what did not work.
+    /// Accepted, so that the body of a compression can be reused, and ignored: `docs/evaluation.md` says why.
     #[serde(default, rename = "query")]
     _query: Option<String>,
-    /// What it may have come from.
+    /// The chunks that the answer may have come from.
     #[serde(default)]
     chunks: Option<Vec<ChunkBody>>,
-    /// Instead of `chunks`: ids of registered ones, each once.
+    /// Instead of `chunks`: the ids of registered chunks, each once.
     #[serde(default)]
     chunk_ids: Option<Vec<String>>,
-    /// Instead of `chunks`: the `id` of the compression whose context the answer was given from.
+    /// Instead of `chunks`: the `id` of the compression whose context the answer was written from.
     #[serde(default)]
     compress_id: Option<String>,
-    /// What is attributed.
+    /// The parts of the answer that are attributed.
     #[serde(default)]
     #[schemars(with = "Option<PartsBody>")]
     granularity: Option<Choice<PartsBody>>,
-    /// Ranges of the answer that are asked about: ascending, apart, in the unit of `offsets`.
+    /// Ranges of the answer to attribute: ascending, without overlap, in the unit of `offsets`.
     #[serde(default)]
     spans: Option<Vec<SpanBody>>,
-    /// Chunks that are named for each part.
+    /// The most sources that are named for each part.
     #[serde(default)]
     #[schemars(range(max = 100))]
     sources_max: Option<usize>,
-    /// Unit of every offset.
+    /// The unit of every offset in the request and the answer.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<OffsetUnit>")]
     offsets: OffsetUnit,
-    /// In whose words the answer is repeated.
+    /// The API in whose citation format the attribution is repeated.
     #[serde(default, deserialize_with = "choice")]
-    #[schemars(with = "Option<Dialect>")]
-    format: Dialect,
-    /// Whether a signed record is wanted.
+    #[schemars(with = "Option<CitationFormat>")]
+    format: CitationFormat,
+    /// Whether the answer includes a signed record of the attribution.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(with = "Option<bool>")]
     receipt: bool,
-    /// Milliseconds that the caller waits, queueing included.
+    /// Milliseconds until the answer is due, including the time in the queue.
     #[serde(default)]
     deadline_ms: Option<u64>,
 }
 
-/// What is attributed.
+/// The parts of an answer that are attributed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "AttributeGranularity")]
 enum PartsBody {
-    /// Words.
+    /// Every word.
     Token,
-    /// Sentences.
+    /// Every sentence.
     #[default]
     Sentence,
     /// The ranges in `spans`.
     Span,
 }
 
-/// Of an answer that is there: what serde cannot say of fields that stream and whole answer share.
+/// Requires `answer`, and one way to name the chunks. serde cannot say so, since the first event of a stream is read by the same type.
 fn whole_answer(schema: &mut Schema) {
     schema.insert("required".to_owned(), json!(["answer"]));
     schema.insert("oneOf".to_owned(), one_of(&["chunks", "chunk_ids", "compress_id"]));
@@ -99,7 +95,7 @@ fn whole_answer(schema: &mut Schema) {
     }
 }
 
-/// One of several words, told apart from none.
+/// One of several words, where a missing field has to be told from the default.
 #[derive(Debug, Clone, Copy)]
 struct Choice<T>(T);
 
@@ -112,31 +108,30 @@ impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Choice<T> {
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Span")]
-/// A half-open range.
+/// A half-open range of the answer.
 struct SpanBody {
     start: usize,
     end: usize,
 }
 
-/// How a request names chunks that it does not send.
+/// Chunks that a request names instead of sending them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Named {
-    /// By their ids in the registry.
+pub enum ChunkReference {
+    /// The ids of registered chunks.
     Registered(Vec<String>),
-    /// By the request that compressed them.
+    /// The id of the compression that had the chunks.
     Compressed(String),
 }
 
-/// What a request says about its answer, apart from what it asks.
+/// How the caller wants the attribution written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttributeOptions {
-    /// Unit of every offset in the answer.
+    /// The unit of every offset in the answer.
     pub offsets: OffsetUnit,
-    /// Whether a signed record is wanted.
+    /// Whether the answer includes a signed record of the attribution.
     pub receipt: bool,
-    /// In whose words the answer is repeated.
-    dialect: Dialect,
-    /// Why the parts are no values of JSON, where these were asked for.
+    format: CitationFormat,
+    /// Why sentences are attributed although `format` asks for the values of a JSON answer.
     fallback: Option<String>,
 }
 
@@ -147,29 +142,29 @@ impl Body for AttributeBody {
 }
 
 impl AttributeBody {
-    /// Milliseconds that the caller waits.
+    /// The deadline that the request names, in milliseconds.
     pub fn deadline_ms(&self) -> Option<u64> {
         self.deadline_ms
     }
 
-    /// Chunks that it names instead of sending them.
+    /// The chunks that the request names; none if it sends its own.
     ///
     /// # Errors
-    /// When it names them in two ways, or in none.
-    pub fn named(&self) -> Result<Option<Named>, ApiError> {
+    /// `chunks_ambiguous`, if it names chunks in two ways.
+    pub fn chunk_reference(&self) -> Result<Option<ChunkReference>, ApiError> {
         match (&self.chunk_ids, &self.compress_id) {
             (None, None) => Ok(None),
             (Some(_), _) if self.chunks.is_some() => {
                 let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
                 Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "chunk_ids"))
             }
-            (Some(ids), None) => Ok(Some(Named::Registered(ids.clone()))),
+            (Some(ids), None) => Ok(Some(ChunkReference::Registered(ids.clone()))),
             (None, Some(_)) if self.chunks.is_some() => {
                 let message =
                     "send `chunks` or name a request that compressed them in `compress_id`, not both";
                 Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "compress_id"))
             }
-            (None, Some(id)) => Ok(Some(Named::Compressed(id.clone()))),
+            (None, Some(id)) => Ok(Some(ChunkReference::Compressed(id.clone()))),
             (Some(_), Some(_)) => {
                 let message = "name chunks in `chunk_ids` or by `compress_id`, not both";
                 Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "compress_id"))
@@ -177,14 +172,14 @@ impl AttributeBody {
         }
     }
 
-    /// The answer and how to speak of it. `named` are the chunks of [`Self::named`], where there is a daemon that knows them.
+    /// The request to the pipeline. `referenced` are the chunks of [`Self::chunk_reference`]; none if there is no daemon to look them up.
     ///
     /// # Errors
-    /// When the request names none or several kinds of chunks, or spans that are none of the answer's; when the answer is too long, or
-    /// has too many values.
+    /// Fails if the request has no chunks or two kinds of them, a span that is not a range of the answer, an answer over its limit, or a
+    /// JSON answer with too many values.
     pub fn into_domain(
         mut self,
-        named: Option<Vec<Arc<Chunk>>>,
+        referenced: Option<Vec<Arc<Chunk>>>,
         limits: &BodyLimits,
     ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
         let Some(answer) = self.answer.take() else {
@@ -193,17 +188,16 @@ impl AttributeBody {
         // The answer's parts are found before the pipeline checks the request as a whole.
         let (found, max) = (answer.len(), limits.answer_bytes_max);
         if found > max {
-            let wrong = InvalidRequest::AnswerTooLong { found, max };
-            return Err(wrong.into());
+            return Err(InvalidRequest::AnswerTooLong { found, max }.into());
         }
-        let asked = (self.granularity.map(|granularity| granularity.0), self.spans.take());
-        if self.format == Dialect::Json && (asked.0.is_some() || asked.1.is_some()) {
+        let (granularity, spans) = (self.granularity.map(|granularity| granularity.0), self.spans.take());
+        if self.format == CitationFormat::Json && (granularity.is_some() || spans.is_some()) {
             let message = "with format \"json\" the values of the answer are its parts: leave granularity and spans out";
             return Err(ApiError::with_param(ErrorCode::SpansUnexpected, message, "format"));
         }
-        let parts = parts(&answer, asked, self.offsets)?;
+        let parts = parts(&answer, (granularity, spans), self.offsets)?;
         let (parts, fallback) = match self.format {
-            Dialect::Json => match json_answer::parts(&answer, limits) {
+            CitationFormat::Json => match json_values(&answer, limits) {
                 Ok(values) => (values, None),
                 Err(NoValues::Unusable(why)) => (parts, Some(why)),
                 Err(too_many @ NoValues::TooMany { .. }) => {
@@ -212,16 +206,16 @@ impl AttributeBody {
             },
             _ => (parts, None),
         };
-        self.with(answer, (parts, fallback), named)
+        self.into_request(answer, (parts, fallback), referenced)
     }
 
-    /// The same of an answer that is still to come: its parts are sentences, or their words.
+    /// As [`Self::into_domain`], for an answer that is still to come. Its parts are sentences or words.
     ///
     /// # Errors
-    /// As [`Self::into_domain`]; when the request says what can be said of a whole answer only.
+    /// As [`Self::into_domain`]; `stream_option_invalid` for options that need the whole answer.
     pub fn into_stream(
         self,
-        named: Option<Vec<Arc<Chunk>>>,
+        referenced: Option<Vec<Arc<Chunk>>>,
         _: &BodyLimits,
     ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
         let misplaced = match () {
@@ -234,12 +228,12 @@ impl AttributeBody {
             )),
             () if matches!(self.granularity, Some(Choice(PartsBody::Span))) => Some((
                 "granularity",
-                "granularity \"span\" is not taken here: an answer that is still to come has sentences and words only",
+                "granularity \"span\" is not taken here: an answer that is still to come has sentences and words, no spans",
             )),
             () if self.receipt => {
                 Some(("receipt", "receipt is not taken here: receipts are of whole answers"))
             }
-            () if self.format != Dialect::Native => {
+            () if self.format != CitationFormat::Native => {
                 Some(("format", "format is not taken here: parts are sent in the native format"))
             }
             () => None,
@@ -248,29 +242,29 @@ impl AttributeBody {
             return Err(ApiError::with_param(ErrorCode::StreamOptionInvalid, message, field));
         }
         let parts = parts("", (self.granularity.map(|granularity| granularity.0), None), self.offsets)?;
-        self.with(String::new(), (parts, None), named)
+        self.into_request(String::new(), (parts, None), referenced)
     }
 
-    fn with(
+    fn into_request(
         self,
         answer: String,
         (parts, fallback): (Parts, Option<String>),
-        named: Option<Vec<Arc<Chunk>>>,
+        referenced: Option<Vec<Arc<Chunk>>>,
     ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
-        if self.compress_id.is_some() && named.is_none() {
+        if self.compress_id.is_some() && referenced.is_none() {
             let message = "compress_id names a compression that a daemon remembers, and this request is answered without one: send `chunks`";
             return Err(ApiError::with_param(ErrorCode::HandlesAbsent, message, "compress_id"));
         }
         let registered = self.chunk_ids.is_some() || self.compress_id.is_some();
-        let chunks = chunks_of(self.chunks, registered, named)?;
+        let chunks = chunks_of(self.chunks, registered, referenced)?;
         let sources_max = self.sources_max.unwrap_or(SOURCES_DEFAULT);
         let request = AttributeRequest { answer, chunks, registered, seen: None, parts, sources_max };
-        let (offsets, receipt, dialect) = (self.offsets, self.receipt, self.format);
-        Ok((request, AttributeOptions { offsets, receipt, dialect, fallback }))
+        let (offsets, receipt, format) = (self.offsets, self.receipt, self.format);
+        Ok((request, AttributeOptions { offsets, receipt, format, fallback }))
     }
 }
 
-/// Spans are meant where they are named.
+/// The parts of an answer that the request asks for. Where it names spans, it need not say that it means spans.
 fn parts(
     answer: &str,
     (granularity, spans): (Option<PartsBody>, Option<Vec<SpanBody>>),

@@ -1,4 +1,4 @@
-//! Registering chunks, naming them, listing them and taking them away: bodies and answers.
+//! Requests and answers about registered chunks: register, fetch, list and delete.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{ChunkBody, read, without_position};
 use crate::error::{ApiError, ErrorCode};
 
-/// Bytes of an id; a term of the index, and part of a URL.
+/// The most bytes of an id, which is a term of the index and part of a URL.
 pub const ID_BYTES_MAX: usize = 512;
-/// Objects and lists inside each other that filters can reach.
+/// The most objects and lists inside each other that filters can reach.
 const METADATA_DEPTH_MAX: usize = 16;
 
 /// Body of `POST /v1/chunks`.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegisterBody {
-    /// Read one by one: one that is wrong does not spoil the others.
+    /// The chunks to register. They are checked one by one: the others are registered even if one is invalid.
     #[schemars(with = "Vec<ChunkBody>", length(min = 1))]
     chunks: Vec<Box<RawValue>>,
-    /// Whether to answer only when the model has read them.
+    /// Whether to answer only when the model has read the chunks.
     #[serde(default, deserialize_with = "super::request::or_default")]
     #[schemars(with = "Option<bool>")]
     wait: bool,
-    /// Milliseconds that the caller waits.
+    /// Milliseconds until the answer is due.
     #[serde(default)]
     deadline_ms: Option<u64>,
 }
@@ -41,27 +41,27 @@ pub struct RegisterBody {
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeleteBody {
-    /// The ids to take away.
+    /// The ids of the chunks to delete.
     #[schemars(length(min = 1))]
     pub ids: Vec<String>,
 }
 
-/// Bounds of what may be registered.
+/// The limits of registered chunks.
 #[derive(Debug, Clone, Copy)]
 pub struct RegisterLimits {
-    /// Bytes of a text, and of a title.
+    /// The most bytes of a text, and of a title.
     pub chunk_bytes_max: usize,
-    /// Bytes of metadata as JSON.
+    /// The most bytes of the metadata as JSON.
     pub metadata_bytes_max: usize,
 }
 
-/// A batch, read: which chunks are to be registered, and what is wrong with the others.
+/// A parsed batch: the chunks to register, and the errors about the others.
 #[derive(Debug)]
 pub struct Batch {
     entries: Vec<Result<Arc<Chunk>, Rejected>>,
-    /// Whether the caller waits until the model has read them.
+    /// Whether the caller waits until the model has read the chunks.
     pub wait: bool,
-    /// How long it waits, in all.
+    /// The deadline that the request names, in milliseconds.
     pub deadline_ms: Option<u64>,
 }
 
@@ -75,33 +75,33 @@ struct Rejected {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Changes")]
 pub struct ChangesAnswer {
-    /// One for each that was sent, in that order.
+    /// One outcome for each chunk of the request, in its order.
     chunks: Vec<ChangeAnswer>,
-    /// How far reading the batch has come.
+    /// How many of the chunks the model has read.
     #[serde(skip_serializing_if = "Option::is_none")]
     warming: Option<ProgressAnswer>,
 }
 
-/// What became of one chunk.
+/// The outcome of one chunk.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Change")]
 pub struct ChangeAnswer {
-    /// Its place in the request.
+    /// The index of the chunk in the request.
     index: usize,
-    /// Its id; none where it has none that can be read.
+    /// The id of the chunk; null if it has none that can be read.
     id: Option<String>,
-    /// What became of it.
+    /// What was done.
     #[schemars(with = "ChangeStatus")]
     status: &'static str,
-    /// Why it failed.
+    /// Why the chunk was not registered.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ApiError>,
 }
 
-/// The words for [`ChangeAnswer::status`].
+/// The values of [`ChangeAnswer::status`].
 #[derive(JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[allow(dead_code, reason = "says what the words are")]
+#[allow(dead_code, reason = "only its schema is used")]
 enum ChangeStatus {
     Created,
     Updated,
@@ -115,14 +115,14 @@ enum ChangeStatus {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "RegisteredChunk")]
 pub struct RegisteredAnswer {
-    /// Its id.
+    /// The id of the chunk.
     id: String,
-    /// Its title.
+    /// The title of the chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     title: Option<String>,
-    /// Its text.
+    /// The text of the chunk.
     text: String,
-    /// As it was sent.
+    /// The metadata, as it was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<Box<RawValue>>,
 }
@@ -131,23 +131,23 @@ pub struct RegisteredAnswer {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Page")]
 pub struct PageAnswer {
-    /// In the order of their ids.
+    /// The chunks, in the order of their ids.
     chunks: Vec<RegisteredAnswer>,
-    /// What to go on with as `after`; none: that was the last page.
+    /// The value of `after` for the next page; null on the last page.
     next: Option<String>,
 }
 
-/// How many chunks are registered, and how many of them the model has read.
+/// How many chunks are registered, and how many of these the model has read.
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 #[schemars(rename = "Progress")]
 pub struct ProgressAnswer {
-    /// Chunks that are registered.
+    /// Registered chunks.
     registered: usize,
-    /// Of them, read by the model.
+    /// Chunks that the model has read.
     warm: usize,
-    /// Still to be read.
+    /// Chunks that the model has still to read.
     queued: usize,
-    /// Could not be read.
+    /// Chunks that the model could not read.
     failed: usize,
 }
 
@@ -164,18 +164,18 @@ impl Body for DeleteBody {
 }
 
 impl RegisterBody {
-    /// Reads every chunk.
+    /// Parses every chunk. Errors about single chunks are part of the batch.
     ///
     /// # Errors
-    /// When there is none. What is wrong with a single chunk is said in the batch.
+    /// `chunks_empty`.
     pub fn into_batch(self, limits: &RegisterLimits) -> Result<Batch, ApiError> {
-        some(self.chunks.len(), "chunks")?;
+        check_not_empty(self.chunks.len(), "chunks")?;
         let mut first_at = HashMap::new();
         let mut entries = Vec::with_capacity(self.chunks.len());
         for (index, raw) in self.chunks.iter().enumerate() {
             let entry = chunk(raw.get(), limits).and_then(|chunk| match first_at.entry(chunk.id.clone()) {
-                std::collections::hash_map::Entry::Vacant(place) => {
-                    place.insert(index);
+                std::collections::hash_map::Entry::Vacant(entry) => {
+                    entry.insert(index);
                     Ok(Arc::new(chunk))
                 }
                 std::collections::hash_map::Entry::Occupied(first) => {
@@ -191,18 +191,18 @@ impl RegisterBody {
 }
 
 impl DeleteBody {
-    /// The ids.
+    /// The ids of the chunks to delete.
     ///
     /// # Errors
-    /// When there is none.
+    /// `chunks_empty`.
     pub fn into_ids(self) -> Result<Vec<String>, ApiError> {
-        some(self.ids.len(), "ids")?;
+        check_not_empty(self.ids.len(), "ids")?;
         Ok(self.ids)
     }
 }
 
-fn some(found: usize, param: &str) -> Result<(), ApiError> {
-    match found {
+fn check_not_empty(count: usize, param: &str) -> Result<(), ApiError> {
+    match count {
         0 => Err(ApiError::with_param(
             ErrorCode::ChunksEmpty,
             format!("{param} is empty: send at least one"),
@@ -290,32 +290,33 @@ impl Rejected {
         let id = fields::pick_named(json, ["id"])
             .ok()
             .and_then(|[id]| Some(fields::text(id?)?.ok()?.into_owned()));
-        // Lines and columns are those of the chunk alone, which the caller never saw so.
+        // Lines and columns would be those of the chunk alone, and the caller knows the whole body.
         let message = without_position(&error.message);
         Self { id, error: ApiError::with_param(error.code, message, param) }
     }
 }
 
 impl Batch {
-    /// The chunks that can be registered.
+    /// The chunks that are valid.
     pub fn chunks(&self) -> impl Iterator<Item = &Arc<Chunk>> {
         self.entries.iter().flatten()
     }
 
-    /// Every chunk of the batch with what became of it; `outcomes` are those of [`Self::chunks`].
+    /// The answer about all chunks of the batch; `outcomes` are those of [`Self::chunks`].
     ///
     /// # Panics
-    /// When there are fewer outcomes than chunks.
+    /// Panics if there are fewer outcomes than valid chunks.
     pub fn answer(self, outcomes: &[Outcome], count_max: usize) -> ChangesAnswer {
         let mut outcomes = outcomes.iter();
         let answer = |(index, entry): (usize, Result<Arc<Chunk>, Rejected>)| match entry {
             Err(Rejected { id, error }) => ChangeAnswer { index, id, status: "failed", error: Some(error) },
             Ok(chunk) => {
                 let id = Some(chunk.id.clone());
-                match outcomes.next().expect("one per chunk") {
+                match outcomes.next().expect("one outcome per chunk") {
                     Outcome::Full => {
-                        let message =
-                            format!("{count_max} chunks are registered already (registry.chunk_count_max)");
+                        let message = format!(
+                            "{count_max} chunks are registered already, which is the limit (registry.chunk_count_max)"
+                        );
                         let param = format!("chunks[{index}]");
                         let error = Some(ApiError::with_param(ErrorCode::RegistryFull, message, param));
                         ChangeAnswer { index, id, status: "failed", error }
@@ -330,12 +331,12 @@ impl Batch {
 }
 
 impl ChangesAnswer {
-    /// The same, with how far reading the batch has come.
-    pub fn warmed(self, warming: Progress) -> Self {
+    /// The same answer, with how many of the chunks the model has read.
+    pub fn with_progress(self, warming: Progress) -> Self {
         Self { warming: Some(warming.into()), ..self }
     }
 
-    /// What became of each of `ids`.
+    /// The answer about the deletion of each of `ids`.
     pub fn deleted(ids: Vec<String>, outcomes: &[Outcome]) -> Self {
         let answer = |(index, (id, outcome)): (usize, (String, &Outcome))| ChangeAnswer {
             index,
@@ -356,7 +357,7 @@ impl From<&Chunk> for RegisteredAnswer {
 }
 
 impl PageAnswer {
-    /// A page of the list.
+    /// The answer with these chunks; `next` is the id after which the next page starts.
     pub fn new(chunks: &[Arc<Chunk>], next: Option<String>) -> Self {
         Self { chunks: chunks.iter().map(|chunk| RegisteredAnswer::from(&**chunk)).collect(), next }
     }

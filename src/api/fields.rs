@@ -7,23 +7,26 @@ use serde::de::{self, Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use thresher_core::shape::Key;
 
-/// The values of the fields that `place` knows, as they are written, in `count` places. Of a key that stands twice the last value
-/// counts, as for most readers of JSON. Fails where `json` is not an object.
+/// The raw values of the fields for which `index_of` has an index below `count`, by that index. Of a key that is there twice the last value
+/// counts, as for most parsers of JSON.
+///
+/// # Errors
+/// Fails if `json` is not an object.
 pub(super) fn pick(
     json: &str,
     count: usize,
-    place: impl Fn(&str) -> Option<usize>,
+    index_of: impl Fn(&str) -> Option<usize>,
 ) -> serde_json::Result<Vec<Option<&RawValue>>> {
-    // The parser's own error would repeat a string.
+    // The parser's own error would quote a string.
     if !json.starts_with('{') {
         return Err(de::Error::custom("expected an object"));
     }
     let mut reader = serde_json::Deserializer::from_str(json);
-    let found = reader.deserialize_map(Picker { count, place })?;
+    let found = reader.deserialize_map(Picker { count, index_of })?;
     reader.end().map(|()| found)
 }
 
-/// The same for a fixed number of names.
+/// As [`pick`], for a fixed number of names.
 pub(super) fn pick_named<'a, const N: usize>(
     json: &'a str,
     names: [&str; N],
@@ -32,7 +35,7 @@ pub(super) fn pick_named<'a, const N: usize>(
     Ok(found.try_into().expect("as many as there are names"))
 }
 
-/// What a JSON string says; none where `value` is not a string. One without escapes is borrowed.
+/// The value of a JSON string; none if `value` is not a string. A string without escapes is borrowed.
 pub(super) fn text(value: &RawValue) -> Option<serde_json::Result<Cow<'_, str>>> {
     let written = value.get().strip_prefix('"')?.strip_suffix('"')?;
     Some(match written.contains('\\') {
@@ -43,7 +46,7 @@ pub(super) fn text(value: &RawValue) -> Option<serde_json::Result<Cow<'_, str>>>
 
 struct Picker<F> {
     count: usize,
-    place: F,
+    index_of: F,
 }
 
 impl<'de, F: Fn(&str) -> Option<usize>> Visitor<'de> for Picker<F> {
@@ -56,8 +59,8 @@ impl<'de, F: Fn(&str) -> Option<usize>> Visitor<'de> for Picker<F> {
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
         let mut found = vec![None; self.count];
         while let Some(key) = object.next_key_seed(Key)? {
-            match (self.place)(&key) {
-                Some(place) => found[place] = Some(object.next_value()?),
+            match (self.index_of)(&key) {
+                Some(index) => found[index] = Some(object.next_value()?),
                 None => {
                     object.next_value::<IgnoredAny>()?;
                 }

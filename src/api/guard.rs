@@ -15,14 +15,14 @@ use thresher_core::plain::{Quoted, Shortened};
 use super::limits::ListLimit;
 use crate::error::ApiError;
 
-/// Bytes of the longest key that is passed on in full. Every field's name is shorter.
+/// The most bytes of a key that is passed on in full. The names of all fields are shorter.
 const KEY_BYTES_MAX: usize = 128;
-/// Bytes of the longest string that serde may quote in full.
+/// The most bytes of a string that serde may quote in full.
 const QUOTED_BYTES_MAX: usize = 256;
-/// Bytes of a message about a longer one.
+/// The most bytes of a message about a longer string.
 const MESSAGE_BYTES_MAX: usize = 1_024;
 
-/// A deserializer, visitor or seed, and what is known of the place where it reads.
+/// A deserializer, visitor or seed, and the position in the body at which it reads.
 pub(super) struct Guarded<'a, T> {
     inner: T,
     guard: Guard<'a>,
@@ -32,21 +32,21 @@ pub(super) struct Guarded<'a, T> {
 struct Guard<'a> {
     lists: &'a [ListLimit],
     exceeded: &'a Exceeded,
-    place: Place,
+    position: Position,
 }
 
-/// The limit that a body exceeds, if there is one.
+/// The limit that a body exceeds, if it exceeds one.
 #[derive(Default)]
 pub(super) struct Exceeded(Cell<Option<ListLimit>>);
 
-/// Where in the body a value is.
+/// The position of a value in the body.
 #[derive(Clone, Copy)]
-enum Place {
+enum Position {
     /// The body itself.
     Body,
     /// The bounded list with this index in [`Guard::lists`].
     List(usize),
-    /// Anywhere else.
+    /// Any other position.
     Elsewhere,
 }
 
@@ -58,17 +58,17 @@ impl Exceeded {
 }
 
 impl<'a, T> Guarded<'a, T> {
-    /// Guards a body whose fields `lists` are bounded lists. `exceeded` tells afterwards which of them was too long.
+    /// Guards a body whose fields `lists` are bounded lists. `exceeded` is set to the list that is too long.
     pub(super) fn body(inner: T, lists: &'a [ListLimit], exceeded: &'a Exceeded) -> Self {
-        Self { inner, guard: Guard { lists, exceeded, place: Place::Body } }
+        Self { inner, guard: Guard { lists, exceeded, position: Position::Body } }
     }
 
-    fn at(inner: T, guard: Guard<'a>, place: Place) -> Self {
-        Self { inner, guard: Guard { place, ..guard } }
+    fn at(inner: T, guard: Guard<'a>, position: Position) -> Self {
+        Self { inner, guard: Guard { position, ..guard } }
     }
 }
 
-/// What is passed on as it is asked for.
+/// Methods that are forwarded unchanged.
 macro_rules! forward {
     ($($method:ident($($name:ident: $of:ty),*);)*) => {
         $(fn $method<V: Visitor<'de>>(self, $($name: $of,)* visitor: V) -> Result<V::Value, D::Error> {
@@ -77,8 +77,8 @@ macro_rules! forward {
     };
 }
 
-/// What is passed on as a request for any value. JSON says itself what a value is. A parser that is asked for a number and finds a string
-/// repeats the string in its error, where the visitor here shortens it.
+/// Methods that are forwarded as `deserialize_any`, since JSON itself says the type of a value. A parser that is asked for a number and
+/// finds a string would quote the string in full; the visitor here shortens it.
 macro_rules! forward_as_any {
     ($($method:ident($($name:ident: $of:ty),*);)*) => {
         $(fn $method<V: Visitor<'de>>(self, $($name: $of,)* visitor: V) -> Result<V::Value, D::Error> {
@@ -197,7 +197,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Guarded<'_, V> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_map(Object { inner: object, guard: self.guard, value: Place::Elsewhere })
+        self.inner.visit_map(Object { inner: object, guard: self.guard, value: Position::Elsewhere })
     }
 
     fn visit_enum<A: EnumAccess<'de>>(self, word: A) -> Result<V::Value, A::Error> {
@@ -213,7 +213,7 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Guarded<'_, S> {
     }
 }
 
-/// A list whose elements are counted where it is a bounded one.
+/// A list. Its elements are counted if it is a bounded list.
 struct List<'a, A> {
     inner: A,
     guard: Guard<'a>,
@@ -224,7 +224,7 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for List<'_, A> {
     type Error = A::Error;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
-        if let Place::List(index) = self.guard.place {
+        if let Position::List(index) = self.guard.position {
             let limit = self.guard.lists[index];
             if self.read == limit.max {
                 return match self.inner.next_element::<IgnoredAny>()? {
@@ -237,7 +237,7 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for List<'_, A> {
             }
             self.read += 1;
         }
-        self.inner.next_element_seed(Guarded::at(seed, self.guard, Place::Elsewhere))
+        self.inner.next_element_seed(Guarded::at(seed, self.guard, Position::Elsewhere))
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -245,12 +245,12 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for List<'_, A> {
     }
 }
 
-/// An object whose keys are shortened. In the body itself, they tell the bounded lists.
+/// An object. Its keys are shortened; in the body itself, they identify the bounded lists.
 struct Object<'a, A> {
     inner: A,
     guard: Guard<'a>,
-    /// Of the key that was read last.
-    value: Place,
+    /// The position of the value of the key that was read last.
+    value: Position,
 }
 
 impl<'de, A: MapAccess<'de>> MapAccess<'de> for Object<'_, A> {
@@ -258,11 +258,11 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Object<'_, A> {
 
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
         let Some(key) = self.inner.next_key_seed(Key)? else { return Ok(None) };
-        let list = match self.guard.place {
-            Place::Body => self.guard.lists.iter().position(|list| list.field == key),
-            Place::List(_) | Place::Elsewhere => None,
+        let list = match self.guard.position {
+            Position::Body => self.guard.lists.iter().position(|list| list.field == key),
+            Position::List(_) | Position::Elsewhere => None,
         };
-        self.value = list.map_or(Place::Elsewhere, Place::List);
+        self.value = list.map_or(Position::Elsewhere, Position::List);
         seed.deserialize(CowStrDeserializer::new(key)).map(Some)
     }
 
@@ -275,7 +275,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Object<'_, A> {
     }
 }
 
-/// Reads a key, shortened where it is too long to be a field's name.
+/// Reads a key. One that is too long to be the name of a field is shortened.
 struct Key;
 
 impl<'de> DeserializeSeed<'de> for Key {
@@ -302,7 +302,7 @@ impl<'de> Visitor<'de> for Key {
     }
 }
 
-/// An error whose message is bounded, whatever it is about.
+/// An error whose message has at most [`MESSAGE_BYTES_MAX`] bytes.
 #[derive(Debug)]
 struct Brief(String);
 
@@ -317,7 +317,7 @@ impl std::error::Error for Brief {}
 impl de::Error for Brief {
     fn custom<T: Display>(message: T) -> Self {
         let mut brief = Bounded(String::new());
-        // It fails where the bound is reached: the rest is not even formatted.
+        // Writing fails at the bound, so that the rest is not even formatted.
         let _ = write!(brief, "{message}");
         Self(brief.0)
     }

@@ -1,4 +1,4 @@
-//! Keys and values in requests and answers: which are handed over, and where they are fetched.
+//! Exports of keys and values in requests and answers of `POST /v1/compress`: which are exported, and where they are fetched.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,65 +7,65 @@ use thresher_core::pipeline::evict::{Eviction, HeadBudget};
 use super::request::choice;
 use crate::error::{ApiError, ErrorCode};
 
-/// What else than a context an answer is to have.
+/// What an answer has beside the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Include {
-    /// A handle by which the kept chunks' keys and values are fetched.
+    /// A handle by which the keys and values of the kept chunks are fetched.
     Kv,
 }
 
-/// Which keys and values.
+/// Which keys and values of the kept chunks are exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KvPolicy {
-    /// All of each kept chunk.
+    /// Those of all tokens.
     #[default]
     Chunks,
-    /// In each layer and head those that the question's RC reaches.
+    /// In each layer and head those with the highest RC for the question.
     Heads,
 }
 
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Kv")]
-/// Which keys and values of the kept chunks are handed over.
+/// Options of an export of keys and values.
 pub(super) struct KvBody {
-    /// Whole chunks, or each head's best keys.
+    /// Whether each head's keys are exported in full.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<KvPolicy>")]
     policy: KvPolicy,
-    /// Of `heads`: in each head the fewest keys that carry this share of its RC, those that are kept anyway included.
+    /// For `heads`: each head keeps the fewest keys that have this share of its RC, including `sinks` and `recent`.
     #[serde(default)]
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     mass: Option<f64>,
-    /// Of `heads`: this share of each layer's keys, shared out among its heads by RC; without either, a quarter.
+    /// For `heads`: each layer keeps this share of its keys, distributed over its heads by RC. Default: 0.25, if `mass` is not given.
     #[serde(default)]
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     ratio: Option<f64>,
-    /// Of `heads`: tokens at the front that every head keeps, special tokens included; without it 4 and the special ones, and of few that
-    /// are kept at most a sixteenth.
+    /// For `heads`: the number of first tokens, including special tokens, that every head keeps. Default: 4 and the special tokens, but at
+    /// most a sixteenth of the kept keys.
     #[serde(default)]
     sinks: Option<usize>,
-    /// Of `heads`: tokens at the end that every head keeps; without it 4, or a sixteenth.
+    /// For `heads`: the number of last tokens that every head keeps. Default: 4, but at most a sixteenth of the kept keys.
     #[serde(default)]
     recent: Option<usize>,
 }
 
-/// What of keys and values a request wants.
+/// Which keys and values of the kept chunks a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum KvWanted {
-    /// All of each kept chunk.
+    /// Those of all tokens.
     Chunks,
-    /// Those that the question's RC reaches.
+    /// Those with the highest RC for the question, in each layer and head.
     Heads(Eviction),
 }
 
 impl KvWanted {
-    /// Share of the keys that heads keep when nobody says.
+    /// The share of the keys that heads keep by default.
     const RATIO_DEFAULT: f64 = 0.25;
 
-    /// As it was asked for.
+    /// The policy as the request names it.
     pub fn policy(&self) -> KvPolicy {
         match self {
             Self::Chunks => KvPolicy::Chunks,
@@ -96,24 +96,24 @@ impl KvBody {
     }
 }
 
-/// Where the keys and values of an answer are fetched.
+/// Where the keys and values of an answer can be fetched.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "KvHandle")]
 pub struct KvAnswer {
-    /// `GET /v1/kv/{handle}` gives them, for so long.
+    /// The handle that `GET /v1/kv/{handle}` takes.
     pub handle: String,
-    /// Seconds after which they are forgotten; earlier where others need the room.
+    /// Seconds until the export is deleted; it may be deleted earlier if newer ones need its memory.
     pub expires_s: u64,
-    /// What was asked for.
+    /// Which keys and values were asked for.
     pub policy: KvPolicy,
-    /// Tokens, those in front of the chunks included: the place of what comes next.
+    /// The number of tokens, including those before the chunks: the position of the next token.
     pub tokens: usize,
-    /// Tokens of the model's context that are left for the question and what is said.
+    /// Tokens of the model's context that are left for the question and the answer.
     pub room_tokens: usize,
-    /// Share of the keys that is kept.
+    /// The share of the keys that is exported.
     pub share: f64,
-    /// Of the file.
+    /// The size of the file.
     pub bytes: usize,
-    /// Which model they are of: only one with the same weights can take them over.
+    /// The fingerprint of the model. Only a model with the same weights can use them.
     pub fingerprint: String,
 }

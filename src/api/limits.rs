@@ -1,20 +1,20 @@
-//! Limits of request bodies that hold while a body is parsed, before the values that exceed them are built.
+//! Limits of request bodies that are checked while a body is parsed, before the values that exceed them are built.
 
 use crate::error::{ApiError, ErrorCode};
 use serde::de::DeserializeOwned;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::shape::{self, ShapeError, ShapeLimits};
 
-/// Entries of `include`. It may repeat a word, and there are few words.
+/// The most entries of `include`, which may repeat its few words.
 const INCLUDE_COUNT_MAX: usize = 16;
 
-/// Names in `rank_fields`.
+/// The most names in `rank_fields`.
 pub(super) const RANK_FIELD_COUNT_MAX: usize = 64;
 
-/// Objects and lists inside each other, in a body that is read as a tree.
+/// The most objects and lists inside each other, in a body that is parsed into a tree.
 const TREE_DEPTH_MAX: usize = 100;
 
-/// Bounds of request bodies.
+/// The limits of request bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyLimits {
     chunk_count_max: usize,
@@ -22,33 +22,33 @@ pub struct BodyLimits {
     span_count_max: usize,
     batch_count_max: usize,
     json_value_count_max: usize,
-    /// Bytes of one chunk's text.
+    /// The most bytes of one chunk's text.
     pub(super) chunk_bytes_max: usize,
-    /// Bytes of an answer that is attributed.
+    /// The most bytes of an answer that is attributed.
     pub(super) answer_bytes_max: usize,
 }
 
-/// A request body, and which of its fields are bounded lists.
+/// A type of request body.
 pub trait Body: DeserializeOwned {
-    /// The lists of the body, with the limits of their lengths.
+    /// The fields of the body that are bounded lists, with their limits.
     fn lists(limits: &BodyLimits) -> Vec<ListLimit>;
 }
 
-/// The limit of a list's length.
+/// The limit of the length of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListLimit {
     /// The field of the body that holds the list.
     pub(super) field: &'static str,
     /// The most elements that it may have.
     pub(super) max: usize,
-    /// Code of the error about a longer one.
+    /// The code of the error about a longer list.
     code: ErrorCode,
-    /// The setting of the limit; empty where it is fixed.
+    /// The setting of the limit; empty if it is fixed.
     setting: &'static str,
 }
 
 impl ListLimit {
-    /// The error about a list that is longer.
+    /// The error about a longer list.
     pub(super) fn error(&self) -> ApiError {
         let Self { field, max, code, setting } = self;
         let setting = if setting.is_empty() { String::new() } else { format!(" ({setting})") };
@@ -61,7 +61,7 @@ impl ListLimit {
 }
 
 impl BodyLimits {
-    /// Those of the settings; `batch_count_max` is that of the registry.
+    /// The limits that the settings name; `batch_count_max` is `registry.batch_count_max`.
     pub fn new(requests: &RequestLimits, batch_count_max: usize) -> Self {
         Self {
             chunk_count_max: requests.chunk_count_max,
@@ -74,24 +74,24 @@ impl BodyLimits {
         }
     }
 
-    /// Values of an answer that is JSON, and parts of an answer that a request names by their place.
+    /// The most values of a JSON answer, and spans that a request names.
     pub(super) fn span_count_max(&self) -> usize {
         self.span_count_max
     }
 
-    /// A list of chunks that a request sends.
+    /// The limit of a list of chunks that a request sends.
     pub(super) fn chunks(&self, field: &'static str) -> ListLimit {
         let (code, setting) = (ErrorCode::ChunkTooMany, "limits.chunk_count_max");
         ListLimit { field, max: self.chunk_count_max, code, setting }
     }
 
-    /// `chunk_ids`: registered chunks that a request names.
+    /// The limit of `chunk_ids`, the registered chunks that a request names.
     pub(super) fn chunk_ids(&self) -> ListLimit {
         let (code, setting) = (ErrorCode::ChunkTooMany, "limits.registered_chunk_count_max");
         ListLimit { field: "chunk_ids", max: self.registered_chunk_count_max, code, setting }
     }
 
-    /// `keep`: ids of chunks of the request, sent or registered.
+    /// The limit of `keep`, ids of chunks that are sent or registered.
     pub(super) fn keep(&self) -> ListLimit {
         let code = ErrorCode::KeepTooMany;
         match self.chunk_count_max > self.registered_chunk_count_max {
@@ -106,24 +106,24 @@ impl BodyLimits {
         }
     }
 
-    /// `include`: what an answer is to have beside the context.
+    /// The limit of `include`.
     pub(super) fn include(&self) -> ListLimit {
         ListLimit { field: "include", max: INCLUDE_COUNT_MAX, code: ErrorCode::IncludeTooMany, setting: "" }
     }
 
-    /// `spans`: parts of an answer.
+    /// The limit of `spans`.
     pub(super) fn spans(&self) -> ListLimit {
         let (code, setting) = (ErrorCode::SpanTooMany, "limits.span_count_max");
         ListLimit { field: "spans", max: self.span_count_max, code, setting }
     }
 
-    /// Chunks in one call to register or delete.
+    /// The limit of a list of chunks to register or delete.
     pub(super) fn batch(&self, field: &'static str) -> ListLimit {
         let (code, setting) = (ErrorCode::ChunkTooMany, "registry.batch_count_max");
         ListLimit { field, max: self.batch_count_max, code, setting }
     }
 
-    /// `rank_fields`: fields of documents that are read.
+    /// The limit of `rank_fields`.
     pub(super) fn rank_fields(&self) -> ListLimit {
         ListLimit {
             field: "rank_fields",
@@ -133,24 +133,24 @@ impl BodyLimits {
         }
     }
 
-    /// Whether a body that is not read by [`parse`](super::parse) may be read as a tree of values, each of which takes many times its
-    /// bytes. `param` names the part of the request that `json` is. Whether it is JSON at all is left to its reader.
+    /// Checks JSON that will be parsed into a tree of values, where each value takes many times its bytes. `param` names the part of the
+    /// request that `json` is. Text that is not JSON is accepted, since its parser will refuse it.
     ///
     /// # Errors
-    /// When it has too many values, or is nested too deeply.
+    /// `json_value_too_many`, `json_too_deep`.
     pub fn check_tree(&self, json: &[u8], param: Option<&str>) -> Result<(), ApiError> {
         let max = self.json_value_count_max;
         let limits = ShapeLimits { value_count_max: max, depth_max: TREE_DEPTH_MAX, duplicate_keys: true };
-        let place = param.unwrap_or("the body");
+        let name = param.unwrap_or("the body");
         let (code, message) = match shape::check(json, limits) {
             Ok(()) | Err(ShapeError::Json(_) | ShapeError::DuplicateKey) => return Ok(()),
             Err(ShapeError::TooMany) => (
                 ErrorCode::JsonValueTooMany,
-                format!("{place} has too many JSON values; the limit is {max} (limits.json_value_count_max)"),
+                format!("{name} has too many JSON values; the limit is {max} (limits.json_value_count_max)"),
             ),
             Err(ShapeError::TooDeep) => (
                 ErrorCode::JsonTooDeep,
-                format!("{place} nests objects and lists more than {TREE_DEPTH_MAX} deep"),
+                format!("{name} nests objects and lists more than {TREE_DEPTH_MAX} deep"),
             ),
         };
         Err(ApiError { param: param.map(str::to_owned), ..ApiError::new(code, message) })

@@ -1,4 +1,4 @@
-//! Request bodies: strict about names and types, with the place of the first mistake.
+//! Reads request bodies. It is strict about names and types, and an error names the first value that is wrong.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -28,20 +28,20 @@ use crate::error::{ApiError, ErrorCode};
 pub struct CompressBody {
     /// The question; not blank.
     query: String,
-    /// What was retrieved, in any order.
+    /// The retrieved chunks, in any order.
     #[serde(default)]
     chunks: Option<Vec<ChunkBody>>,
-    /// Instead of `chunks`: ids of registered ones, each once.
+    /// Instead of `chunks`: the ids of registered chunks, each once.
     #[serde(default)]
     chunk_ids: Option<Vec<String>>,
-    /// How much may be kept; without it as much as the evidence says.
+    /// How much may be kept. Default: as much as the scores support.
     #[serde(default)]
     budget: Option<Object<BudgetBody>>,
-    /// What is kept or dropped as a whole.
+    /// The unit that is kept or dropped as a whole.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<Granularity>")]
     granularity: Granularity,
-    /// Ids of chunks to keep whole.
+    /// The ids of chunks to keep whole.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(with = "Option<Vec<String>>")]
     keep: Vec<String>,
@@ -49,69 +49,69 @@ pub struct CompressBody {
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<Order>")]
     order: Order,
-    /// How the context is written.
+    /// The format of the context.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<Format>")]
     format: Format,
-    /// What budget and usage are counted with.
+    /// The tokenizer by which the budget and the usage are counted.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<TokenizerName>")]
     tokenizer: TokenizerName,
-    /// Unit of every offset in the answer.
+    /// The unit of every offset in the answer.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<OffsetUnit>")]
     offsets: OffsetUnit,
-    /// Whether RC of every token, and what each word of the question found, is wanted.
+    /// Whether the answer has the RC of every token, and where each token of the question found it.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(with = "Option<bool>")]
     explain: bool,
-    /// Milliseconds that the caller waits, queueing included.
+    /// Milliseconds until the answer is due, including the time in the queue.
     #[serde(default)]
     deadline_ms: Option<u64>,
-    /// What the caller wants when there is no answer in time.
+    /// What to answer if the daemon fails, is overloaded or misses the deadline.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<OnError>")]
     on_error: OnError,
-    /// What the answer is to have beside the context.
+    /// What the answer has beside the context.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(with = "Option<Vec<Include>>", length(max = 16))]
     include: Vec<Word<Include>>,
-    /// Which keys and values are handed over; they are included where this is given.
+    /// Options of the export of keys and values; they are exported if this is given.
     #[serde(default)]
     kv: Option<Object<KvBody>>,
 }
 
-/// What a request says about being served, apart from what it asks.
+/// Options of a request that the pipeline does not need.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ServeOptions {
-    /// Unit of every offset in the answer.
+    /// The unit of every offset in the answer.
     pub offsets: OffsetUnit,
-    /// Milliseconds that the caller waits.
+    /// The deadline that the request names, in milliseconds.
     pub deadline_ms: Option<u64>,
-    /// What it wants when there is no answer in time.
+    /// What to answer if the daemon fails, is overloaded or misses the deadline.
     pub on_error: OnError,
-    /// Which keys and values it wants to fetch.
+    /// The keys and values to export, if any.
     pub kv: Option<KvWanted>,
 }
 
-/// A chunk: an object, or its text alone.
+/// A chunk: an object, or a string that is its text.
 #[derive(Debug, Clone)]
 pub(super) struct ChunkBody(pub(super) ChunkFields);
 
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "ChunkObject")]
-/// A chunk with what is known of it.
+/// A chunk: its text, and optionally an id, a title and metadata.
 pub(super) struct ChunkFields {
-    /// The caller's name for it, unique within the request; without it its index.
+    /// The id of the chunk, unique within the request. Default: its index.
     #[serde(default)]
     pub(super) id: Option<String>,
-    /// Read by the model in front of the text.
+    /// The title, which the model reads before the text.
     #[serde(default)]
     pub(super) title: Option<String>,
-    /// What may be kept of it, or cited.
+    /// The text, of which parts may be kept or cited.
     pub(super) text: String,
-    /// Comes back as it was sent.
+    /// Any JSON; it is returned unchanged.
     #[serde(default)]
     pub(super) metadata: Option<Box<RawValue>>,
 }
@@ -121,21 +121,21 @@ pub(super) struct ChunkFields {
 #[schemars(rename = "Budget", transform = one_form)]
 /// How much may be kept, in one of three forms.
 pub(super) struct BudgetBody {
-    /// At most so many tokens of context.
+    /// At most this many tokens of context.
     #[schemars(range(min = 1))]
     tokens: Option<usize>,
-    /// At most this share of the input's tokens.
+    /// At most this share of the tokens of the input.
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     ratio: Option<f64>,
-    /// As much as the evidence says.
+    /// As much as the scores support.
     auto: Option<bool>,
 }
 
-/// Parses any of this module's bodies. Its lists are counted while they are read: one that is longer than `limits` allow costs no more
-/// memory than one that is as long.
+/// Parses a request body. The entries of its lists are counted while they are parsed, so that a list over its limit needs no more memory
+/// than one at the limit.
 ///
 /// # Errors
-/// [`ApiError`] with the path of the first value that does not fit, or with the list that is too long.
+/// Names the first value that is not what the body takes, or the list that is too long.
 pub fn parse<T: Body>(body: &[u8], limits: &BodyLimits) -> Result<T, ApiError> {
     read(body, &T::lists(limits), "the body").map(|Object(value)| value)
 }
@@ -152,7 +152,7 @@ pub fn parse_field<T: Body>(field: &str, json: &[u8], limits: &BodyLimits) -> Re
     })
 }
 
-/// Parses any JSON that is nothing but a `T`, in which the fields that `lists` name are bounded lists. Messages call the JSON `name`.
+/// Parses JSON as a `T` in which the fields of `lists` are bounded lists. Error messages call the JSON `name`.
 pub(super) fn read<T: de::DeserializeOwned>(
     body: &[u8],
     lists: &[ListLimit],
@@ -223,34 +223,34 @@ fn with_field(param: Option<String>, code: ErrorCode, message: &str) -> Option<S
     }
 }
 
-/// Null says what leaving a field out says: clients write their unset fields so.
+/// Reads null as the default, since some clients write null for fields that are not set.
 pub(super) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     from: D,
 ) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
-/// One of several words. Read as text first: of anything else, `serde_json` says that the JSON is broken.
+/// Reads one of several words, or null as the default.
 pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     from: D,
 ) -> Result<T, D::Error> {
     Option::<Word<T>>::deserialize(from).map(|word| word.map(|Word(word)| word).unwrap_or_default())
 }
 
-/// One of several words, where there has to be one.
+/// One of several words. It is read as a string first: for any other type, `serde_json` would report invalid JSON.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Word<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Word<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let word = String::deserialize(from)?;
-        // The error about an unknown word repeats it. A word that is shortened is not a known one.
+        // An error about an unknown word quotes it. No known word is long enough to be shortened.
         let word = Shortened(&word).to_string();
         T::deserialize(word.into_deserializer()).map(Self)
     }
 }
 
-/// serde tells kinds of errors apart by their words only.
+/// The code of a parse error. The errors of serde differ only by their messages.
 fn code_of(error: &serde_json::Error) -> ErrorCode {
     let message = error.to_string();
     match () {
@@ -270,15 +270,15 @@ impl Body for CompressBody {
 }
 
 impl CompressBody {
-    /// Ids of registered chunks, where the request names such instead of sending its own.
+    /// The ids of registered chunks, if the request names some instead of sending its own.
     pub fn chunk_ids(&self) -> Option<&[String]> {
         self.chunk_ids.as_deref()
     }
 
-    /// The same where there is no daemon: nothing is registered, and nobody could fetch anything later.
+    /// As [`Self::into_domain`], where no daemon answers: nothing is registered, and nothing can be fetched later.
     ///
     /// # Errors
-    /// As [`Self::into_domain`]; when the request wants keys and values.
+    /// As [`Self::into_domain`]; `handles_absent`, if the request asks for keys and values.
     pub fn into_domain_alone(self) -> Result<(CompressRequest, ServeOptions), ApiError> {
         let (request, options) = self.into_domain(None)?;
         if options.kv.is_some() {
@@ -288,11 +288,11 @@ impl CompressBody {
         Ok((request, options))
     }
 
-    /// The question and how to answer it. `registered` are the chunks of [`Self::chunk_ids`], where there is a registry.
+    /// The request to the pipeline, and the options. `registered` are the chunks of [`Self::chunk_ids`]; none if there is no registry.
     ///
     /// # Errors
-    /// When the request names none or both kinds of chunks, or registered ones where none can be; when the budget names
-    /// none or several of its forms.
+    /// Fails if the request has no chunks or two kinds of them, registered chunks without a registry, or a budget with none or several of
+    /// its forms.
     pub fn into_domain(
         self,
         registered: Option<Vec<Arc<Chunk>>>,
@@ -327,7 +327,7 @@ impl CompressBody {
     }
 }
 
-/// The chunks of a request: its own, or the registered ones that it names.
+/// The chunks of a request: its own, or the registered chunks that it names.
 pub(super) fn chunks_of(
     chunks: Option<Vec<ChunkBody>>,
     by_id: bool,
@@ -371,7 +371,7 @@ impl BudgetBody {
     }
 }
 
-/// The schema of an object that has one of these fields, and not two.
+/// The schema of an object that has exactly one of these fields.
 pub(super) fn one_of(fields: &[&str]) -> Value {
     let only = |field: &&str| {
         let nulls: Map<String, Value> = fields
@@ -406,7 +406,7 @@ impl JsonSchema for ChunkBody {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let object = generator.subschema_for::<ChunkFields>();
         json_schema!({
-            "description": "A chunk: an object, or its text alone.",
+            "description": "A chunk: an object, or a string that is its text.",
             "anyOf": [{"type": "string"}, object],
         })
     }
@@ -426,7 +426,7 @@ impl<T: JsonSchema> JsonSchema for Object<T> {
     }
 }
 
-/// A JSON object. Left to itself, serde also reads a struct from a list of its values.
+/// A JSON object. serde alone would also read a struct from a list of its values.
 #[derive(Debug, Clone)]
 pub(super) struct Object<T>(pub(super) T);
 

@@ -1,4 +1,4 @@
-//! Answers: offsets in the caller's unit, every citation with its text.
+//! Answers of `POST /v1/compress` and `GET /v1/models`. Offsets are in the unit that the request names.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,85 +20,85 @@ use crate::error::ApiError;
 /// Answer of `POST /v1/compress`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct CompressAnswer {
-    /// What the request is remembered by: `compress_id` of an attribution.
+    /// The name of this compression, which `compress_id` of an attribution takes; null if the daemon does not remember it.
     id: Option<String>,
-    /// What to send to the language model.
+    /// The compressed context, to send to the language model.
     context: String,
-    /// One for each chunk of the request.
+    /// One outcome for each chunk of the request.
     chunks: Vec<ChunkAnswer>,
-    /// One for each piece of the context.
+    /// One citation for each piece of the context.
     citations: Vec<CitationAnswer>,
-    /// Tokens; none where the chunks came back whole.
+    /// Tokens before and after; null if the chunks came back whole.
     usage: Option<UsageAnswer>,
-    /// By which model and how.
+    /// The model, and the statistic by which it scored.
     rc: RcAnswer,
-    /// The error for which the chunks came back whole.
+    /// The error because of which the chunks came back whole; null otherwise.
     degraded: Option<ApiError>,
-    /// Where what the model knows of the chunks came from.
+    /// How many blocks (cached keys of chunks) came from which tier of the cache.
     blocks: Option<Sources>,
     timing_ms: TimingMs,
-    /// Where it was asked for.
+    /// The RC of every token, if the request asks for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     explain: Option<ExplainAnswer>,
-    /// Where more chunks were named than go to the model.
+    /// How many chunks the lexical prefilter left, if the request names more than the model reads.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefilter: Option<PrefilterAnswer>,
-    /// Where the kept chunks' keys and values are, where it was asked for.
+    /// Where the keys and values of the kept chunks can be fetched, if the request asks for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv: Option<KvAnswer>,
 }
 
-/// Which of the named chunks the lexical prefilter left.
+/// Which of the chunks that a request names the lexical prefilter left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prefiltered {
-    /// Chunks that the request named.
+    /// The number of chunks that the request names.
     pub from: usize,
-    /// Places of those that are left, ascending.
-    pub places: Vec<usize>,
+    /// The indexes of the chunks that are left, ascending.
+    pub indexes: Vec<usize>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 #[schemars(rename = "Prefilter")]
-/// How many of the named chunks the lexical prefilter left.
+/// How many of the chunks that a request names the lexical prefilter left.
 struct PrefilterAnswer {
-    /// Chunks that were named.
+    /// Chunks that the request names.
     from: usize,
     /// Chunks that are left.
     to: usize,
 }
 
-/// Milliseconds per stage, and `total`.
+/// Milliseconds of each stage, and `total`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct TimingMs(#[schemars(with = "BTreeMap<String, f64>")] Map<String, Value>);
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "ChunkOutcome")]
-/// What became of a chunk.
+/// What was kept of a chunk.
 struct ChunkAnswer {
-    /// Its id.
+    /// The id of the chunk.
     id: String,
-    /// Its place in the request.
+    /// The index of the chunk in the request.
     index: usize,
-    /// Its title.
+    /// The title of the chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     title: Option<String>,
     /// Whether anything of it is in the context.
     kept: bool,
-    /// Whether there was nothing to read.
+    /// Whether the chunk has no text.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     empty: bool,
-    /// Ranks within the request.
+    /// The score; compares within a request only.
     score: Option<f32>,
-    /// What of it stands in the context.
+    /// The text of the chunk in the context.
     text: String,
-    /// The pieces of that.
+    /// The pieces of the chunk that were kept.
     spans: Vec<SpanAnswer>,
-    /// As it was sent.
+    /// The metadata, as it was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<Box<RawValue>>,
 }
 
-/// A half-open range in the unit that the caller asked for.
+/// A half-open range in the unit that the request names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub(super) struct Range {
     pub(super) start: usize,
@@ -109,63 +109,63 @@ pub(super) struct Range {
 #[schemars(rename = "KeptSpan")]
 /// A piece of a chunk that was kept.
 struct SpanAnswer {
-    /// Where it begins in the chunk.
+    /// The start in the chunk.
     start: usize,
-    /// Where it ends.
+    /// The end in the chunk.
     end: usize,
-    /// Ranks within the request.
+    /// The score; compares within a request only.
     score: Option<f32>,
-    /// Where it stands in the context.
+    /// The range in the context.
     output: Range,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Citation")]
-/// A piece of the context and where it came from.
+/// A piece of the context, and the chunk that it came from.
 struct CitationAnswer {
-    /// Number of the kept chunk, from 1.
+    /// The number of the kept chunk, from 1.
     marker: usize,
     /// The id of the chunk.
     chunk: String,
-    /// Where it stands in the chunk.
+    /// The range in the chunk.
     source: Range,
-    /// Where it stands in the context.
+    /// The range in the context.
     output: Range,
-    /// What stands there.
+    /// The text of the piece.
     text: String,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 #[schemars(rename = "CompressUsage")]
-/// Tokens, counted with the tokenizer of the request.
+/// Tokens, counted with the tokenizer that the request names.
 struct UsageAnswer {
-    /// Of the context with everything kept.
+    /// Tokens of the context if everything were kept.
     tokens_in: usize,
-    /// Of the context.
+    /// Tokens of the context.
     tokens_out: usize,
-    /// The second to the first.
+    /// `tokens_out` divided by `tokens_in`.
     ratio: f64,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "CompressRc")]
-/// By which model and how.
+/// The model, and the statistic by which it scored.
 struct RcAnswer {
-    /// The statistic.
+    /// The name of the statistic.
     estimator: String,
-    /// The mean best logit of the question's tokens.
+    /// The mean, over the question's tokens, of their highest logit.
     reach: Option<f32>,
-    /// Whether that is enough for anything here to be about the question.
+    /// Whether that is high enough for the chunks to have to do with the question.
     related: Option<bool>,
-    /// The model; none before it was loaded.
+    /// The name of the model; null while it is being loaded.
     model: Option<String>,
-    /// Its fingerprint.
+    /// The fingerprint of the model.
     fingerprint: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Explanation")]
-/// RC of every token.
+/// The RC of every token.
 struct ExplainAnswer {
     query: Vec<Range>,
     chunks: Vec<ExplainChunk>,
@@ -173,7 +173,7 @@ struct ExplainAnswer {
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "ChunkExplanation")]
-/// RC of a chunk's tokens.
+/// The RC of a chunk's tokens.
 struct ExplainChunk {
     id: String,
     tokens: Vec<ExplainToken>,
@@ -182,7 +182,7 @@ struct ExplainChunk {
 
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 #[schemars(rename = "TokenExplanation")]
-/// RC of a token of a chunk.
+/// The RC of a token of a chunk.
 struct ExplainToken {
     start: usize,
     end: usize,
@@ -191,16 +191,16 @@ struct ExplainToken {
 
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 #[schemars(rename = "QueryTokenExplanation")]
-/// RC of a token of the question, and where it found that.
+/// The RC of a token of the question in a chunk, and the token of the chunk that it comes from.
 struct ExplainQueryToken {
     rc: f32,
     source: Option<Range>,
 }
 
-/// A text and the unit in which places in it are told.
-pub(super) struct Places<'a>(OffsetMap<'a>);
+/// Converts byte offsets in a text to the unit that the request names.
+pub(super) struct Offsets<'a>(OffsetMap<'a>);
 
-impl<'a> Places<'a> {
+impl<'a> Offsets<'a> {
     pub(super) fn new(text: &'a str, unit: OffsetUnit) -> Self {
         Self(OffsetMap::new(text, unit))
     }
@@ -212,16 +212,16 @@ impl<'a> Places<'a> {
 }
 
 impl CompressAnswer {
-    /// Puts an outcome into words. It is `by` no pipeline where the answer was given before there was one.
+    /// The answer for an outcome. `pipeline` made it; none if the chunks came back whole while the model was being loaded.
     pub fn new(
         request: &CompressRequest,
         compressed: Compressed,
         unit: OffsetUnit,
-        by: Option<&Pipeline>,
+        pipeline: Option<&Pipeline>,
     ) -> Self {
-        let model = by.map(Pipeline::model);
-        let output = Places::new(&compressed.context, unit);
-        let sources: Vec<_> = request.chunks.iter().map(|chunk| Places::new(&chunk.text, unit)).collect();
+        let model = pipeline.map(Pipeline::model);
+        let output = Offsets::new(&compressed.context, unit);
+        let sources: Vec<_> = request.chunks.iter().map(|chunk| Offsets::new(&chunk.text, unit)).collect();
         let (mut chunks, mut citations, mut marker) = (Vec::new(), Vec::new(), 0);
         for outcome in &compressed.chunks {
             marker += usize::from(outcome.kept);
@@ -247,7 +247,7 @@ impl CompressAnswer {
         let explain = compressed.explanation.as_ref().map(|e| ExplainAnswer::new(request, e, unit, &sources));
         let usage = compressed.usage.map(UsageAnswer::from);
         let rc = RcAnswer {
-            estimator: by.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),
+            estimator: pipeline.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),
             reach: compressed.relevance.map(|r| r.max_sim),
             related: compressed.relevance.map(|r| r.related),
             model: model.map(|model| model.name.clone()),
@@ -272,26 +272,26 @@ impl CompressAnswer {
         }
     }
 
-    /// The answer for the chunks that a prefilter left: it says so, and every index is the place in the request.
+    /// The same answer for chunks that a prefilter left: indexes become those of the request.
     pub fn prefiltered(mut self, prefiltered: &Prefiltered) -> Self {
         for chunk in &mut self.chunks {
-            chunk.index = prefiltered.places[chunk.index];
+            chunk.index = prefiltered.indexes[chunk.index];
         }
-        self.prefilter = Some(PrefilterAnswer { from: prefiltered.from, to: prefiltered.places.len() });
+        self.prefilter = Some(PrefilterAnswer { from: prefiltered.from, to: prefiltered.indexes.len() });
         self
     }
 
-    /// The same with the id that the request is remembered by.
-    pub fn named(self, id: Option<String>) -> Self {
+    /// The same answer with the id by which the daemon remembers it.
+    pub fn with_id(self, id: Option<String>) -> Self {
         Self { id, ..self }
     }
 
-    /// The same with where keys and values are.
+    /// The same answer with the place of keys and values.
     pub fn with_kv(self, kv: Option<KvAnswer>) -> Self {
         Self { kv, ..self }
     }
 
-    /// The same where the chunks came back whole, for this error.
+    /// The same answer, marked as one in which the chunks came back whole because of `error`.
     pub fn degraded(self, error: ApiError) -> Self {
         Self { degraded: Some(ApiError { param: None, ..error }), ..self }
     }
@@ -323,23 +323,23 @@ impl ExplainAnswer {
         request: &CompressRequest,
         explanation: &Explanation,
         unit: OffsetUnit,
-        sources: &[Places],
+        sources: &[Offsets],
     ) -> Self {
-        let question = Places::new(&request.query, unit);
+        let question = Offsets::new(&request.query, unit);
         let chunk = |(index, chunk): (usize, &ChunkExplanation)| {
-            let place = |bytes: ByteRange| sources[index].range(bytes);
+            let range = |bytes: ByteRange| sources[index].range(bytes);
             let token = |&(bytes, rc): &(ByteRange, f32)| {
-                let Range { start, end } = place(bytes);
+                let Range { start, end } = range(bytes);
                 ExplainToken { start, end, rc }
             };
-            let asked = |&(rc, anchor): &(f32, Option<ByteRange>)| ExplainQueryToken {
+            let query_token = |&(rc, anchor): &(f32, Option<ByteRange>)| ExplainQueryToken {
                 rc,
-                source: anchor.map(place),
+                source: anchor.map(range),
             };
             ExplainChunk {
                 id: request.chunks[index].id.clone(),
                 tokens: chunk.tokens.iter().map(token).collect(),
-                query: chunk.question.iter().map(asked).collect(),
+                query: chunk.question.iter().map(query_token).collect(),
             }
         };
         Self {
@@ -364,5 +364,53 @@ impl From<&Timings> for TimingMs {
             timings.stages.iter().map(|(stage, time)| ((*stage).to_owned(), ms(time))).collect();
         all.insert("total".to_owned(), ms(&timings.total));
         Self(all)
+    }
+}
+
+/// Answer of `GET /v1/models`.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Models")]
+pub struct ModelsAnswer {
+    object: &'static str,
+    /// The model that is loaded.
+    data: [ModelAnswer; 1],
+}
+
+/// A model that scores chunks.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Model")]
+struct ModelAnswer {
+    /// The name of the model.
+    id: String,
+    object: &'static str,
+    /// A hash of the model and its weights.
+    fingerprint: String,
+    /// The most tokens that it reads in one window.
+    window_tokens_max: usize,
+    /// The number of heads over which RC is computed.
+    heads: usize,
+    /// The number of components of a key.
+    head_dim: usize,
+    /// The name of the statistic.
+    estimator: String,
+    /// The device that it runs on.
+    device: String,
+}
+
+impl ModelsAnswer {
+    /// The answer about the model of this pipeline.
+    pub fn new(pipeline: &Pipeline) -> Self {
+        let model = pipeline.model();
+        let answer = ModelAnswer {
+            id: model.name.clone(),
+            object: "model",
+            fingerprint: model.fingerprint.clone(),
+            window_tokens_max: model.window_tokens_max,
+            heads: model.readout.len(),
+            head_dim: model.head_dim,
+            estimator: pipeline.estimator(),
+            device: model.device.name.clone(),
+        };
+        Self { object: "list", data: [answer] }
     }
 }

@@ -1,4 +1,4 @@
-//! Searching registered chunks: body and answer.
+//! Requests and answers of `POST /v1/search`.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ use super::request::choice;
 use super::response::TimingMs;
 use crate::error::{ApiError, ErrorCode};
 
-/// Results when a search names no number.
+/// The number of results if a search names none.
 const LIMIT_DEFAULT: usize = 10;
 
 /// Body of `POST /v1/search`.
@@ -24,28 +24,28 @@ const LIMIT_DEFAULT: usize = 10;
 pub struct SearchBody {
     /// The question; not blank.
     query: String,
-    /// Results.
+    /// The most results.
     #[serde(default)]
     #[schemars(range(min = 1))]
     limit: Option<usize>,
-    /// Chunks that the model reads; at least as many as results.
+    /// The number of chunks that BM25 finds and the model ranks; at least `limit`.
     #[serde(default)]
     #[schemars(range(min = 1))]
     candidates: Option<usize>,
-    /// Which chunks are searched, by their metadata.
+    /// A filter of the metadata of the chunks.
     #[serde(default)]
     #[schemars(with = "Option<FilterBody>")]
     filter: Option<Box<RawValue>>,
-    /// What the results are ordered by.
+    /// The score by which the results are ordered.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<Rank>")]
     rank: Rank,
-    /// Milliseconds that the caller waits, queueing included.
+    /// Milliseconds until the answer is due, including the time in the queue.
     #[serde(default)]
     deadline_ms: Option<u64>,
 }
 
-/// A condition on metadata as it is written. It is read with the places of mistakes, by hand: it says what that looks like.
+/// The schema of a filter. Filters are parsed by [`Filter`], whose errors name the path of a mistake.
 pub struct FilterBody;
 
 impl JsonSchema for FilterBody {
@@ -73,79 +73,79 @@ impl JsonSchema for FilterBody {
     }
 }
 
-/// What the results are ordered by.
+/// The score by which the results are ordered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rank {
-    /// The model's RC over the candidates that BM25 finds.
+    /// The RC of the candidates that BM25 finds.
     #[default]
     Rc,
-    /// BM25 alone.
+    /// BM25.
     Bm25,
 }
 
-/// A search, read.
+/// A parsed search.
 #[derive(Debug, Clone)]
 pub struct SearchRequest {
     /// The question.
     pub query: String,
-    /// Results.
+    /// The most results.
     pub limit: usize,
-    /// Chunks that the model reads; at least as many as results.
+    /// The number of chunks that BM25 finds and the model ranks; at least `limit`.
     pub candidates: usize,
-    /// Which chunks are searched.
+    /// The filter of the metadata of the chunks.
     pub filter: Option<Filter>,
-    /// What the results are ordered by.
+    /// The score by which the results are ordered.
     pub rank: Rank,
-    /// Milliseconds that the caller waits.
+    /// The deadline that the request names, in milliseconds.
     pub deadline_ms: Option<u64>,
 }
 
-/// Bounds of a search.
+/// The limits of a search.
 #[derive(Debug, Clone, Copy)]
 pub struct SearchLimits {
-    /// Candidates when a search names no number.
+    /// The number of candidates if a search names none.
     pub candidate_count_default: usize,
-    /// The most that it may name, and the most results.
+    /// The most candidates, and the most results.
     pub candidate_count_max: usize,
 }
 
 /// Answer of `POST /v1/search`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct SearchAnswer {
-    /// Best first.
+    /// The results, best first.
     results: Vec<ResultAnswer>,
-    /// What they are ordered by.
+    /// The score by which they are ordered.
     rank: Rank,
-    /// Chunks that BM25 found and the model read.
+    /// The number of chunks that BM25 found and the model ranked.
     candidates: usize,
     timing_ms: TimingMs,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "SearchResult")]
-/// A chunk that was found.
+/// A chunk that was found, and its scores.
 struct ResultAnswer {
-    /// What it is ordered by.
+    /// The score by which the results are ordered.
     score: f32,
-    /// Its score by words.
+    /// The BM25 score.
     bm25: f32,
     #[serde(flatten)]
     chunk: RegisteredAnswer,
 }
 
 impl Body for SearchBody {
-    /// It has none: a filter bounds itself.
+    /// None: a filter has limits of its own.
     fn lists(_: &BodyLimits) -> Vec<ListLimit> {
         Vec::new()
     }
 }
 
 impl SearchBody {
-    /// The search.
+    /// Checks the search.
     ///
     /// # Errors
-    /// A blank query, a number out of range, a filter that is none.
+    /// Fails if the query is blank, a number is out of range or the filter is invalid.
     pub fn into_domain(self, limits: &SearchLimits) -> Result<SearchRequest, ApiError> {
         if self.query.trim().is_empty() {
             return Err(ApiError::with_param(ErrorCode::QueryEmpty, "query is empty", "query"));
@@ -163,7 +163,8 @@ impl SearchBody {
         let default = limits.candidate_count_default.max(limit);
         let candidates = within("candidates", self.candidates.unwrap_or(default))?;
         if candidates < limit {
-            let message = format!("candidates is {candidates}; it must be at least limit, which is {limit}");
+            let message =
+                format!("candidates is {candidates}, fewer than the {limit} results that limit asks for");
             return Err(ApiError::with_param(ErrorCode::CountOutOfRange, message, "candidates"));
         }
         let filter = self.filter.map(|filter| Filter::from_json(filter.get(), "filter")).transpose()?;
@@ -174,7 +175,7 @@ impl SearchBody {
 }
 
 impl SearchAnswer {
-    /// The best of `hits` by `scores`, best first; equals in the order in which they were found.
+    /// The answer with the best of `hits` by `scores`, best first. Hits with equal scores stay in their order.
     pub fn new(
         request: &SearchRequest,
         hits: Vec<Hit>,

@@ -78,7 +78,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     (config.blocks.codec, config.model.placement) = statement.settings();
     let pipeline = app::pipeline(&config)?;
     let values = match statement.is_of_values() {
-        true => api::values(&request.answer, &limits)?,
+        true => api::json_values(&request.answer, &limits)?,
         false => Parts::default(),
     };
     let request = statement.replay(request, values);

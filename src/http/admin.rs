@@ -1,4 +1,4 @@
-//! The listener for operators: is it alive, is it ready, what does it count.
+//! The admin listener: probes for liveness and readiness, and metrics.
 
 use std::sync::Arc;
 
@@ -10,20 +10,20 @@ use axum::response::Response;
 use axum::routing::get;
 use metrics::gauge;
 
-use super::connections::Begun;
+use super::connections::RequestHandle;
 use super::{OriginPolicy, Service, memory, origin};
 use crate::error::ApiError;
 
-/// What the admin routes need.
+/// The state of the admin routes.
 #[derive(Clone)]
 pub struct Admin {
-    /// The public listener's state.
+    /// The state of the public listener.
     pub service: Service,
-    /// Writes all metrics in Prometheus' text format.
+    /// Renders all metrics in the text format of Prometheus.
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
-/// `/livez`, `/readyz`, `/metrics`, for the hosts that `origins` allows.
+/// The routes `/livez`, `/readyz` and `/metrics`, for the hosts that `origins` allows.
 pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
     Router::new()
         .route("/livez", get(async || "ok\n"))
@@ -36,10 +36,10 @@ pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
         .with_state(admin)
 }
 
-/// No keys are asked for here: every request keeps its connection while it is in flight.
+/// Accepts every request, since the admin listener needs no keys: its connection is not evicted while it is in flight.
 async fn accept(request: Request, next: Next) -> Response {
-    if let Some(begun) = request.extensions().get::<Begun>() {
-        begun.accept();
+    if let Some(handle) = request.extensions().get::<RequestHandle>() {
+        handle.accept();
     }
     next.run(request).await
 }
@@ -55,7 +55,7 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, &'static str) {
 async fn metrics(State(admin): State<Admin>) -> String {
     gauge!("requests_waiting").set(admin.service.admission.waiting() as f64);
     memory::observe(admin.service.bodies(), admin.service.answers());
-    // Of all tenants: who sees this is no tenant.
+    // Of all tenants together, since this is for the operator.
     let progress = admin.service.progress_of_all();
     for (state, count) in [("warm", progress.warm), ("queued", progress.queued), ("failed", progress.failed)]
     {

@@ -1,4 +1,4 @@
-//! `POST /v1/attribute`.
+//! `POST /v1/attribute`: ties the parts of an answer to the chunks that they came from.
 
 pub mod stream;
 
@@ -11,16 +11,18 @@ use axum::http::HeaderMap;
 use thresher_core::domain::{AttributeRequest, Chunk};
 use thresher_core::pipeline::cancel::Cancel;
 
-use super::named::{Lookup, check_ids};
+use super::registry::{ChunkLookup, check_ids};
 use super::{Scope, body, observe};
 use crate::admission::Permit;
-use crate::api::{self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, Named, Names};
+use crate::api::{
+    self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, ChunkNumbers, ChunkReference,
+};
 use crate::error::ApiError;
 use crate::executor::run_blocking;
 use crate::receipt::Receipt;
 use crate::tenants::ttl_store::RecentRequest;
 
-/// Ties the parts of an answer to chunks.
+/// `POST /v1/attribute`.
 pub async fn handle(
     service: Scope,
     headers: HeaderMap,
@@ -28,31 +30,35 @@ pub async fn handle(
 ) -> Result<Json<AttributeAnswer>, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let parse = move |body: &[u8]| Asked::parse(body, &limits);
-    let asked = body::parsed(&service, &headers, body, parse).await?;
-    attributed(service, asked, arrived).await.map(Json)
+    let parse = move |body: &[u8]| ParsedRequest::parse(body, &limits);
+    let request = body::parsed(&service, &headers, body, parse).await?;
+    attribute(service, request, arrived).await.map(Json)
 }
 
-/// The answer to a body.
+/// The answer to a body: for the MCP tool.
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<AttributeAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let asked = run_blocking(move || Asked::parse(&body, &limits)).await?;
-    attributed(service, asked, arrived).await
+    let request = run_blocking(move || ParsedRequest::parse(&body, &limits)).await?;
+    attribute(service, request, arrived).await
 }
 
-async fn attributed(service: Scope, asked: Asked, arrived: Instant) -> Result<AttributeAnswer, ApiError> {
-    let deadline = service.executor().deadline(arrived, asked.body.deadline_ms())?;
+async fn attribute(
+    service: Scope,
+    request: ParsedRequest,
+    arrived: Instant,
+) -> Result<AttributeAnswer, ApiError> {
+    let deadline = service.executor().deadline(arrived, request.body.deadline_ms())?;
     service.ready()?;
     let permit = service.executor().permit(deadline).await?;
     let read = AttributeBody::into_domain;
-    let answer = asked.work(&service, (permit, deadline), read, |service, found, cancel| {
-        let Found { request, options, chunks } = found;
+    let answer = request.run(&service, (permit, deadline), read, |service, loaded, cancel| {
+        let LoadedRequest { request, options, chunks } = loaded;
         let pipeline = service.ready()?;
         let attributed = pipeline.attribute(&request, cancel)?;
         observe::stages(&attributed.timings);
-        let names = chunks.as_ref().map(Chunks::names).unwrap_or_default();
-        let answer = AttributeAnswer::new(&request, &attributed, &options, pipeline, names);
+        let numbers = chunks.as_ref().map(ReferencedChunks::numbers).unwrap_or_default();
+        let answer = AttributeAnswer::new(&request, &attributed, &options, pipeline, numbers);
         let receipt = options.receipt.then(|| {
             let key = service.signing_key()?;
             Ok::<_, ApiError>(Receipt::of(&request, &attributed, pipeline, key))
@@ -62,72 +68,75 @@ async fn attributed(service: Scope, asked: Asked, arrived: Instant) -> Result<At
     answer.await
 }
 
-/// A request as it came, and the chunks that it names instead of sending them.
-struct Asked {
+/// A parsed body, and the chunks that it names instead of sending them.
+struct ParsedRequest {
     body: AttributeBody,
-    named: Option<Named>,
+    chunk_reference: Option<ChunkReference>,
 }
 
-/// A request whose chunks are there.
-struct Found {
+/// A request together with its chunks.
+struct LoadedRequest {
     request: AttributeRequest,
     options: AttributeOptions,
-    chunks: Option<Chunks>,
+    chunks: Option<ReferencedChunks>,
 }
 
-type Read = fn(
+/// Makes a request of a body and the chunks that it names.
+type IntoRequest = fn(
     AttributeBody,
     Option<Vec<Arc<Chunk>>>,
     &BodyLimits,
 ) -> Result<(AttributeRequest, AttributeOptions), ApiError>;
 
-impl Asked {
+impl ParsedRequest {
     fn parse(json: &[u8], limits: &BodyLimits) -> Result<Self, ApiError> {
         let body: AttributeBody = api::parse(json, limits)?;
-        let named = body.named()?;
-        Ok(Self { body, named })
+        let chunk_reference = body.chunk_reference()?;
+        Ok(Self { body, chunk_reference })
     }
 
-    /// Finds its chunks, then works on it.
-    async fn work<T: Send + 'static>(
+    /// Looks up the chunks and runs `work` on the request, with a permit and until a deadline.
+    async fn run<T: Send + 'static>(
         self,
         service: &Scope,
         (permit, deadline): (Permit, Instant),
-        read: Read,
-        work: impl FnOnce(&Scope, Found, &Cancel) -> Result<T, ApiError> + Send + 'static,
+        into_request: IntoRequest,
+        work: impl FnOnce(&Scope, LoadedRequest, &Cancel) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let Self { body, named } = self;
-        let by_ids = matches!(named, Some(Named::Registered(_)));
-        let working = service.clone();
+        let Self { body, chunk_reference } = self;
+        let by_ids = matches!(chunk_reference, Some(ChunkReference::Registered(_)));
+        let scope = service.clone();
         let answer = service.executor().run_with(permit, deadline, move |cancel| {
-            let chunks = named.map(|named| Chunks::of(&working, &named, cancel)).transpose()?;
+            let chunks = chunk_reference
+                .map(|reference| ReferencedChunks::find(&scope, &reference, cancel))
+                .transpose()?;
             let (mut request, options) =
-                read(body, chunks.as_ref().map(Chunks::chunks), &working.limits.bodies)?;
-            let remembered = chunks.as_ref().and_then(Chunks::remembered);
-            request.seen = remembered.map(|remembered| remembered.kept.clone());
-            work(&working, Found { request, options, chunks }, cancel)
+                into_request(body, chunks.as_ref().map(ReferencedChunks::chunks), &scope.limits.bodies)?;
+            let recent = chunks.as_ref().and_then(ReferencedChunks::recent_request);
+            request.seen = recent.map(|recent| recent.kept.clone());
+            work(&scope, LoadedRequest { request, options, chunks }, cancel)
         });
         answer.await.map_err(|error| if by_ids { error.of_chunks_in("chunk_ids") } else { error })
     }
 }
 
-/// Chunks that a request names.
-enum Chunks {
+/// The chunks that a request names.
+enum ReferencedChunks {
     Registered(Vec<Arc<Chunk>>),
     RecentRequest(Arc<RecentRequest>),
 }
 
-impl Chunks {
-    fn of(service: &Scope, named: &Named, cancel: &Cancel) -> Result<Self, ApiError> {
-        match named {
-            Named::Registered(ids) => {
+impl ReferencedChunks {
+    fn find(service: &Scope, reference: &ChunkReference, cancel: &Cancel) -> Result<Self, ApiError> {
+        match reference {
+            ChunkReference::Registered(ids) => {
                 let limits = service.limits.registry;
                 check_ids(ids, limits.named_count_max)?;
                 let (registry, bytes_max) = (service.registry()?, limits.named_bytes_max);
-                let lookup = Lookup { registry, ids, bytes_max, cancel };
+                let lookup = ChunkLookup { registry, ids, bytes_max, cancel };
                 Ok(Self::Registered(lookup.chunks((0..ids.len()).collect())?))
             }
-            Named::Compressed(id) => {
+            ChunkReference::Compressed(id) => {
                 let found = service.handles().get(id);
                 let unknown = || ApiError::compress_id_unknown(service.handles().expire_s());
                 Ok(Self::RecentRequest(found.ok_or_else(unknown)?))
@@ -138,21 +147,23 @@ impl Chunks {
     fn chunks(&self) -> Vec<Arc<Chunk>> {
         match self {
             Self::Registered(chunks) => chunks.clone(),
-            Self::RecentRequest(remembered) => remembered.chunks.clone(),
+            Self::RecentRequest(recent) => recent.chunks.clone(),
         }
     }
 
-    fn names(&self) -> Names<'_> {
-        match self.remembered() {
-            None => Names::default(),
-            Some(of) => Names { places: of.places.as_deref(), markers: Some(&of.markers) },
+    fn numbers(&self) -> ChunkNumbers<'_> {
+        match self.recent_request() {
+            None => ChunkNumbers::default(),
+            Some(recent) => {
+                ChunkNumbers { indexes: recent.places.as_deref(), markers: Some(&recent.markers) }
+            }
         }
     }
 
-    fn remembered(&self) -> Option<&RecentRequest> {
+    fn recent_request(&self) -> Option<&RecentRequest> {
         match self {
             Self::Registered(_) => None,
-            Self::RecentRequest(remembered) => Some(remembered),
+            Self::RecentRequest(recent) => Some(recent),
         }
     }
 }

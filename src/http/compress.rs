@@ -1,6 +1,7 @@
-//! `POST /v1/compress`: chunks for a question, or a conversation.
+//! `POST /v1/compress`: compresses chunks for a question, or the texts of a conversation. `GET /v1/kv/{handle}`: gives the keys and values
+//! that a compression exported.
 
-mod messages;
+mod conversation;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -9,191 +10,282 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
-use axum::http::HeaderMap;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use thresher_core::domain::CompressRequest;
-use thresher_core::pipeline;
+use futures_util::stream::{self, StreamExt};
+use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::{self, Compressed, Pipeline, PipelineError, kv_export};
 
-use super::named::{Lookup, check_ids};
-use super::{Scope, body, kv, observe};
-use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
+use self::conversation::ConversationRequest;
+use super::registry::{ChunkLookup, check_ids};
+use super::{Scope, body, observe, query};
+use crate::api::{self, CompressAnswer, CompressBody, KvAnswer, KvWanted, Prefiltered, ServeOptions};
 use crate::error::ApiError;
 use crate::executor::{self, run_blocking};
+use crate::kv_export::KvExportFile;
 use crate::tenants::ttl_store::RecentRequest;
 
-/// A request as it was sent.
-struct Asked {
-    /// Without chunks yet, where it names registered ones.
-    request: CompressRequest,
-    options: ServeOptions,
-    /// Ids of registered chunks, where it names such.
-    ids: Option<Vec<String>>,
+/// A parsed body, of one of the two kinds.
+enum ParsedBody {
+    Chunks(ChunksRequest),
+    Conversation(ConversationRequest),
 }
 
-/// A request with the chunks it is about: what happens to them in the registry from now on does not concern it.
-struct Resolved<'a> {
+/// A request about chunks.
+struct ChunksRequest {
+    /// The request to the pipeline. It has no chunks yet if the body names registered ones.
+    request: CompressRequest,
+    options: ServeOptions,
+    /// The ids of registered chunks, if the body names some.
+    chunk_ids: Option<Vec<String>>,
+}
+
+/// A request together with its chunks. Later changes of the registry do not affect it.
+struct LoadedRequest<'a> {
     request: Cow<'a, CompressRequest>,
     prefiltered: Option<Prefiltered>,
 }
 
-/// What a body holds.
-enum Shape {
-    Chunks(Asked),
-    Messages(messages::Asked),
-}
-
-/// A body with `messages` is a conversation, any other has chunks.
+/// `POST /v1/compress`. A body with `messages` is a conversation; any other has chunks.
 pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let parse = move |body: &[u8]| match messages::Asked::new(body, &limits)? {
-        Some(asked) => Ok(Shape::Messages(asked)),
-        None => Ok(Shape::Chunks(Asked::new(api::parse(body, &limits)?)?)),
+    let parse = move |body: &[u8]| match ConversationRequest::parse(body, &limits)? {
+        Some(request) => Ok(ParsedBody::Conversation(request)),
+        None => Ok(ParsedBody::Chunks(ChunksRequest::new(api::parse(body, &limits)?)?)),
     };
     match body::parsed(&service, &headers, body, parse).await? {
-        Shape::Chunks(asked) => Ok(Json(chunks(service, asked, arrived).await?).into_response()),
-        Shape::Messages(asked) => Ok(messages::compress(service, asked, arrived).await?.into_response()),
+        ParsedBody::Chunks(request) => {
+            Ok(Json(compress_chunks(service, request, arrived).await?).into_response())
+        }
+        ParsedBody::Conversation(request) => {
+            Ok(conversation::compress(service, request, arrived).await?.into_response())
+        }
     }
 }
 
-/// The answer to a body that has chunks.
+/// The answer to a body that has chunks: for the MCP tool.
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let asked = run_blocking(move || Asked::new(api::parse(&body, &limits)?)).await?;
-    chunks(service, asked, arrived).await
+    let request = run_blocking(move || ChunksRequest::new(api::parse(&body, &limits)?)).await?;
+    compress_chunks(service, request, arrived).await
 }
 
-/// Waits for its turn, compresses; what the caller asked to survive, it gets back whole.
-async fn chunks(service: Scope, asked: Asked, arrived: Instant) -> Result<CompressAnswer, ApiError> {
-    let deadline = service.executor().deadline(arrived, asked.options.deadline_ms)?;
-    let asked = Arc::new(asked);
-    match compress(&service, &asked, deadline).await {
-        Err(error) if executor::passes_through(&error, asked.options.on_error, asked.ids.is_some()) => {
-            passed(&service, asked, error, arrived).await
+/// Compresses chunks; if that fails and the request asks for it, returns them unchanged.
+async fn compress_chunks(
+    service: Scope,
+    request: ChunksRequest,
+    arrived: Instant,
+) -> Result<CompressAnswer, ApiError> {
+    let deadline = service.executor().deadline(arrived, request.options.deadline_ms)?;
+    let request = Arc::new(request);
+    let are_registered = request.chunk_ids.is_some();
+    match run(&service, &request, deadline).await {
+        Err(error) if executor::passes_through(&error, request.options.on_error, are_registered) => {
+            pass_through(&service, request, error, arrived).await
         }
-        Err(error) if asked.ids.is_some() => Err(error.of_chunks_in("chunk_ids")),
+        Err(error) if are_registered => Err(error.of_chunks_in("chunk_ids")),
         outcome => outcome,
     }
 }
 
-async fn compress(
+async fn run(
     service: &Scope,
-    asked: &Arc<Asked>,
+    request: &Arc<ChunksRequest>,
     deadline: Instant,
 ) -> Result<CompressAnswer, ApiError> {
     let pipeline = service.ready()?;
-    if let Some(wanted) = &asked.options.kv {
-        kv::check(service, pipeline, wanted)?;
+    if let Some(wanted) = &request.options.kv {
+        check_export(service, pipeline, wanted)?;
     }
-    let (working, asked) = (service.clone(), Arc::clone(asked));
-    service
-        .executor()
-        .run(deadline, move |cancel| {
-            let pipeline = working.ready()?;
-            let resolved = asked.resolved(&working, working.limits.registry.named_bytes_max, cancel)?;
-            let mut compressed = pipeline.compress(&resolved.request, cancel)?;
-            let kv = asked.options.kv.map(|wanted| {
-                let started = Instant::now();
-                let question = (&*resolved.request.query, &resolved.request.chunks[..]);
-                let kv_export = kv::export(pipeline, question, &compressed, &wanted, cancel)?;
-                let answer = kv::keep(&working, kv_export, &wanted);
-                compressed.timings.push("kv", started.elapsed());
-                answer
-            });
-            observe::compressed(&compressed);
-            let kv = kv.transpose()?;
-            Ok(asked.answer(&resolved, compressed, &working).with_kv(kv))
-        })
-        .await
+    let (scope, request) = (service.clone(), Arc::clone(request));
+    let answer = service.executor().run(deadline, move |cancel| {
+        let pipeline = scope.ready()?;
+        let loaded = request.load(&scope, scope.limits.registry.named_bytes_max, cancel)?;
+        let mut compressed = pipeline.compress(&loaded.request, cancel)?;
+        let kv = request.options.kv.map(|wanted| {
+            let started = Instant::now();
+            let question = (&*loaded.request.query, &loaded.request.chunks[..]);
+            let file = export(pipeline, question, &compressed, &wanted, cancel)?;
+            let answer = store_export(&scope, file, &wanted);
+            compressed.timings.push("kv", started.elapsed());
+            answer
+        });
+        observe::compressed(&compressed);
+        let kv = kv.transpose()?;
+        Ok(request.answer(&loaded, compressed, &scope).with_kv(kv))
+    });
+    answer.await
 }
 
-/// The chunks as they are, and why. Registered ones that nobody could have sent are not: then the error is the answer.
-async fn passed(
+/// Returns the chunks unchanged, with the error. Fails with the error if registered chunks cannot be loaded, or are longer together than a
+/// body may be.
+async fn pass_through(
     service: &Scope,
-    asked: Arc<Asked>,
+    request: Arc<ChunksRequest>,
     error: ApiError,
     arrived: Instant,
 ) -> Result<CompressAnswer, ApiError> {
-    let service = service.clone();
+    let scope = service.clone();
     run_blocking(move || {
-        let Ok(resolved) = asked.resolved(&service, service.limits.body_bytes_max, &Cancel::default()) else {
+        let Ok(loaded) = request.load(&scope, scope.limits.body_bytes_max, &Cancel::default()) else {
             return Err(error);
         };
-        let compressed = pipeline::passthrough(&resolved.request, arrived.elapsed());
-        Ok(asked.answer(&resolved, compressed, &service).degraded(error))
+        let compressed = pipeline::passthrough(&loaded.request, arrived.elapsed());
+        Ok(request.answer(&loaded, compressed, &scope).degraded(error))
     })
     .await
 }
 
-impl Asked {
+impl ChunksRequest {
     fn new(body: CompressBody) -> Result<Self, ApiError> {
-        let ids = body.chunk_ids().map(<[_]>::to_vec);
-        let (request, options) = body.into_domain(ids.is_some().then(Vec::new))?;
-        Ok(Self { request, options, ids })
+        let chunk_ids = body.chunk_ids().map(<[_]>::to_vec);
+        let (request, options) = body.into_domain(chunk_ids.is_some().then(Vec::new))?;
+        Ok(Self { request, options, chunk_ids })
     }
 
-    /// The request with its chunks, of at most `bytes_max` where they are registered ones.
-    fn resolved(&self, service: &Scope, bytes_max: usize, cancel: &Cancel) -> Result<Resolved<'_>, ApiError> {
-        let Some(ids) = &self.ids else {
-            return Ok(Resolved { request: Cow::Borrowed(&self.request), prefiltered: None });
+    /// The request with its chunks. Registered chunks are looked up, and may have at most `bytes_max` bytes of text.
+    fn load(
+        &self,
+        service: &Scope,
+        bytes_max: usize,
+        cancel: &Cancel,
+    ) -> Result<LoadedRequest<'_>, ApiError> {
+        let Some(ids) = &self.chunk_ids else {
+            return Ok(LoadedRequest { request: Cow::Borrowed(&self.request), prefiltered: None });
         };
         let (registry, limits) = (service.registry()?, service.limits.registry);
         check_ids(ids, limits.named_count_max)?;
-        let lookup = Lookup { registry, ids, bytes_max, cancel };
+        let lookup = ChunkLookup { registry, ids, bytes_max, cancel };
         let (chunks, prefiltered) = if limits.prefilter_above == 0 || ids.len() <= limits.prefilter_above {
             (lookup.chunks((0..ids.len()).collect())?, None)
         } else {
-            // Unknown ids are refused whether the prefilter would have kept them or not.
+            // Unknown ids are an error even if the prefilter would not keep them.
             let missing = registry.missing(ids);
             if !missing.is_empty() {
                 return Err(ApiError::ids_unknown(ids, &missing));
             }
             let CompressRequest { query, keep, .. } = &self.request;
-            let places = kept(registry.prefilter(query, ids, limits.prefilter_to)?, ids, keep);
-            (lookup.chunks(places.clone())?, Some(Prefiltered { from: ids.len(), places }))
+            let indexes = with_kept(registry.prefilter(query, ids, limits.prefilter_to)?, ids, keep);
+            (lookup.chunks(indexes.clone())?, Some(Prefiltered { from: ids.len(), indexes }))
         };
         let request = Cow::Owned(CompressRequest { chunks, ..self.request.clone() });
-        Ok(Resolved { request, prefiltered })
+        Ok(LoadedRequest { request, prefiltered })
     }
 
-    fn answer(
-        &self,
-        resolved: &Resolved,
-        compressed: pipeline::Compressed,
-        service: &Scope,
-    ) -> CompressAnswer {
-        let remembered = remembered(resolved, &compressed);
+    fn answer(&self, loaded: &LoadedRequest, compressed: Compressed, service: &Scope) -> CompressAnswer {
+        let recent = recent_request(loaded, &compressed);
         let pipeline = service.pipeline();
-        let answer = CompressAnswer::new(&resolved.request, compressed, self.options.offsets, pipeline);
-        let answer = match &resolved.prefiltered {
+        let answer = CompressAnswer::new(&loaded.request, compressed, self.options.offsets, pipeline);
+        let answer = match &loaded.prefiltered {
             None => answer,
             Some(prefiltered) => answer.prefiltered(prefiltered),
         };
-        answer.named(service.handles().insert(remembered))
+        answer.with_id(service.handles().insert(recent))
     }
 }
 
-/// What an answer to this context will be asked about.
-fn remembered(resolved: &Resolved, compressed: &pipeline::Compressed) -> RecentRequest {
-    let chunks = &resolved.request.chunks;
+/// What is stored of a compression, for attributions that name it.
+fn recent_request(loaded: &LoadedRequest, compressed: &Compressed) -> RecentRequest {
+    let chunks = &loaded.request.chunks;
     let (mut kept, mut markers) = (vec![Vec::new(); chunks.len()], vec![None; chunks.len()]);
     for (before, outcome) in compressed.chunks.iter().filter(|outcome| outcome.kept).enumerate() {
         kept[outcome.index] = outcome.spans.iter().map(|span| span.source).collect();
         markers[outcome.index] = Some(before + 1);
     }
-    let places = resolved.prefiltered.as_ref().map(|prefiltered| prefiltered.places.clone());
+    let places = loaded.prefiltered.as_ref().map(|prefiltered| prefiltered.indexes.clone());
     RecentRequest { chunks: chunks.clone(), places, kept, markers }
 }
 
-/// What the caller wants kept whatever its score is kept here, too.
-fn kept(mut places: Vec<usize>, ids: &[String], keep: &[String]) -> Vec<usize> {
+/// The indexes that the prefilter left, with those of the chunks that the request wants to keep whole.
+fn with_kept(mut indexes: Vec<usize>, ids: &[String], keep: &[String]) -> Vec<usize> {
     let keep: HashSet<&String> = keep.iter().collect();
     if !keep.is_empty() {
-        places.extend((0..ids.len()).filter(|&place| keep.contains(&ids[place])));
-        places.sort_unstable();
-        places.dedup();
+        indexes.extend((0..ids.len()).filter(|&index| keep.contains(&ids[index])));
+        indexes.sort_unstable();
+        indexes.dedup();
     }
-    places
+    indexes
+}
+
+/// Checks that keys and values can be exported, before anything is read.
+fn check_export(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), ApiError> {
+    kv_export::check_model(pipeline.model()).map_err(PipelineError::from)?;
+    if let KvWanted::Heads(eviction) = wanted {
+        eviction.check().map_err(PipelineError::from)?;
+    }
+    if service.kv_handles().is_disabled() {
+        return Err(ApiError::kv_off());
+    }
+    Ok(())
+}
+
+/// Exports the keys and values of the kept chunks, in the order of the context.
+fn export(
+    pipeline: &Pipeline,
+    (query, chunks): (&str, &[Arc<Chunk>]),
+    compressed: &Compressed,
+    wanted: &KvWanted,
+    cancel: &Cancel,
+) -> Result<KvExportFile, PipelineError> {
+    let kept = compressed.chunks.iter().filter(|chunk| chunk.kept);
+    let kept: Vec<Arc<Chunk>> = kept.map(|chunk| Arc::clone(&chunks[chunk.index])).collect();
+    let question = pipeline.tokens_of(query)?;
+    let kv_export = pipeline.kv_export(&kept, question.len(), cancel)?;
+    let heads = match wanted {
+        KvWanted::Chunks => None,
+        KvWanted::Heads(eviction) => Some(pipeline.evict(&kv_export, &question, eviction, cancel)?),
+    };
+    Ok(KvExportFile::new(kv_export, heads, &kept, pipeline))
+}
+
+/// Stores an export for its tenant.
+fn store_export(service: &Scope, file: KvExportFile, wanted: &KvWanted) -> Result<KvAnswer, ApiError> {
+    let decoder = service.ready()?.model().decoder.as_ref();
+    let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
+    let room_tokens = decoder.map_or(0, |decoder| decoder.context_tokens_max.saturating_sub(file.tokens()));
+    let (tokens, share, bytes, memory_bytes) = (file.tokens(), file.share(), file.file_bytes(), file.bytes());
+    let handles = service.kv_handles();
+    let handle = handles.insert(file).ok_or_else(|| ApiError::kv_too_large(memory_bytes))?;
+    let expires_s = handles.expire_s();
+    Ok(KvAnswer {
+        handle,
+        expires_s,
+        policy: wanted.policy(),
+        tokens,
+        room_tokens,
+        share,
+        bytes,
+        fingerprint,
+    })
+}
+
+/// `GET /v1/kv/{handle}`: the file of an export. `?fingerprint=` names the model that will use it; another model's is refused.
+pub async fn fetch_export(
+    service: Scope,
+    handle: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    let [fingerprint] = query::parameters(query.as_deref(), ["fingerprint"])?;
+    let handle = handle.map_err(|_| ApiError::kv_unknown())?.0;
+    service.ready()?;
+    let file = service.kv_handles().get(&handle).ok_or_else(ApiError::kv_unknown)?;
+    let ours = service.ready()?.model().decoder.as_ref().and_then(|decoder| decoder.weights.as_deref());
+    if let Some(theirs) = fingerprint.as_deref().filter(|theirs| Some(*theirs) != ours) {
+        return Err(ApiError::model_mismatch(ours.unwrap_or_default(), theirs));
+    }
+    let length = HeaderValue::from(file.file_bytes());
+    // Each part is read when the one before has been sent: a slow reader holds one part, and no thread.
+    let parts = stream::iter(file.parts()).then(move |part| {
+        let (service, file) = (service.clone(), Arc::clone(&file));
+        run_blocking(move || Ok(file.read_part(part, service.ready()?)))
+    });
+    let kind = HeaderValue::from_static("application/octet-stream");
+    let body = Body::from_stream(parts.map(|part| part.map_err(|error| error.message)));
+    Ok(([(CONTENT_TYPE, kind), (CONTENT_LENGTH, length)], body).into_response())
 }

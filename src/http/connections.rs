@@ -1,9 +1,9 @@
-//! Bounds the connections of one listener: how many there are in all and of one peer, how long one may be idle, and how long a client
-//! may leave an answer unread.
+//! Limits the connections of one listener: their number in all and for one peer, how long one may be idle, and how long a client may leave
+//! an answer unread.
 //!
-//! A new connection finds room when the limit is reached: the connection that has been idle the longest is closed for it. Only where
-//! every connection has a request in flight is the new one refused; a request counts here once its key was found valid. A client that
-//! opens connections and says nothing, that keeps hundreds of them alive, or that has no key, therefore keeps nobody out.
+//! When the limit is reached, the connection that has been idle the longest is closed for a new one. The new one is refused only if every
+//! connection has a request in flight; a request counts once its key has been found valid. Therefore a client that opens connections and
+//! sends nothing, that keeps hundreds of them alive, or that has no key, cannot lock out others.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -18,23 +18,23 @@ use hyper::body::{Frame, SizeHint};
 use metrics::{counter, gauge};
 use tokio::sync::Notify;
 
-/// An answer is handed to its connection in pieces of this size. HTTP/2 keeps what a client does not take in memory, whole frames at a
-/// time: in smaller frames, an answer that is left unread stays with its handler, where it is seen.
+/// An answer is given to its connection in frames of at most this size. HTTP/2 buffers whole frames that a client does not read: with small
+/// frames, most of an unread answer stays in the handler, where this module notices it.
 const FRAME_BYTES_MAX: usize = 64 * 1024;
 
-/// How often a connection is looked at, at most.
-const LOOK_MAX: Duration = Duration::from_secs(1);
+/// The longest time between two checks of a connection.
+const CHECK_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
-/// Bounds of a listener's connections.
+/// Limits of the connections of a listener.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionLimits {
-    /// Connections in all.
+    /// The most connections in all.
     pub count_max: usize,
-    /// Connections of one IPv4 address, or of one IPv6 network of 64 bits.
+    /// The most connections of one IPv4 address, or of one IPv6 network of 64 bits.
     pub per_peer_max: usize,
-    /// How long a connection may have no request in flight.
+    /// The longest time that a connection may have no request in flight.
     pub idle_max: Duration,
-    /// How long a client may take nothing of an answer.
+    /// The longest time that a client may read nothing of an answer.
     pub write_max: Duration,
 }
 
@@ -44,7 +44,7 @@ pub struct Connections(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Names the listener in metrics.
+    /// ChunkNumbers the listener in metrics.
     listener: &'static str,
     limits: ConnectionLimits,
     open: Mutex<Open>,
@@ -57,7 +57,7 @@ struct Open {
     per_peer: HashMap<IpAddr, usize>,
 }
 
-/// A connection that was let in. Dropped, it makes room for another.
+/// An open connection. Dropping it makes room for another.
 #[derive(Debug)]
 pub struct Connection {
     id: u64,
@@ -65,18 +65,18 @@ pub struct Connection {
     connections: Connections,
 }
 
-/// Why a connection is closed from this side.
+/// Why the daemon closes a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Close {
-    /// It has been idle for too long: its client is told before it is closed.
+    /// It has been idle for too long. The client is told before the connection is closed.
     Idle,
-    /// Its client reads no answer: nothing that it is told would arrive.
+    /// The client does not read, so that it cannot be told.
     Stalled,
-    /// Another connection needs its place.
+    /// It is closed for a new connection.
     Evicted,
 }
 
-/// What a connection does.
+/// The activity of a connection.
 #[derive(Debug)]
 struct Activity {
     peer: IpAddr,
@@ -87,43 +87,43 @@ struct Activity {
 #[derive(Debug)]
 struct State {
     requests_in_flight: usize,
-    /// Of these, the requests that may be answered, by their ids.
+    /// The ids of those requests whose keys are valid.
     accepted: HashSet<u64>,
-    /// The end of the latest request.
+    /// The end of the last request.
     idle_since: Instant,
-    next_answer: u64,
-    /// Answers of which the connection took a piece and has not come back for the next one, with the time of that piece.
-    handed_over: HashMap<u64, Instant>,
+    next_id: u64,
+    /// Answers of which the connection took a frame and has not asked for the next one, with the time of that frame.
+    unread: HashMap<u64, Instant>,
 }
 
-/// A request on its way. Dropped when its answer has been handed over whole, or will not be.
+/// A request in flight. Dropping it ends the request: its answer has been read, or never will be.
 #[derive(Debug)]
 pub struct InFlight {
     activity: Arc<Activity>,
     id: u64,
 }
 
-/// Travels with a request from its connection to the layer that asks for keys.
+/// Tells the connection of a request that the request is accepted. It is an extension of the request.
 #[derive(Debug, Clone)]
-pub struct Begun {
+pub struct RequestHandle {
     activity: Arc<Activity>,
     id: u64,
 }
 
-impl Begun {
-    /// The request may be answered: its connection is kept for as long as it is in flight.
+impl RequestHandle {
+    /// The request has a valid key: its connection is not evicted while the request is in flight.
     pub fn accept(&self) {
         self.activity.state().accepted.insert(self.id);
     }
 }
 
 impl Connections {
-    /// No connections yet. `listener` is their label in metrics.
+    /// A listener without connections. `listener` is its label in metrics.
     pub fn new(listener: &'static str, limits: ConnectionLimits) -> Self {
         Self(Arc::new(Shared { listener, limits, open: Mutex::default() }))
     }
 
-    /// Takes in a connection of `peer`, in place of an idle one where there are as many as may be. None: it is to be refused.
+    /// Admits a connection of `peer`, if necessary in place of an idle one. None: the connection is refused.
     pub fn admit(&self, peer: IpAddr) -> Option<Connection> {
         let ConnectionLimits { count_max, per_peer_max, .. } = self.0.limits;
         let peer = network(peer);
@@ -162,10 +162,10 @@ impl Connections {
 }
 
 impl Open {
-    /// Closes the connection that has been idle the longest, among those that `may_go`. False: there is none.
-    fn evict(&mut self, may_go: impl Fn(&Activity) -> bool) -> bool {
-        let idle = self.by_id.iter().filter(|(_, activity)| may_go(activity));
-        let idle = idle.filter_map(|(&id, activity)| activity.may_go_since().map(|since| (since, id)));
+    /// Closes the connection that has been idle the longest, among those that match. False: none is idle.
+    fn evict(&mut self, matches: impl Fn(&Activity) -> bool) -> bool {
+        let idle = self.by_id.iter().filter(|(_, activity)| matches(activity));
+        let idle = idle.filter_map(|(&id, activity)| activity.idle_since().map(|since| (since, id)));
         let Some((_, id)) = idle.min() else { return false };
         if let Some(activity) = self.remove(id) {
             activity.evicted.notify_one();
@@ -173,7 +173,7 @@ impl Open {
         true
     }
 
-    /// Once for each connection: one that was evicted is not counted any more when it is dropped.
+    /// Removes a connection, once: one that was evicted is gone already when it is dropped.
     fn remove(&mut self, id: u64) -> Option<Arc<Activity>> {
         let activity = self.by_id.remove(&id)?;
         if let Some(count) = self.per_peer.get_mut(&activity.peer) {
@@ -186,7 +186,7 @@ impl Open {
     }
 }
 
-/// What counts as one peer. Whoever has an IPv6 address has 2^64 of them.
+/// The network that counts as one peer. A client with one IPv6 address usually has 2^64 of them.
 fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
@@ -195,23 +195,23 @@ fn network(peer: IpAddr) -> IpAddr {
 }
 
 impl Connection {
-    /// A request has come on this connection.
+    /// Counts a request on this connection.
     pub fn request(&self) -> InFlight {
         let mut state = self.activity.state();
         state.requests_in_flight += 1;
-        state.next_answer += 1;
-        InFlight { activity: Arc::clone(&self.activity), id: state.next_answer }
+        state.next_id += 1;
+        InFlight { activity: Arc::clone(&self.activity), id: state.next_id }
     }
 
-    /// Returns when the connection is to be closed, and why. Cancelling it loses nothing.
+    /// Waits until the connection has to be closed, and returns why. It may be dropped and called again.
     pub async fn closing(&self) -> Close {
         let ConnectionLimits { idle_max, write_max, .. } = self.connections.0.limits;
-        let look = (idle_max.min(write_max) / 8).clamp(Duration::from_millis(1), LOOK_MAX);
+        let interval = (idle_max.min(write_max) / 8).clamp(Duration::from_millis(1), CHECK_INTERVAL_MAX);
         let close = loop {
             tokio::select! {
                 () = self.activity.evicted.notified() => break Close::Evicted,
-                () = tokio::time::sleep(look) => {
-                    if let Some(close) = self.activity.is_over(idle_max, write_max) {
+                () = tokio::time::sleep(interval) => {
+                    if let Some(close) = self.activity.close_reason(idle_max, write_max) {
                         break close;
                     }
                 }
@@ -240,8 +240,8 @@ impl Activity {
             requests_in_flight: 0,
             accepted: HashSet::new(),
             idle_since: Instant::now(),
-            next_answer: 0,
-            handed_over: HashMap::new(),
+            next_id: 0,
+            unread: HashMap::new(),
         };
         Self { peer, evicted: Notify::new(), state: Mutex::new(state) }
     }
@@ -250,30 +250,30 @@ impl Activity {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Since when it has answered nothing, if no request that may be answered is in flight.
-    fn may_go_since(&self) -> Option<Instant> {
+    /// The end of the last request, if no accepted request is in flight.
+    fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
         state.accepted.is_empty().then_some(state.idle_since)
     }
 
-    fn is_over(&self, idle_max: Duration, write_max: Duration) -> Option<Close> {
+    fn close_reason(&self, idle_max: Duration, write_max: Duration) -> Option<Close> {
         let state = self.state();
         let is_idle = state.requests_in_flight == 0 && state.idle_since.elapsed() >= idle_max;
-        // One client of many behind a proxy may leave its answer unread: the others' requests on the same connection go on.
+        // Behind a proxy, one client may leave its answer unread while the requests of others on the same connection go on.
         let is_stalled = state.requests_in_flight > 0
-            && state.handed_over.len() == state.requests_in_flight
-            && state.handed_over.values().all(|at| at.elapsed() >= write_max);
+            && state.unread.len() == state.requests_in_flight
+            && state.unread.values().all(|at| at.elapsed() >= write_max);
         if is_stalled { Some(Close::Stalled) } else { is_idle.then_some(Close::Idle) }
     }
 }
 
 impl InFlight {
-    /// What the request takes along.
-    pub fn begun(&self) -> Begun {
-        Begun { activity: Arc::clone(&self.activity), id: self.id }
+    /// The handle that the request carries.
+    pub fn handle(&self) -> RequestHandle {
+        RequestHandle { activity: Arc::clone(&self.activity), id: self.id }
     }
 
-    /// The answer, watched until the connection has taken all of it.
+    /// The answer, watched until the connection has read all of it.
     pub fn answer(self, response: Response) -> Response {
         response.map(|body| Body::new(Watched { body, rest: Bytes::new(), in_flight: self }))
     }
@@ -282,17 +282,17 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.activity.state();
-        state.handed_over.remove(&self.id);
+        state.unread.remove(&self.id);
         state.accepted.remove(&self.id);
         state.requests_in_flight -= 1;
         state.idle_since = Instant::now();
     }
 }
 
-/// The body of an answer, in pieces of [`FRAME_BYTES_MAX`] at most.
+/// The body of an answer, in frames of at most [`FRAME_BYTES_MAX`].
 struct Watched {
     body: Body,
-    /// What is left of a longer piece.
+    /// What is left of a longer frame.
     rest: Bytes,
     in_flight: InFlight,
 }
@@ -314,17 +314,17 @@ impl HttpBody for Watched {
                     Ok(data) => data,
                     Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
                 },
-                // Whoever waits for more of the answer has taken what there was.
+                // A connection that asks for more has read the frame before.
                 other => {
-                    this.in_flight.activity.state().handed_over.remove(&id);
+                    this.in_flight.activity.state().unread.remove(&id);
                     return other;
                 }
             };
             this.rest = data;
         }
-        let piece = this.rest.split_to(this.rest.len().min(FRAME_BYTES_MAX));
-        this.in_flight.activity.state().handed_over.insert(id, Instant::now());
-        Poll::Ready(Some(Ok(Frame::data(piece))))
+        let frame = this.rest.split_to(this.rest.len().min(FRAME_BYTES_MAX));
+        this.in_flight.activity.state().unread.insert(id, Instant::now());
+        Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -362,7 +362,7 @@ mod tests {
 
     fn accepted(connection: &Connection) -> InFlight {
         let in_flight = connection.request();
-        in_flight.begun().accept();
+        in_flight.handle().accept();
         in_flight
     }
 
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_one_that_is_idle_the_longest_makes_room() {
+    async fn the_connection_that_is_idle_the_longest_is_evicted() {
         let connections = connections(3, 2);
         let busy = connections.admit(peer(1)).expect("room");
         let in_flight = accepted(&busy);
@@ -393,29 +393,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_without_a_valid_key_keeps_nobody_out() {
+    async fn a_request_without_a_valid_key_does_not_protect_its_connection() {
         let connections = connections(1, 1);
-        let nobody = connections.admit(peer(1)).expect("room");
-        let _refused = nobody.request();
-        let somebody = connections.admit(peer(1)).expect("in place of the first");
-        assert!(is_evicted(&nobody).await && !is_evicted(&somebody).await);
+        let unauthenticated = connections.admit(peer(1)).expect("room");
+        let _refused = unauthenticated.request();
+        let other = connections.admit(peer(1)).expect("in place of the first");
+        assert!(is_evicted(&unauthenticated).await && !is_evicted(&other).await);
     }
 
     #[test]
-    fn an_answer_that_is_left_unread_does_not_end_others_of_its_connection() {
+    fn an_unread_answer_does_not_end_others_of_its_connection() {
         let connection = connections(1, 1).admit(peer(1)).expect("room");
         let [one, other] = [connection.request(), connection.request()];
-        let over = |write_max| connection.activity.is_over(LONG, write_max);
-        connection.activity.state().handed_over.insert(one.id, Instant::now());
-        assert_eq!(over(Duration::ZERO), None);
-        connection.activity.state().handed_over.insert(other.id, Instant::now());
-        assert_eq!(over(Duration::ZERO), Some(Close::Stalled));
+        let close_reason = |write_max| connection.activity.close_reason(LONG, write_max);
+        connection.activity.state().unread.insert(one.id, Instant::now());
+        assert_eq!(close_reason(Duration::ZERO), None);
+        connection.activity.state().unread.insert(other.id, Instant::now());
+        assert_eq!(close_reason(Duration::ZERO), Some(Close::Stalled));
         drop((one, other));
-        assert_eq!(over(Duration::ZERO), None);
+        assert_eq!(close_reason(Duration::ZERO), None);
     }
 
     #[test]
-    fn one_peer_makes_room_for_itself_only() {
+    fn a_peer_at_its_limit_evicts_only_its_own_connections() {
         let connections = connections(10, 2);
         let others = connections.admit(peer(1)).expect("room");
         let own: Vec<Connection> = (0..2).map(|_| connections.admit(peer(2)).expect("room")).collect();
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_go_out_in_pieces_and_one_that_is_not_taken_is_seen() {
+    async fn answers_are_sent_in_frames_and_one_that_is_not_read_is_noticed() {
         let limits =
             ConnectionLimits { count_max: 1, per_peer_max: 1, idle_max: LONG, write_max: Duration::ZERO };
         let connection = Connections::new("test", limits).admit(peer(1)).expect("room");
@@ -459,7 +459,7 @@ mod tests {
         }
         assert_eq!(taken, text);
         drop(body);
-        assert_eq!(connection.activity.is_over(LONG, Duration::ZERO), None, "all of it was taken");
-        assert_eq!(connection.activity.is_over(Duration::ZERO, LONG), Some(Close::Idle));
+        assert_eq!(connection.activity.close_reason(LONG, Duration::ZERO), None, "all of it was taken");
+        assert_eq!(connection.activity.close_reason(Duration::ZERO, LONG), Some(Close::Idle));
     }
 }

@@ -1,4 +1,4 @@
-//! The layer that asks for keys. What it lets through carries its caller; nothing is read of what it does not.
+//! The layer that authenticates requests by their keys. It gives each request its caller, and reads no body of a request without a valid key.
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{AUTHORIZATION, EXPECT};
@@ -6,30 +6,30 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::connections::Begun;
-use super::memory::{self, NoRoom};
+use super::connections::RequestHandle;
+use super::memory::{self, PoolExhausted};
 use super::observe::KeyName;
 use super::{Service, body, openapi};
 use crate::access::KEY_PREFIX;
 use crate::error::ApiError;
 use crate::middleware::dialect::Dialect;
 
-/// Our own header: a caller whose `Authorization` is for somebody behind us sends its key here.
+/// The header for the key of a client whose `Authorization` is for an upstream.
 const KEY: &str = "x-thresher-key";
 
-/// Layer around every route, and around what is no route.
-pub async fn ask(State(service): State<Service>, mut request: Request, next: Next) -> Response {
+/// Layer around all routes and the fallback.
+pub async fn authenticate(State(service): State<Service>, mut request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
-    // It is the same for everybody, and how one learns that there are keys.
+    // The OpenAPI document is the same for all callers, and says that keys are needed.
     if path.as_ref().is_some_and(|path| path.as_str() == openapi::PATH) {
         return next.run(request).await;
     }
-    let admitted = service.admit(presented(request.headers()));
-    take_off(request.headers_mut(), service.is_keyed());
-    let (name, mut response) = match admitted {
+    let authenticated = service.authenticate(key_in(request.headers()));
+    remove_keys(request.headers_mut(), service.is_keyed());
+    let (name, mut response) = match authenticated {
         Ok(caller) => {
-            if let Some(begun) = request.extensions().get::<Begun>() {
-                begun.accept();
+            if let Some(handle) = request.extensions().get::<RequestHandle>() {
+                handle.accept();
             }
             let tenant = caller.tenant().clone();
             let name = caller.key_name().cloned();
@@ -38,21 +38,21 @@ pub async fn ask(State(service): State<Service>, mut request: Request, next: Nex
             }
             request.extensions_mut().insert(caller);
             let answer = next.run(request).await;
-            let answer = memory::held(service.answers(), service.claim_of(&tenant), answer);
+            let answer = memory::account(service.answers(), service.claim_of(&tenant), answer);
             (
                 name,
-                answer.unwrap_or_else(|NoRoom| {
-                    refusal(ApiError::answer_memory_full(), path.as_ref().map(MatchedPath::as_str))
+                answer.unwrap_or_else(|PoolExhausted| {
+                    error_response(ApiError::answer_memory_full(), path.as_ref().map(MatchedPath::as_str))
                 }),
             )
         }
         Err(denied) => {
             let name = denied.name().cloned();
-            let asks_first = request.headers().contains_key(EXPECT);
-            if !asks_first {
-                body::discard_of_nobody(request.into_body()).await;
+            let expects_continue = request.headers().contains_key(EXPECT);
+            if !expects_continue {
+                body::discard_unauthenticated(request.into_body()).await;
             }
-            (name, refusal(denied.into(), path.as_ref().map(MatchedPath::as_str)))
+            (name, error_response(denied.into(), path.as_ref().map(MatchedPath::as_str)))
         }
     };
     if let Some(name) = name {
@@ -61,9 +61,8 @@ pub async fn ask(State(service): State<Service>, mut request: Request, next: Nex
     response
 }
 
-/// In the words of the API that was asked, as far as its path says which; else in a shape in which every client finds the
-/// message.
-fn refusal(error: ApiError, path: Option<&str>) -> Response {
+/// The error in the format of the API that the path belongs to, or else in one in which every client finds the message.
+fn error_response(error: ApiError, path: Option<&str>) -> Response {
     match path {
         Some("/v1/messages") => error.dialect_response(Dialect::Messages),
         Some("/v1/chat/completions" | "/v1/responses") => error.dialect_response(Dialect::Chat),
@@ -71,26 +70,26 @@ fn refusal(error: ApiError, path: Option<&str>) -> Response {
     }
 }
 
-/// Whoever passes a request on passes on no key of ours; an `Authorization` beside ours is for who stands behind us.
-fn take_off(headers: &mut HeaderMap, is_keyed: bool) {
-    let stood_in_authorization = headers.remove(KEY).is_none();
-    if stood_in_authorization && is_keyed {
+/// Removes keys for this daemon, so that they are not passed on. An `Authorization` beside `x-thresher-key` is for the upstream, and stays.
+fn remove_keys(headers: &mut HeaderMap, is_keyed: bool) {
+    let was_in_authorization = headers.remove(KEY).is_none();
+    if was_in_authorization && is_keyed {
         headers.remove(AUTHORIZATION);
     }
-    // Whoever puts a key of ours where an upstream's belongs has mistaken one for the other.
+    // A client may have put a key for this daemon where the key for an upstream belongs.
     for name in [AUTHORIZATION, HeaderName::from_static("x-api-key")] {
-        let is_ours = |value: &HeaderValue| {
+        let is_daemon_key = |value: &HeaderValue| {
             let value = value.as_bytes();
             value.split(|&byte| byte == b' ').any(|word| word.starts_with(KEY_PREFIX.as_bytes()))
         };
-        if headers.get_all(&name).iter().any(is_ours) {
+        if headers.get_all(&name).iter().any(is_daemon_key) {
             headers.remove(name);
         }
     }
 }
 
-/// The key that a request brings; one that is not even text is none that anybody has.
-fn presented(headers: &HeaderMap) -> Option<&str> {
+/// The key of a request. One that is not text becomes empty, which is no valid key.
+fn key_in(headers: &HeaderMap) -> Option<&str> {
     if let Some(key) = headers.get(KEY) {
         return Some(key.to_str().unwrap_or_default().trim());
     }
@@ -103,13 +102,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_of_ours_are_taken_off_and_others_left() {
+    fn keys_for_this_daemon_are_removed_and_others_stay() {
         let check = |names: &[&'static str], is_keyed: bool, left: &[&str]| {
             let mut map = HeaderMap::new();
             names.iter().for_each(|name| {
                 map.append(HeaderName::from_static(name), "Bearer k".parse().expect("a value"));
             });
-            take_off(&mut map, is_keyed);
+            remove_keys(&mut map, is_keyed);
             assert_eq!(map.keys().map(HeaderName::as_str).collect::<Vec<_>>(), left, "{names:?} {is_keyed}");
         };
         check(&["authorization"], true, &[]);
@@ -121,18 +120,18 @@ mod tests {
         mistaken.insert(AUTHORIZATION, "Bearer thr_a".parse().expect("a value"));
         mistaken.insert("x-api-key", "thr_a".parse().expect("a value"));
         mistaken.insert(KEY, "thr_a".parse().expect("a value"));
-        take_off(&mut mistaken, true);
+        remove_keys(&mut mistaken, true);
         assert!(mistaken.is_empty(), "{mistaken:?}");
     }
 
     #[test]
-    fn keys_come_in_two_headers_of_which_ours_wins() {
+    fn the_key_is_in_one_of_two_headers_and_the_daemons_own_wins() {
         let check = |headers: &[(&'static str, &'static str)], expect: Option<&str>| {
             let map: HeaderMap = headers
                 .iter()
                 .map(|(name, value)| (HeaderName::from_static(name), value.parse().expect("a value")))
                 .collect();
-            assert_eq!(presented(&map), expect, "{headers:?}");
+            assert_eq!(key_in(&map), expect, "{headers:?}");
         };
         check(&[], None);
         check(&[("authorization", "Bearer thr_a")], Some("thr_a"));

@@ -1,4 +1,4 @@
-//! `/mcp`: `compress` and `attribute` as tools, through the same door as the requests of these names.
+//! `/mcp`: the MCP tools `compress` and `attribute`, which run as the requests of these names.
 
 use axum::Json;
 use axum::body::Body;
@@ -15,14 +15,14 @@ use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::mcp::{self, Refusal, Tools};
 
-/// Where the tools are.
+/// The path of the endpoint.
 pub const PATH: &str = "/mcp";
 
-/// One request of the streamable HTTP transport.
+/// `POST /mcp`: one request of the streamable HTTP transport.
 pub async fn handle(service: Scope, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
-    let body = body::whole(&service, &head.headers, body, body::Max::of(&service)).await?;
-    // The SDK builds a tree of the whole message before a tool is called.
+    let body = body::whole(&service, &head.headers, body, body::BodyLimit::of(&service)).await?;
+    // The SDK parses the whole message into a tree before it calls a tool.
     let limits = service.limits.bodies;
     let (body, checked) = run_blocking(move || {
         limits.check_tree(&body, None)?;
@@ -31,44 +31,44 @@ pub async fn handle(service: Scope, request: Request) -> Result<Response, ApiErr
     })
     .await?;
     if let Err(refusal) = checked {
-        return Ok(refused(StatusCode::BAD_REQUEST, &refusal));
+        return Ok(refusal_response(StatusCode::BAD_REQUEST, &refusal));
     }
     // The SDK refuses other types of JSON, such as application/vnd.api+json.
     let is_named_json = body::media_type(&head.headers).is_some_and(|kind| kind == "application/json");
     let request = Request::from_parts(head, Full::new(body.into()));
-    let origins = service.origins.named();
-    let response = mcp::serve_http(Calls { service }, request, origins).await;
+    let origins = service.origins.origins();
+    let response = mcp::serve_http(CallerTools { service }, request, origins).await;
     let status = response.status();
     if status.is_success() || response.headers().contains_key(CONTENT_TYPE) {
         return Ok(response.map(Body::new));
     }
-    // The SDK answers some mistakes with a sentence in place of a JSON-RPC error.
-    let said = response.into_body().collect().await.map(|said| said.to_bytes()).unwrap_or_default();
-    let said = String::from_utf8_lossy(&said);
+    // The SDK answers some mistakes with a plain sentence instead of a JSON-RPC error.
+    let sentence = response.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let sentence = String::from_utf8_lossy(&sentence);
     Ok(match status {
-        // The media type is right, so this is its answer to a message that it cannot read.
+        // The media type is right, so this is the answer of the SDK to a message that it cannot parse.
         StatusCode::UNSUPPORTED_MEDIA_TYPE if is_named_json => {
-            refused(StatusCode::BAD_REQUEST, &Refusal::message(&said))
+            refusal_response(StatusCode::BAD_REQUEST, &Refusal::message(&sentence))
         }
-        status => refused(status, &Refusal::request(&said)),
+        status => refusal_response(status, &Refusal::request(&sentence)),
     })
 }
 
-/// Tools with a JSON-RPC error: clients of the protocol read no other errors.
-fn refused(status: StatusCode, refusal: &Refusal) -> Response {
+/// A response with a JSON-RPC error: clients of the protocol read no other errors.
+fn refusal_response(status: StatusCode, refusal: &Refusal) -> Response {
     let mut response = (status, Json(refusal.to_json())).into_response();
     let code = if refusal.is_no_json() { ErrorCode::InvalidJson.as_str() } else { "mcp_refused" };
     response.extensions_mut().insert(ResponseCode(code));
     response
 }
 
-/// Calls of one caller.
+/// The tools, as one caller may use them.
 #[derive(Clone)]
-struct Calls {
+struct CallerTools {
     service: Scope,
 }
 
-impl Tools for Calls {
+impl Tools for CallerTools {
     const HAS_REGISTRY: bool = true;
 
     async fn compress(&self, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {

@@ -1,6 +1,6 @@
-//! Bounds the memory that request bodies take together, and the memory that answers take which clients have not read.
+//! Limits the memory of all request bodies together, and of all answers that clients have not read yet.
 //!
-//! A body counts from its first byte until its request needs it no more; an answer counts until its last byte has left this process.
+//! A body counts from its first byte until its request does not need it any more; an answer counts until its last byte has left this process.
 //! Tenants share a pool by the rule of `admission::Shares`: while other tenants may come, a tenant takes more only while it holds less
 //! than is free. One tenant can therefore take half of a pool, and leaves the other half to the others.
 
@@ -21,13 +21,13 @@ use tokio::time::Instant;
 
 use crate::admission::Claim;
 
-/// What a byte of a body takes while it is read: itself, and what is parsed from it.
+/// The memory of one byte of a body while it is parsed: the byte itself, and what is parsed from it.
 const WEIGHT: usize = 2;
 
-/// Memory for a body is taken in steps of so many bytes.
+/// Memory for a body is taken in steps of this many bytes.
 const STEP_BYTES: usize = 64 * 1024;
 
-/// How long a body waits for memory. Bodies that each hold some and wait for more would wait for each other: after this time one gives up.
+/// How long a body waits for memory. Bodies that each hold some memory and wait for more would wait for each other: after this time they fail.
 const WAIT: Duration = Duration::from_secs(2);
 
 /// Memory that tenants share. Clones share the same memory.
@@ -47,11 +47,11 @@ struct State {
     held: HashMap<Tenant, usize>,
 }
 
-/// The pool has no memory for this.
+/// The pool has not enough memory left for the tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NoRoom;
+pub struct PoolExhausted;
 
-/// Memory that a tenant has taken. Dropping it gives it back.
+/// Memory that a tenant has taken. Dropping it frees the memory.
 #[derive(Debug)]
 pub struct MemoryPermit {
     pool: MemoryPool,
@@ -66,48 +66,45 @@ impl MemoryPool {
         Self(Arc::new(Shared { bytes_max, state: Mutex::new(state), freed: Notify::new() }))
     }
 
-    /// Bytes that are held now.
+    /// The number of bytes that are taken.
     pub fn held(&self) -> usize {
         self.0.bytes_max - self.state().free
     }
 
-    /// Takes memory at once.
+    /// Takes memory without waiting.
     ///
     /// # Errors
-    /// When there is not enough of it for this tenant.
-    pub fn try_take(&self, claim: Claim, bytes: usize) -> Result<MemoryPermit, NoRoom> {
+    /// Fails if there is not enough left for the tenant.
+    pub fn try_take(&self, claim: Claim, bytes: usize) -> Result<MemoryPermit, PoolExhausted> {
         let mut state = self.state();
         let held = state.held.get(claim.tenant).copied().unwrap_or_default();
         let share = if claim.has_rivals { state.free.saturating_sub(held) } else { state.free };
         if bytes > share {
-            return Err(NoRoom);
+            return Err(PoolExhausted);
         }
         state.free -= bytes;
         *state.held.entry(claim.tenant.clone()).or_default() += bytes;
         Ok(MemoryPermit { pool: self.clone(), tenant: claim.tenant.clone(), bytes })
     }
 
-    /// Takes memory, and waits for it if it has to. Who waits for much keeps nobody waiting who needs little.
-    ///
-    /// # Errors
-    /// [`NoRoom`], after [`WAIT`].
-    async fn take(&self, claim: Claim<'_>, bytes: usize) -> Result<MemoryPermit, NoRoom> {
+    /// Takes memory, and waits up to [`WAIT`] for it. A waiting request for much memory does not delay requests for little.
+    async fn take(&self, claim: Claim<'_>, bytes: usize) -> Result<MemoryPermit, PoolExhausted> {
         if bytes > self.0.bytes_max {
-            return Err(NoRoom);
+            return Err(PoolExhausted);
         }
         let until = Instant::now() + WAIT;
         loop {
-            // Registered before looking, so that nothing that is freed in between is missed.
+            // Registered before the attempt, so that memory that is freed in between is not missed.
             let mut freed = std::pin::pin!(self.0.freed.notified());
             freed.as_mut().enable();
             if let Ok(permit) = self.try_take(claim, bytes) {
                 return Ok(permit);
             }
-            tokio::time::timeout_at(until, freed).await.map_err(|_elapsed| NoRoom)?;
+            tokio::time::timeout_at(until, freed).await.map_err(|_elapsed| PoolExhausted)?;
         }
     }
 
-    fn give_back(&self, tenant: &Tenant, bytes: usize) {
+    fn free(&self, tenant: &Tenant, bytes: usize) {
         if bytes == 0 {
             return;
         }
@@ -129,7 +126,7 @@ impl MemoryPool {
 }
 
 impl MemoryPermit {
-    /// Takes `bytes` of it, as much as there is, into a permit of its own.
+    /// Moves `bytes`, or as many as there are, into another permit.
     fn split(&mut self, bytes: usize) -> Self {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -143,11 +140,11 @@ impl MemoryPermit {
 
 impl Drop for MemoryPermit {
     fn drop(&mut self) {
-        self.pool.give_back(&self.tenant, self.bytes);
+        self.pool.free(&self.tenant, self.bytes);
     }
 }
 
-/// The memory that the body of one request takes. Dropping it gives it back.
+/// The memory of the body of one request. Dropping it frees the memory.
 #[derive(Debug)]
 pub struct BodyMemory {
     pool: MemoryPool,
@@ -155,16 +152,16 @@ pub struct BodyMemory {
 }
 
 impl BodyMemory {
-    /// Nothing is held yet.
+    /// Takes no memory yet.
     pub fn new(pool: MemoryPool) -> Self {
         Self { pool, held: Mutex::default() }
     }
 
-    /// Sees to it that there is memory for a body of `bytes`, as far as it has come, and for what will be parsed from it.
+    /// Takes memory for the first `bytes` of a body, and for what will be parsed from them.
     ///
     /// # Errors
-    /// [`NoRoom`], after [`WAIT`].
-    pub async fn grow_to(&self, claim: Claim<'_>, bytes: usize) -> Result<(), NoRoom> {
+    /// Fails if there is not enough memory after two seconds.
+    pub async fn grow_to(&self, claim: Claim<'_>, bytes: usize) -> Result<(), PoolExhausted> {
         let wanted = bytes.next_multiple_of(STEP_BYTES).saturating_mul(WEIGHT);
         let more = wanted.saturating_sub(self.bytes());
         if more == 0 {
@@ -178,21 +175,21 @@ impl BodyMemory {
         Ok(())
     }
 
-    /// Keeps memory for what was parsed from a body of `bytes`, and gives the body's own back: it was dropped.
+    /// Frees the memory of a body of `bytes` that has been parsed and dropped. The memory of what was parsed stays taken.
     pub fn shrink_to_parsed(&self, bytes: usize) {
         self.keep(bytes.next_multiple_of(STEP_BYTES).saturating_mul(WEIGHT - 1));
     }
 
-    /// Gives everything back: neither the body nor what was parsed from it is held any more.
+    /// Frees all memory: both the body and what was parsed from it have been dropped.
     pub fn release(&self) {
         self.keep(0);
     }
 
-    /// Ties the memory to a body that goes on to another server, but for that of `kept` bytes which the request still needs: it is given
-    /// back when the body has been sent, however long the answer takes.
-    pub fn hand_over(&self, body: Vec<u8>, kept: usize) -> Bytes {
-        let over = self.keep(kept.saturating_mul(WEIGHT));
-        Bytes::from_owner(Owned { bytes: body, _memory: over })
+    /// Transfers the memory to a body that is sent to an upstream: it is freed when the body has been sent. The memory of `kept` bytes stays with
+    /// the request, which still needs them.
+    pub fn transfer(&self, body: Vec<u8>, kept: usize) -> Bytes {
+        let transferred = self.keep(kept.saturating_mul(WEIGHT));
+        Bytes::from_owner(Accounted { bytes: body, _memory: transferred })
     }
 
     fn keep(&self, bytes: usize) -> Option<MemoryPermit> {
@@ -208,36 +205,36 @@ impl BodyMemory {
     }
 }
 
-/// Bytes that hold memory of a pool for as long as they are somewhere in this process.
-struct Owned<B, M> {
+/// Bytes that count towards a pool for as long as they are in this process.
+struct Accounted<B, M> {
     bytes: B,
     _memory: M,
 }
 
-impl<B: AsRef<[u8]>, M> AsRef<[u8]> for Owned<B, M> {
+impl<B: AsRef<[u8]>, M> AsRef<[u8]> for Accounted<B, M> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }
 }
 
-/// An answer that holds memory of `pool` until its last byte has left this process, also where HTTP/2 keeps it for a client that does not
-/// read. Answers without a known length are not counted: they are made piece by piece, as fast as they are read.
+/// Counts an answer towards `pool` until its last byte has left this process, also while HTTP/2 buffers it for a client that does not read.
+/// Answers of unknown length are not counted: they are produced as fast as they are read.
 ///
 /// # Errors
-/// [`NoRoom`]. It does not wait: answers that waited would take the memory that they wait for.
-pub fn held(pool: &MemoryPool, claim: Claim, answer: Response) -> Result<Response, NoRoom> {
+/// Fails if there is not enough memory. It does not wait, since waiting answers would take the memory that they wait for.
+pub fn account(pool: &MemoryPool, claim: Claim, answer: Response) -> Result<Response, PoolExhausted> {
     let Some(bytes @ 1..) = answer.body().size_hint().exact() else { return Ok(answer) };
-    let permit = pool.try_take(claim, usize::try_from(bytes).map_err(|_| NoRoom)?)?;
-    Ok(answer.map(|body| Body::new(Held { body, memory: Arc::new(permit) })))
+    let permit = pool.try_take(claim, usize::try_from(bytes).map_err(|_| PoolExhausted)?)?;
+    Ok(answer.map(|body| Body::new(AccountedBody { body, memory: Arc::new(permit) })))
 }
 
-/// The body of an answer, each piece of which holds the memory of all.
-struct Held {
+/// The body of an answer. Each of its frames holds the memory of the whole answer.
+struct AccountedBody {
     body: Body,
     memory: Arc<MemoryPermit>,
 }
 
-impl HttpBody for Held {
+impl HttpBody for AccountedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -246,8 +243,8 @@ impl HttpBody for Held {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
-        let holding = |bytes| Bytes::from_owner(Owned { bytes, _memory: Arc::clone(&this.memory) });
-        Pin::new(&mut this.body).poll_frame(context).map_ok(|frame| frame.map_data(holding))
+        let account = |bytes| Bytes::from_owner(Accounted { bytes, _memory: Arc::clone(&this.memory) });
+        Pin::new(&mut this.body).poll_frame(context).map_ok(|frame| frame.map_data(account))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -259,7 +256,7 @@ impl HttpBody for Held {
     }
 }
 
-/// Records how much is held, for operators.
+/// Records how much memory is taken, for operators.
 pub fn observe(bodies: &MemoryPool, answers: &MemoryPool) {
     gauge!("body_bytes_held").set(bodies.held() as f64);
     gauge!("answer_bytes_held").set(answers.held() as f64);
@@ -282,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_share_the_memory_and_give_it_back() {
+    async fn bodies_share_the_memory_and_free_it() {
         let (pool, tenant) = (MemoryPool::new(4 * STEP), Tenant::default());
         let claim = alone(&tenant);
         let (first, second) = (BodyMemory::new(pool.clone()), BodyMemory::new(pool.clone()));
@@ -290,10 +287,10 @@ mod tests {
         first.grow_to(claim, STEP_BYTES).await.expect("nothing more is needed");
         assert_eq!(pool.held(), STEP);
         first.grow_to(claim, 3 * STEP_BYTES).await.expect("memory");
-        assert_eq!(second.grow_to(claim, 2 * STEP_BYTES).await, Err(NoRoom));
+        assert_eq!(second.grow_to(claim, 2 * STEP_BYTES).await, Err(PoolExhausted));
         second.grow_to(claim, STEP_BYTES).await.expect("memory for a smaller one");
-        assert_eq!(second.grow_to(claim, usize::MAX / 8).await, Err(NoRoom));
-        let sent = first.hand_over(vec![7; 9], STEP_BYTES);
+        assert_eq!(second.grow_to(claim, usize::MAX / 8).await, Err(PoolExhausted));
+        let sent = first.transfer(vec![7; 9], STEP_BYTES);
         assert_eq!((&sent[..], pool.held()), (&[7; 9][..], 4 * STEP));
         drop(sent);
         second.grow_to(claim, 3 * STEP_BYTES).await.expect("what the first has given back");
@@ -305,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_that_wait_for_each_other_do_not_wait_for_good() {
+    async fn bodies_do_not_wait_for_each_other_forever() {
         let (pool, tenant) = (MemoryPool::new(2 * STEP), Tenant::default());
         let bodies: Vec<BodyMemory> = (0..2).map(|_| BodyMemory::new(pool.clone())).collect();
         for body in &bodies {
@@ -315,7 +312,7 @@ mod tests {
             // Dropped on return, as a request that is refused.
             body.grow_to(alone(&tenant), 2 * STEP_BYTES).await
         }));
-        assert!(grown.await.contains(&Err(NoRoom)));
+        assert!(grown.await.contains(&Err(PoolExhausted)));
         assert_eq!(pool.held(), 0);
     }
 
@@ -343,13 +340,13 @@ mod tests {
     async fn an_answer_holds_memory_until_its_last_piece_is_dropped() {
         let (pool, tenant) = (MemoryPool::new(10), Tenant::default());
         let answer = |bytes: &'static [u8]| Response::new(Body::from(bytes));
-        let held_one = held(&pool, alone(&tenant), answer(b"12345678")).expect("memory");
-        assert_eq!(held(&pool, alone(&tenant), answer(b"1234")).err(), Some(NoRoom));
+        let held_one = account(&pool, alone(&tenant), answer(b"12345678")).expect("memory");
+        assert_eq!(account(&pool, alone(&tenant), answer(b"1234")).err(), Some(PoolExhausted));
         let piece = held_one.into_body().frame().await.expect("a frame").expect("no error");
         assert_eq!(pool.held(), 8, "HTTP/2 still has it");
         assert_eq!(piece.into_data().expect("data"), &b"12345678"[..]);
         assert_eq!(pool.held(), 0);
-        assert!(held(&pool, alone(&tenant), Response::new(Body::empty())).is_ok());
+        assert!(account(&pool, alone(&tenant), Response::new(Body::empty())).is_ok());
     }
 
     fn tenant(name: &str) -> Tenant {

@@ -1,10 +1,11 @@
-//! `POST /v1/chat/completions`, `/v1/responses` and `/v1/messages`, in front of the servers that answer them.
+//! The middleware: `POST /v1/chat/completions`, `/v1/responses` and `/v1/messages`, in front of the servers of language models.
 //!
-//! What cannot be compressed, or cited, goes on as it is, and a header says why: a request is lost by nothing that is done to it here.
+//! A request that cannot be compressed is passed on unchanged, and an answer that cannot be cited is returned unchanged; the header
+//! `x-thresher-reason` says why. The middleware never fails a request that its upstream would answer.
 
 mod connect;
+mod forward;
 mod headers;
-mod passing;
 mod upstream;
 
 use std::sync::Arc;
@@ -17,8 +18,7 @@ use thresher_core::domain::Granularity;
 use thresher_core::pipeline::cancel::Cancel;
 
 pub use self::upstream::{Middleware, UpstreamError};
-
-use super::originals::Remembering;
+use super::originals::StoredTurns;
 use super::{Scope, body, observe};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::error::ApiError;
@@ -33,195 +33,201 @@ use crate::middleware::rewrite::{
 use crate::middleware::settings::{MiddlewareSettings, When};
 use crate::originals::TenantOriginals;
 
+/// Headers of requests.
 const COMPRESS: &str = "x-thresher-compress";
 const CITE: &str = "x-thresher-cite";
 
-/// OpenAI's Chat Completions.
+/// Headers of responses.
+const OUTCOME: &str = "x-thresher";
+const REASON: &str = "x-thresher-reason";
+const TOKENS_BEFORE: &str = "x-thresher-tokens-before";
+const TOKENS_AFTER: &str = "x-thresher-tokens-after";
+
+/// `POST /v1/chat/completions`: OpenAI's Chat Completions.
 pub async fn chat(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
-    let asked = (Dialect::Chat, uri);
-    pass(service, asked, headers, body).await.unwrap_or_else(|error| error.dialect_response(Dialect::Chat))
+    handle(service, (Dialect::Chat, uri), headers, body).await
 }
 
-/// OpenAI's Responses.
+/// `POST /v1/responses`: OpenAI's Responses.
 pub async fn responses(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
-    let asked = (Dialect::Responses, uri);
-    pass(service, asked, headers, body)
-        .await
-        .unwrap_or_else(|error| error.dialect_response(Dialect::Responses))
+    handle(service, (Dialect::Responses, uri), headers, body).await
 }
 
-/// Anthropic's Messages.
+/// `POST /v1/messages`: Anthropic's Messages.
 pub async fn messages(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
-    let asked = (Dialect::Messages, uri);
-    pass(service, asked, headers, body)
-        .await
-        .unwrap_or_else(|error| error.dialect_response(Dialect::Messages))
+    handle(service, (Dialect::Messages, uri), headers, body).await
 }
 
-async fn pass(
+async fn handle(service: Scope, (dialect, uri): (Dialect, Uri), headers: HeaderMap, body: Body) -> Response {
+    let response = pass_on(service, (dialect, uri), headers, body).await;
+    response.unwrap_or_else(|error| error.dialect_response(dialect))
+}
+
+async fn pass_on(
     service: Scope,
     (dialect, uri): (Dialect, Uri),
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
     let middleware = Arc::clone(&service.middleware);
-    if let Err(refused) = may_ask(&middleware, &headers) {
+    if let Err(error) = check_headers(&middleware, &headers) {
         body::discard(body, &service).await;
-        return Err(refused);
+        return Err(error);
     }
-    let place = middleware.place(service.claim())?;
-    let asked = Arc::new(Asked::read(&service, dialect, &headers, body).await?);
-    let upstream = middleware.upstream(&asked.model).ok_or_else(|| asked.no_upstream())?;
+    let slot = middleware.request_slot(service.claim())?;
+    let request = Arc::new(ModelRequest::read(&service, dialect, &headers, body).await?);
+    let upstream = middleware.upstream(&request.model).ok_or_else(|| request.no_upstream())?;
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
-    let unasked = service.caller().compresses_by_default();
-    let compresses = asked.compress.unwrap_or(always || unasked || asked.brings());
-    let cites = asked.cite.unwrap_or(compresses && middleware.settings.cite);
-    let (body, done) = rewritten(&service, &asked, (compresses, cites)).await?;
-    let Done { said, sources, news } = done;
-    observe::middleware(said.outcome, said.tokens);
-    // What is sent is remembered by the time it is answered, and nobody waits for that alone.
-    let remembering = remember(service.originals(), news);
-    // From here on only what the answer may cite is held, and the request until it has been sent.
-    let cited_bytes = if sources.is_some() { asked.body.len() } else { 0 };
-    drop(asked);
-    let body = service.body_memory().hand_over(body, cited_bytes);
-    let asking = upstream.ask((dialect, &uri), &headers, body, sources.is_some());
-    let (answer, ()) = tokio::join!(asking, remembering);
-    let citing = passing::Citing { service, dialect, sources, silence: upstream.silence_max() };
-    let mut response = citing.pass(answer?, place).await;
-    said.say(response.headers_mut());
+    let by_default = always || service.caller().compresses_by_default() || request.has_chunks();
+    let compresses = request.compress.unwrap_or(by_default);
+    let cites = request.cite.unwrap_or(compresses && middleware.settings.cite);
+    let (body, outcome) = rewrite(&service, &request, (compresses, cites)).await?;
+    let RewriteOutcome { report, sources, records } = outcome;
+    observe::middleware(report.outcome, report.tokens);
+    // The turns are stored while the upstream works, so that storing takes no time of the request.
+    let storing = store_turns(service.originals(), records);
+    // From here on only the sources of citations are needed, and the body until it has been sent.
+    let cited_bytes = if sources.is_some() { request.body.len() } else { 0 };
+    drop(request);
+    let body = service.body_memory().transfer(body, cited_bytes);
+    let sending = upstream.send((dialect, &uri), &headers, body, sources.is_some());
+    let (answer, ()) = tokio::join!(sending, storing);
+    let forwarder = forward::Forwarder { service, dialect, sources, silence_max: upstream.silence_max() };
+    let mut response = forwarder.forward(answer?, slot).await;
+    report.add_headers(response.headers_mut());
     Ok(response)
 }
 
-/// Whether a request may go on at all, before any of its body is read. A page in a browser cannot send JSON to another origin without
-/// asking first, and is not answered then: it is not to spend the keys of upstreams.
-fn may_ask(middleware: &Middleware, headers: &HeaderMap) -> Result<(), ApiError> {
-    match () {
-        () if middleware.is_off() => Err(ApiError::middleware_off()),
-        () => body::is_json(headers).and(choice(headers, COMPRESS)).and(choice(headers, CITE)).map(drop),
+/// Checks what can be checked before the body is read. A web page can send a body to another origin without a preflight request unless the
+/// body is JSON; a page must not use up the keys of upstreams.
+fn check_headers(middleware: &Middleware, headers: &HeaderMap) -> Result<(), ApiError> {
+    if middleware.is_off() {
+        return Err(ApiError::middleware_off());
     }
+    body::check_json(headers).and(boolean(headers, COMPRESS)).and(boolean(headers, CITE)).map(drop)
 }
 
-/// Whether a body is of this media type.
-fn is_of(headers: &HeaderMap, kind: &str) -> bool {
-    body::media_type(headers).is_some_and(|found| found == kind)
+fn has_media_type(headers: &HeaderMap, media_type: &str) -> bool {
+    body::media_type(headers).is_some_and(|found| found == media_type)
 }
 
-async fn remember(originals: TenantOriginals, news: Vec<([u8; 32], SentTurn)>) {
-    if !news.is_empty() {
-        let kept = run_blocking(move || {
-            Remembering(originals).put(&news);
+async fn store_turns(originals: TenantOriginals, records: Vec<([u8; 32], SentTurn)>) {
+    if !records.is_empty() {
+        let stored = run_blocking(move || {
+            StoredTurns(originals).put(&records);
             Ok(())
         });
-        // A panic has been said by its hook.
-        let _ = kept.await;
+        // After a panic, which is logged, the turns are not stored.
+        let _ = stored.await;
     }
 }
 
-/// A request as it came.
-struct Asked {
+/// A parsed request to a language model.
+struct ModelRequest {
     dialect: Dialect,
     body: String,
+    /// The model that chooses the upstream; empty if the body names none.
     model: String,
     model_is_not_text: bool,
     compress: Option<bool>,
     cite: Option<bool>,
     options: Option<MiddlewareOptions>,
-    cites_itself: bool,
-    /// Why it goes on whole, whatever it asks for.
+    /// Whether the request turns on citations of the upstream, which are then left to it.
+    upstream_cites: bool,
+    /// The limit that the conversation exceeds, because of which it is never compressed.
     too_many: Option<TooMany>,
 }
 
 /// What was done to a request.
-struct Done {
-    said: Said,
-    /// What its answer may cite; none where nothing is cited.
+struct RewriteOutcome {
+    report: CompressionReport,
+    /// The texts that the answer may cite; none if no citations are added.
     sources: Option<Arc<Sources>>,
-    /// What is to be remembered.
-    news: Vec<([u8; 32], SentTurn)>,
+    /// What was sent of turns, to be stored.
+    records: Vec<([u8; 32], SentTurn)>,
 }
 
-/// What is said of it.
-struct Said {
-    /// In a word.
+/// The values of the response headers about compression.
+struct CompressionReport {
+    /// `compressed` or `whole`.
     outcome: &'static str,
-    /// Why it was not compressed, where it should have been.
+    /// Why the request is whole although it was to be compressed.
     reason: Option<&'static str>,
-    /// Of all that was compressed, before and after.
+    /// Tokens of the compressed texts before and after.
     tokens: Option<(usize, usize)>,
 }
 
-/// The request as it goes on, compressed or, where that fails, as it came.
-async fn rewritten(
+/// The body for the upstream. If compressing fails, the newest turn is sent whole.
+async fn rewrite(
     service: &Scope,
-    asked: &Arc<Asked>,
+    request: &Arc<ModelRequest>,
     (compresses, cites): (bool, bool),
-) -> Result<(Vec<u8>, Done), ApiError> {
+) -> Result<(Vec<u8>, RewriteOutcome), ApiError> {
     let time = Duration::from_millis(service.middleware.settings.deadline_ms);
-    let attempt = async {
+    let compressing = async {
         service.ready()?;
-        let (working, asked) = (service.clone(), Arc::clone(asked));
+        let (scope, request) = (service.clone(), Arc::clone(request));
         let deadline = Instant::now() + time;
-        service.executor().run(deadline, move |cancel| asked.rewrite(&working, (true, cancel))).await
+        service.executor().run(deadline, move |cancel| request.rewrite(&scope, (true, cancel))).await
     };
-    let (rewritten, outcome, reason) = match (asked.too_many, compresses) {
+    let (rewritten, outcome, reason) = match (request.too_many, compresses) {
         (Some(too_many), _) => (None, "whole", Some(too_many.code().as_str())),
         (None, false) => (None, "whole", None),
-        (None, true) => match attempt.await {
+        (None, true) => match compressing.await {
             Ok(rewritten) if rewritten.tokens.is_some() => (Some(rewritten), "compressed", None),
             Ok(rewritten) => (Some(rewritten), "whole", Some("nothing_to_compress")),
             Err(error) => (None, "whole", Some(error.code.as_str())),
         },
     };
-    let (working, asked) = (service.clone(), Arc::clone(asked));
+    let (scope, request) = (service.clone(), Arc::clone(request));
     let finish = move |cancel: &Cancel| {
         let (rewritten, reason) = match rewritten {
             Some(rewritten) => (rewritten, reason),
-            None => match asked.rewrite(&working, (false, cancel)) {
+            None => match request.rewrite(&scope, (false, cancel)) {
                 Ok(rewritten) => (rewritten, reason),
-                // Looking up what was sent of older turns took too long: all of it goes whole.
-                Err(error) => (asked.whole(&working)?, reason.or(Some(error.code.as_str()))),
+                // Looking up what was sent of earlier turns took too long: all turns are sent whole.
+                Err(error) => (request.uncompressed(&scope)?, reason.or(Some(error.code.as_str()))),
             },
         };
         let mut edits = rewritten.edits();
-        let body = Located::parse(&asked.body).map_err(|_| ApiError::internal())?;
+        let body = request.located()?;
         edits.remove_field(body, "thresher");
-        if !asked.cites_itself {
-            asked.dialect.remove_citations(body, &mut edits);
+        if !request.upstream_cites {
+            request.dialect.remove_citations(body, &mut edits);
         }
-        let body = edits.apply(&asked.body).into_bytes();
-        let Rewritten { tokens, sources, records: news, .. } = rewritten;
-        let sources = if cites && !asked.cites_itself { Sources::new(sources) } else { None };
-        let said = Said { outcome, reason, tokens };
-        Ok((body, Done { said, sources: sources.map(Arc::new), news }))
+        let body = edits.apply(&request.body).into_bytes();
+        let Rewritten { tokens, sources, records, .. } = rewritten;
+        let sources = if cites && !request.upstream_cites { Sources::new(sources) } else { None };
+        let report = CompressionReport { outcome, reason, tokens };
+        Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records }))
     };
-    service.middleware.slots.run(time, finish).await
+    service.middleware.workers.run(time, finish).await
 }
 
-impl Asked {
+impl ModelRequest {
     async fn read(
         service: &Scope,
         dialect: Dialect,
         headers: &HeaderMap,
         body: Body,
     ) -> Result<Self, ApiError> {
-        let choices = (choice(headers, COMPRESS)?, choice(headers, CITE)?);
+        let choices = (boolean(headers, COMPRESS)?, boolean(headers, CITE)?);
         let bytes = service.middleware.settings.body_bytes_max;
-        let max = body::Max { bytes, setting: "middleware.body_bytes_max" };
-        let body = body::whole(service, headers, body, max).await?;
+        let limit = body::BodyLimit { bytes, setting: "middleware.body_bytes_max" };
+        let body = body::whole(service, headers, body, limit).await?;
         let limits = service.limits.bodies;
         let (middleware, time) = (Arc::clone(&service.middleware), service.limits.deadline_max);
-        // The clone keeps the room that the body takes until it has been read.
-        let holding = service.clone();
-        let read = move |_: &Cancel| {
-            let asked = Self::new(dialect, choices, (&middleware.settings, &limits), body);
-            drop(holding);
-            asked
+        // The clone keeps the memory of the body until it has been parsed.
+        let scope = service.clone();
+        let parse = move |_: &Cancel| {
+            let request = Self::parse(dialect, choices, (&middleware.settings, &limits), body);
+            drop(scope);
+            request
         };
-        service.middleware.slots.run(time, read).await
+        service.middleware.workers.run(time, parse).await
     }
 
-    fn new(
+    fn parse(
         dialect: Dialect,
         (compress, cite): (Option<bool>, Option<bool>),
         (settings, limits): (&MiddlewareSettings, &BodyLimits),
@@ -229,13 +235,11 @@ impl Asked {
     ) -> Result<Self, ApiError> {
         let body = String::from_utf8(body).map_err(|_| ApiError::body_not_utf8())?;
         let located = Located::parse(&body).map_err(|error| ApiError::invalid_json(&error))?;
-        // Who names none is answered by a server that has any.
         let model = located.text_of("model");
         let model_is_not_text =
             model.is_none() && located.get("model").is_some_and(|model| model.json() != "null");
-        let model = model.unwrap_or_default();
-        let options = |json: Located| {
-            // Each takes many times its bytes when it is read.
+        let parse_options = |json: Located| {
+            // Counted before they are parsed, since each chunk takes many times its bytes.
             let max = settings.piece_count_max;
             let chunks = json.get("chunks").map(Located::items).unwrap_or_default();
             if chunks.take(max.saturating_add(1)).count() > max {
@@ -245,19 +249,29 @@ impl Asked {
                 .into_domain()
                 .map_err(|error| error.inside("thresher"))
         };
-        let options = located.get("thresher").map(options).transpose()?;
-        let said = |choose: fn(&MiddlewareOptions) -> Option<bool>| options.as_ref().and_then(choose);
-        let (compress, cite) = (said(|o| o.compress).or(compress), said(|o| o.cite).or(cite));
+        let options = located.get("thresher").map(parse_options).transpose()?;
+        // The body takes precedence over the headers.
+        let compress = options.as_ref().and_then(|options| options.compress).or(compress);
+        let cite = options.as_ref().and_then(|options| options.cite).or(cite);
         let conversation = dialect.conversation(located);
-        let cites_itself = conversation.cites_itself;
-        let found = find::turns(&conversation, &settings.policy(cites_itself));
-        let (too_many, asks) = (found.too_many, found.turns.iter().any(|turn| turn.asked_at.is_some()));
-        let asked =
-            Self { dialect, model, model_is_not_text, compress, cite, options, cites_itself, too_many, body };
-        if asked.brings() && !asks { Err(ApiError::question_missing()) } else { Ok(asked) }
+        let upstream_cites = conversation.cites_itself;
+        let found = find::turns(&conversation, &settings.policy(upstream_cites));
+        let has_question = found.turns.iter().any(|turn| turn.asked_at.is_some());
+        let request = Self {
+            dialect,
+            model: model.unwrap_or_default(),
+            model_is_not_text,
+            compress,
+            cite,
+            options,
+            upstream_cites,
+            too_many: found.too_many,
+            body,
+        };
+        if request.has_chunks() && !has_question { Err(ApiError::question_missing()) } else { Ok(request) }
     }
 
-    /// Why no upstream has its model.
+    /// Why no upstream has the model of the request.
     fn no_upstream(&self) -> ApiError {
         match &*self.model {
             "" if self.model_is_not_text => ApiError::model_not_text(),
@@ -266,54 +280,54 @@ impl Asked {
         }
     }
 
-    /// Whether it says something to us, and has chunks with it.
-    fn brings(&self) -> bool {
+    fn has_chunks(&self) -> bool {
         self.options.as_ref().is_some_and(|options| !options.chunks.is_empty())
     }
 
-    /// Rewrites it until it is told to stop: the newest turn is compressed, or goes as it went before.
+    fn located(&self) -> Result<Located<'_>, ApiError> {
+        Located::parse(&self.body).map_err(|_| ApiError::internal())
+    }
+
+    /// Rewrites the conversation until `cancel` says to stop. The newest turn is compressed, or sent as it was sent before.
     fn rewrite(&self, service: &Scope, (compresses, cancel): (bool, &Cancel)) -> Result<Rewritten, ApiError> {
         let settings = &service.middleware.settings;
-        let body = Located::parse(&self.body).map_err(|_| ApiError::internal())?;
+        let body = self.located()?;
         let conversation = self.dialect.conversation(body);
-        let turns = find::turns(&conversation, &settings.policy(self.cites_itself)).turns;
-        let (options, brought) = (self.options.as_ref(), self.brought(settings));
+        let turns = find::turns(&conversation, &settings.policy(self.upstream_cites)).turns;
+        let (options, added) = (self.options.as_ref(), self.added_context(settings));
         if self.too_many.is_some() {
-            return Ok(rewrite::uncompressed((self.dialect, body), &turns, &brought));
+            return Ok(rewrite::uncompressed((self.dialect, body), &turns, &added));
         }
-        let way = CompressOptions {
+        let compress_options = CompressOptions {
             budget: options.and_then(|options| options.budget).unwrap_or_else(|| settings.budget()),
             granularity: options.map_or(Granularity::default(), |options| options.granularity),
             prompt_tokens_min: settings.prompt_tokens_min,
-            // Only the end of a question is read, and it is remembered with every turn that is compressed for it.
+            // Only the end of a question is read, and it is stored with every turn that is compressed for it.
             query: options.and_then(|options| options.query.as_deref()).map(find::tail),
         };
-        let ledger = Remembering(service.originals());
-        let how = match compresses {
+        let sent_turns = StoredTurns(service.originals());
+        let newest = match compresses {
             true => {
                 let other_text_bytes = find::other_text_bytes(&conversation, &turns);
-                NewestTurn::Compress(Compressor {
-                    options: &way,
-                    other_text_bytes,
-                    pipeline: service.ready()?,
-                })
+                let pipeline = service.ready()?;
+                NewestTurn::Compress(Compressor { options: &compress_options, other_text_bytes, pipeline })
             }
             false if self.compress == Some(false) => NewestTurn::Whole,
             false => NewestTurn::AsSentBefore,
         };
-        Ok(rewrite::newest_turn((self.dialect, body), &turns, &brought, &ledger, (how, cancel))?)
+        Ok(rewrite::newest_turn((self.dialect, body), &turns, &added, &sent_turns, (newest, cancel))?)
     }
 
-    /// Leaves it as it came, but for the chunks that it brings.
-    fn whole(&self, service: &Scope) -> Result<Rewritten, ApiError> {
+    /// Leaves the conversation uncompressed; only the chunks of the request are added.
+    fn uncompressed(&self, service: &Scope) -> Result<Rewritten, ApiError> {
         let settings = &service.middleware.settings;
-        let body = Located::parse(&self.body).map_err(|_| ApiError::internal())?;
+        let body = self.located()?;
         let conversation = self.dialect.conversation(body);
-        let turns = find::turns(&conversation, &settings.policy(self.cites_itself)).turns;
-        Ok(rewrite::uncompressed((self.dialect, body), &turns, &self.brought(settings)))
+        let turns = find::turns(&conversation, &settings.policy(self.upstream_cites)).turns;
+        Ok(rewrite::uncompressed((self.dialect, body), &turns, &self.added_context(settings)))
     }
 
-    fn brought(&self, settings: &MiddlewareSettings) -> AddedContext {
+    fn added_context(&self, settings: &MiddlewareSettings) -> AddedContext {
         AddedContext {
             chunks: self.options.as_ref().map(|options| options.chunks.clone()).unwrap_or_default(),
             delimiters: settings.delimiters(),
@@ -321,26 +335,25 @@ impl Asked {
     }
 }
 
-impl Said {
-    /// Says it in the headers of the answer.
-    fn say(&self, headers: &mut HeaderMap) {
-        let mut say = |name: &'static str, value: String| {
+impl CompressionReport {
+    fn add_headers(&self, headers: &mut HeaderMap) {
+        let mut add = |name: &'static str, value: String| {
             if let Ok(value) = HeaderValue::from_str(&value) {
                 headers.insert(HeaderName::from_static(name), value);
             }
         };
-        say(upstream::OURS, self.outcome.to_owned());
+        add(OUTCOME, self.outcome.to_owned());
         if let Some(reason) = self.reason {
-            say("x-thresher-reason", reason.to_owned());
+            add(REASON, reason.to_owned());
         }
         if let Some((before, after)) = self.tokens {
-            say("x-thresher-tokens-before", before.to_string());
-            say("x-thresher-tokens-after", after.to_string());
+            add(TOKENS_BEFORE, before.to_string());
+            add(TOKENS_AFTER, after.to_string());
         }
     }
 }
 
-fn choice(headers: &HeaderMap, name: &'static str) -> Result<Option<bool>, ApiError> {
+fn boolean(headers: &HeaderMap, name: &'static str) -> Result<Option<bool>, ApiError> {
     match headers.get(name).map(HeaderValue::as_bytes) {
         None => Ok(None),
         Some(b"true") => Ok(Some(true)),

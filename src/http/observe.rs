@@ -1,4 +1,4 @@
-//! Counts and logs every request: who was asked, how it ended, how long it took. Never what it said.
+//! Metrics and log lines of requests: the endpoint, the outcome and the time, never any text of a request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,19 +13,19 @@ use thresher_core::pipeline::Compressed;
 use thresher_core::pipeline::clock::Timings;
 use tracing::Instrument;
 
-/// What the file calls the key that a request came with: an answer's extension.
+/// The name of the key that a request was sent with: an extension of the response.
 #[derive(Debug, Clone)]
 pub struct KeyName(pub Arc<str>);
 
-/// Layer around every route.
+/// Layer around all routes.
 pub async fn request(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let endpoint = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).to_owned();
     let method = request.method().clone();
     let span = tracing::info_span!("request", %method, endpoint, key = tracing::field::Empty);
-    let mut in_flight = InFlight::enter(started, endpoint.clone(), span.clone());
+    let mut guard = RequestGuard::start(started, endpoint.clone(), span.clone());
     let response = next.run(request).instrument(span.clone()).await;
-    in_flight.answered = true;
+    guard.answered = true;
     let code = response.extensions().get::<ResponseCode>().map_or("ok", |code| code.0);
     let status = response.status().as_u16();
     counter!("requests_total", "endpoint" => endpoint.clone(), "code" => code).increment(1);
@@ -46,7 +46,7 @@ pub fn compressed(outcome: &Compressed) {
     }
 }
 
-/// Metrics of a request that goes on to another server: what was done to it, and its tokens before and after.
+/// Metrics of a request to the middleware: `compressed` or `whole`, and tokens before and after.
 pub fn middleware(outcome: &'static str, tokens: Option<(usize, usize)>) {
     counter!("middleware_requests_total", "outcome" => outcome).increment(1);
     if let Some((before, after)) = tokens {
@@ -55,17 +55,17 @@ pub fn middleware(outcome: &'static str, tokens: Option<(usize, usize)>) {
     }
 }
 
-/// A call of a tool, and how it ended.
+/// Metrics of a call of an MCP tool; `code` is `ok` or the code of its error.
 pub fn tool(tool: &'static str, code: &'static str) {
     counter!("mcp_calls_total", "tool" => tool, "code" => code).increment(1);
 }
 
-/// What requests are answered with, from now on.
+/// Records the model and its device.
 pub fn model(model: &ModelInfo) {
     gauge!("model_info", "model" => model.name.clone(), "device" => model.device.name.clone()).set(1.0);
 }
 
-/// Metrics of a sentence of an answer that arrives.
+/// Metrics of the attribution of a sentence of a stream.
 pub fn sentence(time: Duration) {
     histogram!("stage_seconds", "stage" => "sentence").record(time);
 }
@@ -77,26 +77,26 @@ pub fn stages(timings: &Timings) {
     }
 }
 
-/// A stream of events on its way, after the first byte of its answer. Dropped before it ended, its client has gone.
-pub struct Streaming {
+/// Counts a stream of events from the first byte of its answer. If it is dropped before [`Self::ended`], the client has gone.
+pub struct StreamGuard {
     started: Instant,
     code: &'static str,
 }
 
-impl Streaming {
-    /// Begins now.
-    pub fn begin() -> Self {
+impl StreamGuard {
+    /// A stream that starts now.
+    pub fn start() -> Self {
         gauge!("streams_in_flight").increment(1.0);
         Self { started: Instant::now(), code: "client_gone" }
     }
 
-    /// How it ended.
+    /// The stream ended with `code`: `ok`, or the code of its error.
     pub fn ended(mut self, code: &'static str) {
         self.code = code;
     }
 }
 
-impl Drop for Streaming {
+impl Drop for StreamGuard {
     fn drop(&mut self) {
         gauge!("streams_in_flight").decrement(1.0);
         counter!("streams_total", "code" => self.code).increment(1);
@@ -104,22 +104,22 @@ impl Drop for Streaming {
     }
 }
 
-/// A request on its way. Dropped before it is answered, its client has gone: that is counted and logged as an outcome, too.
-struct InFlight {
+/// Counts a request in flight. If it is dropped before the request is answered, the client has gone, which is counted and logged, too.
+struct RequestGuard {
     started: Instant,
     endpoint: String,
     span: tracing::Span,
     answered: bool,
 }
 
-impl InFlight {
-    fn enter(started: Instant, endpoint: String, span: tracing::Span) -> Self {
+impl RequestGuard {
+    fn start(started: Instant, endpoint: String, span: tracing::Span) -> Self {
         gauge!("requests_in_flight").increment(1.0);
         Self { started, endpoint, span, answered: false }
     }
 }
 
-impl Drop for InFlight {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         gauge!("requests_in_flight").decrement(1.0);
         if !self.answered {

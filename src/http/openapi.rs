@@ -1,8 +1,7 @@
-//! `GET /openapi.json`: what is served here, in OpenAPI 3.1. Its schemas are derived from the types that read requests and write
-//! answers; `operations` says of each path what goes in and what comes out.
+//! `GET /openapi.json`: the OpenAPI 3.1 document of the public listener. Its schemas are derived from the types that read requests and write
+//! responses.
 
-mod operations;
-mod parts;
+mod schemas;
 
 use std::sync::LazyLock;
 
@@ -11,12 +10,19 @@ use axum::response::IntoResponse;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
-use self::parts::Schemas;
+use self::schemas::{ANY, BODY, CHANGE, ErrorFormat, Schemas, WORK, errors, in_events, in_json, parameter};
+use super::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
+use crate::api::{
+    AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, FilterBody,
+    MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer, PartAnswer,
+    ProgressAnswer, RegisterBody, RegisteredAnswer, RerankAnswer, RerankBody, ScoreAnswer, ScoreBody,
+    SearchAnswer, SearchBody,
+};
 
-/// Where the document is.
+/// The path of the document.
 pub const PATH: &str = "/openapi.json";
 
-/// It is the same for everybody, and made once.
+/// The document is the same for all callers, and serialized once.
 static DOCUMENT: LazyLock<Bytes> =
     LazyLock::new(|| serde_json::to_vec(&document()).expect("the document is JSON").into());
 
@@ -25,11 +31,11 @@ pub async fn handle() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], DOCUMENT.clone())
 }
 
-/// The whole document.
+/// The OpenAPI document.
 pub fn document() -> Value {
     let mut schemas = Schemas::default();
     let mut paths: Map<String, Value> = Map::new();
-    for (path, method, operation) in operations::all(&mut schemas) {
+    for (path, method, operation) in operations(&mut schemas) {
         let item = paths.entry(path).or_insert_with(|| json!({}));
         item[method] = operation;
     }
@@ -43,26 +49,399 @@ pub fn document() -> Value {
         },
         "servers": [{"url": "/"}],
         "tags": [
-            {"name": "context", "description": "Compressing context, and tying answers to it."},
+            {"name": "context", "description": "Compress context, and attribute answers to it."},
             {"name": "registry", "description": "Registered chunks."},
-            {"name": "rerank", "description": "What the clients of other rerankers call."},
-            {"name": "middleware", "description": "In front of an API of language models."},
+            {"name": "rerank", "description": "Reranking, in the formats of other rerankers."},
+            {"name": "middleware", "description": "The proxy in front of language models."},
             {"name": "daemon", "description": "The daemon itself."},
         ],
         "paths": paths,
-        // A daemon without keys asks for none.
+        // A daemon without keys needs none.
         "security": [{}, {"bearer": []}, {"header": []}],
         "components": {
             "schemas": schemas.finish(),
             "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer", "description": "A key of `access.keys_file`."},
+                "bearer": {"type": "http", "scheme": "bearer", "description": "A key from `access.keys_file`."},
                 "header": {
                     "type": "apiKey",
                     "in": "header",
                     "name": "x-thresher-key",
-                    "description": "The same, where `Authorization` is for the server behind.",
+                    "description": "A key from `access.keys_file`, if `Authorization` is for the upstream of the middleware.",
                 },
             },
         },
     })
+}
+
+/// Path, method and operation.
+type Entry = (String, &'static str, Value);
+
+const SSE_IN: &str = "Events, each a line that begins with `data:`, and a blank line. The first event is the request: an `AttributeBody` \
+                      without `answer`, `spans`, `receipt` and `format`. The others are the answer as it arrives: `{\"delta\": \"...\"}`, or \
+                      the events of OpenAI's and Anthropic's streams; `[DONE]` ends the answer.";
+const SSE_OUT: &str = "Events: `part` with a `Part`, for each sentence as soon as its end is certain; at the end `done` with `{\"parts\": N, \
+                       \"ended\": true}`, or `error` with an `Error`.";
+const FORWARDED: &str = "The answer of the upstream, unchanged or with citations in the format of the API.";
+
+/// All operations. Each path of [`paths`](super::paths) has one.
+fn operations(schemas: &mut Schemas) -> Vec<Entry> {
+    let mut all = context(schemas);
+    all.extend(registry(schemas));
+    all.extend(rerank(schemas));
+    all.extend(middleware(schemas));
+    all.extend(daemon(schemas));
+    all
+}
+
+/// Builds an operation.
+struct Operation {
+    id: &'static str,
+    tag: &'static str,
+    summary: &'static str,
+    more: Map<String, Value>,
+    responses: Map<String, Value>,
+}
+
+impl Operation {
+    fn new(tag: &'static str, id: &'static str, summary: &'static str) -> Self {
+        Self { id, tag, summary, more: Map::new(), responses: Map::new() }
+    }
+
+    fn body(mut self, content: Value) -> Self {
+        self.more.insert("requestBody".to_owned(), json!({"required": true, "content": content}));
+        self
+    }
+
+    /// Adds examples of the body: JSON texts by their names.
+    fn examples(mut self, examples: &[(&str, &str)]) -> Self {
+        let example = |(name, json): &(&str, &str)| {
+            let value: Value = serde_json::from_str(json).expect("an example is JSON");
+            ((*name).to_owned(), json!({"value": value}))
+        };
+        let examples: Map<String, Value> = examples.iter().map(example).collect();
+        self.more["requestBody"]["content"]["application/json"]["examples"] = examples.into();
+        self
+    }
+
+    fn parameters(mut self, parameters: Vec<Value>) -> Self {
+        self.more.insert("parameters".to_owned(), parameters.into());
+        self
+    }
+
+    fn response(mut self, description: &str, content: Value) -> Self {
+        self.responses.insert("200".to_owned(), json!({"description": description, "content": content}));
+        self
+    }
+
+    fn errors(mut self, errors: Map<String, Value>) -> Self {
+        self.responses.extend(errors);
+        self
+    }
+
+    fn at(self, path: &str, method: &'static str) -> Entry {
+        let Self { id, tag, summary, more, responses } = self;
+        let mut all = Map::new();
+        all.insert("operationId".to_owned(), id.into());
+        all.insert("tags".to_owned(), json!([tag]));
+        all.insert("summary".to_owned(), summary.into());
+        all.extend(more);
+        all.insert("responses".to_owned(), responses.into());
+        (path.to_owned(), method, all.into())
+    }
+}
+
+fn context(schemas: &mut Schemas) -> Vec<Entry> {
+    let compress = json!({"anyOf": [schemas.request::<CompressBody>(), schemas.request::<MessagesBody>()]});
+    let compressed =
+        json!({"anyOf": [schemas.response::<CompressAnswer>(), schemas.response::<MessagesAnswer>()]});
+    let (attribute, attributed) = (schemas.request::<AttributeBody>(), schemas.response::<AttributeAnswer>());
+    // The description of the events refers to it.
+    schemas.response::<PartAnswer>();
+    let mut with_errors = |more: &[u16]| errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, more]);
+    vec![
+        Operation::new(
+            "context",
+            "compress",
+            "Keep the parts of chunks, or of a conversation, that a question needs.",
+        )
+        .body(in_json(compress))
+        .examples(&[
+            ("tides", include_str!("../../docs/examples/request.json")),
+            ("facts", include_str!("../../docs/examples/facts.json")),
+            ("conversation", r#"{"messages": [{"role": "user", "content": "When is high water?"}]}"#),
+        ])
+        .response("What was kept; for a conversation, its messages.", in_json(compressed))
+        .errors(with_errors(&[]))
+        .at("/v1/compress", "post"),
+        Operation::new("context", "attribute", "Find the chunk that each part of an answer came from.")
+            .body(in_json(attribute))
+            .examples(&[("lighthouse", include_str!("../../docs/examples/attribute.json"))])
+            .response("The sources of each part, and the words that no chunk supports.", in_json(attributed))
+            .errors(with_errors(&[404]))
+            .at("/v1/attribute", "post"),
+        Operation::new("context", "attributeStream", "Attribute an answer while it arrives.")
+            .body(in_events(SSE_IN))
+            .response("The parts of the answer.", in_events(SSE_OUT))
+            .errors(with_errors(&[404]))
+            .at("/v1/attribute/stream", "post"),
+        Operation::new(
+            "context",
+            "retrieve",
+            "Fetch the original of a text that was shortened in a conversation.",
+        )
+        .parameters(vec![
+            parameter(
+                "path",
+                "hash",
+                json!({"type": "string", "pattern": "^[0-9a-fA-F]{24}$"}),
+                "The hash of the text.",
+            ),
+            parameter(
+                "query",
+                "query",
+                json!({"type": "string"}),
+                "A question, to which the answer names the relevant sentences of the text.",
+            ),
+        ])
+        .response("The text.", in_json(schemas.response::<OriginalAnswer>()))
+        .errors(errors(schemas, ErrorFormat::Native, &[ANY, WORK, &[400, 404, 422]]))
+        .at("/v1/retrieve/{hash}", "get"),
+        Operation::new(
+            "context",
+            "kv",
+            "Fetch the keys and values of kept chunks, for a language model to continue from.",
+        )
+        .parameters(vec![
+            parameter(
+                "path",
+                "handle",
+                json!({"type": "string", "minLength": 1}),
+                "`kv.handle` of the compression.",
+            ),
+            parameter(
+                "query",
+                "fingerprint",
+                json!({"type": "string"}),
+                "The fingerprint of the model that will use them; another model's is refused.",
+            ),
+        ])
+        .response("A safetensors file: docs/kv-export.md.", json!({"application/octet-stream": {}}))
+        .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[400, 404, 409]]))
+        .at("/v1/kv/{handle}", "get"),
+    ]
+}
+
+fn registry(schemas: &mut Schemas) -> Vec<Entry> {
+    let filter = json!({
+        "in": "query", "name": "filter", "required": false, "description": "A filter of the metadata of the chunks.",
+        "content": in_json(schemas.request::<FilterBody>()),
+    });
+    let changes = schemas.response::<ChangesAnswer>();
+    let chunk = schemas.response::<RegisteredAnswer>();
+    let id = || parameter("path", "id", json!({"type": "string", "minLength": 1}), "The id of the chunk.");
+    let limit =
+        json!({"type": "integer", "minimum": 1, "maximum": PAGE_COUNT_MAX, "default": PAGE_COUNT_DEFAULT});
+    vec![
+        Operation::new(
+            "registry",
+            "registerChunks",
+            "Register chunks, which the model then reads ahead of requests.",
+        )
+        .body(in_json(schemas.request::<RegisterBody>()))
+        .examples(&[(
+            "tides",
+            r#"{"chunks": [{"id": "tides", "text": "Tides are caused by the moon."}], "wait": true}"#,
+        )])
+        .response(
+            "The outcome of each chunk. The others are registered even if one is invalid.",
+            in_json(changes.clone()),
+        )
+        .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, CHANGE]))
+        .at("/v1/chunks", "post"),
+        Operation::new(
+            "registry",
+            "listChunks",
+            "A page of the registered chunks, in the order of their ids.",
+        )
+        .parameters(vec![
+            parameter("query", "limit", limit, "The most chunks on the page."),
+            parameter("query", "after", json!({"type": "string"}), "`next` of the page before."),
+            filter,
+        ])
+        .response("The page.", in_json(schemas.response::<PageAnswer>()))
+        .errors(errors(schemas, ErrorFormat::Native, &[ANY, WORK, &[400, 422]]))
+        .at("/v1/chunks", "get"),
+        Operation::new("registry", "getChunk", "A registered chunk.")
+            .parameters(vec![id()])
+            .response("The chunk.", in_json(chunk.clone()))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[404, 422]]))
+            .at("/v1/chunks/{id}", "get"),
+        Operation::new("registry", "deleteChunk", "Delete a registered chunk.")
+            .parameters(vec![id()])
+            .response("The outcome.", in_json(changes.clone()))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, WORK, CHANGE, &[404, 422]]))
+            .at("/v1/chunks/{id}", "delete"),
+        Operation::new("registry", "deleteChunks", "Delete several registered chunks.")
+            .body(in_json(schemas.request::<DeleteBody>()))
+            .examples(&[("two", r#"{"ids": ["tides", "gezeiten"]}"#)])
+            .response(
+                "The outcome of each id. An id that is not registered is not an error.",
+                in_json(changes.clone()),
+            )
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, CHANGE]))
+            .at(DELETE, "post"),
+        Operation::new("registry", "getChunkCalledDelete", "The chunk whose id is `delete`.")
+            .response("The chunk.", in_json(chunk))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[404]]))
+            .at(DELETE, "get"),
+        Operation::new("registry", "deleteChunkCalledDelete", "Delete the chunk whose id is `delete`.")
+            .response("The outcome.", in_json(changes))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, WORK, CHANGE, &[404]]))
+            .at(DELETE, "delete"),
+        Operation::new(
+            "registry",
+            "registryProgress",
+            "The number of registered chunks, and of those that the model has read.",
+        )
+        .response("The numbers.", in_json(schemas.response::<ProgressAnswer>()))
+        .errors(errors(schemas, ErrorFormat::Native, &[ANY]))
+        .at("/v1/registry", "get"),
+        Operation::new(
+            "registry",
+            "search",
+            "Search registered chunks by words and metadata, ranked by the model.",
+        )
+        .body(in_json(schemas.request::<SearchBody>()))
+        .examples(&[("tides", r#"{"query": "What makes the tides?", "limit": 2}"#)])
+        .response("The best chunks.", in_json(schemas.response::<SearchAnswer>()))
+        .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK]))
+        .at("/v1/search", "post"),
+    ]
+}
+
+fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
+    const EXAMPLE: &str = r#"{"model": "any", "query": "Who discovered penicillin?", "documents": ["It is a mould.", "Fleming did."]}"#;
+    const TEI: &str =
+        r#"{"query": "Who discovered penicillin?", "texts": ["It is a mould.", "Fleming did."]}"#;
+    const PAIRS: &str =
+        r#"{"text_1": "Who discovered penicillin?", "text_2": ["It is a mould.", "Fleming did."]}"#;
+    let mut reranks = |id, summary, path| {
+        Operation::new("rerank", id, summary)
+            .body(in_json(schemas.request::<RerankBody>()))
+            .examples(&[("documents", EXAMPLE), ("texts", TEI)])
+            .response("The documents, best first.", in_json(schemas.response::<RerankAnswer>()))
+            .errors(errors(schemas, ErrorFormat::Rerank, &[ANY, BODY, WORK]))
+            .at(path, "post")
+    };
+    let mut all = vec![
+        reranks("rerankV1", "Rank documents, in the format of Cohere's v1, Jina and vLLM.", "/v1/rerank"),
+        reranks("rerankV2", "Rank documents, in the format of Cohere's v2.", "/v2/rerank"),
+        reranks(
+            "rerank",
+            "Rank documents or texts, in the format of vLLM and Text Embeddings Inference.",
+            "/rerank",
+        ),
+    ];
+    let mut scores = |id, path| {
+        Operation::new("rerank", id, "Score texts, in the format of vLLM.")
+            .body(in_json(schemas.request::<ScoreBody>()))
+            .examples(&[("texts", PAIRS)])
+            .response("The scores, in the order of the request.", in_json(schemas.response::<ScoreAnswer>()))
+            .errors(errors(schemas, ErrorFormat::Rerank, &[ANY, BODY, WORK]))
+            .at(path, "post")
+    };
+    all.extend([scores("scoreV1", "/v1/score"), scores("score", "/score")]);
+    all
+}
+
+fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
+    // A body that is not an object is refused by the upstream.
+    let body = json!({
+        "properties": {
+            "model": {"description": "The model, which chooses the upstream. Default: the first upstream that has any model."},
+            "thresher": schemas.request::<MiddlewareBody>(),
+        },
+        "description": "A body of the API. All fields except `thresher` are passed on.",
+    });
+    let boolean = |name, text| parameter("header", name, json!({"enum": ["true", "false"]}), text);
+    let header = |text: &str| json!({"description": text, "schema": {"type": "string"}});
+    let headers = json!({
+        "x-thresher": header("`compressed` or `whole`."),
+        "x-thresher-reason": header("Why the request was passed on whole although it was to be compressed."),
+        "x-thresher-tokens-before": header("Tokens (`o200k_base`) of the texts that were compressed, before."),
+        "x-thresher-tokens-after": header("The same, after."),
+        "x-thresher-cited": header("`true` if citations may have been added to the answer."),
+    });
+    let mut forwards = |id, summary, path, format| {
+        let (_, _, mut operation) = Operation::new("middleware", id, summary)
+            .parameters(vec![
+                boolean("x-thresher-compress", "Whether to compress this request."),
+                boolean("x-thresher-cite", "Whether to add citations to its answer."),
+            ])
+            .body(in_json(body.clone()))
+            .response(
+                FORWARDED,
+                json!({"application/json": {"schema": {}}, "text/event-stream": {"schema": {}}}),
+            )
+            .errors(errors(schemas, format, &[ANY, BODY, WORK, &[404, 502]]))
+            .at(path, "post");
+        operation["responses"]["200"]["headers"] = headers.clone();
+        operation["responses"]["default"] =
+            json!({"description": FORWARDED, "headers": headers, "content": {"*/*": {"schema": {}}}});
+        (path.to_owned(), "post", operation)
+    };
+    vec![
+        forwards(
+            "chatCompletions",
+            "OpenAI's Chat Completions.",
+            "/v1/chat/completions",
+            ErrorFormat::OpenAi,
+        ),
+        forwards("responses", "OpenAI's Responses.", "/v1/responses", ErrorFormat::OpenAi),
+        forwards("messages", "Anthropic's Messages.", "/v1/messages", ErrorFormat::Anthropic),
+    ]
+}
+
+fn mcp(schemas: &mut Schemas) -> Entry {
+    let message = json!({
+        "type": "object",
+        "required": ["jsonrpc"],
+        "properties": {"jsonrpc": {"const": "2.0"}, "method": {"type": "string"}},
+        "description": "A message of the Model Context Protocol.",
+    });
+    let mut operation = Operation::new(
+        "context",
+        "mcp",
+        "The tools `compress` and `attribute` of the Model Context Protocol: its streamable HTTP transport, without sessions.",
+    )
+    .body(in_json(message))
+    .response(
+        "The answer to the message.",
+        json!({"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {}}}),
+    )
+    .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY]))
+    .at(crate::http::mcp::PATH, "post");
+    let refusal = json!({"description": "A JSON-RPC error: the body is not a message of the protocol, or comes from a web page that is not allowed.", "content": {"*/*": {"schema": {}}}});
+    for status in ["202", "400", "403", "415", "422", "default"] {
+        operation.2["responses"][status] = refusal.clone();
+    }
+    operation.2["responses"]["202"] = json!({"description": "A notification was received."});
+    operation
+}
+
+fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
+    let document = json!({"type": "object", "required": ["openapi", "info", "paths"]});
+    let mut described = Operation::new("daemon", "openapi", "This document. It needs no key.")
+        .response("The document.", in_json(document))
+        .errors(errors(schemas, ErrorFormat::Native, &[&[500]]))
+        .at(PATH, "get");
+    described.2["security"] = json!([]);
+    vec![
+        mcp(schemas),
+        Operation::new("daemon", "models", "The model that is loaded.")
+            .response("The model.", in_json(schemas.response::<ModelsAnswer>()))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY]))
+            .at("/v1/models", "get"),
+        described,
+    ]
 }

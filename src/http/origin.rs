@@ -1,11 +1,11 @@
-//! Decides from `Host`, `Origin` and `Sec-Fetch-Site` whether a request may be answered.
+//! Decides by `Host`, `Origin` and `Sec-Fetch-Site` whether a request is answered.
 //!
-//! A daemon without keys trusts whoever can reach its port. A browser on the same machine reaches it on behalf of any web page that
-//! is open in it, in two ways: a page sends requests to `http://127.0.0.1:8080` (cross-site request forgery), or its own host name is
+//! A daemon without keys trusts every client that can reach its port. A browser on the same machine reaches it on behalf of any web page that
+//! is open in it, in one of two ways: a page sends requests to `http://127.0.0.1:8080` (cross-site request forgery), or its own host name is
 //! pointed at 127.0.0.1 after it was loaded (DNS rebinding), so that the browser takes the daemon for the page's own server. The first
 //! kind carries a foreign `Origin` or `Sec-Fetch-Site: cross-site`, the second a foreign `Host`. Programs send neither.
 //!
-//! A request that repeats `Host` or `Origin` is refused: a program that reads the other one would decide differently.
+//! A request that repeats `Host` or `Origin` is refused: another program might read the other one, and decide differently.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -22,13 +22,13 @@ use axum::response::{IntoResponse, Response};
 use thresher_core::plain::Quoted;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
 
-/// Browsers say here how the page that sends a request relates to the server.
+/// The header in which browsers say how the page that sends a request relates to the server.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// How long a browser may remember that a page was allowed to ask.
+/// How long a browser may cache that a page is allowed.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
 
-/// Headers of answers that a page of an allowed origin may read beside those that every page may.
+/// Response headers that a page of an allowed origin may read, in addition to those that every page may read.
 const EXPOSED: [HeaderName; 7] = [
     HeaderName::from_static("retry-after"),
     HeaderName::from_static("www-authenticate"),
@@ -40,12 +40,12 @@ const EXPOSED: [HeaderName; 7] = [
 ];
 
 // Parts of error messages: which hosts a listener accepts, and what the caller can do.
-const PUBLIC_RULE: &str = "without keys only this machine's loopback names are answered; add the name to http.hosts_allowed, or ask \
-                           for 127.0.0.1";
-const ADMIN_RULE: &str = "the admin listener accepts only this machine's loopback names; add the name to http.hosts_allowed, or ask for \
+const PUBLIC_RULE: &str = "without keys only this machine's loopback names are answered; add the name to http.hosts_allowed, or use \
+                           127.0.0.1";
+const ADMIN_RULE: &str = "the admin listener accepts only this machine's loopback names; add the name to http.hosts_allowed, or use \
                           127.0.0.1";
 const REACHABLE_ADMIN_RULE: &str = "the admin listener accepts only IP addresses and this machine's loopback names; add the name to \
-                                    http.hosts_allowed, or ask by IP address";
+                                    http.hosts_allowed, or use an IP address";
 
 const PUBLIC_PAGES: &str = "pages of other sites may not send requests to this daemon; add the page's origin to http.origins_allowed";
 const ADMIN_PAGES: &str = "the admin listener answers no pages of other sites";
@@ -56,15 +56,15 @@ pub struct OriginPolicy(Arc<Allowed>);
 
 #[derive(Debug, Default)]
 struct Allowed {
-    /// Whether requests prove by a key that no web page made them.
+    /// Whether requests need a key, which proves that no web page made them.
     is_keyed: bool,
-    /// Whether this is the admin listener's policy.
+    /// Whether this is the policy of the admin listener.
     is_admin: bool,
-    /// Whether any IP address may stand in `Host`: an address cannot be rebound, a name can.
+    /// Whether `Host` may be any IP address: a name can be rebound, an address cannot.
     any_address: bool,
-    /// Host names beside the loopback ones, in lower case, without a port.
+    /// Host names that are allowed in addition to the loopback names, in lower case and without a port.
     hosts: Vec<String>,
-    /// Origins of web pages, as browsers write them: scheme, host, and the port where it is not the scheme's.
+    /// Origins of web pages, as browsers write them: scheme, host, and the port if it is not the default of the scheme.
     origins: Vec<HeaderValue>,
 }
 
@@ -74,26 +74,26 @@ impl OriginPolicy {
         Self::new(hosts, origins, Allowed { is_keyed, ..Allowed::default() })
     }
 
-    /// The policy of the admin listener, which knows no keys. Where others than this machine reach it, probes and scrapers ask by IP
-    /// address, and so any address is allowed.
+    /// The policy of the admin listener, which has no keys. If other machines can reach it, any IP address is allowed as host, since probes and
+    /// scrapers use addresses.
     pub fn admin(hosts: &[String], is_reachable: bool) -> Self {
         Self::new(hosts, &[], Allowed { is_admin: true, any_address: is_reachable, ..Allowed::default() })
     }
 
     fn new(hosts: &[String], origins: &[String], allowed: Allowed) -> Self {
         let hosts = hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
-        // Settings that are no header values were refused when they were read.
+        // Settings that cannot be header values were refused when they were read.
         let origins = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect();
         Self(Arc::new(Allowed { hosts, origins, ..allowed }))
     }
 
-    /// Origins that the settings name.
-    pub(super) fn named(&self) -> Vec<String> {
+    /// The origins that the settings name.
+    pub(super) fn origins(&self) -> Vec<String> {
         let origins = self.0.origins.iter().filter_map(|origin| origin.to_str().ok());
         origins.map(str::to_owned).collect()
     }
 
-    /// What lets web pages of the allowed origins read answers; none where no origin is allowed.
+    /// The layer that lets web pages of the allowed origins read answers; none if no origin is allowed.
     pub(super) fn cors(&self) -> Option<CorsLayer> {
         let origins = &self.0.origins;
         (!origins.is_empty()).then(|| {
@@ -106,7 +106,7 @@ impl OriginPolicy {
         })
     }
 
-    /// Whether a request may be answered.
+    /// Checks whether a request is answered.
     ///
     /// # Errors
     /// `host_not_allowed`, `origin_not_allowed`.
@@ -130,7 +130,7 @@ impl OriginPolicy {
                 Cow::Borrowed(authority.as_str())
             }
             (_, Some(host)) => String::from_utf8_lossy(host.as_bytes()),
-            // Old health probes send none. Browsers do not use HTTP/1.0.
+            // Old health probes send none, and browsers do not use HTTP/1.0.
             (_, None) if self.0.is_admin && version < Version::HTTP_11 => return Ok(()),
             (_, None) => return Err(ApiError::host_unclear("no Host header")),
         };
@@ -170,7 +170,7 @@ impl OriginPolicy {
 
     fn allows_host(&self, host: &str) -> bool {
         let Ok(authority) = host.parse::<Authority>() else { return false };
-        // Only a port may follow the name, and it may be empty. No user name may precede it.
+        // Only a port, which may be empty, may follow the name, and no user name may precede it.
         let Some(rest) = host.strip_prefix(authority.host()) else { return false };
         if !rest.strip_prefix(':').map_or(rest.is_empty(), is_port) {
             return false;
@@ -181,7 +181,7 @@ impl OriginPolicy {
     }
 }
 
-/// Layer that answers 403 where [`OriginPolicy::check`] refuses.
+/// Layer that answers 403 to requests that [`OriginPolicy::check`] refuses.
 pub(super) async fn guard(State(policy): State<OriginPolicy>, request: Request, next: Next) -> Response {
     match policy.check(request.version(), request.uri(), request.headers()) {
         Ok(()) => next.run(request).await,
@@ -189,17 +189,17 @@ pub(super) async fn guard(State(policy): State<OriginPolicy>, request: Request, 
     }
 }
 
-/// Whether a text that follows a host's name and a colon is a port, or empty.
+/// Whether a text after the colon of a host is a port, or empty.
 fn is_port(text: &str) -> bool {
     text.is_empty() || (text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok())
 }
 
-/// The IP address that a host name is; IPv6 stands in brackets.
+/// The IP address that a host is, if it is one; IPv6 addresses are in brackets.
 fn address(host: &str) -> Option<IpAddr> {
     host.trim_start_matches('[').trim_end_matches(']').parse().ok()
 }
 
-/// Whether a host name, in lower case and without a port, can only mean this machine.
+/// Whether a host, in lower case and without a port, can only be this machine.
 fn is_loopback(host: &str) -> bool {
     host == "localhost" || address(host).is_some_and(|address| address.to_canonical().is_loopback())
 }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_only_this_machine_and_named_hosts_are_answered() {
+    fn without_keys_only_this_machine_and_allowed_hosts_are_answered() {
         let policy = OriginPolicy::public(&["Thresher.internal".to_owned()], &[], false);
         for host in
             ["localhost", "LOCALHOST:8080", "localhost.:8080", "127.0.0.1:8080", "127.8.9.1", "[::1]:8080"]
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_one_host() {
+    fn a_request_names_exactly_one_host() {
         let (public, admin) = (OriginPolicy::public(&[], &[], false), OriginPolicy::admin(&[], false));
         let (path, here, elsewhere) =
             ("/v1/chunks", "http://localhost/v1/chunks", "http://evil.example/v1/chunks");
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_sites_are_refused_unless_they_are_named() {
+    fn pages_of_other_sites_are_refused_unless_their_origin_is_allowed() {
         let policy = OriginPolicy::public(&[], &["https://app.example".to_owned()], false);
         let refused = [
             &[("origin", "http://evil.example")][..],
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_proves_enough_and_probes_ask_by_address() {
+    fn keys_need_no_origin_and_probes_may_use_addresses() {
         let keyed = OriginPolicy::public(&[], &[], true);
         check(&keyed, &[("host", "thresher.example.com"), ("origin", "https://gateway.example")], "ok");
         let reachable = OriginPolicy::admin(&[], true);
@@ -336,19 +336,19 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_its_listener_answers() {
-        let said = |policy: OriginPolicy| {
+    fn a_refusal_names_the_rule_of_its_listener() {
+        let message = |policy: OriginPolicy| {
             let sent = headers(&[("host", "evil.example")]);
             let refused = policy.check(Version::HTTP_11, &Uri::from_static("/"), &sent);
             refused.expect_err("a foreign host").message
         };
-        let public = said(OriginPolicy::public(&[], &[], false));
+        let public = message(OriginPolicy::public(&[], &[], false));
         assert!(public.contains("\"evil.example\", and without keys"), "{public}");
         // It knows no keys, whatever the public listener asks for.
         for is_reachable in [false, true] {
-            let admin = said(OriginPolicy::admin(&[], is_reachable));
+            let admin = message(OriginPolicy::admin(&[], is_reachable));
             assert!(admin.contains("the admin listener accepts only") && !admin.contains("keys"), "{admin}");
-            assert_eq!(admin.contains("ask by IP address"), is_reachable, "{admin}");
+            assert_eq!(admin.contains("use an IP address"), is_reachable, "{admin}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `POST /v1/rerank`, `/v2/rerank`, `/rerank`, `/v1/score`, `/score`: what the clients of other rerankers call.
+//! `POST /v1/rerank`, `/v2/rerank`, `/rerank`, `/v1/score` and `/score`, for the clients of other rerankers. These clients name no deadline:
+//! their requests get the longest one (`admission.deadline_ms_max`), and stop when the client closes the connection.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -17,30 +18,35 @@ use crate::api::{self, RerankBody, RerankDialect, ScoreAnswer, ScoreBody, Scored
 use crate::error::ApiError;
 use crate::tenants::ttl_store;
 
-/// Cohere's first, Jina's and vLLM's; with `texts` that of Text Embeddings Inference.
+/// `POST /v1/rerank` and `/rerank`: Cohere's v1, Jina's and vLLM's format; with `texts` that of Text Embeddings Inference.
 pub async fn v1(service: Scope, headers: HeaderMap, body: Body) -> Response {
     rerank(&service, &headers, body, RerankDialect::V1).await
 }
 
-/// Cohere's second.
+/// `POST /v2/rerank`: Cohere's v2 format.
 pub async fn v2(service: Scope, headers: HeaderMap, body: Body) -> Response {
     rerank(&service, &headers, body, RerankDialect::V2).await
 }
 
-/// These clients name no deadline, but hang up: they have as long as a request may have.
-async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, asked: RerankDialect) -> Response {
+async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, path_dialect: RerankDialect) -> Response {
     let deadline = Instant::now() + service.limits.deadline_max;
     let limits = service.limits.bodies;
-    let parse = move |body: &[u8]| Ok(api::parse::<RerankBody>(body, &limits)?.into_domain(asked, &limits)?);
+    let parse =
+        move |body: &[u8]| Ok(api::parse::<RerankBody>(body, &limits)?.into_domain(path_dialect, &limits)?);
     let request = match body::parsed(service, headers, body, parse).await {
         Ok(request) => request,
         Err(error) => return error.rerank_response(),
     };
     let dialect = request.dialect;
     let request = Arc::new(request);
-    let asked = Arc::clone(&request);
+    let ranked_request = Arc::clone(&request);
     let rank = move |pipeline: &Pipeline, cancel: &Cancel| {
-        Ok(vec![pipeline.rank(&asked.query, &asked.chunks, asked.granularity(), cancel)?])
+        Ok(vec![pipeline.rank(
+            &ranked_request.query,
+            &ranked_request.chunks,
+            ranked_request.granularity(),
+            cancel,
+        )?])
     };
     let answer =
         move |ranked: &[Ranked], model: &str| request.answer(&ranked[0], ttl_store::new_id("rerank"), model);
@@ -52,7 +58,7 @@ async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, asked: RerankD
     }
 }
 
-/// Ranks what was asked, when its turn comes; `answer` puts it into words, with the model's name.
+/// Runs `rank`; `answer` makes the answer, from the outcome and the model's name.
 async fn ranked<T: Send + 'static>(
     service: &Scope,
     deadline: Instant,
@@ -60,11 +66,11 @@ async fn ranked<T: Send + 'static>(
     answer: impl FnOnce(&[Ranked], &str) -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     service.ready()?;
-    let working = service.clone();
+    let scope = service.clone();
     service
         .executor()
         .run(deadline, move |cancel| {
-            let pipeline = working.ready()?;
+            let pipeline = scope.ready()?;
             let mut clock = Clock::start();
             let ranked = clock.stage("rank", || rank(pipeline, cancel))?;
             observe::stages(&clock.finish());
@@ -73,16 +79,16 @@ async fn ranked<T: Send + 'static>(
         .await
 }
 
-/// vLLM's.
+/// `POST /v1/score` and `/score`: vLLM's format.
 pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
     let deadline = Instant::now() + service.limits.deadline_max;
     let limits = service.limits.bodies;
     let parse = move |body: &[u8]| Ok(api::parse::<ScoreBody>(body, &limits)?.into_domain()?);
     let answer = async {
-        let asked = body::parsed(&service, &headers, body, parse).await?;
+        let pairs = body::parsed(&service, &headers, body, parse).await?;
         let rank = move |pipeline: &Pipeline, cancel: &Cancel| {
-            let of = |(query, chunks): &Scored| pipeline.rank(query, chunks, Granularity::Chunk, cancel);
-            asked.iter().map(of).collect()
+            let rank = |(query, chunks): &Scored| pipeline.rank(query, chunks, Granularity::Chunk, cancel);
+            pairs.iter().map(rank).collect()
         };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let answer = move |ranked: &[Ranked], model: &str| {

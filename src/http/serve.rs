@@ -1,7 +1,7 @@
-//! The accept loop: takes in connections within their limits, speaks TLS where it is asked for, and ends without cutting answers off.
+//! The accept loop: accepts connections within their limits, does TLS if it is configured, and drains without cutting off answers.
 //!
-//! `axum::serve` has none of these limits: with it, a client that never finishes its head, reads no answer or says nothing at all holds
-//! a connection for as long as it likes.
+//! `axum::serve` has none of these limits: with it, a client that never finishes the head of a request, reads no answer or sends nothing at
+//! all occupies a connection forever.
 
 use std::future::Future;
 use std::pin::pin;
@@ -22,39 +22,40 @@ use tokio_io_timeout::TimeoutWriter;
 use super::connections::{Close, Connection, ConnectionLimits, Connections};
 use super::tls::Tls;
 
-/// How long the accept loop waits after the system refused a connection, for want of file descriptors say.
+/// How long the accept loop waits after the system refused a connection, for example without file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// How a connection of HTTP/2 begins.
+/// The first bytes of an HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// How often is looked whether more of a connection's beginning has come.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often the daemon checks whether more of a connection's first bytes have arrived.
+const PREFACE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Bytes of an answer that HTTP/1.1 buffers, and of a head that it reads.
+/// The most bytes of an answer that HTTP/1.1 buffers, and of the head of a request.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 
-/// Requests that one HTTP/2 connection may have in flight.
+/// The most requests in flight on one HTTP/2 connection.
 const H2_STREAMS_MAX: u32 = 64;
 
-/// How often an HTTP/2 client that has requests in flight is asked whether it is still there, and how long it may take to say so.
-const H2_PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
+/// The time between two pings of an HTTP/2 client with requests in flight, and the longest time until it answers one.
+const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
+const H2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What an idle connection gets for ending once its client was told.
-const GOODBYE: Duration = Duration::from_secs(1);
+/// How long an idle connection may take to end after its client has been told.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How one listener treats its connections.
+/// The settings of a listener.
 #[derive(Debug, Clone, Copy)]
 pub struct Serving {
-    /// Names the listener in metrics: `public` or `admin`.
+    /// ChunkNumbers the listener in metrics: `public` or `admin`.
     pub listener: &'static str,
-    /// How long the head of a request may take to arrive, and a connection to begin.
+    /// The longest time for the head of a request to arrive, and for the first bytes of a connection.
     pub head_max: Duration,
-    /// Bounds of the connections.
+    /// The limits of the connections.
     pub connections: ConnectionLimits,
 }
 
-/// Serves until `stop`, then takes in no new connection and returns when all answers are out.
+/// Serves until `stop`, then accepts no new connection and returns when all answers have been sent.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -71,11 +72,11 @@ pub async fn serve(
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(H2_STREAMS_MAX)
-        .keep_alive_interval(H2_PING.0)
-        .keep_alive_timeout(H2_PING.1);
+        .keep_alive_interval(H2_PING_INTERVAL)
+        .keep_alive_timeout(H2_PING_TIMEOUT);
     let connections = Connections::new(serving.listener, serving.connections);
     let (stopping, stopped) = watch::channel(());
-    // Every connection holds a sender: when the last one is dropped, all have ended.
+    // Every connection holds a sender: when the last sender is dropped, all connections have ended.
     let (open, mut all_ended) = mpsc::channel::<()>(1);
     let mut stop = pin!(stop);
     let mut is_refused = false;
@@ -87,7 +88,7 @@ pub async fn serve(
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(cause) => {
-                // Logged once, until a connection is accepted again: a system without file descriptors refuses ten times a second.
+                // Logged once until a connection is accepted again: without file descriptors, the system refuses ten times a second.
                 if !std::mem::replace(&mut is_refused, true) {
                     tracing::warn!(%cause, "the system refuses connections; trying again until it accepts one");
                 }
@@ -98,7 +99,7 @@ pub async fn serve(
         is_refused = false;
         let Some(connection) = connections.admit(peer.ip()) else { continue };
         let _ = stream.set_nodelay(true);
-        let carrier = Carrier {
+        let task = ConnectionTask {
             builder: builder.clone(),
             router: router.clone(),
             connection,
@@ -107,7 +108,7 @@ pub async fn serve(
         };
         let (tls, open) = (tls.clone(), open.clone());
         tokio::spawn(async move {
-            carrier.run(stream, tls).await;
+            task.run(stream, tls).await;
             drop(open);
         });
     }
@@ -116,8 +117,8 @@ pub async fn serve(
     let _ = all_ended.recv().await;
 }
 
-/// One connection and what it needs.
-struct Carrier {
+/// The task that serves one connection.
+struct ConnectionTask {
     builder: Builder<TokioExecutor>,
     router: Router,
     connection: Connection,
@@ -125,48 +126,48 @@ struct Carrier {
     serving: Serving,
 }
 
-impl Carrier {
-    /// Waits for the connection to begin, then carries it until it ends.
+impl ConnectionTask {
+    /// Waits for the first bytes of the connection, then serves it until it ends.
     async fn run(mut self, stream: TcpStream, tls: Option<Tls>) {
-        // Each connection waits by itself: one that is slow to shake hands keeps no other waiting.
-        let begun = async {
+        // Each connection has a task of its own, so that a slow handshake delays no other connection.
+        let opening = async {
             match tls {
-                None => begun(&stream).await.then_some(Stream::Plain(stream)),
-                Some(tls) => tls.begin(stream).await.map(Stream::Tls),
+                None => has_sent_bytes(&stream).await.then_some(Stream::Plain(stream)),
+                Some(tls) => tls.accept(stream).await.map(Stream::Tls),
             }
         };
-        // The builder's own timeout begins when it knows which HTTP is spoken.
-        let begun = tokio::select! {
-            begun = begun => begun,
+        // The builder's own timeout starts only when it knows the version of HTTP.
+        let opened = tokio::select! {
+            opened = opening => opened,
             () = tokio::time::sleep(self.serving.head_max) => return,
             _ = self.connection.closing() => return,
             _ = self.stopped.changed() => return,
         };
-        match begun {
+        match opened {
             None => {}
-            Some(Stream::Plain(stream)) => self.carry(stream).await,
+            Some(Stream::Plain(stream)) => self.serve(stream).await,
             Some(Stream::Tls((stream, is_h2))) => {
                 // TLS has agreed on the version before the first byte of HTTP.
                 let builder = self.builder;
                 self.builder = if is_h2 { builder.http2_only() } else { builder.http1_only() };
-                self.carry(stream).await;
+                self.serve(stream).await;
             }
         }
     }
 
-    async fn carry<S: AsyncRead + AsyncWrite + Send + 'static>(self, stream: S) {
+    async fn serve<S: AsyncRead + AsyncWrite + Send + 'static>(self, stream: S) {
         let Self { builder, router, connection, mut stopped, serving } = self;
         let mut stream = Box::pin(TimeoutWriter::new(stream));
         stream.as_mut().set_timeout_pinned(Some(serving.connections.write_max));
         let router = TowerToHyperService::new(router);
         let service = service_fn(|mut request: Request<Incoming>| {
             let in_flight = connection.request();
-            request.extensions_mut().insert(in_flight.begun());
+            request.extensions_mut().insert(in_flight.handle());
             let answer = router.call(request);
             async move { answer.await.map(|answer| in_flight.answer(answer)) }
         });
         let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));
-        // How a connection ends is its client's affair: its requests have been counted.
+        // Errors of a connection are not logged: its requests have been counted.
         let close = tokio::select! {
             _ = serving.as_mut() => return,
             close = connection.closing() => Some(close),
@@ -176,13 +177,13 @@ impl Carrier {
             Some(Close::Stalled | Close::Evicted) => {}
             Some(Close::Idle) => {
                 serving.as_mut().graceful_shutdown();
-                let _ = tokio::time::timeout(GOODBYE, serving).await;
+                let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, serving).await;
             }
             None => {
                 serving.as_mut().graceful_shutdown();
                 tokio::select! {
                     _ = serving.as_mut() => {}
-                    // An answer that nobody takes does not keep the daemon from ending.
+                    // An answer that is not read does not delay the shutdown.
                     _ = connection.closing() => {}
                 }
             }
@@ -190,20 +191,20 @@ impl Carrier {
     }
 }
 
-/// A connection that has begun.
+/// A connection whose first bytes have arrived.
 enum Stream<T> {
     Plain(TcpStream),
     Tls(T),
 }
 
-/// Waits until the first bytes say which HTTP is spoken; false: the connection has ended.
-async fn begun(stream: &TcpStream) -> bool {
+/// Waits until the first bytes tell the version of HTTP; false: the connection has ended.
+async fn has_sent_bytes(stream: &TcpStream) -> bool {
     let mut bytes = [0; PREFACE.len()];
     while let Ok(length @ 1..) = stream.peek(&mut bytes).await {
         if length == PREFACE.len() || bytes[..length] != PREFACE[..length] {
             return true;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(PREFACE_CHECK_INTERVAL).await;
     }
     false
 }

@@ -1,5 +1,5 @@
-//! What handlers share, and what of it one caller may have: who handles a request comes to a tenant's chunks, blocks and handles
-//! through the [`Scope`] of its caller, and by no other way.
+//! The state that handlers share, and the view of it that one caller has: handlers reach the data of tenants only through the [`Scope`] of
+//! the caller of a request.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -25,18 +25,18 @@ use crate::receipt::{KeyError, SigningKey};
 use crate::tenants::ttl_store::{RecentRequest, TtlStore};
 use crate::tenants::{NoRegistry, TenantState, Tenants};
 
-/// What handlers share. What belongs to tenants is closed up in it.
+/// The state that handlers share. The data of tenants is private to it.
 #[derive(Clone)]
 pub struct Service {
-    /// What receipts are signed with.
+    /// The private key of receipts.
     pub receipts: Arc<ReceiptKey>,
-    /// In front of whom we stand.
+    /// The upstreams of the middleware.
     pub middleware: Arc<Middleware>,
-    /// Who may work.
+    /// The permits of requests.
     pub admission: Admission,
-    /// Bounds of being served.
+    /// Limits of requests and answers.
     pub limits: ServeLimits,
-    /// Which hosts and web pages may ask.
+    /// Which hosts and web pages may send requests.
     pub origins: OriginPolicy,
     bodies: MemoryPool,
     answers: MemoryPool,
@@ -45,27 +45,27 @@ pub struct Service {
     originals: Originals,
 }
 
-/// What a service is made of.
+/// The parts of a [`Service`].
 pub struct ServiceParts {
-    /// Who may ask.
+    /// API keys and tenants.
     pub access: Access,
-    /// What each tenant has.
+    /// The data of all tenants.
     pub tenants: Tenants,
-    /// Texts that were shortened, as they were.
+    /// The store of original texts.
     pub originals: Originals,
-    /// In front of whom we stand.
+    /// The upstreams of the middleware.
     pub middleware: Arc<Middleware>,
-    /// What receipts are signed with.
+    /// The private key of receipts.
     pub receipts: Arc<ReceiptKey>,
-    /// Who may work.
+    /// The permits of requests.
     pub admission: Admission,
-    /// Bounds of being served.
+    /// Limits of requests and answers.
     pub limits: ServeLimits,
-    /// Which hosts and web pages may ask.
+    /// Which hosts and web pages may send requests.
     pub origins: OriginPolicy,
 }
 
-/// The service as one caller has it: with what its tenant has, and nobody else's.
+/// The service as the caller of one request sees it: with the data of its tenant, and no other's.
 #[derive(Clone)]
 pub struct Scope {
     service: Service,
@@ -74,7 +74,7 @@ pub struct Scope {
     body_memory: Arc<BodyMemory>,
 }
 
-/// The key of receipts, which is read, or made, when the first one is asked for.
+/// The private key of receipts. It is read, or created, for the first receipt.
 #[derive(Default)]
 pub struct ReceiptKey {
     file: PathBuf,
@@ -82,7 +82,7 @@ pub struct ReceiptKey {
 }
 
 impl ReceiptKey {
-    /// In this file.
+    /// The key in this file.
     pub fn at(file: &Path) -> Self {
         Self { file: file.to_owned(), key: OnceLock::new() }
     }
@@ -99,7 +99,7 @@ impl ReceiptKey {
 }
 
 impl Service {
-    /// Of its parts.
+    /// A service of these parts.
     pub fn new(parts: ServiceParts) -> Self {
         let ServiceParts { access, tenants, originals, middleware, receipts, admission, limits, origins } =
             parts;
@@ -108,42 +108,45 @@ impl Service {
         Self { receipts, middleware, admission, limits, origins, bodies, answers, access, tenants, originals }
     }
 
-    /// Who asks with this key.
-    pub(super) fn admit(&self, key: Option<&str>) -> Result<Caller, Denied> {
+    /// The caller with this key.
+    pub(super) fn authenticate(&self, key: Option<&str>) -> Result<Caller, Denied> {
         self.access.admit(key, Instant::now())
     }
 
-    /// Whether keys are asked for.
+    /// Whether requests need a key.
     pub(super) fn is_keyed(&self) -> bool {
         self.access.is_keyed()
     }
 
-    /// Whether there is a model.
+    /// Whether the model has been loaded.
     pub(super) fn is_ready(&self) -> bool {
         self.tenants.is_ready()
     }
 
-    /// How much is registered, of all tenants together: for operators.
+    /// Registered chunks of all tenants together, for operators.
     pub(super) fn progress_of_all(&self) -> Progress {
         self.tenants.progress()
     }
 
-    /// The memory that the bodies of all requests share.
+    /// The memory that all request bodies share.
     pub fn bodies(&self) -> &MemoryPool {
         &self.bodies
     }
 
-    /// The memory that all answers share which clients have not read.
+    /// The memory that all answers share until their clients have read them.
     pub fn answers(&self) -> &MemoryPool {
         &self.answers
     }
 
-    /// A tenant as it asks for its share of what all tenants use.
+    /// A tenant's claim to a share of what all tenants use.
     pub(super) fn claim_of<'a>(&self, tenant: &'a Tenant) -> Claim<'a> {
         Claim { tenant, has_rivals: self.access.is_shared() }
     }
 
-    /// What receipts are signed with.
+    /// The private key of receipts.
+    ///
+    /// # Errors
+    /// `receipt_failed`; the cause is logged.
     pub(super) fn signing_key(&self) -> Result<&SigningKey, ApiError> {
         self.receipts.get().map_err(|error| {
             tracing::error!(%error, "receipts cannot be signed");
@@ -153,60 +156,66 @@ impl Service {
 }
 
 impl Scope {
-    /// Runs the caller's work.
+    /// Runs work for the caller.
     pub fn executor(&self) -> &Executor {
         &self.executor
     }
 
-    /// The tenant's view of the pipeline, once there is one.
+    /// The pipeline as the tenant sees it.
+    ///
+    /// # Errors
+    /// `not_ready` while the model is being loaded.
     pub fn ready(&self) -> Result<&Pipeline, ApiError> {
         self.executor.ready()
     }
 
-    /// The same where there may be none yet.
+    /// The pipeline as the tenant sees it; none while the model is being loaded.
     pub fn pipeline(&self) -> Option<&Pipeline> {
         self.executor.pipeline()
     }
 
-    /// The tenant's registry, once there is one.
+    /// The registry of the tenant.
+    ///
+    /// # Errors
+    /// `not_ready` while it is being opened; `registry_unusable`.
     pub fn registry(&self) -> Result<&Registry, ApiError> {
-        self.tenant_state.registry().map_err(|why| match why {
+        self.tenant_state.registry().map_err(|reason| match reason {
             NoRegistry::NotYet => ApiError::registry_not_ready(),
             NoRegistry::Unusable => ApiError::registry_unusable(),
         })
     }
 
-    /// What earlier requests of the tenant were about.
+    /// The recent compressions of the tenant.
     pub fn handles(&self) -> &TtlStore<RecentRequest> {
         self.tenant_state.handles()
     }
 
-    /// Keys and values that the tenant may fetch.
+    /// The exports of keys and values of the tenant.
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         self.tenant_state.kv_handles()
     }
 
-    /// Texts of the tenant that were shortened, as they were.
+    /// The original texts of the tenant.
     pub fn originals(&self) -> TenantOriginals {
         self.service.originals.of(self.tenant().name())
     }
 
-    /// Who asks.
+    /// The caller.
     pub fn caller(&self) -> &Caller {
         &self.executor.caller
     }
 
-    /// The tenant_state that the body of this request takes, until the last clone of the scope is dropped.
+    /// The memory of the body of this request. It is freed when the last clone of the scope is dropped.
     pub fn body_memory(&self) -> &BodyMemory {
         &self.body_memory
     }
 
-    /// Whose data this is.
+    /// The tenant of the caller.
     pub fn tenant(&self) -> &Tenant {
         self.tenant_state.tenant()
     }
 
-    /// The tenant as it asks for its share of what all tenants use.
+    /// The tenant's claim to a share of what all tenants use.
     pub fn claim(&self) -> Claim<'_> {
         self.executor.claim()
     }
@@ -225,8 +234,7 @@ impl FromRequestParts<Service> for Scope {
 
     async fn from_request_parts(parts: &mut Parts, service: &Service) -> Result<Self, ApiError> {
         let Some(caller) = parts.extensions.get::<Caller>().cloned() else {
-            // A route outside the layer that asks for keys: nobody comes in there.
-            tracing::error!("a request came past the layer that asks for keys");
+            tracing::error!("a route is outside the layer that authenticates requests");
             return Err(ApiError::internal());
         };
         let tenant_state = service.tenants.of(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;

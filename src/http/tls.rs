@@ -1,5 +1,5 @@
-//! TLS of the public listener: a certificate from two files, which is read again when they change.
-//! Knows nothing of what is spoken over it, but which HTTP was agreed on.
+//! TLS of the public listener: a certificate from two files, which is read again when they change. Knows of HTTP only the version that the
+//! handshake agreed on.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,14 +21,14 @@ use tokio_rustls::server::TlsStream;
 
 use crate::access::Watched;
 
-/// HTTP/2, as it is called when the two sides agree on it.
+/// The name of HTTP/2 in the handshake (ALPN).
 const H2: &[u8] = b"h2";
 
-/// What connections are begun with. Clones have the same certificate.
+/// Accepts TLS connections. Clones share the certificate.
 #[derive(Clone)]
 pub struct Tls {
     acceptor: TlsAcceptor,
-    current: Arc<Current>,
+    current: Arc<CurrentCertificate>,
 }
 
 /// Why a certificate cannot be used.
@@ -37,104 +37,105 @@ pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {} and {} (http.tls_cert_file, http.tls_key_file): {cause}", cert.display(), key.display())]
     Read {
-        /// The first file.
+        /// The file of the certificate.
         cert: PathBuf,
-        /// The second.
+        /// The file of the private key.
         key: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// A file does not hold what it should.
+    /// The content of a file cannot be used.
     #[error("{} ({setting}): {reason}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// Which setting names it.
+        /// The setting that names the file.
         setting: &'static str,
-        /// What is wrong; it quotes nothing of a key.
+        /// What is wrong, without any part of the key.
         reason: String,
     },
 }
 
-/// The certificate that holds now.
+/// The certificate that is in use.
 #[derive(Debug)]
-struct Current {
+struct CurrentCertificate {
     cert_file: PathBuf,
     key_file: PathBuf,
     key: RwLock<Arc<CertifiedKey>>,
 }
 
-impl ResolvesServerCert for Current {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.key.read().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
 impl Tls {
-    /// With the certificate in these files, and what to look at for changes of them.
+    /// Reads the certificate of these files, and returns what is watched for changes of them.
     ///
     /// # Errors
-    /// Which file is wrong, and how.
+    /// [`TlsError`].
     pub fn open(cert_file: &Path, key_file: &Path) -> Result<(Self, Watched), TlsError> {
         let mut watched = Watched::new([cert_file.to_owned(), key_file.to_owned()]);
-        let files = Files { cert: cert_file, key: key_file };
+        let files = CertificateFiles { cert: cert_file, key: key_file };
         let provider = Arc::new(default_provider());
         let key = files.certified(watched.read(), &provider)?;
-        let current = Arc::new(Current {
+        let current = Arc::new(CurrentCertificate {
             cert_file: cert_file.to_owned(),
             key_file: key_file.to_owned(),
             key: RwLock::new(Arc::new(key)),
         });
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .expect("ring knows the versions that are safe")
+            .expect("ring supports the safe versions of TLS")
             .with_no_client_auth()
-            .with_cert_resolver(Arc::<Current>::clone(&current));
+            .with_cert_resolver(Arc::<CurrentCertificate>::clone(&current));
         config.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
         Ok((Self { acceptor: TlsAcceptor::from(Arc::new(config)), current }, watched))
     }
 
-    /// Takes in what `watched` finds changed: connections that begin from now on see it. Files that cannot be used change
-    /// nothing; of two that are replaced one after the other the first alone does not fit, and the next look finds both.
+    /// Uses a changed certificate for new connections. Files that cannot be used change nothing: when two files are replaced one after the
+    /// other, the first alone does not fit, and the next check finds both.
     pub fn refresh(&self, watched: &mut Watched) {
         let Some(found) = watched.changed() else { return };
-        let Current { cert_file, key_file, key } = &*self.current;
-        let files = Files { cert: cert_file, key: key_file };
+        let CurrentCertificate { cert_file, key_file, key } = &*self.current;
+        let files = CertificateFiles { cert: cert_file, key: key_file };
         let outcome = match files.certified(found, &default_provider()) {
             Ok(new) => {
-                tracing::info!(path = %cert_file.display(), "certificate read again");
+                tracing::info!(path = %cert_file.display(), "the changed certificate is in use");
                 *key.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(new);
                 "ok"
             }
             Err(error) => {
-                tracing::error!(%error, "the changed certificate cannot be used; the one before it holds");
+                tracing::error!(%error, "the changed certificate cannot be used; the previous one stays in use");
                 "failed"
             }
         };
         counter!("tls_reloads_total", "outcome" => outcome).increment(1);
     }
 
-    /// Shakes hands and waits for the first byte, that nobody holds a connection by saying nothing; with whether HTTP/2 was
-    /// agreed on. None: the client speaks no TLS that we do, or has gone.
-    pub(super) async fn begin(&self, stream: TcpStream) -> Option<(TlsStream<TcpStream>, bool)> {
-        let shaken = self.acceptor.accept(stream).await;
-        let outcome = if shaken.is_ok() { "ok" } else { "failed" };
+    /// Does the handshake and waits for the first byte, so that no client occupies a connection by sending nothing. True: HTTP/2 was agreed
+    /// on. None: the handshake failed, or the client has gone.
+    pub(super) async fn accept(&self, stream: TcpStream) -> Option<(TlsStream<TcpStream>, bool)> {
+        let handshake = self.acceptor.accept(stream).await;
+        let outcome = if handshake.is_ok() { "ok" } else { "failed" };
         counter!("tls_handshakes_total", "outcome" => outcome).increment(1);
-        let mut stream = shaken.inspect_err(|cause| tracing::debug!(%cause, "no handshake")).ok()?;
+        let mut stream =
+            handshake.inspect_err(|cause| tracing::debug!(%cause, "a TLS handshake failed")).ok()?;
         let is_h2 = stream.get_ref().1.alpn_protocol() == Some(H2);
-        let began = stream.fill_buf().await.is_ok_and(|bytes| !bytes.is_empty());
-        began.then_some((stream, is_h2))
+        let has_sent_bytes = stream.fill_buf().await.is_ok_and(|bytes| !bytes.is_empty());
+        has_sent_bytes.then_some((stream, is_h2))
     }
 }
 
-/// Where a certificate and its key are.
-struct Files<'a> {
+/// The files of a certificate and its key.
+struct CertificateFiles<'a> {
     cert: &'a Path,
     key: &'a Path,
 }
 
-impl Files<'_> {
-    /// What was read of the two, put together.
+impl CertificateFiles<'_> {
+    /// The certificate and its key, from the contents of the two files.
     fn certified(
         &self,
         read: io::Result<Vec<Vec<u8>>>,
@@ -143,28 +144,28 @@ impl Files<'_> {
         let failed = |cause| TlsError::Read { cert: self.cert.into(), key: self.key.into(), cause };
         let read = read.map_err(failed)?;
         let chain = CertificateDer::pem_slice_iter(&read[0]).collect::<Result<Vec<_>, _>>();
-        let chain = chain.map_err(|e| self.in_cert(format!("not PEM: {e}")))?;
+        let chain = chain.map_err(|e| self.cert_error(format!("not PEM: {e}")))?;
         if chain.is_empty() {
-            return Err(self.in_cert("it holds no certificate in PEM".to_owned()));
+            return Err(self.cert_error("it holds no certificate in PEM".to_owned()));
         }
         let key = PrivateKeyDer::from_pem_slice(&read[1])
-            .map_err(|e| self.in_key(format!("it holds no private key in PEM: {e}")))?;
+            .map_err(|e| self.key_error(format!("it holds no private key in PEM: {e}")))?;
         CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
             Error::InconsistentKeys(_) => {
-                self.in_key(format!("it is not the key of the certificate in {}", self.cert.display()))
+                self.key_error(format!("it is not the key of the certificate in {}", self.cert.display()))
             }
             Error::InvalidCertificate(error) => {
-                self.in_cert(format!("it holds no certificate that can be used: {error:?}"))
+                self.cert_error(format!("it holds no certificate that can be used: {error:?}"))
             }
-            other => self.in_key(other.to_string()),
+            other => self.key_error(other.to_string()),
         })
     }
 
-    fn in_cert(&self, reason: String) -> TlsError {
+    fn cert_error(&self, reason: String) -> TlsError {
         TlsError::Content { path: self.cert.into(), setting: "http.tls_cert_file", reason }
     }
 
-    fn in_key(&self, reason: String) -> TlsError {
+    fn key_error(&self, reason: String) -> TlsError {
         TlsError::Content { path: self.key.into(), setting: "http.tls_key_file", reason }
     }
 }

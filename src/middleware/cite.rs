@@ -11,7 +11,7 @@ use thresher_core::pipeline::{Pipeline, PipelineError};
 
 use super::dialect::{Dialect, PartKind};
 use super::rewrite::{Source, with_unique_ids};
-use crate::api::{Names, Words, anthropic, openai};
+use crate::api::{ChunkNumbers, CitationContext, anthropic, openai};
 
 /// The texts that an answer may have come from, prepared once for all texts of the answer.
 pub struct Sources {
@@ -58,29 +58,31 @@ fn render(
     parts: &[PartOutcome],
 ) -> Vec<Value> {
     let numbers = source_numbers(sources);
-    let words = Words::new(text, chunks, Names { places: Some(&numbers), markers: None });
+    let context = CitationContext::new(text, chunks, ChunkNumbers { indexes: Some(&numbers), markers: None });
     match dialect {
-        Dialect::Chat => openai::annotations(&words, parts, openai::nested),
-        Dialect::Responses => openai::annotations(&words, parts, openai::flat),
+        Dialect::Chat => openai::annotations(&context, parts, openai::nested),
+        Dialect::Responses => openai::annotations(&context, parts, openai::flat),
         Dialect::Messages => {
             let mut seen = HashSet::new();
             let cited = parts.iter().flat_map(PartOutcome::citations);
-            let location = |source: &attribute::Source| location(&words, source, &sources[source.chunk]);
+            let location = |source: &attribute::Source| location(&context, source, &sources[source.chunk]);
             // These citations belong to the whole text, so a source that two sentences cite is listed once.
             cited.map(location).filter(|location| seen.insert(location.to_string())).collect()
         }
     }
 }
 
-fn location(words: &Words, cited: &attribute::Source, source: &Source) -> Value {
+fn location(context: &CitationContext, cited: &attribute::Source, source: &Source) -> Value {
     match source.kind {
-        Some(PartKind::Document { block: None, .. }) => anthropic::char_location(words, cited),
+        Some(PartKind::Document { block: None, .. }) => anthropic::char_location(context, cited),
         Some(PartKind::Document { block: Some(block), .. }) => {
-            anthropic::content_block_location(words, cited, block)
+            anthropic::content_block_location(context, cited, block)
         }
-        Some(PartKind::SearchResult { block, .. }) => anthropic::search_result_location(words, cited, block),
+        Some(PartKind::SearchResult { block, .. }) => {
+            anthropic::search_result_location(context, cited, block)
+        }
         // Other texts are cited like the result of a search by the retriever or the tool.
-        _ => anthropic::search_result_location(words, cited, 0),
+        _ => anthropic::search_result_location(context, cited, 0),
     }
 }
 

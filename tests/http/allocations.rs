@@ -294,7 +294,7 @@ fn nested_values_are_refused_before_all_of_them_are_in_memory() {
     let values = |answer: &[u8], limits: &BodyLimits| {
         let answer = std::str::from_utf8(answer).expect("text");
         let wrong = |error| ApiError::new(TAKEN, format!("{error}"));
-        api::values(answer, limits).map_err(wrong)
+        api::json_values(answer, limits).map_err(wrong)
     };
     check("its values", &filled("[", "1", "]"), "internal", values);
     check("its keys", &filled("{\"a\":[", "[]", "]}"), "internal", values);

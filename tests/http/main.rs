@@ -28,6 +28,7 @@ use std::time::Duration;
 use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::access::Access;
+use thresher::admission::{Admission, Bounds};
 use thresher::app;
 use thresher::config::{self, Config};
 use thresher::http::admin::Admin;
@@ -123,7 +124,10 @@ fn keyed_service(
         receipts: config::Receipts { key_file: receipts().join("key.pem") },
         ..Config::default()
     };
-    let service = app::service(&config, access, tenants.clone()).expect("no upstream");
+    let mut service = app::service(&config, access, tenants.clone()).expect("no upstream");
+    // A concurrency of 0 lets nothing work here; in the settings it means "as many as the machine takes".
+    let stream_count_max = STREAM_COUNT_MAX;
+    service.admission = Admission::new(Bounds { concurrency_max: concurrency, queue_max: queue, stream_count_max });
     (service, tenants)
 }
 

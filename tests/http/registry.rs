@@ -231,7 +231,7 @@ async fn chunks_can_be_fetched_listed_and_deleted() {
         ("limit=0", "422 count_out_of_range limit"),
         ("limit=1001", "422 count_out_of_range limit"),
         ("limit=many", "422 count_out_of_range limit"),
-        ("page=2", "400 query_string_invalid -"),
+        ("page=2", "400 query_string_invalid page"),
         ("filter=%7B", "400 filter_invalid filter"),
         ("filter=%7B%22a%22%3Anull%7D", "400 filter_invalid filter.a"),
         ("filter=%7B%22lnag%22%3A1%7D", "422 filter_field_unknown filter.lnag"),

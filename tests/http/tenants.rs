@@ -190,7 +190,7 @@ async fn a_compression_of_one_tenant_is_unknown_to_another() {
             keyed.post(other, "/v1/attribute", &known).await,
             keyed.post(other, "/v1/attribute", &never_used).await,
         );
-        check_error(other, &theirs, "404 compress_id_unknown compress_id", "never answered here");
+        check_error(other, &theirs, "404 compress_id_unknown compress_id", "this daemon did not give it");
         assert_eq!(theirs.body, unknown.body);
         let events = format!("data: {}\n\ndata: [DONE]\n\n", json!({"compress_id": id}));
         let streamed = keyed.ask(other, ("POST", "/v1/attribute/stream"), events).await;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::Value;
-use thresher::api::{AttributeAnswer, AttributeBody, BodyLimits, CompressAnswer, Names};
+use thresher::api::{AttributeAnswer, AttributeBody, BodyLimits, CompressAnswer, ChunkNumbers};
 use thresher_core::domain::{
     AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Order, Parts,
     TokenizerName,
@@ -569,7 +569,7 @@ proptest! {
         let (request, options) = body.into_domain(None, &limits).expect("a request");
         let found = PIPELINE.attribute(&request, &Cancel::default());
         let found = found.map_err(|error| TestCaseError::fail(error.to_string()))?;
-        let response = AttributeAnswer::new(&request, &found, &options, &PIPELINE, Names::default());
+        let response = AttributeAnswer::new(&request, &found, &options, &PIPELINE, ChunkNumbers::default());
         let response = serde_json::to_value(&response).expect("JSON");
         for part in list(&response["parts"]) {
             prop_assert_eq!(cut(&answer, part, unit), part["text"].as_str().map(str::to_owned));

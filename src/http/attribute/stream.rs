@@ -1,4 +1,5 @@
-//! `POST /v1/attribute/stream`: an answer comes in events, its sentences go out in events, each as soon as its end is sure.
+//! `POST /v1/attribute/stream`: attributes an answer that is still arriving. The answer arrives as events; each of its sentences is sent as an
+//! event as soon as its end is certain.
 
 use std::convert::Infallible;
 use std::io;
@@ -20,54 +21,54 @@ use thresher_core::text::Arriving;
 use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
-use super::{Asked, Chunks, Found};
+use super::{LoadedRequest, ParsedRequest, ReferencedChunks};
 use crate::admission;
 use crate::api::{self, Arrival, AttributeBody, PartAnswer};
 
 use crate::error::{ApiError, ErrorAnswer};
 use crate::executor::run_blocking;
-use crate::http::memory::NoRoom;
+use crate::http::memory::PoolExhausted;
 use crate::http::{Scope, body, observe};
 
 type Events = BoxStream<'static, Result<sse_stream::Sse, sse_stream::Error>>;
 
-/// Reads the first event as a request without an answer, then the answer.
+/// `POST /v1/attribute/stream`. The first event is the request; those that follow are the answer.
 pub async fn handle(
     service: Scope,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
-    body::is_plain(&headers)?;
-    body::is_events(&headers)?;
+    body::check_encoding(&headers)?;
+    body::check_events(&headers)?;
     service.ready()?;
-    let place = service.executor().open_stream().await?;
-    let begun = Arc::new(AtomicBool::new(false));
-    let mut events = events(body, &service, Arc::clone(&begun));
+    let admitted = service.executor().open_stream().await?;
+    let is_first_read = Arc::new(AtomicBool::new(false));
+    let mut events = events(body, &service, Arc::clone(&is_first_read));
     let first = tokio::time::timeout(service.limits.read_max, next(&mut events, &service));
     let first = first.await.map_err(|_elapsed| ApiError::body_timeout())??;
     let first = first.ok_or_else(ApiError::stream_empty)?;
     let (limits, first_bytes) = (service.limits.bodies, first.len());
-    let asked = run_blocking(move || Asked::parse(first.as_bytes(), &limits)).await?;
-    begun.store(true, Ordering::Relaxed);
+    let request = run_blocking(move || ParsedRequest::parse(first.as_bytes(), &limits)).await?;
+    is_first_read.store(true, Ordering::Relaxed);
     service.body_memory().shrink_to_parsed(first_bytes);
-    let deadline_ms = asked.body.deadline_ms();
+    let deadline_ms = request.body.deadline_ms();
     let deadline = service.executor().deadline(Instant::now(), deadline_ms)?;
-    let permit = service.executor().permit_in(&place, deadline).await?;
+    let permit = service.executor().permit_in(&admitted, deadline).await?;
     let read = AttributeBody::into_stream;
-    let begun = asked.work(&service, (permit, deadline), read, |service, found, cancel| {
+    let context = request.run(&service, (permit, deadline), read, |service, loaded, cancel| {
         let pipeline = service.ready()?;
-        pipeline.check_sources(&found.request)?;
+        pipeline.check_sources(&loaded.request)?;
         let mut clock = Clock::start();
-        let candidates = pipeline.candidates(&found.request, &mut clock, cancel)?;
+        let candidates = pipeline.candidates(&loaded.request, &mut clock, cancel)?;
         observe::stages(&clock.finish());
-        Ok(Begun { found, candidates })
+        Ok(StreamContext { loaded, candidates })
     });
-    let begun = Arc::new(begun.await?);
-    // One event waits at most: who does not read stops what it sends from being read.
+    let context = Arc::new(context.await?);
+    // At most one event waits: while a client does not read events, the ones that it sends are not read either.
     let (sender, receiver) = mpsc::channel(1);
     let arriving = Arriving::default();
-    let answering = Answering { service, place, deadline_ms, begun, sender, arriving, parts: 0 };
-    tokio::spawn(answering.run(events).in_current_span());
+    let task = StreamTask { service, admitted, deadline_ms, context, sender, arriving, parts: 0 };
+    tokio::spawn(task.run(events).in_current_span());
     let outgoing = stream::unfold(receiver, async |mut receiver| {
         let event: Event = receiver.recv().await?;
         Some((Ok(event), receiver))
@@ -75,34 +76,34 @@ pub async fn handle(
     Ok(Sse::new(outgoing).keep_alive(KeepAlive::default()))
 }
 
-/// What all sentences share.
-struct Begun {
-    found: Found,
+/// What the attribution of all sentences needs.
+struct StreamContext {
+    loaded: LoadedRequest,
     candidates: Candidates,
 }
 
-/// One stream on its way.
-struct Answering {
+/// The task that reads the answer of one stream and attributes its sentences.
+struct StreamTask {
     service: Scope,
-    place: admission::Stream,
-    /// Of each sentence.
+    admitted: admission::Stream,
+    /// The deadline of each sentence.
     deadline_ms: Option<u64>,
-    begun: Arc<Begun>,
+    context: Arc<StreamContext>,
     sender: mpsc::Sender<Event>,
     arriving: Arriving,
     parts: usize,
 }
 
-/// The client reads no more.
-struct Gone;
+/// The client has closed the connection, or does not read.
+struct ClientGone;
 
-impl Answering {
+impl StreamTask {
     async fn run(mut self, mut events: Events) {
-        let streaming = observe::Streaming::begin();
+        let streaming = observe::StreamGuard::start();
         let (client, max) = (self.sender.clone(), self.service.limits.stream_max);
         let read = tokio::select! {
-            // Work that nobody waits for stops with what is dropped here.
-            () = client.closed() => Err(Gone),
+            // Dropping the other future stops its work.
+            () = client.closed() => Err(ClientGone),
             read = tokio::time::timeout(max, self.read(&mut events)) => {
                 read.unwrap_or_else(|_elapsed| Ok(Err(ApiError::stream_too_slow(max))))
             }
@@ -118,8 +119,8 @@ impl Answering {
         }
     }
 
-    /// Whether an event said that the answer was over.
-    async fn read(&mut self, events: &mut Events) -> Result<Result<bool, ApiError>, Gone> {
+    /// Reads and attributes the answer. True: an event said that it was complete; false: the body ended without one.
+    async fn read(&mut self, events: &mut Events) -> Result<Result<bool, ApiError>, ClientGone> {
         let (mut cut_off, mut until) = (false, self.silent_at());
         loop {
             let next = tokio::time::timeout_at(until, next(events, &self.service)).await;
@@ -159,7 +160,7 @@ impl Answering {
         Ok(pipeline.check_answer_bytes(self.arriving.text().len() + more.len())?)
     }
 
-    async fn send(&mut self, parts: Vec<PartAnswer>) -> Result<(), Gone> {
+    async fn send(&mut self, parts: Vec<PartAnswer>) -> Result<(), ClientGone> {
         for part in parts {
             self.parts += 1;
             let event = self.event("part", &part);
@@ -168,17 +169,17 @@ impl Answering {
         Ok(())
     }
 
-    /// Who does not read for as long as a request may take has gone.
-    async fn emit(&self, event: Event) -> Result<(), Gone> {
+    /// Sends an event. A client that does not read for as long as a request may take is taken to be gone.
+    async fn emit(&self, event: Event) -> Result<(), ClientGone> {
         let sent = tokio::time::timeout(self.service.limits.deadline_max, self.sender.send(event));
-        sent.await.map_err(|_elapsed| Gone)?.map_err(|_closed| Gone)
+        sent.await.map_err(|_elapsed| ClientGone)?.map_err(|_closed| ClientGone)
     }
 
     fn silent(&self) -> ApiError {
         ApiError::stream_silent(self.service.limits.deadline_max)
     }
 
-    /// When an answer of which nothing more comes is given up: events that bring nothing keep a connection alive, not a stream.
+    /// When the stream ends if no more of the answer arrives. Events that hold nothing of the answer do not count.
     fn silent_at(&self) -> tokio::time::Instant {
         tokio::time::Instant::now() + self.service.limits.deadline_max
     }
@@ -187,20 +188,20 @@ impl Answering {
         Event::default().event(name).json_data(data).expect("our answers are JSON")
     }
 
-    /// A sentence waits for its turn like any request.
+    /// Attributes a sentence. It needs a permit, like any request.
     async fn attribute(&self, sentence: ByteRange) -> Result<Vec<PartAnswer>, ApiError> {
         let deadline = self.service.executor().deadline(Instant::now(), self.deadline_ms)?;
-        let (service, begun) = (self.service.clone(), Arc::clone(&self.begun));
+        let (service, context) = (self.service.clone(), Arc::clone(&self.context));
         let answer = self.arriving.text()[..sentence.end].to_owned();
         let started = Instant::now();
-        let permit = self.service.executor().permit_in(&self.place, deadline).await?;
+        let permit = self.service.executor().permit_in(&self.admitted, deadline).await?;
         let found = self.service.executor().run_with(permit, deadline, move |cancel| {
-            let Found { request, options, chunks } = &begun.found;
-            let asked = (&request.parts, request.sources_max);
+            let LoadedRequest { request, options, chunks } = &context.loaded;
+            let scope = (&request.parts, request.sources_max);
             let sentence = (&*answer, sentence);
-            let found = service.ready()?.attribute_sentence(&begun.candidates, sentence, asked, cancel)?;
-            let names = chunks.as_ref().map(Chunks::names).unwrap_or_default();
-            Ok(PartAnswer::of_stream(&answer, &request.chunks, &found, (options, names)))
+            let found = service.ready()?.attribute_sentence(&context.candidates, sentence, scope, cancel)?;
+            let numbers = chunks.as_ref().map(ReferencedChunks::numbers).unwrap_or_default();
+            Ok(PartAnswer::of_stream(&answer, &request.chunks, &found, (options, numbers)))
         });
         let found = found.await?;
         observe::sentence(started.elapsed());
@@ -208,32 +209,33 @@ impl Answering {
     }
 }
 
-/// The events of a body, which may have so many bytes in all as any. Until the first event is `begun`, they take memory of those that
-/// all bodies share: the first one holds the chunks, the others a few words each.
-fn events(body: Body, scope: &Scope, begun: Arc<AtomicBool>) -> Events {
+/// The events of a body, which together may have as many bytes as any body. Until the first event has been read, its bytes count towards the
+/// memory of all bodies: it holds the chunks, and each of the others a few words.
+fn events(body: Body, scope: &Scope, is_first_read: Arc<AtomicBool>) -> Events {
     let (scope, bytes_max) = (scope.clone(), scope.limits.body_bytes_max);
     let arrived = Arc::new(AtomicUsize::new(0));
     let counted = body.into_data_stream().then(move |data| {
-        let (scope, arrived, begun) = (scope.clone(), Arc::clone(&arrived), Arc::clone(&begun));
+        let (scope, arrived, is_first_read) =
+            (scope.clone(), Arc::clone(&arrived), Arc::clone(&is_first_read));
         async move {
             let data = data.map_err(|error| io::Error::new(io::ErrorKind::ConnectionAborted, error))?;
             let arrived = arrived.fetch_add(data.len(), Ordering::Relaxed) + data.len();
             if arrived > bytes_max {
                 return Err(io::Error::from(io::ErrorKind::FileTooLarge));
             }
-            if !begun.load(Ordering::Relaxed) {
-                let room = scope.body_memory().grow_to(scope.claim(), arrived).await;
-                room.map_err(|NoRoom| io::Error::from(io::ErrorKind::OutOfMemory))?;
+            if !is_first_read.load(Ordering::Relaxed) {
+                let grown = scope.body_memory().grow_to(scope.claim(), arrived).await;
+                grown.map_err(|PoolExhausted| io::Error::from(io::ErrorKind::OutOfMemory))?;
             }
             Ok::<_, io::Error>(data)
         }
     });
-    // An event is over at a blank line; one that the end of the body cut off is whole as well.
+    // A blank line ends an event; the end of the body ends the last one, too.
     let end = stream::once(async { Ok(Bytes::from_static(b"\n\n")) });
     SseByteStream::new(counted.chain(end)).boxed()
 }
 
-/// The data of the next event that has some; none at the end.
+/// The data of the next event that has data; none at the end of the body.
 async fn next(events: &mut Events, service: &Scope) -> Result<Option<String>, ApiError> {
     loop {
         match events.next().await {
@@ -242,16 +244,16 @@ async fn next(events: &mut Events, service: &Scope) -> Result<Option<String>, Ap
                 Some(data) => return Ok(Some(data)),
                 None => continue,
             },
-            Some(Err(error)) => return Err(broken(&error, service)),
+            Some(Err(error)) => return Err(stream_error(&error, service)),
         }
     }
 }
 
-fn broken(error: &sse_stream::Error, service: &Scope) -> ApiError {
+fn stream_error(error: &sse_stream::Error, service: &Scope) -> ApiError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause.map(|cause| (cause.kind(), cause)) {
         Some((io::ErrorKind::OutOfMemory, _)) => ApiError::body_memory_full(),
-        Some((io::ErrorKind::FileTooLarge, _)) => body::Max::of(service).exceeded(),
+        Some((io::ErrorKind::FileTooLarge, _)) => body::BodyLimit::of(service).exceeded(),
         Some((_, cause)) => ApiError::body_broken(cause),
         None => ApiError::stream_invalid(&error.to_string()),
     }

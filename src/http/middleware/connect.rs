@@ -1,4 +1,4 @@
-//! Connections to upstreams, on which a write that makes no progress ends in an error.
+//! Connections to upstreams, on which a write that makes no progress fails.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -14,12 +14,12 @@ use tokio::net::TcpStream;
 use tokio_io_timeout::TimeoutWriter;
 use tower_service::Service;
 
-/// How long an upstream may take nothing of what it is sent. A request's body keeps its room among all bodies until it has been sent, and a
-/// connection goes on sending when the client has gone or the upstream has answered early: without this bound, an upstream that does not
-/// read would keep the room for good.
+/// How long a write to an upstream may make no progress. A body counts towards the memory of all bodies until it has been sent, and sending
+/// goes on after the client has gone or the upstream has answered early: without this limit, an upstream that does not read would hold the
+/// memory forever.
 const WRITE_MAX: Duration = Duration::from_secs(30);
 
-/// Makes the connections, below TLS: what TLS itself writes is bounded, too.
+/// Opens connections. It is below TLS, so that the writes of TLS itself are limited, too.
 #[derive(Clone)]
 pub struct Connector {
     http: HttpConnector,
@@ -27,7 +27,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Makes connections as `http` does.
+    /// Opens connections with `http`.
     pub fn new(http: HttpConnector) -> Self {
         Self { http, write_max: WRITE_MAX }
     }
@@ -48,7 +48,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A connection.
+/// A connection to an upstream.
 pub struct Stream(TokioIo<Pin<Box<TimeoutWriter<TcpStream>>>>);
 
 impl Stream {
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_write_that_makes_no_progress_ends_in_an_error() {
+    async fn a_write_without_progress_fails() {
         let write_max = Duration::from_millis(100);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = format!("http://{}", listener.local_addr().expect("bound"));
@@ -123,7 +123,7 @@ mod tests {
         let (stream, accepted) = tokio::join!(connecting, listener.accept());
         let (mut stream, _unread) = (TokioIo::new(stream.expect("connected")), accepted.expect("accepted"));
 
-        // An upstream may think for long: only a write is bounded.
+        // An upstream may take long to answer: only a write is limited.
         tokio::time::sleep(3 * write_max).await;
         stream.write_all(b"POST").await.expect("the peer's buffer is empty");
 

@@ -1,5 +1,5 @@
-//! Which headers and query parameters pass between callers and upstreams: both ways by a list of what may pass, so that nothing passes because
-//! nobody thought of it. Keys for this daemon never pass, wherever a caller put them.
+//! Which headers and query parameters pass between clients and upstreams. In both directions, only those on a list pass. Keys for this daemon
+//! never pass, wherever a client put them.
 
 use axum::http::header::{AUTHORIZATION, InvalidHeaderName};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -12,7 +12,7 @@ use crate::access::KEY_PREFIX;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::UpstreamSettings;
 
-/// What upstreams get of a caller's headers: content negotiation, what the official clients send, and the ids of a trace.
+/// Request headers that pass: content negotiation, headers of the official clients, and the ids of a trace.
 const REQUEST_HEADERS: [&str; 8] = [
     "accept",
     "accept-encoding",
@@ -24,10 +24,10 @@ const REQUEST_HEADERS: [&str; 8] = [
     "user-agent",
 ];
 
-/// Beginnings of names of what the official clients send: versions, betas, organizations, what they run on.
+/// Prefixes of request headers that pass, which the official clients send: versions, betas, organizations, platforms.
 const REQUEST_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-stainless-"];
 
-/// What callers get of an upstream's headers: what the body is, when to try again, and the ids that support asks for.
+/// Response headers that pass: the type of the body, when to retry, and the ids that support needs.
 const RESPONSE_HEADERS: [&str; 10] = [
     "cache-control",
     "content-encoding",
@@ -41,12 +41,12 @@ const RESPONSE_HEADERS: [&str; 10] = [
     "x-should-retry",
 ];
 
-/// Beginnings of names of what the official clients read: limits, organizations, processing times.
+/// Prefixes of response headers that pass, which the official clients read: limits, organizations, processing times.
 const RESPONSE_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-ratelimit-"];
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Base64 as the most lenient server reads it: with padding or without, whatever the bits behind the last byte are.
+/// Base64 as the most lenient server decodes it: with or without padding, and with any bits after the last byte.
 static LENIENT: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new()
@@ -54,17 +54,17 @@ static LENIENT: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// The headers that pass to and from one upstream, beside keys.
+/// The headers that pass to and from one upstream, except keys.
 pub struct Allowed {
     request: Vec<HeaderName>,
     response: Vec<HeaderName>,
 }
 
 impl Allowed {
-    /// The usual ones and those that the settings name.
+    /// The lists of this module, with the headers that the settings name.
     ///
     /// # Errors
-    /// A name that is none.
+    /// Fails if a setting is not the name of a header.
     pub fn new(settings: &UpstreamSettings) -> Result<Self, InvalidHeaderName> {
         let names = |names: &[String]| {
             names.iter().map(|name| HeaderName::from_bytes(name.as_bytes())).collect::<Result<_, _>>()
@@ -72,16 +72,16 @@ impl Allowed {
         Ok(Self { request: names(&settings.request_headers)?, response: names(&settings.response_headers)? })
     }
 
-    /// What an upstream gets of a caller's headers. Keys are none of them: see [`caller_keys`].
+    /// The request headers that pass to the upstream. Keys are not among them: see [`caller_keys`].
     pub fn of_request(&self, headers: &HeaderMap) -> HeaderMap {
         let may_pass = |name: &HeaderName, value: &HeaderValue| {
             let is_listed = is_listed(name, &REQUEST_HEADERS, &REQUEST_PREFIXES);
-            (is_listed || self.request.contains(name)) && !holds_our_key(value.as_bytes())
+            (is_listed || self.request.contains(name)) && !holds_daemon_key(value.as_bytes())
         };
         filtered(headers, may_pass)
     }
 
-    /// What a caller gets of an upstream's headers.
+    /// The response headers that pass to the client.
     pub fn of_response(&self, headers: &HeaderMap) -> HeaderMap {
         filtered(headers, |name, _| {
             is_listed(name, &RESPONSE_HEADERS, &RESPONSE_PREFIXES) || self.response.contains(name)
@@ -89,18 +89,18 @@ impl Allowed {
     }
 }
 
-/// The caller's own key as the API takes it: in `Authorization`, or for Anthropic's Messages in `x-api-key` as well.
+/// The headers with the client's own key: `Authorization`, and for Anthropic's Messages also `x-api-key`.
 pub fn caller_keys(dialect: Dialect, headers: &HeaderMap) -> HeaderMap {
     filtered(headers, |name, value| {
         let is_key = *name == AUTHORIZATION || dialect == Dialect::Messages && *name == X_API_KEY;
-        is_key && !holds_our_key(value.as_bytes())
+        is_key && !holds_daemon_key(value.as_bytes())
     })
 }
 
-/// A key from the settings as the API takes it.
+/// The header with a key from the settings, as the API takes it.
 ///
 /// # Errors
-/// When it cannot stand in a header.
+/// Fails if the key cannot be the value of a header.
 pub fn own_key(
     dialect: Dialect,
     key: &str,
@@ -116,26 +116,27 @@ pub fn own_key(
     Ok((name, value))
 }
 
-/// A query without the parameters that hold a key for this daemon; none where nothing is left.
-pub fn query_without_our_keys(query: &str) -> Option<String> {
-    let kept: Vec<&str> = query.split('&').filter(|parameter| !holds_our_key(parameter.as_bytes())).collect();
+/// A query string without the parameters that hold a key for this daemon; none if no parameter is left.
+pub fn query_without_daemon_keys(query: &str) -> Option<String> {
+    let kept: Vec<&str> =
+        query.split('&').filter(|parameter| !holds_daemon_key(parameter.as_bytes())).collect();
     let kept = kept.join("&");
     (!kept.is_empty()).then_some(kept)
 }
 
-/// Whether a key for this daemon stands in a text: as it is, percent-encoded, or in the base64 of HTTP's basic authentication.
-fn holds_our_key(text: &[u8]) -> bool {
+/// Whether a text holds a key for this daemon: plain, percent-encoded, or in the base64 of HTTP basic authentication.
+fn holds_daemon_key(text: &[u8]) -> bool {
     let is_in = |text: &[u8]| {
         let key = KEY_PREFIX.as_bytes();
         text.windows(key.len()).enumerate().any(|(at, window)| {
-            // Inside a longer word, such as `anthr_x`, it begins no key.
+            // Inside a longer word, such as `anthr_x`, the prefix is not the start of a key.
             window == key && !at.checked_sub(1).is_some_and(|before| text[before].is_ascii_alphanumeric())
         })
     };
     let in_basic = || {
         let (scheme, encoded) = text.split_at_checked(6)?;
         let encoded = scheme.eq_ignore_ascii_case(b"basic ").then(|| encoded.trim_ascii())?;
-        // Some servers read the alphabet of URLs as well.
+        // Some servers also accept the alphabet for URLs.
         let in_standard = |&letter: &u8| match letter {
             b'-' => b'+',
             b'_' => b'/',
@@ -152,7 +153,7 @@ fn is_listed(name: &HeaderName, names: &[&str], prefixes: &[&str]) -> bool {
     names.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Headers that may pass. One that `Connection` names is for one connection only, whatever it is (RFC 9110, 7.6.1).
+/// The headers for which `may_pass` is true, except those that `Connection` names: these are for one connection only (RFC 9110, 7.6.1).
 fn filtered(headers: &HeaderMap, may_pass: impl Fn(&HeaderName, &HeaderValue) -> bool) -> HeaderMap {
     let of_connection: Vec<String> = headers
         .get_all("connection")
@@ -193,8 +194,8 @@ mod tests {
     }
 
     #[test]
-    fn requests_pass_by_a_list() {
-        let asked = headers(&[
+    fn only_listed_request_headers_pass() {
+        let received = headers(&[
             ("accept", "*/*"),
             ("anthropic-version", "2023-06-01"),
             ("api-key", "k"),
@@ -213,21 +214,21 @@ mod tests {
             ("x-thresher-compress", "true"),
             ("user-agent", "a thr_0123"),
         ]);
-        let passed = allowed().of_request(&asked);
+        let passed = allowed().of_request(&received);
         assert_eq!(
             names(&passed),
             ["accept", "anthropic-version", "openai-organization", "x-mine", "x-stainless-lang"]
         );
-        assert_eq!(names(&caller_keys(Dialect::Chat, &asked)), ["authorization"]);
-        assert_eq!(names(&caller_keys(Dialect::Responses, &asked)), ["authorization"]);
-        assert_eq!(names(&caller_keys(Dialect::Messages, &asked)), ["authorization", "x-api-key"]);
+        assert_eq!(names(&caller_keys(Dialect::Chat, &received)), ["authorization"]);
+        assert_eq!(names(&caller_keys(Dialect::Responses, &received)), ["authorization"]);
+        assert_eq!(names(&caller_keys(Dialect::Messages, &received)), ["authorization", "x-api-key"]);
         let ours = headers(&[("authorization", "Bearer thr_0123"), ("x-api-key", "thr_0123")]);
         assert!(caller_keys(Dialect::Messages, &ours).is_empty());
     }
 
     #[test]
-    fn answers_pass_by_a_list() {
-        let answered = headers(&[
+    fn only_listed_response_headers_pass() {
+        let returned = headers(&[
             ("access-control-allow-origin", "*"),
             ("alt-svc", "h3"),
             ("anthropic-ratelimit-requests-limit", "1"),
@@ -246,7 +247,7 @@ mod tests {
             ("x-thresher", "compressed"),
         ]);
         assert_eq!(
-            names(&allowed().of_response(&answered)),
+            names(&allowed().of_response(&returned)),
             [
                 "anthropic-ratelimit-requests-limit",
                 "content-type",
@@ -260,8 +261,9 @@ mod tests {
     }
 
     #[test]
-    fn our_keys_are_found_however_they_are_written() {
-        let check = |text: &str, expect: bool| assert_eq!(holds_our_key(text.as_bytes()), expect, "{text}");
+    fn keys_for_this_daemon_are_found_in_every_encoding() {
+        let check =
+            |text: &str, expect: bool| assert_eq!(holds_daemon_key(text.as_bytes()), expect, "{text}");
         check("thr_0123", true);
         check("Bearer thr_0123", true);
         check("a=b; session=thr_0123", true);
@@ -284,9 +286,9 @@ mod tests {
     }
 
     #[test]
-    fn parameters_with_our_keys_are_left_out() {
+    fn parameters_with_keys_for_this_daemon_are_removed() {
         let check = |query: &str, expect: Option<&str>| {
-            assert_eq!(query_without_our_keys(query).as_deref(), expect, "{query}");
+            assert_eq!(query_without_daemon_keys(query).as_deref(), expect, "{query}");
         };
         check("beta=true", Some("beta=true"));
         check("beta=true&key=thr_0123&api-version=1", Some("beta=true&api-version=1"));

@@ -1,4 +1,4 @@
-//! Servers that answer: which one has a model, and a request to it.
+//! Upstreams of the middleware: which one has a model, and requests to it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,14 +26,11 @@ use crate::executor::WorkerSlots;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::{Credential, MiddlewareSettings, UpstreamSettings};
 
-/// Headers that are ours begin so.
-pub const OURS: &str = "x-thresher";
-
-/// Connections to one upstream that are kept while they are idle. Each takes a file descriptor: after a burst of `request_count_max`
-/// requests, none might be left for callers.
+/// The most idle connections to one upstream that are kept open. Each takes a file descriptor: after a burst of `request_count_max`
+/// requests, none might be left for clients.
 const IDLE_CONNECTIONS_MAX: usize = 32;
 
-/// A server that cannot be asked, as it is set.
+/// An upstream whose settings cannot be used.
 #[derive(Debug, Error)]
 #[error("middleware.upstreams, {url}: {cause}")]
 pub struct UpstreamError {
@@ -41,33 +38,33 @@ pub struct UpstreamError {
     cause: String,
 }
 
-/// All servers.
+/// The upstreams of the middleware.
 pub struct Middleware {
-    /// The settings.
+    /// The settings of the middleware.
     pub settings: MiddlewareSettings,
-    /// Where requests and answers are read and rewritten.
-    pub slots: WorkerSlots,
+    /// Runs the parsing and rewriting of requests and answers.
+    pub workers: WorkerSlots,
     upstreams: Vec<Upstream>,
-    places: Shares,
+    requests: Shares,
 }
 
-/// A server.
+/// An upstream.
 pub struct Upstream {
-    /// Its settings.
+    /// The settings of the upstream.
     pub settings: UpstreamSettings,
     base: Uri,
     allowed: Allowed,
-    /// The key that it is asked with instead of the caller's.
+    /// The key that requests are sent with instead of the client's.
     key: Option<String>,
     client: Client<HttpsConnector<Connector>, Body>,
     silence_max: Duration,
 }
 
 impl Middleware {
-    /// Reads keys and certificates.
+    /// Reads the keys and certificates of all upstreams.
     ///
     /// # Errors
-    /// A file that cannot be read, an address that is none.
+    /// Fails if a file cannot be read or a URL is invalid.
     pub fn new(settings: &MiddlewareSettings) -> Result<Self, UpstreamError> {
         let upstream = |upstream: &UpstreamSettings| {
             let failed = |cause| UpstreamError { url: upstream.url.clone(), cause };
@@ -75,24 +72,24 @@ impl Middleware {
         };
         Ok(Self {
             upstreams: settings.upstreams.iter().map(upstream).collect::<Result<_, _>>()?,
-            slots: WorkerSlots::per_core(),
-            places: Shares::new(settings.request_count_max, 0),
+            workers: WorkerSlots::per_core(),
+            requests: Shares::new(settings.request_count_max, 0),
             settings: settings.clone(),
         })
     }
 
-    /// Logs what each upstream is asked with, and which keys can be read on their way.
+    /// Logs the credentials of each upstream, and which keys are sent unencrypted.
     pub fn announce(&self) {
         for upstream in &self.settings.upstreams {
-            let (url, asked) = (&upstream.url, upstream.credential_description());
-            tracing::info!(upstream = url, "an upstream of the middleware is {asked}");
+            let (url, credential) = (&upstream.url, upstream.credential_description());
+            tracing::info!(upstream = url, "an upstream of the middleware is {credential}");
             if let Some(exposure) = upstream.cleartext_warning() {
                 tracing::warn!(upstream = url, "{exposure}");
             }
         }
     }
 
-    /// Whether there is nobody to ask.
+    /// Whether there is no upstream.
     pub fn is_off(&self) -> bool {
         self.upstreams.is_empty()
     }
@@ -103,13 +100,13 @@ impl Middleware {
         self.upstreams.iter().find(has)
     }
 
-    /// A place among the requests that are on their way to upstream servers.
+    /// A slot for a request to an upstream, held until its answer has been sent.
     ///
     /// # Errors
-    /// When this tenant has its share of them, and when to ask again.
-    pub fn place(&self, claim: Claim) -> Result<Slot, ApiError> {
-        let retry_after_s = || self.places.retry_after_s(claim.tenant);
-        self.places.take(claim).ok_or_else(|| ApiError::upstream_requests_too_many(retry_after_s()))
+    /// `overloaded`, if the tenant has its share of them.
+    pub fn request_slot(&self, claim: Claim) -> Result<Slot, ApiError> {
+        let retry_after_s = || self.requests.retry_after_s(claim.tenant);
+        self.requests.take(claim).ok_or_else(|| ApiError::upstream_requests_too_many(retry_after_s()))
     }
 }
 
@@ -137,10 +134,10 @@ impl Upstream {
             true => None,
             false => {
                 let file = &upstream.key_file;
-                let key = std::fs::read_to_string(file).map_err(|cause| of_file(file, cause))?;
+                let key = std::fs::read_to_string(file).map_err(|cause| file_error(file, cause))?;
                 let key = key.trim().to_owned();
                 if key.is_empty() || HeaderValue::from_str(&key).is_err() {
-                    return Err(of_file(file, "not a key: one line of text"));
+                    return Err(file_error(file, "not a key: one line of text"));
                 }
                 Some(key)
             }
@@ -155,16 +152,16 @@ impl Upstream {
         })
     }
 
-    /// How long it may say nothing.
+    /// The longest time that the upstream may send nothing.
     pub fn silence_max(&self) -> Duration {
         self.silence_max
     }
 
-    /// Asks it what we were asked.
+    /// Sends a request and waits for the head of the response. `reads_answer`: the body of the response must not be compressed.
     ///
     /// # Errors
-    /// When it cannot be reached, or says nothing.
-    pub async fn ask(
+    /// `upstream_failed`, `upstream_silent`.
+    pub async fn send(
         &self,
         (dialect, uri): (Dialect, &Uri),
         headers: &HeaderMap,
@@ -194,28 +191,28 @@ impl Upstream {
         }
     }
 
-    /// The address of a path there. `/v1` is said once, whether the setting has it or not.
-    fn uri(&self, asked: &Uri) -> Uri {
+    /// The URL of a request. `/v1` is in it once, whether the setting has it or not.
+    fn uri(&self, requested: &Uri) -> Uri {
         let before = self.base.path().trim_end_matches('/');
         let path = match before.ends_with("/v1") {
-            true => asked.path().strip_prefix("/v1").unwrap_or(asked.path()),
-            false => asked.path(),
+            true => requested.path().strip_prefix("/v1").unwrap_or(requested.path()),
+            false => requested.path(),
         };
-        let query = asked.query().and_then(headers::query_without_our_keys);
+        let query = requested.query().and_then(headers::query_without_daemon_keys);
         let query = query.map(|query| format!("?{query}")).unwrap_or_default();
         let mut parts = self.base.clone().into_parts();
         parts.path_and_query = format!("{before}{path}{query}").parse().ok();
         Uri::from_parts(parts).unwrap_or_else(|_| self.base.clone())
     }
 
-    /// The key that it is asked with.
-    fn key(&self, dialect: Dialect, asked: &HeaderMap) -> Result<HeaderMap, ApiError> {
+    /// The headers with the key: the upstream's own, or the client's.
+    fn key(&self, dialect: Dialect, received: &HeaderMap) -> Result<HeaderMap, ApiError> {
         match (&self.key, self.settings.credential()) {
             (Some(key), _) => {
                 let header = headers::own_key(dialect, key).map_err(|_| ApiError::internal())?;
                 Ok(HeaderMap::from_iter([header]))
             }
-            (None, Credential::Caller) => Ok(headers::caller_keys(dialect, asked)),
+            (None, Credential::Caller) => Ok(headers::caller_keys(dialect, received)),
             (None, _) => Ok(HeaderMap::new()),
         }
     }
@@ -234,17 +231,17 @@ fn causes(error: &dyn std::error::Error) -> String {
     chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-fn of_file(file: &Path, cause: impl std::fmt::Display) -> String {
+fn file_error(file: &Path, cause: impl std::fmt::Display) -> String {
     format!("{}: {cause}", file.display())
 }
 
 fn roots(file: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(file).map_err(|cause| of_file(file, cause))? {
-        let certificate = certificate.map_err(|cause| of_file(file, cause))?;
-        roots.add(certificate).map_err(|cause| of_file(file, cause))?;
+    for certificate in CertificateDer::pem_file_iter(file).map_err(|cause| file_error(file, cause))? {
+        let certificate = certificate.map_err(|cause| file_error(file, cause))?;
+        roots.add(certificate).map_err(|cause| file_error(file, cause))?;
     }
-    if roots.is_empty() { Err(of_file(file, "no certificate in it")) } else { Ok(roots) }
+    if roots.is_empty() { Err(file_error(file, "no certificate in it")) } else { Ok(roots) }
 }
 
 #[cfg(test)]
@@ -252,11 +249,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_put_together_once() {
-        let check = |base: &str, asked: &str, expect: &str| {
+    fn the_version_is_in_a_url_once() {
+        let check = |base: &str, path: &str, expect: &str| {
             let settings = UpstreamSettings { url: base.to_owned(), ..UpstreamSettings::default() };
             let upstream = Upstream::new(&settings, &MiddlewareSettings::default()).expect("an upstream");
-            assert_eq!(upstream.uri(&asked.parse().expect("a URI")).to_string(), expect, "{base} {asked}");
+            assert_eq!(upstream.uri(&path.parse().expect("a URI")).to_string(), expect, "{base} {path}");
         };
         check("https://x.y", "/v1/messages?beta=true", "https://x.y/v1/messages?beta=true");
         check("https://x.y/v1", "/v1/chat/completions", "https://x.y/v1/chat/completions");

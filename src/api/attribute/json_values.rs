@@ -1,4 +1,4 @@
-//! An answer that is JSON: its values are its parts, and each is found by its JSON pointer (RFC 6901).
+//! Finds the values of an answer that is JSON: they are its parts, and each is named by its JSON pointer (RFC 6901).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -7,38 +7,36 @@ use std::sync::Arc;
 use serde::Deserializer as _;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
 use thresher_core::domain::{ByteRange, Parts, Value};
 
-use super::native::PartAnswer;
 use crate::api::limits::BodyLimits;
 
-/// Objects and arrays in each other: one has to stop somewhere.
+/// The most objects and arrays inside each other.
 const DEPTH_MAX: usize = 64;
 
-/// Bytes of the pointers to all values together: each repeats the keys above it.
+/// The most bytes of the pointers to all values together: each pointer repeats the keys above its value.
 const POINTER_BYTES_MAX: usize = 1 << 20;
 
-/// Why the parts of an answer are not its values.
+/// Why the values of an answer are not its parts.
 #[derive(Debug, Error)]
 pub enum NoValues {
-    /// It is not JSON that has values.
+    /// The answer is not JSON with values; its sentences are attributed instead.
     #[error("{0}")]
     Unusable(String),
-    /// It has more values than a request may have.
-    #[error("the answer holds too many values; the limit is {max} (limits.span_count_max)")]
+    /// The answer has more values than the limit.
+    #[error("the answer has more than {max} values (limits.span_count_max)")]
     TooMany {
         /// The limit.
         max: usize,
     },
 }
 
-/// The values of an answer as its parts. They are counted while they are found.
+/// The values of an answer as its parts: strings, numbers, booleans and nulls. They are counted while they are found.
 ///
 /// # Errors
-/// Why it has none, or that it has too many.
-pub fn parts(answer: &str, limits: &BodyLimits) -> Result<Parts, NoValues> {
+/// [`NoValues`].
+pub fn json_values(answer: &str, limits: &BodyLimits) -> Result<Parts, NoValues> {
     match values(answer, limits.span_count_max())? {
         values if values.is_empty() => {
             Err(NoValues::Unusable("the answer is JSON without a value".to_owned()))
@@ -47,33 +45,21 @@ pub fn parts(answer: &str, limits: &BodyLimits) -> Result<Parts, NoValues> {
     }
 }
 
-/// From pointers to verdicts; where the parts are no values, why not.
-pub fn pointers(asked: &Parts, answers: &[PartAnswer], fallback: Option<&str>) -> Json {
-    let Parts::Values(values) = asked else {
-        let why = fallback.unwrap_or_default();
-        return json!({"pointers": {}, "fallback": format!("{why}: its sentences were attributed")});
-    };
-    let all: Map<String, Json> =
-        values.iter().zip(answers).map(|(value, answer)| (value.pointer.clone(), answer.verdict())).collect();
-    json!({"pointers": all, "fallback": null})
-}
-
-/// Those that hold no others.
 fn values(answer: &str, count_max: usize) -> Result<Vec<Value>, NoValues> {
-    let unusable = |why: String| Err(NoValues::Unusable(why));
-    let no_json = |error: serde_json::Error| {
-        NoValues::Unusable(format!("the answer is no JSON that can be used ({error})"))
+    let unusable = |reason: String| Err(NoValues::Unusable(reason));
+    let not_json = |error: serde_json::Error| {
+        NoValues::Unusable(format!("the answer is not JSON that can be used ({error})"))
     };
-    let raw: &RawValue = serde_json::from_str(inside_fence(answer).trim()).map_err(no_json)?;
-    // A bare text or number is an answer in prose that happens to be JSON.
+    let raw: &RawValue = serde_json::from_str(inside_fence(answer).trim()).map_err(not_json)?;
+    // A bare string or number is an answer in prose that happens to be JSON.
     if !raw.get().starts_with(['{', '[']) {
-        return unusable("the answer is no JSON object or array".to_owned());
+        return unusable("the answer is not a JSON object or array".to_owned());
     }
-    let mut found = Found { answer, count_max, values: Vec::new(), pointer_bytes: 0, stopped: None };
-    let collected = found.collect(raw, &Place { pointer: String::new(), key: "".into(), depth: 0 });
-    match (found.stopped, collected) {
-        (None, Ok(())) => Ok(found.values),
-        (None, Err(error)) => Err(no_json(error)),
+    let mut collector = Collector { answer, count_max, values: Vec::new(), pointer_bytes: 0, stopped: None };
+    let collected = collector.collect(raw, &Position { pointer: String::new(), key: "".into(), depth: 0 });
+    match (collector.stopped, collected) {
+        (None, Ok(())) => Ok(collector.values),
+        (None, Err(error)) => Err(not_json(error)),
         (Some(Stopped::Depth), _) => {
             unusable(format!("the answer's JSON is more than {DEPTH_MAX} levels deep"))
         }
@@ -84,7 +70,7 @@ fn values(answer: &str, count_max: usize) -> Result<Vec<Value>, NoValues> {
     }
 }
 
-/// What stands in the text's only fenced block; the whole text where there is none.
+/// The content of the text's only fenced code block; the whole text if it has none, or several.
 fn inside_fence(text: &str) -> &str {
     const FENCE: &str = "```";
     let inside = || {
@@ -96,20 +82,20 @@ fn inside_fence(text: &str) -> &str {
     inside().unwrap_or(text)
 }
 
-/// Where a value stands.
-struct Place {
+/// The position of a value in the JSON.
+struct Position {
     pointer: String,
     /// The nearest key above it.
     key: Arc<str>,
     depth: usize,
 }
 
-struct Found<'a> {
+struct Collector<'a> {
     answer: &'a str,
     count_max: usize,
     values: Vec<Value>,
     pointer_bytes: usize,
-    /// Why it was stopped, where that is not the parser's error.
+    /// Why it stopped before the end, if the parser did not fail.
     stopped: Option<Stopped>,
 }
 
@@ -120,28 +106,28 @@ enum Stopped {
     Count,
 }
 
-impl Found<'_> {
-    fn stop<T, E: de::Error>(&mut self, why: Stopped) -> Result<T, E> {
-        self.stopped = Some(why);
+impl Collector<'_> {
+    fn stop<T, E: de::Error>(&mut self, reason: Stopped) -> Result<T, E> {
+        self.stopped = Some(reason);
         Err(E::custom("stopped"))
     }
 
-    fn collect<E: de::Error>(&mut self, raw: &RawValue, place: &Place) -> Result<(), E> {
+    fn collect<E: de::Error>(&mut self, raw: &RawValue, position: &Position) -> Result<(), E> {
         let text = raw.get();
         let start = text.as_ptr() as usize - self.answer.as_ptr() as usize;
         if text.starts_with(['{', '[']) {
-            if place.depth == DEPTH_MAX {
+            if position.depth == DEPTH_MAX {
                 return self.stop(Stopped::Depth);
             }
             return serde_json::Deserializer::from_str(text)
-                .deserialize_any(Members { found: self, place })
+                .deserialize_any(Members { collector: self, position })
                 .map_err(E::custom);
         }
         let (bytes, text) = match text.starts_with('"') {
-            // Where it is written, without its quotes; what it says.
+            // The range is without the quotes, and of the text as it is written; the value is without escapes.
             true => {
-                let said = serde_json::from_str(text).map_err(E::custom)?;
-                (ByteRange::new(start + 1, start + text.len() - 1), said)
+                let value = serde_json::from_str(text).map_err(E::custom)?;
+                (ByteRange::new(start + 1, start + text.len() - 1), value)
             }
             false => (ByteRange::new(start, start + text.len()), text.to_owned()),
         };
@@ -151,11 +137,11 @@ impl Found<'_> {
         if self.values.len() == self.count_max {
             return self.stop(Stopped::Count);
         }
-        self.pointer_bytes += place.pointer.len();
+        self.pointer_bytes += position.pointer.len();
         if self.pointer_bytes > POINTER_BYTES_MAX {
             return self.stop(Stopped::Pointers);
         }
-        let (pointer, key) = (place.pointer.clone(), Arc::clone(&place.key));
+        let (pointer, key) = (position.pointer.clone(), Arc::clone(&position.key));
         self.values.push(Value { pointer, bytes, key, text });
         Ok(())
     }
@@ -163,14 +149,14 @@ impl Found<'_> {
 
 /// Goes through the members of an object or an array, one at a time.
 struct Members<'a, 'b> {
-    found: &'a mut Found<'b>,
-    place: &'a Place,
+    collector: &'a mut Collector<'b>,
+    position: &'a Position,
 }
 
 impl Members<'_, '_> {
-    fn inside(&self, name: &str, key: Arc<str>) -> Place {
+    fn member(&self, name: &str, key: Arc<str>) -> Position {
         let name = name.replace('~', "~0").replace('/', "~1");
-        Place { pointer: format!("{}/{name}", self.place.pointer), key, depth: self.place.depth + 1 }
+        Position { pointer: format!("{}/{name}", self.position.pointer), key, depth: self.position.depth + 1 }
     }
 }
 
@@ -184,21 +170,21 @@ impl<'de> Visitor<'de> for Members<'_, '_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut keys = HashSet::new();
         while let Some((key, raw)) = map.next_entry::<String, &RawValue>()? {
-            let place = self.inside(&key, (&*key).into());
+            let position = self.member(&key, (&*key).into());
             if !keys.insert(key) {
-                return Err(de::Error::custom("a key stands twice"));
+                return Err(de::Error::custom("a key is there twice"));
             }
-            self.found.collect(raw, &place)?;
+            self.collector.collect(raw, &position)?;
         }
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        let mut at = 0;
+        let mut index = 0;
         while let Some(raw) = seq.next_element::<&RawValue>()? {
-            let place = self.inside(&at.to_string(), Arc::clone(&self.place.key));
-            self.found.collect(raw, &place)?;
-            at += 1;
+            let position = self.member(&index.to_string(), Arc::clone(&self.position.key));
+            self.collector.collect(raw, &position)?;
+            index += 1;
         }
         Ok(())
     }
@@ -217,16 +203,16 @@ mod tests {
     }
 
     #[test]
-    fn values_say_what_they_say() {
+    fn escapes_are_read_in_the_values() {
         let answer = r#"{"note": ["a\n\u00e9", 7], "b": null}"#;
         let found: Vec<(Arc<str>, String)> =
             values(answer, 4).expect("JSON").into_iter().map(|value| (value.key, value.text)).collect();
-        let said = |key: &str, text: &str| (key.into(), text.to_owned());
-        assert_eq!(found, [said("note", "a\né"), said("note", "7"), said("b", "null")]);
+        let value = |key: &str, text: &str| (key.into(), text.to_owned());
+        assert_eq!(found, [value("note", "a\né"), value("note", "7"), value("b", "null")]);
     }
 
     #[test]
-    fn values_by_their_pointers() {
+    fn values_are_found_by_their_pointers() {
         check("an object", r#" {"a": "x y", "b": 3} "#, Some(&[("/a", "x y"), ("/b", "3")]));
         check("nested", r#"{"a": [{"b": "x"}, true]}"#, Some(&[("/a/0/b", "x"), ("/a/1", "true")]));
         check("keys with marks", r#"{"a/b": {"~": "x"}}"#, Some(&[("/a~1b/~0", "x")]));
@@ -243,14 +229,14 @@ mod tests {
     }
 
     #[test]
-    fn it_is_said_why_there_are_no_values() {
+    fn an_answer_without_values_has_a_reason() {
         let deep = format!("{}1{}", "[".repeat(65), "]".repeat(65));
         let long = format!(r#"{{"{}": [{}1]}}"#, "k".repeat(20_000), "1,".repeat(100));
         for (answer, why) in [
-            ("It was in 1998.", "no JSON that can be used"),
-            ("1998", "no JSON object or array"),
+            ("It was in 1998.", "not JSON that can be used"),
+            ("1998", "not a JSON object or array"),
             ("{}", "without a value"),
-            (r#"{"a": 1, "a": 2}"#, "a key stands twice"),
+            (r#"{"a": 1, "a": 2}"#, "a key is there twice"),
             (&*deep, "more than 64 levels"),
             (&*long, "too long"),
         ] {

@@ -1,4 +1,4 @@
-//! A conversation, as LiteLLM's compression guardrail sends it: as many messages come back, what tools answered shorter.
+//! Compresses conversations in the format of LiteLLM's compression guardrail. The answer has the same messages, with shorter tool results.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use crate::api::{BodyLimits, MessagesAnswer};
 
 use crate::error::ApiError;
-use crate::http::originals::{Hash, keep};
+use crate::http::originals::{Hash, store};
 use crate::http::{Scope, observe};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, Policy};
@@ -19,16 +19,16 @@ use crate::middleware::json::Located;
 use crate::middleware::rewrite::{self, CompressOptions, Compressor};
 use crate::originals::ENTRY_BYTES;
 
-/// A request as it came.
-pub struct Asked {
+/// A body with messages.
+pub struct ConversationRequest {
     body: String,
-    /// Whether what is shorter says under which hash the whole is kept.
-    marks: bool,
+    /// Whether shortened texts name the hash under which the original is stored.
+    names_hashes: bool,
 }
 
-impl Asked {
-    /// None where the body has no messages.
-    pub fn new(body: &[u8], limits: &BodyLimits) -> Result<Option<Self>, ApiError> {
+impl ConversationRequest {
+    /// Checks the body; none if it has no messages.
+    pub fn parse(body: &[u8], limits: &BodyLimits) -> Result<Option<Self>, ApiError> {
         let Ok(body) = std::str::from_utf8(body) else { return Ok(None) };
         let Ok(located) = Located::parse(body) else { return Ok(None) };
         let Some(messages) = located.get("messages") else { return Ok(None) };
@@ -41,12 +41,12 @@ impl Asked {
         if ["query", "chunks", "chunk_ids"].iter().any(|field| located.get(field).is_some()) {
             return Err(ApiError::messages_ambiguous());
         }
-        if let Some(at) = messages.position(|message| !message.json().starts_with('{')) {
-            return Err(ApiError::message_not_object(at));
+        if let Some(index) = messages.position(|message| !message.json().starts_with('{')) {
+            return Err(ApiError::message_not_object(index));
         }
         let mode = located.get("config").and_then(|config| config.text_of("mode"));
-        // Older guardrails do not say that they retrieve, and do.
-        Ok(Some(Self { body: body.to_owned(), marks: mode.is_none_or(|mode| mode == "ccr") }))
+        // Older guardrails retrieve originals, and send no mode.
+        Ok(Some(Self { body: body.to_owned(), names_hashes: mode.is_none_or(|mode| mode == "ccr") }))
     }
 
     fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<MessagesAnswer, ApiError> {
@@ -55,7 +55,7 @@ impl Asked {
         let body = Located::parse(&self.body).map_err(|_| ApiError::internal())?;
         let conversation = Dialect::Chat.conversation(body);
         let policy = Policy { tools: vec!["*".to_owned()], ..settings.policy(false) };
-        let way = CompressOptions {
+        let options = CompressOptions {
             budget: settings.budget(),
             granularity: Granularity::default(),
             prompt_tokens_min: 0,
@@ -67,13 +67,13 @@ impl Asked {
         }
         let turns = found.turns;
         let by = Compressor {
-            options: &way,
+            options: &options,
             other_text_bytes: find::other_text_bytes(&conversation, &turns),
             pipeline,
         };
         let mut rewritten = rewrite::all_turns(body, &turns, by, cancel)?;
         let originals = service.originals();
-        if self.marks {
+        if self.names_hashes {
             let mut kept = 0;
             rewritten.shortened.retain_mut(|string| {
                 if !string.is_json {
@@ -85,7 +85,7 @@ impl Asked {
                 is_kept && string.text.len() < string.original.len()
             });
         }
-        let hashes = keep(&originals, rewritten.shortened.iter().map(|string| &*string.original))?;
+        let hashes = store(&originals, rewritten.shortened.iter().map(|string| &*string.original))?;
         let shortened: HashMap<usize, &str> =
             rewritten.shortened.iter().map(|string| (string.at.start, &*string.text)).collect();
         let count = |text: &str| {
@@ -117,15 +117,16 @@ impl Asked {
 /// Compresses a conversation.
 pub async fn compress(
     service: Scope,
-    asked: Asked,
+    request: ConversationRequest,
     arrived: Instant,
 ) -> Result<Json<MessagesAnswer>, ApiError> {
     let deadline = service.executor().deadline(arrived, None)?;
     service.ready()?;
-    let working = service.clone();
-    service.executor().run(deadline, move |cancel| Ok(Json(asked.compress(&working, cancel)?))).await
+    let scope = service.clone();
+    service.executor().run(deadline, move |cancel| Ok(Json(request.compress(&scope, cancel)?))).await
 }
 
+/// What is appended to a shortened text, by which a client retrieves the original.
 fn mark(hash: &Hash) -> String {
     format!("\n[shortened: hash={hash}]")
 }

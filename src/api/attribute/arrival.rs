@@ -1,4 +1,4 @@
-//! An answer that arrives in events, in the words of whoever sends it.
+//! Reads the events of an answer that is still arriving, in the formats of the APIs that send them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,75 +10,75 @@ use serde_json::value::RawValue;
 use crate::api::fields;
 use crate::error::{ApiError, ErrorCode};
 
-/// What one event brings.
+/// What one event says of the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Arrival {
-    /// More of the answer.
+    /// The next piece of its text.
     Text(String),
-    /// Nothing of the answer: events of other kinds are let pass.
+    /// Nothing: events of other kinds are ignored.
     Nothing,
-    /// No more comes.
+    /// The answer is complete.
     End,
-    /// Who wrote it failed, and said so.
+    /// The language model failed.
     Failed,
 }
 
-/// Reads an event's data: `{"delta": "..."}`, a chunk of OpenAI's Chat Completions or an event of its Responses, an event of
-/// Anthropic's Messages, `[DONE]`.
+/// Reads the data of an event: `{"delta": "..."}`, a chunk of OpenAI's Chat Completions or an event of its Responses, an event of
+/// Anthropic's Messages, or `[DONE]`.
 ///
 /// # Errors
-/// When it is none of these.
+/// `stream_event_invalid`, if it is none of these.
 pub fn arrival(data: &str) -> Result<Arrival, ApiError> {
     if data.trim() == "[DONE]" {
         return Ok(Arrival::End);
     }
     let invalid = |message: String| ApiError::new(ErrorCode::StreamEventInvalid, message);
-    let no_json = |error: serde_json::Error| {
+    let not_json = |error: serde_json::Error| {
         invalid(format!("the data of an event is neither JSON nor [DONE]: {error}"))
     };
-    let no_event = || {
+    let unknown = || {
         invalid(
             "the data of an event is neither {\"delta\": \"...\"} nor an event of OpenAI's or Anthropic's APIs"
                 .to_owned(),
         )
     };
-    let event: &RawValue = serde_json::from_str(data).map_err(no_json)?;
+    let event: &RawValue = serde_json::from_str(data).map_err(not_json)?;
     if !event.get().starts_with('{') {
-        return Err(no_event());
+        return Err(unknown());
     }
     let names = ["type", "error", "delta", "choices"];
-    let [kind, error, delta, choices] = fields::pick_named(event.get(), names).map_err(no_json)?;
-    Ok(match kind.and_then(said).as_deref() {
+    let [kind, error, delta, choices] = fields::pick_named(event.get(), names).map_err(not_json)?;
+    Ok(match kind.and_then(string).as_deref() {
         Some("error" | "response.failed") => Arrival::Failed,
         Some("response.output_text.delta") => text(delta),
         Some("content_block_delta") => text(delta.and_then(|delta| field(delta, "text"))),
-        // What was cut off at a limit has come to its end.
+        // An answer that was cut off at a limit is complete, too.
         Some("message_stop" | "response.completed" | "response.incomplete") => Arrival::End,
         Some(_) => Arrival::Nothing,
         None if error.is_some_and(|error| error.get() != "null") => Arrival::Failed,
         None if delta.is_some_and(|delta| delta.get().starts_with('"')) => text(delta),
         None => match choices.filter(|choices| choices.get().starts_with('[')) {
-            // Of several choices, one is the answer: the first. Older completions have its text beside its number.
-            Some(choices) => match first_choice(choices).map_err(no_json)? {
+            // The first choice is the answer. Older completions have its text beside its index.
+            Some(choices) => match first_choice(choices).map_err(not_json)? {
                 Some([Some(whole), _]) if whole.get() != "null" => text(Some(whole)),
                 Some([_, delta]) => text(delta.and_then(|delta| field(delta, "content"))),
                 None => Arrival::Nothing,
             },
-            None => return Err(no_event()),
+            None => return Err(unknown()),
         },
     })
 }
 
-/// More of the answer, where there is a text that is not empty.
+/// The next piece of the answer, if the value is a string that is not empty.
 fn text(value: Option<&RawValue>) -> Arrival {
-    match value.and_then(said) {
+    match value.and_then(string) {
         Some(text) if !text.is_empty() => Arrival::Text(text.into_owned()),
         _ => Arrival::Nothing,
     }
 }
 
-/// What a JSON string says; none of any other value.
-fn said(value: &RawValue) -> Option<Cow<'_, str>> {
+/// The value of a JSON string; none if it is not a string.
+fn string(value: &RawValue) -> Option<Cow<'_, str>> {
     fields::text(value)?.ok()
 }
 
@@ -87,7 +87,7 @@ fn field<'a>(object: &'a RawValue, name: &str) -> Option<&'a RawValue> {
     found
 }
 
-/// `text` and `delta` of the choice whose `index` is 0 or missing. The other choices are skipped, not built.
+/// `text` and `delta` of the choice whose `index` is 0 or missing. The other choices are skipped, not parsed.
 fn first_choice(choices: &RawValue) -> serde_json::Result<Option<[Option<&RawValue>; 2]>> {
     struct First;
 
@@ -104,7 +104,7 @@ fn first_choice(choices: &RawValue) -> serde_json::Result<Option<[Option<&RawVal
                 if first.is_some() {
                     continue;
                 }
-                // A choice that is not an object has no fields.
+                // One that is not an object has no fields.
                 let fields = fields::pick_named(choice.get(), ["index", "text", "delta"]);
                 let [index, text, delta] = fields.unwrap_or_default();
                 let index = index.and_then(|index| index.get().parse().ok()).unwrap_or(0_u64);
@@ -122,12 +122,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_arrive_in_several_dialects() {
+    fn events_of_all_apis_are_read() {
         let check = |name: &str, data: &str, expect: Arrival| {
             assert_eq!(arrival(data).expect(name), expect, "{name}");
         };
         let text = || Arrival::Text("It".to_owned());
-        check("ours", r#"{"delta": "It"}"#, text());
+        check("native", r#"{"delta": "It"}"#, text());
         check(
             "chat",
             r#"{"object": "chat.completion.chunk", "choices": [{"delta": {"content": "It"}}]}"#,

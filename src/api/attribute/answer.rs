@@ -1,0 +1,247 @@
+//! Answers of `POST /v1/attribute`: the parts of an answer and their sources, as JSON and as plain text.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value, json};
+use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
+use thresher_core::kv::store::Sources;
+use thresher_core::pipeline::Pipeline;
+use thresher_core::pipeline::attribute::{
+    Attributed, ESTIMATOR, PartOutcome, Source, UnsupportedKind, UnsupportedSpan,
+};
+use thresher_core::text::offsets::OffsetUnit;
+
+use super::AttributeOptions;
+use super::dialects::{self, ChunkNumbers, ChunkOffsets, CitationContext, CitationFormat};
+use crate::api::response::{Offsets, Range, TimingMs};
+use crate::receipt::Receipt;
+
+/// Answer of `POST /v1/attribute`.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct AttributeAnswer {
+    /// Parts of the answer, in its order.
+    parts: Vec<PartAnswer>,
+    /// The attribution in the format that the request names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    formatted: Option<Value>,
+    /// The model, and the statistic by which it scored.
+    rc: RcAnswer,
+    /// How many blocks (cached keys of chunks) came from which tier of the cache.
+    blocks: Sources,
+    timing_ms: TimingMs,
+    /// A signed record of the attribution, if the request asks for one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    receipt: Option<Receipt>,
+}
+
+/// A part of the answer.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Part")]
+pub struct PartAnswer {
+    #[serde(flatten)]
+    range: Range,
+    /// The text of the part.
+    text: String,
+    /// Whether the chunks support it; null if it makes no claim.
+    supported: Option<bool>,
+    /// How well the chunks support it, from 0 to 1.
+    support: Option<f32>,
+    /// The words in it that no chunk supports.
+    unsupported: Vec<UnsupportedAnswer>,
+    /// The chunks that it came from, best first.
+    sources: Vec<SourceAnswer>,
+}
+
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Unsupported")]
+/// Words of a part that no source has.
+struct UnsupportedAnswer {
+    #[serde(flatten)]
+    range: Range,
+    /// The words.
+    text: String,
+    /// What kind of words they are.
+    reason: UnsupportedKind,
+}
+
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Source")]
+/// A chunk that a part came from.
+struct SourceAnswer {
+    /// The id of the chunk.
+    chunk: String,
+    /// The index of the chunk in the request.
+    index: usize,
+    /// How strongly the part depends on the chunk; compares sources of one part only.
+    #[serde(serialize_with = "digits")]
+    #[schemars(with = "f64")]
+    score: f32,
+    /// Whether the source is good enough to be cited.
+    cited: bool,
+    /// Whether it says the same as a source before it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    tied: bool,
+    /// The sentence of the chunk that the part came from.
+    sentence: SourceText,
+    /// The longest run of words that the sentence has in common with the part.
+    run: SourceText,
+}
+
+/// Writes a score with as few digits as tell it from its neighbours of 32 bits, although JSON values hold 64 bits.
+fn digits<S: Serializer>(score: &f32, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(score.to_string().parse().unwrap_or_else(|_| f64::from(*score)))
+}
+
+/// A range of a chunk's text, and its text.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Passage")]
+struct SourceText {
+    #[serde(flatten)]
+    range: Range,
+    text: String,
+}
+
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "AttributeRc")]
+/// The model, and the statistic by which it scored.
+struct RcAnswer {
+    estimator: &'static str,
+    model: String,
+    fingerprint: String,
+}
+
+impl AttributeAnswer {
+    /// The answer for an attribution that `pipeline` made.
+    pub fn new(
+        request: &AttributeRequest,
+        attributed: &Attributed,
+        options: &AttributeOptions,
+        pipeline: &Pipeline,
+        numbers: ChunkNumbers,
+    ) -> Self {
+        let context = CitationContext::new(&request.answer, &request.chunks, numbers);
+        let parts = PartAnswer::all(&context, &attributed.parts, options.offsets);
+        let model = pipeline.model();
+        let formatted = match options.format {
+            CitationFormat::Json => Some(pointers(&request.parts, &parts, options.fallback.as_deref())),
+            format => dialects::formatted(&context, &attributed.parts, format),
+        };
+        Self {
+            parts,
+            formatted,
+            rc: RcAnswer {
+                estimator: ESTIMATOR,
+                model: model.name.clone(),
+                fingerprint: model.fingerprint.clone(),
+            },
+            blocks: attributed.block_sources,
+            timing_ms: TimingMs::from(&attributed.timings),
+            receipt: None,
+        }
+    }
+
+    /// The same answer with a receipt.
+    pub fn with_receipt(self, receipt: Option<Receipt>) -> Self {
+        Self { receipt, ..self }
+    }
+}
+
+impl PartAnswer {
+    /// Whether the part is supported, and the sources to cite for it.
+    fn verdict(&self) -> Value {
+        let cited = self.sources.iter().filter(|source| source.cited);
+        let cited: Value =
+            cited.map(|source| serde_json::to_value(source).expect("a source is JSON")).collect();
+        json!({"supported": self.supported, "citations": cited})
+    }
+
+    /// Parts of an answer that is still arriving; `answer` is what has arrived.
+    pub fn of_stream(
+        answer: &str,
+        chunks: &[Arc<Chunk>],
+        parts: &[PartOutcome],
+        (options, numbers): (&AttributeOptions, ChunkNumbers),
+    ) -> Vec<Self> {
+        Self::all(&CitationContext::new(answer, chunks, numbers), parts, options.offsets)
+    }
+
+    fn all(context: &CitationContext, parts: &[PartOutcome], unit: OffsetUnit) -> Vec<Self> {
+        let answer = Offsets::new(context.answer, unit);
+        let chunks = ChunkOffsets::new(context.chunks, unit);
+        parts.iter().map(|part| Self::new(context, part, &answer, &chunks)).collect()
+    }
+
+    fn new(context: &CitationContext, part: &PartOutcome, answer: &Offsets, chunks: &ChunkOffsets) -> Self {
+        let unsupported = |unsupported: &UnsupportedSpan| UnsupportedAnswer {
+            range: answer.range(unsupported.bytes),
+            text: unsupported.bytes.of(context.answer).to_owned(),
+            reason: unsupported.kind,
+        };
+        let source = |source: &Source| {
+            let chunk = context.chunk(source);
+            let passage = |bytes: ByteRange| SourceText {
+                range: chunks.range(source.chunk, bytes),
+                text: bytes.of(&chunk.text).to_owned(),
+            };
+            SourceAnswer {
+                chunk: chunk.id.clone(),
+                index: context.index(source),
+                score: source.score,
+                cited: source.cited,
+                tied: source.tied,
+                sentence: passage(source.sentence),
+                run: passage(source.run),
+            }
+        };
+        Self {
+            range: answer.range(part.bytes),
+            text: part.bytes.of(context.answer).to_owned(),
+            supported: part.is_supported(),
+            support: part.support,
+            unsupported: part.unsupported.iter().map(unsupported).collect(),
+            sources: part.sources.iter().map(source).collect(),
+        }
+    }
+}
+
+/// The verdict on each value of a JSON answer, by its JSON pointer; where sentences were attributed instead, why.
+fn pointers(parts: &Parts, answers: &[PartAnswer], fallback: Option<&str>) -> Value {
+    let Parts::Values(values) = parts else {
+        let reason = fallback.unwrap_or_default();
+        return json!({"pointers": {}, "fallback": format!("{reason}: its sentences were attributed")});
+    };
+    let all: Map<String, Value> =
+        values.iter().zip(answers).map(|(value, answer)| (value.pointer.clone(), answer.verdict())).collect();
+    json!({"pointers": all, "fallback": null})
+}
+
+impl AttributeAnswer {
+    /// The attribution as plain text, for people and models: a line for each part and, below it, its sources and its unsupported words.
+    pub fn to_plain_text(&self) -> String {
+        let mut text = String::new();
+        self.parts.iter().for_each(|part| part.write_plain_text(&mut text));
+        if text.is_empty() { "The answer has no part that could be attributed.".to_owned() } else { text }
+    }
+}
+
+impl PartAnswer {
+    fn write_plain_text(&self, to: &mut String) {
+        let verdict = match self.supported {
+            Some(true) => "SUPPORTED",
+            Some(false) => "NOT SUPPORTED",
+            None => "NOTHING TO CHECK",
+        };
+        // Writing to a text cannot fail.
+        let _ = writeln!(to, "{verdict}: {}", self.text);
+        for source in self.sources.iter().filter(|source| source.cited) {
+            let _ = writeln!(to, "  from [{}]: {}", source.chunk, source.sentence.text);
+        }
+        if !self.unsupported.is_empty() {
+            let words: Vec<&str> = self.unsupported.iter().map(|unsupported| &*unsupported.text).collect();
+            let _ = writeln!(to, "  in no chunk: {}", words.join(", "));
+        }
+    }
+}

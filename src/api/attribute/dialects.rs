@@ -1,0 +1,326 @@
+//! Attributions in the citation formats of other APIs: Anthropic's, OpenAI's, and numbers in brackets.
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use thresher_core::domain::{ByteRange, Chunk};
+use thresher_core::pipeline::attribute::{PartOutcome, Source};
+use thresher_core::text::offsets::OffsetUnit;
+
+use crate::api::response::{Offsets, Range};
+
+/// The formats in which an attribution can be repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "AttributeFormat")]
+pub enum CitationFormat {
+    /// Not repeated: `parts` alone.
+    #[default]
+    Native,
+    /// Anthropic's text blocks, citing documents by characters.
+    AnthropicDocument,
+    /// Anthropic's text blocks, citing search results by blocks.
+    AnthropicSearchResult,
+    /// An output item of OpenAI's Responses, with flat annotations.
+    OpenaiResponses,
+    /// A message of OpenAI's Chat Completions, with nested annotations.
+    OpenaiChat,
+    /// The text with `[1]` behind each part.
+    Markers,
+    /// For an answer that is JSON: the citations of each value, by its JSON pointer.
+    Json,
+}
+
+/// How citations number the chunks, where these are not the request's own list.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ChunkNumbers<'a> {
+    /// The index of each chunk in the caller's list; none: its index in the request.
+    pub indexes: Option<&'a [usize]>,
+    /// The number by which the answer's author knew each chunk; none: its index plus one.
+    pub markers: Option<&'a [Option<usize>]>,
+}
+
+/// An answer and its chunks, as citations need them.
+pub struct CitationContext<'a> {
+    pub(super) answer: &'a str,
+    pub(super) chunks: &'a [Arc<Chunk>],
+    numbers: ChunkNumbers<'a>,
+    /// Offsets in chunks in code points, for the formats that count these.
+    characters: ChunkOffsets<'a>,
+    /// The URL of each chunk, read from its metadata when it is first cited.
+    urls: Vec<OnceCell<Option<String>>>,
+}
+
+/// Offsets in chunks. Most chunks are no part's source: the text of one is counted when it is first cited.
+pub(super) struct ChunkOffsets<'a> {
+    chunks: &'a [Arc<Chunk>],
+    unit: OffsetUnit,
+    offsets: Vec<OnceCell<Offsets<'a>>>,
+}
+
+impl<'a> ChunkOffsets<'a> {
+    pub fn new(chunks: &'a [Arc<Chunk>], unit: OffsetUnit) -> Self {
+        Self { chunks, unit, offsets: chunks.iter().map(|_| OnceCell::new()).collect() }
+    }
+
+    /// A range of the text of the chunk with this index.
+    pub fn range(&self, chunk: usize, bytes: ByteRange) -> Range {
+        self.offsets[chunk].get_or_init(|| Offsets::new(&self.chunks[chunk].text, self.unit)).range(bytes)
+    }
+}
+
+impl<'a> CitationContext<'a> {
+    /// The context of citations of `chunks` by parts of `answer`.
+    pub fn new(answer: &'a str, chunks: &'a [Arc<Chunk>], numbers: ChunkNumbers<'a>) -> Self {
+        let characters = ChunkOffsets::new(chunks, OffsetUnit::Codepoint);
+        Self { answer, chunks, numbers, characters, urls: vec![OnceCell::new(); chunks.len()] }
+    }
+
+    pub(super) fn chunk(&self, source: &Source) -> &Chunk {
+        &self.chunks[source.chunk]
+    }
+
+    /// The URL of the cited chunk, if its metadata has one.
+    fn url(&self, source: &Source) -> Option<&str> {
+        self.urls[source.chunk].get_or_init(|| openai::url(self.chunk(source))).as_deref()
+    }
+
+    /// The index of the cited chunk in the caller's list.
+    pub(super) fn index(&self, source: &Source) -> usize {
+        self.numbers.indexes.map_or(source.chunk, |indexes| indexes[source.chunk])
+    }
+
+    /// The number that stands for the cited chunk in texts.
+    fn marker(&self, source: &Source) -> usize {
+        let known = self.numbers.markers.and_then(|markers| markers[source.chunk]);
+        known.unwrap_or_else(|| self.index(source) + 1)
+    }
+
+    /// The cited sentence, as it stands in the chunk.
+    fn cited_text(&self, source: &Source) -> &str {
+        source.sentence.of(&self.chunk(source).text)
+    }
+}
+
+/// An attribution in another API's format; none for the formats that this module does not write.
+pub(super) fn formatted(
+    context: &CitationContext,
+    parts: &[PartOutcome],
+    format: CitationFormat,
+) -> Option<Value> {
+    Some(match format {
+        CitationFormat::Native | CitationFormat::Json => return None,
+        CitationFormat::AnthropicDocument => anthropic::blocks(context, parts, anthropic::char_location),
+        CitationFormat::AnthropicSearchResult => anthropic::blocks(context, parts, |context, source| {
+            anthropic::search_result_location(context, source, 0)
+        }),
+        CitationFormat::OpenaiResponses => openai::response_item(context, parts),
+        CitationFormat::OpenaiChat => openai::chat_message(context, parts),
+        CitationFormat::Markers => markers(context, parts),
+    })
+}
+
+/// The answer with the numbers of the cited chunks, such as ` [1]`, behind each part, and which chunk each number stands for. Numbers that the
+/// answer has already are left as they are.
+fn markers(context: &CitationContext, parts: &[PartOutcome]) -> Value {
+    let answer = context.answer;
+    let (mut text, mut at) = (String::with_capacity(answer.len()), 0);
+    let mut references: BTreeMap<usize, Value> = BTreeMap::new();
+    for part in parts {
+        text.push_str(&answer[at..part.bytes.end]);
+        at = part.bytes.end;
+        for (first, source) in part.citations().enumerate() {
+            let (marker, chunk) = (context.marker(source), context.chunk(source));
+            text.push_str(if first == 0 { " [" } else { "[" });
+            text.push_str(&format!("{marker}]"));
+            references.entry(marker).or_insert_with(|| {
+                json!({"marker": marker, "chunk": chunk.id, "index": context.index(source), "title": chunk.title})
+            });
+        }
+    }
+    text.push_str(&answer[at..]);
+    json!({"text": text, "references": references.into_values().collect::<Vec<_>>()})
+}
+
+/// Anthropic's citations.
+pub mod anthropic {
+    use serde_json::{Value, json};
+    use thresher_core::domain::ByteRange;
+    use thresher_core::pipeline::attribute::{PartOutcome, Source};
+
+    use super::CitationContext;
+
+    /// The answer as text blocks that, put together, are the answer, each with its citations. White space between two parts belongs to the first
+    /// part; other text between parts is a block without citations.
+    pub fn blocks(
+        context: &CitationContext,
+        parts: &[PartOutcome],
+        citation: fn(&CitationContext, &Source) -> Value,
+    ) -> Value {
+        let answer = context.answer;
+        let mut blocks: Vec<(ByteRange, Vec<Value>)> = Vec::new();
+        let mut at = 0;
+        for part in parts {
+            let gap = ByteRange::new(at, part.bytes.start);
+            let start = match blocks.last_mut() {
+                _ if gap.is_empty() => part.bytes.start,
+                None if gap.of(answer).trim().is_empty() => gap.start,
+                Some((last, _)) if gap.of(answer).trim().is_empty() => {
+                    last.end = gap.end;
+                    part.bytes.start
+                }
+                _ => {
+                    blocks.push((gap, Vec::new()));
+                    part.bytes.start
+                }
+            };
+            let citations = part.citations().map(|source| citation(context, source)).collect();
+            blocks.push((ByteRange::new(start, part.bytes.end), citations));
+            at = part.bytes.end;
+        }
+        let rest = ByteRange::new(at, answer.len());
+        match blocks.last_mut() {
+            Some((last, _)) if rest.of(answer).trim().is_empty() => last.end = rest.end,
+            _ if rest.is_empty() => {}
+            _ => blocks.push((rest, Vec::new())),
+        }
+        let block = |(bytes, citations): (ByteRange, Vec<Value>)| {
+            let citations = if citations.is_empty() { Value::Null } else { Value::Array(citations) };
+            json!({"type": "text", "text": bytes.of(answer), "citations": citations})
+        };
+        blocks.into_iter().map(block).collect()
+    }
+
+    /// A citation of a plain text document, by characters.
+    pub fn char_location(context: &CitationContext, source: &Source) -> Value {
+        let chunk = context.chunk(source);
+        let range = context.characters.range(source.chunk, source.sentence);
+        json!({
+            "type": "char_location",
+            "cited_text": context.cited_text(source),
+            "document_index": context.index(source),
+            "document_title": chunk.title,
+            "start_char_index": range.start,
+            "end_char_index": range.end,
+            "file_id": null,
+        })
+    }
+
+    /// A citation of a document that consists of content blocks; `block` is the index of the cited one.
+    pub fn content_block_location(context: &CitationContext, source: &Source, block: usize) -> Value {
+        json!({
+            "type": "content_block_location",
+            "cited_text": context.cited_text(source),
+            "document_index": context.index(source),
+            "document_title": context.chunk(source).title,
+            "start_block_index": block,
+            "end_block_index": block + 1,
+            "file_id": null,
+        })
+    }
+
+    /// A citation of a search result; `block` is the index of the cited block of its content.
+    pub fn search_result_location(context: &CitationContext, source: &Source, block: usize) -> Value {
+        let chunk = context.chunk(source);
+        json!({
+            "type": "search_result_location",
+            "cited_text": context.cited_text(source),
+            "search_result_index": context.index(source),
+            "source": context.url(source).unwrap_or(&chunk.id),
+            "title": chunk.title,
+            "start_block_index": block,
+            "end_block_index": block + 1,
+        })
+    }
+}
+
+/// OpenAI's annotations: flat in Responses, nested in Chat Completions. Offsets are code points of the answer.
+pub mod openai {
+    use serde_json::{Value, json};
+    use thresher_core::domain::Chunk;
+    use thresher_core::pipeline::attribute::{PartOutcome, Source};
+    use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
+
+    use super::CitationContext;
+    use crate::api::fields;
+
+    /// An output item of the Responses API, with flat annotations.
+    pub fn response_item(context: &CitationContext, parts: &[PartOutcome]) -> Value {
+        let text = json!({
+            "type": "output_text", "text": context.answer, "annotations": annotations(context, parts, flat), "logprobs": [],
+        });
+        json!({"type": "message", "id": "msg_attribution", "role": "assistant", "status": "completed", "content": [text]})
+    }
+
+    /// An assistant's message of the Chat Completions API, with nested annotations.
+    pub fn chat_message(context: &CitationContext, parts: &[PartOutcome]) -> Value {
+        let annotations = annotations(context, parts, nested);
+        json!({"role": "assistant", "content": context.answer, "refusal": null, "annotations": annotations})
+    }
+
+    /// A flat annotation, of the characters `start..end` of the answer. A chunk without a URL is cited as a file.
+    pub fn flat(context: &CitationContext, source: &Source, (start, end): (usize, usize)) -> Value {
+        let chunk = context.chunk(source);
+        match context.url(source) {
+            Some(url) => json!({
+                "type": "url_citation", "start_index": start, "end_index": end, "title": title(chunk), "url": url,
+            }),
+            None => json!({
+                "type": "file_citation", "file_id": chunk.id, "filename": title(chunk), "index": end,
+            }),
+        }
+    }
+
+    /// A nested annotation, of the characters `start..end` of the answer. It can cite only URLs: a chunk without one gets the URN of its id.
+    pub fn nested(context: &CitationContext, source: &Source, (start, end): (usize, usize)) -> Value {
+        let chunk = context.chunk(source);
+        let url = context
+            .url(source)
+            .map_or_else(|| format!("urn:thresher:chunk:{}", escaped(&chunk.id)), str::to_owned);
+        let citation = json!({"start_index": start, "end_index": end, "title": title(chunk), "url": url});
+        json!({"type": "url_citation", "url_citation": citation})
+    }
+
+    /// One annotation for each citation of each part, made by `annotation` from the range of the part in code points.
+    pub fn annotations(
+        context: &CitationContext,
+        parts: &[PartOutcome],
+        annotation: fn(&CitationContext, &Source, (usize, usize)) -> Value,
+    ) -> Vec<Value> {
+        let answer = OffsetMap::new(context.answer, OffsetUnit::Codepoint);
+        let of_part = |part: &PartOutcome| {
+            let range = answer.from_bytes(part.bytes);
+            part.citations()
+                .map(|source| annotation(context, source, (range.start, range.end)))
+                .collect::<Vec<_>>()
+        };
+        parts.iter().flat_map(of_part).collect()
+    }
+
+    fn title(chunk: &Chunk) -> &str {
+        chunk.title.as_deref().filter(|title| !title.is_empty()).unwrap_or(&chunk.id)
+    }
+
+    /// The URL of a chunk, from its metadata: `url`, or `source` if that is one. The rest of the metadata is not parsed.
+    pub(super) fn url(chunk: &Chunk) -> Option<String> {
+        let found = fields::pick_named(chunk.metadata.as_deref()?, ["url", "source"]).ok()?;
+        let [url, source] = found.map(|value| Some(fields::text(value?)?.ok()?.into_owned()));
+        let is_address = |text: &String| text.contains("://");
+        url.filter(|url| !url.trim().is_empty()).or_else(|| source.filter(is_address))
+    }
+
+    /// A text in which every byte that RFC 3986 does not call unreserved is percent-encoded.
+    fn escaped(text: &str) -> String {
+        let byte = |byte: u8| match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                char::from(byte).to_string()
+            }
+            _ => format!("%{byte:02X}"),
+        };
+        text.bytes().map(byte).collect()
+    }
+}

@@ -1,0 +1,165 @@
+//! Requests and answers about conversations with language models: those of LiteLLM's compression guardrail, and the field `thresher` of
+//! requests that pass through the middleware.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use thresher_core::domain::{Budget, Chunk, Granularity};
+use thresher_core::pipeline::validate;
+use thresher_core::plain::Quoted;
+
+use super::limits::{Body, BodyLimits, ListLimit};
+use super::request::{BudgetBody, ChunkBody, Object, choice, chunks_of, or_default};
+use super::response::Range;
+use crate::error::{ApiError, ErrorCode};
+
+/// The schema of a conversation for `POST /v1/compress`. The body itself is not parsed into this type: its texts are replaced where they
+/// stand, and other fields are ignored.
+#[derive(JsonSchema)]
+#[schemars(rename = "MessagesBody")]
+#[allow(dead_code, reason = "only its schema is used")]
+pub struct MessagesBody {
+    /// Messages of OpenAI's Chat Completions.
+    #[schemars(length(min = 1))]
+    messages: Vec<Map<String, Value>>,
+    /// `{"mode": ...}`: with a mode other than `ccr`, shortened texts do not name the hash under which the original is stored.
+    #[schemars(default)]
+    config: Value,
+}
+
+/// Answer of `POST /v1/compress` to a conversation.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Messages")]
+pub struct MessagesAnswer {
+    /// The messages, as many as were sent.
+    #[schemars(with = "Vec<Map<String, Value>>")]
+    pub messages: Box<RawValue>,
+    /// Tokens (`o200k_base`) of the texts that can be compressed, before.
+    pub tokens_before: usize,
+    /// The same, after.
+    pub tokens_after: usize,
+    /// `tokens_before` less `tokens_after`.
+    pub tokens_saved: usize,
+    /// `tokens_after` divided by `tokens_before`; 1 if there are no such texts.
+    pub compression_ratio: f64,
+    /// The names of the methods that were used.
+    pub transforms_applied: Vec<&'static str>,
+    /// The hashes under which the original texts are stored.
+    pub ccr_hashes: Vec<String>,
+}
+
+/// Answer of `GET /v1/retrieve/{hash}`.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Original")]
+pub struct OriginalAnswer {
+    /// The hash of the text.
+    pub hash: String,
+    /// The original text.
+    pub original_content: String,
+    /// The sentences of the text that are about `query`, if the request has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relevant: Option<Vec<RelevantAnswer>>,
+}
+
+/// A sentence of an original text. Offsets are code points.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "RelevantSentence")]
+pub struct RelevantAnswer {
+    #[serde(flatten)]
+    pub(super) range: Range,
+    text: String,
+    score: Option<f32>,
+}
+
+impl RelevantAnswer {
+    /// The sentence from `start` to `end`.
+    pub fn new((start, end): (usize, usize), text: String, score: Option<f32>) -> Self {
+        Self { range: Range { start, end }, text, score }
+    }
+}
+
+/// The field `thresher` of a request that passes through the middleware.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MiddlewareBody {
+    /// Whether to compress; default: as the settings say.
+    #[serde(default)]
+    compress: Option<bool>,
+    /// Whether to add citations; default: as the settings say.
+    #[serde(default)]
+    cite: Option<bool>,
+    /// The question; default: the user's last message.
+    #[serde(default)]
+    query: Option<String>,
+    /// Chunks to put before the user's message.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<Vec<ChunkBody>>")]
+    chunks: Vec<ChunkBody>,
+    /// How much may be kept; default: as the settings say.
+    #[serde(default)]
+    budget: Option<Object<BudgetBody>>,
+    /// The unit that is kept or dropped as a whole.
+    #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Granularity>")]
+    granularity: Granularity,
+}
+
+/// What the field `thresher` asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MiddlewareOptions {
+    /// Whether to compress; none: as the settings say.
+    pub compress: Option<bool>,
+    /// Whether to add citations; none: as the settings say.
+    pub cite: Option<bool>,
+    /// The question; none: the user's last message.
+    pub query: Option<String>,
+    /// Chunks to put before the user's message.
+    pub chunks: Vec<Arc<Chunk>>,
+    /// How much may be kept; none: as the settings say.
+    pub budget: Option<Budget>,
+    /// The unit that is kept or dropped as a whole.
+    pub granularity: Granularity,
+}
+
+impl Body for MiddlewareBody {
+    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
+        vec![limits.chunks("chunks")]
+    }
+}
+
+impl MiddlewareBody {
+    /// Checks the options. A wrong budget is refused here: in the pipeline it would only be a reason not to compress.
+    ///
+    /// # Errors
+    /// Fails if the budget has none or several of its forms, or is zero, and if two chunks have the same id.
+    pub fn into_domain(self) -> Result<MiddlewareOptions, ApiError> {
+        let budget = self.budget.map(|Object(budget)| budget.into_domain()).transpose()?;
+        if let Some(budget) = budget {
+            validate::check_budget(budget)?;
+        }
+        let chunks = chunks_of(Some(self.chunks), false, None)?;
+        let mut first_at = HashMap::new();
+        for (at, chunk) in chunks.iter().enumerate() {
+            if let Some(first) = first_at.insert(&chunk.id, at) {
+                let message = format!("chunk id {} is used by chunks[{first}] already", Quoted(&chunk.id));
+                return Err(ApiError::with_param(
+                    ErrorCode::ChunkIdDuplicate,
+                    message,
+                    format!("chunks[{at}].id"),
+                ));
+            }
+        }
+        Ok(MiddlewareOptions {
+            compress: self.compress,
+            cite: self.cite,
+            query: self.query,
+            chunks,
+            budget,
+            granularity: self.granularity,
+        })
+    }
+}

@@ -1,0 +1,309 @@
+//! Forwards the answer of an upstream to the client, with citations added if it may have some.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use axum::http::response::Parts;
+use axum::http::{HeaderValue, Response};
+use futures_util::stream;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use metrics::counter;
+use serde_json::Value;
+use thiserror::Error;
+
+use super::has_media_type;
+use crate::admission::Slot;
+use crate::error::ApiError;
+use crate::http::Scope;
+use crate::http::error::ResponseCode;
+use crate::middleware::answer;
+use crate::middleware::cite::{self, Sources};
+use crate::middleware::dialect::Dialect;
+use crate::middleware::json::{Edits, Located};
+use crate::middleware::sse::Events;
+use crate::middleware::stream::AnswerStream;
+
+/// The most bytes of JSON that are buffered for each byte of text: JSON writes a letter in up to six bytes, and has fields beside the text.
+const JSON_BYTES_PER_TEXT_BYTE: usize = 8;
+
+/// What is needed to forward an answer.
+pub struct Forwarder {
+    pub service: Scope,
+    pub dialect: Dialect,
+    /// The texts that the answer may cite; none: the answer is forwarded unchanged.
+    pub sources: Option<Arc<Sources>>,
+    /// The longest time that the upstream may send nothing.
+    pub silence_max: Duration,
+}
+
+/// Why an answer ends early. The connection to the client is then closed without the end of the body, so that the client notices.
+#[derive(Debug, Error)]
+enum ForwardError {
+    #[error("the upstream broke the connection")]
+    Upstream(#[from] hyper::Error),
+    #[error("the upstream sent nothing more")]
+    Silent,
+}
+
+impl Forwarder {
+    /// The response for the client. `slot` is freed when all of it has been sent.
+    pub async fn forward(self, answer: Response<Incoming>, slot: Slot) -> Response<Body> {
+        let (mut head, body) = answer.into_parts();
+        let (is_stream, is_json) = (
+            has_media_type(&head.headers, "text/event-stream"),
+            has_media_type(&head.headers, "application/json"),
+        );
+        let is_plain = head.headers.get(CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
+        // As much of an answer is buffered as can be attributed; without a model, nothing is.
+        let limits = self.service.pipeline().map(|pipeline| &pipeline.settings().limits);
+        let text_bytes_max = limits.map_or(0, |limits| limits.answer_bytes_max);
+        let cites = head.status.is_success() && self.sources.is_some() && is_plain && text_bytes_max > 0;
+        if !head.status.is_success() {
+            head.extensions.insert(ResponseCode("upstream_error"));
+        }
+        let stream = ForwardStream {
+            events: Events::new(text_bytes_max.saturating_mul(JSON_BYTES_PER_TEXT_BYTE)),
+            arriving: AnswerStream::new(self.dialect, text_bytes_max),
+            text_bytes_max,
+            out: VecDeque::new(),
+            state: State::Unchanged,
+            body,
+            forwarder: self,
+            _slot: slot,
+        };
+        match cites {
+            true if is_stream => ForwardStream { state: State::Citing, ..stream }.response(head),
+            true if is_json => stream.whole(head).await,
+            _ => stream.response(head),
+        }
+    }
+
+    /// The deadline of an attribution that starts now.
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.time()
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_millis(self.service.middleware.settings.deadline_ms)
+    }
+
+    /// The citations of a text; empty if attributing it fails. None: the deadline has passed, for this text and for those after it.
+    async fn citations(&self, text: String, deadline: Instant) -> Option<Vec<Value>> {
+        let sources = self.sources.clone().filter(|_| Instant::now() < deadline)?;
+        let (scope, dialect) = (self.service.clone(), self.dialect);
+        let cited = self.service.executor().run(deadline, move |cancel| {
+            Ok(cite::citations(dialect, &text, &sources, (scope.ready()?, cancel))?)
+        });
+        Some(cited.await.unwrap_or_else(|error| {
+            tracing::warn!(code = error.code.as_str(), "an answer is forwarded without citations");
+            Vec::new()
+        }))
+    }
+}
+
+/// Counts and logs that no more citations are added to an answer.
+fn citing_stopped(reason: &'static str) {
+    counter!("middleware_citing_stopped_total", "reason" => reason).increment(1);
+    tracing::warn!(reason, "no more citations are added to an answer");
+}
+
+enum State {
+    /// Events are buffered until they are whole, and citations are added.
+    Citing,
+    /// Bytes are forwarded as they arrive.
+    Unchanged,
+    Done,
+    Failed(ForwardError),
+}
+
+/// An answer that is being forwarded.
+struct ForwardStream {
+    forwarder: Forwarder,
+    body: Incoming,
+    events: Events,
+    arriving: AnswerStream,
+    /// The most bytes of text that are buffered of the answer.
+    text_bytes_max: usize,
+    out: VecDeque<Bytes>,
+    state: State,
+    _slot: Slot,
+}
+
+impl ForwardStream {
+    fn response(self, head: Parts) -> Response<Body> {
+        let mut head = head;
+        if matches!(self.state, State::Citing) {
+            head.headers.remove(CONTENT_LENGTH);
+            head.headers.insert("x-thresher-cited", HeaderValue::from_static("true"));
+        }
+        let body = stream::try_unfold(self, async |mut stream: Self| {
+            Ok::<_, ForwardError>(stream.next().await?.map(|bytes| (bytes, stream)))
+        });
+        Response::from_parts(head, Body::from_stream(body))
+    }
+
+    /// The next bytes for the client; none at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, ForwardError> {
+        loop {
+            if let Some(bytes) = self.out.pop_front() {
+                return Ok(Some(bytes));
+            }
+            let cites = match std::mem::replace(&mut self.state, State::Done) {
+                State::Done => return Ok(None),
+                State::Failed(error) => return Err(error),
+                State::Citing => true,
+                State::Unchanged => false,
+            };
+            // What has arrived is sent, however the answer ends.
+            match self.frame().await {
+                Ok(Some(bytes)) if cites => {
+                    self.state = State::Citing;
+                    self.take(&bytes).await;
+                }
+                Ok(Some(bytes)) => {
+                    self.state = State::Unchanged;
+                    return Ok(Some(bytes));
+                }
+                Ok(None) => self.flush(),
+                Err(error) => {
+                    self.flush();
+                    self.state = State::Failed(error);
+                }
+            }
+        }
+    }
+
+    async fn frame(&mut self) -> Result<Option<Bytes>, ForwardError> {
+        loop {
+            let frame = tokio::time::timeout(self.forwarder.silence_max, self.body.frame());
+            match frame.await.map_err(|_elapsed| ForwardError::Silent)?.transpose()? {
+                None => return Ok(None),
+                Some(frame) => match frame.into_data() {
+                    Ok(bytes) => return Ok(Some(bytes)),
+                    Err(_trailers) => continue,
+                },
+            }
+        }
+    }
+
+    async fn take(&mut self, bytes: &Bytes) {
+        let was_full = self.arriving.is_full();
+        for event in self.events.push(bytes) {
+            self.cite(&event).await;
+            self.out.push_back(self.arriving.forward(event));
+        }
+        if self.arriving.is_full() && !was_full {
+            citing_stopped("answer_too_long");
+        }
+        if self.events.is_too_long() {
+            citing_stopped("event_too_long");
+        }
+        if self.arriving.is_over() || self.events.is_too_long() {
+            self.flush();
+            self.state = State::Unchanged;
+        }
+        self.out.retain(|bytes| !bytes.is_empty());
+    }
+
+    /// Inserts citations before an event: those of the texts that end with it.
+    async fn cite(&mut self, event: &Bytes) {
+        // One deadline for all texts that end with the event.
+        let deadline = self.forwarder.deadline();
+        for ended in self.arriving.finished_texts(event) {
+            let Some(citations) = self.forwarder.citations(ended.text.clone(), deadline).await else {
+                return;
+            };
+            let cited = self.arriving.cite(ended, citations, event);
+            self.out.push_back(cited.into());
+            // Thousands of texts may end with one event: other connections get the thread in between.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn flush(&mut self) {
+        let rest = self.events.rest();
+        if !rest.is_empty() {
+            self.out.push_back(rest);
+        }
+    }
+
+    /// The response to an answer that is one JSON text. The answer is buffered until it is whole; one that is too long or takes too long is
+    /// forwarded unchanged.
+    async fn whole(mut self, mut head: Parts) -> Response<Body> {
+        let settings = &self.forwarder.service.middleware.settings;
+        let max = settings.body_bytes_max.min(self.text_bytes_max.saturating_mul(JSON_BYTES_PER_TEXT_BYTE));
+        let until = Instant::now() + self.forwarder.silence_max;
+        let mut buffer = Vec::new();
+        let reason = loop {
+            match tokio::time::timeout_at(until.into(), self.frame()).await {
+                Ok(Ok(Some(bytes))) => buffer.extend_from_slice(&bytes),
+                Ok(Ok(None)) => break None,
+                Err(_elapsed) if !buffer.is_empty() => break Some("answer_too_slow"),
+                // Nothing has been sent yet, so that an error can be sent instead.
+                Ok(Err(error)) => return self.failed(error),
+                Err(_elapsed) => return self.failed(ForwardError::Silent),
+            }
+            if buffer.len() > max {
+                break Some("answer_too_long");
+            }
+        };
+        if let Some(reason) = reason {
+            citing_stopped(reason);
+            self.out.push_back(buffer.into());
+            return self.response(head);
+        }
+        if let Some(cited) = self.cited(&buffer).await {
+            buffer = cited;
+            head.headers.insert("x-thresher-cited", HeaderValue::from_static("true"));
+        }
+        head.headers.insert(CONTENT_LENGTH, HeaderValue::from(buffer.len()));
+        self.out.push_back(buffer.into());
+        // The slot is freed when all of it has been sent.
+        Self { state: State::Done, ..self }.response(head)
+    }
+
+    fn failed(&self, error: ForwardError) -> Response<Body> {
+        tracing::warn!(%error, "the answer of an upstream ended early");
+        ApiError::upstream_failed(false).dialect_response(self.forwarder.dialect)
+    }
+
+    /// The answer with citations; none if its texts cite nothing.
+    async fn cited(&self, answer: &[u8]) -> Option<Vec<u8>> {
+        let (dialect, text_bytes_max) = (self.forwarder.dialect, self.text_bytes_max);
+        let answer = Arc::<str>::from(std::str::from_utf8(answer).ok()?);
+        let (workers, time) = (&self.forwarder.service.middleware.workers, self.forwarder.time());
+        let body = Arc::clone(&answer);
+        let found = workers.run(time, move |_| {
+            let Ok(body) = Located::parse(&body) else { return Ok((Vec::new(), true)) };
+            let (texts, is_all) = answer::texts(dialect, body, text_bytes_max);
+            Ok((texts.into_iter().map(|text| text.text).collect::<Vec<_>>(), is_all))
+        });
+        // If many answers are being parsed, this one does not wait for long: it is forwarded without citations.
+        let (texts, is_all) = tokio::time::timeout(time, found).await.ok()?.ok()?;
+        if !is_all {
+            citing_stopped("answer_too_long");
+        }
+        let deadline = self.forwarder.deadline();
+        let mut citations = Vec::new();
+        for text in texts {
+            // The remaining texts get no citations.
+            let Some(cited) = self.forwarder.citations(text, deadline).await else { break };
+            citations.push(cited);
+        }
+        let edited = workers.run(time, move |_| {
+            let mut edits = Edits::default();
+            if let Ok(body) = Located::parse(&answer) {
+                for (text, citations) in answer::texts(dialect, body, text_bytes_max).0.iter().zip(&citations)
+                {
+                    answer::cite(dialect, text, citations, &mut edits);
+                }
+            }
+            Ok((!edits.is_empty()).then(|| edits.apply(&answer).into_bytes()))
+        });
+        tokio::time::timeout(time, edited).await.ok()?.ok()?
+    }
+}
