@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the locked crates: licences, sources, banned crates, unused dependencies, the Rust version that they need, and known advisories.
+# Checks the locked crates: licences, sources, banned crates, unused dependencies, the Rust version that they need, the size of our packages, and known advisories.
 # usage: audit.sh TOOLS    (TOOLS is the folder that holds cargo-deny and cargo-shear)
 #
 #   THRESHER_ADVISORIES   "skip": do not check advisories; "require": fail if they cannot be fetched
@@ -23,6 +23,17 @@ if newer:
     sys.exit("error: locked crates need a newer Rust than rust-version in Cargo.toml\n  " + "\n  ".join(newer))
 print("rust-version ok")
 PYTHON
+
+# What `cargo package` would upload: each crate holds what it includes, and no weights.
+packages=target/package
+mkdir -p "$packages"
+rm -f "$packages"/thresher*.crate
+cargo package --workspace --exclude thresher-fuzz --no-verify --allow-dirty --locked --quiet --target-dir target
+for crate in "$packages"/thresher*.crate; do
+  bytes=$(wc -c < "$crate")
+  [ "$bytes" -lt 2000000 ] || { echo "error: $crate has $bytes bytes; the limit is 2000000" >&2; exit 1; }
+done
+echo "package sizes ok"
 
 [ "$advisories" = skip ] && exit 0
 if "$tools/cargo-deny" fetch db; then

@@ -6,6 +6,8 @@ mod doctor;
 mod eval;
 mod export;
 mod key;
+#[cfg(feature = "mcp")]
+mod mcp;
 mod request;
 mod serve;
 mod verify;
@@ -41,6 +43,7 @@ enum Command {
     /// Find the chunk that each part of an answer came from: JSON in, JSON out, as POST /v1/attribute.
     Attribute(request::AttributeArgs),
     /// Serve compress and attribute as MCP tools (Model Context Protocol), over standard input and output.
+    #[cfg(feature = "mcp")]
     Mcp,
     /// Check the signature of a receipt, and whether attributing the answer again gives the same result. Exits with 3 if not.
     Verify(verify::Args),
@@ -83,10 +86,11 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config =
         || load().inspect(|config| config.warnings.iter().for_each(|text| eprintln!("warning: {text}")));
     match args.command {
-        Command::Serve => serve::daemon(load()?),
+        Command::Serve => serve::run(load()?),
         Command::Compress(args) => request::compress(&config()?, &args),
         Command::Attribute(args) => request::attribute(&config()?, &args),
-        Command::Mcp => serve::mcp(config()?),
+        #[cfg(feature = "mcp")]
+        Command::Mcp => mcp::run(config()?),
         Command::Verify(args) => verify::run(&config()?, &args),
         Command::Key(args) => key::run(args),
         Command::Export(args) => export::run(&args),

@@ -7,6 +7,7 @@ mod compress;
 mod connections;
 mod error;
 mod keys;
+#[cfg(feature = "mcp")]
 mod mcp;
 mod memory;
 mod middleware;
@@ -104,7 +105,7 @@ impl RegistryLimits {
 
 /// All public paths and their handlers. `openapi` describes each of them.
 fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
-    vec![
+    let routes = vec![
         ("/v1/compress", post(compress::handle)),
         ("/v1/attribute", post(attribute::handle)),
         ("/v1/attribute/stream", post(attribute::stream::handle)),
@@ -125,9 +126,11 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/chat/completions", post(middleware::chat)),
         ("/v1/responses", post(middleware::responses)),
         ("/v1/messages", post(middleware::messages)),
-        (mcp::PATH, post(mcp::handle)),
         (openapi::PATH, get(openapi::handle)),
-    ]
+    ];
+    #[cfg(feature = "mcp")]
+    let routes = [routes, vec![(mcp::PATH, post(mcp::handle))]].concat();
+    routes
 }
 
 /// All public paths, with parameters in braces.

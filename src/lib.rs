@@ -15,6 +15,7 @@ pub mod shared_tier;
 pub mod executor;
 pub mod tenants;
 pub mod local;
+#[cfg(feature = "mcp")]
 pub mod mcp;
 pub mod config;
 pub mod http;

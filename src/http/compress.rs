@@ -69,6 +69,7 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
 }
 
 /// The answer to a body that has chunks: for the MCP tool.
+#[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;

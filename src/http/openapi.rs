@@ -402,6 +402,7 @@ fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
     ]
 }
 
+#[cfg(feature = "mcp")]
 fn mcp(schemas: &mut Schemas) -> Entry {
     let message = json!({
         "type": "object",
@@ -437,6 +438,7 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
         .at(PATH, "get");
     described.2["security"] = json!([]);
     vec![
+        #[cfg(feature = "mcp")]
         mcp(schemas),
         Operation::new("daemon", "models", "The model that is loaded.")
             .response("The model.", in_json(schemas.response::<ModelsAnswer>()))

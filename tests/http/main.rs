@@ -127,7 +127,8 @@ fn keyed_service(
     let mut service = app::service(&config, access, tenants.clone()).expect("no upstream");
     // A concurrency of 0 lets nothing work here; in the settings it means "as many as the machine takes".
     let stream_count_max = STREAM_COUNT_MAX;
-    service.admission = Admission::new(Bounds { concurrency_max: concurrency, queue_max: queue, stream_count_max });
+    service.admission =
+        Admission::new(Bounds { concurrency_max: concurrency, queue_max: queue, stream_count_max });
     (service, tenants)
 }
 

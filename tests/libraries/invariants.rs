@@ -10,7 +10,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::Value;
-use thresher::api::{AttributeAnswer, AttributeBody, BodyLimits, CompressAnswer, ChunkNumbers};
+use thresher::api::{AttributeAnswer, AttributeBody, BodyLimits, ChunkNumbers, CompressAnswer};
 use thresher_core::domain::{
     AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Order, Parts,
     TokenizerName,

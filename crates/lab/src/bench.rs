@@ -12,6 +12,7 @@
 //! - [`attribution`] attributes answers to chunks that the daemon has read before.
 //! - [`hostile`] attacks a daemon in a process of its own.
 
+pub mod model_graph;
 pub mod attribution;
 pub mod client;
 pub mod daemon;

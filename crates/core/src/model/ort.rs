@@ -27,7 +27,7 @@ use sha2::{Digest, Sha256};
 
 pub use self::decoder::DecoderRuntime;
 use self::device::Device;
-pub use self::late::{BatchedGraph, LateRuntime};
+pub use self::late::{LateRuntime, passage_session};
 use self::weights::WeightedSession;
 use super::contract::{Contract, Family, IoTensor, Side, Weights};
 use super::device::DeviceChoice;

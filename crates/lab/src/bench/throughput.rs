@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use thresher_core::domain::CompressRequest;
-use thresher_core::model::ort::BatchedGraph;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Timings;
 
 use super::client::{Client, ConcurrentRun};
 use super::flops::Flops;
+use super::model_graph::{BatchedGraph, run_passage_graph};
 use super::peer::Peer;
 use super::report::{self, quantile, round_to, sorted, spread, spread_json};
 use super::workload::{self, Source, Workload};
@@ -128,7 +128,7 @@ fn round(
     };
     for contender in contender_order(index) {
         match contender {
-            0 => round.graph = time_of(|| Ok(subject.runtime.run_passage_graph(&windows)?))?,
+            0 => round.graph = time_of(|| run_passage_graph(&subject.runtime, &windows))?,
             1 => (round.cold, round.timings) = cold(pipeline, request)?,
             2 => {
                 for (took, batch) in round.batched.iter_mut().zip(BATCHES) {

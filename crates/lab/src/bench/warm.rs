@@ -15,11 +15,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use thresher_core::domain::CompressRequest;
 use thresher_core::kv::local::LocalStats;
-use thresher_core::model::ort::BatchedGraph;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 
 use super::client::{Client, ConcurrentRun};
+use super::model_graph::{BatchedGraph, run_passage_graph};
 use super::rss::{self, Rss};
 use super::workload::{self, Source, Workload};
 use super::{Progress, Subject};
@@ -201,7 +201,7 @@ fn cold_rounds(
         let set = workload.request(COLD_SET_FIRST + index as u64, &bench.subject.tokenizer)?;
         let ids = workload::ids(&set, &bench.subject.tokenizer)?;
         let windows: Vec<&[u32]> = ids.iter().flat_map(|ids| ids.chunks(bench.window_tokens_max())).collect();
-        let graph = || time_ms(|| Ok(bench.subject.runtime.run_passage_graph(&windows)?));
+        let graph = || time_ms(|| run_passage_graph(&bench.subject.runtime, &windows));
         let cold = if index % 2 == 0 {
             let graph_ms = graph()?;
             ColdRequest { request_ms: send_cold_request(bench, &set)?, graph_ms }
@@ -230,7 +230,7 @@ fn run_round(
     progress("question-chunk pairs", 0, 1);
     let pairs = pairs(bench, set)?;
     let windows: Vec<&[u32]> = pairs.iter().map(Vec::as_slice).collect();
-    let pairs_ms = time_ms(|| Ok(bench.subject.runtime.run_passage_graph(&windows)?))?;
+    let pairs_ms = time_ms(|| run_passage_graph(&bench.subject.runtime, &windows))?;
     let bodies = bench.source.bodies(&set.chunks, bench.subject.daemon.deadline_ms_max());
     let count = effort.requests.div_ceil(effort.rounds);
     let mut warm_requests = Vec::with_capacity(count);

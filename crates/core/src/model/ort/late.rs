@@ -1,5 +1,5 @@
-//! The late-interaction family: loads the two graphs of a contract, checks them and runs them; also the
-//! baselines that the benchmarks compare the pipeline with. Knows nothing of decoders.
+//! The late-interaction family: loads the two graphs of a contract, checks them and runs them. Knows nothing of
+//! decoders.
 
 use std::sync::Arc;
 
@@ -216,72 +216,17 @@ fn run_passage(
     Ok(keys.outer_iter().map(|window| window.slice(s![.., own.clone(), ..]).to_owned()).collect())
 }
 
-impl LateRuntime {
-    /// Runs the passage graph once on each window, as [`ModelRuntime::read`] does, and drops the keys.
-    /// Benchmarks use it as the lower bound of the time that reading takes.
-    ///
-    /// # Errors
-    /// Returns the first error of the runtime.
-    pub fn run_passage_graph(&self, windows: &[&[u32]]) -> Result<(), ModelError> {
-        // The longest windows first, as the pipeline reads them, so that a short one finishes last.
-        let mut windows = windows.to_vec();
-        windows.sort_by_key(|window| std::cmp::Reverse(window.len()));
-        self.workers.read(self.flow, &windows, |_| true, |_, keys| drop(keys))
-    }
-}
-
-/// The passage graph run in the usual way: one session whose operators use all threads, and batches of
-/// windows with padding. Benchmarks compare [`LateRuntime`] with it.
-pub struct BatchedGraph {
-    session: Session,
-    file: String,
-    special_tokens: SpecialTokens,
-}
-
-impl BatchedGraph {
-    /// Loads the passage graph as one session with `settings.workers` threads.
-    ///
-    /// # Errors
-    /// As [`LateRuntime::load`].
-    pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
-        let environment = environment(&settings.runtime_lib)?;
-        let contract = Contract::load(&settings.model_dir)?;
-        let file = contract.graph_file(Graph::Passage).to_owned();
-        let path = settings.model_dir.join(&file);
-        let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
-        let session = session_builder(&environment, &device, settings.workers.max(1))
-            .and_then(|mut builder| builder.commit_from_file(path))
-            .map_err(|e| graph_error(&file, e))?;
-        Ok(Self { session, file, special_tokens: SpecialTokens::of(&contract) })
-    }
-
-    /// Runs all windows, `batch` at a time. They are sorted by length, so that there is as little padding as
-    /// possible.
-    ///
-    /// # Errors
-    /// Returns the first error of the runtime.
-    pub fn run(&mut self, windows: &[&[u32]], batch: usize) -> Result<(), ModelError> {
-        let mut sorted = windows.to_vec();
-        sorted.sort_by_key(|ids| std::cmp::Reverse(ids.len()));
-        sorted.chunks(batch).try_for_each(|rows| self.run_batch(rows)).map_err(|e| graph_error(&self.file, e))
-    }
-
-    /// Runs the windows `rows`, of which the first is the longest.
-    fn run_batch(&mut self, rows: &[&[u32]]) -> Result<(), ort::Error> {
-        let tokens = self.special_tokens.count() + rows[0].len();
-        let mut input = Array2::<i64>::zeros((rows.len(), tokens));
-        let mut mask = Array2::<i64>::zeros(input.dim());
-        for (row, &window) in rows.iter().enumerate() {
-            let ids = self.special_tokens.input_ids(&[window]);
-            for (column, &id) in ids.iter().enumerate() {
-                input[[row, column]] = id;
-                mask[[row, column]] = 1;
-            }
-        }
-        self.session.run(ort::inputs![
-            "input_ids" => TensorRef::from_array_view(input.view())?,
-            "attention_mask" => TensorRef::from_array_view(mask.view())?,
-        ])?;
-        Ok(())
-    }
+/// Opens the passage graph of a late-interaction model as one session with `settings.workers` threads, for
+/// programs that run it themselves, such as benchmarks.
+///
+/// # Errors
+/// As [`LateRuntime::load`].
+pub fn passage_session(settings: &OrtSettings) -> Result<Session, ModelError> {
+    let environment = environment(&settings.runtime_lib)?;
+    let contract = Contract::load(&settings.model_dir)?;
+    let file = contract.graph_file(Graph::Passage).to_owned();
+    let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
+    session_builder(&environment, &device, settings.workers.max(1))
+        .and_then(|mut builder| builder.commit_from_file(settings.model_dir.join(&file)))
+        .map_err(|e| graph_error(&file, e))
 }
