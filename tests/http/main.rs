@@ -594,7 +594,12 @@ async fn unknown_paths_and_methods_are_refused() {
     check_error("wrong method", &response, "405 method_not_allowed -", "Allow");
     assert_eq!(response.header("allow"), Some("POST"));
     let response = get(daemon.admin, "/v1/compress").await;
-    check_error("unknown path of the admin listener", &response, "404 not_found -", "/livez, /readyz, /metrics");
+    check_error(
+        "unknown path of the admin listener",
+        &response,
+        "404 not_found -",
+        "/livez, /readyz, /metrics",
+    );
     let models = get(daemon.http, "/v1/models").await.json();
     assert_eq!(
         (&models["data"][0]["id"], &models["data"][0]["window_tokens_max"]),
