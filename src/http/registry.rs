@@ -58,7 +58,7 @@ pub async fn register(
     let arrived = Instant::now();
     let (limits, bodies) = (service.limits.registry, service.limits.bodies);
     let batch = body::parsed(&service, &headers, body, move |body| {
-        Ok(api::parse::<RegisterBody>(body, &bodies)?.into_batch(&limits.register)?)
+        api::parse::<RegisterBody>(body, &bodies)?.into_batch(&limits.register)
     })
     .await?;
     let deadline = service.executor().deadline(arrived, batch.deadline_ms)?;
@@ -85,7 +85,7 @@ pub async fn delete_batch(
 ) -> Result<Json<ChangesAnswer>, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let parse = move |body: &[u8]| Ok(api::parse::<DeleteBody>(body, &limits)?.into_ids()?);
+    let parse = move |body: &[u8]| api::parse::<DeleteBody>(body, &limits)?.into_ids();
     let ids = body::parsed(&service, &headers, body, parse).await?;
     let deadline = service.executor().deadline(arrived, None)?;
     let outcomes = write(&service, ids.iter().cloned().map(Change::Delete).collect(), deadline).await?;
@@ -159,7 +159,7 @@ pub async fn search(service: Scope, headers: HeaderMap, body: Body) -> Result<Js
     let arrived = Instant::now();
     let (limits, bodies) = (service.limits.registry.search, service.limits.bodies);
     let request = body::parsed(&service, &headers, body, move |body| {
-        Ok(api::parse::<SearchBody>(body, &bodies)?.into_domain(&limits)?)
+        api::parse::<SearchBody>(body, &bodies)?.into_domain(&limits)
     })
     .await?;
     let deadline = service.executor().deadline(arrived, request.deadline_ms)?;

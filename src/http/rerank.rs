@@ -32,7 +32,7 @@ async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, path_dialect: 
     let deadline = Instant::now() + service.limits.deadline_max;
     let limits = service.limits.bodies;
     let parse =
-        move |body: &[u8]| Ok(api::parse::<RerankBody>(body, &limits)?.into_domain(path_dialect, &limits)?);
+        move |body: &[u8]| api::parse::<RerankBody>(body, &limits)?.into_domain(path_dialect, &limits);
     let request = match body::parsed(service, headers, body, parse).await {
         Ok(request) => request,
         Err(error) => return error.rerank_response(),
@@ -83,7 +83,7 @@ async fn ranked<T: Send + 'static>(
 pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
     let deadline = Instant::now() + service.limits.deadline_max;
     let limits = service.limits.bodies;
-    let parse = move |body: &[u8]| Ok(api::parse::<ScoreBody>(body, &limits)?.into_domain()?);
+    let parse = move |body: &[u8]| api::parse::<ScoreBody>(body, &limits)?.into_domain();
     let answer = async {
         let pairs = body::parsed(&service, &headers, body, parse).await?;
         let rank = move |pipeline: &Pipeline, cancel: &Cancel| {

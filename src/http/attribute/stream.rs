@@ -125,7 +125,7 @@ impl StreamTask {
         loop {
             let next = tokio::time::timeout_at(until, next(events, &self.service)).await;
             let arrival = match next.unwrap_or_else(|_elapsed| Err(self.silent())) {
-                Ok(Some(data)) => api::arrival(&data).map_err(ApiError::from),
+                Ok(Some(data)) => api::arrival(&data),
                 Ok(None) => {
                     cut_off = true;
                     Ok(Arrival::End)
