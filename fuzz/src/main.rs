@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 
-static TARGET: LazyLock<fn(&[u8]) -> Corpus> = LazyLock::new(|| {
+static TARGET: LazyLock<targets::Target> = LazyLock::new(|| {
     let name = std::env::var("THRESHER_FUZZ_TARGET").unwrap_or_default();
     let target = targets::ALL.iter().find(|(known, _)| *known == name);
     let Some((_, run)) = target else {

@@ -11,8 +11,11 @@ mod requests;
 
 use libfuzzer_sys::Corpus;
 
-/// Each target's name, and the function that takes its input.
-pub const ALL: &[(&str, fn(&[u8]) -> Corpus)] = &[
+/// Takes one input.
+pub type Target = fn(&[u8]) -> Corpus;
+
+/// Each target with its name.
+pub const ALL: &[(&str, Target)] = &[
     ("blocks", blocks::run),
     ("changes", changes::run),
     ("conversations", conversations::run),

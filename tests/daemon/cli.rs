@@ -178,7 +178,9 @@ fn receipts_are_verified_against_the_sources() {
     let payload = forged["payload"].as_str().expect("base64").replacen('e', "f", 1);
     forged["payload"] = json!(payload);
     let forged = write("forged.json", &forged);
-    assert!(verify(&forged, &request, &[])["receipt_error"].to_string().contains("does not match the payload"));
+    assert!(
+        verify(&forged, &request, &[])["receipt_error"].to_string().contains("does not match the payload")
+    );
 }
 
 #[test]
@@ -204,7 +206,12 @@ fn compress_refuses_requests_with_the_codes_of_the_daemon() {
             "budget_ambiguous",
             json!("budget"),
         ),
-        ("impossible budget", with("budget", json!({"tokens": 1})), "budget_impossible", json!("budget.tokens")),
+        (
+            "impossible budget",
+            with("budget", json!({"tokens": 1})),
+            "budget_impossible",
+            json!("budget.tokens"),
+        ),
         ("no time", with("deadline_ms", json!(0)), "deadline_exceeded", Value::Null),
         (
             "registered chunks",

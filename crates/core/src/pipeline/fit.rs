@@ -348,7 +348,7 @@ mod tests {
         let check = |name: &str, budget, expect: &str| check(name, request(budget), expect);
         let impossible = |budget| {
             format!(
-                "a budget of {budget} tokens is too small: the shortest unit of this `granularity` needs 14"
+                "a budget of {budget} tokens is too small: the shortest unit of this `granularity` needs 14 tokens; name a larger budget"
             )
         };
         let rain = "[1] Rain fell.";
@@ -383,7 +383,8 @@ mod tests {
             keep("a", 56),
             &format!("{whole}\n\n[2] Rain fell."),
         );
-        let needs = "a budget of 39 tokens is too small: what `keep` names needs 40";
+        let needs =
+            "a budget of 39 tokens is too small: what `keep` names needs 40 tokens; name a larger budget";
         check("a kept chunk that exceeds the budget", keep("a", 39), needs);
         let plain = CompressRequest { format: Format::Plain, ..request(Budget::Tokens(10)) };
         check("plain text has no marker to count", plain, "Rain fell.");

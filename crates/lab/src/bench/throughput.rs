@@ -132,7 +132,7 @@ fn round(
             1 => (round.cold, round.timings) = cold(pipeline, request)?,
             2 => {
                 for (took, batch) in round.batched.iter_mut().zip(BATCHES) {
-                    *took = time_of(|| Ok(contenders.batched.run(&windows, batch)?))?;
+                    *took = time_of(|| contenders.batched.run(&windows, batch))?;
                 }
             }
             _ => round.peer = contenders.peer.as_mut().map(|peer| peer.encode(&texts, tokens)).transpose()?,
