@@ -35,7 +35,7 @@ pub enum NoValues {
 /// The values of an answer as its parts: strings, numbers, booleans and nulls. They are counted while they are found.
 ///
 /// # Errors
-/// [`NoValues`].
+/// `NoValues`.
 pub fn json_values(answer: &str, limits: &BodyLimits) -> Result<Parts, NoValues> {
     match values(answer, limits.span_count_max())? {
         values if values.is_empty() => {
