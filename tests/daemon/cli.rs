@@ -204,7 +204,7 @@ fn compress_refuses_requests_with_the_codes_of_the_daemon() {
             "budget_ambiguous",
             json!("budget"),
         ),
-        ("impossible budget", with("budget", json!({"tokens": 1})), "budget_impossible", json!("budget")),
+        ("impossible budget", with("budget", json!({"tokens": 1})), "budget_impossible", json!("budget.tokens")),
         ("no time", with("deadline_ms", json!(0)), "deadline_exceeded", Value::Null),
         (
             "registered chunks",
@@ -554,7 +554,7 @@ fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
     let no_chunks = write("no-chunks", &json!({"query": "a", "chunks": []}).to_string());
     let table: [(&str, &Path, Vec<&str>, &str); 9] = [
         ("no chunks", &out, vec!["calibrate", &no_chunks], "question 1: chunks is empty"),
-        ("an encoder", &bert, vec!["calibrate", &one], "tiny is no decoder"),
+        ("an encoder", &bert, vec!["calibrate", &one], "tiny is not a decoder"),
         ("no file", &out, vec!["calibrate", "/no/questions.jsonl"], "cannot read /no/questions.jsonl"),
         ("no question", &out, vec!["calibrate", &empty], "holds no row"),
         ("one question", &out, vec!["calibrate", &one], "at least two are needed"),
