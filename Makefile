@@ -86,6 +86,7 @@ client: provision frameworks litellm contract kv_export ## run the tests of Pyth
 lint: python cargo ## check formatting, clippy, documentation and scripts
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(CARGOFLAGS) -- -D warnings
+	$(CARGO) clippy --package thresher --no-default-features $(CARGOFLAGS) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(CARGOFLAGS)
 	$(OURS) -name '*.py' -exec env PYTHONPYCACHEPREFIX=target/pycache $(PYTHON) -m py_compile {} +
 	for script in scripts/*.sh .ci/run; do bash -n "$$script" || exit 1; done

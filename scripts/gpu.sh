@@ -10,5 +10,5 @@ gpu=$([ "$device" = cpu ] || echo 1)
 make provision model GPU="$gpu"
 runtime=models/.cache/onnxruntime${gpu:+-gpu}/libonnxruntime.so
 THRESHER_RUNTIME_LIB=${THRESHER_RUNTIME_LIB:-$PWD/$runtime} THRESHER_TEST_DEVICE=$device \
-  cargo test --test libraries -- --nocapture ${gpu:+--ignored} device:: decoder_blocks::
+  cargo test --test libraries -- --nocapture ${gpu:+--include-ignored} device:: decoder_blocks::
 make demo GPU="$gpu"

@@ -111,7 +111,7 @@ fn with_shared(config: &Config, shared: Option<Shared>) -> anyhow::Result<AllTie
 /// Names the setting that cannot be used, or the server that does not answer.
 pub fn probe_shared(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(shared_tier::probe(&config.shared))
+    Ok(runtime.block_on(shared_tier::probe(&config.shared))?)
 }
 
 /// The limits and the directory of the local tiers.

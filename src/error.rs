@@ -1,5 +1,5 @@
 //! Errors as clients see them: a stable code for programs, a message for people, and the path of the mistake in the request. HTTP, MCP and the
-//! command line share them. This module converts the errors of the libraries, of `access` and of `admission`; it knows no transport.
+//! command line share them. This module converts the errors of the libraries, of `access` and of `admission`; it knows no transport but HTTP's statuses.
 
 mod code;
 
@@ -54,7 +54,7 @@ impl ApiError {
 
     /// A failure of the daemon that has been logged, of which the client need not know more.
     pub fn internal() -> Self {
-        Self::new(ErrorCode::Internal, "an internal error; the daemon's log says where")
+        Self::new(ErrorCode::Internal, "an internal error; the log says where")
     }
 
     /// The deadline passed, and repeating the request is expected to help after `retry_after_s` seconds.

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use thiserror::Error;
 use thresher_core::domain::Tenant;
 use thresher_core::kv::tiers::SharedTier;
 use thresher_registry::log::ChangeLog;
@@ -16,18 +17,33 @@ use tokio::runtime::Handle;
 #[derive(Clone)]
 pub enum Shared {}
 
+/// Why the shared tier cannot be used.
+#[derive(Debug, Error)]
+pub enum SharedTierError {
+    /// A setting or file cannot be used, or a server does not answer.
+    #[cfg(feature = "redis")]
+    #[error(transparent)]
+    Client(#[from] thresher_shared::SharedError),
+    /// The settings name a server, and this build has no client.
+    #[cfg(not(feature = "redis"))]
+    #[error(
+        "shared.urls names a server, but this program was built without the feature `redis`: leave shared.urls empty"
+    )]
+    NotBuilt,
+}
+
 /// Connects to the tier that the settings name, if they name one. A server that is down is no error. Must run in a Tokio runtime.
 ///
 /// # Errors
 /// A setting or file that cannot be used.
-pub fn connect(settings: &SharedSettings) -> anyhow::Result<Option<Shared>> {
+pub fn connect(settings: &SharedSettings) -> Result<Option<Shared>, SharedTierError> {
     if !settings.enabled() {
         return Ok(None);
     }
     #[cfg(feature = "redis")]
     return Ok(Some(Shared::connect(settings)?));
     #[cfg(not(feature = "redis"))]
-    Err(not_built())
+    Err(SharedTierError::NotBuilt)
 }
 
 /// Asks the servers once whether they answer.
@@ -35,18 +51,11 @@ pub fn connect(settings: &SharedSettings) -> anyhow::Result<Option<Shared>> {
 /// # Errors
 /// A setting that cannot be used, or the server that does not answer and why.
 #[cfg_attr(not(feature = "redis"), allow(clippy::unused_async))]
-pub async fn probe(settings: &SharedSettings) -> anyhow::Result<()> {
+pub async fn probe(settings: &SharedSettings) -> Result<(), SharedTierError> {
     #[cfg(feature = "redis")]
     return Ok(Shared::probe(settings).await?);
     #[cfg(not(feature = "redis"))]
     connect(settings).map(drop)
-}
-
-#[cfg(not(feature = "redis"))]
-fn not_built() -> anyhow::Error {
-    anyhow::anyhow!(
-        "shared.urls names a server, but this program was built without the feature `redis`: leave shared.urls empty"
-    )
 }
 
 /// The block cache on the shared tier. Its calls wait for the server on `runtime`.

@@ -62,6 +62,7 @@ const DAEMON: Table = &[
             "config",
             "http",
             "process",
+            "shared_tier",
             "telemetry",
         ],
     ),
@@ -106,7 +107,7 @@ type Table = &'static [(&'static str, &'static [&'static str])];
 const CRATES: [(&str, Table); 2] = [("src/", DAEMON), ("crates/core/src/", CORE)];
 
 /// Each stage of the pipeline, and the stages whose types it may name. `pipeline.rs` calls the stages. `fit`
-/// chooses the kept text and writes the context; it calls `select`, `assemble` and `auto`.
+/// chooses the kept text and writes the context; it calls `select` and `assemble`.
 const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("assemble", &[]),
     (

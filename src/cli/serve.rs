@@ -14,6 +14,7 @@ const THREADS_WITHOUT_PERMIT: usize = 256;
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     process::keep_files_private();
     let traces = telemetry::install_tracing(&config.telemetry)?;
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     // Work with a permit occupies a thread while it waits for the model.
     let threads = config.admission.concurrency_max() + THREADS_WITHOUT_PERMIT;
     let runtime =

@@ -595,4 +595,67 @@ mod tests {
             assert!(code.retry_after_s().is_none() || !code.is_callers_fault(), "{code}");
         }
     }
+
+    /// Clients rely on these statuses. Every code that is not listed is answered 422.
+    #[test]
+    fn statuses_do_not_change() {
+        let others: &[(u16, &[&str])] = &[
+            (
+                400,
+                &[
+                    "body_broken",
+                    "duplicate_field",
+                    "filter_invalid",
+                    "invalid_json",
+                    "missing_field",
+                    "query_string_invalid",
+                    "stream_empty",
+                    "stream_event_invalid",
+                    "unknown_field",
+                    "unknown_value",
+                    "wrong_type",
+                ],
+            ),
+            (401, &["key_missing", "key_unknown"]),
+            (403, &["host_not_allowed", "key_revoked", "origin_not_allowed"]),
+            (
+                404,
+                &[
+                    "chunk_not_found",
+                    "compress_id_unknown",
+                    "kv_unknown",
+                    "middleware_off",
+                    "model_unknown",
+                    "not_found",
+                    "original_unknown",
+                ],
+            ),
+            (405, &["method_not_allowed"]),
+            (408, &["body_timeout"]),
+            (409, &["model_mismatch"]),
+            (413, &["body_too_large"]),
+            (415, &["content_type_unsupported", "encoding_unsupported"]),
+            (429, &["overloaded", "rate_limited"]),
+            (
+                500,
+                &[
+                    "internal",
+                    "model_failed",
+                    "originals_failed",
+                    "receipt_failed",
+                    "registry_read_failed",
+                    "registry_stopped",
+                    "registry_unusable",
+                ],
+            ),
+            (502, &["upstream_failed"]),
+            (503, &["change_log_unavailable", "draining", "not_ready"]),
+            (504, &["deadline_exceeded", "upstream_silent"]),
+            (507, &["registry_write_failed"]),
+        ];
+        for code in ErrorCode::ALL {
+            let listed = others.iter().find(|(_, codes)| codes.contains(&code.as_str()));
+            assert_eq!(code.status().as_u16(), listed.map_or(422, |(status, _)| *status), "{code}");
+        }
+    }
 }

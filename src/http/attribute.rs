@@ -157,7 +157,7 @@ impl ReferencedChunks {
         match self.recent_request() {
             None => ChunkNumbers::default(),
             Some(recent) => {
-                ChunkNumbers { indexes: recent.places.as_deref(), markers: Some(&recent.markers) }
+                ChunkNumbers { indexes: recent.caller_indices.as_deref(), markers: Some(&recent.markers) }
             }
         }
     }

@@ -199,8 +199,8 @@ fn recent_request(loaded: &LoadedRequest, compressed: &Compressed) -> RecentRequ
         kept[outcome.index] = outcome.spans.iter().map(|span| span.source).collect();
         markers[outcome.index] = Some(before + 1);
     }
-    let places = loaded.prefiltered.as_ref().map(|prefiltered| prefiltered.indexes.clone());
-    RecentRequest { chunks: chunks.clone(), places, kept, markers }
+    let caller_indices = loaded.prefiltered.as_ref().map(|prefiltered| prefiltered.indexes.clone());
+    RecentRequest { chunks: chunks.clone(), caller_indices, kept, markers }
 }
 
 /// The indexes that the prefilter left, with those of the chunks that the request wants to keep whole.

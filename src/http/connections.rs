@@ -44,7 +44,7 @@ pub struct Connections(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// ChunkNumbers the listener in metrics.
+    /// The listener's label in metrics.
     listener: &'static str,
     limits: ConnectionLimits,
     open: Mutex<Open>,

@@ -1,7 +1,8 @@
 //! The middleware: `POST /v1/chat/completions`, `/v1/responses` and `/v1/messages`, in front of the servers of language models.
 //!
 //! A request that cannot be compressed is passed on unchanged, and an answer that cannot be cited is returned unchanged; the header
-//! `x-thresher-reason` says why. Neither compressing nor citing can fail a request.
+//! `x-thresher-reason` says why. Neither compressing nor citing can fail a request. The middleware refuses a request itself only if the request is
+//! malformed or too large, names no upstream's model, or exceeds a limit.
 
 mod connect;
 mod forward;

@@ -54,21 +54,16 @@ impl Hash {
         Self(hash)
     }
 
-    fn parse(hex: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         let mut hash = [0; 12];
-        if hex.len() != 24 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        for (index, byte) in hash.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).ok()?;
-        }
+        hex::decode_to_slice(text, &mut hash).ok()?;
         Some(Self(hash))
     }
 }
 
 impl fmt::Display for Hash {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex::encode(self.0))
     }
 }
 

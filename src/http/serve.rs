@@ -47,7 +47,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 /// The settings of a listener.
 #[derive(Debug, Clone, Copy)]
 pub struct Serving {
-    /// ChunkNumbers the listener in metrics: `public` or `admin`.
+    /// The listener's label in metrics: `public` or `admin`.
     pub listener: &'static str,
     /// The longest time for the head of a request to arrive, and for the first bytes of a connection.
     pub head_max: Duration,

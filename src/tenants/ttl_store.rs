@@ -39,7 +39,7 @@ pub struct RecentRequest {
     /// The chunks that were scored.
     pub chunks: Vec<Arc<Chunk>>,
     /// The index of each chunk in the caller's list, if a prefilter left chunks out; `None`: every chunk was scored.
-    pub places: Option<Vec<usize>>,
+    pub caller_indices: Option<Vec<usize>>,
     /// For each chunk, the ranges of its text that the context holds, ascending.
     pub kept: Vec<Vec<ByteRange>>,
     /// For each chunk, the number of its citation marker in the context; `None`: the context does not hold it.
@@ -156,7 +156,7 @@ mod tests {
         let chunk = Chunk { id: "a".to_owned(), title: None, text: text.to_owned(), metadata: None };
         RecentRequest {
             chunks: vec![Arc::new(chunk)],
-            places: None,
+            caller_indices: None,
             kept: vec![vec![ByteRange::new(0, text.len())]],
             markers: vec![Some(1)],
         }

@@ -178,7 +178,7 @@ fn receipts_are_verified_against_the_sources() {
     let payload = forged["payload"].as_str().expect("base64").replacen('e', "f", 1);
     forged["payload"] = json!(payload);
     let forged = write("forged.json", &forged);
-    assert!(verify(&forged, &request, &[])["receipt_error"].to_string().contains("does not fit"));
+    assert!(verify(&forged, &request, &[])["receipt_error"].to_string().contains("does not match the payload"));
 }
 
 #[test]

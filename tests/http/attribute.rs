@@ -177,7 +177,7 @@ async fn invalid_attribution_requests_are_refused() {
             "too many values",
             with(json!({"answer": "[1,2,3,4,5]", "format": "json"})),
             "422 span_too_many answer",
-            "limit is 4",
+            "more than 4 values",
         ),
         ("too many sources", with(json!({"sources_max": 101})), "422 count_out_of_range sources_max", "100"),
         ("an unknown format", with(json!({"format": "bibtex"})), "400 unknown_value format", "openai_chat"),

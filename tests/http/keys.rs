@@ -313,7 +313,7 @@ async fn a_request_beyond_the_rate_limit_gets_a_time_to_retry() {
     );
     let after: u64 = refused.header("retry-after").expect("a Retry-After header").parse().expect("seconds");
     assert!((1..=30).contains(&after), "{after}");
-    assert!(refused.body.contains(&format!("again in {after} s")), "{}", refused.body);
+    assert!(refused.body.contains(&format!("repeat the request in {after} s")), "{}", refused.body);
     assert_good("another key", &keyed.post("free", "/v1/compress", &good()).await);
 }
 

@@ -166,8 +166,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Uses the block store `store`, for example one over the caller's own tiers. It replaces the other cache
-    /// settings.
+    /// Uses the block store `store`, for example one over the caller's own tiers. It replaces the cache
+    /// settings made before it, and a cache setting made after it replaces the store.
     pub fn store(mut self, store: Arc<KvStore>) -> Self {
         self.cache = Cache::Store(store);
         self
@@ -226,7 +226,19 @@ impl Engine {
     /// Returns [`PipelineError::Invalid`] with the field to change if the request is invalid, and
     /// [`PipelineError::Model`] if the model fails.
     pub fn compress(&self, request: &CompressRequest) -> Result<Compressed, PipelineError> {
-        self.pipeline.compress(request, &Cancel::default())
+        self.compress_with(request, &Cancel::default())
+    }
+
+    /// Compresses as [`Engine::compress`] does, until `cancel` is cancelled or its deadline passes.
+    ///
+    /// # Errors
+    /// As [`Engine::compress`]; [`PipelineError::DeadlineExceeded`] and [`PipelineError::Cancelled`].
+    pub fn compress_with(
+        &self,
+        request: &CompressRequest,
+        cancel: &Cancel,
+    ) -> Result<Compressed, PipelineError> {
+        self.pipeline.compress(request, cancel)
     }
 
     /// Returns for each part of an answer the chunks that it came from.
@@ -241,8 +253,9 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::compress`].
-    pub fn rank(&self, query: &str, chunks: &[Arc<Chunk>]) -> Result<Ranked, PipelineError> {
-        self.pipeline.rank(query, chunks, Granularity::Chunk, &Cancel::default())
+    pub fn rank(&self, query: &str, chunks: Vec<Chunk>) -> Result<Ranked, PipelineError> {
+        let chunks: Vec<_> = chunks.into_iter().map(Arc::new).collect();
+        self.pipeline.rank(query, &chunks, Granularity::Chunk, &Cancel::default())
     }
 
     /// Returns the pipeline, for requests with a deadline or cancellation, tenants, and exports of keys and

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use thresher_core::kv::local::{LocalSettings, LocalTiers, TierName};
+use thresher_core::kv::store::Tiers as _;
+use thresher_core::kv::tiers::AllTiers;
 
 use super::{MIB, block, child, files, folder, found, insert, metric, open, settings, sized, tier_of, wait};
 
@@ -212,4 +214,18 @@ fn many_threads_never_see_a_wrong_block() {
     assert_eq!(tiers.stats().disk.entries as usize, files(&dir).len());
     let empty = tiers.get_resident(&block(9_999).0);
     assert_eq!(empty, None::<Bytes>);
+}
+
+/// A Tokio task may wait on 128 channels before it has to yield. A thread that waits without yielding must not count.
+#[tokio::test]
+async fn many_blocks_are_fetched_from_disk_within_one_task() {
+    let (_folder, dir) = folder();
+    let (tiers, _) = open(&settings(64 * MIB, 64 * MIB, &dir)).expect("it opens");
+    insert(&tiers, 0..300);
+    tiers.close().await;
+    drop(tiers);
+    let (local, _) = open(&settings(64 * MIB, 64 * MIB, &dir)).expect("it opens");
+    let tiers = AllTiers::new(local, None);
+    let keys: Vec<_> = (0..300).map(|n| block(n).0).collect();
+    assert_eq!(tiers.fetch(&keys).iter().flatten().count(), 300);
 }

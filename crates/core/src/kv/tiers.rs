@@ -60,8 +60,9 @@ impl Tiers for AllTiers {
             TierName::Memory => Source::Memory,
             TierName::Disk => Source::Disk,
         };
-        // The disk tier answers through channels, which any executor can wait for.
-        let found = pollster::block_on(self.local.get_many(keys)).into_iter();
+        // The disk tier answers through Tokio's channels, for which any executor can wait. In a Tokio task, those channels would return
+        // "pending" once the task's budget is spent, and only Tokio's own scheduler would wake it: hence `unconstrained`.
+        let found = pollster::block_on(tokio::task::unconstrained(self.local.get_many(keys))).into_iter();
         let mut found: Vec<_> = found.map(|hit| hit.map(|(block, tier)| (block, source(tier)))).collect();
         let Some(shared) = &self.shared else { return found };
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
