@@ -287,7 +287,7 @@ fn listener(address: SocketAddr) -> anyhow::Result<Finding> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(Fine(format!("{address} is free"))),
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            Ok(Warning(format!("{address} is in use, by a running daemon or another program")))
+            Ok(Warning(format!("{address} is taken by a running daemon or another program")))
         }
         Err(error) => Err(error).with_context(|| format!("cannot listen on {address}")),
     }

@@ -561,7 +561,7 @@ fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
     let no_chunks = write("no-chunks", &json!({"query": "a", "chunks": []}).to_string());
     let table: [(&str, &Path, Vec<&str>, &str); 9] = [
         ("no chunks", &out, vec!["calibrate", &no_chunks], "question 1: chunks is empty"),
-        ("an encoder", &bert, vec!["calibrate", &one], "tiny is no decoder"),
+        ("an encoder", &bert, vec!["calibrate", &one], "tiny is not a decoder"),
         ("no file", &out, vec!["calibrate", "/no/questions.jsonl"], "cannot read /no/questions.jsonl"),
         ("no question", &out, vec!["calibrate", &empty], "holds no row"),
         ("one question", &out, vec!["calibrate", &one], "at least two are needed"),
