@@ -242,9 +242,47 @@ error_codes! {
     WrongType = "wrong_type",
 }
 
+/// The properties of a code.
+struct Row {
+    status: StatusCode,
+    retry_after_s: Option<u64>,
+    is_callers_fault: bool,
+}
+
+impl Row {
+    /// The caller is at fault.
+    const fn caller(status: StatusCode) -> Self {
+        Self { status, retry_after_s: None, is_callers_fault: true }
+    }
+
+    /// The daemon, its upstream or its load is at fault.
+    const fn daemon(status: StatusCode) -> Self {
+        Self { status, retry_after_s: None, is_callers_fault: false }
+    }
+
+    const fn retry_after_s(self, seconds: u64) -> Self {
+        Self { retry_after_s: Some(seconds), ..self }
+    }
+}
+
 impl ErrorCode {
     /// The HTTP status of an answer with this code.
     pub const fn status(self) -> StatusCode {
+        self.row().status
+    }
+
+    /// Seconds after which repeating the request is expected to help, if the error itself knows no better; none if repeating alone does not
+    /// help.
+    pub const fn retry_after_s(self) -> Option<u64> {
+        self.row().retry_after_s
+    }
+
+    /// Whether the request has to change before it can succeed.
+    pub const fn is_callers_fault(self) -> bool {
+        self.row().is_callers_fault
+    }
+
+    const fn row(self) -> Row {
         match self {
             Self::BodyBroken
             | Self::DuplicateField
@@ -256,21 +294,25 @@ impl ErrorCode {
             | Self::StreamEventInvalid
             | Self::UnknownField
             | Self::UnknownValue
-            | Self::WrongType => StatusCode::BAD_REQUEST,
-            Self::KeyMissing | Self::KeyUnknown => StatusCode::UNAUTHORIZED,
-            Self::HostNotAllowed | Self::KeyRevoked | Self::OriginNotAllowed => StatusCode::FORBIDDEN,
+            | Self::WrongType => Row::caller(StatusCode::BAD_REQUEST),
+            Self::KeyMissing | Self::KeyUnknown => Row::caller(StatusCode::UNAUTHORIZED),
+            Self::HostNotAllowed | Self::KeyRevoked | Self::OriginNotAllowed => {
+                Row::caller(StatusCode::FORBIDDEN)
+            }
             Self::ChunkNotFound
             | Self::CompressIdUnknown
             | Self::KvUnknown
             | Self::MiddlewareOff
             | Self::ModelUnknown
             | Self::NotFound
-            | Self::OriginalUnknown => StatusCode::NOT_FOUND,
-            Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::ModelMismatch => StatusCode::CONFLICT,
-            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::ContentTypeUnsupported | Self::EncodingUnsupported => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            | Self::OriginalUnknown => Row::caller(StatusCode::NOT_FOUND),
+            Self::MethodNotAllowed => Row::caller(StatusCode::METHOD_NOT_ALLOWED),
+            Self::BodyTimeout => Row::caller(StatusCode::REQUEST_TIMEOUT),
+            Self::ModelMismatch => Row::caller(StatusCode::CONFLICT),
+            Self::BodyTooLarge => Row::caller(StatusCode::PAYLOAD_TOO_LARGE),
+            Self::ContentTypeUnsupported | Self::EncodingUnsupported => {
+                Row::caller(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+            }
             Self::AnswerEmpty
             | Self::AnswerFailed
             | Self::AnswerTooLong
@@ -330,241 +372,22 @@ impl ErrorCode {
             | Self::SpansUnexpected
             | Self::StreamOptionInvalid
             | Self::TextEmpty
-            | Self::TurnTooMany => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::Overloaded | Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+            | Self::TurnTooMany => Row::caller(StatusCode::UNPROCESSABLE_ENTITY),
+            Self::Overloaded => Row::daemon(StatusCode::TOO_MANY_REQUESTS).retry_after_s(1),
+            Self::RateLimited => Row::daemon(StatusCode::TOO_MANY_REQUESTS),
             Self::Internal
             | Self::ModelFailed
             | Self::OriginalsFailed
             | Self::ReceiptFailed
             | Self::RegistryReadFailed
             | Self::RegistryStopped
-            | Self::RegistryUnusable => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::UpstreamFailed => StatusCode::BAD_GATEWAY,
-            Self::ChangeLogUnavailable | Self::Draining | Self::NotReady => StatusCode::SERVICE_UNAVAILABLE,
-            Self::DeadlineExceeded | Self::UpstreamSilent => StatusCode::GATEWAY_TIMEOUT,
-            Self::RegistryWriteFailed => StatusCode::INSUFFICIENT_STORAGE,
-        }
-    }
-
-    /// Seconds after which repeating the request is expected to help, where the error itself says no better: none where repeating alone
-    /// does not help.
-    pub const fn retry_after_s(self) -> Option<u64> {
-        match self {
-            Self::Overloaded => Some(1),
-            Self::ChangeLogUnavailable | Self::Draining | Self::NotReady | Self::RegistryWriteFailed => {
-                Some(5)
+            | Self::RegistryUnusable => Row::daemon(StatusCode::INTERNAL_SERVER_ERROR),
+            Self::UpstreamFailed => Row::daemon(StatusCode::BAD_GATEWAY),
+            Self::ChangeLogUnavailable | Self::Draining | Self::NotReady => {
+                Row::daemon(StatusCode::SERVICE_UNAVAILABLE).retry_after_s(5)
             }
-            Self::AnswerEmpty
-            | Self::AnswerFailed
-            | Self::AnswerTooLong
-            | Self::BodyBroken
-            | Self::BodyTimeout
-            | Self::BodyTooLarge
-            | Self::BudgetAmbiguous
-            | Self::BudgetImpossible
-            | Self::BudgetZero
-            | Self::Cancelled
-            | Self::ChunkIdDuplicate
-            | Self::ChunkIdInvalid
-            | Self::ChunkNotFound
-            | Self::ChunkTooLong
-            | Self::ChunkTooMany
-            | Self::ChunkUnknown
-            | Self::ChunksAmbiguous
-            | Self::ChunksEmpty
-            | Self::CompressIdUnknown
-            | Self::ContentTypeUnsupported
-            | Self::CountOutOfRange
-            | Self::DeadlineExceeded
-            | Self::DeadlineOutOfRange
-            | Self::DocumentsAmbiguous
-            | Self::DuplicateField
-            | Self::EncodingUnsupported
-            | Self::FilterFieldUnknown
-            | Self::FilterInvalid
-            | Self::HandlesAbsent
-            | Self::HeaderInvalid
-            | Self::HostNotAllowed
-            | Self::IncludeTooMany
-            | Self::InputTooLong
-            | Self::Internal
-            | Self::InvalidJson
-            | Self::JsonTooDeep
-            | Self::JsonValueTooMany
-            | Self::KeepTooMany
-            | Self::KeepUnknown
-            | Self::KeyMissing
-            | Self::KeyRevoked
-            | Self::KeyUnknown
-            | Self::KvAmbiguous
-            | Self::KvBudgetTooSmall
-            | Self::KvTooLarge
-            | Self::KvTooLong
-            | Self::KvUnavailable
-            | Self::KvUnknown
-            | Self::LengthMismatch
-            | Self::LogitTooMany
-            | Self::MessagesEmpty
-            | Self::MetadataNotObject
-            | Self::MetadataTooDeep
-            | Self::MetadataTooLong
-            | Self::MetadataUnreadable
-            | Self::MethodNotAllowed
-            | Self::MiddlewareOff
-            | Self::MissingField
-            | Self::ModelFailed
-            | Self::ModelMismatch
-            | Self::ModelUnknown
-            | Self::NameTooLong
-            | Self::NotFound
-            | Self::OriginalUnknown
-            | Self::OriginalsFailed
-            | Self::OriginNotAllowed
-            | Self::PartTooMany
-            | Self::PieceTooMany
-            | Self::QueryEmpty
-            | Self::QueryStringInvalid
-            | Self::QueryTooLong
-            | Self::RankFieldDuplicate
-            | Self::RankFieldTooMany
-            | Self::RankFieldsEmpty
-            | Self::RateLimited
-            | Self::RatioOutOfRange
-            | Self::ReceiptFailed
-            | Self::RegistryAbsent
-            | Self::RegistryFull
-            | Self::RegistryReadFailed
-            | Self::RegistryStopped
-            | Self::RegistryUnusable
-            | Self::SourceTooMany
-            | Self::SpanEmpty
-            | Self::SpanInsideCharacter
-            | Self::SpanOutOfRange
-            | Self::SpanReversed
-            | Self::SpanTooMany
-            | Self::SpansOverlap
-            | Self::SpansUnexpected
-            | Self::StreamEmpty
-            | Self::StreamEventInvalid
-            | Self::StreamOptionInvalid
-            | Self::TextEmpty
-            | Self::TurnTooMany
-            | Self::UnknownField
-            | Self::UnknownValue
-            | Self::UpstreamFailed
-            | Self::UpstreamSilent
-            | Self::WrongType => None,
-        }
-    }
-
-    /// Whether the request has to change before it can succeed. The other errors are the daemon's, its upstream's, or of load.
-    pub const fn is_callers_fault(self) -> bool {
-        match self {
-            Self::AnswerEmpty
-            | Self::AnswerFailed
-            | Self::AnswerTooLong
-            | Self::BodyBroken
-            | Self::BodyTimeout
-            | Self::BodyTooLarge
-            | Self::BudgetAmbiguous
-            | Self::BudgetImpossible
-            | Self::BudgetZero
-            | Self::Cancelled
-            | Self::ChunkIdDuplicate
-            | Self::ChunkIdInvalid
-            | Self::ChunkNotFound
-            | Self::ChunkTooLong
-            | Self::ChunkTooMany
-            | Self::ChunkUnknown
-            | Self::ChunksAmbiguous
-            | Self::ChunksEmpty
-            | Self::CompressIdUnknown
-            | Self::ContentTypeUnsupported
-            | Self::CountOutOfRange
-            | Self::DeadlineOutOfRange
-            | Self::DocumentsAmbiguous
-            | Self::DuplicateField
-            | Self::EncodingUnsupported
-            | Self::FilterFieldUnknown
-            | Self::FilterInvalid
-            | Self::HandlesAbsent
-            | Self::HeaderInvalid
-            | Self::HostNotAllowed
-            | Self::IncludeTooMany
-            | Self::InputTooLong
-            | Self::InvalidJson
-            | Self::JsonTooDeep
-            | Self::JsonValueTooMany
-            | Self::KeepTooMany
-            | Self::KeepUnknown
-            | Self::KeyMissing
-            | Self::KeyRevoked
-            | Self::KeyUnknown
-            | Self::KvAmbiguous
-            | Self::KvBudgetTooSmall
-            | Self::KvTooLarge
-            | Self::KvTooLong
-            | Self::KvUnavailable
-            | Self::KvUnknown
-            | Self::LengthMismatch
-            | Self::LogitTooMany
-            | Self::MessagesEmpty
-            | Self::MetadataNotObject
-            | Self::MetadataTooDeep
-            | Self::MetadataTooLong
-            | Self::MetadataUnreadable
-            | Self::MethodNotAllowed
-            | Self::MiddlewareOff
-            | Self::MissingField
-            | Self::ModelMismatch
-            | Self::ModelUnknown
-            | Self::NameTooLong
-            | Self::NotFound
-            | Self::OriginalUnknown
-            | Self::OriginNotAllowed
-            | Self::PartTooMany
-            | Self::PieceTooMany
-            | Self::QueryEmpty
-            | Self::QueryStringInvalid
-            | Self::QueryTooLong
-            | Self::RankFieldDuplicate
-            | Self::RankFieldTooMany
-            | Self::RankFieldsEmpty
-            | Self::RatioOutOfRange
-            | Self::RegistryAbsent
-            | Self::RegistryFull
-            | Self::SourceTooMany
-            | Self::SpanEmpty
-            | Self::SpanInsideCharacter
-            | Self::SpanOutOfRange
-            | Self::SpanReversed
-            | Self::SpanTooMany
-            | Self::SpansOverlap
-            | Self::SpansUnexpected
-            | Self::StreamEmpty
-            | Self::StreamEventInvalid
-            | Self::StreamOptionInvalid
-            | Self::TextEmpty
-            | Self::TurnTooMany
-            | Self::UnknownField
-            | Self::UnknownValue
-            | Self::WrongType => true,
-            Self::ChangeLogUnavailable
-            | Self::DeadlineExceeded
-            | Self::Draining
-            | Self::Internal
-            | Self::ModelFailed
-            | Self::NotReady
-            | Self::OriginalsFailed
-            | Self::Overloaded
-            | Self::RateLimited
-            | Self::ReceiptFailed
-            | Self::RegistryReadFailed
-            | Self::RegistryStopped
-            | Self::RegistryUnusable
-            | Self::RegistryWriteFailed
-            | Self::UpstreamFailed
-            | Self::UpstreamSilent => false,
+            Self::DeadlineExceeded | Self::UpstreamSilent => Row::daemon(StatusCode::GATEWAY_TIMEOUT),
+            Self::RegistryWriteFailed => Row::daemon(StatusCode::INSUFFICIENT_STORAGE).retry_after_s(5),
         }
     }
 }
