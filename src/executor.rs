@@ -78,9 +78,10 @@ impl Executor {
         match deadline_ms.map(Duration::from_millis) {
             None => Ok(default),
             Some(time) if time <= max => Ok(time),
-            Some(_) => {
+            Some(time) => {
                 let message = format!(
-                    "deadline_ms is over the limit of {} (admission.deadline_ms_max)",
+                    "deadline_ms is {}; the limit is {} (admission.deadline_ms_max)",
+                    time.as_millis(),
                     max.as_millis()
                 );
                 Err(ApiError::with_param(ErrorCode::DeadlineOutOfRange, message, "deadline_ms"))

@@ -252,7 +252,8 @@ impl AttributeBody {
         referenced: Option<Vec<Arc<Chunk>>>,
     ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
         if self.compress_id.is_some() && referenced.is_none() {
-            let message = "compress_id names a compression that a daemon remembers, and this request is answered without one: send `chunks`";
+            let message =
+                "`compress_id` works only with a daemon, which remembers compressions; send `chunks`";
             return Err(ApiError::with_param(ErrorCode::HandlesAbsent, message, "compress_id"));
         }
         let registered = self.chunk_ids.is_some() || self.compress_id.is_some();

@@ -282,7 +282,8 @@ impl CompressBody {
     pub fn into_domain_alone(self) -> Result<(CompressRequest, ServeOptions), ApiError> {
         let (request, options) = self.into_domain(None)?;
         if options.kv.is_some() {
-            let message = "keys and values are fetched from a daemon, and this request is answered without one: leave them out";
+            let message =
+                "keys and values can be exported only by a daemon; leave out `kv` and `\"kv\"` in `include`";
             return Err(ApiError::with_param(ErrorCode::HandlesAbsent, message, "include"));
         }
         Ok((request, options))
@@ -343,7 +344,7 @@ pub(super) fn chunks_of(
         (Some(chunks), false, _) => Ok(chunks.into_iter().enumerate().map(chunk).map(Arc::new).collect()),
         (None, true, Some(registered)) => Ok(registered),
         (None, true, None) => {
-            let message = "chunk_ids names chunks that are registered with a daemon, and this request is answered without one: send `chunks`";
+            let message = "`chunk_ids` works only with a daemon, which registers chunks; send `chunks`";
             Err(ApiError::with_param(ErrorCode::RegistryAbsent, message, "chunk_ids"))
         }
         (Some(_), true, _) => {

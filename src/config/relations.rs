@@ -42,6 +42,12 @@ impl Config {
     /// A daemon without keys listens on loopback only; certificate and key go together.
     fn check_keys(&self) -> Option<String> {
         let Self { http, access, .. } = self;
+        if self.receipts.key_file.as_os_str().is_empty() {
+            return Some(
+                "receipts.key_file is empty; name a file, which is created when the first receipt is signed"
+                    .to_owned(),
+            );
+        }
         let is_reachable = !http.listen.ip().to_canonical().is_loopback();
         if is_reachable && access.keys_file.as_os_str().is_empty() {
             return Some(format!(

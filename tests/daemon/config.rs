@@ -189,6 +189,7 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[shared]\nttl_s = 5000000000", "shared.ttl_s is more");
     check("[shared]\nbreaker_failures = 0", "shared.breaker_failures is 0");
     check("[shared]\nbreaker_probe_ms = 0", "shared.breaker_probe_ms is 0");
+    check("[receipts]\nkey_file = \"\"", "receipts.key_file is empty");
     check("[shared]\nclient_key_file = \"k\"", "is set without the other");
     assert!(
         load("[registry]\nprefilter_above = 0", &[]).is_ok(),
