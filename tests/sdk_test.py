@@ -102,7 +102,7 @@ class Dialects(unittest.TestCase):
         self.assertEqual(found["pointers"]["/year"]["citations"][0]["chunk"], "fleming")
         self.assertEqual(found["pointers"]["/notes/0"], {"supported": False, "citations": []})
         prose = attribute(format="json")
-        self.assertIn("no JSON that can be used", prose["formatted"]["fallback"])
+        self.assertIn("not JSON that can be used", prose["formatted"]["fallback"])
         self.assertGreater(len(prose["parts"]), 1)
 
 
