@@ -218,7 +218,7 @@ fn answered(mut request: CompressRequest) -> Result<(CompressRequest, Compressed
 // ---- properties ----
 
 /// 1. Kept text is the caller's text, byte for byte and in the requested order. The text between is as
-/// documented.
+///    documented.
 fn text_is_the_callers(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
     for span in found.chunks.iter().flat_map(|outcome| &outcome.spans) {
         let source = span.source.of(&request.chunks[span.chunk].text);
@@ -284,7 +284,7 @@ fn rewritten(request: &CompressRequest, found: &Compressed) -> String {
 }
 
 /// 2. The context is never larger than the budget or the input. Tokens are counted independently of the
-/// pipeline.
+///    pipeline.
 fn size_is_bounded(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
     let usage = found.usage.expect("a response that is not degraded counts tokens");
     prop_assert_eq!(usage.tokens_out, count(request.tokenizer, &found.context));
@@ -310,7 +310,7 @@ fn count(tokenizer: TokenizerName, text: &str) -> usize {
 }
 
 /// 3. Every span of the JSON response, cut from its text in its unit, is the text that the response gives for
-/// it.
+///    it.
 fn citations_cut_true(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
     for unit in UNITS {
         let answer = CompressAnswer::new(request, found.clone(), unit, Some(&PIPELINE));
@@ -379,7 +379,7 @@ fn cut(text: &str, range: &Value, unit: OffsetUnit) -> Option<String> {
 }
 
 /// 4. Parts are in order, sources lie within their chunks, only text that the model has seen is cited, and
-/// sentences that are attributed one by one have the same result.
+///    sentences that are attributed one by one have the same result.
 fn attribution_holds(request: &AttributeRequest) -> Result<(), TestCaseError> {
     let cancel = Cancel::default();
     let found = match PIPELINE.attribute(request, &cancel) {
@@ -431,7 +431,7 @@ fn attribution_holds(request: &AttributeRequest) -> Result<(), TestCaseError> {
 }
 
 /// 5. Every chunk is in the response once. A blank chunk is marked as empty. A chunk that the caller wants to
-/// keep is whole.
+///    keep is whole.
 fn nothing_is_dropped_silently(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
     let mut seen: Vec<_> = found.chunks.iter().map(|outcome| outcome.index).collect();
     seen.sort_unstable();
