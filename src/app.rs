@@ -91,15 +91,9 @@ fn pipeline_settings(config: &Config) -> Settings {
     }
 }
 
-/// Opens the cache tiers that the configuration names. With a shared tier it must run inside a Tokio runtime.
-///
-/// # Errors
-/// Fails if a directory or a setting cannot be used. A shared tier that does not answer is not an error.
-pub fn tiers(config: &Config) -> anyhow::Result<AllTiers> {
-    with_shared(config, shared_tier::connect(&config.shared)?)
-}
-
-fn with_shared(config: &Config, shared: Option<Shared>) -> anyhow::Result<AllTiers> {
+/// Opens the local cache tiers that the configuration names, in front of the shared tier. With a shared tier it must run inside a Tokio
+/// runtime.
+fn tiers(config: &Config, shared: Option<Shared>) -> anyhow::Result<AllTiers> {
     let local = LocalTiers::open(&local_settings(config))?;
     let shared = shared.map(|shared| shared_tier::blocks(shared, Handle::current()));
     Ok(AllTiers::new(local, shared))
@@ -131,11 +125,9 @@ pub fn local_settings(config: &Config) -> LocalSettings {
 /// What failed; a model that cannot answer this can answer nothing.
 pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
     let started = Instant::now();
-    let chunk =
-        |id: &str, text: &str| Chunk { id: id.into(), title: None, text: text.into(), metadata: None };
     // Long enough to show how fast chunks are read here.
     let long = "This sentence answers. Another one does not, it only stands here and is long. ".repeat(12);
-    let chunks = vec![chunk("a", &long), chunk("b", &long.replace("sentence", "question"))];
+    let chunks = vec![Chunk::new("a", long.as_str()), Chunk::new("b", long.replace("sentence", "question"))];
     let request = CompressRequest::new("Which sentence answers?", chunks);
     pipeline.compress(&request, &Cancel::default()).context("the warm-up request failed")?;
     Ok(started.elapsed())
@@ -156,7 +148,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let admin = bind("admin.listen", config.admin.listen).await?;
     let metrics = telemetry::install_metrics()?;
     let shared = shared_tier::connect(&config.shared)?;
-    let tiers = with_shared(&config, shared.clone())?;
+    let tiers = tiers(&config, shared.clone())?;
     let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));
     let tenants = tenants(&config, shared.clone());
     let service = service(&config, access.clone(), tenants.clone())?;

@@ -190,9 +190,7 @@ mod tests {
     /// A receipt of an answer to compressed chunks has the ranges that the model saw; ranges do not fit other texts.
     #[test]
     fn a_statement_about_other_texts_is_not_replayed() {
-        let chunk = |text: &str| {
-            Arc::new(Chunk { id: "a".to_owned(), title: None, text: text.to_owned(), metadata: None })
-        };
+        let chunk = |text: &str| Arc::new(Chunk::new("a", text));
         let found = statement().compare_input("é", &[chunk("aaaaaaaaé of more than nine bytes"), chunk("b")]);
         let pointers: Vec<&str> = found.iter().map(|difference| &*difference.place).collect();
         assert!(

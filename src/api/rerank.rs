@@ -215,9 +215,7 @@ impl RerankBody {
 
 /// Texts as chunks, with their indexes as ids.
 pub(super) fn chunks(texts: Vec<String>) -> Vec<Arc<Chunk>> {
-    let chunk = |(index, text): (usize, String)| {
-        Arc::new(Chunk { id: index.to_string(), title: None, text, metadata: None })
-    };
+    let chunk = |(index, text): (usize, String)| Arc::new(Chunk::new(index.to_string(), text));
     texts.into_iter().enumerate().map(chunk).collect()
 }
 

@@ -112,7 +112,7 @@ pub async fn retrieve(
     let deadline = service.executor().deadline(Instant::now(), None)?;
     let scope = service.clone();
     let answer = service.executor().run(deadline, move |cancel| {
-        let chunk = Chunk { id: "original".to_owned(), title: None, text, metadata: None };
+        let chunk = Chunk::new("original", text);
         let request = CompressRequest { format: Format::Plain, ..CompressRequest::new(query, vec![chunk]) };
         let compressed = scope.ready()?.compress(&request, cancel)?;
         let text = &request.chunks[0].text;

@@ -527,7 +527,7 @@ mod tests {
         let delimiters = Some(("<c>".to_owned(), "</c>".to_owned()));
         let policy = Policy { delimiters, ..Policy::default() };
         let turns = turns(&Dialect::Chat.conversation(body), &policy).turns;
-        let chunk = Chunk { id: "b".to_owned(), title: None, text: "Added.".to_owned(), metadata: None };
+        let chunk = Chunk::new("b", "Added.");
         let added = AddedContext { chunks: vec![Arc::new(chunk)], ..AddedContext::default() };
         let how = (NewestTurn::AsSentBefore, &Cancel::default());
         let as_before =

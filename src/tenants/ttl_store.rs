@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     fn request(text: &str) -> RecentRequest {
-        let chunk = Chunk { id: "a".to_owned(), title: None, text: text.to_owned(), metadata: None };
+        let chunk = Chunk::new("a", text);
         RecentRequest {
             chunks: vec![Arc::new(chunk)],
             caller_indices: None,

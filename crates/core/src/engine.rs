@@ -63,13 +63,9 @@ pub enum EngineError {
 pub struct EngineBuilder {
     load: OrtSettings,
     settings: Settings,
-    cache: Cache,
-}
-
-#[derive(Clone)]
-enum Cache {
-    Local(LocalSettings),
-    Store(Arc<KvStore>),
+    cache: LocalSettings,
+    /// Used in place of a store over `cache`.
+    store: Option<Arc<KvStore>>,
 }
 
 /// The default size of the cache of chunk keys in memory: 256 MiB, which is enough for about 650,000 tokens
@@ -103,7 +99,7 @@ impl EngineBuilder {
             all_layers: false,
             forward: false,
         };
-        Self { load, settings: Settings::default(), cache: Cache::Local(default_cache()) }
+        Self { load, settings: Settings::default(), cache: default_cache(), store: None }
     }
 
     /// Sets the number of threads that read windows in parallel. The default is the number of cores.
@@ -153,34 +149,26 @@ impl EngineBuilder {
 
     /// Sets the size of the cache of chunk keys in memory, in bytes; 0 disables it. The default is 256 MiB.
     pub fn cache_memory_bytes_max(mut self, bytes: u64) -> Self {
-        self.local_cache().memory_bytes_max = bytes;
+        self.store = None;
+        self.cache.memory_bytes_max = bytes;
         self
     }
 
     /// Caches chunk keys in the directory `dir`, too, up to `bytes_max` bytes on disk. No other process may
     /// use the directory at the same time. By default, there is no cache on disk.
     pub fn cache_dir(mut self, dir: impl AsRef<Path>, bytes_max: u64) -> Self {
-        let cache = self.local_cache();
-        cache.dir = Some(PathBuf::from(dir.as_ref()));
-        cache.disk_bytes_max = bytes_max;
+        self.store = None;
+        self.cache.dir = Some(PathBuf::from(dir.as_ref()));
+        self.cache.disk_bytes_max = bytes_max;
         self
     }
 
     /// Uses the block store `store`, for example one over the caller's own tiers. It replaces the cache
     /// settings made before it, and a cache setting made after it replaces the store.
     pub fn store(mut self, store: Arc<KvStore>) -> Self {
-        self.cache = Cache::Store(store);
+        self.cache = default_cache();
+        self.store = Some(store);
         self
-    }
-
-    fn local_cache(&mut self) -> &mut LocalSettings {
-        if let Cache::Store(_) = self.cache {
-            self.cache = Cache::Local(default_cache());
-        }
-        match &mut self.cache {
-            Cache::Local(local) => local,
-            Cache::Store(_) => unreachable!("a store has been replaced above"),
-        }
     }
 
     /// Returns the settings with which the model is loaded.
@@ -203,11 +191,9 @@ impl EngineBuilder {
             return Err(ModelError::NoQueryGraph { model: runtime.info().name.clone() }.into());
         }
         let tokenizer = Arc::new(ModelTokenizer::from_file(&dir.join(&contract.tokenizer.file))?);
-        let store = match self.cache {
-            Cache::Store(store) => store,
-            Cache::Local(local) => {
-                Arc::new(KvStore::new(Arc::new(AllTiers::new(LocalTiers::open(&local)?, None))))
-            }
+        let store = match self.store {
+            Some(store) => store,
+            None => Arc::new(KvStore::new(Arc::new(AllTiers::new(LocalTiers::open(&self.cache)?, None)))),
         };
         let pipeline = Arc::new(Pipeline::new(runtime, Arc::clone(&tokenizer), store, self.settings));
         Ok(Engine { pipeline, model, tokenizer })

@@ -406,7 +406,7 @@ mod tests {
         let warmer: Arc<dyn Warmer> = Arc::<FailingWarmer>::clone(&failing);
         let settings = RegistrySettings { dir: "".into(), cache_bytes_max: 0, ..RegistrySettings::default() };
         let store = Store::open_with(&settings, vec![Arc::downgrade(&warmer)]).expect("in memory");
-        let chunk = Chunk { id: "a".to_owned(), title: None, text: "tide".to_owned(), metadata: None };
+        let chunk = Chunk::new("a", "tide");
         let put = || vec![Change::Put(Arc::new(chunk.clone()))];
         let found = || store.search("tide", None, 9, 999).expect("an index").len();
         failing.0.store(true, Ordering::SeqCst);
@@ -425,7 +425,7 @@ mod tests {
     }
 
     fn cached(id: &str, bytes: usize) -> Arc<Chunk> {
-        Arc::new(Chunk { id: id.to_owned(), title: None, text: "x".repeat(bytes), metadata: None })
+        Arc::new(Chunk::new(id, "x".repeat(bytes)))
     }
 
     #[test]

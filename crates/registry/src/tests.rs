@@ -22,7 +22,7 @@ fn in_memory() -> Registry {
 }
 
 fn chunk(id: &str, text: &str) -> Chunk {
-    Chunk { id: id.to_owned(), title: None, text: text.to_owned(), metadata: None }
+    Chunk::new(id, text)
 }
 
 fn put_with_metadata(id: &str, text: &str, metadata: Value) -> Change {

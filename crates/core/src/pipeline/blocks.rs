@@ -371,9 +371,7 @@ mod tests {
         let (model, tokenizer) = (ScriptedModel::new(64), Arc::new(ScriptedModel::tokenizer(&[])));
         let mut reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, b"");
         reader.load = Arc::new(LoadEstimator::with_speed(1_000.0));
-        let chunk = |n: usize| {
-            Arc::new(Chunk { id: n.to_string(), title: None, text: format!("{n:020}"), metadata: None })
-        };
+        let chunk = |n: usize| Arc::new(Chunk::new(n.to_string(), format!("{n:020}")));
         let chunks: Vec<Arc<Chunk>> = (0..200).map(chunk).collect();
         let blocks = |count: usize| {
             let cancel = Cancel::at(Some(Instant::now() + Duration::from_secs(9)));
@@ -396,9 +394,7 @@ mod tests {
         let (model, tokenizer) = (ScriptedModel::new(4), Arc::new(ScriptedModel::tokenizer(&["tide"])));
         let store = Arc::new(KvStore::without_tiers());
         let reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, b"");
-        let chunk = |text: &str| {
-            Arc::new(Chunk { id: String::new(), title: None, text: text.to_owned(), metadata: None })
-        };
+        let chunk = |text: &str| Arc::new(Chunk::new(String::new(), text));
         // A chunk of several windows, two equal chunks, and an empty one.
         let chunks = ["tide ".repeat(11), "tide".to_owned(), "tide".to_owned(), String::new()];
         let chunks: Vec<_> = chunks.iter().map(|text| chunk(text)).collect();

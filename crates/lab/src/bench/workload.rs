@@ -40,7 +40,7 @@ impl Workload {
                 false => self.tokens,
             };
             let text = text(&mut rng, tokens, '.', tokenizer)?;
-            Ok(Chunk { id: index.to_string(), title: None, text, metadata: None })
+            Ok(Chunk::new(index.to_string(), text))
         };
         let chunks = (0..self.chunks).map(chunk).collect::<Result<_, ModelError>>()?;
         Ok(CompressRequest::new(query, chunks))
@@ -269,8 +269,7 @@ mod tests {
 
     #[test]
     fn a_body_is_json_with_the_question_in_it() {
-        let chunk =
-            Chunk { id: "a".to_owned(), title: None, text: "One \"two\".".to_owned(), metadata: None };
+        let chunk = Chunk::new("a", "One \"two\".");
         let chunks = [Arc::new(chunk)];
         let check = |source: Source, name: &str, expect: Value| {
             let body = source.bodies(&chunks, 7).with_query("Who said \"two\"?");
@@ -283,9 +282,7 @@ mod tests {
 
     #[test]
     fn only_registered_chunks_are_sent_ahead() {
-        let chunk = |n: usize| {
-            Arc::new(Chunk { id: n.to_string(), title: None, text: "A text.".to_owned(), metadata: None })
-        };
+        let chunk = |n: usize| Arc::new(Chunk::new(n.to_string(), "A text."));
         let chunks: Vec<_> = (0..=REGISTRATION_CHUNKS_MAX).map(chunk).collect();
         let sizes = |source: Source| -> Vec<usize> {
             let bodies = source.registrations(&chunks);

@@ -252,7 +252,7 @@ mod tests {
     fn a_batch_is_split_where_an_entry_would_be_too_large() {
         let change = |bytes: usize| {
             let text = "x".repeat(bytes);
-            Change::Put(Arc::new(Chunk { id: String::new(), title: None, text, metadata: None }))
+            Change::Put(Arc::new(Chunk::new(String::new(), text)))
         };
         let check = |bytes: &[usize], expect: &[usize]| {
             let changes: Vec<Change> = bytes.iter().map(|&bytes| change(bytes)).collect();
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn damaged_chunks_are_listed_and_other_fields_are_ignored() {
-        let chunk = Chunk { id: "a".to_owned(), title: None, text: "1".to_owned(), metadata: None };
+        let chunk = Chunk::new("a", "1");
         let field = |name: &'static str| Bytes::from_static(name.as_bytes());
         let page = log_page(thresher_shared::Page {
             fields: vec![
