@@ -1,4 +1,5 @@
-//! `thresher calibrate`: chooses the attention heads of a decoder over which RC is computed.
+//! `thresher calibrate`: chooses what suits a decoder on the user's own questions: the attention heads over which RC is computed, or the
+//! form of KV eviction.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,9 +8,13 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::contract::{
-    ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
+    CalibratedEviction, ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
 };
 use thresher_lab::eval::heads::{self, Choice, Measured};
+use thresher_lab::eval::kv::RATIOS;
+use thresher_lab::eval::kv::forms::{self, FormChoice};
+
+use super::eval::{KvRowArgs, with_progress};
 
 use crate::app;
 use crate::config::{BlockSettings, Config};
@@ -25,6 +30,11 @@ pub struct Args {
     /// The measure by which heads are chosen. Default: accuracy if every question has gold, else expected-rc.
     #[arg(long, value_enum)]
     by: Option<By>,
+    /// Choose instead how keys and values are evicted ("policy": "heads"); needs no labels.
+    #[arg(long, conflicts_with_all = ["heads", "by"])]
+    kv: bool,
+    #[command(flatten)]
+    rows: KvRowArgs,
     /// Show the choice without changing the contract.
     #[arg(long)]
     dry_run: bool,
@@ -56,12 +66,16 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             contract.name
         );
     };
-    let questions = heads::read(&args.questions)?;
     let data =
         sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
     // Keys in full precision, so that the choice does not depend on a codec.
     let exact =
         Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
+    if args.kv {
+        decoder.eviction = Some(eviction(&exact, args, data)?);
+        return save(&contract, config, args, "");
+    }
+    let questions = heads::read(&args.questions)?;
     let pipeline = app::engine(&exact).all_heads(true).build()?.into_pipeline();
     let bar = ProgressBar::new(questions.len() as u64);
     let bar = bar.with_style(ProgressStyle::with_template("[{bar:30}] {pos}/{len} questions, {eta} left")?);
@@ -79,19 +93,62 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         questions: questions.len(),
         data,
     });
-    let layers = (decoder.depth(), decoder.layers);
+    let layers = format!(
+        "; {} of {} layers are run and kept. Chunks that were read with other layers are read again",
+        decoder.depth(),
+        decoder.layers
+    );
+    save(&contract, config, args, &layers)
+}
+
+/// Writes the contract, unless `--dry-run` is given, and says what follows from the change.
+fn save(contract: &Contract, config: &Config, args: &Args, consequence: &str) -> anyhow::Result<ExitCode> {
     if args.dry_run {
         super::print("nothing was written (--dry-run)");
         return Ok(ExitCode::SUCCESS);
     }
+    let dir = &config.model.dir;
     contract.save(dir)?;
-    super::print(format_args!(
-        "written to {}; {} of {} layers are run and kept. Restart the daemon: chunks that were read with other layers are read again",
-        dir.join(thresher_core::model::contract::CONTRACT_FILE).display(),
-        layers.0,
-        layers.1
-    ));
+    let file = dir.join(thresher_core::model::contract::CONTRACT_FILE);
+    super::print(format_args!("written to {}{consequence}. Restart the daemon", file.display()));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Chooses the form of KV eviction and reports it.
+fn eviction(config: &Config, args: &Args, data: String) -> anyhow::Result<CalibratedEviction> {
+    let engine = app::engine(config).all_layers(true).forward_pass(true).build()?;
+    let options = args.rows.options();
+    let choice = with_progress(&args.questions, |progress| {
+        forms::calibrate(&args.questions, &engine, &options, progress)
+    })?;
+    report_forms(&choice);
+    Ok(CalibratedEviction {
+        questions: choice.questions,
+        data,
+        ratios: RATIOS.to_vec(),
+        held_out_kl: choice.held_out_of_best(),
+        form: choice.best(),
+    })
+}
+
+fn report_forms(choice: &FormChoice) {
+    let ratios = FormChoice::compared_ratios().iter().map(|ratio| format!("{ratio:>7}x")).collect::<String>();
+    super::print(format_args!(
+        "mean KL divergence to the output with all keys, in nats, on half of {} questions:\n{ratios}",
+        choice.questions
+    ));
+    for measured in &choice.forms {
+        let losses = measured.kl.iter().map(|kl| format!("{kl:>8.3}")).collect::<String>();
+        super::print(format_args!("{losses}  {}", measured.form));
+    }
+    super::print("on the other half, with 95 % intervals:");
+    for (ratio, methods) in &choice.held_out {
+        for (name, kl) in methods {
+            let [low, high] = kl.interval;
+            super::print(format_args!("  {ratio:>3}x  {name:<14} {:.3} [{low:.3}, {high:.3}]", kl.mean));
+        }
+    }
+    super::print(format_args!("chosen: {}", choice.best()));
 }
 
 /// `[layer, head]` of heads that are numbered across all layers.

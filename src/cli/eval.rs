@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use thresher_core::kv::codec::Codec;
 use thresher_lab::eval;
+use thresher_lab::eval::kv::RowOptions;
 
 use crate::app;
 use crate::config::{BlockSettings, Config};
@@ -17,10 +18,12 @@ pub struct Args {
     /// Labelled questions or answers, one JSON object per line (docs/evaluation.md describes the formats).
     #[arg(value_name = "FILE.jsonl", required_unless_present = "kv")]
     files: Vec<PathBuf>,
-    /// Measure instead how many answers of a decoder stay the same when keys and values are left out, on questions with their chunks and
+    /// Measure instead how far the output of a decoder changes when keys and values are left out, on questions with their chunks and
     /// answers.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["files", "plot"])]
     kv: Option<PathBuf>,
+    #[command(flatten)]
+    rows: KvRowArgs,
     /// The model directory (overrides model.dir).
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
@@ -32,6 +35,28 @@ pub struct Args {
     plot: Option<PathBuf>,
 }
 
+/// Which questions and chunks `eval --kv` and `calibrate --kv` use, and how the model is asked.
+#[derive(clap::Args)]
+pub struct KvRowArgs {
+    /// With --kv: use only the first N questions.
+    #[arg(long, value_name = "N", requires = "kv")]
+    rows: Option<usize>,
+    /// With --kv: use only N chunks of each question: those in its "gold", and others chosen by a fixed seed.
+    #[arg(long, value_name = "N", requires = "kv")]
+    chunks: Option<usize>,
+    /// With --kv: the text that follows the chunks, in which {query} stands for the question. Default: the question alone.
+    #[arg(long, value_name = "TEXT", requires = "kv")]
+    question_format: Option<String>,
+}
+
+impl KvRowArgs {
+    pub fn options(&self) -> RowOptions {
+        // A shell passes \n as two characters.
+        let question_format = self.question_format.as_ref().map(|format| format.replace("\\n", "\n"));
+        RowOptions { rows_max: self.rows, chunks_max: self.chunks, question_format }
+    }
+}
+
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     // Blocks in full precision, which `eval` encodes in every codec.
     let mut exact =
@@ -40,7 +65,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         exact.model.dir.clone_from(dir);
     }
     if let Some(file) = &args.kv {
-        return kv(&exact, file, args.json.as_deref());
+        return kv(&exact, file, args);
     }
     let pipeline = app::pipeline(&exact)?;
     let mut reports = Vec::new();
@@ -61,20 +86,21 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn kv(config: &Config, file: &Path, json: Option<&Path>) -> anyhow::Result<ExitCode> {
+fn kv(config: &Config, file: &Path, args: &Args) -> anyhow::Result<ExitCode> {
     let engine = app::engine(config).all_layers(true).forward_pass(true).build()?;
-    let report = with_progress(file, |progress| eval::kv::evaluate(file, &engine, progress))?;
+    let options = args.rows.options();
+    let report = with_progress(file, |progress| eval::kv::evaluate(file, &engine, &options, progress))?;
     super::print(eval::kv::table(&report));
-    if let Some(path) = json {
+    if let Some(path) = &args.json {
         write(path, &serde_json::to_value(&report)?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Shows the progress of `work` on a file.
-fn with_progress<T>(
+pub fn with_progress<T>(
     file: &Path,
-    work: impl FnOnce(&dyn Fn(usize, usize)) -> anyhow::Result<T>,
+    work: impl FnOnce(&(dyn Fn(usize, usize) + Sync)) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let bar = ProgressBar::new(0).with_style(style()).with_message(file.display().to_string());
     let found = work(&|done: usize, all: usize| {

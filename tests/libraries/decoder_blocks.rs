@@ -339,8 +339,11 @@ fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys() {
         let chunks: Vec<_> = texts.iter().enumerate().map(|(i, text)| Arc::new(chunk(i, text))).collect();
         let cancel = Cancel::default();
         let kv_export = pipeline.kv_export(&chunks, ids.len(), &cancel).unwrap();
-        let past = kv_export.past(model.runtime.info(), &cancel);
-        let forward = |kept: Option<&KeyMask>| model.runtime.forward(&ids, &past, kept).unwrap().logits;
+        let past = model.runtime.forward_past(&kv_export.past(model.runtime.info(), &cancel)).unwrap();
+        let sequence = |kept| ForwardSequence { tokens: &ids, kept };
+        let forward = |kept: Option<&KeyMask>| {
+            model.runtime.forward(&past, &[sequence(kept)]).unwrap().remove(0).logits
+        };
         let all = forward(None);
         let Decoder { layers, kv_heads, .. } = model.decoder;
         let tokens = kv_export.tokens.len();

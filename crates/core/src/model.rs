@@ -20,7 +20,7 @@ use std::sync::Arc;
 use ndarray::{Array2, Array3, ArrayView1, ArrayView3, Axis, s};
 use thiserror::Error;
 
-use self::contract::{ContractError, QuestionTokens, Rotary};
+use self::contract::{ContractError, EvictionForm, QuestionTokens, Rotary};
 use self::device::DeviceInUse;
 
 /// Returns whether the window with this index is still needed. See [`ModelRuntime::read`].
@@ -312,6 +312,8 @@ pub struct DecoderInfo {
     pub question_tokens: QuestionTokens,
     /// The rotary position encoding; without it, cached keys cannot be moved to other positions.
     pub rotary: Option<Rotary>,
+    /// How keys are evicted: as calibrated for this model, or by default.
+    pub eviction: EvictionForm,
 }
 
 /// The numbering of the planes of a decoder's blocks: layer by layer, the keys of each key head, then the
@@ -426,10 +428,8 @@ pub enum ModelError {
         /// The model's name.
         model: String,
     },
-    /// A forward pass was requested from a decoder that was loaded without it, or that runs on a GPU.
-    #[error(
-        "{model} was loaded without the complete forward pass; load the decoder on the CPU with `forward` set"
-    )]
+    /// A forward pass was requested from a decoder that was loaded without it.
+    #[error("{model} was loaded without the complete forward pass; load the decoder with `forward` set")]
     NoForward {
         /// The model's name.
         model: String,

@@ -41,7 +41,7 @@ use ndarray::{Array2, ArrayView1, ArrayView3};
 use rayon::prelude::*;
 
 pub use coverage::{COVERAGE, PICKS, with_coverage};
-pub use evict::{Keep, expected_over_self, keep, peak_over_queries};
+pub use evict::{Keep, OverQuestion, average_over_neighbours, expected_over_self, keep, key_rc};
 pub use exact::{Bounds, SortedReference, Weighted, bounds, bounds_of_marginals, coupled, coupled_means};
 pub use peaks::{EMPTY, KEY_NONE, Peaks, peaks};
 pub use pooling::{

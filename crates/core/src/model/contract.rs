@@ -17,9 +17,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 mod decoder;
+mod eviction;
 mod graphs;
 
 pub use decoder::{ChosenHeads, Decoder, HeadChoice, QuestionTokens, Rotary};
+pub use eviction::{BudgetScope, CalibratedEviction, EvictionForm};
 pub use graphs::{Dim, Graph, IoTensor, Side, check_io, value_names};
 
 /// The file name of the contract in a model's folder.
@@ -255,7 +257,7 @@ impl Contract {
         let shapes = match &self.family {
             Family::Late(late) => serde_json::to_value(late),
             Family::Decoder(decoder) => {
-                serde_json::to_value((decoder.without_chosen_heads(), decoder.depth()))
+                serde_json::to_value((decoder.without_calibration(), decoder.depth()))
             }
         };
         let Self { tokenizer, window, weights, schema, .. } = self;

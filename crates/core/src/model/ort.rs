@@ -27,6 +27,7 @@ use sha2::{Digest, Sha256};
 
 pub use self::decoder::DecoderRuntime;
 use self::device::Device;
+pub use self::forward::{ForwardPast, ForwardSequence};
 pub use self::late::{LateRuntime, passage_session};
 use self::weights::WeightedSession;
 use super::contract::{Contract, Family, IoTensor, Side, Weights};
@@ -61,8 +62,8 @@ pub struct OrtSettings {
     /// Whether all layers of a decoder are run and cached, including those after the last chosen head. An
     /// export of keys and values needs all of them.
     pub all_layers: bool,
-    /// Whether [`DecoderRuntime::forward`] is available, which measures the effect of evicting keys. It is
-    /// never available on a GPU.
+    /// Whether [`DecoderRuntime::forward`] is available, which measures the effect of evicting keys. On the
+    /// CPU, each of `workers` has a session for it.
     pub forward: bool,
 }
 

@@ -1,7 +1,7 @@
 //! KV eviction: decides which keys and values each head of an export keeps, by their RC for a question. Knows
 //! nothing of files and transports.
 
-use ndarray::{Array1, Array2, Array3, ArrayView2, ArrayViewMut1, Axis, s};
+use ndarray::{Array1, Array2, Array3, ArrayView3, ArrayViewMut1, Axis, s};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -10,12 +10,9 @@ use super::kv_export::{KvExport, check_model};
 use super::question::BlocksAsPast;
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
+use crate::model::contract::{BudgetScope, EvictionForm};
 use crate::model::{DecoderInfo, EncodedQuestion, KeyMask, ModelError, Past};
 use crate::rc::{self, Keep};
-
-/// The share of an even budget that is reserved for each head's own best keys. An even budget gives every
-/// head of a layer the same number of keys. The value was measured (`docs/decisions.md`).
-const FLOOR_SHARE: f64 = 0.2;
 
 /// The number of first tokens, and of last tokens, that every head keeps by default.
 const ALWAYS_KEPT_DEFAULT: usize = 4;
@@ -44,7 +41,8 @@ pub struct Eviction {
 pub enum HeadBudget {
     /// Each head keeps the fewest keys that carry this share of its RC; above 0, at most 1.
     Mass(f64),
-    /// Each layer keeps this share of its keys, shared out among its heads by RC; above 0, at most 1.
+    /// This share of all keys is kept; above 0, at most 1. [`EvictionForm::budget`] says which heads share a
+    /// budget.
     Ratio(f64),
 }
 
@@ -72,27 +70,41 @@ impl Eviction {
     /// Returns which keys are kept, from `scores` `[layer, kv_head, token]`. The tokens follow
     /// `prefix_tokens` special tokens, which are always kept and have no scores.
     ///
-    /// With [`HeadBudget::Ratio`], a layer's budget is shared out among its heads by score, with a floor for
-    /// each head: the allocation of Ada-KV (Feng et al. 2024, arXiv 2407.11550) with RC in place of
-    /// attention.
+    /// With [`HeadBudget::Ratio`], the heads that share a budget keep the keys with the largest scores of all
+    /// of them together, with a floor for each head: the allocation of Ada-KV (Feng et al. 2024, arXiv
+    /// 2407.11550, section 3) with RC in place of attention. With [`HeadBudget::Mass`], each head decides
+    /// alone.
     ///
     /// # Errors
     /// Returns [`InvalidRequest::KvBudgetTooSmall`] if the tokens that every head keeps exceed the budget.
-    pub fn choose(&self, scores: &Array3<f32>, prefix_tokens: usize) -> Result<KeyMask, InvalidRequest> {
-        let (_, kv_heads, tokens) = scores.dim();
+    pub fn choose(
+        &self,
+        scores: &Array3<f32>,
+        prefix_tokens: usize,
+        form: &EvictionForm,
+    ) -> Result<KeyMask, InvalidRequest> {
+        let (layers, kv_heads, tokens) = scores.dim();
         let always = self.always_kept(tokens, prefix_tokens)?;
-        let keep = match self.keep {
-            HeadBudget::Mass(share) => Keep::Mass(share),
+        let (keep_in, heads_together): (&dyn Fn(usize) -> Keep, usize) = match self.keep {
+            HeadBudget::Mass(share) => (&move |_| Keep::Mass(share), 1),
             HeadBudget::Ratio(share) => {
                 let even = even_budget(tokens, share);
-                Keep::Shared { count: even * kv_heads, each: (even as f64 * FLOOR_SHARE) as usize }
+                let each = (even as f64 * form.floor) as usize;
+                let heads = match form.budget {
+                    BudgetScope::Head => 1,
+                    BudgetScope::Layer => kv_heads,
+                    BudgetScope::Model => layers * kv_heads,
+                };
+                (&move |heads: usize| Keep::Shared { count: even * heads, each }, heads)
             }
         };
-        let mut kept = Array3::from_elem(scores.dim(), false);
-        for (scores, mut kept) in scores.outer_iter().zip(kept.outer_iter_mut()) {
-            kept.assign(&rc::keep(scores, &always, keep));
+        let heads = scores.to_shape((layers * kv_heads, tokens)).expect("the same number of elements");
+        let mut kept = Array2::from_elem(heads.dim(), false);
+        let groups = heads.axis_chunks_iter(Axis(0), heads_together.max(1));
+        for (scores, mut kept) in groups.zip(kept.axis_chunks_iter_mut(Axis(0), heads_together.max(1))) {
+            kept.assign(&rc::keep(scores, &always, keep_in(scores.nrows())));
         }
-        Ok(KeyMask::new(kept))
+        Ok(KeyMask::new(kept.into_shape_with_order(scores.dim()).expect("the same number of elements")))
     }
 
     /// Returns `[token]`, which of `tokens` tokens after `prefix_tokens` special ones every head keeps.
@@ -119,7 +131,7 @@ pub fn even_budget(tokens: usize, share: f64) -> usize {
 
 impl Pipeline {
     /// Returns which keys of an export each head keeps, by the RC of each key for the question with the token
-    /// ids `question`. See [`rc::peak_over_queries`] for the score of a key.
+    /// ids `question`, in the form that the model's contract names. See [`rc::key_rc`] for the score of a key.
     ///
     /// # Errors
     /// Returns [`InvalidRequest::KvBudgetTooSmall`] if the tokens that every head keeps exceed the budget;
@@ -136,9 +148,10 @@ impl Pipeline {
         eviction.always_kept(kv_export.tokens.len(), prefix_tokens)?;
         let attention = self.attend_export(kv_export, question, cancel)?;
         cancel.check()?;
-        let scores = attention.key_scores(|logits, _| rc::peak_over_queries(logits));
+        let form = attention.decoder.eviction;
+        let scores = attention.rc_of_keys(&form);
         cancel.check()?;
-        Ok(eviction.choose(&scores, prefix_tokens)?)
+        Ok(eviction.choose(&scores, prefix_tokens, &form)?)
     }
 
     /// Encodes `question` with an export as its past, in all heads of all layers.
@@ -177,28 +190,38 @@ impl ExportAttention<'_> {
         &self.encoded
     }
 
-    /// Returns the score of each key, `[layer, kv_head, key]`. `score` computes the scores of all keys for
-    /// one query head, `[key]`, from its raw logits over the exported keys, `[question_token, key]`, and over
-    /// the question's own keys, `[question_token, question_token]`. If several query heads share a key head,
-    /// the largest score of each key counts.
+    /// Returns the RC of each key for the question, `[layer, kv_head, key]`, reduced over the question and
+    /// averaged over neighbouring keys as `form` says.
+    pub fn rc_of_keys(&self, form: &EvictionForm) -> Array3<f32> {
+        self.key_scores(|logits, _| {
+            let scores = rc::key_rc(logits, form.over_question);
+            rc::average_over_neighbours(scores.view(), form.neighbours)
+        })
+    }
+
+    /// Returns the score of each key, `[layer, kv_head, key]`. `score` computes the scores of all keys of a
+    /// key head, `[key]`, from the raw logits of the query heads that share it: over the exported keys,
+    /// `[query_head, question_token, key]`, and over the question's own keys,
+    /// `[query_head, question_token, question_token]`.
     pub fn key_scores(
         &self,
-        score: impl Fn(ArrayView2<f32>, ArrayView2<f32>) -> Array1<f32> + Sync,
+        score: impl Fn(ArrayView3<f32>, ArrayView3<f32>) -> Array1<f32> + Sync,
     ) -> Array3<f32> {
         let DecoderInfo { layers, heads, kv_heads, .. } = *self.decoder;
         let (heads_per_kv_head, tokens) = (heads / kv_heads, self.past.positions().len());
-        let score_kv_head = |(index, mut best): (usize, ArrayViewMut1<f32>)| {
+        let score_kv_head = |(index, mut scores): (usize, ArrayViewMut1<f32>)| {
             let (layer, kv_head) = (index / kv_heads, index % kv_heads);
             let mut keys = Array2::zeros((tokens, self.head_dim));
             let values = keys.as_slice_mut().expect("a new array is contiguous");
             self.past.read_plane(self.decoder.planes().keys(layer).start + kv_head, values);
             let first = layer * heads + kv_head * heads_per_kv_head;
-            for head in first..first + heads_per_kv_head {
-                let logits = self.encoded.vectors.slice(s![head, .., ..]).dot(&keys.t());
-                let self_logits = self.encoded.self_logits(head..head + 1);
-                let scores = score(logits.view(), self_logits.index_axis(Axis(0), 0));
-                best.zip_mut_with(&scores, |best, &score| *best = best.max(score));
+            let heads = first..first + heads_per_kv_head;
+            let vectors = self.encoded.vectors.slice(s![heads.clone(), .., ..]);
+            let mut logits = Array3::zeros((heads.len(), vectors.len_of(Axis(1)), tokens));
+            for (mut logits, vectors) in logits.outer_iter_mut().zip(vectors.outer_iter()) {
+                logits.assign(&vectors.dot(&keys.t()));
             }
+            scores.assign(&score(logits.view(), self.encoded.self_logits(heads).view()));
         };
         let mut scores = Array3::zeros((layers, kv_heads, tokens));
         let rows = scores.rows_mut().into_iter().enumerate().collect::<Vec<_>>();
@@ -253,14 +276,22 @@ mod tests {
     }
 
     #[test]
-    fn layers_keep_equally_many_keys_and_every_head_keeps_some() {
+    fn heads_that_share_a_budget_keep_the_best_keys_of_all_of_them() {
         let scores = Array3::from_shape_fn((2, 2, 20), |(layer, head, key)| {
             (100 * layer + 10 * head + key % 7) as f32
         });
-        let eviction = Eviction { sinks: Some(0), recent: Some(0), ..Eviction::of(HeadBudget::Ratio(0.5)) };
-        let kept = eviction.choose(&scores, 0).unwrap();
-        let of = |layer, head| kept.of(layer, head).iter().filter(|kept| **kept).count();
-        assert_eq!([of(0, 0), of(0, 1), of(1, 0), of(1, 1)], [2, 18, 2, 18]);
-        assert!((kept.share() - 0.5).abs() < 1e-12);
+        let check = |budget, keep, expect: [usize; 4]| {
+            let eviction = Eviction { sinks: Some(0), recent: Some(0), ..Eviction::of(keep) };
+            let form = EvictionForm { budget, floor: 0.2, ..EvictionForm::default() };
+            let kept = eviction.choose(&scores, 0, &form).unwrap();
+            let of = |layer, head| kept.of(layer, head).iter().filter(|kept| **kept).count();
+            assert_eq!([of(0, 0), of(0, 1), of(1, 0), of(1, 1)], expect, "{budget:?}");
+        };
+        let half = HeadBudget::Ratio(0.5);
+        check(BudgetScope::Head, half, [10; 4]);
+        check(BudgetScope::Layer, half, [2, 18, 2, 18]);
+        check(BudgetScope::Model, half, [2, 2, 16, 20]);
+        let all = HeadBudget::Mass(1.0);
+        check(BudgetScope::Model, all, [17, 20, 20, 20]);
     }
 }

@@ -1,12 +1,26 @@
 //! Decides which keys are kept when a cache is reduced: the RC of each key in each head, and two rules for
 //! how many keys are kept. Knows nothing of models: scores are `[head, key]`, whatever a head is.
 
-use std::borrow::Cow;
+use std::fmt;
 
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2};
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayView3, s};
+use serde::{Deserialize, Serialize};
 
 use super::exact::SortedReference;
-use super::{contiguous, saturated};
+use super::saturated;
+
+/// How the RC of a key for each token of the question, in each query head that shares the key's head, is
+/// reduced to one number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverQuestion {
+    /// The largest RC: what one token needs counts in full, whatever the other tokens need.
+    Peak,
+    /// The root of the mean square: between the mean and the peak.
+    RootMeanSquare,
+    /// The mean: the more tokens need a key, the more it counts.
+    Mean,
+}
 
 /// How many keys are kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,14 +38,41 @@ pub enum Keep {
     },
 }
 
-/// Returns the RC of each key for its best query, `[key]`: max over j of E over y in Y_j of max(x_ij − y, 0).
-/// `x` `[query, key]` are the raw logits of one head. The reference Y_j are the logits of query j over all
-/// keys that could be kept, so a key with average logits for all queries scores low.
-///
-/// The score is a maximum over queries because a mean, which is used for segments, would lose keys that only
-/// one question token needs.
-pub fn peak_over_queries(x: ArrayView2<'_, f32>) -> Array1<f32> {
-    over_queries(x, |j| contiguous(x.row(j)), |most, rc| most.max(rc), |most, _| most)
+/// Returns the RC of each key of a key head for the question, `[key]`: E over y in Y_j of max(x_ij − y, 0) for
+/// each query j, reduced over the queries of all heads as `over` says. `x` `[head, query, key]` are the raw
+/// logits of the query heads that share the key head. The reference Y_j are the logits of query j over all
+/// keys that could be kept, so a key with average logits for all queries scores low. Without queries, every
+/// key scores 0.
+pub fn key_rc(x: ArrayView3<'_, f32>, over: OverQuestion) -> Array1<f32> {
+    let (heads, queries, keys) = x.dim();
+    let rows = x.to_shape((heads * queries, keys)).expect("the same number of elements");
+    let rows = rows.view();
+    let reference = |j: usize, buffer: &mut Vec<f32>| buffer.extend(rows.row(j));
+    match over {
+        OverQuestion::Peak => over_queries(rows, reference, f64::max, |most, _| most),
+        OverQuestion::RootMeanSquare => {
+            over_queries(rows, reference, |sum, rc| sum + rc * rc, |sum, queries| (sum / queries).sqrt())
+        }
+        OverQuestion::Mean => over_queries(rows, reference, |sum, rc| sum + rc, |sum, queries| sum / queries),
+    }
+}
+
+/// Replaces the score of each key by the mean over itself and its neighbours, at most `width` keys in all,
+/// fewer at the ends. What an answer needs is seldom one token: a name has several, and the keys around it
+/// say what it is (Li et al. 2024, arXiv 2404.14469, section 4). An even `width` counts as the next smaller
+/// one; 0 and 1 change nothing.
+pub fn average_over_neighbours(scores: ArrayView1<'_, f32>, width: usize) -> Array1<f32> {
+    let radius = width.saturating_sub(1) / 2;
+    let mut sums = Vec::with_capacity(scores.len() + 1);
+    sums.push(0.0_f64);
+    for &score in scores {
+        sums.push(sums[sums.len() - 1] + f64::from(score));
+    }
+    let mean = |key: usize| {
+        let (first, end) = (key.saturating_sub(radius), (key + radius + 1).min(scores.len()));
+        saturated((sums[end] - sums[first]) / (end - first) as f64)
+    };
+    (0..scores.len()).map(mean).collect()
 }
 
 /// Returns the expected RC of each key, `[key]`: the mean over j of E over y in Y_j of max(x_ij − y, 0). `x`
@@ -43,21 +84,22 @@ pub fn peak_over_queries(x: ArrayView2<'_, f32>) -> Array1<f32> {
 /// When `self_logits` does not have one row and one column per query.
 pub fn expected_over_self(x: ArrayView2<'_, f32>, self_logits: ArrayView2<'_, f32>) -> Array1<f32> {
     assert_eq!(self_logits.dim(), (x.nrows(), x.nrows()), "one reference per query");
-    let visible = |j: usize| contiguous(self_logits.row(j))[..=j].to_vec().into();
+    let visible = |j: usize, buffer: &mut Vec<f32>| buffer.extend(self_logits.slice(s![j, ..=j]));
     over_queries(x, visible, |sum, rc| sum + rc, |sum, queries| sum / queries)
 }
 
-/// Folds the RC of each key over all queries. `finish` gets the folded value and the number of queries.
-fn over_queries<'a>(
+/// Folds the RC of each key over all queries. `reference_of` writes the reference of a query to a buffer.
+/// `finish` gets the folded value and the number of queries.
+fn over_queries(
     x: ArrayView2<'_, f32>,
-    reference_of: impl Fn(usize) -> Cow<'a, [f32]>,
+    reference_of: impl Fn(usize, &mut Vec<f32>),
     fold: impl Fn(f64, f64) -> f64,
     finish: impl Fn(f64, f64) -> f64,
 ) -> Array1<f32> {
     let mut folded = vec![0.0_f64; x.ncols()];
     let mut reference = SortedReference::default();
     for (j, row) in x.outer_iter().enumerate() {
-        reference.refill(|buffer| buffer.extend_from_slice(&reference_of(j)));
+        reference.refill(|buffer| reference_of(j, buffer));
         for (folded, &logit) in folded.iter_mut().zip(row) {
             *folded = fold(*folded, reference.rc(logit));
         }
@@ -106,6 +148,16 @@ pub fn keep(scores: ArrayView2<'_, f32>, always: &[bool], how: Keep) -> Array2<b
     kept
 }
 
+impl fmt::Display for OverQuestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Peak => "peak",
+            Self::RootMeanSquare => "root mean square",
+            Self::Mean => "mean",
+        })
+    }
+}
+
 fn best_first(scores: ArrayView1<'_, f32>) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
@@ -114,7 +166,7 @@ fn best_first(scores: ArrayView1<'_, f32>) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use ndarray::array;
+    use ndarray::{Array3, Axis, array};
 
     use super::*;
 
@@ -152,17 +204,38 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_only_one_query_needs_keeps_its_full_score() {
+    fn rc_of_keys_by_each_reduction() {
         let x = array![[0.0, 4.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]];
-        assert_eq!(peak_over_queries(x.view()), array![0.0, 3.0, 0.0, 0.0]);
+        let rc = |over| key_rc(x.view().insert_axis(Axis(0)), over);
+        assert_eq!(rc(OverQuestion::Peak), array![0.0, 3.0, 0.0, 0.0], "one query needs the second key");
+        assert_eq!(rc(OverQuestion::RootMeanSquare), array![0.0, 4.5_f32.sqrt(), 0.0, 0.0]);
+        assert_eq!(rc(OverQuestion::Mean), array![0.0, 1.5, 0.0, 0.0]);
+        let heads = x.view().insert_axis(Axis(1));
+        assert_eq!(key_rc(heads, OverQuestion::Mean), rc(OverQuestion::Mean), "heads count like tokens");
         let self_logits = array![[1.0, f32::MIN], [1.0, 0.0]];
         assert_eq!(expected_over_self(x.view(), self_logits.view()), array![0.25, 1.75, 0.25, 0.25]);
     }
 
     #[test]
+    fn averages_over_neighbours() {
+        let scores = array![3.0, 0.0, 0.0, 9.0];
+        let check = |width: usize, expect: Array1<f32>| {
+            assert_eq!(average_over_neighbours(scores.view(), width), expect, "width {width}");
+        };
+        check(0, scores.clone());
+        check(1, scores.clone());
+        check(2, scores.clone());
+        check(3, array![1.5, 1.0, 3.0, 4.5]);
+        check(99, array![3.0, 3.0, 3.0, 3.0]);
+    }
+
+    #[test]
     fn empty_inputs_are_valid() {
-        assert_eq!(peak_over_queries(Array2::zeros((0, 3)).view()), array![0.0, 0.0, 0.0]);
-        assert_eq!(peak_over_queries(Array2::zeros((2, 0)).view()).len(), 0);
+        for over in [OverQuestion::Peak, OverQuestion::RootMeanSquare, OverQuestion::Mean] {
+            assert_eq!(key_rc(Array3::zeros((2, 0, 3)).view(), over), array![0.0, 0.0, 0.0], "{over}");
+            assert_eq!(key_rc(Array3::zeros((1, 2, 0)).view(), over).len(), 0, "{over}");
+        }
+        assert_eq!(average_over_neighbours(Array1::zeros(0).view(), 5).len(), 0);
         assert_eq!(keep(Array2::zeros((2, 0)).view(), &[], Keep::Shared { count: 3, each: 1 }).dim(), (2, 0));
     }
 }

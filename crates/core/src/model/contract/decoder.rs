@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::eviction::{CalibratedEviction, EvictionForm};
+
 /// The limit of `layers`, `heads` and `head_dim`, far above those of real models. Memory is allocated for
 /// what the contract declares, so a mistyped size must be refused.
 const SIZE_MAX: usize = 4096;
@@ -38,6 +40,9 @@ pub struct Decoder {
     /// The heads that RC is computed from; `None` means all heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen: Option<ChosenHeads>,
+    /// How keys are evicted; `None` means that nothing was calibrated, and [`EvictionForm::default`] is used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction: Option<CalibratedEviction>,
 }
 
 /// Rotary position encoding (RoFormer, arXiv 2104.09864): each pair of components, `dim / 2` apart, is
@@ -121,9 +126,14 @@ impl Decoder {
         self.chosen.as_ref().map_or(QuestionTokens::All, |chosen| chosen.question_tokens)
     }
 
+    /// Returns how keys are evicted: as calibrated, or by default.
+    pub fn eviction_form(&self) -> EvictionForm {
+        self.eviction.as_ref().map_or_else(EvictionForm::default, |calibrated| calibrated.form)
+    }
+
     /// Returns the part of the decoder's declaration that keys and values depend on.
-    pub(super) fn without_chosen_heads(&self) -> Self {
-        Self { chosen: None, ..self.clone() }
+    pub(super) fn without_calibration(&self) -> Self {
+        Self { chosen: None, eviction: None, ..self.clone() }
     }
 
     pub(super) fn check(&self, window_tokens_max: usize) -> Result<(), (&'static str, String)> {
@@ -166,6 +176,7 @@ impl Decoder {
                 return Err(("decoder.rotary.frequencies", format!("{frequency} is not finite")));
             }
         }
+        self.eviction_form().check()?;
         self.chosen.as_ref().map_or(Ok(()), |chosen| chosen.check(layers, heads))
     }
 }

@@ -57,6 +57,13 @@ fn decoder() -> Contract {
             questions: 60,
             data: hex::encode([1; 32]),
         }),
+        eviction: Some(CalibratedEviction {
+            questions: 40,
+            data: hex::encode([2; 32]),
+            ratios: vec![4, 16],
+            held_out_kl: vec![0.25, 1.0],
+            form: EvictionForm { neighbours: 3, ..EvictionForm::default() },
+        }),
     });
     contract
 }

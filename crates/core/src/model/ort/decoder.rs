@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use self::question::QuestionPass;
 use super::device::Device;
-use super::forward::{ForwardGraph, ForwardInput};
+use super::forward::{ForwardGraph, ForwardPast, ForwardSequence};
 use super::scheduling::{Flow, Pool};
 use super::stages::{self, LayerPast, Projection, Stages, TokenBatch};
 use super::weights::SharedWeights;
@@ -24,8 +24,8 @@ use crate::model::contract::{
 };
 use crate::model::onnx::{self, DataType, DimensionValue, ValueInfoProto};
 use crate::model::{
-    DecoderInfo, EncodedQuestion, Forward, KeyMask, ModelError, ModelInfo, ModelRuntime, Past, PlaneLayout,
-    RawLogits, WindowFilter, WindowSink,
+    DecoderInfo, EncodedQuestion, Forward, ModelError, ModelInfo, ModelRuntime, Past, PlaneLayout, RawLogits,
+    WindowFilter, WindowSink,
 };
 
 /// The number of question tokens that go through a layer at a time on the CPU. It bounds the memory of a
@@ -118,12 +118,14 @@ impl DecoderRuntime {
             let shared = Arc::new(Pool::new(load(1, 1)?));
             (vec![Arc::clone(&shared)], shared)
         };
-        let forward = (settings.forward && device.is_cpu()).then(|| {
-            let threads = super::question_sessions(1).1;
-            let builder = || device.without_arena(session_builder(&environment, &device, threads)?);
+        // On the CPU, as many passes run at the same time as there are workers.
+        let passes = if device.is_cpu() { settings.workers.max(1) } else { 1 };
+        let load_forward = |_| {
+            let builder = || device.without_arena(session_builder(&environment, &device, 1)?);
             ForwardGraph::load(&model, decoder, (&weights, &settings.model_dir), builder).map_err(failed)
-        });
-        let forward = forward.transpose()?.map(|forward| Arc::new(Pool::new(vec![forward])));
+        };
+        let forward = settings.forward.then(|| (0..passes).map(load_forward).collect::<Result<Vec<_>, _>>());
+        let forward = forward.transpose()?.map(|graphs| Arc::new(Pool::new(graphs)));
         weights.drop_pages();
         let prefix = match special_tokens.prefix.is_empty() {
             true => Array3::zeros((shape.planes(), 0, decoder.head_dim)),
@@ -167,6 +169,7 @@ impl DecoderRuntime {
                 weights: contract.source.weights.clone(),
                 question_tokens,
                 rotary: decoder.rotary.clone(),
+                eviction: decoder.eviction_form(),
             }),
             device: device.in_use().clone(),
         };
@@ -175,27 +178,36 @@ impl DecoderRuntime {
         Ok(Self { info, file, shape, workers, question_sessions, forward, flow, prefix, tile_tokens })
     }
 
-    /// Runs the whole decoder over `tokens`, up to the logits of the next token. The tokens attend to the
-    /// part of `past` that `kept` keeps; `None` keeps everything.
+    /// Copies `past` into the form that [`Self::forward`] takes.
     ///
     /// # Errors
-    /// Returns [`ModelError::NoForward`] if the model was loaded without [`OrtSettings::forward`] or on a
-    /// GPU, and errors of the runtime.
+    /// Returns errors of the runtime.
+    pub fn forward_past(&self, past: &dyn Past) -> Result<ForwardPast, ModelError> {
+        let pass = self.question_pass(&[], past, &self.shape.readout);
+        let layers = (0..self.shape.decoder.layers).map(|layer| pass.layer_past(layer, 0));
+        Ok(ForwardPast {
+            layers: layers.collect::<Result<_, _>>().map_err(|e| graph_error(&self.file, e))?,
+            positions: pass.past_positions(),
+            next_position: past.question_position(),
+        })
+    }
+
+    /// Runs the whole decoder over each of `sequences`, up to the logits of the next token. Every sequence
+    /// follows `past` and attends to the part of it that it keeps. One pass serves all sequences, and its
+    /// memory grows with their tokens; callers with many sequences pass some at a time. Passes that run at the
+    /// same time use one core each.
+    ///
+    /// # Errors
+    /// Returns [`ModelError::NoForward`] if the model was loaded without [`OrtSettings::forward`], and errors
+    /// of the runtime.
     pub fn forward(
         &self,
-        tokens: &[u32],
-        past: &dyn Past,
-        kept: Option<&KeyMask>,
-    ) -> Result<Forward, ModelError> {
+        past: &ForwardPast,
+        sequences: &[ForwardSequence],
+    ) -> Result<Vec<Forward>, ModelError> {
         let graph =
             self.forward.as_ref().ok_or_else(|| ModelError::NoForward { model: self.info.name.clone() })?;
-        let pass = self.question_pass(tokens, past, &self.shape.readout);
-        let (position, past_positions) = (past.question_position(), pass.past_positions());
-        let positions: Vec<i64> = (position..position + tokens.len() as i64).collect();
-        let input =
-            ForwardInput { ids: tokens, positions: &positions, past_positions: &past_positions, kept };
-        let past = |layer: usize| pass.layer_past(layer, 0);
-        graph.with(self.flow, |graph| graph.run(&input, past)).map_err(|e| graph_error(&self.file, e))
+        graph.with(self.flow, |graph| graph.run(past, sequences)).map_err(|e| graph_error(&self.file, e))
     }
 
     fn question_pass<'a>(

@@ -1,9 +1,10 @@
 //! Runs a decoder's whole graph, layer by layer, up to the logits of the next token, with a mask of keys per
 //! head. It measures the effect of evicting keys; requests do not use it.
 
+use std::ops::Range;
 use std::path::Path;
 
-use ndarray::{Array2, Array4, Axis, Ix3, Ix4, s};
+use ndarray::{Array2, Array4, Axis, Ix3, Ix4, Zip, s};
 use ort::memory::MemoryInfo;
 use ort::session::builder::SessionBuilder;
 use ort::value::{DynValue, Tensor};
@@ -31,14 +32,22 @@ pub struct ForwardGraph {
     kv_heads: usize,
 }
 
-/// The input of a forward pass. `t` is the number of tokens, `p` the number of past tokens.
-pub struct ForwardInput<'a> {
-    /// The token ids, `[t]`.
-    pub ids: &'a [u32],
-    /// The position of each token, `[t]`.
-    pub positions: &'a [i64],
-    /// The position of each past token, special tokens included, `[p]`.
-    pub past_positions: &'a [i64],
+/// The keys and values that the sequences of a forward pass follow, special tokens included. They are copied
+/// once and serve any number of passes.
+pub struct ForwardPast {
+    /// `[layer]`
+    pub(super) layers: Vec<LayerPast>,
+    /// The position of each past token, `[p]`.
+    pub(super) positions: Vec<i64>,
+    /// The position of the first token of each sequence.
+    pub(super) next_position: i64,
+}
+
+/// A sequence of tokens that follows the past. It does not attend to the other sequences of its pass.
+#[derive(Clone, Copy)]
+pub struct ForwardSequence<'a> {
+    /// The token ids.
+    pub tokens: &'a [u32],
     /// The past tokens that each key head attends to; `None` means all of them.
     pub kept: Option<&'a KeyMask>,
 }
@@ -73,47 +82,55 @@ impl ForwardGraph {
         })
     }
 
-    /// Runs the forward pass over `input`. `past` returns the past keys and values of a layer.
+    /// Runs one forward pass over all `sequences`, and returns the result of each. The sequences are one row of
+    /// tokens whose attention masks separate them, so the past is in memory once.
     ///
     /// # Errors
-    /// Returns an error of `past` or of the runtime.
+    /// Returns an error of the runtime.
     pub fn run(
         &mut self,
-        input: &ForwardInput,
-        mut past: impl FnMut(usize) -> Result<LayerPast, ort::Error>,
-    ) -> Result<Forward, ort::Error> {
+        past: &ForwardPast,
+        sequences: &[ForwardSequence],
+    ) -> Result<Vec<Forward>, ort::Error> {
         let host = MemoryInfo::default();
+        let ids = sequences.iter().flat_map(|sequence| sequence.tokens).map(|&id| i64::from(id));
+        let positions: Vec<i64> = sequences
+            .iter()
+            .flat_map(|sequence| (past.next_position..).take(sequence.tokens.len()))
+            .collect();
         let inputs = integer_inputs(&[
-            ("input_ids", &row(input.ids.iter().map(|&id| i64::from(id)))),
-            ("position_ids", &row(input.positions.iter().copied())),
-            ("key_position_ids", &row(input.past_positions.iter().chain(input.positions).copied())),
+            ("input_ids", &row(ids)),
+            ("position_ids", &row(positions.iter().copied())),
+            ("key_position_ids", &row(past.positions.iter().chain(&positions).copied())),
         ])?;
         let outputs: Vec<(&str, &MemoryInfo)> =
             self.prologue_outputs.iter().map(|name| (name.as_str(), &host)).collect();
         let mut shared = self.prologue.run_with_binding(|name| value_named(name, &inputs), &outputs)?;
         let mut hidden = shared.remove(0);
         let shared_names = &self.prologue_outputs[1..];
+        let needs_masks = sequences.len() > 1 || sequences.iter().any(|sequence| sequence.kept.is_some());
         let mut queries = Vec::with_capacity(self.layers.len());
         let depth = self.layers.len();
         for (layer, session) in self.layers.iter_mut().enumerate() {
             let (hidden_in, query) = (value_names::hidden(layer), value_names::query(layer));
-            let (output, past_names, past) = (layer_output(layer, depth), past_names(layer), past(layer)?);
-            let mask = match input.kept {
-                None => None,
-                Some(kept) => {
+            let (output, past_names) = (layer_output(layer, depth), past_names(layer));
+            let mask = match needs_masks {
+                false => None,
+                true => {
                     let is_input = |name: &String| session.inputs().iter().any(|input| input.name() == name);
                     let is_mask = |name: &&String| name.starts_with(value_names::ATTENTION_MASK_PREFIX);
                     let at = shared_names.iter().position(|name| is_mask(&name) && is_input(name));
                     let at =
                         at.ok_or_else(|| ort_error(format_args!("layer {layer} has no attention mask")))?;
-                    let mask = mask_per_head(&shared[at], kept, layer, (self.heads, self.kv_heads))?;
+                    let mask = mask_per_head(&shared[at], sequences, layer, (self.heads, self.kv_heads))?;
                     Some((shared_names[at].as_str(), mask))
                 }
             };
             let value_of = |name: &str| {
                 let of_mask = || mask.as_ref().filter(|(mask, _)| *mask == name).map(|(_, value)| value);
                 let of_shared = || shared_names.iter().position(|shared| shared == name).map(|i| &shared[i]);
-                let of_past = || past_names.iter().position(|past| past == name).map(|i| &past[i]);
+                let of_past =
+                    || past_names.iter().position(|past| past == name).map(|i| &past.layers[layer][i]);
                 // The subgraph of the last layer takes the shape of the logits from the ids.
                 let of_inputs = || value_named(name, &inputs);
                 let other = || of_mask().or_else(of_shared).or_else(of_past).or_else(of_inputs);
@@ -126,8 +143,25 @@ impl ForwardGraph {
             queries.push(query.index_axis(Axis(0), 0).to_owned());
         }
         let logits = hidden.try_extract_array::<f32>()?.into_dimensionality::<Ix3>().map_err(ort_error)?;
-        Ok(Forward { queries, logits: logits.index_axis(Axis(0), 0).to_owned() })
+        let of_sequence = |tokens: Range<usize>| Forward {
+            queries: queries
+                .iter()
+                .map(|queries| queries.slice(s![.., tokens.clone(), ..]).to_owned())
+                .collect(),
+            logits: logits.slice(s![0, tokens.clone(), ..]).to_owned(),
+        };
+        Ok(token_ranges(sequences).into_iter().map(of_sequence).collect())
     }
+}
+
+/// The range of the tokens of each sequence in the row of all tokens.
+fn token_ranges(sequences: &[ForwardSequence]) -> Vec<Range<usize>> {
+    let range = |end: &mut usize, sequence: &ForwardSequence| {
+        let start = *end;
+        *end += sequence.tokens.len();
+        Some(start..*end)
+    };
+    sequences.iter().scan(0, range).collect()
 }
 
 /// The name of the output of a layer: the hidden states for the next layer, or the logits after the last
@@ -142,23 +176,36 @@ fn row(values: impl Iterator<Item = i64>) -> Array2<i64> {
     Array2::from_shape_vec((1, values.len()), values).expect("the shape has as many elements as the values")
 }
 
-/// Expands an attention mask `[1, 1, t, p + t]` to `[1, heads, t, p + t]` and masks the keys that a head does
-/// not keep.
+/// Expands an attention mask `[1, 1, t, p + t]` to `[1, heads, t, p + t]`. Masks the past keys that a head does
+/// not keep for the sequence of a token, and the tokens of other sequences.
 fn mask_per_head(
     mask: &DynValue,
-    kept: &KeyMask,
+    sequences: &[ForwardSequence],
     layer: usize,
     (heads, kv_heads): (usize, usize),
 ) -> Result<DynValue, ort::Error> {
     let mask = mask.try_extract_array::<f32>()?.into_dimensionality::<Ix4>().map_err(ort_error)?;
     let (_, _, tokens, keys) = mask.dim();
-    let mut per_head = Array4::from_shape_fn((1, heads, tokens, keys), |(_, _, t, k)| mask[[0, 0, t, k]]);
-    // The special tokens come before the tokens of `kept`, and every head attends to them.
-    let first = keys - tokens - kept.tokens();
-    for head in 0..heads {
-        let kept = kept.of(layer, head / (heads / kv_heads));
-        for (key, _) in kept.iter().enumerate().filter(|(_, is_kept)| !**is_kept) {
-            per_head.slice_mut(s![0, head, .., first + key]).fill(MASK_BIAS);
+    let past = keys - tokens;
+    let mut per_head = Array4::zeros((1, heads, tokens, keys));
+    for (sequence, range) in sequences.iter().zip(token_ranges(sequences)) {
+        for head in 0..heads {
+            let mut rows = per_head.slice_mut(s![0, head, range.clone(), ..]);
+            rows.assign(&mask.slice(s![0, 0, range.clone(), ..]));
+            rows.slice_mut(s![.., past..past + range.start]).fill(MASK_BIAS);
+            rows.slice_mut(s![.., past + range.end..]).fill(MASK_BIAS);
+            let Some(kept) = sequence.kept else { continue };
+            // The special tokens come before the tokens of `kept`, and every head attends to them.
+            let first = past - kept.tokens();
+            let kept = kept.of(layer, head / (heads / kv_heads));
+            for mut row in rows.rows_mut() {
+                let past = row.slice_mut(s![first..past]);
+                Zip::from(past).and(kept).for_each(|bias, &is_kept| {
+                    if !is_kept {
+                        *bias = MASK_BIAS;
+                    }
+                });
+            }
         }
     }
     Ok(Tensor::from_array(per_head)?.into_dyn())

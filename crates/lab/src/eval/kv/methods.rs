@@ -1,39 +1,40 @@
 //! Methods that select the keys to keep, once, before the model reads the question over the kept keys.
 //!
 //! The published methods are adapted to that: H2O evicts step by step, StreamingLLM assigns new positions to
-//! what it keeps, SnapKV is applied at the end of a prompt. All methods keep the same number of keys in each
-//! layer, except for two (`rc_global`, `rc_paper`) that share one budget among all layers.
+//! what it keeps, SnapKV and PyramidKV are applied at the end of a prompt, and Quest evicts nothing but reads
+//! other pages for each query. All methods keep the same number of keys in all layers together; `rc`,
+//! `rc_paper` and `pyramid_kv` may keep more in one layer than in another.
 
 use anyhow::Result;
-use ndarray::{Array1, Array2, Array3, ArrayView2, ArrayView3, Axis, s};
-use thresher_core::Engine;
-use thresher_core::model::{KeyMask, Past};
-use thresher_core::pipeline::cancel::Cancel;
+use ndarray::{Array3, ArrayView3, Axis, s};
+use thresher_core::model::KeyMask;
+use thresher_core::model::contract::{BudgetScope, EvictionForm};
 use thresher_core::pipeline::evict::{Eviction, HeadBudget, even_budget};
-use thresher_core::pipeline::kv_export::{self, KvExport};
 use thresher_core::rc::{self, Keep};
 
+use super::scores::KeyScores;
 use crate::eval::estimate::SplitMix64;
 
 /// An eviction method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Method {
-    /// RC with the budget, sinks and last tokens of `"policy": "heads"`.
+    /// RC in the form of the model's contract: what `"policy": "heads"` keeps.
     Rc,
-    /// The same RC with the same number of keys in every head. The difference to `Rc` is the gain of
-    /// distributing the budget among heads.
-    RcEven,
-    /// The same RC with one budget for all layers and no guaranteed part for any head.
-    RcGlobal,
     /// Expected RC over the question's own keys; each head keeps the keys that reach the same multiple of the
     /// head's mean (RCStat, arXiv 2506.19549).
     RcPaper,
-    /// Attention of the question, max-pooled over neighbouring keys, the same number of keys in every head
-    /// (SnapKV, Li et al. 2024).
+    /// Attention of the question, averaged over neighbouring keys, the same number of keys in every head
+    /// (SnapKV, Li et al. 2024, arXiv 2404.14469).
     SnapKv,
-    /// SnapKV's scores with the budget distributed among a layer's heads as in `Rc` (Ada-KV, Feng et al.
-    /// 2024).
+    /// SnapKV's scores with the budget distributed among a layer's heads (Ada-KV, Feng et al. 2024, arXiv
+    /// 2407.11550).
     AdaSnapKv,
+    /// SnapKV's scores with a budget that falls linearly from the first layer to the last (PyramidKV, Cai et
+    /// al. 2024, arXiv 2406.02069).
+    PyramidKv,
+    /// Pages of 16 keys by an upper bound of the question's logits over them (Quest, Tang et al. 2024, arXiv
+    /// 2406.10774).
+    Quest,
     /// Half of the budget for the keys with the most attention so far, half for the newest keys (Zhang et al.
     /// 2023).
     H2o,
@@ -45,151 +46,22 @@ pub enum Method {
     Random,
 }
 
-/// Width of SnapKV's max pooling, in keys, the key itself included.
-const SNAPKV_KERNEL: usize = 5;
+/// The number of keys, the key itself included, over which SnapKV averages.
+const SNAPKV_NEIGHBOURS: usize = 5;
 const STREAMING_SINKS: usize = 4;
+/// The last layer of PyramidKV has one key of this many of an even budget.
+const PYRAMID_SLOPE: usize = 20;
 const SEED: u64 = 0x00C0_FFEE;
-
-/// The scores that the methods select keys by.
-pub struct KeyScores {
-    /// `[layer, kv_head, key]`: RC of each key for its best query.
-    rc: Array3<f32>,
-    /// `[layer, kv_head, key]`: expected RC over the question's own keys.
-    rc_self: Array3<f32>,
-    /// `[layer, kv_head, key]`: attention of the question's tokens, summed over the tokens, averaged over the
-    /// query heads that share the key head.
-    question_attention: Array3<f32>,
-    /// `[layer, kv_head, key]`: the same for the tokens of the chunks, each over its own window.
-    chunk_attention: Array3<f32>,
-    /// `[layer, kv_head, key]`: Euclidean norm of each key.
-    key_norms: Array3<f32>,
-    /// Number of special tokens at the start; all methods keep them.
-    prefix: usize,
-    row: usize,
-}
-
-impl KeyScores {
-    /// Runs the question and the chunks through the model and computes all scores.
-    ///
-    /// # Errors
-    /// Fails if the model is not a decoder whose keys can be exported, or if it fails.
-    pub fn new(kv_export: &KvExport, question: &[u32], engine: &Engine, row: usize) -> Result<Self> {
-        let pipeline = engine.pipeline();
-        let info = pipeline.model();
-        let decoder = kv_export::check_model(info)?;
-        let cancel = Cancel::default();
-        let over = pipeline.attend_export(kv_export, question, &cancel)?;
-        let (rc, rc_self) =
-            (over.key_scores(|x, _| rc::peak_over_queries(x)), over.key_scores(rc::expected_over_self));
-        let encoded = over.encoded();
-        let (tokens, prefix, dim) = (kv_export.tokens.len(), decoder.prefix_tokens(), info.head_dim);
-        let shape = (decoder.layers, decoder.kv_heads, tokens);
-        let (mut question_attention, mut chunk_attention, mut key_norms) =
-            (Array3::zeros(shape), Array3::zeros(shape), Array3::zeros(shape));
-        let window_ranges = window_ranges(kv_export);
-        let mut window_queries = Vec::with_capacity(window_ranges.len());
-        for window in &window_ranges {
-            let ids: Vec<u32> = kv_export.tokens[window.clone()].iter().map(|token| token.id).collect();
-            window_queries
-                .push(super::decoder_of(engine)?.forward(&ids, &PrefixOnly(prefix as i64), None)?.queries);
-        }
-        let group = decoder.heads / decoder.kv_heads;
-        for layer in 0..decoder.layers {
-            for kv_head in 0..decoder.kv_heads {
-                let mut keys = Array2::zeros((prefix + tokens, dim));
-                let plane = decoder.planes().keys(layer).start + kv_head;
-                kv_export.read_plane(
-                    pipeline,
-                    plane,
-                    keys.as_slice_mut().expect("a new array is contiguous"),
-                );
-                let at = s![layer, kv_head, ..];
-                let lengths = keys.slice(s![prefix.., ..]).map_axis(Axis(1), |key| key.dot(&key).sqrt());
-                key_norms.slice_mut(at).assign(&lengths);
-                for head in kv_head * group..(kv_head + 1) * group {
-                    let all = layer * decoder.heads + head;
-                    let x = encoded.vectors.slice(s![all, .., ..]).dot(&keys.t());
-                    let question_self_logits = encoded.self_logits(all..all + 1);
-                    let [attention_sums, _] =
-                        attention(x.view(), question_self_logits.index_axis(Axis(0), 0));
-                    let mut question_attention = question_attention.slice_mut(at);
-                    question_attention.scaled_add(1.0 / group as f32, &attention_sums.slice(s![prefix..]));
-                }
-                // A window was read after the special tokens, so its queries and the keys of its block have
-                // positions that start there.
-                for (window, window_queries) in window_ranges.iter().zip(&window_queries) {
-                    let window_keys = kv_export.window_keys(pipeline, plane, window.clone());
-                    for head in kv_head * group..(kv_head + 1) * group {
-                        let queries = window_queries[layer].slice(s![head, .., ..]);
-                        let x = queries.dot(&window_keys.t());
-                        let (before, among) = x.view().split_at(Axis(1), prefix);
-                        let [_, attention_sums] = attention(before, among);
-                        let mut chunk_attention =
-                            chunk_attention.slice_mut(s![layer, kv_head, window.clone()]);
-                        chunk_attention.scaled_add(1.0 / group as f32, &attention_sums);
-                    }
-                }
-            }
-        }
-        Ok(Self { rc, rc_self, question_attention, chunk_attention, key_norms, prefix, row })
-    }
-}
-
-/// Returns the ranges of tokens that belong to the same window.
-fn window_ranges(kv_export: &KvExport) -> Vec<std::ops::Range<usize>> {
-    let mut found: Vec<std::ops::Range<usize>> = Vec::new();
-    for (at, token) in kv_export.tokens.iter().enumerate() {
-        match found.last_mut() {
-            Some(last) if kv_export.tokens[last.start].window == token.window => last.end = at + 1,
-            _ => found.push(at..at + 1),
-        }
-    }
-    found
-}
-
-/// A past that holds the special tokens only.
-struct PrefixOnly(i64);
-
-impl Past for PrefixOnly {
-    fn positions(&self) -> &[i64] {
-        &[]
-    }
-
-    fn question_position(&self) -> i64 {
-        self.0
-    }
-
-    fn read_plane(&self, _plane: usize, _out: &mut [f32]) {}
-
-    fn go_on(&self) -> bool {
-        true
-    }
-}
-
-/// Returns the attention of all queries, summed, to each key before them and to each key among them. Inputs
-/// are logits: `before [query, key]` and `among [query, query]`; each query sees the keys up to its own.
-fn attention(before: ArrayView2<f32>, among: ArrayView2<f32>) -> [Array1<f32>; 2] {
-    let mut sums = [Array1::zeros(before.ncols()), Array1::zeros(among.ncols())];
-    for (j, (before, among)) in before.outer_iter().zip(among.outer_iter()).enumerate() {
-        let among = among.slice(s![..=j]);
-        let most = before.iter().chain(&among).fold(f32::MIN, |most, &logit| most.max(logit));
-        let total: f32 = before.iter().chain(&among).map(|&logit| (logit - most).exp()).sum();
-        let add = |sum: &mut f32, &logit: &f32| *sum += (logit - most).exp() / total;
-        sums[0].zip_mut_with(&before, add);
-        sums[1].slice_mut(s![..=j]).zip_mut_with(&among, add);
-    }
-    sums
-}
 
 impl Method {
     /// All methods, Thresher's first.
     pub const ALL: [Self; 10] = [
         Self::Rc,
-        Self::RcEven,
-        Self::RcGlobal,
         Self::RcPaper,
         Self::SnapKv,
         Self::AdaSnapKv,
+        Self::PyramidKv,
+        Self::Quest,
         Self::H2o,
         Self::StreamingLlm,
         Self::KeyNorm,
@@ -200,11 +72,11 @@ impl Method {
     pub fn name(self) -> &'static str {
         match self {
             Self::Rc => "rc",
-            Self::RcEven => "rc_even",
-            Self::RcGlobal => "rc_global",
             Self::RcPaper => "rc_paper",
             Self::SnapKv => "snapkv",
             Self::AdaSnapKv => "ada_snapkv",
+            Self::PyramidKv => "pyramid_kv",
+            Self::Quest => "quest",
             Self::H2o => "h2o",
             Self::StreamingLlm => "streaming_llm",
             Self::KeyNorm => "key_norm",
@@ -221,9 +93,9 @@ impl Method {
         let share = 1.0 / f64::from(ratio);
         let count = even_budget(scores.rc.len_of(Axis(2)), share);
         Ok(match self {
-            Self::Rc => Eviction::of(HeadBudget::Ratio(share)).choose(&scores.rc, scores.prefix)?,
-            Self::RcEven => best(scores.rc.view(), count, 0, 0),
-            Self::RcGlobal => global(scores.rc.view(), count),
+            Self::Rc => {
+                Eviction::of(HeadBudget::Ratio(share)).choose(&scores.rc, scores.prefix, &scores.form)?
+            }
             Self::RcPaper => {
                 let mut scores = scores.rc_self.clone();
                 for mut head in scores.rows_mut() {
@@ -232,12 +104,15 @@ impl Method {
                 }
                 global(scores.view(), count)
             }
-            Self::SnapKv => best(pooled(scores.question_attention.view()).view(), count, 0, 0),
+            Self::SnapKv => best(snapkv(scores).view(), count, 0, 0),
             Self::AdaSnapKv => {
                 let none = Some(0);
                 let eviction = Eviction { keep: HeadBudget::Ratio(share), sinks: none, recent: none };
-                eviction.choose(&pooled(scores.question_attention.view()), scores.prefix)?
+                let form = EvictionForm { budget: BudgetScope::Layer, floor: 0.2, ..scores.form };
+                eviction.choose(&snapkv(scores), scores.prefix, &form)?
             }
+            Self::PyramidKv => pyramid(snapkv(scores).view(), count),
+            Self::Quest => best(scores.page_bounds.view(), count, 0, 0),
             Self::H2o => {
                 best((&scores.question_attention + &scores.chunk_attention).view(), count, 0, count / 2)
             }
@@ -280,17 +155,34 @@ fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> Key
     KeyMask::new(kept)
 }
 
-/// Replaces each key's score by the maximum over its neighbours (SnapKV's pooling).
-fn pooled(scores: ArrayView3<f32>) -> Array3<f32> {
-    let radius = SNAPKV_KERNEL / 2;
-    let mut pooled = scores.to_owned();
-    for (scores, mut pooled) in scores.rows().into_iter().zip(pooled.rows_mut()) {
-        for (key, pooled) in pooled.iter_mut().enumerate() {
-            let around = s![key.saturating_sub(radius)..(key + radius + 1).min(scores.len())];
-            *pooled = scores.slice(around).fold(f32::MIN, |most, &score| most.max(score));
-        }
+/// Returns SnapKV's scores: the question's attention, averaged over neighbouring keys.
+fn snapkv(scores: &KeyScores) -> Array3<f32> {
+    let mut pooled = scores.question_attention.clone();
+    for mut head in pooled.rows_mut() {
+        let averaged = rc::average_over_neighbours(head.view(), SNAPKV_NEIGHBOURS);
+        head.assign(&averaged);
     }
     pooled
+}
+
+/// Keeps the best keys of each head; the number falls linearly from the first layer to the last, and is
+/// `count` on average.
+fn pyramid(scores: ArrayView3<f32>, count: usize) -> KeyMask {
+    let (layers, _, tokens) = scores.dim();
+    let least = (count / PYRAMID_SLOPE) as f64;
+    let most = 2.0 * count as f64 - least;
+    let step = (most - least) / (layers.max(2) - 1) as f64;
+    let mut kept = Array3::from_elem(scores.dim(), false);
+    // What a layer cannot use, because it has no more keys, goes to the layers after it.
+    let (mut planned, mut used) = (0.0, 0);
+    for (layer, mut kept) in kept.outer_iter_mut().enumerate() {
+        planned += most - step * layer as f64;
+        let of_layer = (planned.round() as usize).saturating_sub(used).min(tokens);
+        used += of_layer;
+        let scores = scores.slice(s![layer..=layer, .., ..]);
+        kept.assign(&best(scores, of_layer, 0, 0).view().index_axis(Axis(0), 0));
+    }
+    KeyMask::new(kept)
 }
 
 #[cfg(test)]
@@ -322,22 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn max_pooling_takes_the_best_neighbour() {
-        let scores = array![[[9.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]]];
-        assert_eq!(pooled(scores.view()), array![[[9.0, 9.0, 9.0, 1.0, 1.0, 1.0, 1.0, 0.0]]]);
-    }
-
-    #[test]
-    fn attention_is_causal_and_sums_to_one_per_query() {
-        let (three, none) = (3.0_f32.ln(), 0.0);
-        let before = array![[three, none], [none, none]];
-        // The first query does not see the second.
-        let among = array![[none, 99.0], [none, none]];
-        let [to_before, to_among] = attention(before.view(), among.view());
-        let close = |found: Array1<f32>, expect: [f32; 2]| {
-            assert!(found.iter().zip(expect).all(|(a, b)| (a - b).abs() < 1e-6), "{found} for {expect:?}");
+    fn the_budget_of_a_pyramid_falls_from_layer_to_layer() {
+        let counts = |layers: usize, tokens: usize, count: usize| {
+            let kept = pyramid(Array3::zeros((layers, 1, tokens)).view(), count);
+            let of = |layer: usize| kept.of(layer, 0).iter().filter(|kept| **kept).count();
+            (0..layers).map(of).collect::<Vec<_>>()
         };
-        close(to_before, [0.6 + 0.25, 0.2 + 0.25]);
-        close(to_among, [0.2 + 0.25, 0.25]);
+        assert_eq!(counts(3, 100, 20), [39, 20, 1]);
+        assert_eq!(counts(3, 30, 20), [30, 29, 1], "the first layer has only 30 keys");
+        assert_eq!(counts(1, 10, 5), [10]);
     }
 }

@@ -1,0 +1,98 @@
+//! The part of a decoder's contract that says how its keys are scored and how many each head keeps when keys
+//! are evicted. Knows nothing of how the scores are computed.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::rc::OverQuestion;
+
+/// The limit of [`EvictionForm::neighbours`]: far more than the tokens of a name or a number.
+const NEIGHBOURS_MAX: usize = 63;
+
+/// How keys are scored and how the budget is distributed when keys are evicted by RC.
+///
+/// No form is best for every model. Models differ in whether the logits of different heads and layers have a
+/// common scale, so `thresher calibrate --kv` measures the forms. The default is the one that did best on the
+/// pretrained models in `docs/evaluation.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvictionForm {
+    /// How the RC of a key for each token of the question is reduced to one number.
+    pub over_question: OverQuestion,
+    /// The number of neighbouring keys, the key itself included, over which the scores are averaged. 1 means
+    /// no averaging.
+    pub neighbours: usize,
+    /// Which heads share a budget.
+    pub budget: BudgetScope,
+    /// The share of an even budget, from 0 to 1, that each head keeps for its own best keys. With an even
+    /// budget, all heads keep equally many keys.
+    pub floor: f64,
+}
+
+/// Which heads share a budget of keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BudgetScope {
+    /// Every head has a budget of its own, so all heads keep equally many keys.
+    Head,
+    /// The heads of a layer share a budget, so all layers keep equally many keys.
+    Layer,
+    /// All heads of all layers share one budget.
+    Model,
+}
+
+/// An eviction form that `thresher calibrate --kv` chose, and how it did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CalibratedEviction {
+    /// The number of questions, held-out questions included.
+    pub questions: usize,
+    /// The SHA-256 of the file with the questions, in hexadecimal.
+    pub data: String,
+    /// The ratios at which the forms were compared: one key in `N` is kept.
+    pub ratios: Vec<u32>,
+    /// For each ratio, the mean KL divergence in nats from the output with all keys to the output with the
+    /// kept keys, on the held-out questions.
+    pub held_out_kl: Vec<f64>,
+    /// The chosen form.
+    pub form: EvictionForm,
+}
+
+impl Default for EvictionForm {
+    fn default() -> Self {
+        Self {
+            over_question: OverQuestion::RootMeanSquare,
+            neighbours: 5,
+            budget: BudgetScope::Layer,
+            floor: 0.2,
+        }
+    }
+}
+
+impl EvictionForm {
+    pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.neighbours == 0 || self.neighbours > NEIGHBOURS_MAX || self.neighbours.is_multiple_of(2) {
+            let reason = format!("must be odd and at most {NEIGHBOURS_MAX}, but is {}", self.neighbours);
+            return Err(("decoder.eviction.form.neighbours", reason));
+        }
+        if !(0.0..=1.0).contains(&self.floor) {
+            return Err(("decoder.eviction.form.floor", format!("must be 0 to 1, but is {}", self.floor)));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for EvictionForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} over the question", self.over_question)?;
+        if self.neighbours > 1 {
+            write!(f, ", mean of {} neighbours", self.neighbours)?;
+        }
+        match self.budget {
+            BudgetScope::Head => f.write_str(", a budget per head"),
+            BudgetScope::Layer => write!(f, ", a budget per layer, floor {}", self.floor),
+            BudgetScope::Model => write!(f, ", one budget for all layers, floor {}", self.floor),
+        }
+    }
+}

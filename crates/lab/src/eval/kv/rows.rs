@@ -1,0 +1,164 @@
+//! The rows of an evaluation of KV eviction: questions with their chunks and correct answers, and how a
+//! question is put to the model. Knows nothing of models.
+
+use std::path::Path;
+
+use anyhow::bail;
+use serde::Deserialize;
+
+use crate::eval::data::{self, LabelledChunk};
+use crate::eval::estimate::SplitMix64;
+
+/// The seed by which chunks are left out, together with the index of the row.
+const SEED: u64 = 0x00C4_A9C5;
+
+/// The part of a question format that the question replaces.
+const QUERY: &str = "{query}";
+
+/// A question with its chunks and its correct answers.
+#[derive(Debug, Clone, Deserialize)]
+pub struct KvRow {
+    /// The question's text.
+    pub query: String,
+    /// The chunks, in the order in which the model reads them.
+    pub chunks: Vec<LabelledChunk>,
+    /// The correct answers. May be empty for a calibration only.
+    #[serde(default)]
+    pub answers: Vec<String>,
+    /// Indices of the chunks that the answer needs. They are never left out.
+    #[serde(default)]
+    pub gold: Vec<usize>,
+    /// A name of the kind of question, by which results are grouped.
+    #[serde(default)]
+    pub kind: Option<String>,
+}
+
+/// Which rows and chunks are used, and how questions are put to the model.
+#[derive(Debug, Clone, Default)]
+pub struct RowOptions {
+    /// The number of rows to use, from the first; `None` uses all.
+    pub rows_max: Option<usize>,
+    /// The number of chunks of a row to use: those of `gold`, and others that a fixed seed chooses, in the
+    /// order of the row. `None` uses all.
+    pub chunks_max: Option<usize>,
+    /// The text that is put to the model, in which `{query}` is replaced by the question; `None` puts the
+    /// question alone.
+    pub question_format: Option<String>,
+}
+
+impl RowOptions {
+    /// Checks the options.
+    ///
+    /// # Errors
+    /// Fails if the question format does not contain `{query}`, or if a number is 0.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if let Some(format) = self.question_format.as_ref().filter(|format| !format.contains(QUERY)) {
+            bail!("the question format {format:?} does not contain {QUERY}");
+        }
+        if self.rows_max == Some(0) || self.chunks_max == Some(0) {
+            bail!("the number of rows and the number of chunks must be 1 or more");
+        }
+        Ok(())
+    }
+
+    /// Returns the text that is put to the model for a question.
+    pub fn prompt(&self, query: &str) -> String {
+        self.question_format.as_ref().map_or_else(|| query.to_owned(), |format| format.replace(QUERY, query))
+    }
+
+    /// Returns the text of an answer as it follows `prompt`: after a space, unless the prompt ends with white
+    /// space.
+    pub fn continuation(prompt: &str, answer: &str) -> String {
+        if prompt.ends_with(char::is_whitespace) { answer.to_owned() } else { format!(" {answer}") }
+    }
+}
+
+/// Reads the rows of a file and leaves out what `options` leave out.
+///
+/// # Errors
+/// Fails if the file cannot be read, if it has no row, or if a row has another shape or names chunks that do
+/// not exist. The error names the line.
+pub fn read(path: &Path, options: &RowOptions) -> anyhow::Result<Vec<KvRow>> {
+    options.check()?;
+    let mut rows: Vec<KvRow> = data::read_lines(path)?;
+    rows.truncate(options.rows_max.unwrap_or(usize::MAX));
+    for (index, row) in rows.iter_mut().enumerate() {
+        if let Some(gold) = row.gold.iter().find(|&&gold| gold >= row.chunks.len()) {
+            bail!(
+                "{}: gold names chunk {gold} of {}; indices start at 0",
+                place(path, index),
+                row.chunks.len()
+            );
+        }
+        if let Some(chunks) = options.chunks_max {
+            row.keep_chunks(chunks, index);
+        }
+    }
+    Ok(rows)
+}
+
+/// Names a row for an error message.
+pub fn place(path: &Path, index: usize) -> String {
+    format!("{}, question {}", path.display(), index + 1)
+}
+
+impl KvRow {
+    /// Keeps at most `count` chunks: those of `gold` and random others.
+    fn keep_chunks(&mut self, count: usize, index: usize) {
+        let mut rng = SplitMix64(SEED + index as u64);
+        let mut kept: Vec<usize> = self.gold.clone();
+        let mut others: Vec<usize> = (0..self.chunks.len()).filter(|chunk| !kept.contains(chunk)).collect();
+        while kept.len() < count && !others.is_empty() {
+            kept.push(others.swap_remove(rng.below(others.len())));
+        }
+        kept.sort_unstable();
+        self.gold = (0..kept.len()).filter(|&at| self.gold.contains(&kept[at])).collect();
+        let mut chunks: Vec<Option<LabelledChunk>> = self.chunks.drain(..).map(Some).collect();
+        self.chunks = kept.into_iter().filter_map(|chunk| chunks[chunk].take()).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(chunks: usize, gold: &[usize]) -> KvRow {
+        let chunk =
+            |i: usize| LabelledChunk { id: i.to_string(), title: String::new(), text: "text".to_owned() };
+        KvRow {
+            query: "who?".to_owned(),
+            chunks: (0..chunks).map(chunk).collect(),
+            answers: Vec::new(),
+            gold: gold.to_vec(),
+            kind: None,
+        }
+    }
+
+    #[test]
+    fn needed_chunks_are_never_left_out() {
+        let check = |gold: &[usize], count: usize, expect: usize| {
+            let mut row = row(6, gold);
+            row.keep_chunks(count, 3);
+            let ids: Vec<usize> = row.chunks.iter().map(|chunk| chunk.id.parse().unwrap()).collect();
+            assert_eq!(ids.len(), expect, "{gold:?}, {count}");
+            assert!(ids.is_sorted(), "{ids:?}");
+            let named: Vec<usize> = row.gold.iter().map(|&gold| ids[gold]).collect();
+            assert_eq!(named, gold, "{ids:?}");
+        };
+        check(&[4], 3, 3);
+        check(&[0, 5], 2, 2);
+        check(&[0, 3, 5], 1, 3);
+        check(&[], 9, 6);
+    }
+
+    #[test]
+    fn questions_are_put_in_their_format() {
+        let options =
+            |format: &str| RowOptions { question_format: Some(format.to_owned()), ..RowOptions::default() };
+        assert_eq!(RowOptions::default().prompt("who?"), "who?");
+        assert_eq!(options("Q: {query}\nA:").prompt("who?"), "Q: who?\nA:");
+        assert!(options("Q:").check().is_err());
+        assert_eq!(RowOptions::continuation("A:", "Ada"), " Ada");
+        assert_eq!(RowOptions::continuation("assistant\n", "Ada"), "Ada");
+    }
+}
