@@ -109,7 +109,7 @@ impl KvExportFile {
             "kv_heads": layout.kv_heads.to_string(),
             "head_dim": layout.head_dim.to_string(),
             "next_position": export.next_position.to_string(),
-            "rotary_frequencies": json!(decoder.rotary.as_ref().map(|rotary| &rotary.frequencies)).to_string(),
+            "rotary_frequencies": json!(decoder.rotary.as_ref().map(|rotary| &rotary.global.frequencies)).to_string(),
         });
         let mut file = Self { export, kept, layout, header: Bytes::new(), tensor_bytes: 0 };
         let (mut header, mut offset) = (Map::new(), 0);

@@ -20,8 +20,9 @@ use std::sync::Arc;
 use ndarray::{Array2, Array3, ArrayView1, ArrayView3, Axis, s};
 use thiserror::Error;
 
-use self::contract::{ContractError, QuestionTokens, Rotary};
+use self::contract::{ContractError, QuestionTokens};
 use self::device::DeviceInUse;
+use self::rotary::LayerRotary;
 
 /// Returns whether the window with this index is still needed. See [`ModelRuntime::read`].
 pub type WindowFilter<'a> = &'a (dyn Fn(usize) -> bool + Sync);
@@ -310,8 +311,12 @@ pub struct DecoderInfo {
     pub weights: Option<String>,
     /// The tokens of a question whose RC ranks chunks and sentences.
     pub question_tokens: QuestionTokens,
-    /// The rotary position encoding; without it, cached keys cannot be moved to other positions.
-    pub rotary: Option<Rotary>,
+    /// The rotary position encodings; without them, cached keys cannot be moved to other positions.
+    pub rotary: Option<LayerRotary>,
+    /// `[layer]`: the size of the layer's sliding window in tokens, the query's own included; `None` means full
+    /// attention. A query at position `q` attends to keys at positions above `q - window`. All layers of a
+    /// contract without sliding windows count as layers with full attention.
+    pub sliding_windows: Vec<Option<usize>>,
 }
 
 /// The numbering of the planes of a decoder's blocks: layer by layer, the keys of each key head, then the
@@ -344,6 +349,11 @@ impl PlaneLayout {
         first..first + self.kv_heads
     }
 
+    /// Returns the layer to which a plane belongs.
+    pub fn layer(self, plane: usize) -> usize {
+        plane / self.count(1)
+    }
+
     /// Returns whether a plane holds keys; every other plane holds values.
     pub fn is_key(self, plane: usize) -> bool {
         plane % self.count(1) < self.kv_heads
@@ -354,6 +364,11 @@ impl DecoderInfo {
     /// Returns the numbering of the planes of a block.
     pub fn planes(&self) -> PlaneLayout {
         PlaneLayout::new(self.kv_heads)
+    }
+
+    /// Returns whether the queries of `layer` attend to all keys before them, whatever their distance.
+    pub fn has_full_attention(&self, layer: usize) -> bool {
+        self.sliding_windows[layer].is_none()
     }
 
     /// Returns the number of special tokens before every window.
