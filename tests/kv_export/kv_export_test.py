@@ -39,7 +39,7 @@ NEW_TOKENS = 10
 QUESTIONS = 6
 WITHIN = 1e-4
 HEADS = [{"ratio": 0.25}, {"ratio": 0.1}, {"mass": 0.9}, {"ratio": 0.5, "sinks": 1, "recent": 0}]
-FAMILIES = ["llama", "llama3-tied", "mistral-linear", "mistral-sliding", "qwen2", "qwen2-full", "qwen3", "gpt-neox", "gpt-neox-serial"]
+FAMILIES = ["llama", "llama3-tied", "mistral-linear", "mistral-sliding", "qwen2", "qwen2-full", "qwen3", "gemma3", "gpt-neox", "gpt-neox-serial"]
 
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
