@@ -39,7 +39,7 @@ PIECES = SPECIAL + ["▁"] + list("acdefghilmnoqrstuwy0123456789.,?") + [a + b f
 VOCAB = len(PIECES) + 1  # one row more than there are pieces: published embeddings have extra rows too
 
 COMMON = dict(vocab_size=VOCAB, bos_token_id=1, eos_token_id=1, initializer_range=0.2)
-# Config keys of Llama, Mistral and Qwen. head_dim is given where it differs from hidden_size / num_attention_heads.
+# Config keys of Llama, Mistral, Qwen and Gemma. head_dim is given where it differs from hidden_size / num_attention_heads.
 ROTARY = COMMON | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2,
                        intermediate_size=20, max_position_embeddings=64)
 NEOX = COMMON | dict(num_hidden_layers=2, intermediate_size=20, max_position_embeddings=64)

@@ -602,6 +602,23 @@ class Families(Test):
                 self.check_close(plain(torch.tensor([question]), past_key_values=cache).logits[0, -1], logits)
             self.assertEqual(generate(plain, export, question, **options).tolist(), generated)
 
+    def test_other_frequencies_in_layers_with_a_window_are_refused(self):
+        folder, made = ROOT / "models/tiny/gemma3", work / "gemma3-local"
+        subprocess.run([BINARY, "export", folder, "--out", made], check=True, stdout=subprocess.DEVNULL)
+        served = start_daemon(THRESHER__MODEL__DIR=str(made))
+        self.addCleanup(served.stop)
+        _, _, export = exported_kv("what ?", [{"id": "a", "text": "the keeper had a dog ."}], using=client_of(self, served))
+        self.assertIsNotNone(export.rotary_frequencies_local)
+        self.assertNotEqual(export.rotary_frequencies, export.rotary_frequencies_local)
+        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        export.check(plain)
+        for name, buffer in plain.named_buffers():
+            if name.endswith(("rotary_emb_local.inv_freq", "sliding_attention_inv_freq")):
+                buffer.mul_(2.0)
+        with self.refused("model_mismatch", KvExportError) as found:
+            export.check(plain)
+        self.assertIn("rotary frequencies", found.message)
+
     def test_a_model_with_learned_positions_cannot_export(self):
         made = work / "gpt2"
         subprocess.run([BINARY, "export", ROOT / "models/tiny/gpt2", "--out", made], check=True, stdout=subprocess.DEVNULL)

@@ -209,19 +209,21 @@ fn older_and_newer_configurations_of_gemma3_give_the_same_export() {
     check("one object for each kind of layers", "gemma3", |config| {
         config.remove("rope_theta").unwrap();
         config.remove("rope_local_base_freq").unwrap();
-        config["rope_parameters"] = json!({
+        let parameters = json!({
             "full_attention": {"rope_type": "default", "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         });
+        config.insert("rope_parameters".to_owned(), parameters);
     });
     check("scaling inside the object", "gemma3-linear", |config| {
         for key in ["rope_theta", "rope_local_base_freq", "rope_scaling"] {
             config.remove(key).unwrap();
         }
-        config["rope_parameters"] = json!({
+        let parameters = json!({
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
             "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
         });
+        config.insert("rope_parameters".to_owned(), parameters);
     });
     check("the bases are left to their defaults", "gemma3", |config| {
         config.remove("rope_theta").unwrap();

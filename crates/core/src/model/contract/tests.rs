@@ -160,7 +160,7 @@ fn an_error_of_a_layers_positions_names_the_key() {
     let check = |from: &str, to: &str, expect: &[&str]| {
         check_load(&decoder_with_local_layers(), (from, to), expect);
     };
-    let windows = "sliding_windows = [\n    5,\n    5,\n    0,\n]";
+    let windows = "sliding_windows = [5, 5, 0]";
     check(windows, "sliding_windows = [5, 0]", &["decoder.sliding_windows", "2 entries", "3 layers"]);
     check(windows, "", &["decoder.rotary_local", "a layer with a sliding window"]);
     check(windows, "sliding_windows = [0, 0, 0]", &["decoder.rotary_local", "a layer with a sliding window"]);
