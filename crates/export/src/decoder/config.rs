@@ -1,6 +1,6 @@
-//! Reads a family's `config.json` into the description that all families share. Does not know about tensors or graphs. A key that is known to change the
-//! computation is refused unless it has its neutral value. Tensors that the description does not cover are
-//! refused when the weights are copied.
+//! Reads a family's `config.json` into the description that all families share. Does not know about tensors or
+//! graphs. A key that is known to change the computation is refused unless it has its neutral value. Tensors
+//! that the description does not cover are refused when the weights are copied.
 
 use std::path::Path;
 
