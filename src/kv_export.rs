@@ -99,7 +99,7 @@ impl KvExportFile {
             is_f16: pipeline.settings().codec != Codec::F32,
         };
         let ids: Vec<&str> = chunks.iter().map(|chunk| &*chunk.as_ref().id).collect();
-        let metadata = json!({
+        let mut metadata = json!({
             "format": FORMAT,
             "policy": if kept.is_some() { "heads" } else { "chunks" },
             "model": info.name,
@@ -109,8 +109,11 @@ impl KvExportFile {
             "kv_heads": layout.kv_heads.to_string(),
             "head_dim": layout.head_dim.to_string(),
             "next_position": export.next_position.to_string(),
-            "rotary_frequencies": json!(decoder.rotary.as_ref().map(|rotary| &rotary.frequencies)).to_string(),
+            "rotary_frequencies": json!(decoder.rotary.as_ref().map(|rotary| &rotary.global.frequencies)).to_string(),
         });
+        if let Some(local) = decoder.rotary.as_ref().and_then(|rotary| rotary.local.as_ref()) {
+            metadata["rotary_frequencies_local"] = json!(json!(local.frequencies).to_string());
+        }
         let mut file = Self { export, kept, layout, header: Bytes::new(), tensor_bytes: 0 };
         let (mut header, mut offset) = (Map::new(), 0);
         header.insert("__metadata__".to_owned(), metadata);

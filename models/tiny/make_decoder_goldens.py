@@ -39,7 +39,7 @@ PIECES = SPECIAL + ["▁"] + list("acdefghilmnoqrstuwy0123456789.,?") + [a + b f
 VOCAB = len(PIECES) + 1  # one row more than there are pieces: published embeddings have extra rows too
 
 COMMON = dict(vocab_size=VOCAB, bos_token_id=1, eos_token_id=1, initializer_range=0.2)
-# Config keys of Llama, Mistral and Qwen. head_dim is given where it differs from hidden_size / num_attention_heads.
+# Config keys of Llama, Mistral, Qwen and Gemma. head_dim is given where it differs from hidden_size / num_attention_heads.
 ROTARY = COMMON | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2,
                        intermediate_size=20, max_position_embeddings=64)
 NEOX = COMMON | dict(num_hidden_layers=2, intermediate_size=20, max_position_embeddings=64)
@@ -66,6 +66,14 @@ TINY = [
     dict(name="qwen2-full", cls="Qwen2", seed=6, config=ROTARY, patch=dict(sliding_window=4)),
     dict(name="qwen3", cls="Qwen3", seed=7, dtype=torch.float16, config=ROTARY | dict(
         head_dim=16, tie_word_embeddings=True, rope_theta=1000000.0)),
+    # Two layers with a window and one without. Published files have a pattern in place of a list of layers.
+    dict(name="gemma3", cls="Gemma3", seed=12, bos=True, config=ROTARY | dict(
+        num_hidden_layers=3, head_dim=12, query_pre_attn_scalar=10, sliding_window=5, sliding_window_pattern=3,
+        rope_theta=1000000.0, rope_local_base_freq=10000.0), patch=dict(layer_types=None, sliding_window_pattern=3)),
+    dict(name="gemma3-linear", cls="Gemma3", seed=13, bos=True, dtype=torch.bfloat16, config=ROTARY | dict(
+        num_key_value_heads=1, head_dim=16, query_pre_attn_scalar=24, sliding_window=4, attention_bias=True,
+        layer_types=["full_attention", "sliding_attention"], tie_word_embeddings=False,
+        rope_theta=100000.0, rope_local_base_freq=5000.0, rope_scaling=dict(rope_type="linear", factor=8.0))),
     dict(name="gpt-neox", cls="GPTNeoX", seed=8, config=NEOX | dict(
         hidden_size=32, num_attention_heads=2, rotary_pct=0.25)),
     dict(name="gpt-neox-serial", cls="GPTNeoX", seed=9, dtype=torch.float16, shards=2, config=NEOX | dict(

@@ -39,7 +39,7 @@ NEW_TOKENS = 10
 QUESTIONS = 6
 WITHIN = 1e-4
 HEADS = [{"ratio": 0.25}, {"ratio": 0.1}, {"mass": 0.9}, {"ratio": 0.5, "sinks": 1, "recent": 0}]
-FAMILIES = ["llama", "llama3-tied", "mistral-linear", "mistral-sliding", "qwen2", "qwen2-full", "qwen3", "gpt-neox", "gpt-neox-serial"]
+FAMILIES = ["llama", "llama3-tied", "mistral-linear", "mistral-sliding", "qwen2", "qwen2-full", "qwen3", "gemma3", "gpt-neox", "gpt-neox-serial"]
 
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -601,6 +601,23 @@ class Families(Test):
             with attention(plain) if kv["policy"] == "heads" else nullcontext():
                 self.check_close(plain(torch.tensor([question]), past_key_values=cache).logits[0, -1], logits)
             self.assertEqual(generate(plain, export, question, **options).tolist(), generated)
+
+    def test_other_frequencies_in_layers_with_a_window_are_refused(self):
+        folder, made = ROOT / "models/tiny/gemma3", work / "gemma3-local"
+        subprocess.run([BINARY, "export", folder, "--out", made], check=True, stdout=subprocess.DEVNULL)
+        served = start_daemon(THRESHER__MODEL__DIR=str(made))
+        self.addCleanup(served.stop)
+        _, _, export = exported_kv("what ?", [{"id": "a", "text": "the keeper had a dog ."}], using=client_of(self, served))
+        self.assertIsNotNone(export.rotary_frequencies_local)
+        self.assertNotEqual(export.rotary_frequencies, export.rotary_frequencies_local)
+        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        export.check(plain)
+        for name, buffer in plain.named_buffers():
+            if name.endswith(("rotary_emb_local.inv_freq", "sliding_attention_inv_freq")):
+                buffer.mul_(2.0)
+        with self.refused("model_mismatch", KvExportError) as found:
+            export.check(plain)
+        self.assertIn("rotary frequencies", found.message)
 
     def test_a_model_with_learned_positions_cannot_export(self):
         made = work / "gpt2"

@@ -25,8 +25,18 @@ use thresher_export::{ExportOptions, export};
 /// The largest allowed difference of a raw attention logit.
 const TOLERANCE: f32 = 1e-4;
 
-const MODELS: [&str; 8] =
-    ["llama", "llama3-tied", "mistral-sliding", "qwen2", "qwen3", "gpt-neox", "gpt-neox-serial", "gpt2"];
+const MODELS: [&str; 10] = [
+    "llama",
+    "llama3-tied",
+    "mistral-sliding",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "gemma3-linear",
+    "gpt-neox",
+    "gpt-neox-serial",
+    "gpt2",
+];
 
 /// A tiny model, exported and loaded, and a session over its whole graph for comparison.
 struct Model {
@@ -326,7 +336,7 @@ fn the_last_question_token_has_the_same_logits_alone_and_with_the_others_on_a_gp
 
 #[test]
 fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys() {
-    for name in ["llama", "mistral-sliding", "qwen2", "gpt-neox"] {
+    for name in ["llama", "mistral-sliding", "qwen2", "gemma3", "gpt-neox"] {
         let mut model = Model::new(name, DeviceChoice::Cpu);
         let texts = [text(1, 5), text(2, 4)];
         let windows: Vec<Vec<u32>> = texts.iter().map(|text| model.ids(text)).collect();

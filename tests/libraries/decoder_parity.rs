@@ -16,7 +16,7 @@ use thresher_export::{ExportOptions, export};
 const TOLERANCE: f64 = 1e-5;
 
 /// The directories of all tiny decoders.
-const MODELS: [&str; 11] = [
+const MODELS: [&str; 13] = [
     "llama",
     "llama3-tied",
     "mistral-sliding",
@@ -24,6 +24,8 @@ const MODELS: [&str; 11] = [
     "qwen2",
     "qwen2-full",
     "qwen3",
+    "gemma3",
+    "gemma3-linear",
     "gpt-neox",
     "gpt-neox-serial",
     "gpt2",
@@ -169,7 +171,7 @@ fn exported(source: &Path, out: &Path, weights: Weights) -> Contract {
 #[test]
 fn weights_in_f16_stay_close_to_transformers() {
     // Only models whose checkpoints have 32 bits.
-    for name in ["llama", "qwen2-full", "gpt-neox", "gpt2"] {
+    for name in ["llama", "qwen2-full", "gemma3", "gpt-neox", "gpt2"] {
         let mut model = Model::new(name, Weights::F16);
         let [logits, keys, values, raw] = model.distances(0);
         let worst = logits.max(keys).max(values).max(raw);

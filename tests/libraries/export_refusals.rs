@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use thresher_core::model::contract::{CONTRACT_FILE, Contract, Weights};
+use thresher_core::model::contract::{self, CONTRACT_FILE, Contract, Weights};
 use thresher_export::{ExportError, ExportOptions, export};
 
 const SINGLE: &str = "bert-gelu";
@@ -160,6 +160,111 @@ fn unsupported_decoder_settings_are_refused_by_name() {
         &["scale_attn_by_inverse_layer_idx is `true`"],
     );
     check("gpt2", "n_head", json!(3), &["n_head is `3`", "divisors of the hidden size 20"]);
+}
+
+#[test]
+fn unsupported_settings_of_gemma3_are_refused_by_name() {
+    let check = |key: &'static str, value: Value, expect: &[&str]| {
+        check_decoder("gemma3", key, value, expect);
+    };
+    check(
+        "architectures",
+        json!(["Gemma3ForConditionalGeneration"]),
+        &["architectures is `Gemma3ForConditionalGeneration`", "Gemma3ForCausalLM; save the text model"],
+    );
+    check("attn_logit_softcapping", json!(50.0), &["attn_logit_softcapping is `50.0`", "null"]);
+    check("final_logit_softcapping", json!(30.0), &["final_logit_softcapping is `30.0`", "null"]);
+    check("use_bidirectional_attention", json!(true), &["use_bidirectional_attention is `true`", "false"]);
+    check("query_pre_attn_scalar", json!(0), &["query_pre_attn_scalar is `0`", "above 0"]);
+    check("head_dim", json!(null), &["head_dim is `missing`"]);
+    check("sliding_window", json!(null), &["sliding_window is `off`", "sliding_attention"]);
+    check("sliding_window_pattern", json!(0), &["sliding_window_pattern is `0`"]);
+    check("hidden_activation", json!("mish"), &["hidden_activation is `mish`"]);
+    let dynamic = json!({"rope_type": "dynamic", "factor": 2.0});
+    check("rope_scaling", dynamic, &["rope_scaling is `dynamic`"]);
+    check("rope_local_base_freq", json!(0.0), &["rope_local_base_freq is `0"]);
+    check(
+        "rope_parameters",
+        json!({"rope_theta": 1e4}),
+        &["rope_parameters", "the key rope_theta", "full_attention"],
+    );
+    let yarn = json!({"sliding_attention": {"rope_type": "yarn"}});
+    check("rope_parameters", yarn, &["rope_scaling is `yarn`"]);
+    // A bias that the checkpoint does not have.
+    check("attention_bias", json!(true), &["no tensor `model.layers.0.self_attn."]);
+    // The query scale is a setting of Gemma only.
+    check_decoder("llama", "query_pre_attn_scalar", json!(256), &["query_pre_attn_scalar is `256`"]);
+}
+
+/// Newer versions of `transformers` write other keys for the same layers and rotary frequencies.
+#[test]
+fn older_and_newer_configurations_of_gemma3_give_the_same_export() {
+    type Change = fn(&mut serde_json::Map<String, Value>);
+    let check = |name: &str, model: &str, change: Change| {
+        let (older, newer, outs) = (source(model), source(model), TempDir::new().unwrap());
+        let older = run(older.path(), &outs.path().join("older")).unwrap();
+        edit("config.json", |config| change(config.as_object_mut().unwrap()))(newer.path());
+        assert_eq!(run(newer.path(), &outs.path().join("newer")).unwrap(), older, "{name}");
+    };
+    check("one object for each kind of layers", "gemma3", |config| {
+        config.remove("rope_theta").unwrap();
+        config.remove("rope_local_base_freq").unwrap();
+        let parameters = json!({
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        });
+        config.insert("rope_parameters".to_owned(), parameters);
+    });
+    check("scaling inside the object", "gemma3-linear", |config| {
+        for key in ["rope_theta", "rope_local_base_freq", "rope_scaling"] {
+            config.remove(key).unwrap();
+        }
+        let parameters = json!({
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+        });
+        config.insert("rope_parameters".to_owned(), parameters);
+    });
+    check("the bases are left to their defaults", "gemma3", |config| {
+        config.remove("rope_theta").unwrap();
+        config.remove("rope_local_base_freq").unwrap();
+    });
+    check("a list of layers", "gemma3", |config| {
+        config.remove("sliding_window_pattern").unwrap();
+        config["layer_types"] = json!(["sliding_attention", "sliding_attention", "full_attention"]);
+    });
+}
+
+/// The contract of `model` after a change of its configuration.
+fn decoder_contract(model: &str, change: impl FnOnce(&mut Value)) -> contract::Decoder {
+    let (source, out) = (source(model), TempDir::new().unwrap());
+    edit("config.json", change)(source.path());
+    match run(source.path(), &out.path().join("out")).unwrap().family {
+        contract::Family::Decoder(decoder) => decoder,
+        contract::Family::Late(_) => panic!("{model} is a decoder"),
+    }
+}
+
+#[test]
+fn the_contract_declares_the_windows_and_frequencies_of_each_layer() {
+    let check =
+        |model: &str, change: fn(&mut Value), windows: &[usize], second_frequencies: [Option<f32>; 2]| {
+            let decoder = decoder_contract(model, change);
+            let second =
+                |rotary: &Option<contract::Rotary>| rotary.as_ref().map(|rotary| rotary.frequencies[1]);
+            let found = [second(&decoder.rotary), second(&decoder.rotary_local)];
+            assert_eq!((&decoder.sliding_windows[..], found), (windows, second_frequencies), "{model}");
+        };
+    let [global, local] = [1e6, 1e4].map(|theta: f64| Some(theta.powf(-1.0 / 6.0) as f32));
+    let unchanged: fn(&mut Value) = |_| {};
+    check("gemma3", unchanged, &[5, 5, 0], [global, local]);
+    check("gemma3", |c| c["rope_local_base_freq"] = json!(1e6), &[5, 5, 0], [global, None]);
+    check("gemma3", |c| c["sliding_window_pattern"] = json!(1), &[], [global, None]);
+    check("gemma3", |c| c["sliding_window_pattern"] = json!(6), &[5, 5, 5], [local, None]);
+    check("mistral-sliding", unchanged, &[4, 4], [local, None]);
+    check("qwen2", unchanged, &[0, 5, 5], [Some(1e6_f64.powf(-1.0 / 4.0) as f32), None]);
+    check("qwen2-full", unchanged, &[], [Some(0.1), None]);
+    check("gpt2", unchanged, &[], [None, None]);
 }
 
 #[test]

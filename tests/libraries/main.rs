@@ -3,6 +3,7 @@
 //! process, see [`support::child`].
 
 mod decoder_blocks;
+mod decoder_layers;
 mod decoder_memory;
 mod decoder_parity;
 mod device;

@@ -20,8 +20,9 @@ use std::sync::Arc;
 use ndarray::{Array2, Array3, ArrayView1, ArrayView3, Axis, s};
 use thiserror::Error;
 
-use self::contract::{ContractError, EvictionForm, QuestionTokens, Rotary};
+use self::contract::{ContractError, EvictionForm, QuestionTokens};
 use self::device::DeviceInUse;
+use self::rotary::LayerRotary;
 
 /// Returns whether the window with this index is still needed. See [`ModelRuntime::read`].
 pub type WindowFilter<'a> = &'a (dyn Fn(usize) -> bool + Sync);
@@ -310,8 +311,12 @@ pub struct DecoderInfo {
     pub weights: Option<String>,
     /// The tokens of a question whose RC ranks chunks and sentences.
     pub question_tokens: QuestionTokens,
-    /// The rotary position encoding; without it, cached keys cannot be moved to other positions.
-    pub rotary: Option<Rotary>,
+    /// The rotary position encodings; without them, cached keys cannot be moved to other positions.
+    pub rotary: Option<LayerRotary>,
+    /// `[layer]`: the size of the layer's sliding window in tokens, the query's own included; `None` means full
+    /// attention. A query at position `q` attends to keys at positions above `q - window`. All layers of a
+    /// contract without sliding windows count as layers with full attention.
+    pub sliding_windows: Vec<Option<usize>>,
     /// How keys are evicted: as calibrated for this model, or by default.
     pub eviction: EvictionForm,
 }
@@ -346,6 +351,11 @@ impl PlaneLayout {
         first..first + self.kv_heads
     }
 
+    /// Returns the layer to which a plane belongs.
+    pub fn layer(self, plane: usize) -> usize {
+        plane / self.count(1)
+    }
+
     /// Returns whether a plane holds keys; every other plane holds values.
     pub fn is_key(self, plane: usize) -> bool {
         plane % self.count(1) < self.kv_heads
@@ -356,6 +366,36 @@ impl DecoderInfo {
     /// Returns the numbering of the planes of a block.
     pub fn planes(&self) -> PlaneLayout {
         PlaneLayout::new(self.kv_heads)
+    }
+
+    /// Returns whether the queries of `layer` attend to all keys before them, whatever their distance.
+    pub fn has_full_attention(&self, layer: usize) -> bool {
+        self.sliding_windows[layer].is_none()
+    }
+
+    /// Returns the layers with full attention, ascending: those whose keys can be evicted.
+    pub fn full_layers(&self) -> Vec<usize> {
+        (0..self.layers).filter(|&layer| self.has_full_attention(layer)).collect()
+    }
+
+    /// Returns the mask of all layers from `kept`, `[layer, kv_head, token]` of the layers with full
+    /// attention. A layer with a sliding window keeps the last tokens that its window reaches from any later
+    /// position, which changes nothing.
+    ///
+    /// # Panics
+    /// When `kept` does not have one entry for each layer with full attention.
+    pub fn mask_of_all_layers(&self, kept: &Array3<bool>) -> KeyMask {
+        let (_, kv_heads, tokens) = kept.dim();
+        let mut of_full_layers = kept.outer_iter();
+        let mut mask = Array3::from_elem((self.layers, kv_heads, tokens), true);
+        for (layer, mut mask) in mask.outer_iter_mut().enumerate() {
+            match self.sliding_windows[layer] {
+                None => mask.assign(&of_full_layers.next().expect("one entry per layer with full attention")),
+                // The window of the next token contains that token itself.
+                Some(window) => mask.slice_mut(s![.., ..tokens.saturating_sub(window - 1)]).fill(false),
+            }
+        }
+        KeyMask::new(mask)
     }
 
     /// Returns the number of special tokens before every window.

@@ -1,24 +1,28 @@
-//! Decoders: the description that Llama, Mistral, Qwen2, Qwen3, GPT-NeoX and GPT-2 share, with the settings
-//! in which they differ. Does not know about tokenizers or how the exported folder is put in place.
+//! Decoders: the description that Llama, Mistral, Qwen2, Qwen3, Gemma 3, GPT-NeoX and GPT-2 share, with the
+//! settings in which they differ. Does not know about tokenizers or how the exported folder is put in place.
 //!
-//! `config` reads a family's `config.json` into a [`Decoder`], `weights` copies its tensors, and `layers`
-//! builds the graph, which is the same for all families.
+//! `config` reads a family's `config.json` into a [`Decoder`], with `rotary` and `windows` for what may differ
+//! between layers. `weights` copies its tensors, and `layers` builds the graph, which is the same for all
+//! families.
 
 mod config;
 mod layers;
+mod rotary;
 mod weights;
+mod windows;
 
-pub use self::config::architecture;
+pub use self::config::{architecture, text_model_of};
 use thresher_core::model::contract::Rotary;
 
 use super::graph::Activation;
 
 /// The class names of supported checkpoints, with their families.
-pub const ARCHITECTURES: [(&str, Family); 6] = [
+pub const ARCHITECTURES: [(&str, Family); 7] = [
     ("LlamaForCausalLM", Family::Llama),
     ("MistralForCausalLM", Family::Mistral),
     ("Qwen2ForCausalLM", Family::Qwen2),
     ("Qwen3ForCausalLM", Family::Qwen3),
+    ("Gemma3ForCausalLM", Family::Gemma3),
     ("GPTNeoXForCausalLM", Family::GptNeox),
     ("GPT2LMHeadModel", Family::Gpt2),
 ];
@@ -32,6 +36,8 @@ pub enum Family {
     /// Qwen2 and Qwen2.5.
     Qwen2,
     Qwen3,
+    /// The text model of Gemma 3.
+    Gemma3,
     /// Pythia and others.
     GptNeox,
     Gpt2,
@@ -56,6 +62,13 @@ pub struct Decoder {
     pub context_tokens_max: usize,
     /// The rotary position embedding; `None` if position embeddings are learned.
     pub rotary: Option<Rotary>,
+    /// The rotary position embedding of layers with a sliding window, if it is another one than `rotary`.
+    pub rotary_local: Option<Rotary>,
+    /// `[layer]`: the size of the sliding window in tokens, the query's own included; `None` for full
+    /// attention.
+    pub sliding_windows: Vec<Option<usize>>,
+    /// The factor by which ⟨q, k⟩ is multiplied.
+    pub scale: f64,
     family: Family,
     /// The number of components of a hidden state.
     hidden: usize,
@@ -70,9 +83,8 @@ pub struct Decoder {
     /// Whether attention and the feed-forward part of a layer read the same hidden state.
     parallel: bool,
     biases: Biases,
-    /// `[layer]`: the size of the sliding window in tokens, the query's own included; `None` for full
-    /// attention.
-    sliding_windows: Vec<Option<usize>>,
+    /// The factor by which token embeddings are multiplied, if there is one.
+    embedding_scale: Option<f32>,
     /// Whether the embedding table is also the output projection.
     tied_embedding: bool,
 }
@@ -82,6 +94,8 @@ pub struct Decoder {
 enum NormKind {
     /// RMS normalisation: division by the root mean square.
     Rms,
+    /// RMS normalisation whose scale is 1 plus the tensor in the checkpoint.
+    RmsPlusOne,
     /// Layer normalisation: subtraction of the mean and division by the standard deviation, with a bias.
     Layer,
 }
@@ -95,11 +109,6 @@ struct Biases {
 }
 
 impl Decoder {
-    /// The factor by which ⟨q, k⟩ is multiplied.
-    pub fn scale(&self) -> f64 {
-        1.0 / (self.head_dim as f64).sqrt()
-    }
-
     /// The number of components of all query heads, and of all key heads.
     fn qk_widths(&self) -> (usize, usize) {
         (self.heads * self.head_dim, self.kv_heads * self.head_dim)

@@ -63,12 +63,19 @@ impl Model {
         if let Some((architecture, family)) = decoder::architecture(header) {
             return Ok(Self::Decoder(Decoder::read(dir, architecture, family)?));
         }
+        let found = header.architectures.first().cloned().unwrap_or_else(|| "none".to_owned());
         let decoders = decoder::ARCHITECTURES.map(|(name, _)| name);
+        let supported = match decoder::text_model_of(&found) {
+            Some(text_model) => {
+                format!("{text_model}; save the text model of this checkpoint on its own, and export that")
+            }
+            None => [&bert::ARCHITECTURES[..], &decoders].concat().join(", "),
+        };
         Err(ExportError::Unsupported {
             file: dir.join(source::CONFIG),
             key: "architectures",
-            found: header.architectures.first().cloned().unwrap_or_else(|| "none".to_owned()),
-            supported: [&bert::ARCHITECTURES[..], &decoders].concat().join(", "),
+            found,
+            supported,
         })
     }
 }
@@ -188,10 +195,12 @@ impl Exporter<'_> {
                 heads: decoder.heads,
                 kv_heads: decoder.kv_heads,
                 head_dim: decoder.head_dim,
-                scale: decoder.scale(),
+                scale: decoder.scale,
                 context_tokens_max: decoder.context_tokens_max,
                 kv_dtype: "f32".into(),
+                sliding_windows: decoder.declared_windows(),
                 rotary: decoder.rotary.clone(),
+                rotary_local: decoder.rotary_local.clone(),
                 chosen: None,
                 eviction: None,
             }),

@@ -42,6 +42,10 @@ Tokens = Union[Sequence[int], torch.Tensor, Mapping[str, Any]]
 _ATTENTION = "thresher_heads"
 # Attribute of a keys tensor: the token of each row, `[kv_head, row]`; -1 for a row of padding.
 _ROW_TOKENS = "thresher_row_tokens"
+# Ends of the names of buffers with rotary frequencies: those of layers with full attention or of all layers, and those of layers
+# with a sliding window. The first of each is that of transformers 4, the second that of transformers 5.
+_GLOBAL = ("rotary_emb.inv_freq", "full_attention_inv_freq")
+_LOCAL = ("rotary_emb_local.inv_freq", "sliding_attention_inv_freq")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -98,6 +102,7 @@ class KvExport:
     - `kv_heads`, `head_dim`: key heads of a layer, and dimensions of a key
     - `next_position`: number of tokens, which is the position of the next token
     - `rotary_frequencies`: for each pair of a key's dimensions, the angle by which it rotates from one position to the next
+    - `rotary_frequencies_local`: the same for layers with a sliding window, if they have other frequencies; otherwise None
     - `token_ids`, `positions`: id and position of each token, `[token]`
     - `chunks`: index in `chunk_ids` of each token, `[token]`; -1 for a special token in front
     - `windows`: number of the window in which the model read each token, `[token]`; -1 for a special token
@@ -113,6 +118,7 @@ class KvExport:
     head_dim: int
     next_position: int
     rotary_frequencies: tuple[float, ...]
+    rotary_frequencies_local: tuple[float, ...] | None
     token_ids: torch.Tensor
     positions: torch.Tensor
     chunks: torch.Tensor
@@ -170,6 +176,7 @@ class KvExport:
             head_dim=head_dim,
             next_position=tokens,
             rotary_frequencies=tuple(json.loads(metadata["rotary_frequencies"])),
+            rotary_frequencies_local=tuple(json.loads(local)) if (local := metadata.get("rotary_frequencies_local")) else None,
             **{name: tensor(name, tokens) for name in ("token_ids", "positions", "chunks", "windows")},
             offsets=tensor("offsets", tokens, 2),
             layers=tuple(layer(index) for index in range(layers)),
@@ -241,11 +248,18 @@ class KvExport:
         for name, (in_export, in_model) in shape.items():
             if in_export != in_model:
                 raise _mismatch(f"the export has {name} = {in_export}, the model has {in_model}")
-        frequencies = torch.tensor(self.rotary_frequencies, dtype=torch.float32)
-        buffers = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+        self._check_rotary(model)
+
+    def _check_rotary(self, model: PreTrainedModel) -> None:
+        """Raises a `KvExportError` unless `model` rotates keys as the export does."""
+        buffers = [(buffer, name.endswith(_LOCAL)) for name, buffer in model.named_buffers() if name.endswith(_GLOBAL + _LOCAL)]
         if not buffers:
             raise _mismatch("the export has rotated keys, the model has no rotary embeddings (rotary_emb.inv_freq)")
-        for buffer in buffers:
+        if self.rotary_frequencies_local and not any(local for _, local in buffers):
+            raise _mismatch("the export has other rotary frequencies in layers with a sliding window, the model has one list for all")
+        for buffer, local in buffers:
+            in_export = (self.rotary_frequencies_local if local else None) or self.rotary_frequencies
+            frequencies = torch.tensor(in_export, dtype=torch.float32)
             in_model, relative = buffer.detach().to("cpu", torch.float32), max(1e-5, torch.finfo(buffer.dtype).eps)
             # Half precision cannot represent the lowest frequencies exactly.
             absolute = 0.0 if buffer.dtype == torch.float32 else 1e-7

@@ -256,9 +256,7 @@ impl Contract {
         let files = self.named_files().into_iter().map(|(key, name)| (key, self.files.get(name)));
         let shapes = match &self.family {
             Family::Late(late) => serde_json::to_value(late),
-            Family::Decoder(decoder) => {
-                serde_json::to_value((decoder.without_calibration(), decoder.depth()))
-            }
+            Family::Decoder(decoder) => serde_json::to_value((decoder.for_fingerprint(), decoder.depth())),
         };
         let Self { tokenizer, window, weights, schema, .. } = self;
         let files = files.collect::<Vec<_>>();

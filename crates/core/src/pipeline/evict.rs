@@ -67,8 +67,8 @@ impl Eviction {
         }
     }
 
-    /// Returns which keys are kept, from `scores` `[layer, kv_head, token]`. The tokens follow
-    /// `prefix_tokens` special tokens, which are always kept and have no scores.
+    /// Returns which keys are kept, `[layer, kv_head, token]`, from `scores` of the same shape. The tokens
+    /// follow `prefix_tokens` special tokens, which are always kept and have no scores.
     ///
     /// With [`HeadBudget::Ratio`], the heads that share a budget keep the keys with the largest scores of all
     /// of them together, with a floor for each head: the allocation of Ada-KV (Feng et al. 2024, arXiv
@@ -82,7 +82,7 @@ impl Eviction {
         scores: &Array3<f32>,
         prefix_tokens: usize,
         form: &EvictionForm,
-    ) -> Result<KeyMask, InvalidRequest> {
+    ) -> Result<Array3<bool>, InvalidRequest> {
         let (layers, kv_heads, tokens) = scores.dim();
         let always = self.always_kept(tokens, prefix_tokens)?;
         let (keep_in, heads_together): (&dyn Fn(usize) -> Keep, usize) = match self.keep {
@@ -104,7 +104,7 @@ impl Eviction {
         for (scores, mut kept) in groups.zip(kept.axis_chunks_iter_mut(Axis(0), heads_together.max(1))) {
             kept.assign(&rc::keep(scores, &always, keep_in(scores.nrows())));
         }
-        Ok(KeyMask::new(kept.into_shape_with_order(scores.dim()).expect("the same number of elements")))
+        Ok(kept.into_shape_with_order(scores.dim()).expect("the same number of elements"))
     }
 
     /// Returns `[token]`, which of `tokens` tokens after `prefix_tokens` special ones every head keeps.
@@ -151,7 +151,8 @@ impl Pipeline {
         let form = attention.decoder.eviction;
         let scores = attention.rc_of_keys(&form);
         cancel.check()?;
-        Ok(eviction.choose(&scores, prefix_tokens, &form)?)
+        let kept = eviction.choose(&scores, prefix_tokens, &form)?;
+        Ok(attention.decoder.mask_of_all_layers(&kept))
     }
 
     /// Encodes `question` with an export as its past, in all heads of all layers.
@@ -190,8 +191,8 @@ impl ExportAttention<'_> {
         &self.encoded
     }
 
-    /// Returns the RC of each key for the question, `[layer, kv_head, key]`, reduced over the question and
-    /// averaged over neighbouring keys as `form` says.
+    /// Returns the RC of each key for the question, `[layer, kv_head, key]`, in the layers with full attention,
+    /// reduced over the question and averaged over neighbouring keys as `form` says.
     pub fn rc_of_keys(&self, form: &EvictionForm) -> Array3<f32> {
         self.key_scores(|logits, _| {
             let scores = rc::key_rc(logits, form.over_question);
@@ -199,18 +200,19 @@ impl ExportAttention<'_> {
         })
     }
 
-    /// Returns the score of each key, `[layer, kv_head, key]`. `score` computes the scores of all keys of a
-    /// key head, `[key]`, from the raw logits of the query heads that share it: over the exported keys,
+    /// Returns the score of each key, `[layer, kv_head, key]`, in the layers with full attention: keys of other
+    /// layers are not evicted. `score` computes the scores of all keys of a key head, `[key]`, from the raw logits of the query heads that share it: over the exported keys,
     /// `[query_head, question_token, key]`, and over the question's own keys,
     /// `[query_head, question_token, question_token]`.
     pub fn key_scores(
         &self,
         score: impl Fn(ArrayView3<f32>, ArrayView3<f32>) -> Array1<f32> + Sync,
     ) -> Array3<f32> {
-        let DecoderInfo { layers, heads, kv_heads, .. } = *self.decoder;
+        let DecoderInfo { heads, kv_heads, .. } = *self.decoder;
+        let layers = self.decoder.full_layers();
         let (heads_per_kv_head, tokens) = (heads / kv_heads, self.past.positions().len());
         let score_kv_head = |(index, mut scores): (usize, ArrayViewMut1<f32>)| {
-            let (layer, kv_head) = (index / kv_heads, index % kv_heads);
+            let (layer, kv_head) = (layers[index / kv_heads], index % kv_heads);
             let mut keys = Array2::zeros((tokens, self.head_dim));
             let values = keys.as_slice_mut().expect("a new array is contiguous");
             self.past.read_plane(self.decoder.planes().keys(layer).start + kv_head, values);
@@ -223,7 +225,7 @@ impl ExportAttention<'_> {
             }
             scores.assign(&score(logits.view(), self.encoded.self_logits(heads).view()));
         };
-        let mut scores = Array3::zeros((layers, kv_heads, tokens));
+        let mut scores = Array3::zeros((layers.len(), kv_heads, tokens));
         let rows = scores.rows_mut().into_iter().enumerate().collect::<Vec<_>>();
         rows.into_par_iter().for_each(score_kv_head);
         scores
@@ -284,7 +286,7 @@ mod tests {
             let eviction = Eviction { sinks: Some(0), recent: Some(0), ..Eviction::of(keep) };
             let form = EvictionForm { budget, floor: 0.2, ..EvictionForm::default() };
             let kept = eviction.choose(&scores, 0, &form).unwrap();
-            let of = |layer, head| kept.of(layer, head).iter().filter(|kept| **kept).count();
+            let of = |layer, head| kept.slice(s![layer, head, ..]).iter().filter(|kept| **kept).count();
             assert_eq!([of(0, 0), of(0, 1), of(1, 0), of(1, 1)], expect, "{budget:?}");
         };
         let half = HeadBudget::Ratio(0.5);

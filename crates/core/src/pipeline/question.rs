@@ -20,8 +20,7 @@ use super::validate::RequestLimits;
 use crate::domain::TokenSpan;
 use crate::kv::block::Block;
 use crate::kv::scan::{Look, ScanQueries};
-use crate::model::contract::Rotary;
-use crate::model::rotary::Rotation;
+use crate::model::rotary::{LayerRotary, LayerRotations};
 use crate::model::{
     DecoderInfo, EncodedQuestion, ModelError, ModelInfo, ModelRuntime, NoPast, Past, PlaneLayout,
     SelfAttention,
@@ -73,10 +72,17 @@ pub struct QuestionViews {
     /// `[head]`: the plane of a block that holds the head's keys.
     planes: Vec<usize>,
     /// How keys rotate with their position; `None` for models without rotary positions.
-    rotary: Option<Rotary>,
+    rotation: Option<KeyRotation>,
     /// The views with the question's encoding in each. Together the views have all tokens of all blocks, in
     /// order. With an encoder there is one view.
     views: Vec<(View, EncodedQuestion)>,
+}
+
+/// How the keys of each plane rotate with their position.
+#[derive(Debug, Clone)]
+struct KeyRotation {
+    rotary: LayerRotary,
+    layout: PlaneLayout,
 }
 
 /// What encoding a question needs besides the question and the blocks.
@@ -181,8 +187,11 @@ pub fn encode(ids: &[u32], blocks: &Blocks, context: EncodeContext) -> Result<Qu
         None => vec![(View::of_all(blocks), encode_alone(ids, context)?)],
         Some(decoder) => encode_views(ids, blocks, context, decoder)?,
     };
-    let rotary = info.decoder.as_ref().and_then(|decoder| decoder.rotary.clone());
-    Ok(QuestionViews { planes: info.readout.clone(), rotary, views })
+    let rotation = info
+        .decoder
+        .as_ref()
+        .and_then(|decoder| Some(KeyRotation { rotary: decoder.rotary.clone()?, layout: decoder.planes() }));
+    Ok(QuestionViews { planes: info.readout.clone(), rotation, views })
 }
 
 /// Encodes an encoder's question. A question longer than a window is encoded in windows, as a chunk is.
@@ -244,7 +253,7 @@ impl QuestionViews {
     /// the other tokens before it.
     pub fn with_last_token_only(&self) -> Self {
         let views = self.views.iter().map(|(view, encoded)| (view.clone(), encoded.of_last_token()));
-        Self { planes: self.planes.clone(), rotary: self.rotary.clone(), views: views.collect() }
+        Self { planes: self.planes.clone(), rotation: self.rotation.clone(), views: views.collect() }
     }
 
     /// Returns the number of heads that RC is averaged over.
@@ -312,11 +321,15 @@ impl QuestionViews {
     /// vectors back has the same effect as rotating all keys forward.
     fn rotated(&self, encoded: &EncodedQuestion, heads: Range<usize>, shift: i64) -> ScanQueries {
         let mut vectors = encoded.vectors.slice(s![heads.clone(), .., ..]).to_owned();
-        if let Some(rotary) = self.rotary.as_ref().filter(|_| shift != 0) {
-            let dim = vectors.len_of(Axis(2));
-            rotary.rotate_all(vectors.as_slice_mut().expect("a new array is contiguous"), dim, -shift);
+        let planes = &self.planes[heads];
+        if let Some(KeyRotation { rotary, layout }) = self.rotation.as_ref().filter(|_| shift != 0) {
+            let (rotations, dim) = (rotary.shift(-shift), vectors.len_of(Axis(2)));
+            for (mut of_head, &plane) in vectors.outer_iter_mut().zip(planes) {
+                let of_head = of_head.as_slice_mut().expect("a new array is contiguous");
+                rotations.of_layer(layout.layer(plane)).apply_to_all(of_head, dim);
+            }
         }
-        ScanQueries::new(vectors, &self.planes[heads])
+        ScanQueries::new(vectors, planes)
     }
 }
 
@@ -334,8 +347,8 @@ pub struct BlocksAsPast<'a> {
 struct PastSlice<'a> {
     block: &'a Block,
     slice: BlockSlice,
-    /// The rotation of the slice's keys; `None` if they are not shifted.
-    rotation: Option<Rotation>,
+    /// The rotation of the slice's keys in each layer; `None` if they are not shifted.
+    rotations: Option<LayerRotations>,
 }
 
 impl<'a> BlocksAsPast<'a> {
@@ -350,9 +363,9 @@ impl<'a> BlocksAsPast<'a> {
         let first = decoder.prefix_tokens() as i64;
         let past_slice = |slice: &BlockSlice| {
             let rotary = decoder.rotary.as_ref().filter(|_| slice.shift != 0);
-            let rotation =
-                rotary.map(|rotary| rotary.rotation(slice.tokens.len(), first, first + slice.shift));
-            PastSlice { block: &blocks.blocks[slice.block], slice: *slice, rotation }
+            let rotations =
+                rotary.map(|rotary| rotary.rotations(slice.tokens.len(), first, first + slice.shift));
+            PastSlice { block: &blocks.blocks[slice.block], slice: *slice, rotations }
         };
         let positions = view.slices.iter().flat_map(|slice| {
             let start = first + slice.shift;
@@ -379,7 +392,7 @@ impl Past for BlocksAsPast<'_> {
     }
 
     fn read_plane(&self, plane: usize, mut out: &mut [f32]) {
-        let is_key = self.layout.is_key(plane);
+        let (is_key, layer) = (self.layout.is_key(plane), self.layout.layer(plane));
         let mut parts = Vec::with_capacity(self.slices.len());
         for past in &self.slices {
             let (part, rest) = out.split_at_mut(past.slice.tokens.len() * self.head_dim);
@@ -388,8 +401,8 @@ impl Past for BlocksAsPast<'_> {
         }
         let read = |(past, part): (&PastSlice, &mut [f32])| {
             past.block.read_plane(plane, past.slice.tokens, part);
-            if let Some(rotation) = past.rotation.as_ref().filter(|_| is_key) {
-                rotation.apply(part, self.head_dim);
+            if let Some(rotations) = past.rotations.as_ref().filter(|_| is_key) {
+                rotations.of_layer(layer).apply(part, self.head_dim);
             }
         };
         parts.into_par_iter().with_min_len(SLICES_PER_TASK_MIN).for_each(read);

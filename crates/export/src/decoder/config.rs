@@ -1,14 +1,12 @@
-//! Reads a family's `config.json` into the description that all families share, with the frequencies of
-//! rotary position embeddings. Does not know about tensors or graphs. A key that is known to change the
-//! computation is refused unless it has its neutral value. Tensors that the description does not cover are
-//! refused when the weights are copied.
+//! Reads a family's `config.json` into the description that all families share. Does not know about tensors or
+//! graphs. A key that is known to change the computation is refused unless it has its neutral value. Tensors
+//! that the description does not cover are refused when the weights are copied.
 
-use std::f64::consts::TAU;
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use thresher_core::model::contract::Rotary;
 
+use super::rotary::{RotaryKeys, read_layer_rotary, read_rotary};
 use super::{ARCHITECTURES, Biases, Decoder, Family, NormKind};
 use crate::{
     ExportError,
@@ -40,19 +38,22 @@ const NEUTRAL: [(&str, Option<f64>); 14] = [
 /// two such sizes fits a `usize`.
 const SIZE_MAX: usize = 1 << 24;
 
-/// The default of `transformers` for the size of a sliding window, in tokens.
-const WINDOW_DEFAULT: usize = 4096;
-
-/// The default of `transformers` for the number of layers before the first with a sliding window.
-const FULL_LAYERS_DEFAULT: usize = 28;
-
-/// The base of the rotary frequencies if the configuration has none.
-const THETA_DEFAULT: f64 = 10_000.0;
+/// The default of `transformers` for `query_pre_attn_scalar` of Gemma 3.
+const QUERY_SCALAR_DEFAULT: f64 = 256.0;
 
 /// `config.json`, read one key at a time.
-struct Config<'a> {
+pub(super) struct Config<'a> {
     file: &'a Path,
     map: Map<String, Value>,
+}
+
+/// The class name of checkpoints with images, and that of their text model, which is supported.
+const MULTIMODAL: (&str, &str) = ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM");
+
+/// Returns the class name of the supported text model that is part of a checkpoint of the class
+/// `architecture`.
+pub fn text_model_of(architecture: &str) -> Option<&'static str> {
+    (architecture == MULTIMODAL.0).then_some(MULTIMODAL.1)
 }
 
 /// Returns the class name of the checkpoint and its family if it is one of [`ARCHITECTURES`].
@@ -69,10 +70,11 @@ impl Decoder {
     pub fn read(dir: &Path, architecture: &'static str, family: Family) -> Result<Self, ExportError> {
         let file = dir.join(CONFIG);
         let config = Config { map: read_json(&file)?, file: &file };
-        config.check_neutral_keys()?;
+        config.check_neutral_keys(family)?;
         let decoder = match family {
             Family::Gpt2 => config.gpt2(architecture),
             Family::GptNeox => config.gpt_neox(architecture),
+            Family::Gemma3 => config.gemma3(architecture),
             _ => config.llama_like(architecture, family),
         }?;
         config.check_sizes(&decoder)?;
@@ -117,6 +119,9 @@ impl Config<'_> {
             vocab_size: self.number("vocab_size")?,
             context_tokens_max: self.number("max_position_embeddings")?,
             rotary: Some(read_rotary(&self.map, rotary_keys, head_dim, self.file)?),
+            rotary_local: None,
+            sliding_windows: self.sliding_windows(family, layers)?,
+            scale: scale(head_dim as f64),
             hidden,
             intermediate: self.number("intermediate_size")?,
             norm: NormKind::Rms,
@@ -126,7 +131,7 @@ impl Config<'_> {
             qk_norm: family == Family::Qwen3,
             parallel: false,
             biases,
-            sliding_windows: self.sliding_windows(family, layers)?,
+            embedding_scale: None,
             tied_embedding: self.get("tie_word_embeddings")?.unwrap_or(false),
         })
     }
@@ -155,6 +160,9 @@ impl Config<'_> {
             vocab_size: self.number("vocab_size")?,
             context_tokens_max: self.number("max_position_embeddings")?,
             rotary: Some(read_rotary(&map, rotary_keys, head_dim, self.file)?),
+            rotary_local: None,
+            sliding_windows: vec![None; layers],
+            scale: scale(head_dim as f64),
             hidden,
             intermediate: self.number("intermediate_size")?,
             norm: NormKind::Layer,
@@ -164,23 +172,54 @@ impl Config<'_> {
             qk_norm: false,
             parallel: self.get("use_parallel_residual")?.unwrap_or(true),
             biases: Biases { qkv: attention, attention_out: attention, mlp: true },
-            sliding_windows: vec![None; layers],
+            embedding_scale: None,
             tied_embedding: self.get("tie_word_embeddings")?.unwrap_or(false),
         })
     }
 
+    /// Reads the configuration of the text model of Gemma 3.
+    fn gemma3(&self, architecture: &'static str) -> Result<Decoder, ExportError> {
+        self.check_flags(&[("use_bidirectional_attention", false)])?;
+        let (hidden, heads) = (self.number("hidden_size")?, self.number("num_attention_heads")?);
+        let (layers, head_dim) = (self.number("num_hidden_layers")?, self.number("head_dim")?);
+        let attention = self.get("attention_bias")?.unwrap_or(false);
+        let sliding_windows = self.sliding_windows(Family::Gemma3, layers)?;
+        let rotary = read_layer_rotary(&self.map, &sliding_windows, head_dim, self.file)?;
+        Ok(Decoder {
+            architecture,
+            family: Family::Gemma3,
+            layers,
+            heads,
+            kv_heads: self.number("num_key_value_heads")?,
+            head_dim,
+            vocab_size: self.number("vocab_size")?,
+            context_tokens_max: self.number("max_position_embeddings")?,
+            rotary: Some(rotary.global),
+            rotary_local: rotary.local,
+            sliding_windows,
+            scale: self.query_scale()?,
+            hidden,
+            intermediate: self.number("intermediate_size")?,
+            norm: NormKind::RmsPlusOne,
+            epsilon: self.get("rms_norm_eps")?.unwrap_or(1e-6),
+            activation: self.activation("hidden_activation", "gelu_pytorch_tanh")?,
+            gated: true,
+            qk_norm: true,
+            parallel: false,
+            biases: Biases { qkv: attention, attention_out: attention, mlp: false },
+            embedding_scale: Some((hidden as f64).sqrt() as f32),
+            tied_embedding: self.get("tie_word_embeddings")?.unwrap_or(true),
+        })
+    }
+
     fn gpt2(&self, architecture: &'static str) -> Result<Decoder, ExportError> {
-        for (key, neutral) in [
+        self.check_flags(&[
             ("scale_attn_weights", true),
             ("scale_attn_by_inverse_layer_idx", false),
             ("add_cross_attention", false),
-        ] {
-            let found = self.get(key)?.unwrap_or(neutral);
-            if found != neutral {
-                return self.refuse(key, found.to_string(), neutral.to_string());
-            }
-        }
+        ])?;
         let (hidden, heads) = (self.number("n_embd")?, self.number("n_head")?);
+        let head_dim = self.head_dim(hidden, heads, "n_head")?;
         let layers = self.number("n_layer")?;
         Ok(Decoder {
             architecture,
@@ -188,10 +227,13 @@ impl Config<'_> {
             layers,
             heads,
             kv_heads: heads,
-            head_dim: self.head_dim(hidden, heads, "n_head")?,
+            head_dim,
             vocab_size: self.number("vocab_size")?,
             context_tokens_max: self.number("n_positions")?,
             rotary: None,
+            rotary_local: None,
+            sliding_windows: vec![None; layers],
+            scale: scale(head_dim as f64),
             hidden,
             intermediate: self.size("n_inner")?.unwrap_or(4 * hidden),
             norm: NormKind::Layer,
@@ -201,52 +243,9 @@ impl Config<'_> {
             qk_norm: false,
             parallel: false,
             biases: Biases { qkv: true, attention_out: true, mlp: true },
-            sliding_windows: vec![None; layers],
+            embedding_scale: None,
             tied_embedding: self.get("tie_word_embeddings")?.unwrap_or(true),
         })
-    }
-
-    /// The size of each layer's sliding window in tokens; `None` for full attention.
-    fn sliding_windows(&self, family: Family, layers: usize) -> Result<Vec<Option<usize>>, ExportError> {
-        // A configuration without the key was written when the window was always on; null switches it off.
-        let window = match self.map.contains_key("sliding_window") {
-            true => self.get("sliding_window")?,
-            false => Some(WINDOW_DEFAULT),
-        };
-        if window == Some(0) {
-            return self.refuse("sliding_window", "0".to_owned(), "1 or more".to_owned());
-        }
-        let is_enabled = match family {
-            Family::Mistral => true,
-            Family::Qwen2 | Family::Qwen3 => self.get("use_sliding_window")?.unwrap_or(false),
-            _ => false,
-        };
-        let window = window.filter(|_| is_enabled);
-        let first_layer = match family {
-            Family::Mistral => 0,
-            _ => self.get("max_window_layers")?.unwrap_or(FULL_LAYERS_DEFAULT),
-        };
-        let Some(types) = self.get::<Vec<String>>("layer_types")? else {
-            return Ok((0..layers).map(|layer| window.filter(|_| layer >= first_layer)).collect());
-        };
-        if types.len() != layers {
-            return self.refuse(
-                "layer_types",
-                format!("{} types", types.len()),
-                format!("{layers}, one for each layer"),
-            );
-        }
-        let of_type = |kind: &String| match (kind.as_str(), window) {
-            ("full_attention", _) => Ok(None),
-            ("sliding_attention", Some(window)) => Ok(Some(window)),
-            ("sliding_attention", None) => self.refuse(
-                "sliding_window",
-                "off".to_owned(),
-                "a number, since layer_types has sliding_attention".to_owned(),
-            ),
-            _ => self.refuse("layer_types", kind.clone(), "full_attention, sliding_attention".to_owned()),
-        };
-        types.iter().map(of_type).collect()
     }
 
     fn activation(&self, key: &'static str, default: &str) -> Result<Activation, ExportError> {
@@ -263,9 +262,31 @@ impl Config<'_> {
         }
     }
 
-    /// Fails if a key of [`NEUTRAL`] has another value than its neutral one.
-    fn check_neutral_keys(&self) -> Result<(), ExportError> {
-        for (key, neutral) in NEUTRAL {
+    /// The factor by which ⟨q, k⟩ is multiplied in Gemma 3.
+    fn query_scale(&self) -> Result<f64, ExportError> {
+        let key = "query_pre_attn_scalar";
+        let scalar: f64 = self.get(key)?.unwrap_or(QUERY_SCALAR_DEFAULT);
+        if !(scalar.is_finite() && scalar > 0.0) {
+            return self.refuse(key, scalar.to_string(), "a number above 0".to_owned());
+        }
+        Ok(scale(scalar))
+    }
+
+    /// Fails if one of these keys has another value than the given one, which is also its default.
+    fn check_flags(&self, flags: &[(&'static str, bool)]) -> Result<(), ExportError> {
+        for &(key, supported) in flags {
+            let found = self.get(key)?.unwrap_or(supported);
+            if found != supported {
+                return self.refuse(key, found.to_string(), supported.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if a key of [`NEUTRAL`] that `family` does not read has another value than its neutral one.
+    fn check_neutral_keys(&self, family: Family) -> Result<(), ExportError> {
+        let is_read = |key: &str| family == Family::Gemma3 && key == "query_pre_attn_scalar";
+        for (key, neutral) in NEUTRAL.into_iter().filter(|(key, _)| !is_read(key)) {
             let found = self.map.get(key).filter(|value| !value.is_null());
             if let Some(found) = found.filter(|value| neutral.is_none() || value.as_f64() != neutral) {
                 let supported = neutral.map_or("null".to_owned(), |neutral| format!("null, {neutral}"));
@@ -287,7 +308,15 @@ impl Config<'_> {
         Ok(())
     }
 
-    fn get<T: serde::de::DeserializeOwned>(&self, key: &'static str) -> Result<Option<T>, ExportError> {
+    /// Whether the configuration has this key, even if its value is null.
+    pub(super) fn contains(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
+    pub(super) fn get<T: serde::de::DeserializeOwned>(
+        &self,
+        key: &'static str,
+    ) -> Result<Option<T>, ExportError> {
         optional(&self.map, key, self.file)
     }
 
@@ -299,7 +328,7 @@ impl Config<'_> {
     }
 
     /// Reads a size from 1 to [`SIZE_MAX`]; `None` if the key is missing or null.
-    fn size(&self, key: &'static str) -> Result<Option<usize>, ExportError> {
+    pub(super) fn size(&self, key: &'static str) -> Result<Option<usize>, ExportError> {
         match self.get::<usize>(key)? {
             Some(size) if size == 0 || size > SIZE_MAX => {
                 self.refuse(key, size.to_string(), format!("1 to {SIZE_MAX}"))
@@ -315,112 +344,18 @@ impl Config<'_> {
         Ok(hidden / heads)
     }
 
-    fn refuse<T>(&self, key: &'static str, found: String, supported: String) -> Result<T, ExportError> {
+    pub(super) fn refuse<T>(
+        &self,
+        key: &'static str,
+        found: String,
+        supported: String,
+    ) -> Result<T, ExportError> {
         Err(ExportError::Unsupported { file: self.file.to_owned(), key, found, supported })
     }
 }
 
-/// The keys of the rotary position embedding in a family's configuration.
-#[derive(Debug, Clone, Copy)]
-struct RotaryKeys {
-    /// The base of the frequencies.
-    theta: &'static str,
-    /// The share of a head's components that the rotary embedding covers.
-    partial: &'static str,
-    /// Whether the family supports a share below 1.
-    supports_partial: bool,
-}
-
-/// Computes the rotary frequencies for heads of `head_dim` components, with their scaling, as `transformers`
-/// does.
-fn read_rotary(
-    config: &Map<String, Value>,
-    keys: RotaryKeys,
-    head_dim: usize,
-    file: &Path,
-) -> Result<Rotary, ExportError> {
-    // Newer versions of `transformers` write everything to `rope_parameters`, older ones the scaling to
-    // `rope_scaling`.
-    let newer: Option<Map<_, _>> = optional(config, "rope_parameters", file)?;
-    let scaling: Option<Map<_, _>> = optional(config, "rope_scaling", file)?;
-    let (theta, partial) = match &newer {
-        Some(newer) => {
-            (optional(newer, "rope_theta", file)?, optional(newer, "partial_rotary_factor", file)?)
-        }
-        None => (None, None),
-    };
-    let theta = theta.or(optional(config, keys.theta, file)?).unwrap_or(THETA_DEFAULT);
-    let partial: f64 = partial.or(optional(config, keys.partial, file)?).unwrap_or(1.0);
-    let dim = (head_dim as f64 * partial) as usize;
-    if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) || dim < head_dim && !keys.supports_partial {
-        let supported = match keys.supports_partial {
-            true => format!("an even part of {head_dim} components"),
-            false => "1".to_owned(),
-        };
-        return Err(ExportError::Unsupported {
-            file: file.to_owned(),
-            key: keys.partial,
-            found: partial.to_string(),
-            supported,
-        });
-    }
-    let unscaled = (0..dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / dim as f64));
-    let scaled = match newer.or(scaling) {
-        None => unscaled.collect(),
-        Some(scaling) => scale_frequencies(unscaled, &scaling, file)?,
-    };
-    let frequencies: Vec<f32> = scaled.into_iter().map(|frequency| frequency as f32).collect();
-    match frequencies.iter().find(|frequency| !(frequency.is_finite() && **frequency > 0.0)) {
-        Some(invalid) => Err(ExportError::Unsupported {
-            file: file.to_owned(),
-            key: keys.theta,
-            found: format!("{theta}, with rope_scaling a frequency of {invalid}"),
-            supported: "a base and factors above 0".to_owned(),
-        }),
-        None => Ok(Rotary { dim, frequencies }),
-    }
-}
-
-fn scale_frequencies(
-    unscaled: impl Iterator<Item = f64>,
-    scaling: &Map<String, Value>,
-    file: &Path,
-) -> Result<Vec<f64>, ExportError> {
-    let number = |key: &'static str| -> Result<f64, ExportError> {
-        let found: Option<f64> = optional(scaling, key, file)?;
-        found.ok_or_else(|| ExportError::Unsupported {
-            file: file.to_owned(),
-            key,
-            found: "missing".to_owned(),
-            supported: "a number, for this type of rope_scaling".to_owned(),
-        })
-    };
-    let newer: Option<String> = optional(scaling, "rope_type", file)?;
-    let kind = newer.or(optional(scaling, "type", file)?);
-    match kind.as_deref().unwrap_or("default") {
-        "default" => Ok(unscaled.collect()),
-        "linear" => {
-            let factor = number("factor")?;
-            Ok(unscaled.map(|frequency| frequency / factor).collect())
-        }
-        "llama3" => {
-            let (factor, low, high) =
-                (number("factor")?, number("low_freq_factor")?, number("high_freq_factor")?);
-            let context = number("original_max_position_embeddings")?;
-            let scale = |frequency: f64| {
-                let rotations = context * frequency / TAU;
-                // Low frequencies are divided by the factor, high ones are kept, and those in between are
-                // interpolated.
-                let kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
-                frequency * (kept + (1.0 - kept) / factor)
-            };
-            Ok(unscaled.map(scale).collect())
-        }
-        other => Err(ExportError::Unsupported {
-            file: file.to_owned(),
-            key: "rope_scaling",
-            found: other.to_owned(),
-            supported: "default, linear, llama3".to_owned(),
-        }),
-    }
+/// The factor by which dot products of queries and keys are multiplied: one over the root of `size`, which is
+/// the number of their components unless a configuration sets it.
+fn scale(size: f64) -> f64 {
+    1.0 / size.sqrt()
 }

@@ -5,7 +5,7 @@
 //! every execution provider. The values that pass between the prologue and the layers have stable names
 //! ([`cut`]), so that a runtime can cut the graph at them and run it layer by layer.
 
-use thresher_core::model::contract::value_names;
+use thresher_core::model::contract::{Rotary, value_names};
 use thresher_core::model::onnx::DataType;
 
 use super::weights::{DecoderWeights, LayerWeights, Norm};
@@ -18,10 +18,22 @@ const MASK_BIAS: f32 = f32::MIN;
 
 /// The values that the prologue computes from the positions, the same for all layers.
 struct PositionValues {
-    /// The cosine and sine of the rotary angle of each pair of components, `[b, 1, t, dim / 2]`.
-    cos_sin: Option<[Value; 2]>,
+    /// The rotary angles of all layers or, with `rotary_local`, of those with full attention.
+    rotary: Option<RotaryValues>,
+    /// The rotary angles of the layers with a sliding window, if they have other ones.
+    rotary_local: Option<RotaryValues>,
     /// The bias that is added to logits, `[b, 1, t, p + t]`, for each size of sliding window.
     biases: Vec<(Option<usize>, Value)>,
+}
+
+/// The rotary angles of each position.
+struct RotaryValues {
+    /// The number of components of a head that rotate.
+    dim: usize,
+    /// The cosine of the angle of each pair of components, `[b, 1, t, dim / 2]`.
+    cos: Value,
+    /// The sine of the angle of each pair of components, `[b, 1, t, dim / 2]`.
+    sin: Value,
 }
 
 impl Decoder {
@@ -59,6 +71,13 @@ impl Decoder {
         (ids, positions): (&Value, &Value),
     ) -> Value {
         let words = lookup(g, &weights.embedding, ids);
+        let words = match self.embedding_scale {
+            Some(scale) => {
+                let scale = g.const_f32(scale);
+                g.mul(&words, &scale)
+            }
+            None => words,
+        };
         match &weights.positions {
             None => words,
             Some(table) => {
@@ -74,14 +93,11 @@ impl Decoder {
         positions: &Value,
         key_positions: &Value,
     ) -> PositionValues {
-        let cos_sin = self.rotary.as_ref().map(|rotary| {
-            let positions = g.cast_f32(positions);
-            let positions = g.unsqueeze(&positions, &[1, 3]);
-            let frequencies = g.const_f32s(&rotary.frequencies);
-            let angles = g.mul(&positions, &frequencies);
-            let (cos, sin) = (g.cos(&angles), g.sin(&angles));
-            [g.named(value_names::COS, &cos), g.named(value_names::SIN, &sin)]
-        });
+        let mut angles = |rotary: &Option<Rotary>, names: [&str; 2]| {
+            rotary.as_ref().map(|rotary| rotary_values(g, rotary, positions, names))
+        };
+        let rotary = angles(&self.rotary, [value_names::COS, value_names::SIN]);
+        let rotary_local = angles(&self.rotary_local, [value_names::COS_LOCAL, value_names::SIN_LOCAL]);
         let query = g.unsqueeze(positions, &[1, 3]);
         let key = g.unsqueeze(key_positions, &[1, 2]);
         let zero = g.const_i64(&[0]);
@@ -105,7 +121,7 @@ impl Decoder {
             let bias = g.select(&visible, &zero, &masked);
             (window, g.named(&value_names::attention_mask(window), &bias))
         };
-        PositionValues { cos_sin, biases: windows.into_iter().map(bias).collect() }
+        PositionValues { rotary, rotary_local, biases: windows.into_iter().map(bias).collect() }
     }
 
     fn layer(
@@ -124,9 +140,11 @@ impl Decoder {
             let sum = g.add(&mlp, &attended);
             return g.add(&sum, x);
         }
+        let attended = self.normalise_if(g, weights.attention_out_norm.as_ref(), attended);
         let x = g.add(x, &attended);
         let normalised = self.normalise(g, &weights.mlp_norm, &x);
         let mlp = self.feed_forward(g, weights, &normalised);
+        let mlp = self.normalise_if(g, weights.mlp_out_norm.as_ref(), mlp);
         g.add(&x, &mlp)
     }
 
@@ -155,8 +173,9 @@ impl Decoder {
             weights.qk_norms.as_ref().map_or([None; 2], |norms| norms.each_ref().map(Some));
         let (q, k, v) =
             (by_head(&q, heads, q_norm), by_head(&k, kv_heads, k_norm), by_head(&v, kv_heads, None));
-        let (q, k) = (self.apply_rotary(g, &q, positions), self.apply_rotary(g, &k, positions));
-        let scale = g.const_f32(self.scale() as f32);
+        let rotary = positions.rotary_of(self.sliding_windows[layer]);
+        let (q, k) = (self.apply_rotary(g, &q, rotary), self.apply_rotary(g, &k, rotary));
+        let scale = g.const_f32(self.scale as f32);
         let q = g.mul(&q, &scale);
         let q = g.named(&value_names::query(layer), &q);
         let (k, v) = (g.named(&value_names::key(layer), &k), g.named(&value_names::value(layer), &v));
@@ -196,10 +215,10 @@ impl Decoder {
     }
 
     /// Applies the rotary position embedding to `x [b, heads, t, head_dim]`.
-    fn apply_rotary(&self, g: &mut GraphBuilder, x: &Value, positions: &PositionValues) -> Value {
-        let (Some(rotary), Some([cos, sin])) = (&self.rotary, &positions.cos_sin) else { return x.clone() };
-        let half = rotary.dim / 2;
-        let rest = self.head_dim - rotary.dim;
+    fn apply_rotary(&self, g: &mut GraphBuilder, x: &Value, rotary: Option<&RotaryValues>) -> Value {
+        let Some(RotaryValues { dim, cos, sin }) = rotary else { return x.clone() };
+        let half = dim / 2;
+        let rest = self.head_dim - dim;
         let (first, second, rest) = if rest == 0 {
             let [first, second] = g.split_sizes(x, [half, half]);
             (first, second, None)
@@ -238,6 +257,14 @@ impl Decoder {
         }
     }
 
+    /// Applies the normalisation, if there is one.
+    fn normalise_if(&self, g: &mut GraphBuilder, norm: Option<&Norm>, x: Value) -> Value {
+        match norm {
+            Some(norm) => self.normalise(g, norm, &x),
+            None => x,
+        }
+    }
+
     /// The output projection: `x [b, t, d]` → `[b, t, vocab]`.
     fn output(&self, g: &mut GraphBuilder, stored: &StoredTensor, x: &Value, ids: &Value) -> Value {
         let table = g.weight(stored);
@@ -250,6 +277,28 @@ impl Decoder {
         let shape = g.concat(&[&tokens, &vocab], 0);
         g.reshape_to(&logits, &shape)
     }
+}
+
+impl PositionValues {
+    /// The rotary angles of a layer with this sliding window; `None` if positions are learned.
+    fn rotary_of(&self, window: Option<usize>) -> Option<&RotaryValues> {
+        window.and(self.rotary_local.as_ref()).or(self.rotary.as_ref())
+    }
+}
+
+/// Computes the rotary angles of `positions [b, t]`, and gives the cosines and sines their `names`.
+fn rotary_values(
+    g: &mut GraphBuilder,
+    rotary: &Rotary,
+    positions: &Value,
+    [cos_name, sin_name]: [&str; 2],
+) -> RotaryValues {
+    let positions = g.cast_f32(positions);
+    let positions = g.unsqueeze(&positions, &[1, 3]);
+    let frequencies = g.const_f32s(&rotary.frequencies);
+    let angles = g.mul(&positions, &frequencies);
+    let (cos, sin) = (g.cos(&angles), g.sin(&angles));
+    RotaryValues { dim: rotary.dim, cos: g.named(cos_name, &cos), sin: g.named(sin_name, &sin) }
 }
 
 /// Looks up rows of a table, which may be stored as f16, as `f32`.

@@ -34,11 +34,15 @@ pub(super) struct LayerWeights {
     /// The scales `[head_dim]` with which queries and keys are normalised.
     pub(super) qk_norms: Option<[StoredTensor; 2]>,
     pub(super) attention_out: Linear,
+    /// The normalisation of the attention's output before it is added to the hidden state.
+    pub(super) attention_out_norm: Option<Norm>,
     pub(super) mlp_norm: Norm,
     /// The projection that goes through the activation; side by side with it, if the activation is gated, the
     /// gate's projection.
     pub(super) up: Linear,
     pub(super) down: Linear,
+    /// The normalisation of the feed-forward part's output before it is added to the hidden state.
+    pub(super) mlp_out_norm: Option<Norm>,
 }
 
 /// The scale and, for layer normalisation, the bias: `[d]` each.
@@ -114,11 +118,16 @@ impl WeightCopier<'_> {
         let (d, inner) = (decoder.hidden, decoder.intermediate);
         let (queries, _) = decoder.qk_widths();
         let biases = decoder.biases;
+        let [attention_out_norm, mlp_out_norm] = match names.out_norms {
+            Some(norms) => norms.map(|norm| Some(name(norm))),
+            None => [None, None],
+        };
         Ok(LayerWeights {
             attention_norm: self.norm(&name(names.attention_norm))?,
             qkv: self.qkv(&name)?,
             qk_norms: self.qk_norms(&name)?,
             attention_out: self.linear(&name(names.attention_out), (queries, d), biases.attention_out)?,
+            attention_out_norm: attention_out_norm.map(|name| self.norm(&name)).transpose()?,
             mlp_norm: self.norm(&name(names.mlp_norm))?,
             up: match decoder.gated {
                 true => self.side_by_side(
@@ -129,6 +138,7 @@ impl WeightCopier<'_> {
                 false => self.linear(&name(names.up), (d, inner), biases.mlp)?,
             },
             down: self.linear(&name(names.down), (inner, d), biases.mlp)?,
+            mlp_out_norm: mlp_out_norm.map(|name| self.norm(&name)).transpose()?,
         })
     }
 
@@ -152,12 +162,23 @@ impl WeightCopier<'_> {
 
     fn norm(&mut self, name: &str) -> Result<Norm, ExportError> {
         let d = self.decoder.hidden;
-        let scale = self.vector(&format!("{name}.weight"), d)?;
+        let scale = self.norm_scale(name, d)?;
         let bias = match self.decoder.norm {
             NormKind::Layer => Some(self.vector(&format!("{name}.bias"), d)?),
-            NormKind::Rms => None,
+            NormKind::Rms | NormKind::RmsPlusOne => None,
         };
         Ok(Norm { scale, bias })
+    }
+
+    /// Copies the scale of a normalisation. The stored scale is the whole factor, so that the graph is the same
+    /// for all kinds of scales.
+    fn norm_scale(&mut self, name: &str, size: usize) -> Result<StoredTensor, ExportError> {
+        let name = format!("{name}.weight");
+        let mut scale = self.read(&name, &[size])?;
+        if self.decoder.norm == NormKind::RmsPlusOne {
+            scale.values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        self.out.push(&name, &[size], &scale.values)
     }
 
     fn bias(&self, name: &str, size: usize, has_one: bool) -> Result<Option<Tensor>, ExportError> {
@@ -237,8 +258,7 @@ impl WeightCopier<'_> {
         match self.names.qkv {
             QkvNames::Separate { norms: [q, k], .. } if self.decoder.qk_norm => {
                 let size = self.decoder.head_dim;
-                let q = self.vector(&format!("{}.weight", name(q)), size)?;
-                Ok(Some([q, self.vector(&format!("{}.weight", name(k)), size)?]))
+                Ok(Some([self.norm_scale(&name(q), size)?, self.norm_scale(&name(k), size)?]))
             }
             _ => Ok(None),
         }
@@ -259,6 +279,8 @@ struct TensorNames {
     qkv: QkvNames,
     attention_out: &'static str,
     mlp_norm: &'static str,
+    /// The normalisations of the outputs of attention and of the feed-forward part.
+    out_norms: Option<[&'static str; 2]>,
     /// The projection that goes through the activation.
     up: &'static str,
     /// The projection by which the result of a gated activation is multiplied; empty if the activation is not
@@ -292,11 +314,18 @@ const LLAMA: TensorNames = TensorNames {
     },
     attention_out: "self_attn.o_proj",
     mlp_norm: "post_attention_layernorm",
+    out_norms: None,
     up: "mlp.gate_proj",
     gate: "mlp.up_proj",
     down: "mlp.down_proj",
     final_norm: "norm",
     output: "lm_head",
+};
+
+const GEMMA3: TensorNames = TensorNames {
+    mlp_norm: "pre_feedforward_layernorm",
+    out_norms: Some(["post_attention_layernorm", "post_feedforward_layernorm"]),
+    ..LLAMA
 };
 
 const GPT_NEOX: TensorNames = TensorNames {
@@ -308,6 +337,7 @@ const GPT_NEOX: TensorNames = TensorNames {
     qkv: QkvNames::JoinedByHead("attention.query_key_value"),
     attention_out: "attention.dense",
     mlp_norm: "post_attention_layernorm",
+    out_norms: None,
     up: "mlp.dense_h_to_4h",
     gate: "",
     down: "mlp.dense_4h_to_h",
@@ -324,6 +354,7 @@ const GPT2: TensorNames = TensorNames {
     qkv: QkvNames::Joined("attn.c_attn"),
     attention_out: "attn.c_proj",
     mlp_norm: "ln_2",
+    out_norms: None,
     up: "mlp.c_fc",
     gate: "",
     down: "mlp.c_proj",
@@ -335,6 +366,7 @@ impl Family {
     fn tensor_names(self) -> &'static TensorNames {
         match self {
             Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3 => &LLAMA,
+            Self::Gemma3 => &GEMMA3,
             Self::GptNeox => &GPT_NEOX,
             Self::Gpt2 => &GPT2,
         }

@@ -67,14 +67,14 @@ pub fn evaluate(
 /// Evaluates all methods at all ratios on one row.
 fn measure(row: &KvRow, index: usize, engine: &Engine, options: &RowOptions) -> anyhow::Result<Measured> {
     let read = ReadRow::new(row, engine, options)?;
-    let form = kv_export::check_model(engine.pipeline().model())?.eviction;
-    let scores = KeyScores::new(&read, engine, &form, index)?;
+    let decoder = kv_export::check_model(engine.pipeline().model())?;
+    let scores = KeyScores::new(&read, engine, &decoder.eviction, index)?;
     let mut cases = Vec::new();
     let mut masks = Vec::new();
     for ratio in RATIOS {
         for method in Method::ALL {
             cases.push((ratio, method));
-            masks.push(method.select_keys(&scores, ratio)?);
+            masks.push(decoder.mask_of_all_layers(&method.select_keys(&scores, ratio)?));
         }
     }
     let (full, losses) = read.losses(&masks.iter().collect::<Vec<&KeyMask>>())?;

@@ -33,10 +33,19 @@ pub struct Decoder {
     pub context_tokens_max: usize,
     /// The element type of keys, values and logits in the graph's inputs and outputs. It must be `f32`.
     pub kv_dtype: String,
+    /// `[layer]`: the size of the layer's sliding window in tokens, the query's own included; 0 means full
+    /// attention. A query at position `q` attends to keys at positions above `q - window`. An empty list means
+    /// that every layer counts as one with full attention.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sliding_windows: Vec<usize>,
     /// The rotary position encoding. `None` means that positions are learned, and cached keys cannot be moved
     /// to other positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<Rotary>,
+    /// The rotary position encoding of layers with a sliding window, if they have another one than layers with
+    /// full attention. `None` means that `rotary` is that of all layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary_local: Option<Rotary>,
     /// The heads that RC is computed from; `None` means all heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen: Option<ChosenHeads>,
@@ -131,9 +140,22 @@ impl Decoder {
         self.eviction.as_ref().map_or_else(EvictionForm::default, |calibrated| calibrated.form)
     }
 
-    /// Returns the part of the decoder's declaration that keys and values depend on.
-    pub(super) fn without_calibration(&self) -> Self {
-        Self { chosen: None, eviction: None, ..self.clone() }
+    /// Returns the size of the sliding window of `layer` in tokens; `None` means full attention.
+    pub fn sliding_window(&self, layer: usize) -> Option<usize> {
+        self.sliding_windows.get(layer).copied().filter(|&tokens| tokens > 0)
+    }
+
+    /// Returns the rotary position encoding of `layer`; `None` means that positions are learned.
+    pub fn rotary_of_layer(&self, layer: usize) -> Option<&Rotary> {
+        let local = self.rotary_local.as_ref().filter(|_| self.sliding_window(layer).is_some());
+        local.or(self.rotary.as_ref())
+    }
+
+    /// Returns the part of the declaration that the fingerprint covers in addition to the graph. The sliding
+    /// windows are left out, because they are in the graph, which has a hash of its own. A model has the same
+    /// fingerprint with this list as without it.
+    pub(super) fn for_fingerprint(&self) -> Self {
+        Self { chosen: None, eviction: None, sliding_windows: Vec::new(), ..self.clone() }
     }
 
     pub(super) fn check(&self, window_tokens_max: usize) -> Result<(), (&'static str, String)> {
@@ -163,21 +185,49 @@ impl Decoder {
             );
             return Err(("window.tokens_max", reason));
         }
-        if let Some(Rotary { dim, frequencies }) = &self.rotary {
-            if dim % 2 != 0 || *dim > head_dim || frequencies.len() * 2 != *dim {
-                let reason = format!(
-                    "dim is {dim} with {} frequencies and head_dim {head_dim}; dim must be twice the number of \
-                     frequencies and at most head_dim",
-                    frequencies.len()
-                );
-                return Err(("decoder.rotary", reason));
-            }
-            if let Some(frequency) = frequencies.iter().find(|frequency| !frequency.is_finite()) {
-                return Err(("decoder.rotary.frequencies", format!("{frequency} is not finite")));
-            }
-        }
+        self.check_positions()?;
         self.eviction_form().check()?;
         self.chosen.as_ref().map_or(Ok(()), |chosen| chosen.check(layers, heads))
+    }
+
+    /// Checks the sliding windows and the rotary position encodings.
+    fn check_positions(&self) -> Result<(), (&'static str, String)> {
+        let windows = self.sliding_windows.len();
+        if ![0, self.layers].contains(&windows) {
+            let reason =
+                format!("has {windows} entries, but must have one for each of {} layers", self.layers);
+            return Err(("decoder.sliding_windows", reason));
+        }
+        if let Some(rotary) = &self.rotary {
+            rotary.check(self.head_dim, ["decoder.rotary", "decoder.rotary.frequencies"])?;
+        }
+        let Some(local) = &self.rotary_local else { return Ok(()) };
+        local.check(self.head_dim, ["decoder.rotary_local", "decoder.rotary_local.frequencies"])?;
+        if self.rotary.is_none() || self.sliding_windows.iter().all(|&tokens| tokens == 0) {
+            let reason = "needs decoder.rotary, and a layer with a sliding window in decoder.sliding_windows";
+            return Err(("decoder.rotary_local", reason.to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl Rotary {
+    /// Checks the encoding of heads with `head_dim` components. `keys` are the keys of the encoding and of its
+    /// frequencies in the contract.
+    fn check(&self, head_dim: usize, keys: [&'static str; 2]) -> Result<(), (&'static str, String)> {
+        let Self { dim, frequencies } = self;
+        if dim % 2 != 0 || *dim > head_dim || frequencies.len() * 2 != *dim {
+            let reason = format!(
+                "dim is {dim} with {} frequencies and head_dim {head_dim}; dim must be twice the number of \
+                 frequencies and at most head_dim",
+                frequencies.len()
+            );
+            return Err((keys[0], reason));
+        }
+        match frequencies.iter().find(|frequency| !frequency.is_finite()) {
+            Some(frequency) => Err((keys[1], format!("{frequency} is not finite"))),
+            None => Ok(()),
+        }
     }
 }
 

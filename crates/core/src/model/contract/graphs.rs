@@ -15,6 +15,14 @@ pub mod value_names {
     /// `[b, 1, t, dim / 2]`: the sine of each rotary pair's angle at each position.
     pub const SIN: &str = "rotary.sin";
 
+    /// The same as [`COS`] for the layers with a sliding window, if they have a rotary position encoding of
+    /// their own.
+    pub const COS_LOCAL: &str = "rotary_local.cos";
+
+    /// The same as [`SIN`] for the layers with a sliding window, if they have a rotary position encoding of
+    /// their own.
+    pub const SIN_LOCAL: &str = "rotary_local.sin";
+
     /// The prefix of the names of attention masks (see [`attention_mask`]).
     pub const ATTENTION_MASK_PREFIX: &str = "seen.";
 

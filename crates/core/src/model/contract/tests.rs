@@ -47,7 +47,9 @@ fn decoder() -> Contract {
         scale: 0.125,
         context_tokens_max: 64,
         kv_dtype: "f32".into(),
+        sliding_windows: Vec::new(),
         rotary: Some(Rotary { dim: 4, frequencies: vec![1.0, 0.01] }),
+        rotary_local: None,
         chosen: Some(ChosenHeads {
             heads: vec![(0, 3), (1, 0)],
             question_tokens: QuestionTokens::Last,
@@ -68,6 +70,15 @@ fn decoder() -> Contract {
     contract
 }
 
+/// A decoder whose first two layers have a sliding window and rotary frequencies of their own.
+fn decoder_with_local_layers() -> Contract {
+    let mut contract = decoder();
+    let Family::Decoder(inner) = &mut contract.family else { panic!("a decoder") };
+    inner.sliding_windows = vec![5, 5, 0];
+    inner.rotary_local = Some(Rotary { dim: 4, frequencies: vec![1.0, 0.5] });
+    contract
+}
+
 /// Creates a folder with the contract and its files. The content of each file is its name.
 fn model(contract: &Contract) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -78,7 +89,7 @@ fn model(contract: &Contract) -> tempfile::TempDir {
 
 #[test]
 fn a_saved_contract_loads_unchanged() {
-    for contract in [contract(), decoder()] {
+    for contract in [contract(), decoder(), decoder_with_local_layers()] {
         let dir = model(&contract);
         assert_eq!(Contract::load(dir.path()).unwrap(), contract);
         contract.verify_files(dir.path()).unwrap();
@@ -149,6 +160,52 @@ fn an_error_of_a_decoder_names_the_file_and_the_invalid_key() {
     check_message(unsorted.save(tempfile::tempdir().unwrap().path()), &["decoder.chosen.heads", "ascending"]);
     chosen(&mut unsorted).heads.clear();
     check_message(unsorted.save(tempfile::tempdir().unwrap().path()), &["decoder.chosen.heads", "empty"]);
+}
+
+#[test]
+fn an_error_of_a_layers_positions_names_the_key() {
+    let check = |from: &str, to: &str, expect: &[&str]| {
+        check_load(&decoder_with_local_layers(), (from, to), expect);
+    };
+    let windows = "sliding_windows = [5, 5, 0]";
+    check(windows, "sliding_windows = [5, 0]", &["decoder.sliding_windows", "2 entries", "3 layers"]);
+    check(windows, "", &["decoder.rotary_local", "a layer with a sliding window"]);
+    check(windows, "sliding_windows = [0, 0, 0]", &["decoder.rotary_local", "a layer with a sliding window"]);
+    check("0.5", "inf", &["decoder.rotary_local.frequencies", "inf"]);
+    check("[decoder.rotary]", "[decoder.turns]", &["turns"]);
+    check("rotary_local]\ndim = 4", "rotary_local]\ndim = 2", &["decoder.rotary_local", "dim is 2"]);
+}
+
+#[test]
+fn each_layer_has_a_window_and_an_encoding() {
+    let contract = decoder_with_local_layers();
+    let Family::Decoder(local) = &contract.family else { panic!("a decoder") };
+    let of = |decoder: &Decoder, layer| {
+        let encoding = decoder.rotary_of_layer(layer).map(|rotary| rotary.frequencies[1]);
+        (decoder.sliding_window(layer), encoding)
+    };
+    let found: Vec<_> = (0..3).map(|layer| of(local, layer)).collect();
+    assert_eq!(found, [(Some(5), Some(0.5)), (Some(5), Some(0.5)), (None, Some(0.01))]);
+    let one = Decoder { rotary_local: None, ..local.clone() };
+    assert_eq!(of(&one, 0), (Some(5), Some(0.01)));
+    let undeclared = Decoder { sliding_windows: Vec::new(), ..one };
+    assert_eq!(of(&undeclared, 0), (None, Some(0.01)));
+    assert_eq!(of(&Decoder { rotary: None, ..undeclared }, 0), (None, None));
+}
+
+/// The hash was computed before the contract had keys for single layers. A model keeps it, so that its cached
+/// blocks stay valid.
+#[test]
+fn keys_that_a_contract_does_not_have_leave_its_fingerprint_unchanged() {
+    assert_eq!(
+        hex::encode(decoder().fingerprint()),
+        "2e8acbe5310cfe7b05b1a7d02c1e071842e4492f8d34225db8ed5fb8517632fb"
+    );
+    let mut with_windows = decoder();
+    let Family::Decoder(inner) = &mut with_windows.family else { panic!("a decoder") };
+    inner.sliding_windows = vec![5, 5, 0];
+    assert_eq!(with_windows.fingerprint(), decoder().fingerprint(), "the graph has the windows, too");
+    assert_ne!(decoder_with_local_layers().fingerprint(), decoder().fingerprint());
 }
 
 fn chosen(contract: &mut Contract) -> &mut ChosenHeads {

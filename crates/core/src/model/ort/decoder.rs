@@ -1,6 +1,7 @@
 //! The decoder family: reads windows into keys and values, and encodes questions that attend to cached keys
 //! and values. Knows nothing of late-interaction models.
 
+mod layer_checks;
 mod question;
 
 use std::ops::Range;
@@ -19,10 +20,9 @@ use super::stages::{self, LayerPast, Projection, Stages, TokenBatch};
 use super::weights::SharedWeights;
 use super::workers::{BATCH_TOKENS_MAX, Workers};
 use super::{OrtSettings, SpecialTokens, environment, fingerprint, graph_error, ort_error, session_builder};
-use crate::model::contract::{
-    Contract, ContractError, Decoder, Family, Graph, IoTensor, QuestionTokens, Side, check_io, value_names,
-};
+use crate::model::contract::{Contract, Decoder, Family, Graph, IoTensor, QuestionTokens, Side, check_io};
 use crate::model::onnx::{self, DataType, DimensionValue, ValueInfoProto};
+use crate::model::rotary::LayerRotary;
 use crate::model::{
     DecoderInfo, EncodedQuestion, Forward, ModelError, ModelInfo, ModelRuntime, Past, PlaneLayout, RawLogits,
     WindowFilter, WindowSink,
@@ -93,7 +93,7 @@ impl DecoderRuntime {
         let path = settings.model_dir.join(&*file);
         let model = onnx::read_model(&path).map_err(|e| graph_error(&file, e))?;
         check_io(&contract, Graph::Decoder, &io_of_model(&model))?;
-        check_rotary(decoder, &model)?;
+        layer_checks::check(decoder, &model)?;
         let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
         let depth = decoder.depth();
         let device = device.shared_by(stages::session_count(depth));
@@ -168,7 +168,8 @@ impl DecoderRuntime {
                 kv_heads: decoder.kv_heads,
                 weights: contract.source.weights.clone(),
                 question_tokens,
-                rotary: decoder.rotary.clone(),
+                rotary: LayerRotary::of(decoder),
+                sliding_windows: (0..decoder.layers).map(|layer| decoder.sliding_window(layer)).collect(),
                 eviction: decoder.eviction_form(),
             }),
             device: device.in_use().clone(),
@@ -351,28 +352,6 @@ fn finite<'a>(output: &'a DynValue, content: &str) -> Result<ArrayView4<'a, f32>
         true => Ok(values),
         false => Err(ort_error(format_args!("the {content} contain a value that is not finite"))),
     }
-}
-
-/// Checks that the contract's rotary frequencies, which move keys to other positions, are those of the graph.
-fn check_rotary(decoder: &Decoder, model: &onnx::ModelProto) -> Result<(), ModelError> {
-    let graph = model.graph.iter();
-    let is_rotary = graph
-        .clone()
-        .flat_map(|graph| &graph.node)
-        .any(|node| node.output.iter().any(|name| name == value_names::COS));
-    let frequencies = decoder.rotary.as_ref().map(|rotary| &rotary.frequencies);
-    let bytes: Option<Vec<u8>> = frequencies.map(|all| all.iter().flat_map(|f| f.to_le_bytes()).collect());
-    let in_graph = graph.flat_map(|graph| &graph.initializer).any(|tensor| tensor.raw_data == bytes);
-    if is_rotary == bytes.is_some() && (!is_rotary || in_graph) {
-        return Ok(());
-    }
-    let declared = match frequencies {
-        Some(_) => "these decoder.rotary.frequencies",
-        None => "no decoder.rotary",
-    };
-    let (graph, declared) = (decoder.graph.clone(), declared.to_owned());
-    let found = if is_rotary { "other rotary frequencies" } else { "learned positions" };
-    Err(ContractError::IoMismatch { graph, declared, found: found.to_owned() }.into())
 }
 
 /// Returns the inputs and outputs that the file declares. No session has the whole graph, so they cannot come

@@ -228,7 +228,8 @@ pub fn value_named<'a>(name: &str, values: &'a [(&str, DynValue)]) -> Option<&'a
 pub fn prologue_outputs(model: &ModelProto) -> Vec<String> {
     let nodes = model.graph.iter().flat_map(|graph| &graph.node);
     let shared = nodes.flat_map(|node| &node.output).filter(|name| {
-        [value_names::COS, value_names::SIN].contains(&name.as_str())
+        [value_names::COS, value_names::SIN, value_names::COS_LOCAL, value_names::SIN_LOCAL]
+            .contains(&name.as_str())
             || name.starts_with(value_names::ATTENTION_MASK_PREFIX)
     });
     std::iter::once(value_names::hidden(0)).chain(shared.cloned()).collect()

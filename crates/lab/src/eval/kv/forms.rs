@@ -156,7 +156,7 @@ fn losses_of_forms(
 ) -> anyhow::Result<Vec<f64>> {
     let read = continued(row, index, engine, options)?;
     let pipeline = engine.pipeline();
-    let prefix = kv_export::check_model(pipeline.model())?.prefix_tokens();
+    let decoder = kv_export::check_model(pipeline.model())?;
     let cancel = Cancel::default();
     let attention = pipeline.attend_export(&read.kv_export, &read.question, &cancel)?;
     let mut masks: Vec<KeyMask> = Vec::new();
@@ -172,7 +172,8 @@ fn losses_of_forms(
         };
         for ratio in COMPARED_RATIOS {
             let eviction = Eviction::of(HeadBudget::Ratio(1.0 / f64::from(ratio)));
-            masks.push(eviction.choose(scores, prefix, form)?);
+            let kept = eviction.choose(scores, decoder.prefix_tokens(), form)?;
+            masks.push(decoder.mask_of_all_layers(&kept));
         }
     }
     let (_, losses) = read.losses(&masks.iter().collect::<Vec<_>>())?;
@@ -191,8 +192,11 @@ fn losses_of_methods(
     let read = continued(row, index, engine, options)?;
     let scores = KeyScores::new(&read, engine, form, index)?;
     let cases = RATIOS.into_iter().flat_map(|ratio| Method::ALL.map(|method| (ratio, method)));
-    let masks: Vec<KeyMask> =
-        cases.map(|(ratio, method)| method.select_keys(&scores, ratio)).collect::<anyhow::Result<_>>()?;
+    let decoder = kv_export::check_model(engine.pipeline().model())?;
+    let mask = |(ratio, method): (u32, Method)| {
+        anyhow::Ok(decoder.mask_of_all_layers(&method.select_keys(&scores, ratio)?))
+    };
+    let masks: Vec<KeyMask> = cases.map(mask).collect::<anyhow::Result<_>>()?;
     let (_, losses) = read.losses(&masks.iter().collect::<Vec<_>>())?;
     Ok(losses.into_iter().map(|loss| loss.kl).collect())
 }

@@ -7,7 +7,6 @@
 
 use anyhow::Result;
 use ndarray::{Array3, ArrayView3, Axis, s};
-use thresher_core::model::KeyMask;
 use thresher_core::model::contract::{BudgetScope, EvictionForm};
 use thresher_core::pipeline::evict::{Eviction, HeadBudget, even_budget};
 use thresher_core::rc::{self, Keep};
@@ -84,12 +83,12 @@ impl Method {
         }
     }
 
-    /// Selects one key in `ratio`.
+    /// Selects one key in `ratio`, `[layer, kv_head, key]`, in the layers with full attention.
     ///
     /// # Errors
     /// Fails as [`Eviction::choose`] does. That does not happen here, because no method names tokens that are
     /// always kept.
-    pub fn select_keys(self, scores: &KeyScores, ratio: u32) -> Result<KeyMask> {
+    pub fn select_keys(self, scores: &KeyScores, ratio: u32) -> Result<Array3<bool>> {
         let share = 1.0 / f64::from(ratio);
         let count = even_budget(scores.rc.len_of(Axis(2)), share);
         Ok(match self {
@@ -131,17 +130,17 @@ impl Method {
 }
 
 /// Keeps the best keys of all heads of all layers together: `count` per head on average.
-fn global(scores: ArrayView3<f32>, count: usize) -> KeyMask {
+fn global(scores: ArrayView3<f32>, count: usize) -> Array3<bool> {
     let (layers, kv_heads, tokens) = scores.dim();
     let heads = layers * kv_heads;
     let all = scores.to_shape((heads, tokens)).expect("the same values");
     let kept = rc::keep(all.view(), &vec![false; tokens], Keep::Shared { count: count * heads, each: 0 });
-    KeyMask::new(kept.into_shape_with_order(scores.dim()).expect("the same values"))
+    kept.into_shape_with_order(scores.dim()).expect("the same values")
 }
 
 /// Keeps the `count` best keys of each head; the `first` keys and the `last` keys are kept whatever their
 /// scores.
-fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> KeyMask {
+fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> Array3<bool> {
     let tokens = scores.len_of(Axis(2));
     let mut kept = Array3::from_elem(scores.dim(), false);
     for (scores, mut kept) in scores.rows().into_iter().zip(kept.rows_mut()) {
@@ -152,7 +151,7 @@ fn best(scores: ArrayView3<f32>, count: usize, first: usize, last: usize) -> Key
         });
         order.into_iter().take(count).for_each(|key| kept[key] = true);
     }
-    KeyMask::new(kept)
+    kept
 }
 
 /// Returns SnapKV's scores: the question's attention, averaged over neighbouring keys.
@@ -167,7 +166,7 @@ fn snapkv(scores: &KeyScores) -> Array3<f32> {
 
 /// Keeps the best keys of each head; the number falls linearly from the first layer to the last, and is
 /// `count` on average.
-fn pyramid(scores: ArrayView3<f32>, count: usize) -> KeyMask {
+fn pyramid(scores: ArrayView3<f32>, count: usize) -> Array3<bool> {
     let (layers, _, tokens) = scores.dim();
     let least = (count / PYRAMID_SLOPE) as f64;
     let most = 2.0 * count as f64 - least;
@@ -180,9 +179,9 @@ fn pyramid(scores: ArrayView3<f32>, count: usize) -> KeyMask {
         let of_layer = (planned.round() as usize).saturating_sub(used).min(tokens);
         used += of_layer;
         let scores = scores.slice(s![layer..=layer, .., ..]);
-        kept.assign(&best(scores, of_layer, 0, 0).view().index_axis(Axis(0), 0));
+        kept.assign(&best(scores, of_layer, 0, 0).index_axis(Axis(0), 0));
     }
-    KeyMask::new(kept)
+    kept
 }
 
 #[cfg(test)]
@@ -191,11 +190,11 @@ mod tests {
 
     use super::*;
 
-    fn check(name: &str, kept: KeyMask, expect: &[&str]) {
+    fn check(name: &str, kept: Array3<bool>, expect: &[&str]) {
         let shown = |row: ndarray::ArrayView1<bool>| {
             row.iter().map(|kept| if *kept { 'x' } else { '.' }).collect::<String>()
         };
-        let found: Vec<String> = kept.view().rows().into_iter().map(shown).collect();
+        let found: Vec<String> = kept.rows().into_iter().map(shown).collect();
         assert_eq!(found, expect, "{name}");
     }
 
@@ -217,7 +216,7 @@ mod tests {
     fn the_budget_of_a_pyramid_falls_from_layer_to_layer() {
         let counts = |layers: usize, tokens: usize, count: usize| {
             let kept = pyramid(Array3::zeros((layers, 1, tokens)).view(), count);
-            let of = |layer: usize| kept.of(layer, 0).iter().filter(|kept| **kept).count();
+            let of = |layer: usize| kept.slice(s![layer, 0, ..]).iter().filter(|kept| **kept).count();
             (0..layers).map(of).collect::<Vec<_>>()
         };
         assert_eq!(counts(3, 100, 20), [39, 20, 1]);

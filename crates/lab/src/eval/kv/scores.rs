@@ -15,7 +15,7 @@ use super::reading::ReadRow;
 /// The number of keys of a page of Quest.
 const PAGE_KEYS: usize = 16;
 
-/// The scores that the methods select keys by.
+/// The scores that the methods select keys by, in the layers with full attention.
 pub struct KeyScores {
     /// `[layer, kv_head, key]`: RC of each key for the question in the form of the model's contract.
     pub(super) rc: Array3<f32>,
@@ -52,7 +52,8 @@ impl KeyScores {
         let (rc, rc_self) = (over.rc_of_keys(form), over.key_scores(expected_over_self));
         let encoded = over.encoded();
         let (tokens, prefix, dim) = (kv_export.tokens.len(), decoder.prefix_tokens(), info.head_dim);
-        let shape = (decoder.layers, decoder.kv_heads, tokens);
+        let layers = decoder.full_layers();
+        let shape = (layers.len(), decoder.kv_heads, tokens);
         let [mut question_attention, mut chunk_attention, mut key_norms, mut page_bounds] =
             std::array::from_fn(|_| Array3::zeros(shape));
         let window_ranges = window_ranges(kv_export);
@@ -64,7 +65,7 @@ impl KeyScores {
                 .push(super::decoder_of(engine)?.encode_question_in_all_heads(&ids, &past)?.vectors);
         }
         let group = decoder.heads / decoder.kv_heads;
-        for layer in 0..decoder.layers {
+        for (at_layer, &layer) in layers.iter().enumerate() {
             for kv_head in 0..decoder.kv_heads {
                 let mut keys = Array2::zeros((prefix + tokens, dim));
                 let plane = decoder.planes().keys(layer).start + kv_head;
@@ -73,7 +74,7 @@ impl KeyScores {
                     plane,
                     keys.as_slice_mut().expect("a new array is contiguous"),
                 );
-                let at = s![layer, kv_head, ..];
+                let at = s![at_layer, kv_head, ..];
                 let lengths = keys.slice(s![prefix.., ..]).map_axis(Axis(1), |key| key.dot(&key).sqrt());
                 key_norms.slice_mut(at).assign(&lengths);
                 let heads =
@@ -99,7 +100,7 @@ impl KeyScores {
                         let (before, among) = x.view().split_at(Axis(1), prefix);
                         let [_, attention_sums] = attention(before, among);
                         let mut chunk_attention =
-                            chunk_attention.slice_mut(s![layer, kv_head, window.clone()]);
+                            chunk_attention.slice_mut(s![at_layer, kv_head, window.clone()]);
                         chunk_attention.scaled_add(1.0 / group as f32, &attention_sums);
                     }
                 }
