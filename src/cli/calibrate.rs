@@ -126,8 +126,8 @@ fn eviction(config: &Config, args: &Args, data: String) -> anyhow::Result<Calibr
         questions: choice.questions,
         data,
         ratios: RATIOS.to_vec(),
-        held_out_kl: choice.held_out_of_best(),
-        form: choice.best(),
+        held_out_kl: choice.held_out_of_chosen(),
+        form: choice.chosen,
     })
 }
 
@@ -148,7 +148,10 @@ fn report_forms(choice: &FormChoice) {
             super::print(format_args!("  {ratio:>3}x  {name:<14} {:.3} [{low:.3}, {high:.3}]", kl.mean));
         }
     }
-    super::print(format_args!("chosen: {}", choice.best()));
+    super::print(format_args!("chosen: {}", choice.chosen));
+    if choice.forms[0].form != choice.chosen {
+        super::print("this is the default: no form is better with 95 % confidence on these questions");
+    }
 }
 
 /// `[layer, head]` of heads that are numbered across all layers.

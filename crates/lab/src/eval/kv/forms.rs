@@ -1,8 +1,8 @@
 //! Chooses the form of eviction by RC that suits a model (`thresher calibrate --kv`): measures every form on
 //! half of the questions, and the best one beside the published methods on the other half.
 //!
-//! No labels are needed: the model continues each question with all keys, and a form is good if the model's
-//! distribution over the next tokens stays the same with the kept keys.
+//! No labels are needed: a question without answers is answered by the model itself with all keys, and a form
+//! is good if the model's distribution over the tokens of the answer stays the same with the kept keys.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,10 +26,10 @@ use crate::eval::estimate::{Estimate, bootstrap_mean};
 /// The ratios at which forms are compared.
 const COMPARED_RATIOS: [u32; 3] = [4, 8, 16];
 
-/// The number of tokens by which the model continues each question.
-const CONTINUATION_TOKENS: usize = 6;
+/// The number of tokens of an answer that the model chooses itself.
+const ANSWER_TOKENS: usize = 6;
 
-/// The seed of the continuations, together with the index of the question.
+/// The seed of these answers, together with the index of the question.
 const SEED: u64 = 0x00D1_CE00;
 
 /// The fewest questions for a choice: half of them choose, half of them test.
@@ -49,9 +49,11 @@ pub struct MeasuredForm {
 pub struct FormChoice {
     /// All forms with their losses on the half that chooses, best first.
     pub forms: Vec<MeasuredForm>,
+    /// The chosen form: the best one, or the default if the best one is not better with 95 % confidence.
+    pub chosen: EvictionForm,
     /// The number of questions.
     pub questions: usize,
-    /// For each of [`RATIOS`] and each method, the KL divergence on the other half. `rc` is the best form.
+    /// For each of [`RATIOS`] and each method, the KL divergence on the other half. `rc` is the chosen form.
     pub held_out: BTreeMap<u32, Vec<(&'static str, Estimate)>>,
 }
 
@@ -61,13 +63,8 @@ impl FormChoice {
         &COMPARED_RATIOS
     }
 
-    /// Returns the best form.
-    pub fn best(&self) -> EvictionForm {
-        self.forms[0].form
-    }
-
-    /// Returns the KL divergence of the best form on the other half, for each of [`RATIOS`].
-    pub fn held_out_of_best(&self) -> Vec<f64> {
+    /// Returns the KL divergence of the chosen form on the other half, for each of [`RATIOS`].
+    pub fn held_out_of_chosen(&self) -> Vec<f64> {
         let rc = |ratio: u32| self.held_out[&ratio].iter().find(|(name, _)| *name == Method::Rc.name());
         RATIOS.into_iter().filter_map(rc).map(|(_, kl)| kl.mean).collect()
     }
@@ -114,19 +111,9 @@ pub fn calibrate(
     let measured = for_each_row(&chosen_on, &|done, _| progress(done, all), |row, index| {
         losses_of_forms(row, index, engine, options, &forms).with_context(|| place(index, 0))
     })?;
-    let mean = |form: usize, ratio: usize| {
-        measured.iter().map(|row| row[form * COMPARED_RATIOS.len() + ratio]).sum::<f64>()
-            / measured.len() as f64
-    };
-    let kl = |form: usize| (0..COMPARED_RATIOS.len()).map(|ratio| mean(form, ratio)).collect::<Vec<_>>();
-    let mut forms: Vec<MeasuredForm> =
-        forms.iter().enumerate().map(|(i, &form)| MeasuredForm { form, kl: kl(i) }).collect();
-    // Ratios count equally, although losses grow with them: the product of the losses decides.
-    let product = |form: &MeasuredForm| form.kl.iter().map(|kl| kl.max(f64::MIN_POSITIVE).ln()).sum::<f64>();
-    forms.sort_by(|a, b| product(a).total_cmp(&product(b)));
-    let best = forms[0].form;
+    let (forms, chosen) = choose(&forms, &measured);
     let tested = for_each_row(&held_out, &|done, _| progress(chosen_on.len() + done, all), |row, index| {
-        losses_of_methods(row, index, engine, options, &best).with_context(|| place(index, 1))
+        losses_of_methods(row, index, engine, options, &chosen).with_context(|| place(index, 1))
     })?;
     let estimate = |case: usize| bootstrap_mean(&tested.iter().map(|row| row[case]).collect::<Vec<_>>());
     let of_ratio = |at: usize| {
@@ -134,16 +121,58 @@ pub fn calibrate(
         methods.map(|(i, method)| (method.name(), estimate(at * Method::ALL.len() + i))).collect()
     };
     let held_out = RATIOS.into_iter().enumerate().map(|(at, ratio)| (ratio, of_ratio(at))).collect();
-    Ok(FormChoice { forms, questions: all, held_out })
+    Ok(FormChoice { forms, chosen, questions: all, held_out })
 }
 
-fn continued<'a>(
+/// Returns the forms with their mean losses, best first, and the chosen form. `measured` has for each question
+/// the loss of each form and, within a form, of each compared ratio.
+///
+/// The default is kept unless the best form is better with 95 % confidence: few questions often prefer some
+/// form by chance, and the default has been measured on many.
+fn choose(forms: &[EvictionForm], measured: &[Vec<f64>]) -> (Vec<MeasuredForm>, EvictionForm) {
+    let ratios = COMPARED_RATIOS.len();
+    let mean = |form: usize, ratio: usize| {
+        measured.iter().map(|row| row[form * ratios + ratio]).sum::<f64>() / measured.len() as f64
+    };
+    let scale: Vec<f64> = (0..ratios)
+        .map(|ratio| {
+            let sum: f64 = (0..forms.len()).map(|form| mean(form, ratio)).sum();
+            (sum / forms.len() as f64).max(f64::MIN_POSITIVE)
+        })
+        .collect();
+    // Losses grow with the ratio. Divided by the mean of all forms, all ratios count equally.
+    let relative = |row: &[f64], form: usize| -> f64 {
+        (0..ratios).map(|ratio| row[form * ratios + ratio] / scale[ratio]).sum::<f64>() / ratios as f64
+    };
+    let total = |form: usize| measured.iter().map(|row| relative(row, form)).sum::<f64>();
+    let mut order: Vec<usize> = (0..forms.len()).collect();
+    order.sort_by(|&a, &b| total(a).total_cmp(&total(b)));
+    let best = order[0];
+    let default = forms.iter().position(|form| *form == EvictionForm::default());
+    let is_better = default.is_none_or(|default| {
+        let gains: Vec<f64> =
+            measured.iter().map(|row| relative(row, default) - relative(row, best)).collect();
+        bootstrap_mean(&gains).interval[0] > 0.0
+    });
+    let chosen = if is_better { forms[best] } else { EvictionForm::default() };
+    let with_losses = |&form: &usize| MeasuredForm {
+        form: forms[form],
+        kl: (0..ratios).map(|ratio| mean(form, ratio)).collect(),
+    };
+    (order.iter().map(with_losses).collect(), chosen)
+}
+
+/// Reads a row with its correct answers or, if it has none, with an answer of the model.
+fn answered<'a>(
     row: &KvRow,
     index: usize,
     engine: &'a Engine,
     options: &RowOptions,
 ) -> anyhow::Result<ReadRow<'a>> {
-    ReadRow::with_own_continuation(row, engine, options, (CONTINUATION_TOKENS, SEED + index as u64))
+    match row.answers.is_empty() {
+        true => ReadRow::with_own_answer(row, engine, options, (ANSWER_TOKENS, SEED + index as u64)),
+        false => ReadRow::new(row, engine, options),
+    }
 }
 
 /// Returns the KL divergence of one question for each form and, within a form, each compared ratio.
@@ -154,7 +183,7 @@ fn losses_of_forms(
     options: &RowOptions,
     forms: &[EvictionForm],
 ) -> anyhow::Result<Vec<f64>> {
-    let read = continued(row, index, engine, options)?;
+    let read = answered(row, index, engine, options)?;
     let pipeline = engine.pipeline();
     let decoder = kv_export::check_model(pipeline.model())?;
     let cancel = Cancel::default();
@@ -189,7 +218,7 @@ fn losses_of_methods(
     options: &RowOptions,
     form: &EvictionForm,
 ) -> anyhow::Result<Vec<f64>> {
-    let read = continued(row, index, engine, options)?;
+    let read = answered(row, index, engine, options)?;
     let scores = KeyScores::new(&read, engine, form, index)?;
     let cases = RATIOS.into_iter().flat_map(|ratio| Method::ALL.map(|method| (ratio, method)));
     let decoder = kv_export::check_model(engine.pipeline().model())?;
@@ -199,4 +228,28 @@ fn losses_of_methods(
     let masks: Vec<KeyMask> = cases.map(mask).collect::<anyhow::Result<_>>()?;
     let (_, losses) = read.losses(&masks.iter().collect::<Vec<_>>())?;
     Ok(losses.into_iter().map(|loss| loss.kl).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_is_chosen_only_if_it_is_certainly_better_than_the_default() {
+        let other = EvictionForm { neighbours: 3, ..EvictionForm::default() };
+        let forms = [EvictionForm::default(), other];
+        let check = |name: &str, losses: &[[f64; 2]], expect: EvictionForm| {
+            let ratios = COMPARED_RATIOS.len();
+            let row = |[a, b]: &[f64; 2]| [vec![*a; ratios], vec![*b; ratios]].concat();
+            let measured: Vec<Vec<f64>> = losses.iter().map(row).collect();
+            assert_eq!(choose(&forms, &measured).1, expect, "{name}");
+        };
+        check("better on every question", &[[2.0, 1.0], [3.0, 1.0], [2.0, 1.5]], other);
+        check("worse", &[[1.0, 2.0], [1.0, 3.0]], EvictionForm::default());
+        check(
+            "better on average by one question",
+            &[[9.0, 1.0], [1.0, 2.0], [1.0, 2.0]],
+            EvictionForm::default(),
+        );
+    }
 }

@@ -2,7 +2,7 @@
 //! all keys or over those that a mask keeps. Knows nothing of how keys are selected.
 
 use anyhow::bail;
-use ndarray::{Array2, ArrayView1, ArrayView2, s};
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
 use thresher_core::Engine;
 use thresher_core::model::ort::{DecoderRuntime, ForwardPast, ForwardSequence};
 use thresher_core::model::{Forward, KeyMask};
@@ -61,13 +61,14 @@ impl<'a> ReadRow<'a> {
         Ok(read)
     }
 
-    /// Reads the chunks of a row, and lets the model itself continue the question by `tokens` tokens, which
-    /// then take the place of an answer. No labels are needed. Tokens are drawn from the model's distribution
-    /// with `seed`: the most likely continuation would soon repeat what it has said, which needs no chunk.
+    /// Reads the chunks of a row, and lets the model itself choose `tokens` tokens of a chunk as the answer. No
+    /// labels are needed. The tokens are drawn from the model's distribution with `seed`, restricted to
+    /// passages of the chunks. A free continuation would be of little use: a small model soon repeats itself
+    /// or the question, which needs no chunk, and then any keys do.
     ///
     /// # Errors
     /// As [`Self::new`], except that the row needs no answer.
-    pub fn with_own_continuation(
+    pub fn with_own_answer(
         row: &KvRow,
         engine: &'a Engine,
         options: &RowOptions,
@@ -76,11 +77,27 @@ impl<'a> ReadRow<'a> {
         let mut read = Self::without_answers(row, engine, options, tokens)?;
         let mut rng = SplitMix64(seed);
         let mut ids = read.question.clone();
+        // The places of the chunks where what was chosen so far occurs.
+        let mut ends: Vec<usize> = (0..read.tokens()).collect();
         for _ in 0..tokens {
             let sequence = ForwardSequence { tokens: &ids, kept: None };
             let forward = read.decoder.forward(&read.past, &[sequence])?.remove(0);
-            let next = log_probabilities(forward.logits.slice(s![ids.len() - 1.., ..]));
-            ids.push(drawn(next.row(0), &mut rng));
+            let logits = forward.logits.row(ids.len() - 1);
+            let follows = |at: &usize| read.kv_export.tokens[*at].id;
+            let mut allowed = Array1::from_elem(logits.len(), f32::MIN);
+            ends.iter().map(follows).for_each(|id| allowed[id as usize] = logits[id as usize]);
+            let next = drawn(log_probabilities(allowed.insert_axis(Axis(0)).view()).row(0), &mut rng);
+            ids.push(next);
+            ends.retain(|at| follows(at) == next);
+            ends.iter_mut().for_each(|at| *at += 1);
+            let is_same_chunk = |&at: &usize| {
+                let tokens = &read.kv_export.tokens;
+                at < tokens.len() && tokens[at].chunk == tokens[at - 1].chunk
+            };
+            ends.retain(is_same_chunk);
+            if ends.is_empty() {
+                break;
+            }
         }
         read.answers = vec![ids.split_off(read.question.len())];
         Ok(read)
