@@ -76,7 +76,7 @@ fn candidates() -> Vec<EvictionForm> {
     for over_question in [OverQuestion::Peak, OverQuestion::RootMeanSquare, OverQuestion::Mean] {
         for neighbours in [1, 5] {
             for budget in [BudgetScope::Head, BudgetScope::Layer, BudgetScope::Model] {
-                forms.push(EvictionForm { over_question, neighbours, budget, floor: 0.2 });
+                forms.push(EvictionForm { over_question, neighbours, budget, ..EvictionForm::default() });
             }
         }
     }
