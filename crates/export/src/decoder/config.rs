@@ -13,7 +13,7 @@ use super::{ARCHITECTURES, Biases, Decoder, Family, NormKind};
 use crate::{
     ExportError,
     graph::Activation,
-    source::{CONFIG, Header, optional, read_json},
+    source::{Header, optional},
 };
 
 /// Keys that change what a model computes, each with its neutral value; `None`: only null is neutral. Models
@@ -52,7 +52,7 @@ const THETA_DEFAULT: f64 = 10_000.0;
 /// `config.json`, read one key at a time.
 struct Config<'a> {
     file: &'a Path,
-    map: Map<String, Value>,
+    map: &'a Map<String, Value>,
 }
 
 /// Returns the class name of the checkpoint and its family if it is one of [`ARCHITECTURES`].
@@ -62,13 +62,18 @@ pub fn architecture(header: &Header) -> Option<(&'static str, Family)> {
 }
 
 impl Decoder {
-    /// Reads `dir/config.json` of a checkpoint of the class `architecture`, which belongs to `family`.
+    /// Reads the content of a `config.json`, of a checkpoint of the class `architecture`, which belongs to
+    /// `family`. Errors name `file`.
     ///
     /// # Errors
-    /// Returns an [`ExportError`] if the file is malformed or has a value that the export does not support.
-    pub fn read(dir: &Path, architecture: &'static str, family: Family) -> Result<Self, ExportError> {
-        let file = dir.join(CONFIG);
-        let config = Config { map: read_json(&file)?, file: &file };
+    /// Returns an [`ExportError`] if the configuration has a value that the export does not support.
+    pub fn read(
+        file: &Path,
+        map: &Map<String, Value>,
+        architecture: &'static str,
+        family: Family,
+    ) -> Result<Self, ExportError> {
+        let config = Config { map, file };
         config.check_neutral_keys()?;
         let decoder = match family {
             Family::Gpt2 => config.gpt2(architecture),
@@ -116,7 +121,7 @@ impl Config<'_> {
             head_dim,
             vocab_size: self.number("vocab_size")?,
             context_tokens_max: self.number("max_position_embeddings")?,
-            rotary: Some(read_rotary(&self.map, rotary_keys, head_dim, self.file)?),
+            rotary: Some(read_rotary(self.map, rotary_keys, head_dim, self.file)?),
             hidden,
             intermediate: self.number("intermediate_size")?,
             norm: NormKind::Rms,
@@ -288,7 +293,7 @@ impl Config<'_> {
     }
 
     fn get<T: serde::de::DeserializeOwned>(&self, key: &'static str) -> Result<Option<T>, ExportError> {
-        optional(&self.map, key, self.file)
+        optional(self.map, key, self.file)
     }
 
     fn number(&self, key: &'static str) -> Result<usize, ExportError> {
@@ -415,6 +420,20 @@ fn scale_frequencies(
                 frequency * (kept + (1.0 - kept) / factor)
             };
             Ok(unscaled.map(scale).collect())
+        }
+        // A type of this export: GGUF files have one factor for each frequency.
+        "divided" => {
+            let divisors: Vec<f64> = optional(scaling, "divisors", file)?.unwrap_or_default();
+            let unscaled: Vec<f64> = unscaled.collect();
+            if divisors.len() != unscaled.len() {
+                return Err(ExportError::Unsupported {
+                    file: file.to_owned(),
+                    key: "divisors",
+                    found: format!("{} factors", divisors.len()),
+                    supported: format!("{}, one for each frequency of rope_scaling", unscaled.len()),
+                });
+            }
+            Ok(unscaled.iter().zip(divisors).map(|(frequency, divisor)| frequency / divisor).collect())
         }
         other => Err(ExportError::Unsupported {
             file: file.to_owned(),

@@ -11,7 +11,13 @@ fn contract() -> Contract {
         name: "tiny".into(),
         architecture: "BertModel".into(),
         source: Source { licence: Some("apache-2.0".into()), ..Source::default() },
-        tokenizer: Tokenizer { file: files[3].into(), prefix: vec![2], suffix: vec![3], vocab_size: 90 },
+        tokenizer: Tokenizer {
+            file: files[3].into(),
+            prefix: vec![2],
+            suffix: vec![3],
+            vocab_size: 90,
+            chat: None,
+        },
         window: Window { tokens_max: 40 },
         weights: StoredWeights { file: files[2].into(), dtype: Weights::F32 },
         family: Family::Late(Late {
