@@ -9,6 +9,8 @@ mod architecture;
 mod checkpoint;
 mod container;
 mod quant;
+#[cfg(test)]
+mod tests;
 mod tokenizer;
 
 pub use self::checkpoint::GgufCheckpoint;

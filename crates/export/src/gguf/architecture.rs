@@ -23,7 +23,8 @@ const OUTPUT: &str = "output.weight";
 /// An architecture.
 #[derive(Debug)]
 pub struct Architecture {
-    name: &'static str,
+    /// The value of [`ARCHITECTURE`].
+    pub name: &'static str,
     /// The class name of the Hugging Face checkpoint.
     class: &'static str,
     model_type: &'static str,

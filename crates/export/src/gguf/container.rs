@@ -161,7 +161,7 @@ impl GgufFile {
     pub fn read(&self, tensor: &str) -> Result<Vec<f32>, ExportError> {
         let missing = || ExportError::TensorMissing { file: self.path.clone(), key: tensor.to_owned() };
         let info = self.tensors.get(tensor).ok_or_else(missing)?;
-        // The tensor lies within the file, so its size is one that memory was asked for by a real file.
+        // The tensor lies within the file, so a short file cannot ask for much memory.
         let mut bytes = vec![0; info.bytes as usize];
         // `&File` can read and seek. One thread reads the file.
         let mut file = &self.file;
