@@ -329,6 +329,10 @@ class Pins(unittest.TestCase):
             pins["model"]["wheels"]["any"]["files"]["model.safetensors"]["sha256"],
             "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         )
+        self.assertEqual(
+            pins["decoder"]["wheels"]["any"]["files"]["SmolLM2-135M-Instruct.Q4_1.gguf"]["sha256"],
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ use tokenizers::Tokenizer;
 use super::quant::ENCODINGS;
 use super::{GgufFile, GgufModel};
 use crate::{ExportError, ExportOptions, export};
-use writer::{Writer, flag, float, floats, list, number, numbers, of_tiny, read_json, text, texts, tiny};
+use writer::{Writer, float, floats, list, number, numbers, of_tiny, read_json, text, texts, tiny};
 
 fn run(source: &Path, out: &Path) -> Result<Contract, ExportError> {
     export(source, out, &ExportOptions { weights: Weights::F32, name: "tiny".into() }, &|_, _| {})
@@ -127,7 +127,7 @@ fn a_chat_template_is_exported_and_changes_no_fingerprint() {
 /// A byte-level vocabulary: the characters of the bytes of `TEXT`, and some merges.
 fn byte_level(pre: &str) -> Writer {
     let mut writer = of_tiny("llama", "llama");
-    let merges = ["1 2", "12 3", "Ġ Ġ", "Ġ a", "Ġ 1", "a b", "e Ì"];
+    let merges = ["1 2", "12 3", "Ġ Ġ", "Ġ a", "Ġ 1", "a b"];
     let mut tokens: Vec<String> = "<s>|1|2|3|4|a|b|e|Ġ|Ċ|Ì|ģ|Ã|©|'|A".split('|').map(str::to_owned).collect();
     tokens.extend(merges.map(|merge| merge.replace(' ', "")));
     tokens.push("12ab".to_owned());
@@ -161,7 +161,7 @@ fn texts_are_split_as_the_file_says() {
     check("qwen2", "1231", "1 2 3 1");
     // NFC makes one character of the letter and the accent.
     check("qwen2", "e\u{301}", "Ã ©");
-    check("gpt-2", "e\u{301}", "eÌ ģ");
+    check("gpt-2", "e\u{301}", "e Ì ģ");
     check("gpt-2", "a<s>b", "a <s> b");
 }
 
