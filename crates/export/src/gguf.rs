@@ -13,8 +13,7 @@ mod quant;
 mod tests;
 mod tokenizer;
 
-pub use self::checkpoint::GgufCheckpoint;
-pub use self::container::{GgufFile, Numbers, Value};
+pub(crate) use self::checkpoint::GgufCheckpoint;
 pub use self::quant::{ENCODINGS, Encoding};
 
 use std::path::Path;
@@ -22,11 +21,12 @@ use std::path::Path;
 use serde_json::{Map, Value as Json};
 
 use self::architecture::Architecture;
+use self::container::{GgufFile, Value};
 use crate::{ExportError, source::ChatTemplate};
 
 /// A model as its GGUF file describes it, in the terms of a Hugging Face folder.
 #[derive(Debug)]
-pub struct GgufModel {
+pub(crate) struct GgufModel {
     /// The content of `config.json`.
     pub config: Map<String, Json>,
     /// The content of `tokenizer.json`.
@@ -66,6 +66,6 @@ impl GgufModel {
 }
 
 /// Whether `path` is a file, or has the name of a GGUF file. Other models are folders.
-pub fn is_gguf(path: &Path) -> bool {
+pub(crate) fn is_gguf(path: &Path) -> bool {
     path.is_file() || path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }

@@ -216,14 +216,14 @@ impl Value {
             Self::Text(text) if text.chars().count() <= 64 => text.clone(),
             Self::Text(text) => format!("a text of {} bytes", text.len()),
             Self::Texts(texts) => format!("a list of {} texts", texts.len()),
-            Self::Numbers(numbers) => format!("a list of {} numbers", numbers.len()),
+            Self::Numbers(numbers) => format!("a list of {} numbers", numbers.count()),
         }
     }
 }
 
 impl Numbers {
     /// The number of elements.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.bytes.len() / self.scalar.bytes()
     }
 

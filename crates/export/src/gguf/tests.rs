@@ -11,8 +11,9 @@ use tempfile::TempDir;
 use thresher_core::model::contract::{Chat, Contract, Family, Weights};
 use tokenizers::Tokenizer;
 
+use super::GgufModel;
+use super::container::GgufFile;
 use super::quant::ENCODINGS;
-use super::{GgufFile, GgufModel};
 use crate::{ExportError, ExportOptions, export};
 use writer::{Writer, float, floats, list, number, numbers, of_tiny, read_json, text, texts, tiny};
 

@@ -351,7 +351,7 @@ fn priorities(file: &GgufFile, order: MergeOrder, count: usize) -> Result<Vec<f6
         return Ok((0..count).map(|id| -(id as f64)).collect());
     }
     let numbers = match file.value(SCORES) {
-        Some(Value::Numbers(numbers)) if numbers.len() == count => numbers,
+        Some(Value::Numbers(numbers)) if numbers.count() == count => numbers,
         found => {
             let found = found.map_or_else(|| "missing".to_owned(), Value::describe);
             return Err(unsupported(file, SCORES, found, &format!("a list of {count} numbers")));
@@ -382,7 +382,7 @@ fn kinds(file: &GgufFile, count: usize) -> Result<Vec<u64>, ExportError> {
     let kind = |value| if let Value::Unsigned(kind) = value { kind } else { 0 };
     match file.value(KINDS) {
         None => Ok(vec![0; count]),
-        Some(Value::Numbers(numbers)) if numbers.len() == count => Ok(numbers.iter().map(kind).collect()),
+        Some(Value::Numbers(numbers)) if numbers.count() == count => Ok(numbers.iter().map(kind).collect()),
         Some(other) => Err(unsupported(file, KINDS, other.describe(), &format!("a list of {count} numbers"))),
     }
 }
