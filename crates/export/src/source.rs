@@ -246,3 +246,32 @@ fn special_ids(tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String> {
     }
     Ok((ids[..before].to_vec(), ids[ids.len() - after..].to_vec()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chat_template_is_found_where_folders_have_it() {
+        let check = |files: &[(&str, &str)], expect: Option<(&str, Option<&str>)>| {
+            let dir = tempfile::tempdir().expect("a folder");
+            for (name, text) in files {
+                fs::write(dir.path().join(name), text).expect("written");
+            }
+            let found = chat_template(dir.path()).expect("sound files");
+            let found = found.as_ref().map(|chat| (chat.template.as_str(), chat.bos_token.as_deref()));
+            assert_eq!(found, expect, "{files:?}");
+        };
+        let file = ("chat_template.jinja", "file");
+        check(&[], None);
+        check(&[file], Some(("file", None)));
+        check(&[("tokenizer_config.json", "{}")], None);
+        check(&[("tokenizer_config.json", r#"{"chat_template": null}"#)], None);
+        let config = r#"{"chat_template": "key", "bos_token": "<s>"}"#;
+        check(&[("tokenizer_config.json", config)], Some(("key", Some("<s>"))));
+        check(&[file, ("tokenizer_config.json", config)], Some(("file", Some("<s>"))));
+        let objects = r#"{"bos_token": {"content": "<s>", "lstrip": false},
+            "chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]}"#;
+        check(&[("tokenizer_config.json", objects)], Some(("d", Some("<s>"))));
+    }
+}

@@ -75,9 +75,26 @@ fn model(contract: &Contract) -> tempfile::TempDir {
     dir
 }
 
+/// A decoder with a chat template.
+fn chat() -> Contract {
+    let mut contract = decoder();
+    let template = "chat_template.jinja";
+    contract.tokenizer.chat =
+        Some(Chat { template: template.into(), bos_token: Some("<s>".into()), eos_token: None });
+    contract.files.insert(template.into(), hex::encode(Sha256::digest(template)));
+    contract
+}
+
+#[test]
+fn a_chat_template_changes_no_fingerprint_and_needs_a_hash() {
+    assert_eq!(chat().fingerprint(), decoder().fingerprint());
+    let other = ("template = \"chat_template.jinja\"", "template = \"other\"");
+    check_load(&chat(), other, &["tokenizer.chat.template", "`other` has no hash"]);
+}
+
 #[test]
 fn a_saved_contract_loads_unchanged() {
-    for contract in [contract(), decoder()] {
+    for contract in [contract(), decoder(), chat()] {
         let dir = model(&contract);
         assert_eq!(Contract::load(dir.path()).unwrap(), contract);
         contract.verify_files(dir.path()).unwrap();
