@@ -19,6 +19,8 @@ RUNTIME_FILE   := libonnxruntime.$(if $(filter Darwin,$(SYSTEM)),dylib,so)
 RUNTIME_LIB    := $(or $(THRESHER_RUNTIME_LIB),$(CURDIR)/$(RUNTIME_FOLDER)/$(RUNTIME_FILE))
 MODEL_SOURCE   := $(or $(THRESHER_MODEL_SOURCE),models/.cache/all-MiniLM-L6-v2)
 MODEL_DIR      := models/minilm-l6
+DECODER_SOURCE := models/.cache/SmolLM2-135M-Instruct/SmolLM2-135M-Instruct.Q4_1.gguf
+DECODER_DIR    := models/smollm2-135m
 SDK            := models/.cache/sdk
 FRAMEWORKS     := models/.cache/frameworks
 LITELLM        := models/.cache/litellm
@@ -42,7 +44,7 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 # The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo serve test client lint audit fuzz bench soak hostile eval clean distclean \
+.PHONY: help provision build model demo decoder serve test client lint audit fuzz bench soak hostile eval clean distclean \
   python recent-python cargo redis packages sdk frameworks litellm contract kv_export audit-tools
 
 help: ## list the targets
@@ -59,6 +61,10 @@ model: provision build ## export the default model to models/minilm-l6 (once)
 
 demo: model ## start the daemon, send it a request, and print the compressed context
 	@$(WITH_RUNTIME) PYTHON="$(PYTHON)" scripts/demo.sh $(RELEASE) docs/examples/request.json
+
+decoder: python build ## fetch a small decoder (GGUF), export it, and export keys and values with it
+	@$(PYTHON) models/provision.py --decoder $(if $(GPU),--gpu)
+	@$(WITH_RUNTIME) PYTHON="$(PYTHON)" scripts/decoder.sh "$(DECODER_SOURCE)" "$(DECODER_DIR)" $(RELEASE)
 
 serve: model ## run the daemon with config/thresher.toml
 	@# With exec, the daemon replaces the shell and gets the signals that are sent to make.
@@ -118,7 +124,7 @@ eval: model ## measure quality on a data set: make eval EVAL_DATA=<path>
 
 clean: ## remove what was built and exported; keep what was fetched
 	$(CARGO) clean
-	rm -rf "$(MODEL_DIR)"
+	rm -rf "$(MODEL_DIR)" "$(DECODER_DIR)"
 
 distclean: clean ## also remove what was fetched
 	rm -rf models/.cache

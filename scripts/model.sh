@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Exports a Hugging Face directory, unless it was exported before from the same files by the same exporter.
+# Exports a Hugging Face directory or a GGUF file, unless it was exported before from the same files by the same exporter.
 # usage: model.sh SOURCE OUT THRESHER...    (THRESHER is the command that runs the binary)
 set -euo pipefail
 
@@ -9,7 +9,11 @@ stamp=models/.cache/$(basename "$out").made-from
 
 # Checksums, not times: a checkout that only touches the exporter's files causes no new export.
 inputs() {
-  cksum "$source"/*.json "$source"/*.safetensors | sed "s|$source/||"
+  if [ -f "$source" ]; then
+    cksum < "$source"
+  else
+    cksum "$source"/*.json "$source"/*.safetensors | sed "s|$source/||"
+  fi
   find crates/export/src crates/core/src/model/contract* crates/core/src/model/onnx* -type f | LC_ALL=C sort | xargs cksum
 }
 

@@ -49,7 +49,7 @@ enum Command {
     Verify(verify::Args),
     /// Create API keys.
     Key(key::Args),
-    /// Convert a Hugging Face model to ONNX graphs and a contract.
+    /// Convert a Hugging Face model or a GGUF file to ONNX graphs and a contract.
     Export(export::Args),
     /// Choose the attention heads of a decoder over which RC is computed, by questions of your own.
     Calibrate(calibrate::Args),

@@ -164,6 +164,12 @@ class Provision(unittest.TestCase):
         self.assertEqual([run.returncode for run in runs], [0, 0], stderr)
         self.assertEqual(self.cached(), self.ALL)
 
+    def test_the_decoder_is_fetched_instead_of_the_model(self):
+        wheel = self.wheel("decoder_x-0.1-py3-none-any.whl", {"x/model.gguf": b"GGUF"})
+        self.pins["decoder"] = self.pin("decoder-x", "0.1", "decoder", "any", wheel, {"model.gguf": "x/model.gguf"})
+        self.check(0, "decoder-x 0.1: 1 files in", arguments=("--decoder",))
+        self.assertEqual(set(self.cached()), {"onnxruntime/libx.so", "decoder/model.gguf"})
+
     # --- the user's own files ---
 
     def test_with_the_users_runtime_only_the_model_is_fetched(self):
@@ -328,6 +334,10 @@ class Pins(unittest.TestCase):
         self.assertEqual(
             pins["model"]["wheels"]["any"]["files"]["model.safetensors"]["sha256"],
             "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        )
+        self.assertEqual(
+            pins["decoder"]["wheels"]["any"]["files"]["SmolLM2-135M-Instruct.Q4_1.gguf"]["sha256"],
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         )
 
 

@@ -4,6 +4,7 @@ mod blocks;
 mod changes;
 mod conversations;
 mod events;
+mod gguf;
 mod keys;
 mod models;
 mod receipts;
@@ -20,6 +21,7 @@ pub const ALL: &[(&str, Target)] = &[
     ("changes", changes::run),
     ("conversations", conversations::run),
     ("events", events::run),
+    ("gguf", gguf::run),
     ("keys", keys::run),
     ("models", models::run),
     ("receipts", receipts::run),

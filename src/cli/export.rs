@@ -1,17 +1,17 @@
-//! `thresher export`: converts a Hugging Face model to ONNX graphs and a contract.
+//! `thresher export`: converts a Hugging Face model or a GGUF file to ONNX graphs and a contract.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
-use thresher_core::model::contract::Weights;
+use thresher_core::model::contract::{Family, Weights};
 use thresher_export::{ExportOptions, export};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The Hugging Face model directory: config.json, model.safetensors (or shards), tokenizer.json.
-    #[arg(value_name = "DIR")]
+    /// The Hugging Face model directory (config.json, model.safetensors or shards, tokenizer.json), or the GGUF file of a decoder.
+    #[arg(value_name = "DIR|FILE.gguf")]
     source: PathBuf,
     /// The directory to write. A directory that this command wrote earlier is replaced.
     #[arg(long, value_name = "DIR")]
@@ -59,5 +59,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let contract = export(&args.source, &args.out, &options, &progress)?;
     bar.finish_and_clear();
     super::print(format_args!("{}: {} in {}", contract.name, contract.architecture, args.out.display()));
+    if matches!(contract.family, Family::Decoder(_)) {
+        let found = contract.tokenizer.chat.map_or("none", |_| "exported");
+        super::print(format_args!("chat template: {found}"));
+    }
     Ok(ExitCode::SUCCESS)
 }

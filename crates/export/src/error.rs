@@ -92,7 +92,7 @@ pub enum ExportError {
         key: String,
     },
     /// A tensor does not have the shape that the configuration implies.
-    #[error("{}: tensor `{key}` has shape {found:?}, config.json implies {expected:?}", file.display())]
+    #[error("{}: tensor `{key}` has shape {found:?}, the configuration implies {expected:?}", file.display())]
     TensorShape {
         /// The checkpoint file.
         file: PathBuf,
@@ -112,6 +112,40 @@ pub enum ExportError {
         key: String,
         /// The element type, as safetensors names it.
         found: String,
+    },
+    /// A GGUF file ends before its own header says.
+    #[error("{} is cut short at {at}: {found_bytes} bytes, expected at least {expected_bytes}", file.display())]
+    GgufTruncated {
+        /// The file.
+        file: PathBuf,
+        /// The part of the file that is incomplete: a metadata key or a tensor.
+        at: String,
+        /// The smallest length of a file that has this part, in bytes.
+        expected_bytes: u64,
+        /// The length of the file, in bytes.
+        found_bytes: u64,
+    },
+    /// A GGUF file breaks a rule of the format, or a limit on its sizes.
+    #[error("{}: {at}: {reason}", file.display())]
+    GgufMalformed {
+        /// The file.
+        file: PathBuf,
+        /// The part at fault: a metadata key, a tensor, or a field of the header.
+        at: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A GGUF file has a value that this export does not support.
+    #[error("{}: {at} is `{found}`, supported: {supported}", file.display())]
+    GgufUnsupported {
+        /// The file.
+        file: PathBuf,
+        /// The part at fault: a metadata key, a tensor, or a field of the header.
+        at: String,
+        /// The value, or `missing`.
+        found: String,
+        /// The values that are supported.
+        supported: String,
     },
     /// A value of a tensor is too large for the element type of the export.
     #[error("tensor `{key}` holds {value}, which is too large for f16; export with --weights f32")]

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
-// `source` reads the files that describe the model, and `weights` reads its tensors. `bert` and `decoder`
+// `source` reads the files that describe the model, and `weights` reads its tensors; `gguf` does both for a
+// GGUF file, and `input` hides the difference. `bert` and `decoder`
 // build the graphs from `linear` layers and the operations of `graph`, which `thresher_core::model::onnx`
 // encodes. `write` puts the output folder in place. The same input produces the same bytes. Nothing here
 // knows about ONNX Runtime: only tests run the exported files.
@@ -8,7 +9,9 @@
 mod bert;
 mod decoder;
 mod error;
+pub mod gguf;
 mod graph;
+mod input;
 mod linear;
 mod source;
 mod weights;
@@ -17,15 +20,16 @@ mod write;
 use std::{collections::BTreeMap, path::Path};
 
 use thresher_core::model::contract::{
-    self, Contract, Family, KEY_LAYOUT, Late, SCHEMA, StoredWeights, Tokenizer, Weights, Window, sha256_of,
+    self, Chat, Contract, Family, KEY_LAYOUT, Late, SCHEMA, Source, StoredWeights, Tokenizer, Weights,
+    Window, sha256_of,
 };
 
 pub use error::ExportError;
 
 use self::bert::Bert;
 use self::decoder::Decoder;
-use self::source::{ExportedTokenizer, Header, SpecialTokens, TOKENIZER, read_tokenizer};
-use self::weights::Checkpoint;
+use self::input::Input;
+use self::source::{CHAT_TEMPLATE, ExportedTokenizer, SpecialTokens, TOKENIZER, read_tokenizer};
 use self::write::{Staging, WeightFile};
 
 const PASSAGE: &str = "passage.onnx";
@@ -56,12 +60,13 @@ enum Model {
 }
 
 impl Model {
-    fn read(dir: &Path, header: &Header) -> Result<Self, ExportError> {
+    fn read(input: &Input) -> Result<Self, ExportError> {
+        let Input { dir, config_file, config, header, .. } = input;
         if let Some(architecture) = bert::architecture(header) {
             return Ok(Self::Late(Bert::read(dir, architecture)?));
         }
         if let Some((architecture, family)) = decoder::architecture(header) {
-            return Ok(Self::Decoder(Decoder::read(dir, architecture, family)?));
+            return Ok(Self::Decoder(Decoder::read(config_file, config, architecture, family)?));
         }
         let found = header.architectures.first().cloned().unwrap_or_else(|| "none".to_owned());
         let decoders = decoder::ARCHITECTURES.map(|(name, _)| name);
@@ -71,12 +76,7 @@ impl Model {
             }
             None => [&bert::ARCHITECTURES[..], &decoders].concat().join(", "),
         };
-        Err(ExportError::Unsupported {
-            file: dir.join(source::CONFIG),
-            key: "architectures",
-            found,
-            supported,
-        })
+        Err(ExportError::Unsupported { file: config_file.clone(), key: "architectures", found, supported })
     }
 }
 
@@ -90,8 +90,8 @@ struct FamilyExport {
     graphs: &'static [&'static str],
 }
 
-/// Exports the model in `source_dir` to `out_dir`: its graphs, their weights, the tokenizer and the contract,
-/// which is returned. The output folder is written whole or not at all, and replaces an earlier export. For
+/// Exports a model to `out_dir`: its graphs, their weights, the tokenizer, the chat template if it has one,
+/// and the contract, which is returned. `source` is a Hugging Face folder or a GGUF file. The output folder is written whole or not at all, and replaces an earlier export. For
 /// decoders, which may be large, `progress` is called with the number of layers that are done and the number
 /// of all layers.
 ///
@@ -99,33 +99,40 @@ struct FamilyExport {
 /// Returns an [`ExportError`] if the source is incomplete, malformed or unsupported, if `out_dir` has files
 /// that no export wrote, or if a file cannot be read or written.
 pub fn export(
-    source_dir: &Path,
+    source: &Path,
     out_dir: &Path,
     options: &ExportOptions,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Contract, ExportError> {
-    let header: Header = source::read_json(&source_dir.join(source::CONFIG))?;
-    let model = Model::read(source_dir, &header)?;
-    let checkpoint = Checkpoint::open(source_dir)?;
+    let input = Input::open(source)?;
+    let model = Model::read(&input)?;
     let staging = Staging::begin(out_dir)?;
-    let exporter =
-        Exporter { source_dir, staging: &staging, checkpoint: &checkpoint, weights: options.weights };
+    let exporter = Exporter { input: &input, staging: &staging, weights: options.weights };
     let exported = match &model {
         Model::Late(bert) => exporter.late(bert)?,
         Model::Decoder(decoder) => exporter.decoder(decoder, progress)?,
     };
     staging.write(TOKENIZER, &exported.tokenizer.bytes)?;
-    let files: Vec<&str> = exported.graphs.iter().copied().chain([WEIGHTS, TOKENIZER]).collect();
+    let mut files: Vec<&str> = exported.graphs.iter().copied().chain([WEIGHTS, TOKENIZER]).collect();
+    if let Some(chat) = &input.chat_template {
+        staging.write(CHAT_TEMPLATE, chat.template.as_bytes())?;
+        files.push(CHAT_TEMPLATE);
+    }
     let contract = Contract {
         schema: SCHEMA,
         name: options.name.clone(),
         architecture: exported.architecture,
-        source: source::provenance(source_dir, &header, checkpoint.fingerprint()?),
+        source: Source { weights: Some(input.checkpoint.fingerprint()?), ..input.origin.clone() },
         tokenizer: Tokenizer {
             file: TOKENIZER.into(),
             prefix: exported.tokenizer.prefix,
             suffix: exported.tokenizer.suffix,
             vocab_size: exported.vocab_size,
+            chat: input.chat_template.as_ref().map(|chat| Chat {
+                template: CHAT_TEMPLATE.into(),
+                bos_token: chat.bos_token.clone(),
+                eos_token: chat.eos_token.clone(),
+            }),
         },
         window: Window { tokens_max: exported.window_tokens_max },
         weights: StoredWeights { file: WEIGHTS.into(), dtype: options.weights },
@@ -139,19 +146,18 @@ pub fn export(
 
 /// Writes the graphs and weights of a model to the staging folder.
 struct Exporter<'a> {
-    source_dir: &'a Path,
+    input: &'a Input,
     staging: &'a Staging,
-    checkpoint: &'a Checkpoint,
     weights: Weights,
 }
 
 impl Exporter<'_> {
     fn late(&self, bert: &Bert) -> Result<FamilyExport, ExportError> {
         self.refuse_weights(Weights::F16, &bert.architecture, "f32, int8")?;
-        let tokenizer = read_tokenizer(self.source_dir, bert.vocab_size, SpecialTokens::Around)?;
-        let tokens_max = source::sequence_tokens_max(self.source_dir)?.unwrap_or(bert.positions);
+        let tokenizer = self.tokenizer(bert.vocab_size, SpecialTokens::Around)?;
+        let tokens_max = source::sequence_tokens_max(&self.input.dir)?.unwrap_or(bert.positions);
         let mut weights = WeightFile::create(self.staging.dir().join(WEIGHTS))?;
-        let stored = bert.store(self.checkpoint, &mut weights, self.weights)?;
+        let stored = bert.store(&self.input.checkpoint, &mut weights, self.weights)?;
         weights.finish()?;
         self.staging.write(PASSAGE, &bert.passage_graph(&stored, WEIGHTS))?;
         self.staging.write(QUERY, &bert.query_graph(&stored, WEIGHTS))?;
@@ -179,9 +185,9 @@ impl Exporter<'_> {
         progress: &dyn Fn(usize, usize),
     ) -> Result<FamilyExport, ExportError> {
         self.refuse_weights(Weights::Int8, decoder.architecture, "f32, f16")?;
-        let tokenizer = read_tokenizer(self.source_dir, decoder.vocab_size, SpecialTokens::Before)?;
+        let tokenizer = self.tokenizer(decoder.vocab_size, SpecialTokens::Before)?;
         let mut weights = WeightFile::create(self.staging.dir().join(WEIGHTS))?;
-        let stored = decoder.store(self.checkpoint, &mut weights, self.weights, progress)?;
+        let stored = decoder.store(&self.input.checkpoint, &mut weights, self.weights, progress)?;
         weights.finish()?;
         self.staging.write(DECODER, &decoder.graph(&stored, WEIGHTS))?;
         Ok(FamilyExport {
@@ -206,6 +212,14 @@ impl Exporter<'_> {
             }),
             graphs: &[DECODER],
         })
+    }
+
+    fn tokenizer(
+        &self,
+        vocab_size: usize,
+        special_tokens: SpecialTokens,
+    ) -> Result<ExportedTokenizer, ExportError> {
+        read_tokenizer(&self.input.tokenizer_file, &self.input.tokenizer, vocab_size, special_tokens)
     }
 
     fn refuse_weights(

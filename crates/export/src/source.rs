@@ -1,5 +1,6 @@
 //! Reads the files of a Hugging Face folder that describe a model: `config.json`,
-//! `sentence_bert_config.json`, `README.md` and `tokenizer.json`. Does not know about tensors or graphs.
+//! `sentence_bert_config.json`, `README.md`, `tokenizer.json` and the chat template. Does not know about
+//! tensors or graphs.
 
 use std::{fs, path::Path};
 
@@ -39,14 +40,14 @@ pub fn read_json<T: DeserializeOwned>(file: &Path) -> Result<T, ExportError> {
         .map_err(|cause| ExportError::JsonMalformed { file: file.to_owned(), cause })
 }
 
-/// The origin of the weights, as far as the folder says.
-pub fn provenance(dir: &Path, header: &Header, weights: String) -> Source {
+/// The origin of the model, as far as the folder says.
+pub fn provenance(dir: &Path, header: &Header) -> Source {
     let known = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     Source {
         name: known(&header.name_or_path),
         revision: known(&header.commit_hash),
         licence: licence(dir),
-        weights: Some(weights),
+        weights: None,
     }
 }
 
@@ -101,6 +102,57 @@ fn licence(dir: &Path) -> Option<String> {
 /// The name of the tokenizer's file, in the source folder and in the export.
 pub const TOKENIZER: &str = "tokenizer.json";
 
+/// The name of the chat template's file, in the source folder and in the export.
+pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// The file of a folder with settings of the tokenizer. Older folders have the chat template in it.
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+/// The template that turns a list of messages into the text that a model continues.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatTemplate {
+    /// The template, in the language Jinja.
+    pub template: String,
+    /// The token that the template names `bos_token`.
+    pub bos_token: Option<String>,
+    /// The token that the template names `eos_token`.
+    pub eos_token: Option<String>,
+}
+
+/// Reads the chat template of a folder: `chat_template.jinja`, or else the key `chat_template` of
+/// `tokenizer_config.json`. `None` if the folder has neither.
+///
+/// # Errors
+/// Returns an [`ExportError`] if a file exists and cannot be read or is malformed.
+pub fn chat_template(dir: &Path) -> Result<Option<ChatTemplate>, ExportError> {
+    let (file, config) = (dir.join(CHAT_TEMPLATE), dir.join(TOKENIZER_CONFIG));
+    let config: Value = if config.is_file() { read_json(&config)? } else { Value::Null };
+    let template = match file.is_file() {
+        true => Some(fs::read_to_string(&file).map_err(|cause| ExportError::Read { file, cause })?),
+        false => configured_template(&config["chat_template"]).map(str::to_owned),
+    };
+    // A token is a text, or an object with its text and its settings.
+    let token = |key: &str| {
+        let token = &config[key];
+        token.as_str().or(token["content"].as_str()).map(str::to_owned)
+    };
+    Ok(template.map(|template| ChatTemplate {
+        template,
+        bos_token: token("bos_token"),
+        eos_token: token("eos_token"),
+    }))
+}
+
+/// The value of `chat_template`: a template, or a list of templates with names, of which the one with the name
+/// `default` is meant for chats.
+fn configured_template(value: &Value) -> Option<&str> {
+    let named = |list: &'_ Vec<Value>| list.iter().position(|entry| entry["name"] == "default");
+    match value {
+        Value::Array(list) => list.get(named(list)?)?["template"].as_str(),
+        other => other.as_str(),
+    }
+}
+
 /// A tokenizer as it is exported.
 #[derive(Debug, Clone)]
 pub struct ExportedTokenizer {
@@ -121,23 +173,23 @@ pub enum SpecialTokens {
     Before,
 }
 
-/// Reads `dir/tokenizer.json` for a model whose embedding table has `vocab_size` rows.
+/// Reads a tokenizer from the content of a `tokenizer.json`, for a model whose embedding table has
+/// `vocab_size` rows. Errors name `file`.
 ///
 /// # Errors
-/// Returns an [`ExportError`] if the file is missing or malformed, has ids beyond the embedding table, or
+/// Returns an [`ExportError`] if the content is malformed, has ids beyond the embedding table, or
 /// lacks the special tokens that the model needs.
 pub fn read_tokenizer(
-    dir: &Path,
+    file: &Path,
+    bytes: &[u8],
     vocab_size: usize,
     special_tokens: SpecialTokens,
 ) -> Result<ExportedTokenizer, ExportError> {
-    let file = dir.join(TOKENIZER);
-    let bytes = fs::read(&file).map_err(|cause| ExportError::Read { file: file.clone(), cause })?;
     let refuse =
-        |key: &'static str, reason: String| ExportError::Tokenizer { file: file.clone(), key, reason };
+        |key: &'static str, reason: String| ExportError::Tokenizer { file: file.to_owned(), key, reason };
 
-    let bytes =
-        without_limits(bytes).map_err(|cause| ExportError::JsonMalformed { file: file.clone(), cause })?;
+    let bytes = without_limits(bytes.to_vec())
+        .map_err(|cause| ExportError::JsonMalformed { file: file.to_owned(), cause })?;
     let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|cause| refuse("model", cause.to_string()))?;
 
     let vocabulary = tokenizer.get_vocab(true);
@@ -193,4 +245,33 @@ fn special_ids(tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String> {
         return Err("produces no token for the text `a`".to_owned());
     }
     Ok((ids[..before].to_vec(), ids[ids.len() - after..].to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chat_template_is_found_where_folders_have_it() {
+        let check = |files: &[(&str, &str)], expect: Option<(&str, Option<&str>)>| {
+            let dir = tempfile::tempdir().expect("a folder");
+            for (name, text) in files {
+                fs::write(dir.path().join(name), text).expect("written");
+            }
+            let found = chat_template(dir.path()).expect("sound files");
+            let found = found.as_ref().map(|chat| (chat.template.as_str(), chat.bos_token.as_deref()));
+            assert_eq!(found, expect, "{files:?}");
+        };
+        let file = ("chat_template.jinja", "file");
+        check(&[], None);
+        check(&[file], Some(("file", None)));
+        check(&[("tokenizer_config.json", "{}")], None);
+        check(&[("tokenizer_config.json", r#"{"chat_template": null}"#)], None);
+        let config = r#"{"chat_template": "key", "bos_token": "<s>"}"#;
+        check(&[("tokenizer_config.json", config)], Some(("key", Some("<s>"))));
+        check(&[file, ("tokenizer_config.json", config)], Some(("file", Some("<s>"))));
+        let objects = r#"{"bos_token": {"content": "<s>", "lstrip": false},
+            "chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]}"#;
+        check(&[("tokenizer_config.json", objects)], Some(("d", Some("<s>"))));
+    }
 }

@@ -1,5 +1,6 @@
-//! Reads a checkpoint: `model.safetensors`, or the shards that `model.safetensors.index.json` lists. Tensors
-//! are read one at a time, so that a checkpoint may be larger than memory. Does not know about architectures.
+//! Reads a checkpoint: `model.safetensors`, the shards that `model.safetensors.index.json` lists, or a GGUF
+//! file. Tensors are read one at a time, so that a checkpoint may be larger than memory. Does not know about
+//! architectures.
 
 use std::{
     cell::RefCell,
@@ -18,7 +19,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use thresher_core::model::contract::sha256_of;
 
-use super::{ExportError, source::read_json};
+use super::{ExportError, gguf::GgufCheckpoint, source::read_json};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -34,11 +35,20 @@ const TRANSPOSED_COLUMNS: usize = 32;
 pub struct Checkpoint {
     /// The file that lists all tensors, for errors about missing ones.
     listing: PathBuf,
-    /// The index of the shard and the tensor's metadata, by key.
-    tensors: HashMap<String, (usize, TensorInfo)>,
-    shards: Vec<Shard>,
-    /// The keys of the tensors that were read.
+    store: Store,
+    /// The names that the tensors that were read have in their file.
     read: RefCell<HashSet<String>>,
+}
+
+/// Where the tensors are.
+#[derive(Debug)]
+enum Store {
+    Safetensors {
+        /// The index of the shard and the tensor's metadata, by key.
+        tensors: HashMap<String, (usize, TensorInfo)>,
+        shards: Vec<Shard>,
+    },
+    Gguf(Box<GgufCheckpoint>),
 }
 
 /// A tensor in row-major order.
@@ -70,12 +80,22 @@ impl Checkpoint {
         }
         let (shard, metadata) = Shard::open(&single)?;
         let tensors = metadata.tensors().into_iter().map(|(key, info)| (key, (0, info.clone()))).collect();
-        Ok(Self { listing: single, tensors, shards: vec![shard], read: RefCell::default() })
+        let store = Store::Safetensors { tensors, shards: vec![shard] };
+        Ok(Self { listing: single, store, read: RefCell::default() })
+    }
+
+    /// The tensors of a GGUF file.
+    pub fn of_gguf(checkpoint: GgufCheckpoint) -> Self {
+        let listing = checkpoint.path().to_owned();
+        Self { listing, store: Store::Gguf(Box::new(checkpoint)), read: RefCell::default() }
     }
 
     /// Whether the checkpoint has a tensor with this key.
     pub fn contains(&self, key: &str) -> bool {
-        self.tensors.contains_key(key)
+        match &self.store {
+            Store::Safetensors { tensors, .. } => tensors.contains_key(key),
+            Store::Gguf(gguf) => gguf.dims(&gguf.name(key)).is_some(),
+        }
     }
 
     /// Reads the tensor `key`, which must have the shape `dims`.
@@ -84,25 +104,28 @@ impl Checkpoint {
     /// Returns an [`ExportError`] if the tensor is missing, has another shape or an unsupported element type,
     /// or cannot be read.
     pub fn read(&self, key: &str, dims: &[usize]) -> Result<Tensor, ExportError> {
-        let (shard, info) = self.info(key)?;
-        self.read.borrow_mut().insert(key.to_owned());
-        let shard = &self.shards[*shard];
-        if info.shape != dims {
-            return Err(ExportError::TensorShape {
-                file: shard.path.clone(),
-                key: key.to_owned(),
-                expected: dims.to_vec(),
-                found: info.shape.clone(),
-            });
+        let key = self.name(key);
+        let missing = || ExportError::TensorMissing { file: self.listing.clone(), key: key.clone() };
+        self.read.borrow_mut().insert(key.clone());
+        let (file, found) = match &self.store {
+            Store::Safetensors { tensors, shards } => {
+                let (shard, info) = tensors.get(&key).ok_or_else(missing)?;
+                (&shards[*shard].path, info.shape.as_slice())
+            }
+            Store::Gguf(gguf) => (&self.listing, gguf.dims(&key).ok_or_else(missing)?),
+        };
+        if found != dims {
+            let (file, expected, found) = (file.clone(), dims.to_vec(), found.to_vec());
+            return Err(ExportError::TensorShape { file, key, expected, found });
         }
-        let bytes =
-            shard.read(info).map_err(|cause| ExportError::Read { file: shard.path.clone(), cause })?;
-        let values = to_f32(info.dtype, &bytes).ok_or_else(|| ExportError::TensorDtype {
-            file: shard.path.clone(),
-            key: key.to_owned(),
-            found: format!("{:?}", info.dtype),
-        })?;
-        Ok(Tensor { dims: info.shape.clone(), values })
+        let values = match &self.store {
+            Store::Safetensors { tensors, shards } => {
+                let (shard, info) = &tensors[&key];
+                shards[*shard].values(&key, info)?
+            }
+            Store::Gguf(gguf) => gguf.read(&key)?,
+        };
+        Ok(Tensor { dims: dims.to_vec(), values })
     }
 
     /// Returns the SHA-256 of the lines that `sha256sum` prints for the checkpoint's files, sorted by file
@@ -111,7 +134,11 @@ impl Checkpoint {
     /// # Errors
     /// Returns an [`ExportError`] if a file cannot be read.
     pub fn fingerprint(&self) -> Result<String, ExportError> {
-        let mut lines = self.shards.iter().map(Shard::name_and_sha256).collect::<Result<Vec<_>, _>>()?;
+        let files: Vec<&Path> = match &self.store {
+            Store::Safetensors { shards, .. } => shards.iter().map(|shard| shard.path.as_path()).collect(),
+            Store::Gguf(gguf) => vec![gguf.path()],
+        };
+        let mut lines = files.into_iter().map(name_and_sha256).collect::<Result<Vec<_>, _>>()?;
         lines.sort_by(|(a, _), (b, _)| a.cmp(b));
         let lines: String = lines.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();
         Ok(hex::encode(Sha256::digest(lines)))
@@ -122,15 +149,23 @@ impl Checkpoint {
         &self.listing
     }
 
-    /// Returns the alphabetically first key of a tensor that was not read and is not ignored.
+    /// Returns the alphabetically first key of a tensor that was not read and is not ignored. In a GGUF file,
+    /// it is the tensor's name in the file.
     pub fn first_unread(&self, is_ignored: impl Fn(&str) -> bool) -> Option<&str> {
         let read = self.read.borrow();
-        self.tensors.keys().filter(|key| !read.contains(*key) && !is_ignored(key)).min().map(String::as_str)
+        let is_unread = |key: &&str| !read.contains(*key) && !is_ignored(key);
+        match &self.store {
+            Store::Safetensors { tensors, .. } => tensors.keys().map(String::as_str).filter(is_unread).min(),
+            Store::Gguf(gguf) => gguf.names().filter(is_unread).min(),
+        }
     }
 
-    fn info(&self, key: &str) -> Result<&(usize, TensorInfo), ExportError> {
-        let missing = || ExportError::TensorMissing { file: self.listing.clone(), key: key.to_owned() };
-        self.tensors.get(key).ok_or_else(missing)
+    /// The name that the tensor `key` has in its file.
+    fn name(&self, key: &str) -> String {
+        match &self.store {
+            Store::Safetensors { .. } => key.to_owned(),
+            Store::Gguf(gguf) => gguf.name(key),
+        }
     }
 
     fn open_sharded(dir: &Path, index: PathBuf) -> Result<Self, ExportError> {
@@ -159,7 +194,7 @@ impl Checkpoint {
             let missing = || ExportError::TensorMissing { file: dir.join(name), key: key.clone() };
             tensors.insert(key.clone(), (*shard, metadata.info(key).ok_or_else(missing)?.clone()));
         }
-        Ok(Self { listing: index, tensors, shards, read: RefCell::default() })
+        Ok(Self { listing: index, store: Store::Safetensors { tensors, shards }, read: RefCell::default() })
     }
 }
 
@@ -185,13 +220,6 @@ impl Tensor {
 }
 
 impl Shard {
-    fn name_and_sha256(&self) -> Result<(String, String), ExportError> {
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let sum =
-            sha256_of(&self.path).map_err(|cause| ExportError::Read { file: self.path.clone(), cause })?;
-        Ok((name, sum))
-    }
-
     fn open(path: &Path) -> Result<(Self, Metadata), ExportError> {
         let file_error = |cause| ExportError::Read { file: path.to_owned(), cause };
         let malformed = |reason: String| ExportError::SafetensorsMalformed { file: path.to_owned(), reason };
@@ -226,6 +254,16 @@ impl Shard {
         Ok((Self { path: path.to_owned(), file, data_offset_bytes }, metadata))
     }
 
+    /// Reads a tensor of this file and converts its elements to `f32`.
+    fn values(&self, key: &str, info: &TensorInfo) -> Result<Vec<f32>, ExportError> {
+        let bytes = self.read(info).map_err(|cause| ExportError::Read { file: self.path.clone(), cause })?;
+        to_f32(info.dtype, &bytes).ok_or_else(|| ExportError::TensorDtype {
+            file: self.path.clone(),
+            key: key.to_owned(),
+            found: format!("{:?}", info.dtype),
+        })
+    }
+
     fn read(&self, info: &TensorInfo) -> io::Result<Vec<u8>> {
         let (start, end) = info.data_offsets;
         let mut bytes = vec![0; end - start];
@@ -236,6 +274,12 @@ impl Shard {
         file.read_exact(&mut bytes)?;
         Ok(bytes)
     }
+}
+
+fn name_and_sha256(file: &Path) -> Result<(String, String), ExportError> {
+    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let sum = sha256_of(file).map_err(|cause| ExportError::Read { file: file.to_owned(), cause })?;
+    Ok((name, sum))
 }
 
 /// Converts little-endian floats of type `dtype` to `f32` without loss. Returns `None` if `dtype` is not a

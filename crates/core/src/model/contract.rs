@@ -120,6 +120,24 @@ pub struct Tokenizer {
     pub suffix: Vec<u32>,
     /// The number of rows of the embedding table. Every token id is below it.
     pub vocab_size: usize,
+    /// How the model writes a chat; `None` if its source had no chat template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat: Option<Chat>,
+}
+
+/// How a model writes a list of messages as one text. It has no influence on keys and values, so it is not
+/// part of the fingerprint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chat {
+    /// The file name of the template, in the language Jinja.
+    pub template: String,
+    /// The token that the template names `bos_token`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bos_token: Option<String>,
+    /// The token that the template names `eos_token`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eos_token: Option<String>,
 }
 
 /// The size of a window: the tokens of one forward pass.
@@ -284,7 +302,8 @@ impl Contract {
         let refuse = |key: &str, reason: String| {
             Err(ContractError::ValueInvalid { file: path.to_owned(), key: key.to_owned(), reason })
         };
-        for (key, name) in self.named_files() {
+        let chat = self.tokenizer.chat.iter().map(|chat| ("tokenizer.chat.template", &chat.template));
+        for (key, name) in self.named_files().into_iter().chain(chat) {
             if !self.files.contains_key(name) {
                 return refuse(key, format!("`{name}` has no hash in the table [files]"));
             }
@@ -328,6 +347,7 @@ impl Contract {
         .or_else(|(key, reason)| refuse(key, reason))
     }
 
+    /// The files that decide what the model computes, with the keys that name them.
     fn named_files(&self) -> Vec<(&'static str, &String)> {
         let mut files = match &self.family {
             Family::Late(late) => vec![("late.passage", &late.passage), ("late.query", &late.query)],

@@ -11,7 +11,7 @@ use super::{ARCHITECTURES, Biases, Decoder, Family, NormKind};
 use crate::{
     ExportError,
     graph::Activation,
-    source::{CONFIG, Header, optional, read_json},
+    source::{Header, optional},
 };
 
 /// Keys that change what a model computes, each with its neutral value; `None`: only null is neutral. Models
@@ -44,7 +44,7 @@ const QUERY_SCALAR_DEFAULT: f64 = 256.0;
 /// `config.json`, read one key at a time.
 pub(super) struct Config<'a> {
     file: &'a Path,
-    map: Map<String, Value>,
+    map: &'a Map<String, Value>,
 }
 
 /// The class name of checkpoints with images, and that of their text model, which is supported.
@@ -63,13 +63,18 @@ pub fn architecture(header: &Header) -> Option<(&'static str, Family)> {
 }
 
 impl Decoder {
-    /// Reads `dir/config.json` of a checkpoint of the class `architecture`, which belongs to `family`.
+    /// Reads the content of a `config.json`, of a checkpoint of the class `architecture`, which belongs to
+    /// `family`. Errors name `file`.
     ///
     /// # Errors
-    /// Returns an [`ExportError`] if the file is malformed or has a value that the export does not support.
-    pub fn read(dir: &Path, architecture: &'static str, family: Family) -> Result<Self, ExportError> {
-        let file = dir.join(CONFIG);
-        let config = Config { map: read_json(&file)?, file: &file };
+    /// Returns an [`ExportError`] if the configuration has a value that the export does not support.
+    pub fn read(
+        file: &Path,
+        map: &Map<String, Value>,
+        architecture: &'static str,
+        family: Family,
+    ) -> Result<Self, ExportError> {
+        let config = Config { map, file };
         config.check_neutral_keys(family)?;
         let decoder = match family {
             Family::Gpt2 => config.gpt2(architecture),
@@ -118,7 +123,7 @@ impl Config<'_> {
             head_dim,
             vocab_size: self.number("vocab_size")?,
             context_tokens_max: self.number("max_position_embeddings")?,
-            rotary: Some(read_rotary(&self.map, rotary_keys, head_dim, self.file)?),
+            rotary: Some(read_rotary(self.map, rotary_keys, head_dim, self.file)?),
             rotary_local: None,
             sliding_windows: self.sliding_windows(family, layers)?,
             scale: scale(head_dim as f64),
@@ -184,7 +189,7 @@ impl Config<'_> {
         let (layers, head_dim) = (self.number("num_hidden_layers")?, self.number("head_dim")?);
         let attention = self.get("attention_bias")?.unwrap_or(false);
         let sliding_windows = self.sliding_windows(Family::Gemma3, layers)?;
-        let rotary = read_layer_rotary(&self.map, &sliding_windows, head_dim, self.file)?;
+        let rotary = read_layer_rotary(self.map, &sliding_windows, head_dim, self.file)?;
         Ok(Decoder {
             architecture,
             family: Family::Gemma3,
@@ -317,7 +322,7 @@ impl Config<'_> {
         &self,
         key: &'static str,
     ) -> Result<Option<T>, ExportError> {
-        optional(&self.map, key, self.file)
+        optional(self.map, key, self.file)
     }
 
     fn number(&self, key: &'static str) -> Result<usize, ExportError> {

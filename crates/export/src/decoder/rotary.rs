@@ -190,6 +190,20 @@ fn scale_frequencies(
             };
             Ok(unscaled.map(scale).collect())
         }
+        // A type of this export: GGUF files have one factor for each frequency.
+        "divided" => {
+            let divisors: Vec<f64> = optional(scaling, "divisors", file)?.unwrap_or_default();
+            let unscaled: Vec<f64> = unscaled.collect();
+            if divisors.len() != unscaled.len() {
+                return Err(ExportError::Unsupported {
+                    file: file.to_owned(),
+                    key: "divisors",
+                    found: format!("{} factors", divisors.len()),
+                    supported: format!("{}, one for each frequency of rope_scaling", unscaled.len()),
+                });
+            }
+            Ok(unscaled.iter().zip(divisors).map(|(frequency, divisor)| frequency / divisor).collect())
+        }
         other => Err(ExportError::Unsupported {
             file: file.to_owned(),
             key: "rope_scaling",

@@ -11,7 +11,13 @@ fn contract() -> Contract {
         name: "tiny".into(),
         architecture: "BertModel".into(),
         source: Source { licence: Some("apache-2.0".into()), ..Source::default() },
-        tokenizer: Tokenizer { file: files[3].into(), prefix: vec![2], suffix: vec![3], vocab_size: 90 },
+        tokenizer: Tokenizer {
+            file: files[3].into(),
+            prefix: vec![2],
+            suffix: vec![3],
+            vocab_size: 90,
+            chat: None,
+        },
         window: Window { tokens_max: 40 },
         weights: StoredWeights { file: files[2].into(), dtype: Weights::F32 },
         family: Family::Late(Late {
@@ -87,9 +93,26 @@ fn model(contract: &Contract) -> tempfile::TempDir {
     dir
 }
 
+/// A decoder with a chat template.
+fn chat() -> Contract {
+    let mut contract = decoder();
+    let template = "chat_template.jinja";
+    contract.tokenizer.chat =
+        Some(Chat { template: template.into(), bos_token: Some("<s>".into()), eos_token: None });
+    contract.files.insert(template.into(), hex::encode(Sha256::digest(template)));
+    contract
+}
+
+#[test]
+fn a_chat_template_changes_no_fingerprint_and_needs_a_hash() {
+    assert_eq!(chat().fingerprint(), decoder().fingerprint());
+    let other = ("template = \"chat_template.jinja\"", "template = \"other\"");
+    check_load(&chat(), other, &["tokenizer.chat.template", "`other` has no hash"]);
+}
+
 #[test]
 fn a_saved_contract_loads_unchanged() {
-    for contract in [contract(), decoder(), decoder_with_local_layers()] {
+    for contract in [contract(), decoder(), decoder_with_local_layers(), chat()] {
         let dir = model(&contract);
         assert_eq!(Contract::load(dir.path()).unwrap(), contract);
         contract.verify_files(dir.path()).unwrap();

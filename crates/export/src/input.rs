@@ -1,0 +1,98 @@
+//! The model that is exported, wherever it comes from: a Hugging Face folder or a GGUF file. Does not know
+//! about graphs.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use serde_json::{Map, Value};
+use thresher_core::model::contract::Source;
+
+use super::{
+    ExportError,
+    gguf::{GgufModel, is_gguf},
+    source::{self, CONFIG, ChatTemplate, Header, TOKENIZER, read_json},
+    weights::Checkpoint,
+};
+
+/// A model whose description was read. Its tensors are read later.
+#[derive(Debug)]
+pub struct Input {
+    /// The folder, or the folder of the GGUF file.
+    pub dir: PathBuf,
+    /// The file that `config` comes from.
+    pub config_file: PathBuf,
+    /// The content of `config.json`.
+    pub config: Map<String, Value>,
+    /// The keys of `config` that are common to all architectures.
+    pub header: Header,
+    /// The file that `tokenizer` comes from.
+    pub tokenizer_file: PathBuf,
+    /// The content of `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// The chat template, if the model has one.
+    pub chat_template: Option<ChatTemplate>,
+    /// The tensors.
+    pub checkpoint: Checkpoint,
+    /// The origin of the model, without the hash of its weights.
+    pub origin: Source,
+}
+
+impl Input {
+    /// Reads the description of the model at `path`: a folder, or a GGUF file.
+    ///
+    /// # Errors
+    /// Returns an [`ExportError`] if a file is missing, malformed or not supported.
+    pub fn open(path: &Path) -> Result<Self, ExportError> {
+        if is_gguf(path) { Self::open_gguf(path) } else { Self::open_folder(path) }
+    }
+
+    fn open_folder(dir: &Path) -> Result<Self, ExportError> {
+        let (config_file, tokenizer_file) = (dir.join(CONFIG), dir.join(TOKENIZER));
+        let config: Map<String, Value> = read_json(&config_file)?;
+        let header = header(&config, &config_file)?;
+        let checkpoint = Checkpoint::open(dir)?;
+        let tokenizer = fs::read(&tokenizer_file).map_err(|cause| read_error(&tokenizer_file, cause))?;
+        let chat_template = source::chat_template(dir)?;
+        let origin = source::provenance(dir, &header);
+        let dir = dir.to_owned();
+        Ok(Self {
+            dir,
+            config_file,
+            config,
+            header,
+            tokenizer_file,
+            tokenizer,
+            chat_template,
+            checkpoint,
+            origin,
+        })
+    }
+
+    fn open_gguf(file: &Path) -> Result<Self, ExportError> {
+        let GgufModel { config, tokenizer, chat_template, name, licence, checkpoint } =
+            GgufModel::open(file)?;
+        let header = header(&config, file)?;
+        let checkpoint = Checkpoint::of_gguf(checkpoint);
+        let origin = Source { name, revision: None, licence, weights: None };
+        Ok(Self {
+            dir: file.parent().unwrap_or(Path::new("")).to_owned(),
+            config_file: file.to_owned(),
+            config,
+            header,
+            tokenizer_file: file.to_owned(),
+            tokenizer,
+            chat_template,
+            checkpoint,
+            origin,
+        })
+    }
+}
+
+fn header(config: &Map<String, Value>, file: &Path) -> Result<Header, ExportError> {
+    serde_json::from_value(Value::Object(config.clone()))
+        .map_err(|cause| ExportError::JsonMalformed { file: file.to_owned(), cause })
+}
+
+fn read_error(file: &Path, cause: io::Error) -> ExportError {
+    ExportError::Read { file: file.to_owned(), cause }
+}

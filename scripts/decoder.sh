@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Exports a decoder, unless that was done before, and sends one request to a daemon that serves it.
+# usage: decoder.sh SOURCE OUT THRESHER    (SOURCE is a GGUF file or a Hugging Face directory)
+set -euo pipefail
+
+source=$1 out=$2 thresher=$3
+
+scripts/model.sh "$source" "$out" "$thresher"
+
+# Steps that tune the exported model, such as `thresher calibrate`, belong here: before a daemon loads it.
+
+# Keys and values are exported from all layers.
+export THRESHER__MODEL__DIR=$out THRESHER__MODEL__LAYERS=all
+scripts/demo.sh "$thresher" docs/examples/decoder.json
