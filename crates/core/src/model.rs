@@ -319,6 +319,8 @@ pub struct DecoderInfo {
     pub sliding_windows: Vec<Option<usize>>,
     /// How keys are evicted: as calibrated for this model, or by default.
     pub eviction: EvictionForm,
+    /// How keys are evicted by default.
+    pub default_eviction: EvictionForm,
 }
 
 /// The numbering of the planes of a decoder's blocks: layer by layer, the keys of each key head, then the

@@ -79,7 +79,7 @@ pub struct Decoder {
     /// Whether the activation's result is multiplied by a second projection.
     gated: bool,
     /// Whether queries and keys are normalised in each head.
-    qk_norm: bool,
+    pub qk_norm: bool,
     /// Whether attention and the feed-forward part of a layer read the same hidden state.
     parallel: bool,
     biases: Biases,

@@ -207,6 +207,7 @@ impl Exporter<'_> {
                 sliding_windows: decoder.declared_windows(),
                 rotary: decoder.rotary.clone(),
                 rotary_local: decoder.rotary_local.clone(),
+                qk_norm: decoder.qk_norm,
                 chosen: None,
                 eviction: None,
             }),

@@ -235,6 +235,7 @@ impl ExportAttention<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rc::OverQuestion;
 
     fn check(
         name: &str,
@@ -284,7 +285,7 @@ mod tests {
         });
         let check = |budget, keep, expect: [usize; 4]| {
             let eviction = Eviction { sinks: Some(0), recent: Some(0), ..Eviction::of(keep) };
-            let form = EvictionForm { budget, floor: 0.2, ..EvictionForm::default() };
+            let form = EvictionForm { over_question: OverQuestion::Peak, neighbours: 1, budget, floor: 0.2 };
             let kept = eviction.choose(&scores, 0, &form).unwrap();
             let of = |layer, head| kept.slice(s![layer, head, ..]).iter().filter(|kept| **kept).count();
             assert_eq!([of(0, 0), of(0, 1), of(1, 0), of(1, 1)], expect, "{budget:?}");

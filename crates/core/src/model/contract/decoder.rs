@@ -3,7 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::eviction::{CalibratedEviction, EvictionForm};
+use super::eviction::{BudgetScope, CalibratedEviction, EvictionForm};
+use crate::rc::OverQuestion;
 
 /// The limit of `layers`, `heads` and `head_dim`, far above those of real models. Memory is allocated for
 /// what the contract declares, so a mistyped size must be refused.
@@ -33,6 +34,10 @@ pub struct Decoder {
     pub context_tokens_max: usize,
     /// The element type of keys, values and logits in the graph's inputs and outputs. It must be `f32`.
     pub kv_dtype: String,
+    /// Whether the model normalises queries and keys in each head. The logits of different layers then need
+    /// not have a common scale.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub qk_norm: bool,
     /// `[layer]`: the size of the layer's sliding window in tokens, the query's own included; 0 means full
     /// attention. A query at position `q` attends to keys at positions above `q - window`. An empty list means
     /// that every layer counts as one with full attention.
@@ -49,7 +54,8 @@ pub struct Decoder {
     /// The heads that RC is computed from; `None` means all heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen: Option<ChosenHeads>,
-    /// How keys are evicted; `None` means that nothing was calibrated, and [`EvictionForm::default`] is used.
+    /// How keys are evicted; `None` means that nothing was calibrated, and
+    /// [`Self::default_eviction_form`] is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction: Option<CalibratedEviction>,
 }
@@ -135,9 +141,16 @@ impl Decoder {
         self.chosen.as_ref().map_or(QuestionTokens::All, |chosen| chosen.question_tokens)
     }
 
+    /// Returns how keys are evicted if nothing is calibrated: all layers share one budget, unless their logits
+    /// may have different scales.
+    pub fn default_eviction_form(&self) -> EvictionForm {
+        let budget = if self.qk_norm { BudgetScope::Layer } else { BudgetScope::Model };
+        EvictionForm { over_question: OverQuestion::RootMeanSquare, neighbours: 5, budget, floor: 0.5 }
+    }
+
     /// Returns how keys are evicted: as calibrated, or by default.
     pub fn eviction_form(&self) -> EvictionForm {
-        self.eviction.as_ref().map_or_else(EvictionForm::default, |calibrated| calibrated.form)
+        self.eviction.as_ref().map_or_else(|| self.default_eviction_form(), |calibrated| calibrated.form)
     }
 
     /// Returns the size of the sliding window of `layer` in tokens; `None` means full attention.
@@ -152,10 +165,10 @@ impl Decoder {
     }
 
     /// Returns the part of the declaration that the fingerprint covers in addition to the graph. The sliding
-    /// windows are left out, because they are in the graph, which has a hash of its own. A model has the same
+    /// windows and the normalisation are left out, because they are in the graph, which has a hash of its own. A model has the same
     /// fingerprint with this list as without it.
     pub(super) fn for_fingerprint(&self) -> Self {
-        Self { chosen: None, eviction: None, sliding_windows: Vec::new(), ..self.clone() }
+        Self { chosen: None, eviction: None, qk_norm: false, sliding_windows: Vec::new(), ..self.clone() }
     }
 
     pub(super) fn check(&self, window_tokens_max: usize) -> Result<(), (&'static str, String)> {

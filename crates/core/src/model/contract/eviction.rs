@@ -13,8 +13,7 @@ const NEIGHBOURS_MAX: usize = 63;
 /// How keys are scored and how the budget is distributed when keys are evicted by RC.
 ///
 /// No form is best for every model. Models differ in whether the logits of different heads and layers have a
-/// common scale, so `thresher calibrate --kv` measures the forms. The default is the one that did best on the
-/// pretrained models in `docs/evaluation.md`.
+/// common scale, so `thresher calibrate --kv` measures the forms.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvictionForm {
@@ -57,17 +56,6 @@ pub struct CalibratedEviction {
     pub held_out_kl: Vec<f64>,
     /// The chosen form.
     pub form: EvictionForm,
-}
-
-impl Default for EvictionForm {
-    fn default() -> Self {
-        Self {
-            over_question: OverQuestion::RootMeanSquare,
-            neighbours: 5,
-            budget: BudgetScope::Layer,
-            floor: 0.2,
-        }
-    }
 }
 
 impl EvictionForm {

@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::*;
+use crate::rc::OverQuestion;
 
 fn contract() -> Contract {
     let files = ["passage.onnx", "query.onnx", "weights.bin", "tokenizer.json"];
@@ -56,6 +57,7 @@ fn decoder() -> Contract {
         sliding_windows: Vec::new(),
         rotary: Some(Rotary { dim: 4, frequencies: vec![1.0, 0.01] }),
         rotary_local: None,
+        qk_norm: false,
         chosen: Some(ChosenHeads {
             heads: vec![(0, 3), (1, 0)],
             question_tokens: QuestionTokens::Last,
@@ -70,7 +72,12 @@ fn decoder() -> Contract {
             data: hex::encode([2; 32]),
             ratios: vec![4, 16],
             held_out_kl: vec![0.25, 1.0],
-            form: EvictionForm { neighbours: 3, ..EvictionForm::default() },
+            form: EvictionForm {
+                over_question: OverQuestion::Peak,
+                neighbours: 3,
+                budget: BudgetScope::Head,
+                floor: 0.0,
+            },
         }),
     });
     contract

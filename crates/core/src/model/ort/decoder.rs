@@ -171,6 +171,7 @@ impl DecoderRuntime {
                 rotary: LayerRotary::of(decoder),
                 sliding_windows: (0..decoder.layers).map(|layer| decoder.sliding_window(layer)).collect(),
                 eviction: decoder.eviction_form(),
+                default_eviction: decoder.default_eviction_form(),
             }),
             device: device.in_use().clone(),
         };

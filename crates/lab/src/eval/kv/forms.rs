@@ -24,7 +24,7 @@ use super::{RATIOS, for_each_row};
 use crate::eval::estimate::{Estimate, bootstrap_mean};
 
 /// The ratios at which forms are compared.
-const COMPARED_RATIOS: [u32; 3] = [4, 8, 16];
+const COMPARED_RATIOS: [u32; 2] = [4, 16];
 
 /// The number of tokens of an answer that the model chooses itself.
 const ANSWER_TOKENS: usize = 6;
@@ -72,12 +72,18 @@ impl FormChoice {
 
 /// Returns the forms that are compared.
 fn candidates() -> Vec<EvictionForm> {
+    let budgets = [
+        (BudgetScope::Head, 0.0),
+        (BudgetScope::Layer, 0.2),
+        (BudgetScope::Layer, 0.5),
+        (BudgetScope::Model, 0.2),
+        (BudgetScope::Model, 0.5),
+    ];
     let mut forms = Vec::new();
     for over_question in [OverQuestion::Peak, OverQuestion::RootMeanSquare, OverQuestion::Mean] {
         for neighbours in [1, 5] {
-            for budget in [BudgetScope::Head, BudgetScope::Layer, BudgetScope::Model] {
-                forms.push(EvictionForm { over_question, neighbours, budget, ..EvictionForm::default() });
-            }
+            let form = |(budget, floor)| EvictionForm { over_question, neighbours, budget, floor };
+            forms.extend(budgets.map(form));
         }
     }
     forms
@@ -111,7 +117,8 @@ pub fn calibrate(
     let measured = for_each_row(&chosen_on, &|done, _| progress(done, all), |row, index| {
         losses_of_forms(row, index, engine, options, &forms).with_context(|| place(index, 0))
     })?;
-    let (forms, chosen) = choose(&forms, &measured);
+    let default = kv_export::check_model(engine.pipeline().model())?.default_eviction;
+    let (forms, chosen) = choose(&forms, &default, &measured);
     let tested = for_each_row(&held_out, &|done, _| progress(chosen_on.len() + done, all), |row, index| {
         losses_of_methods(row, index, engine, options, &chosen).with_context(|| place(index, 1))
     })?;
@@ -129,7 +136,11 @@ pub fn calibrate(
 ///
 /// The default is kept unless the best form is better with 95 % confidence: few questions often prefer some
 /// form by chance, and the default has been measured on many.
-fn choose(forms: &[EvictionForm], measured: &[Vec<f64>]) -> (Vec<MeasuredForm>, EvictionForm) {
+fn choose(
+    forms: &[EvictionForm],
+    default: &EvictionForm,
+    measured: &[Vec<f64>],
+) -> (Vec<MeasuredForm>, EvictionForm) {
     let ratios = COMPARED_RATIOS.len();
     let mean = |form: usize, ratio: usize| {
         measured.iter().map(|row| row[form * ratios + ratio]).sum::<f64>() / measured.len() as f64
@@ -148,13 +159,13 @@ fn choose(forms: &[EvictionForm], measured: &[Vec<f64>]) -> (Vec<MeasuredForm>, 
     let mut order: Vec<usize> = (0..forms.len()).collect();
     order.sort_by(|&a, &b| total(a).total_cmp(&total(b)));
     let best = order[0];
-    let default = forms.iter().position(|form| *form == EvictionForm::default());
-    let is_better = default.is_none_or(|default| {
+    let of_default = forms.iter().position(|form| form == default);
+    let is_better = of_default.is_none_or(|default| {
         let gains: Vec<f64> =
             measured.iter().map(|row| relative(row, default) - relative(row, best)).collect();
         bootstrap_mean(&gains).interval[0] > 0.0
     });
-    let chosen = if is_better { forms[best] } else { EvictionForm::default() };
+    let chosen = if is_better { forms[best] } else { *default };
     let with_losses = |&form: &usize| MeasuredForm {
         form: forms[form],
         kl: (0..ratios).map(|ratio| mean(form, ratio)).collect(),
@@ -236,20 +247,21 @@ mod tests {
 
     #[test]
     fn a_form_is_chosen_only_if_it_is_certainly_better_than_the_default() {
-        let other = EvictionForm { neighbours: 3, ..EvictionForm::default() };
-        let forms = [EvictionForm::default(), other];
+        let form = |neighbours| EvictionForm {
+            over_question: OverQuestion::Peak,
+            neighbours,
+            budget: BudgetScope::Head,
+            floor: 0.0,
+        };
+        let (default, other) = (form(1), form(3));
         let check = |name: &str, losses: &[[f64; 2]], expect: EvictionForm| {
             let ratios = COMPARED_RATIOS.len();
             let row = |[a, b]: &[f64; 2]| [vec![*a; ratios], vec![*b; ratios]].concat();
             let measured: Vec<Vec<f64>> = losses.iter().map(row).collect();
-            assert_eq!(choose(&forms, &measured).1, expect, "{name}");
+            assert_eq!(choose(&[default, other], &default, &measured).1, expect, "{name}");
         };
         check("better on every question", &[[2.0, 1.0], [3.0, 1.0], [2.0, 1.5]], other);
-        check("worse", &[[1.0, 2.0], [1.0, 3.0]], EvictionForm::default());
-        check(
-            "better on average by one question",
-            &[[9.0, 1.0], [1.0, 2.0], [1.0, 2.0]],
-            EvictionForm::default(),
-        );
+        check("worse", &[[1.0, 2.0], [1.0, 3.0]], default);
+        check("better on average by one question", &[[9.0, 1.0], [1.0, 2.0], [1.0, 2.0]], default);
     }
 }
