@@ -1,18 +1,22 @@
-//! `thresher calibrate`: chooses the attention heads of a decoder over which RC is computed.
+//! `thresher calibrate`: chooses the attention heads of a decoder over which RC is computed, or trains its probe.
 
-use std::path::PathBuf;
+mod probe;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::contract::{
-    ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
+    CONTRACT_FILE, TEMPLATE_DEFAULT, ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
 };
-use thresher_lab::eval::heads::{self, Choice, Measured};
+use thresher_core::pipeline::{Pipeline, Reading};
+use thresher_core::pipeline::score::Scoring;
+use thresher_lab::eval::heads::{self, Choice, HeadScores, Measured, Question};
 
 use crate::app;
-use crate::config::{BlockSettings, Config};
+use crate::config::{self, BlockSettings, Config};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -25,7 +29,18 @@ pub struct Args {
     /// The measure by which heads are chosen. Default: accuracy if every question has gold, else expected-rc.
     #[arg(long, value_enum)]
     by: Option<By>,
-    /// Show the choice without changing the contract.
+    /// Train a probe, a logistic regression over the attention of all heads, for `rc.estimator = "probe"`. Questions without gold are
+    /// left out; at least 20 with gold are needed.
+    #[arg(long, conflicts_with = "by")]
+    probe: bool,
+    /// The layers, from the first, whose heads the probe uses. Fewer layers make the model read chunks faster. Default: all layers.
+    #[arg(long, value_name = "N", requires = "probe", value_parser = clap::value_parser!(u16).range(1..))]
+    layers: Option<u16>,
+    /// The text that the model reads for the probe; {question} stands for the question. Its last token should be the one after which an
+    /// answer begins.
+    #[arg(long, value_name = "TEXT", requires = "probe", default_value = TEMPLATE_DEFAULT)]
+    template: String,
+    /// Show the result without changing the contract.
     #[arg(long)]
     dry_run: bool,
 }
@@ -59,14 +74,10 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let questions = heads::read(&args.questions)?;
     let data =
         sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
-    // Keys in full precision, so that the choice does not depend on a codec.
-    let exact =
-        Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
-    let pipeline = app::engine(&exact).all_heads(true).build()?.into_pipeline();
-    let bar = ProgressBar::new(questions.len() as u64);
-    let bar = bar.with_style(ProgressStyle::with_template("[{bar:30}] {pos}/{len} questions, {eta} left")?);
-    let seen = heads::observe(&questions, &pipeline, &|done, _| bar.set_position(done as u64))?;
-    bar.finish_and_clear();
+    if args.probe {
+        return probe::run(config, (contract, questions, data), args);
+    }
+    let seen = observe(config, &questions, |_, reading, question| Ok(HeadScores::new(reading, question)))?;
     let choice = heads::choose(&seen, args.by.map(HeadChoice::from), usize::from(args.heads))?;
     let named = layer_and_head(decoder, &choice);
     report(&choice, &named, questions.len());
@@ -79,19 +90,49 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         questions: questions.len(),
         data,
     });
-    let layers = (decoder.depth(), decoder.layers);
+    let layers = layers_run(decoder, config);
     if args.dry_run {
         super::print("nothing was written (--dry-run)");
         return Ok(ExitCode::SUCCESS);
     }
     contract.save(dir)?;
-    super::print(format_args!(
-        "written to {}; {} of {} layers are run and kept. Restart the daemon: chunks that were read with other layers are read again",
-        dir.join(thresher_core::model::contract::CONTRACT_FILE).display(),
-        layers.0,
-        layers.1
-    ));
+    written(dir, layers);
     Ok(ExitCode::SUCCESS)
+}
+
+/// The number of layers that a daemon with this configuration runs, and the number of all layers.
+fn layers_run(decoder: &Decoder, config: &Config) -> (usize, usize) {
+    let mut used = decoder.clone();
+    used.probe = used.probe.filter(|_| config.rc.estimator == Scoring::Probe);
+    (used.depth(), decoder.layers)
+}
+
+fn written(dir: &Path, (run, all): (usize, usize)) {
+    super::print(format_args!(
+        "written to {}; {run} of {all} layers are run and kept. Restart the daemon: chunks that were read with other layers are read again",
+        dir.join(CONTRACT_FILE).display(),
+    ));
+}
+
+/// Reads all questions with all heads of the model, and calls `score` on each reading.
+fn observe<T>(
+    config: &Config,
+    questions: &[Question],
+    score: impl Fn(&Pipeline, &Reading, &Question) -> anyhow::Result<T>,
+) -> anyhow::Result<Vec<T>> {
+    // Keys in full precision, so that the result does not depend on a codec; and without the probe, which may not exist yet.
+    let exact = Config {
+        blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() },
+        rc: config::Rc::default(),
+        ..config.clone()
+    };
+    let pipeline = app::engine(&exact).all_heads(true).build()?.into_pipeline();
+    let bar = ProgressBar::new(questions.len() as u64);
+    let bar = bar.with_style(ProgressStyle::with_template("[{bar:30}] {pos}/{len} questions, {eta} left")?);
+    let score = |reading: &Reading, question: &Question| score(&pipeline, reading, question);
+    let seen = heads::observe(questions, &pipeline, &|done, _| bar.set_position(done as u64), score)?;
+    bar.finish_and_clear();
+    Ok(seen)
 }
 
 /// `[layer, head]` of heads that are numbered across all layers.

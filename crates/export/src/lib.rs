@@ -193,6 +193,7 @@ impl Exporter<'_> {
                 kv_dtype: "f32".into(),
                 rotary: decoder.rotary.clone(),
                 chosen: None,
+                probe: None,
             }),
             graphs: &[DECODER],
         })

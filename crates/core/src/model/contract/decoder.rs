@@ -1,7 +1,10 @@
-//! The decoder part of a contract: the graph, its shapes, the rotary position encoding and the chosen heads.
+//! The decoder part of a contract: the graph, its shapes, the rotary position encoding, the chosen heads and
+//! the probe.
 //! Knows nothing of how a decoder is run.
 
 use serde::{Deserialize, Serialize};
+
+use super::Probe;
 
 /// The limit of `layers`, `heads` and `head_dim`, far above those of real models. Memory is allocated for
 /// what the contract declares, so a mistyped size must be refused.
@@ -38,6 +41,9 @@ pub struct Decoder {
     /// The heads that RC is computed from; `None` means all heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen: Option<ChosenHeads>,
+    /// The probe, which `rc.estimator = "probe"` scores with; `None` if none was trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<Probe>,
 }
 
 /// Rotary position encoding (RoFormer, arXiv 2104.09864): each pair of components, `dim / 2` apart, is
@@ -103,10 +109,12 @@ pub enum HeadChoice {
 }
 
 impl Decoder {
-    /// Returns the number of layers that are run and cached: up to the last layer with a chosen head.
+    /// Returns the number of layers that are run and cached: up to the last layer with a chosen head, and all
+    /// layers of the probe. A caller that does not use the probe removes it first.
     pub fn depth(&self) -> usize {
         let last = self.chosen.as_ref().and_then(|chosen| chosen.heads.iter().map(|&(layer, _)| layer).max());
-        last.map_or(self.layers, |layer| layer + 1)
+        let of_rc = last.map_or(self.layers, |layer| layer + 1);
+        self.probe.as_ref().map_or(of_rc, |probe| probe.layers.max(of_rc))
     }
 
     /// Returns (layer, head) of every head that RC is computed from, ascending.
@@ -121,9 +129,10 @@ impl Decoder {
         self.chosen.as_ref().map_or(QuestionTokens::All, |chosen| chosen.question_tokens)
     }
 
-    /// Returns the part of the decoder's declaration that keys and values depend on.
-    pub(super) fn without_chosen_heads(&self) -> Self {
-        Self { chosen: None, ..self.clone() }
+    /// Returns the part of the decoder's declaration that keys and values depend on, apart from the number of
+    /// layers that are run.
+    pub(super) fn without_calibration(&self) -> Self {
+        Self { chosen: None, probe: None, ..self.clone() }
     }
 
     pub(super) fn check(&self, window_tokens_max: usize) -> Result<(), (&'static str, String)> {
@@ -166,7 +175,8 @@ impl Decoder {
                 return Err(("decoder.rotary.frequencies", format!("{frequency} is not finite")));
             }
         }
-        self.chosen.as_ref().map_or(Ok(()), |chosen| chosen.check(layers, heads))
+        self.chosen.as_ref().map_or(Ok(()), |chosen| chosen.check(layers, heads))?;
+        self.probe.as_ref().map_or(Ok(()), |probe| probe.check(layers, heads))
     }
 }
 
