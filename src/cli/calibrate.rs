@@ -9,10 +9,11 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::contract::{
-    CONTRACT_FILE, TEMPLATE_DEFAULT, ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
+    CONTRACT_FILE, ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens, TEMPLATE_DEFAULT,
+    sha256_of,
 };
-use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::pipeline::score::Scoring;
+use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_lab::eval::heads::{self, Choice, HeadScores, Measured, Question};
 
 use crate::app;

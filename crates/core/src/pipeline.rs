@@ -53,8 +53,8 @@ use self::count::{FrameCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
 use self::load::Overload;
 pub use self::outcome::{ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, passthrough};
-use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::question::Placement;
+use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
 use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
@@ -347,9 +347,7 @@ impl Pipeline {
         let decoder = self.model.info().decoder.as_ref();
         match decoder.and_then(|decoder| decoder.probe.clone()) {
             Some(probe) => Ok(Some(probe)),
-            None => {
-                Err(ModelError::NoProbe { model: self.model().name.clone(), encoder: decoder.is_none() })
-            }
+            None => Err(ModelError::NoProbe { model: self.model().name.clone(), encoder: decoder.is_none() }),
         }
     }
 

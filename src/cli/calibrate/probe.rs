@@ -28,11 +28,11 @@ pub fn run(
     if layers > decoder.layers {
         bail!("--layers is {layers}; {} has {} layers", contract.name, decoder.layers);
     }
-    let questions = probe::usable(questions)?;
     let heads = layers * decoder.heads;
     let Some(around) = around_question(&args.template) else {
         bail!("--template is {:?}; it must contain {QUESTION_MARK} once", args.template);
     };
+    let questions = probe::usable(questions)?;
     let seen = observe(config, &questions, |pipeline, reading, question| {
         let row = ProbeRow::new(question, (pipeline, reading), around, heads)?;
         Ok((HeadScores::new(reading, question), row))

@@ -85,7 +85,9 @@ impl LoadedModel {
     pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
         let contract = Contract::load(&settings.model_dir)?;
         match contract.family {
-            Family::Late(_) if settings.probe => Err(ModelError::NoProbe { model: contract.name, encoder: true }),
+            Family::Late(_) if settings.probe => {
+                Err(ModelError::NoProbe { model: contract.name, encoder: true })
+            }
             Family::Late(_) => Ok(Self::Late(Arc::new(LateRuntime::load(settings)?))),
             Family::Decoder(_) => Ok(Self::Decoder(Arc::new(DecoderRuntime::load(settings)?))),
         }

@@ -163,7 +163,9 @@ pub fn by_probe(reading: &Reading, cancel: &Cancel) -> Result<Scores, PipelineEr
             let of_chunk: Vec<f32> = units.iter().map(|unit| chunks[unit.chunk]).collect();
             (of_chunk.clone(), of_chunk)
         }
-        Granularity::Sentence => (units.iter().zip(own.iter().copied()).map(weighted_by_chunk).collect(), own),
+        Granularity::Sentence => {
+            (units.iter().zip(own.iter().copied()).map(weighted_by_chunk).collect(), own)
+        }
         Granularity::Token => {
             let (_, sentence_of) = sentences_of(units);
             let of_sentence = sentence_of.iter().map(|&sentence| sentences[sentence]);

@@ -65,7 +65,11 @@ pub fn question(
         ("", "") => TokenSpan::new(0, found),
         _ => tokens_under(&tokens.offsets, 0, ByteRange::new(before.len(), before.len() + query.len())),
     };
-    if query.is_empty() { Err(InvalidRequest::QueryUnreadable.into()) } else { Ok(QuestionText { tokens, query }) }
+    if query.is_empty() {
+        Err(InvalidRequest::QueryUnreadable.into())
+    } else {
+        Ok(QuestionText { tokens, query })
+    }
 }
 
 /// Returns the tokens and sentences of a chunk. A title of whitespace is the same as no title.

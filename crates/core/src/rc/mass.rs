@@ -51,14 +51,15 @@ mod tests {
     #[test]
     fn masses_are_shares_of_the_softmax() {
         let ln = f32::ln;
-        let check = |name: &str, cross: [f32; 3], own: [f32; 2], segments: &[(usize, usize)], expect: &[f32]| {
-            let (cross, own) = (array![[[cross[0], cross[1], cross[2]]]], array![[[own[0], own[1]]]]);
-            let segments: Vec<_> = segments.iter().map(|&(start, end)| TokenSpan::new(start, end)).collect();
-            let found = attention_mass(cross.view(), own.view(), &segments);
-            let distance =
-                found.iter().zip(expect).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
-            assert!(found.len() == expect.len() && distance < 1e-6, "{name}: {found} is not {expect:?}");
-        };
+        let check =
+            |name: &str, cross: [f32; 3], own: [f32; 2], segments: &[(usize, usize)], expect: &[f32]| {
+                let (cross, own) = (array![[[cross[0], cross[1], cross[2]]]], array![[[own[0], own[1]]]]);
+                let segments: Vec<_> =
+                    segments.iter().map(|&(start, end)| TokenSpan::new(start, end)).collect();
+                let found = attention_mass(cross.view(), own.view(), &segments);
+                let distance = found.iter().zip(expect).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
+                assert!(found.len() == expect.len() && distance < 1e-6, "{name}: {found} is not {expect:?}");
+            };
         let powers = [ln(1.0), ln(2.0), ln(3.0)];
         check("all keys", powers, [ln(4.0), ln(10.0)], &[(0, 1), (1, 3), (0, 3)], &[0.05, 0.25, 0.3]);
         check("a key that the query does not see", powers, [ln(4.0), EMPTY], &[(0, 3)], &[0.6]);

@@ -111,7 +111,9 @@ impl Samples {
     ) -> Option<Array1<f64>> {
         let scales = (0..HALVINGS_MAX).map(|halvings| 0.5_f64.powi(halvings as i32));
         let mut tried = scales.map(|scale| (scale, point - &(scale * step)));
-        tried.find(|(scale, next)| self.loss(next, penalties) < loss - 1e-4 * scale * slope).map(|(_, next)| next)
+        tried
+            .find(|(scale, next)| self.loss(next, penalties) < loss - 1e-4 * scale * slope)
+            .map(|(_, next)| next)
     }
 }
 
@@ -168,14 +170,22 @@ mod tests {
         let found = samples.fit(penalty);
         let close = |a: f64, b: f64| (a - b).abs() < 1e-5;
         let all_close = found.weights.iter().zip(expect.0).all(|(&a, &b)| close(a, b));
-        assert!(found.weights.len() == expect.0.len() && all_close && close(found.bias, expect.1), "{name}: {found:?}");
+        assert!(
+            found.weights.len() == expect.0.len() && all_close && close(found.bias, expect.1),
+            "{name}: {found:?}"
+        );
     }
 
     #[test]
     fn minima_are_those_of_other_solvers() {
         let none = Array2::zeros((4, 1));
         let labels = [true, false, false, false];
-        check("only the base rate", &Samples::new(&none, &labels, vec![1.0; 4]), 1.0, (&[0.0], -(3.0_f64.ln())));
+        check(
+            "only the base rate",
+            &Samples::new(&none, &labels, vec![1.0; 4]),
+            1.0,
+            (&[0.0], -(3.0_f64.ln())),
+        );
         check(
             "a row that counts three times",
             &Samples::new(&none, &labels, vec![3.0, 1.0, 1.0, 1.0]),

@@ -9,9 +9,9 @@ use ndarray::{Array1, Array2, Axis, concatenate, s};
 use thresher_core::domain::TokenSpan;
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::{ModelInfo, RawLogits};
-use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::score::{self, Scores, Scoring};
+use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::rc::{self, Estimator, Pooling, Reference};
 use thresher_core::text;
 

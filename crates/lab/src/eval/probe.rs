@@ -5,9 +5,9 @@
 
 use anyhow::bail;
 use ndarray::{Array2, Axis, concatenate};
-use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::probe;
+use thresher_core::pipeline::{Pipeline, Reading};
 
 use super::data::LabelledChunk;
 use super::estimate::{Estimate, bootstrap_mean};
@@ -189,7 +189,8 @@ mod tests {
     #[test]
     fn too_few_usable_labels_are_an_error_that_says_how_many_are_needed() {
         let question = |gold: &[usize]| {
-            let chunk = |text: &str| LabelledChunk { id: String::new(), title: String::new(), text: text.to_owned() };
+            let chunk =
+                |text: &str| LabelledChunk { id: String::new(), title: String::new(), text: text.to_owned() };
             Question { query: "q".to_owned(), chunks: vec![chunk("a"), chunk("b")], gold: gold.to_vec() }
         };
         let check = |name: &str, labelled: usize, useless: &[&[usize]], is_enough: bool| {
@@ -202,7 +203,10 @@ mod tests {
                 Err(error) => {
                     let expect = format!("{labelled} of {} questions have", labelled + useless.len());
                     let message = error.to_string();
-                    assert!(message.starts_with(&expect) && message.contains("at least 20 such"), "{message}");
+                    assert!(
+                        message.starts_with(&expect) && message.contains("at least 20 such"),
+                        "{message}"
+                    );
                 }
             }
         };

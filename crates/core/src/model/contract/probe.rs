@@ -60,8 +60,10 @@ impl Probe {
     /// Checks the probe against a model with `layers` layers of `heads` heads.
     pub(super) fn check(&self, layers: usize, heads: usize) -> Result<(), (&'static str, String)> {
         if self.layers == 0 || self.layers > layers {
-            let reason =
-                format!("is {}; the model has {layers} layers, so it must be from 1 to {layers}", self.layers);
+            let reason = format!(
+                "is {}; the model has {layers} layers, so it must be from 1 to {layers}",
+                self.layers
+            );
             return Err(("decoder.probe.layers", reason));
         }
         for (key, weights) in [("decoder.probe.mean", &self.mean), ("decoder.probe.last", &self.last)] {
