@@ -37,8 +37,7 @@ pub struct Args {
     /// The layers, from the first, whose heads the probe uses. Fewer layers make the model read chunks faster. Default: all layers.
     #[arg(long, value_name = "N", requires = "probe", value_parser = clap::value_parser!(u16).range(1..))]
     layers: Option<u16>,
-    /// The text that the model reads for the probe; {question} stands for the question. Its last token should be the one after which an
-    /// answer begins.
+    /// The text that the model reads for the probe; {question} stands for the question.
     #[arg(long, value_name = "TEXT", requires = "probe", default_value = TEMPLATE_DEFAULT)]
     template: String,
     /// Show the result without changing the contract.

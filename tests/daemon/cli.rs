@@ -572,12 +572,14 @@ fn a_probe_can_be_trained_and_used() {
     let none = run(with("probe", &["compress"]), &request);
     assert!(none.err.contains("has no probe; train one with `thresher calibrate --probe"), "{}", none.err);
     let before = std::fs::read_to_string(out.join("contract.toml")).expect("a contract");
-    let template = ["--template", "{question}"];
-    let dry =
-        run(with("probe", &[&["calibrate", "--probe", questions, "--dry-run"], &template[..]].concat()), "");
+    let dry = run(with("probe", &["calibrate", "--probe", questions, "--dry-run"]), "");
     assert_eq!(dry.code, Some(0), "{}", dry.err);
     assert_eq!(std::fs::read_to_string(out.join("contract.toml")).expect("a contract"), before, "a dry run");
-    let trained = run(with("probe", &[&["calibrate", "--probe", questions], &template[..]].concat()), "");
+    let prompt = ["--template", "Question: {question}\nAnswer:", "--layers", "4"];
+    let other = run(with("probe", &[&["calibrate", "--probe", questions], &prompt[..]].concat()), "");
+    // Without chosen heads, RC needs all layers.
+    assert!(other.out.contains("5 of 5 layers are run"), "{}{}", other.out, other.err);
+    let trained = run(with("probe", &["calibrate", "--probe", questions]), "");
     assert_eq!(trained.code, Some(0), "{}", trained.err);
     for part in
         ["  probe        ", "  chosen heads ", "  all heads    ", "  BM25         ", "5 of 5 layers are run"]

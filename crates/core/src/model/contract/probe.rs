@@ -38,9 +38,9 @@ pub struct Probe {
 /// Stands for the question in the template of a probe.
 pub const QUESTION_MARK: &str = "{question}";
 
-/// The template that suits models of plain text and most chat models: the last token is the one after which
-/// an answer begins.
-pub const TEMPLATE_DEFAULT: &str = "\n\nQuestion: {question}\nAnswer:";
+/// The template of a probe whose training names no other one: the question alone, which is also the text that
+/// RC is computed for.
+pub const TEMPLATE_DEFAULT: &str = QUESTION_MARK;
 
 /// What a probe is computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
