@@ -43,7 +43,7 @@ pub fn run(
     report(&trained, &choice, questions.len());
     let all = trained.fitted.weights.iter().map(|&weight| weight as f32).collect::<Vec<_>>();
     let (mean, last) = all.split_at(heads);
-    decoder.probe = Some(Probe {
+    decoder.probe = Some(Box::new(Probe {
         features: ProbeFeatures::AttentionMass,
         template: args.template.clone(),
         layers,
@@ -54,7 +54,7 @@ pub fn run(
         questions: questions.len(),
         data,
         weights,
-    });
+    }));
     if args.dry_run {
         super::super::print("nothing was written (--dry-run)");
         return Ok(ExitCode::SUCCESS);

@@ -6,9 +6,9 @@ use ndarray::{Array3, ArrayView3};
 use super::{contiguous, for_each_row};
 use crate::domain::TokenSpan;
 
-/// Returns the attention mass of every segment per head and query, `[head, query, segment]`, each from 0 to
-/// 1. The softmax is taken over the keys of `cross` `[head, query, key]` and the question's own keys in
-/// `self_logits` `[head, query, own key]`, where a key that the query does not see is
+/// Returns the attention mass of every segment per head and query, `[head, query, segment]`. It is a share
+/// between 0 and 1. The softmax is taken over the keys of `cross` `[head, query, key]` and the question's own
+/// keys in `self_logits` `[head, query, own key]`, where a key that the query does not see is
 /// [`EMPTY`](super::EMPTY). Segments may be empty, overlap or nest.
 ///
 /// # Panics

@@ -43,7 +43,7 @@ pub struct Decoder {
     pub chosen: Option<ChosenHeads>,
     /// The probe, which `rc.estimator = "probe"` scores with; `None` if none was trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub probe: Option<Probe>,
+    pub probe: Option<Box<Probe>>,
 }
 
 /// Rotary position encoding (RoFormer, arXiv 2104.09864): each pair of components, `dim / 2` apart, is

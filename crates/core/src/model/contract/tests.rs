@@ -173,7 +173,7 @@ fn with_probe() -> Contract {
     let mut contract = decoder();
     let weights = contract.files[&contract.weights.file].clone();
     let Family::Decoder(inner) = &mut contract.family else { panic!("a decoder") };
-    inner.probe = Some(Probe {
+    inner.probe = Some(Box::new(Probe {
         features: ProbeFeatures::AttentionMass,
         template: TEMPLATE_DEFAULT.to_owned(),
         layers: 2,
@@ -184,7 +184,7 @@ fn with_probe() -> Contract {
         questions: 60,
         data: hex::encode([1; 32]),
         weights,
-    });
+    }));
     contract
 }
 
@@ -212,7 +212,7 @@ fn a_probe_that_does_not_fit_the_model_is_refused() {
     };
     check(&|probe| probe.layers = 4, &["decoder.probe.layers", "is 4", "from 1 to 3"]);
     check(&|probe| probe.layers = 0, &["decoder.probe.layers", "is 0"]);
-    check(&|probe| drop(probe.mean.pop()), &["decoder.probe.mean", "has 7 weights; 8 are needed"]);
+    check(&|probe| probe.mean.truncate(7), &["decoder.probe.mean", "has 7 weights; 8 are needed"]);
     check(&|probe| probe.last.push(0.0), &["decoder.probe.last", "has 9 weights"]);
     check(&|probe| probe.bias = f32::NAN, &["decoder.probe", "NaN is not finite"]);
     check(&|probe| probe.template = "Question:".into(), &["decoder.probe.template", "{question} once"]);

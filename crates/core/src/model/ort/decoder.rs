@@ -172,7 +172,7 @@ impl DecoderRuntime {
                 weights: contract.source.weights.clone(),
                 question_tokens,
                 rotary: decoder.rotary.clone(),
-                probe: probe.map(Arc::new),
+                probe: probe.map(Arc::from),
             }),
             device: device.in_use().clone(),
         };
