@@ -144,6 +144,7 @@ impl From<&ModelError> for ErrorCode {
             | ModelError::NoKvExport { .. }
             | ModelError::NoForward { .. }
             | ModelError::Tokenize(_)
+            | ModelError::NoProbe { .. }
             | ModelError::Graph { .. } => Self::ModelFailed,
         }
     }

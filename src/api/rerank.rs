@@ -24,9 +24,9 @@ const RC_AT_HALF: f32 = 0.1;
 /// The default threshold of relevant spans, which is Cohere's.
 const SPAN_THRESHOLD: f64 = 0.1;
 
-/// RC as a number from 0 to 1 with the same order: `rc / (rc + 0.1)`.
-pub(super) fn relevance(rc: f32) -> f64 {
-    f64::from(rc / (rc + RC_AT_HALF))
+/// A score of `ranked` as a number from 0 to 1 with the same order: a probability as it is, and RC as `rc / (rc + 0.1)`.
+pub(super) fn relevance(ranked: &Ranked, score: f32) -> f64 {
+    f64::from(if ranked.are_probabilities { score } else { score / (score + RC_AT_HALF) })
 }
 
 /// Body of `rerank`. Clients of Text Embeddings Inference call the documents `texts`.
@@ -238,7 +238,7 @@ impl RerankRequest {
         let mut order: Vec<usize> = (0..self.chunks.len()).collect();
         order.sort_by(|&a, &b| ranked.chunks[b].total_cmp(&ranked.chunks[a]));
         order.truncate(self.top_n);
-        let score = |rc: f32| if self.raw_scores { f64::from(rc) } else { relevance(rc) };
+        let score = |rc: f32| if self.raw_scores { f64::from(rc) } else { relevance(ranked, rc) };
         let document = |index: usize| match &self.returned {
             Returned::Documents(documents) => Some(as_object(&documents[index])),
             Returned::Texts | Returned::Nothing => None,
@@ -289,7 +289,7 @@ impl RerankRequest {
         let mut spans: Vec<SpanAnswer> = of_document
             .map(|sentence| {
                 let range = map.from_bytes(sentence.bytes);
-                SpanAnswer { start: range.start, end: range.end, score: relevance(sentence.rc) }
+                SpanAnswer { start: range.start, end: range.end, score: relevance(ranked, sentence.rc) }
             })
             .filter(|span| span.score > options.threshold)
             .collect();

@@ -127,11 +127,11 @@ struct ScoreResult {
 impl ScoreAnswer {
     /// The answer with the scores of `ranked`; `created` is in seconds since 1970.
     pub fn new(ranked: &[Ranked], id: String, model: &str, created: u64) -> Self {
-        let scores = ranked.iter().flat_map(|ranked| &ranked.chunks).enumerate();
-        let result =
-            |(index, &rc): (usize, &f32)| ScoreResult { index, object: "score", score: relevance(rc) };
+        let scores =
+            ranked.iter().flat_map(|ranked| ranked.chunks.iter().map(|&score| relevance(ranked, score)));
+        let result = |(index, score): (usize, f64)| ScoreResult { index, object: "score", score };
         let usage = RerankUsage::new(ranked.iter().map(|ranked| ranked.tokens).sum());
         let (object, model) = ("list", model.to_owned());
-        Self { id, object, created, model, data: scores.map(result).collect(), usage }
+        Self { id, object, created, model, data: scores.enumerate().map(result).collect(), usage }
     }
 }

@@ -1,23 +1,28 @@
 //! `thresher calibrate`: chooses what suits a decoder on the user's own questions: the attention heads over which RC is computed, or the
-//! form of KV eviction.
+//! form of KV eviction; or trains its probe.
 
-use std::path::PathBuf;
+mod probe;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::contract::{
-    CalibratedEviction, ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens, sha256_of,
+    CONTRACT_FILE, CalibratedEviction, ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens,
+    TEMPLATE_DEFAULT, sha256_of,
 };
-use thresher_lab::eval::heads::{self, Choice, Measured};
+use thresher_core::pipeline::score::Scoring;
+use thresher_core::pipeline::{Pipeline, Reading};
+use thresher_lab::eval::heads::{self, Choice, HeadScores, Measured, Question};
 use thresher_lab::eval::kv::RATIOS;
 use thresher_lab::eval::kv::forms::{self, FormChoice};
 
 use super::eval::{KvRowArgs, with_progress};
 
 use crate::app;
-use crate::config::{BlockSettings, Config};
+use crate::config::{self, BlockSettings, Config};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -30,12 +35,23 @@ pub struct Args {
     /// The measure by which heads are chosen. Default: accuracy if every question has gold, else expected-rc.
     #[arg(long, value_enum)]
     by: Option<By>,
-    /// Choose instead how keys and values are evicted ("policy": "heads"); needs no labels.
-    #[arg(long, conflicts_with_all = ["heads", "by"])]
+    /// Choose instead how keys and values are evicted ("policy": "heads"). Needs no labels, but uses the answers of questions that have
+    /// them.
+    #[arg(long, conflicts_with_all = ["heads", "by", "probe"])]
     kv: bool,
     #[command(flatten)]
     rows: KvRowArgs,
-    /// Show the choice without changing the contract.
+    /// Train a probe, a logistic regression over the attention of all heads, for `rc.estimator = "probe"`. Questions without gold are
+    /// left out; at least 20 with gold are needed.
+    #[arg(long, conflicts_with = "by")]
+    probe: bool,
+    /// The layers, from the first, whose heads the probe uses. Fewer layers make the model read chunks faster. Default: all layers.
+    #[arg(long, value_name = "N", requires = "probe", value_parser = clap::value_parser!(u16).range(1..))]
+    layers: Option<u16>,
+    /// With --kv or --probe: the text that the model reads after the chunks; {question} stands for the question.
+    #[arg(long, value_name = "TEXT", default_value = TEMPLATE_DEFAULT)]
+    template: String,
+    /// Show the result without changing the contract.
     #[arg(long)]
     dry_run: bool,
 }
@@ -68,19 +84,15 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     };
     let data =
         sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
-    // Keys in full precision, so that the choice does not depend on a codec.
-    let exact =
-        Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
     if args.kv {
-        decoder.eviction = Some(eviction(&exact, args, data)?);
-        return save(&contract, config, args, "");
+        decoder.eviction = Some(eviction(config, args, data)?);
+        return save(&contract, dir, args, "");
     }
     let questions = heads::read(&args.questions)?;
-    let pipeline = app::engine(&exact).all_heads(true).build()?.into_pipeline();
-    let bar = ProgressBar::new(questions.len() as u64);
-    let bar = bar.with_style(ProgressStyle::with_template("[{bar:30}] {pos}/{len} questions, {eta} left")?);
-    let seen = heads::observe(&questions, &pipeline, &|done, _| bar.set_position(done as u64))?;
-    bar.finish_and_clear();
+    if args.probe {
+        return probe::run(config, (contract, questions, data), args);
+    }
+    let seen = observe(config, &questions, |_, reading, question| Ok(HeadScores::new(reading, question)))?;
     let choice = heads::choose(&seen, args.by.map(HeadChoice::from), usize::from(args.heads))?;
     let named = layer_and_head(decoder, &choice);
     report(&choice, &named, questions.len());
@@ -93,31 +105,28 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         questions: questions.len(),
         data,
     });
-    let layers = format!(
-        "; {} of {} layers are run and kept. Chunks that were read with other layers are read again",
-        decoder.depth(),
-        decoder.layers
-    );
-    save(&contract, config, args, &layers)
+    let consequence = layers_run(decoder, config);
+    save(&contract, dir, args, &consequence)
 }
 
 /// Writes the contract, unless `--dry-run` is given, and says what follows from the change.
-fn save(contract: &Contract, config: &Config, args: &Args, consequence: &str) -> anyhow::Result<ExitCode> {
+fn save(contract: &Contract, dir: &Path, args: &Args, consequence: &str) -> anyhow::Result<ExitCode> {
     if args.dry_run {
         super::print("nothing was written (--dry-run)");
         return Ok(ExitCode::SUCCESS);
     }
-    let dir = &config.model.dir;
     contract.save(dir)?;
-    let file = dir.join(thresher_core::model::contract::CONTRACT_FILE);
-    super::print(format_args!("written to {}{consequence}. Restart the daemon", file.display()));
+    super::print(format_args!(
+        "written to {}{consequence}. Restart the daemon",
+        dir.join(CONTRACT_FILE).display()
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Chooses the form of KV eviction and reports it.
 fn eviction(config: &Config, args: &Args, data: String) -> anyhow::Result<CalibratedEviction> {
-    let engine = app::engine(config).all_layers(true).forward_pass(true).build()?;
-    let options = args.rows.options();
+    let engine = app::engine(&exact(config)).all_layers(true).forward_pass(true).build()?;
+    let options = args.rows.options(&args.template);
     let choice = with_progress(&args.questions, |progress| {
         forms::calibrate(&args.questions, &engine, &options, progress)
     })?;
@@ -152,6 +161,42 @@ fn report_forms(choice: &FormChoice) {
     if choice.forms[0].form != choice.chosen {
         super::print("this is the default: no form is better with 95 % confidence on these questions");
     }
+}
+
+/// How many layers a daemon with this configuration runs, as the end of a message.
+fn layers_run(decoder: &Decoder, config: &Config) -> String {
+    let mut used = decoder.clone();
+    used.probe = used.probe.filter(|_| config.rc.estimator == Scoring::Probe);
+    format!(
+        "; {} of {} layers are run and kept. Chunks that were read with other layers are read again",
+        used.depth(),
+        decoder.layers
+    )
+}
+
+/// The configuration with keys in full precision, so that the result does not depend on a codec; and without the probe, which may not
+/// exist yet.
+fn exact(config: &Config) -> Config {
+    Config {
+        blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() },
+        rc: config::Rc::default(),
+        ..config.clone()
+    }
+}
+
+/// Reads all questions with all heads of the model, and calls `score` on each reading.
+fn observe<T>(
+    config: &Config,
+    questions: &[Question],
+    score: impl Fn(&Pipeline, &Reading, &Question) -> anyhow::Result<T>,
+) -> anyhow::Result<Vec<T>> {
+    let pipeline = app::engine(&exact(config)).all_heads(true).build()?.into_pipeline();
+    let bar = ProgressBar::new(questions.len() as u64);
+    let bar = bar.with_style(ProgressStyle::with_template("[{bar:30}] {pos}/{len} questions, {eta} left")?);
+    let score = |reading: &Reading, question: &Question| score(&pipeline, reading, question);
+    let seen = heads::observe(questions, &pipeline, &|done, _| bar.set_position(done as u64), score)?;
+    bar.finish_and_clear();
+    Ok(seen)
 }
 
 /// `[layer, head]` of heads that are numbered across all layers.

@@ -7,6 +7,7 @@ use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use thresher_core::kv::codec::Codec;
+use thresher_core::model::contract::TEMPLATE_DEFAULT;
 use thresher_lab::eval;
 use thresher_lab::eval::kv::RowOptions;
 
@@ -24,6 +25,9 @@ pub struct Args {
     kv: Option<PathBuf>,
     #[command(flatten)]
     rows: KvRowArgs,
+    /// With --kv: the text that the model reads after the chunks; {question} stands for the question. Default: the question alone.
+    #[arg(long, value_name = "TEXT", requires = "kv")]
+    template: Option<String>,
     /// The model directory (overrides model.dir).
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
@@ -35,7 +39,7 @@ pub struct Args {
     plot: Option<PathBuf>,
 }
 
-/// Which questions and chunks `eval --kv` and `calibrate --kv` use, and how the model is asked.
+/// Which questions and chunks `eval --kv` and `calibrate --kv` use.
 #[derive(clap::Args)]
 pub struct KvRowArgs {
     /// With --kv: use only the first N questions.
@@ -44,16 +48,13 @@ pub struct KvRowArgs {
     /// With --kv: use only N chunks of each question: those in its "gold", and others chosen by a fixed seed.
     #[arg(long, value_name = "N", requires = "kv")]
     chunks: Option<usize>,
-    /// With --kv: the text that follows the chunks, in which {query} stands for the question. Default: the question alone.
-    #[arg(long, value_name = "TEXT", requires = "kv")]
-    question_format: Option<String>,
 }
 
 impl KvRowArgs {
-    pub fn options(&self) -> RowOptions {
+    /// The options of these rows, for a model that reads `template` after the chunks.
+    pub fn options(&self, template: &str) -> RowOptions {
         // A shell passes \n as two characters.
-        let question_format = self.question_format.as_ref().map(|format| format.replace("\\n", "\n"));
-        RowOptions { rows_max: self.rows, chunks_max: self.chunks, question_format }
+        RowOptions { rows_max: self.rows, chunks_max: self.chunks, template: template.replace("\\n", "\n") }
     }
 }
 
@@ -88,7 +89,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
 
 fn kv(config: &Config, file: &Path, args: &Args) -> anyhow::Result<ExitCode> {
     let engine = app::engine(config).all_layers(true).forward_pass(true).build()?;
-    let options = args.rows.options();
+    let options = args.rows.options(args.template.as_deref().unwrap_or(TEMPLATE_DEFAULT));
     let report = with_progress(file, |progress| eval::kv::evaluate(file, &engine, &options, progress))?;
     super::print(eval::kv::table(&report));
     if let Some(path) = &args.json {

@@ -541,6 +541,74 @@ fn a_decoder_can_be_exported_calibrated_and_used() {
     assert!(found >= 10, "{found} of 12 needed chunks are kept");
 }
 
+/// A probe of the small decoder is trained, selects better than RC over all heads, and belongs to its model.
+#[test]
+fn a_probe_can_be_trained_and_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("facts");
+    export("models/facts", &out, Some(0));
+    let with = |estimator: &str, arguments: &[&str]| {
+        let mut command = thresher(arguments);
+        command.env("THRESHER__MODEL__DIR", &out).env("THRESHER__RC__ESTIMATOR", estimator);
+        command
+    };
+    let questions = in_checkout("models/facts/questions.jsonl");
+    let questions = questions.to_str().expect("UTF-8");
+    let rows = std::fs::read_to_string(in_checkout("models/facts/rows.jsonl")).expect("rows");
+    let single: Vec<&str> = rows.lines().filter(|row| row.contains("\"kind\": \"single\"")).collect();
+    let first: Value = serde_json::from_str(single[0]).expect("JSON");
+    let request = json!({"query": first["query"], "chunks": first["chunks"], "explain": true, "budget": {"ratio": 0.1}});
+    let request = request.to_string();
+    let (file, report) = (folder.path().join("single.jsonl"), folder.path().join("report.json"));
+    std::fs::write(&file, single.join("\n")).expect("written");
+    let recall = |estimator: &str, method: &str| {
+        let [file, report] = [&file, &report].map(|path| path.to_str().expect("UTF-8"));
+        let ran = run(with(estimator, &["eval", file, "--json", report]), "");
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let json: Value = serde_json::from_slice(&std::fs::read(report).expect("a report")).expect("JSON");
+        json["methods"][method]["recall_at_gold"].as_f64().expect("a number")
+    };
+
+    let none = run(with("probe", &["compress"]), &request);
+    assert!(none.err.contains("has no probe; train one with `thresher calibrate --probe"), "{}", none.err);
+    let before = std::fs::read_to_string(out.join("contract.toml")).expect("a contract");
+    let dry = run(with("probe", &["calibrate", "--probe", questions, "--dry-run"]), "");
+    assert_eq!(dry.code, Some(0), "{}", dry.err);
+    assert_eq!(std::fs::read_to_string(out.join("contract.toml")).expect("a contract"), before, "a dry run");
+    let prompt = ["--template", "Question: {question}\nAnswer:", "--layers", "4"];
+    let other = run(with("probe", &[&["calibrate", "--probe", questions], &prompt[..]].concat()), "");
+    // Without chosen heads, RC needs all layers.
+    assert!(other.out.contains("5 of 5 layers are run"), "{}{}", other.out, other.err);
+    let trained = run(with("probe", &["calibrate", "--probe", questions]), "");
+    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    for part in
+        ["  probe        ", "  chosen heads ", "  all heads    ", "  BM25         ", "5 of 5 layers are run"]
+    {
+        assert!(trained.out.contains(part), "{part} is not in {}", trained.out);
+    }
+    let by_probe = recall("probe", "probe over int8");
+    let by_rc = recall("peak/ranked+coverage", "peak/ranked+coverage");
+    assert!(by_probe > by_rc && by_probe > 0.95, "R@gold: {by_probe} by the probe, {by_rc} by RC");
+
+    let sentences = run(with("probe", &["compress"]), &request);
+    assert_eq!(sentences.code, Some(0), "{}", sentences.err);
+    let answer: Value = serde_json::from_str(&sentences.out).expect("JSON");
+    assert_eq!((&answer["rc"]["estimator"], &answer["rc"]["related"]), (&json!("probe"), &Value::Null));
+    assert_eq!(answer.get("explain"), None, "RC does not explain a probe");
+    let gold = first["gold"][0].as_u64().expect("an index") as usize;
+    assert_eq!(answer["chunks"][gold]["kept"], true, "{answer}");
+    let scores = answer["chunks"].as_array().expect("chunks").iter().map(|chunk| chunk["score"].as_f64());
+    assert!(scores.clone().all(|score| score.is_some_and(|score| (0.0..=1.0).contains(&score))), "{answer}");
+
+    let contract = std::fs::read_to_string(out.join("contract.toml")).expect("a contract");
+    let (others, own) = contract.split_at(contract.find("[decoder.probe]").expect("a probe"));
+    let at = own.find("weights = \"").expect("a hash") + "weights = \"".len();
+    let changed = format!("{others}{}{}{}", &own[..at], "0".repeat(64), &own[at + 64..]);
+    std::fs::write(out.join("contract.toml"), changed).expect("written");
+    let other = run(with("probe", &["compress"]), &request);
+    assert!(other.err.contains(&format!("trained with the weights {}", "0".repeat(64))), "{}", other.err);
+}
+
 #[test]
 fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -559,7 +627,7 @@ fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
     let bert = folder.path().join("bert");
     export("models/tiny/bert-gelu", &bert, Some(0));
     let no_chunks = write("no-chunks", &json!({"query": "a", "chunks": []}).to_string());
-    let table: [(&str, &Path, Vec<&str>, &str); 9] = [
+    let table: [(&str, &Path, Vec<&str>, &str); 13] = [
         ("no chunks", &out, vec!["calibrate", &no_chunks], "question 1: chunks is empty"),
         ("an encoder", &bert, vec!["calibrate", &one], "tiny is not a decoder"),
         ("no file", &out, vec!["calibrate", "/no/questions.jsonl"], "cannot read /no/questions.jsonl"),
@@ -578,6 +646,30 @@ fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
             "only where every question has \"gold\"",
         ),
         ("no heads", &out, vec!["calibrate", &one, "--heads", "0"], "--heads"),
+        (
+            "too few labels for a probe",
+            &out,
+            vec!["calibrate", "--probe", &one],
+            "1 of 1 questions have \"gold\"",
+        ),
+        (
+            "no labels for a probe",
+            &out,
+            vec!["calibrate", "--probe", &unlabelled],
+            "a probe needs at least 20 such questions",
+        ),
+        (
+            "a template without a question",
+            &out,
+            vec!["calibrate", "--probe", &one, "--template", "Answer:"],
+            "--template is \"Answer:\"; it must contain {question} once",
+        ),
+        (
+            "more layers than the model has",
+            &out,
+            vec!["calibrate", "--probe", &one, "--layers", "99"],
+            "--layers is 99; tiny has",
+        ),
         ("bench", &out, vec!["bench"], "bench measures late-interaction models"),
     ];
     for (case, model, arguments, expect) in table {

@@ -14,6 +14,7 @@ use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::contract::{Contract, Decoder, Family, QuestionTokens, Weights};
 use thresher_core::model::device::DeviceChoice;
+use thresher_core::model::ort::ForwardSequence;
 use thresher_core::model::ort::{DecoderRuntime, OrtSettings};
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::model::{KeyMask, ModelInfo, ModelRuntime, RawLogits};

@@ -62,6 +62,7 @@ pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
         device_memory_bytes_max: 0,
         all_heads: false,
         all_layers: false,
+        probe: false,
         forward: false,
     }
 }

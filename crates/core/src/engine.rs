@@ -17,6 +17,7 @@ use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::attribute::Attributed;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::scan::ScanBy;
+use crate::pipeline::score::Scoring;
 use crate::pipeline::{Compressed, Pipeline, PipelineError, Ranked, Settings};
 
 /// A loaded model with its cache and settings. All methods take `&self`, so threads can share one engine.
@@ -97,6 +98,7 @@ impl EngineBuilder {
             device_memory_bytes_max: 0,
             all_heads: false,
             all_layers: false,
+            probe: false,
             forward: false,
         };
         Self { load, settings: Settings::default(), cache: default_cache(), store: None }
@@ -181,7 +183,8 @@ impl EngineBuilder {
     /// # Errors
     /// Returns an [`EngineError`] if the model, ONNX Runtime, the device or the cache directory cannot be
     /// used.
-    pub fn build(self) -> Result<Engine, EngineError> {
+    pub fn build(mut self) -> Result<Engine, EngineError> {
+        self.load.probe = self.settings.scoring == Scoring::Probe;
         let dir = &self.load.model_dir;
         let contract = Contract::load(dir)?;
         contract.verify_files(dir)?;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use ndarray::{Array2, Array3, ArrayView1, ArrayView3, Axis, s};
 use thiserror::Error;
 
-use self::contract::{ContractError, EvictionForm, QuestionTokens};
+use self::contract::{ContractError, EvictionForm, Probe, QuestionTokens};
 use self::device::DeviceInUse;
 use self::rotary::LayerRotary;
 
@@ -321,6 +321,8 @@ pub struct DecoderInfo {
     pub eviction: EvictionForm,
     /// How keys are evicted by default.
     pub default_eviction: EvictionForm,
+    /// The probe, if the model was loaded to use it.
+    pub probe: Option<Arc<Probe>>,
 }
 
 /// The numbering of the planes of a decoder's blocks: layer by layer, the keys of each key head, then the
@@ -400,6 +402,15 @@ impl DecoderInfo {
         KeyMask::new(mask)
     }
 
+    /// Returns the plane of the keys of each head of the layers that are run, `[layer * heads + head]`.
+    pub fn planes_of_all_heads(&self) -> Vec<usize> {
+        let keys_of = |layer: usize| {
+            let first = self.planes().keys(layer).start;
+            (0..self.heads).map(move |head| first + head / (self.heads / self.kv_heads))
+        };
+        (0..self.depth).flat_map(keys_of).collect()
+    }
+
     /// Returns the number of special tokens before every window.
     pub fn prefix_tokens(&self) -> usize {
         self.prefix.len()
@@ -463,6 +474,21 @@ pub enum ModelError {
     NoQueryGraph {
         /// The model's name.
         model: String,
+    },
+    /// The settings ask for a probe, and the model has none.
+    #[error(
+        "rc.estimator is \"probe\", but {model} {}",
+        if *encoder {
+            "is an encoder, and only decoders have probes; set rc.estimator to \"peak/ranked+coverage\""
+        } else {
+            "has no probe; train one with `thresher calibrate --probe FILE.jsonl`, or set rc.estimator to \"peak/ranked+coverage\""
+        }
+    )]
+    NoProbe {
+        /// The model's name.
+        model: String,
+        /// Whether the model is an encoder.
+        encoder: bool,
     },
     /// An export of keys and values was requested from a model that has none.
     #[error("{model} is an encoder and has no keys and values to export; serve a decoder to export them")]

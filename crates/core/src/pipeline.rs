@@ -11,7 +11,7 @@
 //! | [`blocks`] | takes the keys of each chunk from the cache; the model reads chunks that are not cached |
 //! | [`question`] | has the model encode the question; a decoder's question attends to the blocks |
 //! | [`scan`] | computes the raw logits of the question over all keys, and the peak of each segment |
-//! | [`score`] | computes RC, and from it a score per chunk and unit |
+//! | [`score`] | computes RC, and from it a score per chunk and unit; [`probe`] gives the scores if `rc.estimator` says so |
 //! | [`fit`] | selects units within the budget, writes the context and counts its tokens |
 //!
 //! [`Pipeline::compress`] runs the stages in this order. `score` calls `scan` for some heads at a time, which
@@ -31,6 +31,7 @@ pub mod evict;
 pub mod kv_export;
 pub mod load;
 pub mod outcome;
+pub mod probe;
 pub mod question;
 pub mod reading;
 pub mod scan;
@@ -45,27 +46,28 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use self::blocks::Reader;
+use self::blocks::{Blocks, Reader};
 use self::cancel::Cancel;
 use self::clock::Clock;
 use self::count::{FrameCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
 use self::load::Overload;
 pub use self::outcome::{ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, passthrough};
-use self::question::EncodeContext;
 pub use self::question::Placement;
+use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
 use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
 use self::select::Auto;
+use self::tokenize::QuestionText;
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
 use crate::domain::{Chunk, CompressRequest, Granularity, KeptSpan, Tenant, TokenizerName};
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
-use crate::model::contract::QuestionTokens;
-use crate::model::tokenizer::ModelTokenizer;
+use crate::model::contract::{Probe, QuestionTokens, around_question};
+use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
 
@@ -233,8 +235,9 @@ impl Pipeline {
         let reading = self.read(request, cancel, &mut clock)?;
         let scores = self.score(&reading, cancel, &mut clock)?;
         let fitted = clock.stage("select", || self.fit(request, &reading, &scores, cancel))?;
+        // The RC of tokens does not explain the score of a probe.
         let explain = || clock.stage("explain", || explain::explanation(&reading, cancel));
-        let explanation = request.explain.then(explain).transpose()?;
+        let explanation = (request.explain && reading.probe.is_none()).then(explain).transpose()?;
         Ok(Compressed {
             chunks: chunk_outcomes(&reading, &scores, fitted.spans, &fitted.order),
             context: fitted.context,
@@ -261,21 +264,19 @@ impl Pipeline {
         clock: &mut Clock,
     ) -> Result<Reading, PipelineError> {
         let (limits, model) = (&self.settings.limits, &*self.model);
-        let tokens =
-            clock.stage("tokenize", || tokenize::question(&request.query, &self.tokenizer, limits))?;
-        limits.check_question(tokens.ids.len(), question::tokens_max(model.info()))?;
+        let probe = self.probe()?;
+        let around = probe.as_ref().and_then(|probe| around_question(&probe.template));
+        let QuestionText { tokens, query } =
+            clock.stage("tokenize", || self.tokenize(&request.query, around.unwrap_or_default()))?;
         cancel.spend(tokens.ids.len());
         let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, limits, cancel))?;
         cancel.check()?;
         let units = units::of(request.granularity, &request.chunks, &blocks);
-        let needs_all_logits = request.explain || self.settings.scan == ScanBy::Onnx;
+        let needs_all_logits = request.explain || probe.is_some() || self.settings.scan == ScanBy::Onnx;
         let columns = if needs_all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
         limits.check_logits(tokens.ids.len(), columns)?;
-        let placement = self.settings.placement;
-        let question = clock.stage("question", || {
-            let context = EncodeContext { model, placement, limits, cancel, is_concurrent: false };
-            question::encode(&tokens.ids, &blocks, context)
-        })?;
+        let heads = if probe.is_some() { EncodedHeads::All } else { EncodedHeads::Readout };
+        let question = clock.stage("question", || self.encode(&tokens, &blocks, heads, cancel))?;
         cancel.check()?;
         let graph_logits = match self.settings.scan {
             ScanBy::Fused => None,
@@ -284,6 +285,7 @@ impl Pipeline {
         let decoder = model.info().decoder.as_ref();
         Ok(Reading {
             tokens,
+            query,
             question,
             blocks: Arc::new(blocks),
             granularity: request.granularity,
@@ -291,7 +293,62 @@ impl Pipeline {
             graph_logits,
             logits_have_fixed_scale: decoder.is_none(),
             question_tokens: decoder.map_or(QuestionTokens::All, |decoder| decoder.question_tokens),
+            probe,
         })
+    }
+
+    /// Returns a decoder's reading with its question in a template and encoded in all heads, as a probe reads it.
+    /// `around` is the text before and after the question. The training of a probe calls this.
+    ///
+    /// # Errors
+    /// Fails as [`Self::compress`] does.
+    pub fn read_for_probe(
+        &self,
+        reading: &Reading,
+        query: &str,
+        around: (&str, &str),
+        cancel: &Cancel,
+    ) -> Result<Reading, PipelineError> {
+        let QuestionText { tokens, query } = self.tokenize(query, around)?;
+        self.settings.limits.check_logits(tokens.ids.len(), reading.blocks.tokens())?;
+        let question = self.encode(&tokens, &reading.blocks, EncodedHeads::All, cancel)?;
+        Ok(Reading { tokens, query, question, ..reading.clone() })
+    }
+
+    /// Tokenizes a question with the text before and after it.
+    fn tokenize(&self, query: &str, around: (&str, &str)) -> Result<QuestionText, PipelineError> {
+        let limits = &self.settings.limits;
+        let question = tokenize::question(query, around, &self.tokenizer, limits)?;
+        limits.check_question(question.tokens.ids.len(), question::tokens_max(self.model.info()))?;
+        Ok(question)
+    }
+
+    fn encode(
+        &self,
+        tokens: &Tokens,
+        blocks: &Blocks,
+        heads: EncodedHeads,
+        cancel: &Cancel,
+    ) -> Result<QuestionViews, PipelineError> {
+        let Settings { placement, limits, .. } = &self.settings;
+        let (model, placement) = (&*self.model, *placement);
+        let context = EncodeContext { model, placement, limits, cancel, is_concurrent: false, heads };
+        question::encode(&tokens.ids, blocks, context)
+    }
+
+    /// Returns the probe if the settings ask for it.
+    ///
+    /// # Errors
+    /// Returns [`ModelError::NoProbe`] if the model has none.
+    fn probe(&self) -> Result<Option<Arc<Probe>>, ModelError> {
+        if self.settings.scoring != Scoring::Probe {
+            return Ok(None);
+        }
+        let decoder = self.model.info().decoder.as_ref();
+        match decoder.and_then(|decoder| decoder.probe.clone()) {
+            Some(probe) => Ok(Some(probe)),
+            None => Err(ModelError::NoProbe { model: self.model().name.clone(), encoder: decoder.is_none() }),
+        }
     }
 
     /// Scores a reading, and measures the default method in two stages.
@@ -336,7 +393,8 @@ impl Pipeline {
             Granularity::Chunk | Granularity::Token => Vec::new(),
         };
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
-        Ok(Ranked { chunks: scores.chunks, sentences, tokens })
+        let are_probabilities = reading.probe.is_some();
+        Ok(Ranked { chunks: scores.chunks, are_probabilities, sentences, tokens })
     }
 
     /// Has the model read those of `chunks` that are not cached, so that later requests find their blocks.

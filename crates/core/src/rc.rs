@@ -28,6 +28,7 @@
 mod coverage;
 mod evict;
 mod exact;
+mod mass;
 mod peaks;
 mod pooling;
 mod ranked;
@@ -43,6 +44,7 @@ use rayon::prelude::*;
 pub use coverage::{COVERAGE, PICKS, with_coverage};
 pub use evict::{Keep, OverQuestion, average_over_neighbours, expected_over_self, keep, key_rc};
 pub use exact::{Bounds, SortedReference, Weighted, bounds, bounds_of_marginals, coupled, coupled_means};
+pub use mass::attention_mass;
 pub use peaks::{EMPTY, KEY_NONE, Peaks, peaks};
 pub use pooling::{
     Estimator, HeadMean, Pooling, UnknownEstimator, coupled_segments, mean_over_heads, mean_over_queries,

@@ -210,6 +210,7 @@ impl Exporter<'_> {
                 qk_norm: decoder.qk_norm,
                 chosen: None,
                 eviction: None,
+                probe: None,
             }),
             graphs: &[DECODER],
         })

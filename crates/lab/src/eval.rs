@@ -10,8 +10,10 @@ mod bm25;
 mod estimate;
 pub mod heads;
 pub mod kv;
+mod logistic;
 mod methods;
 mod perturb;
+pub mod probe;
 mod report;
 mod selection;
 
@@ -21,6 +23,7 @@ use anyhow::Context;
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::Pipeline;
 
+pub use self::estimate::Estimate;
 pub use self::report::{Report, svg, table};
 
 /// Evaluates one file of labelled rows and returns its report.

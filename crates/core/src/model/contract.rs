@@ -19,10 +19,12 @@ use sha2::{Digest, Sha256};
 mod decoder;
 mod eviction;
 mod graphs;
+mod probe;
 
 pub use decoder::{ChosenHeads, Decoder, HeadChoice, QuestionTokens, Rotary};
 pub use eviction::{BudgetScope, CalibratedEviction, EvictionForm};
 pub use graphs::{Dim, Graph, IoTensor, Side, check_io, value_names};
+pub use probe::{Probe, ProbeFeatures, QUESTION_MARK, TEMPLATE_DEFAULT, around_question};
 
 /// The file name of the contract in a model's folder.
 pub const CONTRACT_FILE: &str = "contract.toml";
@@ -268,8 +270,8 @@ impl Contract {
 
     /// Returns a hash over everything that cached keys depend on: the hashes of graphs, weights and
     /// tokenizer, the special tokens, the size of windows, and the shapes of the family. It does not depend
-    /// on the name, the source and the chosen heads, except that it depends on the number of layers that
-    /// these heads need.
+    /// on the name, the source, the chosen heads and the probe, except that it depends on the number of
+    /// layers that these need.
     pub fn fingerprint(&self) -> [u8; 32] {
         let files = self.named_files().into_iter().map(|(key, name)| (key, self.files.get(name)));
         let shapes = match &self.family {
@@ -342,7 +344,10 @@ impl Contract {
                 let reason = "must be empty for a decoder, because other windows follow a window".to_owned();
                 Err(("tokenizer.suffix", reason))
             }
-            Family::Decoder(decoder) => decoder.check(self.window.tokens_max),
+            Family::Decoder(decoder) => decoder.check(self.window.tokens_max).and_then(|()| {
+                let hash = self.files.get(&self.weights.file);
+                decoder.probe.as_ref().map_or(Ok(()), |probe| probe.check_weights(hash))
+            }),
         }
         .or_else(|(key, reason)| refuse(key, reason))
     }

@@ -62,6 +62,8 @@ pub struct OrtSettings {
     /// Whether all layers of a decoder are run and cached, including those after the last chosen head. An
     /// export of keys and values needs all of them.
     pub all_layers: bool,
+    /// Whether the decoder's probe is used. Without it, the layers that only the probe needs are not run.
+    pub probe: bool,
     /// Whether [`DecoderRuntime::forward`] is available, which measures the effect of evicting keys. On the
     /// CPU, each of `workers` has a session for it.
     pub forward: bool,
@@ -82,7 +84,11 @@ impl LoadedModel {
     /// Fails if a file is missing or does not match the contract, or if the library or the device cannot be
     /// used.
     pub fn load(settings: &OrtSettings) -> Result<Self, ModelError> {
-        match Contract::load(&settings.model_dir)?.family {
+        let contract = Contract::load(&settings.model_dir)?;
+        match contract.family {
+            Family::Late(_) if settings.probe => {
+                Err(ModelError::NoProbe { model: contract.name, encoder: true })
+            }
             Family::Late(_) => Ok(Self::Late(Arc::new(LateRuntime::load(settings)?))),
             Family::Decoder(_) => Ok(Self::Decoder(Arc::new(DecoderRuntime::load(settings)?))),
         }

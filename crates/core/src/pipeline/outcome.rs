@@ -32,7 +32,7 @@ pub struct Compressed {
     pub sources: Option<Sources>,
     /// The time that each stage took.
     pub timings: Timings,
-    /// RC per token, if the request asked for it with `explain`.
+    /// RC per token, if the request asked for it with `explain`. `None` if a probe gave the scores.
     pub explanation: Option<Explanation>,
 }
 
@@ -45,8 +45,8 @@ pub struct ChunkOutcome {
     pub kept: bool,
     /// Whether the chunk's text has nothing that could be kept, because it is empty or only whitespace.
     pub empty: bool,
-    /// The score of the whole chunk, in units of a raw logit; at least 0. Scores of different requests are
-    /// not comparable. `None` if the chunk was not scored: it is empty, or the result is degraded.
+    /// The score of the whole chunk, in units of a raw logit, or a probability if a probe gave it; at least
+    /// 0. Scores of different requests are not comparable. `None` if the chunk was not scored: it is empty, or the result is degraded.
     pub score: Option<f32>,
     /// The spans of the chunk's text that the context holds, in ascending order.
     pub spans: Vec<KeptSpan>,
@@ -77,6 +77,8 @@ pub struct Ranked {
     /// `[chunk]`: the score of each chunk in the request's order, in units of a raw logit; at least 0. Scores
     /// of different requests are not comparable.
     pub chunks: Vec<f32>,
+    /// Whether a probe gave all scores. They are then probabilities, from 0 to 1.
+    pub are_probabilities: bool,
     /// The sentences of all chunks, in the order of the chunks. Empty unless the granularity was sentences.
     pub sentences: Vec<RankedSentence>,
     /// The number of the model's tokens in the question and all chunks.
@@ -90,8 +92,8 @@ pub struct RankedSentence {
     pub chunk: usize,
     /// The byte range of the sentence in the chunk's text.
     pub bytes: ByteRange,
-    /// The RC of the sentence with all other sentences of the request as its rivals; its chunk's score does
-    /// not enter it.
+    /// The RC of the sentence with all other sentences of the request as its rivals, or its probability if a
+    /// probe gave it; its chunk's score does not enter it.
     pub rc: f32,
 }
 

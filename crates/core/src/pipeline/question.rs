@@ -99,6 +99,18 @@ pub struct EncodeContext<'a> {
     /// Whether other questions are encoded at the same time for the same request. Each then runs on one
     /// thread.
     pub is_concurrent: bool,
+    /// The heads in which the question is encoded.
+    pub heads: EncodedHeads,
+}
+
+/// The heads in which a question is encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EncodedHeads {
+    /// The heads that RC is computed from ([`ModelInfo::readout`]).
+    Readout,
+    /// All heads of the layers that are run, as a decoder's probe needs them. For an encoder these are the
+    /// readout heads.
+    All,
 }
 
 impl View {
@@ -191,7 +203,7 @@ pub fn encode(ids: &[u32], blocks: &Blocks, context: EncodeContext) -> Result<Qu
         .decoder
         .as_ref()
         .and_then(|decoder| Some(KeyRotation { rotary: decoder.rotary.clone()?, layout: decoder.planes() }));
-    Ok(QuestionViews { planes: info.readout.clone(), rotation, views })
+    Ok(QuestionViews { planes: context.planes(), rotation, views })
 }
 
 /// Encodes an encoder's question. A question longer than a window is encoded in windows, as a chunk is.
@@ -219,7 +231,7 @@ fn encode_views(
 ) -> Result<Vec<(View, EncodedQuestion)>, PipelineError> {
     let EncodeContext { model, placement, limits, cancel, .. } = context;
     let views = views(blocks, (model.info(), decoder), ids.len(), placement);
-    limits.check_groups(views.len(), (ids.len(), model.info().readout.len(), model.info().head_dim))?;
+    limits.check_groups(views.len(), (ids.len(), context.planes().len(), model.info().head_dim))?;
     let encode = |view: View| {
         let past = BlocksAsPast::new(&view, blocks, (model.info(), decoder), cancel);
         match context.encode(ids, &past) {
@@ -241,9 +253,19 @@ fn encode_views(
 
 impl EncodeContext<'_> {
     fn encode(&self, ids: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
-        match self.is_concurrent {
-            true => self.model.encode_question_on_one_thread(ids, past),
-            false => self.model.encode_question(ids, past),
+        match (self.heads, self.is_concurrent) {
+            (EncodedHeads::All, _) => self.model.encode_question_in_all_heads(ids, past),
+            (EncodedHeads::Readout, true) => self.model.encode_question_on_one_thread(ids, past),
+            (EncodedHeads::Readout, false) => self.model.encode_question(ids, past),
+        }
+    }
+
+    /// Returns the plane of the keys of each encoded head.
+    fn planes(&self) -> Vec<usize> {
+        let info = self.model.info();
+        match (self.heads, &info.decoder) {
+            (EncodedHeads::All, Some(decoder)) => decoder.planes_of_all_heads(),
+            (EncodedHeads::All, None) | (EncodedHeads::Readout, _) => info.readout.clone(),
         }
     }
 }

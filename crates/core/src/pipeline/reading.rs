@@ -11,10 +11,10 @@ use super::blocks::Blocks;
 use super::question::QuestionViews;
 use super::scan;
 use super::units::Unit;
-use crate::domain::Granularity;
+use crate::domain::{Granularity, TokenSpan};
 use crate::kv::codec::Codec;
 use crate::model::RawLogits;
-use crate::model::contract::QuestionTokens;
+use crate::model::contract::{Probe, QuestionTokens};
 use crate::model::tokenizer::Tokens;
 
 /// How many logits or peaks a request holds in memory at a time: 8 Mi values, which take 32 MiB.
@@ -24,8 +24,10 @@ const VALUES_AT_ONCE_MAX: usize = 8 << 20;
 /// methods.
 #[derive(Clone)]
 pub struct Reading {
-    /// The tokens of the question.
+    /// The tokens of the question, with those of a probe's template.
     pub tokens: Tokens,
+    /// The tokens of the question itself, which are all tokens unless a probe reads a template.
+    pub query: TokenSpan,
     /// The question as the model encoded it. Its vectors' products with keys are the raw logits.
     pub question: QuestionViews,
     /// The blocks of the chunks, and the positions of their tokens on one key axis. The sentences of one
@@ -43,6 +45,8 @@ pub struct Reading {
     pub logits_have_fixed_scale: bool,
     /// The tokens of the question whose RC ranks chunks and units. For a sentence of an answer these are all.
     pub question_tokens: QuestionTokens,
+    /// The probe that scores this reading; the question is then encoded in all heads. `None` if RC scores it.
+    pub probe: Option<Arc<Probe>>,
 }
 
 impl Reading {
@@ -71,6 +75,7 @@ impl Reading {
         };
         let graph_logits = self.graph_logits.as_ref().map(|logits| logits.slice(s![.., -1.., ..]).to_owned());
         Self {
+            query: TokenSpan::new(0, tokens.ids.len()),
             tokens,
             question: self.question.with_last_token_only(),
             graph_logits,

@@ -1,6 +1,6 @@
 //! The score stage: computes a score of each chunk and each unit for the question by Relative
-//! Contextualization (RC; RCStat, arXiv 2506.19549), whose formula is in [`rc`]. Knows neither budgets nor
-//! how blocks are scanned.
+//! Contextualization (RC; RCStat, arXiv 2506.19549), whose formula is in [`rc`], or by the probe of a decoder.
+//! Knows neither budgets nor how blocks are scanned.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,6 +9,7 @@ use ndarray::{Array2, Array3, Axis};
 use serde::{Deserialize, Serialize};
 
 use super::cancel::Cancel;
+use super::probe::{self, Probabilities};
 use super::scan;
 use super::units::{Unit, sentences_of};
 use super::{PipelineError, Reading};
@@ -16,7 +17,8 @@ use crate::domain::{Granularity, TokenSpan};
 use crate::model::RawLogits;
 use crate::rc::{self, Estimator, HeadMean, UnknownEstimator};
 
-/// How chunks and units are scored. As text it is `peak/ranked+coverage` or the name of an [`Estimator`].
+/// How chunks and units are scored. As text it is `peak/ranked+coverage`, `probe`, or the name of an
+/// [`Estimator`].
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Scoring {
@@ -25,6 +27,8 @@ pub enum Scoring {
     /// chosen as the default by measurement (`docs/evaluation.md`).
     #[default]
     RankedCoverage,
+    /// `probe`: the probabilities of a decoder's probe. See [`by_probe`].
+    Probe,
     /// One estimator for chunks and units. A unit's score is the sum of its own RC and its chunk's.
     Plain(Estimator),
 }
@@ -33,11 +37,13 @@ pub enum Scoring {
 /// are not comparable.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scores {
-    /// `[chunk]`: sorting by these ranks the chunks. They are in units of a raw logit.
+    /// `[chunk]`: sorting by these ranks the chunks. They are in units of a raw logit, or probabilities if a
+    /// probe gave them.
     pub chunks: Vec<f32>,
     /// `[unit]`: sorting by these ranks the units.
     pub units: Vec<f32>,
-    /// `[question_token, unit]`: the mean over heads of each unit's RC, before its chunk's score enters.
+    /// `[question_token, unit]`: the mean over heads of each unit's RC, before its chunk's score enters. A
+    /// probe does not score single question tokens; it gives one row, the probability of each unit.
     pub unit_rc: Array2<f32>,
     /// The mean over heads and question tokens of each token's largest raw logit over all keys. RC says which
     /// chunk is best; this says whether any chunk is related to the question at all. `None` for models whose
@@ -65,6 +71,7 @@ pub struct RankedRc {
 pub fn all(reading: &Reading, scoring: Scoring, cancel: &Cancel) -> Result<Scores, PipelineError> {
     match scoring {
         Scoring::RankedCoverage => Ok(ranked_coverage(reading, ranked_rc(reading, cancel)?)),
+        Scoring::Probe => by_probe(reading, cancel),
         Scoring::Plain(estimator) => plain(reading, estimator, cancel),
     }
 }
@@ -135,6 +142,41 @@ pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
     Scores { chunks, units: scores, unit_rc, max_sim: ranked.max_sim }
 }
 
+/// Scores chunks and units with the probe of the reading:
+///
+/// - A chunk's score is its probability.
+/// - A sentence's score is its own probability times the square root of its chunk's.
+/// - A word's score is the score of its sentence, times (1 + the word's own probability).
+///
+/// # Errors
+/// Returns the error of `cancel` if it stops the work.
+///
+/// # Panics
+/// When the reading has no probe.
+pub fn by_probe(reading: &Reading, cancel: &Cancel) -> Result<Scores, PipelineError> {
+    let probe = reading.probe.as_ref().expect("the pipeline reads with the probe if it scores with it");
+    let Probabilities { chunks, units: own, sentences } = probe::probabilities(reading, probe, cancel)?;
+    let units = &reading.units;
+    let weighted_by_chunk = |(unit, own): (&Unit, f32)| own * chunks[unit.chunk].sqrt();
+    let (scores, own) = match reading.granularity {
+        Granularity::Chunk => {
+            let of_chunk: Vec<f32> = units.iter().map(|unit| chunks[unit.chunk]).collect();
+            (of_chunk.clone(), of_chunk)
+        }
+        Granularity::Sentence => {
+            (units.iter().zip(own.iter().copied()).map(weighted_by_chunk).collect(), own)
+        }
+        Granularity::Token => {
+            let (_, sentence_of) = sentences_of(units);
+            let of_sentence = sentence_of.iter().map(|&sentence| sentences[sentence]);
+            let in_sentence = of_sentence.zip(&own).map(|(sentence, word)| sentence * (1.0 + word));
+            (units.iter().zip(in_sentence).map(weighted_by_chunk).collect(), own)
+        }
+    };
+    let unit_rc = Array2::from_shape_vec((1, own.len()), own).expect("one row");
+    Ok(Scores { chunks, units: scores, unit_rc, max_sim: None })
+}
+
 /// Scores chunks and units with one estimator. A unit's score is the sum of its own RC and its chunk's.
 fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Scores, PipelineError> {
     let Reading { blocks, units, .. } = reading;
@@ -202,16 +244,23 @@ fn mean_max_sim(reading: &Reading, max_sims: &[f32]) -> Option<f32> {
 /// The name of the default method.
 const RANKED_COVERAGE: &str = "peak/ranked+coverage";
 
+/// The name of the method that uses a decoder's probe.
+const PROBE: &str = "probe";
+
 /// The error for a text that is not the name of a scoring method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}, nor is it {RANKED_COVERAGE}")]
+#[error("{0}, nor is it {RANKED_COVERAGE} or {PROBE}")]
 pub struct UnknownScoring(#[from] UnknownEstimator);
 
 impl FromStr for Scoring {
     type Err = UnknownScoring;
 
     fn from_str(text: &str) -> Result<Self, UnknownScoring> {
-        if text == RANKED_COVERAGE { Ok(Self::RankedCoverage) } else { Ok(Self::Plain(text.parse()?)) }
+        match text {
+            RANKED_COVERAGE => Ok(Self::RankedCoverage),
+            PROBE => Ok(Self::Probe),
+            _ => Ok(Self::Plain(text.parse()?)),
+        }
     }
 }
 
@@ -233,6 +282,7 @@ impl fmt::Display for Scoring {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Self::RankedCoverage => f.write_str(RANKED_COVERAGE),
+            Self::Probe => f.write_str(PROBE),
             Self::Plain(estimator) => estimator.fmt(f),
         }
     }

@@ -3,7 +3,7 @@
 
 use super::PipelineError;
 use super::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{ByteRange, Chunk};
+use crate::domain::{ByteRange, Chunk, TokenSpan};
 pub use crate::kv::block::tokens_under;
 use crate::kv::block::{Sentence, TokenCounts};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
@@ -34,24 +34,41 @@ impl Passage {
     }
 }
 
-/// Returns the tokens of a question.
+/// A tokenized question with the text around it.
+#[derive(Debug, Clone)]
+pub struct QuestionText {
+    /// All tokens that the model reads. Their offsets count from the first byte of the text before the
+    /// question.
+    pub tokens: Tokens,
+    /// The tokens of the question itself; never empty.
+    pub query: TokenSpan,
+}
+
+/// Returns the tokens of a question with the text `before` and `after` it.
 ///
 /// # Errors
-/// Returns [`InvalidRequest::QueryUnreadable`] if the tokenizer finds no token,
-/// [`InvalidRequest::QueryTooLong`] if it finds more than `limits.query_tokens_max`, and
+/// Returns [`InvalidRequest::QueryUnreadable`] if the tokenizer finds no token in the question,
+/// [`InvalidRequest::QueryTooLong`] if it finds more than `limits.query_tokens_max` in the whole text, and
 /// [`PipelineError::Model`] if it fails.
 pub fn question(
     query: &str,
+    (before, after): (&str, &str),
     tokenizer: &ModelTokenizer,
     limits: &RequestLimits,
-) -> Result<Tokens, PipelineError> {
-    let tokens = tokenizer.encode(query)?;
-    match tokens.ids.len() {
-        0 => Err(InvalidRequest::QueryUnreadable.into()),
-        found if found > limits.query_tokens_max => {
-            Err(InvalidRequest::QueryTooLong { found, max: limits.query_tokens_max }.into())
-        }
-        _ => Ok(tokens),
+) -> Result<QuestionText, PipelineError> {
+    let tokens = tokenizer.encode(&[before, query, after].concat())?;
+    let found = tokens.ids.len();
+    if found > limits.query_tokens_max {
+        return Err(InvalidRequest::QueryTooLong { found, max: limits.query_tokens_max }.into());
+    }
+    let query = match (before, after) {
+        ("", "") => TokenSpan::new(0, found),
+        _ => tokens_under(&tokens.offsets, 0, ByteRange::new(before.len(), before.len() + query.len())),
+    };
+    if query.is_empty() {
+        Err(InvalidRequest::QueryUnreadable.into())
+    } else {
+        Ok(QuestionText { tokens, query })
     }
 }
 

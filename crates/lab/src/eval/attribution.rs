@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use ndarray::s;
 use thresher_core::domain::{
     AttributeRequest, ByteRange, Chunk, CompressRequest, Granularity, Parts, TokenSpan,
@@ -38,6 +38,12 @@ pub fn evaluate(
     codec: Codec,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Report> {
+    if pipeline.settings().scoring == Scoring::Probe {
+        bail!(
+            "rc.estimator is \"probe\", which scores no answers; set it to \"{}\" to evaluate attribution",
+            Scoring::default()
+        );
+    }
     let methods: Vec<_> =
         methods::all(codec, pipeline.model()).into_iter().chain([Method::LongestCommonRun]).collect();
     let mut correct = vec![Vec::new(); methods.len()];
@@ -227,6 +233,7 @@ fn rc_scores(logits: RawLogits, segments: &[TokenSpan], scoring: Scoring) -> Vec
         Scoring::RankedCoverage => {
             rc::mean_over_queries(rc::mean_over_heads(score::ranked(&logits, segments)).view())
         }
+        Scoring::Probe => unreachable!("evaluate refuses a pipeline that scores with a probe"),
         Scoring::Plain(estimator) => {
             rc::score(logits.cross.view(), logits.self_logits.view(), segments, estimator).scores
         }

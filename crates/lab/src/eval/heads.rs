@@ -107,16 +107,17 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<Question>> {
     Ok(questions)
 }
 
-/// Reads all questions with the model and scores every head on each. `progress` is called after each question
-/// with the number done and the number of all.
+/// Reads all questions with the model and calls `score` on each. `progress` is called after each question with
+/// the number done and the number of all.
 ///
 /// # Errors
-/// Fails if the pipeline fails; the error names the question.
-pub fn observe(
+/// Fails if the pipeline or `score` fails; the error names the question.
+pub fn observe<T>(
     questions: &[Question],
     pipeline: &Pipeline,
     progress: &dyn Fn(usize, usize),
-) -> anyhow::Result<Vec<HeadScores>> {
+    score: impl Fn(&Reading, &Question) -> anyhow::Result<T>,
+) -> anyhow::Result<Vec<T>> {
     let score_question = |(i, question): (usize, &Question)| {
         let numbered = |(index, chunk): (usize, &LabelledChunk)| {
             let mut chunk = chunk.chunk();
@@ -129,15 +130,17 @@ pub fn observe(
             ..CompressRequest::new(&question.query, chunks)
         };
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start());
-        let reading = reading.with_context(|| format!("question {}", i + 1))?;
+        let scored = reading.map_err(anyhow::Error::from).and_then(|reading| score(&reading, question));
+        let scored = scored.with_context(|| format!("question {}", i + 1))?;
         progress(i + 1, questions.len());
-        Ok(HeadScores::new(&reading, &question.gold))
+        Ok(scored)
     };
     questions.iter().enumerate().map(score_question).collect()
 }
 
 impl HeadScores {
-    fn new(reading: &Reading, gold: &[usize]) -> Self {
+    /// Scores every head of the reading on a question.
+    pub fn new(reading: &Reading, question: &Question) -> Self {
         let spans = &reading.blocks.spans;
         let heads = reading.question.heads();
         let mut rc = Array3::zeros((heads, reading.question.tokens(), spans.len()));
@@ -148,7 +151,7 @@ impl HeadScores {
             expected.extend(group_rc.outer_iter().map(|head| f64::from(head.mean().unwrap_or(0.0))));
             rc.slice_mut(s![group, .., ..]).assign(&group_rc);
         }
-        Self { rc, expected, gold: gold.to_vec() }
+        Self { rc, expected, gold: question.gold.clone() }
     }
 
     /// Returns R@gold of the ranking by `heads` over the question tokens `tokens`.

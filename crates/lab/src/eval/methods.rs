@@ -9,9 +9,9 @@ use ndarray::{Array1, Array2, Axis, concatenate, s};
 use thresher_core::domain::TokenSpan;
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::{ModelInfo, RawLogits};
-use thresher_core::pipeline::Reading;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::score::{self, Scores, Scoring};
+use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::rc::{self, Estimator, Pooling, Reference};
 use thresher_core::text;
 
@@ -36,6 +36,7 @@ pub enum Method {
 impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
+            Self::Rc(Scoring::Probe, codec) => write!(f, "{} over {codec}", Scoring::Probe),
             Self::Rc(scoring, _) => scoring.fmt(f),
             Self::Coded(codec) => write!(f, "{} over {codec}", Scoring::default()),
             Self::MaxSim => f.write_str("maxsim"),
@@ -44,6 +45,19 @@ impl fmt::Display for Method {
             Self::LongestCommonRun => f.write_str("common run"),
         }
     }
+}
+
+/// Returns the methods that `eval` compares on the questions of a pipeline. If the pipeline scores with a
+/// probe, these are the probe, over blocks of `codec` and in full precision, and BM25: RC is computed from other
+/// heads and another text of the question.
+pub fn of(pipeline: &Pipeline, codec: Codec) -> Vec<Method> {
+    if pipeline.settings().scoring != Scoring::Probe {
+        return all(codec, pipeline.model());
+    }
+    let mut codecs = vec![codec, Codec::F32];
+    codecs.dedup();
+    let probes = codecs.into_iter().map(|codec| Method::Rc(Scoring::Probe, codec));
+    probes.chain([Method::Bm25]).collect()
 }
 
 /// Returns all methods: the default over blocks of `codec` first, then the default over blocks of the other

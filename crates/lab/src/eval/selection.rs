@@ -58,7 +58,7 @@ pub fn evaluate(
     codec: Codec,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Report> {
-    let methods = methods::all(codec, pipeline.model());
+    let methods = methods::of(pipeline, codec);
     let mut samples = vec![Samples::default(); methods.len()];
     let (mut auto, mut claims) = (AutoSamples::default(), Samples::default());
     for (done, row) in rows.iter().enumerate() {

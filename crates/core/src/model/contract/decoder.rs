@@ -1,8 +1,10 @@
-//! The decoder part of a contract: the graph, its shapes, the rotary position encoding and the chosen heads.
+//! The decoder part of a contract: the graph, its shapes, the rotary position encoding, the chosen heads and
+//! the probe.
 //! Knows nothing of how a decoder is run.
 
 use serde::{Deserialize, Serialize};
 
+use super::Probe;
 use super::eviction::{BudgetScope, CalibratedEviction, EvictionForm};
 use crate::rc::OverQuestion;
 
@@ -58,6 +60,9 @@ pub struct Decoder {
     /// [`Self::default_eviction_form`] is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction: Option<CalibratedEviction>,
+    /// The probe, which `rc.estimator = "probe"` scores with; `None` if none was trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<Box<Probe>>,
 }
 
 /// Rotary position encoding (RoFormer, arXiv 2104.09864): each pair of components, `dim / 2` apart, is
@@ -123,10 +128,12 @@ pub enum HeadChoice {
 }
 
 impl Decoder {
-    /// Returns the number of layers that are run and cached: up to the last layer with a chosen head.
+    /// Returns the number of layers that are run and cached: up to the last layer with a chosen head, and all
+    /// layers of the probe. A caller that does not use the probe removes it first.
     pub fn depth(&self) -> usize {
         let last = self.chosen.as_ref().and_then(|chosen| chosen.heads.iter().map(|&(layer, _)| layer).max());
-        last.map_or(self.layers, |layer| layer + 1)
+        let of_rc = last.map_or(self.layers, |layer| layer + 1);
+        self.probe.as_ref().map_or(of_rc, |probe| probe.layers.max(of_rc))
     }
 
     /// Returns (layer, head) of every head that RC is computed from, ascending.
@@ -168,7 +175,14 @@ impl Decoder {
     /// windows and the normalisation are left out, because they are in the graph, which has a hash of its own. A model has the same
     /// fingerprint with this list as without it.
     pub(super) fn for_fingerprint(&self) -> Self {
-        Self { chosen: None, eviction: None, qk_norm: false, sliding_windows: Vec::new(), ..self.clone() }
+        Self {
+            chosen: None,
+            eviction: None,
+            probe: None,
+            qk_norm: false,
+            sliding_windows: Vec::new(),
+            ..self.clone()
+        }
     }
 
     pub(super) fn check(&self, window_tokens_max: usize) -> Result<(), (&'static str, String)> {
@@ -200,7 +214,8 @@ impl Decoder {
         }
         self.check_positions()?;
         self.eviction_form().check()?;
-        self.chosen.as_ref().map_or(Ok(()), |chosen| chosen.check(layers, heads))
+        self.chosen.as_ref().map_or(Ok(()), |chosen| chosen.check(layers, heads))?;
+        self.probe.as_ref().map_or(Ok(()), |probe| probe.check(layers, heads))
     }
 
     /// Checks the sliding windows and the rotary position encodings.

@@ -79,6 +79,7 @@ fn decoder() -> Contract {
                 floor: 0.0,
             },
         }),
+        probe: None,
     });
     contract
 }
@@ -259,6 +260,61 @@ fn a_decoders_fingerprint_depends_on_the_depth_but_not_on_the_chosen_heads() {
     inner.chosen = None;
     assert_eq!((inner.depth(), inner.readout().len()), (3, 12));
     assert_eq!(all.fingerprint(), with(&[(2, 0)]));
+}
+
+/// The decoder with a probe over the heads of two of its three layers.
+fn with_probe() -> Contract {
+    let mut contract = decoder();
+    let weights = contract.files[&contract.weights.file].clone();
+    let Family::Decoder(inner) = &mut contract.family else { panic!("a decoder") };
+    inner.probe = Some(Box::new(Probe {
+        features: ProbeFeatures::AttentionMass,
+        template: TEMPLATE_DEFAULT.to_owned(),
+        layers: 2,
+        bias: -2.5,
+        mean: vec![0.25; 8],
+        last: vec![-0.125; 8],
+        held_out: 0.75,
+        questions: 60,
+        data: hex::encode([1; 32]),
+        weights,
+    }));
+    contract
+}
+
+#[test]
+fn a_probe_is_read_as_it_was_written_and_changes_the_fingerprint_only_by_its_layers() {
+    let contract = with_probe();
+    let dir = model(&contract);
+    assert_eq!(Contract::load(dir.path()).unwrap(), contract);
+    assert_eq!(contract.fingerprint(), decoder().fingerprint(), "the chosen heads need two layers, too");
+    let mut deeper = with_probe();
+    let Family::Decoder(Decoder { probe: Some(probe), .. }) = &mut deeper.family else { panic!("a probe") };
+    (probe.layers, probe.mean, probe.last) = (3, vec![0.0; 12], vec![0.0; 12]);
+    assert_ne!(deeper.fingerprint(), decoder().fingerprint());
+}
+
+#[test]
+fn a_probe_that_does_not_fit_the_model_is_refused() {
+    let check = |change: &dyn Fn(&mut Probe), parts: &[&str]| {
+        let mut contract = with_probe();
+        let Family::Decoder(Decoder { probe: Some(probe), .. }) = &mut contract.family else {
+            panic!("a probe")
+        };
+        change(probe);
+        check_message(contract.save(tempfile::tempdir().unwrap().path()), parts);
+    };
+    check(&|probe| probe.layers = 4, &["decoder.probe.layers", "is 4", "from 1 to 3"]);
+    check(&|probe| probe.layers = 0, &["decoder.probe.layers", "is 0"]);
+    check(&|probe| probe.mean.truncate(7), &["decoder.probe.mean", "has 7 weights; 8 are needed"]);
+    check(&|probe| probe.last.push(0.0), &["decoder.probe.last", "has 9 weights"]);
+    check(&|probe| probe.bias = f32::NAN, &["decoder.probe", "NaN is not finite"]);
+    check(&|probe| probe.template = "Question:".into(), &["decoder.probe.template", "{question} once"]);
+    let found = decoder().files[&decoder().weights.file].clone();
+    check(
+        &|probe| probe.weights = hex::encode([9; 32]),
+        &["decoder.probe.weights", &hex::encode([9; 32]), &found, "thresher calibrate --probe"],
+    );
 }
 
 #[test]

@@ -78,6 +78,11 @@ impl DecoderRuntime {
             return Err(ModelError::WrongFamily { name: contract.name, expected: "decoder" });
         };
         let chosen = (decoder.readout(), decoder.question_tokens());
+        let probe = decoder.probe.take().filter(|_| settings.probe);
+        if settings.probe && probe.is_none() {
+            return Err(ModelError::NoProbe { model: contract.name, encoder: false });
+        }
+        decoder.probe.clone_from(&probe);
         if settings.all_heads || settings.all_layers {
             // The model then has the fingerprint of the same model without chosen heads, which runs all
             // layers.
@@ -172,6 +177,7 @@ impl DecoderRuntime {
                 sliding_windows: (0..decoder.layers).map(|layer| decoder.sliding_window(layer)).collect(),
                 eviction: decoder.eviction_form(),
                 default_eviction: decoder.default_eviction_form(),
+                probe: probe.map(Arc::from),
             }),
             device: device.in_use().clone(),
         };

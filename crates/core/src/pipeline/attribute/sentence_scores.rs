@@ -15,7 +15,7 @@ use crate::model::ModelRuntime;
 use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::Tokens;
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::question::{self, EncodeContext, QuestionViews};
+use crate::pipeline::question::{self, EncodeContext, EncodedHeads, QuestionViews};
 use crate::pipeline::scan::{self, ScanBy};
 use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::Unit;
@@ -114,13 +114,15 @@ pub(super) fn score(
             let placement = settings.placement;
             // Sentences are always encoded as concurrent ones, so that a sentence that arrives alone gets
             // bit for bit the same result.
-            let context = EncodeContext { model, placement, limits, cancel, is_concurrent: true };
+            let heads = EncodedHeads::Readout;
+            let context = EncodeContext { model, placement, limits, cancel, is_concurrent: true, heads };
             let question = question::encode(&tokens.ids, blocks, context)?;
             let by_graph = || scan::by_graph(&tokens.ids, blocks, model);
             (question, (settings.scan == ScanBy::Onnx).then(by_graph).transpose()?)
         }
     };
     let reading = Reading {
+        query: TokenSpan::new(0, tokens.ids.len()),
         tokens,
         question,
         blocks: Arc::clone(blocks),
@@ -129,6 +131,7 @@ pub(super) fn score(
         graph_logits,
         logits_have_fixed_scale: info.decoder.is_none(),
         question_tokens: QuestionTokens::All,
+        probe: None,
     };
     let weight = |term: &Option<usize>| term.map_or(PUNCTUATION_WEIGHT, |term| terms[term].weight);
     let token_weights: Vec<f32> = term_of_token[..reading.tokens.ids.len()].iter().map(weight).collect();

@@ -5,15 +5,13 @@ use std::path::Path;
 
 use anyhow::bail;
 use serde::Deserialize;
+use thresher_core::model::contract::QUESTION_MARK;
 
 use crate::eval::data::{self, LabelledChunk};
 use crate::eval::estimate::SplitMix64;
 
 /// The seed by which chunks are left out, together with the index of the row.
 const SEED: u64 = 0x00C4_A9C5;
-
-/// The part of a question format that the question replaces.
-const QUERY: &str = "{query}";
 
 /// A question with its chunks and its correct answers.
 #[derive(Debug, Clone, Deserialize)]
@@ -41,19 +39,18 @@ pub struct RowOptions {
     /// The number of chunks of a row to use: those of `gold`, and others that a fixed seed chooses, in the
     /// order of the row. `None` uses all.
     pub chunks_max: Option<usize>,
-    /// The text that is put to the model, in which `{query}` is replaced by the question; `None` puts the
-    /// question alone.
-    pub question_format: Option<String>,
+    /// The text that the model reads after the chunks, in which `{question}` stands for the question.
+    pub template: String,
 }
 
 impl RowOptions {
     /// Checks the options.
     ///
     /// # Errors
-    /// Fails if the question format does not contain `{query}`, or if a number is 0.
+    /// Fails if the template does not contain `{question}`, or if a number is 0.
     pub fn check(&self) -> anyhow::Result<()> {
-        if let Some(format) = self.question_format.as_ref().filter(|format| !format.contains(QUERY)) {
-            bail!("the question format {format:?} does not contain {QUERY}");
+        if !self.template.contains(QUESTION_MARK) {
+            bail!("the template {:?} does not contain {QUESTION_MARK}", self.template);
         }
         if self.rows_max == Some(0) || self.chunks_max == Some(0) {
             bail!("the number of rows and the number of chunks must be 1 or more");
@@ -63,7 +60,7 @@ impl RowOptions {
 
     /// Returns the text that is put to the model for a question.
     pub fn prompt(&self, query: &str) -> String {
-        self.question_format.as_ref().map_or_else(|| query.to_owned(), |format| format.replace(QUERY, query))
+        self.template.replace(QUESTION_MARK, query)
     }
 
     /// Returns the text of an answer as it follows `prompt`: after a space, unless the prompt ends with white
@@ -152,11 +149,9 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_put_in_their_format() {
-        let options =
-            |format: &str| RowOptions { question_format: Some(format.to_owned()), ..RowOptions::default() };
-        assert_eq!(RowOptions::default().prompt("who?"), "who?");
-        assert_eq!(options("Q: {query}\nA:").prompt("who?"), "Q: who?\nA:");
+    fn questions_are_put_in_their_template() {
+        let options = |template: &str| RowOptions { template: template.to_owned(), ..RowOptions::default() };
+        assert_eq!(options("Q: {question}\nA:").prompt("who?"), "Q: who?\nA:");
         assert!(options("Q:").check().is_err());
         assert_eq!(RowOptions::continuation("A:", "Ada"), " Ada");
         assert_eq!(RowOptions::continuation("assistant\n", "Ada"), "Ada");
