@@ -7,7 +7,10 @@ source=$1 out=$2 thresher=$3
 
 scripts/model.sh "$source" "$out" "$thresher"
 
-# Steps that tune the exported model, such as `thresher calibrate`, belong here: before a daemon loads it.
+# The form of eviction is chosen once, by questions of this repository. Use your own questions for your own model.
+if ! grep -q '^\[decoder.eviction\]' "$out/contract.toml"; then
+  THRESHER__MODEL__DIR=$out "$thresher" calibrate --kv docs/examples/questions.jsonl --template '\nQuestion: {question}\nAnswer:'
+fi
 
 # Keys and values are exported from all layers.
 export THRESHER__MODEL__DIR=$out THRESHER__MODEL__LAYERS=all

@@ -39,7 +39,7 @@ pub(super) struct KvBody {
     #[serde(default)]
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     mass: Option<f64>,
-    /// For `heads`: each layer keeps this share of its keys, distributed over its heads by RC. Default: 0.25, if `mass` is not given.
+    /// For `heads`: this share of the keys is kept, distributed over heads and layers by RC. Default: 0.25, if `mass` is not given.
     #[serde(default)]
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     ratio: Option<f64>,

@@ -85,7 +85,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let data =
         sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
     if args.kv {
-        decoder.eviction = Some(eviction(config, args, data)?);
+        decoder.eviction = Some(Box::new(eviction(config, args, data)?));
         return save(&contract, dir, args, "");
     }
     let questions = heads::read(&args.questions)?;

@@ -14,8 +14,7 @@ use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::contract::{Contract, Decoder, Family, QuestionTokens, Weights};
 use thresher_core::model::device::DeviceChoice;
-use thresher_core::model::ort::ForwardSequence;
-use thresher_core::model::ort::{DecoderRuntime, OrtSettings};
+use thresher_core::model::ort::{DecoderRuntime, ForwardSequence, OrtSettings};
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::model::{KeyMask, ModelInfo, ModelRuntime, RawLogits};
 use thresher_core::pipeline::cancel::Cancel;
@@ -351,9 +350,8 @@ fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys() {
         let cancel = Cancel::default();
         let kv_export = pipeline.kv_export(&chunks, ids.len(), &cancel).unwrap();
         let past = model.runtime.forward_past(&kv_export.past(model.runtime.info(), &cancel)).unwrap();
-        let sequence = |kept| ForwardSequence { tokens: &ids, kept };
         let forward = |kept: Option<&KeyMask>| {
-            model.runtime.forward(&past, &[sequence(kept)]).unwrap().remove(0).logits
+            model.runtime.forward(&past, &[ForwardSequence { tokens: &ids, kept }]).unwrap().remove(0).logits
         };
         let all = forward(None);
         let Decoder { layers, kv_heads, .. } = model.decoder;

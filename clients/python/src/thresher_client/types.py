@@ -55,7 +55,7 @@ class KvOptions(TypedDict, total=False):
     """Chooses which keys and values of the kept chunks are exported.
 
     `policy` is `"chunks"` (all of them, the default) or `"heads"` (a part of each head's, chosen for the question). The other
-    fields are for `"heads"` only: `ratio` is the share of each layer's keys, `mass` (instead of `ratio`) the share of RC that
+    fields are for `"heads"` only: `ratio` is the share of all keys, `mass` (instead of `ratio`) the share of RC that
     each head's keys carry; `sinks` and `recent` are how many first and last tokens every head exports.
     """
 

@@ -59,7 +59,7 @@ pub struct Decoder {
     /// How keys are evicted; `None` means that nothing was calibrated, and
     /// [`Self::default_eviction_form`] is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub eviction: Option<CalibratedEviction>,
+    pub eviction: Option<Box<CalibratedEviction>>,
     /// The probe, which `rc.estimator = "probe"` scores with; `None` if none was trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Box<Probe>>,

@@ -67,7 +67,7 @@ fn decoder() -> Contract {
             questions: 60,
             data: hex::encode([1; 32]),
         }),
-        eviction: Some(CalibratedEviction {
+        eviction: Some(Box::new(CalibratedEviction {
             questions: 40,
             data: hex::encode([2; 32]),
             ratios: vec![4, 16],
@@ -78,7 +78,7 @@ fn decoder() -> Contract {
                 budget: BudgetScope::Head,
                 floor: 0.0,
             },
-        }),
+        })),
         probe: None,
     });
     contract
