@@ -64,7 +64,7 @@ def in_a_process(work):
 def measure(model, tokenizer, url, weights, tokens, runs):
     question = tokenizer("\n\n" + QUERY, return_tensors="pt", add_special_tokens=False).input_ids
     chunks = passages(tokenizer, tokens)
-    options = {"granularity": "chunk", "include": ["kv"], "deadline_ms": 300_000, "timeout_s": 300}
+    options = {"granularity": "chunk", "include": ["kv"], "deadline_ms": 120_000, "timeout_s": 300}
     with Client(url) as client:
         found = {"all keys and values": client.compress(QUERY, chunks, budget={"ratio": 1}, **options)}
         kept = client.compress(QUERY, chunks, budget={"ratio": 0.25}, **options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import importlib.util
 import json
 import os
 import subprocess
@@ -35,6 +36,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Text
 
 FOLDER = ROOT / "models" / "facts"
 GGUF = ROOT / "models" / "tiny" / "gguf" / "tiny.gguf"
+SMOLLM2, SMOLLM2_GGUF = ROOT / "models/smollm2-135m", ROOT / "models/.cache/SmolLM2-135M-Instruct/SmolLM2-135M-Instruct.Q4_1.gguf"
 RECIPE = ROOT / "docs" / "recipes" / "kv_export" / "with_transformers.py"
 NEW_TOKENS = 10
 QUESTIONS = 6
@@ -1051,6 +1053,24 @@ class Recipe(Test):
         readme = (ROOT / "README.md").read_text()
         for line in run.stdout.splitlines():
             self.assertTrue(f"`{line.strip()}`" in readme, line)
+
+    def test_the_recipe_with_smollm2_prints_what_the_docs_show(self):
+        """`make decoder` fetches and exports the model. transformers needs gguf and accelerate to load it."""
+        missing = [str(path) for path in (SMOLLM2, SMOLLM2_GGUF) if not path.exists()]
+        missing += [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+        if missing:
+            self.skipTest(f"missing: {', '.join(missing)}")
+        served = Daemon(THRESHER__MODEL__DIR=str(SMOLLM2), THRESHER__MODEL__LAYERS="all")
+        self.addCleanup(served.stop)
+        environment = {**os.environ, "THRESHER_URL": served.url}
+        run = subprocess.run(
+            [sys.executable, RECIPE.with_name("with_smollm2.py")], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900
+        )
+        self.assertEqual(run.returncode, 0, run.stderr)
+        shown = (ROOT / "docs/kv-export.md").read_text()
+        # Support is a score, whose last digit differs between machines.
+        for line in run.stdout.splitlines():
+            self.assertIn(line.partition(": [")[2] or line, shown)
 
     def test_its_answer_is_that_of_transformers(self):
         request = json.loads((ROOT / "docs/examples/facts.json").read_text())

@@ -37,6 +37,6 @@ with Client() as client:  # THRESHER_URL, or http://127.0.0.1:8080
     attribution = client.attribute(answer, compress_id=found.id, deadline_ms=60_000)
 
 for part in attribution.parts:
-    source = part.sources[0]
-    print(f"{'cited' if source.cited else 'not cited'}, support {part.support:.2f}: [{source.chunk}] {source.sentence.text}")
-    print(f"no passage says: {', '.join(word.text for word in part.unsupported) or '-'}")
+    for source in part.sources[:1]:
+        print(f"{'cited' if source.cited else 'not cited'}, support {part.support:.2f}: [{source.chunk}] {source.sentence.text}")
+        print(f"no passage says: {', '.join(word.text for word in part.unsupported) or '-'}")
