@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import importlib.util
 import json
 import os
 import subprocess
@@ -31,9 +32,11 @@ from safetensors.torch import save_file  # noqa: E402
 from thresher_client import AsyncClient, AuthenticationError, Client, KvExportError, NotFoundError, RequestInvalidError  # noqa: E402
 from thresher_client.transformers import KvExport, attention, fingerprint, generate  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, TextStreamer  # noqa: E402
 
 FOLDER = ROOT / "models" / "facts"
+GGUF = ROOT / "models" / "tiny" / "gguf" / "tiny.gguf"
+SMOLLM2, SMOLLM2_GGUF = ROOT / "models/smollm2-135m", ROOT / "models/.cache/SmolLM2-135M-Instruct/SmolLM2-135M-Instruct.Q4_1.gguf"
 RECIPE = ROOT / "docs" / "recipes" / "kv_export" / "with_transformers.py"
 NEW_TOKENS = 10
 QUESTIONS = 6
@@ -473,17 +476,6 @@ class Heads(Test):
             self.assertEqual(answer.kv.tokens, export.next_position)
             self.assertTrue(len(generate(model, export, without_special("what ?"), max_new_tokens=2)))
 
-    def test_a_cache_can_be_repeated_for_a_batch_of_questions(self):
-        row = rows[0]
-        question = without_special(row["query"])
-        _, _, export = exported_kv(row["query"], row["chunks"], kv={"policy": "heads"})
-        cache = export.cache(model)
-        cache.batch_repeat_interleave(2)
-        with attention(model):
-            both = model(torch.tensor([question, question[::-1]]), past_key_values=cache).logits
-            for ids, found in zip((question, question[::-1]), both):
-                self.check_close(model(torch.tensor([ids]), past_key_values=export.cache(model)).logits[0], found)
-
     def test_the_attention_of_the_model_is_restored(self):
         row = rows[0]
         question = torch.tensor([without_special(row["query"])])
@@ -540,6 +532,138 @@ class Heads(Test):
         torch.manual_seed(1)
         generated = generate(model, export, torch.tensor([without_special(row["query"])]), max_new_tokens=5, do_sample=True, return_dict_in_generate=True)
         self.assertTrue(1 <= len(generated) <= 5)
+
+
+class SeveralSequences(Test):
+    """Several questions over one export, several answers to one question, and beams."""
+
+    OPTIONS = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+
+    def setUp(self):
+        self.row = rows[0]
+        # Of different lengths.
+        self.questions = [without_special(text) for text in (self.row["query"], "what ?", rows[1]["query"], self.row["query"][:20])]
+        self.assertGreater(len({len(question) for question in self.questions}), 2)
+        # One that was chosen for a question, and one of whole chunks.
+        self.exports = [
+            exported_kv(self.row["query"], self.row["chunks"], kv=kv)[2] for kv in ({"policy": "chunks"}, {"policy": "heads", "ratio": 0.25})
+        ]
+
+    def within(self, export):
+        return attention(model) if export.policy == "heads" else nullcontext()
+
+    def test_logits_of_a_batch_are_those_of_each_question(self):
+        for export in self.exports:
+            with self.subTest(export.policy), self.within(export):
+                inputs = export.inputs(model, self.questions)
+                mask = inputs["attention_mask"]
+                self.assertLess(int(mask.sum()), mask.numel())
+                new = inputs["input_ids"][:, export.next_position :]
+                positions = (mask.cumsum(-1) - 1)[:, export.next_position :]
+                found = model(new, past_key_values=export.cache(model), attention_mask=mask, position_ids=positions).logits
+                for question, of_question in zip(self.questions, found):
+                    alone = model(torch.tensor([question]), past_key_values=export.cache(model)).logits[0]
+                    self.check_close(of_question[-len(question) :], alone)
+
+    def test_a_batch_of_questions_has_the_answers_of_each_question(self):
+        ends = model.generation_config.eos_token_id
+        for export in self.exports:
+            alone = [generate(model, export, question, **self.OPTIONS).tolist() for question in self.questions]
+            texts = [self.row["query"], "what ?"]
+            padded_right = tokenizer(texts, add_special_tokens=False)
+            longest = max(map(len, padded_right.input_ids))
+            padded_right = {
+                "input_ids": torch.tensor([ids + [0] * (longest - len(ids)) for ids in padded_right.input_ids]),
+                "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in padded_right.input_ids]),
+            }
+            for questions, expected in [(self.questions, alone), ([self.questions[0]] * 2, alone[:1] * 2), (padded_right, alone[:2])]:
+                with self.subTest(export.policy, count=len(expected)):
+                    found = generate(model, export, questions, **self.OPTIONS, pad_token_id=ends).tolist()
+                    self.assertEqual([row[: len(one)] for row, one in zip(found, expected)], expected)
+                    self.assertEqual({token for row, one in zip(found, expected) for token in row[len(one) :]} - {ends}, set())
+                    # The same with the model's own generate.
+                    with self.within(export):
+                        inputs = export.inputs(model, questions)
+                        plain = model.generate(**inputs, past_key_values=export.cache(model), **self.OPTIONS, pad_token_id=ends)
+                    self.assertEqual(plain[:, inputs["input_ids"].shape[1] :].tolist(), found)
+
+    def test_a_batch_of_one_question_is_one_question(self):
+        export = self.exports[0]
+        alone = generate(model, export, self.questions[0], **self.OPTIONS)
+        self.assertEqual(generate(model, export, [self.questions[0]], **self.OPTIONS).tolist(), alone.tolist())
+
+    def test_beams_are_those_over_a_repeated_cache(self):
+        question = self.questions[0]
+        whole = self.exports[0]
+        layers = self.check_file(whole, self.row["chunks"])
+        for beams, sequences in ((3, 1), (3, 2)):
+            options = {**self.OPTIONS, "num_beams": beams, "num_return_sequences": sequences}
+            cache = DynamicCache()
+            for at, (keys, values) in enumerate(layers):
+                cache.update(keys[None].repeat(beams, 1, 1, 1), values[None].repeat(beams, 1, 1, 1), at)
+            ids = whole.input_ids(question)
+            expected = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **options)[:, ids.shape[1] :]
+            all_heads = exported_kv(self.row["query"], self.row["chunks"], kv={"policy": "heads", "ratio": 1.0})[2]
+            for export in (whole, all_heads):
+                with self.subTest(export.policy, sequences=sequences):
+                    found = generate(model, export, question, **options)
+                    self.assertEqual(found.reshape(sequences, -1).tolist(), expected.tolist())
+
+    def test_scores_of_beams_are_the_log_probabilities_of_their_tokens(self):
+        """Beams change places at each step, and the rows of each head with them."""
+        options = {
+            "max_new_tokens": NEW_TOKENS, "num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.0, "eos_token_id": None,
+            "output_scores": True, "return_dict_in_generate": True,
+        }
+        for export in self.exports:
+            moved = 0
+            with self.subTest(export.policy), self.within(export):
+                for question in self.questions:
+                    found = model.generate(**export.inputs(model, question), past_key_values=export.cache(model), do_sample=False, **options)
+                    moved += int((found.beam_indices[:, 1:] != found.beam_indices[:, :-1]).sum())
+                    for sequence, score in zip(found.sequences, found.sequences_scores):
+                        new = sequence[export.next_position :][None]
+                        logits = model(new, past_key_values=export.cache(model)).logits[0, len(question) - 1 : -1].log_softmax(-1)
+                        self.assertAlmostEqual(float(logits.gather(1, new[0, len(question) :, None]).sum()), float(score), delta=1e-3)
+                self.assertGreater(moved, 0)
+
+    def test_several_sampled_answers(self):
+        for export in self.exports:
+            torch.manual_seed(1)
+            found = generate(model, export, self.questions[0], max_new_tokens=5, do_sample=True, num_return_sequences=3)
+            self.assertEqual(len(found), 3)
+
+    def test_a_cache_does_not_change_its_number_of_sequences_twice(self):
+        for export in self.exports:
+            with self.subTest(export.policy), self.within(export):
+                cache = export.cache(model)
+                model(torch.tensor([[1]]), past_key_values=cache)
+                model(torch.tensor([[1], [2]]), past_key_values=cache)
+                for count in (1, 3):
+                    with self.refused("sequences_changed", KvExportError) as found:
+                        model(torch.tensor([[1]] * count), past_key_values=cache)
+                    self.assertIn(f"reads {count} sequences", found.message)
+
+    def test_an_answer_streams_token_by_token(self):
+        class Streamed(TextStreamer):
+            def __init__(self):
+                super().__init__(tokenizer, skip_prompt=True)
+                self.tokens, self.text = [], ""
+
+            def put(self, value):
+                if not self.next_tokens_are_prompt:
+                    self.tokens.append(value.tolist())
+                super().put(value)
+
+            def on_finalized_text(self, text, stream_end=False):
+                self.text += text
+
+        for export in self.exports:
+            with self.subTest(export.policy):
+                streamer = Streamed()
+                found = generate(model, export, self.questions[0], **self.OPTIONS, streamer=streamer)
+                self.assertEqual(streamer.tokens, [[token] for token in found.tolist()])
+                self.assertEqual(streamer.text.strip(), tokenizer.decode(found).strip())
 
 
 class Measured(Test):
@@ -601,6 +725,22 @@ class Families(Test):
             with attention(plain) if kv["policy"] == "heads" else nullcontext():
                 self.check_close(plain(torch.tensor([question]), past_key_values=cache).logits[0, -1], logits)
             self.assertEqual(generate(plain, export, question, **options).tolist(), generated)
+            self.check_several(plain, export, prompt, question, options)
+
+    def check_several(self, plain, export, prompt, question, options):
+        """Beams and batches. A model with a sliding window takes questions of one length only."""
+        mask = torch.ones_like(prompt)
+        beams = plain.generate(prompt, attention_mask=mask, num_beams=3, **options)[0, prompt.shape[1] :].tolist()
+        self.assertEqual(generate(plain, export, question, num_beams=3, **options).tolist(), beams)
+        turned, short = question[::-1], question[1:]
+        expected = [generate(plain, export, one, **options).tolist() for one in (question, turned, short)]
+        self.assertEqual(generate(plain, export, [question, turned], **options).tolist(), expected[:2])
+        windows = getattr(plain.config, "layer_types", None) or ["sliding_attention" if getattr(plain.config, "sliding_window", None) else ""]
+        if "sliding_attention" in windows:
+            with self.refused("padding_unsupported", KvExportError):
+                generate(plain, export, [question, short], **options)
+        else:
+            self.assertEqual(generate(plain, export, [question, turned, short], **options).tolist(), expected)
 
     def test_other_frequencies_in_layers_with_a_window_are_refused(self):
         folder, made = ROOT / "models/tiny/gemma3", work / "gemma3-local"
@@ -810,6 +950,29 @@ class Refusals(Test):
         with self.assertRaises(FileNotFoundError):
             fingerprint(work / "nowhere")
 
+    def test_the_fingerprint_of_a_gguf_file(self):
+        made = work / "gguf-onnx"
+        subprocess.run([BINARY, "export", GGUF, "--out", made], check=True, stdout=subprocess.DEVNULL)
+        served = start_daemon(THRESHER__MODEL__DIR=str(made))
+        self.addCleanup(served.stop)
+        sums = subprocess.run("sha256sum tiny.gguf | sha256sum", shell=True, cwd=GGUF.parent, capture_output=True, text=True, check=True)
+        self.assertEqual(sums.stdout.split()[0], fingerprint(GGUF))
+        self.assertEqual(fingerprint(str(GGUF)), fingerprint(GGUF))
+        answer, _, export = exported_kv("a", ["bc a"], using=client_of(self, served))
+        self.assertEqual((answer.kv.fingerprint, export.fingerprint), (fingerprint(GGUF),) * 2)
+        # A model knows the file that it was loaded from, by its name in the folder or by its path.
+        for folder, name in ((GGUF.parent, GGUF.name), (work, str(GGUF))):
+            for config in ({"gguf_file": name}, SimpleNamespace(gguf_file=name)):
+                with self.subTest(name, config=config):
+                    loaded = SimpleNamespace(name_or_path=str(folder), config=SimpleNamespace(quantization_config=config))
+                    with self.assertRaisesRegex(AttributeError, "get_text_config"):
+                        export.check(loaded)  # The fingerprint is right; this model has no configuration to compare.
+        with self.refused("fingerprint_unknown", KvExportError) as found:
+            export.check(SimpleNamespace(name_or_path=str(GGUF.parent), config=SimpleNamespace()))
+        self.assertIn("has no readable checkpoint", found.message)
+        with self.assertRaises(FileNotFoundError):
+            fingerprint(GGUF.parent / "other.gguf")
+
     def test_a_model_in_several_files(self):
         shards, made = work / "of-shards", work / "of-shards-onnx"
         model.save_pretrained(shards, max_shard_size="200KB")
@@ -846,20 +1009,26 @@ class Refusals(Test):
         for question, kind, says in [
             ([], ValueError, "at least one token"),
             ("what", TypeError, "token ids"),
-            ([ids, ids], ValueError, "one text at a time"),
+            ([[]], ValueError, "at least one token"),
+            ([ids, []], ValueError, "at least one token"),
+            (torch.tensor([[ids]]), ValueError, "shape"),
             (torch.tensor(ids).float(), TypeError, "integers"),
             (tokenizer(self.row["query"]), ValueError, "add_special_tokens=False"),
+            (tokenizer([self.row["query"]] * 2), ValueError, "add_special_tokens=False"),
         ]:
             with self.subTest(str(question)), self.assertRaisesRegex(kind, says):
                 generate(model, export, question)
-        for options in [{"num_beams": 3}, {"num_return_sequences": 2}, {"attention_mask": torch.ones(1, 3)}]:
+        for options in [{"attention_mask": torch.ones(1, 3)}, {"input_ids": torch.ones(1, 3)}]:
             with self.subTest(str(options)), self.assertRaisesRegex(ValueError, next(iter(options))):
                 generate(model, export, ids, **options)
+        with self.assertRaisesRegex(ValueError, "attention mask"):
+            export.input_ids([ids, ids])
 
     def test_all_results_of_a_tokenizer_are_accepted(self):
         _, _, export = exported_kv(self.row["query"], self.row["chunks"])
         ids = without_special(self.row["query"])
-        for question in [tokenizer(self.row["query"], add_special_tokens=False, return_tensors=kind) for kind in (None, "pt")]:
+        results = [tokenizer(self.row["query"], add_special_tokens=False, return_tensors=kind) for kind in (None, "pt", "np")]
+        for question in [*results, results[1].input_ids, results[1].input_ids[0], list(results[1].input_ids[0])]:
             self.assertEqual(export.input_ids(question).tolist(), export.input_ids(ids).tolist())
 
     def test_an_unknown_query_parameter(self):
@@ -884,6 +1053,24 @@ class Recipe(Test):
         readme = (ROOT / "README.md").read_text()
         for line in run.stdout.splitlines():
             self.assertTrue(f"`{line.strip()}`" in readme, line)
+
+    def test_the_recipe_with_smollm2_prints_what_the_docs_show(self):
+        """`make decoder` fetches and exports the model. transformers needs gguf and accelerate to load it."""
+        missing = [str(path) for path in (SMOLLM2, SMOLLM2_GGUF) if not path.exists()]
+        missing += [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+        if missing:
+            self.skipTest(f"missing: {', '.join(missing)}")
+        served = Daemon(THRESHER__MODEL__DIR=str(SMOLLM2), THRESHER__MODEL__LAYERS="all")
+        self.addCleanup(served.stop)
+        environment = {**os.environ, "THRESHER_URL": served.url}
+        run = subprocess.run(
+            [sys.executable, RECIPE.with_name("with_smollm2.py")], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900
+        )
+        self.assertEqual(run.returncode, 0, run.stderr)
+        shown = (ROOT / "docs/kv-export.md").read_text()
+        # Support is a score, whose last digit differs between machines.
+        for line in run.stdout.splitlines():
+            self.assertIn(line.partition(": [")[2] or line, shown)
 
     def test_its_answer_is_that_of_transformers(self):
         request = json.loads((ROOT / "docs/examples/facts.json").read_text())

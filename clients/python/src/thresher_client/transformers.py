@@ -35,8 +35,9 @@ __all__ = ["KvExport", "KvExportError", "KvExportLayer", "attention", "fingerpri
 FORMAT = "thresher-kv/1"
 """The version of the file format that this module reads."""
 
-Tokens = Union[Sequence[int], torch.Tensor, Mapping[str, Any]]
-"""Token ids of one text: a list, a tensor of shape `[token]` or `[1, token]`, or the output of a tokenizer."""
+Tokens = Union[Sequence[int], Sequence[Sequence[int]], torch.Tensor, Mapping[str, Any]]
+"""Token ids of one text or of several: a list, a list of lists, a tensor of shape `[token]` or `[text, token]`, or the output of a
+tokenizer."""
 
 # Name under which this module registers its attention with transformers.
 _ATTENTION = "thresher_heads"
@@ -49,20 +50,25 @@ _LOCAL = ("rotary_emb_local.inv_freq", "sliding_attention_inv_freq")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def fingerprint(folder: str | PathLike[str]) -> str:
-    """Returns the fingerprint of the weights in a Hugging Face folder, as 64 hexadecimal digits.
+def fingerprint(path: str | PathLike[str]) -> str:
+    """Returns the fingerprint of a model's weights, as 64 hexadecimal digits. `path` is a Hugging Face folder or a GGUF file.
 
-    It is the SHA-256 of the output of `sha256sum` over the checkpoint's files, ordered by name. Raises a `FileNotFoundError` if
-    the folder has no checkpoint.
+    It is the SHA-256 of the output of `sha256sum` over the checkpoint's files, ordered by name, or over the GGUF file. Raises a
+    `FileNotFoundError` if there is no such file, or if the folder has no `.safetensors` checkpoint.
     """
-    folder = Path(folder)
+    path = Path(path)
+    files = [path] if path.is_file() else _checkpoint(path)
+    # Size and modification time are only part of the cache key.
+    stats = [(str(file), file.stat()) for file in files]
+    return _fingerprint(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))
+
+
+def _checkpoint(folder: Path) -> list[Path]:
     files = [folder / _SINGLE]
     if not files[0].is_file() and (folder / _INDEX).is_file():
         shards = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
         files = [folder / name for name in sorted(shards)]
-    # Size and modification time are only part of the cache key.
-    stats = [(str(file), file.stat()) for file in files]
-    return _fingerprint(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))
+    return files
 
 
 @lru_cache(maxsize=64)
@@ -200,21 +206,55 @@ class KvExport:
     def input_ids(self, question_ids: Tokens) -> torch.Tensor:
         """Returns the ids of all tokens, those of the chunks and then those of the question, `[1, token]`.
 
-        `model.generate` needs them in addition to `past_key_values`. The question must be tokenized without special tokens.
+        `model.generate` needs them in addition to `past_key_values`. The question must be tokenized without special tokens. For
+        several questions, use `inputs`.
         """
-        question = _one_text(question_ids)
-        if int(self.chunks[0]) < 0 and int(question[0]) == int(self.token_ids[0]):
-            raise ValueError(
-                f"the question begins with token {int(question[0])}, which is already in front of the chunks: "
-                "tokenize the question with add_special_tokens=False"
+        questions = self._questions(question_ids)
+        if len(questions) > 1:
+            raise ValueError(f"these are {len(questions)} questions, which need an attention mask: call inputs(model, question_ids)")
+        return torch.cat([self.token_ids.to(questions[0]), questions[0]])[None]
+
+    def inputs(self, model: PreTrainedModel, question_ids: Tokens) -> dict[str, torch.Tensor]:
+        """Returns `input_ids` and `attention_mask` for `model.generate`, `[question, token]`, on the model's device.
+
+        The questions must be tokenized without special tokens. They may have different lengths: padding goes between the chunks
+        and the question, and the mask hides it. Raises a `KvExportError` with code `padding_unsupported` if the lengths differ
+        and the model has layers with a sliding window, in which the padding would take the place of other tokens.
+        """
+        questions = self._questions(question_ids)
+        longest = max(len(question) for question in questions)
+        has_window = any(getattr(layer, "is_sliding", False) for layer in DynamicCache(config=model.config).layers)
+        if has_window and any(len(question) < longest for question in questions):
+            raise KvExportError(
+                "padding_unsupported",
+                "the questions have different lengths, and the model has layers with a sliding window, in which padding would take the "
+                "place of other tokens: pass questions of equal length together, and others one at a time",
             )
-        return torch.cat([self.token_ids.to(question), question])[None]
+        ids, masks = [], []
+        for question in questions:
+            padding = longest - len(question)
+            # The mask hides the padding, but repetition penalties count it. The first token is in the question anyway.
+            ids.append(torch.cat([self.token_ids.to(question), question[:1].expand(padding), question]))
+            masks.append(torch.ones_like(ids[-1]))
+            masks[-1][self.next_position : self.next_position + padding] = 0
+        return {"input_ids": torch.stack(ids).to(model.device), "attention_mask": torch.stack(masks).to(model.device)}
+
+    def _questions(self, question_ids: Tokens) -> list[torch.Tensor]:
+        questions = _texts(question_ids)
+        for question in questions:
+            if self.next_position and int(self.chunks[0]) < 0 and int(question[0]) == int(self.token_ids[0]):
+                raise ValueError(
+                    f"the question begins with token {int(question[0])}, which is already in front of the chunks: "
+                    "tokenize the question with add_special_tokens=False"
+                )
+        return questions
 
     def cache(self, model: PreTrainedModel, fingerprint: str | None = None) -> Cache:
         """Returns the export as a cache to pass as `past_key_values`, on the model's device and in its precision.
 
         The next token is read at position `next_position`. The cache grows with every token that is read, so use one cache for
-        one conversation. With policy `"heads"`, use the cache only inside `attention(model)`.
+        one conversation. If the model reads several sequences (questions, beams), the cache repeats the export for each of them.
+        With policy `"heads"`, use the cache only inside `attention(model)`.
 
         `fingerprint` is that of the model's weights; it is needed only if the model was not loaded from a folder of this machine.
         Raises a `KvExportError` if the model is not the one that the keys and values are of.
@@ -222,9 +262,10 @@ class KvExport:
         self.check(model, fingerprint)
         device, dtype = model.device, model.dtype
         if self.policy == "heads":
-            layers = [_Heads(layer, self.next_position, model) for layer in self.layers]
-            return Cache(layers=layers)
-        cache = DynamicCache(config=model.config)
+            cache = _Cache()
+            cache.layers = [_Heads(layer, self.next_position, model) for layer in self.layers]
+            return cache
+        cache = _Cache(config=model.config)
         for index, layer in enumerate(self.layers):
             cache.update(layer.keys[None].to(device, dtype), layer.values[None].to(device, dtype), index)
         return cache
@@ -277,24 +318,21 @@ def generate(
 ) -> torch.Tensor:
     """Generates an answer from the export and the question, and returns the ids of the new tokens, `[token]`.
 
-    Takes the options of `model.generate`, except those that set the input; an export is for one sequence, so beam search and
-    several return sequences are refused. Tokenize the question without special tokens: the export begins with them. `fingerprint`
-    is that of the model's weights; it is needed only if the model was not loaded from a folder of this machine.
+    Takes the options of `model.generate`, except those that set the input. For several questions, or with `num_return_sequences`,
+    the result is `[sequence, token]`; answers that end early are padded as by `model.generate`. Tokenize questions without
+    special tokens: the export begins with them. `fingerprint` is that of the model's weights; it is needed only if the model was
+    not loaded from this machine.
     """
     for name in ("attention_mask", "past_key_values", "input_ids", "inputs"):
         if name in generate_options:
-            raise ValueError(f"generate sets {name}: to set it yourself, call model.generate with export.cache and export.input_ids")
-    for name in ("num_beams", "num_return_sequences"):
-        if (generate_options.get(name) or 1) > 1:
-            raise ValueError(f"{name} is {generate_options[name]}; it must be 1, because an export is for one sequence")
+            raise ValueError(f"generate sets {name}: to set it yourself, call model.generate with export.cache and export.inputs")
     cache = export.cache(model, fingerprint)
-    ids = export.input_ids(question_ids).to(model.device)
+    inputs = export.inputs(model, question_ids)
     with attention(model) if export.policy == "heads" else nullcontext():
-        output: Any = model.generate(
-            ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **generate_options
-        )
+        output: Any = model.generate(**inputs, past_key_values=cache, **generate_options)
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
-    return cast(torch.Tensor, sequences[0, ids.shape[1] :])
+    new = cast(torch.Tensor, sequences[:, inputs["input_ids"].shape[1] :])
+    return new if len(new) > 1 else new[0]
 
 
 _lock = threading.Lock()
@@ -326,6 +364,25 @@ def attention(model: PreTrainedModel) -> Iterator[None]:
                 _active[model] = (count - 1, original)
             else:
                 model.set_attn_implementation(original)
+
+
+class _Cache(DynamicCache):
+    """A cache of an export. It is of one sequence until the model reads several: then it repeats what it has for each of them."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends keys and values as other caches do, after it has repeated those that it has."""
+        layer = self.layers[layer_idx]
+        if layer.keys is not None and len(layer.keys) != len(key_states):
+            if len(layer.keys) > 1:
+                raise KvExportError(
+                    "sequences_changed",
+                    f"the model reads {len(key_states)} sequences, but the cache already has tokens of {len(layer.keys)}: call "
+                    "export.cache(model) for a new cache",
+                )
+            layer.keys, layer.values = (one.repeat_interleave(len(key_states), 0) for one in (layer.keys, layer.values))
+        return cast("tuple[torch.Tensor, torch.Tensor]", super().update(key_states, value_states, layer_idx, *args, **kwargs))
 
 
 class _Heads(DynamicLayer):
@@ -447,30 +504,54 @@ def _read(source: bytes | str | PathLike[str]) -> tuple[Mapping[str, str], Mappi
 
 
 def _fingerprint_of(model: PreTrainedModel) -> str:
-    folder = Path(model.name_or_path or "")
-    if not model.name_or_path or not folder.is_dir():
+    path = _path_of(model)
+    if not model.name_or_path or not path.exists():
         raise KvExportError(
             "fingerprint_unknown",
             f"the model was loaded from {model.name_or_path!r}, which is not a folder of this machine: pass the fingerprint of its weights",
         )
     try:
-        return fingerprint(folder)
+        return fingerprint(path)
     except (OSError, KeyError, ValueError) as error:
-        message = f"the folder {folder} has no readable checkpoint ({error}): pass the fingerprint of the model's weights"
+        message = f"{path} has no readable checkpoint ({error}): pass the fingerprint of the model's weights"
         raise KvExportError("fingerprint_unknown", message) from error
 
 
-def _one_text(tokens: Tokens) -> torch.Tensor:
+def _path_of(model: PreTrainedModel) -> Path:
+    """The folder or the GGUF file that `model` was loaded from."""
+    folder = Path(model.name_or_path or "")
+    # transformers 5 notes the GGUF file there, by its name in the folder or by its path.
+    quantization = getattr(model.config, "quantization_config", None) or {}
+    file = quantization.get("gguf_file") if isinstance(quantization, dict) else getattr(quantization, "gguf_file", None)
+    if not file:
+        return folder
+    return Path(file) if Path(file).is_file() else folder / file
+
+
+def _texts(tokens: Tokens) -> list[torch.Tensor]:
     if isinstance(tokens, str):
         raise TypeError("the question is a string; pass token ids: tokenizer(text, add_special_tokens=False)")
-    ids = torch.as_tensor(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens)
-    if not ids.numel():
-        raise ValueError("the question is empty; it must have at least one token")
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TypeError(f"token ids must be integers, but these are {ids.dtype}")
-    if ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
-        raise ValueError(f"pass one text at a time; these token ids are a batch of shape {list(ids.shape)}")
-    return ids.reshape(-1).long()
+    ids = tokens["input_ids"] if isinstance(tokens, Mapping) else tokens
+    several = _dims(ids) > 1 or (len(ids) > 0 and _dims(ids[0]) > 0)
+    texts = [torch.as_tensor(text) for text in (ids if several else [ids])]
+    if isinstance(tokens, Mapping) and tokens.get("attention_mask") is not None:
+        masks = tokens["attention_mask"] if several else [tokens["attention_mask"]]
+        texts = [text[torch.as_tensor(mask).bool()] for text, mask in zip(texts, masks)]
+    for text in texts:
+        if not text.numel():
+            raise ValueError("the question is empty; it must have at least one token")
+        if text.is_floating_point() or text.is_complex() or text.dtype == torch.bool:
+            raise TypeError(f"token ids must be integers, but these are {text.dtype}")
+        if text.dim() != 1:
+            raise ValueError(f"pass token ids of shape [token] or [question, token]; each of these questions has shape {list(text.shape)}")
+    if not texts:
+        raise ValueError("there is no question")
+    return [text.long() for text in texts]
+
+
+def _dims(value: Any) -> int:
+    """The dimensions of a tensor or array; 1 for a list; 0 for a number."""
+    return int(value.ndim) if hasattr(value, "ndim") else int(isinstance(value, Sequence))
 
 
 def _invalid(message: str) -> KvExportError:
