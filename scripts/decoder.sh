@@ -7,8 +7,9 @@ source=$1 out=$2 thresher=$3
 
 scripts/model.sh "$source" "$out" "$thresher"
 
-# The form of eviction is chosen once, by questions of this repository. Use your own questions for your own model.
+# Heads and the form of eviction are chosen once, by questions of this repository. Use your own questions for your own model.
 if ! grep -q '^\[decoder.eviction\]' "$out/contract.toml"; then
+  THRESHER__MODEL__DIR=$out "$thresher" calibrate docs/examples/questions.jsonl
   THRESHER__MODEL__DIR=$out "$thresher" calibrate --kv docs/examples/questions.jsonl --template '\nQuestion: {question}\nAnswer:'
 fi
 

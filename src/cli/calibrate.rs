@@ -19,7 +19,7 @@ use thresher_lab::eval::heads::{self, Choice, HeadScores, Measured, Question};
 use thresher_lab::eval::kv::RATIOS;
 use thresher_lab::eval::kv::forms::{self, FormChoice};
 
-use super::eval::{KvRowArgs, with_progress};
+use super::eval::{KvRowArgs, template, with_progress};
 
 use crate::app;
 use crate::config::{self, BlockSettings, Config};
@@ -48,8 +48,8 @@ pub struct Args {
     /// The layers, from the first, whose heads the probe uses. Fewer layers make the model read chunks faster. Default: all layers.
     #[arg(long, value_name = "N", requires = "probe", value_parser = clap::value_parser!(u16).range(1..))]
     layers: Option<u16>,
-    /// With --kv or --probe: the text that the model reads after the chunks; {question} stands for the question.
-    #[arg(long, value_name = "TEXT", default_value = TEMPLATE_DEFAULT)]
+    /// With --kv or --probe: the text that the model reads after the chunks; {question} stands for the question, \n for a line break.
+    #[arg(long, value_name = "TEXT", default_value = TEMPLATE_DEFAULT, value_parser = template)]
     template: String,
     /// Show the result without changing the contract.
     #[arg(long)]

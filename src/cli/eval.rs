@@ -25,8 +25,9 @@ pub struct Args {
     kv: Option<PathBuf>,
     #[command(flatten)]
     rows: KvRowArgs,
-    /// With --kv: the text that the model reads after the chunks; {question} stands for the question. Default: the question alone.
-    #[arg(long, value_name = "TEXT", requires = "kv")]
+    /// With --kv: the text that the model reads after the chunks; {question} stands for the question, \n for a line break. Default: the
+    /// question alone.
+    #[arg(long, value_name = "TEXT", requires = "kv", value_parser = template)]
     template: Option<String>,
     /// The model directory (overrides model.dir).
     #[arg(long, value_name = "DIR")]
@@ -37,6 +38,12 @@ pub struct Args {
     /// Draw the share of answers that stay the same against compression.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+}
+
+/// Reads a template from a command line, on which `\n` stands for a line break.
+#[expect(clippy::unnecessary_wraps, reason = "the type of a value parser")]
+pub fn template(text: &str) -> Result<String, std::convert::Infallible> {
+    Ok(text.replace("\\n", "\n"))
 }
 
 /// Which questions and chunks `eval --kv` and `calibrate --kv` use.

@@ -137,9 +137,10 @@ impl EngineBuilder {
     }
 
     /// Loads what [`DecoderRuntime::forward`](crate::model::ort::DecoderRuntime::forward) needs, which
-    /// measures the effect of evicting keys. The default is false.
+    /// measures the effect of evicting keys. It needs all layers, too. The default is false.
     pub fn forward_pass(mut self, forward: bool) -> Self {
         self.load.forward = forward;
+        self.load.all_layers |= forward;
         self
     }
 

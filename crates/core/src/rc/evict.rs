@@ -28,8 +28,8 @@ pub enum Keep {
     /// Keeps in each head the fewest keys whose RC sums to at least this share of the head's RC.
     Mass(f64),
     /// Keeps the `count` keys with the largest RC of all heads together, so that heads with large RC keep
-    /// more keys than others. Each head keeps at least its `each` best keys (Feng et al. 2024, arXiv
-    /// 2407.11550, section 3).
+    /// more keys than others. Each head keeps at least `each` keys, those that are always kept included (Feng
+    /// et al. 2024, arXiv 2407.11550, section 3).
     Shared {
         /// How many keys all heads keep together.
         count: usize,

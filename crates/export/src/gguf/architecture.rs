@@ -14,6 +14,9 @@ pub const ARCHITECTURE: &str = "general.architecture";
 /// The tensor with the factors by which rotary frequencies are divided.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
+/// The largest number of factors in that tensor: half of the components of the largest head.
+const ROPE_FACTORS_MAX: usize = 1 << 12;
+
 /// The embedding table. Its number of rows is the size of the vocabulary.
 const EMBEDDING: &str = "token_embd.weight";
 
@@ -373,8 +376,11 @@ impl Keys<'_> {
             (None | Some("none" | "linear"), _) => Json::Null,
             (Some(other), _) => return Err(self.refuse_scaling(other.to_owned())),
         };
-        if self.file.dims(ROPE_FACTORS).is_none() {
-            return Ok(linear);
+        let Some(dims) = self.file.dims(ROPE_FACTORS) else { return Ok(linear) };
+        // Checked before the tensor is read, which may be as large as the file.
+        if !matches!(dims, &[1..=ROPE_FACTORS_MAX]) {
+            let supported = format!("one factor for each rotary frequency, at most {ROPE_FACTORS_MAX}");
+            return Err(unsupported(self.file, ROPE_FACTORS, format!("shape {dims:?}"), &supported));
         }
         if !linear.is_null() {
             let supported = format!("none, since the file has the tensor `{ROPE_FACTORS}`");
@@ -413,7 +419,20 @@ impl Keys<'_> {
                 (1..=layers.min(1 << 16)).map(|layer| !layer.is_multiple_of(*pattern)).collect()
             }
             Some(Value::Numbers(numbers)) => {
-                numbers.iter().map(|number| number == Value::Bool(true)).collect()
+                let has_window = |number| match number {
+                    Value::Bool(has_window) => Ok(has_window),
+                    Value::Unsigned(flag @ 0..=1) => Ok(flag == 1),
+                    other => {
+                        let at = self.name(SLIDING_PATTERN);
+                        Err(unsupported(
+                            self.file,
+                            &at,
+                            other.describe(),
+                            "true, false, 1 or 0 for each layer",
+                        ))
+                    }
+                };
+                numbers.iter().map(has_window).collect::<Result<_, _>>()?
             }
             Some(other) => {
                 let at = self.name(SLIDING_PATTERN);

@@ -252,6 +252,8 @@ fn unsupported_files_say_what_is_supported() {
     check("heads by layer", many, &["head_count is `a list of 2 numbers`", "one number"]);
     check("a text", |w| w.set("llama.block_count", text("2")), &["llama.block_count is `2`", "one number"]);
     check("epsilon", |w| w.set("llama.rope.freq_base", float(f32::NAN)), &["freq_base is `NaN`"]);
+    let large = |w: &mut Writer| w.push_f32("rope_freqs.weight", &[4097], &[1.0; 4097]);
+    check("many rotary factors", large, &["rope_freqs.weight", "[4097]", "at most 4096"]);
     check("rotary factors", |w| w.push_f32("rope_freqs.weight", &[3], &[1.0; 3]), &["3 factors", "4, one"]);
 
     check("a layer more", |w| w.set("llama.block_count", number(3)), &["no tensor `blk.2."]);
@@ -278,6 +280,9 @@ fn tokenizers_that_cannot_be_rebuilt_are_refused() {
     check("first token", of("bos_token_id", number(40)), &["bos_token_id is `40`", "below 40"]);
     check("no first token", |w| w.remove("tokenizer.ggml.bos_token_id"), &["bos_token_id is `missing`"]);
     check("flag", of("add_bos_token", number(1)), &["add_bos_token is `1`", "true, false"]);
+    let mut long = vec![String::from("a"); 40];
+    long[7] = "a".repeat(1025);
+    check("a long token", of("tokens", texts(&long)), &["a token of 1025 bytes", "at most 1024 bytes"]);
     check("merge", of("merges", texts(&["ab"])), &["merges: entry 0, `ab`, is not a pair"]);
     check("merge of no tokens", of("merges", texts(&["ä ö"])), &["model.gguf: model"]);
     check("split", |w| *w = byte_level("deepseek-llm"), &["pre is `deepseek-llm`", "smollm, llama-bpe"]);

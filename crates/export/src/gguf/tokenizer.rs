@@ -34,6 +34,16 @@ const KIND_USER: u64 = 4;
 /// The character that stands for a space in the tokens of a SentencePiece vocabulary.
 const SPACE: &str = "▁";
 
+/// The largest number of tokens, four times that of Gemma 3. Each token takes about a kilobyte while the
+/// tokenizer is built.
+const TOKENS_MAX: usize = 1 << 20;
+
+/// The longest token, in bytes. Splitting a token takes time that grows with the square of its length.
+const TOKEN_BYTES_MAX: usize = 1 << 10;
+
+/// The largest number of pairs that form tokens. Real vocabularies have about two for each token.
+const PAIRS_MAX: usize = 1 << 22;
+
 /// The order in which pairs of tokens of a SentencePiece vocabulary are merged, if the file has no merges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MergeOrder {
@@ -184,7 +194,7 @@ fn sentence_piece(file: &GgufFile, order: MergeOrder) -> Result<Json, ExportErro
     let vocabulary = vocabulary(file, &tokens)?;
     let merges = match merges(file)? {
         Some(merges) => merges,
-        None => merges_of_vocabulary(&tokens, &priorities(file, order, tokens.len())?),
+        None => merges_of_vocabulary(file, &tokens, &priorities(file, order, tokens.len())?)?,
     };
     let unknown = match id(file, UNKNOWN, &tokens)? {
         Some(id) => Some(id),
@@ -307,7 +317,14 @@ fn merges(file: &GgufFile) -> Result<Option<Vec<[&str; 2]>>, ExportError> {
 
 /// All pairs of tokens that form a token, in the order in which they are merged: by the priority of the token
 /// that they form, then the longer first part. `priorities[id]` is highest for the pair that is merged first.
-fn merges_of_vocabulary<'a>(tokens: &'a [String], priorities: &[f64]) -> Vec<[&'a str; 2]> {
+///
+/// # Errors
+/// Returns an [`ExportError`] if there are more than [`PAIRS_MAX`] pairs.
+fn merges_of_vocabulary<'a>(
+    file: &GgufFile,
+    tokens: &'a [String],
+    priorities: &[f64],
+) -> Result<Vec<[&'a str; 2]>, ExportError> {
     let ids: HashMap<&str, usize> =
         tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
     let mut pairs = Vec::new();
@@ -319,12 +336,16 @@ fn merges_of_vocabulary<'a>(tokens: &'a [String], priorities: &[f64]) -> Vec<[&'
                 pairs.push((priority, (a, b), [first, second]));
             }
         }
+        if pairs.len() > PAIRS_MAX {
+            let found = format!("tokens with more than {PAIRS_MAX} pairs to merge");
+            return Err(unsupported(file, TOKENS, found, "fewer pairs"));
+        }
         pairs[from..].sort_by_key(|(_, ids, _)| *ids);
     }
     let lengths = |pair: &[&str; 2]| pair.map(|part| part.chars().count());
     // The sort is stable: pairs that are equal in all of this keep the order of their ids.
     pairs.sort_by_cached_key(|(priority, _, pair)| Reverse((Ordered(*priority), lengths(pair))));
-    pairs.into_iter().map(|(_, _, pair)| pair).collect()
+    Ok(pairs.into_iter().map(|(_, _, pair)| pair).collect())
 }
 
 /// A number with a total order.
@@ -369,7 +390,17 @@ fn priorities(file: &GgufFile, order: MergeOrder, count: usize) -> Result<Vec<f6
 /// All tokens, by id.
 fn tokens(file: &GgufFile) -> Result<&[String], ExportError> {
     match file.value(TOKENS) {
-        Some(Value::Texts(tokens)) => Ok(tokens),
+        Some(Value::Texts(tokens)) => match tokens.iter().map(String::len).max() {
+            _ if tokens.len() > TOKENS_MAX => {
+                let found = format!("{} tokens", tokens.len());
+                Err(unsupported(file, TOKENS, found, &format!("at most {TOKENS_MAX}")))
+            }
+            Some(longest) if longest > TOKEN_BYTES_MAX => {
+                let found = format!("a token of {longest} bytes");
+                Err(unsupported(file, TOKENS, found, &format!("at most {TOKEN_BYTES_MAX} bytes a token")))
+            }
+            _ => Ok(tokens),
+        },
         found => {
             let found = found.map_or_else(|| "missing".to_owned(), Value::describe);
             Err(unsupported(file, TOKENS, found, "a list of texts"))

@@ -45,8 +45,7 @@ struct Measured {
     evicted: BTreeMap<(u32, Method), Loss>,
 }
 
-/// Evaluates all eviction methods on the rows of a file, on as many threads as the model has sessions for a
-/// forward pass (`workers`). `progress` is called after each row with the number done and the number of all.
+/// Evaluates all eviction methods on the rows of a file, on all cores. `progress` is called after each row with the number done and the number of all.
 ///
 /// # Errors
 /// Fails if the file cannot be read, if a row has another shape (the error names the line), or if the model

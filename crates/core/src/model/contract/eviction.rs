@@ -49,7 +49,7 @@ pub struct CalibratedEviction {
     pub questions: usize,
     /// The SHA-256 of the file with the questions, in hexadecimal.
     pub data: String,
-    /// The ratios at which the forms were compared: one key in `N` is kept.
+    /// The ratios at which the chosen form was tested: one key in `N` is kept.
     pub ratios: Vec<u32>,
     /// For each ratio, the mean KL divergence in nats from the output with all keys to the output with the
     /// kept keys, on the held-out questions.

@@ -168,7 +168,7 @@ fn snapkv(scores: &KeyScores) -> Array3<f32> {
 /// `count` on average.
 fn pyramid(scores: ArrayView3<f32>, count: usize) -> Array3<bool> {
     let (layers, _, tokens) = scores.dim();
-    let least = (count / PYRAMID_SLOPE) as f64;
+    let least = if layers == 1 { count as f64 } else { (count / PYRAMID_SLOPE) as f64 };
     let most = 2.0 * count as f64 - least;
     let step = (most - least) / (layers.max(2) - 1) as f64;
     let mut kept = Array3::from_elem(scores.dim(), false);
@@ -221,6 +221,6 @@ mod tests {
         };
         assert_eq!(counts(3, 100, 20), [39, 20, 1]);
         assert_eq!(counts(3, 30, 20), [30, 29, 1], "the first layer has only 30 keys");
-        assert_eq!(counts(1, 10, 5), [10]);
+        assert_eq!(counts(1, 10, 5), [5]);
     }
 }

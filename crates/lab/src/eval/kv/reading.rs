@@ -13,7 +13,7 @@ use super::decoder_of;
 use super::rows::{KvRow, RowOptions};
 use crate::eval::estimate::SplitMix64;
 
-/// The largest number of tokens of a forward pass. More make the matrix products faster only a little, and
+/// The number of tokens that a forward pass aims at. More make the matrix products faster only a little, and
 /// the attention masks of a pass grow with them.
 const PASS_TOKENS_MAX: usize = 256;
 
@@ -142,11 +142,13 @@ impl<'a> ReadRow<'a> {
     /// Returns errors of the model.
     pub fn losses(&self, masks: &[&KeyMask]) -> anyhow::Result<(Loss, Vec<Loss>)> {
         let (full, correct) = self.predictions(None)?;
+        check_finite(&full)?;
         let of_full = self.loss(&full, &full, correct, None);
         let mut losses = Vec::with_capacity(masks.len());
         let per_pass = (PASS_TOKENS_MAX / self.tokens_of_answers()).max(1);
         for masks in masks.chunks(per_pass) {
             for (mask, (reduced, correct)) in masks.iter().zip(self.predictions_of(masks)?) {
+                check_finite(&reduced)?;
                 losses.push(self.loss(&full, &reduced, correct, Some(mask)));
             }
         }
@@ -230,6 +232,14 @@ fn log_probabilities(logits: ArrayView2<f32>) -> Array2<f32> {
     logits
 }
 
+/// Fails if a log-probability is not finite: its divergence would be no number, and could pass for a small one.
+fn check_finite(logs: &Array2<f32>) -> anyhow::Result<()> {
+    if !logs.iter().all(|log| log.is_finite()) {
+        bail!("the model's output contains a value that is not finite");
+    }
+    Ok(())
+}
+
 /// Returns whether every token of the answer is the most likely one, so that greedy decoding would generate
 /// the answer.
 fn is_greedy(next: ArrayView2<f32>, answer: &[u32]) -> bool {
@@ -291,6 +301,14 @@ mod tests {
         let mut counts = [0; 4];
         (0..4_000).for_each(|_| counts[drawn(logs.view(), &mut rng) as usize] += 1);
         assert!((1_900..2_100).contains(&counts[0]) && counts[1] == 0, "{counts:?}");
+    }
+
+    #[test]
+    fn an_output_that_is_not_finite_is_an_error() {
+        assert!(check_finite(&array![[0.0, -1.0]]).is_ok());
+        for value in [f32::NAN, f32::NEG_INFINITY] {
+            assert!(check_finite(&array![[0.0, value]]).is_err(), "{value}");
+        }
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub fn read(path: &Path, options: &RowOptions) -> anyhow::Result<Vec<KvRow>> {
     let mut rows: Vec<KvRow> = data::read_lines(path)?;
     rows.truncate(options.rows_max.unwrap_or(usize::MAX));
     for (index, row) in rows.iter_mut().enumerate() {
+        row.gold.sort_unstable();
+        row.gold.dedup();
         if let Some(gold) = row.gold.iter().find(|&&gold| gold >= row.chunks.len()) {
             bail!(
                 "{}: gold names chunk {gold} of {}; indices start at 0",
