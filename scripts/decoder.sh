@@ -7,9 +7,9 @@ source=$1 out=$2 thresher=$3
 
 scripts/model.sh "$source" "$out" "$thresher"
 
-# Heads and the form of eviction are chosen once, by questions of this repository. Use your own questions for your own model.
+# The form of eviction is chosen once, by questions of this repository. Heads are not: 16 questions are too few for that, and a head that
+# suits them may not suit attribution.
 if ! grep -q '^\[decoder.eviction\]' "$out/contract.toml"; then
-  THRESHER__MODEL__DIR=$out "$thresher" calibrate docs/examples/questions.jsonl
   THRESHER__MODEL__DIR=$out "$thresher" calibrate --kv docs/examples/questions.jsonl --template '\nQuestion: {question}\nAnswer:'
 fi
 
