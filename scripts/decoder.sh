@@ -10,9 +10,9 @@ scripts/model.sh "$source" "$out" "$thresher"
 # The form of eviction is chosen once, by questions of this repository. Heads are not: 16 questions are too few for that, and a head that
 # suits them may not suit attribution.
 if ! grep -q '^\[decoder.eviction\]' "$out/contract.toml"; then
-  THRESHER__MODEL__DIR=$out "$thresher" calibrate --kv docs/examples/questions.jsonl --template '\nQuestion: {question}\nAnswer:'
+  THRESHER__MODEL__DIR=$out "$thresher" calibrate --kv docs/examples/decoder/questions.jsonl --template '\nQuestion: {question}\nAnswer:'
 fi
 
 # Keys and values are exported from all layers.
 export THRESHER__MODEL__DIR=$out THRESHER__MODEL__LAYERS=all
-scripts/demo.sh "$thresher" docs/examples/decoder.json
+scripts/demo.sh "$thresher" docs/examples/decoder/request.json
