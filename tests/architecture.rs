@@ -93,7 +93,7 @@ const CORE: Table = &[
     ("shape", &[]),
     ("text", &["domain"]),
     ("rc", &["domain"]),
-    ("model", &["domain", "rc::OverQuestion"]),
+    ("model", &["domain", "rc::OverQuestion", "rc::Reference"]),
     ("private_files", &[]),
     ("kv", &["domain", "private_files"]),
     ("pipeline", &["domain", "text", "rc", "model", "kv", "plain"]),

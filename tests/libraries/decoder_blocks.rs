@@ -351,7 +351,7 @@ fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys() {
         let kv_export = pipeline.kv_export(&chunks, ids.len(), &cancel).unwrap();
         let past = model.runtime.forward_past(&kv_export.past(model.runtime.info(), &cancel)).unwrap();
         let forward = |kept: Option<&KeyMask>| {
-            model.runtime.forward(&past, &[ForwardSequence { tokens: &ids, kept }]).unwrap().remove(0).logits
+            model.runtime.forward(&past, &[ForwardSequence { tokens: &ids, kept }]).unwrap().remove(0)
         };
         let all = forward(None);
         let Decoder { layers, kv_heads, .. } = model.decoder;

@@ -17,7 +17,7 @@ pub mod tokenizer;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ndarray::{Array2, Array3, ArrayView1, ArrayView3, Axis, s};
+use ndarray::{Array3, ArrayView1, ArrayView3, Axis, s};
 use thiserror::Error;
 
 use self::contract::{ContractError, EvictionForm, Probe, QuestionTokens};
@@ -164,15 +164,6 @@ impl KeyMask {
             keys => self.0.iter().filter(|kept| **kept).count() as f64 / keys as f64,
         }
     }
-}
-
-/// The result of a decoder's complete forward pass; see [`ort::DecoderRuntime::forward`].
-#[derive(Debug, Clone, PartialEq)]
-pub struct Forward {
-    /// For each layer the queries `[head, token, head_dim]`, scaled, and rotated to the tokens' positions.
-    pub queries: Vec<Array3<f32>>,
-    /// `[token, vocab]`: for each token, the logits of the token that follows it.
-    pub logits: Array2<f32>,
 }
 
 /// A past without tokens.
@@ -409,6 +400,13 @@ impl DecoderInfo {
             (0..self.heads).map(move |head| first + head / (self.heads / self.kv_heads))
         };
         (0..self.depth).flat_map(keys_of).collect()
+    }
+
+    /// Returns the query heads that share a key head, numbered across layers: `layer * heads + head`.
+    pub fn query_heads(&self, layer: usize, kv_head: usize) -> Range<usize> {
+        let shared_by = self.heads / self.kv_heads;
+        let first = layer * self.heads + kv_head * shared_by;
+        first..first + shared_by
     }
 
     /// Returns the number of special tokens before every window.

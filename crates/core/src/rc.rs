@@ -25,6 +25,7 @@
 //!   for all segments. A single segment therefore scores 0 against `rivals`, because its own peak is the
 //!   whole reference.
 
+mod bound;
 mod coverage;
 mod evict;
 mod exact;
@@ -41,9 +42,10 @@ use std::borrow::Cow;
 use ndarray::{Array2, ArrayView1, ArrayView3};
 use rayon::prelude::*;
 
+pub use bound::PooledReference;
 pub use coverage::{COVERAGE, PICKS, with_coverage};
-pub use evict::{Keep, OverQuestion, average_over_neighbours, expected_over_self, keep, key_rc};
-pub use exact::{Bounds, SortedReference, Weighted, bounds, bounds_of_marginals, coupled, coupled_means};
+pub use evict::{Keep, OverQuestion, average_over_neighbours, divided_by_mean, keep, key_rc};
+pub use exact::{SortedReference, coupled, coupled_means};
 pub use mass::attention_mass;
 pub use peaks::{EMPTY, KEY_NONE, Peaks, peaks};
 pub use pooling::{

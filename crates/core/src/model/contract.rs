@@ -22,7 +22,7 @@ mod graphs;
 mod probe;
 
 pub use decoder::{ChosenHeads, Decoder, HeadChoice, QuestionTokens, Rotary};
-pub use eviction::{BudgetScope, CalibratedEviction, EvictionForm};
+pub use eviction::{BudgetScope, CalibratedEviction, EvictionForm, KeyScale};
 pub use graphs::{Dim, Graph, IoTensor, Side, check_io, value_names};
 pub use probe::{Probe, ProbeFeatures, QUESTION_MARK, TEMPLATE_DEFAULT, around_question};
 

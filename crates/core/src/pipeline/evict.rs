@@ -192,32 +192,32 @@ impl ExportAttention<'_> {
     }
 
     /// Returns the RC of each key for the question, `[layer, kv_head, key]`, in the layers with full attention,
-    /// reduced over the question and averaged over neighbouring keys as `form` says.
+    /// reduced over the question, averaged over neighbouring keys and scaled as `form` says.
     pub fn rc_of_keys(&self, form: &EvictionForm) -> Array3<f32> {
-        self.key_scores(|logits, _| {
-            let scores = rc::key_rc(logits, form.over_question);
-            rc::average_over_neighbours(scores.view(), form.neighbours)
+        self.key_scores(|logits, self_logits| {
+            let scores = rc::key_rc(logits, self_logits, form.reference, form.over_question);
+            let scores = rc::average_over_neighbours(scores.view(), form.neighbours);
+            rc::divided_by_mean(scores.view(), form.scale.exponent())
         })
     }
 
     /// Returns the score of each key, `[layer, kv_head, key]`, in the layers with full attention: keys of other
-    /// layers are not evicted. `score` computes the scores of all keys of a key head, `[key]`, from the raw logits of the query heads that share it: over the exported keys,
-    /// `[query_head, question_token, key]`, and over the question's own keys,
-    /// `[query_head, question_token, question_token]`.
-    pub fn key_scores(
+    /// layers are not evicted. `score` computes the scores of all keys of a key head, `[key]`, from the raw
+    /// logits of the query heads that share it: over the exported keys, `[query_head, question_token, key]`,
+    /// and over the question's own keys, `[query_head, question_token, question_token]`.
+    fn key_scores(
         &self,
         score: impl Fn(ArrayView3<f32>, ArrayView3<f32>) -> Array1<f32> + Sync,
     ) -> Array3<f32> {
-        let DecoderInfo { heads, kv_heads, .. } = *self.decoder;
+        let kv_heads = self.decoder.kv_heads;
         let layers = self.decoder.full_layers();
-        let (heads_per_kv_head, tokens) = (heads / kv_heads, self.past.positions().len());
+        let tokens = self.past.positions().len();
         let score_kv_head = |(index, mut scores): (usize, ArrayViewMut1<f32>)| {
             let (layer, kv_head) = (layers[index / kv_heads], index % kv_heads);
             let mut keys = Array2::zeros((tokens, self.head_dim));
             let values = keys.as_slice_mut().expect("a new array is contiguous");
             self.past.read_plane(self.decoder.planes().keys(layer).start + kv_head, values);
-            let first = layer * heads + kv_head * heads_per_kv_head;
-            let heads = first..first + heads_per_kv_head;
+            let heads = self.decoder.query_heads(layer, kv_head);
             let vectors = self.encoded.vectors.slice(s![heads.clone(), .., ..]);
             let mut logits = Array3::zeros((heads.len(), vectors.len_of(Axis(1)), tokens));
             for (mut logits, vectors) in logits.outer_iter_mut().zip(vectors.outer_iter()) {
@@ -235,7 +235,8 @@ impl ExportAttention<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rc::OverQuestion;
+    use crate::model::contract::KeyScale;
+    use crate::rc::{OverQuestion, Reference};
 
     fn check(
         name: &str,
@@ -285,7 +286,14 @@ mod tests {
         });
         let check = |budget, keep, expect: [usize; 4]| {
             let eviction = Eviction { sinks: Some(0), recent: Some(0), ..Eviction::of(keep) };
-            let form = EvictionForm { over_question: OverQuestion::Peak, neighbours: 1, budget, floor: 0.2 };
+            let form = EvictionForm {
+                reference: Reference::Rivals,
+                over_question: OverQuestion::Peak,
+                neighbours: 1,
+                scale: KeyScale::Logit,
+                budget,
+                floor: 0.2,
+            };
             let kept = eviction.choose(&scores, 0, &form).unwrap();
             let of = |layer, head| kept.slice(s![layer, head, ..]).iter().filter(|kept| **kept).count();
             assert_eq!([of(0, 0), of(0, 1), of(1, 0), of(1, 1)], expect, "{budget:?}");

@@ -2,14 +2,13 @@
 //! the same weights expects them in its cache. Knows nothing of files and transports, nor of which keys each
 //! head keeps.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use ndarray::{Array2, Axis, s};
+use ndarray::Axis;
 
 use super::blocks::Blocks;
 use super::cancel::Cancel;
-use super::question::{BlockSlice, BlocksAsPast, Placement, View, views};
+use super::question::{BlocksAsPast, Placement, View, views};
 use super::tokenize::{self, Passage};
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
@@ -82,26 +81,6 @@ impl KvExport {
     fn prefix_values(&self, pipeline: &Pipeline) -> usize {
         let (_, tokens, dim) = pipeline.model.prefix().dim();
         tokens * dim
-    }
-
-    /// Returns the keys of one window in one plane at the positions where the model read them, `[token,
-    /// head_dim]`, for the special tokens at the beginning and then the tokens of the window. `tokens` are
-    /// the indices of the window's tokens in [`Self::tokens`].
-    ///
-    /// # Panics
-    /// When `tokens` is not exactly one window.
-    pub fn window_keys(&self, pipeline: &Pipeline, plane: usize, tokens: Range<usize>) -> Array2<f32> {
-        let (_, prefix, dim) = pipeline.model.prefix().dim();
-        let mut keys = Array2::zeros((prefix + tokens.len(), dim));
-        keys.slice_mut(s![..prefix, ..]).assign(&pipeline.model.prefix().index_axis(Axis(0), plane));
-        let is_window = |slice: &&BlockSlice| {
-            let start = self.blocks.spans[slice.block].start + slice.tokens.start;
-            (start..start + slice.tokens.len()) == tokens
-        };
-        let slice = self.view.slices.iter().find(is_window).expect("every window is a slice of the view");
-        let values = keys.as_slice_mut().expect("a new array is contiguous");
-        self.blocks.blocks[slice.block].read_plane(plane, slice.tokens, &mut values[prefix * dim..]);
-        keys
     }
 
     /// Returns the exported blocks as the past of a question.

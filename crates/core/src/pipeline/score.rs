@@ -249,7 +249,7 @@ const PROBE: &str = "probe";
 
 /// The error for a text that is not the name of a scoring method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}, nor is it {RANKED_COVERAGE} or {PROBE}")]
+#[error("{0}, {RANKED_COVERAGE}, {PROBE}")]
 pub struct UnknownScoring(#[from] UnknownEstimator);
 
 impl FromStr for Scoring {

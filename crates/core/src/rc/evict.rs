@@ -3,10 +3,12 @@
 
 use std::fmt;
 
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayView3, s};
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayView3, Axis};
 use serde::{Deserialize, Serialize};
 
+use super::bound::PooledReference;
 use super::exact::SortedReference;
+use super::reference::Reference;
 use super::saturated;
 
 /// How the RC of a key for each token of the question, in each query head that shares the key's head, is
@@ -20,6 +22,9 @@ pub enum OverQuestion {
     RootMeanSquare,
     /// The mean: the more tokens need a key, the more it counts.
     Mean,
+    /// An upper bound of the mean, which does not need to know which token a logit belongs to; see
+    /// [`PooledReference`].
+    Bound,
 }
 
 /// How many keys are kept.
@@ -40,21 +45,75 @@ pub enum Keep {
 
 /// Returns the RC of each key of a key head for the question, `[key]`: E over y in Y_j of max(x_ij − y, 0) for
 /// each query j, reduced over the queries of all heads as `over` says. `x` `[head, query, key]` are the raw
-/// logits of the query heads that share the key head. The reference Y_j are the logits of query j over all
-/// keys that could be kept, so a key with average logits for all queries scores low. Without queries, every
+/// logits of the query heads that share the key head, over all keys that could be kept. `self_logits`
+/// `[head, query, own key]` are those over the question's own keys, [`EMPTY`] where a query does not see the
+/// key.
+///
+/// With [`Reference::Rivals`], Y_j are the logits of query j over all keys that could be kept, so a key with
+/// average logits for all queries scores low. With [`Reference::SelfLogits`], Y_j are those over the question's
+/// own keys (RCStat, arXiv 2506.19549), and with [`Reference::Both`] the two together. Without queries, every
 /// key scores 0.
-pub fn key_rc(x: ArrayView3<'_, f32>, over: OverQuestion) -> Array1<f32> {
-    let (heads, queries, keys) = x.dim();
-    let rows = x.to_shape((heads * queries, keys)).expect("the same number of elements");
-    let rows = rows.view();
-    let reference = |j: usize, buffer: &mut Vec<f32>| buffer.extend(rows.row(j));
+///
+/// # Panics
+/// When `x` and `self_logits` differ in heads or queries.
+pub fn key_rc(
+    x: ArrayView3<'_, f32>,
+    self_logits: ArrayView3<'_, f32>,
+    reference: Reference,
+    over: OverQuestion,
+) -> Array1<f32> {
+    let (heads, queries, _) = x.dim();
+    let (self_heads, self_queries, _) = self_logits.dim();
+    assert_eq!((heads, queries), (self_heads, self_queries), "heads and queries of the self logits");
+    let rows = (heads * queries).max(1) as f64;
+    let fold = |fold: fn(f64, f64) -> f64| folded_over_rows(x, self_logits, reference, fold).into_iter();
     match over {
-        OverQuestion::Peak => over_queries(rows, reference, f64::max, |most, _| most),
+        OverQuestion::Peak => fold(f64::max).map(saturated).collect(),
         OverQuestion::RootMeanSquare => {
-            over_queries(rows, reference, |sum, rc| sum + rc * rc, |sum, queries| (sum / queries).sqrt())
+            fold(|sum, rc| sum + rc * rc).map(|sum| saturated((sum / rows).sqrt())).collect()
         }
-        OverQuestion::Mean => over_queries(rows, reference, |sum, rc| sum + rc, |sum, queries| sum / queries),
+        OverQuestion::Mean => fold(|sum, rc| sum + rc).map(|sum| saturated(sum / rows)).collect(),
+        OverQuestion::Bound => key_bounds(x, self_logits, reference),
     }
+}
+
+/// Folds the RC of each key, `[key]`, over the queries of all heads, beginning with 0.
+fn folded_over_rows(
+    x: ArrayView3<'_, f32>,
+    self_logits: ArrayView3<'_, f32>,
+    reference: Reference,
+    fold: fn(f64, f64) -> f64,
+) -> Vec<f64> {
+    let mut folded = vec![0.0; x.len_of(Axis(2))];
+    let mut sorted = SortedReference::default();
+    for (row, own) in x.rows().into_iter().zip(self_logits.rows()) {
+        sorted.refill(|out| reference.collect(own, row, out));
+        for (folded, &logit) in folded.iter_mut().zip(row) {
+            *folded = fold(*folded, sorted.rc(logit));
+        }
+    }
+    folded
+}
+
+/// Returns the upper bound of the mean RC of each key, `[key]`. The arguments are those of [`key_rc`].
+fn key_bounds(x: ArrayView3<'_, f32>, self_logits: ArrayView3<'_, f32>, reference: Reference) -> Array1<f32> {
+    let rows = x.rows().into_iter().zip(self_logits.rows());
+    let reference_of = |(row, own): (ArrayView1<f32>, ArrayView1<f32>)| {
+        let mut values = Vec::new();
+        reference.collect(own, row, &mut values);
+        values
+    };
+    let references: Vec<Vec<f32>> = rows.map(reference_of).collect();
+    let pooled = PooledReference::new(&references);
+    let has_reference = |(_, reference): &(ArrayView1<f32>, &Vec<f32>)| !reference.is_empty();
+    let rows: Vec<_> = x.rows().into_iter().zip(&references).filter(has_reference).collect();
+    let mut logits = Vec::with_capacity(rows.len());
+    let bound = |key: usize| {
+        logits.clear();
+        logits.extend(rows.iter().map(|(row, _)| row[key]));
+        saturated(pooled.upper_bound(&mut logits))
+    };
+    (0..x.len_of(Axis(2))).map(bound).collect()
 }
 
 /// Replaces the score of each key by the mean over itself and its neighbours, at most `width` keys in all,
@@ -75,37 +134,14 @@ pub fn average_over_neighbours(scores: ArrayView1<'_, f32>, width: usize) -> Arr
     (0..scores.len()).map(mean).collect()
 }
 
-/// Returns the expected RC of each key, `[key]`: the mean over j of E over y in Y_j of max(x_ij − y, 0). `x`
-/// `[query, key]` are the raw logits of one head. The reference Y_j are the logits of query j over the
-/// question's own keys, row j of `self_logits` `[query, query]`, of which query j sees those up to itself
-/// (RCStat, arXiv 2506.19549).
-///
-/// # Panics
-/// When `self_logits` does not have one row and one column per query.
-pub fn expected_over_self(x: ArrayView2<'_, f32>, self_logits: ArrayView2<'_, f32>) -> Array1<f32> {
-    assert_eq!(self_logits.dim(), (x.nrows(), x.nrows()), "one reference per query");
-    let visible = |j: usize, buffer: &mut Vec<f32>| buffer.extend(self_logits.slice(s![j, ..=j]));
-    over_queries(x, visible, |sum, rc| sum + rc, |sum, queries| sum / queries)
-}
-
-/// Folds the RC of each key over all queries. `reference_of` writes the reference of a query to a buffer.
-/// `finish` gets the folded value and the number of queries.
-fn over_queries(
-    x: ArrayView2<'_, f32>,
-    reference_of: impl Fn(usize, &mut Vec<f32>),
-    fold: impl Fn(f64, f64) -> f64,
-    finish: impl Fn(f64, f64) -> f64,
-) -> Array1<f32> {
-    let mut folded = vec![0.0_f64; x.ncols()];
-    let mut reference = SortedReference::default();
-    for (j, row) in x.outer_iter().enumerate() {
-        reference.refill(|buffer| reference_of(j, buffer));
-        for (folded, &logit) in folded.iter_mut().zip(row) {
-            *folded = fold(*folded, reference.rc(logit));
-        }
-    }
-    let queries = x.nrows().max(1) as f64;
-    folded.into_iter().map(|rc| saturated(finish(rc, queries))).collect()
+/// Divides the scores of a head by a power of their mean. The scores of heads with large logits and of heads with
+/// small ones get the same mean, 1, with the exponent 1, and come closer to each other with one between 0 and 1.
+/// Scores that are all 0 stay 0.
+pub fn divided_by_mean(scores: ArrayView1<'_, f32>, exponent: f64) -> Array1<f32> {
+    let sum: f64 = scores.iter().map(|&score| f64::from(score)).sum();
+    let mean = sum / scores.len().max(1) as f64;
+    let divisor = if mean > 0.0 { mean.powf(exponent) } else { 1.0 };
+    scores.iter().map(|&score| saturated(f64::from(score) / divisor)).collect()
 }
 
 /// Returns which keys each head keeps, `[head, key]`, from `scores` `[head, key]`. Keys that `always` `[key]`
@@ -154,6 +190,7 @@ impl fmt::Display for OverQuestion {
             Self::Peak => "peak",
             Self::RootMeanSquare => "root mean square",
             Self::Mean => "mean",
+            Self::Bound => "bound of the mean",
         })
     }
 }
@@ -166,7 +203,7 @@ fn best_first(scores: ArrayView1<'_, f32>) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use ndarray::{Array3, Axis, array};
+    use ndarray::{Array3, array};
 
     use super::*;
 
@@ -206,14 +243,23 @@ mod tests {
     #[test]
     fn rc_of_keys_by_each_reduction() {
         let x = array![[0.0, 4.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]];
-        let rc = |over| key_rc(x.view().insert_axis(Axis(0)), over);
+        let own = array![[1.0, f32::MIN], [1.0, 0.0]];
+        let of = |reference, over| {
+            let [x, own] = [&x, &own].map(|logits| logits.view().insert_axis(Axis(0)));
+            key_rc(x, own, reference, over)
+        };
+        let rc = |over| of(Reference::Rivals, over);
         assert_eq!(rc(OverQuestion::Peak), array![0.0, 3.0, 0.0, 0.0], "one query needs the second key");
         assert_eq!(rc(OverQuestion::RootMeanSquare), array![0.0, 4.5_f32.sqrt(), 0.0, 0.0]);
         assert_eq!(rc(OverQuestion::Mean), array![0.0, 1.5, 0.0, 0.0]);
-        let heads = x.view().insert_axis(Axis(1));
-        assert_eq!(key_rc(heads, OverQuestion::Mean), rc(OverQuestion::Mean), "heads count like tokens");
-        let self_logits = array![[1.0, f32::MIN], [1.0, 0.0]];
-        assert_eq!(expected_over_self(x.view(), self_logits.view()), array![0.25, 1.75, 0.25, 0.25]);
+        let [heads, own_of_heads] = [&x, &own].map(|logits| logits.view().insert_axis(Axis(1)));
+        let of_heads = key_rc(heads, own_of_heads, Reference::Rivals, OverQuestion::Mean);
+        assert_eq!(of_heads, rc(OverQuestion::Mean), "heads count like tokens");
+        let paper = of(Reference::SelfLogits, OverQuestion::Mean);
+        assert_eq!(paper, array![0.25, 1.75, 0.25, 0.25], "a query sees no later key");
+        // Of X = {0, 1} and Y = {1, 1/2; 0, 1/4; 1, 1/4}, and of X = {4, 1} for the second key.
+        let bound = of(Reference::SelfLogits, OverQuestion::Bound);
+        assert_eq!(bound, array![0.25, 1.75, 0.25, 0.25]);
     }
 
     #[test]
@@ -230,10 +276,28 @@ mod tests {
     }
 
     #[test]
+    fn scores_divided_by_a_power_of_their_mean() {
+        let check = |scores: Array1<f32>, exponent: f64, expect: Array1<f32>| {
+            assert_eq!(divided_by_mean(scores.view(), exponent), expect, "{scores}, {exponent}");
+        };
+        check(array![3.0, 0.0, 9.0], 0.0, array![3.0, 0.0, 9.0]);
+        check(array![3.0, 0.0, 9.0], 0.5, array![1.5, 0.0, 4.5]);
+        check(array![3.0, 0.0, 9.0], 1.0, array![0.75, 0.0, 2.25]);
+        check(array![0.0, 0.0], 1.0, array![0.0, 0.0]);
+        check(array![], 0.5, array![]);
+        check(array![f32::MAX, 0.0], 1.0, array![2.0, 0.0]);
+    }
+
+    #[test]
     fn empty_inputs_are_valid() {
-        for over in [OverQuestion::Peak, OverQuestion::RootMeanSquare, OverQuestion::Mean] {
-            assert_eq!(key_rc(Array3::zeros((2, 0, 3)).view(), over), array![0.0, 0.0, 0.0], "{over}");
-            assert_eq!(key_rc(Array3::zeros((1, 2, 0)).view(), over).len(), 0, "{over}");
+        for over in
+            [OverQuestion::Peak, OverQuestion::RootMeanSquare, OverQuestion::Mean, OverQuestion::Bound]
+        {
+            for reference in Reference::ALL {
+                let of = |x, own| key_rc(Array3::zeros(x).view(), Array3::zeros(own).view(), reference, over);
+                assert_eq!(of((2, 0, 3), (2, 0, 0)), array![0.0, 0.0, 0.0], "{over}, {reference}");
+                assert_eq!(of((1, 2, 0), (1, 2, 2)).len(), 0, "{over}, {reference}");
+            }
         }
         assert_eq!(average_over_neighbours(Array1::zeros(0).view(), 5).len(), 0);
         assert_eq!(keep(Array2::zeros((2, 0)).view(), &[], Keep::Shared { count: 3, each: 1 }).dim(), (2, 0));

@@ -1,6 +1,5 @@
-//! The statistic itself: its exact value when key and reference belong to the same query, and its bounds when
-//! only the two marginal distributions are known. Knows nothing of segments' peaks or of how a reference is
-//! chosen.
+//! The statistic itself: its exact value, in which a logit is compared with the reference of its own query.
+//! Knows nothing of segments' peaks or of how a reference is chosen.
 
 use ndarray::{Array2, ArrayView2, Axis};
 
@@ -113,99 +112,6 @@ fn per_query(
     out
 }
 
-/// Fréchet–Hoeffding bounds of E max(X − Y, 0), where only the marginal distributions F_X and F_Y are known,
-/// and its value for independent X and Y. lower ≤ exact ≤ upper and lower ≤ independent ≤ upper hold up to
-/// rounding of about 1e-13 of the values' range.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Bounds {
-    /// ∫ max(0, F_Y − F_X): the value if X and Y increase together.
-    pub lower: f64,
-    /// ∫ (1 − F_X) F_Y: the value if X and Y are independent.
-    pub independent: f64,
-    /// ∫ min(1 − F_X, F_Y): the value if X increases as Y decreases.
-    pub upper: f64,
-}
-
-/// A value of a marginal distribution with its probability mass.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Weighted {
-    /// The value, a raw logit.
-    pub value: f32,
-    /// The mass at this value; at least 0.
-    pub weight: f64,
-}
-
-/// Returns bounds of the mean of [`coupled`] over all of `x` `[query, key]`; `y` has one reference, of any
-/// length, per query.
-///
-/// The marginals have the weights of the exact coupling: a key of query j has the weight 1 / (q · n), a
-/// reference value 1 / (q · |Y_j|). The exact coupling is therefore one of those that the bounds range over,
-/// even if the references differ in length. A query with an empty reference has RC 0 and is left out of both
-/// marginals, whose mass is then below 1.
-///
-/// # Panics
-/// When `y` does not have one reference per query.
-pub fn bounds(x: ArrayView2<'_, f32>, y: &[&[f32]]) -> Bounds {
-    assert_eq!(x.nrows(), y.len(), "one reference per query");
-    let query_weight = 1.0 / x.nrows().max(1) as f64;
-    let (mut xs, mut ys) = (Vec::with_capacity(x.len()), Vec::new());
-    for (x, y) in x.outer_iter().zip(y).filter(|(_, y)| !y.is_empty()) {
-        let weight = query_weight / x.len().max(1) as f64;
-        xs.extend(x.iter().map(|&value| Weighted { value, weight }));
-        let weight = query_weight / y.len() as f64;
-        ys.extend(y.iter().map(|&value| Weighted { value, weight }));
-    }
-    bounds_of_marginals(xs, ys)
-}
-
-/// Returns bounds from two marginals of equal mass, in O((n + m) log(n + m)). They are zero when either
-/// marginal is empty. For a mass M other than 1, M replaces the 1 in the integrals, and the product in the
-/// independent value is divided by M.
-pub fn bounds_of_marginals(mut x: Vec<Weighted>, mut y: Vec<Weighted>) -> Bounds {
-    let mass = total(&x).min(total(&y));
-    if mass <= 0.0 {
-        return Bounds::default();
-    }
-    x.sort_unstable_by(|a, b| a.value.total_cmp(&b.value));
-    y.sort_unstable_by(|a, b| a.value.total_cmp(&b.value));
-    let mut bounds = Bounds::default();
-    let (mut x_left, mut y_left) = (x.as_slice(), y.as_slice());
-    let (mut x_below, mut y_below) = (0.0, 0.0);
-    // Between two neighbouring values both distribution functions are constant. Beyond the last x, 1 − F_X is
-    // 0, and before the first y, F_Y is 0, so the integrals get no contribution there.
-    while let Some(&Weighted { value: from, .. }) = x_left.first() {
-        let from = y_left.first().map_or(from, |y| earlier(y.value, from));
-        x_below += take_until(&mut x_left, from);
-        y_below += take_until(&mut y_left, from);
-        let Some(next_x) = x_left.first() else { break };
-        let to = y_left.first().map_or(next_x.value, |y| earlier(y.value, next_x.value));
-        let width = f64::from(to) - f64::from(from);
-        let x_above = (mass - x_below).max(0.0);
-        bounds.lower += (y_below - x_below).max(0.0) * width;
-        bounds.independent += x_above * y_below / mass * width;
-        bounds.upper += x_above.min(y_below) * width;
-    }
-    bounds
-}
-
-fn total(samples: &[Weighted]) -> f64 {
-    samples.iter().map(|sample| sample.weight).sum()
-}
-
-/// Returns the smaller value in the order of the sort. The walk above therefore advances for all values, NaN
-/// included.
-fn earlier(a: f32, b: f32) -> f32 {
-    std::cmp::min_by(a, b, f32::total_cmp)
-}
-
-/// Removes the samples up to and including `value` from the front, and returns their total weight.
-fn take_until(samples: &mut &[Weighted], value: f32) -> f64 {
-    let end = samples.iter().take_while(|sample| sample.value.total_cmp(&value).is_le()).count();
-    let (taken, left) = samples.split_at(end);
-    *samples = left;
-    total(taken)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,41 +152,5 @@ mod tests {
     fn results_beyond_f32_saturate() {
         let x = ndarray::array![[f32::MAX]];
         assert_eq!(coupled(x.view(), &[&[f32::MIN]])[[0, 0]], f32::MAX);
-    }
-
-    fn check_bounds(name: &str, (x, y): (&[&[f32]], &[&[f32]]), expect: (f64, f64, f64)) {
-        let width = x.first().map_or(0, |row| row.len());
-        let x = ndarray::Array2::from_shape_vec((x.len(), width), x.concat()).expect("equal rows");
-        let found = bounds(x.view(), y);
-        for (found, expect) in
-            [(found.lower, expect.0), (found.independent, expect.1), (found.upper, expect.2)]
-        {
-            assert!((found - expect).abs() < 1e-12, "{name}: {found} is not {expect}");
-        }
-    }
-
-    #[test]
-    fn bounds_of_small_cases() {
-        check_bounds("nothing", (&[], &[]), (0.0, 0.0, 0.0));
-        check_bounds("no keys", (&[&[]], &[&[1.0]]), (0.0, 0.0, 0.0));
-        check_bounds("no reference", (&[&[1.0]], &[&[]]), (0.0, 0.0, 0.0));
-        check_bounds("a point above a point", (&[&[3.0]], &[&[1.0]]), (2.0, 2.0, 2.0));
-        check_bounds("a point below a point", (&[&[1.0]], &[&[3.0]]), (0.0, 0.0, 0.0));
-        check_bounds("a tie", (&[&[1.0]], &[&[1.0]]), (0.0, 0.0, 0.0));
-        check_bounds("{0, 1} against {0, 1}", (&[&[0.0, 1.0]], &[&[0.0, 1.0]]), (0.0, 0.25, 0.5));
-        // X is 0 or 2, each half; Y is 1 with 1/2 (query one) and 0, 3 with 1/4 each (query two).
-        check_bounds("ragged", (&[&[0.0], &[2.0]], &[&[1.0], &[0.0, 3.0]]), (0.25, 0.5, 0.75));
-        check_bounds("zeros tie whatever their sign", (&[&[0.0]], &[&[-0.0]]), (0.0, 0.0, 0.0));
-        check_bounds(
-            "half the queries have no reference",
-            (&[&[3.0], &[9.0]], &[&[1.0], &[]]),
-            (1.0, 1.0, 1.0),
-        );
-    }
-
-    #[test]
-    fn bounds_of_nan_end() {
-        let x = ndarray::array![[f32::NAN, 1.0, -f32::NAN]];
-        bounds(x.view(), &[&[f32::NAN, 0.0, -f32::NAN]]);
     }
 }

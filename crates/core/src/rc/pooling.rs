@@ -4,26 +4,35 @@
 use std::fmt;
 use std::str::FromStr;
 
-use ndarray::{Array2, Array3, ArrayView2, ArrayView3, Axis};
+use ndarray::{Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Axis, s};
 use serde::{Deserialize, Serialize};
 
+use super::bound::PooledReference;
 use super::exact::SortedReference;
 use super::peaks::{EMPTY, KEY_NONE, Peaks};
 use super::reference::Reference;
 use super::{contiguous, for_each_row, saturated};
 use crate::domain::TokenSpan;
 
-/// How the keys of a segment are reduced to one value per question token. As text it is `mean` or `peak`.
+/// How the keys of a segment are reduced to one value per question token. As text it is `mean`, `peak` or `bound`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pooling {
     /// `mean`: the mean RC of all keys, as in the RCStat paper.
     Mean,
     /// `peak`: the RC of the key with the largest logit.
     Peak,
+    /// `bound`: an upper bound of the mean RC of all keys for all queries, which is known if it is not known
+    /// which query a logit belongs to; see [`PooledReference`]. Every query gets the same value.
+    Bound,
+}
+
+impl Pooling {
+    /// All poolings.
+    pub const ALL: [Self; 3] = [Self::Mean, Self::Peak, Self::Bound];
 }
 
 /// How a segment is scored: a pooling and a reference. As text they are separated by a slash, such as
-/// `peak/rivals` or `mean/self`.
+/// `peak/rivals` or `mean/self`. The only bound with a name is `bound/self`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Estimator {
@@ -35,7 +44,9 @@ pub struct Estimator {
 
 /// The error for a text that is not the name of an estimator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("estimator {0:?} is not mean or peak, a slash, and one of self, rivals, both")]
+#[error(
+    "estimator {0:?} is not one of mean/self, mean/rivals, mean/both, peak/self, peak/rivals, peak/both, bound/self"
+)]
 pub struct UnknownEstimator(pub String);
 
 /// Returns the RC of every segment per head and query, `[head, query, segment]`.
@@ -56,31 +67,87 @@ pub fn coupled_segments(
     let (self_heads, self_queries, _) = self_logits.dim();
     assert_eq!((heads, queries), (self_heads, self_queries), "heads and queries of the self logits");
     assert_eq!((heads, queries, segments.len()), peaks.value.dim(), "shape of the peaks");
+    match estimator.pooling {
+        Pooling::Mean => means_of_segments(cross, self_logits, segments, peaks, estimator.reference),
+        Pooling::Peak => rc_of_peaks(self_logits, peaks, estimator.reference),
+        Pooling::Bound => bounds_of_segments(cross, self_logits, segments, peaks, estimator.reference),
+    }
+}
+
+/// Returns the values and keys of the peaks of each (head, query).
+fn peaks_of_rows(peaks: &Peaks) -> impl Iterator<Item = (ArrayView1<'_, f32>, ArrayView1<'_, u32>)> {
+    peaks.value.rows().into_iter().zip(peaks.key.rows())
+}
+
+/// Returns the peaks of segments that have keys.
+fn existing<'a>(peaks: ArrayView1<'a, f32>, keys: ArrayView1<'a, u32>) -> impl Iterator<Item = &'a f32> {
+    peaks.into_iter().zip(keys).filter(|&(_, &key)| key != KEY_NONE).map(|(peak, _)| peak)
+}
+
+/// Returns the mean RC of every segment's keys. The arguments are those of [`coupled_segments`].
+fn means_of_segments(
+    cross: ArrayView3<'_, f32>,
+    self_logits: ArrayView3<'_, f32>,
+    segments: &[TokenSpan],
+    peaks: &Peaks,
+    reference: Reference,
+) -> Array3<f32> {
     let mut out = Array3::zeros(peaks.value.dim());
-    let elements = match estimator.pooling {
-        Pooling::Mean => cross.len(),
-        // Sorting takes about log m comparisons per element, so fewer elements are worth a thread.
-        Pooling::Peak => 8 * (out.len() + self_logits.len()),
-    };
-    let inputs = cross.rows().into_iter().zip(self_logits.rows());
-    let found = peaks.value.rows().into_iter().zip(peaks.key.rows());
-    let rows = inputs.zip(found).zip(out.rows_mut()).collect();
-    for_each_row(elements, rows, |y: &mut SortedReference, (((cross, self_row), (value, key)), mut out)| {
-        let (value, key) = (value.as_slice(), key.as_slice());
-        let (value, key) = value.zip(key).expect("peaks are in standard layout");
-        y.refill(|buffer| estimator.reference.collect(self_row, (value, key), buffer));
-        match estimator.pooling {
-            Pooling::Mean => {
-                let cross = contiguous(cross);
-                for (out, segment) in out.iter_mut().zip(segments) {
-                    *out = saturated(y.rc_mean(&cross[segment.range()]));
-                }
+    let inputs = cross.rows().into_iter().zip(self_logits.rows()).zip(peaks_of_rows(peaks));
+    let rows = inputs.zip(out.rows_mut()).collect();
+    for_each_row(cross.len(), rows, |y: &mut SortedReference, (((cross, own), (peaks, keys)), mut out)| {
+        y.refill(|buffer| reference.collect(own, existing(peaks, keys), buffer));
+        let cross = contiguous(cross);
+        for (out, segment) in out.iter_mut().zip(segments) {
+            *out = saturated(y.rc_mean(&cross[segment.range()]));
+        }
+    });
+    out
+}
+
+/// Returns the RC of every segment's peak. The arguments are those of [`coupled_segments`].
+fn rc_of_peaks(self_logits: ArrayView3<'_, f32>, peaks: &Peaks, reference: Reference) -> Array3<f32> {
+    let mut out = Array3::zeros(peaks.value.dim());
+    // Sorting takes about log m comparisons per element, so fewer elements are worth a thread.
+    let elements = 8 * (out.len() + self_logits.len());
+    let inputs = self_logits.rows().into_iter().zip(peaks_of_rows(peaks));
+    let rows = inputs.zip(out.rows_mut()).collect();
+    for_each_row(elements, rows, |y: &mut SortedReference, ((own, (peaks, keys)), mut out)| {
+        y.refill(|buffer| reference.collect(own, existing(peaks, keys), buffer));
+        for ((out, &peak), &key) in out.iter_mut().zip(peaks).zip(keys) {
+            *out = if key == KEY_NONE { 0.0 } else { saturated(y.rc(peak)) };
+        }
+    });
+    out
+}
+
+/// Returns the upper bound of every segment per head, the same for all queries, `[head, query, segment]`. The
+/// arguments are those of [`coupled_segments`].
+fn bounds_of_segments(
+    cross: ArrayView3<'_, f32>,
+    self_logits: ArrayView3<'_, f32>,
+    segments: &[TokenSpan],
+    peaks: &Peaks,
+    reference: Reference,
+) -> Array3<f32> {
+    let mut out = Array3::zeros(peaks.value.dim());
+    let peaks = peaks.value.outer_iter().zip(peaks.key.outer_iter());
+    let inputs = cross.outer_iter().zip(self_logits.outer_iter()).zip(peaks);
+    let heads = inputs.zip(out.outer_iter_mut()).collect();
+    for_each_row(cross.len(), heads, |logits: &mut Vec<f32>, (((cross, own), (peaks, keys)), mut out)| {
+        let mut references = vec![Vec::new(); cross.nrows()];
+        let rows = own.outer_iter().zip(peaks.outer_iter().zip(keys.outer_iter()));
+        for ((own, (peaks, keys)), of_query) in rows.zip(&mut references) {
+            reference.collect(own, existing(peaks, keys), of_query);
+        }
+        let pooled = PooledReference::new(&references);
+        for (segment, mut out) in segments.iter().zip(out.columns_mut()) {
+            logits.clear();
+            for (row, _) in cross.outer_iter().zip(&references).filter(|(_, reference)| !reference.is_empty())
+            {
+                logits.extend(row.slice(s![segment.range()]));
             }
-            Pooling::Peak => {
-                for ((out, &value), &key) in out.iter_mut().zip(value).zip(key) {
-                    *out = if key == KEY_NONE { 0.0 } else { saturated(y.rc(value)) };
-                }
-            }
+            out.fill(saturated(pooled.upper_bound(logits)));
         }
     });
     out
@@ -102,7 +169,7 @@ pub fn peaks_against_self(peaks: ArrayView3<'_, f32>, self_logits: ArrayView3<'_
     let elements = 8 * (out.len() + self_logits.len());
     let rows = peaks.rows().into_iter().zip(self_logits.rows()).zip(out.rows_mut()).collect();
     for_each_row(elements, rows, |y: &mut SortedReference, ((peaks, self_row), mut out)| {
-        y.refill(|buffer| Reference::SelfLogits.collect(self_row, (&[], &[]), buffer));
+        y.refill(|buffer| Reference::SelfLogits.collect(self_row, &[], buffer));
         for (out, &peak) in out.iter_mut().zip(peaks) {
             *out = if peak == EMPTY { 0.0 } else { saturated(y.rc(peak)) };
         }
@@ -179,6 +246,7 @@ impl fmt::Display for Pooling {
         f.write_str(match self {
             Self::Mean => "mean",
             Self::Peak => "peak",
+            Self::Bound => "bound",
         })
     }
 }
@@ -195,13 +263,14 @@ impl FromStr for Estimator {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let unknown = || UnknownEstimator(text.to_owned());
         let (pooling, reference) = text.split_once('/').ok_or_else(unknown)?;
-        let pooling = match pooling {
-            "mean" => Pooling::Mean,
-            "peak" => Pooling::Peak,
-            _ => return Err(unknown()),
-        };
+        let pooling =
+            Pooling::ALL.into_iter().find(|known| known.to_string() == pooling).ok_or_else(unknown)?;
         let reference = reference.parse().map_err(|_| unknown())?;
-        Ok(Self { pooling, reference })
+        // Pooled, the peaks of many segments would take far more memory than the logits.
+        match (pooling, reference) {
+            (Pooling::Bound, Reference::Rivals | Reference::Both) => Err(unknown()),
+            (pooling, reference) => Ok(Self { pooling, reference }),
+        }
     }
 }
 
@@ -252,6 +321,8 @@ mod tests {
             (cross, self_logits, two),
             &[1.75, 1.0],
         );
+        // {1, 5} and {2} against {0, 4}: 4 is larger than 1 and 2 only if their query is not known.
+        check("the bound of one query", "bound/self", (cross, self_logits, two), &[2.5, 1.0]);
         check("peaks 5 and 2 against 0 and 4", "peak/self", (cross, self_logits, two), &[3.0, 1.0]);
         check("peaks 5 and 2 against each other", "peak/rivals", (cross, self_logits, two), &[1.5, 0.0]);
         check("peaks against all four", "peak/both", (cross, self_logits, two), &[2.25, 0.5]);
@@ -296,14 +367,16 @@ mod tests {
 
     #[test]
     fn text_form() {
-        for text in ["mean/self", "mean/rivals", "mean/both", "peak/self", "peak/rivals", "peak/both"] {
+        for text in
+            ["mean/self", "mean/rivals", "mean/both", "peak/self", "peak/rivals", "peak/both", "bound/self"]
+        {
             let estimator: Estimator = text.parse().expect(text);
             assert_eq!(estimator.to_string(), text);
             let json = serde_json::to_string(&estimator).expect(text);
             assert_eq!(json, format!("{text:?}"));
             assert_eq!(serde_json::from_str::<Estimator>(&json).expect(text), estimator);
         }
-        for text in ["", "peak", "peak/", "/self", "peak/own", "Peak/self", "peak/self/"] {
+        for text in ["", "peak", "peak/", "/self", "peak/own", "Peak/self", "peak/self/", "bound/rivals"] {
             assert_eq!(text.parse::<Estimator>(), Err(UnknownEstimator(text.to_owned())));
         }
     }

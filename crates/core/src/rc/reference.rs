@@ -4,12 +4,16 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::peaks::{EMPTY, KEY_NONE};
+use serde::{Deserialize, Serialize};
+
+use super::peaks::EMPTY;
 
 /// The choice of the reference Y_j of question token j. As text it is `self`, `rivals` or `both`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Reference {
     /// `self`: the logits of token j over the question's own keys (the self logits), as in the RCStat paper.
+    #[serde(rename = "self")]
     SelfLogits,
     /// `rivals`: the peaks of all candidate segments for token j, the scored segment included. A word that
     /// matches every segment then scores low, as with inverse document frequency (IDF).
@@ -28,20 +32,18 @@ impl Reference {
     pub const ALL: [Self; 3] = [Self::SelfLogits, Self::Rivals, Self::Both];
 
     /// Appends Y_j to `out`. `self_logits` is row j of the self logits, [`EMPTY`] where query j does not see
-    /// the key. `values` and `keys` are row j of the peaks. Empty segments have no peak, so they are not part
-    /// of the reference.
+    /// the key. `rivals` are the peaks of query j, without those of empty segments.
     pub(super) fn collect<'a>(
         self,
         self_logits: impl IntoIterator<Item = &'a f32>,
-        (values, keys): (&[f32], &[u32]),
+        rivals: impl IntoIterator<Item = &'a f32>,
         out: &mut Vec<f32>,
     ) {
         if self != Self::Rivals {
             out.extend(self_logits.into_iter().filter(|&&logit| logit != EMPTY));
         }
         if self != Self::SelfLogits {
-            let found = values.iter().zip(keys).filter(|&(_, &key)| key != KEY_NONE);
-            out.extend(found.map(|(value, _)| value));
+            out.extend(rivals);
         }
     }
 }
@@ -71,7 +73,7 @@ mod tests {
 
     fn check(name: &str, reference: Reference, expect: &[f32]) {
         let mut out = Vec::new();
-        reference.collect(&[1.0, 2.0], (&[5.0, f32::MIN, 7.0], &[0, KEY_NONE, 3]), &mut out);
+        reference.collect(&[1.0, 2.0], &[5.0, 7.0], &mut out);
         assert_eq!(out, expect, "{name}");
     }
 
@@ -79,9 +81,9 @@ mod tests {
     fn values_of_each_reference() {
         check("self", Reference::SelfLogits, &[1.0, 2.0]);
         let mut seen = Vec::new();
-        Reference::SelfLogits.collect(&[EMPTY, 2.0, EMPTY], (&[], &[]), &mut seen);
+        Reference::SelfLogits.collect(&[EMPTY, 2.0, EMPTY], &[], &mut seen);
         assert_eq!(seen, [2.0], "keys that the query does not see are left out");
-        check("rivals without empty segments", Reference::Rivals, &[5.0, 7.0]);
+        check("rivals", Reference::Rivals, &[5.0, 7.0]);
         check("both", Reference::Both, &[1.0, 2.0, 5.0, 7.0]);
     }
 

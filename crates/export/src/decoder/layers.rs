@@ -59,7 +59,7 @@ impl Decoder {
         }
         let hidden = self.normalise(&mut g, &weights.norm, &x);
         let logits = self.output(&mut g, &weights.output, &hidden, &ids);
-        g.output_f32("logits", &[b, t, Axis::Fixed(self.vocab_size)], &logits);
+        g.output_f32(value_names::LOGITS, &[b, t, Axis::Fixed(self.vocab_size)], &logits);
         g.finish("decoder", "raw attention logits of every layer: scaled, neither masked nor normalised")
     }
 

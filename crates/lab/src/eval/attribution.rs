@@ -11,12 +11,12 @@ use thresher_core::domain::{
 };
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::RawLogits;
-use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::attribute::{Candidates, ESTIMATOR, PartOutcome};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::score::{self, Scoring};
 use thresher_core::pipeline::tokenize::tokens_under;
+use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::rc;
 use thresher_core::text;
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
@@ -185,7 +185,8 @@ pub fn attribute_span(
     Ok(parts.remove(0))
 }
 
-fn bytes(row: &AttributionRow, span: &LabelledSpan) -> Result<ByteRange> {
+/// Returns the bytes of a span in its answer.
+pub(super) fn bytes(row: &AttributionRow, span: &LabelledSpan) -> Result<ByteRange> {
     Ok(OffsetMap::new(&row.answer, OffsetUnit::Codepoint).to_bytes(span.start..span.end)?)
 }
 
@@ -198,7 +199,7 @@ fn scores(
     texts: &[String],
 ) -> Result<Option<Vec<f32>>> {
     let bytes = bytes(row, span)?;
-    let Some(tokens) = tokens_in(row_reading, bytes) else {
+    let Some(tokens) = tokens_in(&row_reading.reading, bytes) else {
         return Ok(None);
     };
     let logits = row_reading.logits(method.codec());
@@ -240,8 +241,9 @@ fn rc_scores(logits: RawLogits, segments: &[TokenSpan], scoring: Scoring) -> Vec
     }
 }
 
-fn tokens_in(row_reading: &RowReading, bytes: ByteRange) -> Option<TokenSpan> {
-    Some(tokens_under(&row_reading.reading.tokens.offsets, 0, bytes)).filter(|tokens| !tokens.is_empty())
+/// Returns the tokens of an answer under these bytes; `None` if there is no token.
+pub(super) fn tokens_in(reading: &Reading, bytes: ByteRange) -> Option<TokenSpan> {
+    Some(tokens_under(&reading.tokens.offsets, 0, bytes)).filter(|tokens| !tokens.is_empty())
 }
 
 fn best(scores: &[f32]) -> Option<usize> {
@@ -249,7 +251,8 @@ fn best(scores: &[f32]) -> Option<usize> {
     (0..scores.len()).reduce(better)
 }
 
-fn request(row: &AttributionRow) -> CompressRequest {
+/// Returns the request that makes a pipeline read an answer as it reads questions.
+pub(super) fn request(row: &AttributionRow) -> CompressRequest {
     let chunks = row.chunks.iter().map(LabelledChunk::chunk).collect();
     let granularity = Granularity::Chunk;
     CompressRequest { granularity, ..CompressRequest::new(&row.answer, chunks) }

@@ -91,6 +91,19 @@ impl LabelledChunk {
     }
 }
 
+/// Returns whether the first row of a file is an answer with labelled spans.
+///
+/// # Errors
+/// Fails if the file cannot be read.
+pub fn has_answers(path: &Path) -> anyhow::Result<bool> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(text.lines().find(|line| !line.trim().is_empty()).is_some_and(is_answer))
+}
+
+fn is_answer(row: &str) -> bool {
+    serde_json::from_str::<serde_json::Value>(row).is_ok_and(|row| row.get("spans").is_some())
+}
+
 /// Reads and checks a file. The first row decides which shape all rows must have: a row with `spans` is an
 /// attribution row.
 ///
@@ -103,9 +116,7 @@ pub fn read(path: &Path) -> anyhow::Result<Rows> {
     let Some((_, first)) = lines.first() else {
         bail!("{} holds no row (one JSON object per line)", path.display())
     };
-    let is_attribution =
-        serde_json::from_str::<serde_json::Value>(first).is_ok_and(|row| row.get("spans").is_some());
-    match is_attribution {
+    match is_answer(first) {
         true => {
             let rows: Vec<AttributionRow> = parse(path, &lines)?;
             for (row, (line, _)) in rows.iter().zip(&lines) {
@@ -116,7 +127,8 @@ pub fn read(path: &Path) -> anyhow::Result<Rows> {
         false => {
             let rows: Vec<SelectionRow> = parse(path, &lines)?;
             for (row, (line, _)) in rows.iter().zip(&lines) {
-                check_gold(row).with_context(|| format!("{}:{}", path.display(), line + 1))?;
+                check_gold(row.gold.iter().chain(row.gold_sets.iter().flatten()), &row.chunks)
+                    .with_context(|| format!("{}:{}", path.display(), line + 1))?;
             }
             let all = rows.len();
             let labelled: Vec<_> = rows.into_iter().filter(|row| !row.gold.is_empty()).collect();
@@ -166,9 +178,19 @@ fn check_spans(row: &AttributionRow) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn check_gold(row: &SelectionRow) -> anyhow::Result<()> {
-    match row.gold.iter().chain(row.gold_sets.iter().flatten()).find(|&&gold| gold >= row.chunks.len()) {
-        Some(gold) => bail!("gold names chunk {gold} of {}; indices start at 0", row.chunks.len()),
+/// Sorts the indices of needed chunks and removes duplicates: a chunk that is named twice is needed once.
+///
+/// # Errors
+/// Fails if an index names no chunk.
+pub fn distinct_gold(gold: &mut Vec<usize>, chunks: &[LabelledChunk]) -> anyhow::Result<()> {
+    gold.sort_unstable();
+    gold.dedup();
+    check_gold(gold.iter(), chunks)
+}
+
+fn check_gold<'a>(mut gold: impl Iterator<Item = &'a usize>, chunks: &[LabelledChunk]) -> anyhow::Result<()> {
+    match gold.find(|&&gold| gold >= chunks.len()) {
+        Some(gold) => bail!("gold names chunk {gold} of {}; indices start at 0", chunks.len()),
         None => Ok(()),
     }
 }

@@ -1,8 +1,10 @@
-//! Chooses the attention heads of a decoder that best locate the answer to a question.
+//! Chooses the attention heads of a decoder that best locate the answer to a question, or the source of a part
+//! of an answer.
 //!
-//! One half of the user's own questions chooses the heads; the other half measures how good the choice is.
-//! This module does not know model contracts: heads are numbered as the pipeline numbers them.
+//! One half of the user's own questions or answers chooses the heads; the other half measures how good the
+//! choice is. This module does not know model contracts: heads are numbered as the pipeline numbers them.
 
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -15,7 +17,8 @@ use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::rc;
 
-use super::data::{self, LabelledChunk};
+use super::attribution;
+use super::data::{self, AttributionRow, LabelledChunk};
 use super::selection::{ranked, recall};
 
 /// A question with its candidate chunks and, optionally, labels.
@@ -30,7 +33,15 @@ pub struct Question {
     pub gold: Vec<usize>,
 }
 
-/// Scores of all heads on one question.
+/// Questions or answers with their chunks.
+pub enum CalibrationRows {
+    /// Questions, of which the needed chunks may be labelled.
+    Questions(Vec<Question>),
+    /// Answers with the chunk that each span came from.
+    Answers(Vec<AttributionRow>),
+}
+
+/// Scores of all heads on one question or answer.
 #[derive(Debug, Clone)]
 pub struct HeadScores {
     /// `[head, question_token, chunk]`: RC against ranked rivals.
@@ -39,6 +50,15 @@ pub struct HeadScores {
     /// softmax exponentiates raw logits: a head with little contrast between chunks attends to all of them
     /// alike.
     expected: Vec<f64>,
+    /// The labelled parts: the whole question, or each labelled span of the answer. Empty without labels.
+    parts: Vec<LabelledPart>,
+}
+
+/// Tokens of a question or answer, and the chunks that they should find.
+#[derive(Debug, Clone)]
+struct LabelledPart {
+    tokens: Range<usize>,
+    /// Indices of chunks; not empty.
     gold: Vec<usize>,
 }
 
@@ -77,34 +97,28 @@ impl Measured {
     }
 }
 
-/// Reads and checks a file of questions, one JSON object per line. Duplicate gold indices are removed.
+/// Reads and checks a file of questions or answers, one JSON object per line. Rows with `spans` are answers.
+/// Duplicate gold indices are removed.
 ///
 /// # Errors
 /// Fails if the file cannot be read, if it has no row, or if a row has another shape or an invalid label. The
-/// error names the question.
-pub fn read(path: &Path) -> anyhow::Result<Vec<Question>> {
+/// error names the row.
+pub fn read(path: &Path) -> anyhow::Result<CalibrationRows> {
+    if data::has_answers(path)? {
+        return match data::read(path)? {
+            data::Rows::Attribution(rows) => Ok(CalibrationRows::Answers(rows)),
+            data::Rows::Selection(..) => unreachable!("the first row has spans"),
+        };
+    }
     let mut questions: Vec<Question> = data::read_lines(path)?;
     for (i, question) in questions.iter_mut().enumerate() {
+        let place = || format!("{}, question {}", path.display(), i + 1);
         if question.chunks.is_empty() {
-            bail!(
-                "{}, question {}: chunks is empty; a question needs at least one chunk",
-                path.display(),
-                i + 1
-            );
+            bail!("{}: chunks is empty; a question needs at least one chunk", place());
         }
-        // A chunk that is named twice is needed once.
-        question.gold.sort_unstable();
-        question.gold.dedup();
-        if let Some(gold) = question.gold.iter().find(|&&gold| gold >= question.chunks.len()) {
-            let chunks = question.chunks.len();
-            bail!(
-                "{}, question {}: gold names chunk {gold} of {chunks}; indices start at 0",
-                path.display(),
-                i + 1
-            );
-        }
+        data::distinct_gold(&mut question.gold, &question.chunks).with_context(place)?;
     }
-    Ok(questions)
+    Ok(CalibrationRows::Questions(questions))
 }
 
 /// Reads all questions with the model and calls `score` on each. `progress` is called after each question with
@@ -138,9 +152,41 @@ pub fn observe<T>(
     questions.iter().enumerate().map(score_question).collect()
 }
 
+/// Reads all answers with the model and scores every head on them. `progress` is called after each answer with
+/// the number done and the number of all.
+///
+/// # Errors
+/// Fails if the pipeline fails; the error names the answer.
+pub fn observe_answers(
+    rows: &[AttributionRow],
+    pipeline: &Pipeline,
+    progress: &dyn Fn(usize, usize),
+) -> anyhow::Result<Vec<HeadScores>> {
+    let score = |(i, row): (usize, &AttributionRow)| {
+        let reading = pipeline.read(&attribution::request(row), &Cancel::default(), &mut Clock::start());
+        let reading = reading.with_context(|| format!("answer {}", i + 1))?;
+        let mut parts = Vec::new();
+        for span in &row.spans {
+            let Some(chunk) = span.chunk else { continue };
+            let bytes = attribution::bytes(row, span)?;
+            let Some(tokens) = attribution::tokens_in(&reading, bytes) else { continue };
+            parts.push(LabelledPart { tokens: tokens.range(), gold: vec![chunk] });
+        }
+        progress(i + 1, rows.len());
+        Ok(HeadScores::new(&reading, parts))
+    };
+    rows.iter().enumerate().map(score).collect()
+}
+
 impl HeadScores {
     /// Scores every head of the reading on a question.
-    pub fn new(reading: &Reading, question: &Question) -> Self {
+    pub fn of_question(reading: &Reading, question: &Question) -> Self {
+        let tokens = 0..reading.question.tokens();
+        let part = LabelledPart { tokens, gold: question.gold.clone() };
+        Self::new(reading, Some(part).filter(|part| !part.gold.is_empty()).into_iter().collect())
+    }
+
+    fn new(reading: &Reading, parts: Vec<LabelledPart>) -> Self {
         let spans = &reading.blocks.spans;
         let heads = reading.question.heads();
         let mut rc = Array3::zeros((heads, reading.question.tokens(), spans.len()));
@@ -151,33 +197,43 @@ impl HeadScores {
             expected.extend(group_rc.outer_iter().map(|head| f64::from(head.mean().unwrap_or(0.0))));
             rc.slice_mut(s![group, .., ..]).assign(&group_rc);
         }
-        Self { rc, expected, gold: question.gold.clone() }
+        Self { rc, expected, parts }
     }
 
-    /// Returns R@gold of the ranking by `heads` over the question tokens `tokens`.
+    /// Returns the mean R@gold, over all parts, of the rankings by `heads` over the part's tokens that `tokens`
+    /// names.
     fn recall(&self, heads: &[usize], tokens: QuestionTokens) -> f64 {
-        let first = match tokens {
-            QuestionTokens::All => 0,
-            QuestionTokens::Last => self.rc.len_of(Axis(1)).saturating_sub(1),
+        let of_part = |part: &LabelledPart| {
+            let first = match tokens {
+                QuestionTokens::All => part.tokens.start,
+                QuestionTokens::Last => part.tokens.end.saturating_sub(1),
+            };
+            let rc = self.rc.slice(s![.., first..part.tokens.end, ..]);
+            let rc = rc::mean_over_heads(rc.select(Axis(0), heads));
+            recall(&part.gold, &ranked(&rc::with_coverage(&rc)))
         };
-        let rc = rc::mean_over_heads(self.rc.slice(s![.., first.., ..]).select(Axis(0), heads));
-        recall(&self.gold, &ranked(&rc::with_coverage(&rc)))
+        mean(self.parts.iter().map(of_part))
     }
 }
 
-/// Chooses at most `heads_max` heads: by accuracy if all questions have labels, else by expected RC, unless
-/// `by` names a criterion.
+/// Chooses at most `heads_max` heads, and one of `tokens`: by accuracy if all questions have labels, else by
+/// expected RC over all tokens, unless `by` names a criterion.
 ///
 /// # Errors
 /// Fails if there are fewer than two questions, or if `by` is accuracy and a question has no label.
-pub fn choose(scores: &[HeadScores], by: Option<HeadChoice>, heads_max: usize) -> anyhow::Result<Choice> {
+pub fn choose(
+    scores: &[HeadScores],
+    by: Option<HeadChoice>,
+    heads_max: usize,
+    tokens: &[QuestionTokens],
+) -> anyhow::Result<Choice> {
     if scores.len() < 2 {
         bail!(
             "the file has {} question; at least two are needed: one half chooses the heads, the other half tests them",
             scores.len()
         );
     }
-    let labelled = scores.iter().all(|scores| !scores.gold.is_empty());
+    let labelled = scores.iter().all(|scores| !scores.parts.is_empty());
     let by = by.unwrap_or(if labelled { HeadChoice::Accuracy } else { HeadChoice::ExpectedRc });
     if by == HeadChoice::Accuracy && !labelled {
         bail!(
@@ -188,7 +244,7 @@ pub fn choose(scores: &[HeadScores], by: Option<HeadChoice>, heads_max: usize) -
     let (chosen_on, held_out) = (half(0), half(1));
     let (heads, question_tokens) = match by {
         HeadChoice::ExpectedRc => (by_expected_rc(&chosen_on, heads_max), QuestionTokens::All),
-        HeadChoice::Accuracy => by_accuracy(&chosen_on, heads_max),
+        HeadChoice::Accuracy => by_accuracy(&chosen_on, heads_max, tokens),
     };
     let all: Vec<usize> = (0..scores[0].expected.len()).collect();
     let measure = |heads: &[usize], tokens: QuestionTokens| Measured {
@@ -208,10 +264,13 @@ fn by_expected_rc(scores: &[&HeadScores], heads_max: usize) -> Vec<usize> {
     best
 }
 
-/// Ranks heads by their own recall, then takes as many of the best ones as do best together, over all
-/// question tokens or, if that does better, over the last one. Trying more sets would overfit these
-/// questions.
-fn by_accuracy(scores: &[&HeadScores], heads_max: usize) -> (Vec<usize>, QuestionTokens) {
+/// Ranks heads by their own recall, then takes as many of the best ones as do best together, over those of
+/// `tokens` that do best; the first of equals. Trying more sets would overfit these questions.
+fn by_accuracy(
+    scores: &[&HeadScores],
+    heads_max: usize,
+    tokens: &[QuestionTokens],
+) -> (Vec<usize>, QuestionTokens) {
     let best_of = |tokens: QuestionTokens| {
         let recall = |heads: &[usize]| mean(scores.iter().map(|scores| scores.recall(heads, tokens)));
         let mut order = best_first(scores, |head| recall(&[head]));
@@ -220,10 +279,11 @@ fn by_accuracy(scores: &[&HeadScores], heads_max: usize) -> (Vec<usize>, Questio
         let (count, recall) = best.unwrap_or_default();
         order.truncate(count);
         order.sort_unstable();
-        (recall, order)
+        (recall, order, tokens)
     };
-    let [all, last] = [QuestionTokens::All, QuestionTokens::Last].map(best_of);
-    if last.0 > all.0 { (last.1, QuestionTokens::Last) } else { (all.1, QuestionTokens::All) }
+    let best = tokens.iter().map(|&tokens| best_of(tokens));
+    let best = best.reduce(|best, next| if next.0 > best.0 { next } else { best });
+    best.map_or_else(|| (Vec::new(), QuestionTokens::All), |(_, order, tokens)| (order, tokens))
 }
 
 /// Returns all heads, best first; among equals the smaller index first.
@@ -253,11 +313,35 @@ mod tests {
             _ => 0.0,
         };
         let rc = Array3::from_shape_fn((3, 2, 2), |(head, _, chunk)| of_head(head, chunk));
-        HeadScores { rc, expected: vec![0.1, 0.2, 0.3], gold: vec![gold] }
+        let parts = vec![LabelledPart { tokens: 0..2, gold: vec![gold] }];
+        HeadScores { rc, expected: vec![0.1, 0.2, 0.3], parts }
     }
 
     fn unlabelled() -> HeadScores {
-        HeadScores { gold: Vec::new(), ..scores(0) }
+        HeadScores { parts: Vec::new(), ..scores(0) }
+    }
+
+    fn choose(scores: &[HeadScores], by: Option<HeadChoice>, heads_max: usize) -> anyhow::Result<Choice> {
+        super::choose(scores, by, heads_max, &[QuestionTokens::All, QuestionTokens::Last])
+    }
+
+    #[test]
+    fn every_labelled_span_of_an_answer_counts() {
+        // Of two spans, head 1 finds the chunk of the first, head 2 that of the second.
+        let answer = || {
+            let rc = Array3::from_shape_fn((3, 2, 2), |(head, token, chunk)| match (head, token) {
+                (1, 0) | (2, 1) => chunk as f32,
+                (1, 1) => 0.5 - 0.5 * chunk as f32,
+                _ => 0.0,
+            });
+            let part = |token| LabelledPart { tokens: token..token + 1, gold: vec![1] };
+            HeadScores { rc, expected: vec![0.0; 3], parts: vec![part(0), part(1)] }
+        };
+        assert_eq!(answer().recall(&[1], QuestionTokens::All), 0.5);
+        assert_eq!(answer().recall(&[1, 2], QuestionTokens::All), 1.0);
+        let rows: Vec<HeadScores> = (0..4).map(|_| answer()).collect();
+        let chosen = super::choose(&rows, None, 2, &[QuestionTokens::All]).unwrap();
+        assert_eq!((&chosen.heads[..], chosen.held_out.recall_at_gold), (&[1, 2][..], Some(1.0)));
     }
 
     #[test]

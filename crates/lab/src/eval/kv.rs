@@ -22,6 +22,7 @@ use std::thread;
 use anyhow::Context as _;
 use thresher_core::Engine;
 use thresher_core::model::KeyMask;
+use thresher_core::model::contract::EvictionForm;
 use thresher_core::model::ort::DecoderRuntime;
 use thresher_core::pipeline::kv_export;
 
@@ -41,11 +42,14 @@ struct Measured {
     tokens: usize,
     /// The loss with all keys: what the model knows without eviction.
     full: Loss,
-    /// The loss by ratio and method.
-    evicted: BTreeMap<(u32, Method), Loss>,
+    evicted: LossByCase,
 }
 
-/// Evaluates all eviction methods on the rows of a file, on all cores. `progress` is called after each row with the number done and the number of all.
+/// The loss by ratio and method.
+type LossByCase = BTreeMap<(u32, Method), Loss>;
+
+/// Evaluates all eviction methods on the rows of a file, on all cores. `progress` is called after each row with
+/// the number done and the number of all.
 ///
 /// # Errors
 /// Fails if the file cannot be read, if a row has another shape (the error names the line), or if the model
@@ -66,23 +70,27 @@ pub fn evaluate(
 /// Evaluates all methods at all ratios on one row.
 fn measure(row: &KvRow, index: usize, engine: &Engine, options: &RowOptions) -> anyhow::Result<Measured> {
     let read = ReadRow::new(row, engine, options)?;
+    let form = kv_export::check_model(engine.pipeline().model())?.eviction;
+    let (full, evicted) = losses_of_methods(&read, index, engine, &form)?;
+    Ok(Measured { kind: row.kind.clone(), tokens: read.tokens(), full, evicted })
+}
+
+/// Returns the loss of a row with all keys, and by ratio and method. `rc` has the given form.
+fn losses_of_methods(
+    read: &ReadRow,
+    index: usize,
+    engine: &Engine,
+    form: &EvictionForm,
+) -> anyhow::Result<(Loss, LossByCase)> {
     let decoder = kv_export::check_model(engine.pipeline().model())?;
-    let scores = KeyScores::new(&read, engine, &decoder.eviction, index)?;
-    let mut cases = Vec::new();
-    let mut masks = Vec::new();
-    for ratio in RATIOS {
-        for method in Method::ALL {
-            cases.push((ratio, method));
-            masks.push(decoder.mask_of_all_layers(&method.select_keys(&scores, ratio)?));
-        }
-    }
-    let (full, losses) = read.losses(&masks.iter().collect::<Vec<&KeyMask>>())?;
-    Ok(Measured {
-        kind: row.kind.clone(),
-        tokens: read.tokens(),
-        full,
-        evicted: cases.into_iter().zip(losses).collect(),
-    })
+    let scores = KeyScores::new(read, engine, form, index)?;
+    let cases: Vec<_> = RATIOS.iter().flat_map(|&ratio| Method::ALL.map(|method| (ratio, method))).collect();
+    let mask = |&(ratio, method): &(u32, Method)| {
+        anyhow::Ok(decoder.mask_of_all_layers(&method.select_keys(&scores, ratio)?))
+    };
+    let masks: Vec<KeyMask> = cases.iter().map(mask).collect::<anyhow::Result<_>>()?;
+    let (full, losses) = read.losses(&masks)?;
+    Ok((full, cases.into_iter().zip(losses).collect()))
 }
 
 /// Calls `each` with every row and its index, on several threads, and returns the results in the order of the

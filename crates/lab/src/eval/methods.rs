@@ -66,7 +66,8 @@ pub fn of(pipeline: &Pipeline, codec: Codec) -> Vec<Method> {
 pub fn all(codec: Codec, model: &ModelInfo) -> Vec<Method> {
     let estimators = [Pooling::Peak, Pooling::Mean]
         .into_iter()
-        .flat_map(|pooling| Reference::ALL.map(|reference| Estimator { pooling, reference }));
+        .flat_map(|pooling| Reference::ALL.map(|reference| Estimator { pooling, reference }))
+        .chain([Estimator { pooling: Pooling::Bound, reference: Reference::SelfLogits }]);
     let others = Codec::ALL.into_iter().filter(|other| *other != codec);
     std::iter::once(Method::Rc(Scoring::default(), codec))
         .chain(others.map(Method::Coded))

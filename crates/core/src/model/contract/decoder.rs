@@ -5,8 +5,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::Probe;
-use super::eviction::{BudgetScope, CalibratedEviction, EvictionForm};
-use crate::rc::OverQuestion;
+use super::eviction::{BudgetScope, CalibratedEviction, EvictionForm, KeyScale};
+use crate::rc::{OverQuestion, Reference};
 
 /// The limit of `layers`, `heads` and `head_dim`, far above those of real models. Memory is allocated for
 /// what the contract declares, so a mistyped size must be refused.
@@ -152,7 +152,14 @@ impl Decoder {
     /// may have different scales.
     pub fn default_eviction_form(&self) -> EvictionForm {
         let budget = if self.qk_norm { BudgetScope::Layer } else { BudgetScope::Model };
-        EvictionForm { over_question: OverQuestion::RootMeanSquare, neighbours: 5, budget, floor: 0.5 }
+        EvictionForm {
+            reference: Reference::SelfLogits,
+            over_question: OverQuestion::RootMeanSquare,
+            neighbours: 1,
+            scale: KeyScale::RootOfMean,
+            budget,
+            floor: 0.2,
+        }
     }
 
     /// Returns how keys are evicted: as calibrated, or by default.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rc::OverQuestion;
+use crate::rc::{OverQuestion, Reference};
 
 /// The limit of [`EvictionForm::neighbours`]: far more than the tokens of a name or a number.
 const NEIGHBOURS_MAX: usize = 63;
@@ -17,16 +17,43 @@ const NEIGHBOURS_MAX: usize = 63;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvictionForm {
+    /// With which logits the logit of a key is compared; `rivals` are those of all keys that could be kept.
+    pub reference: Reference,
     /// How the RC of a key for each token of the question is reduced to one number.
     pub over_question: OverQuestion,
     /// The number of neighbouring keys, the key itself included, over which the scores are averaged. 1 means
     /// no averaging.
     pub neighbours: usize,
+    /// How the scores of different heads are made comparable.
+    pub scale: KeyScale,
     /// Which heads share a budget.
     pub budget: BudgetScope,
     /// The share of an even budget, from 0 to 1, that each head keeps for its own best keys. With an even
     /// budget, all heads keep equally many keys.
     pub floor: f64,
+}
+
+/// How the scores of the keys of different heads are made comparable. It matters if heads share a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeyScale {
+    /// Scores are compared as they are, in units of a raw logit.
+    Logit,
+    /// Scores are divided by the square root of the mean of their head: half-way between the other two.
+    RootOfMean,
+    /// Scores are divided by the mean of their head, so that every head has the same mean.
+    Mean,
+}
+
+impl KeyScale {
+    /// Returns the power of the head's mean by which scores are divided.
+    pub fn exponent(self) -> f64 {
+        match self {
+            Self::Logit => 0.0,
+            Self::RootOfMean => 0.5,
+            Self::Mean => 1.0,
+        }
+    }
 }
 
 /// Which heads share a budget of keys.
@@ -59,10 +86,22 @@ pub struct CalibratedEviction {
 }
 
 impl EvictionForm {
+    /// Returns whether keys have the same scores in both forms; budgets may differ.
+    pub fn has_scores_of(&self, other: &Self) -> bool {
+        let Self { reference, over_question, neighbours, scale, budget: _, floor: _ } = *self;
+        (reference, over_question, neighbours, scale)
+            == (other.reference, other.over_question, other.neighbours, other.scale)
+    }
+
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
         if self.neighbours == 0 || self.neighbours > NEIGHBOURS_MAX || self.neighbours.is_multiple_of(2) {
             let reason = format!("must be odd and at most {NEIGHBOURS_MAX}, but is {}", self.neighbours);
             return Err(("decoder.eviction.form.neighbours", reason));
+        }
+        if self.over_question == OverQuestion::Bound && self.reference != Reference::SelfLogits {
+            // Pooled, the logits of a long question over a long context would take gigabytes.
+            let reason = format!("must be self with over_question = \"bound\", but is {}", self.reference);
+            return Err(("decoder.eviction.form.reference", reason));
         }
         if !(0.0..=1.0).contains(&self.floor) {
             return Err(("decoder.eviction.form.floor", format!("must be 0 to 1, but is {}", self.floor)));
@@ -73,9 +112,14 @@ impl EvictionForm {
 
 impl fmt::Display for EvictionForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} over the question", self.over_question)?;
+        write!(f, "over {}: {} over the question", self.reference, self.over_question)?;
         if self.neighbours > 1 {
             write!(f, ", mean of {} neighbours", self.neighbours)?;
+        }
+        match self.scale {
+            KeyScale::Logit => {}
+            KeyScale::RootOfMean => f.write_str(", divided by the root of the head's mean")?,
+            KeyScale::Mean => f.write_str(", divided by the head's mean")?,
         }
         match self.budget {
             BudgetScope::Head => f.write_str(", a budget per head"),

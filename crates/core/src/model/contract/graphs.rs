@@ -23,12 +23,21 @@ pub mod value_names {
     /// their own.
     pub const SIN_LOCAL: &str = "rotary_local.sin";
 
+    /// `[b, t, vocab]`: the logits of the token that follows each token.
+    pub const LOGITS: &str = "logits";
+
     /// The prefix of the names of attention masks (see [`attention_mask`]).
     pub const ATTENTION_MASK_PREFIX: &str = "seen.";
 
     /// `[b, t, d]`: the hidden states that enter `layer`.
     pub fn hidden(layer: usize) -> String {
         format!("hidden.{layer}")
+    }
+
+    /// Returns the name of what `layer` of `layers` hands on: the hidden states that enter the next layer, or
+    /// [`LOGITS`] behind the last layer.
+    pub fn layer_output(layer: usize, layers: usize) -> String {
+        if layer + 1 == layers { LOGITS.to_owned() } else { hidden(layer + 1) }
     }
 
     /// `[b, 1, t, p + t]`: the additive attention mask of layers whose sliding window has `window` positions;
@@ -195,7 +204,7 @@ impl Decoder {
             tensor(Side::Output, format!("present.{layer}.value"), &[-1, kv, -1, d]);
             tensor(Side::Output, format!("attn_logits.{layer}"), &[-1, h, -1, -1]);
         }
-        tensor(Side::Output, "logits".to_owned(), &[-1, -1, vocab_size as i64]);
+        tensor(Side::Output, value_names::LOGITS.to_owned(), &[-1, -1, vocab_size as i64]);
         io
     }
 }

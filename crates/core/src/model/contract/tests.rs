@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::rc::OverQuestion;
+use crate::rc::{OverQuestion, Reference};
 
 fn contract() -> Contract {
     let files = ["passage.onnx", "query.onnx", "weights.bin", "tokenizer.json"];
@@ -73,8 +73,10 @@ fn decoder() -> Contract {
             ratios: vec![4, 16],
             held_out_kl: vec![0.25, 1.0],
             form: EvictionForm {
+                reference: Reference::SelfLogits,
                 over_question: OverQuestion::Peak,
                 neighbours: 3,
+                scale: KeyScale::Mean,
                 budget: BudgetScope::Head,
                 floor: 0.0,
             },

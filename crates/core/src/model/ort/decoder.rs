@@ -24,7 +24,7 @@ use crate::model::contract::{Contract, Decoder, Family, Graph, IoTensor, Questio
 use crate::model::onnx::{self, DataType, DimensionValue, ValueInfoProto};
 use crate::model::rotary::LayerRotary;
 use crate::model::{
-    DecoderInfo, EncodedQuestion, Forward, ModelError, ModelInfo, ModelRuntime, Past, PlaneLayout, RawLogits,
+    DecoderInfo, EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, PlaneLayout, RawLogits,
     WindowFilter, WindowSink,
 };
 
@@ -87,6 +87,9 @@ impl DecoderRuntime {
             // The model then has the fingerprint of the same model without chosen heads, which runs all
             // layers.
             decoder.chosen = None;
+        }
+        if settings.long_windows {
+            contract.window.tokens_max = decoder.context_tokens_max / 4 * 3;
         }
         let (readout, question_tokens) =
             if settings.all_heads { (decoder.readout(), QuestionTokens::All) } else { chosen };
@@ -200,10 +203,10 @@ impl DecoderRuntime {
         })
     }
 
-    /// Runs the whole decoder over each of `sequences`, up to the logits of the next token. Every sequence
-    /// follows `past` and attends to the part of it that it keeps. One pass serves all sequences, and its
-    /// memory grows with their tokens; callers with many sequences pass some at a time. Passes that run at the
-    /// same time use one core each.
+    /// Runs the whole decoder over each of `sequences`, and returns for each its logits `[token, vocab]`: those
+    /// of the token that follows each token. Every sequence follows `past` and attends to the part of it that
+    /// it keeps. One pass serves all sequences, and its memory grows with their tokens; callers with many
+    /// sequences pass some at a time. Passes that run at the same time use one core each.
     ///
     /// # Errors
     /// Returns [`ModelError::NoForward`] if the model was loaded without [`OrtSettings::forward`], and errors
@@ -212,7 +215,7 @@ impl DecoderRuntime {
         &self,
         past: &ForwardPast,
         sequences: &[ForwardSequence],
-    ) -> Result<Vec<Forward>, ModelError> {
+    ) -> Result<Vec<Array2<f32>>, ModelError> {
         let graph =
             self.forward.as_ref().ok_or_else(|| ModelError::NoForward { model: self.info.name.clone() })?;
         graph.with(self.flow, |graph| graph.run(past, sequences)).map_err(|e| graph_error(&self.file, e))

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use ndarray::{Array2, Array4, Axis, Ix3, Ix4, Zip, s};
+use ndarray::{Array2, Array4, Ix3, Ix4, Zip, s};
 use ort::memory::MemoryInfo;
 use ort::session::builder::SessionBuilder;
 use ort::value::{DynValue, Tensor};
@@ -12,15 +12,12 @@ use ort::value::{DynValue, Tensor};
 use super::ort_error;
 use super::stages::{LayerPast, integer_inputs, past_names, prologue_outputs, value_named};
 use super::weights::{SharedWeights, WeightedSession};
+use crate::model::KeyMask;
 use crate::model::contract::{Decoder, value_names};
 use crate::model::onnx::{self, ModelProto};
-use crate::model::{Forward, KeyMask};
 
 /// The number that masks a key when it is added to the key's logit, as in the exported graph.
 const MASK_BIAS: f32 = f32::MIN;
-
-/// The name of the graph's output with the logits of the next token.
-const LOGITS: &str = "logits";
 
 /// The sessions of all layers of a decoder, one for each layer.
 pub struct ForwardGraph {
@@ -71,7 +68,7 @@ impl ForwardGraph {
         let layer = |layer: usize| {
             let hidden = std::iter::once(value_names::hidden(layer));
             let inputs: Vec<String> = hidden.chain(prologue_outputs[1..].iter().cloned()).collect();
-            load(&inputs, &[value_names::query(layer), layer_output(layer, decoder.layers)])
+            load(&inputs, &[value_names::layer_output(layer, decoder.layers)])
         };
         Ok(Self {
             prologue: load(&[], &prologue_outputs)?,
@@ -82,8 +79,8 @@ impl ForwardGraph {
         })
     }
 
-    /// Runs one forward pass over all `sequences`, and returns the result of each. The sequences are one row of
-    /// tokens whose attention masks separate them, so the past is in memory once.
+    /// Runs one forward pass over all `sequences`, and returns the logits of each, `[token, vocab]`. The
+    /// sequences are one row of tokens whose attention masks separate them, so the past is in memory once.
     ///
     /// # Errors
     /// Returns an error of the runtime.
@@ -91,7 +88,7 @@ impl ForwardGraph {
         &mut self,
         past: &ForwardPast,
         sequences: &[ForwardSequence],
-    ) -> Result<Vec<Forward>, ort::Error> {
+    ) -> Result<Vec<Array2<f32>>, ort::Error> {
         let host = MemoryInfo::default();
         let ids = sequences.iter().flat_map(|sequence| sequence.tokens).map(|&id| i64::from(id));
         let positions: Vec<i64> = sequences
@@ -109,11 +106,10 @@ impl ForwardGraph {
         let mut hidden = shared.remove(0);
         let shared_names = &self.prologue_outputs[1..];
         let needs_masks = sequences.len() > 1 || sequences.iter().any(|sequence| sequence.kept.is_some());
-        let mut queries = Vec::with_capacity(self.layers.len());
         let depth = self.layers.len();
         for (layer, session) in self.layers.iter_mut().enumerate() {
-            let (hidden_in, query) = (value_names::hidden(layer), value_names::query(layer));
-            let (output, past_names) = (layer_output(layer, depth), past_names(layer));
+            let (hidden_in, output) = (value_names::hidden(layer), value_names::layer_output(layer, depth));
+            let past_names = past_names(layer);
             let mask = match needs_masks {
                 false => None,
                 true => {
@@ -136,20 +132,11 @@ impl ForwardGraph {
                 let other = || of_mask().or_else(of_shared).or_else(of_past).or_else(of_inputs);
                 if name == hidden_in { Some(&hidden) } else { other() }
             };
-            let mut computed = session.run_with_binding(value_of, &[(&query, &host), (&output, &host)])?;
+            let mut computed = session.run_with_binding(value_of, &[(&output, &host)])?;
             hidden = computed.pop().ok_or_else(|| ort_error("a layer returned no output"))?;
-            let query =
-                computed[0].try_extract_array::<f32>()?.into_dimensionality::<Ix4>().map_err(ort_error)?;
-            queries.push(query.index_axis(Axis(0), 0).to_owned());
         }
         let logits = hidden.try_extract_array::<f32>()?.into_dimensionality::<Ix3>().map_err(ort_error)?;
-        let of_sequence = |tokens: Range<usize>| Forward {
-            queries: queries
-                .iter()
-                .map(|queries| queries.slice(s![.., tokens.clone(), ..]).to_owned())
-                .collect(),
-            logits: logits.slice(s![0, tokens.clone(), ..]).to_owned(),
-        };
+        let of_sequence = |tokens: Range<usize>| logits.slice(s![0, tokens, ..]).to_owned();
         Ok(token_ranges(sequences).into_iter().map(of_sequence).collect())
     }
 }
@@ -162,12 +149,6 @@ fn token_ranges(sequences: &[ForwardSequence]) -> Vec<Range<usize>> {
         Some(start..*end)
     };
     sequences.iter().scan(0, range).collect()
-}
-
-/// The name of the output of a layer: the hidden states for the next layer, or the logits after the last
-/// layer.
-fn layer_output(layer: usize, layers: usize) -> String {
-    if layer + 1 == layers { LOGITS.to_owned() } else { value_names::hidden(layer + 1) }
 }
 
 /// Returns an array `[1, n]`.

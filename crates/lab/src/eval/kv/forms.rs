@@ -10,17 +10,16 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use thresher_core::Engine;
 use thresher_core::model::KeyMask;
-use thresher_core::model::contract::{BudgetScope, EvictionForm};
+use thresher_core::model::contract::{BudgetScope, EvictionForm, KeyScale};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::evict::{Eviction, HeadBudget};
 use thresher_core::pipeline::kv_export;
-use thresher_core::rc::OverQuestion;
+use thresher_core::rc::{OverQuestion, Reference};
 
 use super::methods::Method;
 use super::reading::ReadRow;
 use super::rows::{self, KvRow, RowOptions};
-use super::scores::KeyScores;
-use super::{RATIOS, for_each_row};
+use super::{RATIOS, for_each_row, losses_of_methods};
 use crate::eval::estimate::{Estimate, bootstrap_mean};
 
 /// The ratios at which forms are compared.
@@ -70,20 +69,27 @@ impl FormChoice {
     }
 }
 
-/// Returns the forms that are compared.
+/// Returns the forms that are compared. Others were never among the best on any model that was measured
+/// (`docs/decisions.md`).
 fn candidates() -> Vec<EvictionForm> {
-    let budgets = [
-        (BudgetScope::Head, 0.0),
-        (BudgetScope::Layer, 0.2),
-        (BudgetScope::Layer, 0.5),
-        (BudgetScope::Model, 0.2),
-        (BudgetScope::Model, 0.5),
-    ];
+    let shared = [(BudgetScope::Layer, 0.2), (BudgetScope::Model, 0.2), (BudgetScope::Model, 0.5)];
+    let scaled = [KeyScale::Logit, KeyScale::RootOfMean].map(|scale| shared.map(|shared| (scale, shared)));
+    // Where no heads share a budget, a scale changes nothing.
+    let alone = (KeyScale::Logit, (BudgetScope::Head, 0.0));
     let mut forms = Vec::new();
-    for over_question in [OverQuestion::Peak, OverQuestion::RootMeanSquare, OverQuestion::Mean] {
-        for neighbours in [1, 5] {
-            let form = |(budget, floor)| EvictionForm { over_question, neighbours, budget, floor };
-            forms.extend(budgets.map(form));
+    for (reference, neighbours) in
+        [(Reference::SelfLogits, 1), (Reference::Rivals, 1), (Reference::Rivals, 5)]
+    {
+        for over_question in [OverQuestion::RootMeanSquare, OverQuestion::Peak] {
+            let form = |(scale, (budget, floor))| EvictionForm {
+                reference,
+                over_question,
+                neighbours,
+                scale,
+                budget,
+                floor,
+            };
+            forms.extend(scaled.into_iter().flatten().chain([alone]).map(form));
         }
     }
     forms
@@ -120,14 +126,14 @@ pub fn calibrate(
     let default = kv_export::check_model(engine.pipeline().model())?.default_eviction;
     let (forms, chosen) = choose(&forms, &default, &measured);
     let tested = for_each_row(&held_out, &|done, _| progress(chosen_on.len() + done, all), |row, index| {
-        losses_of_methods(row, index, engine, options, &chosen).with_context(|| place(index, 1))
+        let read = answered(row, index, engine, options).with_context(|| place(index, 1))?;
+        losses_of_methods(&read, index, engine, &chosen).with_context(|| place(index, 1))
     })?;
-    let estimate = |case: usize| bootstrap_mean(&tested.iter().map(|row| row[case]).collect::<Vec<_>>());
-    let of_ratio = |at: usize| {
-        let methods = Method::ALL.iter().enumerate();
-        methods.map(|(i, method)| (method.name(), estimate(at * Method::ALL.len() + i))).collect()
+    let estimate = |case: (u32, Method)| {
+        bootstrap_mean(&tested.iter().map(|(_, losses)| losses[&case].kl).collect::<Vec<_>>())
     };
-    let held_out = RATIOS.into_iter().enumerate().map(|(at, ratio)| (ratio, of_ratio(at))).collect();
+    let of_ratio = |ratio: u32| Method::ALL.map(|method| (method.name(), estimate((ratio, method)))).to_vec();
+    let held_out = RATIOS.into_iter().map(|ratio| (ratio, of_ratio(ratio))).collect();
     Ok(FormChoice { forms, chosen, questions: all, held_out })
 }
 
@@ -203,9 +209,7 @@ fn losses_of_forms(
     let mut scores = None;
     for form in forms {
         // Forms with the same scores follow one another.
-        let is_same = |(of, _): &(EvictionForm, _)| {
-            (of.over_question, of.neighbours) == (form.over_question, form.neighbours)
-        };
+        let is_same = |(of, _): &(EvictionForm, _)| form.has_scores_of(of);
         let (_, scores) = match scores.take().filter(is_same) {
             Some(found) => scores.insert(found),
             None => scores.insert((*form, attention.rc_of_keys(form))),
@@ -216,28 +220,7 @@ fn losses_of_forms(
             masks.push(decoder.mask_of_all_layers(&kept));
         }
     }
-    let (_, losses) = read.losses(&masks.iter().collect::<Vec<_>>())?;
-    Ok(losses.into_iter().map(|loss| loss.kl).collect())
-}
-
-/// Returns the KL divergence of one question for each ratio and, within a ratio, each method. `rc` has the
-/// given form.
-fn losses_of_methods(
-    row: &KvRow,
-    index: usize,
-    engine: &Engine,
-    options: &RowOptions,
-    form: &EvictionForm,
-) -> anyhow::Result<Vec<f64>> {
-    let read = answered(row, index, engine, options)?;
-    let scores = KeyScores::new(&read, engine, form, index)?;
-    let cases = RATIOS.into_iter().flat_map(|ratio| Method::ALL.map(|method| (ratio, method)));
-    let decoder = kv_export::check_model(engine.pipeline().model())?;
-    let mask = |(ratio, method): (u32, Method)| {
-        anyhow::Ok(decoder.mask_of_all_layers(&method.select_keys(&scores, ratio)?))
-    };
-    let masks: Vec<KeyMask> = cases.map(mask).collect::<anyhow::Result<_>>()?;
-    let (_, losses) = read.losses(&masks.iter().collect::<Vec<_>>())?;
+    let (_, losses) = read.losses(&masks)?;
     Ok(losses.into_iter().map(|loss| loss.kl).collect())
 }
 
@@ -248,8 +231,10 @@ mod tests {
     #[test]
     fn a_form_is_chosen_only_if_it_is_certainly_better_than_the_default() {
         let form = |neighbours| EvictionForm {
+            reference: Reference::Rivals,
             over_question: OverQuestion::Peak,
             neighbours,
+            scale: KeyScale::Logit,
             budget: BudgetScope::Head,
             floor: 0.0,
         };

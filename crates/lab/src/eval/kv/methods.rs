@@ -9,9 +9,9 @@ use anyhow::Result;
 use ndarray::{Array3, ArrayView3, Axis, s};
 use thresher_core::model::contract::{BudgetScope, EvictionForm};
 use thresher_core::pipeline::evict::{Eviction, HeadBudget, even_budget};
-use thresher_core::rc::{self, Keep};
+use thresher_core::rc;
 
-use super::scores::KeyScores;
+use super::scores::{KeyScores, PAPER};
 use crate::eval::estimate::SplitMix64;
 
 /// An eviction method.
@@ -95,20 +95,11 @@ impl Method {
             Self::Rc => {
                 Eviction::of(HeadBudget::Ratio(share)).choose(&scores.rc, scores.prefix, &scores.form)?
             }
-            Self::RcPaper => {
-                let mut scores = scores.rc_self.clone();
-                for mut head in scores.rows_mut() {
-                    let mean = head.mean().unwrap_or(0.0).max(f32::MIN_POSITIVE);
-                    head.mapv_inplace(|rc| rc / mean);
-                }
-                global(scores.view(), count)
-            }
+            Self::RcPaper => by_form(&scores.rc_paper, share, &PAPER)?,
             Self::SnapKv => best(snapkv(scores).view(), count, 0, 0),
             Self::AdaSnapKv => {
-                let none = Some(0);
-                let eviction = Eviction { keep: HeadBudget::Ratio(share), sinks: none, recent: none };
                 let form = EvictionForm { budget: BudgetScope::Layer, floor: 0.2, ..scores.form };
-                eviction.choose(&snapkv(scores), scores.prefix, &form)?
+                by_form(&snapkv(scores), share, &form)?
             }
             Self::PyramidKv => pyramid(snapkv(scores).view(), count),
             Self::Quest => best(scores.page_bounds.view(), count, 0, 0),
@@ -129,13 +120,10 @@ impl Method {
     }
 }
 
-/// Keeps the best keys of all heads of all layers together: `count` per head on average.
-fn global(scores: ArrayView3<f32>, count: usize) -> Array3<bool> {
-    let (layers, kv_heads, tokens) = scores.dim();
-    let heads = layers * kv_heads;
-    let all = scores.to_shape((heads, tokens)).expect("the same values");
-    let kept = rc::keep(all.view(), &vec![false; tokens], Keep::Shared { count: count * heads, each: 0 });
-    kept.into_shape_with_order(scores.dim()).expect("the same values")
+/// Keeps a share of the keys by the budgets of `form`, and no key whatever its score.
+fn by_form(scores: &Array3<f32>, share: f64, form: &EvictionForm) -> Result<Array3<bool>> {
+    let eviction = Eviction { keep: HeadBudget::Ratio(share), sinks: Some(0), recent: Some(0) };
+    Ok(eviction.choose(scores, 0, form)?)
 }
 
 /// Keeps the `count` best keys of each head; the `first` keys and the `last` keys are kept whatever their
@@ -204,12 +192,6 @@ mod tests {
         check("two", best(scores.view(), 2, 0, 0), &[".x.x.", "xx..."]);
         check("the first and the last key in any case", best(scores.view(), 3, 1, 1), &["xx..x", "xx..x"]);
         check("more than there are keys", best(scores.view(), 9, 0, 0), &["xxxxx", "xxxxx"]);
-        check("one budget for all heads", global(scores.view(), 2), &[".x.x.", "xx..."]);
-        check(
-            "one head has higher scores",
-            global((&scores - &array![[[0.0], [2.0]]]).view(), 1),
-            &[".x.x.", "....."],
-        );
     }
 
     #[test]

@@ -4,8 +4,8 @@
 use anyhow::bail;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
 use thresher_core::Engine;
+use thresher_core::model::KeyMask;
 use thresher_core::model::ort::{DecoderRuntime, ForwardPast, ForwardSequence};
-use thresher_core::model::{Forward, KeyMask};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::kv_export::KvExport;
 
@@ -81,8 +81,8 @@ impl<'a> ReadRow<'a> {
         let mut ends: Vec<usize> = (0..read.tokens()).collect();
         for _ in 0..tokens {
             let sequence = ForwardSequence { tokens: &ids, kept: None };
-            let forward = read.decoder.forward(&read.past, &[sequence])?.remove(0);
-            let logits = forward.logits.row(ids.len() - 1);
+            let logits = read.decoder.forward(&read.past, &[sequence])?.remove(0);
+            let logits = logits.row(ids.len() - 1);
             let follows = |at: &usize| read.kv_export.tokens[*at].id;
             let mut allowed = Array1::from_elem(logits.len(), f32::MIN);
             ends.iter().map(follows).for_each(|id| allowed[id as usize] = logits[id as usize]);
@@ -116,7 +116,7 @@ impl<'a> ReadRow<'a> {
         if row.query.trim().is_empty() {
             bail!("query is empty");
         }
-        let question = pipeline.tokens_of(&options.prompt(&row.query))?;
+        let question = pipeline.tokens_of_prompt(&options.prompt(&row.query))?;
         if question.is_empty() {
             bail!("query has no token");
         }
@@ -140,7 +140,7 @@ impl<'a> ReadRow<'a> {
     ///
     /// # Errors
     /// Returns errors of the model.
-    pub fn losses(&self, masks: &[&KeyMask]) -> anyhow::Result<(Loss, Vec<Loss>)> {
+    pub fn losses(&self, masks: &[KeyMask]) -> anyhow::Result<(Loss, Vec<Loss>)> {
         let (full, correct) = self.predictions(None)?;
         check_finite(&full)?;
         let of_full = self.loss(&full, &full, correct, None);
@@ -182,12 +182,12 @@ impl<'a> ReadRow<'a> {
 
     /// Returns for each mask the log-probabilities of the next token before each token of the first answer,
     /// `[answer_token, vocab]`, and 1 if one of the correct answers would be generated greedily, else 0.
-    fn predictions_of(&self, masks: &[&KeyMask]) -> anyhow::Result<Vec<(Array2<f32>, f64)>> {
+    fn predictions_of(&self, masks: &[KeyMask]) -> anyhow::Result<Vec<(Array2<f32>, f64)>> {
         let tokens = self.sequences();
         let sequence = |mask| tokens.iter().map(move |tokens| ForwardSequence { tokens, kept: Some(mask) });
-        let sequences: Vec<_> = masks.iter().flat_map(|mask| sequence(*mask)).collect();
-        let forward = self.decoder.forward(&self.past, &sequences)?;
-        Ok(forward.chunks(self.answers.len()).map(|of_mask| self.judge(of_mask)).collect())
+        let sequences: Vec<_> = masks.iter().flat_map(sequence).collect();
+        let logits = self.decoder.forward(&self.past, &sequences)?;
+        Ok(logits.chunks(self.answers.len()).map(|of_mask| self.judge(of_mask)).collect())
     }
 
     /// The question with each answer, without the answer's last token, which predicts nothing.
@@ -196,14 +196,15 @@ impl<'a> ReadRow<'a> {
         self.answers.iter().map(of).collect()
     }
 
-    /// Returns the log-probabilities of the first answer, and whether one of the answers is generated, from a
-    /// forward pass for each answer.
-    fn judge(&self, forward: &[Forward]) -> (Array2<f32>, f64) {
+    /// Returns the log-probabilities of the first answer, and whether one of the answers is generated, from
+    /// the logits `[token, vocab]` of the question with each answer.
+    fn judge(&self, logits: &[Array2<f32>]) -> (Array2<f32>, f64) {
         let behind =
-            |forward: &Forward| log_probabilities(forward.logits.slice(s![self.question.len() - 1.., ..]));
-        let first = behind(&forward[0]);
-        let is_correct = |(forward, answer): (&Forward, &Vec<u32>)| is_greedy(behind(forward).view(), answer);
-        let correct = forward.iter().zip(&self.answers).any(is_correct);
+            |logits: &Array2<f32>| log_probabilities(logits.slice(s![self.question.len() - 1.., ..]));
+        let first = behind(&logits[0]);
+        let is_correct =
+            |(logits, answer): (&Array2<f32>, &Vec<u32>)| is_greedy(behind(logits).view(), answer);
+        let correct = logits.iter().zip(&self.answers).any(is_correct);
         (first, f64::from(u8::from(correct)))
     }
 }
@@ -211,7 +212,7 @@ impl<'a> ReadRow<'a> {
 /// Returns the tokens of `answer` where it follows the question.
 fn answer_tokens(engine: &Engine, prompt: &str, question: &[u32], answer: &str) -> anyhow::Result<Vec<u32>> {
     let text = format!("{prompt}{}", RowOptions::continuation(prompt, answer));
-    let mut joined = engine.pipeline().tokens_of(&text)?;
+    let mut joined = engine.pipeline().tokens_of_prompt(&text)?;
     if answer.trim().is_empty() || !joined.starts_with(question) || joined.len() == question.len() {
         bail!(
             "answer {answer:?} is not read as tokens of its own after the question; it must not be blank or merge with the question's last token"

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use thresher_core::model::contract::QUESTION_MARK;
 
@@ -41,6 +41,8 @@ pub struct RowOptions {
     pub chunks_max: Option<usize>,
     /// The text that the model reads after the chunks, in which `{question}` stands for the question.
     pub template: String,
+    /// Whether the chunks of a row are joined to one text, which the model reads as one prompt.
+    pub one_prompt: bool,
 }
 
 impl RowOptions {
@@ -80,17 +82,12 @@ pub fn read(path: &Path, options: &RowOptions) -> anyhow::Result<Vec<KvRow>> {
     let mut rows: Vec<KvRow> = data::read_lines(path)?;
     rows.truncate(options.rows_max.unwrap_or(usize::MAX));
     for (index, row) in rows.iter_mut().enumerate() {
-        row.gold.sort_unstable();
-        row.gold.dedup();
-        if let Some(gold) = row.gold.iter().find(|&&gold| gold >= row.chunks.len()) {
-            bail!(
-                "{}: gold names chunk {gold} of {}; indices start at 0",
-                place(path, index),
-                row.chunks.len()
-            );
-        }
+        data::distinct_gold(&mut row.gold, &row.chunks).with_context(|| place(path, index))?;
         if let Some(chunks) = options.chunks_max {
             row.keep_chunks(chunks, index);
+        }
+        if options.one_prompt {
+            row.join_chunks();
         }
     }
     Ok(rows)
@@ -102,6 +99,14 @@ pub fn place(path: &Path, index: usize) -> String {
 }
 
 impl KvRow {
+    /// Replaces the chunks by one with all titles and texts.
+    fn join_chunks(&mut self) {
+        let texts: Vec<String> = self.chunks.iter().map(LabelledChunk::full_text).collect();
+        self.chunks =
+            vec![LabelledChunk { id: String::new(), title: String::new(), text: texts.join("\n\n") }];
+        self.gold.clear();
+    }
+
     /// Keeps at most `count` chunks: those of `gold` and random others.
     fn keep_chunks(&mut self, count: usize, index: usize) {
         let mut rng = SplitMix64(SEED + index as u64);
@@ -148,6 +153,15 @@ mod tests {
         check(&[0, 5], 2, 2);
         check(&[0, 3, 5], 1, 3);
         check(&[], 9, 6);
+    }
+
+    #[test]
+    fn chunks_of_one_prompt_are_joined() {
+        let mut row = row(2, &[1]);
+        row.chunks[1].title = "Title".to_owned();
+        row.join_chunks();
+        assert_eq!((row.chunks.len(), &*row.chunks[0].text), (1, "text\n\nTitle. text"));
+        assert!(row.gold.is_empty());
     }
 
     #[test]

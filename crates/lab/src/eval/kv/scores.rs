@@ -1,26 +1,40 @@
 //! The scores by which eviction methods select keys, for one question over the chunks of a row. Knows nothing
 //! of budgets.
 
+use std::ops::Range;
+
 use anyhow::Result;
 use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Axis, s};
 use thresher_core::Engine;
-use thresher_core::model::contract::EvictionForm;
-use thresher_core::model::{ModelRuntime, Past};
+use thresher_core::domain::TokenSpan;
+use thresher_core::model::contract::{BudgetScope, EvictionForm, KeyScale};
+use thresher_core::model::{DecoderInfo, EncodedQuestion, ModelRuntime, Past};
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::kv_export::{self, KvExport};
-use thresher_core::rc;
+use thresher_core::pipeline::kv_export::{self, KvExport, KvExportToken};
+use thresher_core::rc::{self, OverQuestion, Reference};
 
 use super::reading::ReadRow;
 
 /// The number of keys of a page of Quest.
 const PAGE_KEYS: usize = 16;
 
+/// The paper's scores as a form: expected RC over the question's own keys. Each head keeps the keys that reach
+/// the same multiple of the head's mean (RCStat, arXiv 2506.19549).
+pub const PAPER: EvictionForm = EvictionForm {
+    reference: Reference::SelfLogits,
+    over_question: OverQuestion::Mean,
+    neighbours: 1,
+    scale: KeyScale::Mean,
+    budget: BudgetScope::Model,
+    floor: 0.0,
+};
+
 /// The scores that the methods select keys by, in the layers with full attention.
 pub struct KeyScores {
-    /// `[layer, kv_head, key]`: RC of each key for the question in the form of the model's contract.
+    /// `[layer, kv_head, key]`: RC of each key for the question in [`Self::form`].
     pub(super) rc: Array3<f32>,
-    /// `[layer, kv_head, key]`: expected RC over the question's own keys.
-    pub(super) rc_self: Array3<f32>,
+    /// `[layer, kv_head, key]`: RC in the form [`PAPER`].
+    pub(super) rc_paper: Array3<f32>,
     /// `[layer, kv_head, key]`: attention of the question's tokens, summed over the tokens, averaged over the
     /// query heads that share the key head.
     pub(super) question_attention: Array3<f32>,
@@ -30,7 +44,7 @@ pub struct KeyScores {
     pub(super) key_norms: Array3<f32>,
     /// `[layer, kv_head, key]`: an upper bound of the question's logits over the page of each key.
     pub(super) page_bounds: Array3<f32>,
-    /// The form of eviction by RC of the model's contract.
+    /// The form of eviction by RC.
     pub(super) form: EvictionForm,
     /// Number of special tokens at the start; all methods keep them.
     pub(super) prefix: usize,
@@ -43,72 +57,20 @@ impl KeyScores {
     /// # Errors
     /// Fails if the model is not a decoder whose keys can be exported, or if it fails.
     pub fn new(read: &ReadRow, engine: &Engine, form: &EvictionForm, row: usize) -> Result<Self> {
-        let kv_export = &read.kv_export;
+        let (model, kv_export) = (super::decoder_of(engine)?, &read.kv_export);
         let pipeline = engine.pipeline();
         let info = pipeline.model();
         let decoder = kv_export::check_model(info)?;
         let cancel = Cancel::default();
-        let over = pipeline.attend_export(kv_export, &read.question, &cancel)?;
-        let (rc, rc_self) = (over.rc_of_keys(form), over.key_scores(expected_over_self));
-        let encoded = over.encoded();
-        let (tokens, prefix, dim) = (kv_export.tokens.len(), decoder.prefix_tokens(), info.head_dim);
-        let layers = decoder.full_layers();
-        let shape = (layers.len(), decoder.kv_heads, tokens);
-        let [mut question_attention, mut chunk_attention, mut key_norms, mut page_bounds] =
+        let question = pipeline.attend_export(kv_export, &read.question, &cancel)?;
+        let (tokens, prefix) = (kv_export.tokens.len(), decoder.prefix_tokens());
+        let shape = (decoder.full_layers().len(), decoder.kv_heads, tokens);
+        let [question_attention, chunk_attention, key_norms, page_bounds] =
             std::array::from_fn(|_| Array3::zeros(shape));
-        let window_ranges = window_ranges(kv_export);
-        let mut window_queries = Vec::with_capacity(window_ranges.len());
-        for window in &window_ranges {
-            let ids: Vec<u32> = kv_export.tokens[window.clone()].iter().map(|token| token.id).collect();
-            let past = PrefixOnly(prefix as i64);
-            window_queries
-                .push(super::decoder_of(engine)?.encode_question_in_all_heads(&ids, &past)?.vectors);
-        }
-        let group = decoder.heads / decoder.kv_heads;
-        for (at_layer, &layer) in layers.iter().enumerate() {
-            for kv_head in 0..decoder.kv_heads {
-                let mut keys = Array2::zeros((prefix + tokens, dim));
-                let plane = decoder.planes().keys(layer).start + kv_head;
-                kv_export.read_plane(
-                    pipeline,
-                    plane,
-                    keys.as_slice_mut().expect("a new array is contiguous"),
-                );
-                let at = s![at_layer, kv_head, ..];
-                let lengths = keys.slice(s![prefix.., ..]).map_axis(Axis(1), |key| key.dot(&key).sqrt());
-                key_norms.slice_mut(at).assign(&lengths);
-                let heads =
-                    layer * decoder.heads + kv_head * group..layer * decoder.heads + (kv_head + 1) * group;
-                let queries = encoded.vectors.slice(s![heads, .., ..]);
-                page_bounds.slice_mut(at).assign(&bounds_by_page(queries, keys.slice(s![prefix.., ..])));
-                for head in kv_head * group..(kv_head + 1) * group {
-                    let all = layer * decoder.heads + head;
-                    let x = encoded.vectors.slice(s![all, .., ..]).dot(&keys.t());
-                    let question_self_logits = encoded.self_logits(all..all + 1);
-                    let [attention_sums, _] =
-                        attention(x.view(), question_self_logits.index_axis(Axis(0), 0));
-                    let mut question_attention = question_attention.slice_mut(at);
-                    question_attention.scaled_add(1.0 / group as f32, &attention_sums.slice(s![prefix..]));
-                }
-                // A window was read after the special tokens, so its queries and the keys of its block have
-                // positions that start there.
-                for (window, window_queries) in window_ranges.iter().zip(&window_queries) {
-                    let window_keys = kv_export.window_keys(pipeline, plane, window.clone());
-                    for head in kv_head * group..(kv_head + 1) * group {
-                        let queries = window_queries.slice(s![layer * decoder.heads + head, .., ..]);
-                        let x = queries.dot(&window_keys.t());
-                        let (before, among) = x.view().split_at(Axis(1), prefix);
-                        let [_, attention_sums] = attention(before, among);
-                        let mut chunk_attention =
-                            chunk_attention.slice_mut(s![at_layer, kv_head, window.clone()]);
-                        chunk_attention.scaled_add(1.0 / group as f32, &attention_sums);
-                    }
-                }
-            }
-        }
-        Ok(Self {
+        let (rc, rc_paper) = (question.rc_of_keys(form), question.rc_of_keys(&PAPER));
+        let mut scores = Self {
             rc,
-            rc_self,
+            rc_paper,
             question_attention,
             chunk_attention,
             key_norms,
@@ -116,30 +78,84 @@ impl KeyScores {
             form: *form,
             prefix,
             row,
-        })
+        };
+        for (at, layer, kv_head) in key_heads(decoder) {
+            let mut keys = Array2::zeros((prefix + tokens, info.head_dim));
+            let values = keys.as_slice_mut().expect("a new array is contiguous");
+            kv_export.read_plane(pipeline, decoder.planes().keys(layer).start + kv_head, values);
+            let of_head = s![at, kv_head, ..];
+            let heads = decoder.query_heads(layer, kv_head);
+            let (_, kept) = keys.view().split_at(Axis(0), prefix);
+            let norms = kept.map_axis(Axis(1), |key| key.dot(&key).sqrt());
+            scores.key_norms.slice_mut(of_head).assign(&norms);
+            let queries = question.encoded().vectors.slice(s![heads.clone(), .., ..]);
+            scores.page_bounds.slice_mut(of_head).assign(&bounds_by_page(queries, kept));
+            let logits = dot_products(queries, keys.view());
+            let own = question.encoded().self_logits(heads);
+            let attention = attention(logits.view(), own.view());
+            scores.question_attention.slice_mut(of_head).assign(&attention.slice(s![prefix..]));
+        }
+        for window in window_ranges(kv_export) {
+            let ids: Vec<u32> = kv_export.tokens[window.clone()].iter().map(|token| token.id).collect();
+            let past = PrefixOnly(prefix as i64);
+            let encoded = model.encode_question_in_all_heads(&ids, &past)?;
+            scores.add_attention_of_window(window, &encoded, (model.prefix(), decoder));
+        }
+        Ok(scores)
+    }
+
+    /// Adds the attention of a window's tokens to its own keys. `encoded` is the window after the special tokens,
+    /// whose planes are `prefix`.
+    fn add_attention_of_window(
+        &mut self,
+        window: Range<usize>,
+        encoded: &EncodedQuestion,
+        (prefix, decoder): (ArrayView3<f32>, &DecoderInfo),
+    ) {
+        for (at, layer, kv_head) in key_heads(decoder) {
+            let heads = decoder.query_heads(layer, kv_head);
+            let prefix_keys = prefix.index_axis(Axis(0), decoder.planes().keys(layer).start + kv_head);
+            let queries = encoded.vectors.slice(s![heads.clone(), .., ..]);
+            let over_prefix = dot_products(queries, prefix_keys);
+            let attention = attention(encoded.self_logits(heads).view(), over_prefix.view());
+            self.chunk_attention.slice_mut(s![at, kv_head, window.clone()]).assign(&attention);
+        }
     }
 }
 
-/// Returns the expected RC of each key over the question's own keys, `[key]`: the largest of the query heads.
-fn expected_over_self(x: ArrayView3<f32>, self_logits: ArrayView3<f32>) -> Array1<f32> {
-    let mut best = Array1::zeros(x.len_of(Axis(2)));
-    for (x, self_logits) in x.outer_iter().zip(self_logits.outer_iter()) {
-        let rc = rc::expected_over_self(x, self_logits);
-        best.zip_mut_with(&rc, |best: &mut f32, &rc| *best = best.max(rc));
-    }
-    best
+/// Returns (index among the layers with full attention, layer, key head) of each key head of these layers.
+fn key_heads(decoder: &DecoderInfo) -> impl Iterator<Item = (usize, usize, usize)> {
+    let layers = decoder.full_layers().into_iter().enumerate();
+    layers.flat_map(|(at, layer)| (0..decoder.kv_heads).map(move |kv_head| (at, layer, kv_head)))
 }
 
 /// Returns the ranges of tokens that belong to the same window.
-fn window_ranges(kv_export: &KvExport) -> Vec<std::ops::Range<usize>> {
-    let mut found: Vec<std::ops::Range<usize>> = Vec::new();
-    for (at, token) in kv_export.tokens.iter().enumerate() {
-        match found.last_mut() {
-            Some(last) if kv_export.tokens[last.start].window == token.window => last.end = at + 1,
-            _ => found.push(at..at + 1),
-        }
+fn window_ranges(kv_export: &KvExport) -> Vec<Range<usize>> {
+    let windows = kv_export.tokens.chunk_by(|a, b| a.window == b.window);
+    let range = |start: &mut usize, window: &[KvExportToken]| {
+        let first = *start;
+        *start += window.len();
+        Some(first..*start)
+    };
+    windows.scan(0, range).collect()
+}
+
+/// Returns the logits `[head, query, key]` of `queries` `[head, query, head_dim]` over `keys` `[key, head_dim]`.
+fn dot_products(queries: ArrayView3<f32>, keys: ArrayView2<f32>) -> Array3<f32> {
+    let mut logits = Array3::zeros((queries.len_of(Axis(0)), queries.len_of(Axis(1)), keys.nrows()));
+    for (mut logits, queries) in logits.outer_iter_mut().zip(queries.outer_iter()) {
+        logits.assign(&queries.dot(&keys.t()));
     }
-    found
+    logits
+}
+
+/// Returns the attention to each key, `[key]`: the softmax over `logits` `[head, query, key]` and the logits
+/// over all other keys, `others` `[head, query, other key]`; summed over queries, averaged over heads.
+fn attention(logits: ArrayView3<f32>, others: ArrayView3<f32>) -> Array1<f32> {
+    let keys = logits.len_of(Axis(2));
+    let each: Vec<TokenSpan> = (0..keys).map(|key| TokenSpan::new(key, key + 1)).collect();
+    let shares = rc::attention_mass(logits, others, &each);
+    shares.sum_axis(Axis(1)).mean_axis(Axis(0)).unwrap_or_else(|| Array1::zeros(keys))
 }
 
 /// A past that holds the special tokens only.
@@ -180,21 +196,6 @@ fn bounds_by_page(queries: ArrayView3<f32>, keys: ArrayView2<f32>) -> Array1<f32
     bounds
 }
 
-/// Returns the attention of all queries, summed, to each key before them and to each key among them. Inputs
-/// are logits: `before [query, key]` and `among [query, query]`; each query sees the keys up to its own.
-fn attention(before: ArrayView2<f32>, among: ArrayView2<f32>) -> [Array1<f32>; 2] {
-    let mut sums = [Array1::zeros(before.ncols()), Array1::zeros(among.ncols())];
-    for (j, (before, among)) in before.outer_iter().zip(among.outer_iter()).enumerate() {
-        let among = among.slice(s![..=j]);
-        let most = before.iter().chain(&among).fold(f32::MIN, |most, &logit| most.max(logit));
-        let total: f32 = before.iter().chain(&among).map(|&logit| (logit - most).exp()).sum();
-        let add = |sum: &mut f32, &logit: &f32| *sum += (logit - most).exp() / total;
-        sums[0].zip_mut_with(&before, add);
-        sums[1].slice_mut(s![..=j]).zip_mut_with(&among, add);
-    }
-    sums
-}
-
 #[cfg(test)]
 mod tests {
     use ndarray::array;
@@ -215,16 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn attention_is_causal_and_sums_to_one_per_query() {
-        let (three, none) = (3.0_f32.ln(), 0.0);
-        let before = array![[three, none], [none, none]];
+    fn attention_is_summed_over_queries_and_averaged_over_heads() {
+        let three = 3.0_f32.ln();
+        let logits = array![[[three, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]];
         // The first query does not see the second.
-        let among = array![[none, 99.0], [none, none]];
-        let [to_before, to_among] = attention(before.view(), among.view());
-        let close = |found: Array1<f32>, expect: [f32; 2]| {
-            assert!(found.iter().zip(expect).all(|(a, b)| (a - b).abs() < 1e-6), "{found} for {expect:?}");
-        };
-        close(to_before, [0.6 + 0.25, 0.2 + 0.25]);
-        close(to_among, [0.2 + 0.25, 0.25]);
+        let others = array![[[0.0, f32::MIN], [0.0, 0.0]], [[0.0, f32::MIN], [0.0, 0.0]]];
+        let found = attention(logits.view(), others.view());
+        let of_second_head = 1.0 / 3.0 + 0.25;
+        let expect = [f32::midpoint(0.6 + 0.25, of_second_head), f32::midpoint(0.2 + 0.25, of_second_head)];
+        assert!(found.iter().zip(expect).all(|(a, b)| (a - b).abs() < 1e-6), "{found} for {expect:?}");
     }
 }

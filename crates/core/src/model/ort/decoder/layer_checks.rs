@@ -11,7 +11,10 @@ use crate::model::onnx::{self, GraphProto, MissingValue, ModelProto};
 /// Returns [`ContractError::IoMismatch`] for the first layer that differs from the contract, or if the graph
 /// lacks one of the values of [`value_names`].
 pub fn check(decoder: &Decoder, model: &ModelProto) -> Result<(), ModelError> {
-    let graph = DecoderGraph { decoder, model };
+    let nodes = model.graph.iter().flat_map(|graph| &graph.node);
+    let is_mask = |name: &&String| name.starts_with(value_names::ATTENTION_MASK_PREFIX);
+    let masks = nodes.flat_map(|node| &node.output).filter(is_mask).cloned().collect();
+    let graph = DecoderGraph { decoder, model, masks };
     for layer in 0..decoder.layers {
         graph.check_rotary(layer)?;
         graph.check_window(layer)?;
@@ -23,6 +26,8 @@ pub fn check(decoder: &Decoder, model: &ModelProto) -> Result<(), ModelError> {
 struct DecoderGraph<'a> {
     decoder: &'a Decoder,
     model: &'a ModelProto,
+    /// The names of all attention masks in the graph.
+    masks: Vec<String>,
 }
 
 impl DecoderGraph<'_> {
@@ -55,15 +60,9 @@ impl DecoderGraph<'_> {
         if self.decoder.sliding_windows.is_empty() {
             return Ok(());
         }
-        let nodes = self.model.graph.iter().flat_map(|graph| &graph.node);
-        let is_mask = |name: &&String| name.starts_with(value_names::ATTENTION_MASK_PREFIX);
-        let masks: Vec<String> = nodes.flat_map(|node| &node.output).filter(is_mask).cloned().collect();
-        let output = match layer + 1 == self.decoder.layers {
-            true => "logits".to_owned(),
-            false => value_names::hidden(layer + 1),
-        };
+        let output = value_names::layer_output(layer, self.decoder.layers);
         let declared = value_names::attention_mask(self.decoder.sliding_window(layer));
-        let used = self.used_of(&masks, layer, output)?;
+        let used = self.used_of(&self.masks, layer, output)?;
         if used == [declared.as_str()] {
             return Ok(());
         }
