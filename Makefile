@@ -62,7 +62,7 @@ model: provision build ## export the default model to models/minilm-l6 (once)
 demo: model ## start the daemon, send it a request, and print the compressed context
 	@$(WITH_RUNTIME) PYTHON="$(PYTHON)" scripts/demo.sh $(RELEASE) docs/examples/request.json
 
-decoder: python build ## fetch a small decoder (GGUF), export it, and export keys and values with it
+decoder: model ## fetch a small decoder (GGUF), export it, and export keys and values of chunks that the default model selects
 	@$(PYTHON) models/provision.py --decoder $(if $(GPU),--gpu)
 	@$(WITH_RUNTIME) PYTHON="$(PYTHON)" scripts/decoder.sh "$(DECODER_SOURCE)" "$(DECODER_DIR)" $(RELEASE)
 

@@ -60,6 +60,13 @@ pub fn engine(config: &Config) -> EngineBuilder {
         .store(Arc::new(KvStore::without_tiers()))
 }
 
+/// The same engine as a daemon serves it: with the model for KV export, if the configuration names one.
+pub fn engine_with_kv_model(config: &Config) -> EngineBuilder {
+    let dir = &config.model.kv_dir;
+    let engine = engine(config);
+    if dir.as_os_str().is_empty() { engine } else { engine.kv_model_dir(dir) }
+}
+
 /// A pipeline without a cache, for one request of the command line.
 ///
 /// # Errors
@@ -129,7 +136,9 @@ pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
     let long = "This sentence answers. Another one does not, it only stands here and is long. ".repeat(12);
     let chunks = vec![Chunk::new("a", long.as_str()), Chunk::new("b", long.replace("sentence", "question"))];
     let request = CompressRequest::new("Which sentence answers?", chunks);
-    pipeline.compress(&request, &Cancel::default()).context("the warm-up request failed")?;
+    let cancel = Cancel::default();
+    pipeline.compress(&request, &cancel).context("the warm-up request failed")?;
+    pipeline.warm(&request.chunks, &cancel).context("the model for KV export failed")?;
     Ok(started.elapsed())
 }
 
@@ -372,7 +381,7 @@ async fn load(
         tracing::info!(chunks, ms, "registry open");
         tenants.open(&access.tenants());
         let started = Instant::now();
-        let pipeline = engine(&config).store(store).build()?.into_pipeline();
+        let pipeline = engine_with_kv_model(&config).store(store).build()?.into_pipeline();
         let warm_up = warm_up(&pipeline)?;
         let (model, ms) = (pipeline.model(), started.elapsed().as_millis() as u64);
         if let Some(why) = &model.device.gpu_unavailable_reason {
@@ -383,8 +392,18 @@ async fn load(
             );
         }
         let device = &model.device.name;
-        tracing::info!(model = model.name, device, ms, warm_up_ms = warm_up.as_millis() as u64, "ready");
+        let has_kv_model = !config.model.kv_dir.as_os_str().is_empty();
+        let kv_model = has_kv_model.then(|| &*pipeline.of_kv_model().model().name);
+        tracing::info!(
+            model = model.name,
+            kv_model,
+            device,
+            ms,
+            warm_up_ms = warm_up.as_millis() as u64,
+            "ready"
+        );
         http::observe::model(model);
+        http::observe::model(pipeline.of_kv_model().model());
         tenants.set_pipeline(pipeline);
         Ok(tenants.read_ahead(admission)?)
     })

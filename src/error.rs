@@ -93,10 +93,12 @@ impl ApiError {
 impl From<&InvalidRequest> for ErrorCode {
     fn from(invalid: &InvalidRequest) -> Self {
         match invalid {
-            InvalidRequest::QueryEmpty | InvalidRequest::QueryUnreadable => Self::QueryEmpty,
-            InvalidRequest::QueryTooLong { .. } | InvalidRequest::QueryBeyondModel { .. } => {
-                Self::QueryTooLong
+            InvalidRequest::QueryEmpty | InvalidRequest::QueryUnreadable | InvalidRequest::KvPromptEmpty => {
+                Self::QueryEmpty
             }
+            InvalidRequest::QueryTooLong { .. }
+            | InvalidRequest::QueryBeyondModel { .. }
+            | InvalidRequest::KvPromptTooLong { .. } => Self::QueryTooLong,
             InvalidRequest::ChunksEmpty => Self::ChunksEmpty,
             InvalidRequest::ChunkTooMany { .. } => Self::ChunkTooMany,
             InvalidRequest::InputTooLong { .. } | InvalidRequest::BlocksTooLarge { .. } => Self::InputTooLong,

@@ -50,15 +50,24 @@ pub(super) struct KvBody {
     /// For `heads`: the number of last tokens that every head keeps. Default: 4, but at most a sixteenth of the kept keys.
     #[serde(default)]
     recent: Option<usize>,
+    /// For `heads`: the text that the model will read after the chunks, with the question and what its chat template puts around it.
+    /// Special tokens in it are read as such. Default: `query`.
+    #[serde(default)]
+    prompt: Option<String>,
 }
 
 /// Which keys and values of the kept chunks a request asks for.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum KvWanted {
     /// Those of all tokens.
     Chunks,
     /// Those with the highest RC for the question, in each layer and head.
-    Heads(Eviction),
+    Heads {
+        /// How many keys are kept.
+        eviction: Eviction,
+        /// The text that the model will read after the chunks; `None` stands for the question alone.
+        prompt: Option<String>,
+    },
 }
 
 impl KvWanted {
@@ -69,20 +78,21 @@ impl KvWanted {
     pub fn policy(&self) -> KvPolicy {
         match self {
             Self::Chunks => KvPolicy::Chunks,
-            Self::Heads(_) => KvPolicy::Heads,
+            Self::Heads { .. } => KvPolicy::Heads,
         }
     }
 }
 
 impl KvBody {
     pub(super) fn into_domain(self) -> Result<KvWanted, ApiError> {
-        let Self { policy, mass, ratio, sinks, recent } = self;
+        let Self { policy, mass, ratio, sinks, recent, prompt } = self;
         let keep = match (policy, mass, ratio) {
-            (KvPolicy::Chunks, None, None) if sinks.is_none() && recent.is_none() => {
+            (KvPolicy::Chunks, None, None) if sinks.is_none() && recent.is_none() && prompt.is_none() => {
                 return Ok(KvWanted::Chunks);
             }
             (KvPolicy::Chunks, ..) => {
-                let message = "kv takes mass, ratio, sinks and recent with \"policy\": \"heads\" only";
+                let message =
+                    "kv takes mass, ratio, sinks, recent and prompt with \"policy\": \"heads\" only";
                 return Err(ApiError::with_param(ErrorCode::KvAmbiguous, message, "kv"));
             }
             (KvPolicy::Heads, Some(_), Some(_)) => {
@@ -92,7 +102,7 @@ impl KvBody {
             (KvPolicy::Heads, Some(mass), None) => HeadBudget::Mass(mass),
             (KvPolicy::Heads, None, ratio) => HeadBudget::Ratio(ratio.unwrap_or(KvWanted::RATIO_DEFAULT)),
         };
-        Ok(KvWanted::Heads(Eviction { keep, sinks, recent }))
+        Ok(KvWanted::Heads { eviction: Eviction { keep, sinks, recent }, prompt })
     }
 }
 

@@ -82,7 +82,7 @@ pub struct CompressBody {
 }
 
 /// Options of a request that the pipeline does not need.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ServeOptions {
     /// The unit of every offset in the answer.
     pub offsets: OffsetUnit,

@@ -11,7 +11,7 @@ use thresher_core::domain::{ByteRange, Chunk, CompressRequest};
 use thresher_core::pipeline::clock::Timings;
 use thresher_core::pipeline::explain::{ChunkExplanation, Explanation};
 use thresher_core::pipeline::score::Scoring;
-use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage};
+use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage, kv_export};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::kv::KvAnswer;
@@ -372,11 +372,11 @@ impl From<&Timings> for TimingMs {
 #[schemars(rename = "Models")]
 pub struct ModelsAnswer {
     object: &'static str,
-    /// The model that is loaded.
-    data: [ModelAnswer; 1],
+    /// The models that are loaded: the one that scores chunks, then the one that only exports keys and values, if there is one.
+    data: Vec<ModelAnswer>,
 }
 
-/// A model that scores chunks.
+/// A model that is loaded.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Model")]
 struct ModelAnswer {
@@ -395,22 +395,29 @@ struct ModelAnswer {
     estimator: String,
     /// The device that it runs on.
     device: String,
+    /// Whether keys and values are exported from this model.
+    exports_kv: bool,
 }
 
 impl ModelsAnswer {
-    /// The answer about the model of this pipeline.
+    /// The answer about the models of this pipeline.
     pub fn new(pipeline: &Pipeline) -> Self {
-        let model = pipeline.model();
-        let answer = ModelAnswer {
-            id: model.name.clone(),
-            object: "model",
-            fingerprint: model.fingerprint.clone(),
-            window_tokens_max: model.window_tokens_max,
-            heads: model.readout.len(),
-            head_dim: model.head_dim,
-            estimator: pipeline.estimator(),
-            device: model.device.name.clone(),
+        let kv_pipeline = pipeline.of_kv_model();
+        let describe = |of: &Pipeline| {
+            let model = of.model();
+            ModelAnswer {
+                id: model.name.clone(),
+                object: "model",
+                fingerprint: model.fingerprint.clone(),
+                window_tokens_max: model.window_tokens_max,
+                heads: model.readout.len(),
+                head_dim: model.head_dim,
+                estimator: of.estimator(),
+                device: model.device.name.clone(),
+                exports_kv: std::ptr::eq(of, kv_pipeline) && kv_export::check_model(model).is_ok(),
+            }
         };
-        Self { object: "list", data: [answer] }
+        let kv_only = (!std::ptr::eq(pipeline, kv_pipeline)).then_some(kv_pipeline);
+        Self { object: "list", data: std::iter::once(pipeline).chain(kv_only).map(describe).collect() }
     }
 }

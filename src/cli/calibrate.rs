@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::contract::{
     CONTRACT_FILE, CalibratedEviction, ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens,
@@ -15,7 +14,7 @@ use thresher_core::model::contract::{
 };
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{Pipeline, Reading};
-use thresher_lab::eval::heads::{self, Choice, HeadScores, Measured, Question};
+use thresher_lab::eval::heads::{self, CalibrationRows, Choice, HeadScores, Measured, Question};
 use thresher_lab::eval::kv::RATIOS;
 use thresher_lab::eval::kv::forms::{self, FormChoice};
 
@@ -26,7 +25,8 @@ use crate::config::{self, BlockSettings, Config};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Questions with their chunks, one JSON object per line: query, chunks, and optionally gold, the chunks that the answer needs.
+    /// Questions with their chunks, one JSON object per line: query, chunks, and optionally gold, the chunks that the answer needs. Or
+    /// answers with the chunk that each span came from (docs/evaluation.md), to choose heads for attribution.
     #[arg(value_name = "FILE.jsonl")]
     questions: PathBuf,
     /// The most heads to choose.
@@ -88,21 +88,39 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         decoder.eviction = Some(Box::new(eviction(config, args, data)?));
         return save(&contract, dir, args, "");
     }
-    let questions = heads::read(&args.questions)?;
-    if args.probe {
-        return probe::run(config, (contract, questions, data), args);
-    }
-    let seen = observe(config, &questions, |_, reading, question| Ok(HeadScores::new(reading, question)))?;
-    let choice = heads::choose(&seen, args.by.map(HeadChoice::from), usize::from(args.heads))?;
+    let (seen, rows, tokens) = match heads::read(&args.questions)? {
+        CalibrationRows::Questions(questions) if args.probe => {
+            return probe::run(config, (contract, questions, data), args);
+        }
+        CalibrationRows::Answers(_) if args.probe => {
+            bail!("{} has answers; a probe is trained with questions", args.questions.display());
+        }
+        CalibrationRows::Questions(questions) => {
+            let score = |_: &Pipeline, reading: &Reading, question: &Question| {
+                Ok(HeadScores::of_question(reading, question))
+            };
+            let seen = observe((config, &args.questions), &questions, score)?;
+            (seen, "questions", &[QuestionTokens::All, QuestionTokens::Last][..])
+        }
+        CalibrationRows::Answers(answers) => {
+            let pipeline = app::engine(&exact(config)).all_heads(true).build()?.into_pipeline();
+            let seen = with_progress(&args.questions, |progress| {
+                heads::observe_answers(&answers, &pipeline, progress)
+            })?;
+            // Attribution looks at every token of an answer.
+            (seen, "answers", &[QuestionTokens::All][..])
+        }
+    };
+    let choice = heads::choose(&seen, args.by.map(HeadChoice::from), usize::from(args.heads), tokens)?;
     let named = layer_and_head(decoder, &choice);
-    report(&choice, &named, questions.len());
+    report(&choice, &named, &format!("{} {rows}", seen.len()));
     decoder.chosen = Some(ChosenHeads {
         heads: named,
         question_tokens: choice.question_tokens,
         by: choice.by,
         held_out: choice.held_out.by(choice.by),
         held_out_all: choice.held_out_all.by(choice.by),
-        questions: questions.len(),
+        questions: seen.len(),
         data,
     });
     let consequence = layers_run(decoder, config);
@@ -184,19 +202,15 @@ fn exact(config: &Config) -> Config {
     }
 }
 
-/// Reads all questions with all heads of the model, and calls `score` on each reading.
+/// Reads all questions, which come from `file`, with all heads of the model, and calls `score` on each reading.
 fn observe<T>(
-    config: &Config,
+    (config, file): (&Config, &Path),
     questions: &[Question],
     score: impl Fn(&Pipeline, &Reading, &Question) -> anyhow::Result<T>,
 ) -> anyhow::Result<Vec<T>> {
     let pipeline = app::engine(&exact(config)).all_heads(true).build()?.into_pipeline();
-    let bar = ProgressBar::new(questions.len() as u64);
-    let bar = bar.with_style(ProgressStyle::with_template("[{bar:30}] {pos}/{len} questions, {eta} left")?);
     let score = |reading: &Reading, question: &Question| score(&pipeline, reading, question);
-    let seen = heads::observe(questions, &pipeline, &|done, _| bar.set_position(done as u64), score)?;
-    bar.finish_and_clear();
-    Ok(seen)
+    with_progress(file, |progress| heads::observe(questions, &pipeline, progress, score))
 }
 
 /// `[layer, head]` of heads that are numbered across all layers.
@@ -204,7 +218,7 @@ fn layer_and_head(decoder: &Decoder, choice: &Choice) -> Vec<(usize, usize)> {
     choice.heads.iter().map(|&head| (head / decoder.heads, head % decoder.heads)).collect()
 }
 
-fn report(choice: &Choice, named: &[(usize, usize)], questions: usize) {
+fn report(choice: &Choice, named: &[(usize, usize)], rows: &str) {
     let heads: Vec<String> = named.iter().map(|(layer, head)| format!("{layer}.{head}")).collect();
     let by = match choice.by {
         HeadChoice::ExpectedRc => "expected RC",
@@ -214,10 +228,7 @@ fn report(choice: &Choice, named: &[(usize, usize)], questions: usize) {
         QuestionTokens::All => "",
         QuestionTokens::Last => ", of the question's last token",
     };
-    super::print(format_args!(
-        "heads (layer.head), by {by} on half of {questions} questions: {}{tokens}",
-        heads.join(" ")
-    ));
+    super::print(format_args!("heads (layer.head), by {by} on half of {rows}: {}{tokens}", heads.join(" ")));
     let line = |what: &str, measured: &Measured| {
         let recall =
             measured.recall_at_gold.map_or_else(String::new, |recall| format!("   R@gold {recall:.3}"));

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use thresher_core::Engine;
 use thresher_core::kv::local::{LocalError, LocalTiers};
 use thresher_core::model::contract::Contract;
 use thresher_core::model::ort::runtime_version;
@@ -102,10 +103,9 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     let lib = config.model.runtime_lib();
     let runtime =
         report.value("runtime", runtime_version(&lib), |version| format!("{version} from {}", lib.display()));
-    let dir = &config.model.dir;
-    let contract = Contract::load(dir).and_then(|contract| contract.verify_files(dir).map(|()| contract));
-    let model = report
-        .value("model", contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()));
+    let scores = model("model", &config.model.dir, report).is_some();
+    let kv_dir = &config.model.kv_dir;
+    let exports = kv_dir.as_os_str().is_empty() || model("model.kv_dir", kv_dir, report).is_some();
     let access = Access::open(&config.access).map(|(access, _)| access);
     let chunks = chunks(&config.registry, access.as_ref().ok());
     report.line("keys", access.map(|access| keys(&access)));
@@ -119,16 +119,22 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     report.line("shared tier", shared(&config));
     report.line("file modes", Ok::<_, anyhow::Error>(modes(&config)));
     report.line("upstreams", app::check_upstreams(&config).map(|()| upstreams(&config)));
-    if runtime.is_none() || model.is_none() {
+    if runtime.is_none() || !scores || !exports {
         return;
     }
-    let pipeline =
-        report.value("device", app::pipeline(&config), |pipeline| pipeline.model().device.to_string());
-    if let Some(pipeline) = pipeline {
+    let engine = app::engine_with_kv_model(&config).build();
+    let engine = report.value("device", engine, |engine| engine.pipeline().model().device.to_string());
+    if let Some(pipeline) = engine.map(Engine::into_pipeline) {
         report.value("answer", app::warm_up(&pipeline), |took| {
             format!("a request took {:.1} ms, cold", took.as_secs_f64() * 1e3)
         });
     }
+}
+
+/// Checks the files of a model.
+fn model(name: &str, dir: &Path, report: &mut Report) -> Option<Contract> {
+    let contract = Contract::load(dir).and_then(|contract| contract.verify_files(dir).map(|()| contract));
+    report.value(name, contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()))
 }
 
 fn counted(count: usize, noun: &str) -> String {

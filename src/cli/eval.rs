@@ -29,6 +29,9 @@ pub struct Args {
     /// question alone.
     #[arg(long, value_name = "TEXT", requires = "kv", value_parser = template)]
     template: Option<String>,
+    /// With --kv: let the model read all chunks of a question as one prompt. Default: each chunk by itself, as the daemon does.
+    #[arg(long, requires = "kv")]
+    one_prompt: bool,
     /// The model directory (overrides model.dir).
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
@@ -60,8 +63,12 @@ pub struct KvRowArgs {
 impl KvRowArgs {
     /// The options of these rows, for a model that reads `template` after the chunks.
     pub fn options(&self, template: &str) -> RowOptions {
-        // A shell passes \n as two characters.
-        RowOptions { rows_max: self.rows, chunks_max: self.chunks, template: template.replace("\\n", "\n") }
+        RowOptions {
+            rows_max: self.rows,
+            chunks_max: self.chunks,
+            template: template.to_owned(),
+            one_prompt: false,
+        }
     }
 }
 
@@ -95,8 +102,10 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn kv(config: &Config, file: &Path, args: &Args) -> anyhow::Result<ExitCode> {
-    let engine = app::engine(config).all_layers(true).forward_pass(true).build()?;
+    let engine =
+        app::engine(config).all_layers(true).forward_pass(true).long_windows(args.one_prompt).build()?;
     let options = args.rows.options(args.template.as_deref().unwrap_or(TEMPLATE_DEFAULT));
+    let options = RowOptions { one_prompt: args.one_prompt, ..options };
     let report = with_progress(file, |progress| eval::kv::evaluate(file, &engine, &options, progress))?;
     super::print(eval::kv::table(&report));
     if let Some(path) = &args.json {

@@ -72,6 +72,8 @@ pub struct Model {
     pub placement: Placement,
     /// The layers of a decoder that are run and cached.
     pub layers: LayersRead,
+    /// Folder of the decoder whose keys and values are exported, in full. Empty: those of the model in `dir`, if it is a decoder.
+    pub kv_dir: PathBuf,
 }
 
 /// The layers of a decoder that are run and cached (`model.layers`).
@@ -81,7 +83,7 @@ pub enum LayersRead {
     /// The layers up to the last one that has a calibrated head.
     #[default]
     Needed,
-    /// All layers, as KV export requires.
+    /// All layers, as KV export from this model requires.
     All,
 }
 
@@ -207,6 +209,7 @@ impl Default for Model {
             device_memory_bytes_max: 0,
             placement: Placement::default(),
             layers: LayersRead::default(),
+            kv_dir: PathBuf::new(),
         }
     }
 }

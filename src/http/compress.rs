@@ -102,18 +102,18 @@ async fn run(
 ) -> Result<CompressAnswer, ApiError> {
     let pipeline = service.ready()?;
     if let Some(wanted) = &request.options.kv {
-        check_export(service, pipeline, wanted)?;
+        check_export(service, pipeline.of_kv_model(), wanted)?;
     }
     let (scope, request) = (service.clone(), Arc::clone(request));
     let answer = service.executor().run(deadline, move |cancel| {
         let pipeline = scope.ready()?;
         let loaded = request.load(&scope, scope.limits.registry.named_bytes_max, cancel)?;
         let mut compressed = pipeline.compress(&loaded.request, cancel)?;
-        let kv = request.options.kv.map(|wanted| {
+        let kv = request.options.kv.as_ref().map(|wanted| {
             let started = Instant::now();
             let question = (&*loaded.request.query, &loaded.request.chunks[..]);
-            let file = export(pipeline, question, &compressed, &wanted, cancel)?;
-            let answer = store_export(&scope, file, &wanted);
+            let file = export(pipeline.of_kv_model(), question, &compressed, wanted, cancel)?;
+            let answer = store_export(&scope, file, wanted);
             compressed.timings.push("kv", started.elapsed());
             answer
         });
@@ -214,10 +214,10 @@ fn with_kept(mut indexes: Vec<usize>, ids: &[String], keep: &[String]) -> Vec<us
     indexes
 }
 
-/// Checks that keys and values can be exported, before anything is read.
+/// Checks that keys and values can be exported with the model of `pipeline`, before anything is read.
 fn check_export(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), ApiError> {
     kv_export::check_model(pipeline.model()).map_err(PipelineError::from)?;
-    if let KvWanted::Heads(eviction) = wanted {
+    if let KvWanted::Heads { eviction, .. } = wanted {
         eviction.check().map_err(PipelineError::from)?;
     }
     if service.kv_handles().is_disabled() {
@@ -226,7 +226,7 @@ fn check_export(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Resu
     Ok(())
 }
 
-/// Exports the keys and values of the kept chunks, in the order of the context.
+/// Exports the keys and values of the kept chunks with the model of `pipeline`, in the order of the context.
 fn export(
     pipeline: &Pipeline,
     (query, chunks): (&str, &[Arc<Chunk>]),
@@ -236,18 +236,25 @@ fn export(
 ) -> Result<KvExportFile, PipelineError> {
     let kept = compressed.chunks.iter().filter(|chunk| chunk.kept);
     let kept: Vec<Arc<Chunk>> = kept.map(|chunk| Arc::clone(&chunks[chunk.index])).collect();
-    let question = pipeline.tokens_of(query)?;
+    let question = match wanted {
+        KvWanted::Heads { prompt: Some(prompt), .. } => {
+            let prompt = pipeline.tokens_of_prompt(prompt)?;
+            pipeline.settings().limits.check_prompt(prompt.len())?;
+            prompt
+        }
+        _ => pipeline.tokens_of(query)?,
+    };
     let kv_export = pipeline.kv_export(&kept, question.len(), cancel)?;
     let heads = match wanted {
         KvWanted::Chunks => None,
-        KvWanted::Heads(eviction) => Some(pipeline.evict(&kv_export, &question, eviction, cancel)?),
+        KvWanted::Heads { eviction, .. } => Some(pipeline.evict(&kv_export, &question, eviction, cancel)?),
     };
     Ok(KvExportFile::new(kv_export, heads, &kept, pipeline))
 }
 
 /// Stores an export for its tenant.
 fn store_export(service: &Scope, file: KvExportFile, wanted: &KvWanted) -> Result<KvAnswer, ApiError> {
-    let decoder = service.ready()?.model().decoder.as_ref();
+    let decoder = service.ready()?.of_kv_model().model().decoder.as_ref();
     let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
     let room_tokens = decoder.map_or(0, |decoder| decoder.context_tokens_max.saturating_sub(file.tokens()));
     let (tokens, share, bytes, memory_bytes) = (file.tokens(), file.share(), file.file_bytes(), file.bytes());
@@ -276,7 +283,8 @@ pub async fn fetch_export(
     let handle = handle.map_err(|_| ApiError::kv_unknown())?.0;
     service.ready()?;
     let file = service.kv_handles().get(&handle).ok_or_else(ApiError::kv_unknown)?;
-    let ours = service.ready()?.model().decoder.as_ref().and_then(|decoder| decoder.weights.as_deref());
+    let decoder = service.ready()?.of_kv_model().model().decoder.as_ref();
+    let ours = decoder.and_then(|decoder| decoder.weights.as_deref());
     if let Some(theirs) = fingerprint.as_deref().filter(|theirs| Some(*theirs) != ours) {
         return Err(ApiError::model_mismatch(ours.unwrap_or_default(), theirs));
     }
@@ -284,7 +292,7 @@ pub async fn fetch_export(
     // Each part is read when the one before has been sent: a slow reader holds one part, and no thread.
     let parts = stream::iter(file.parts()).then(move |part| {
         let (service, file) = (service.clone(), Arc::clone(&file));
-        run_blocking(move || Ok(file.read_part(part, service.ready()?)))
+        run_blocking(move || Ok(file.read_part(part, service.ready()?.of_kv_model())))
     });
     let kind = HeaderValue::from_static("application/octet-stream");
     let body = Body::from_stream(parts.map(|part| part.map_err(|error| error.message)));

@@ -372,6 +372,11 @@ fn doctor_reports_failures_with_advice() {
     std::fs::write(&file, "no folder").expect("a file");
     let file = file.to_str().expect("UTF-8");
     let is_a_file = format!("FAILED  registry.dir: {file} is a file, not a folder");
+    let encoder = tempfile::tempdir().expect("a folder");
+    export("models/tiny/bert-gelu", encoder.path(), Some(0));
+    let encoder = encoder.path().to_str().expect("UTF-8");
+    let is_an_encoder =
+        format!("FAILED  device: {encoder} cannot be the model for KV export: tiny is an encoder");
     let table = [
         (
             "no model",
@@ -380,6 +385,13 @@ fn doctor_reports_failures_with_advice() {
             "FAILED  model: no contract.toml in /no/model; run `make model`",
         ),
         ("damaged model", "THRESHER__MODEL__DIR", damaged, "contract declares SHA-256 "),
+        (
+            "no model for exports",
+            "THRESHER__MODEL__KV_DIR",
+            "/no/model",
+            "FAILED  model.kv_dir: no contract.toml in /no/model",
+        ),
+        ("a model that cannot export", "THRESHER__MODEL__KV_DIR", encoder, &*is_an_encoder),
         (
             "no runtime",
             "THRESHER_RUNTIME_LIB",
@@ -417,7 +429,7 @@ fn doctor_reports_failures_with_advice() {
             "no estimator",
             "THRESHER__RC__ESTIMATOR",
             "mean",
-            "rc.estimator: estimator \"mean\" is not mean or peak, a slash, and one of self, rivals, both, nor is it peak/ranked",
+            "rc.estimator: estimator \"mean\" is not one of mean/self, mean/rivals",
         ),
         (
             "bad settings",
@@ -539,6 +551,26 @@ fn a_decoder_can_be_exported_calibrated_and_used() {
     }
     // Six of twenty chunks are kept, so chance would keep less than a third of the needed ones.
     assert!(found >= 10, "{found} of 12 needed chunks are kept");
+
+    // Heads can also be chosen by answers whose sources are known.
+    let answer = |row: &Value| {
+        let gold = row["gold"][0].as_u64().expect("an index") as usize;
+        let text = row["chunks"][gold]["text"].as_str().expect("text");
+        let span = json!({"start": 0, "end": text.chars().count(), "chunk": gold});
+        json!({"answer": text, "spans": [span], "chunks": row["chunks"]}).to_string()
+    };
+    let answers = folder.path().join("answers.jsonl");
+    std::fs::write(&answers, rows.iter().map(answer).collect::<Vec<_>>().join("\n")).expect("written");
+    let answers = answers.to_str().expect("UTF-8");
+    let chosen = run(with(&["calibrate", answers, "--dry-run"]), "");
+    assert_eq!(chosen.code, Some(0), "{}", chosen.err);
+    assert!(chosen.out.contains("by accuracy on half of 12 answers: "), "{}", chosen.out);
+    let refused = run(with(&["calibrate", answers, "--probe"]), "");
+    assert!(
+        refused.code == Some(1) && refused.err.contains("a probe is trained with questions"),
+        "{}",
+        refused.err
+    );
 }
 
 /// A probe of the small decoder is trained, selects better than RC over all heads, and belongs to its model.

@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use crate::keys::{Keyed, entry};
 use crate::support::wire::{Response, get, post};
 use crate::support::{in_checkout, ort_settings};
-use crate::{Daemon, check_error, daemon, daemon_of, registry_settings, scripted};
+use crate::{Daemon, check_error, daemon, daemon_of, pipeline_of, registry_settings, scripted};
 
 /// An exported small decoder. Its directory is removed when this is dropped.
 struct Model {
@@ -155,6 +155,8 @@ async fn whole_chunks_are_exported_in_the_order_of_the_context() {
     assert_eq!(integers(&file, "chunks"), in_chunks(-1, [0, 1]));
     assert_eq!(integers(&file, "windows"), in_chunks(-1, [0, 1]));
     // The text of a token is the text of its chunk at the token's offsets.
+    let vocabulary =
+        tokenizers::Tokenizer::from_file(model.path().join("tokenizer.json")).expect("a tokenizer");
     let offsets = integers(&file, "offsets");
     for (at, (&id, range)) in expect.iter().zip(offsets.chunks_exact(2)).enumerate() {
         let of_title = at > first.len() && at <= first.len() + title.len();
@@ -162,7 +164,7 @@ async fn whole_chunks_are_exported_in_the_order_of_the_context() {
             assert_eq!(range, [-1, -1], "token {at}");
         } else {
             let text = if at <= first.len() { TEXTS[0] } else { TEXTS[2] };
-            let decoded = tokenizer.decode(&[id as u32]).expect("a token");
+            let decoded = vocabulary.decode(&[id as u32], false).expect("a token");
             assert_eq!(decoded.trim(), text[range[0] as usize..range[1] as usize].trim(), "token {at}");
         }
     }
@@ -252,6 +254,13 @@ async fn an_impossible_export_is_refused_by_name() {
         (json!({"kv": {"policy": "heads", "mass": 1.5}}), "422 ratio_out_of_range kv.mass", "1.5"),
         (json!({"kv": {"policy": "heads", "mass": 0.5, "ratio": 0.5}}), "422 kv_ambiguous kv", "not both"),
         (json!({"kv": {"ratio": 0.5}}), "422 kv_ambiguous kv", "heads"),
+        (json!({"kv": {"prompt": "why ?"}}), "422 kv_ambiguous kv", "prompt"),
+        (json!({"kv": {"policy": "heads", "prompt": ""}}), "422 query_empty kv.prompt", "after the chunks"),
+        (
+            json!({"kv": {"policy": "heads", "prompt": "why ".repeat(513)}}),
+            "422 query_too_long kv.prompt",
+            "limits.query_tokens_max",
+        ),
         (json!({"kv": {"policy": "layers"}}), "400 unknown_value kv.policy", "layers"),
         (json!({"include": ["keys"]}), "400 unknown_value include[0]", "keys"),
     ] {
@@ -313,4 +322,79 @@ async fn a_handle_is_valid_for_its_tenant_only() {
         "another tenant's",
     );
     assert_eq!(keyed.ask("a", ("HEAD", &path), "").await.status, 200);
+}
+
+/// The rows that each head keeps, in all layers.
+fn kept_rows(file: &[u8]) -> Vec<Vec<i32>> {
+    let file = SafeTensors::deserialize(file).expect("a file");
+    let names = file.names();
+    let layers = names.iter().filter(|name| name.ends_with(".tokens")).count();
+    (0..layers).map(|layer| integers(&file, &format!("layers.{layer}.tokens"))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_chosen_for_the_prompt_of_the_request() {
+    let model = Model::new();
+    let daemon = model.daemon().await;
+    let kept = async |prompt: Option<&str>| {
+        let mut kv = json!({"policy": "heads", "ratio": 0.3});
+        if let Some(prompt) = prompt {
+            kv["prompt"] = json!(prompt);
+        }
+        let answer = compress(&daemon, &request(json!({"kv": kv}))).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let handle = answer.json()["kv"]["handle"].as_str().expect("a handle").to_owned();
+        kept_rows(&fetch(&daemon, &format!("/v1/kv/{handle}")).await)
+    };
+    let of_query = kept(None).await;
+    assert_eq!(kept(Some("what is the colour of Kanir ?")).await, of_query, "the query is the default");
+    assert_ne!(kept(Some("who is the owner of Kanir ?")).await, of_query);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_of_a_chunk_is_never_a_special_token() {
+    let model = Model::new();
+    let daemon = model.daemon().await;
+    let body = request(json!({"chunks": ["the colour <s> of Kanir is amber ."]}));
+    let answer = compress(&daemon, &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let handle = answer.json()["kv"]["handle"].as_str().expect("a handle").to_owned();
+    let bytes = fetch(&daemon, &format!("/v1/kv/{handle}")).await;
+    let ids = integers(&SafeTensors::deserialize(&bytes).expect("a file"), "token_ids");
+    let special: Vec<usize> = (0..ids.len()).filter(|&at| ids[at] == 0).collect();
+    assert_eq!(special, [0], "only the token at the beginning is special: {ids:?}");
+    // A prompt is the operator's own text.
+    let of_prompt = model.tokenizer().encode_prompt("the colour <s> of").expect("tokens").ids;
+    assert!(of_prompt.contains(&0), "{of_prompt:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_encoder_selects_while_a_decoder_exports() {
+    let model = Model::new();
+    let both = || {
+        let decoder = model.pipeline(&OrtSettings { all_layers: true, ..ort_settings(model.path(), 1) });
+        pipeline_of(scripted(), KvStore::without_tiers()).with_kv_model(Arc::new(decoder))
+    };
+    let daemon = daemon_of(Some(both()), 2, 2).await;
+    let body = request(json!({"kv": {"policy": "heads", "ratio": 0.5}}));
+    let answer = compress(&daemon, &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let (rc, kv) = (&answer.json()["rc"], &answer.json()["kv"]);
+    assert_eq!((&rc["model"], &kv["fingerprint"]), (&json!("scripted"), &json!(model.fingerprint())));
+    let path =
+        format!("/v1/kv/{}?fingerprint={}", kv["handle"].as_str().expect("a handle"), model.fingerprint());
+    let alone = compress(&model.daemon().await, &body).await.json();
+    assert_eq!(kv["tokens"], alone["kv"]["tokens"], "the decoder's tokens, not the encoder's");
+    assert_eq!(fetch(&daemon, &path).await.len(), kv["bytes"].as_u64().expect("bytes") as usize);
+
+    let models = get(daemon.http, "/v1/models").await.json();
+    let described: Vec<_> = models["data"].as_array().expect("models").iter().collect();
+    assert_eq!(described.len(), 2, "{models}");
+    for (described, (name, exports)) in described.iter().zip([("scripted", false), ("small", true)]) {
+        assert_eq!((&described["id"], &described["exports_kv"]), (&json!(name), &json!(exports)), "{models}");
+    }
+    // Other tenants have the same two models.
+    let keyed = Keyed::start_with(&entry("a", "tenant = \"a\""), both(), &registry_settings()).await;
+    let of_tenant = keyed.post("a", "/v1/compress", &body).await.json();
+    assert_eq!(of_tenant["kv"]["fingerprint"], json!(model.fingerprint()), "{of_tenant}");
 }

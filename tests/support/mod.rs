@@ -64,6 +64,7 @@ pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
         all_layers: false,
         probe: false,
         forward: false,
+        long_windows: false,
     }
 }
 

@@ -18,7 +18,8 @@ use crate::pipeline::attribute::Attributed;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::scan::ScanBy;
 use crate::pipeline::score::Scoring;
-use crate::pipeline::{Compressed, Pipeline, PipelineError, Ranked, Settings};
+use crate::pipeline::validate::InvalidRequest;
+use crate::pipeline::{Compressed, Pipeline, PipelineError, Ranked, Settings, kv_export};
 
 /// A loaded model with its cache and settings. All methods take `&self`, so threads can share one engine.
 ///
@@ -55,6 +56,14 @@ pub enum EngineError {
     /// The cache directory cannot be used.
     #[error(transparent)]
     Cache(#[from] LocalError),
+    /// The model for exports has no keys and values that can be exported.
+    #[error("{} cannot be the model for KV export: {reason}", .dir.display())]
+    KvModel {
+        /// The folder of the model.
+        dir: PathBuf,
+        /// Why its keys and values cannot be exported.
+        reason: Box<InvalidRequest>,
+    },
 }
 
 /// Builds an [`Engine`]. The model folder and the library of ONNX Runtime are required; every other setting
@@ -67,6 +76,7 @@ pub struct EngineBuilder {
     cache: LocalSettings,
     /// Used in place of a store over `cache`.
     store: Option<Arc<KvStore>>,
+    kv_model_dir: Option<PathBuf>,
 }
 
 /// The default size of the cache of chunk keys in memory: 256 MiB, which is enough for about 650,000 tokens
@@ -100,8 +110,9 @@ impl EngineBuilder {
             all_layers: false,
             probe: false,
             forward: false,
+            long_windows: false,
         };
-        Self { load, settings: Settings::default(), cache: default_cache(), store: None }
+        Self { load, settings: Settings::default(), cache: default_cache(), store: None, kv_model_dir: None }
     }
 
     /// Sets the number of threads that read windows in parallel. The default is the number of cores.
@@ -144,6 +155,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Makes a decoder read texts in windows of three quarters of its context, as in one prompt. By default,
+    /// windows have the size that the model's contract names. It measures what shorter windows change.
+    pub fn long_windows(mut self, long: bool) -> Self {
+        self.load.long_windows = long;
+        self
+    }
+
     /// Sets the settings of requests, such as limits, scoring and the precision of cached keys.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
@@ -174,17 +192,25 @@ impl EngineBuilder {
         self
     }
 
+    /// Sets the folder of a decoder that exports keys and values, with all its layers. By default, the model
+    /// that scores chunks exports them, too, if it is a decoder.
+    pub fn kv_model_dir(mut self, dir: impl AsRef<Path>) -> Self {
+        self.kv_model_dir = Some(dir.as_ref().to_owned());
+        self
+    }
+
     /// Returns the settings with which the model is loaded.
     pub fn load_settings(&self) -> &OrtSettings {
         &self.load
     }
 
-    /// Compares the model's files with its contract, loads the model and opens the cache.
+    /// Compares the model's files with its contract, loads the model and opens the cache. Does the same with
+    /// the model for exports, if there is one.
     ///
     /// # Errors
-    /// Returns an [`EngineError`] if the model, ONNX Runtime, the device or the cache directory cannot be
-    /// used.
+    /// Returns an [`EngineError`] if a model, ONNX Runtime, the device or the cache directory cannot be used.
     pub fn build(mut self) -> Result<Engine, EngineError> {
+        let for_kv_model = self.clone();
         self.load.probe = self.settings.scoring == Scoring::Probe;
         let dir = &self.load.model_dir;
         let contract = Contract::load(dir)?;
@@ -199,8 +225,30 @@ impl EngineBuilder {
             Some(store) => store,
             None => Arc::new(KvStore::new(Arc::new(AllTiers::new(LocalTiers::open(&self.cache)?, None)))),
         };
-        let pipeline = Arc::new(Pipeline::new(runtime, Arc::clone(&tokenizer), store, self.settings));
-        Ok(Engine { pipeline, model, tokenizer })
+        let mut pipeline = Pipeline::new(runtime, Arc::clone(&tokenizer), Arc::clone(&store), self.settings);
+        if let Some(dir) = self.kv_model_dir {
+            pipeline = pipeline.with_kv_model(for_kv_model.build_kv_model(dir, store)?);
+        }
+        Ok(Engine { pipeline: Arc::new(pipeline), model, tokenizer })
+    }
+
+    /// Loads the decoder in `dir` with the same settings, as far as they do not concern scores.
+    fn build_kv_model(self, dir: PathBuf, store: Arc<KvStore>) -> Result<Arc<Pipeline>, EngineError> {
+        let load = OrtSettings {
+            model_dir: dir.clone(),
+            all_layers: true,
+            all_heads: false,
+            forward: false,
+            long_windows: false,
+            ..self.load
+        };
+        let settings = Settings { scan: ScanBy::default(), scoring: Scoring::default(), ..self.settings };
+        let builder = Self { load, settings, cache: self.cache, store: Some(store), kv_model_dir: None };
+        let pipeline = builder.build()?.into_pipeline();
+        match kv_export::check_model(pipeline.model()) {
+            Ok(_) => Ok(pipeline),
+            Err(reason) => Err(EngineError::KvModel { dir, reason: Box::new(reason) }),
+        }
     }
 }
 

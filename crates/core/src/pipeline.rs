@@ -82,6 +82,8 @@ pub struct Pipeline {
     reader: Reader,
     frame_costs: FrameCosts,
     settings: Settings,
+    /// Exports keys and values in place of this pipeline's model.
+    kv_model: Option<Arc<Pipeline>>,
 }
 
 /// The settings of a pipeline, which are the same for all its requests.
@@ -139,7 +141,19 @@ impl Pipeline {
     ) -> Self {
         let (codec, salt) = (settings.codec, settings.salt.as_bytes());
         let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, codec, salt);
-        Self { model, tokenizer, reader, frame_costs: FrameCosts::new(), settings }
+        Self { model, tokenizer, reader, frame_costs: FrameCosts::new(), settings, kv_model: None }
+    }
+
+    /// Returns the same pipeline, whose keys and values are exported by the model of `kv_model`: an encoder
+    /// selects chunks, a decoder keeps their keys and values.
+    #[must_use]
+    pub fn with_kv_model(self, kv_model: Arc<Self>) -> Self {
+        Self { kv_model: Some(kv_model), ..self }
+    }
+
+    /// Returns the pipeline whose model exports keys and values: that of [`Self::with_kv_model`], or this one.
+    pub fn of_kv_model(&self) -> &Self {
+        self.kv_model.as_deref().unwrap_or(self)
     }
 
     /// Returns a pipeline for another tenant, with the same model and settings. The tenant gets its own share
@@ -153,6 +167,7 @@ impl Pipeline {
             tokenizer: Arc::clone(&self.tokenizer),
             frame_costs: FrameCosts::new(),
             settings: self.settings.clone(),
+            kv_model: self.kv_model.as_ref().map(|kv_model| Arc::new(kv_model.of_tenant(tenant))),
         }
     }
 
@@ -176,10 +191,11 @@ impl Pipeline {
         self.settings.scoring.to_string()
     }
 
-    /// Returns the estimated time that the model needs for the chunks of this tenant that it is reading. It
-    /// is zero until the model's speed has been measured.
+    /// Returns the estimated time that the model, and the model for KV export, need for the chunks of this
+    /// tenant that they are reading. It is zero until the speed has been measured.
     pub fn reading_left(&self) -> Duration {
-        self.reader.time_left()
+        let of_kv_model = self.kv_model.as_ref().map(|kv_model| kv_model.reading_left());
+        self.reader.time_left() + of_kv_model.unwrap_or_default()
     }
 
     /// Compresses the chunks of a request to the parts that answer its question.
@@ -397,13 +413,17 @@ impl Pipeline {
         Ok(Ranked { chunks: scores.chunks, are_probabilities, sentences, tokens })
     }
 
-    /// Has the model read those of `chunks` that are not cached, so that later requests find their blocks.
-    /// Returns how many chunks it read.
+    /// Has the model, and the model for KV export, read those of `chunks` that are not cached, so that later
+    /// requests find their blocks. Returns how many chunks the model read.
     ///
     /// # Errors
     /// Fails as [`Self::compress`] does.
     pub fn warm(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> Result<usize, PipelineError> {
-        Ok(self.reader.blocks(chunks, &self.settings.limits, cancel)?.sources.read)
+        let read = self.reader.blocks(chunks, &self.settings.limits, cancel)?.sources.read;
+        if let Some(kv_model) = &self.kv_model {
+            kv_model.warm(chunks, cancel)?;
+        }
+        Ok(read)
     }
 
     /// Returns the number of tokens that a tokenizer finds in `text`.
@@ -414,7 +434,8 @@ impl Pipeline {
         TokenCounter::new(tokenizer, &self.tokenizer).count(text)
     }
 
-    /// Returns the ids of the model's tokens in `text`, without special tokens.
+    /// Returns the ids of the model's tokens in `text`. No special token is added, and text that looks like
+    /// one is not read as one.
     ///
     /// # Errors
     /// Returns [`PipelineError::Model`] if the model's tokenizer cannot encode the text.
@@ -422,12 +443,13 @@ impl Pipeline {
         Ok(self.tokenizer.encode(text)?.ids)
     }
 
-    /// Returns the text of token ids of the model.
+    /// Returns the ids of the model's tokens in a prompt: what the model reads after the chunks. Special tokens
+    /// in it, such as those of a chat template, are read as such; none is added.
     ///
     /// # Errors
-    /// Returns [`PipelineError::Model`] if the model's tokenizer does not know an id.
-    pub fn text_of(&self, ids: &[u32]) -> Result<String, PipelineError> {
-        Ok(self.tokenizer.decode(ids)?)
+    /// Returns [`PipelineError::Model`] if the model's tokenizer cannot encode the text.
+    pub fn tokens_of_prompt(&self, prompt: &str) -> Result<Vec<u32>, PipelineError> {
+        Ok(self.tokenizer.encode_prompt(prompt)?.ids)
     }
 
     /// Selects units by `scores` within the request's budget, and writes the context.

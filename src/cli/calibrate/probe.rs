@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use thresher_core::model::contract::{
-    Contract, Family, HeadChoice, Probe, ProbeFeatures, QUESTION_MARK, around_question,
+    Contract, Family, HeadChoice, Probe, ProbeFeatures, QUESTION_MARK, QuestionTokens, around_question,
 };
 use thresher_core::pipeline::score::Scoring;
 use thresher_lab::eval::heads::{self, HeadScores, Question};
@@ -33,12 +33,17 @@ pub fn run(
         bail!("--template is {:?}; it must contain {QUESTION_MARK} once", args.template);
     };
     let questions = probe::usable(questions)?;
-    let seen = observe(config, &questions, |pipeline, reading, question| {
+    let seen = observe((config, &args.questions), &questions, |pipeline, reading, question| {
         let row = ProbeRow::new(question, (pipeline, reading), around, heads)?;
-        Ok((HeadScores::new(reading, question), row))
+        Ok((HeadScores::of_question(reading, question), row))
     })?;
     let (scores, rows): (Vec<_>, Vec<_>) = seen.into_iter().unzip();
-    let choice = heads::choose(&scores, Some(HeadChoice::Accuracy), usize::from(args.heads))?;
+    let choice = heads::choose(
+        &scores,
+        Some(HeadChoice::Accuracy),
+        usize::from(args.heads),
+        &[QuestionTokens::All, QuestionTokens::Last],
+    )?;
     let trained = probe::train(&rows);
     report(&trained, &choice, questions.len());
     let all = trained.fitted.weights.iter().map(|&weight| weight as f32).collect::<Vec<_>>();

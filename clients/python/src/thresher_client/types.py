@@ -56,7 +56,8 @@ class KvOptions(TypedDict, total=False):
 
     `policy` is `"chunks"` (all of them, the default) or `"heads"` (a part of each head's, chosen for the question). The other
     fields are for `"heads"` only: `ratio` is the share of all keys, `mass` (instead of `ratio`) the share of RC that
-    each head's keys carry; `sinks` and `recent` are how many first and last tokens every head exports.
+    each head's keys carry; `sinks` and `recent` are how many first and last tokens every head exports; `prompt` is the text that
+    the model will read after the chunks, with the question (default: the query).
     """
 
     policy: KvPolicy
@@ -64,6 +65,7 @@ class KvOptions(TypedDict, total=False):
     mass: float
     sinks: int
     recent: int
+    prompt: str
 
 
 @dataclass(frozen=True)
@@ -401,10 +403,10 @@ class Reranking(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Extensible):
-    """The model that the daemon has loaded.
+    """A model that the daemon has loaded.
 
     `fingerprint` identifies how it was exported, including its weights; `window_tokens_max` is the number of tokens that it reads
-    at once; `estimator` is the statistic that scores.
+    at once; `estimator` is the statistic that scores; `exports_kv` says whether keys and values are exported from it.
     """
 
     id: str
@@ -412,6 +414,7 @@ class Model(Extensible):
     window_tokens_max: int | None = None
     estimator: str | None = None
     device: str | None = None
+    exports_kv: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

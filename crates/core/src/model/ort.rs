@@ -67,6 +67,9 @@ pub struct OrtSettings {
     /// Whether [`DecoderRuntime::forward`] is available, which measures the effect of evicting keys. On the
     /// CPU, each of `workers` has a session for it.
     pub forward: bool,
+    /// Whether a decoder's windows have three quarters of its context instead of the size in its contract, so
+    /// that a whole prompt is read at once. The rest is left for the question.
+    pub long_windows: bool,
 }
 
 /// A loaded model of either family.

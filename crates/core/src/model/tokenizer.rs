@@ -1,6 +1,7 @@
 //! The model's tokenizer: turns a text into token ids with byte offsets, without truncation or padding.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
@@ -17,9 +18,17 @@ pub struct Tokens {
     pub offsets: Vec<ByteRange>,
 }
 
+/// The version of how texts become tokens. Blocks that were read by another version are not used.
+pub const RULES_VERSION: u32 = 2;
+
 /// A Hugging Face tokenizer with truncation and padding switched off.
+///
+/// Text that looks like a special token, such as `<|im_end|>`, is text like any other: whoever writes a chunk
+/// cannot end the user's turn. Only [`Self::encode_prompt`] reads it as the special token.
 pub struct ModelTokenizer {
     inner: Tokenizer,
+    /// The same tokenizer for prompts. It is made for the first prompt.
+    of_prompts: OnceLock<Box<Tokenizer>>,
     splits_at_blanks: bool,
 }
 
@@ -42,8 +51,9 @@ impl ModelTokenizer {
     pub fn new(mut inner: Tokenizer) -> Self {
         inner.with_padding(None);
         inner.with_truncation(None).expect("removing truncation cannot conflict with other parameters");
+        inner.set_encode_special_tokens(true);
         let splits_at_blanks = splits_at_blanks(&inner);
-        Self { inner, splits_at_blanks }
+        Self { inner, of_prompts: OnceLock::new(), splits_at_blanks }
     }
 
     /// Returns whether the text between two blanks (see [`is_blank`]) has the same tokens in every context.
@@ -58,17 +68,21 @@ impl ModelTokenizer {
     /// # Errors
     /// Returns [`ModelError::Tokenize`] if the tokenizer refuses the text.
     pub fn encode(&self, text: &str) -> Result<Tokens, ModelError> {
-        let encoding = self.inner.encode(text, false).map_err(|e| ModelError::Tokenize(e.to_string()))?;
-        let offsets = encoding.get_offsets().iter().map(|&(start, end)| ByteRange::new(start, end)).collect();
-        Ok(Tokens { ids: encoding.get_ids().to_vec(), offsets })
+        tokens(&self.inner, text)
     }
 
-    /// Returns the text of token ids; special tokens are left out.
+    /// Returns the token ids of a prompt and their byte offsets. Text that looks like a special token is that
+    /// token, so the prompt must not come from strangers as a whole.
     ///
     /// # Errors
-    /// Returns [`ModelError::Tokenize`] if the tokenizer refuses the ids.
-    pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
-        self.inner.decode(ids, true).map_err(|e| ModelError::Tokenize(e.to_string()))
+    /// As [`Self::encode`].
+    pub fn encode_prompt(&self, prompt: &str) -> Result<Tokens, ModelError> {
+        let of_prompts = || {
+            let mut tokenizer = self.inner.clone();
+            tokenizer.set_encode_special_tokens(false);
+            Box::new(tokenizer)
+        };
+        tokens(self.of_prompts.get_or_init(of_prompts), prompt)
     }
 
     /// Returns the number of tokens of `text`. It is faster than [`Self::encode`].
@@ -80,6 +94,12 @@ impl ModelTokenizer {
             self.inner.encode_fast(text, false).map_err(|e| ModelError::Tokenize(e.to_string()))?;
         Ok(encoding.get_ids().len())
     }
+}
+
+fn tokens(tokenizer: &Tokenizer, text: &str) -> Result<Tokens, ModelError> {
+    let encoding = tokenizer.encode(text, false).map_err(|e| ModelError::Tokenize(e.to_string()))?;
+    let offsets = encoding.get_offsets().iter().map(|&(start, end)| ByteRange::new(start, end)).collect();
+    Ok(Tokens { ids: encoding.get_ids().to_vec(), offsets })
 }
 
 /// Returns whether `byte` is a blank: a space, tab, line feed or carriage return. A tokenizer for which

@@ -21,7 +21,7 @@ use crate::kv::block::{Block, Parts, TokenCounts};
 use crate::kv::codec::{Codec, LANES};
 use crate::kv::key::{BlockKey, KeySpace};
 use crate::kv::store::{Claim, KvStore, Source, Sources, Unread};
-use crate::model::tokenizer::ModelTokenizer;
+use crate::model::tokenizer::{self, ModelTokenizer};
 use crate::model::{ModelInfo, ModelRuntime};
 use crate::text;
 
@@ -285,9 +285,9 @@ impl Reader {
 
 /// Returns the key space of a tenant's blocks: everything that a block depends on besides its chunk.
 fn key_space(model: &ModelInfo, codec: Codec, salt: &[u8], tenant: &Tenant) -> KeySpace {
-    let rules = text::RULES_VERSION.to_le_bytes();
+    let rules = [text::RULES_VERSION, tokenizer::RULES_VERSION].map(u32::to_le_bytes);
     let codec = [codec.id()];
-    let mut parts = vec![model.fingerprint.as_bytes(), &codec, &rules, salt];
+    let mut parts = vec![model.fingerprint.as_bytes(), &codec, rules.as_flattened(), salt];
     // The default tenant adds nothing, so it shares its blocks with a daemon without tenants.
     if !tenant.is_default() {
         parts.push(tenant.name().as_bytes());

@@ -44,7 +44,8 @@ pub struct QuestionText {
     pub query: TokenSpan,
 }
 
-/// Returns the tokens of a question with the text `before` and `after` it.
+/// Returns the tokens of a question with the text `before` and `after` it, in which special tokens are read as
+/// such.
 ///
 /// # Errors
 /// Returns [`InvalidRequest::QueryUnreadable`] if the tokenizer finds no token in the question,
@@ -56,7 +57,10 @@ pub fn question(
     tokenizer: &ModelTokenizer,
     limits: &RequestLimits,
 ) -> Result<QuestionText, PipelineError> {
-    let tokens = tokenizer.encode(&[before, query, after].concat())?;
+    let tokens = match (before, after) {
+        ("", "") => tokenizer.encode(query)?,
+        _ => tokenizer.encode_prompt(&[before, query, after].concat())?,
+    };
     let found = tokens.ids.len();
     if found > limits.query_tokens_max {
         return Err(InvalidRequest::QueryTooLong { found, max: limits.query_tokens_max }.into());

@@ -98,6 +98,19 @@ impl RequestLimits {
         }
     }
 
+    /// Checks the number of tokens of the text that the model reads after exported chunks.
+    ///
+    /// # Errors
+    /// Returns [`InvalidRequest::KvPromptEmpty`] or [`InvalidRequest::KvPromptTooLong`].
+    pub fn check_prompt(&self, found: usize) -> Result<(), InvalidRequest> {
+        let max = self.query_tokens_max;
+        match found {
+            0 => Err(InvalidRequest::KvPromptEmpty),
+            _ if found > max => Err(InvalidRequest::KvPromptTooLong { found, max }),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks the size of the question's vectors, which exist once per group of chunks: groups × question
     /// tokens × heads × values per vector. A single group is always allowed, because every question needs it.
     ///
@@ -164,6 +177,12 @@ pub enum InvalidRequest {
     QueryUnreadable,
     #[error("query has {found} tokens; the limit is {max} (limits.query_tokens_max)")]
     QueryTooLong { found: usize, max: usize },
+    #[error(
+        "kv.prompt has no token that the model can read; send the text that the model reads after the chunks"
+    )]
+    KvPromptEmpty,
+    #[error("kv.prompt has {found} tokens; the limit is {max} (limits.query_tokens_max)")]
+    KvPromptTooLong { found: usize, max: usize },
     #[error("query has {found} tokens; the model's context has room for {max} beside a chunk; shorten query")]
     QueryBeyondModel { found: usize, max: usize },
     #[error("chunks is empty; send at least one chunk")]
@@ -305,6 +324,7 @@ impl InvalidRequest {
             Self::RatioOutOfRange { .. } | Self::BudgetImpossible { is_ratio: true, .. } => {
                 "budget.ratio".to_owned()
             }
+            Self::KvPromptEmpty | Self::KvPromptTooLong { .. } => "kv.prompt".to_owned(),
             Self::KvOfEncoder { .. }
             | Self::KvLayersMissing { .. }
             | Self::KvWeightsUnknown { .. }
