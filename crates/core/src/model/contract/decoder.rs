@@ -148,17 +148,18 @@ impl Decoder {
         self.chosen.as_ref().map_or(QuestionTokens::All, |chosen| chosen.question_tokens)
     }
 
-    /// Returns how keys are evicted if nothing is calibrated: all layers share one budget, unless their logits
-    /// may have different scales.
+    /// Returns how keys are evicted if nothing is calibrated. Models that normalise queries and keys do better
+    /// with another reference, and with scores that are averaged (`docs/decisions.md`).
     pub fn default_eviction_form(&self) -> EvictionForm {
-        let budget = if self.qk_norm { BudgetScope::Layer } else { BudgetScope::Model };
+        let (reference, neighbours, floor) =
+            if self.qk_norm { (Reference::Rivals, 5, 0.5) } else { (Reference::SelfLogits, 1, 0.2) };
         EvictionForm {
-            reference: Reference::SelfLogits,
+            reference,
             over_question: OverQuestion::RootMeanSquare,
-            neighbours: 1,
+            neighbours,
             scale: KeyScale::RootOfMean,
-            budget,
-            floor: 0.2,
+            budget: BudgetScope::Model,
+            floor,
         }
     }
 

@@ -72,24 +72,29 @@ impl FormChoice {
 /// Returns the forms that are compared. Others were never among the best on any model that was measured
 /// (`docs/decisions.md`).
 fn candidates() -> Vec<EvictionForm> {
-    let shared = [(BudgetScope::Layer, 0.2), (BudgetScope::Model, 0.2), (BudgetScope::Model, 0.5)];
-    let scaled = [KeyScale::Logit, KeyScale::RootOfMean].map(|scale| shared.map(|shared| (scale, shared)));
-    // Where no heads share a budget, a scale changes nothing.
-    let alone = (KeyScale::Logit, (BudgetScope::Head, 0.0));
+    let budgets = [
+        (KeyScale::RootOfMean, BudgetScope::Model, 0.2),
+        (KeyScale::RootOfMean, BudgetScope::Model, 0.5),
+        (KeyScale::RootOfMean, BudgetScope::Layer, 0.2),
+        (KeyScale::Mean, BudgetScope::Model, 0.2),
+        (KeyScale::Logit, BudgetScope::Model, 0.5),
+        (KeyScale::Logit, BudgetScope::Layer, 0.2),
+        (KeyScale::Logit, BudgetScope::Head, 0.0),
+    ];
     let mut forms = Vec::new();
-    for (reference, neighbours) in
-        [(Reference::SelfLogits, 1), (Reference::Rivals, 1), (Reference::Rivals, 5)]
-    {
+    for reference in [Reference::SelfLogits, Reference::Rivals] {
         for over_question in [OverQuestion::RootMeanSquare, OverQuestion::Peak] {
-            let form = |(scale, (budget, floor))| EvictionForm {
-                reference,
-                over_question,
-                neighbours,
-                scale,
-                budget,
-                floor,
-            };
-            forms.extend(scaled.into_iter().flatten().chain([alone]).map(form));
+            for neighbours in [1, 5] {
+                let form = |(scale, budget, floor)| EvictionForm {
+                    reference,
+                    over_question,
+                    neighbours,
+                    scale,
+                    budget,
+                    floor,
+                };
+                forms.extend(budgets.map(form));
+            }
         }
     }
     forms
