@@ -1060,7 +1060,7 @@ class Recipe(Test):
         missing += [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
         if missing:
             self.skipTest(f"missing: {', '.join(missing)}")
-        served = Daemon(THRESHER__MODEL__DIR=str(SMOLLM2), THRESHER__MODEL__LAYERS="all")
+        served = Daemon(THRESHER__MODEL__KV_DIR=str(SMOLLM2))
         self.addCleanup(served.stop)
         environment = {**os.environ, "THRESHER_URL": served.url}
         run = subprocess.run(

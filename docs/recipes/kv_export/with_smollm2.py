@@ -1,7 +1,7 @@
 """Answer a question with SmolLM2 from the cached keys and values of the best of twenty passages, and look up its sources.
 
-`make decoder` fetches the GGUF file and exports it to models/smollm2-135m, which the daemon has to serve with all layers
-(`model.layers = "all"`). transformers needs `gguf` and `accelerate` to load such a file.
+`make decoder` fetches the GGUF file and exports it to models/smollm2-135m, from which the daemon has to export keys and values
+(`model.kv_dir`). transformers needs `gguf` and `accelerate` to load such a file.
 """
 
 import json
