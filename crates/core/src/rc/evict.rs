@@ -46,7 +46,7 @@ pub enum Keep {
 /// Returns the RC of each key of a key head for the question, `[key]`: E over y in Y_j of max(x_ij − y, 0) for
 /// each query j, reduced over the queries of all heads as `over` says. `x` `[head, query, key]` are the raw
 /// logits of the query heads that share the key head, over all keys that could be kept. `self_logits`
-/// `[head, query, own key]` are those over the question's own keys, [`EMPTY`] where a query does not see the
+/// `[head, query, own key]` are those over the question's own keys, [`EMPTY`](super::EMPTY) where a query does not see the
 /// key.
 ///
 /// With [`Reference::Rivals`], Y_j are the logits of query j over all keys that could be kept, so a key with
