@@ -138,7 +138,9 @@ pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
     let request = CompressRequest::new("Which sentence answers?", chunks);
     let cancel = Cancel::default();
     pipeline.compress(&request, &cancel).context("the warm-up request failed")?;
-    pipeline.warm(&request.chunks, &cancel).context("the model for KV export failed")?;
+    if let Some(kv_model) = pipeline.kv_model() {
+        kv_model.warm(&request.chunks, &cancel).context("the model for KV export failed")?;
+    }
     Ok(started.elapsed())
 }
 
@@ -392,18 +394,17 @@ async fn load(
             );
         }
         let device = &model.device.name;
-        let has_kv_model = !config.model.kv_dir.as_os_str().is_empty();
-        let kv_model = has_kv_model.then(|| &*pipeline.of_kv_model().model().name);
+        let kv_model = pipeline.kv_model().map(Pipeline::model);
         tracing::info!(
             model = model.name,
-            kv_model,
+            kv_model = kv_model.map(|model| &*model.name),
             device,
             ms,
             warm_up_ms = warm_up.as_millis() as u64,
             "ready"
         );
         http::observe::model(model);
-        http::observe::model(pipeline.of_kv_model().model());
+        kv_model.into_iter().for_each(http::observe::model);
         tenants.set_pipeline(pipeline);
         Ok(tenants.read_ahead(admission)?)
     })

@@ -402,7 +402,6 @@ struct ModelAnswer {
 impl ModelsAnswer {
     /// The answer about the models of this pipeline.
     pub fn new(pipeline: &Pipeline) -> Self {
-        let kv_pipeline = pipeline.of_kv_model();
         let describe = |of: &Pipeline| {
             let model = of.model();
             ModelAnswer {
@@ -414,10 +413,10 @@ impl ModelsAnswer {
                 head_dim: model.head_dim,
                 estimator: of.estimator(),
                 device: model.device.name.clone(),
-                exports_kv: std::ptr::eq(of, kv_pipeline) && kv_export::check_model(model).is_ok(),
+                exports_kv: of.kv_model().is_none() && kv_export::check_model(model).is_ok(),
             }
         };
-        let kv_only = (!std::ptr::eq(pipeline, kv_pipeline)).then_some(kv_pipeline);
-        Self { object: "list", data: std::iter::once(pipeline).chain(kv_only).map(describe).collect() }
+        let pipelines = std::iter::once(pipeline).chain(pipeline.kv_model());
+        Self { object: "list", data: pipelines.map(describe).collect() }
     }
 }

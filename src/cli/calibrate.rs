@@ -5,6 +5,7 @@ mod probe;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use thresher_core::kv::codec::Codec;
@@ -103,7 +104,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             (seen, "questions", &[QuestionTokens::All, QuestionTokens::Last][..])
         }
         CalibrationRows::Answers(answers) => {
-            let pipeline = app::engine(&exact(config)).all_heads(true).build()?.into_pipeline();
+            let pipeline = with_all_heads(config)?;
             let seen = with_progress(&args.questions, |progress| {
                 heads::observe_answers(&answers, &pipeline, progress)
             })?;
@@ -202,13 +203,18 @@ fn exact(config: &Config) -> Config {
     }
 }
 
+/// A pipeline that computes scores from all heads of the model, over keys in full precision.
+fn with_all_heads(config: &Config) -> anyhow::Result<Arc<Pipeline>> {
+    Ok(app::engine(&exact(config)).all_heads(true).build()?.into_pipeline())
+}
+
 /// Reads all questions, which come from `file`, with all heads of the model, and calls `score` on each reading.
 fn observe<T>(
     (config, file): (&Config, &Path),
     questions: &[Question],
     score: impl Fn(&Pipeline, &Reading, &Question) -> anyhow::Result<T>,
 ) -> anyhow::Result<Vec<T>> {
-    let pipeline = app::engine(&exact(config)).all_heads(true).build()?.into_pipeline();
+    let pipeline = with_all_heads(config)?;
     let score = |reading: &Reading, question: &Question| score(&pipeline, reading, question);
     with_progress(file, |progress| heads::observe(questions, &pipeline, progress, score))
 }

@@ -429,7 +429,8 @@ fn doctor_reports_failures_with_advice() {
             "no estimator",
             "THRESHER__RC__ESTIMATOR",
             "mean",
-            "rc.estimator: estimator \"mean\" is not one of mean/self, mean/rivals",
+            "rc.estimator: estimator \"mean\" is not one of mean/self, mean/rivals, mean/both, peak/self, peak/rivals, peak/both, bound/self, \
+             peak/ranked+coverage, probe",
         ),
         (
             "bad settings",

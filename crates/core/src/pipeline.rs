@@ -151,9 +151,14 @@ impl Pipeline {
         Self { kv_model: Some(kv_model), ..self }
     }
 
-    /// Returns the pipeline whose model exports keys and values: that of [`Self::with_kv_model`], or this one.
+    /// Returns the pipeline of [`Self::with_kv_model`]; `None` if this one has no other model for exports.
+    pub fn kv_model(&self) -> Option<&Self> {
+        self.kv_model.as_deref()
+    }
+
+    /// Returns the pipeline whose model exports keys and values: that of [`Self::kv_model`], or this one.
     pub fn of_kv_model(&self) -> &Self {
-        self.kv_model.as_deref().unwrap_or(self)
+        self.kv_model().unwrap_or(self)
     }
 
     /// Returns a pipeline for another tenant, with the same model and settings. The tenant gets its own share
