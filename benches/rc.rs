@@ -1,4 +1,5 @@
-//! Measures scoring: the peak pass alone, and all of `score` with the estimator `peak/rivals`.
+//! Measures scoring: the peak pass alone, all of `score` with the estimator `peak/rivals`, and the exact mean RC
+//! (`mean/self`) beside its upper bound (`bound/self`).
 //!
 //! Workload: 16 query tokens, one head, 20, 100 and 1000 chunks of 200 tokens; logits from a fixed seed.
 //! Compared, in the same run, with:
@@ -29,6 +30,8 @@ const CHUNKS: [usize; 3] = [20, 100, 1000];
 /// Bytes of the cold copies: several times the last-level cache of the machines that this bench runs on.
 const COLD_BYTES: usize = 192 << 20;
 const ESTIMATOR: Estimator = Estimator { pooling: Pooling::Peak, reference: Reference::Rivals };
+const MEAN: Estimator = Estimator { pooling: Pooling::Mean, reference: Reference::SelfLogits };
+const BOUND: Estimator = Estimator { pooling: Pooling::Bound, reference: Reference::SelfLogits };
 
 fn main() {
     let mut criterion = Criterion::default()
@@ -58,7 +61,7 @@ fn bench_chunks(criterion: &mut Criterion, chunks: usize, machine: f64) -> Strin
     let segments: Vec<_> =
         (0..chunks).map(|p| TokenSpan::new(p * CHUNK_TOKENS, (p + 1) * CHUNK_TOKENS)).collect();
     let cross = logits(chunks * CHUNK_TOKENS);
-    let self_logits = Array3::zeros((1, QUERIES, QUERIES));
+    let self_logits = logits(QUERIES);
     let bytes = (cross.len() * 4) as f64;
     let mut copies = Copies { all: vec![cross.clone(); COLD_BYTES.div_ceil(cross.len() * 4)], at: 0 };
 
@@ -66,8 +69,11 @@ fn bench_chunks(criterion: &mut Criterion, chunks: usize, machine: f64) -> Strin
     let peaks_warm = median(&mut group, "peaks/warm", || peaks(cross.view(), &segments));
     let peaks_cold = median(&mut group, "peaks/cold", || peaks(copies.next().view(), &segments));
     let peaks_plain = median(&mut group, "peaks/plain", || plain_peaks(&cross, &segments));
-    let score_warm =
-        median(&mut group, "score/warm", || score(cross.view(), self_logits.view(), &segments, ESTIMATOR));
+    let mut scored = |name: &str, estimator| {
+        median(&mut group, name, || score(cross.view(), self_logits.view(), &segments, estimator))
+    };
+    let score_warm = scored("score/warm", ESTIMATOR);
+    let (mean, bound) = (scored("mean/self", MEAN), scored("bound/self", BOUND));
     let score_plain = median(&mut group, "score/plain", || plain_rivals(&plain_peaks(&cross, &segments)));
     let read_warm = median(&mut group, "read/warm", || sum(cross.as_slice().expect("standard layout")));
     let read_cold =
@@ -87,6 +93,7 @@ fn bench_chunks(criterion: &mut Criterion, chunks: usize, machine: f64) -> Strin
         + &line("peaks/warm", peaks_warm, "plain", peaks_plain)
         + &line("score/warm", score_warm, "plain", score_plain)
         + &line("score/warm", score_warm, "peaks/warm", peaks_warm)
+        + &line("bound/self", bound, "mean/self", mean)
 }
 
 /// Lets criterion time `f` and returns the median time in seconds per call.

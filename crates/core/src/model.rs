@@ -17,6 +17,7 @@ pub mod tokenizer;
 use std::ops::Range;
 use std::sync::Arc;
 
+use ndarray::linalg::general_mat_mul;
 use ndarray::{Array3, ArrayView1, ArrayView3, Axis, s};
 use thiserror::Error;
 
@@ -222,9 +223,12 @@ impl EncodedQuestion {
     pub fn self_logits(&self, heads: Range<usize>) -> Array3<f32> {
         match &self.self_attention {
             SelfAttention::Logits(logits) => logits.slice(s![heads, .., ..]).to_owned(),
-            SelfAttention::Keys(keys) => dot_products(&self.vectors, keys, heads),
+            SelfAttention::Keys(keys) => {
+                raw_logits(self.vectors.slice(s![heads.clone(), .., ..]), keys.slice(s![heads, .., ..]))
+            }
             SelfAttention::CausalKeys(keys) => {
-                let mut logits = dot_products(&self.vectors, keys, heads);
+                let mut logits =
+                    raw_logits(self.vectors.slice(s![heads.clone(), .., ..]), keys.slice(s![heads, .., ..]));
                 for (token, mut row) in logits.axis_iter_mut(Axis(1)).enumerate() {
                     row.slice_mut(s![.., token + 1..]).fill(f32::MIN);
                 }
@@ -241,19 +245,28 @@ impl EncodedQuestion {
             SelfAttention::Logits(logits) => logits.slice(s![.., -1.., ..]).to_owned(),
             // The last token attends to all keys, with a causal mask, too.
             SelfAttention::Keys(keys) | SelfAttention::CausalKeys(keys) => {
-                dot_products(&vectors, keys, 0..keys.len_of(Axis(0)))
+                // Keys that will not be needed again have been dropped.
+                raw_logits(vectors.slice(s![..keys.len_of(Axis(0)), .., ..]), keys.view())
             }
         };
         Self { vectors, self_attention: SelfAttention::Logits(self_logits) }
     }
 }
 
-/// Returns `[head, vector, key]` for the heads in `heads`.
-fn dot_products(vectors: &Array3<f32>, keys: &Array3<f32>, heads: Range<usize>) -> Array3<f32> {
-    let mut logits = Array3::zeros((heads.len(), vectors.len_of(Axis(1)), keys.len_of(Axis(1))));
-    for (mut of_head, head) in logits.outer_iter_mut().zip(heads) {
-        let (vectors, keys) = (vectors.slice(s![head, .., ..]), keys.slice(s![head, .., ..]));
-        of_head.assign(&vectors.dot(&keys.t()));
+/// Returns the raw logits `[head, query, key]` of `vectors` `[head, query, head_dim]` over `keys`
+/// `[head, key, head_dim]`. All heads share the keys if `keys` has one head only.
+///
+/// # Panics
+/// When `keys` has another number of heads, or vectors and keys differ in `head_dim`.
+pub fn raw_logits(vectors: ArrayView3<'_, f32>, keys: ArrayView3<'_, f32>) -> Array3<f32> {
+    let (heads, queries, _) = vectors.dim();
+    let (_, n, head_dim) = keys.dim();
+    let keys = keys.broadcast((heads, n, head_dim)).expect("keys of each head, or of one for all");
+    let mut logits = Array3::zeros((heads, queries, n));
+    for (mut logits, (vectors, keys)) in
+        logits.outer_iter_mut().zip(vectors.outer_iter().zip(keys.outer_iter()))
+    {
+        general_mat_mul(1.0, &vectors, &keys.t(), 0.0, &mut logits);
     }
     logits
 }

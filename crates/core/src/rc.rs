@@ -119,6 +119,17 @@ fn for_each_row<S: Default, R: Send>(elements: usize, rows: Vec<R>, each: impl F
     }
 }
 
+/// Returns the number of heads and of queries, which `logits` and `self_logits` share.
+///
+/// # Panics
+/// When they differ. The caller has built both arrays, so that is a bug.
+fn heads_and_queries(logits: ArrayView3<'_, f32>, self_logits: ArrayView3<'_, f32>) -> (usize, usize) {
+    let (heads, queries, _) = logits.dim();
+    let (self_heads, self_queries, _) = self_logits.dim();
+    assert_eq!((heads, queries), (self_heads, self_queries), "heads and queries of the self logits");
+    (heads, queries)
+}
+
 /// Returns the row as a slice. It is copied only if its elements are not adjacent in memory.
 fn contiguous<'a>(row: ArrayView1<'a, f32>) -> Cow<'a, [f32]> {
     match row.to_slice() {

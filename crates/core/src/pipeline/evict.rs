@@ -11,7 +11,7 @@ use super::question::BlocksAsPast;
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
 use crate::model::contract::{BudgetScope, EvictionForm};
-use crate::model::{DecoderInfo, EncodedQuestion, KeyMask, ModelError, Past};
+use crate::model::{DecoderInfo, EncodedQuestion, KeyMask, ModelError, Past, raw_logits};
 use crate::rc::{self, Keep};
 
 /// The number of first tokens, and of last tokens, that every head keeps by default.
@@ -213,16 +213,17 @@ impl ExportAttention<'_> {
         let layers = self.decoder.full_layers();
         let tokens = self.past.positions().len();
         let score_kv_head = |(index, mut scores): (usize, ArrayViewMut1<f32>)| {
+            // The caller of a cancelled request gets an error, not these scores.
+            if !self.past.go_on() {
+                return;
+            }
             let (layer, kv_head) = (layers[index / kv_heads], index % kv_heads);
-            let mut keys = Array2::zeros((tokens, self.head_dim));
+            let mut keys = Array3::zeros((1, tokens, self.head_dim));
             let values = keys.as_slice_mut().expect("a new array is contiguous");
             self.past.read_plane(self.decoder.planes().keys(layer).start + kv_head, values);
             let heads = self.decoder.query_heads(layer, kv_head);
             let vectors = self.encoded.vectors.slice(s![heads.clone(), .., ..]);
-            let mut logits = Array3::zeros((heads.len(), vectors.len_of(Axis(1)), tokens));
-            for (mut logits, vectors) in logits.outer_iter_mut().zip(vectors.outer_iter()) {
-                logits.assign(&vectors.dot(&keys.t()));
-            }
+            let logits = raw_logits(vectors, keys.view());
             scores.assign(&score(logits.view(), self.encoded.self_logits(heads).view()));
         };
         let mut scores = Array3::zeros((layers.len(), kv_heads, tokens));

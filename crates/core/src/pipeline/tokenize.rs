@@ -44,8 +44,8 @@ pub struct QuestionText {
     pub query: TokenSpan,
 }
 
-/// Returns the tokens of a question with the text `before` and `after` it, in which special tokens are read as
-/// such.
+/// Returns the tokens of a question with the text `before` and `after` it. With such text, special tokens are
+/// read as such, in the question as well; a question alone has none.
 ///
 /// # Errors
 /// Returns [`InvalidRequest::QueryUnreadable`] if the tokenizer finds no token in the question,
@@ -62,9 +62,7 @@ pub fn question(
         _ => tokenizer.encode_prompt(&[before, query, after].concat())?,
     };
     let found = tokens.ids.len();
-    if found > limits.query_tokens_max {
-        return Err(InvalidRequest::QueryTooLong { found, max: limits.query_tokens_max }.into());
-    }
+    limits.check_query(found)?;
     let query = match (before, after) {
         ("", "") => TokenSpan::new(0, found),
         _ => tokens_under(&tokens.offsets, 0, ByteRange::new(before.len(), before.len() + query.len())),

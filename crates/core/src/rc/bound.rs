@@ -1,6 +1,6 @@
-//! The upper bound of the mean RC that needs only two distributions: that of the logits and that of the
-//! reference, each over all queries (RCStat, arXiv 2506.19549). It is what E max(X − Y, 0) can be at most if
-//! nothing is known of which query a logit and a reference belong to. Knows nothing of segments.
+//! An upper bound of the mean RC, E max(X − Y, 0), from two distributions alone: that of the logits X and that
+//! of the reference values Y, each over all queries (RCStat, arXiv 2506.19549). Which query a value belongs to
+//! does not matter. Knows nothing of segments.
 
 /// The references of several queries as one distribution, sorted and with prefix sums.
 #[derive(Debug, Clone, Default)]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::bound::PooledReference;
 use super::exact::SortedReference;
 use super::reference::Reference;
-use super::saturated;
+use super::{heads_and_queries, saturated};
 
 /// How the RC of a key for each token of the question, in each query head that shares the key's head, is
 /// reduced to one number.
@@ -62,9 +62,7 @@ pub fn key_rc(
     reference: Reference,
     over: OverQuestion,
 ) -> Array1<f32> {
-    let (heads, queries, _) = x.dim();
-    let (self_heads, self_queries, _) = self_logits.dim();
-    assert_eq!((heads, queries), (self_heads, self_queries), "heads and queries of the self logits");
+    let (heads, queries) = heads_and_queries(x, self_logits);
     let rows = (heads * queries).max(1) as f64;
     let fold = |fold: fn(f64, f64) -> f64| folded_over_rows(x, self_logits, reference, fold).into_iter();
     match over {

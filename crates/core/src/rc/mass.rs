@@ -3,7 +3,7 @@
 
 use ndarray::{Array3, ArrayView3};
 
-use super::{contiguous, for_each_row};
+use super::{contiguous, for_each_row, heads_and_queries};
 use crate::domain::TokenSpan;
 
 /// Returns the attention mass of every segment per head and query, `[head, query, segment]`. It is a share
@@ -18,9 +18,7 @@ pub fn attention_mass(
     self_logits: ArrayView3<'_, f32>,
     segments: &[TokenSpan],
 ) -> Array3<f32> {
-    let (heads, queries, _) = cross.dim();
-    let (self_heads, self_queries, _) = self_logits.dim();
-    assert_eq!((heads, queries), (self_heads, self_queries), "heads and queries of the self logits");
+    let (heads, queries) = heads_and_queries(cross, self_logits);
     let mut out = Array3::zeros((heads, queries, segments.len()));
     let rows = cross.rows().into_iter().zip(self_logits.rows()).zip(out.rows_mut()).collect();
     for_each_row(cross.len(), rows, |powers: &mut Vec<f32>, ((cross, own), mut out)| {

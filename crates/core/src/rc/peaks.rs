@@ -7,7 +7,7 @@ use super::{contiguous, for_each_row};
 use crate::domain::TokenSpan;
 
 /// Marks a logit that does not exist: the peak of an empty segment, or a key that a query does not see. No
-/// logit of a model is smaller.
+/// logit of a model is smaller, and one that is equal counts as missing.
 pub const EMPTY: f32 = f32::MIN;
 
 /// Marks that a peak has no key, because its segment is empty.

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::bound::PooledReference;
 use super::exact::SortedReference;
-use super::peaks::{EMPTY, KEY_NONE, Peaks};
+use super::peaks::{EMPTY, Peaks};
 use super::reference::Reference;
-use super::{contiguous, for_each_row, saturated};
+use super::{contiguous, for_each_row, heads_and_queries, saturated};
 use crate::domain::TokenSpan;
 
 /// How the keys of a segment are reduced to one value per question token. As text it is `mean`, `peak` or `bound`.
@@ -21,8 +21,8 @@ pub enum Pooling {
     Mean,
     /// `peak`: the RC of the key with the largest logit.
     Peak,
-    /// `bound`: an upper bound of the mean RC of all keys for all queries, which is known if it is not known
-    /// which query a logit belongs to; see [`PooledReference`]. Every query gets the same value.
+    /// `bound`: an upper bound of the mean RC of all keys for all queries; see [`PooledReference`]. Every query
+    /// gets the same value.
     Bound,
 }
 
@@ -63,25 +63,18 @@ pub fn coupled_segments(
     peaks: &Peaks,
     estimator: Estimator,
 ) -> Array3<f32> {
-    let (heads, queries, _) = cross.dim();
-    let (self_heads, self_queries, _) = self_logits.dim();
-    assert_eq!((heads, queries), (self_heads, self_queries), "heads and queries of the self logits");
+    let (heads, queries) = heads_and_queries(cross, self_logits);
     assert_eq!((heads, queries, segments.len()), peaks.value.dim(), "shape of the peaks");
     match estimator.pooling {
         Pooling::Mean => means_of_segments(cross, self_logits, segments, peaks, estimator.reference),
-        Pooling::Peak => rc_of_peaks(self_logits, peaks, estimator.reference),
+        Pooling::Peak => rc_of_peaks(peaks.value.view(), self_logits, estimator.reference),
         Pooling::Bound => bounds_of_segments(cross, self_logits, segments, peaks, estimator.reference),
     }
 }
 
-/// Returns the values and keys of the peaks of each (head, query).
-fn peaks_of_rows(peaks: &Peaks) -> impl Iterator<Item = (ArrayView1<'_, f32>, ArrayView1<'_, u32>)> {
-    peaks.value.rows().into_iter().zip(peaks.key.rows())
-}
-
 /// Returns the peaks of segments that have keys.
-fn existing<'a>(peaks: ArrayView1<'a, f32>, keys: ArrayView1<'a, u32>) -> impl Iterator<Item = &'a f32> {
-    peaks.into_iter().zip(keys).filter(|&(_, &key)| key != KEY_NONE).map(|(peak, _)| peak)
+fn existing(peaks: ArrayView1<'_, f32>) -> impl Iterator<Item = &f32> {
+    peaks.into_iter().filter(|&&peak| peak != EMPTY)
 }
 
 /// Returns the mean RC of every segment's keys. The arguments are those of [`coupled_segments`].
@@ -93,10 +86,10 @@ fn means_of_segments(
     reference: Reference,
 ) -> Array3<f32> {
     let mut out = Array3::zeros(peaks.value.dim());
-    let inputs = cross.rows().into_iter().zip(self_logits.rows()).zip(peaks_of_rows(peaks));
+    let inputs = cross.rows().into_iter().zip(self_logits.rows()).zip(peaks.value.rows());
     let rows = inputs.zip(out.rows_mut()).collect();
-    for_each_row(cross.len(), rows, |y: &mut SortedReference, (((cross, own), (peaks, keys)), mut out)| {
-        y.refill(|buffer| reference.collect(own, existing(peaks, keys), buffer));
+    for_each_row(cross.len(), rows, |y: &mut SortedReference, (((cross, own), peaks), mut out)| {
+        y.refill(|buffer| reference.collect(own, existing(peaks), buffer));
         let cross = contiguous(cross);
         for (out, segment) in out.iter_mut().zip(segments) {
             *out = saturated(y.rc_mean(&cross[segment.range()]));
@@ -105,17 +98,21 @@ fn means_of_segments(
     out
 }
 
-/// Returns the RC of every segment's peak. The arguments are those of [`coupled_segments`].
-fn rc_of_peaks(self_logits: ArrayView3<'_, f32>, peaks: &Peaks, reference: Reference) -> Array3<f32> {
-    let mut out = Array3::zeros(peaks.value.dim());
+/// Returns the RC of every segment's peak. `peaks` is `[head, query, segment]`, [`EMPTY`] for a segment without
+/// keys.
+fn rc_of_peaks(
+    peaks: ArrayView3<'_, f32>,
+    self_logits: ArrayView3<'_, f32>,
+    reference: Reference,
+) -> Array3<f32> {
+    let mut out = Array3::zeros(peaks.dim());
     // Sorting takes about log m comparisons per element, so fewer elements are worth a thread.
     let elements = 8 * (out.len() + self_logits.len());
-    let inputs = self_logits.rows().into_iter().zip(peaks_of_rows(peaks));
-    let rows = inputs.zip(out.rows_mut()).collect();
-    for_each_row(elements, rows, |y: &mut SortedReference, ((own, (peaks, keys)), mut out)| {
-        y.refill(|buffer| reference.collect(own, existing(peaks, keys), buffer));
-        for ((out, &peak), &key) in out.iter_mut().zip(peaks).zip(keys) {
-            *out = if key == KEY_NONE { 0.0 } else { saturated(y.rc(peak)) };
+    let rows = self_logits.rows().into_iter().zip(peaks.rows()).zip(out.rows_mut()).collect();
+    for_each_row(elements, rows, |y: &mut SortedReference, ((own, peaks), mut out)| {
+        y.refill(|buffer| reference.collect(own, existing(peaks), buffer));
+        for (out, &peak) in out.iter_mut().zip(peaks) {
+            *out = if peak == EMPTY { 0.0 } else { saturated(y.rc(peak)) };
         }
     });
     out
@@ -131,14 +128,12 @@ fn bounds_of_segments(
     reference: Reference,
 ) -> Array3<f32> {
     let mut out = Array3::zeros(peaks.value.dim());
-    let peaks = peaks.value.outer_iter().zip(peaks.key.outer_iter());
-    let inputs = cross.outer_iter().zip(self_logits.outer_iter()).zip(peaks);
+    let inputs = cross.outer_iter().zip(self_logits.outer_iter()).zip(peaks.value.outer_iter());
     let heads = inputs.zip(out.outer_iter_mut()).collect();
-    for_each_row(cross.len(), heads, |logits: &mut Vec<f32>, (((cross, own), (peaks, keys)), mut out)| {
+    for_each_row(cross.len(), heads, |logits: &mut Vec<f32>, (((cross, own), peaks), mut out)| {
         let mut references = vec![Vec::new(); cross.nrows()];
-        let rows = own.outer_iter().zip(peaks.outer_iter().zip(keys.outer_iter()));
-        for ((own, (peaks, keys)), of_query) in rows.zip(&mut references) {
-            reference.collect(own, existing(peaks, keys), of_query);
+        for ((own, peaks), of_query) in own.outer_iter().zip(peaks.outer_iter()).zip(&mut references) {
+            reference.collect(own, existing(peaks), of_query);
         }
         let pooled = PooledReference::new(&references);
         for (segment, mut out) in segments.iter().zip(out.columns_mut()) {
@@ -162,19 +157,8 @@ fn bounds_of_segments(
 /// # Panics
 /// When `peaks` and `self_logits` differ in heads or queries.
 pub fn peaks_against_self(peaks: ArrayView3<'_, f32>, self_logits: ArrayView3<'_, f32>) -> Array3<f32> {
-    let (heads, queries, _) = peaks.dim();
-    let (self_heads, self_queries, _) = self_logits.dim();
-    assert_eq!((heads, queries), (self_heads, self_queries), "heads and queries of the self logits");
-    let mut out = Array3::zeros(peaks.dim());
-    let elements = 8 * (out.len() + self_logits.len());
-    let rows = peaks.rows().into_iter().zip(self_logits.rows()).zip(out.rows_mut()).collect();
-    for_each_row(elements, rows, |y: &mut SortedReference, ((peaks, self_row), mut out)| {
-        y.refill(|buffer| Reference::SelfLogits.collect(self_row, &[], buffer));
-        for (out, &peak) in out.iter_mut().zip(peaks) {
-            *out = if peak == EMPTY { 0.0 } else { saturated(y.rc(peak)) };
-        }
-    });
-    out
+    heads_and_queries(peaks, self_logits);
+    rc_of_peaks(peaks, self_logits, Reference::SelfLogits)
 }
 
 /// Returns the mean over heads, `[query, segment]`, of `[head, query, segment]`. It is 0 if there are no

@@ -79,7 +79,10 @@ fn mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
 /// RC of one head, query and segment by the definition.
 fn definition_of(case: &Case, (h, j): (usize, usize), segment: TokenSpan, estimator: Estimator) -> f64 {
     let row = case.cross.index_axis(Axis(0), h).row(j).to_vec();
-    let peak = |span: &TokenSpan| row[span.range()].iter().copied().max_by(f32::total_cmp);
+    // A segment without keys has no peak, and one whose only logits are EMPTY counts as such.
+    let peak = |span: &TokenSpan| {
+        row[span.range()].iter().copied().max_by(f32::total_cmp).filter(|&peak| peak != EMPTY)
+    };
     // Keys that the query does not see are not part of the reference.
     let self_row = case.self_logits.index_axis(Axis(0), h).row(j).to_vec();
     let visible: Vec<f32> = self_row.into_iter().filter(|&logit| logit != EMPTY).collect();

@@ -8,7 +8,7 @@ use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Axis, 
 use thresher_core::Engine;
 use thresher_core::domain::TokenSpan;
 use thresher_core::model::contract::{BudgetScope, EvictionForm, KeyScale};
-use thresher_core::model::{DecoderInfo, EncodedQuestion, ModelRuntime, Past};
+use thresher_core::model::{DecoderInfo, EncodedQuestion, ModelRuntime, Past, raw_logits};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::kv_export::{self, KvExport, KvExportToken};
 use thresher_core::rc::{self, OverQuestion, Reference};
@@ -90,7 +90,7 @@ impl KeyScores {
             scores.key_norms.slice_mut(of_head).assign(&norms);
             let queries = question.encoded().vectors.slice(s![heads.clone(), .., ..]);
             scores.page_bounds.slice_mut(of_head).assign(&bounds_by_page(queries, kept));
-            let logits = dot_products(queries, keys.view());
+            let logits = raw_logits(queries, keys.view().insert_axis(Axis(0)));
             let own = question.encoded().self_logits(heads);
             let attention = attention(logits.view(), own.view());
             scores.question_attention.slice_mut(of_head).assign(&attention.slice(s![prefix..]));
@@ -114,9 +114,9 @@ impl KeyScores {
     ) {
         for (at, layer, kv_head) in key_heads(decoder) {
             let heads = decoder.query_heads(layer, kv_head);
-            let prefix_keys = prefix.index_axis(Axis(0), decoder.planes().keys(layer).start + kv_head);
+            let plane = decoder.planes().keys(layer).start + kv_head;
             let queries = encoded.vectors.slice(s![heads.clone(), .., ..]);
-            let over_prefix = dot_products(queries, prefix_keys);
+            let over_prefix = raw_logits(queries, prefix.slice(s![plane..=plane, .., ..]));
             let attention = attention(encoded.self_logits(heads).view(), over_prefix.view());
             self.chunk_attention.slice_mut(s![at, kv_head, window.clone()]).assign(&attention);
         }
@@ -138,15 +138,6 @@ fn window_ranges(kv_export: &KvExport) -> Vec<Range<usize>> {
         Some(first..*start)
     };
     windows.scan(0, range).collect()
-}
-
-/// Returns the logits `[head, query, key]` of `queries` `[head, query, head_dim]` over `keys` `[key, head_dim]`.
-fn dot_products(queries: ArrayView3<f32>, keys: ArrayView2<f32>) -> Array3<f32> {
-    let mut logits = Array3::zeros((queries.len_of(Axis(0)), queries.len_of(Axis(1)), keys.nrows()));
-    for (mut logits, queries) in logits.outer_iter_mut().zip(queries.outer_iter()) {
-        logits.assign(&queries.dot(&keys.t()));
-    }
-    logits
 }
 
 /// Returns the attention to each key, `[key]`: the softmax over `logits` `[head, query, key]` and the logits
