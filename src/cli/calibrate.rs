@@ -33,7 +33,7 @@ pub struct Args {
     /// The most heads to choose.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     heads: u16,
-    /// The measure by which heads are chosen. Default: accuracy if every question has gold, else expected-rc.
+    /// The measure by which heads are chosen. Default: accuracy if every question has gold, or the rows are answers; else expected-rc.
     #[arg(long, value_enum)]
     by: Option<By>,
     /// Choose instead how keys and values are evicted ("policy": "heads"). Needs no labels, but uses the answers of questions that have
@@ -79,12 +79,15 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let mut contract = Contract::load(dir)?;
     let Family::Decoder(decoder) = &mut contract.family else {
         bail!(
-            "{} is not a decoder: a late-interaction model has one head, so there is nothing to choose",
+            "{} is not a decoder, so there is nothing to calibrate; name a decoder in THRESHER__MODEL__DIR",
             contract.name
         );
     };
     let data =
         sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
+    if args.probe && args.rows.is_given() {
+        bail!("--rows and --chunks belong to --kv");
+    }
     if args.kv {
         decoder.eviction = Some(Box::new(eviction(config, args, data)?));
         return save(&contract, dir, args, "");
@@ -108,6 +111,10 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             let seen = with_progress(&args.questions, |progress| {
                 heads::observe_answers(&answers, &pipeline, progress)
             })?;
+            let unlabelled = answers.len() - seen.len();
+            if unlabelled > 0 {
+                super::print(format!("{unlabelled} answers without a labelled span are left out"));
+            }
             // Attribution looks at every token of an answer.
             (seen, "answers", &[QuestionTokens::All][..])
         }
@@ -115,6 +122,12 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let choice = heads::choose(&seen, args.by.map(HeadChoice::from), usize::from(args.heads), tokens)?;
     let named = layer_and_head(decoder, &choice);
     report(&choice, &named, &format!("{} {rows}", seen.len()));
+    if choice.held_out.by(choice.by) < choice.held_out_all.by(choice.by) {
+        super::print(
+            "all heads together do better on the other half: nothing was written. Try more questions",
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
     decoder.chosen = Some(ChosenHeads {
         heads: named,
         question_tokens: choice.question_tokens,
@@ -178,7 +191,9 @@ fn report_forms(choice: &FormChoice) {
     }
     super::print(format_args!("chosen: {}", choice.chosen));
     if choice.forms[0].form != choice.chosen {
-        super::print("this is the default: no form is better with 95 % confidence on these questions");
+        super::print(
+            "this is the default: no form is better with 95 % confidence on the first half, and on average on the other",
+        );
     }
 }
 

@@ -6,10 +6,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use thresher_core::Engine;
 use thresher_core::kv::local::{LocalError, LocalTiers};
-use thresher_core::model::contract::Contract;
+use thresher_core::model::contract::{Contract, Family};
 use thresher_core::model::ort::runtime_version;
 use thresher_core::private_files::{self, Exposed};
 use thresher_registry::{Registry, RegistryError, RegistrySettings};
@@ -103,9 +103,16 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     let lib = config.model.runtime_lib();
     let runtime =
         report.value("runtime", runtime_version(&lib), |version| format!("{version} from {}", lib.display()));
-    let scores = model("model", &config.model.dir, report).is_some();
+    let scores = model("model", &config.model.dir, |_| Ok(()), report).is_some();
     let kv_dir = &config.model.kv_dir;
-    let exports = kv_dir.as_os_str().is_empty() || model("model.kv_dir", kv_dir, report).is_some();
+    let is_decoder = |contract: &Contract| match contract.family {
+        Family::Decoder(_) => Ok(()),
+        Family::Late(_) => {
+            Err(anyhow!("{} is an encoder; name a decoder, such as that of `make decoder`", contract.name))
+        }
+    };
+    let exports =
+        kv_dir.as_os_str().is_empty() || model("model.kv_dir", kv_dir, is_decoder, report).is_some();
     let access = Access::open(&config.access).map(|(access, _)| access);
     let chunks = chunks(&config.registry, access.as_ref().ok());
     report.line("keys", access.map(|access| keys(&access)));
@@ -122,7 +129,7 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     if runtime.is_none() || !scores || !exports {
         return;
     }
-    let engine = app::engine_with_kv_model(&config).build();
+    let engine = app::engine_with_exporter(&config).build();
     let engine = report.value("device", engine, |engine| engine.pipeline().model().device.to_string());
     if let Some(pipeline) = engine.map(Engine::into_pipeline) {
         report.value("answer", app::warm_up(&pipeline), |took| {
@@ -131,9 +138,16 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     }
 }
 
-/// Checks the files of a model.
-fn model(name: &str, dir: &Path, report: &mut Report) -> Option<Contract> {
+/// Checks the files of a model, and the contract with `check`.
+fn model(
+    name: &str,
+    dir: &Path,
+    check: impl Fn(&Contract) -> anyhow::Result<()>,
+    report: &mut Report,
+) -> Option<Contract> {
     let contract = Contract::load(dir).and_then(|contract| contract.verify_files(dir).map(|()| contract));
+    let contract =
+        contract.map_err(anyhow::Error::from).and_then(|contract| check(&contract).map(|()| contract));
     report.value(name, contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()))
 }
 

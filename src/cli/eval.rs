@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use thresher_core::kv::codec::Codec;
@@ -38,7 +38,7 @@ pub struct Args {
     /// Write the results as JSON: one object, or an array for several files.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the share of answers that stay the same against compression.
+    /// Draw the share of answers that stay the same against compression. Not with --kv.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
@@ -61,6 +61,11 @@ pub struct KvRowArgs {
 }
 
 impl KvRowArgs {
+    /// Whether rows or chunks are limited.
+    pub fn is_given(&self) -> bool {
+        self.rows.is_some() || self.chunks.is_some()
+    }
+
     /// The options of these rows, for a model that reads `template` after the chunks.
     pub fn options(&self, template: &str) -> RowOptions {
         RowOptions {
@@ -81,6 +86,10 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     }
     if let Some(file) = &args.kv {
         return kv(&exact, file, args);
+    }
+    // clap does not check this beside FILE.jsonl, with which --kv conflicts.
+    if args.rows.is_given() || args.template.is_some() || args.one_prompt {
+        bail!("--rows, --chunks, --template and --one-prompt belong to --kv");
     }
     let pipeline = app::pipeline(&exact)?;
     let mut reports = Vec::new();

@@ -375,8 +375,6 @@ fn doctor_reports_failures_with_advice() {
     let encoder = tempfile::tempdir().expect("a folder");
     export("models/tiny/bert-gelu", encoder.path(), Some(0));
     let encoder = encoder.path().to_str().expect("UTF-8");
-    let is_an_encoder =
-        format!("FAILED  device: {encoder} cannot be the model for KV export: tiny is an encoder");
     let table = [
         (
             "no model",
@@ -391,7 +389,12 @@ fn doctor_reports_failures_with_advice() {
             "/no/model",
             "FAILED  model.kv_dir: no contract.toml in /no/model",
         ),
-        ("a model that cannot export", "THRESHER__MODEL__KV_DIR", encoder, &*is_an_encoder),
+        (
+            "a model that cannot export",
+            "THRESHER__MODEL__KV_DIR",
+            encoder,
+            "FAILED  model.kv_dir: tiny is an encoder",
+        ),
         (
             "no runtime",
             "THRESHER_RUNTIME_LIB",
@@ -683,13 +686,13 @@ fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
             "too few labels for a probe",
             &out,
             vec!["calibrate", "--probe", &one],
-            "1 of 1 questions have \"gold\"",
+            "1 of these 1 questions are such",
         ),
         (
             "no labels for a probe",
             &out,
             vec!["calibrate", "--probe", &unlabelled],
-            "a probe needs at least 20 such questions",
+            "a probe needs at least 20 questions whose \"gold\"",
         ),
         (
             "a template without a question",
@@ -872,5 +875,5 @@ fn eval_kv_measures_every_method_at_every_ratio() {
 
     let encoder = run(thresher(&["eval", "--kv", &rows]), "");
     assert_eq!(encoder.code, Some(1), "{}", encoder.out);
-    assert!(encoder.err.contains("is an encoder"), "{}", encoder.err);
+    assert!(encoder.err.contains("is an encoder; name a decoder"), "{}", encoder.err);
 }

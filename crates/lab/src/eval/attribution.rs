@@ -51,7 +51,8 @@ pub fn evaluate(
     let mut samples = AttributionSamples::default();
     for (done, row) in rows.iter().enumerate() {
         let started = Instant::now();
-        let reading = pipeline.read(&request(row), &Cancel::default(), &mut Clock::start())?;
+        let reading =
+            pipeline.read(&request(&row.answer, &row.chunks), &Cancel::default(), &mut Clock::start())?;
         let read_ms = started.elapsed().as_secs_f64() * 1e3;
         let chunks: Vec<Arc<Chunk>> = row.chunks.iter().map(LabelledChunk::chunk).map(Arc::new).collect();
         let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None);
@@ -251,11 +252,11 @@ fn best(scores: &[f32]) -> Option<usize> {
     (0..scores.len()).reduce(better)
 }
 
-/// Returns the request that makes a pipeline read an answer as it reads questions.
-pub(super) fn request(row: &AttributionRow) -> CompressRequest {
-    let chunks = row.chunks.iter().map(LabelledChunk::chunk).collect();
+/// Returns the request that makes a pipeline read `text`, an answer or a part of it, as it reads questions.
+pub(super) fn request(text: &str, chunks: &[LabelledChunk]) -> CompressRequest {
+    let chunks = chunks.iter().map(LabelledChunk::chunk).collect();
     let granularity = Granularity::Chunk;
-    CompressRequest { granularity, ..CompressRequest::new(&row.answer, chunks) }
+    CompressRequest { granularity, ..CompressRequest::new(text, chunks) }
 }
 
 /// Builds the support report from the support of `supported` spans and of several kinds of `others`; returns

@@ -91,78 +91,88 @@ impl LabelledChunk {
     }
 }
 
-/// Returns whether the first row of a file is an answer with labelled spans.
-///
-/// # Errors
-/// Fails if the file cannot be read.
-pub fn has_answers(path: &Path) -> anyhow::Result<bool> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(text.lines().find(|line| !line.trim().is_empty()).is_some_and(is_answer))
+/// A file of rows, one JSON object per line. Its first row says which shape all rows have.
+pub struct RowFile<'a> {
+    path: &'a Path,
+    text: String,
 }
 
-fn is_answer(row: &str) -> bool {
-    serde_json::from_str::<serde_json::Value>(row).is_ok_and(|row| row.get("spans").is_some())
+impl<'a> RowFile<'a> {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read or if it has no row.
+    pub fn read(path: &'a Path) -> anyhow::Result<Self> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let file = Self { path, text };
+        if file.lines().next().is_none() {
+            bail!("{} holds no row (one JSON object per line)", path.display());
+        }
+        Ok(file)
+    }
+
+    /// Returns whether the first row is an answer: a row with `spans`.
+    pub fn has_answers(&self) -> bool {
+        let first = self.lines().next().map(|(_, row)| serde_json::from_str::<serde_json::Value>(row));
+        first.is_some_and(|row| row.is_ok_and(|row| row.get("spans").is_some()))
+    }
+
+    /// Returns the rows in the shape `T`.
+    ///
+    /// # Errors
+    /// Fails if a row has another shape. The error names the line.
+    pub fn rows<T: serde::de::DeserializeOwned>(&self) -> anyhow::Result<Vec<T>> {
+        self.checked_rows(|_| Ok(()))
+    }
+
+    /// Returns the rows as answers with labelled spans.
+    ///
+    /// # Errors
+    /// Fails if a row has another shape or invalid labels. The error names the line.
+    pub fn answers(&self) -> anyhow::Result<Vec<AttributionRow>> {
+        self.checked_rows(check_spans)
+    }
+
+    fn checked_rows<T: serde::de::DeserializeOwned>(
+        &self,
+        check: impl Fn(&T) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Vec<T>> {
+        let row = |(line, text): (usize, &str)| {
+            let place = || format!("{}:{}", self.path.display(), line + 1);
+            let row = serde_json::from_str(text).with_context(place)?;
+            check(&row).with_context(place)?;
+            Ok(row)
+        };
+        self.lines().map(row).collect()
+    }
+
+    /// Returns the lines that have text, with their indices.
+    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty())
+    }
 }
 
-/// Reads and checks a file. The first row decides which shape all rows must have: a row with `spans` is an
-/// attribution row.
+/// Reads and checks a file of questions or answers.
 ///
 /// # Errors
 /// Fails if the file cannot be read, if it has no row, or if a row has another shape or invalid labels. The
 /// error names the line.
 pub fn read(path: &Path) -> anyhow::Result<Rows> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
-    let Some((_, first)) = lines.first() else {
-        bail!("{} holds no row (one JSON object per line)", path.display())
-    };
-    match is_answer(first) {
-        true => {
-            let rows: Vec<AttributionRow> = parse(path, &lines)?;
-            for (row, (line, _)) in rows.iter().zip(&lines) {
-                check_spans(row).with_context(|| format!("{}:{}", path.display(), line + 1))?;
-            }
-            Ok(Rows::Attribution(rows))
-        }
-        false => {
-            let rows: Vec<SelectionRow> = parse(path, &lines)?;
-            for (row, (line, _)) in rows.iter().zip(&lines) {
-                check_gold(row.gold.iter().chain(row.gold_sets.iter().flatten()), &row.chunks)
-                    .with_context(|| format!("{}:{}", path.display(), line + 1))?;
-            }
-            let all = rows.len();
-            let labelled: Vec<_> = rows.into_iter().filter(|row| !row.gold.is_empty()).collect();
-            if labelled.is_empty() {
-                bail!(
-                    "{}: gold is empty in every row; at least one question needs a gold chunk",
-                    path.display()
-                );
-            }
-            let unlabelled = all - labelled.len();
-            Ok(Rows::Selection(labelled, unlabelled))
-        }
+    let file = RowFile::read(path)?;
+    if file.has_answers() {
+        return Ok(Rows::Attribution(file.answers()?));
     }
-}
-
-/// Reads the rows of a file in the shape `T`.
-///
-/// # Errors
-/// Fails if the file cannot be read, if it has no row, or if a row has another shape. The error names the
-/// line.
-pub fn read_lines<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
-    if lines.is_empty() {
-        bail!("{} holds no row (one JSON object per line)", path.display());
+    let rows: Vec<SelectionRow> = file.checked_rows(|row: &SelectionRow| {
+        check_gold(row.gold.iter().chain(row.gold_sets.iter().flatten()), &row.chunks)
+    })?;
+    let all = rows.len();
+    let labelled: Vec<_> = rows.into_iter().filter(|row| !row.gold.is_empty()).collect();
+    if labelled.is_empty() {
+        bail!("{}: gold is empty in every row; at least one question needs a gold chunk", path.display());
     }
-    parse(path, &lines)
-}
-
-fn parse<T: serde::de::DeserializeOwned>(path: &Path, lines: &[(usize, &str)]) -> anyhow::Result<Vec<T>> {
-    let row = |(line, text): &(usize, &str)| {
-        serde_json::from_str(text).with_context(|| format!("{}:{}", path.display(), line + 1))
-    };
-    lines.iter().map(row).collect()
+    let unlabelled = all - labelled.len();
+    Ok(Rows::Selection(labelled, unlabelled))
 }
 
 fn check_spans(row: &AttributionRow) -> anyhow::Result<()> {

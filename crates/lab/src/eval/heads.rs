@@ -4,21 +4,21 @@
 //! One half of the user's own questions or answers chooses the heads; the other half measures how good the
 //! choice is. This module does not know model contracts: heads are numbered as the pipeline numbers them.
 
-use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use ndarray::{Array3, Axis, s};
 use serde::Deserialize;
-use thresher_core::domain::{CompressRequest, Granularity};
+use thresher_core::domain::{ByteRange, CompressRequest, Granularity};
 use thresher_core::model::contract::{HeadChoice, QuestionTokens};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::rc;
+use thresher_core::text;
 
 use super::attribution;
-use super::data::{self, AttributionRow, LabelledChunk};
+use super::data::{self, AttributionRow, LabelledChunk, RowFile};
 use super::selection::{ranked, recall};
 
 /// A question with its candidate chunks and, optionally, labels.
@@ -44,20 +44,19 @@ pub enum CalibrationRows {
 /// Scores of all heads on one question or answer.
 #[derive(Debug, Clone)]
 pub struct HeadScores {
-    /// `[head, question_token, chunk]`: RC against ranked rivals.
-    rc: Array3<f32>,
-    /// `[head]`: mean of `rc` per head, in units of the head's raw logits. The units are comparable because
-    /// softmax exponentiates raw logits: a head with little contrast between chunks attends to all of them
-    /// alike.
+    /// `[head]`: the mean RC of each head against ranked rivals, in units of the head's raw logits. The units are
+    /// comparable because softmax exponentiates raw logits: a head with little contrast between chunks attends
+    /// to all of them alike.
     expected: Vec<f64>,
     /// The labelled parts: the whole question, or each labelled span of the answer. Empty without labels.
     parts: Vec<LabelledPart>,
 }
 
-/// Tokens of a question or answer, and the chunks that they should find.
+/// A question or a part of an answer, and the chunks that it should find.
 #[derive(Debug, Clone)]
 struct LabelledPart {
-    tokens: Range<usize>,
+    /// `[head, token, chunk]`: RC of the part's tokens against ranked rivals.
+    rc: Array3<f32>,
     /// Indices of chunks; not empty.
     gold: Vec<usize>,
 }
@@ -104,13 +103,11 @@ impl Measured {
 /// Fails if the file cannot be read, if it has no row, or if a row has another shape or an invalid label. The
 /// error names the row.
 pub fn read(path: &Path) -> anyhow::Result<CalibrationRows> {
-    if data::has_answers(path)? {
-        return match data::read(path)? {
-            data::Rows::Attribution(rows) => Ok(CalibrationRows::Answers(rows)),
-            data::Rows::Selection(..) => unreachable!("the first row has spans"),
-        };
+    let file = RowFile::read(path)?;
+    if file.has_answers() {
+        return Ok(CalibrationRows::Answers(file.answers()?));
     }
-    let mut questions: Vec<Question> = data::read_lines(path)?;
+    let mut questions: Vec<Question> = file.rows()?;
     for (i, question) in questions.iter_mut().enumerate() {
         let place = || format!("{}, question {}", path.display(), i + 1);
         if question.chunks.is_empty() {
@@ -152,7 +149,8 @@ pub fn observe<T>(
     questions.iter().enumerate().map(score_question).collect()
 }
 
-/// Reads all answers with the model and scores every head on them. `progress` is called after each answer with
+/// Reads the sentences of all labelled spans with the model, each by itself as attribution does, and scores every
+/// head on the spans. Answers without a labelled span are left out. `progress` is called after each answer with
 /// the number done and the number of all.
 ///
 /// # Errors
@@ -163,41 +161,53 @@ pub fn observe_answers(
     progress: &dyn Fn(usize, usize),
 ) -> anyhow::Result<Vec<HeadScores>> {
     let score = |(i, row): (usize, &AttributionRow)| {
-        let reading = pipeline.read(&attribution::request(row), &Cancel::default(), &mut Clock::start());
-        let reading = reading.with_context(|| format!("answer {}", i + 1))?;
-        let mut parts = Vec::new();
-        for span in &row.spans {
-            let Some(chunk) = span.chunk else { continue };
-            let bytes = attribution::bytes(row, span)?;
-            let Some(tokens) = attribution::tokens_in(&reading, bytes) else { continue };
-            parts.push(LabelledPart { tokens: tokens.range(), gold: vec![chunk] });
-        }
+        let scores = HeadScores::of_answer(row, pipeline).with_context(|| format!("answer {}", i + 1));
         progress(i + 1, rows.len());
-        Ok(HeadScores::new(&reading, parts))
+        scores.transpose()
     };
-    rows.iter().enumerate().map(score).collect()
+    rows.iter().enumerate().filter_map(score).collect()
+}
+
+/// Returns the sentences that a span of an answer overlaps, as one range of bytes.
+fn sentences_of(answer: &str, span: ByteRange) -> ByteRange {
+    let sentences = text::arrived(answer).into_iter();
+    let overlapped = sentences.filter(|sentence| sentence.start < span.end && span.start < sentence.end);
+    overlapped.reduce(|first, last| ByteRange::new(first.start, last.end)).unwrap_or(span)
 }
 
 impl HeadScores {
     /// Scores every head of the reading on a question.
     pub fn of_question(reading: &Reading, question: &Question) -> Self {
-        let tokens = 0..reading.question.tokens();
-        let part = LabelledPart { tokens, gold: question.gold.clone() };
-        Self::new(reading, Some(part).filter(|part| !part.gold.is_empty()).into_iter().collect())
+        let rc = rc_of_heads(reading);
+        let expected = mean_by_head(&rc);
+        let part = LabelledPart { rc, gold: question.gold.clone() };
+        Self { expected, parts: Some(part).filter(|part| !part.gold.is_empty()).into_iter().collect() }
     }
 
-    fn new(reading: &Reading, parts: Vec<LabelledPart>) -> Self {
-        let spans = &reading.blocks.spans;
-        let heads = reading.question.heads();
-        let mut rc = Array3::zeros((heads, reading.question.tokens(), spans.len()));
-        let mut expected = Vec::with_capacity(heads);
-        for group in reading.head_groups(reading.blocks.tokens()) {
-            let peaks = rc::peaks(reading.logits(group.clone()).cross.view(), spans);
-            let group_rc = rc::ranked_rivals(peaks.value.view());
-            expected.extend(group_rc.outer_iter().map(|head| f64::from(head.mean().unwrap_or(0.0))));
-            rc.slice_mut(s![group, .., ..]).assign(&group_rc);
+    /// Scores every head on the labelled spans of an answer; `None` if it has none with a token.
+    fn of_answer(row: &AttributionRow, pipeline: &Pipeline) -> anyhow::Result<Option<Self>> {
+        let mut parts = Vec::new();
+        for span in &row.spans {
+            let Some(chunk) = span.chunk else { continue };
+            let bytes = attribution::bytes(row, span)?;
+            let sentences = sentences_of(&row.answer, bytes);
+            let request = attribution::request(sentences.of(&row.answer), &row.chunks);
+            let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
+            let within = ByteRange::new(
+                bytes.start.saturating_sub(sentences.start),
+                bytes.end.min(sentences.end) - sentences.start,
+            );
+            let Some(tokens) = attribution::tokens_in(&reading, within) else { continue };
+            let rc = rc_of_heads(&reading).slice_move(s![.., tokens.range(), ..]);
+            parts.push(LabelledPart { rc, gold: vec![chunk] });
         }
-        Self { rc, expected, parts }
+        let Some(first) = parts.first() else { return Ok(None) };
+        let mut expected = vec![0.0; first.rc.len_of(Axis(0))];
+        for part in &parts {
+            let of_part = mean_by_head(&part.rc).into_iter();
+            expected.iter_mut().zip(of_part).for_each(|(sum, mean)| *sum += mean / parts.len() as f64);
+        }
+        Ok(Some(Self { expected, parts }))
     }
 
     /// Returns the mean R@gold, over all parts, of the rankings by `heads` over the part's tokens that `tokens`
@@ -205,15 +215,31 @@ impl HeadScores {
     fn recall(&self, heads: &[usize], tokens: QuestionTokens) -> f64 {
         let of_part = |part: &LabelledPart| {
             let first = match tokens {
-                QuestionTokens::All => part.tokens.start,
-                QuestionTokens::Last => part.tokens.end.saturating_sub(1),
+                QuestionTokens::All => 0,
+                QuestionTokens::Last => part.rc.len_of(Axis(1)).saturating_sub(1),
             };
-            let rc = self.rc.slice(s![.., first..part.tokens.end, ..]);
+            let rc = part.rc.slice(s![.., first.., ..]);
             let rc = rc::mean_over_heads(rc.select(Axis(0), heads));
             recall(&part.gold, &ranked(&rc::with_coverage(&rc)))
         };
         mean(self.parts.iter().map(of_part))
     }
+}
+
+/// Returns the RC of a question's tokens against ranked rivals, `[head, token, chunk]`.
+fn rc_of_heads(reading: &Reading) -> Array3<f32> {
+    let spans = &reading.blocks.spans;
+    let mut rc = Array3::zeros((reading.question.heads(), reading.question.tokens(), spans.len()));
+    for group in reading.head_groups(reading.blocks.tokens()) {
+        let peaks = rc::peaks(reading.logits(group.clone()).cross.view(), spans);
+        rc.slice_mut(s![group, .., ..]).assign(&rc::ranked_rivals(peaks.value.view()));
+    }
+    rc
+}
+
+/// Returns the mean over tokens and chunks of `[head, token, chunk]`.
+fn mean_by_head(rc: &Array3<f32>) -> Vec<f64> {
+    rc.outer_iter().map(|head| f64::from(head.mean().unwrap_or(0.0))).collect()
 }
 
 /// Chooses at most `heads_max` heads, and one of `tokens`: by accuracy if all questions have labels, else by
@@ -237,7 +263,8 @@ pub fn choose(
     let by = by.unwrap_or(if labelled { HeadChoice::Accuracy } else { HeadChoice::ExpectedRc });
     if by == HeadChoice::Accuracy && !labelled {
         bail!(
-            "heads can be chosen by accuracy only where every question has \"gold\" (indices of the needed chunks)"
+            "heads can be chosen by accuracy only where every question has \"gold\" (indices of the needed chunks) or every \
+             answer has a span with \"chunk\""
         );
     }
     let half = |which: usize| scores.iter().skip(which).step_by(2).collect::<Vec<_>>();
@@ -305,6 +332,19 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn a_span_is_read_within_its_own_sentences() {
+        let answer = "The tide rises. The moon pulls it. It falls at night.";
+        let check = |span: &str, expect: &str| {
+            let start = answer.find(span).expect("a part of the answer");
+            let found = sentences_of(answer, ByteRange::new(start, start + span.len()));
+            assert_eq!(found.of(answer), expect, "{span}");
+        };
+        check("moon", "The moon pulls it.");
+        check("it. It falls", "The moon pulls it. It falls at night.");
+        check(answer, answer);
+    }
+
     /// Head 1 finds the needed chunk, head 2 the wrong one, head 0 none; expected RC ranks them differently.
     fn scores(gold: usize) -> HeadScores {
         let of_head = |head: usize, chunk: usize| match head {
@@ -313,8 +353,7 @@ mod tests {
             _ => 0.0,
         };
         let rc = Array3::from_shape_fn((3, 2, 2), |(head, _, chunk)| of_head(head, chunk));
-        let parts = vec![LabelledPart { tokens: 0..2, gold: vec![gold] }];
-        HeadScores { rc, expected: vec![0.1, 0.2, 0.3], parts }
+        HeadScores { expected: vec![0.1, 0.2, 0.3], parts: vec![LabelledPart { rc, gold: vec![gold] }] }
     }
 
     fn unlabelled() -> HeadScores {
@@ -334,8 +373,11 @@ mod tests {
                 (1, 1) => 0.5 - 0.5 * chunk as f32,
                 _ => 0.0,
             });
-            let part = |token| LabelledPart { tokens: token..token + 1, gold: vec![1] };
-            HeadScores { rc, expected: vec![0.0; 3], parts: vec![part(0), part(1)] }
+            let part = |token: usize| LabelledPart {
+                rc: rc.slice(s![.., token..=token, ..]).to_owned(),
+                gold: vec![1],
+            };
+            HeadScores { expected: vec![0.0; 3], parts: vec![part(0), part(1)] }
         };
         assert_eq!(answer().recall(&[1], QuestionTokens::All), 0.5);
         assert_eq!(answer().recall(&[1, 2], QuestionTokens::All), 1.0);
@@ -368,7 +410,8 @@ mod tests {
             let scores = scores(gold);
             let first =
                 Array3::from_shape_fn((3, 1, 2), |(_, _, chunk)| if chunk == gold { 0.0 } else { 3.0 });
-            HeadScores { rc: concatenate![Axis(1), first, scores.rc.slice(s![.., 1.., ..])], ..scores }
+            let rc = concatenate![Axis(1), first, scores.parts[0].rc.slice(s![.., 1.., ..])];
+            HeadScores { parts: vec![LabelledPart { rc, gold: vec![gold] }], ..scores }
         };
         let rows: Vec<HeadScores> = (0..8).map(|i| misled(i / 2 % 2)).collect();
         let chosen = choose(&rows, None, 1).unwrap();

@@ -64,7 +64,7 @@ pub fn evaluate(
     let measured = for_each_row(&rows, progress, |row, index| {
         measure(row, index, engine, options).with_context(|| rows::place(path, index))
     })?;
-    Ok(report::KvReport::new(path, engine.pipeline().model(), &measured))
+    Ok(report::KvReport::new(path, engine.pipeline().model(), options, &measured))
 }
 
 /// Evaluates all methods at all ratios on one row.
@@ -125,6 +125,6 @@ fn for_each_row<T: Send>(
 fn decoder_of(engine: &Engine) -> anyhow::Result<&DecoderRuntime> {
     engine.model().decoder().with_context(|| {
         let name = &engine.pipeline().model().name;
-        format!("{name} is an encoder; KV eviction is evaluated on decoders")
+        format!("{name} is an encoder; name a decoder with --model or THRESHER__MODEL__DIR")
     })
 }

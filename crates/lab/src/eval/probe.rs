@@ -87,8 +87,8 @@ pub fn usable(questions: Vec<Question>) -> anyhow::Result<Vec<Question>> {
     let usable: Vec<Question> = questions.into_iter().filter(is_usable).collect();
     if usable.len() < QUESTIONS_MIN {
         bail!(
-            "{} of {all} questions have \"gold\" (indices of the needed chunks) with chunks that are needed and chunks that are \
-             not; a probe needs at least {QUESTIONS_MIN} such questions",
+            "a probe needs at least {QUESTIONS_MIN} questions whose \"gold\" (indices of the needed chunks) names some of their \
+             chunks, but not all; {} of these {all} questions are such",
             usable.len()
         );
     }
@@ -201,12 +201,9 @@ mod tests {
             match found {
                 Ok(usable) => assert_eq!(usable.len(), labelled, "{name}"),
                 Err(error) => {
-                    let expect = format!("{labelled} of {} questions have", labelled + useless.len());
+                    let expect = format!("{labelled} of these {} questions", labelled + useless.len());
                     let message = error.to_string();
-                    assert!(
-                        message.starts_with(&expect) && message.contains("at least 20 such"),
-                        "{message}"
-                    );
+                    assert!(message.contains(&expect) && message.contains("at least 20"), "{message}");
                 }
             }
         };

@@ -28,6 +28,9 @@ const COMPARED_RATIOS: [u32; 2] = [4, 16];
 /// The number of tokens of an answer that the model chooses itself.
 const ANSWER_TOKENS: usize = 6;
 
+/// The name under which the default form is reported beside the best one.
+const RC_DEFAULT: &str = "rc, default";
+
 /// The seed of these answers, together with the index of the question.
 const SEED: u64 = 0x00D1_CE00;
 
@@ -48,11 +51,13 @@ pub struct MeasuredForm {
 pub struct FormChoice {
     /// All forms with their losses on the half that chooses, best first.
     pub forms: Vec<MeasuredForm>,
-    /// The chosen form: the best one, or the default if the best one is not better with 95 % confidence.
+    /// The chosen form: the best one, or the default. The best one must be better than the default with 95 %
+    /// confidence on the half that chooses, and on average on the other half.
     pub chosen: EvictionForm,
     /// The number of questions.
     pub questions: usize,
-    /// For each of [`RATIOS`] and each method, the KL divergence on the other half. `rc` is the chosen form.
+    /// For each of [`RATIOS`] and each method, the KL divergence on the other half. `rc` is the best form. If it
+    /// is not the default, `rc, default` follows it.
     pub held_out: BTreeMap<u32, Vec<(&'static str, Estimate)>>,
 }
 
@@ -64,8 +69,12 @@ impl FormChoice {
 
     /// Returns the KL divergence of the chosen form on the other half, for each of [`RATIOS`].
     pub fn held_out_of_chosen(&self) -> Vec<f64> {
-        let rc = |ratio: u32| self.held_out[&ratio].iter().find(|(name, _)| *name == Method::Rc.name());
-        RATIOS.into_iter().filter_map(rc).map(|(_, kl)| kl.mean).collect()
+        let is_best = self.forms.first().is_some_and(|best| best.form == self.chosen);
+        let names: &[&str] = if is_best { &[Method::Rc.name()] } else { &[RC_DEFAULT, Method::Rc.name()] };
+        let of = |ratio: &u32, name: &str| {
+            self.held_out[ratio].iter().find(|(of, _)| *of == name).map(|(_, kl)| kl.mean)
+        };
+        RATIOS.iter().filter_map(|ratio| names.iter().find_map(|name| of(ratio, name))).collect()
     }
 }
 
@@ -126,20 +135,47 @@ pub fn calibrate(
     let (chosen_on, held_out) = (half(0), half(1));
     let place = |index: usize, which: usize| rows::place(path, 2 * index + which);
     let measured = for_each_row(&chosen_on, &|done, _| progress(done, all), |row, index| {
-        losses_of_forms(row, index, engine, options, &forms).with_context(|| place(index, 0))
+        losses_of_forms(row, index, engine, options, (&forms, &COMPARED_RATIOS))
+            .with_context(|| place(index, 0))
     })?;
     let default = kv_export::check_model(engine.pipeline().model())?.default_eviction;
-    let (forms, chosen) = choose(&forms, &default, &measured);
+    let (forms, mut chosen) = choose(&forms, &default, &measured);
     let tested = for_each_row(&held_out, &|done, _| progress(chosen_on.len() + done, all), |row, index| {
-        let read = answered(row, index, engine, options).with_context(|| place(index, 1))?;
-        losses_of_methods(&read, index, engine, &chosen).with_context(|| place(index, 1))
+        let test = || {
+            let read = answered(row, index, engine, options)?;
+            let (_, losses) = losses_of_methods(&read, index, engine, &chosen)?;
+            let others: &[EvictionForm] = if chosen == default { &[] } else { &[default] };
+            anyhow::Ok((losses, losses_of_forms(row, index, engine, options, (others, &RATIOS))?))
+        };
+        test().with_context(|| place(index, 1))
     })?;
-    let estimate = |case: (u32, Method)| {
-        bootstrap_mean(&tested.iter().map(|(_, losses)| losses[&case].kl).collect::<Vec<_>>())
+    let of_ratio = |(at, ratio): (usize, u32)| {
+        let estimate =
+            |case| bootstrap_mean(&tested.iter().map(|(losses, _)| losses[&case].kl).collect::<Vec<_>>());
+        let mut found = Method::ALL.map(|method| (method.name(), estimate((ratio, method)))).to_vec();
+        let of_default: Vec<f64> = tested.iter().filter_map(|(_, of)| of.get(at).copied()).collect();
+        if !of_default.is_empty() {
+            found.insert(1, (RC_DEFAULT, bootstrap_mean(&of_default)));
+        }
+        (ratio, found)
     };
-    let of_ratio = |ratio: u32| Method::ALL.map(|method| (method.name(), estimate((ratio, method)))).to_vec();
-    let held_out = RATIOS.into_iter().map(|ratio| (ratio, of_ratio(ratio))).collect();
+    let held_out: BTreeMap<u32, Vec<_>> = RATIOS.into_iter().enumerate().map(of_ratio).collect();
+    if chosen != default && !is_better_on_average(&held_out) {
+        chosen = default;
+    }
     Ok(FormChoice { forms, chosen, questions: all, held_out })
+}
+
+/// Returns whether `rc` loses less than the default form, on average over the ratios, each loss being relative
+/// to the default's.
+fn is_better_on_average(held_out: &BTreeMap<u32, Vec<(&'static str, Estimate)>>) -> bool {
+    let of = |methods: &[(&str, Estimate)], name: &str| {
+        methods.iter().find(|(of, _)| *of == name).map_or(0.0, |(_, kl)| kl.mean)
+    };
+    let relative = |methods: &Vec<(&'static str, Estimate)>| {
+        of(methods, Method::Rc.name()) / of(methods, RC_DEFAULT).max(f64::MIN_POSITIVE)
+    };
+    held_out.values().map(relative).sum::<f64>() < held_out.len() as f64
 }
 
 /// Returns the forms with their mean losses, best first, and the chosen form. `measured` has for each question
@@ -197,13 +233,13 @@ fn answered<'a>(
     }
 }
 
-/// Returns the KL divergence of one question for each form and, within a form, each compared ratio.
+/// Returns the KL divergence of one question for each form and, within a form, each ratio.
 fn losses_of_forms(
     row: &KvRow,
     index: usize,
     engine: &Engine,
     options: &RowOptions,
-    forms: &[EvictionForm],
+    (forms, ratios): (&[EvictionForm], &[u32]),
 ) -> anyhow::Result<Vec<f64>> {
     let read = answered(row, index, engine, options)?;
     let pipeline = engine.pipeline();
@@ -219,7 +255,7 @@ fn losses_of_forms(
             Some(found) => scores.insert(found),
             None => scores.insert((*form, attention.rc_of_keys(form))),
         };
-        for ratio in COMPARED_RATIOS {
+        for &ratio in ratios {
             let eviction = Eviction::of(HeadBudget::Ratio(1.0 / f64::from(ratio)));
             let kept = eviction.choose(scores, decoder.prefix_tokens(), form)?;
             masks.push(decoder.mask_of_all_layers(&kept));
@@ -232,6 +268,21 @@ fn losses_of_forms(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_form_must_lose_less_than_the_default_on_the_other_half_too() {
+        let check = |name: &str, losses: [[f64; 2]; 2], expect: bool| {
+            let estimate = |mean: f64| bootstrap_mean(&[mean]);
+            let methods = |[rc, default]: [f64; 2]| {
+                vec![(Method::Rc.name(), estimate(rc)), (RC_DEFAULT, estimate(default))]
+            };
+            let held_out = RATIOS.into_iter().zip(losses.map(methods)).collect();
+            assert_eq!(is_better_on_average(&held_out), expect, "{name}");
+        };
+        check("less at both ratios", [[0.1, 0.2], [0.3, 0.4]], true);
+        check("much more at one ratio", [[0.7, 0.1], [0.3, 0.4]], false);
+        check("a little more at one ratio", [[0.11, 0.1], [0.2, 0.4]], true);
+    }
 
     #[test]
     fn a_form_is_chosen_only_if_it_is_certainly_better_than_the_default() {

@@ -124,8 +124,10 @@ impl<'a> ReadRow<'a> {
         let chunks: Vec<_> = row.chunks.iter().map(|chunk| chunk.chunk().into()).collect();
         let longest = row.answers.iter().map(String::len).max().unwrap_or(0).max(tokens_after);
         let kv_export = pipeline.kv_export(&chunks, question.len() + longest, &Cancel::default())?;
-        if kv_export.tokens.is_empty() {
-            bail!("the chunks have no tokens");
+        let Some(last) = kv_export.tokens.last() else { bail!("the chunks have no tokens") };
+        if options.one_prompt && last.window > 0 {
+            let (tokens, max) = (kv_export.tokens.len(), pipeline.model().window_tokens_max);
+            bail!("the chunks have {tokens} tokens together; at most {max} can be read as one prompt");
         }
         let past = decoder.forward_past(&kv_export.past(pipeline.model(), &Cancel::default()))?;
         Ok(Self { kv_export, question, decoder, past, answers: Vec::new() })

@@ -8,7 +8,7 @@ use thresher_core::model::ModelInfo;
 
 use super::methods::Method;
 use super::reading::Loss;
-use super::{Measured, RATIOS};
+use super::{Measured, RATIOS, RowOptions};
 use crate::eval::estimate::{Estimate, bootstrap_mean, wilson_proportion};
 
 /// How well answers survive one eviction method at one ratio. Intervals are 95 % intervals over questions:
@@ -48,6 +48,10 @@ pub struct KvReport {
     pub fingerprint: String,
     /// The form of eviction by RC that the model's contract has, or the default.
     pub form: String,
+    /// The text that the model reads after the chunks; `{question}` stands for the question.
+    pub template: String,
+    /// Whether the chunks of a question were read as one prompt.
+    pub one_prompt: bool,
     /// Number of questions.
     pub rows: usize,
     /// Mean number of chunk tokens per question.
@@ -67,7 +71,7 @@ pub struct KvReport {
 }
 
 impl KvReport {
-    pub(super) fn new(path: &Path, model: &ModelInfo, rows: &[Measured]) -> Self {
+    pub(super) fn new(path: &Path, model: &ModelInfo, options: &RowOptions, rows: &[Measured]) -> Self {
         let correct: Vec<f64> = rows.iter().map(|row| row.full.correct).collect();
         let (accuracy, nll) = (wilson_proportion(&correct), mean_of(rows, |row| row.full.nll));
         let mut kinds = BTreeMap::<String, Vec<&Measured>>::new();
@@ -83,6 +87,8 @@ impl KvReport {
             model: model.name.clone(),
             fingerprint: model.fingerprint.clone(),
             form,
+            template: options.template.clone(),
+            one_prompt: options.one_prompt,
             rows: rows.len(),
             tokens: mean_of(rows, |row| row.tokens as f64).mean,
             full_accuracy: accuracy.mean,

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use thresher_core::model::contract::QUESTION_MARK;
 
-use crate::eval::data::{self, LabelledChunk};
+use crate::eval::data::{self, LabelledChunk, RowFile};
 use crate::eval::estimate::SplitMix64;
 
 /// The seed by which chunks are left out, together with the index of the row.
@@ -79,7 +79,7 @@ impl RowOptions {
 /// not exist. The error names the line.
 pub fn read(path: &Path, options: &RowOptions) -> anyhow::Result<Vec<KvRow>> {
     options.check()?;
-    let mut rows: Vec<KvRow> = data::read_lines(path)?;
+    let mut rows: Vec<KvRow> = RowFile::read(path)?.rows()?;
     rows.truncate(options.rows_max.unwrap_or(usize::MAX));
     for (index, row) in rows.iter_mut().enumerate() {
         data::distinct_gold(&mut row.gold, &row.chunks).with_context(|| place(path, index))?;
