@@ -147,6 +147,14 @@ pub enum ExportError {
         /// The values that are supported.
         supported: String,
     },
+    /// A value of a tensor is not a finite number, so the file is damaged.
+    #[error("tensor `{key}` holds {value}; every weight must be a finite number. Download the file again")]
+    NotFinite {
+        /// The name of the tensor.
+        key: String,
+        /// The value.
+        value: f32,
+    },
     /// A value of a tensor is too large for the element type of the export.
     #[error("tensor `{key}` holds {value}, which is too large for f16; export with --weights f32")]
     TooLargeForF16 {

@@ -102,6 +102,13 @@ pub struct WeightFile {
     written_bytes: u64,
 }
 
+fn check_finite(name: &str, values: &[f32]) -> Result<(), ExportError> {
+    match values.iter().find(|value| !value.is_finite()) {
+        Some(&value) => Err(ExportError::NotFinite { key: name.to_owned(), value }),
+        None => Ok(()),
+    }
+}
+
 impl WeightFile {
     /// Creates the file.
     ///
@@ -117,11 +124,12 @@ impl WeightFile {
     /// Appends an `f32` tensor of shape `dims`, in row-major order.
     ///
     /// # Errors
-    /// Returns an [`ExportError`] if the file cannot be written.
+    /// Returns an [`ExportError`] if a value is not finite, or if the file cannot be written.
     ///
     /// # Panics
     /// Panics if the number of `values` does not match `dims`.
     pub fn push(&mut self, name: &str, dims: &[usize], values: &[f32]) -> Result<StoredTensor, ExportError> {
+        check_finite(name, values)?;
         self.push_bytes(name, dims, DataType::Float, values.iter().map(|value| value.to_le_bytes()))
     }
 
@@ -141,16 +149,16 @@ impl WeightFile {
     /// Appends a tensor with its values rounded to `f16`; otherwise the same as [`WeightFile::push`].
     ///
     /// # Errors
-    /// Returns an [`ExportError`] if a value is too large for `f16`, or if the file cannot be written.
+    /// Returns an [`ExportError`] if a value is not finite or too large for `f16`, or if the file cannot be
+    /// written.
     pub fn push_f16(
         &mut self,
         name: &str,
         dims: &[usize],
         values: &[f32],
     ) -> Result<StoredTensor, ExportError> {
-        if let Some(value) =
-            values.iter().find(|value| value.is_finite() && f16::from_f32(**value).is_infinite())
-        {
+        check_finite(name, values)?;
+        if let Some(value) = values.iter().find(|value| f16::from_f32(**value).is_infinite()) {
             return Err(ExportError::TooLargeForF16 { key: name.to_owned(), value: *value });
         }
         let halves = values.iter().map(|value| f16::from_f32(*value).to_le_bytes());

@@ -125,14 +125,34 @@ fn a_chat_template_is_exported_and_changes_no_fingerprint() {
     assert!(!without.files.contains_key("chat_template.jinja"));
 }
 
-/// A byte-level vocabulary: the characters of the bytes of `TEXT`, and some merges.
+#[test]
+fn tokens_of_the_user_are_special_if_the_chat_template_has_them() {
+    let is_special = |template: &str| {
+        let mut writer = byte_level("gpt-2");
+        writer.set("tokenizer.chat_template", text(template));
+        let (_dir, path) = file(&writer.bytes());
+        let tokenizer: serde_json::Value =
+            serde_json::from_slice(&GgufModel::open(&path).unwrap().tokenizer).unwrap();
+        let added = tokenizer["added_tokens"].as_array().unwrap().clone();
+        added.iter().find(|token| token["content"] == "<t>").unwrap()["special"] == true
+    };
+    assert!(is_special("<t>{{ messages }}"));
+    assert!(!is_special("{{ messages }}"));
+}
+
+/// A byte-level vocabulary: the characters of the bytes of `TEXT`, some merges, and a token of the user, `<t>`.
 fn byte_level(pre: &str) -> Writer {
     let mut writer = of_tiny("llama", "llama");
     let merges = ["1 2", "12 3", "Ġ Ġ", "Ġ a", "Ġ 1", "a b"];
     let mut tokens: Vec<String> = "<s>|1|2|3|4|a|b|e|Ġ|Ċ|Ì|ģ|Ã|©|'|A".split('|').map(str::to_owned).collect();
     tokens.extend(merges.map(|merge| merge.replace(' ', "")));
-    tokens.push("12ab".to_owned());
-    let kinds: Vec<i32> = tokens.iter().map(|token| if token == "<s>" { 3 } else { 1 }).collect();
+    tokens.extend(["12ab", "<t>"].map(str::to_owned));
+    let kind = |token: &String| match &**token {
+        "<s>" => 3,
+        "<t>" => 4,
+        _ => 1,
+    };
+    let kinds: Vec<i32> = tokens.iter().map(kind).collect();
     for key in ["scores", "add_bos_token"] {
         writer.remove(&format!("tokenizer.ggml.{key}"));
     }

@@ -250,10 +250,15 @@ fn vocabulary(file: &GgufFile, tokens: &[String]) -> Result<Map<String, Json>, E
 }
 
 /// The tokens that a text is searched for before it is split: control tokens and the unknown token, which are
-/// special, and tokens that the model's user defined. A token with another spelling than in the file is not
-/// searched for.
+/// special, and tokens that the model's user defined. Of the latter, those in the chat template are special,
+/// too: files differ in the kind that they give to the marks of turns, and text of a chunk must not be read as
+/// one. A token with another spelling than in the file is not searched for.
 fn added_tokens(file: &GgufFile, stored: &[String], tokens: &[String]) -> Result<Vec<Json>, ExportError> {
     let kinds = kinds(file, tokens.len())?;
+    let template = text(file, TEMPLATE)?.unwrap_or_default();
+    let marks_a_turn = |token: &str| {
+        !token.starts_with(|c: char| c.is_alphanumeric() || c.is_whitespace()) && template.contains(token)
+    };
     let is_added = |kind: u64| matches!(kind, KIND_UNKNOWN | KIND_CONTROL | KIND_USER);
     let added = tokens.iter().enumerate().zip(&kinds);
     Ok(added
@@ -266,7 +271,7 @@ fn added_tokens(file: &GgufFile, stored: &[String], tokens: &[String]) -> Result
                 "lstrip": false,
                 "rstrip": false,
                 "normalized": false,
-                "special": *kind != KIND_USER,
+                "special": *kind != KIND_USER || marks_a_turn(token),
             })
         })
         .collect())
