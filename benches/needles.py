@@ -4,7 +4,7 @@
 
 The text is that of docs/*.md of this repository, paragraph by paragraph. Each line has the chunks, the question, its answer, and as
 `kind` the place of the needle. `--count` questions are written for each place: near the beginning, at a quarter, the middle, three
-quarters, and near the end. Equal arguments give equal lines.
+quarters, and near the end. Equal arguments give equal lines as long as docs/*.md stay the same.
 """
 
 import argparse

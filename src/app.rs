@@ -61,7 +61,7 @@ pub fn engine(config: &Config) -> EngineBuilder {
 }
 
 /// The same engine as a daemon serves it: with the model for KV export, if the configuration names one.
-pub fn engine_with_kv_model(config: &Config) -> EngineBuilder {
+pub fn engine_with_exporter(config: &Config) -> EngineBuilder {
     let dir = &config.model.kv_dir;
     let engine = engine(config);
     if dir.as_os_str().is_empty() { engine } else { engine.kv_model_dir(dir) }
@@ -138,8 +138,8 @@ pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
     let request = CompressRequest::new("Which sentence answers?", chunks);
     let cancel = Cancel::default();
     pipeline.compress(&request, &cancel).context("the warm-up request failed")?;
-    if let Some(kv_model) = pipeline.kv_model() {
-        kv_model.warm(&request.chunks, &cancel).context("the model for KV export failed")?;
+    if let Some(exporter) = pipeline.exporter() {
+        exporter.warm(&request.chunks, &cancel).context("the model for KV export failed")?;
     }
     Ok(started.elapsed())
 }
@@ -383,7 +383,7 @@ async fn load(
         tracing::info!(chunks, ms, "registry open");
         tenants.open(&access.tenants());
         let started = Instant::now();
-        let pipeline = engine_with_kv_model(&config).store(store).build()?.into_pipeline();
+        let pipeline = engine_with_exporter(&config).store(store).build()?.into_pipeline();
         let warm_up = warm_up(&pipeline)?;
         let (model, ms) = (pipeline.model(), started.elapsed().as_millis() as u64);
         if let Some(why) = &model.device.gpu_unavailable_reason {
@@ -394,7 +394,7 @@ async fn load(
             );
         }
         let device = &model.device.name;
-        let kv_model = pipeline.kv_model().map(Pipeline::model);
+        let kv_model = pipeline.exporter().map(Pipeline::model);
         tracing::info!(
             model = model.name,
             kv_model = kv_model.map(|model| &*model.name),

@@ -413,10 +413,10 @@ impl ModelsAnswer {
                 head_dim: model.head_dim,
                 estimator: of.estimator(),
                 device: model.device.name.clone(),
-                exports_kv: of.kv_model().is_none() && kv_export::check_model(model).is_ok(),
+                exports_kv: of.exporter().is_none() && kv_export::check_model(model).is_ok(),
             }
         };
-        let pipelines = std::iter::once(pipeline).chain(pipeline.kv_model());
+        let pipelines = std::iter::once(pipeline).chain(pipeline.exporter());
         Self { object: "list", data: pipelines.map(describe).collect() }
     }
 }

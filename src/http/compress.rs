@@ -102,17 +102,23 @@ async fn run(
 ) -> Result<CompressAnswer, ApiError> {
     let pipeline = service.ready()?;
     if let Some(wanted) = &request.options.kv {
-        check_export(service, pipeline.of_kv_model(), wanted)?;
+        check_export(service, pipeline.exporting(), wanted)?;
     }
     let (scope, request) = (service.clone(), Arc::clone(request));
     let answer = service.executor().run(deadline, move |cancel| {
         let pipeline = scope.ready()?;
+        let exporting = pipeline.exporting();
+        // A question that is too long is refused before anything is read.
+        let kv = request.options.kv.as_ref().map(|wanted| {
+            question_of_export(exporting, &request.request.query, wanted).map(|question| (wanted, question))
+        });
+        let kv = kv.transpose()?;
         let loaded = request.load(&scope, scope.limits.registry.named_bytes_max, cancel)?;
         let mut compressed = pipeline.compress(&loaded.request, cancel)?;
-        let kv = request.options.kv.as_ref().map(|wanted| {
+        let kv = kv.map(|(wanted, question)| {
             let started = Instant::now();
-            let question = (&*loaded.request.query, &loaded.request.chunks[..]);
-            let file = export(pipeline.of_kv_model(), question, &compressed, wanted, cancel)?;
+            let chunks = &loaded.request.chunks[..];
+            let file = export(exporting, (&question, chunks), &compressed, wanted, cancel)?;
             let answer = store_export(&scope, file, wanted);
             compressed.timings.push("kv", started.elapsed());
             answer
@@ -226,40 +232,52 @@ fn check_export(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Resu
     Ok(())
 }
 
-/// Exports the keys and values of the kept chunks with the model of `pipeline`, in the order of the context.
+/// The tokens that the model of `pipeline` will read after the chunks: those of the prompt, or of the query. Another model's tokenizer
+/// may find many more tokens in a query than the one that scores.
+fn question_of_export(
+    pipeline: &Pipeline,
+    query: &str,
+    wanted: &KvWanted,
+) -> Result<Vec<u32>, PipelineError> {
+    let limits = &pipeline.settings().limits;
+    if let KvWanted::Heads { prompt: Some(prompt), .. } = wanted {
+        let tokens = pipeline.tokens_of_prompt(prompt)?;
+        limits.check_prompt(tokens.len())?;
+        return Ok(tokens);
+    }
+    let tokens = pipeline.tokens_of(query)?;
+    limits.check_query(tokens.len())?;
+    Ok(tokens)
+}
+
+/// Exports the keys and values of the kept chunks with the model of `pipeline`, in the order of the context. `question` has the tokens that
+/// follow them.
 fn export(
     pipeline: &Pipeline,
-    (query, chunks): (&str, &[Arc<Chunk>]),
+    (question, chunks): (&[u32], &[Arc<Chunk>]),
     compressed: &Compressed,
     wanted: &KvWanted,
     cancel: &Cancel,
 ) -> Result<KvExportFile, PipelineError> {
     let kept = compressed.chunks.iter().filter(|chunk| chunk.kept);
     let kept: Vec<Arc<Chunk>> = kept.map(|chunk| Arc::clone(&chunks[chunk.index])).collect();
-    let question = match wanted {
-        KvWanted::Heads { prompt: Some(prompt), .. } => {
-            let prompt = pipeline.tokens_of_prompt(prompt)?;
-            pipeline.settings().limits.check_prompt(prompt.len())?;
-            prompt
-        }
-        _ => pipeline.tokens_of(query)?,
-    };
     let kv_export = pipeline.kv_export(&kept, question.len(), cancel)?;
     let heads = match wanted {
         KvWanted::Chunks => None,
-        KvWanted::Heads { eviction, .. } => Some(pipeline.evict(&kv_export, &question, eviction, cancel)?),
+        KvWanted::Heads { eviction, .. } => Some(pipeline.evict(&kv_export, question, eviction, cancel)?),
     };
     Ok(KvExportFile::new(kv_export, heads, &kept, pipeline))
 }
 
 /// Stores an export for its tenant.
 fn store_export(service: &Scope, file: KvExportFile, wanted: &KvWanted) -> Result<KvAnswer, ApiError> {
-    let decoder = service.ready()?.of_kv_model().model().decoder.as_ref();
+    let decoder = service.ready()?.exporting().model().decoder.as_ref();
     let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
     let room_tokens = decoder.map_or(0, |decoder| decoder.context_tokens_max.saturating_sub(file.tokens()));
     let (tokens, share, bytes, memory_bytes) = (file.tokens(), file.share(), file.file_bytes(), file.bytes());
     let handles = service.kv_handles();
-    let handle = handles.insert(file).ok_or_else(|| ApiError::kv_too_large(memory_bytes))?;
+    let handle =
+        handles.insert(file).ok_or_else(|| ApiError::kv_too_large(memory_bytes, handles.bytes_max()))?;
     let expires_s = handles.expire_s();
     Ok(KvAnswer {
         handle,
@@ -283,7 +301,7 @@ pub async fn fetch_export(
     let handle = handle.map_err(|_| ApiError::kv_unknown())?.0;
     service.ready()?;
     let file = service.kv_handles().get(&handle).ok_or_else(ApiError::kv_unknown)?;
-    let decoder = service.ready()?.of_kv_model().model().decoder.as_ref();
+    let decoder = service.ready()?.exporting().model().decoder.as_ref();
     let ours = decoder.and_then(|decoder| decoder.weights.as_deref());
     if let Some(theirs) = fingerprint.as_deref().filter(|theirs| Some(*theirs) != ours) {
         return Err(ApiError::model_mismatch(ours.unwrap_or_default(), theirs));
@@ -292,7 +310,7 @@ pub async fn fetch_export(
     // Each part is read when the one before has been sent: a slow reader holds one part, and no thread.
     let parts = stream::iter(file.parts()).then(move |part| {
         let (service, file) = (service.clone(), Arc::clone(&file));
-        run_blocking(move || Ok(file.read_part(part, service.ready()?.of_kv_model())))
+        run_blocking(move || Ok(file.read_part(part, service.ready()?.exporting())))
     });
     let kind = HeaderValue::from_static("application/octet-stream");
     let body = Body::from_stream(parts.map(|part| part.map_err(|error| error.message)));

@@ -131,6 +131,11 @@ impl<T: TtlEntry> TtlStore<T> {
         self.bytes_max == 0 || self.expire.is_zero()
     }
 
+    /// Returns the number of bytes that all entries together may have.
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
     /// Returns the seconds until an entry expires.
     pub fn expire_s(&self) -> u64 {
         self.expire.as_secs()

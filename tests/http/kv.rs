@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
+use thresher_core::Engine;
+use thresher_core::domain::Chunk;
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::ModelRuntime;
 use thresher_core::model::contract::{ChosenHeads, Contract, Family, HeadChoice, QuestionTokens, Weights};
 use thresher_core::model::ort::{DecoderRuntime, OrtSettings};
 use thresher_core::model::tokenizer::ModelTokenizer;
+use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_export::{ExportOptions, export};
@@ -20,7 +23,7 @@ use tokio::net::TcpStream;
 
 use crate::keys::{Keyed, entry};
 use crate::support::wire::{Response, get, post};
-use crate::support::{in_checkout, ort_settings};
+use crate::support::{in_checkout, ort_settings, runtime_lib};
 use crate::{Daemon, check_error, daemon, daemon_of, pipeline_of, registry_settings, scripted};
 
 /// An exported small decoder. Its directory is removed when this is dropped.
@@ -30,9 +33,14 @@ struct Model {
 
 impl Model {
     fn new() -> Self {
+        Self::of("models/facts", "small")
+    }
+
+    /// The model in a folder of the checkout.
+    fn of(folder: &str, name: &str) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
-        let options = ExportOptions { weights: Weights::F32, name: "small".into() };
-        export(&in_checkout("models/facts"), dir.path(), &options, &|_, _| {}).expect("it exports");
+        let options = ExportOptions { weights: Weights::F32, name: name.into() };
+        export(&in_checkout(folder), dir.path(), &options, &|_, _| {}).expect("it exports");
         Self { dir }
     }
 
@@ -53,8 +61,11 @@ impl Model {
     }
 
     fn pipeline(&self, settings: &OrtSettings) -> Pipeline {
+        self.pipeline_with(settings, RequestLimits::default())
+    }
+
+    fn pipeline_with(&self, settings: &OrtSettings, limits: RequestLimits) -> Pipeline {
         let runtime = DecoderRuntime::load(settings).expect("the model loads");
-        let limits = RequestLimits::default();
         let settings = Settings { codec: Codec::F32, limits, ..Settings::default() };
         let store = Arc::new(KvStore::without_tiers());
         Pipeline::new(Arc::new(runtime) as Arc<dyn ModelRuntime>, Arc::new(self.tokenizer()), store, settings)
@@ -371,9 +382,10 @@ async fn text_of_a_chunk_is_never_a_special_token() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_encoder_selects_while_a_decoder_exports() {
     let model = Model::new();
+    let settings = OrtSettings { all_layers: true, ..ort_settings(model.path(), 1) };
     let both = || {
-        let decoder = model.pipeline(&OrtSettings { all_layers: true, ..ort_settings(model.path(), 1) });
-        pipeline_of(scripted(), KvStore::without_tiers()).with_kv_model(Arc::new(decoder))
+        let decoder = model.pipeline(&settings);
+        pipeline_of(scripted(), KvStore::without_tiers()).with_exporter(Arc::new(decoder))
     };
     let daemon = daemon_of(Some(both()), 2, 2).await;
     let body = request(json!({"kv": {"policy": "heads", "ratio": 0.5}}));
@@ -393,8 +405,29 @@ async fn an_encoder_selects_while_a_decoder_exports() {
     for (described, (name, exports)) in described.iter().zip([("scripted", false), ("small", true)]) {
         assert_eq!((&described["id"], &described["exports_kv"]), (&json!(name), &json!(exports)), "{models}");
     }
+    // The decoder's tokenizer may find more tokens in a query than the encoder's, so it has the same limit.
+    let limits = RequestLimits { query_tokens_max: 3, ..RequestLimits::default() };
+    let strict = Arc::new(model.pipeline_with(&settings, limits));
+    let strict = pipeline_of(scripted(), KvStore::without_tiers()).with_exporter(strict);
+    let strict = daemon_of(Some(strict), 2, 2).await;
+    let answer = compress(&strict, &body).await;
+    check_error("long for the decoder", &answer, "422 query_too_long query", "tokens");
+
     // Other tenants have the same two models.
     let keyed = Keyed::start_with(&entry("a", "tenant = \"a\""), both(), &registry_settings()).await;
     let of_tenant = keyed.post("a", "/v1/compress", &body).await.json();
     assert_eq!(of_tenant["kv"]["fingerprint"], json!(model.fingerprint()), "{of_tenant}");
+}
+
+#[test]
+fn an_engine_loads_both_models() {
+    let (encoder, decoder) = (Model::of("models/tiny/bert-gelu", "encoder"), Model::new());
+    let engine = Engine::builder(encoder.path(), runtime_lib()).kv_model_dir(decoder.path()).build();
+    let pipeline = engine.expect("both models load").into_pipeline();
+    let exporter = pipeline.exporter().expect("another model exports");
+    assert_eq!((&*pipeline.model().name, &*exporter.model().name), ("encoder", "small"));
+    let (chunks, cancel) = ([Arc::new(Chunk::new("a", "the colour of Kanir is amber ."))], Cancel::default());
+    assert_eq!(pipeline.warm(&chunks, &cancel).expect("it reads"), 1);
+    let read = exporter.warm(&chunks, &cancel).expect("it reads");
+    assert_eq!(read, 1, "only the model that scores reads ahead of requests");
 }

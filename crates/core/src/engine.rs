@@ -227,7 +227,7 @@ impl EngineBuilder {
         };
         let mut pipeline = Pipeline::new(runtime, Arc::clone(&tokenizer), Arc::clone(&store), self.settings);
         if let Some(dir) = self.kv_model_dir {
-            pipeline = pipeline.with_kv_model(for_kv_model.build_kv_model(dir, store)?);
+            pipeline = pipeline.with_exporter(for_kv_model.build_kv_model(dir, store)?);
         }
         Ok(Engine { pipeline: Arc::new(pipeline), model, tokenizer })
     }

@@ -83,7 +83,7 @@ pub struct Pipeline {
     frame_costs: FrameCosts,
     settings: Settings,
     /// Exports keys and values in place of this pipeline's model.
-    kv_model: Option<Arc<Pipeline>>,
+    exporter: Option<Arc<Pipeline>>,
 }
 
 /// The settings of a pipeline, which are the same for all its requests.
@@ -141,24 +141,24 @@ impl Pipeline {
     ) -> Self {
         let (codec, salt) = (settings.codec, settings.salt.as_bytes());
         let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, codec, salt);
-        Self { model, tokenizer, reader, frame_costs: FrameCosts::new(), settings, kv_model: None }
+        Self { model, tokenizer, reader, frame_costs: FrameCosts::new(), settings, exporter: None }
     }
 
-    /// Returns the same pipeline, whose keys and values are exported by the model of `kv_model`: an encoder
-    /// selects chunks, a decoder keeps their keys and values.
+    /// Returns the same pipeline with `exporter`, another pipeline that exports keys and values: an encoder
+    /// selects chunks, and the decoder of `exporter` computes their keys and values.
     #[must_use]
-    pub fn with_kv_model(self, kv_model: Arc<Self>) -> Self {
-        Self { kv_model: Some(kv_model), ..self }
+    pub fn with_exporter(self, exporter: Arc<Self>) -> Self {
+        Self { exporter: Some(exporter), ..self }
     }
 
-    /// Returns the pipeline of [`Self::with_kv_model`]; `None` if this one has no other model for exports.
-    pub fn kv_model(&self) -> Option<&Self> {
-        self.kv_model.as_deref()
+    /// Returns the pipeline of [`Self::with_exporter`]; `None` if there is none.
+    pub fn exporter(&self) -> Option<&Self> {
+        self.exporter.as_deref()
     }
 
-    /// Returns the pipeline whose model exports keys and values: that of [`Self::kv_model`], or this one.
-    pub fn of_kv_model(&self) -> &Self {
-        self.kv_model().unwrap_or(self)
+    /// Returns the pipeline that exports keys and values: that of [`Self::with_exporter`], or this one.
+    pub fn exporting(&self) -> &Self {
+        self.exporter().unwrap_or(self)
     }
 
     /// Returns a pipeline for another tenant, with the same model and settings. The tenant gets its own share
@@ -172,7 +172,7 @@ impl Pipeline {
             tokenizer: Arc::clone(&self.tokenizer),
             frame_costs: FrameCosts::new(),
             settings: self.settings.clone(),
-            kv_model: self.kv_model.as_ref().map(|kv_model| Arc::new(kv_model.of_tenant(tenant))),
+            exporter: self.exporter.as_ref().map(|exporter| Arc::new(exporter.of_tenant(tenant))),
         }
     }
 
@@ -199,8 +199,8 @@ impl Pipeline {
     /// Returns the estimated time that the model, and the model for KV export, need for the chunks of this
     /// tenant that they are reading. It is zero until the speed has been measured.
     pub fn reading_left(&self) -> Duration {
-        let of_kv_model = self.kv_model.as_ref().map(|kv_model| kv_model.reading_left());
-        self.reader.time_left() + of_kv_model.unwrap_or_default()
+        let of_exporter = self.exporter.as_ref().map(|exporter| exporter.reading_left());
+        self.reader.time_left() + of_exporter.unwrap_or_default()
     }
 
     /// Compresses the chunks of a request to the parts that answer its question.
@@ -418,17 +418,14 @@ impl Pipeline {
         Ok(Ranked { chunks: scores.chunks, are_probabilities, sentences, tokens })
     }
 
-    /// Has the model, and the model for KV export, read those of `chunks` that are not cached, so that later
-    /// requests find their blocks. Returns how many chunks the model read.
+    /// Has the model read those of `chunks` that are not cached, so that later requests find their blocks.
+    /// Returns how many chunks the model read. The decoder of [`Self::exporter`] reads nothing: its blocks are
+    /// many times as large, and most chunks are never exported.
     ///
     /// # Errors
     /// Fails as [`Self::compress`] does.
     pub fn warm(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> Result<usize, PipelineError> {
-        let read = self.reader.blocks(chunks, &self.settings.limits, cancel)?.sources.read;
-        if let Some(kv_model) = &self.kv_model {
-            kv_model.warm(chunks, cancel)?;
-        }
-        Ok(read)
+        Ok(self.reader.blocks(chunks, &self.settings.limits, cancel)?.sources.read)
     }
 
     /// Returns the number of tokens that a tokenizer finds in `text`.

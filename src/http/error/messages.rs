@@ -203,10 +203,10 @@ impl ApiError {
         Self::with_param(ErrorCode::KvUnavailable, message, "include")
     }
 
-    pub(in crate::http) fn kv_too_large(bytes: usize) -> Self {
+    pub(in crate::http) fn kv_too_large(bytes: usize, max: usize) -> Self {
         let message = format!(
-            "the keys and values of the kept chunks take {bytes} bytes, more than all exports together may take (kv_export.bytes_max); name \
-             a smaller budget, or raise the limit"
+            "the keys and values of the kept chunks take {bytes} bytes; all exports together may take {max} (kv_export.bytes_max). Keep \
+             fewer chunks, or raise the limit"
         );
         Self::with_param(ErrorCode::KvTooLarge, message, "include")
     }

@@ -345,8 +345,10 @@ impl Contract {
                 Err(("tokenizer.suffix", reason))
             }
             Family::Decoder(decoder) => decoder.check(self.window.tokens_max).and_then(|()| {
-                let hash = self.files.get(&self.weights.file);
-                decoder.probe.as_ref().map_or(Ok(()), |probe| probe.check_weights(hash))
+                let Some(probe) = &decoder.probe else { return Ok(()) };
+                // A probe of another model has another shape, too; the advice is to train one for this model.
+                probe.check_weights(self.files.get(&self.weights.file))?;
+                probe.check(decoder.layers, decoder.heads)
             }),
         }
         .or_else(|(key, reason)| refuse(key, reason))

@@ -23,8 +23,8 @@ pub const RULES_VERSION: u32 = 2;
 
 /// A Hugging Face tokenizer with truncation and padding switched off.
 ///
-/// Text that looks like a special token, such as `<|im_end|>`, is text like any other: whoever writes a chunk
-/// cannot end the user's turn. Only [`Self::encode_prompt`] reads it as the special token.
+/// Text that looks like a special token, such as `<|im_end|>`, is read as plain text: whoever writes a chunk
+/// cannot end the user's turn. Special are the tokens that the file calls special. Only [`Self::encode_prompt`] reads it as the special token.
 pub struct ModelTokenizer {
     inner: Tokenizer,
     /// The same tokenizer for prompts. It is made for the first prompt.
@@ -71,8 +71,8 @@ impl ModelTokenizer {
         tokens(&self.inner, text)
     }
 
-    /// Returns the token ids of a prompt and their byte offsets. Text that looks like a special token is that
-    /// token, so the prompt must not come from strangers as a whole.
+    /// Returns the token ids of a prompt and their byte offsets. Text that looks like a special token is read as
+    /// that token, so text of strangers within the prompt could end the user's turn.
     ///
     /// # Errors
     /// As [`Self::encode`].

@@ -9,11 +9,10 @@ use ndarray::Axis;
 use super::blocks::Blocks;
 use super::cancel::Cancel;
 use super::question::{BlocksAsPast, Placement, View, views};
-use super::tokenize::{self, Passage};
+use super::tokenize;
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
 use crate::domain::{ByteRange, Chunk};
-use crate::kv::block::Block;
 use crate::model::{DecoderInfo, ModelInfo, Past};
 
 /// The blocks of chunks at consecutive positions after the special tokens that begin every text of the model.
@@ -106,21 +105,19 @@ impl Pipeline {
     ) -> Result<KvExport, PipelineError> {
         let info = self.model.info();
         let decoder = check_model(info)?;
-        let mut blocks = self.reader.blocks(chunks, &self.settings.limits, cancel)?;
-        cancel.check()?;
         let passages = chunks.iter().map(|chunk| tokenize::passage(chunk, &self.tokenizer));
         let passages = passages.collect::<Result<Vec<_>, _>>()?;
-        // Every key is exported with the id of its token. A block that another program wrote to a disk or a
-        // server may have more or fewer keys than its chunk has tokens.
-        let has_all_tokens =
-            |(block, passage): (&Block, &Passage)| block.token_counts() == passage.token_counts();
-        if !blocks.blocks.iter().zip(&passages).all(has_all_tokens) {
-            blocks = self.reader.blocks_of_passages(chunks, &passages, &self.settings.limits, cancel)?;
-        }
+        cancel.check()?;
+        // Too many tokens are refused before the model reads any.
+        let found = passages.iter().map(|passage| passage.ids.len()).sum();
         let max = decoder.context_tokens_max.saturating_sub(decoder.prefix_tokens() + tokens_after);
-        if blocks.tokens() > max {
-            return Err(InvalidRequest::KvTooLong { found: blocks.tokens(), max }.into());
+        if found > max {
+            return Err(InvalidRequest::KvTooLong { found, max, after: tokens_after }.into());
         }
+        // Every key is exported with the id of its token. A block that another program wrote to a disk or a
+        // server may have more or fewer keys than its chunk has tokens; such a block is not used.
+        let blocks = self.reader.blocks_of_passages(chunks, &passages, &self.settings.limits, cancel)?;
+        cancel.check()?;
         let mut tokens = Vec::with_capacity(blocks.tokens());
         let mut windows = 0;
         for (chunk, passage) in passages.iter().enumerate() {

@@ -98,6 +98,15 @@ impl RequestLimits {
         }
     }
 
+    /// Checks the number of tokens of a question.
+    ///
+    /// # Errors
+    /// Returns [`InvalidRequest::QueryTooLong`].
+    pub fn check_query(&self, found: usize) -> Result<(), InvalidRequest> {
+        let max = self.query_tokens_max;
+        if found > max { Err(InvalidRequest::QueryTooLong { found, max }) } else { Ok(()) }
+    }
+
     /// Checks the number of tokens of the text that the model reads after exported chunks.
     ///
     /// # Errors
@@ -263,7 +272,7 @@ pub enum InvalidRequest {
     RatioOutOfRange { ratio: f64 },
     #[error("a budget of {budget} tokens is too small: {reason} needs {needed} tokens; name a larger budget")]
     BudgetImpossible { budget: usize, needed: usize, reason: &'static str, is_ratio: bool },
-    #[error("{model} is an encoder, which has no keys and values to export; serve a decoder")]
+    #[error("{model} is an encoder, which has no keys and values to export; name a decoder in model.kv_dir")]
     KvOfEncoder { model: String },
     #[error(
         "{model} is loaded with {depth} of its {layers} layers, up to the last one with a chosen head; set \
@@ -281,10 +290,11 @@ pub enum InvalidRequest {
     )]
     KvPositionsLearned { model: String },
     #[error(
-        "the kept chunks have {found} tokens; the model's context has room for {max} beside the question; \
-         keep fewer chunks, or split long ones (whole chunks are exported)"
+        "the kept chunks have {found} tokens, and the text after them {after}; beside that text, the model's \
+         context has room for {max}. Keep fewer chunks or split long ones (whole chunks are exported), or ask a \
+         shorter question"
     )]
-    KvTooLong { found: usize, max: usize },
+    KvTooLong { found: usize, max: usize, after: usize },
     #[error("kv.{field} is {share}; it must be greater than 0 and at most 1")]
     KvShareOutOfRange { share: f64, field: &'static str },
     #[error(

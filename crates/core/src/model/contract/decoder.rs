@@ -222,8 +222,7 @@ impl Decoder {
         }
         self.check_positions()?;
         self.eviction_form().check()?;
-        self.chosen.as_ref().map_or(Ok(()), |chosen| chosen.check(layers, heads))?;
-        self.probe.as_ref().map_or(Ok(()), |probe| probe.check(layers, heads))
+        self.chosen.as_ref().map_or(Ok(()), |chosen| chosen.check(layers, heads))
     }
 
     /// Checks the sliding windows and the rotary position encodings.

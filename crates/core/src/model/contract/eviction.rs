@@ -112,7 +112,12 @@ impl EvictionForm {
 
 impl fmt::Display for EvictionForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "over {}: {} over the question", self.reference, self.over_question)?;
+        let against = match self.reference {
+            Reference::SelfLogits => "the question's own keys",
+            Reference::Rivals => "all other keys",
+            Reference::Both => "the question's own keys and all others",
+        };
+        write!(f, "RC against {against}, {} over the question", self.over_question)?;
         if self.neighbours > 1 {
             write!(f, ", mean of {} neighbours", self.neighbours)?;
         }

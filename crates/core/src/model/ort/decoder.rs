@@ -89,7 +89,7 @@ impl DecoderRuntime {
             decoder.chosen = None;
         }
         if settings.long_windows {
-            contract.window.tokens_max = decoder.context_tokens_max / 4 * 3;
+            contract.window.tokens_max = (decoder.context_tokens_max / 4 * 3).max(1);
         }
         let (readout, question_tokens) =
             if settings.all_heads { (decoder.readout(), QuestionTokens::All) } else { chosen };
