@@ -48,7 +48,7 @@ def read_by_transformers(model, export):
 
 
 def measure(row, model, question, client, pid, weights):
-    options = {"granularity": "chunk", "budget": {"ratio": 1}, "include": ["kv"], "deadline_ms": 600_000, "timeout_s": 900}
+    options = {"granularity": "chunk", "budget": {"ratio": 1}, "include": ["kv"], "deadline_ms": 120_000, "timeout_s": 300}
     whole, cold = timed(lambda: client.compress(row["query"], row["chunks"], **options))
     heads = {"policy": "heads", "ratio": 0.25}
     evicted, warm = timed(lambda: client.compress(row["query"], row["chunks"], kv=heads, **options))
