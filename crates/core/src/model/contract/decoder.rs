@@ -148,18 +148,16 @@ impl Decoder {
         self.chosen.as_ref().map_or(QuestionTokens::All, |chosen| chosen.question_tokens)
     }
 
-    /// Returns how keys are evicted if nothing is calibrated. Models that normalise queries and keys do better
-    /// with another reference, and with scores that are averaged (`docs/decisions.md`).
+    /// Returns how keys are evicted if nothing is calibrated. The logits of models that normalise queries and
+    /// keys are compared in units of their head's mean, because their size says little (`docs/decisions.md`).
     pub fn default_eviction_form(&self) -> EvictionForm {
-        let (reference, neighbours, floor) =
-            if self.qk_norm { (Reference::Rivals, 5, 0.5) } else { (Reference::SelfLogits, 1, 0.2) };
         EvictionForm {
-            reference,
+            reference: Reference::SelfLogits,
             over_question: OverQuestion::RootMeanSquare,
-            neighbours,
-            scale: KeyScale::RootOfMean,
+            neighbours: 1,
+            scale: if self.qk_norm { KeyScale::Mean } else { KeyScale::RootOfMean },
             budget: BudgetScope::Model,
-            floor,
+            floor: 0.2,
         }
     }
 
