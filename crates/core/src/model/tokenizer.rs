@@ -24,7 +24,8 @@ pub const RULES_VERSION: u32 = 2;
 /// A Hugging Face tokenizer with truncation and padding switched off.
 ///
 /// Text that looks like a special token, such as `<|im_end|>`, is read as plain text: whoever writes a chunk
-/// cannot end the user's turn. Special are the tokens that the file calls special. Only [`Self::encode_prompt`] reads it as the special token.
+/// cannot end the user's turn. Special are the tokens that the file calls special. Only
+/// [`Self::encode_prompt`] reads such text as the special token.
 pub struct ModelTokenizer {
     inner: Tokenizer,
     /// The same tokenizer for prompts. It is made for the first prompt.
