@@ -221,14 +221,15 @@ impl EncodedQuestion {
     /// `[head, question_token, question_token]`. An entry is [`f32::MIN`], which no logit is, where the token
     /// does not attend to the key.
     pub fn self_logits(&self, heads: Range<usize>) -> Array3<f32> {
+        let over = |keys: &Array3<f32>| {
+            let [vectors, keys] = [&self.vectors, keys].map(|of| of.slice(s![heads.clone(), .., ..]));
+            raw_logits(vectors, keys)
+        };
         match &self.self_attention {
-            SelfAttention::Logits(logits) => logits.slice(s![heads, .., ..]).to_owned(),
-            SelfAttention::Keys(keys) => {
-                raw_logits(self.vectors.slice(s![heads.clone(), .., ..]), keys.slice(s![heads, .., ..]))
-            }
+            SelfAttention::Logits(logits) => logits.slice(s![heads.clone(), .., ..]).to_owned(),
+            SelfAttention::Keys(keys) => over(keys),
             SelfAttention::CausalKeys(keys) => {
-                let mut logits =
-                    raw_logits(self.vectors.slice(s![heads.clone(), .., ..]), keys.slice(s![heads, .., ..]));
+                let mut logits = over(keys);
                 for (token, mut row) in logits.axis_iter_mut(Axis(1)).enumerate() {
                     row.slice_mut(s![.., token + 1..]).fill(f32::MIN);
                 }

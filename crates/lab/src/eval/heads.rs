@@ -187,18 +187,27 @@ impl HeadScores {
     /// Scores every head on the labelled spans of an answer; `None` if it has none with a token.
     fn of_answer(row: &AttributionRow, pipeline: &Pipeline) -> anyhow::Result<Option<Self>> {
         let mut parts = Vec::new();
+        // Spans of one sentence share its reading and its RC.
+        let mut read: Option<(ByteRange, Reading, Array3<f32>)> = None;
         for span in &row.spans {
             let Some(chunk) = span.chunk else { continue };
             let bytes = attribution::bytes(row, span)?;
             let sentences = sentences_of(&row.answer, bytes);
-            let request = attribution::request(sentences.of(&row.answer), &row.chunks);
-            let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
+            let (_, reading, rc) = match read.take().filter(|(of, ..)| *of == sentences) {
+                Some(same) => read.insert(same),
+                None => {
+                    let request = attribution::request(sentences.of(&row.answer), &row.chunks);
+                    let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
+                    let rc = rc_of_heads(&reading);
+                    read.insert((sentences, reading, rc))
+                }
+            };
             let within = ByteRange::new(
                 bytes.start.saturating_sub(sentences.start),
                 bytes.end.min(sentences.end) - sentences.start,
             );
-            let Some(tokens) = attribution::tokens_in(&reading, within) else { continue };
-            let rc = rc_of_heads(&reading).slice_move(s![.., tokens.range(), ..]);
+            let Some(tokens) = attribution::tokens_in(reading, within) else { continue };
+            let rc = rc.slice(s![.., tokens.range(), ..]).to_owned();
             parts.push(LabelledPart { rc, gold: vec![chunk] });
         }
         let Some(first) = parts.first() else { return Ok(None) };
