@@ -10,6 +10,7 @@
 //! | [`tokenize`] | turns the question and new chunks into the model's tokens |
 //! | [`blocks`] | takes the keys of each chunk from the cache; the model reads chunks that are not cached |
 //! | [`question`] | has the model encode the question; a decoder's question attends to the blocks |
+//! | [`lexical`] | scores words in scripts that the model does not know by their character n-grams |
 //! | [`scan`] | computes the raw logits of the question over all keys, and the peak of each segment |
 //! | [`score`] | computes RC, and from it a score per chunk and unit; [`probe`] gives the scores if `rc.estimator` says so |
 //! | [`fit`] | selects units within the budget, writes the context and counts its tokens |
@@ -29,6 +30,7 @@ pub mod explain;
 pub mod fit;
 pub mod evict;
 pub mod kv_export;
+pub mod lexical;
 pub mod load;
 pub mod outcome;
 pub mod probe;
@@ -51,6 +53,7 @@ use self::cancel::Cancel;
 use self::clock::Clock;
 use self::count::{FrameCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
+use self::lexical::LexicalRc;
 use self::load::Overload;
 pub use self::outcome::{ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, passthrough};
 pub use self::question::Placement;
@@ -304,6 +307,12 @@ impl Pipeline {
             ScanBy::Onnx => Some(clock.stage("graph", || scan::by_graph(&tokens.ids, &blocks, model))?),
         };
         let decoder = model.info().decoder.as_ref();
+        let of_query = (&*request.query, &tokens);
+        let lexical = || {
+            let units = (request.granularity, &*units);
+            LexicalRc::of(of_query, &self.tokenizer, &request.chunks, units).map(Arc::new)
+        };
+        let lexical = if decoder.is_none() { clock.stage("lexical", lexical) } else { None };
         Ok(Reading {
             tokens,
             query,
@@ -314,6 +323,7 @@ impl Pipeline {
             graph_logits,
             logits_have_fixed_scale: decoder.is_none(),
             question_tokens: decoder.map_or(QuestionTokens::All, |decoder| decoder.question_tokens),
+            lexical,
             probe,
         })
     }

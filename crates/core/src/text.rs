@@ -10,6 +10,7 @@ pub mod offsets;
 mod abbreviations;
 mod arriving;
 mod bound;
+mod grams;
 mod lines;
 mod numbers;
 mod stop_context;
@@ -28,6 +29,7 @@ use crate::domain::ByteRange;
 use lines::{GroupKind, LineGroup};
 
 pub use arriving::{Arriving, arrived};
+pub use grams::{Gram, GramWord, gram_words, script_of};
 pub use terms::{Term, markers, terms};
 
 /// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may

@@ -1,13 +1,24 @@
 //! The model's tokenizer: turns a text into token ids with byte offsets, without truncation or padding.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use icu_properties::props::Script;
 use serde_json::Value;
-use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
+use tokenizers::{Decoder, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 
 use super::ModelError;
 use crate::domain::ByteRange;
+use crate::text::script_of;
+
+/// The number of tokens of two or more letters that a vocabulary has in a script that the model knows. BERT's
+/// English vocabulary has 27,533 in the Latin script, 8 in the Cyrillic and none in most others.
+const KNOWN_SCRIPT_TOKENS_MIN: usize = 300;
+
+/// The number of single Han characters in a vocabulary of a model that knows Chinese or Japanese. BERT's
+/// English vocabulary has 488, a Chinese one more than 7,000.
+const KNOWN_HAN_CHARACTERS_MIN: usize = 2_000;
 
 /// The tokens of a text, without special tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,6 +41,9 @@ pub struct ModelTokenizer {
     inner: Tokenizer,
     /// The same tokenizer for prompts. It is made for the first prompt.
     of_prompts: OnceLock<Box<Tokenizer>>,
+    /// `(tokens of one letter, tokens of more letters)` of each script. It is counted for the first question
+    /// that is not ASCII.
+    letters_by_script: OnceLock<HashMap<Script, (usize, usize)>>,
     splits_at_blanks: bool,
 }
 
@@ -54,7 +68,7 @@ impl ModelTokenizer {
         inner.with_truncation(None).expect("removing truncation cannot conflict with other parameters");
         inner.set_encode_special_tokens(true);
         let splits_at_blanks = splits_at_blanks(&inner);
-        Self { inner, of_prompts: OnceLock::new(), splits_at_blanks }
+        Self { inner, of_prompts: OnceLock::new(), letters_by_script: OnceLock::new(), splits_at_blanks }
     }
 
     /// Returns whether the text between two blanks (see [`is_blank`]) has the same tokens in every context.
@@ -62,6 +76,18 @@ impl ModelTokenizer {
     /// this is not known.
     pub fn splits_at_blanks(&self) -> bool {
         self.splits_at_blanks
+    }
+
+    /// Returns whether the vocabulary has words or syllables of a script, not only single letters. A model
+    /// whose tokenizer does not know a script cannot tell the words of its texts apart. Numbers and
+    /// punctuation are known to every tokenizer.
+    pub fn knows(&self, script: Script) -> bool {
+        if matches!(script, Script::Latin | Script::Common | Script::Inherited) {
+            return true;
+        }
+        let counted = self.letters_by_script.get_or_init(|| letters_by_script(&self.inner));
+        let (single, longer) = counted.get(&script).copied().unwrap_or_default();
+        longer >= KNOWN_SCRIPT_TOKENS_MIN || script == Script::Han && single >= KNOWN_HAN_CHARACTERS_MIN
     }
 
     /// Returns the token ids of `text` and their byte offsets.
@@ -95,6 +121,27 @@ impl ModelTokenizer {
             self.inner.encode_fast(text, false).map_err(|e| ModelError::Tokenize(e.to_string()))?;
         Ok(encoding.get_ids().len())
     }
+}
+
+/// Counts the tokens of a vocabulary that have letters of one script only, as `(of one letter, of more)`.
+fn letters_by_script(tokenizer: &Tokenizer) -> HashMap<Script, (usize, usize)> {
+    let mut counted: HashMap<Script, (usize, usize)> = HashMap::new();
+    for token in tokenizer.get_vocab(false).into_keys() {
+        // Byte-level vocabularies do not hold the characters themselves.
+        let text = tokenizer.get_decoder().map_or(Ok(token.clone()), |decoder| decoder.decode(vec![token]));
+        let Ok(token) = text else { continue };
+        let mut letters = token.chars().filter(|c| c.is_alphabetic()).map(script_of);
+        let Some(first) = letters.next() else { continue };
+        let mut count = 1;
+        if letters.all(|script| {
+            count += 1;
+            script == first || script == Script::Inherited
+        }) {
+            let (single, longer) = counted.entry(first).or_default();
+            *(if count > 1 { longer } else { single }) += 1;
+        }
+    }
+    counted
 }
 
 fn tokens(tokenizer: &Tokenizer, text: &str) -> Result<Tokens, ModelError> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ndarray::{Array3, s};
 
 use super::blocks::Blocks;
+use super::lexical::LexicalRc;
 use super::question::QuestionViews;
 use super::scan;
 use super::units::Unit;
@@ -45,6 +46,8 @@ pub struct Reading {
     pub logits_have_fixed_scale: bool,
     /// The tokens of the question whose RC ranks chunks and units. For a sentence of an answer these are all.
     pub question_tokens: QuestionTokens,
+    /// The RC of the lexical head. `None` if the model knows all scripts of the question, and for decoders.
+    pub lexical: Option<Arc<LexicalRc>>,
     /// The probe that scores this reading; the question is then encoded in all heads. `None` if RC scores it.
     pub probe: Option<Arc<Probe>>,
 }

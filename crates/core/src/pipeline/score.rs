@@ -42,7 +42,8 @@ pub struct Scores {
     pub chunks: Vec<f32>,
     /// `[unit]`: sorting by these ranks the units.
     pub units: Vec<f32>,
-    /// `[question_token, unit]`: the mean over heads of each unit's RC, before its chunk's score enters. A
+    /// `[question_token, unit]`: the mean over heads of each unit's RC, before its chunk's score enters. Words
+    /// that the model does not know have a row of the lexical head in place of the rows of their tokens. A
     /// probe does not score single question tokens; it gives one row, the probability of each unit.
     pub unit_rc: Array2<f32>,
     /// The mean over heads and question tokens of each token's largest raw logit over all keys. RC says which
@@ -54,7 +55,7 @@ pub struct Scores {
 /// RC of peaks with ranked rivals, mean over heads, before it is combined into scores.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankedRc {
-    /// `[question_token, chunk]`.
+    /// `[question_token, chunk]`, with the rows of the lexical head, if the reading has one.
     chunks: Array2<f32>,
     /// `[question_token, unit]`; empty if units are chunks.
     units: Array2<f32>,
@@ -98,11 +99,16 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
         }
         max_sims.push(max_sim(&peaks.chunks));
     }
-    Ok(RankedRc {
-        chunks: chunks.finish(),
-        units: units.finish(),
-        sentences: sentences.finish(),
-        max_sim: mean_max_sim(reading, &max_sims),
+    let max_sim = mean_max_sim(reading, &max_sims);
+    let [chunks, units, sentences] = [chunks.finish(), units.finish(), sentences.finish()];
+    Ok(match &reading.lexical {
+        None => RankedRc { chunks, units, sentences, max_sim },
+        Some(lexical) => RankedRc {
+            chunks: lexical.joined_chunks(chunks),
+            units: lexical.joined_units(units),
+            sentences: lexical.joined_sentences(sentences),
+            max_sim,
+        },
     })
 }
 

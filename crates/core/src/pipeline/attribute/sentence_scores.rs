@@ -131,6 +131,8 @@ pub(super) fn score(
         graph_logits,
         logits_have_fixed_scale: info.decoder.is_none(),
         question_tokens: QuestionTokens::All,
+        // Words of the answer are compared with those of the chunks in any script.
+        lexical: None,
         probe: None,
     };
     let weight = |term: &Option<usize>| term.map_or(PUNCTUATION_WEIGHT, |term| terms[term].weight);

@@ -1,0 +1,201 @@
+//! The lexical head: scores chunks and units by the character n-grams that they share with the question's
+//! words in scripts that the model's tokenizer does not know. Its values take the place of raw logits: RC is
+//! computed from them as from those of any other head. A question whose scripts are all known has no lexical
+//! head. Knows nothing of models and blocks.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use icu_properties::props::Script;
+use ndarray::{Array2, Axis, concatenate};
+
+use super::units::{Unit, sentences_of};
+use crate::domain::{ByteRange, Chunk, Granularity};
+use crate::model::tokenizer::{ModelTokenizer, Tokens};
+use crate::rc;
+use crate::text::{Gram, GramWord, gram_words};
+
+/// How fast repetitions of an n-gram in one text count less: `k1` of BM25.
+const SATURATION: f64 = 0.5;
+
+/// How much an n-gram counts less in a long text: `b` of BM25.
+const LENGTH_NORMALIZATION: f64 = 0.4;
+
+/// The RC of the lexical head, in place of that of the question's tokens that the model does not know.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LexicalRc {
+    /// `[question_token]`: whether the model's logits of the token count.
+    counts: Vec<bool>,
+    /// `[word, chunk]`.
+    chunks: Array2<f32>,
+    /// `[word, unit]`; empty if units are chunks.
+    units: Array2<f32>,
+    /// `[word, sentence]`; empty unless units are words.
+    sentences: Array2<f32>,
+}
+
+impl LexicalRc {
+    /// Computes the RC of the question's words in unknown scripts; `None` if all its scripts are known.
+    /// `units` are those of `chunks` at this granularity.
+    pub fn of(
+        (query, tokens): (&str, &Tokens),
+        tokenizer: &ModelTokenizer,
+        chunks: &[Arc<Chunk>],
+        (granularity, units): (Granularity, &[Unit]),
+    ) -> Option<Self> {
+        let words = unknown_words(query, tokenizer);
+        if words.is_empty() {
+            return None;
+        }
+        let head = LexicalHead::new(words);
+        let text = |chunk: usize, bytes: ByteRange| bytes.of(&chunks[chunk].text);
+        let titled = chunks.iter().map(|chunk| [chunk.title.as_deref().unwrap_or_default(), &chunk.text]);
+        let none = || Array2::zeros((head.words.len(), 0));
+        Some(Self {
+            counts: tokens.offsets.iter().map(|&bytes| head.leaves(query, bytes)).collect(),
+            chunks: head.rc(titled),
+            units: match granularity {
+                Granularity::Chunk => none(),
+                _ => head.rc(units.iter().map(|unit| [text(unit.chunk, unit.bytes)])),
+            },
+            sentences: match granularity {
+                Granularity::Token => {
+                    let (sentences, _) = sentences_of(units);
+                    head.rc(sentences.iter().map(|(chunk, sentence)| [text(*chunk, sentence.bytes)]))
+                }
+                _ => none(),
+            },
+        })
+    }
+
+    /// Returns `[row, chunk]`: the model's RC `[question_token, chunk]` of the tokens that count, and the rows
+    /// of the lexical head.
+    pub fn joined_chunks(&self, of_model: Array2<f32>) -> Array2<f32> {
+        self.joined(&of_model, &self.chunks)
+    }
+
+    /// As [`Self::joined_chunks`], for units.
+    pub fn joined_units(&self, of_model: Array2<f32>) -> Array2<f32> {
+        self.joined(&of_model, &self.units)
+    }
+
+    /// As [`Self::joined_chunks`], for sentences.
+    pub fn joined_sentences(&self, of_model: Array2<f32>) -> Array2<f32> {
+        self.joined(&of_model, &self.sentences)
+    }
+
+    fn joined(&self, of_model: &Array2<f32>, lexical: &Array2<f32>) -> Array2<f32> {
+        if of_model.is_empty() {
+            return of_model.clone();
+        }
+        let counts: Vec<usize> = (0..self.counts.len()).filter(|&token| self.counts[token]).collect();
+        concatenate![Axis(0), of_model.select(Axis(0), &counts), *lexical]
+    }
+}
+
+/// Returns the distinct words of the question in scripts that the tokenizer does not know.
+fn unknown_words(query: &str, tokenizer: &ModelTokenizer) -> Vec<GramWord> {
+    if query.is_ascii() {
+        return Vec::new();
+    }
+    let mut seen = HashSet::new();
+    let mut words = gram_words(query);
+    words.retain(|word| !tokenizer.knows(word.script) && seen.insert(word.grams.clone()));
+    words
+}
+
+/// The question's words, and the index of each of their n-grams.
+struct LexicalHead {
+    words: Vec<GramWord>,
+    grams: HashMap<Gram, usize>,
+}
+
+/// How often the question's n-grams occur in one text.
+struct Counts {
+    /// `[gram]`.
+    grams: Vec<u32>,
+    /// The number of all n-grams of the text.
+    total: usize,
+}
+
+impl LexicalHead {
+    fn new(words: Vec<GramWord>) -> Self {
+        let mut grams = HashMap::new();
+        for gram in words.iter().flat_map(|word| &word.grams) {
+            let next = grams.len();
+            grams.entry(*gram).or_insert(next);
+        }
+        Self { words, grams }
+    }
+
+    /// Returns whether the model's logits of the token at `bytes` of the question count: it is not part of an
+    /// unknown word, and it has a letter or digit.
+    fn leaves(&self, query: &str, bytes: ByteRange) -> bool {
+        let is_word = bytes.of(query).contains(char::is_alphanumeric);
+        is_word && !self.words.iter().any(|word| word.bytes.overlaps(bytes) && word.script != Script::Common)
+    }
+
+    /// Returns the RC of each text for each word, `[word, text]`. A text may consist of several parts.
+    fn rc<'a, const PARTS: usize>(
+        &self,
+        texts: impl Iterator<Item = [&'a str; PARTS]>,
+    ) -> Array2<f32> {
+        let counts: Vec<Counts> = texts.map(|parts| self.count(parts)).collect();
+        let inverse_frequencies = self.inverse_frequencies(&counts);
+        let logits = self.logits(&counts, &inverse_frequencies);
+        // A word counts as much as the rarest of its n-grams.
+        let weights = self.words.iter().map(|word| {
+            let rarest = word.grams.iter().map(|gram| inverse_frequencies[self.grams[gram]]);
+            rarest.fold(0.0, f64::max) as f32
+        });
+        let most = inverse_frequency(counts.len(), 1) as f32;
+        let mut rc = match counts.len() {
+            // A single text has no rivals: what it shares with the question is its score.
+            1 => logits,
+            _ => rc::ranked_rivals(logits.view().insert_axis(Axis(0))).index_axis_move(Axis(0), 0),
+        };
+        rc.outer_iter_mut().zip(weights).for_each(|(mut row, weight)| row *= weight / most);
+        rc
+    }
+
+    fn count<const PARTS: usize>(&self, parts: [&str; PARTS]) -> Counts {
+        let mut counts = Counts { grams: vec![0; self.grams.len()], total: 0 };
+        for gram in parts.into_iter().flat_map(gram_words).flat_map(|word| word.grams) {
+            counts.total += 1;
+            if let Some(&index) = self.grams.get(&gram) {
+                counts.grams[index] += 1;
+            }
+        }
+        counts
+    }
+
+    /// Returns `[gram]`: the inverse document frequency of each n-gram among the texts, as in BM25.
+    fn inverse_frequencies(&self, counts: &[Counts]) -> Vec<f64> {
+        let with = |gram: usize| counts.iter().filter(|counts| counts.grams[gram] > 0).count();
+        (0..self.grams.len()).map(|gram| inverse_frequency(counts.len(), with(gram))).collect()
+    }
+
+    /// Returns the logits `[word, text]`: the share of the word's n-grams that the text has, each weighted by
+    /// its inverse document frequency, and counted as in BM25.
+    fn logits(&self, counts: &[Counts], inverse_frequencies: &[f64]) -> Array2<f32> {
+        let mean = counts.iter().map(|counts| counts.total).sum::<usize>() as f64 / counts.len().max(1) as f64;
+        Array2::from_shape_fn((self.words.len(), counts.len()), |(word, text)| {
+            let Counts { grams, total } = &counts[text];
+            let length = 1.0 - LENGTH_NORMALIZATION + LENGTH_NORMALIZATION * *total as f64 / mean.max(1.0);
+            let (mut found, mut all) = (0.0, 0.0);
+            for gram in &self.words[word].grams {
+                let index = self.grams[gram];
+                let count = f64::from(grams[index]);
+                all += inverse_frequencies[index];
+                found += inverse_frequencies[index] * count * (SATURATION + 1.0) / (count + SATURATION * length);
+            }
+            (found / all) as f32
+        })
+    }
+}
+
+/// Returns the inverse document frequency of an n-gram that `with` of `texts` texts have. It is above 0.
+fn inverse_frequency(texts: usize, with: usize) -> f64 {
+    let (texts, with) = (texts as f64, with as f64);
+    (1.0 + (texts - with + 0.5) / (with + 0.5)).ln()
+}
