@@ -6,7 +6,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use thresher_core::domain::Chunk;
+use thresher_core::domain::{Chunk, Kind};
 use thresher_core::plain::Quoted;
 use thresher_core::shape::{self, ShapeError, ShapeLimits};
 use thresher_registry::{Outcome, Progress, content_id};
@@ -238,7 +238,7 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
     }
     let id =
         fields.id.unwrap_or_else(|| content_id(fields.title.as_deref(), &fields.text, metadata.as_deref()));
-    Ok(Chunk { id, title: fields.title, text: fields.text, metadata })
+    Ok(Chunk { id, title: fields.title, text: fields.text, kind: Kind::Auto, metadata })
 }
 
 fn check_id(id: &str) -> Result<(), ApiError> {
@@ -350,7 +350,7 @@ impl ChangesAnswer {
 
 impl From<&Chunk> for RegisteredAnswer {
     fn from(chunk: &Chunk) -> Self {
-        let Chunk { id, title, text, metadata } = chunk.clone();
+        let Chunk { id, title, text, kind: _, metadata } = chunk.clone();
         let metadata = metadata.and_then(|json| RawValue::from_string(json).ok());
         Self { id, title, text, metadata }
     }

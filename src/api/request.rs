@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use thresher_core::domain::{
-    Budget, Chunk, CompressRequest, Format, Granularity, OnError, Order, TokenizerName,
+    Budget, Chunk, CompressRequest, Format, Granularity, Kind, Omissions, OnError, Order, TokenizerName,
 };
 use thresher_core::plain::{self, Shortened};
 use thresher_core::text::offsets::OffsetUnit;
@@ -53,6 +53,14 @@ pub struct CompressBody {
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<Format>")]
     format: Format,
+    /// Whether the context has the titles of its chunks. Default: true. The format `xml` has them in any case.
+    #[serde(default = "yes", deserialize_with = "or_yes")]
+    #[schemars(with = "Option<bool>")]
+    titles: bool,
+    /// How the places are marked at which text of a chunk was left out.
+    #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Omissions>")]
+    omissions: Omissions,
     /// The tokenizer by which the budget and the usage are counted.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<TokenizerName>")]
@@ -111,6 +119,10 @@ pub(super) struct ChunkFields {
     pub(super) title: Option<String>,
     /// The text, of which parts may be kept or cited.
     pub(super) text: String,
+    /// What the text is, which decides how it is divided. Default: found out from the text.
+    #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<Kind>")]
+    pub(super) kind: Kind,
     /// Any JSON; it is returned unchanged.
     #[serde(default)]
     pub(super) metadata: Option<Box<RawValue>>,
@@ -230,6 +242,15 @@ pub(super) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Defaul
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
+fn yes() -> bool {
+    true
+}
+
+/// Reads null as true.
+fn or_yes<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    Option::deserialize(from).map(|given| given.unwrap_or(true))
+}
+
 /// Reads one of several words, or null as the default.
 pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     from: D,
@@ -309,6 +330,8 @@ impl CompressBody {
             keep: self.keep,
             order: self.order,
             format: self.format,
+            titles: self.titles,
+            omissions: self.omissions,
             tokenizer: self.tokenizer,
             explain: self.explain,
         };
@@ -338,6 +361,7 @@ pub(super) fn chunks_of(
         id: fields.id.unwrap_or_else(|| index.to_string()),
         title: fields.title,
         text: fields.text,
+        kind: fields.kind,
         metadata: fields.metadata.map(|metadata| Box::<str>::from(metadata).into_string()),
     };
     match (chunks, by_id, registered) {

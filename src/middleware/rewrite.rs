@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use thresher_core::domain::{
-    Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, KeptSpan, TokenizerName,
-};
-use thresher_core::pipeline::assemble;
+use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, KeptSpan, Kind, Omissions, TokenizerName};
+use thresher_core::pipeline::assemble::{self, Style};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
+use thresher_core::text::outline::Layout;
 
 use super::dialect::{Dialect, PartKind};
 use super::find::{self, Passage, Turn};
@@ -307,6 +306,7 @@ impl TurnWork<'_> {
             budget: options.budget,
             granularity: options.granularity,
             format: Format::Plain,
+            titles: false,
             tokenizer: TokenizerName::O200kBase,
             ..CompressRequest::new(find::tail(query), Vec::new())
         };
@@ -414,7 +414,9 @@ fn add_context(
         kept.iter().enumerate().map(spans_of).filter(|spans| !spans.is_empty()).collect();
     let Some(asked) = turn.asked_at.clone().filter(|_| !kept.is_empty()) else { return };
     let spans = kept.iter_mut().map(Vec::as_mut_slice);
-    let context = assemble::context(&added.chunks, spans, Format::Numbered);
+    let layouts: Vec<Layout> = added.chunks.iter().map(|chunk| Layout::of(&chunk.text, chunk.kind)).collect();
+    let style = Style { format: Format::Numbered, titles: true, omissions: Omissions::Auto };
+    let context = assemble::context((&added.chunks, &layouts), spans, style);
     let (start, end) = &added.delimiters;
     let context = format!("{start}\n{context}\n{end}");
     let body_start = body.range().start;
@@ -462,7 +464,20 @@ fn shortened(passage: &Passage, kept: &[(usize, usize)]) -> String {
         // The rest of the message remains, so an empty text is allowed.
         (true, PartKind::Message) => String::new(),
         (true, _) => NOTHING_KEPT.to_owned(),
-        (false, _) => assemble::joined(&passage.text, ranges(kept)),
+        (false, _) => {
+            let layout = Layout::of(&passage.text, Kind::Auto);
+            let spans: Vec<ByteRange> = ranges(kept).collect();
+            assemble::joined(&passage.text, &spans, (&layout, omissions_of(&passage.kind)))
+        }
+    }
+}
+
+/// Returns how omissions from a passage are marked. The model takes the result of a tool for the whole result
+/// unless it is told otherwise.
+fn omissions_of(kind: &PartKind) -> Omissions {
+    match kind {
+        PartKind::ToolResult { .. } => Omissions::Range,
+        _ => Omissions::Auto,
     }
 }
 
@@ -473,8 +488,8 @@ fn ranges(spans: &[(usize, usize)]) -> impl Iterator<Item = ByteRange> {
 /// Returns the chunks with ids that are unique within one request. Citations use the ids that the chunks had before.
 pub fn with_unique_ids(chunks: &[Arc<Chunk>]) -> Vec<Arc<Chunk>> {
     let renamed = |(at, chunk): (usize, &Arc<Chunk>)| {
-        let Chunk { title, text, .. } = &**chunk;
-        Arc::new(Chunk { id: at.to_string(), title: title.clone(), text: text.clone(), metadata: None })
+        let Chunk { title, text, kind, .. } = &**chunk;
+        Arc::new(Chunk { id: at.to_string(), title: title.clone(), text: text.clone(), kind: *kind, metadata: None })
     };
     chunks.iter().enumerate().map(renamed).collect()
 }
@@ -500,6 +515,7 @@ impl ChunkIds {
             id,
             title: passage.title.as_deref().map(str::to_owned),
             text: passage.text.clone(),
+            kind: Kind::Auto,
             metadata,
         })
     }

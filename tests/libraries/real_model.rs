@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use ndarray::{Array3, ArrayView3};
-use thresher_core::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Order, TokenizerName};
+use thresher_core::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Kind, Order, TokenizerName};
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::ModelRuntime;
@@ -72,6 +72,7 @@ fn a_response_is_the_same_with_any_number_of_workers_and_threads() {
         id: i.to_string(),
         title: Some("Notes".to_owned()),
         text: text.repeat(8),
+        kind: Kind::Auto,
         metadata: None,
     };
     let request = |granularity, budget| CompressRequest {
@@ -114,6 +115,7 @@ fn the_fused_scan_equals_the_query_graph_up_to_the_rounding_of_the_question() {
         id: i.to_string(),
         title: Some("Notes".to_owned()),
         text: text.repeat(12),
+        kind: Kind::Auto,
         metadata: None,
     });
     let request = CompressRequest::new("How often does the tide rise?", chunks.collect());

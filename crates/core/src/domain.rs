@@ -164,15 +164,57 @@ impl TokenSpan {
     }
 }
 
+/// What a text is, which decides how it is divided into units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// The kind is found out from the text.
+    #[default]
+    Auto,
+    /// Running text, which is divided into sentences.
+    Prose,
+    /// Headings, lists, tables and fenced code.
+    Markdown,
+    /// A program, or a configuration file that is divided by its indentation or its sections.
+    Code,
+    /// JSON values, one or many.
+    Json,
+    /// Rows of cells: Markdown, comma- or tab-separated, or in columns of a fixed width.
+    Table,
+    /// Events, each on one or several lines.
+    Log,
+    /// Turns of several speakers.
+    Chat,
+    /// A page or a part of one.
+    Html,
+}
+
+/// How the places are marked at which text of a chunk was left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Omissions {
+    /// As `range` in code, logs and tables; no marks in other texts.
+    #[default]
+    Auto,
+    /// No marks.
+    None,
+    /// `[…]`, in code as a comment.
+    Ellipsis,
+    /// The number of lines, such as `[… 14 lines]`, in code as a comment. `[…]` if what was left out is not a
+    /// line.
+    Range,
+}
+
 /// A retrieved passage, as the caller sent it.
 ///
 /// ```
-/// use thresher_core::domain::Chunk;
+/// use thresher_core::domain::{Chunk, Kind};
 ///
 /// let chunk = Chunk {
 ///     id: "tides-3".to_owned(),
 ///     title: Some("Tides".to_owned()),
 ///     text: "The moon raises two tides a day.".to_owned(),
+///     kind: Kind::Auto,
 ///     metadata: Some(r#"{"page": 3}"#.to_owned()),
 /// };
 /// assert_eq!(chunk.bytes(), 7 + 5 + 32 + 11);
@@ -181,11 +223,13 @@ impl TokenSpan {
 pub struct Chunk {
     /// The caller's id of the chunk, unique within a request.
     pub id: String,
-    /// The title of the document. The model reads it in front of the text. It is never selected;
-    /// [`Format::Xml`] writes it as an attribute.
+    /// The title of the document. The model reads it in front of the text. It is never selected; the context
+    /// has it before the text of the chunk, or as an attribute ([`Format::Xml`]).
     pub title: Option<String>,
     /// The text from which sentences are kept or dropped.
     pub text: String,
+    /// What the text is; found out from the text by default.
+    pub kind: Kind,
     /// JSON that is returned with the chunk exactly as the caller wrote it. The pipeline does not read it.
     pub metadata: Option<String>,
 }
@@ -193,12 +237,12 @@ pub struct Chunk {
 impl Chunk {
     /// Returns a chunk without title and metadata.
     pub fn new(id: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { id: id.into(), title: None, text: text.into(), metadata: None }
+        Self { id: id.into(), title: None, text: text.into(), kind: Kind::Auto, metadata: None }
     }
 
     /// Returns the total size of id, title, text and metadata in bytes.
     pub fn bytes(&self) -> usize {
-        let Self { id, title, text, metadata } = self;
+        let Self { id, title, text, kind: _, metadata } = self;
         let len = |field: &Option<String>| field.as_ref().map_or(0, String::len);
         id.len() + len(title) + text.len() + len(metadata)
     }
@@ -252,10 +296,11 @@ pub enum Order {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// Each chunk begins with its number in square brackets: `[1] text`.
+    /// Each chunk begins with its number in square brackets: `[1] text`. Its title, if it has one, stands on a
+    /// line of its own after the number.
     #[default]
     Numbered,
-    /// The text of the chunks without any markup.
+    /// The text of the chunks without any markup. Their titles stand on a line before the text.
     Plain,
     /// Each chunk is an XML element: `<document index="1" id="..." title="...">text</document>`. Attributes
     /// are escaped; the text is not, so that it stays word for word the caller's.
@@ -306,6 +351,10 @@ pub struct CompressRequest {
     pub order: Order,
     /// How the chunks are written into the context; numbered by default.
     pub format: Format,
+    /// Whether the context has the titles of its chunks, in formats other than XML; true by default.
+    pub titles: bool,
+    /// How the places are marked at which text was left out.
+    pub omissions: Omissions,
     /// The tokenizer that counts the tokens of the budget and of usage; the model's by default.
     pub tokenizer: TokenizerName,
     /// Whether the result contains RC per token.
@@ -324,6 +373,8 @@ impl CompressRequest {
             keep: Vec::new(),
             order: Order::default(),
             format: Format::default(),
+            titles: true,
+            omissions: Omissions::default(),
             tokenizer: TokenizerName::default(),
             explain: false,
         }

@@ -295,7 +295,7 @@ impl Pipeline {
         cancel.spend(tokens.ids.len());
         let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, limits, cancel))?;
         cancel.check()?;
-        let units = units::of(request.granularity, &request.chunks, &blocks);
+        let (units, outlines) = units::of(request.granularity, &request.chunks, &blocks);
         let needs_all_logits = request.explain || probe.is_some() || self.settings.scan == ScanBy::Onnx;
         let columns = if needs_all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
         limits.check_logits(tokens.ids.len(), columns)?;
@@ -320,6 +320,7 @@ impl Pipeline {
             blocks: Arc::new(blocks),
             granularity: request.granularity,
             units: units.into(),
+            outlines: Arc::new(outlines),
             graph_logits,
             logits_have_fixed_scale: decoder.is_none(),
             question_tokens: decoder.map_or(QuestionTokens::All, |decoder| decoder.question_tokens),

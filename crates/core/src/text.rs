@@ -10,9 +10,11 @@ pub mod offsets;
 mod abbreviations;
 mod arriving;
 mod bound;
+mod comparison;
 mod grams;
 mod lines;
 mod numbers;
+pub mod outline;
 mod stop_context;
 mod stops;
 mod terms;
@@ -29,6 +31,7 @@ use crate::domain::ByteRange;
 use lines::{GroupKind, LineGroup};
 
 pub use arriving::{Arriving, arrived};
+pub use comparison::compares_all;
 pub use grams::{Gram, GramWord, gram_words, script_of};
 pub use terms::{Term, markers, terms};
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use thresher_core::domain::Chunk;
+use thresher_core::domain::{Chunk, Kind};
 
 use super::change::Change;
 
@@ -166,13 +166,14 @@ enum ChangeWire {
 
 impl ChunkWire {
     fn new(chunk: &Chunk) -> Self {
-        let Chunk { id, title, text, metadata } = chunk.clone();
+        // The kind is found out from the text whenever a registered chunk is read.
+        let Chunk { id, title, text, kind: _, metadata } = chunk.clone();
         Self { id, title, text, metadata }
     }
 
     fn into_chunk(self) -> Arc<Chunk> {
         let Self { id, title, text, metadata } = self;
-        Arc::new(Chunk { id, title, text, metadata })
+        Arc::new(Chunk { id, title, text, kind: Kind::Auto, metadata })
     }
 }
 

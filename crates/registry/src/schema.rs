@@ -10,7 +10,7 @@ use tantivy::schema::{
     TextOptions, Value,
 };
 use tantivy::{DocAddress, DocSet, Searcher, SegmentReader, TERMINATED, TantivyDocument, TantivyError, Term};
-use thresher_core::domain::Chunk;
+use thresher_core::domain::{Chunk, Kind};
 
 use super::analyzer;
 use super::change::{content_hash, id_hash};
@@ -87,7 +87,7 @@ impl Fields {
     pub fn chunk(&self, document: &TantivyDocument) -> Option<Arc<Chunk>> {
         let text = |field| document.get_first(field).and_then(|value| value.as_str()).map(str::to_owned);
         let (id, title, metadata) = (text(self.id)?, text(self.title), text(self.metadata_source));
-        Some(Arc::new(Chunk { id, title, text: text(self.text)?, metadata }))
+        Some(Arc::new(Chunk { id, title, text: text(self.text)?, kind: Kind::Auto, metadata }))
     }
 }
 

@@ -4,49 +4,68 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use crate::domain::{ByteRange, Chunk, Format, KeptSpan};
+use crate::domain::{ByteRange, Chunk, Format, Kind, KeptSpan, Omissions};
+use crate::text::outline::{Joint, Layout};
 
 /// The text between two chunks in every format.
 pub const BETWEEN_CHUNKS: &str = "\n\n";
 
+/// How a context is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Style {
+    /// The markup around each chunk.
+    pub format: Format,
+    /// Whether chunks have their titles, in formats other than XML.
+    pub titles: bool,
+    /// How the places are marked at which text was left out.
+    pub omissions: Omissions,
+}
+
 /// Returns the context. Each element of `kept` has the spans of one chunk: at least one, ascending and
-/// disjoint. The chunks are written in the order of `kept` and numbered from 1. Sets the `output` of each
-/// span.
+/// disjoint. The chunks are written in the order of `kept` and numbered from 1. `layouts` `[chunk]` are the
+/// layouts of the texts; a chunk that has none is prose. Sets the `output` of each span.
 pub fn context<'a>(
-    chunks: &[Arc<Chunk>],
+    (chunks, layouts): (&[Arc<Chunk>], &[Layout]),
     kept: impl IntoIterator<Item = &'a mut [KeptSpan]>,
-    format: Format,
+    style: Style,
 ) -> String {
+    let prose = Layout::prose();
     let mut out = String::new();
     for (index, spans) in kept.into_iter().enumerate() {
         if index > 0 {
             out.push_str(BETWEEN_CHUNKS);
         }
         let chunk = &chunks[spans[0].chunk];
-        write_opening(&mut out, chunk, index + 1, format);
-        write_spans(&mut out, chunk, spans);
-        out.push_str(closing(format));
+        let layout = layouts.get(spans[0].chunk).unwrap_or(&prose);
+        write_opening(&mut out, chunk, index + 1, style);
+        let ranges: Vec<ByteRange> = spans.iter().map(|span| span.source).collect();
+        let mut spans = spans.iter_mut();
+        write_spans(&mut out, Gaps { text: &chunk.text, layout, omissions: style.omissions }, &ranges, |output| {
+            spans.next().expect("as many spans as ranges").output = output;
+        });
+        out.push_str(closing(style.format));
     }
     out
 }
 
 /// Returns everything that the chunk at `index` (from 0) of a context adds to it besides the chunk's own
 /// text: the markup before and after the text, and the break before the next chunk.
-pub fn frame(chunk: &Chunk, index: usize, format: Format) -> String {
-    with_frame(chunk, "", index, format)
+pub fn frame(chunk: &Chunk, index: usize, style: Style) -> String {
+    with_frame(chunk, "", index, style)
 }
 
-fn with_frame(chunk: &Chunk, text: &str, index: usize, format: Format) -> String {
+fn with_frame(chunk: &Chunk, text: &str, index: usize, style: Style) -> String {
     let mut out = String::with_capacity(text.len() + 64);
-    write_opening(&mut out, chunk, index + 1, format);
+    write_opening(&mut out, chunk, index + 1, style);
     out.push_str(text);
-    out.push_str(closing(format));
+    out.push_str(closing(style.format));
     out.push_str(BETWEEN_CHUNKS);
     out
 }
 
-fn write_opening(out: &mut String, chunk: &Chunk, number: usize, format: Format) {
-    match format {
+fn write_opening(out: &mut String, chunk: &Chunk, number: usize, style: Style) {
+    let title = chunk.title.as_deref().filter(|title| style.titles && !begins_with(&chunk.text, title));
+    match style.format {
         Format::Plain => {}
         Format::Numbered => write!(out, "[{number}] ").expect("writing to a String cannot fail"),
         Format::Xml => {
@@ -58,6 +77,19 @@ fn write_opening(out: &mut String, chunk: &Chunk, number: usize, format: Format)
             out.push_str(">\n");
         }
     }
+    if let (Format::Plain | Format::Numbered, Some(title)) = (style.format, title) {
+        // A title is one line, whatever the caller sent.
+        let mut words = title.split_whitespace();
+        out.extend(words.next());
+        words.for_each(|word| out.extend([" ", word]));
+        out.push('\n');
+    }
+}
+
+/// Returns whether a text begins with its title, as a heading or as plain text, or the title is blank.
+fn begins_with(text: &str, title: &str) -> bool {
+    let title = title.trim();
+    text.trim_start_matches(|c: char| c == '#' || c.is_whitespace()).starts_with(title)
 }
 
 fn closing(format: Format) -> &'static str {
@@ -69,28 +101,103 @@ fn closing(format: Format) -> &'static str {
 
 /// Returns the spans of one text as they are written together in a context. They must be ascending and
 /// disjoint.
-pub fn joined(text: &str, spans: impl IntoIterator<Item = ByteRange>) -> String {
-    let (mut out, mut end) = (String::new(), None);
-    for span in spans {
-        if let Some(end) = end {
-            out.push_str(separator(&text[end..span.start]));
-        }
-        out.push_str(span.of(text));
-        end = Some(span.end);
-    }
+pub fn joined(text: &str, spans: &[ByteRange], (layout, omissions): (&Layout, Omissions)) -> String {
+    let mut out = String::new();
+    write_spans(&mut out, Gaps { text, layout, omissions }, spans, |_| {});
     out
 }
 
-fn write_spans(out: &mut String, chunk: &Chunk, spans: &mut [KeptSpan]) {
-    let mut end = None;
+/// Writes spans with what stands for the gaps between them, and tells where each of them was written.
+fn write_spans(out: &mut String, gaps: Gaps, spans: &[ByteRange], mut wrote: impl FnMut(ByteRange)) {
+    let mut last = None;
     for span in spans {
-        if let Some(end) = end {
-            out.push_str(separator(&chunk.text[end..span.source.start]));
+        match last {
+            None => gaps.write_before(out, *span),
+            Some(last) => gaps.write_between(out, last, *span),
         }
         let start = out.len();
-        out.push_str(span.source.of(&chunk.text));
-        span.output = ByteRange::new(start, out.len());
-        end = Some(span.source.end);
+        out.push_str(span.of(gaps.text));
+        wrote(ByteRange::new(start, out.len()));
+        last = Some(*span);
+    }
+    if let Some(last) = last {
+        gaps.write_after(out, last);
+    }
+}
+
+/// What stands in a context for the parts of a text that were left out.
+#[derive(Clone, Copy)]
+struct Gaps<'a> {
+    text: &'a str,
+    layout: &'a Layout,
+    omissions: Omissions,
+}
+
+impl Gaps<'_> {
+    fn write_before(self, out: &mut String, first: ByteRange) {
+        if let Some(mark) = self.mark(ByteRange::new(0, first.start)) {
+            let between = if self.text[..first.start].contains('\n') { "\n" } else { " " };
+            out.extend([&mark, between]);
+        }
+    }
+
+    fn write_after(self, out: &mut String, last: ByteRange) {
+        if let Some(mark) = self.mark(ByteRange::new(last.end, self.text.len())) {
+            out.extend([separator(&self.text[last.end..]), &mark]);
+        }
+    }
+
+    fn write_between(self, out: &mut String, last: ByteRange, next: ByteRange) {
+        let gap = ByteRange::new(last.end, next.start);
+        let separator = separator(gap.of(self.text));
+        match self.mark(gap) {
+            _ if self.layout.kind == Kind::Json => self.write_json_gap(out, last, next),
+            Some(mark) => out.extend([separator, &mark, separator]),
+            None => out.push_str(separator),
+        }
+    }
+
+    /// Writes what keeps JSON valid: a comma between two members, and the line break with the indent of the
+    /// next piece.
+    fn write_json_gap(self, out: &mut String, last: ByteRange, next: ByteRange) {
+        let pieces = &self.layout.pieces;
+        let before = pieces.get(pieces.partition_point(|piece| piece.bytes.end < last.end));
+        let after = pieces.get(pieces.partition_point(|piece| piece.bytes.start < next.start));
+        let joint = |piece: Option<&crate::text::outline::Piece>| piece.map_or(Joint::Gap, |piece| piece.joint);
+        if Joint::comma(joint(before), joint(after)) {
+            out.push(',');
+        }
+        let gap = &self.text[last.end..next.start];
+        if let Some(line) = gap.rfind('\n') {
+            let indent = gap[line..].len() - gap[line..].trim_start().len();
+            out.push_str(&gap[line..line + indent]);
+        }
+    }
+
+    /// Returns the mark for a part of the text that was left out; `None` if it has no mark. JSON has no marks,
+    /// because they would not be JSON.
+    fn mark(self, gap: ByteRange) -> Option<String> {
+        let Self { text, layout, omissions } = self;
+        let is_marked = matches!(layout.kind, Kind::Code | Kind::Log | Kind::Table);
+        let counts = match omissions {
+            _ if layout.kind == Kind::Json || gap.of(text).trim().is_empty() => return None,
+            Omissions::None => return None,
+            Omissions::Auto if !is_marked => return None,
+            Omissions::Ellipsis => false,
+            Omissions::Auto | Omissions::Range => true,
+        };
+        let lines = gap.of(text).lines().filter(|line| !line.trim().is_empty()).count();
+        let is_lines = gap.of(text).contains('\n');
+        let what = match lines {
+            _ if !counts || !is_lines => "…".to_owned(),
+            1 => "… 1 line".to_owned(),
+            lines => format!("… {lines} lines"),
+        };
+        Some(match layout.kind {
+            Kind::Code if is_lines => format!("{}{} {what}", indent_at(text, gap.end), comment_marker(text)),
+            Kind::Html => format!("<!-- {what} -->"),
+            _ => format!("[{what}]"),
+        })
     }
 }
 
@@ -98,6 +205,29 @@ fn write_spans(out: &mut String, chunk: &Chunk, spans: &mut [KeptSpan]) {
 /// space. It is never longer than the gap, because at least one byte was left out.
 fn separator(gap: &str) -> &'static str {
     if gap.contains('\n') { "\n" } else { " " }
+}
+
+/// Returns the blanks at the beginning of the line that starts at `offset`.
+fn indent_at(text: &str, offset: usize) -> &str {
+    let rest = &text[offset..];
+    &rest[..rest.len() - rest.trim_start_matches([' ', '\t']).len()]
+}
+
+/// Returns what begins a comment in a program: the marker with which most of its lines begin or, if it has no
+/// comments, the one that fits its punctuation.
+fn comment_marker(text: &str) -> &'static str {
+    const MARKERS: [&str; 4] = ["//", "#", "--", ";"];
+    let is_comment = |line: &str, marker: &str| {
+        line.strip_prefix(marker).is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '!', '/', '#', '-', ';']))
+    };
+    let count = |marker: &&str| text.lines().filter(|line| is_comment(line.trim_start(), marker)).count();
+    let most = MARKERS.iter().rev().max_by_key(|marker| count(marker)).filter(|marker| count(marker) > 0);
+    let lines_end_with = |end: &[char]| text.lines().filter(|line| line.trim_end().ends_with(end)).count();
+    match most {
+        Some(marker) => marker,
+        None if lines_end_with(&['{', '}', ';']) > 0 => "//",
+        None => "#",
+    }
 }
 
 /// Escapes the value of an XML attribute.
@@ -115,6 +245,7 @@ mod tests {
                 id: id.to_owned(),
                 title: title.map(str::to_owned),
                 text: text.to_owned(),
+                kind: Kind::Auto,
                 metadata: None,
             })
         };
@@ -132,7 +263,8 @@ mod tests {
             spans.iter().map(|&(start, end)| span(chunk, ByteRange::new(start, end))).collect()
         };
         let (chunks, mut kept) = (chunks(), kept.iter().map(spans_of).collect::<Vec<Vec<_>>>());
-        let found = context(&chunks, kept.iter_mut().map(Vec::as_mut_slice), format);
+        let style = Style { format, ..Style::default() };
+        let found = context((&chunks, &[]), kept.iter_mut().map(Vec::as_mut_slice), style);
         assert_eq!(found, expect, "{name}");
         for span in kept.iter().flatten() {
             assert_eq!(span.source.of(&chunks[span.chunk].text), span.output.of(&found), "{name}");
@@ -167,11 +299,12 @@ mod tests {
     fn framed_chunks_together_are_the_context() {
         let chunks = chunks();
         for format in [Format::Numbered, Format::Plain, Format::Xml] {
+            let style = Style { format, titles: true, ..Style::default() };
             let whole = |(chunk, c): (usize, &Arc<Chunk>)| [span(chunk, ByteRange::new(0, c.text.len()))];
             let mut kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
             let framed =
-                chunks.iter().enumerate().map(|(i, chunk)| with_frame(chunk, &chunk.text, i, format));
-            let context = context(&chunks, kept.iter_mut().map(|spans| &mut spans[..]), format);
+                chunks.iter().enumerate().map(|(i, chunk)| with_frame(chunk, &chunk.text, i, style));
+            let context = context((&chunks, &[]), kept.iter_mut().map(|spans| &mut spans[..]), style);
             assert_eq!(framed.collect::<String>(), context + BETWEEN_CHUNKS, "{format:?}");
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::assemble;
+use super::assemble::{self, Style};
 use super::cancel::Cancel;
 use super::count::{FrameCosts, TokenCounter};
 use super::score::Scores;
@@ -15,8 +15,11 @@ use super::select::{Auto, Selection, SelectionInput};
 use super::units::Unit;
 use super::validate::InvalidRequest;
 use super::{PipelineError, Reading, Usage};
-use crate::domain::{Budget, ByteRange, Chunk, CompressRequest, KeptSpan, Order, TokenSpan, TokenizerName};
+use crate::domain::{
+    Budget, ByteRange, Chunk, CompressRequest, KeptSpan, Omissions, Order, TokenSpan, TokenizerName,
+};
 use crate::model::tokenizer::is_blank;
+use crate::text;
 
 /// A context that fits into the budget.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,6 +71,8 @@ pub fn budget(
         costs: &costs,
         frame_costs: &frame_costs,
         keep: &keep,
+        outlines: &reading.outlines,
+        compares_rows: text::compares_all(&request.query),
     };
     let tokens_in = fitter.tokens_in(&frame_costs)?;
     let tokens = match request.budget {
@@ -77,13 +82,18 @@ pub fn budget(
         Budget::Ratio(ratio) => (ratio * tokens_in as f64) as usize,
         Budget::Auto => usize::MAX,
     };
+    let is_related = fit.auto.is_related(scores);
     let selection = match request.budget {
         Budget::Auto => fit.auto.select(&input, scores),
         _ if tokens >= tokens_in => input.within(usize::MAX),
+        _ if !is_related => Selection::of_required(input.required()),
         // Every frame includes the break after its chunk, but the last chunk of a context has none.
         _ => input.within(tokens + fit.counter.count(assemble::BETWEEN_CHUNKS)?),
     };
-    if let Some(rendered) = fitter.render_within(&selection, tokens)? {
+    if let Some(rendered) = fitter.render_within(&selection, tokens)?.filter(|rendered| {
+        // Nothing is kept if nothing is related; otherwise an empty context means that no unit fits.
+        !is_related || !rendered.text.is_empty() || units.is_empty()
+    }) {
         return Ok(fitter.finish(rendered, tokens_in));
     }
     let (reason, minimum) = fitter.render_minimum(&input)?;
@@ -135,7 +145,7 @@ impl Fitter<'_> {
     /// Returns the number of tokens of a chunk's frame, if it is the chunk at `index` of the context.
     fn frame_cost(&self, chunk: &Chunk, index: usize) -> Result<usize, PipelineError> {
         let FitContext { counter, frame_costs, .. } = self.fit;
-        let frame = assemble::frame(chunk, index, self.request.format);
+        let frame = assemble::frame(chunk, index, style_of(self.request));
         frame_costs.count(counter, self.request.tokenizer, frame)
     }
 
@@ -147,22 +157,20 @@ impl Fitter<'_> {
             let with_text = blocks.filter(|(block, _)| block.sentences().len() > 0);
             return Ok(with_text.map(|(block, frame)| block.text_tokens() + frame).sum());
         }
-        let all = Selection { required: Vec::new(), chosen: (0..self.units.len()).collect() };
-        Ok(self.render(&all, all.chosen.len())?.tokens)
+        Ok(self.render(&Selection::of_required((0..self.units.len()).collect()), 0)?.tokens)
     }
 
     /// Finds by bisection the longest prefix of the selection whose context has at most `tokens` tokens.
-    /// Returns `None` if not even the required units fit, or if the context would be empty although there is
-    /// text.
+    /// Returns `None` if not even the required units fit.
     fn render_within(
         &self,
         selection: &Selection,
         tokens: usize,
     ) -> Result<Option<RenderedContext>, PipelineError> {
         let mut best = None;
-        // All numbers of chosen units below `low` fit; none from `high` on does.
-        let (mut low, mut high) = (0, selection.chosen.len() + 1);
-        let mut count = selection.chosen.len();
+        // All numbers of choices below `low` fit; none from `high` on does.
+        let (mut low, mut high) = (0, selection.ends.len() + 1);
+        let mut count = selection.ends.len();
         while low < high {
             let rendered = self.render(selection, count)?;
             if rendered.tokens <= tokens {
@@ -173,22 +181,22 @@ impl Fitter<'_> {
             }
             count = low + (high - low) / 2;
         }
-        let is_empty = |rendered: &RenderedContext| rendered.text.is_empty() && !self.units.is_empty();
-        Ok(best.filter(|rendered| !is_empty(rendered)))
+        Ok(best)
     }
 
-    /// Writes the context of the required units and the first `count` chosen units of a selection.
-    fn render(&self, selection: &Selection, count: usize) -> Result<RenderedContext, PipelineError> {
+    /// Writes the context of the required units and the first `choices` choices of a selection.
+    fn render(&self, selection: &Selection, choices: usize) -> Result<RenderedContext, PipelineError> {
         self.fit.cancel.check()?;
         let mut kept = vec![false; self.units.len()];
-        selection.required.iter().chain(&selection.chosen[..count]).for_each(|&unit| kept[unit] = true);
+        selection.required.iter().chain(selection.first(choices)).for_each(|&unit| kept[unit] = true);
         let mut spans = self.merged_spans(&kept);
         let text = {
             // Chunks without a kept span do not appear; the others appear in the order of the result.
             let mut by_chunk: Vec<&mut [KeptSpan]> = spans.iter_mut().map(Vec::as_mut_slice).collect();
             let mut take = |&chunk: &usize| std::mem::take(&mut by_chunk[chunk]);
             let kept: Vec<_> = self.order.iter().map(&mut take).filter(|spans| !spans.is_empty()).collect();
-            assemble::context(&self.request.chunks, kept, self.request.format)
+            let layouts = self.reading.outlines.layouts();
+            assemble::context((&self.request.chunks, layouts), kept, style_of(self.request))
         };
         let tokens = self.count_tokens(&text, &spans)?;
         Ok(RenderedContext { text, spans, tokens })
@@ -199,7 +207,8 @@ impl Fitter<'_> {
     /// its chunk has the same tokens in both. Otherwise the context is tokenized.
     fn count_tokens(&self, context: &str, spans: &[Vec<KeptSpan>]) -> Result<usize, PipelineError> {
         let counter = self.fit.counter;
-        if !counter.splits_at_blanks() {
+        let has_marks = !matches!(self.request.omissions, Omissions::Auto | Omissions::None);
+        if !counter.splits_at_blanks() || has_marks || !self.reading.outlines.is_prose() {
             return counter.count(context);
         }
         let mut tokens = 0;
@@ -258,13 +267,11 @@ impl Fitter<'_> {
     ) -> Result<(&'static str, RenderedContext), PipelineError> {
         let required = input.required();
         if !required.is_empty() {
-            let selection = Selection { required, chosen: Vec::new() };
-            return Ok(("what `keep` names", self.render(&selection, 0)?));
+            return Ok(("what `keep` names", self.render(&Selection::of_required(required), 0)?));
         }
-        let cost = |unit: usize| input.costs[unit] + input.frame_costs[input.units[unit].chunk];
-        let cheapest = (0..input.units.len()).min_by_key(|&unit| cost(unit));
-        let selection = Selection { required, chosen: cheapest.into_iter().collect() };
-        let rendered = self.render(&selection, selection.chosen.len())?;
+        let cheapest = input.ranked().into_iter().min_by_key(|&unit| input.cost_alone(unit));
+        let units = cheapest.map(|unit| input.with_required(unit)).unwrap_or_default();
+        let rendered = self.render(&Selection::of_required(units), 0)?;
         Ok(("the shortest unit of this `granularity`", rendered))
     }
 
@@ -274,6 +281,12 @@ impl Fitter<'_> {
         let usage = Usage { tokens_in: tokens_in.max(rendered.tokens), tokens_out: rendered.tokens };
         Fitted { context: rendered.text, usage, order: self.order, spans: rendered.spans }
     }
+}
+
+/// Returns how the context of a request is written.
+fn style_of(request: &CompressRequest) -> Style {
+    let CompressRequest { format, titles, omissions, .. } = *request;
+    Style { format, titles, omissions }
 }
 
 /// Returns whether both neighbours of a range are whitespace or the ends of the text.
@@ -300,7 +313,7 @@ mod tests {
     use ndarray::Array2;
 
     use super::*;
-    use crate::domain::Format;
+    use crate::domain::{Format, Kind};
     use crate::kv::store::KvStore;
     use crate::model::scripted::ScriptedModel;
     use crate::pipeline::cancel::Cancel;
@@ -316,6 +329,7 @@ mod tests {
             id: id.to_owned(),
             title: None,
             text: text.to_owned(),
+            kind: Kind::Auto,
             metadata: None,
         };
         let chunks = [("a", "Tide rises. Moon pulls. Water falls."), ("b", "Rain fell.")].map(chunk).into();

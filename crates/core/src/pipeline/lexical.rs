@@ -32,6 +32,9 @@ pub struct LexicalRc {
     units: Array2<f32>,
     /// `[word, sentence]`; empty unless units are words.
     sentences: Array2<f32>,
+    /// The mean over words, weighted by how rare they are, of the largest logit of any chunk: the share of the
+    /// question that some chunk has. It is at most 1.5.
+    pub reach: f32,
 }
 
 impl LexicalRc {
@@ -51,17 +54,19 @@ impl LexicalRc {
         let text = |chunk: usize, bytes: ByteRange| bytes.of(&chunks[chunk].text);
         let titled = chunks.iter().map(|chunk| [chunk.title.as_deref().unwrap_or_default(), &chunk.text]);
         let none = || Array2::zeros((head.words.len(), 0));
+        let of_chunks = head.logits(titled);
         Some(Self {
             counts: tokens.offsets.iter().map(|&bytes| head.leaves(query, bytes)).collect(),
-            chunks: head.rc(titled),
+            reach: of_chunks.reach(),
+            chunks: of_chunks.rc(),
             units: match granularity {
                 Granularity::Chunk => none(),
-                _ => head.rc(units.iter().map(|unit| [text(unit.chunk, unit.bytes)])),
+                _ => head.logits(units.iter().map(|unit| [text(unit.chunk, unit.bytes)])).rc(),
             },
             sentences: match granularity {
                 Granularity::Token => {
                     let (sentences, _) = sentences_of(units);
-                    head.rc(sentences.iter().map(|(chunk, sentence)| [text(*chunk, sentence.bytes)]))
+                    head.logits(sentences.iter().map(|(chunk, sentence)| [text(*chunk, sentence.bytes)])).rc()
                 }
                 _ => none(),
             },
@@ -135,27 +140,19 @@ impl LexicalHead {
         is_word && !self.words.iter().any(|word| word.bytes.overlaps(bytes) && word.script != Script::Common)
     }
 
-    /// Returns the RC of each text for each word, `[word, text]`. A text may consist of several parts.
-    fn rc<'a, const PARTS: usize>(
-        &self,
-        texts: impl Iterator<Item = [&'a str; PARTS]>,
-    ) -> Array2<f32> {
+    /// Returns the logits of texts, each of which may consist of several parts.
+    fn logits<'a, const PARTS: usize>(&self, texts: impl Iterator<Item = [&'a str; PARTS]>) -> LexicalLogits {
         let counts: Vec<Counts> = texts.map(|parts| self.count(parts)).collect();
         let inverse_frequencies = self.inverse_frequencies(&counts);
-        let logits = self.logits(&counts, &inverse_frequencies);
-        // A word counts as much as the rarest of its n-grams.
-        let weights = self.words.iter().map(|word| {
-            let rarest = word.grams.iter().map(|gram| inverse_frequencies[self.grams[gram]]);
-            rarest.fold(0.0, f64::max) as f32
-        });
-        let most = inverse_frequency(counts.len(), 1) as f32;
-        let mut rc = match counts.len() {
-            // A single text has no rivals: what it shares with the question is its score.
-            1 => logits,
-            _ => rc::ranked_rivals(logits.view().insert_axis(Axis(0))).index_axis_move(Axis(0), 0),
+        let most = inverse_frequency(counts.len(), 1);
+        let weight = |word: &GramWord| {
+            let rarest = word.grams.iter().map(|gram| inverse_frequencies[self.grams[gram]]).fold(0.0, f64::max);
+            (rarest / most).min(1.0) as f32
         };
-        rc.outer_iter_mut().zip(weights).for_each(|(mut row, weight)| row *= weight / most);
-        rc
+        LexicalLogits {
+            logits: self.shares(&counts, &inverse_frequencies),
+            weights: self.words.iter().map(weight).collect(),
+        }
     }
 
     fn count<const PARTS: usize>(&self, parts: [&str; PARTS]) -> Counts {
@@ -175,9 +172,9 @@ impl LexicalHead {
         (0..self.grams.len()).map(|gram| inverse_frequency(counts.len(), with(gram))).collect()
     }
 
-    /// Returns the logits `[word, text]`: the share of the word's n-grams that the text has, each weighted by
+    /// Returns `[word, text]`: the share of the word's n-grams that the text has, each weighted by
     /// its inverse document frequency, and counted as in BM25.
-    fn logits(&self, counts: &[Counts], inverse_frequencies: &[f64]) -> Array2<f32> {
+    fn shares(&self, counts: &[Counts], inverse_frequencies: &[f64]) -> Array2<f32> {
         let mean = counts.iter().map(|counts| counts.total).sum::<usize>() as f64 / counts.len().max(1) as f64;
         Array2::from_shape_fn((self.words.len(), counts.len()), |(word, text)| {
             let Counts { grams, total } = &counts[text];
@@ -191,6 +188,34 @@ impl LexicalHead {
             }
             (found / all) as f32
         })
+    }
+}
+
+/// The logits of the question's words over some texts.
+struct LexicalLogits {
+    /// `[word, text]`: the share of the word's n-grams that the text has.
+    logits: Array2<f32>,
+    /// `[word]`: how rare the rarest n-gram of the word is, from 0 to 1.
+    weights: Vec<f32>,
+}
+
+impl LexicalLogits {
+    /// Returns the RC of each text for each word, `[word, text]`, weighted by the word.
+    fn rc(self) -> Array2<f32> {
+        let mut rc = match self.logits.ncols() {
+            // A single text has no rivals: what it shares with the question is its score.
+            1 => self.logits,
+            _ => rc::ranked_rivals(self.logits.view().insert_axis(Axis(0))).index_axis_move(Axis(0), 0),
+        };
+        rc.outer_iter_mut().zip(self.weights).for_each(|(mut row, weight)| row *= weight);
+        rc
+    }
+
+    /// See [`LexicalRc::reach`].
+    fn reach(&self) -> f32 {
+        let best = self.logits.outer_iter().map(|row| row.iter().copied().fold(0.0, f32::max));
+        let found: f32 = best.zip(&self.weights).map(|(best, weight)| best * weight).sum();
+        found / self.weights.iter().sum::<f32>().max(f32::MIN_POSITIVE)
     }
 }
 

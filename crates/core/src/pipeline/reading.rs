@@ -11,7 +11,7 @@ use super::blocks::Blocks;
 use super::lexical::LexicalRc;
 use super::question::QuestionViews;
 use super::scan;
-use super::units::Unit;
+use super::units::{Outlines, Unit};
 use crate::domain::{Granularity, TokenSpan};
 use crate::kv::codec::Codec;
 use crate::model::RawLogits;
@@ -38,6 +38,8 @@ pub struct Reading {
     pub granularity: Granularity,
     /// The units that can be kept, in the order of the text.
     pub units: Arc<[Unit]>,
+    /// How the units belong together.
+    pub outlines: Arc<Outlines>,
     /// `[head, question_token, key]`: the logits that the model's query graph computed. `None` unless the
     /// settings ask for the graph with [`ScanBy::Onnx`](super::scan::ScanBy::Onnx).
     pub graph_logits: Option<Array3<f32>>,

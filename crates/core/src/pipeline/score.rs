@@ -87,8 +87,10 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
         [HeadMean::default(), HeadMean::default(), HeadMean::default()];
     let mut max_sims = Vec::new();
     let columns = 2 * reading.units.len() + reading.blocks.spans.len();
+    let context = UnitContext::of(reading);
     for heads in reading.head_groups(columns) {
-        let peaks = scan::peaks(reading, heads.clone(), cancel)?;
+        let mut peaks = scan::peaks(reading, heads.clone(), cancel)?;
+        context.add_to(&mut peaks.units);
         let rc_of = |peaks: &Array3<f32>| rc_of_peaks(peaks, || reading.question.self_logits(heads.clone()));
         chunks.add(rc_of(&peaks.chunks));
         if reading.granularity != Granularity::Chunk {
@@ -107,7 +109,8 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
             chunks: lexical.joined_chunks(chunks),
             units: lexical.joined_units(units),
             sentences: lexical.joined_sentences(sentences),
-            max_sim,
+            // The model's own logits say nothing about words that it does not know.
+            max_sim: Some(lexical.reach),
         },
     })
 }
@@ -131,7 +134,8 @@ pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
         }
         Granularity::Sentence => {
             let sentence_rc = rc::mean_over_queries(ranked.units.view());
-            (units.iter().zip(sentence_rc).map(weighted_by_chunk).collect(), ranked.units)
+            let own: Vec<f32> = units.iter().zip(sentence_rc).map(weighted_by_chunk).collect();
+            (with_related(own, reading), ranked.units)
         }
         Granularity::Token => {
             let word_rc = rc::mean_over_queries(ranked.units.view());
@@ -146,6 +150,58 @@ pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
         }
     };
     Scores { chunks, units: scores, unit_rc, max_sim: ranked.max_sim }
+}
+
+/// What units other than sentences are scored with: a row of a table with the table's header, a statement with
+/// the signature of its function, a member of a record with its name.
+struct UnitContext {
+    /// `(unit, other)`: the unit has the peaks of the other one, too, which stands before it. Ascending.
+    shared: Vec<(usize, usize)>,
+    /// The units that are not chosen for themselves. They are not rivals.
+    frames: Vec<usize>,
+}
+
+impl UnitContext {
+    fn of(reading: &Reading) -> Self {
+        let (mut shared, mut frames) = (Vec::new(), Vec::new());
+        if !reading.outlines.is_prose() {
+            for (index, unit) in reading.units.iter().enumerate() {
+                let before = reading.outlines.required_by(index, unit.chunk).filter(|other| *other < index);
+                shared.extend(before.map(|other| (index, other)));
+                if reading.outlines.piece(index, unit.chunk).is_some_and(|piece| piece.is_frame) {
+                    frames.push(index);
+                }
+            }
+        }
+        Self { shared, frames }
+    }
+
+    /// Adds to the peaks `[head, question_token, unit]` of each unit those of its context.
+    fn add_to(&self, peaks: &mut Array3<f32>) {
+        if self.shared.is_empty() && self.frames.is_empty() {
+            return;
+        }
+        for mut row in peaks.rows_mut() {
+            self.shared.iter().for_each(|&(unit, other)| row[unit] = row[unit].max(row[other]));
+            self.frames.iter().for_each(|&frame| row[frame] = rc::EMPTY);
+        }
+    }
+}
+
+/// The share of its score that an event of a log gives to the events that share an identifier with it: the
+/// cause of an error often has no word of the question.
+const RELATED_SHARE: f32 = 0.5;
+
+/// Raises the scores of units whose related units score higher.
+fn with_related(own: Vec<f32>, reading: &Reading) -> Vec<f32> {
+    let raised = |(index, unit): (usize, &Unit)| {
+        let related = reading.outlines.related_to(index, unit.chunk).map(|other| RELATED_SHARE * own[other]);
+        related.fold(own[index], f32::max)
+    };
+    match reading.outlines.is_prose() {
+        true => own,
+        false => reading.units.iter().enumerate().map(raised).collect(),
+    }
 }
 
 /// Scores chunks and units with the probe of the reading:

@@ -1,12 +1,14 @@
 //! Selection: chooses the units to keep, within a budget of tokens or, without a budget, by shares of the
 //! evidence. Knows nothing of texts and tokenizers: costs are given.
 
+use std::collections::BTreeSet;
+
 use ndarray::ArrayView1;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::score::Scores;
-use super::units::Unit;
+use super::units::{Outlines, Unit};
 
 /// The share of the evidence that the units kept by [`Auto::select`] carry.
 const EVIDENCE_SHARE: f64 = 0.97;
@@ -27,16 +29,41 @@ pub struct SelectionInput<'a> {
     pub frame_costs: &'a [usize],
     /// `[chunk]`: whether the request wants the chunk kept whole, whatever its score.
     pub keep: &'a [bool],
+    /// How the units belong together.
+    pub outlines: &'a Outlines,
+    /// Whether the question compares all rows of a table, so that a row is kept with all others of its table.
+    pub compares_rows: bool,
 }
 
-/// The selected units. Each prefix of `chosen`, together with `required`, is a valid selection, too. If the
-/// budget turns out to be smaller than estimated, the units at the end of `chosen` are dropped.
+/// The selected units. If the budget turns out to be smaller than estimated, the choices at the end are
+/// dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection {
     /// The indices of the units in chunks that the request wants kept whole.
     pub required: Vec<usize>,
-    /// The indices of the units that were chosen by score, in descending order of score.
+    /// The indices of the units that were chosen by score, in descending order of score, each after the units
+    /// that it requires.
     pub chosen: Vec<usize>,
+    /// The number of units in `chosen` after each choice. The units up to such a number, together with
+    /// `required`, are a valid selection, too.
+    pub ends: Vec<usize>,
+}
+
+impl Selection {
+    /// Returns the selection of the required units alone.
+    pub fn of_required(required: Vec<usize>) -> Self {
+        Self { required, chosen: Vec::new(), ends: Vec::new() }
+    }
+
+    /// Returns the units of the first `choices` choices.
+    pub fn first(&self, choices: usize) -> &[usize] {
+        &self.chosen[..choices.checked_sub(1).map_or(0, |last| self.ends[last])]
+    }
+
+    fn add(&mut self, group: Vec<usize>) {
+        self.chosen.extend(group);
+        self.ends.push(self.chosen.len());
+    }
 }
 
 impl SelectionInput<'_> {
@@ -46,24 +73,68 @@ impl SelectionInput<'_> {
         let required = self.required();
         let mut has_frame = self.keep.to_vec();
         let mut tokens_left = tokens.saturating_sub(self.required_cost(&required));
-        let mut chosen = Vec::new();
+        let mut selection = Selection::of_required(required);
+        let mut taken = vec![false; self.units.len()];
+        // The rows of a chunk are tried together once.
+        let mut tries_rows = vec![self.compares_rows; self.keep.len()];
         for unit in self.ranked() {
             let chunk = self.units[unit].chunk;
-            let cost = self.costs[unit] + if has_frame[chunk] { 0 } else { self.frame_costs[chunk] };
-            if cost <= tokens_left {
-                tokens_left -= cost;
-                has_frame[chunk] = true;
-                chosen.push(unit);
+            let frame_cost = if has_frame[chunk] { 0 } else { self.frame_costs[chunk] };
+            for compares_rows in [true, false] {
+                if taken[unit] || compares_rows && !std::mem::take(&mut tries_rows[chunk]) {
+                    continue;
+                }
+                let group = self.group(unit, compares_rows, &|unit| taken[unit]);
+                let cost = frame_cost + group.iter().map(|&unit| self.costs[unit]).sum::<usize>();
+                if cost <= tokens_left {
+                    tokens_left -= cost;
+                    has_frame[chunk] = true;
+                    group.iter().for_each(|&unit| taken[unit] = true);
+                    selection.add(group);
+                }
             }
         }
-        Selection { required, chosen }
+        selection
     }
 
-    /// Returns the indices of the units that are not required, in descending order of score. Equal scores
-    /// keep the order of the text.
+    /// Returns the cost of a unit by itself: with its chunk's frame and all units that it requires.
+    pub fn cost_alone(&self, unit: usize) -> usize {
+        let costs = self.with_required(unit).into_iter().map(|unit| self.costs[unit]);
+        self.frame_costs[self.units[unit].chunk] + costs.sum::<usize>()
+    }
+
+    /// Returns a unit with all units that it requires, in the order of the text.
+    pub fn with_required(&self, unit: usize) -> Vec<usize> {
+        self.group(unit, false, &|_| false)
+    }
+
+    /// Returns a unit after all units that it requires and that are not `taken` yet, in the order of the text. With
+    /// `compares_rows`, the group of a row has all rows of its chunk.
+    fn group(&self, unit: usize, compares_rows: bool, taken: &dyn Fn(usize) -> bool) -> Vec<usize> {
+        let chunk = self.units[unit].chunk;
+        let Some(piece) = self.outlines.piece(unit, chunk) else { return vec![unit] };
+        let mut group = BTreeSet::from([unit]);
+        if compares_rows && piece.is_row {
+            let of_chunk = (0..self.units.len()).filter(|&other| self.units[other].chunk == chunk && !taken(other));
+            group.extend(of_chunk.filter(|&other| self.outlines.piece(other, chunk).is_some_and(|piece| piece.is_row)));
+        }
+        let mut open: Vec<usize> = group.iter().copied().collect();
+        while let Some(next) = open.pop() {
+            let required = self.outlines.required_by(next, chunk).filter(|&other| !taken(other));
+            open.extend(required.filter(|&other| group.insert(other)));
+        }
+        group.into_iter().collect()
+    }
+
+    /// Returns the indices of the units that may be chosen and are not required, in descending order of score.
+    /// Equal scores keep the order of the text.
     pub fn ranked(&self) -> Vec<usize> {
-        let mut order: Vec<usize> =
-            (0..self.units.len()).filter(|&unit| !self.keep[self.units[unit].chunk]).collect();
+        let is_frame = |unit: usize, chunk: usize| self.outlines.piece(unit, chunk).is_some_and(|piece| piece.is_frame);
+        let may_be_chosen = |&unit: &usize| {
+            let chunk = self.units[unit].chunk;
+            !self.keep[chunk] && !is_frame(unit, chunk)
+        };
+        let mut order: Vec<usize> = (0..self.units.len()).filter(may_be_chosen).collect();
         order.par_sort_by(|&a, &b| self.scores[b].total_cmp(&self.scores[a]));
         order
     }
@@ -86,7 +157,7 @@ impl SelectionInput<'_> {
 /// It keeps the fewest units, in descending order of score, that carry 97 % of the evidence and 60 % of the
 /// total score. The evidence of a set of units is the sum over the question's tokens of the largest RC among
 /// these units; the share is relative to the evidence of all units. Units of chunks that are kept whole count
-/// for neither share. If the question is not related to any chunk, the rule keeps only the best unit.
+/// for neither share. If the question is not related to any chunk, the rule keeps nothing.
 /// `docs/evaluation.md` has the measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -112,10 +183,20 @@ impl Auto {
 
     /// Selects the required units, and the units that the rule keeps of the others.
     pub fn select(&self, input: &SelectionInput, scores: &Scores) -> Selection {
-        let mut chosen = input.ranked();
-        let count = if self.is_related(scores) { sufficient_count(&chosen, scores) } else { 1 };
-        chosen.truncate(count);
-        Selection { required: input.required(), chosen }
+        let mut selection = Selection::of_required(input.required());
+        if !self.is_related(scores) {
+            return selection;
+        }
+        let ranked = input.ranked();
+        let mut taken = vec![false; input.units.len()];
+        for &unit in &ranked[..sufficient_count(&ranked, scores)] {
+            if !taken[unit] {
+                let group = input.group(unit, input.compares_rows, &|unit| taken[unit]);
+                group.iter().for_each(|&unit| taken[unit] = true);
+                selection.add(group);
+            }
+        }
+        selection
     }
 }
 

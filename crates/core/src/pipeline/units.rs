@@ -8,6 +8,7 @@ use super::tokenize::tokens_under;
 use crate::domain::{ByteRange, Chunk, Granularity, TokenSpan};
 use crate::kv::block::{Block, Sentence};
 use crate::text;
+use crate::text::outline::{Layout, Piece};
 
 /// A piece of one chunk that is kept or dropped as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,12 +32,56 @@ pub struct UnitSpan {
     pub tokens: TokenSpan,
 }
 
-/// Returns all units of `chunks`, in the order of the text. A chunk without text has none. `blocks` are the
-/// blocks of the same chunks.
-pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> Vec<Unit> {
+/// How the units of each chunk belong together. Units of prose stand for themselves.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Outlines {
+    /// `[chunk]`: the layout of the text. If it has pieces, these are the units of the chunk.
+    layouts: Vec<Layout>,
+    /// `[chunk]`: the index of the chunk's first unit.
+    first_units: Vec<usize>,
+}
+
+impl Outlines {
+    /// Returns `[chunk]`, the layouts of the texts.
+    pub fn layouts(&self) -> &[Layout] {
+        &self.layouts
+    }
+
+    /// Returns whether all chunks are prose.
+    pub fn is_prose(&self) -> bool {
+        self.layouts.iter().all(|layout| layout.pieces.is_empty())
+    }
+
+    /// Returns the piece that a unit is; `None` for a unit of prose.
+    pub fn piece(&self, unit: usize, chunk: usize) -> Option<&Piece> {
+        self.layouts[chunk].pieces.get(unit - self.first_units[chunk])
+    }
+
+    /// Returns the units that `unit` directly requires, and `None` for a unit of prose.
+    pub fn required_by(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
+        let first = self.first_units[chunk];
+        self.piece(unit, chunk).into_iter().flat_map(move |piece| piece.requires.iter().map(move |at| first + at))
+    }
+
+    /// Returns the units that share an identifier with `unit`, such as the events of a log about one request.
+    pub fn related_to(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
+        let first = self.first_units[chunk];
+        self.piece(unit, chunk).into_iter().flat_map(move |piece| piece.related.iter().map(move |at| first + at))
+    }
+}
+
+/// Returns all units of `chunks`, in the order of the text, and how they belong together. A chunk without text
+/// has none. `blocks` are the blocks of the same chunks.
+pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> (Vec<Unit>, Outlines) {
     let mut units = Vec::new();
+    let mut outlines = Outlines::default();
     for (index, (chunk, block)) in chunks.iter().zip(&blocks.blocks).enumerate() {
         let first = blocks.spans[index].start;
+        outlines.first_units.push(units.len());
+        let layout = match granularity {
+            Granularity::Sentence => Layout::of(&chunk.text, chunk.kind),
+            Granularity::Chunk | Granularity::Token => Layout::prose(),
+        };
         let on_key_axis =
             |bytes: ByteRange, tokens: TokenSpan| UnitSpan { bytes, tokens: tokens.shifted(first) };
         let mut push = |UnitSpan { bytes, tokens }: UnitSpan, sentence: UnitSpan| {
@@ -49,6 +94,14 @@ pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> V
                 let whole = on_key_axis(ByteRange::new(0, chunk.text.len()), text);
                 push(whole, whole);
             }
+            Granularity::Sentence if !layout.pieces.is_empty() => {
+                let offsets = block.offsets();
+                for Piece { bytes, .. } in &layout.pieces {
+                    let tokens = tokens_under(&offsets, block.title_tokens(), *bytes);
+                    let piece = on_key_axis(*bytes, tokens);
+                    push(piece, piece);
+                }
+            }
             Granularity::Sentence => {
                 block.sentences().map(|s| on_key_axis(s.bytes, s.tokens)).for_each(|s| push(s, s));
             }
@@ -59,8 +112,9 @@ pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> V
                 }
             }
         }
+        outlines.layouts.push(layout);
     }
-    units
+    (units, outlines)
 }
 
 /// Returns each sentence of a chunk with its words. The tokens are counted from the block's first token.

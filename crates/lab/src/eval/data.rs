@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
-use thresher_core::domain::Chunk;
+use thresher_core::domain::{Chunk, Kind};
 
 /// The rows of one file. All rows of a file have the same shape.
 pub enum Rows {
@@ -81,7 +81,7 @@ impl LabelledChunk {
     /// Converts the chunk to the type that requests use. An empty title becomes `None`.
     pub fn chunk(&self) -> Chunk {
         let title = Some(self.title.clone()).filter(|title| !title.is_empty());
-        Chunk { id: self.id.clone(), title, text: self.text.clone(), metadata: None }
+        Chunk { id: self.id.clone(), title, text: self.text.clone(), kind: Kind::Auto, metadata: None }
     }
 
     /// Returns the text that lexical methods read: the title, a full stop, then the text; without a title,

@@ -128,6 +128,7 @@ pub(super) fn score(
         blocks: Arc::clone(blocks),
         granularity: Granularity::Sentence,
         units: Arc::clone(&candidates.units),
+        outlines: Arc::default(),
         graph_logits,
         logits_have_fixed_scale: info.decoder.is_none(),
         question_tokens: QuestionTokens::All,

@@ -1,0 +1,187 @@
+//! Divides texts other than prose into pieces: JSON into members, tables into rows, logs into events, chats
+//! into turns, code into statements. Knows which piece is of no use without which other one: a row without
+//! the header of its table, an answer without its question. Must not know what a question asks for or what a
+//! piece costs; the caller chooses pieces and closes the choice over [`Piece::requires`].
+//!
+//! A text can be a fragment that begins or ends anywhere. Every reader takes what it is given: what is
+//! missing is not required, and what cannot be understood is a piece of its own.
+
+mod chat;
+mod code;
+mod detect;
+mod html;
+mod json;
+mod line;
+mod log;
+mod markdown;
+mod stamp;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use detect::detect;
+
+use crate::domain::{ByteRange, Kind};
+
+/// The part that a piece of JSON plays, which decides what a writer must put before it. See [`Joint::comma`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Joint {
+    /// No punctuation belongs between this piece and the one before it. Every piece of other kinds of text,
+    /// and every value that stands for itself in a JSON text.
+    #[default]
+    Gap,
+    /// Opens an object or an array inside another one.
+    Open,
+    /// A whole member of an object, or whole elements of an array.
+    Member,
+    /// Closes an object or an array.
+    Close,
+}
+
+impl Joint {
+    /// Returns whether a comma belongs between two kept pieces that were not neighbours. Neighbours are
+    /// copied with the text between them, which has the comma.
+    pub fn comma(before: Self, after: Self) -> bool {
+        matches!(before, Self::Member | Self::Close) && matches!(after, Self::Open | Self::Member)
+    }
+}
+
+/// A part of a text that is kept or left out as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Where the piece stands in the text.
+    pub bytes: ByteRange,
+    /// The pieces, as indices into the same list, that the context must hold if it holds this one. Only the
+    /// direct ones: the caller follows them further. They may form cycles.
+    pub requires: Vec<usize>,
+    /// Whether the piece only ever comes with others: a heading, the header of a table, a closing brace.
+    pub is_frame: bool,
+    /// Whether the piece is a row of a table that can be compared with its other rows.
+    pub is_row: bool,
+    /// What a writer must put before the piece.
+    pub joint: Joint,
+    /// The nearest events of a log that share an identifier with this one.
+    pub related: Vec<usize>,
+}
+
+/// What kind of text a chunk is, and its pieces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// The kind by which the text is divided; never [`Kind::Auto`].
+    pub kind: Kind,
+    /// The pieces in the order of the text. Empty for prose, which is divided into sentences.
+    pub pieces: Vec<Piece>,
+}
+
+impl Layout {
+    /// Returns the layout of a text of a kind, or of the kind that it looks like. A text that does not have
+    /// the form of its kind is prose.
+    pub fn of(text: &str, kind: Kind) -> Self {
+        let kind = if kind == Kind::Auto { detect(text) } else { kind };
+        match outline(text, kind, &super::sentences) {
+            Some(pieces) => Self { kind, pieces },
+            None => Self::prose(),
+        }
+    }
+
+    /// Returns the layout of prose.
+    pub fn prose() -> Self {
+        Self { kind: Kind::Prose, pieces: Vec::new() }
+    }
+}
+
+/// Divides prose into sentences. Every byte outside the returned ranges must be whitespace.
+type Sentences<'a> = dyn Fn(&str) -> Vec<ByteRange> + 'a;
+
+/// Returns the pieces of `text` in order, read as `kind`. The bytes outside them are whitespace and, in JSON,
+/// commas. Returns `None` for prose and for a text that does not have the form of `kind`.
+///
+/// `sentences` divides the prose inside other kinds of text, for example a paragraph of Markdown.
+fn outline(text: &str, kind: Kind, sentences: &Sentences) -> Option<Vec<Piece>> {
+    let pieces = match kind {
+        Kind::Auto | Kind::Prose => return None,
+        Kind::Markdown => markdown::outline(text, sentences),
+        Kind::Code => code::outline(text),
+        Kind::Json => json::outline(text),
+        Kind::Table => table::outline(text, sentences),
+        Kind::Log => log::outline(text),
+        Kind::Chat => chat::outline(text, sentences),
+        Kind::Html => html::outline(text, sentences),
+    };
+    pieces.finish()
+}
+
+/// The pieces of a text while it is read.
+#[derive(Default)]
+struct Pieces {
+    list: Vec<Piece>,
+}
+
+impl Pieces {
+    /// Adds a piece that may be chosen, and returns its index.
+    fn push(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
+        let piece = Piece {
+            bytes,
+            requires: requires.to_vec(),
+            is_frame: false,
+            is_row: false,
+            joint: Joint::Gap,
+            related: Vec::new(),
+        };
+        self.list.push(piece);
+        self.list.len() - 1
+    }
+
+    /// Adds a piece that only comes with others, and returns its index.
+    fn frame(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
+        let index = self.push(bytes, requires);
+        self.list[index].is_frame = true;
+        index
+    }
+
+    /// Adds a row of a table, and returns its index.
+    fn row(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
+        let index = self.push(bytes, requires);
+        self.list[index].is_row = true;
+        index
+    }
+
+    /// Adds the sentences of a part of `text`, and returns the indices.
+    fn prose(
+        &mut self,
+        text: &str,
+        part: ByteRange,
+        requires: &[usize],
+        sentences: &Sentences,
+    ) -> std::ops::Range<usize> {
+        let first = self.list.len();
+        for sentence in sentences(part.of(text)) {
+            if !sentence.of(part.of(text)).trim().is_empty() {
+                self.push(sentence.shifted(part.start), requires);
+            }
+        }
+        first..self.list.len()
+    }
+
+    /// Lets a piece require another one.
+    fn require(&mut self, piece: usize, other: usize) {
+        let requires = &mut self.list[piece].requires;
+        if piece != other && !requires.contains(&other) {
+            requires.push(other);
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Returns the first piece from `from` on that may be chosen.
+    fn first_choosable(&self, from: usize) -> Option<usize> {
+        (from..self.list.len()).find(|&index| !self.list[index].is_frame)
+    }
+
+    /// Returns the pieces, or `None` if none of them may be chosen.
+    fn finish(self) -> Option<Vec<Piece>> {
+        self.list.iter().any(|piece| !piece.is_frame).then_some(self.list)
+    }
+}

@@ -1,0 +1,306 @@
+//! What holds for the pieces of every text, whole or damaged, and whether what is kept of a text still
+//! parses.
+
+use super::{Joint, Kind, Piece, detect, outline};
+use crate::domain::ByteRange;
+
+const KINDS: [Kind; 8] =
+    [Kind::Prose, Kind::Markdown, Kind::Code, Kind::Json, Kind::Table, Kind::Log, Kind::Chat, Kind::Html];
+
+/// Divides a text after full stops.
+pub(super) fn sentences(text: &str) -> Vec<ByteRange> {
+    let ends = text.match_indices(". ").map(|(at, _)| at + 1).chain([text.len()]);
+    let mut start = 0;
+    let ranges = ends.map(|end| super::line::trimmed(text, std::mem::replace(&mut start, end), end));
+    ranges.filter(|range| !range.is_empty()).collect()
+}
+
+/// Returns the pieces of a text after checking what holds for all pieces.
+pub(super) fn pieces(text: &str, kind: Kind) -> Vec<Piece> {
+    let Some(pieces) = outline(text, kind, &sentences) else { return Vec::new() };
+    let mut end = 0;
+    let check_gap = |start, stop| {
+        let is_gap = |c: char| c.is_whitespace() || c == ',' && kind == Kind::Json;
+        let gap: &str = &text[start..stop];
+        assert!(gap.chars().all(is_gap), "{kind:?}: {gap:?} is in no piece of {text:?}");
+    };
+    for (index, piece) in pieces.iter().enumerate() {
+        assert!(
+            piece.bytes.start >= end,
+            "{kind:?}: piece {index} begins before the end of the last: {text:?}"
+        );
+        check_gap(end, piece.bytes.start);
+        end = piece.bytes.end;
+        assert!(!piece.bytes.of(text).trim().is_empty(), "{kind:?}: piece {index} is blank: {text:?}");
+        let others = piece.requires.iter().chain(&piece.related);
+        assert!(others.clone().all(|&other| other < pieces.len() && other != index), "{kind:?}: {text:?}");
+    }
+    check_gap(end, text.len());
+    assert!(pieces.iter().any(|piece| !piece.is_frame), "{kind:?}: no piece can be chosen: {text:?}");
+    pieces
+}
+
+/// Compares the pieces of a text with lines such as `F 0,2 text`: a frame that requires the pieces 0 and 2.
+/// `R` marks a row. Line ends are shown as `/`.
+pub(super) fn check(name: &str, kind: Kind, text: &str, expect: &[&str]) {
+    let shown = pieces(text, kind).into_iter().map(|piece| {
+        let mark = if piece.is_frame {
+            "F "
+        } else if piece.is_row {
+            "R "
+        } else {
+            ""
+        };
+        let mut requires = piece.requires.clone();
+        requires.sort_unstable();
+        let requires: Vec<String> = requires.iter().map(usize::to_string).collect();
+        let space = if requires.is_empty() { "" } else { " " };
+        format!("{mark}{}{space}{}", requires.join(","), piece.bytes.of(text).replace('\n', "/"))
+    });
+    assert_eq!(shown.collect::<Vec<_>>(), expect, "{name}");
+}
+
+/// Returns which pieces are kept if some are chosen.
+pub(super) fn closure(pieces: &[Piece], mut chosen: Vec<usize>) -> Vec<usize> {
+    let mut kept = vec![false; pieces.len()];
+    while let Some(index) = chosen.pop() {
+        if !std::mem::replace(&mut kept[index], true) {
+            chosen.extend(&pieces[index].requires);
+        }
+    }
+    (0..pieces.len()).filter(|&index| kept[index]).collect()
+}
+
+/// Writes the kept pieces as a context does: neighbours with the text between them, others with the blanks
+/// before the later one, and with a comma where JSON wants one.
+fn written(text: &str, pieces: &[Piece], kept: &[usize]) -> String {
+    let mut out = String::new();
+    let mut before: Option<usize> = None;
+    for &index in kept {
+        let piece = &pieces[index];
+        if let Some(before) = before {
+            let gap = &text[pieces[index - 1].bytes.end..piece.bytes.start];
+            if before + 1 == index {
+                out.push_str(gap);
+            } else {
+                let comma = Joint::comma(pieces[before].joint, piece.joint);
+                out.push_str(if comma { "," } else { "" });
+                out.push_str(&gap[gap.trim_end().len()..]);
+                let is_apart = out.ends_with(char::is_whitespace) || piece.joint != Joint::Gap;
+                out.push_str(if is_apart { "" } else { "\n" });
+            }
+        }
+        out.push_str(piece.bytes.of(text));
+        before = Some(index);
+    }
+    out
+}
+
+/// Chooses some pieces that may be chosen.
+fn choice(random: &mut fastrand::Rng, pieces: &[Piece]) -> Vec<usize> {
+    let share = random.f64() * 0.6;
+    (0..pieces.len()).filter(|&index| !pieces[index].is_frame && random.f64() < share).collect()
+}
+
+const TEXTS: [&str; 12] = [
+    include_str!("samples/orders.json"),
+    include_str!("samples/compact.json"),
+    include_str!("samples/lines.jsonl"),
+    include_str!("samples/lease.py"),
+    include_str!("samples/lexer.rs.txt"),
+    include_str!("samples/values.yaml"),
+    include_str!("samples/page.html"),
+    include_str!("samples/guide.md"),
+    include_str!("samples/app.log"),
+    include_str!("samples/talk.txt"),
+    include_str!("samples/table.txt"),
+    include_str!("samples/rows.csv"),
+];
+
+/// Changes a text at random: cuts it, removes a part, or puts something in.
+fn damaged(random: &mut fastrand::Rng, text: &str) -> String {
+    const PUT_IN: [&str; 16] = [
+        "\"", "{", "}", "[", "]", ",", "é", "🎉", "\n", "\n\n", "```\n", "\"\"\"", "<p>", "</div>", "| ",
+        "\u{a0}",
+    ];
+    let at = |random: &mut fastrand::Rng, text: &str| text.floor_char_boundary(random.usize(0..=text.len()));
+    let mut text = text.to_string();
+    for _ in 0..random.usize(0..4) {
+        let (one, other) = (at(random, &text), at(random, &text));
+        match random.u8(0..4) {
+            0 => text.truncate(one),
+            1 => drop(text.drain(..one)),
+            2 if one <= other && other - one < 200 => drop(text.drain(one..other)),
+            _ => text.insert_str(one, PUT_IN[random.usize(0..PUT_IN.len())]),
+        }
+    }
+    text
+}
+
+#[test]
+fn every_text_has_sound_pieces_in_every_kind() {
+    let mut random = fastrand::Rng::with_seed(7);
+    for text in TEXTS {
+        for _ in 0..150 {
+            let text = damaged(&mut random, text);
+            detect(&text);
+            for kind in KINDS {
+                pieces(&text, kind);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_choice_of_json_parses() {
+    let mut random = fastrand::Rng::with_seed(11);
+    for text in &TEXTS[..2] {
+        let pieces = pieces(text, Kind::Json);
+        for _ in 0..300 {
+            let kept = closure(&pieces, choice(&mut random, &pieces));
+            if kept.is_empty() {
+                continue;
+            }
+            let out = written(text, &pieces, &kept);
+            if let Err(error) = serde_json::from_str::<serde_json::Value>(&out) {
+                panic!("{error}: {out}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_choice_of_json_lines_parses_line_by_line() {
+    let mut random = fastrand::Rng::with_seed(13);
+    let text = TEXTS[2];
+    let pieces = pieces(text, Kind::Json);
+    for _ in 0..300 {
+        let kept = closure(&pieces, choice(&mut random, &pieces));
+        let out = written(text, &pieces, &kept);
+        for line in out.lines() {
+            assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
+        }
+    }
+}
+
+#[test]
+fn kinds_are_told_apart() {
+    let kinds = [
+        Kind::Json,
+        Kind::Json,
+        Kind::Json,
+        Kind::Code,
+        Kind::Code,
+        Kind::Code,
+        Kind::Html,
+        Kind::Markdown,
+        Kind::Log,
+        Kind::Chat,
+        Kind::Table,
+        Kind::Table,
+    ];
+    for (text, kind) in TEXTS.iter().zip(kinds) {
+        assert_eq!(detect(text), kind, "{}", &text[..text.floor_char_boundary(80)]);
+    }
+    let prose = [
+        "",
+        "One line.",
+        "The Wright flyer (1903) flew at 10:35. It had: two wings, a rudder; and more.\nIt was built in Dayton.",
+        "He said: \"No.\"\nShe said: \"Yes.\"\nThey left.",
+        "In `main` we call `run(x)`. Then `x < y` holds, and <b>bold</b> is a tag.",
+        "[1] See the list of authors: A. Smith, B. Jones, C. Brown, D. White, E. Black.",
+    ];
+    for text in prose {
+        assert_eq!(detect(text), Kind::Prose, "{text}");
+    }
+}
+
+#[test]
+fn a_long_line_of_anything_is_read_in_linear_time() {
+    let long = 2 << 20;
+    let units = [
+        "a",
+        " ",
+        "[",
+        "{",
+        "\"",
+        "{\"a\":",
+        "[1,",
+        "{\"a\":1},",
+        "}",
+        "<",
+        "<p>",
+        "<div>",
+        "<a b=\"",
+        "</p>",
+        "| ",
+        "a,",
+        "\"a,",
+        "a  ",
+        "* ",
+        "# ",
+        "(",
+        "'''",
+        "/*",
+        "\\",
+        "1:00 ",
+        "é",
+        "?",
+        ". ",
+        "<!--",
+        "&",
+        "a b=1 ",
+    ];
+    for unit in units {
+        let text = unit.repeat(long / unit.len() / 4);
+        for kind in KINDS {
+            let start = std::time::Instant::now();
+            let _ = (detect(&text), outline(&text, kind, &sentences));
+            let millis = start.elapsed().as_millis();
+            assert!(millis < 3000, "{kind:?} of {unit:?} took {millis} ms");
+        }
+    }
+}
+
+#[test]
+fn many_lines_of_anything_are_read_in_linear_time() {
+    let units = [
+        "a\n",
+        " a\n",
+        "\"a,b\n",
+        "```\n",
+        "```x\n",
+        "{\n",
+        "}\n",
+        "- a\n",
+        "# a\n",
+        "a:\n",
+        "'''\n",
+        "@a(\n",
+        "a(\n",
+        "| a\n",
+        "<p>\n",
+        "\"a\":1,\n",
+        "else\n",
+        "// a\n",
+        "[a]\n",
+        "09:00 A: b?\n",
+        "a\n ",
+        "  \n",
+        "{\"ts\":1}\n",
+        "a \\\n",
+        "/*\n",
+        "<li>\n",
+        "<ul><li>\n",
+        "try:\n",
+    ];
+    for unit in units {
+        let text = unit.repeat((1 << 18) / unit.len());
+        for kind in KINDS {
+            let start = std::time::Instant::now();
+            let _ = (detect(&text), outline(&text, kind, &sentences));
+            let millis = start.elapsed().as_millis();
+            assert!(millis < 3000, "{kind:?} of {unit:?} took {millis} ms");
+        }
+    }
+}
