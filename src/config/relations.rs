@@ -2,6 +2,7 @@
 //! that were found, and what to change.
 
 use axum::http::uri::Authority;
+use thresher_core::pipeline::select::Auto;
 use tokio::sync::Semaphore;
 
 use super::{Config, ConfigError};
@@ -176,10 +177,15 @@ impl Config {
         if let Some((name, found, limit)) = counts.into_iter().find(|(_, found, limit)| found > limit) {
             return Some(format!("{name} is {found}; the limit is {limit}"));
         }
-        if !self.auto.max_sim_min.is_finite() {
-            let found = self.auto.max_sim_min;
+        let Auto { max_sim_min, structured_max_sim_min, lexical_min } = self.auto;
+        let least = [
+            ("max_sim_min", max_sim_min),
+            ("structured_max_sim_min", structured_max_sim_min),
+            ("lexical_min", lexical_min),
+        ];
+        if let Some((name, found)) = least.into_iter().find(|(_, least)| !least.is_finite()) {
             return Some(format!(
-                "auto.max_sim_min is {found}; set it to a finite number, or to 0 to turn it off"
+                "auto.{name} is {found}; set it to a finite number, or to 0 to turn it off"
             ));
         }
         let (default, max) = (registry.candidate_count_default, registry.candidate_count_max);

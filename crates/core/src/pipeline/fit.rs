@@ -318,6 +318,7 @@ mod tests {
     use crate::model::scripted::ScriptedModel;
     use crate::pipeline::cancel::Cancel;
     use crate::pipeline::clock::Clock;
+    use crate::pipeline::score::Measured;
     use crate::pipeline::{Pipeline, Settings};
 
     /// The scores of the four sentences below. The second chunk has the better score.
@@ -345,7 +346,7 @@ mod tests {
         let pipeline = Pipeline::new(model, Arc::clone(&tokenizer), store, Settings::default());
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
         let unit_rc = Array2::from_shape_vec((1, 4), UNITS.to_vec()).expect("one row");
-        let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, max_sim: Some(1.0) };
+        let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, max_sim: Some(1.0), measured: Measured::Prose };
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
         let (cancel, auto) = (Cancel::default(), Auto::default());
         let frame_costs = FrameCosts::new();

@@ -50,6 +50,21 @@ pub struct Scores {
     /// chunk is best; this says whether any chunk is related to the question at all. `None` for models whose
     /// logits have no fixed scale (decoders).
     pub max_sim: Option<f32>,
+    /// What `max_sim` was measured on, which decides from which value on a chunk is related.
+    pub measured: Measured,
+}
+
+/// What [`Scores::max_sim`] was measured on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Measured {
+    /// The model's logits over prose.
+    #[default]
+    Prose,
+    /// The model's logits over chunks of which some are not prose. A row of a table or an event of a log
+    /// repeats fewer words of a question than a sentence does.
+    Structured,
+    /// The lexical head, because the model does not know the question's script.
+    Lexical,
 }
 
 /// RC of peaks with ranked rivals, mean over heads, before it is combined into scores.
@@ -149,7 +164,7 @@ pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
             (units.iter().zip(in_sentence).map(weighted_by_chunk).collect(), ranked.units)
         }
     };
-    Scores { chunks, units: scores, unit_rc, max_sim: ranked.max_sim }
+    Scores { chunks, units: scores, unit_rc, max_sim: ranked.max_sim, measured: measured(reading) }
 }
 
 /// What units other than sentences are scored with: a row of a table with the table's header, a statement with
@@ -236,7 +251,7 @@ pub fn by_probe(reading: &Reading, cancel: &Cancel) -> Result<Scores, PipelineEr
         }
     };
     let unit_rc = Array2::from_shape_vec((1, own.len()), own).expect("one row");
-    Ok(Scores { chunks, units: scores, unit_rc, max_sim: None })
+    Ok(Scores { chunks, units: scores, unit_rc, max_sim: None, measured: measured(reading) })
 }
 
 /// Scores chunks and units with one estimator. A unit's score is the sum of its own RC and its chunk's.
@@ -260,7 +275,16 @@ fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Sco
     let unit_rc = unit_means.finish();
     let mean_rc = rc::mean_over_queries(unit_rc.view());
     let units = units.iter().zip(mean_rc).map(|(unit, rc)| rc + chunks[unit.chunk]).collect();
-    Ok(Scores { chunks, units, unit_rc, max_sim: mean_max_sim(reading, &max_sims) })
+    let max_sim = mean_max_sim(reading, &max_sims);
+    Ok(Scores { chunks, units, unit_rc, max_sim, measured: measured(reading) })
+}
+
+fn measured(reading: &Reading) -> Measured {
+    match reading.lexical {
+        Some(_) => Measured::Lexical,
+        None if reading.outlines.is_prose() => Measured::Prose,
+        None => Measured::Structured,
+    }
 }
 
 /// Returns the RC of each segment's peak with ranked rivals, `[head, question_token, segment]`. A single

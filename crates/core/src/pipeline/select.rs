@@ -7,7 +7,7 @@ use ndarray::ArrayView1;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::score::Scores;
+use super::score::{Measured, Scores};
 use super::units::{Outlines, Unit};
 
 /// The share of the evidence that the units kept by [`Auto::select`] carry.
@@ -166,11 +166,16 @@ pub struct Auto {
     /// so its value depends on the model: the default, 0.55, was measured for all-MiniLM-L6-v2. 0 switches
     /// the test off.
     pub max_sim_min: f32,
+    /// As `max_sim_min`, if some chunk is not prose. The default, 0.45, was measured for all-MiniLM-L6-v2.
+    pub structured_max_sim_min: f32,
+    /// The share of the question's words and n-grams that a chunk has at least, where the model does not know
+    /// the question's script. 0 switches the test off.
+    pub lexical_min: f32,
 }
 
 impl Default for Auto {
     fn default() -> Self {
-        Self { max_sim_min: 0.55 }
+        Self { max_sim_min: 0.55, structured_max_sim_min: 0.45, lexical_min: 0.35 }
     }
 }
 
@@ -178,7 +183,16 @@ impl Auto {
     /// Returns whether any chunk is related to the question. It is true for models whose logits have no fixed
     /// scale, because they do not tell.
     pub fn is_related(&self, scores: &Scores) -> bool {
-        scores.max_sim.is_none_or(|max_sim| max_sim >= self.max_sim_min)
+        scores.max_sim.is_none_or(|max_sim| max_sim >= self.least(scores.measured))
+    }
+
+    /// Returns the least [`max_sim`](Scores::max_sim) of related chunks.
+    pub fn least(&self, measured: Measured) -> f32 {
+        match measured {
+            Measured::Prose => self.max_sim_min,
+            Measured::Structured => self.structured_max_sim_min,
+            Measured::Lexical => self.lexical_min,
+        }
     }
 
     /// Selects the required units, and the units that the rule keeps of the others.
@@ -250,6 +264,8 @@ mod tests {
             costs: &units.iter().map(|unit| unit.2).collect::<Vec<_>>(),
             frame_costs: &vec![2; keep.len()],
             keep,
+            outlines: &Outlines::of_prose(keep.len()),
+            compares_rows: false,
         };
         let found = input.within(tokens);
         assert_eq!((&*found.required, &*found.chosen), expect, "{name}");
@@ -308,7 +324,7 @@ mod tests {
         let unit_rc = Array2::from_shape_vec((rc.len(), units), rc.concat()).expect("rows of one length");
         let units_scores: Vec<f32> = unit_rc.columns().into_iter().map(|column| column.sum()).collect();
         let scores =
-            Scores { chunks: units_scores.clone(), units: units_scores, unit_rc, max_sim: Some(max_sim) };
+            Scores { chunks: units_scores.clone(), units: units_scores, unit_rc, max_sim: Some(max_sim), measured: Measured::Prose };
         let span = UnitSpan { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
         let unit = |chunk| Unit { chunk, bytes: span.bytes, tokens: span.tokens, sentence: span };
         let keep: Vec<bool> = (0..units).map(|unit| keep.contains(&unit)).collect();
@@ -318,8 +334,10 @@ mod tests {
             costs: &vec![1; units],
             frame_costs: &vec![0; units],
             keep: &keep,
+            outlines: &Outlines::of_prose(units),
+            compares_rows: false,
         };
-        assert_eq!(Auto { max_sim_min: 0.5 }.select(&input, &scores).chosen, expect, "{name}");
+        assert_eq!(Auto { max_sim_min: 0.5, ..Auto::default() }.select(&input, &scores).chosen, expect, "{name}");
     }
 
     #[test]
@@ -341,7 +359,7 @@ mod tests {
             &[0, 1],
         );
         check_auto("no evidence: the first unit", &[&[0.0, 0.0]], 1.0, &[], &[0]);
-        check_auto("unrelated chunks: only the best unit", &[&[0.0, 5.0], &[4.0, 0.0]], 0.4, &[], &[1]);
+        check_auto("unrelated chunks: nothing", &[&[0.0, 5.0], &[4.0, 0.0]], 0.4, &[], &[]);
         check_auto("a required unit is not chosen again", &[&[9.0, 1.0, 0.0]], 1.0, &[0], &[1]);
         check_auto("all units are required", &[&[9.0, 1.0]], 1.0, &[0, 1], &[]);
     }

@@ -42,6 +42,11 @@ pub struct Outlines {
 }
 
 impl Outlines {
+    /// Returns the outlines of so many chunks of prose.
+    pub fn of_prose(chunks: usize) -> Self {
+        Self { layouts: vec![Layout::prose(); chunks], first_units: vec![0; chunks] }
+    }
+
     /// Returns `[chunk]`, the layouts of the texts.
     pub fn layouts(&self) -> &[Layout] {
         &self.layouts

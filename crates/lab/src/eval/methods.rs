@@ -10,7 +10,7 @@ use thresher_core::domain::TokenSpan;
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::{ModelInfo, RawLogits};
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::score::{self, Scores, Scoring};
+use thresher_core::pipeline::score::{self, Measured, Scores, Scoring};
 use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::rc::{self, Estimator, Pooling, Reference};
 use thresher_core::text;
@@ -151,7 +151,7 @@ impl Method {
         };
         let units =
             reading.units.iter().zip(unit_scores).map(|(unit, score)| score + chunks[unit.chunk]).collect();
-        Ok(Scores { chunks, units, unit_rc: Array2::zeros((0, 0)), max_sim: None })
+        Ok(Scores { chunks, units, unit_rc: Array2::zeros((0, 0)), max_sim: None, measured: Measured::default() })
     }
 
     fn segments(self, row_reading: &RowReading, spans: &[TokenSpan]) -> Vec<f32> {
