@@ -218,6 +218,10 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
     if let Some(id) = &fields.id {
         check_id(id)?;
     }
+    if fields.kind != Kind::Auto {
+        let message = "`kind` is taken with the chunks of a request; the kind of a registered chunk is found out from its text";
+        return Err(ApiError::with_param(ErrorCode::UnknownField, message, "kind"));
+    }
     if fields.text.trim().is_empty() {
         return Err(ApiError::with_param(
             ErrorCode::TextEmpty,

@@ -7,11 +7,13 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use thresher_core::domain::{ByteRange, Chunk, CompressRequest};
+use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind};
 use thresher_core::pipeline::clock::Timings;
 use thresher_core::pipeline::explain::{ChunkExplanation, Explanation};
 use thresher_core::pipeline::score::Scoring;
-use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage, kv_export};
+use thresher_core::pipeline::{
+    ChunkOutcome, Compressed, Pipeline, Sources, Usage, Warning, kv_export,
+};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::kv::KvAnswer;
@@ -37,6 +39,9 @@ pub struct CompressAnswer {
     /// How many blocks (cached keys of chunks) came from which tier of the cache.
     blocks: Option<Sources>,
     timing_ms: TimingMs,
+    /// What the caller should know about the context; left out if there is nothing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<WarningAnswer>,
     /// The RC of every token, if the request asks for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     explain: Option<ExplainAnswer>,
@@ -67,6 +72,43 @@ struct PrefilterAnswer {
     to: usize,
 }
 
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Warning")]
+/// Something that the caller should know about the context, though it is not an error.
+struct WarningAnswer {
+    /// `rows_left_out`, `kind_unfit` or `script_unknown`.
+    code: &'static str,
+    /// What it means, in words.
+    message: &'static str,
+    /// The id of the chunk that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunk: Option<String>,
+}
+
+impl WarningAnswer {
+    fn new(warning: Warning, request: &CompressRequest) -> Self {
+        let (code, message, chunk) = match warning {
+            Warning::RowsLeftOut { chunk } => (
+                "rows_left_out",
+                "the question compares all rows of a table, and some rows of this chunk are left out; name a larger budget, or \
+                 the chunk in `keep`",
+                Some(chunk),
+            ),
+            Warning::KindUnfit { chunk } => (
+                "kind_unfit",
+                "the text of this chunk does not have the form of its `kind`; it was divided into sentences",
+                Some(chunk),
+            ),
+            Warning::ScriptUnknown => (
+                "script_unknown",
+                "the model does not know the script of the question, so the scores say little",
+                None,
+            ),
+        };
+        Self { code, message, chunk: chunk.map(|chunk| request.chunks[chunk].id.clone()) }
+    }
+}
+
 /// Milliseconds of each stage, and `total`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct TimingMs(#[schemars(with = "BTreeMap<String, f64>")] Map<String, Value>);
@@ -87,6 +129,9 @@ struct ChunkAnswer {
     /// Whether the chunk has no text.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     empty: bool,
+    /// The kind of text by which the chunk was divided; left out if units are not sentences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<Kind>,
     /// The score; compares within a request only.
     score: Option<f32>,
     /// The text of the chunk in the context.
@@ -157,6 +202,9 @@ struct RcAnswer {
     reach: Option<f32>,
     /// Whether that is high enough for the chunks to have to do with the question.
     related: Option<bool>,
+    /// Why nothing is related to the question; left out if something is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
     /// The name of the model; null while it is being loaded.
     model: Option<String>,
     /// The fingerprint of the model.
@@ -250,6 +298,9 @@ impl CompressAnswer {
             estimator: pipeline.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),
             reach: compressed.relevance.map(|r| r.max_sim),
             related: compressed.relevance.map(|r| r.related),
+            reason: compressed.relevance.filter(|r| !r.related).map(|r| {
+                format!("no chunk comes close to the question: reach is {:.2}, and {:.2} is the least (settings [auto])", r.max_sim, r.least)
+            }),
             model: model.map(|model| model.name.clone()),
             fingerprint: model.map(|model| model.fingerprint.clone()),
         };
@@ -265,6 +316,7 @@ impl CompressAnswer {
             degraded: None,
             blocks,
             timing_ms,
+            warnings: compressed.warnings.iter().map(|&warning| WarningAnswer::new(warning, request)).collect(),
             explain,
             prefilter,
             kv: None,
@@ -310,6 +362,7 @@ impl ChunkAnswer {
             title: chunk.title.clone(),
             kept: outcome.kept,
             empty: outcome.empty,
+            kind: outcome.kind,
             score: outcome.score,
             text: text.to_owned(),
             spans,

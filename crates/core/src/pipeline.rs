@@ -55,7 +55,7 @@ use self::count::{FrameCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
 use self::lexical::LexicalRc;
 use self::load::Overload;
-pub use self::outcome::{ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, passthrough};
+pub use self::outcome::{ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, Warning, passthrough};
 pub use self::question::Placement;
 use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
@@ -65,7 +65,7 @@ use self::select::Auto;
 use self::tokenize::QuestionText;
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{Chunk, CompressRequest, Granularity, KeptSpan, Tenant, TokenizerName};
+use crate::domain::{Chunk, CompressRequest, Granularity, KeptSpan, Kind, Tenant, TokenizerName};
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
@@ -73,6 +73,8 @@ use crate::model::contract::{Probe, QuestionTokens, around_question};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
+use crate::text;
+use crate::text::outline::Layout;
 
 /// Answers requests with one model, its tokenizer and a cache of blocks. All methods take `&self`, so one
 /// pipeline serves many threads at the same time.
@@ -262,18 +264,36 @@ impl Pipeline {
         // The RC of tokens does not explain the score of a probe.
         let explain = || clock.stage("explain", || explain::explanation(&reading, cancel));
         let explanation = (request.explain && reading.probe.is_none()).then(explain).transpose()?;
+        let warnings = self.warnings(request, &reading, &fitted);
+        let (related, least) = (fitted.related, self.settings.auto.least(scores.measured));
         Ok(Compressed {
+            warnings,
             chunks: chunk_outcomes(&reading, &scores, fitted.spans, &fitted.order),
             context: fitted.context,
             usage: Some(fitted.usage),
-            relevance: scores
-                .max_sim
-                .map(|max_sim| Relevance { max_sim, related: self.settings.auto.is_related(&scores) }),
+            relevance: scores.max_sim.map(|max_sim| Relevance { max_sim, related, least }),
             degraded: false,
             sources: Some(reading.blocks.sources),
             timings: clock.finish(),
             explanation,
         })
+    }
+
+    fn warnings(&self, request: &CompressRequest, reading: &Reading, fitted: &Fitted) -> Vec<Warning> {
+        let is_unknown = |c: char| c.is_alphabetic() && !self.tokenizer.knows(text::script_of(c));
+        let script = reading.lexical.is_none() && request.query.chars().any(is_unknown);
+        let unfit = |(chunk, layout): (usize, &Layout)| {
+            let named = request.chunks[chunk].kind;
+            let is_unfit = named != Kind::Auto && named != layout.kind && !request.chunks[chunk].text.trim().is_empty();
+            is_unfit.then_some(Warning::KindUnfit { chunk })
+        };
+        let layouts: &[Layout] = match request.granularity {
+            Granularity::Sentence => reading.outlines.layouts(),
+            Granularity::Chunk | Granularity::Token => &[],
+        };
+        let rows = fitted.rows_left_out.iter().map(|&chunk| Warning::RowsLeftOut { chunk });
+        let unfit = layouts.iter().enumerate().filter_map(unfit);
+        rows.chain(unfit).chain(script.then_some(Warning::ScriptUnknown)).collect()
     }
 
     /// Encodes the question of a request, and finds or reads the blocks of its chunks. It checks what depends
@@ -309,7 +329,7 @@ impl Pipeline {
         let decoder = model.info().decoder.as_ref();
         let of_query = (&*request.query, &tokens);
         let lexical = || {
-            let units = (request.granularity, &*units);
+            let units = (request.granularity, &*units, &outlines);
             LexicalRc::of(of_query, &self.tokenizer, &request.chunks, units).map(Arc::new)
         };
         let lexical = if decoder.is_none() { clock.stage("lexical", lexical) } else { None };
@@ -496,7 +516,9 @@ fn chunk_outcomes(
         let spans = std::mem::take(&mut spans[index]);
         let empty = reading.blocks.blocks[index].sentences().len() == 0;
         let score = (!empty).then(|| scores.chunks[index]);
-        ChunkOutcome { index, kept: !spans.is_empty(), empty, score, spans }
+        let kind = (reading.granularity == Granularity::Sentence && !empty)
+            .then(|| reading.outlines.layouts()[index].kind);
+        ChunkOutcome { index, kept: !spans.is_empty(), empty, kind, score, spans }
     };
     order.iter().map(outcome).collect()
 }

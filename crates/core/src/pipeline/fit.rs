@@ -32,6 +32,10 @@ pub struct Fitted {
     pub order: Vec<usize>,
     /// `[chunk]`: the kept spans of each chunk of the request, in ascending order.
     pub spans: Vec<Vec<KeptSpan>>,
+    /// Whether any chunk is related to the question.
+    pub related: bool,
+    /// The chunks of which some rows are left out although the question compares all rows.
+    pub rows_left_out: Vec<usize>,
 }
 
 /// What fitting needs besides the request and its scores.
@@ -62,7 +66,13 @@ pub fn budget(
     let keep: Vec<bool> = request.chunks.iter().map(|chunk| kept_ids.contains(&chunk.id)).collect();
     let units = &reading.units;
     let order = order(request, units, scores);
-    let fitter = Fitter { request, reading, units, scores, fit, keep: &keep, order };
+    let is_row = |(index, unit): (usize, &Unit)| {
+        reading.outlines.piece(index, unit.chunk).is_some_and(|piece| piece.is_row)
+    };
+    let compares_rows = text::compares_all(&request.query) && units.iter().enumerate().any(is_row);
+    // "Which is the cheapest?" has no word of the table that answers it.
+    let is_related = compares_rows || fit.auto.is_related(scores);
+    let fitter = Fitter { request, reading, units, scores, fit, keep: &keep, order, is_related, compares_rows };
     let costs = fitter.unit_costs()?;
     let frame_costs = fitter.frame_costs()?;
     let input = SelectionInput {
@@ -72,7 +82,7 @@ pub fn budget(
         frame_costs: &frame_costs,
         keep: &keep,
         outlines: &reading.outlines,
-        compares_rows: text::compares_all(&request.query),
+        compares_rows,
     };
     let tokens_in = fitter.tokens_in(&frame_costs)?;
     let tokens = match request.budget {
@@ -82,11 +92,10 @@ pub fn budget(
         Budget::Ratio(ratio) => (ratio * tokens_in as f64) as usize,
         Budget::Auto => usize::MAX,
     };
-    let is_related = fit.auto.is_related(scores);
     let selection = match request.budget {
-        Budget::Auto => fit.auto.select(&input, scores),
-        _ if tokens >= tokens_in => input.within(usize::MAX),
+        Budget::Tokens(_) | Budget::Ratio(_) if tokens >= tokens_in => input.within(usize::MAX),
         _ if !is_related => Selection::of_required(input.required()),
+        Budget::Auto => fit.auto.select(&input, scores),
         // Every frame includes the break after its chunk, but the last chunk of a context has none.
         _ => input.within(tokens + fit.counter.count(assemble::BETWEEN_CHUNKS)?),
     };
@@ -116,6 +125,8 @@ struct Fitter<'a> {
     keep: &'a [bool],
     /// The indices of all chunks, in the order of the result.
     order: Vec<usize>,
+    is_related: bool,
+    compares_rows: bool,
 }
 
 /// A context as it is written, and the number of its tokens.
@@ -275,11 +286,27 @@ impl Fitter<'_> {
         Ok(("the shortest unit of this `granularity`", rendered))
     }
 
+    /// Returns the chunks with a row within and a row outside `spans`, if the question compares all rows.
+    fn rows_left_out(&self, spans: &[Vec<KeptSpan>]) -> Vec<usize> {
+        let is_kept = |row: &ByteRange, spans: &[KeptSpan]| spans.iter().any(|span| span.source.overlaps(*row));
+        let is_partial = |&(chunk, spans): &(usize, &Vec<KeptSpan>)| {
+            let pieces = &self.reading.outlines.layouts()[chunk].pieces;
+            let mut rows = pieces.iter().filter(|piece| piece.is_row).map(|piece| is_kept(&piece.bytes, spans));
+            !spans.is_empty() && rows.any(|kept| !kept)
+        };
+        match self.compares_rows {
+            true => spans.iter().enumerate().filter(is_partial).map(|(chunk, _)| chunk).collect(),
+            false => Vec::new(),
+        }
+    }
+
     fn finish(self, rendered: RenderedContext, tokens_in: usize) -> Fitted {
         // A tokenizer that merges tokens across the end of a chunk may count a token or two more or fewer in
         // the whole context than in its parts.
         let usage = Usage { tokens_in: tokens_in.max(rendered.tokens), tokens_out: rendered.tokens };
-        Fitted { context: rendered.text, usage, order: self.order, spans: rendered.spans }
+        let rows_left_out = self.rows_left_out(&rendered.spans);
+        let (related, order) = (self.is_related, self.order);
+        Fitted { context: rendered.text, usage, order, spans: rendered.spans, related, rows_left_out }
     }
 }
 

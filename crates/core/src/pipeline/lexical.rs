@@ -1,15 +1,17 @@
-//! The lexical head: scores chunks and units by the character n-grams that they share with the question's
-//! words in scripts that the model's tokenizer does not know. Its values take the place of raw logits: RC is
-//! computed from them as from those of any other head. A question whose scripts are all known has no lexical
+//! The lexical head: scores chunks and units by the character n-grams that they share with words of the
+//! question. Its values take the place of raw logits: RC is computed from them as from those of any other
 //! head. Knows nothing of models and blocks.
+//!
+//! Words in scripts that the model's tokenizer does not know are scored by this head alone. If some chunk is
+//! not prose, it also scores the names with digits in a question, such as order numbers, besides the model. A
+//! question with neither kind of word has no lexical head.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use icu_properties::props::Script;
 use ndarray::{Array2, Axis, concatenate};
 
-use super::units::{Unit, sentences_of};
+use super::units::{Outlines, Unit, sentences_of};
 use crate::domain::{ByteRange, Chunk, Granularity};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::rc;
@@ -21,7 +23,7 @@ const SATURATION: f64 = 0.5;
 /// How much an n-gram counts less in a long text: `b` of BM25.
 const LENGTH_NORMALIZATION: f64 = 0.4;
 
-/// The RC of the lexical head, in place of that of the question's tokens that the model does not know.
+/// The RC of the lexical head, and which of the model's rows it replaces.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LexicalRc {
     /// `[question_token]`: whether the model's logits of the token count.
@@ -35,29 +37,37 @@ pub struct LexicalRc {
     /// The mean over words, weighted by how rare they are, of the largest logit of any chunk: the share of the
     /// question that some chunk has. It is at most 1.5.
     pub reach: f32,
+    /// Whether the model knows all scripts of the question.
+    pub knows_all: bool,
 }
 
 impl LexicalRc {
-    /// Computes the RC of the question's words in unknown scripts; `None` if all its scripts are known.
-    /// `units` are those of `chunks` at this granularity.
+    /// Computes the RC of the question's words that the head scores; `None` if there are none. `units` are those
+    /// of `chunks` at this granularity.
     pub fn of(
         (query, tokens): (&str, &Tokens),
         tokenizer: &ModelTokenizer,
         chunks: &[Arc<Chunk>],
-        (granularity, units): (Granularity, &[Unit]),
+        (granularity, units, outlines): (Granularity, &[Unit], &Outlines),
     ) -> Option<Self> {
-        let words = unknown_words(query, tokenizer);
+        let of_unknown = words(query, |word| !tokenizer.knows(word.script));
+        let words = if outlines.is_prose() { of_unknown.clone() } else { words(query, |word| !tokenizer.knows(word.script) || is_name(word.bytes.of(query))) };
         if words.is_empty() {
             return None;
         }
         let head = LexicalHead::new(words);
+        let leaves = |bytes: ByteRange| {
+            let is_word = bytes.of(query).contains(char::is_alphanumeric);
+            of_unknown.is_empty() || is_word && !of_unknown.iter().any(|word| word.bytes.overlaps(bytes))
+        };
         let text = |chunk: usize, bytes: ByteRange| bytes.of(&chunks[chunk].text);
         let titled = chunks.iter().map(|chunk| [chunk.title.as_deref().unwrap_or_default(), &chunk.text]);
         let none = || Array2::zeros((head.words.len(), 0));
         let of_chunks = head.logits(titled);
         Some(Self {
-            counts: tokens.offsets.iter().map(|&bytes| head.leaves(query, bytes)).collect(),
+            counts: tokens.offsets.iter().map(|&bytes| leaves(bytes)).collect(),
             reach: of_chunks.reach(),
+            knows_all: of_unknown.is_empty(),
             chunks: of_chunks.rc(),
             units: match granularity {
                 Granularity::Chunk => none(),
@@ -98,14 +108,11 @@ impl LexicalRc {
     }
 }
 
-/// Returns the distinct words of the question in scripts that the tokenizer does not know.
-fn unknown_words(query: &str, tokenizer: &ModelTokenizer) -> Vec<GramWord> {
-    if query.is_ascii() {
-        return Vec::new();
-    }
+/// Returns the distinct words of the question that are `wanted`.
+fn words(query: &str, wanted: impl Fn(&GramWord) -> bool) -> Vec<GramWord> {
     let mut seen = HashSet::new();
     let mut words = gram_words(query);
-    words.retain(|word| !tokenizer.knows(word.script) && seen.insert(word.grams.clone()));
+    words.retain(|word| wanted(word) && seen.insert(word.grams.clone()));
     words
 }
 
@@ -131,13 +138,6 @@ impl LexicalHead {
             grams.entry(*gram).or_insert(next);
         }
         Self { words, grams }
-    }
-
-    /// Returns whether the model's logits of the token at `bytes` of the question count: it is not part of an
-    /// unknown word, and it has a letter or digit.
-    fn leaves(&self, query: &str, bytes: ByteRange) -> bool {
-        let is_word = bytes.of(query).contains(char::is_alphanumeric);
-        is_word && !self.words.iter().any(|word| word.bytes.overlaps(bytes) && word.script != Script::Common)
     }
 
     /// Returns the logits of texts, each of which may consist of several parts.
@@ -189,6 +189,12 @@ impl LexicalHead {
             (found / all) as f32
         })
     }
+}
+
+/// Returns whether a word is a number or a name with a digit, such as `20418` or `archive7`. Tokenizers divide such
+/// words into pieces that tell little.
+fn is_name(word: &str) -> bool {
+    word.contains(|c: char| c.is_ascii_digit())
 }
 
 /// The logits of the question's words over some texts.

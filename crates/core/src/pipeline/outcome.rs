@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::assemble;
 use super::clock::Timings;
 use super::explain::Explanation;
-use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan};
+use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan, Kind};
 use crate::kv::store::Sources;
 
 /// The result of [`Pipeline::compress`](super::Pipeline::compress): a context for a language model, and where
@@ -32,8 +32,29 @@ pub struct Compressed {
     pub sources: Option<Sources>,
     /// The time that each stage took.
     pub timings: Timings,
+    /// What the caller should know about the result.
+    pub warnings: Vec<Warning>,
     /// RC per token, if the request asked for it with `explain`. `None` if a probe gave the scores.
     pub explanation: Option<Explanation>,
+}
+
+/// Something that the caller should know about a result, though it is not an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Warning {
+    /// The question compares all rows of a table, as "Which is the cheapest?" does, and some rows of this
+    /// chunk are left out.
+    RowsLeftOut {
+        /// The index of the chunk in the request.
+        chunk: usize,
+    },
+    /// The text of this chunk does not have the form of the kind that the request names; it was divided into
+    /// sentences.
+    KindUnfit {
+        /// The index of the chunk in the request.
+        chunk: usize,
+    },
+    /// The decoder does not know the script of the question, so scores say little.
+    ScriptUnknown,
 }
 
 /// What happened to one chunk of a request.
@@ -45,6 +66,8 @@ pub struct ChunkOutcome {
     pub kept: bool,
     /// Whether the chunk's text has nothing that could be kept, because it is empty or only whitespace.
     pub empty: bool,
+    /// The kind of text by which the chunk was divided; `None` if it was not divided into sentences or pieces.
+    pub kind: Option<Kind>,
     /// The score of the whole chunk, in units of a raw logit, or a probability if a probe gave it; at least
     /// 0. Scores of different requests are not comparable. `None` if the chunk was not scored: it is empty, or the result is degraded.
     pub score: Option<f32>,
@@ -67,8 +90,11 @@ pub struct Relevance {
     /// The mean over the question's tokens of each token's largest raw logit over all keys of the chunks. The
     /// raw logits of encoders are cosines, so this is at most 1.
     pub max_sim: f32,
-    /// Whether `max_sim` reaches the model's threshold, `auto.max_sim_min`.
+    /// Whether `max_sim` reaches the threshold of the model and the kind of text ([`Auto`](super::select::Auto)),
+    /// or the question compares the rows of a table. If not, nothing is kept but the chunks that `keep` names.
     pub related: bool,
+    /// The threshold.
+    pub least: f32,
 }
 
 /// The result of [`Pipeline::rank`](super::Pipeline::rank): how well chunks and sentences answer a question.
@@ -106,7 +132,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         let kept = !chunk.text.is_empty();
         let all = kept.then(|| KeptSpan::unscored(index, ByteRange::new(0, chunk.text.len())));
         let empty = chunk.text.trim().is_empty();
-        ChunkOutcome { index, kept, empty, score: None, spans: Vec::from_iter(all) }
+        ChunkOutcome { index, kept, empty, kind: None, score: None, spans: Vec::from_iter(all) }
     };
     let mut chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
     let CompressRequest { format, titles, omissions, .. } = *request;
@@ -120,6 +146,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         degraded: true,
         sources: None,
         timings: Timings { total, ..Timings::default() },
+        warnings: Vec::new(),
         explanation: None,
     }
 }

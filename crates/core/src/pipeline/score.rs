@@ -125,7 +125,7 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
             units: lexical.joined_units(units),
             sentences: lexical.joined_sentences(sentences),
             // The model's own logits say nothing about words that it does not know.
-            max_sim: Some(lexical.reach),
+            max_sim: if lexical.knows_all { max_sim } else { Some(lexical.reach) },
         },
     })
 }
@@ -280,10 +280,10 @@ fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Sco
 }
 
 fn measured(reading: &Reading) -> Measured {
-    match reading.lexical {
-        Some(_) => Measured::Lexical,
-        None if reading.outlines.is_prose() => Measured::Prose,
-        None => Measured::Structured,
+    match &reading.lexical {
+        Some(lexical) if !lexical.knows_all => Measured::Lexical,
+        _ if reading.outlines.is_prose() => Measured::Prose,
+        _ => Measured::Structured,
     }
 }
 

@@ -157,7 +157,7 @@ impl SelectionInput<'_> {
 /// It keeps the fewest units, in descending order of score, that carry 97 % of the evidence and 60 % of the
 /// total score. The evidence of a set of units is the sum over the question's tokens of the largest RC among
 /// these units; the share is relative to the evidence of all units. Units of chunks that are kept whole count
-/// for neither share. If the question is not related to any chunk, the rule keeps nothing.
+/// for neither share.
 /// `docs/evaluation.md` has the measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -198,9 +198,6 @@ impl Auto {
     /// Selects the required units, and the units that the rule keeps of the others.
     pub fn select(&self, input: &SelectionInput, scores: &Scores) -> Selection {
         let mut selection = Selection::of_required(input.required());
-        if !self.is_related(scores) {
-            return selection;
-        }
         let ranked = input.ranked();
         let mut taken = vec![false; input.units.len()];
         for &unit in &ranked[..sufficient_count(&ranked, scores)] {
@@ -359,7 +356,6 @@ mod tests {
             &[0, 1],
         );
         check_auto("no evidence: the first unit", &[&[0.0, 0.0]], 1.0, &[], &[0]);
-        check_auto("unrelated chunks: nothing", &[&[0.0, 5.0], &[4.0, 0.0]], 0.4, &[], &[]);
         check_auto("a required unit is not chosen again", &[&[9.0, 1.0, 0.0]], 1.0, &[0], &[1]);
         check_auto("all units are required", &[&[9.0, 1.0]], 1.0, &[0, 1], &[]);
     }

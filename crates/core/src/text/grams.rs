@@ -104,9 +104,11 @@ fn runs(text: &str) -> Vec<Run> {
             let bytes = ByteRange::new(start + offset, start + offset + c.len_utf8());
             let script = script_of(c);
             let last = runs.last_mut().filter(|last| last.bytes.end == bytes.start);
-            let is_extension = matches!(script, Script::Inherited | Script::Common) && !c.is_numeric();
+            let is_extension = matches!(script, Script::Inherited | Script::Common);
             match last {
-                Some(last) if is_extension && !is_new => last.bytes.end = bytes.end,
+                Some(last) if is_extension && !is_new && !(c.is_numeric() && by_characters(last.script)) => {
+                    last.bytes.end = bytes.end;
+                }
                 Some(last) if last.script == script && (!is_new || by_characters(script)) => {
                     last.bytes.end = bytes.end;
                 }
