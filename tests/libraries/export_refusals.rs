@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use thresher_core::model::contract::{self, CONTRACT_FILE, Contract, Weights};
-use thresher_export::{ExportError, ExportOptions, export};
+use thresher_export::{ExportError, ExportOptions, Prefixes, export};
 
 const SINGLE: &str = "bert-gelu";
 const SHARDED: &str = "bert-tanh-masked-lm";
@@ -22,7 +22,12 @@ fn source(name: &str) -> TempDir {
 }
 
 fn run(source: &Path, out: &Path) -> Result<Contract, ExportError> {
-    export(source, out, &ExportOptions { weights: Weights::F32, name: "tiny".into() }, &|_, _| {})
+    export(
+        source,
+        out,
+        &ExportOptions { weights: Weights::F32, name: "tiny".into(), prefixes: Prefixes::default() },
+        &|_, _| {},
+    )
 }
 
 /// Breaks a copy of `model` and expects that its export writes nothing and fails with a message that contains
@@ -288,7 +293,7 @@ fn decoders_whose_files_contradict_their_config_are_refused() {
 fn a_weight_type_that_the_family_does_not_support_is_refused() {
     let check = |model: &str, weights: Weights, expect: &[&str]| {
         let (source, parent) = (source(model), TempDir::new().unwrap());
-        let options = ExportOptions { weights, name: "tiny".into() };
+        let options = ExportOptions { weights, name: "tiny".into(), prefixes: Prefixes::default() };
         let refused =
             export(source.path(), &parent.path().join("out"), &options, &|_, _| {}).unwrap_err().to_string();
         expect.iter().for_each(|part| assert!(refused.contains(part), "`{refused}` does not say `{part}`"));

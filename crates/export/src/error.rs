@@ -184,6 +184,14 @@ pub enum ExportError {
         /// The supported element types.
         supported: &'static str,
     },
+    /// A prefix was given for a decoder.
+    #[error(
+        "prefixes are for encoders, and {architecture} is a decoder; write the text into the question instead"
+    )]
+    PrefixUnsupported {
+        /// The model's architecture.
+        architecture: String,
+    },
     /// The tokenizer does not fit the model.
     #[error("{}: {key}: {reason}", file.display())]
     Tokenizer {

@@ -98,6 +98,14 @@ impl Checkpoint {
         }
     }
 
+    /// The shape of the tensor `key`; `None` if the checkpoint does not have it.
+    pub fn dims(&self, key: &str) -> Option<Vec<usize>> {
+        match &self.store {
+            Store::Safetensors { tensors, .. } => tensors.get(key).map(|(_, info)| info.shape.clone()),
+            Store::Gguf(gguf) => gguf.dims(&gguf.name(key)).map(<[usize]>::to_vec),
+        }
+    }
+
     /// Reads the tensor `key`, which must have the shape `dims`.
     ///
     /// # Errors
