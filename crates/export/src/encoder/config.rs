@@ -216,7 +216,9 @@ impl Config<'_> {
             ("use_rms_norm", false),
         ])?;
         for key in ["num_experts", "rotary_emb_scale_base"] {
-            if let Some(found) = self.map.get(key).filter(|value| !value.is_null() && value != &&0) {
+            if let Some(found) =
+                self.map.get(key).filter(|value| !value.is_null() && value.as_f64() != Some(0.0))
+            {
                 return self.refuse(key, found.to_string(), "null".to_owned());
             }
         }
