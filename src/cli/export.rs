@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::model::contract::{Family, Weights};
-use thresher_export::{ExportOptions, export};
+use thresher_export::{ExportOptions, Prefixes, export};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -23,6 +23,14 @@ pub struct Args {
     /// exact. For decoders, f16 takes half of the size and is faster on GPUs.
     #[arg(long, value_enum, default_value_t = WeightsArg::F32)]
     weights: WeightsArg,
+    /// The text that an encoder reads before every question, for example "query: ". Default: the prompt "query" of
+    /// config_sentence_transformers.json, if the model has one. Give "" for none.
+    #[arg(long, value_name = "TEXT")]
+    query_prefix: Option<String>,
+    /// The text that an encoder reads before every passage, for example "passage: ". Default: the prompt "document" or "passage" of
+    /// config_sentence_transformers.json, if the model has one. Give "" for none.
+    #[arg(long, value_name = "TEXT")]
+    passage_prefix: Option<String>,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -49,7 +57,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .clone()
         .or_else(folder)
         .context("the directory of --out has no name to give to the model; use --name")?;
-    let options = ExportOptions { weights: args.weights.into(), name };
+    let prefixes = Prefixes { question: args.query_prefix.clone(), passage: args.passage_prefix.clone() };
+    let options = ExportOptions { weights: args.weights.into(), name, prefixes };
     let bar =
         ProgressBar::new(0).with_style(ProgressStyle::with_template("{wide_bar} layer {pos} of {len}")?);
     let progress = |done: usize, all: usize| {
@@ -62,6 +71,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if matches!(contract.family, Family::Decoder(_)) {
         let found = contract.tokenizer.chat.map_or("none", |_| "exported");
         super::print(format_args!("chat template: {found}"));
+    } else {
+        let question = contract.tokenizer.question.and_then(|question| question.prefix_text);
+        for (kind, text) in [("question", question), ("passage", contract.tokenizer.prefix_text)] {
+            if let Some(text) = text {
+                super::print(format_args!("before every {kind}: {text:?}"));
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

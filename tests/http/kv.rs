@@ -17,7 +17,7 @@ use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::pipeline::{Pipeline, Settings};
-use thresher_export::{ExportOptions, export};
+use thresher_export::{ExportOptions, Prefixes, export};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -39,7 +39,8 @@ impl Model {
     /// The model in a folder of the checkout.
     fn of(folder: &str, name: &str) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
-        let options = ExportOptions { weights: Weights::F32, name: name.into() };
+        let options =
+            ExportOptions { weights: Weights::F32, name: name.into(), prefixes: Prefixes::default() };
         export(&in_checkout(folder), dir.path(), &options, &|_, _| {}).expect("it exports");
         Self { dir }
     }

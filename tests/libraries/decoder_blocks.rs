@@ -20,7 +20,7 @@ use thresher_core::model::{KeyMask, ModelInfo, ModelRuntime, RawLogits};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, Placement, Reading, Settings};
-use thresher_export::{ExportOptions, export};
+use thresher_export::{ExportOptions, Prefixes, export};
 
 /// The largest allowed difference of a raw attention logit.
 const TOLERANCE: f32 = 1e-4;
@@ -51,7 +51,8 @@ struct Model {
 impl Model {
     fn new(name: &str, device: DeviceChoice) -> Self {
         let out = TempDir::new().unwrap();
-        let options = ExportOptions { weights: Weights::F32, name: name.into() };
+        let options =
+            ExportOptions { weights: Weights::F32, name: name.into(), prefixes: Prefixes::default() };
         let contract =
             export(&in_checkout("models/tiny").join(name), out.path(), &options, &|_, _| {}).unwrap();
         let Family::Decoder(decoder) = contract.family.clone() else { panic!("{name} is a decoder") };

@@ -19,7 +19,7 @@ use thresher_core::model::ort::DecoderRuntime;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, Settings};
-use thresher_export::{ExportOptions, export};
+use thresher_export::{ExportOptions, Prefixes, export};
 
 /// Marks the child process. Without it the child's test does nothing.
 const CHILD: &str = "THRESHER_TEST_DECODER_MEMORY";
@@ -102,7 +102,7 @@ fn measure() {
         return;
     }
     let (source, out) = (source(), TempDir::new().unwrap());
-    let options = ExportOptions { weights: Weights::F32, name: "deep".into() };
+    let options = ExportOptions { weights: Weights::F32, name: "deep".into(), prefixes: Prefixes::default() };
     export(source.path(), out.path(), &options, &|_, _| {}).unwrap();
     let runtime = Arc::new(DecoderRuntime::load(&ort_settings(out.path(), 1)).unwrap());
     let tokenizer = Arc::new(ModelTokenizer::from_file(&out.path().join("tokenizer.json")).unwrap());

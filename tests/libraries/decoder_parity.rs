@@ -10,7 +10,7 @@ use ort::value::{Tensor, Value};
 use serde::Deserialize;
 use tempfile::TempDir;
 use thresher_core::model::contract::{Contract, Decoder, Family, Weights};
-use thresher_export::{ExportOptions, export};
+use thresher_export::{ExportOptions, Prefixes, export};
 
 /// The largest allowed difference of a next-token logit, a key, a value or a raw attention logit.
 const TOLERANCE: f64 = 1e-5;
@@ -164,7 +164,13 @@ fn outputs_of(layers: usize) -> Vec<String> {
 }
 
 fn exported(source: &Path, out: &Path, weights: Weights) -> Contract {
-    export(source, out, &ExportOptions { weights, name: "tiny".into() }, &|_, _| {}).unwrap()
+    export(
+        source,
+        out,
+        &ExportOptions { weights, name: "tiny".into(), prefixes: Prefixes::default() },
+        &|_, _| {},
+    )
+    .unwrap()
 }
 
 /// In f16 a weight is rounded to 11 bits. The CPU multiplies in 32 bits.

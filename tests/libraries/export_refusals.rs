@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use thresher_core::model::contract::{self, CONTRACT_FILE, Contract, Weights};
-use thresher_export::{ExportError, ExportOptions, export};
+use thresher_export::{ExportError, ExportOptions, Prefixes, export};
 
 const SINGLE: &str = "bert-gelu";
 const SHARDED: &str = "bert-tanh-masked-lm";
@@ -15,14 +15,30 @@ const SHARDED: &str = "bert-tanh-masked-lm";
 fn source(name: &str) -> TempDir {
     let dir = TempDir::new().unwrap();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny").join(name);
-    for entry in fs::read_dir(fixture).unwrap().map(Result::unwrap) {
-        fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
-    }
+    copy(&fixture, dir.path());
     dir
 }
 
+/// Copies the files of a folder and of its folders.
+fn copy(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            fs::create_dir(&to).unwrap();
+            copy(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
 fn run(source: &Path, out: &Path) -> Result<Contract, ExportError> {
-    export(source, out, &ExportOptions { weights: Weights::F32, name: "tiny".into() }, &|_, _| {})
+    export(
+        source,
+        out,
+        &ExportOptions { weights: Weights::F32, name: "tiny".into(), prefixes: Prefixes::default() },
+        &|_, _| {},
+    )
 }
 
 /// Breaks a copy of `model` and expects that its export writes nothing and fails with a message that contains
@@ -93,7 +109,23 @@ fn missing_and_malformed_files_are_named() {
     check(
         SINGLE,
         edit("config.json", |c| drop(c.as_object_mut().unwrap().remove("hidden_size"))),
-        &["`hidden_size`"],
+        &["config.json", "hidden_size is `missing`"],
+    );
+    check(
+        SINGLE,
+        |dir| {
+            remove("model.safetensors")(dir);
+            write("pytorch_model.bin", "")(dir);
+        },
+        &["`pytorch_model.bin` but no `model.safetensors`", "AutoModel.save_pretrained"],
+    );
+    check(
+        SINGLE,
+        |dir| {
+            remove("tokenizer.json")(dir);
+            write("sentencepiece.bpe.model", "")(dir);
+        },
+        &["`sentencepiece.bpe.model` but no `tokenizer.json`", "AutoTokenizer.save_pretrained"],
     );
     check(SINGLE, set("config.json", "/hidden_size", json!("32")), &["config.json", "\"32\""]);
 }
@@ -288,7 +320,7 @@ fn decoders_whose_files_contradict_their_config_are_refused() {
 fn a_weight_type_that_the_family_does_not_support_is_refused() {
     let check = |model: &str, weights: Weights, expect: &[&str]| {
         let (source, parent) = (source(model), TempDir::new().unwrap());
-        let options = ExportOptions { weights, name: "tiny".into() };
+        let options = ExportOptions { weights, name: "tiny".into(), prefixes: Prefixes::default() };
         let refused =
             export(source.path(), &parent.path().join("out"), &options, &|_, _| {}).unwrap_err().to_string();
         expect.iter().for_each(|part| assert!(refused.contains(part), "`{refused}` does not say `{part}`"));
@@ -316,6 +348,142 @@ fn unsupported_configurations_say_what_is_supported() {
     check(SINGLE, config("/num_attention_heads", json!(0)), &["num_attention_heads is `0`"]);
     let decoder = edit("config.json", |c| c["is_decoder"] = json!(true));
     check(SINGLE, decoder, &["is_decoder is `true`"]);
+}
+
+#[test]
+fn unsupported_settings_of_encoders_are_refused_by_name() {
+    let check = check_decoder;
+    for (model, class) in [
+        ("xlm-roberta", "XLMRobertaForSequenceClassification"),
+        ("distilbert", "DistilBertForSequenceClassification"),
+        ("mpnet", "MPNetForTokenClassification"),
+        ("modernbert", "ModernBertForSequenceClassification"),
+        ("xlm-roberta", "DebertaV2Model"),
+    ] {
+        let found = format!("architectures is `{class}`");
+        check(
+            model,
+            "architectures",
+            json!([class]),
+            &["config.json", &found, "XLMRobertaModel", "HF_ColBERT"],
+        );
+    }
+    check("xlm-roberta", "position_embedding_type", json!("relative_key"), &["relative_key", "absolute"]);
+    check("xlm-roberta", "hidden_act", json!("mish"), &["hidden_act is `mish`", "gelu_new"]);
+    check(
+        "xlm-roberta",
+        "max_position_embeddings",
+        json!(2),
+        &["max_position_embeddings is `2`", "more than 2"],
+    );
+    check("distilbert", "n_heads", json!(3), &["n_heads is `3`", "divisors of the hidden size 20"]);
+    check("distilbert", "activation", json!("silu"), &["activation is `silu`", "gelu"]);
+    check("distilbert", "quantization_config", json!({"bits": 4}), &["quantization_config", "null"]);
+    check(
+        "mpnet",
+        "relative_attention_num_buckets",
+        json!(64),
+        &["relative_attention_num_buckets is `64`", "supported: 32"],
+    );
+    check("modernbert", "hidden_activation", json!("silu"), &["hidden_activation is `silu`"]);
+    check(
+        "modernbert",
+        "layer_types",
+        json!(["full_attention"]),
+        &["layer_types is `1 types`", "4, one for each"],
+    );
+    let chunked = json!(["chunked_attention", "full_attention", "full_attention", "full_attention"]);
+    check("modernbert", "layer_types", chunked, &["layer_types is `chunked_attention`", "sliding_attention"]);
+    let yarn = json!({"full_attention": {"rope_type": "yarn", "factor": 4.0}});
+    check("modernbert", "rope_parameters", yarn, &["rope_scaling is `yarn`"]);
+    check("modernbert-biases", "attention_bias", json!(false), &["layers.0.attn.Wo.bias", "does not use"]);
+    check("modernbert", "mlp_bias", json!(true), &["no tensor `model.layers.0.mlp.Wi.bias`"]);
+    for (key, value) in [
+        ("prenorm", json!(true)),
+        ("causal", json!(true)),
+        ("qkv_proj_bias", json!(true)),
+        ("rotary_emb_interleaved", json!(true)),
+        ("rotary_emb_fraction", json!(0.5)),
+        ("num_experts", json!(8)),
+        ("activation_function", json!("mish")),
+    ] {
+        check("nomic-bert", key, value.clone(), &["config.json", key, value.to_string().trim_matches('"')]);
+    }
+}
+
+#[test]
+fn encoders_whose_files_contradict_their_config_are_refused() {
+    let layers = |count: usize| edit("config.json", move |c| c["num_hidden_layers"] = json!(count));
+    check("xlm-roberta", layers(1), &["roberta.encoder.layer.1.", "XLMRobertaForMaskedLM does not use"]);
+    check("mpnet", layers(3), &["no tensor `encoder.layer.2."]);
+    check(SINGLE, layers(1), &["encoder.layer.1.", "BertModel does not use"]);
+}
+
+#[test]
+fn unsupported_settings_of_colbert_are_refused_by_name() {
+    let stanford = |key: &'static str, value: Value| edit("artifact.metadata", move |json| json[key] = value);
+    check(
+        "colbert",
+        stanford("similarity", json!("l2")),
+        &["artifact.metadata", "similarity is `l2`", "cosine"],
+    );
+    check(
+        "colbert",
+        stanford("query_token_id", json!("[gone]")),
+        &["artifact.metadata", "query_token_id is `[gone]`", "tokens of tokenizer.json"],
+    );
+    check("colbert", stanford("query_maxlen", json!(41)), &["tokens_min", "41", "40"]);
+    check("colbert", rename_tensor("linear.weight", "linear.waight"), &["no tensor `linear.weight`"]);
+
+    let model = "colbert-pylate";
+    check(model, remove("config_sentence_transformers.json"), &["config_sentence_transformers.json"]);
+    check(
+        model,
+        edit("config_sentence_transformers.json", |c| c["document_prefix"] = json!("[P] ")),
+        &["config_sentence_transformers.json", "document_prefix is `[P] `"],
+    );
+    let dense = |key: &'static str, value: Value| edit("1_Dense/config.json", move |json| json[key] = value);
+    check(
+        model,
+        dense("activation_function", json!("torch.nn.Tanh")),
+        &["activation_function is `torch.nn.Tanh`"],
+    );
+    check(model, dense("use_residual", json!(true)), &["use_residual is `true`"]);
+    check(
+        model,
+        edit("modules.json", |c| c[1]["path"] = json!("../other")),
+        &["modules.json", "path is `../other`"],
+    );
+    let second = |c: &mut Value| {
+        let dense = c[1].clone();
+        c.as_array_mut().unwrap().push(dense);
+    };
+    check(model, edit("modules.json", second), &["modules.json", "several modules Dense"]);
+    check(model, remove("1_Dense/model.safetensors"), &["1_Dense/model.safetensors", "cannot read"]);
+}
+
+/// A projection of pooled vectors is no part of the vectors of tokens.
+#[test]
+fn a_projection_after_pooling_is_left_out() {
+    let (source, out) = (source("colbert-pylate"), TempDir::new().unwrap());
+    let pooled = |c: &mut Value| {
+        let pooling = json!({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"});
+        c.as_array_mut().unwrap().insert(1, pooling);
+    };
+    edit("modules.json", pooled)(source.path());
+    let contract = run(source.path(), out.path()).unwrap();
+    let contract::Family::Late(late) = contract.family else { panic!("an encoder") };
+    assert_eq!((late.head_dim, contract.tokenizer.question), (16, None));
+}
+
+#[test]
+fn prefixes_of_a_decoder_are_refused() {
+    let (source, parent) = (source("llama"), TempDir::new().unwrap());
+    let prefixes = Prefixes { question: Some("query: ".into()), passage: None };
+    let options = ExportOptions { weights: Weights::F32, name: "tiny".into(), prefixes };
+    let refused = export(source.path(), &parent.path().join("out"), &options, &|_, _| {}).unwrap_err();
+    assert!(refused.to_string().contains("LlamaForCausalLM is a decoder"), "{refused}");
+    assert_eq!(names(parent.path()), [""; 0]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod decoder_layers;
 mod decoder_memory;
 mod decoder_parity;
 mod device;
+mod encoder_parity;
 mod export_bits;
 mod export_parity;
 mod export_refusals;

@@ -1,13 +1,12 @@
 //! Decoders: the description that Llama, Mistral, Qwen2, Qwen3, Gemma 3, GPT-NeoX and GPT-2 share, with the
 //! settings in which they differ. Does not know about tokenizers or how the exported folder is put in place.
 //!
-//! `config` reads a family's `config.json` into a [`Decoder`], with `rotary` and `windows` for what may differ
-//! between layers. `weights` copies its tensors, and `layers` builds the graph, which is the same for all
+//! `config` reads a family's `config.json` into a [`Decoder`], with `windows` for what may differ between
+//! layers. `weights` copies its tensors, and `layers` builds the graph, which is the same for all
 //! families.
 
 mod config;
 mod layers;
-mod rotary;
 mod weights;
 mod windows;
 

@@ -16,6 +16,21 @@ pub enum ExportError {
         #[source]
         cause: io::Error,
     },
+    /// The folder has a file only in a form that is not supported.
+    #[error(
+        "{} has `{found}` but no `{expected}`; load it with transformers, and save it with {saved_by}.save_pretrained",
+        dir.display()
+    )]
+    OtherForm {
+        /// The folder.
+        dir: PathBuf,
+        /// The name of the file that the folder has.
+        found: &'static str,
+        /// The name of the file that is needed.
+        expected: &'static str,
+        /// What of `transformers` writes the needed file.
+        saved_by: &'static str,
+    },
     /// A file cannot be written.
     #[error("cannot write {}: {cause}", file.display())]
     Write {
@@ -183,6 +198,14 @@ pub enum ExportError {
         architecture: String,
         /// The supported element types.
         supported: &'static str,
+    },
+    /// A prefix was given for a decoder.
+    #[error(
+        "prefixes are for encoders, and {architecture} is a decoder; write the text into the question instead"
+    )]
+    PrefixUnsupported {
+        /// The model's architecture.
+        architecture: String,
     },
     /// The tokenizer does not fit the model.
     #[error("{}: {key}: {reason}", file.display())]

@@ -11,8 +11,17 @@ use super::{
     ExportError,
     gguf::{GgufModel, is_gguf},
     source::{self, CONFIG, ChatTemplate, Header, TOKENIZER, read_json},
-    weights::Checkpoint,
+    weights::{Checkpoint, INDEX, SINGLE},
 };
+
+/// Files that are not read, with the file that is needed instead and what of `transformers` writes it.
+const OTHER_FORMS: [(&str, &str, &str); 5] = [
+    ("pytorch_model.bin", SINGLE, "AutoModel"),
+    ("pytorch_model.bin.index.json", SINGLE, "AutoModel"),
+    ("sentencepiece.bpe.model", TOKENIZER, "AutoTokenizer"),
+    ("tokenizer.model", TOKENIZER, "AutoTokenizer"),
+    ("vocab.txt", TOKENIZER, "AutoTokenizer"),
+];
 
 /// A model whose description was read. Its tensors are read later.
 #[derive(Debug)]
@@ -50,6 +59,7 @@ impl Input {
         let (config_file, tokenizer_file) = (dir.join(CONFIG), dir.join(TOKENIZER));
         let config: Map<String, Value> = read_json(&config_file)?;
         let header = header(&config, &config_file)?;
+        refuse_other_forms(dir)?;
         let checkpoint = Checkpoint::open(dir)?;
         let tokenizer = fs::read(&tokenizer_file).map_err(|cause| read_error(&tokenizer_file, cause))?;
         let chat_template = source::chat_template(dir)?;
@@ -91,6 +101,20 @@ impl Input {
 fn header(config: &Map<String, Value>, file: &Path) -> Result<Header, ExportError> {
     serde_json::from_value(Value::Object(config.clone()))
         .map_err(|cause| ExportError::JsonMalformed { file: file.to_owned(), cause })
+}
+
+/// Fails if the folder lacks a file that it has in another form.
+fn refuse_other_forms(dir: &Path) -> Result<(), ExportError> {
+    let is_there = |name: &str| match name {
+        SINGLE => dir.join(SINGLE).is_file() || dir.join(INDEX).is_file(),
+        name => dir.join(name).is_file(),
+    };
+    match OTHER_FORMS.into_iter().find(|(found, expected, _)| is_there(found) && !is_there(expected)) {
+        Some((found, expected, saved_by)) => {
+            Err(ExportError::OtherForm { dir: dir.to_owned(), found, expected, saved_by })
+        }
+        None => Ok(()),
+    }
 }
 
 fn read_error(file: &Path, cause: io::Error) -> ExportError {

@@ -1,18 +1,21 @@
 #![doc = include_str!("../README.md")]
 
 // `source` reads the files that describe the model, and `weights` reads its tensors; `gguf` does both for a
-// GGUF file, and `input` hides the difference. `bert` and `decoder`
-// build the graphs from `linear` layers and the operations of `graph`, which `thresher_core::model::onnx`
-// encodes. `write` puts the output folder in place. The same input produces the same bytes. Nothing here
+// GGUF file, and `input` hides the difference. `keys` and `rotary` read values that several families have.
+// `encoder` and `decoder` build the graphs from `linear` layers and the operations of `graph`, which
+// `thresher_core::model::onnx` encodes. `prefixes` finds what stands before questions and passages. `write` puts the output folder in place. The same input produces the same bytes. Nothing here
 // knows about ONNX Runtime: only tests run the exported files.
 
-mod bert;
 mod decoder;
+mod encoder;
 mod error;
 pub mod gguf;
 mod graph;
 mod input;
+mod keys;
 mod linear;
+mod prefixes;
+mod rotary;
 mod source;
 mod weights;
 mod write;
@@ -25,10 +28,13 @@ use thresher_core::model::contract::{
 };
 
 pub use error::ExportError;
+pub use prefixes::Prefixes;
 
-use self::bert::Bert;
 use self::decoder::Decoder;
+use self::encoder::{Encoder, GraphParts, colbert::Colbert};
 use self::input::Input;
+use self::keys::Config;
+use self::prefixes::Surroundings;
 use self::source::{CHAT_TEMPLATE, ExportedTokenizer, SpecialTokens, TOKENIZER, read_tokenizer};
 use self::write::{Staging, WeightFile};
 
@@ -47,34 +53,38 @@ const TILE_TOKENS: usize = 16;
 /// The options of an export.
 #[derive(Debug, Clone)]
 pub struct ExportOptions {
-    /// The element type of the stored weights. BERT encoders support f32 and int8, decoders f32 and f16.
+    /// The element type of the stored weights. Encoders support f32 and int8, decoders f32 and f16.
     pub weights: Weights,
     /// The name of the model in its contract.
     pub name: String,
+    /// The texts that an encoder reads before questions and passages.
+    pub prefixes: Prefixes,
 }
 
 /// The model that the configuration in the source folder describes.
 enum Model {
-    Late(Bert),
+    Late(Encoder),
     Decoder(Decoder),
 }
 
 impl Model {
     fn read(input: &Input) -> Result<Self, ExportError> {
-        let Input { dir, config_file, config, header, .. } = input;
-        if let Some(architecture) = bert::architecture(header) {
-            return Ok(Self::Late(Bert::read(dir, architecture)?));
+        let Input { config_file, config, header, .. } = input;
+        if let Some((architecture, family)) = encoder::architecture(header) {
+            let config = Config { file: config_file, map: config };
+            return Ok(Self::Late(Encoder::read(config, architecture, family)?));
         }
         if let Some((architecture, family)) = decoder::architecture(header) {
             return Ok(Self::Decoder(Decoder::read(config_file, config, architecture, family)?));
         }
         let found = header.architectures.first().cloned().unwrap_or_else(|| "none".to_owned());
+        let encoders = encoder::ARCHITECTURES.map(|(name, _)| name);
         let decoders = decoder::ARCHITECTURES.map(|(name, _)| name);
         let supported = match decoder::text_model_of(&found) {
             Some(text_model) => {
                 format!("{text_model}; save the text model of this checkpoint on its own, and export that")
             }
-            None => [&bert::ARCHITECTURES[..], &decoders].concat().join(", "),
+            None => [&encoders[..], &[encoder::colbert::ARCHITECTURE], &decoders].concat().join(", "),
         };
         Err(ExportError::Unsupported { file: config_file.clone(), key: "architectures", found, supported })
     }
@@ -84,6 +94,7 @@ impl Model {
 struct FamilyExport {
     architecture: String,
     tokenizer: ExportedTokenizer,
+    surroundings: Surroundings,
     vocab_size: usize,
     window_tokens_max: usize,
     family: Family,
@@ -91,8 +102,8 @@ struct FamilyExport {
 }
 
 /// Exports a model to `out_dir`: its graphs, their weights, the tokenizer, the chat template if it has one,
-/// and the contract, which is returned. `source` is a Hugging Face folder or a GGUF file. The output folder is written whole or not at all, and replaces an earlier export. For
-/// decoders, which may be large, `progress` is called with the number of layers that are done and the number
+/// and the contract, which is returned. `source` is a Hugging Face folder or a GGUF file. The output folder is
+/// written whole or not at all, and replaces an earlier export. For decoders, which may be large, `progress` is called with the number of layers that are done and the number
 /// of all layers.
 ///
 /// # Errors
@@ -107,9 +118,9 @@ pub fn export(
     let input = Input::open(source)?;
     let model = Model::read(&input)?;
     let staging = Staging::begin(out_dir)?;
-    let exporter = Exporter { input: &input, staging: &staging, weights: options.weights };
+    let exporter = Exporter { input: &input, staging: &staging, options };
     let exported = match &model {
-        Model::Late(bert) => exporter.late(bert)?,
+        Model::Late(encoder) => exporter.late(encoder)?,
         Model::Decoder(decoder) => exporter.decoder(decoder, progress)?,
     };
     staging.write(TOKENIZER, &exported.tokenizer.bytes)?;
@@ -125,14 +136,16 @@ pub fn export(
         source: Source { weights: Some(input.checkpoint.fingerprint()?), ..input.origin.clone() },
         tokenizer: Tokenizer {
             file: TOKENIZER.into(),
-            prefix: exported.tokenizer.prefix,
+            prefix: exported.surroundings.prefix,
             suffix: exported.tokenizer.suffix,
             vocab_size: exported.vocab_size,
+            prefix_text: exported.surroundings.prefix_text,
             chat: input.chat_template.as_ref().map(|chat| Chat {
                 template: CHAT_TEMPLATE.into(),
                 bos_token: chat.bos_token.clone(),
                 eos_token: chat.eos_token.clone(),
             }),
+            question: exported.surroundings.question,
         },
         window: Window { tokens_max: exported.window_tokens_max },
         weights: StoredWeights { file: WEIGHTS.into(), dtype: options.weights },
@@ -148,29 +161,35 @@ pub fn export(
 struct Exporter<'a> {
     input: &'a Input,
     staging: &'a Staging,
-    weights: Weights,
+    options: &'a ExportOptions,
 }
 
 impl Exporter<'_> {
-    fn late(&self, bert: &Bert) -> Result<FamilyExport, ExportError> {
-        self.refuse_weights(Weights::F16, &bert.architecture, "f32, int8")?;
-        let tokenizer = self.tokenizer(bert.vocab_size, SpecialTokens::Around)?;
-        let tokens_max = source::sequence_tokens_max(&self.input.dir)?.unwrap_or(bert.positions);
-        let mut weights = WeightFile::create(self.staging.dir().join(WEIGHTS))?;
-        let stored = bert.store(&self.input.checkpoint, &mut weights, self.weights)?;
-        weights.finish()?;
-        self.staging.write(PASSAGE, &bert.passage_graph(&stored, WEIGHTS))?;
-        self.staging.write(QUERY, &bert.query_graph(&stored, WEIGHTS))?;
+    fn late(&self, encoder: &Encoder) -> Result<FamilyExport, ExportError> {
+        self.refuse_weights(Weights::F16, &encoder.architecture, "f32, int8")?;
+        let tokenizer = self.tokenizer(encoder.vocab_size, SpecialTokens::Around)?;
+        let colbert = Colbert::read(self.input, &tokenizer, encoder.hidden)?;
+        let surroundings = self.options.prefixes.around(&self.input.dir, &tokenizer, colbert.as_ref())?;
+        let trained = source::sequence_tokens_max(&self.input.dir)?;
+        let trained = trained.or(colbert.as_ref().and_then(|colbert| colbert.passage_tokens_max));
+        let mut out = WeightFile::create(self.staging.dir().join(WEIGHTS))?;
+        let projection = colbert.as_ref().map(|colbert| &colbert.projection);
+        let weights = encoder.store(&self.input.checkpoint, projection, &mut out, self.options.weights)?;
+        out.finish()?;
+        let parts = GraphParts { weights: &weights, weights_file: WEIGHTS, colbert: colbert.as_ref() };
+        self.staging.write(PASSAGE, &encoder.passage_graph(parts))?;
+        self.staging.write(QUERY, &encoder.query_graph(parts))?;
         Ok(FamilyExport {
-            architecture: bert.architecture.clone(),
+            architecture: encoder.architecture.clone(),
             tokenizer,
-            vocab_size: bert.vocab_size,
-            window_tokens_max: tokens_max.min(bert.positions),
+            surroundings,
+            vocab_size: encoder.vocab_size,
+            window_tokens_max: trained.unwrap_or(encoder.tokens_max).min(encoder.tokens_max),
             family: Family::Late(Late {
                 passage: PASSAGE.into(),
                 query: QUERY.into(),
                 heads: 1,
-                head_dim: bert.hidden,
+                head_dim: encoder.readout_dim(colbert.as_ref()),
                 scale: 1.0,
                 key_layout: KEY_LAYOUT.into(),
                 key_dtype: "f32".into(),
@@ -185,15 +204,20 @@ impl Exporter<'_> {
         progress: &dyn Fn(usize, usize),
     ) -> Result<FamilyExport, ExportError> {
         self.refuse_weights(Weights::Int8, decoder.architecture, "f32, f16")?;
+        if !self.options.prefixes.is_default() {
+            let architecture = decoder.architecture.to_owned();
+            return Err(ExportError::PrefixUnsupported { architecture });
+        }
         let tokenizer = self.tokenizer(decoder.vocab_size, SpecialTokens::Before)?;
         let mut weights = WeightFile::create(self.staging.dir().join(WEIGHTS))?;
-        let stored = decoder.store(&self.input.checkpoint, &mut weights, self.weights, progress)?;
+        let stored = decoder.store(&self.input.checkpoint, &mut weights, self.options.weights, progress)?;
         weights.finish()?;
         self.staging.write(DECODER, &decoder.graph(&stored, WEIGHTS))?;
         Ok(FamilyExport {
             architecture: decoder.architecture.to_owned(),
             vocab_size: decoder.vocab_size,
             window_tokens_max: tokenizer.prefix.len() + window_tokens(decoder.context_tokens_max),
+            surroundings: Surroundings::of_decoder(&tokenizer),
             tokenizer,
             family: Family::Decoder(contract::Decoder {
                 graph: DECODER.into(),
@@ -230,7 +254,7 @@ impl Exporter<'_> {
         architecture: &str,
         supported: &'static str,
     ) -> Result<(), ExportError> {
-        if self.weights != refused {
+        if self.options.weights != refused {
             return Ok(());
         }
         let architecture = architecture.to_owned();

@@ -2,7 +2,10 @@
 //! `sentence_bert_config.json`, `README.md`, `tokenizer.json` and the chat template. Does not know about
 //! tensors or graphs.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -38,6 +41,14 @@ pub fn read_json<T: DeserializeOwned>(file: &Path) -> Result<T, ExportError> {
     let bytes = fs::read(file).map_err(|cause| ExportError::Read { file: file.to_owned(), cause })?;
     serde_json::from_slice(&bytes)
         .map_err(|cause| ExportError::JsonMalformed { file: file.to_owned(), cause })
+}
+
+/// Reads a JSON file; `None` if it does not exist.
+///
+/// # Errors
+/// As [`read_json`], if the file exists.
+pub fn read_json_if_exists<T: DeserializeOwned>(file: &Path) -> Result<Option<T>, ExportError> {
+    if file.is_file() { read_json(file).map(Some) } else { Ok(None) }
 }
 
 /// The origin of the model, as far as the folder says.
@@ -80,10 +91,7 @@ pub fn sequence_tokens_max(dir: &Path) -> Result<Option<usize>, ExportError> {
         max_seq_length: Option<usize>,
     }
     let file = dir.join("sentence_bert_config.json");
-    if !file.is_file() {
-        return Ok(None);
-    }
-    Ok(read_json::<SentenceBert>(&file)?.max_seq_length)
+    Ok(read_json_if_exists::<SentenceBert>(&file)?.and_then(|settings| settings.max_seq_length))
 }
 
 /// The value of `license:` in the front matter of `README.md`. Model cards are free text, so a licence
@@ -126,21 +134,33 @@ pub struct ChatTemplate {
 /// Returns an [`ExportError`] if a file exists and cannot be read or is malformed.
 pub fn chat_template(dir: &Path) -> Result<Option<ChatTemplate>, ExportError> {
     let (file, config) = (dir.join(CHAT_TEMPLATE), dir.join(TOKENIZER_CONFIG));
-    let config: Value = if config.is_file() { read_json(&config)? } else { Value::Null };
+    let config: Value = read_json_if_exists(&config)?.unwrap_or_default();
     let template = match file.is_file() {
         true => Some(fs::read_to_string(&file).map_err(|cause| ExportError::Read { file, cause })?),
         false => configured_template(&config["chat_template"]).map(str::to_owned),
     };
-    // A token is a text, or an object with its text and its settings.
-    let token = |key: &str| {
-        let token = &config[key];
-        token.as_str().or(token["content"].as_str()).map(str::to_owned)
-    };
+    let token = |key: &str| token_text(&config[key]);
     Ok(template.map(|template| ChatTemplate {
         template,
         bos_token: token("bos_token"),
         eos_token: token("eos_token"),
     }))
+}
+
+/// Returns `tokenizer_config.json` and the special token that it has under `key`, if the file exists and has it.
+///
+/// # Errors
+/// Returns an [`ExportError`] if the file is malformed.
+pub fn token_of_config(dir: &Path, key: &str) -> Result<(PathBuf, Option<String>), ExportError> {
+    let file = dir.join(TOKENIZER_CONFIG);
+    let config: Value = read_json_if_exists(&file)?.unwrap_or_default();
+    let token = token_text(&config[key]);
+    Ok((file, token))
+}
+
+/// A token is a text, or an object with its text and its settings.
+fn token_text(token: &Value) -> Option<String> {
+    token.as_str().or(token["content"].as_str()).map(str::to_owned)
 }
 
 /// The value of `chat_template`: a template, or a list of templates with names, of which the one with the name
@@ -162,6 +182,32 @@ pub struct ExportedTokenizer {
     pub prefix: Vec<u32>,
     /// The ids of the special tokens after a text.
     pub suffix: Vec<u32>,
+    tokenizer: Tokenizer,
+}
+
+impl ExportedTokenizer {
+    /// Returns the id of a token; `None` if the vocabulary does not have it.
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(token)
+    }
+
+    /// Returns the ids of the tokens that `prefix` has before any other text.
+    ///
+    /// # Errors
+    /// Returns the message of the tokenizer if it refuses the text.
+    pub fn ids_before_text(&self, prefix: &str) -> Result<Vec<u32>, String> {
+        const TEXT: &str = "a";
+        let ids = |text: &str| -> Result<Vec<u32>, String> {
+            let encoding = self.tokenizer.encode_fast(text, false).map_err(|cause| cause.to_string())?;
+            Ok(encoding.get_ids().to_vec())
+        };
+        let (joined, alone) = (ids(&format!("{prefix}{TEXT}"))?, ids(TEXT)?);
+        match joined.strip_suffix(&alone[..]) {
+            Some(before) => Ok(before.to_vec()),
+            // The text has other tokens after a space, which belongs to its first token.
+            None => ids(prefix.trim_end()),
+        }
+    }
 }
 
 /// Where a model needs special tokens around a text.
@@ -214,7 +260,7 @@ pub fn read_tokenizer(
     }
     match prefix.iter().chain(&suffix).find(|&&id| tokenizer.id_to_token(id).is_none()) {
         Some(id) => Err(refuse("post_processor", format!("special token id {id} is not in the vocabulary"))),
-        None => Ok(ExportedTokenizer { bytes, prefix, suffix }),
+        None => Ok(ExportedTokenizer { bytes, prefix, suffix, tokenizer }),
     }
 }
 

@@ -21,8 +21,9 @@ use thresher_core::model::contract::sha256_of;
 
 use super::{ExportError, gguf::GgufCheckpoint, source::read_json};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+/// The name of a checkpoint's file, and of the file that lists its shards.
+pub const SINGLE: &str = "model.safetensors";
+pub const INDEX: &str = "model.safetensors.index.json";
 
 /// The size of the little-endian header length at the start of a safetensors file, in bytes.
 const LENGTH_BYTES: u64 = 8;
@@ -95,6 +96,14 @@ impl Checkpoint {
         match &self.store {
             Store::Safetensors { tensors, .. } => tensors.contains_key(key),
             Store::Gguf(gguf) => gguf.dims(&gguf.name(key)).is_some(),
+        }
+    }
+
+    /// The shape of the tensor `key`; `None` if the checkpoint does not have it.
+    pub fn dims(&self, key: &str) -> Option<Vec<usize>> {
+        match &self.store {
+            Store::Safetensors { tensors, .. } => tensors.get(key).map(|(_, info)| info.shape.clone()),
+            Store::Gguf(gguf) => gguf.dims(&gguf.name(key)).map(<[usize]>::to_vec),
         }
     }
 

@@ -116,15 +116,54 @@ pub struct Source {
 pub struct Tokenizer {
     /// The file name of the tokenizer, in the format of the `tokenizers` library.
     pub file: String,
-    /// The ids of the special tokens before a window's tokens (for example `[CLS]`).
+    /// The ids of the tokens before a window's tokens: special tokens (for example `[CLS]`), and the tokens of
+    /// `prefix_text`.
     pub prefix: Vec<u32>,
     /// The ids of the special tokens after a window's tokens (for example `[SEP]`). Empty for a decoder.
     pub suffix: Vec<u32>,
     /// The number of rows of the embedding table. Every token id is below it.
     pub vocab_size: usize,
+    /// The text that the model reads before every passage (for example `passage: `), for people who read the
+    /// contract; `prefix` has its tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix_text: Option<String>,
     /// How the model writes a chat; `None` if its source had no chat template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat: Option<Chat>,
+    /// What stands around a question; `None` if it is the same as around a window. Always `None` for a decoder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub question: Option<Question>,
+}
+
+/// What stands around a question, for late-interaction models that read questions and passages differently.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Question {
+    /// The ids of the tokens before a question: special tokens, a marker, and the tokens of `prefix_text`.
+    pub prefix: Vec<u32>,
+    /// The ids of the special tokens after a question.
+    pub suffix: Vec<u32>,
+    /// The text that the model reads before every question (for example `query: `), for people who read the
+    /// contract; `prefix` has its tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix_text: Option<String>,
+    /// The padding after `suffix`; `None` if the model does not pad questions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padding: Option<QuestionPadding>,
+}
+
+/// The padding of questions in ColBERT, which the model reads as further tokens of the question.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuestionPadding {
+    /// The id of the padding token (for example `[MASK]`).
+    pub token: u32,
+    /// The number of tokens, special tokens included, that a padded question has. Longer questions are not
+    /// padded.
+    pub tokens_min: usize,
+    /// Whether the question's tokens attend to the padding. If they do not, the padding does not change their
+    /// vectors, and the runtime leaves it out.
+    pub attended: bool,
 }
 
 /// How a model writes a list of messages as one text. It has no influence on keys and values, so it is not
@@ -280,7 +319,11 @@ impl Contract {
         };
         let Self { tokenizer, window, weights, schema, .. } = self;
         let files = files.collect::<Vec<_>>();
-        let shapes = shapes.expect("plain values serialise");
+        let mut shapes = shapes.expect("plain values serialise");
+        if let Some(question) = &self.tokenizer.question {
+            // The self logits of a question depend on it, keys do not. Only models that have it hash it.
+            shapes = serde_json::json!([shapes, question.prefix, question.suffix, question.padding]);
+        }
         let hashed = (files, &tokenizer.prefix, &tokenizer.suffix, window, weights.dtype, shapes, schema);
         Sha256::digest(serde_json::to_vec(&hashed).expect("plain values serialise")).into()
     }
@@ -322,7 +365,7 @@ impl Contract {
                 );
             }
         }
-        let specials = self.tokenizer.prefix.len() + self.tokenizer.suffix.len();
+        let specials = self.tokenizer.special_tokens_max();
         if self.window.tokens_max <= specials {
             return refuse(
                 "window.tokens_max",
@@ -338,8 +381,21 @@ impl Contract {
                 format!("special token id {id} is not below vocab_size {}", self.tokenizer.vocab_size),
             );
         }
+        let padding = self.tokenizer.question.as_ref().and_then(|question| question.padding.as_ref());
+        if let Some(padding) = padding.filter(|padding| padding.tokens_min > self.window.tokens_max) {
+            let reason = format!(
+                "is {}, but a window has {} tokens at most",
+                padding.tokens_min, self.window.tokens_max
+            );
+            return refuse("tokenizer.question.padding.tokens_min", reason);
+        }
         match &self.family {
             Family::Late(late) => late.check(),
+            Family::Decoder(_) if self.tokenizer.question.is_some() => {
+                let reason =
+                    "is for late-interaction models; a decoder's question follows windows".to_owned();
+                Err(("tokenizer.question", reason))
+            }
             Family::Decoder(_) if !self.tokenizer.suffix.is_empty() => {
                 let reason = "must be empty for a decoder, because other windows follow a window".to_owned();
                 Err(("tokenizer.suffix", reason))
@@ -365,7 +421,21 @@ impl Contract {
     }
 
     fn special_ids(&self) -> impl Iterator<Item = u32> {
-        self.tokenizer.prefix.iter().chain(&self.tokenizer.suffix).copied()
+        let Tokenizer { prefix, suffix, question, .. } = &self.tokenizer;
+        let of_question = question.iter().flat_map(|question| {
+            let padding = question.padding.iter().map(|padding| &padding.token);
+            question.prefix.iter().chain(&question.suffix).chain(padding)
+        });
+        prefix.iter().chain(suffix).chain(of_question).copied()
+    }
+}
+
+impl Tokenizer {
+    /// Returns the largest number of tokens around a window or a question, without padding.
+    pub fn special_tokens_max(&self) -> usize {
+        let of_question =
+            self.question.as_ref().map_or(0, |question| question.prefix.len() + question.suffix.len());
+        of_question.max(self.prefix.len() + self.suffix.len())
     }
 }
 

@@ -30,7 +30,7 @@ use self::device::Device;
 pub use self::forward::{ForwardPast, ForwardSequence};
 pub use self::late::{LateRuntime, passage_session};
 use self::weights::WeightedSession;
-use super::contract::{Contract, Family, IoTensor, Side, Weights};
+use super::contract::{Contract, Family, IoTensor, Question, QuestionPadding, Side, Tokenizer, Weights};
 use super::device::DeviceChoice;
 use super::{ModelError, ModelRuntime};
 
@@ -166,16 +166,29 @@ fn question_sessions(workers: usize) -> (usize, usize) {
     ((QUESTION_THREADS_PER_CORE * workers).div_ceil(threads), threads)
 }
 
-/// The special tokens before and after each window.
+/// The tokens before and after each window that are not part of its text: special tokens and a prefix.
 #[derive(Debug, Clone)]
 struct SpecialTokens {
     prefix: Vec<u32>,
     suffix: Vec<u32>,
+    /// The padding after a single window; `None` if the window is not padded.
+    padding: Option<QuestionPadding>,
 }
 
 impl SpecialTokens {
+    /// Returns the tokens around a window of a passage.
     fn of(contract: &Contract) -> Self {
-        Self { prefix: contract.tokenizer.prefix.clone(), suffix: contract.tokenizer.suffix.clone() }
+        let Tokenizer { prefix, suffix, .. } = &contract.tokenizer;
+        Self { prefix: prefix.clone(), suffix: suffix.clone(), padding: None }
+    }
+
+    /// Returns the tokens around a question, with the padding that changes the vectors of the question.
+    fn of_question(contract: &Contract) -> Self {
+        let Some(Question { prefix, suffix, padding, .. }) = &contract.tokenizer.question else {
+            return Self::of(contract);
+        };
+        let padding = padding.clone().filter(|padding| padding.attended);
+        Self { prefix: prefix.clone(), suffix: suffix.clone(), padding }
     }
 
     /// The number of special tokens of a window.
@@ -185,8 +198,15 @@ impl SpecialTokens {
 
     /// Returns the ids of windows of equal length with the special tokens around each, `[window, token]`.
     fn input_ids(&self, windows: &[&[u32]]) -> Array2<i64> {
-        let ids = windows.iter().flat_map(|window| self.prefix.iter().chain(*window).chain(&self.suffix));
-        let tokens = self.count() + windows[0].len();
+        let unpadded = self.count() + windows[0].len();
+        let (tokens, padding) = match &self.padding {
+            Some(padding) => (unpadded.max(padding.tokens_min), padding.token),
+            None => (unpadded, 0),
+        };
+        let ids = windows.iter().flat_map(|window| {
+            let padding = std::iter::repeat_n(&padding, tokens - unpadded);
+            self.prefix.iter().chain(*window).chain(&self.suffix).chain(padding)
+        });
         Array2::from_shape_vec((windows.len(), tokens), ids.map(|&id| i64::from(id)).collect())
             .expect("the windows of a batch have equal lengths")
     }

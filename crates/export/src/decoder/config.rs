@@ -6,12 +6,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::rotary::{RotaryKeys, read_layer_rotary, read_rotary};
 use super::{ARCHITECTURES, Biases, Decoder, Family, NormKind};
 use crate::{
     ExportError,
     graph::Activation,
-    source::{Header, optional},
+    keys::Config,
+    rotary::{RotaryKeys, read_layer_rotary, read_rotary},
+    source::Header,
 };
 
 /// Keys that change what a model computes, each with its neutral value; `None`: only null is neutral. Models
@@ -34,18 +35,8 @@ const NEUTRAL: [(&str, Option<f64>); 14] = [
     ("logit_scale", Some(1.0)),
 ];
 
-/// The limit on any size in a configuration. It is larger than any size of a real model, and the product of
-/// two such sizes fits a `usize`.
-const SIZE_MAX: usize = 1 << 24;
-
 /// The default of `transformers` for `query_pre_attn_scalar` of Gemma 3.
 const QUERY_SCALAR_DEFAULT: f64 = 256.0;
-
-/// `config.json`, read one key at a time.
-pub(super) struct Config<'a> {
-    file: &'a Path,
-    map: &'a Map<String, Value>,
-}
 
 /// The class name of checkpoints with images, and that of their text model, which is supported.
 const MULTIMODAL: (&str, &str) = ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM");
@@ -277,17 +268,6 @@ impl Config<'_> {
         Ok(scale(scalar))
     }
 
-    /// Fails if one of these keys has another value than the given one, which is also its default.
-    fn check_flags(&self, flags: &[(&'static str, bool)]) -> Result<(), ExportError> {
-        for &(key, supported) in flags {
-            let found = self.get(key)?.unwrap_or(supported);
-            if found != supported {
-                return self.refuse(key, found.to_string(), supported.to_string());
-            }
-        }
-        Ok(())
-    }
-
     /// Fails if a key of [`NEUTRAL`] that `family` does not read has another value than its neutral one.
     fn check_neutral_keys(&self, family: Family) -> Result<(), ExportError> {
         let is_read = |key: &str| family == Family::Gemma3 && key == "query_pre_attn_scalar";
@@ -311,51 +291,6 @@ impl Config<'_> {
             return self.refuse("max_position_embeddings", found, "2 or more".to_owned());
         }
         Ok(())
-    }
-
-    /// Whether the configuration has this key, even if its value is null.
-    pub(super) fn contains(&self, key: &str) -> bool {
-        self.map.contains_key(key)
-    }
-
-    pub(super) fn get<T: serde::de::DeserializeOwned>(
-        &self,
-        key: &'static str,
-    ) -> Result<Option<T>, ExportError> {
-        optional(self.map, key, self.file)
-    }
-
-    fn number(&self, key: &'static str) -> Result<usize, ExportError> {
-        match self.size(key)? {
-            Some(number) => Ok(number),
-            None => self.refuse(key, "missing".to_owned(), "a number".to_owned()),
-        }
-    }
-
-    /// Reads a size from 1 to [`SIZE_MAX`]; `None` if the key is missing or null.
-    pub(super) fn size(&self, key: &'static str) -> Result<Option<usize>, ExportError> {
-        match self.get::<usize>(key)? {
-            Some(size) if size == 0 || size > SIZE_MAX => {
-                self.refuse(key, size.to_string(), format!("1 to {SIZE_MAX}"))
-            }
-            size => Ok(size),
-        }
-    }
-
-    fn head_dim(&self, hidden: usize, heads: usize, key: &'static str) -> Result<usize, ExportError> {
-        if !hidden.is_multiple_of(heads) {
-            return self.refuse(key, heads.to_string(), format!("divisors of the hidden size {hidden}"));
-        }
-        Ok(hidden / heads)
-    }
-
-    pub(super) fn refuse<T>(
-        &self,
-        key: &'static str,
-        found: String,
-        supported: String,
-    ) -> Result<T, ExportError> {
-        Err(ExportError::Unsupported { file: self.file.to_owned(), key, found, supported })
     }
 }
 

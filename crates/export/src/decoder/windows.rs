@@ -1,15 +1,12 @@
 //! The sliding windows of a decoder's layers, as `config.json` gives them. Does not know what the graph does
 //! with them.
 
-use super::config::Config;
 use super::{Decoder, Family};
-use crate::ExportError;
-
-/// The type of a layer whose queries attend to all keys before them.
-pub const FULL: &str = "full_attention";
-
-/// The type of a layer with a sliding window.
-pub const SLIDING: &str = "sliding_attention";
+use crate::{
+    ExportError,
+    keys::Config,
+    rotary::{FULL, SLIDING},
+};
 
 /// The default of `transformers` for the size of a sliding window, in tokens.
 const WINDOW_DEFAULT: usize = 4096;

@@ -14,11 +14,16 @@ use tokenizers::Tokenizer;
 use super::GgufModel;
 use super::container::GgufFile;
 use super::quant::ENCODINGS;
-use crate::{ExportError, ExportOptions, export};
+use crate::{ExportError, ExportOptions, Prefixes, export};
 use writer::{Writer, float, floats, list, number, numbers, of_tiny, read_json, text, texts, tiny};
 
 fn run(source: &Path, out: &Path) -> Result<Contract, ExportError> {
-    export(source, out, &ExportOptions { weights: Weights::F32, name: "tiny".into() }, &|_, _| {})
+    export(
+        source,
+        out,
+        &ExportOptions { weights: Weights::F32, name: "tiny".into(), prefixes: Prefixes::default() },
+        &|_, _| {},
+    )
 }
 
 /// Writes `bytes` to a file in a new folder.

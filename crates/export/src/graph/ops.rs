@@ -66,6 +66,11 @@ impl GraphBuilder {
         self.node("Cast", &[x], vec![int("to", DataType::Float as i64)])
     }
 
+    /// `x` as `i64`; fractions are cut off.
+    pub fn cast_i64(&mut self, x: &Value) -> Value {
+        self.node("Cast", &[x], vec![int("to", DataType::Int64 as i64)])
+    }
+
     /// `x` as a 16-bit float.
     pub fn cast_f16(&mut self, x: &Value) -> Value {
         self.node("Cast", &[x], vec![int("to", DataType::Float16 as i64)])
@@ -158,6 +163,11 @@ impl GraphBuilder {
     /// The sine of each element.
     pub fn sin(&mut self, x: &Value) -> Value {
         self.node("Sin", &[x], vec![])
+    }
+
+    /// Whether `a` and `b` are equal, broadcast.
+    pub fn equal(&mut self, a: &Value, b: &Value) -> Value {
+        self.node("Equal", &[a, b], vec![])
     }
 
     /// Whether `a` is at most `b`, broadcast.

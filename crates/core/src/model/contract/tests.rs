@@ -17,7 +17,9 @@ fn contract() -> Contract {
             prefix: vec![2],
             suffix: vec![3],
             vocab_size: 90,
+            prefix_text: None,
             chat: None,
+            question: None,
         },
         window: Window { tokens_max: 40 },
         weights: StoredWeights { file: files[2].into(), dtype: Weights::F32 },
@@ -120,9 +122,41 @@ fn a_chat_template_changes_no_fingerprint_and_needs_a_hash() {
     check_load(&chat(), other, &["tokenizer.chat.template", "`other` has no hash"]);
 }
 
+/// An encoder with a marker before questions, a prefix before passages, and padding.
+fn asymmetric() -> Contract {
+    let mut contract = contract();
+    contract.tokenizer.prefix_text = Some("passage: ".into());
+    contract.tokenizer.question = Some(Question {
+        prefix: vec![2, 7],
+        suffix: vec![3],
+        prefix_text: None,
+        padding: Some(QuestionPadding { token: 5, tokens_min: 32, attended: true }),
+    });
+    contract
+}
+
+#[test]
+fn what_stands_around_a_question_is_checked_and_part_of_the_fingerprint() {
+    let check = |from: &str, to: &str, expect: &[&str]| check_load(&asymmetric(), (from, to), expect);
+    check("token = 5", "token = 90", &["special token id 90", "vocab_size 90"]);
+    check("tokens_min = 32", "tokens_min = 41", &["tokenizer.question.padding.tokens_min", "41", "40"]);
+    check("tokens_max = 40", "tokens_max = 3", &["window.tokens_max", "3 special tokens"]);
+    let mut of_decoder = decoder();
+    of_decoder.tokenizer.question = asymmetric().tokenizer.question;
+    check_message(of_decoder.save(tempfile::tempdir().unwrap().path()), &["tokenizer.question"]);
+
+    assert_ne!(asymmetric().fingerprint(), contract().fingerprint());
+    let mut other = asymmetric();
+    other.tokenizer.question.as_mut().expect("has one").prefix = vec![2, 8];
+    assert_ne!(other.fingerprint(), asymmetric().fingerprint());
+    let mut described = contract();
+    described.tokenizer.prefix_text = Some("passage: ".into());
+    assert_eq!(described.fingerprint(), contract().fingerprint());
+}
+
 #[test]
 fn a_saved_contract_loads_unchanged() {
-    for contract in [contract(), decoder(), decoder_with_local_layers(), chat()] {
+    for contract in [contract(), asymmetric(), decoder(), decoder_with_local_layers(), chat()] {
         let dir = model(&contract);
         assert_eq!(Contract::load(dir.path()).unwrap(), contract);
         contract.verify_files(dir.path()).unwrap();

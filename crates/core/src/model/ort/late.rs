@@ -35,7 +35,8 @@ const ONE_THREAD_SESSIONS_MAX: usize = 8;
 #[derive(Clone)]
 pub struct LateRuntime {
     info: ModelInfo,
-    special_tokens: SpecialTokens,
+    /// The tokens around a question.
+    question_tokens: SpecialTokens,
     workers: Arc<Workers<Array3<f32>>>,
     query: Arc<Pool<WeightedSession>>,
     /// Sessions with one thread: one per core, and at most [`ONE_THREAD_SESSIONS_MAX`].
@@ -87,7 +88,7 @@ impl LateRuntime {
             info: ModelInfo {
                 name: contract.name.clone(),
                 fingerprint: fingerprint(&contract, device.is_cpu()),
-                window_tokens_max: contract.window.tokens_max - special_tokens.count(),
+                window_tokens_max: contract.window.tokens_max - contract.tokenizer.special_tokens_max(),
                 planes: late.heads,
                 head_dim: late.head_dim,
                 readout: (0..late.heads).collect(),
@@ -95,7 +96,7 @@ impl LateRuntime {
                 device: device.in_use().clone(),
             },
             workers: Arc::new(workers.map_err(|e| graph_error("worker threads", e))?),
-            special_tokens,
+            question_tokens: SpecialTokens::of_question(&contract),
             query: Arc::new(Pool::new(query)),
             query_on_one_thread: Arc::new(Pool::new(query_on_one_thread)),
             query_file: late.query.clone(),
@@ -165,9 +166,9 @@ impl LateRuntime {
         keys: ArrayView3<f32>,
         sessions: &Pool<WeightedSession>,
     ) -> Result<RawLogits, ModelError> {
-        let input = self.special_tokens.input_ids(&[question]);
+        let input = self.question_tokens.input_ids(&[question]);
         let keys = keys.as_standard_layout();
-        let first = self.special_tokens.prefix.len();
+        let first = self.question_tokens.prefix.len();
         let rows = first..first + question.len();
         let run = |session: &mut WeightedSession| {
             let outputs = session.run(ort::inputs![

@@ -1,5 +1,5 @@
-//! The rotary position embeddings of a decoder: computes the frequencies that `config.json` describes. Does not
-//! know about graphs.
+//! Rotary position embeddings: computes the frequencies that a `config.json` describes. Does not know about
+//! graphs.
 
 use std::f64::consts::TAU;
 use std::path::Path;
@@ -7,8 +7,13 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use thresher_core::model::contract::Rotary;
 
-use super::windows::{FULL, SLIDING};
-use crate::{ExportError, source::optional};
+use super::{ExportError, source::optional};
+
+/// The type of a layer whose queries attend to all keys before them.
+pub const FULL: &str = "full_attention";
+
+/// The type of a layer with a sliding window.
+pub const SLIDING: &str = "sliding_attention";
 
 /// The base of the rotary frequencies if the configuration has none.
 const THETA_DEFAULT: f64 = 10_000.0;
@@ -106,15 +111,17 @@ pub fn read_layer_rotary(
     })
 }
 
-/// A kind of layers, and where a configuration of Gemma 3 has its rotary embedding.
-struct LayerKind {
+/// A kind of layers, and where a configuration has its rotary embedding.
+#[derive(Debug)]
+pub struct LayerKind {
     /// The name of the kind in `layer_types` and in `rope_parameters`.
-    name: &'static str,
+    pub name: &'static str,
     /// The key of the base of the frequencies in configurations without `rope_parameters`.
-    theta: &'static str,
-    theta_default: f64,
+    pub theta: &'static str,
+    /// The base of the frequencies in configurations that do not have it.
+    pub theta_default: f64,
     /// Whether `rope_scaling`, which configurations without `rope_parameters` have, is that of this kind.
-    has_scaling: bool,
+    pub has_scaling: bool,
 }
 
 const GLOBAL: LayerKind =
@@ -123,8 +130,11 @@ const GLOBAL: LayerKind =
 const LOCAL: LayerKind =
     LayerKind { name: SLIDING, theta: "rope_local_base_freq", theta_default: 10_000.0, has_scaling: false };
 
-/// Computes the rotary frequencies of one kind of layers of Gemma 3.
-fn read_rotary_of_kind(
+/// Computes the rotary frequencies of one kind of layers, in heads of `head_dim` components.
+///
+/// # Errors
+/// Returns an [`ExportError`] that names the key whose value is malformed or not supported.
+pub fn read_rotary_of_kind(
     config: &Map<String, Value>,
     kind: &LayerKind,
     head_dim: usize,

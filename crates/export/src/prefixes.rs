@@ -1,0 +1,104 @@
+//! The texts that a model expects before questions and passages, such as `query: `, and the special tokens
+//! around both. Does not know about graphs.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::Deserialize;
+use thresher_core::model::contract::Question;
+
+use super::{
+    ExportError,
+    encoder::colbert::Colbert,
+    source::{ExportedTokenizer, TOKENIZER, read_json_if_exists},
+};
+
+/// The texts before questions and passages. With `None`, the text is the one that the model's folder names;
+/// with an empty text, there is none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prefixes {
+    /// The text before a question.
+    pub question: Option<String>,
+    /// The text before a passage.
+    pub passage: Option<String>,
+}
+
+/// What stands around passages and questions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Surroundings {
+    /// The ids of the tokens before a passage.
+    pub prefix: Vec<u32>,
+    /// The text before a passage, if there is one.
+    pub prefix_text: Option<String>,
+    /// What stands around a question, if it is not what stands around a passage.
+    pub question: Option<Question>,
+}
+
+impl Surroundings {
+    /// Returns what stands around the windows of a decoder, which are all alike.
+    pub fn of_decoder(tokenizer: &ExportedTokenizer) -> Self {
+        Self { prefix: tokenizer.prefix.clone(), prefix_text: None, question: None }
+    }
+}
+
+impl Prefixes {
+    /// Returns these texts, with those of the model in `dir` where there is `None`.
+    ///
+    /// # Errors
+    /// Returns an [`ExportError`] if `config_sentence_transformers.json` exists and is malformed.
+    fn or_those_of(&self, dir: &Path) -> Result<Self, ExportError> {
+        #[derive(Default, Deserialize)]
+        struct Settings {
+            #[serde(default)]
+            prompts: BTreeMap<String, Option<String>>,
+        }
+        let settings: Settings =
+            read_json_if_exists(&dir.join("config_sentence_transformers.json"))?.unwrap_or_default();
+        let prompt =
+            |keys: &[&str]| keys.iter().find_map(|key| settings.prompts.get(*key).cloned().flatten());
+        let text = |text: Option<String>| text.filter(|text| !text.is_empty());
+        Ok(Self {
+            question: text(self.question.clone().or_else(|| prompt(&["query"]))),
+            passage: text(self.passage.clone().or_else(|| prompt(&["document", "passage"]))),
+        })
+    }
+
+    /// Whether no text was chosen, so that those of the model's folder count.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns what stands around passages and questions of the model in `dir`: its special tokens, the markers
+    /// of a ColBERT, and the tokens of the prefixes.
+    ///
+    /// # Errors
+    /// Returns an [`ExportError`] if a file is malformed or the tokenizer refuses a prefix.
+    pub fn around(
+        &self,
+        dir: &Path,
+        tokenizer: &ExportedTokenizer,
+        colbert: Option<&Colbert>,
+    ) -> Result<Surroundings, ExportError> {
+        let Self { question, passage } = self.or_those_of(dir)?;
+        let before = |marker: Option<u32>, text: &Option<String>| {
+            let mut ids = tokenizer.prefix.clone();
+            ids.extend(marker);
+            if let Some(text) = text {
+                ids.extend(tokenizer.ids_before_text(text).map_err(|reason| ExportError::Tokenizer {
+                    file: dir.join(TOKENIZER),
+                    key: "model",
+                    reason: format!("refuses the prefix {text:?}: {reason}"),
+                })?);
+            }
+            Ok::<_, ExportError>(ids)
+        };
+        let prefix = before(colbert.map(|colbert| colbert.passage_marker), &passage)?;
+        let question = Question {
+            prefix: before(colbert.map(|colbert| colbert.question_marker), &question)?,
+            suffix: tokenizer.suffix.clone(),
+            prefix_text: question,
+            padding: colbert.and_then(|colbert| colbert.padding.clone()),
+        };
+        let is_same = question.prefix == prefix && question.padding.is_none();
+        Ok(Surroundings { prefix, prefix_text: passage, question: (!is_same).then_some(question) })
+    }
+}
