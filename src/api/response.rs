@@ -11,9 +11,7 @@ use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind};
 use thresher_core::pipeline::clock::Timings;
 use thresher_core::pipeline::explain::{ChunkExplanation, Explanation};
 use thresher_core::pipeline::score::Scoring;
-use thresher_core::pipeline::{
-    ChunkOutcome, Compressed, Pipeline, Sources, Usage, Warning, kv_export,
-};
+use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage, Warning, kv_export};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::kv::KvAnswer;
@@ -316,7 +314,11 @@ impl CompressAnswer {
             degraded: None,
             blocks,
             timing_ms,
-            warnings: compressed.warnings.iter().map(|&warning| WarningAnswer::new(warning, request)).collect(),
+            warnings: compressed
+                .warnings
+                .iter()
+                .map(|&warning| WarningAnswer::new(warning, request))
+                .collect(),
             explain,
             prefilter,
             kv: None,

@@ -43,6 +43,7 @@ const OUTCOME: &str = "x-thresher";
 const REASON: &str = "x-thresher-reason";
 const TOKENS_BEFORE: &str = "x-thresher-tokens-before";
 const TOKENS_AFTER: &str = "x-thresher-tokens-after";
+const RELATED: &str = "x-thresher-related";
 
 /// `POST /v1/chat/completions`: OpenAI's Chat Completions.
 pub async fn chat(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
@@ -156,6 +157,8 @@ struct CompressionReport {
     reason: Option<&'static str>,
     /// Tokens of the compressed texts before and after.
     tokens: Option<(usize, usize)>,
+    /// Whether any passage of the newest compressed turn is related to its question.
+    related: Option<bool>,
 }
 
 /// The body for the upstream. If compressing fails, the newest turn is sent whole.
@@ -197,9 +200,9 @@ async fn rewrite(
             request.dialect.remove_citations(body, &mut edits);
         }
         let body = edits.apply(&request.body).into_bytes();
-        let Rewritten { tokens, sources, records, .. } = rewritten;
+        let Rewritten { tokens, related, sources, records, .. } = rewritten;
         let sources = if cites && !request.upstream_cites { Sources::new(sources) } else { None };
-        let report = CompressionReport { outcome, reason, tokens };
+        let report = CompressionReport { outcome, reason, tokens, related };
         Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records }))
     };
     service.middleware.workers.run(time, finish).await
@@ -302,7 +305,11 @@ impl ModelRequest {
         let compress_options = CompressOptions {
             budget: options.and_then(|options| options.budget).unwrap_or_else(|| settings.budget()),
             granularity: options.map_or(Granularity::default(), |options| options.granularity),
-            prompt_tokens_min: settings.prompt_tokens_min,
+            // A request that names its budget gets it, however short the prompt becomes.
+            prompt_tokens_min: match options.and_then(|options| options.budget) {
+                Some(_) => 0,
+                None => settings.prompt_tokens_min,
+            },
             // Only the end of a question is read, and it is stored with every turn that is compressed for it.
             query: options.and_then(|options| options.query.as_deref()).map(find::tail),
         };
@@ -350,6 +357,9 @@ impl CompressionReport {
         if let Some((before, after)) = self.tokens {
             add(TOKENS_BEFORE, before.to_string());
             add(TOKENS_AFTER, after.to_string());
+        }
+        if let Some(related) = self.related {
+            add(RELATED, related.to_string());
         }
     }
 }

@@ -370,6 +370,7 @@ fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
         "x-thresher-reason": header("Why the request was passed on whole although it was to be compressed."),
         "x-thresher-tokens-before": header("Tokens (`o200k_base`) of the texts that were compressed, before."),
         "x-thresher-tokens-after": header("The same, after."),
+        "x-thresher-related": header("`false` if no text that was to be compressed is related to the question; then nothing of it is sent."),
         "x-thresher-cited": header("`true` if citations may have been added to the answer."),
     });
     let mut forwards = |id, summary, path, format| {

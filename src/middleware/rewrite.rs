@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, KeptSpan, Kind, Omissions, TokenizerName};
+use thresher_core::domain::{
+    Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, KeptSpan, Kind, Omissions, TokenizerName,
+};
 use thresher_core::pipeline::assemble::{self, Style};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
@@ -84,6 +86,8 @@ pub struct Rewritten {
     pub added: Edits,
     /// Tokens of all passages before and after compression (`o200k_base`); `None`: nothing was compressed.
     pub tokens: Option<(usize, usize)>,
+    /// Whether any passage of the newest compressed turn is related to its question; `None` if the model does not tell.
+    pub related: Option<bool>,
     /// The texts that the answer may have come from.
     pub sources: Vec<Source>,
     /// Keys of turns with what was sent of them, to be stored once the request has been sent.
@@ -189,9 +193,7 @@ pub fn newest_turn(
             (None, _) => !is_newest && !turn.is_instructions,
         };
         let (sent, kept_of_added) = match compressor {
-            Some(compressor) if !stays || !added.chunks.is_empty() => {
-                work.compress(compressor, &mut out.tokens)?
-            }
+            Some(compressor) if !stays || !added.chunks.is_empty() => work.compress(compressor, &mut out)?,
             _ => work.keep_all(),
         };
         let sent = match (stays, before) {
@@ -248,7 +250,7 @@ pub fn all_turns(
         let chunks: Vec<Arc<Chunk>> = turn.passages.iter().map(|passage| ids.chunk(passage)).collect();
         let (added, sent_bytes) = (&AddedContext::default(), out.seen_bytes);
         let work = TurnWork { turn, chunks: &chunks, added, sent_bytes, options: &options, cancel };
-        let (sent, _) = work.compress(compressor, &mut out.tokens)?;
+        let (sent, _) = work.compress(compressor, &mut out)?;
         apply(body, turn, (&chunks, &sent), &mut out);
     }
     Ok(out)
@@ -291,7 +293,7 @@ impl TurnWork<'_> {
     fn compress(
         &self,
         compressor: Compressor,
-        tokens: &mut Option<(usize, usize)>,
+        out: &mut Rewritten,
     ) -> Result<(SentTurn, Vec<Spans>), PipelineError> {
         let Compressor { options, other_text_bytes, pipeline } = compressor;
         let query = options.query.as_deref().unwrap_or(&self.turn.query);
@@ -320,10 +322,12 @@ impl TurnWork<'_> {
         if options.budget == Budget::Auto && !self.chunks.is_empty() {
             // What is kept may stay under a budget by the length of a unit or of several, so the budget is raised in steps. If all passages
             // together are too short, no budget helps, and everything is kept.
-            let steps: &[usize] = if usage(&compressed).0 + other_tokens < least {
-                &[usize::MAX]
-            } else {
-                &[0, 64, 256, usize::MAX]
+            let is_related = compressed.relevance.is_none_or(|relevance| relevance.related);
+            let steps: &[usize] = match usage(&compressed).0 + other_tokens < least {
+                true => &[usize::MAX],
+                false if is_related => &[0, 64, 256, usize::MAX],
+                // Nothing that is unrelated is sent only to reach a length.
+                false => &[],
             };
             for &more in steps {
                 if usage(&compressed).1 + other_tokens >= least {
@@ -334,7 +338,8 @@ impl TurnWork<'_> {
             }
         }
         let (before, after) = usage(&compressed);
-        add_tokens(tokens, (before, after));
+        add_tokens(&mut out.tokens, (before, after));
+        out.related = compressed.relevance.map(|relevance| relevance.related);
         let mut kept = vec![Vec::new(); request.chunks.len()];
         for outcome in &compressed.chunks {
             kept[outcome.index] =
@@ -489,7 +494,13 @@ fn ranges(spans: &[(usize, usize)]) -> impl Iterator<Item = ByteRange> {
 pub fn with_unique_ids(chunks: &[Arc<Chunk>]) -> Vec<Arc<Chunk>> {
     let renamed = |(at, chunk): (usize, &Arc<Chunk>)| {
         let Chunk { title, text, kind, .. } = &**chunk;
-        Arc::new(Chunk { id: at.to_string(), title: title.clone(), text: text.clone(), kind: *kind, metadata: None })
+        Arc::new(Chunk {
+            id: at.to_string(),
+            title: title.clone(),
+            text: text.clone(),
+            kind: *kind,
+            metadata: None,
+        })
     };
     chunks.iter().enumerate().map(renamed).collect()
 }

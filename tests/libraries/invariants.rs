@@ -11,7 +11,10 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::Value;
 use thresher::api::{AttributeAnswer, AttributeBody, BodyLimits, ChunkNumbers, CompressAnswer};
-use thresher_core::domain::{AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Kind, Order, Parts, TokenizerName};
+use thresher_core::domain::{
+    AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Kind, Order, Parts,
+    TokenizerName,
+};
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::store::{KvStore, Source, Tiers};
 use thresher_core::model::scripted::ScriptedModel;
@@ -647,8 +650,13 @@ fn requests_that_failed_before() {
     let whole =
         CompressRequest { budget: Budget::Ratio(1.0), tokenizer: o200k, format: plain_text, ..base() };
     check("a full stop and a line break are one token", whole);
-    let titled =
-        Chunk { id: "t".to_owned(), title: Some("tide?".to_owned()), text: "\n".to_owned(), kind: Kind::Auto, metadata: None };
+    let titled = Chunk {
+        id: "t".to_owned(),
+        title: Some("tide?".to_owned()),
+        text: "\n".to_owned(),
+        kind: Kind::Auto,
+        metadata: None,
+    };
     let mut empty_first = plain("tide?", &["A coast.", "Nothing."], Budget::Auto);
     empty_first.chunks.insert(0, Arc::new(titled));
     check(

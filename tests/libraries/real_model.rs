@@ -4,7 +4,9 @@
 use std::sync::{Arc, OnceLock};
 
 use ndarray::{Array3, ArrayView3};
-use thresher_core::domain::{Budget, Chunk, CompressRequest, Format, Granularity, Kind, Order, TokenizerName};
+use thresher_core::domain::{
+    Budget, Chunk, CompressRequest, Format, Granularity, Kind, Order, TokenizerName,
+};
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::ModelRuntime;

@@ -55,7 +55,9 @@ use self::count::{FrameCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
 use self::lexical::LexicalRc;
 use self::load::Overload;
-pub use self::outcome::{ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, Warning, passthrough};
+pub use self::outcome::{
+    ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, Warning, passthrough,
+};
 pub use self::question::Placement;
 use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
@@ -284,7 +286,8 @@ impl Pipeline {
         let script = reading.lexical.is_none() && request.query.chars().any(is_unknown);
         let unfit = |(chunk, layout): (usize, &Layout)| {
             let named = request.chunks[chunk].kind;
-            let is_unfit = named != Kind::Auto && named != layout.kind && !request.chunks[chunk].text.trim().is_empty();
+            let is_unfit =
+                named != Kind::Auto && named != layout.kind && !request.chunks[chunk].text.trim().is_empty();
             is_unfit.then_some(Warning::KindUnfit { chunk })
         };
         let layouts: &[Layout] = match request.granularity {

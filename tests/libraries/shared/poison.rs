@@ -263,7 +263,8 @@ async fn a_poisoned_registry_log_changes_nothing_and_later_changes_arrive() {
     let (first, _first_shared) = join().await;
     let (second, _second_shared) = join().await;
     let put = |id: &str, text: &str| {
-        let chunk = Chunk { id: id.to_owned(), title: None, text: text.to_owned(), kind: Kind::Auto, metadata: None };
+        let chunk =
+            Chunk { id: id.to_owned(), title: None, text: text.to_owned(), kind: Kind::Auto, metadata: None };
         vec![Change::Put(Arc::new(chunk))]
     };
     assert_eq!(first.write(put("a", "one")).await.expect("written"), [Outcome::Created]);

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use crate::domain::{ByteRange, Chunk, Format, Kind, KeptSpan, Omissions};
+use crate::domain::{ByteRange, Chunk, Format, KeptSpan, Kind, Omissions};
 use crate::text::outline::{Joint, Layout};
 
 /// The text between two chunks in every format.
@@ -40,9 +40,14 @@ pub fn context<'a>(
         write_opening(&mut out, chunk, index + 1, style);
         let ranges: Vec<ByteRange> = spans.iter().map(|span| span.source).collect();
         let mut spans = spans.iter_mut();
-        write_spans(&mut out, Gaps { text: &chunk.text, layout, omissions: style.omissions }, &ranges, |output| {
-            spans.next().expect("as many spans as ranges").output = output;
-        });
+        write_spans(
+            &mut out,
+            Gaps { text: &chunk.text, layout, omissions: style.omissions },
+            &ranges,
+            |output| {
+                spans.next().expect("as many spans as ranges").output = output;
+            },
+        );
         out.push_str(closing(style.format));
     }
     out
@@ -163,7 +168,8 @@ impl Gaps<'_> {
         let pieces = &self.layout.pieces;
         let before = pieces.get(pieces.partition_point(|piece| piece.bytes.end < last.end));
         let after = pieces.get(pieces.partition_point(|piece| piece.bytes.start < next.start));
-        let joint = |piece: Option<&crate::text::outline::Piece>| piece.map_or(Joint::Gap, |piece| piece.joint);
+        let joint =
+            |piece: Option<&crate::text::outline::Piece>| piece.map_or(Joint::Gap, |piece| piece.joint);
         if Joint::comma(joint(before), joint(after)) {
             out.push(',');
         }
@@ -218,7 +224,8 @@ fn indent_at(text: &str, offset: usize) -> &str {
 fn comment_marker(text: &str) -> &'static str {
     const MARKERS: [&str; 4] = ["//", "#", "--", ";"];
     let is_comment = |line: &str, marker: &str| {
-        line.strip_prefix(marker).is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '!', '/', '#', '-', ';']))
+        line.strip_prefix(marker)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '!', '/', '#', '-', ';']))
     };
     let count = |marker: &&str| text.lines().filter(|line| is_comment(line.trim_start(), marker)).count();
     let most = MARKERS.iter().rev().max_by_key(|marker| count(marker)).filter(|marker| count(marker) > 0);
@@ -302,8 +309,7 @@ mod tests {
             let style = Style { format, titles: true, ..Style::default() };
             let whole = |(chunk, c): (usize, &Arc<Chunk>)| [span(chunk, ByteRange::new(0, c.text.len()))];
             let mut kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
-            let framed =
-                chunks.iter().enumerate().map(|(i, chunk)| with_frame(chunk, &chunk.text, i, style));
+            let framed = chunks.iter().enumerate().map(|(i, chunk)| with_frame(chunk, &chunk.text, i, style));
             let context = context((&chunks, &[]), kept.iter_mut().map(|spans| &mut spans[..]), style);
             assert_eq!(framed.collect::<String>(), context + BETWEEN_CHUNKS, "{format:?}");
         }

@@ -72,7 +72,8 @@ pub fn budget(
     let compares_rows = text::compares_all(&request.query) && units.iter().enumerate().any(is_row);
     // "Which is the cheapest?" has no word of the table that answers it.
     let is_related = compares_rows || fit.auto.is_related(scores);
-    let fitter = Fitter { request, reading, units, scores, fit, keep: &keep, order, is_related, compares_rows };
+    let fitter =
+        Fitter { request, reading, units, scores, fit, keep: &keep, order, is_related, compares_rows };
     let costs = fitter.unit_costs()?;
     let frame_costs = fitter.frame_costs()?;
     let input = SelectionInput {
@@ -288,10 +289,12 @@ impl Fitter<'_> {
 
     /// Returns the chunks with a row within and a row outside `spans`, if the question compares all rows.
     fn rows_left_out(&self, spans: &[Vec<KeptSpan>]) -> Vec<usize> {
-        let is_kept = |row: &ByteRange, spans: &[KeptSpan]| spans.iter().any(|span| span.source.overlaps(*row));
+        let is_kept =
+            |row: &ByteRange, spans: &[KeptSpan]| spans.iter().any(|span| span.source.overlaps(*row));
         let is_partial = |&(chunk, spans): &(usize, &Vec<KeptSpan>)| {
             let pieces = &self.reading.outlines.layouts()[chunk].pieces;
-            let mut rows = pieces.iter().filter(|piece| piece.is_row).map(|piece| is_kept(&piece.bytes, spans));
+            let mut rows =
+                pieces.iter().filter(|piece| piece.is_row).map(|piece| is_kept(&piece.bytes, spans));
             !spans.is_empty() && rows.any(|kept| !kept)
         };
         match self.compares_rows {
@@ -373,7 +376,13 @@ mod tests {
         let pipeline = Pipeline::new(model, Arc::clone(&tokenizer), store, Settings::default());
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
         let unit_rc = Array2::from_shape_vec((1, 4), UNITS.to_vec()).expect("one row");
-        let scores = Scores { chunks: CHUNKS.to_vec(), units: UNITS.to_vec(), unit_rc, max_sim: Some(1.0), measured: Measured::Prose };
+        let scores = Scores {
+            chunks: CHUNKS.to_vec(),
+            units: UNITS.to_vec(),
+            unit_rc,
+            max_sim: Some(1.0),
+            measured: Measured::Prose,
+        };
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
         let (cancel, auto) = (Cancel::default(), Auto::default());
         let frame_costs = FrameCosts::new();

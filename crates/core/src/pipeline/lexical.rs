@@ -51,7 +51,11 @@ impl LexicalRc {
         (granularity, units, outlines): (Granularity, &[Unit], &Outlines),
     ) -> Option<Self> {
         let of_unknown = words(query, |word| !tokenizer.knows(word.script));
-        let words = if outlines.is_prose() { of_unknown.clone() } else { words(query, |word| !tokenizer.knows(word.script) || is_name(word.bytes.of(query))) };
+        let words = if outlines.is_prose() {
+            of_unknown.clone()
+        } else {
+            words(query, |word| !tokenizer.knows(word.script) || is_name(word.bytes.of(query)))
+        };
         if words.is_empty() {
             return None;
         }
@@ -146,7 +150,8 @@ impl LexicalHead {
         let inverse_frequencies = self.inverse_frequencies(&counts);
         let most = inverse_frequency(counts.len(), 1);
         let weight = |word: &GramWord| {
-            let rarest = word.grams.iter().map(|gram| inverse_frequencies[self.grams[gram]]).fold(0.0, f64::max);
+            let rarest =
+                word.grams.iter().map(|gram| inverse_frequencies[self.grams[gram]]).fold(0.0, f64::max);
             (rarest / most).min(1.0) as f32
         };
         LexicalLogits {
@@ -175,7 +180,8 @@ impl LexicalHead {
     /// Returns `[word, text]`: the share of the word's n-grams that the text has, each weighted by
     /// its inverse document frequency, and counted as in BM25.
     fn shares(&self, counts: &[Counts], inverse_frequencies: &[f64]) -> Array2<f32> {
-        let mean = counts.iter().map(|counts| counts.total).sum::<usize>() as f64 / counts.len().max(1) as f64;
+        let mean =
+            counts.iter().map(|counts| counts.total).sum::<usize>() as f64 / counts.len().max(1) as f64;
         Array2::from_shape_fn((self.words.len(), counts.len()), |(word, text)| {
             let Counts { grams, total } = &counts[text];
             let length = 1.0 - LENGTH_NORMALIZATION + LENGTH_NORMALIZATION * *total as f64 / mean.max(1.0);
@@ -184,7 +190,8 @@ impl LexicalHead {
                 let index = self.grams[gram];
                 let count = f64::from(grams[index]);
                 all += inverse_frequencies[index];
-                found += inverse_frequencies[index] * count * (SATURATION + 1.0) / (count + SATURATION * length);
+                found +=
+                    inverse_frequencies[index] * count * (SATURATION + 1.0) / (count + SATURATION * length);
             }
             (found / all) as f32
         })

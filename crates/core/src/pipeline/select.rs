@@ -115,8 +115,11 @@ impl SelectionInput<'_> {
         let Some(piece) = self.outlines.piece(unit, chunk) else { return vec![unit] };
         let mut group = BTreeSet::from([unit]);
         if compares_rows && piece.is_row {
-            let of_chunk = (0..self.units.len()).filter(|&other| self.units[other].chunk == chunk && !taken(other));
-            group.extend(of_chunk.filter(|&other| self.outlines.piece(other, chunk).is_some_and(|piece| piece.is_row)));
+            let of_chunk =
+                (0..self.units.len()).filter(|&other| self.units[other].chunk == chunk && !taken(other));
+            group.extend(
+                of_chunk.filter(|&other| self.outlines.piece(other, chunk).is_some_and(|piece| piece.is_row)),
+            );
         }
         let mut open: Vec<usize> = group.iter().copied().collect();
         while let Some(next) = open.pop() {
@@ -129,7 +132,8 @@ impl SelectionInput<'_> {
     /// Returns the indices of the units that may be chosen and are not required, in descending order of score.
     /// Equal scores keep the order of the text.
     pub fn ranked(&self) -> Vec<usize> {
-        let is_frame = |unit: usize, chunk: usize| self.outlines.piece(unit, chunk).is_some_and(|piece| piece.is_frame);
+        let is_frame =
+            |unit: usize, chunk: usize| self.outlines.piece(unit, chunk).is_some_and(|piece| piece.is_frame);
         let may_be_chosen = |&unit: &usize| {
             let chunk = self.units[unit].chunk;
             !self.keep[chunk] && !is_frame(unit, chunk)
@@ -320,8 +324,13 @@ mod tests {
         let units = rc[0].len();
         let unit_rc = Array2::from_shape_vec((rc.len(), units), rc.concat()).expect("rows of one length");
         let units_scores: Vec<f32> = unit_rc.columns().into_iter().map(|column| column.sum()).collect();
-        let scores =
-            Scores { chunks: units_scores.clone(), units: units_scores, unit_rc, max_sim: Some(max_sim), measured: Measured::Prose };
+        let scores = Scores {
+            chunks: units_scores.clone(),
+            units: units_scores,
+            unit_rc,
+            max_sim: Some(max_sim),
+            measured: Measured::Prose,
+        };
         let span = UnitSpan { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
         let unit = |chunk| Unit { chunk, bytes: span.bytes, tokens: span.tokens, sentence: span };
         let keep: Vec<bool> = (0..units).map(|unit| keep.contains(&unit)).collect();
@@ -334,7 +343,11 @@ mod tests {
             outlines: &Outlines::of_prose(units),
             compares_rows: false,
         };
-        assert_eq!(Auto { max_sim_min: 0.5, ..Auto::default() }.select(&input, &scores).chosen, expect, "{name}");
+        assert_eq!(
+            Auto { max_sim_min: 0.5, ..Auto::default() }.select(&input, &scores).chosen,
+            expect,
+            "{name}"
+        );
     }
 
     #[test]

@@ -65,13 +65,17 @@ impl Outlines {
     /// Returns the units that `unit` directly requires, and `None` for a unit of prose.
     pub fn required_by(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
         let first = self.first_units[chunk];
-        self.piece(unit, chunk).into_iter().flat_map(move |piece| piece.requires.iter().map(move |at| first + at))
+        self.piece(unit, chunk)
+            .into_iter()
+            .flat_map(move |piece| piece.requires.iter().map(move |at| first + at))
     }
 
     /// Returns the units that share an identifier with `unit`, such as the events of a log about one request.
     pub fn related_to(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
         let first = self.first_units[chunk];
-        self.piece(unit, chunk).into_iter().flat_map(move |piece| piece.related.iter().map(move |at| first + at))
+        self.piece(unit, chunk)
+            .into_iter()
+            .flat_map(move |piece| piece.related.iter().map(move |at| first + at))
     }
 }
 

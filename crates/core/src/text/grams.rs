@@ -78,7 +78,8 @@ pub fn gram_words(text: &str) -> Vec<GramWord> {
     let mut found = Vec::new();
     for run in runs(text) {
         let chars = comparable(run.bytes.of(text));
-        let mut push = |grams: Vec<Gram>| found.push(GramWord { bytes: run.bytes, script: run.script, grams });
+        let mut push =
+            |grams: Vec<Gram>| found.push(GramWord { bytes: run.bytes, script: run.script, grams });
         if by_characters(run.script) {
             chars.windows(1).chain(chars.windows(2)).for_each(|term| push(vec![Gram::of(term)]));
         } else if !chars.is_empty() {
@@ -167,14 +168,18 @@ mod tests {
         check("a number", "1859", &[("1859", Script::Common, 9)]);
         let han = |n| vec![("灯塔高", Script::Han, 1); n];
         check("characters and pairs", "灯塔高", &han(5));
-        check("two scripts in one word", "Tシャツ", &[
-            ("T", Script::Latin, 1),
-            ("シャツ", Script::Hiragana, 1),
-            ("シャツ", Script::Hiragana, 1),
-            ("シャツ", Script::Hiragana, 1),
-            ("シャツ", Script::Hiragana, 1),
-            ("シャツ", Script::Hiragana, 1),
-        ]);
+        check(
+            "two scripts in one word",
+            "Tシャツ",
+            &[
+                ("T", Script::Latin, 1),
+                ("シャツ", Script::Hiragana, 1),
+                ("シャツ", Script::Hiragana, 1),
+                ("シャツ", Script::Hiragana, 1),
+                ("シャツ", Script::Hiragana, 1),
+                ("シャツ", Script::Hiragana, 1),
+            ],
+        );
     }
 
     #[track_caller]

@@ -151,7 +151,13 @@ impl Method {
         };
         let units =
             reading.units.iter().zip(unit_scores).map(|(unit, score)| score + chunks[unit.chunk]).collect();
-        Ok(Scores { chunks, units, unit_rc: Array2::zeros((0, 0)), max_sim: None, measured: Measured::default() })
+        Ok(Scores {
+            chunks,
+            units,
+            unit_rc: Array2::zeros((0, 0)),
+            max_sim: None,
+            measured: Measured::default(),
+        })
     }
 
     fn segments(self, row_reading: &RowReading, spans: &[TokenSpan]) -> Vec<f32> {
