@@ -39,10 +39,9 @@ fn chunk(n: usize) -> Arc<Chunk> {
     let text = (0..160).map(|_| rng.word()).collect::<Vec<_>>().join(" ");
     let metadata = format!("{{\"lang\":\"{}\",\"year\":{}}}", ["en", "de", "fr"][n % 3], 1990 + n % 35);
     Arc::new(Chunk {
-        id: format!("doc-{n:07}"),
         title: Some(format!("Title {n}")),
-        text,
         metadata: Some(metadata),
+        ..Chunk::new(format!("doc-{n:07}"), text)
     })
 }
 

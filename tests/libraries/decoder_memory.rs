@@ -112,12 +112,7 @@ fn measure() {
     let text = |words: usize| vec!["tide"; words].join(" ");
     let tokens = |text: &str| tokenizer.encode(text).unwrap().ids.len();
     let per_word = tokens(&text(100)) as f64 / 100.0;
-    let chunk = |i: usize| Chunk {
-        id: i.to_string(),
-        title: None,
-        text: format!("{i} {}", text((460.0 / per_word) as usize)),
-        metadata: None,
-    };
+    let chunk = |i: usize| Chunk::new(i.to_string(), format!("{i} {}", text((460.0 / per_word) as usize)));
     let chunks: Vec<Chunk> = (0..8).map(chunk).collect();
     let question = text((QUESTION as f64 / per_word) as usize);
     let held: usize = chunks.iter().map(|chunk| tokens(&chunk.text)).sum();

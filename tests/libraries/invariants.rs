@@ -12,8 +12,8 @@ use proptest::sample::{select, subsequence};
 use serde_json::Value;
 use thresher::api::{AttributeAnswer, AttributeBody, BodyLimits, ChunkNumbers, CompressAnswer};
 use thresher_core::domain::{
-    AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Kind, Order, Parts,
-    TokenizerName,
+    AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Kind, Omissions, Order,
+    Parts, TokenizerName,
 };
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::store::{KvStore, Source, Tiers};
@@ -156,8 +156,7 @@ fn query() -> impl Strategy<Value = String> {
 fn chunks() -> impl Strategy<Value = Vec<Chunk>> {
     let chunk = (prop::option::weighted(0.3, text()), text());
     prop::collection::vec(chunk, 1..14).prop_map(|chunks| {
-        let chunk =
-            |(index, (title, text))| Chunk { id: format!("<\"{index}\">&"), title, text, metadata: None };
+        let chunk = |(index, (title, text))| Chunk { title, ..Chunk::new(format!("<\"{index}\">&"), text) };
         chunks.into_iter().enumerate().map(chunk).collect()
     })
 }
@@ -187,6 +186,8 @@ fn request() -> impl Strategy<Value = CompressRequest> {
             keep,
             order,
             format,
+            titles: relevance,
+            omissions: if relevance { Omissions::Range } else { Omissions::Auto },
             tokenizer,
             explain,
             registered: false,
@@ -607,25 +608,8 @@ proptest! {
 // ---- tables ----
 
 fn plain(query: &str, texts: &[&str], budget: Budget) -> CompressRequest {
-    let chunk = |(i, text): (usize, &&str)| Chunk {
-        id: i.to_string(),
-        title: None,
-        text: (*text).to_owned(),
-        kind: Kind::Auto,
-        metadata: None,
-    };
-    CompressRequest {
-        query: query.to_owned(),
-        chunks: texts.iter().enumerate().map(chunk).map(Arc::new).collect(),
-        budget,
-        granularity: Granularity::Sentence,
-        keep: Vec::new(),
-        order: Order::Input,
-        format: Format::Numbered,
-        tokenizer: TokenizerName::Model,
-        explain: false,
-        registered: false,
-    }
+    let chunk = |(i, text): (usize, &&str)| Chunk::new(i.to_string(), *text);
+    CompressRequest { budget, ..CompressRequest::new(query, texts.iter().enumerate().map(chunk).collect()) }
 }
 
 #[track_caller]

@@ -4,9 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use ndarray::{Array3, ArrayView3};
-use thresher_core::domain::{
-    Budget, Chunk, CompressRequest, Format, Granularity, Kind, Order, TokenizerName,
-};
+use thresher_core::domain::{Budget, Chunk, CompressRequest, Granularity, Kind, Order, TokenizerName};
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::ModelRuntime;
@@ -78,16 +76,13 @@ fn a_response_is_the_same_with_any_number_of_workers_and_threads() {
         metadata: None,
     };
     let request = |granularity, budget| CompressRequest {
-        query: "How often does the tide rise?".to_owned(),
         chunks: TEXTS.iter().enumerate().map(chunk).map(Arc::new).collect(),
         budget,
         granularity,
-        keep: Vec::new(),
         order: Order::Relevance,
-        format: Format::Numbered,
         tokenizer: TokenizerName::O200kBase,
         explain: true,
-        registered: false,
+        ..CompressRequest::new("How often does the tide rise?", Vec::new())
     };
     let answers = |workers: usize| -> Vec<Compressed> {
         let pipeline = pipeline(workers, Settings::default());

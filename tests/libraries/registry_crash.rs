@@ -28,7 +28,7 @@ fn open(dir: &Path) -> Registry {
 fn batch(round: usize) -> Vec<Change> {
     let chunk = |id: String| {
         let metadata = Some(format!("{{\"round\":{round}}}"));
-        Change::Put(Arc::new(Chunk { id, title: None, text: format!("round {round} "), metadata }))
+        Change::Put(Arc::new(Chunk { metadata, ..Chunk::new(id, format!("round {round} ")) }))
     };
     let mut changes: Vec<_> = (0..5).map(|n| chunk(format!("{round:06}-{n}"))).collect();
     changes.extend([chunk("last".to_owned()), chunk(format!("until {}", round + 1))]);

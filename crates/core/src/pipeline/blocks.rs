@@ -436,7 +436,7 @@ mod tests {
             for text in TEXTS {
                 for title in [None, Some("A title".to_owned())] {
                     let text = format!("{text} {text}");
-                    let chunk = Chunk { id: String::new(), title, text, kind: Kind::Auto, metadata: None };
+                    let chunk = Chunk { title, ..Chunk::new(String::new(), text) };
                     let passage = tokenize::passage(&chunk, &tokenizer).expect("tokens");
                     let keys = Array3::from_elem((1, passage.ids.len(), 4), 0.5);
                     let Passage { title_tokens, offsets, sentences, .. } = &passage;
