@@ -301,7 +301,7 @@ async fn requests_can_refer_to_registered_chunks() {
     check_error("too many bytes", &refused, "422 input_too_long chunk_ids", "limits.registered_bytes_max");
     let late = json!({"query": "t", "chunk_ids": ["b", "a"], "deadline_ms": 0, "on_error": "passthrough"});
     let passed = ask(late).await.json();
-    assert_eq!(passed["context"], "[1] The moon is far. Water is wet.\n\n[2] The tide is at noon.");
+    assert_eq!(passed["context"], "[1] The moon is far. Water is wet.\n\n[2] Tides\nThe tide is at noon.");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -445,7 +445,7 @@ async fn a_chunk_that_is_deleted_during_a_request_stays_for_that_request() {
     assert_eq!(delete(&daemon, "/v1/chunks/a").await.status, 200);
     gate.open.store(true, Ordering::SeqCst);
     let answer = response.await.expect("no panic");
-    assert_eq!(answer.json()["context"], "[1] The tide is at noon.", "{}", answer.body);
+    assert_eq!(answer.json()["context"], "[1] Tides\nThe tide is at noon.", "{}", answer.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]

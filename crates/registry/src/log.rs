@@ -214,8 +214,7 @@ mod tests {
     #[test]
     fn encoded_changes_are_decoded_unchanged() {
         let metadata = Some("{\"n\": 1e400}".to_owned());
-        let chunk =
-            Arc::new(Chunk { metadata, ..Chunk::new("ü\n", "\u{0}潮") });
+        let chunk = Arc::new(Chunk { metadata, ..Chunk::new("ü\n", "\u{0}潮") });
         let changes = vec![
             Change::Put(Arc::clone(&chunk)),
             Change::Delete("x".to_owned()),
