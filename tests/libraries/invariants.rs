@@ -299,7 +299,11 @@ fn size_is_bounded(request: &CompressRequest, found: &Compressed) -> Result<(), 
         Budget::Auto => {}
     }
     if request.format == Format::Plain {
-        let sent: Vec<&str> = request.chunks.iter().map(|chunk| &*chunk.text).collect();
+        let titled = |chunk: &Arc<Chunk>| match &chunk.title {
+            Some(title) if request.titles => format!("{title}\n{}", chunk.text),
+            _ => chunk.text.clone(),
+        };
+        let sent: Vec<String> = request.chunks.iter().map(titled).collect();
         prop_assert!(found.context.len() <= sent.join("\n\n").len());
     }
     Ok(())

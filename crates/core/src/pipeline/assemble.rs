@@ -181,7 +181,7 @@ impl Gaps<'_> {
     }
 
     /// Returns the mark for a part of the text that was left out; `None` if it has no mark. JSON has no marks,
-    /// because they would not be JSON.
+    /// because they would not be JSON. A part that is shorter than its mark has none.
     fn mark(self, gap: ByteRange) -> Option<String> {
         let Self { text, layout, omissions } = self;
         let is_marked = matches!(layout.kind, Kind::Code | Kind::Log | Kind::Table);
@@ -199,11 +199,13 @@ impl Gaps<'_> {
             1 => "… 1 line".to_owned(),
             lines => format!("… {lines} lines"),
         };
-        Some(match layout.kind {
+        let mark = match layout.kind {
             Kind::Code if is_lines => format!("{}{} {what}", indent_at(text, gap.end), comment_marker(text)),
             Kind::Html => format!("<!-- {what} -->"),
             _ => format!("[{what}]"),
-        })
+        };
+        // A mark with its two separators is never longer than what it stands for.
+        (mark.len() + 2 <= gap.len()).then_some(mark)
     }
 }
 
