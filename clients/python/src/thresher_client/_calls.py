@@ -27,6 +27,7 @@ from .types import (
     KvOptions,
     Models,
     Offsets,
+    Omissions,
     OnError,
     Order,
     Progress,
@@ -99,7 +100,7 @@ def chunk_json(chunk: ChunkInput) -> Any:
         case str():
             return chunk
         case Chunk():
-            return fields(text=chunk.text, id=chunk.id, title=chunk.title, metadata=chunk.metadata)
+            return fields(text=chunk.text, id=chunk.id, title=chunk.title, kind=chunk.kind, metadata=chunk.metadata)
         case Mapping():
             return dict(chunk)
         case _:
@@ -130,6 +131,8 @@ def compress(
     keep: Iterable[str] | None = None,
     order: Order | None = None,
     format: Format | None = None,
+    titles: bool | None = None,
+    omissions: Omissions | None = None,
     tokenizer: Tokenizer | None = None,
     offsets: Offsets | None = None,
     explain: bool | None = None,
@@ -149,6 +152,8 @@ def compress(
         keep=string_list(keep, "keep"),
         order=order,
         format=format,
+        titles=titles,
+        omissions=omissions,
         tokenizer=tokenizer,
         offsets=offsets,
         explain=explain,

@@ -28,6 +28,7 @@ from .types import (
     KvOptions,
     Model,
     Offsets,
+    Omissions,
     OnError,
     Order,
     Progress,
@@ -96,6 +97,8 @@ class Client:
         keep: Iterable[str] | None = None,
         order: Order | None = None,
         format: Format | None = None,
+        titles: bool | None = None,
+        omissions: Omissions | None = None,
         tokenizer: Tokenizer | None = None,
         offsets: Offsets | None = None,
         explain: bool | None = None,
@@ -118,6 +121,9 @@ class Client:
             keep: ids of chunks to keep whole.
             order: order of chunks in the context: `"input"` (default) or `"relevance"`.
             format: `"numbered"` (default: `[1] ...`), `"plain"` or `"xml"`.
+            titles: whether the context has the titles of its chunks (default True).
+            omissions: how the places are marked at which text was left out: `"none"`, `"ellipsis"`, `"range"`, or `"auto"`
+                (default): marks in code, logs and tables.
             tokenizer: tokenizer that counts budgets and usage: `"model"` (default), `"o200k_base"` or `"cl100k_base"`.
             offsets: unit of offsets in the answer: `"codepoint"` (default), `"byte"` or `"utf16"`.
             explain: True adds the RC of every token, and what each word of the question matched.
@@ -142,6 +148,8 @@ class Client:
             keep=keep,
             order=order,
             format=format,
+            titles=titles,
+            omissions=omissions,
             tokenizer=tokenizer,
             offsets=offsets,
             explain=explain,
@@ -477,6 +485,8 @@ class AsyncClient:
         keep: Iterable[str] | None = None,
         order: Order | None = None,
         format: Format | None = None,
+        titles: bool | None = None,
+        omissions: Omissions | None = None,
         tokenizer: Tokenizer | None = None,
         offsets: Offsets | None = None,
         explain: bool | None = None,
@@ -500,6 +510,8 @@ class AsyncClient:
             keep=keep,
             order=order,
             format=format,
+            titles=titles,
+            omissions=omissions,
             tokenizer=tokenizer,
             offsets=offsets,
             explain=explain,

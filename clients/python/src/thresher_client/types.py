@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, Union
 
 Granularity = Literal["sentence", "chunk", "token"]
+Kind = Literal["auto", "prose", "markdown", "code", "json", "table", "log", "chat", "html"]
+Omissions = Literal["auto", "none", "ellipsis", "range"]
 Order = Literal["input", "relevance"]
 Format = Literal["numbered", "plain", "xml"]
 Tokenizer = Literal["model", "o200k_base", "cl100k_base"]
@@ -76,6 +78,7 @@ class Chunk:
     id: str | None = None
     title: str | None = None
     metadata: Mapping[str, Any] | None = None
+    kind: Kind | None = None
 
 
 ChunkInput = Union[str, Chunk, Mapping[str, Any]]
@@ -129,7 +132,7 @@ class CompressedChunk(Extensible):
     """What a compression kept of one chunk.
 
     `index` is the chunk's position in the request, `text` its text as it is in the context, and `empty` is true if the chunk
-    has no text to read. Scores rank chunks within one request; `score` is None in a degraded answer.
+    has no text to read. `kind` says how the text was divided; None if units are chunks or words. Scores rank chunks within one request; `score` is None in a degraded answer.
     """
 
     id: str
@@ -141,6 +144,7 @@ class CompressedChunk(Extensible):
     title: str | None = None
     metadata: Mapping[str, Any] | None = None
     empty: bool = False
+    kind: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +176,8 @@ class Rc(Extensible):
     """The statistic and the model that computed the scores.
 
     `reach` is the mean over question tokens of each token's largest logit over all chunks. `related` is true if `reach` is high
-    enough for at least one chunk to concern the question. Both are None for decoders and in degraded answers.
+    enough for at least one chunk to concern the question; if it is false, nothing is kept, and `reason` says why. Both are None
+    for decoders and in degraded answers.
     """
 
     estimator: str
@@ -180,6 +185,19 @@ class Rc(Extensible):
     fingerprint: str | None = None
     reach: float | None = None
     related: bool | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionWarning(Extensible):
+    """Something to know about a compression, though it is not an error: `code`, `message`, and the id of the `chunk`, if any.
+
+    Codes are `rows_left_out`, `kind_unfit` and `script_unknown`.
+    """
+
+    code: str
+    message: str
+    chunk: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +236,7 @@ class Compression(Extensible):
     - `degraded`: the error that made the daemon return the chunks unchanged (`on_error="passthrough"`), otherwise None
     - `blocks`: number of chunks by where their keys came from: `memory`, `disk`, `shared`, `joined`, `read`
     - `timing_ms`: milliseconds for each stage, and `total`
+    - `warnings`: what to know about the context
     - `explain`: RC of each token, if the request set `explain`
     - `prefilter`: how many registered chunks there were and how many the model scored, if BM25 left some out
     - `kv`: the export of keys and values, if the request included it
@@ -232,6 +251,7 @@ class Compression(Extensible):
     degraded: ErrorInfo | None
     blocks: Mapping[str, int] | None = None
     timing_ms: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[CompressionWarning, ...] = ()
     explain: Any = None
     prefilter: Any = None
     kv: KvHandle | None = None

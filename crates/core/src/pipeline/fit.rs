@@ -94,7 +94,7 @@ pub fn budget(
         Budget::Auto => usize::MAX,
     };
     let selection = match request.budget {
-        Budget::Tokens(_) | Budget::Ratio(_) if tokens >= tokens_in => input.within(usize::MAX),
+        Budget::Tokens(_) | Budget::Ratio(_) if tokens >= tokens_in => input.everything(),
         _ if !is_related => Selection::of_required(input.required()),
         Budget::Auto => fit.auto.select(&input, scores),
         // Every frame includes the break after its chunk, but the last chunk of a context has none.

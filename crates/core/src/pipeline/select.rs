@@ -97,6 +97,19 @@ impl SelectionInput<'_> {
         selection
     }
 
+    /// Selects everything: the units in descending order of score, and then those that nothing requires and
+    /// that are never chosen for themselves, such as a heading without text.
+    pub fn everything(&self) -> Selection {
+        let mut selection = self.within(usize::MAX);
+        let mut rest = vec![true; self.units.len()];
+        selection.required.iter().chain(&selection.chosen).for_each(|&unit| rest[unit] = false);
+        let rest: Vec<usize> = (0..rest.len()).filter(|&unit| rest[unit]).collect();
+        if !rest.is_empty() {
+            selection.add(rest);
+        }
+        selection
+    }
+
     /// Returns the cost of a unit by itself: with its chunk's frame and all units that it requires.
     pub fn cost_alone(&self, unit: usize) -> usize {
         let costs = self.with_required(unit).into_iter().map(|unit| self.costs[unit]);
