@@ -146,7 +146,7 @@ class Blocking(unittest.TestCase):
         rows: list[tuple[str, str | None, int, Callable[[], object]]] = [
             ("query_empty", "query", 422, lambda: self.client.compress(" ", ["x"])),
             ("chunks_empty", "chunks", 422, lambda: self.client.compress("x", [])),
-            ("budget_impossible", "budget", 422, lambda: self.client.compress("x", ["a b c"], budget={"tokens": 1})),
+            ("budget_impossible", "budget", 422, lambda: self.client.compress("a b c", ["a b c"], budget={"tokens": 1})),
             ("unknown_field", None, 400, lambda: self.client.compress("x", ["a"], extra_body={"nonsense": 1})),
             ("wrong_type", "chunks[1].text", 400, lambda: self.client.compress("x", ["a", {"text": 7}])),
             ("compress_id_unknown", "compress_id", 404, lambda: self.client.attribute("x", compress_id="cmp_no")),
@@ -386,7 +386,7 @@ class Busy(unittest.TestCase):
 
             def ask(number: int) -> str:
                 chunks = [f"Sentence {n} of request {number} says that the tower is {n} metres high." for n in range(20)]
-                return client.compress(QUESTION, chunks, deadline_ms=120_000).context
+                return client.compress("How high is the tower?", chunks, deadline_ms=120_000).context
 
             with ThreadPoolExecutor(8) as threads:
                 answers = list(threads.map(ask, range(16)))

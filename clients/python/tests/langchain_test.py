@@ -118,7 +118,8 @@ class Documents(unittest.TestCase):
         found = self.compress(given, "When was Cape Orrin Light completed?", mode="rerank")
         self.assertEqual([one.metadata.get("title") for one in found], ["Cape Orrin Light", None])
         self.assertEqual(found[0].page_content, text)
-        self.assertEqual(len(self.compress([*given, Document(page_content="x", metadata={"title": 7})], "x?")), 1)
+        with_number = [*given, Document(page_content="x", metadata={"title": 7})]
+        self.assertTrue(self.compress(with_number, "When was Cape Orrin Light completed?"))
 
     def test_no_documents_and_blank_documents(self) -> None:
         self.assertEqual(self.compress([]), [])
