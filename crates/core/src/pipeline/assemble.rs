@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use crate::domain::{ByteRange, Chunk, Format, KeptSpan, Kind, Omissions};
+use crate::domain::{ByteRange, Chunk, CompressRequest, Format, KeptSpan, Kind, Omissions};
 use crate::text::outline::{Joint, Layout};
 
 /// The text between two chunks in every format.
@@ -19,6 +19,14 @@ pub struct Style {
     pub titles: bool,
     /// How the places are marked at which text was left out.
     pub omissions: Omissions,
+}
+
+impl Style {
+    /// Returns how the context of a request is written.
+    pub fn of(request: &CompressRequest) -> Self {
+        let CompressRequest { format, titles, omissions, .. } = *request;
+        Self { format, titles, omissions }
+    }
 }
 
 /// Returns the context. Each element of `kept` has the spans of one chunk: at least one, ascending and

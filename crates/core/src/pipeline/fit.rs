@@ -66,9 +66,7 @@ pub fn budget(
     let keep: Vec<bool> = request.chunks.iter().map(|chunk| kept_ids.contains(&chunk.id)).collect();
     let units = &reading.units;
     let order = order(request, units, scores);
-    let is_row = |(index, unit): (usize, &Unit)| {
-        reading.outlines.piece(index, unit.chunk).is_some_and(|piece| piece.is_row)
-    };
+    let is_row = |(index, unit): (usize, &Unit)| reading.outlines.is_row(index, unit.chunk);
     let compares_rows = text::compares_all(&request.query) && units.iter().enumerate().any(is_row);
     // "Which is the cheapest?" has no word of the table that answers it.
     let is_related = compares_rows || fit.auto.is_related(scores);
@@ -157,7 +155,7 @@ impl Fitter<'_> {
     /// Returns the number of tokens of a chunk's frame, if it is the chunk at `index` of the context.
     fn frame_cost(&self, chunk: &Chunk, index: usize) -> Result<usize, PipelineError> {
         let FitContext { counter, frame_costs, .. } = self.fit;
-        let frame = assemble::frame(chunk, index, style_of(self.request));
+        let frame = assemble::frame(chunk, index, Style::of(self.request));
         frame_costs.count(counter, self.request.tokenizer, frame)
     }
 
@@ -208,7 +206,7 @@ impl Fitter<'_> {
             let mut take = |&chunk: &usize| std::mem::take(&mut by_chunk[chunk]);
             let kept: Vec<_> = self.order.iter().map(&mut take).filter(|spans| !spans.is_empty()).collect();
             let layouts = self.reading.outlines.layouts();
-            assemble::context((&self.request.chunks, layouts), kept, style_of(self.request))
+            assemble::context((&self.request.chunks, layouts), kept, Style::of(self.request))
         };
         let tokens = self.count_tokens(&text, &spans)?;
         Ok(RenderedContext { text, spans, tokens })
@@ -311,12 +309,6 @@ impl Fitter<'_> {
         let (related, order) = (self.is_related, self.order);
         Fitted { context: rendered.text, usage, order, spans: rendered.spans, related, rows_left_out }
     }
-}
-
-/// Returns how the context of a request is written.
-fn style_of(request: &CompressRequest) -> Style {
-    let CompressRequest { format, titles, omissions, .. } = *request;
-    Style { format, titles, omissions }
 }
 
 /// Returns whether both neighbours of a range are whitespace or the ends of the text.

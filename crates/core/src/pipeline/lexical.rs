@@ -29,11 +29,11 @@ pub struct LexicalRc {
     /// `[question_token]`: whether the model's logits of the token count.
     counts: Vec<bool>,
     /// `[word, chunk]`.
-    chunks: Array2<f32>,
+    pub chunks: Array2<f32>,
     /// `[word, unit]`; empty if units are chunks.
-    units: Array2<f32>,
+    pub units: Array2<f32>,
     /// `[word, sentence]`; empty unless units are words.
-    sentences: Array2<f32>,
+    pub sentences: Array2<f32>,
     /// The mean over words, weighted by how rare they are, of the largest logit of any chunk: the share of the
     /// question that some chunk has. It is at most 1.5.
     pub reach: f32,
@@ -50,19 +50,18 @@ impl LexicalRc {
         chunks: &[Arc<Chunk>],
         (granularity, units, outlines): (Granularity, &[Unit], &Outlines),
     ) -> Option<Self> {
-        let of_unknown = words(query, |word| !tokenizer.knows(word.script));
-        let words = if outlines.is_prose() {
-            of_unknown.clone()
-        } else {
-            words(query, |word| !tokenizer.knows(word.script) || is_name(word.bytes.of(query)))
-        };
+        let scores_names = !outlines.is_prose();
+        let is_unknown = |word: &GramWord| !tokenizer.knows(word.script);
+        let words = words(query, |word| is_unknown(word) || scores_names && is_name(word.bytes.of(query)));
         if words.is_empty() {
             return None;
         }
+        let of_unknown: Vec<ByteRange> =
+            words.iter().filter(|word| is_unknown(word)).map(|word| word.bytes).collect();
         let head = LexicalHead::new(words);
         let leaves = |bytes: ByteRange| {
             let is_word = bytes.of(query).contains(char::is_alphanumeric);
-            of_unknown.is_empty() || is_word && !of_unknown.iter().any(|word| word.bytes.overlaps(bytes))
+            of_unknown.is_empty() || is_word && !of_unknown.iter().any(|word| word.overlaps(bytes))
         };
         let text = |chunk: usize, bytes: ByteRange| bytes.of(&chunks[chunk].text);
         let titled = chunks.iter().map(|chunk| [chunk.title.as_deref().unwrap_or_default(), &chunk.text]);
@@ -87,23 +86,9 @@ impl LexicalRc {
         })
     }
 
-    /// Returns `[row, chunk]`: the model's RC `[question_token, chunk]` of the tokens that count, and the rows
-    /// of the lexical head.
-    pub fn joined_chunks(&self, of_model: Array2<f32>) -> Array2<f32> {
-        self.joined(&of_model, &self.chunks)
-    }
-
-    /// As [`Self::joined_chunks`], for units.
-    pub fn joined_units(&self, of_model: Array2<f32>) -> Array2<f32> {
-        self.joined(&of_model, &self.units)
-    }
-
-    /// As [`Self::joined_chunks`], for sentences.
-    pub fn joined_sentences(&self, of_model: Array2<f32>) -> Array2<f32> {
-        self.joined(&of_model, &self.sentences)
-    }
-
-    fn joined(&self, of_model: &Array2<f32>, lexical: &Array2<f32>) -> Array2<f32> {
+    /// Returns `[row, segment]`: the model's RC `[question_token, segment]` of the tokens that count, and the
+    /// rows of the lexical head for the same segments. Without segments there is nothing to join.
+    pub fn joined(&self, of_model: &Array2<f32>, lexical: &Array2<f32>) -> Array2<f32> {
         if of_model.is_empty() {
             return of_model.clone();
         }

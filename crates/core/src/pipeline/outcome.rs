@@ -135,8 +135,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         ChunkOutcome { index, kept, empty, kind: None, score: None, spans: Vec::from_iter(all) }
     };
     let mut chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
-    let CompressRequest { format, titles, omissions, .. } = *request;
-    let style = assemble::Style { format, titles, omissions };
+    let style = assemble::Style::of(request);
     let kept = chunks.iter_mut().map(|outcome| &mut outcome.spans[..]).filter(|spans| !spans.is_empty());
     Compressed {
         context: assemble::context((&request.chunks, &[]), kept, style),

@@ -121,9 +121,9 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
     Ok(match &reading.lexical {
         None => RankedRc { chunks, units, sentences, max_sim },
         Some(lexical) => RankedRc {
-            chunks: lexical.joined_chunks(chunks),
-            units: lexical.joined_units(units),
-            sentences: lexical.joined_sentences(sentences),
+            chunks: lexical.joined(&chunks, &lexical.chunks),
+            units: lexical.joined(&units, &lexical.units),
+            sentences: lexical.joined(&sentences, &lexical.sentences),
             // The model's own logits say nothing about words that it does not know.
             max_sim: if lexical.knows_all { max_sim } else { Some(lexical.reach) },
         },
@@ -183,7 +183,7 @@ impl UnitContext {
             for (index, unit) in reading.units.iter().enumerate() {
                 let before = reading.outlines.required_by(index, unit.chunk).filter(|other| *other < index);
                 shared.extend(before.map(|other| (index, other)));
-                if reading.outlines.piece(index, unit.chunk).is_some_and(|piece| piece.is_frame) {
+                if reading.outlines.is_frame(index, unit.chunk) {
                     frames.push(index);
                 }
             }

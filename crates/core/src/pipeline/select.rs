@@ -128,11 +128,9 @@ impl SelectionInput<'_> {
         let Some(piece) = self.outlines.piece(unit, chunk) else { return vec![unit] };
         let mut group = BTreeSet::from([unit]);
         if compares_rows && piece.is_row {
-            let of_chunk =
-                (0..self.units.len()).filter(|&other| self.units[other].chunk == chunk && !taken(other));
-            group.extend(
-                of_chunk.filter(|&other| self.outlines.piece(other, chunk).is_some_and(|piece| piece.is_row)),
-            );
+            let is_row =
+                |other: &usize| self.units[*other].chunk == chunk && self.outlines.is_row(*other, chunk);
+            group.extend((0..self.units.len()).filter(is_row).filter(|&other| !taken(other)));
         }
         let mut open: Vec<usize> = group.iter().copied().collect();
         while let Some(next) = open.pop() {
@@ -145,11 +143,9 @@ impl SelectionInput<'_> {
     /// Returns the indices of the units that may be chosen and are not required, in descending order of score.
     /// Equal scores keep the order of the text.
     pub fn ranked(&self) -> Vec<usize> {
-        let is_frame =
-            |unit: usize, chunk: usize| self.outlines.piece(unit, chunk).is_some_and(|piece| piece.is_frame);
         let may_be_chosen = |&unit: &usize| {
             let chunk = self.units[unit].chunk;
-            !self.keep[chunk] && !is_frame(unit, chunk)
+            !self.keep[chunk] && !self.outlines.is_frame(unit, chunk)
         };
         let mut order: Vec<usize> = (0..self.units.len()).filter(may_be_chosen).collect();
         order.par_sort_by(|&a, &b| self.scores[b].total_cmp(&self.scores[a]));
@@ -174,8 +170,7 @@ impl SelectionInput<'_> {
 /// It keeps the fewest units, in descending order of score, that carry 97 % of the evidence and 60 % of the
 /// total score. The evidence of a set of units is the sum over the question's tokens of the largest RC among
 /// these units; the share is relative to the evidence of all units. Units of chunks that are kept whole count
-/// for neither share.
-/// `docs/evaluation.md` has the measurements.
+/// for neither share. `docs/evaluation.md` has the measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Auto {

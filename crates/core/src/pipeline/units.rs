@@ -62,6 +62,16 @@ impl Outlines {
         self.layouts[chunk].pieces.get(unit - self.first_units[chunk])
     }
 
+    /// Returns whether a unit is never chosen for itself.
+    pub fn is_frame(&self, unit: usize, chunk: usize) -> bool {
+        self.piece(unit, chunk).is_some_and(|piece| piece.is_frame)
+    }
+
+    /// Returns whether a unit is a row of a table.
+    pub fn is_row(&self, unit: usize, chunk: usize) -> bool {
+        self.piece(unit, chunk).is_some_and(|piece| piece.is_row)
+    }
+
     /// Returns the units that `unit` directly requires, and `None` for a unit of prose.
     pub fn required_by(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
         let first = self.first_units[chunk];

@@ -246,7 +246,7 @@ fn is_underline(line: &str) -> bool {
 }
 
 /// Returns whether the line is a list item: `- x`, `* x`, `• x`, `1. x`, `12) x`, `(3) x`, `a) x`.
-fn is_item(line: &str) -> bool {
+pub(super) fn is_item(line: &str) -> bool {
     let marker = line.split_whitespace().next().unwrap_or("");
     if marker.len() == line.len() || marker.len() > 6 {
         return false;

@@ -153,18 +153,7 @@ pub(in super::super) fn fence(line: &str) -> Option<Fence> {
     (len >= 3 && !name.contains('`')).then(|| Fence { mark, len, bare: name.trim().is_empty() })
 }
 
-/// Returns whether the line is a list item: `- x`, `* x`, `• x`, `1. x`, `12) x`, `(3) x`, `a) x`.
+/// Returns whether the line is a list item, with any indent.
 pub(in super::super) fn is_item(line: &str) -> bool {
-    let line = line.trim();
-    let marker = line.split_whitespace().next().unwrap_or("");
-    if marker.len() == line.len() || marker.len() > 6 {
-        return false;
-    }
-    if matches!(marker, "-" | "*" | "+" | "•" | "·" | "‣" | "◦" | "▪" | "–" | "—") {
-        return true;
-    }
-    let numbered = marker.strip_suffix(['.', ')']).map(|m| m.trim_start_matches('('));
-    let lettered = marker.strip_suffix(')').map(|m| m.trim_start_matches('('));
-    numbered.is_some_and(|m| matches!(m.len(), 1..=3) && m.bytes().all(|b| b.is_ascii_digit()))
-        || lettered.is_some_and(|m| m.len() == 1 && m.bytes().all(|b| b.is_ascii_alphabetic()))
+    crate::text::lines::is_item(line.trim())
 }
