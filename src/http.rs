@@ -24,6 +24,7 @@ pub mod tls;
 
 use std::time::Duration;
 
+use axum::http::{HeaderName, HeaderValue};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router};
 use thresher_core::pipeline::validate::RequestLimits;
@@ -39,6 +40,14 @@ pub use self::serve::{Serving, serve};
 pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
 use crate::api::{BodyLimits, ModelsAnswer, RegisterLimits, SearchLimits};
 use crate::error::ApiError;
+
+/// The response header that says whether any text is related to the question.
+const RELATED: HeaderName = HeaderName::from_static("x-thresher-related");
+
+/// The value of a header that is true or false.
+fn boolean_value(value: bool) -> HeaderValue {
+    HeaderValue::from_static(if value { "true" } else { "false" })
+}
 
 /// Limits of requests and answers.
 #[derive(Debug, Clone, Copy)]

@@ -43,7 +43,6 @@ const OUTCOME: &str = "x-thresher";
 const REASON: &str = "x-thresher-reason";
 const TOKENS_BEFORE: &str = "x-thresher-tokens-before";
 const TOKENS_AFTER: &str = "x-thresher-tokens-after";
-const RELATED: &str = "x-thresher-related";
 
 /// `POST /v1/chat/completions`: OpenAI's Chat Completions.
 pub async fn chat(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
@@ -359,7 +358,7 @@ impl CompressionReport {
             add(TOKENS_AFTER, after.to_string());
         }
         if let Some(related) = self.related {
-            add(RELATED, related.to_string());
+            headers.insert(super::RELATED, super::boolean_value(related));
         }
     }
 }

@@ -325,13 +325,19 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         r#"{"query": "Who discovered penicillin?", "texts": ["It is a mould.", "Fleming did."]}"#;
     const PAIRS: &str =
         r#"{"text_1": "Who discovered penicillin?", "text_2": ["It is a mould.", "Fleming did."]}"#;
+    let related = json!({"x-thresher-related": {
+        "description": "Whether any document is related to the question. Left out by models that do not tell (decoders).",
+        "schema": {"enum": ["true", "false"]},
+    }});
     let mut reranks = |id, summary, path| {
-        Operation::new("rerank", id, summary)
+        let (_, _, mut operation) = Operation::new("rerank", id, summary)
             .body(in_json(schemas.request::<RerankBody>()))
             .examples(&[("documents", EXAMPLE), ("texts", TEI)])
             .response("The documents, best first.", in_json(schemas.response::<RerankAnswer>()))
             .errors(errors(schemas, ErrorFormat::Rerank, &[ANY, BODY, WORK]))
-            .at(path, "post")
+            .at(path, "post");
+        operation["responses"]["200"]["headers"] = related.clone();
+        (path.to_owned(), "post", operation)
     };
     let mut all = vec![
         reranks("rerankV1", "Rank documents, in the format of Cohere's v1, Jina and vLLM.", "/v1/rerank"),

@@ -35,7 +35,7 @@ const EXPOSED: [HeaderName; 8] = [
     HeaderName::from_static("x-thresher"),
     HeaderName::from_static("x-thresher-cited"),
     HeaderName::from_static("x-thresher-reason"),
-    HeaderName::from_static("x-thresher-related"),
+    super::RELATED,
     HeaderName::from_static("x-thresher-tokens-after"),
     HeaderName::from_static("x-thresher-tokens-before"),
 ];

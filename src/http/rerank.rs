@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use axum::Json;
 use axum::body::Body;
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
+use axum::response::{AppendHeaders, IntoResponse, Response};
 use thresher_core::domain::Granularity;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
@@ -48,11 +48,16 @@ async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, path_dialect: 
             cancel,
         )?])
     };
-    let answer =
-        move |ranked: &[Ranked], model: &str| request.answer(&ranked[0], ttl_store::new_id("rerank"), model);
+    let answer = move |ranked: &[Ranked], model: &str| {
+        let related = ranked[0].relevance.map(|relevance| relevance.related);
+        (request.answer(&ranked[0], ttl_store::new_id("rerank"), model), related)
+    };
     let answer = ranked(service, deadline, rank, answer);
     match (answer.await, dialect) {
-        (Ok(answer), _) => Json(answer).into_response(),
+        (Ok((answer, related)), _) => {
+            let header = related.map(|related| (super::RELATED, super::boolean_value(related)));
+            (AppendHeaders(header), Json(answer)).into_response()
+        }
         (Err(error), RerankDialect::Tei) => error.of_chunks_in("texts").tei_response(),
         (Err(error), _) => error.of_chunks_in("documents").rerank_response(),
     }

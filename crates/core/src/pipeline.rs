@@ -267,13 +267,12 @@ impl Pipeline {
         let explain = || clock.stage("explain", || explain::explanation(&reading, cancel));
         let explanation = (request.explain && reading.probe.is_none()).then(explain).transpose()?;
         let warnings = self.warnings(request, &reading, &fitted);
-        let (related, least) = (fitted.related, self.settings.auto.least(scores.measured));
         Ok(Compressed {
             warnings,
             chunks: chunk_outcomes(&reading, &scores, fitted.spans, &fitted.order),
             context: fitted.context,
             usage: Some(fitted.usage),
-            relevance: scores.max_sim.map(|max_sim| Relevance { max_sim, related, least }),
+            relevance: fitted.relevance,
             degraded: false,
             sources: Some(reading.blocks.sources),
             timings: clock.finish(),
@@ -449,7 +448,8 @@ impl Pipeline {
         };
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
         let are_probabilities = reading.probe.is_some();
-        Ok(Ranked { chunks: scores.chunks, are_probabilities, sentences, tokens })
+        let relevance = self.settings.auto.relevance(query, &reading.outlines, &scores);
+        Ok(Ranked { chunks: scores.chunks, relevance, are_probabilities, sentences, tokens })
     }
 
     /// Has the model read those of `chunks` that are not cached, so that later requests find their blocks.

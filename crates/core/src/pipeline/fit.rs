@@ -14,7 +14,7 @@ use super::score::Scores;
 use super::select::{Auto, Selection, SelectionInput};
 use super::units::Unit;
 use super::validate::InvalidRequest;
-use super::{PipelineError, Reading, Usage};
+use super::{PipelineError, Reading, Relevance, Usage};
 use crate::domain::{
     Budget, ByteRange, Chunk, CompressRequest, KeptSpan, Omissions, Order, TokenSpan, TokenizerName,
 };
@@ -32,8 +32,8 @@ pub struct Fitted {
     pub order: Vec<usize>,
     /// `[chunk]`: the kept spans of each chunk of the request, in ascending order.
     pub spans: Vec<Vec<KeptSpan>>,
-    /// Whether any chunk is related to the question.
-    pub related: bool,
+    /// Whether any chunk is related to the question; `None` for models that do not tell.
+    pub relevance: Option<Relevance>,
     /// The chunks of which some rows are left out although the question compares all rows.
     pub rows_left_out: Vec<usize>,
 }
@@ -66,12 +66,11 @@ pub fn budget(
     let keep: Vec<bool> = request.chunks.iter().map(|chunk| kept_ids.contains(&chunk.id)).collect();
     let units = &reading.units;
     let order = order(request, units, scores);
-    let is_row = |(index, unit): (usize, &Unit)| reading.outlines.is_row(index, unit.chunk);
-    let compares_rows = text::compares_all(&request.query) && units.iter().enumerate().any(is_row);
-    // "Which is the cheapest?" has no word of the table that answers it.
-    let is_related = compares_rows || fit.auto.is_related(scores);
+    let compares_rows = reading.outlines.has_rows() && text::compares_all(&request.query);
+    let relevance = fit.auto.relevance(&request.query, &reading.outlines, scores);
+    let is_related = relevance.is_none_or(|relevance| relevance.related);
     let fitter =
-        Fitter { request, reading, units, scores, fit, keep: &keep, order, is_related, compares_rows };
+        Fitter { request, reading, units, scores, fit, keep: &keep, order, relevance, compares_rows };
     let costs = fitter.unit_costs()?;
     let frame_costs = fitter.frame_costs()?;
     let input = SelectionInput {
@@ -124,7 +123,7 @@ struct Fitter<'a> {
     keep: &'a [bool],
     /// The indices of all chunks, in the order of the result.
     order: Vec<usize>,
-    is_related: bool,
+    relevance: Option<Relevance>,
     compares_rows: bool,
 }
 
@@ -306,8 +305,8 @@ impl Fitter<'_> {
         // the whole context than in its parts.
         let usage = Usage { tokens_in: tokens_in.max(rendered.tokens), tokens_out: rendered.tokens };
         let rows_left_out = self.rows_left_out(&rendered.spans);
-        let (related, order) = (self.is_related, self.order);
-        Fitted { context: rendered.text, usage, order, spans: rendered.spans, related, rows_left_out }
+        let (relevance, order) = (self.relevance, self.order);
+        Fitted { context: rendered.text, usage, order, spans: rendered.spans, relevance, rows_left_out }
     }
 }
 

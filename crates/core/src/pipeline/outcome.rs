@@ -103,6 +103,8 @@ pub struct Ranked {
     /// `[chunk]`: the score of each chunk in the request's order, in units of a raw logit; at least 0. Scores
     /// of different requests are not comparable.
     pub chunks: Vec<f32>,
+    /// Whether any chunk is related to the question; `None` for models that do not tell.
+    pub relevance: Option<Relevance>,
     /// Whether a probe gave all scores. They are then probabilities, from 0 to 1.
     pub are_probabilities: bool,
     /// The sentences of all chunks, in the order of the chunks. Empty unless the granularity was sentences.

@@ -7,8 +7,10 @@ use ndarray::ArrayView1;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use super::outcome::Relevance;
 use super::score::{Measured, Scores};
 use super::units::{Outlines, Unit};
+use crate::text;
 
 /// The share of the evidence that the units kept by [`Auto::select`] carry.
 const EVIDENCE_SHARE: f64 = 0.97;
@@ -192,19 +194,18 @@ impl Default for Auto {
 }
 
 impl Auto {
-    /// Returns whether any chunk is related to the question. It is true for models whose logits have no fixed
-    /// scale, because they do not tell.
-    pub fn is_related(&self, scores: &Scores) -> bool {
-        scores.max_sim.is_none_or(|max_sim| max_sim >= self.least(scores.measured))
-    }
-
-    /// Returns the least [`max_sim`](Scores::max_sim) of related chunks.
-    pub fn least(&self, measured: Measured) -> f32 {
-        match measured {
+    /// Returns whether any chunk is related to the question `query`. Models whose logits have no fixed scale
+    /// do not tell; for these it returns `None`.
+    pub fn relevance(&self, query: &str, outlines: &Outlines, scores: &Scores) -> Option<Relevance> {
+        let max_sim = scores.max_sim?;
+        let least = match scores.measured {
             Measured::Prose => self.max_sim_min,
             Measured::Structured => self.structured_max_sim_min,
             Measured::Lexical => self.lexical_min,
-        }
+        };
+        // "Which is the cheapest?" has no word of the table that answers it.
+        let compares_rows = outlines.has_rows() && text::compares_all(query);
+        Some(Relevance { max_sim, related: max_sim >= least || compares_rows, least })
     }
 
     /// Selects the required units, and the units that the rule keeps of the others.

@@ -39,12 +39,16 @@ pub struct Outlines {
     layouts: Vec<Layout>,
     /// `[chunk]`: the index of the chunk's first unit.
     first_units: Vec<usize>,
+    /// Whether some chunk is not prose, also where units are chunks or words.
+    has_structure: bool,
+    /// Whether some chunk has rows of a table, also where units are chunks or words.
+    has_rows: bool,
 }
 
 impl Outlines {
     /// Returns the outlines of so many chunks of prose.
     pub fn of_prose(chunks: usize) -> Self {
-        Self { layouts: vec![Layout::prose(); chunks], first_units: vec![0; chunks] }
+        Self { layouts: vec![Layout::prose(); chunks], first_units: vec![0; chunks], ..Self::default() }
     }
 
     /// Returns `[chunk]`, the layouts of the texts.
@@ -54,7 +58,12 @@ impl Outlines {
 
     /// Returns whether all chunks are prose.
     pub fn is_prose(&self) -> bool {
-        self.layouts.iter().all(|layout| layout.pieces.is_empty())
+        !self.has_structure
+    }
+
+    /// Returns whether any chunk has rows of a table.
+    pub fn has_rows(&self) -> bool {
+        self.has_rows
     }
 
     /// Returns the piece that a unit is; `None` for a unit of prose.
@@ -97,8 +106,11 @@ pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> (
     for (index, (chunk, block)) in chunks.iter().zip(&blocks.blocks).enumerate() {
         let first = blocks.spans[index].start;
         outlines.first_units.push(units.len());
+        let layout = Layout::of(&chunk.text, chunk.kind);
+        outlines.has_structure |= !layout.pieces.is_empty();
+        outlines.has_rows |= layout.pieces.iter().any(|piece| piece.is_row);
         let layout = match granularity {
-            Granularity::Sentence => Layout::of(&chunk.text, chunk.kind),
+            Granularity::Sentence => layout,
             Granularity::Chunk | Granularity::Token => Layout::prose(),
         };
         let on_key_axis =
