@@ -75,8 +75,8 @@ use crate::model::contract::{Probe, QuestionTokens, around_question};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
-use crate::text;
 use crate::text::outline::Layout;
+use crate::text::{self, Mentions};
 
 /// Answers requests with one model, its tokenizer and a cache of blocks. All methods take `&self`, so one
 /// pipeline serves many threads at the same time.
@@ -335,6 +335,12 @@ impl Pipeline {
             LexicalRc::of(of_query, &self.tokenizer, &request.chunks, units).map(Arc::new)
         };
         let lexical = if decoder.is_none() { clock.stage("lexical", lexical) } else { None };
+        let mentions = || {
+            let titled = request.chunks.iter().map(|chunk| (chunk.title.as_deref(), &*chunk.text));
+            Mentions::of(titled)
+        };
+        let mentions =
+            if decoder.is_none() { clock.stage("mentions", mentions) } else { Mentions::default() };
         Ok(Reading {
             tokens,
             query,
@@ -343,6 +349,7 @@ impl Pipeline {
             granularity: request.granularity,
             units: units.into(),
             outlines: Arc::new(outlines),
+            mentions: Arc::new(mentions),
             graph_logits,
             logits_have_fixed_scale: decoder.is_none(),
             question_tokens: decoder.map_or(QuestionTokens::All, |decoder| decoder.question_tokens),

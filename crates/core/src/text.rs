@@ -13,6 +13,7 @@ mod bound;
 mod comparison;
 mod grams;
 mod lines;
+mod mentions;
 mod numbers;
 pub mod outline;
 mod stop_context;
@@ -33,6 +34,7 @@ use lines::{GroupKind, LineGroup};
 pub use arriving::{Arriving, arrived};
 pub use comparison::compares_all;
 pub use grams::{Gram, GramWord, gram_words, script_of};
+pub use mentions::Mentions;
 pub use terms::{Term, markers, terms};
 
 /// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may

@@ -17,6 +17,7 @@ use crate::kv::codec::Codec;
 use crate::model::RawLogits;
 use crate::model::contract::{Probe, QuestionTokens};
 use crate::model::tokenizer::Tokens;
+use crate::text::Mentions;
 
 /// How many logits or peaks a request holds in memory at a time: 8 Mi values, which take 32 MiB.
 const VALUES_AT_ONCE_MAX: usize = 8 << 20;
@@ -40,6 +41,9 @@ pub struct Reading {
     pub units: Arc<[Unit]>,
     /// How the units belong together.
     pub outlines: Arc<Outlines>,
+    /// Which chunks name the titles of which others. Empty for decoders and for the sentences of
+    /// an answer.
+    pub mentions: Arc<Mentions>,
     /// `[head, question_token, key]`: the logits that the model's query graph computed. `None` unless the
     /// settings ask for the graph with [`ScanBy::Onnx`](super::scan::ScanBy::Onnx).
     pub graph_logits: Option<Array3<f32>>,

@@ -16,6 +16,7 @@ use super::{PipelineError, Reading};
 use crate::domain::{Granularity, TokenSpan};
 use crate::model::RawLogits;
 use crate::rc::{self, Estimator, HeadMean, UnknownEstimator};
+use crate::text::Mentions;
 
 /// How chunks and units are scored. As text it is `peak/ranked+coverage`, `probe`, or the name of an
 /// [`Estimator`].
@@ -133,13 +134,14 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
 /// Computes the scores of the default method:
 ///
 /// - A chunk's score is its mean RC over the question's tokens, in which tokens that better chunks answer
-///   count less (coverage, see [`rc::with_coverage`]).
+///   count less (coverage, see [`rc::with_coverage`]). A chunk whose title a better chunk names has at least
+///   half of that chunk's score.
 /// - A sentence's score is its own mean RC times the square root of its chunk's score.
 /// - A word's score is the mean RC of its sentence, times (1 + z / z_max), where z is the word's own mean RC
 ///   and z_max the largest z of all words, times the square root of its chunk's score.
 pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
     let units = &reading.units;
-    let chunks = rc::with_coverage(&ranked.chunks);
+    let chunks = with_mentioned(rc::with_coverage(&ranked.chunks), &reading.mentions);
     let weighted_by_chunk = |(unit, rc): (&Unit, f32)| rc * chunks[unit.chunk].sqrt();
     let (scores, unit_rc) = match reading.granularity {
         Granularity::Chunk => {
@@ -201,6 +203,29 @@ impl UnitContext {
             self.frames.iter().for_each(|&frame| row[frame] = rc::EMPTY);
         }
     }
+}
+
+/// The share of its score that a chunk gives to the chunks whose titles its text names. The passage that
+/// answers the second part of a question often has no word of the question, but the passage that answers the
+/// first part names it. The value was chosen by measurement (`docs/evaluation.md`).
+const MENTIONED_SHARE: f32 = 0.5;
+
+/// Raises the scores of chunks whose titles one of the [`rc::PICKS`] best chunks names. Of several chunks with
+/// the same title only the best is raised, because the others are other parts of a document.
+fn with_mentioned(own: Vec<f32>, mentions: &Mentions) -> Vec<f32> {
+    if mentions.is_empty() {
+        return own;
+    }
+    let mut best: Vec<usize> = (0..own.len()).collect();
+    best.sort_by(|&a, &b| own[b].total_cmp(&own[a]));
+    let mut raised = own.clone();
+    for &source in best.iter().take(rc::PICKS) {
+        for texts in mentions.named_by(source) {
+            let target = *texts.iter().rev().max_by(|&&a, &&b| own[a].total_cmp(&own[b])).expect("one text");
+            raised[target] = raised[target].max(MENTIONED_SHARE * own[source]);
+        }
+    }
+    raised
 }
 
 /// The share of its score that an event of a log gives to the events that share an identifier with it: the

@@ -58,7 +58,7 @@ pub fn script_of(c: char) -> Script {
 }
 
 /// Returns whether words of the script are compared by single characters and pairs.
-fn by_characters(script: Script) -> bool {
+pub(super) fn by_characters(script: Script) -> bool {
     matches!(
         script,
         Script::Han

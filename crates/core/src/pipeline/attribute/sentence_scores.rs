@@ -129,6 +129,7 @@ pub(super) fn score(
         granularity: Granularity::Sentence,
         units: Arc::clone(&candidates.units),
         outlines: Arc::default(),
+        mentions: Arc::default(),
         graph_logits,
         logits_have_fixed_scale: info.decoder.is_none(),
         question_tokens: QuestionTokens::All,
