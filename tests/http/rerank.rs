@@ -55,6 +55,28 @@ async fn the_endpoints_of_cohere_jina_and_vllm_give_the_same_results() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_header_says_whether_any_document_is_related() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let texts = |query: &str| json!({"query": query, "texts": TEXTS}).to_string();
+    for (query, related) in [("When is the tide?", "true"), ("zzz?", "false")] {
+        let documents = request(json!({"query": query}));
+        let bodies = [
+            ("/v1/rerank", documents.clone()),
+            ("/rerank", documents.clone()),
+            ("/v2/rerank", documents),
+            ("/rerank", texts(query)),
+        ];
+        for (path, body) in bodies {
+            let response = post(daemon.http, path, body).await;
+            assert_eq!(response.status, 200, "{path}: {}", response.body);
+            assert_eq!(response.header("x-thresher-related"), Some(related), "{path}: {query}");
+        }
+    }
+    let refused = post(daemon.http, "/v1/rerank", request(json!({"query": " "}))).await;
+    assert_eq!(refused.header("x-thresher-related"), None, "{}", refused.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn documents_may_be_texts_or_objects() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let documents = json!([{"text": "Water is wet.", "page": 3}, {"title": "Tides", "text": "The tide is at noon."}, "The moon is far."]);

@@ -334,7 +334,7 @@ mod tests {
     use ndarray::Array2;
 
     use super::*;
-    use crate::domain::{Format, Kind};
+    use crate::domain::{Format, Granularity, Kind};
     use crate::kv::store::KvStore;
     use crate::model::scripted::ScriptedModel;
     use crate::pipeline::cancel::Cancel;
@@ -430,5 +430,39 @@ mod tests {
         check("a kept chunk that exceeds the budget", keep("a", 39), needs);
         let plain = CompressRequest { format: Format::Plain, ..request(Budget::Tokens(10)) };
         check("plain text has no marker to count", plain, "Rain fell.");
+    }
+
+    #[test]
+    fn rows_and_structure_are_found_with_units_of_any_size() {
+        let model = Arc::new(ScriptedModel::new(64));
+        let store = Arc::new(KvStore::without_tiers());
+        let tokenizer = Arc::new(ScriptedModel::tokenizer(&[]));
+        let pipeline = Pipeline::new(model, tokenizer, store, Settings::default());
+        let table = Chunk {
+            id: "a".to_owned(),
+            title: None,
+            text: "| room | price |\n|---|---|\n| Blue | 70 |\n| Red | 80 |\n".to_owned(),
+            kind: Kind::Table,
+            metadata: None,
+        };
+        let unrelated = Scores {
+            chunks: vec![0.0],
+            units: Vec::new(),
+            unit_rc: Array2::zeros((1, 0)),
+            max_sim: Some(0.0),
+            measured: Measured::Structured,
+        };
+        for granularity in [Granularity::Chunk, Granularity::Sentence, Granularity::Token] {
+            let request = CompressRequest { granularity, ..CompressRequest::new("?", vec![table.clone()]) };
+            let reading =
+                pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
+            assert!(!reading.outlines.is_prose(), "{granularity:?}");
+            let is_related = |query| {
+                let relevance = Auto::default().relevance(query, &reading.outlines, &unrelated);
+                relevance.expect("the model tells").related
+            };
+            assert!(is_related("Which room is the cheapest?"), "{granularity:?}");
+            assert!(!is_related("Who painted the blue room?"), "{granularity:?}");
+        }
     }
 }

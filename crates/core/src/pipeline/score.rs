@@ -398,3 +398,45 @@ impl fmt::Display for Scoring {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chunk `i` has the title `titles[i]` and the text `texts[i]`.
+    #[track_caller]
+    fn check(name: &str, titles: &[&str], texts: &[&str], own: &[f32], expect: &[f32]) {
+        let titled = titles.iter().map(|&title| Some(title)).zip(texts.iter().copied());
+        assert_eq!(with_mentioned(own.to_vec(), &Mentions::of(titled)), expect, "{name}");
+    }
+
+    #[test]
+    fn chunks_that_a_better_chunk_names_have_half_of_its_score() {
+        let titles = ["Skerryvore", "Alan Stevenson", "Muckle Flugga"];
+        let names_one = ["Alan Stevenson built it.", "", ""];
+        check("no chunk is named", &titles, &["", "", ""], &[4.0, 1.0, 0.5], &[4.0, 1.0, 0.5]);
+        check("a named chunk", &titles, &names_one, &[4.0, 1.0, 0.5], &[4.0, 2.0, 0.5]);
+        check("a named chunk with a good score", &titles, &names_one, &[4.0, 3.0, 0.5], &[4.0, 3.0, 0.5]);
+        check("a better chunk is not changed", &titles, &names_one, &[1.0, 4.0, 0.5], &[1.0, 4.0, 0.5]);
+        let chain = ["Alan Stevenson built it.", "He saw Muckle Flugga.", ""];
+        check("scores do not travel twice", &titles, &chain, &[4.0, 0.0, 0.0], &[4.0, 2.0, 0.0]);
+        let parts = ["Skerryvore", "Alan Stevenson", "Alan Stevenson"];
+        check("the best of several parts", &parts, &names_one, &[4.0, 0.25, 0.5], &[4.0, 0.25, 2.0]);
+        check("the first of equal parts", &parts, &names_one, &[4.0, 0.5, 0.5], &[4.0, 2.0, 0.5]);
+    }
+
+    #[test]
+    fn only_the_best_chunks_raise_others() {
+        let last = rc::PICKS + 1;
+        let titles: Vec<String> = (0..=last).map(|number| format!("Part {number}")).collect();
+        let titles: Vec<&str> = titles.iter().map(String::as_str).collect();
+        let named = format!("Part {last}");
+        let own: Vec<f32> = (0..=last).map(|number| (last - number) as f32).collect();
+        for (source, expect) in [(rc::PICKS - 1, 1.0), (rc::PICKS, 0.0)] {
+            let mut texts = vec![""; last + 1];
+            texts[source] = &named;
+            let titled = titles.iter().map(|&title| Some(title)).zip(texts);
+            assert_eq!(with_mentioned(own.clone(), &Mentions::of(titled))[last], expect, "chunk {source}");
+        }
+    }
+}
