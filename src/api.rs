@@ -6,6 +6,7 @@ mod chunks;
 mod conversation;
 mod fields;
 mod guard;
+mod history;
 mod kv;
 mod limits;
 mod request;

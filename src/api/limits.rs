@@ -1,5 +1,6 @@
 //! Limits of request bodies that are checked while a body is parsed, before the values that exceed them are built.
 
+use super::history::MESSAGE_COUNT_MAX;
 use crate::error::{ApiError, ErrorCode};
 use serde::de::DeserializeOwned;
 use thresher_core::pipeline::validate::RequestLimits;
@@ -109,6 +110,12 @@ impl BodyLimits {
     /// The limit of `include`.
     pub(super) fn include(&self) -> ListLimit {
         ListLimit { field: "include", max: INCLUDE_COUNT_MAX, code: ErrorCode::IncludeTooMany, setting: "" }
+    }
+
+    /// The limit of `messages`.
+    pub(super) fn messages(&self) -> ListLimit {
+        let code = ErrorCode::TurnTooMany;
+        ListLimit { field: "messages", max: MESSAGE_COUNT_MAX, code, setting: "" }
     }
 
     /// The limit of `spans`.

@@ -17,6 +17,7 @@ use thresher_core::plain::{self, Shortened};
 use thresher_core::text::offsets::OffsetUnit;
 
 use super::guard::{Exceeded, Guarded};
+use super::history::{self, MessageBody};
 use super::kv::{Include, KvBody, KvWanted};
 use super::limits::{Body, BodyLimits, ListLimit};
 use crate::error::{ApiError, ErrorCode};
@@ -28,6 +29,10 @@ use crate::error::{ApiError, ErrorCode};
 pub struct CompressBody {
     /// The question; not blank.
     query: String,
+    /// The conversation before the question, oldest message first. The question is read with its newest turns.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<Vec<MessageBody>>", length(max = 1000))]
+    messages: Vec<Object<MessageBody>>,
     /// The retrieved chunks, in any order.
     #[serde(default)]
     chunks: Option<Vec<ChunkBody>>,
@@ -286,7 +291,7 @@ fn code_of(error: &serde_json::Error) -> ErrorCode {
 
 impl Body for CompressBody {
     fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
-        vec![limits.chunks("chunks"), limits.chunk_ids(), limits.keep(), limits.include()]
+        vec![limits.chunks("chunks"), limits.chunk_ids(), limits.keep(), limits.include(), limits.messages()]
     }
 }
 
@@ -322,6 +327,7 @@ impl CompressBody {
         let by_id = self.chunk_ids.is_some();
         let chunks = chunks_of(self.chunks, self.chunk_ids.is_some(), registered)?;
         let request = CompressRequest {
+            history: history::turns(self.messages, &self.query)?,
             query: self.query,
             chunks,
             registered: by_id,

@@ -203,6 +203,9 @@ struct RcAnswer {
     /// Why nothing is related to the question; left out if something is.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    /// How many turns of `messages` the question was read with; left out if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    turns_read: Option<usize>,
     /// The name of the model; null while it is being loaded.
     model: Option<String>,
     /// The fingerprint of the model.
@@ -295,6 +298,7 @@ impl CompressAnswer {
         let rc = RcAnswer {
             estimator: pipeline.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),
             reach: compressed.relevance.map(|r| r.max_sim),
+            turns_read: compressed.turns_read,
             related: compressed.relevance.map(|r| r.related),
             reason: compressed.relevance.filter(|r| !r.related).map(|r| {
                 format!("no chunk comes close to the question: reach is {:.2}, and {:.2} is the least (settings [auto])", r.max_sim, r.least)

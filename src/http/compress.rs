@@ -50,7 +50,7 @@ struct LoadedRequest<'a> {
     prefiltered: Option<Prefiltered>,
 }
 
-/// `POST /v1/compress`. A body with `messages` is a conversation; any other has chunks.
+/// `POST /v1/compress`. A body with `messages` and no chunks is a conversation to compress.
 pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;

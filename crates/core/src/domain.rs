@@ -336,6 +336,9 @@ pub enum OnError {
 pub struct CompressRequest {
     /// The question that decides what is relevant.
     pub query: String,
+    /// The texts of the turns of the conversation before the question, oldest first. They say what "she" is in
+    /// "When was she born?".
+    pub history: Vec<String>,
     /// The retrieved chunks, in the retriever's order.
     pub chunks: Vec<Arc<Chunk>>,
     /// Whether the caller named the chunks by their ids in the registry. More chunks are then allowed in one
@@ -366,6 +369,7 @@ impl CompressRequest {
     pub fn new(query: impl Into<String>, chunks: Vec<Chunk>) -> Self {
         Self {
             query: query.into(),
+            history: Vec::new(),
             chunks: chunks.into_iter().map(Arc::new).collect(),
             registered: false,
             budget: Budget::Auto,

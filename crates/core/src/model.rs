@@ -238,6 +238,24 @@ impl EncodedQuestion {
         }
     }
 
+    /// Returns the question without its first `count` tokens. The vectors of the others stay those that were
+    /// computed with the first ones before them. Logits over the question's own keys are those of the tokens
+    /// that are left.
+    pub fn without_first(&self, count: usize) -> Self {
+        let self_attention = match &self.self_attention {
+            SelfAttention::Logits(logits) => {
+                SelfAttention::Logits(logits.slice(s![.., count.., count..]).to_owned())
+            }
+            // Keys that will not be needed again have been dropped.
+            SelfAttention::Keys(keys) if keys.is_empty() => SelfAttention::Keys(keys.clone()),
+            SelfAttention::Keys(keys) => SelfAttention::Keys(keys.slice(s![.., count.., ..]).to_owned()),
+            SelfAttention::CausalKeys(keys) => {
+                SelfAttention::CausalKeys(keys.slice(s![.., count.., ..]).to_owned())
+            }
+        };
+        Self { vectors: self.vectors.slice(s![.., count.., ..]).to_owned(), self_attention }
+    }
+
     /// Returns the question reduced to its last token, which attends to all others: vectors
     /// `[head, 1, head_dim]` and self logits `[head, 1, question_token]`.
     pub fn of_last_token(&self) -> Self {

@@ -46,6 +46,8 @@ pub mod validate;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ndarray::s;
+
 use thiserror::Error;
 
 use self::blocks::{Blocks, Reader};
@@ -77,6 +79,10 @@ use crate::model::{ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
 use crate::text::outline::Layout;
 use crate::text::{self, Mentions};
+
+/// The most tokens of a conversation that are read before its last question. More hardly change the vectors
+/// of the question (`docs/evaluation.md`) but take time.
+const HISTORY_TOKENS_MAX: usize = 128;
 
 /// Answers requests with one model, its tokenizer and a cache of blocks. All methods take `&self`, so one
 /// pipeline serves many threads at the same time.
@@ -273,6 +279,7 @@ impl Pipeline {
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
+            turns_read: (!request.history.is_empty()).then_some(reading.turns),
             degraded: false,
             sources: Some(reading.blocks.sources),
             timings: clock.finish(),
@@ -314,7 +321,12 @@ impl Pipeline {
         let around = probe.as_ref().and_then(|probe| around_question(&probe.template));
         let QuestionText { tokens, query } =
             clock.stage("tokenize", || self.tokenize(&request.query, around.unwrap_or_default()))?;
-        cancel.spend(tokens.ids.len());
+        // Probes were trained with questions that stand alone.
+        let turns_before = if probe.is_some() { &[][..] } else { &request.history };
+        let history = || tokenize::history(turns_before, self.room_before(&tokens), &self.tokenizer);
+        let history = clock.stage("history", history)?;
+        let ids = [&*history.ids, &*tokens.ids].concat();
+        cancel.spend(ids.len());
         let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, limits, cancel))?;
         cancel.check()?;
         let (units, outlines) = units::of(request.granularity, &request.chunks, &blocks);
@@ -322,11 +334,15 @@ impl Pipeline {
         let columns = if needs_all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
         limits.check_logits(tokens.ids.len(), columns)?;
         let heads = if probe.is_some() { EncodedHeads::All } else { EncodedHeads::Readout };
-        let question = clock.stage("question", || self.encode(&tokens, &blocks, heads, cancel))?;
+        let question = clock.stage("question", || self.encode(&ids, &blocks, heads, cancel))?;
+        let question = question.without_first(history.ids.len());
         cancel.check()?;
         let graph_logits = match self.settings.scan {
             ScanBy::Fused => None,
-            ScanBy::Onnx => Some(clock.stage("graph", || scan::by_graph(&tokens.ids, &blocks, model))?),
+            ScanBy::Onnx => {
+                let logits = clock.stage("graph", || scan::by_graph(&ids, &blocks, model))?;
+                Some(logits.slice_move(s![.., history.ids.len().., ..]))
+            }
         };
         let decoder = model.info().decoder.as_ref();
         let of_query = (&*request.query, &tokens);
@@ -344,6 +360,7 @@ impl Pipeline {
         Ok(Reading {
             tokens,
             query,
+            turns: history.turns,
             question,
             blocks: Arc::new(blocks),
             granularity: request.granularity,
@@ -372,7 +389,7 @@ impl Pipeline {
     ) -> Result<Reading, PipelineError> {
         let QuestionText { tokens, query } = self.tokenize(query, around)?;
         self.settings.limits.check_logits(tokens.ids.len(), reading.blocks.tokens())?;
-        let question = self.encode(&tokens, &reading.blocks, EncodedHeads::All, cancel)?;
+        let question = self.encode(&tokens.ids, &reading.blocks, EncodedHeads::All, cancel)?;
         Ok(Reading { tokens, query, question, ..reading.clone() })
     }
 
@@ -384,9 +401,16 @@ impl Pipeline {
         Ok(question)
     }
 
+    /// Returns how many tokens of a conversation can be read before a question.
+    fn room_before(&self, question: &Tokens) -> usize {
+        let info = self.model.info();
+        let together_max = question::tokens_max(info).unwrap_or(info.window_tokens_max);
+        together_max.min(info.window_tokens_max).saturating_sub(question.ids.len()).min(HISTORY_TOKENS_MAX)
+    }
+
     fn encode(
         &self,
-        tokens: &Tokens,
+        ids: &[u32],
         blocks: &Blocks,
         heads: EncodedHeads,
         cancel: &Cancel,
@@ -394,7 +418,7 @@ impl Pipeline {
         let Settings { placement, limits, .. } = &self.settings;
         let (model, placement) = (&*self.model, *placement);
         let context = EncodeContext { model, placement, limits, cancel, is_concurrent: false, heads };
-        question::encode(&tokens.ids, blocks, context)
+        question::encode(ids, blocks, context)
     }
 
     /// Returns the probe if the settings ask for it.

@@ -32,13 +32,17 @@ impl ConversationRequest {
         let Ok(body) = std::str::from_utf8(body) else { return Ok(None) };
         let Ok(located) = Located::parse(body) else { return Ok(None) };
         let Some(messages) = located.get("messages") else { return Ok(None) };
+        // Beside chunks, `messages` is the conversation before the question.
+        if ["chunks", "chunk_ids"].iter().any(|field| located.get(field).is_some()) {
+            return Ok(None);
+        }
         limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
         let mut messages =
             messages.is_list().then(|| messages.items()).ok_or_else(ApiError::messages_not_list)?;
         if messages.clone().next().is_none() {
             return Err(ApiError::messages_empty());
         }
-        if ["query", "chunks", "chunk_ids"].iter().any(|field| located.get(field).is_some()) {
+        if located.get("query").is_some() {
             return Err(ApiError::messages_ambiguous());
         }
         if let Some(index) = messages.position(|message| !message.json().starts_with('{')) {

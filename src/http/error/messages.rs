@@ -268,7 +268,7 @@ impl ApiError {
     }
 
     pub(in crate::http) fn messages_ambiguous() -> Self {
-        let message = "send `query` with `chunks`, or a conversation in `messages`, not both";
+        let message = "`query` and `messages` need `chunks` or `chunk_ids`, too; to compress a conversation, send `messages` without `query`";
         Self::with_param(ErrorCode::ChunksAmbiguous, message, "messages")
     }
 

@@ -26,6 +26,9 @@ pub struct Compressed {
     /// How close the chunks come to the question at all. `None` in a degraded result, and for models whose
     /// logits have no fixed scale (decoders).
     pub relevance: Option<Relevance>,
+    /// How many turns of the conversation the question was read with. `None` if the request has none, and in a
+    /// degraded result.
+    pub turns_read: Option<usize>,
     /// Whether `context` holds the caller's chunks unchanged, because they could not be compressed.
     pub degraded: bool,
     /// How many blocks came from the cache and how many chunks the model read. `None` in a degraded result.
@@ -144,6 +147,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         chunks,
         usage: None,
         relevance: None,
+        turns_read: None,
         degraded: true,
         sources: None,
         timings: Timings { total, ..Timings::default() },

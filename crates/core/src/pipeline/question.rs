@@ -278,6 +278,16 @@ impl QuestionViews {
         Self { planes: self.planes.clone(), rotation: self.rotation.clone(), views: views.collect() }
     }
 
+    /// Returns the question without its first `count` tokens. The vectors of the others stay those that were
+    /// computed with the first ones before them.
+    pub fn without_first(self, count: usize) -> Self {
+        if count == 0 {
+            return self;
+        }
+        let views = self.views.into_iter().map(|(view, encoded)| (view, encoded.without_first(count)));
+        Self { views: views.collect(), ..self }
+    }
+
     /// Returns the number of heads that RC is averaged over.
     pub fn heads(&self) -> usize {
         self.planes.len()

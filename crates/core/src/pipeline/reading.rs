@@ -30,6 +30,8 @@ pub struct Reading {
     pub tokens: Tokens,
     /// The tokens of the question itself, which are all tokens unless a probe reads a template.
     pub query: TokenSpan,
+    /// How many turns of the conversation the model read before the question.
+    pub turns: usize,
     /// The question as the model encoded it. Its vectors' products with keys are the raw logits.
     pub question: QuestionViews,
     /// The blocks of the chunks, and the positions of their tokens on one key axis. The sentences of one

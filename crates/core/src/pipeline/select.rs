@@ -177,7 +177,7 @@ impl SelectionInput<'_> {
 #[serde(deny_unknown_fields, default)]
 pub struct Auto {
     /// The [`max_sim`](Scores::max_sim) below which no chunk is related to the question. It is a raw logit,
-    /// so its value depends on the model: the default, 0.55, was measured for all-MiniLM-L6-v2. 0 switches
+    /// so its value depends on the model: the default, 0.5, was measured for all-MiniLM-L6-v2. 0 switches
     /// the test off.
     pub max_sim_min: f32,
     /// As `max_sim_min`, if some chunk is not prose. The default, 0.45, was measured for all-MiniLM-L6-v2.
@@ -189,7 +189,7 @@ pub struct Auto {
 
 impl Default for Auto {
     fn default() -> Self {
-        Self { max_sim_min: 0.55, structured_max_sim_min: 0.45, lexical_min: 0.35 }
+        Self { max_sim_min: 0.5, structured_max_sim_min: 0.45, lexical_min: 0.35 }
     }
 }
 

@@ -74,6 +74,45 @@ pub fn question(
     }
 }
 
+/// The tokens of the turns that the model reads before a question.
+#[derive(Debug, Clone, Default)]
+pub struct HistoryText {
+    /// The ids of all tokens, oldest turn first.
+    pub ids: Vec<u32>,
+    /// How many turns these are.
+    pub turns: usize,
+}
+
+/// How many turns before a question are looked at.
+const TURNS_MAX: usize = 16;
+
+/// The longest turn that is read, in bytes. It bounds the work for turns that have too many tokens anyway.
+const TURN_BYTES_MAX: usize = 2048;
+
+/// Returns the tokens of the newest turns of `history` that have at most `tokens_max` tokens together. `history`
+/// is sorted by age, oldest first. A turn that does not fit is left out, and older ones are tried, because a short
+/// question often stands before a long answer.
+///
+/// # Errors
+/// Returns [`PipelineError::Model`] if the tokenizer fails.
+pub fn history(
+    history: &[String],
+    tokens_max: usize,
+    tokenizer: &ModelTokenizer,
+) -> Result<HistoryText, PipelineError> {
+    let mut newest_first = Vec::new();
+    let mut room = tokens_max;
+    for turn in history.iter().rev().take(TURNS_MAX).filter(|turn| turn.len() <= TURN_BYTES_MAX) {
+        let ids = tokenizer.encode(&format!("{turn}\n"))?.ids;
+        if !ids.is_empty() && ids.len() <= room {
+            room -= ids.len();
+            newest_first.push(ids);
+        }
+    }
+    let turns = newest_first.len();
+    Ok(HistoryText { ids: newest_first.into_iter().rev().flatten().collect(), turns })
+}
+
 /// Returns the tokens and sentences of a chunk. A title of whitespace is the same as no title.
 ///
 /// # Errors

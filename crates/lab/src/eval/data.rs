@@ -20,6 +20,9 @@ pub enum Rows {
 pub struct SelectionRow {
     /// The question's text.
     pub query: String,
+    /// The turns of the conversation before the question, oldest first.
+    #[serde(default)]
+    pub history: Vec<LabelledTurn>,
     /// The candidate chunks, in the order in which they are sent.
     pub chunks: Vec<LabelledChunk>,
     /// Indices of the needed chunks. Empty for a question that no chunk answers; such rows are left out
@@ -32,6 +35,13 @@ pub struct SelectionRow {
     /// text.
     #[serde(default)]
     pub answers: Vec<String>,
+}
+
+/// A turn of a conversation.
+#[derive(Debug, Clone, Deserialize)]
+pub struct LabelledTurn {
+    /// What is said.
+    pub content: String,
 }
 
 /// An answer with labelled spans.

@@ -213,7 +213,11 @@ fn request(row: &SelectionRow) -> CompressRequest {
         chunk
     };
     let chunks = row.chunks.iter().enumerate().map(numbered).collect();
-    CompressRequest { format: Format::Plain, ..CompressRequest::new(&row.query, chunks) }
+    CompressRequest {
+        format: Format::Plain,
+        history: row.history.iter().map(|turn| turn.content.clone()).collect(),
+        ..CompressRequest::new(&row.query, chunks)
+    }
 }
 
 fn texts(row: &SelectionRow, request: &CompressRequest, reading: &Reading) -> Texts {
@@ -302,6 +306,7 @@ mod tests {
     fn row(gold: &[usize], gold_sets: &[&[usize]]) -> SelectionRow {
         SelectionRow {
             query: String::new(),
+            history: Vec::new(),
             chunks: Vec::new(),
             gold: gold.to_vec(),
             gold_sets: gold_sets.iter().map(|set| set.to_vec()).collect(),
@@ -329,6 +334,7 @@ mod tests {
         let chunk = |text: String| LabelledChunk { id: "x".to_owned(), title: String::new(), text };
         let row = |n: usize| SelectionRow {
             query: format!("Where is number{n}?"),
+            history: Vec::new(),
             chunks: (0..30)
                 .map(|i| {
                     chunk(if i == 7 { format!("Here is number{n}.") } else { format!("Row {n}, text {i}.") })

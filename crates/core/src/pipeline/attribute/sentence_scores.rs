@@ -124,6 +124,7 @@ pub(super) fn score(
     let reading = Reading {
         query: TokenSpan::new(0, tokens.ids.len()),
         tokens,
+        turns: 0,
         question,
         blocks: Arc::clone(blocks),
         granularity: Granularity::Sentence,
