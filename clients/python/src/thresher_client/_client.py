@@ -92,6 +92,7 @@ class Client:
         chunks: Iterable[ChunkInput] | None = None,
         *,
         chunk_ids: Iterable[str] | None = None,
+        messages: Iterable[Mapping[str, Any]] | None = None,
         budget: Budget | None = None,
         granularity: Granularity | None = None,
         keep: Iterable[str] | None = None,
@@ -115,6 +116,8 @@ class Client:
             query: the question.
             chunks: the chunks: strings, `Chunk`s or mappings with the same fields.
             chunk_ids: ids of registered chunks, instead of `chunks`.
+            messages: the conversation before the question, oldest message first, each with `role` and `content`. With it, "When was
+                she born?" is about the person of the turns before.
             budget: size of the context: `{"tokens": 800}`, `{"ratio": 0.25}` (share of what all chunks take), or
                 `{"auto": True}` (default): the fewest sentences that carry most of the evidence.
             granularity: what is kept or dropped as a unit: `"sentence"` (default), `"chunk"`, or `"token"` (words).
@@ -143,6 +146,7 @@ class Client:
             query,
             chunks,
             chunk_ids=chunk_ids,
+            messages=messages,
             budget=budget,
             granularity=granularity,
             keep=keep,
@@ -480,6 +484,7 @@ class AsyncClient:
         chunks: Iterable[ChunkInput] | None = None,
         *,
         chunk_ids: Iterable[str] | None = None,
+        messages: Iterable[Mapping[str, Any]] | None = None,
         budget: Budget | None = None,
         granularity: Granularity | None = None,
         keep: Iterable[str] | None = None,
@@ -505,6 +510,7 @@ class AsyncClient:
             query,
             chunks,
             chunk_ids=chunk_ids,
+            messages=messages,
             budget=budget,
             granularity=granularity,
             keep=keep,

@@ -177,7 +177,7 @@ class Rc(Extensible):
 
     `reach` is the mean over question tokens of each token's largest logit over all chunks. `related` is true if `reach` is high
     enough for at least one chunk to concern the question; if it is false, nothing is kept, and `reason` says why. Both are None
-    for decoders and in degraded answers.
+    for decoders and in degraded answers. `turns_read` says how many turns of `messages` the question was read with.
     """
 
     estimator: str
@@ -186,6 +186,7 @@ class Rc(Extensible):
     reach: float | None = None
     related: bool | None = None
     reason: str | None = None
+    turns_read: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
