@@ -4,6 +4,7 @@
 //! question of the user. Later requests resend them byte-identically, so that the provider's prompt cache keeps hitting. Instructions apply
 //! to the whole conversation and are a turn of their own, which is new whenever their text changes.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -107,6 +108,9 @@ pub struct Passage {
     pub source: Option<Arc<str>>,
 }
 
+/// How many texts before a question are kept for it.
+const HISTORY_TEXTS_MAX: usize = 8;
+
 /// The messages between two answers of the model, or the instructions.
 #[derive(Debug, Clone)]
 pub struct Turn {
@@ -117,6 +121,8 @@ pub struct Turn {
     /// The question that the turn is compressed for: the end of the user's last text up to the end of the turn. For instructions, of the
     /// whole conversation.
     pub query: String,
+    /// The newest texts of the user and the model before the question, oldest first.
+    pub history: Vec<Arc<str>>,
     /// The passages in the order of the conversation.
     pub passages: Vec<Passage>,
     /// The range of the last message with a question in the turn, in bytes of the body.
@@ -153,6 +159,7 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
     let mut turns: Vec<Turn> = Vec::new();
     let mut hasher = Hasher::new_derive_key("thresher 2026 conversation 1");
     let (mut query, mut answered) = (String::new(), true);
+    let (mut said, mut history) = (VecDeque::new(), Vec::new());
     let messages = &conversation.messages;
     // Checked first, because hashing takes each name once for every text that has it.
     messages.iter().flat_map(|message| &message.parts).try_for_each(|part| finder.count_names(part))?;
@@ -168,6 +175,7 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
         hash(&mut hasher, message);
         if message.role == Role::Assistant {
             answered = true;
+            answer_text(message).into_iter().for_each(|text| remember(&mut said, text));
             continue;
         }
         if std::mem::take(&mut answered) {
@@ -183,13 +191,16 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
             append_user_text(message, part, &rest, &mut user_text);
         }
         if let Some(question) = question(&user_text) {
+            history = said.iter().cloned().collect();
+            remember(&mut said, Arc::from(&*question));
             query = question;
             turn.asked_at = Some(message.at.range());
         }
         turn.query.clone_from(&query);
+        turn.history.clone_from(&history);
         turn.key = *hasher.finalize().as_bytes();
     }
-    instructions.query = query;
+    (instructions.query, instructions.history) = (query, history);
     if !instructions.passages.is_empty() {
         turns.insert(0, instructions);
     }
@@ -215,6 +226,22 @@ fn append_user_text(message: &Message, part: &Part, rest: &str, user_text: &mut 
     }
 }
 
+/// Appends a text to the newest texts of a conversation.
+fn remember(said: &mut VecDeque<Arc<str>>, text: Arc<str>) {
+    if said.len() == HISTORY_TEXTS_MAX {
+        said.pop_front();
+    }
+    said.push_back(text);
+}
+
+/// Returns the text of an answer of the model, which is read before the next question; `None` if it has none or is too
+/// long to be read.
+fn answer_text(message: &Message) -> Option<Arc<str>> {
+    let parts = message.parts.iter().filter(|part| part.kind == PartKind::Message);
+    let text = parts.map(|part| part.text.trim()).collect::<Vec<_>>().join("\n");
+    (!text.is_empty() && text.len() <= QUERY_BYTES_MAX).then(|| Arc::from(text))
+}
+
 fn question(user_text: &str) -> Option<String> {
     let user_text = user_text.trim();
     (!user_text.is_empty()).then(|| tail(user_text))
@@ -230,7 +257,14 @@ pub fn other_text_bytes(conversation: &Conversation, turns: &[Turn]) -> usize {
 
 impl Turn {
     fn new(is_instructions: bool) -> Self {
-        Self { key: [0; 32], is_instructions, query: String::new(), passages: Vec::new(), asked_at: None }
+        Self {
+            key: [0; 32],
+            is_instructions,
+            query: String::new(),
+            history: Vec::new(),
+            passages: Vec::new(),
+            asked_at: None,
+        }
     }
 }
 
@@ -431,6 +465,32 @@ mod tests {
         assert_eq!(turns[0].query, "Look:  When?");
         assert_eq!(found(&body, &Policy::default())[0].passages.len(), 0);
         assert_eq!(found(&chat(&[("user", "<c>open")]), &policy())[0].passages.len(), 0, "never closed");
+    }
+
+    #[test]
+    fn a_question_is_read_with_the_texts_before_it() {
+        let long = "a".repeat(QUERY_BYTES_MAX + 1);
+        let asked =
+            [("system", "S"), ("user", "Q1"), ("assistant", "A1"), ("user", "Q2"), ("assistant", &long)];
+        let called = [&asked[..], &[("user", "Q3 <c>One</c>"), ("assistant", "A3"), ("tool", "R")]].concat();
+        let turns = found(&chat(&called), &policy());
+        let histories: Vec<(&str, Vec<&str>)> = turns
+            .iter()
+            .map(|turn| (&*turn.query, turn.history.iter().map(|text| &**text).collect()))
+            .collect();
+        let before_third = vec!["Q1", "A1", "Q2"];
+        let expect = [
+            ("Q1", vec![]),
+            ("Q2", vec!["Q1", "A1"]),
+            ("Q3", before_third.clone()),
+            // The result of a tool is read for the question that the tool was called for.
+            ("Q3", before_third),
+        ];
+        assert_eq!(histories, expect);
+        let questions: Vec<String> = (0..20).map(|number| format!("Q{number}")).collect();
+        let messages: Vec<(&str, &str)> = questions.iter().map(|question| ("user", &**question)).collect();
+        let last = found(&chat(&messages), &policy()).remove(0);
+        assert_eq!((&*last.query, last.history.len(), &*last.history[0]), ("Q19", HISTORY_TEXTS_MAX, "Q11"));
     }
 
     #[test]

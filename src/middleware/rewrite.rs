@@ -303,7 +303,10 @@ impl TurnWork<'_> {
             return Ok(self.keep_all());
         }
         let all = [self.chunks, &self.added.chunks].concat();
+        // A question that the caller wrote for this purpose stands alone.
+        let history = if options.query.is_some() { &[][..] } else { &self.turn.history };
         let mut request = CompressRequest {
+            history: history.iter().map(|text| text.to_string()).collect(),
             chunks: with_unique_ids(&all),
             budget: options.budget,
             granularity: options.granularity,

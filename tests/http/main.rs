@@ -4,6 +4,7 @@
 mod allocations;
 mod attribute;
 mod connections;
+mod conversations;
 mod bounds;
 mod fairness;
 mod keys;

@@ -297,7 +297,7 @@ async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
         .await;
     check(
         "both shapes",
-        json!({"messages": [{}], "chunks": []}),
+        json!({"messages": [{}], "query": "When is the tide?"}),
         (422, "chunks_ambiguous", json!("messages")),
     )
     .await;

@@ -180,6 +180,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
         let order = if relevance { Order::Relevance } else { Order::Input };
         subsequence(ids, 0..=most).prop_map(move |keep| CompressRequest {
             query: query.clone(),
+            history: if relevance { vec!["The moon.".to_owned(), query.clone()] } else { Vec::new() },
             chunks: chunks.iter().cloned().map(Arc::new).collect(),
             budget,
             granularity,

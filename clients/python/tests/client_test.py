@@ -68,6 +68,17 @@ class Blocking(unittest.TestCase):
         assert answer.usage is not None
         self.assertLessEqual(answer.usage.tokens_out, 30)
         self.assertEqual([chunk.index for chunk in answer.chunks], [0, 1, 2])
+
+    def test_a_follow_up_question_is_read_with_the_turns_before_it(self) -> None:
+        people = [
+            "Marta Oyelaran was born in 1948 in Calabar and ran the sediment laboratory.",
+            "Ingrid Hallqvist was born in 1961 in Umeå and leads the ice group.",
+        ]
+        for turn, best in [("Who ran the sediment laboratory?", 0), ("Who leads the ice group?", 1)]:
+            messages = [{"role": "user", "content": turn}]
+            answer = self.client.compress("When was she born?", people, messages=messages)
+            self.assertEqual(max(answer.chunks, key=lambda chunk: chunk.score or 0).index, best, turn)
+            self.assertEqual(answer.rc.turns_read, 1)
         for chunk in kept:
             for span in chunk.spans:
                 source = CHUNKS[chunk.index].text[span.start : span.end]

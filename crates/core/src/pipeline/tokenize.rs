@@ -129,3 +129,37 @@ pub fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<Passage, Pip
     let sentences = text::sentences(&chunk.text).into_iter().map(sentence).collect();
     Ok(Passage { ids, title_tokens, offsets: text.offsets, sentences })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::scripted::ScriptedModel;
+
+    /// Each byte is a token, and a turn has one more, its end of line.
+    #[track_caller]
+    fn check(name: &str, turns: &[&str], tokens_max: usize, expect: &str) {
+        let tokenizer = ScriptedModel::tokenizer(&[]);
+        let turns: Vec<String> = turns.iter().map(|turn| (*turn).to_owned()).collect();
+        let found = history(&turns, tokens_max, &tokenizer).expect("tokens");
+        assert_eq!(found.ids, tokenizer.encode(expect).expect("tokens").ids, "{name}");
+        assert_eq!(found.turns, expect.matches('\n').count(), "{name}");
+    }
+
+    #[test]
+    fn the_newest_turns_that_fit_are_read_oldest_first() {
+        check("no turn", &[], 10, "");
+        check("no room", &["ab"], 0, "");
+        check("an exact fit", &["ab", "cd"], 6, "ab\ncd\n");
+        check("one token too few", &["ab", "cd"], 5, "cd\n");
+        check("a long answer after a short question", &["ab", "cdefgh"], 5, "ab\n");
+        check("a turn beyond the limit of bytes", &["ab", &"c".repeat(TURN_BYTES_MAX + 1)], 5000, "ab\n");
+        let many: Vec<String> = (0..20).map(|number| char::from(b'a' + number).to_string()).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        check(
+            "many turns",
+            &many,
+            100,
+            &many[20 - TURNS_MAX..].iter().map(|turn| format!("{turn}\n")).collect::<String>(),
+        );
+    }
+}
