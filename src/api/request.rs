@@ -546,4 +546,19 @@ mod tests {
         check(r#"{"query": 5}"#, ("thresher.query", "query is the integer `5`, expected a string"));
         check(r#"{"query": "q",}"#, ("thresher", "trailing comma"));
     }
+
+    #[test]
+    fn messages_are_counted() {
+        let limits = BodyLimits::new(&thresher_core::pipeline::validate::RequestLimits::default(), 1);
+        let parse = |count: usize| {
+            let messages = vec![r#"{"role": "user"}"#; count].join(",");
+            parse::<CompressBody>(
+                format!(r#"{{"query": "q", "messages": [{messages}]}}"#).as_bytes(),
+                &limits,
+            )
+        };
+        assert!(parse(1000).is_ok());
+        let error = parse(1001).expect_err("one too many");
+        assert_eq!((error.code, error.param.as_deref()), (ErrorCode::TurnTooMany, Some("messages")));
+    }
 }
