@@ -31,7 +31,7 @@ use crate::tenants::ttl_store::RecentRequest;
 
 /// A parsed body, of one of the two kinds.
 enum ParsedBody {
-    Chunks(ChunksRequest),
+    Chunks(Box<ChunksRequest>),
     Conversation(ConversationRequest),
 }
 
@@ -56,11 +56,11 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
     let limits = service.limits.bodies;
     let parse = move |body: &[u8]| match ConversationRequest::parse(body, &limits)? {
         Some(request) => Ok(ParsedBody::Conversation(request)),
-        None => Ok(ParsedBody::Chunks(ChunksRequest::new(api::parse(body, &limits)?)?)),
+        None => Ok(ParsedBody::Chunks(Box::new(ChunksRequest::new(api::parse(body, &limits)?)?))),
     };
     match body::parsed(&service, &headers, body, parse).await? {
         ParsedBody::Chunks(request) => {
-            Ok(Json(compress_chunks(service, request, arrived).await?).into_response())
+            Ok(Json(compress_chunks(service, *request, arrived).await?).into_response())
         }
         ParsedBody::Conversation(request) => {
             Ok(conversation::compress(service, request, arrived).await?.into_response())
