@@ -6,7 +6,7 @@
 // has chunks read by the model ahead of requests, `search` finds chunks by words and by a `filter`, and
 // `follow` applies the `log` that sidecars share.
 
-mod analyzer;
+pub mod analyzer;
 mod change;
 mod directory;
 pub mod filter;

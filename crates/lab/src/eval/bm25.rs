@@ -3,10 +3,12 @@
 
 use tantivy::collector::TopDocs;
 use tantivy::query::{BooleanQuery, Occur, Query, TermQuery};
-use tantivy::schema::{FAST, Field, IndexRecordOption, Schema, TEXT, Value};
-use tantivy::tokenizer::{TextAnalyzer, TokenStream};
+use tantivy::schema::{
+    FAST, Field, IndexRecordOption, STORED, Schema, TextFieldIndexing, TextOptions, Value,
+};
 use tantivy::{Index, IndexReader, TantivyDocument, Term, doc};
 use thiserror::Error;
+use thresher_registry::analyzer;
 
 /// The bytes that the writer may buffer: the smallest value that tantivy accepts.
 const WRITER_BYTES: usize = 15_000_000;
@@ -16,10 +18,9 @@ const WRITER_BYTES: usize = 15_000_000;
 #[error("lexical search failed: {0}")]
 pub struct LexicalError(#[from] tantivy::TantivyError);
 
-/// An index in memory over a fixed list of texts. Words are converted to lower case but not stemmed.
+/// An index in memory over a fixed list of texts. Texts are split into words as for registered chunks.
 pub struct Bm25 {
     reader: IndexReader,
-    analyzer: TextAnalyzer,
     body: Field,
     position: Field,
     len: usize,
@@ -32,9 +33,13 @@ impl Bm25 {
     /// Returns a [`LexicalError`] if tantivy fails.
     pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, LexicalError> {
         let mut schema = Schema::builder();
-        let body = schema.add_text_field("body", TEXT);
-        let position = schema.add_u64_field("position", FAST | tantivy::schema::STORED);
+        let words = TextFieldIndexing::default()
+            .set_tokenizer(analyzer::NAME)
+            .set_index_option(IndexRecordOption::WithFreqs);
+        let body = schema.add_text_field("body", TextOptions::default().set_indexing_options(words));
+        let position = schema.add_u64_field("position", FAST | STORED);
         let index = Index::create_in_ram(schema.build());
+        index.tokenizers().register(analyzer::NAME, analyzer::analyzer());
         let mut writer = index.writer_with_num_threads(1, WRITER_BYTES)?;
         let mut len = 0;
         for text in texts {
@@ -42,7 +47,7 @@ impl Bm25 {
             len += 1;
         }
         writer.commit()?;
-        Ok(Self { reader: index.reader()?, analyzer: index.tokenizer_for_field(body)?, body, position, len })
+        Ok(Self { reader: index.reader()?, body, position, len })
     }
 
     /// Returns the BM25 score of every text for `query`, in the order of the texts; 0 for texts without any
@@ -67,16 +72,11 @@ impl Bm25 {
     }
 
     fn query(&self, query: &str) -> BooleanQuery {
-        let mut words = std::collections::BTreeSet::new();
-        let mut analyzer = self.analyzer.clone();
-        analyzer.token_stream(query).process(&mut |token| {
-            words.insert(token.text.clone());
-        });
         let term = |word: String| -> (Occur, Box<dyn Query>) {
             let term = Term::from_field_text(self.body, &word);
             (Occur::Should, Box::new(TermQuery::new(term, IndexRecordOption::WithFreqs)))
         };
-        BooleanQuery::new(words.into_iter().map(term).collect())
+        BooleanQuery::new(analyzer::words(query).into_iter().map(term).collect())
     }
 }
 
@@ -92,5 +92,13 @@ mod tests {
         assert_eq!(scores.len(), 4);
         assert!(scores[0] > scores[1] && scores[1] > 0.0, "{scores:?}");
         assert_eq!(scores[3], 0.0);
+    }
+
+    #[test]
+    fn scripts_without_spaces_are_compared_by_pairs_of_characters() {
+        let texts = ["他在东京出生", "她在上海出生"];
+        let scores =
+            Bm25::new(texts).and_then(|index| index.scores("谁在上海?")).expect("an index in memory");
+        assert!(scores[1] > scores[0], "{scores:?}");
     }
 }
