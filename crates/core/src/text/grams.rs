@@ -3,7 +3,7 @@
 //!
 //! Words are compared in lower case, in compatibility form (NFKC) and without accents and vowel points. In
 //! scripts without spaces between words, and in Korean, where particles are attached to the word, single
-//! characters and pairs of characters stand for words.
+//! characters, pairs and, with small alphabets, triples stand for words.
 
 use icu_normalizer::properties::CanonicalCombiningClassMapBorrowed;
 use icu_normalizer::{ComposingNormalizerBorrowed, DecomposingNormalizerBorrowed};
@@ -57,7 +57,7 @@ pub fn script_of(c: char) -> Script {
     }
 }
 
-/// Returns whether words of the script are compared by single characters and pairs.
+/// Returns whether words of the script are compared by single characters, pairs and triples.
 pub(super) fn by_characters(script: Script) -> bool {
     matches!(
         script,
@@ -73,6 +73,15 @@ pub(super) fn by_characters(script: Script) -> bool {
     )
 }
 
+/// Returns how many neighbouring characters of a script compared by characters are compared together. A pair of
+/// Chinese characters is a word in most cases; a pair of Thai letters is in every text.
+fn characters_together_max(script: Script) -> usize {
+    match script {
+        Script::Thai | Script::Lao | Script::Khmer | Script::Myanmar | Script::Tibetan => 3,
+        _ => 2,
+    }
+}
+
 /// Returns the words of `text` in order, each with its n-grams.
 pub fn gram_words(text: &str) -> Vec<GramWord> {
     let mut found = Vec::new();
@@ -81,7 +90,8 @@ pub fn gram_words(text: &str) -> Vec<GramWord> {
         let mut push =
             |grams: Vec<Gram>| found.push(GramWord { bytes: run.bytes, script: run.script, grams });
         if by_characters(run.script) {
-            chars.windows(1).chain(chars.windows(2)).for_each(|term| push(vec![Gram::of(term)]));
+            let lengths = 1..=characters_together_max(run.script);
+            lengths.flat_map(|length| chars.windows(length)).for_each(|term| push(vec![Gram::of(term)]));
         } else if !chars.is_empty() {
             push(grams_of_word(&chars));
         }
@@ -168,6 +178,8 @@ mod tests {
         check("a number", "1859", &[("1859", Script::Common, 9)]);
         let han = |n| vec![("灯塔高", Script::Han, 1); n];
         check("characters and pairs", "灯塔高", &han(5));
+        let thai = |n| vec![("ไทย", Script::Thai, 1); n];
+        check("characters, pairs and triples", "ไทย", &thai(6));
         check(
             "two scripts in one word",
             "Tシャツ",
