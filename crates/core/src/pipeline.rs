@@ -32,6 +32,7 @@ pub mod evict;
 pub mod kv_export;
 pub mod lexical;
 pub mod load;
+pub mod neighbours;
 pub mod outcome;
 pub mod probe;
 pub mod question;
@@ -57,6 +58,7 @@ use self::count::{FrameCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
 use self::lexical::LexicalRc;
 use self::load::Overload;
+use self::neighbours::Neighbours;
 pub use self::outcome::{
     ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, Warning, passthrough,
 };
@@ -357,6 +359,9 @@ impl Pipeline {
         };
         let mentions =
             if decoder.is_none() { clock.stage("mentions", mentions) } else { Mentions::default() };
+        let neighbours = || Neighbours::of(&request.chunks);
+        let neighbours =
+            if decoder.is_none() { clock.stage("neighbours", neighbours) } else { Neighbours::default() };
         Ok(Reading {
             tokens,
             query,
@@ -367,6 +372,7 @@ impl Pipeline {
             units: units.into(),
             outlines: Arc::new(outlines),
             mentions: Arc::new(mentions),
+            neighbours: Arc::new(neighbours),
             graph_logits,
             logits_have_fixed_scale: decoder.is_none(),
             question_tokens: decoder.map_or(QuestionTokens::All, |decoder| decoder.question_tokens),

@@ -9,6 +9,7 @@ use ndarray::{Array3, s};
 
 use super::blocks::Blocks;
 use super::lexical::LexicalRc;
+use super::neighbours::Neighbours;
 use super::question::QuestionViews;
 use super::scan;
 use super::units::{Outlines, Unit};
@@ -46,6 +47,8 @@ pub struct Reading {
     /// Which chunks name the titles of which others. Empty for decoders and for the sentences of
     /// an answer.
     pub mentions: Arc<Mentions>,
+    /// Which chunks are neighbouring turns of a dialogue. Empty for decoders and for the sentences of an answer.
+    pub neighbours: Arc<Neighbours>,
     /// `[head, question_token, key]`: the logits that the model's query graph computed. `None` unless the
     /// settings ask for the graph with [`ScanBy::Onnx`](super::scan::ScanBy::Onnx).
     pub graph_logits: Option<Array3<f32>>,

@@ -134,14 +134,15 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
 /// Computes the scores of the default method:
 ///
 /// - A chunk's score is its mean RC over the question's tokens, in which tokens that better chunks answer
-///   count less (coverage, see [`rc::with_coverage`]). A chunk whose title a better chunk names has at least
-///   half of that chunk's score.
+///   count less (coverage, see [`rc::with_coverage`]). A turn of a dialogue takes part of its
+///   neighbours' scores, and a chunk whose title a better chunk names has at least half of that chunk's score.
 /// - A sentence's score is its own mean RC times the square root of its chunk's score.
 /// - A word's score is the mean RC of its sentence, times (1 + z / z_max), where z is the word's own mean RC
 ///   and z_max the largest z of all words, times the square root of its chunk's score.
 pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
     let units = &reading.units;
-    let chunks = with_mentioned(rc::with_coverage(&ranked.chunks), &reading.mentions);
+    let own = reading.neighbours.smoothed(rc::with_coverage(&ranked.chunks));
+    let chunks = with_mentioned(own, &reading.mentions);
     let weighted_by_chunk = |(unit, rc): (&Unit, f32)| rc * chunks[unit.chunk].sqrt();
     let (scores, unit_rc) = match reading.granularity {
         Granularity::Chunk => {

@@ -20,8 +20,16 @@ mod table;
 mod tests;
 
 use detect::detect;
+use line::Line;
 
 use crate::domain::{ByteRange, Kind};
+
+/// Returns whether texts are turns of one dialogue: most begin with the name of a speaker, and speakers come again.
+pub fn is_dialogue<'a>(texts: impl Iterator<Item = &'a str>) -> bool {
+    let first_line = |text: &'a str| text.lines().find(|line| !line.trim().is_empty());
+    let lines: Vec<Line> = texts.filter_map(first_line).map(|text| Line { start: 0, text }).collect();
+    chat::format(&lines).is_some()
+}
 
 /// The part that a piece of JSON plays, which decides what a writer must put before it. See [`Joint::comma`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -131,6 +131,7 @@ pub(super) fn score(
         units: Arc::clone(&candidates.units),
         outlines: Arc::default(),
         mentions: Arc::default(),
+        neighbours: Arc::default(),
         graph_logits,
         logits_have_fixed_scale: info.decoder.is_none(),
         question_tokens: QuestionTokens::All,

@@ -1,0 +1,131 @@
+//! Neighbours: the turns before and after a turn of a dialogue whose chunks are turns. A turn such as "Yes, let's
+//! do that" belongs to an answer because of the turns around it. Knows nothing of models and scores of tokens.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::domain::Chunk;
+use crate::text::outline;
+
+/// The fewest chunks that are taken as a dialogue.
+const TURNS_MIN: usize = 8;
+
+/// How far away the turns are that count.
+const DISTANCE_MAX: u64 = 8;
+
+/// How much the next turn counts, relative to the turn itself.
+const NEXT_SHARE: f32 = 0.35;
+
+/// How much less each further turn counts than the one before it.
+const DECAY: f32 = 0.7;
+
+/// The neighbours of each chunk.
+#[derive(Debug, Clone, Default)]
+pub struct Neighbours {
+    /// `[chunk]`: its neighbours with their distances. Empty if the chunks are no dialogue.
+    of: Vec<Vec<(usize, u64)>>,
+}
+
+impl Neighbours {
+    /// Finds the neighbours of chunks that are turns. Chunks are turns if most begin with the name of a speaker,
+    /// and speakers come again. Which turns follow each other is known from the numbers at the end of their ids,
+    /// so turns that a retriever found are neighbours only if they were.
+    pub fn of(chunks: &[Arc<Chunk>]) -> Self {
+        let is_dialogue =
+            chunks.len() >= TURNS_MIN && outline::is_dialogue(chunks.iter().map(|chunk| &*chunk.text));
+        if !is_dialogue {
+            return Self::default();
+        }
+        let places: Vec<Option<Place>> = chunks.iter().map(|chunk| Place::of(chunk)).collect();
+        let at: HashMap<Place, usize> =
+            places.iter().enumerate().filter_map(|(index, place)| Some(((*place)?, index))).collect();
+        let neighbours = |place: &Option<Place>| {
+            let Some(place) = place else { return Vec::new() };
+            let distances = (1..=DISTANCE_MAX).flat_map(|distance| {
+                let numbers = [place.number.checked_sub(distance), place.number.checked_add(distance)];
+                numbers.into_iter().flatten().map(move |number| (number, distance))
+            });
+            let found = |(number, distance)| Some((*at.get(&Place { number, ..*place })?, distance));
+            distances.filter_map(found).collect()
+        };
+        Self { of: places.iter().map(neighbours).collect() }
+    }
+
+    /// Returns for each chunk the mean of its score and those of its neighbours, in which a turn counts less the
+    /// further away it is. A turn that is not there counts as one with the score 0.
+    pub fn smoothed(&self, own: Vec<f32>) -> Vec<f32> {
+        if self.of.is_empty() {
+            return own;
+        }
+        let share = |distance: u64| NEXT_SHARE * DECAY.powi(distance as i32 - 1);
+        let total = 1.0 + 2.0 * (1..=DISTANCE_MAX).map(share).sum::<f32>();
+        let smooth = |(own_score, neighbours): (&f32, &Vec<(usize, u64)>)| {
+            let around: f32 = neighbours.iter().map(|&(other, distance)| share(distance) * own[other]).sum();
+            (own_score + around) / total
+        };
+        own.iter().zip(&self.of).map(smooth).collect()
+    }
+}
+
+/// Where a turn stands in its dialogue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Place<'a> {
+    title: Option<&'a str>,
+    /// The id before its number.
+    prefix: &'a str,
+    number: u64,
+}
+
+impl<'a> Place<'a> {
+    /// Returns the place that a chunk's id names; `None` if the id does not end with a number.
+    fn of(chunk: &'a Chunk) -> Option<Self> {
+        let prefix = chunk.id.trim_end_matches(|c: char| c.is_ascii_digit());
+        let number = chunk.id[prefix.len()..].parse().ok()?;
+        Some(Self { title: chunk.title.as_deref(), prefix, number })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::Kind;
+
+    fn chunks(ids: &[&str], text: impl Fn(usize) -> String) -> Vec<Arc<Chunk>> {
+        let chunk = |(index, id): (usize, &&str)| Chunk {
+            id: (*id).to_owned(),
+            title: None,
+            text: text(index),
+            kind: Kind::Auto,
+            metadata: None,
+        };
+        ids.iter().enumerate().map(chunk).map(Arc::new).collect()
+    }
+
+    fn turn(index: usize) -> String {
+        format!("{}: I said {index}.", ["Ann", "Bob"][index % 2])
+    }
+
+    const IDS: [&str; 8] = ["t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8"];
+
+    #[track_caller]
+    fn check(name: &str, chunks: &[Arc<Chunk>], expect: &[f32]) {
+        let mut own = vec![0.0; chunks.len()];
+        own[0] = 1.0;
+        let found = Neighbours::of(chunks).smoothed(own);
+        let relative: Vec<f32> =
+            found.iter().map(|score| (score / found[0] * 1000.0).round() / 1000.0).collect();
+        assert_eq!(relative, expect, "{name}");
+    }
+
+    #[test]
+    fn turns_share_their_scores_with_their_neighbours() {
+        let near = [1.0, 0.35, 0.245, 0.172, 0.12, 0.084, 0.059, 0.041];
+        check("a dialogue", &chunks(&IDS, turn), &near);
+        let alone = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        check("prose", &chunks(&IDS, |index| format!("This is paragraph {index}.")), &alone);
+        check("too few turns", &chunks(&IDS[..7], turn), &alone[..7]);
+        let found = ["t90", "t17", "t91", "t40", "t60", "t77", "u90", "x"];
+        let only_third = [1.0, 0.0, 0.35, 0.0, 0.0, 0.0, 0.0, 0.0];
+        check("turns that a retriever found", &chunks(&found, turn), &only_third);
+    }
+}
