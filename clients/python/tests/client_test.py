@@ -68,6 +68,13 @@ class Blocking(unittest.TestCase):
         assert answer.usage is not None
         self.assertLessEqual(answer.usage.tokens_out, 30)
         self.assertEqual([chunk.index for chunk in answer.chunks], [0, 1, 2])
+        for chunk in kept:
+            for span in chunk.spans:
+                source = CHUNKS[chunk.index].text[span.start : span.end]
+                self.assertEqual(source, answer.context[span.output.start : span.output.end])
+        self.assertEqual(answer.chunks[1].metadata, CHUNKS[1].metadata)
+        self.assertEqual(answer.chunks[2].id, "2")
+        self.assertTrue(all(not one.extra for one in (answer, answer.rc, answer.usage, *answer.chunks)), "a field of the response is not in the types")
 
     def test_a_follow_up_question_is_read_with_the_turns_before_it(self) -> None:
         people = [
@@ -79,13 +86,6 @@ class Blocking(unittest.TestCase):
             answer = self.client.compress("When was she born?", people, messages=messages)
             self.assertEqual(max(answer.chunks, key=lambda chunk: chunk.score or 0).index, best, turn)
             self.assertEqual(answer.rc.turns_read, 1)
-        for chunk in kept:
-            for span in chunk.spans:
-                source = CHUNKS[chunk.index].text[span.start : span.end]
-                self.assertEqual(source, answer.context[span.output.start : span.output.end])
-        self.assertEqual(answer.chunks[1].metadata, CHUNKS[1].metadata)
-        self.assertEqual(answer.chunks[2].id, "2")
-        self.assertTrue(all(not one.extra for one in (answer, answer.rc, answer.usage, *answer.chunks)), "a field of the response is not in the types")
 
     def test_options_are_those_of_the_http_api(self) -> None:
         answer = self.client.compress(
