@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::contract::TEMPLATE_DEFAULT;
+use thresher_core::pipeline::Pipeline;
 use thresher_lab::eval;
 use thresher_lab::eval::kv::RowOptions;
 
@@ -17,8 +18,17 @@ use crate::config::{BlockSettings, Config};
 #[derive(clap::Args)]
 pub struct Args {
     /// Labelled questions or answers, one JSON object per line (docs/evaluation.md describes the formats).
-    #[arg(value_name = "FILE.jsonl", required_unless_present = "kv")]
+    #[arg(value_name = "FILE.jsonl", required_unless_present_any = ["kv", "kinds"])]
     files: Vec<PathBuf>,
+    /// Measure instead which needed parts of code, tables, logs and other texts are kept: the questions of all files FOLDER/*.jsonl.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        num_args = 0..=1,
+        default_missing_value = "tests/kinds",
+        conflicts_with_all = ["files", "kv", "plot"]
+    )]
+    kinds: Option<PathBuf>,
     /// Measure instead how far the output of a decoder changes when keys and values are left out, on questions with their chunks and
     /// answers.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["files", "plot"])]
@@ -92,6 +102,9 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         bail!("--rows, --chunks, --template and --one-prompt belong to --kv");
     }
     let pipeline = app::pipeline(&exact)?;
+    if let Some(folder) = &args.kinds {
+        return kinds(folder, &pipeline, config.blocks.codec, args);
+    }
     let mut reports = Vec::new();
     for file in &args.files {
         let report =
@@ -106,6 +119,27 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.plot {
         std::fs::write(path, eval::svg(&reports)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn kinds(folder: &Path, pipeline: &Pipeline, codec: Codec, args: &Args) -> anyhow::Result<ExitCode> {
+    let entries =
+        std::fs::read_dir(folder).with_context(|| format!("cannot read the folder {}", folder.display()))?;
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "jsonl"));
+    files.sort();
+    if files.is_empty() {
+        bail!("{} holds no file *.jsonl", folder.display());
+    }
+    let mut reports = Vec::new();
+    for file in &files {
+        let report = with_progress(file, |progress| eval::kinds::evaluate(file, pipeline, codec, progress))?;
+        super::print(eval::kinds::table(&report, reports.is_empty()));
+        reports.push(report.json());
+    }
+    if let Some(path) = &args.json {
+        write(path, &Value::Array(reports))?;
     }
     Ok(ExitCode::SUCCESS)
 }

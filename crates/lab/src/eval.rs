@@ -9,6 +9,7 @@ mod attribution;
 mod bm25;
 mod estimate;
 pub mod heads;
+pub mod kinds;
 pub mod kv;
 mod logistic;
 mod methods;

@@ -1,9 +1,11 @@
-//! Labelled data of `eval`: JSON Lines, one object per line, in one of two shapes (selection or attribution).
+//! Labelled data of `eval`: JSON Lines, one object per line, in one of three shapes (selection, attribution or
+//! needed parts). A line may also hold several questions about the same chunks.
 
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
+use serde_json::Value;
 use thresher_core::domain::{Chunk, Kind};
 
 /// The rows of one file. All rows of a file have the same shape.
@@ -32,8 +34,8 @@ pub struct SelectionRow {
     #[serde(default)]
     pub gold_sets: Vec<Vec<usize>>,
     /// Accepted answer texts, of which at least one must survive compression. Empty if there is no answer
-    /// text.
-    #[serde(default)]
+    /// text. A row may also name a single one as `answer`.
+    #[serde(default, alias = "answer", deserialize_with = "one_or_many")]
     pub answers: Vec<String>,
 }
 
@@ -83,6 +85,19 @@ pub struct LabelledChunk {
     pub text: String,
 }
 
+fn one_or_many<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(match OneOrMany::deserialize(value)? {
+        OneOrMany::One(answer) => vec![answer],
+        OneOrMany::Many(answers) => answers,
+    })
+}
+
 fn null_as_empty<'de, D: serde::Deserializer<'de>>(value: D) -> Result<String, D::Error> {
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
@@ -124,7 +139,7 @@ impl<'a> RowFile<'a> {
 
     /// Returns whether the first row is an answer: a row with `spans`.
     pub fn has_answers(&self) -> bool {
-        let first = self.lines().next().map(|(_, row)| serde_json::from_str::<serde_json::Value>(row));
+        let first = self.lines().next().map(|(_, row)| serde_json::from_str::<Value>(row));
         first.is_some_and(|row| row.is_ok_and(|row| row.get("spans").is_some()))
     }
 
@@ -144,23 +159,44 @@ impl<'a> RowFile<'a> {
         self.checked_rows(check_spans)
     }
 
-    fn checked_rows<T: serde::de::DeserializeOwned>(
+    /// Returns the rows in the shape `T`, each of which passes `check`.
+    ///
+    /// # Errors
+    /// Fails if a row has another shape or fails the check. The error names the line.
+    pub fn checked_rows<T: serde::de::DeserializeOwned>(
         &self,
         check: impl Fn(&T) -> anyhow::Result<()>,
     ) -> anyhow::Result<Vec<T>> {
-        let row = |(line, text): (usize, &str)| {
+        let mut rows = Vec::new();
+        for (line, text) in self.lines() {
             let place = || format!("{}:{}", self.path.display(), line + 1);
-            let row = serde_json::from_str(text).with_context(place)?;
-            check(&row).with_context(place)?;
-            Ok(row)
-        };
-        self.lines().map(row).collect()
+            for row in questions(serde_json::from_str(text).with_context(place)?) {
+                let row = serde_json::from_value(row).with_context(place)?;
+                check(&row).with_context(place)?;
+                rows.push(row);
+            }
+        }
+        Ok(rows)
     }
 
     /// Returns the lines that have text, with their indices.
     fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty())
     }
+}
+
+/// Returns the questions of a line as one row each. A line with `questions` has several about the same chunks;
+/// every other line is a row itself.
+fn questions(line: Value) -> Vec<Value> {
+    let Value::Object(mut group) = line else { return vec![line] };
+    let Some(Value::Array(mut questions)) = group.remove("questions") else {
+        return vec![Value::Object(group)];
+    };
+    let chunks = group.remove("chunks").unwrap_or_default();
+    for question in questions.iter_mut().filter_map(Value::as_object_mut) {
+        question.insert("chunks".to_owned(), chunks.clone());
+    }
+    questions
 }
 
 /// Reads and checks a file of questions or answers.

@@ -138,7 +138,7 @@ impl MethodReport {
 }
 
 /// Converts a number to JSON; NaN (the mean of no values) becomes null.
-fn number(value: f64) -> Value {
+pub fn number(value: f64) -> Value {
     if value.is_nan() { Value::Null } else { json!(value) }
 }
 
@@ -206,7 +206,8 @@ pub fn table(report: &Report) -> String {
     out
 }
 
-fn cell(e: Estimate) -> String {
+/// Writes a mean with its interval.
+pub fn cell(e: Estimate) -> String {
     format!("{:.3} [{:.3}, {:.3}]", e.mean, e.interval[0], e.interval[1])
 }
 

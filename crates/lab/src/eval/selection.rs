@@ -67,7 +67,7 @@ pub fn evaluate(
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
         let row_reading = RowReading::new(reading);
         let read_ms = started.elapsed().as_secs_f64() * 1e3;
-        let texts = texts(row, &request, &row_reading.reading);
+        let texts = texts(&row.chunks, &request, &row_reading.reading);
         for (method, samples) in methods.iter().zip(&mut samples) {
             let started = Instant::now();
             let scores = method.scores(&row.query, &row_reading, &texts)?;
@@ -220,12 +220,13 @@ fn request(row: &SelectionRow) -> CompressRequest {
     }
 }
 
-fn texts(row: &SelectionRow, request: &CompressRequest, reading: &Reading) -> Texts {
+/// Returns the texts of the chunks and units of a request that lexical methods read.
+pub fn texts(chunks: &[LabelledChunk], request: &CompressRequest, reading: &Reading) -> Texts {
     let unit = |unit: &thresher_core::pipeline::units::Unit| {
         unit.bytes.of(&request.chunks[unit.chunk].text).to_owned()
     };
     Texts {
-        chunks: row.chunks.iter().map(LabelledChunk::full_text).collect(),
+        chunks: chunks.iter().map(LabelledChunk::full_text).collect(),
         units: reading.units.iter().map(unit).collect(),
     }
 }
