@@ -189,12 +189,14 @@ impl Gaps<'_> {
     }
 
     /// Returns the mark for a part of the text that was left out; `None` if it has no mark. JSON has no marks,
-    /// because they would not be JSON. A part that is shorter than its mark has none.
+    /// and neither has a log of JSON objects, because they would not be JSON. A part that is shorter than its mark
+    /// has none.
     fn mark(self, gap: ByteRange) -> Option<String> {
         let Self { text, layout, omissions } = self;
         let is_marked = matches!(layout.kind, Kind::Code | Kind::Log | Kind::Table);
+        let is_json = layout.kind == Kind::Json || layout.kind == Kind::Log && text.starts_with('{');
         let counts = match omissions {
-            _ if layout.kind == Kind::Json || gap.of(text).trim().is_empty() => return None,
+            _ if is_json || gap.of(text).trim().is_empty() => return None,
             Omissions::None => return None,
             Omissions::Auto if !is_marked => return None,
             Omissions::Ellipsis => false,
@@ -310,6 +312,24 @@ mod tests {
         );
         let wide = "<document index=\"1\" id=\"&quot;b&quot; &amp; &lt;c&gt;\" title=\"5 &gt; 4\">\nGröße 👋\n</document>";
         check("attributes are escaped, text is not", Xml, &[(1, &[(0, 12)])], wide);
+    }
+
+    #[test]
+    fn a_log_of_json_objects_has_no_marks() {
+        let event =
+            |n: usize| format!("{{\"ts\":\"2025-03-01T10:00:0{n}Z\",\"msg\":\"request {n} failed\"}}\n");
+        let json: String = (0..5).map(event).collect();
+        let words = json.replace(['{', '}'], "");
+        let kept = |text: &str, end: usize| {
+            [ByteRange::new(0, end), ByteRange::new(4 * (text.len() / 5), text.len())]
+        };
+        let context = |text: &str| {
+            let layout = Layout::of(text, Kind::Log);
+            assert_eq!(layout.kind, Kind::Log);
+            joined(text, &kept(text, text.len() / 5 - 1), (&layout, Omissions::Range))
+        };
+        assert_eq!(context(&json), format!("{}{}", event(0), event(4)));
+        assert!(context(&words).contains("[… 3 lines]"));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use thresher_core::pipeline::{Pipeline, PipelineError};
 use super::data::{LabelledChunk, RowFile};
 use super::estimate::{Estimate, bootstrap_mean, wilson_proportion};
 use super::methods::{Method, RowReading, Texts, of};
-use super::report::{cell, number};
+use super::report::{cell_or_dash, number};
 use super::selection::texts;
 
 /// The share of tokens that a context may have: one in four.
@@ -332,8 +332,7 @@ pub fn table(report: &Report, has_header: bool) -> String {
     for (name, division) in &report.divisions {
         let _ = write!(out, "{:<10} {:>9}  {name:<14}", report.kind, report.questions);
         for (_, estimate) in division.columns() {
-            let _ =
-                write!(out, " {:>22}", if estimate.mean.is_nan() { "-".to_owned() } else { cell(estimate) });
+            let _ = write!(out, " {:>22}", cell_or_dash(estimate));
         }
         out.push('\n');
     }

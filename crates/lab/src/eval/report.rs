@@ -77,6 +77,9 @@ pub struct AutoReport {
     pub kept: Estimate,
     /// Share of gold chunks of which at least one unit is kept, from 0 to 1.
     pub gold_share: Estimate,
+    /// Share of questions to which some chunk is related (`rc.related`); the mean is NaN if the model does not
+    /// tell.
+    pub related: Estimate,
 }
 
 impl Report {
@@ -89,10 +92,12 @@ impl Report {
         if let Some(auto) = &self.auto {
             report["auto"] = json!({
                 "tokens_share": auto.tokens_share.mean, "kept": number(auto.kept.mean), "gold_share": auto.gold_share.mean,
+                "related": number(auto.related.mean),
                 "ci95": {
                     "tokens_share": auto.tokens_share.interval,
                     "kept": auto.kept.interval.map(number),
                     "gold_share": auto.gold_share.interval,
+                    "related": auto.related.interval.map(number),
                 },
             });
         }
@@ -177,11 +182,11 @@ pub fn table(report: &Report) -> String {
         let _ = writeln!(out, " {:>9.2}", method.ms);
     }
     if let Some(auto) = &report.auto {
-        let kept = if auto.kept.mean.is_nan() { "-".to_owned() } else { cell(auto.kept) };
+        let (kept, related) = (cell_or_dash(auto.kept), cell_or_dash(auto.related));
         let (share, gold) = (cell(auto.tokens_share), cell(auto.gold_share));
         let _ = writeln!(
             out,
-            "  auto: tokens kept {share}; answers that survive {kept}; gold chunks kept {gold}"
+            "  auto: tokens kept {share}; answers that survive {kept}; gold chunks kept {gold}; related {related}"
         );
     }
     if let Some(SupportReport { auroc, kinds, faithful }) = &report.support {
@@ -206,8 +211,13 @@ pub fn table(report: &Report) -> String {
     out
 }
 
+/// Writes a mean with its interval, or a dash if there were no values.
+pub fn cell_or_dash(e: Estimate) -> String {
+    if e.mean.is_nan() { "-".to_owned() } else { cell(e) }
+}
+
 /// Writes a mean with its interval.
-pub fn cell(e: Estimate) -> String {
+fn cell(e: Estimate) -> String {
     format!("{:.3} [{:.3}, {:.3}]", e.mean, e.interval[0], e.interval[1])
 }
 

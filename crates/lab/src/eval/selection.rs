@@ -18,7 +18,7 @@ use thresher_registry::{Change, Registry, RegistrySettings};
 
 use super::attribution;
 use super::data::{LabelledChunk, SelectionRow};
-use super::estimate::bootstrap_mean;
+use super::estimate::{bootstrap_mean, wilson_proportion};
 use super::methods::{self, RowReading, Texts};
 use super::report::{AutoReport, MethodReport, PrefilterReport, Report};
 
@@ -39,6 +39,7 @@ struct AutoSamples {
     tokens_share: Vec<f64>,
     kept: Vec<f64>,
     gold_share: Vec<f64>,
+    related: Vec<f64>,
 }
 
 /// One method's scores of one row, with everything needed to judge them.
@@ -178,6 +179,7 @@ impl AutoSamples {
         self.tokens_share.push(fitted.usage.tokens_out as f64 / fitted.usage.tokens_in.max(1) as f64);
         let gold = row.gold.iter().filter(|&&gold| !fitted.spans[gold].is_empty()).count();
         self.gold_share.push(gold as f64 / row.gold.len() as f64);
+        self.related.extend(fitted.relevance.map(|relevance| f64::from(u8::from(relevance.related))));
         if row.has_answer() {
             self.kept.push(f64::from(u8::from(row.answer_in(&fitted.context))));
         }
@@ -189,6 +191,7 @@ impl AutoSamples {
             tokens_share: bootstrap_mean(&self.tokens_share),
             kept: bootstrap_mean(&self.kept),
             gold_share: bootstrap_mean(&self.gold_share),
+            related: wilson_proportion(&self.related),
         }
     }
 }
