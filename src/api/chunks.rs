@@ -122,6 +122,10 @@ pub struct RegisteredAnswer {
     title: Option<String>,
     /// The text of the chunk.
     text: String,
+    /// What the text is; left out if it is found out from the text.
+    #[serde(skip_serializing_if = "Kind::is_auto")]
+    #[schemars(with = "Option<Kind>")]
+    kind: Kind,
     /// The metadata, as it was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<Box<RawValue>>,
@@ -218,10 +222,6 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
     if let Some(id) = &fields.id {
         check_id(id)?;
     }
-    if fields.kind != Kind::Auto {
-        let message = "`kind` is taken with the chunks of a request; the kind of a registered chunk is found out from its text";
-        return Err(ApiError::with_param(ErrorCode::UnknownField, message, "kind"));
-    }
     if fields.text.trim().is_empty() {
         return Err(ApiError::with_param(
             ErrorCode::TextEmpty,
@@ -242,7 +242,7 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
     }
     let id =
         fields.id.unwrap_or_else(|| content_id(fields.title.as_deref(), &fields.text, metadata.as_deref()));
-    Ok(Chunk { id, title: fields.title, text: fields.text, kind: Kind::Auto, metadata })
+    Ok(Chunk { id, title: fields.title, text: fields.text, kind: fields.kind, metadata })
 }
 
 fn check_id(id: &str) -> Result<(), ApiError> {
@@ -354,9 +354,9 @@ impl ChangesAnswer {
 
 impl From<&Chunk> for RegisteredAnswer {
     fn from(chunk: &Chunk) -> Self {
-        let Chunk { id, title, text, kind: _, metadata } = chunk.clone();
+        let Chunk { id, title, text, kind, metadata } = chunk.clone();
         let metadata = metadata.and_then(|json| RawValue::from_string(json).ok());
-        Self { id, title, text, metadata }
+        Self { id, title, text, kind, metadata }
     }
 }
 

@@ -9,6 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use schemars::JsonSchema;
+use serde::de::IntoDeserializer;
+use serde::de::value::{Error as ValueError, StrDeserializer};
 use serde::{Deserialize, Serialize};
 
 /// A half-open range `start..end` of UTF-8 byte offsets into a text. The field that holds the range says
@@ -187,6 +189,34 @@ pub enum Kind {
     Chat,
     /// A page or a part of one.
     Html,
+}
+
+impl Kind {
+    /// Returns whether the kind is found out from the text.
+    pub fn is_auto(&self) -> bool {
+        *self == Self::Auto
+    }
+
+    /// Returns the name of the kind in requests and answers, such as `prose`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Prose => "prose",
+            Self::Markdown => "markdown",
+            Self::Code => "code",
+            Self::Json => "json",
+            Self::Table => "table",
+            Self::Log => "log",
+            Self::Chat => "chat",
+            Self::Html => "html",
+        }
+    }
+
+    /// Returns the kind with this name, or `None`.
+    pub fn named(name: &str) -> Option<Self> {
+        let name: StrDeserializer<ValueError> = name.into_deserializer();
+        Self::deserialize(name).ok()
+    }
 }
 
 /// How the places are marked at which text of a chunk was left out.

@@ -98,16 +98,17 @@ impl Outcome {
 }
 
 /// Returns the id of a chunk for which the caller gave none: 32 hexadecimal digits of a hash over its title,
-/// text and metadata, so that equal chunks have equal ids. Metadata is included because otherwise a paragraph
+/// text and metadata, so that equal chunks have equal ids, whatever their kind. Metadata is included because otherwise a paragraph
 /// that occurs in two documents would be one chunk with the metadata of the later document.
 pub fn content_id(title: Option<&str>, text: &str, metadata: Option<&str>) -> String {
-    hex::encode(&hash("id", title, text, metadata)[..16])
+    hex::encode(&hash("id", [title, Some(text), metadata])[..16])
 }
 
 /// The content hash of a chunk, which distinguishes two versions of one id. 64 bits are enough, because a
 /// version is only ever compared with the one before it.
 pub fn content_hash(chunk: &Chunk) -> u64 {
-    first_u64(&hash("version", chunk.title.as_deref(), &chunk.text, chunk.metadata.as_deref()))
+    let kind = (!chunk.kind.is_auto()).then(|| chunk.kind.name());
+    first_u64(&hash("version", [chunk.title.as_deref(), Some(&chunk.text), chunk.metadata.as_deref(), kind]))
 }
 
 /// The hash of an id, which is stored in a column of the index, where comparing strings would be slow.
@@ -115,11 +116,11 @@ pub fn id_hash(id: &str) -> u64 {
     first_u64(blake3::hash(id.as_bytes()).as_bytes())
 }
 
-fn hash(purpose: &str, title: Option<&str>, text: &str, metadata: Option<&str>) -> [u8; 32] {
+fn hash<const PARTS: usize>(purpose: &str, parts: [Option<&str>; PARTS]) -> [u8; 32] {
     let mut hasher = Hasher::new();
     // Each part is preceded by whether it exists and by its length, so that no two chunks hash the same
     // bytes.
-    for part in [Some(purpose), title, Some(text), metadata] {
+    for part in [Some(purpose)].into_iter().chain(parts) {
         hasher.update(&[u8::from(part.is_some())]);
         let part = part.unwrap_or_default();
         hasher.update(&(part.len() as u64).to_le_bytes());

@@ -151,6 +151,8 @@ struct ChunkWire {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     title: Option<String>,
     text: String,
+    #[serde(default, skip_serializing_if = "Kind::is_auto")]
+    kind: Kind,
     /// JSON inside a string, so that it is read back exactly as it was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     metadata: Option<String>,
@@ -166,14 +168,13 @@ enum ChangeWire {
 
 impl ChunkWire {
     fn new(chunk: &Chunk) -> Self {
-        // The kind is found out from the text whenever a registered chunk is read.
-        let Chunk { id, title, text, kind: _, metadata } = chunk.clone();
-        Self { id, title, text, metadata }
+        let Chunk { id, title, text, kind, metadata } = chunk.clone();
+        Self { id, title, text, kind, metadata }
     }
 
     fn into_chunk(self) -> Arc<Chunk> {
-        let Self { id, title, text, metadata } = self;
-        Arc::new(Chunk { id, title, text, kind: Kind::Auto, metadata })
+        let Self { id, title, text, kind, metadata } = self;
+        Arc::new(Chunk { id, title, text, kind, metadata })
     }
 }
 

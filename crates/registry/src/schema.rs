@@ -33,6 +33,8 @@ pub struct Fields {
     pub metadata: Field,
     title: Field,
     text: Field,
+    /// Missing if the kind is found out from the text.
+    kind: Field,
     metadata_source: Field,
 }
 
@@ -53,6 +55,7 @@ pub fn schema() -> (Schema, Fields) {
         metadata: schema.add_json_field(METADATA, metadata),
         title: schema.add_text_field("title", STORED),
         text: schema.add_text_field("text", STORED),
+        kind: schema.add_text_field("kind", STORED),
         metadata_source: schema.add_text_field("metadata_source", STORED),
     };
     (schema.build(), fields)
@@ -76,6 +79,9 @@ impl Fields {
         }
         document.add_text(self.words, &chunk.text);
         document.add_text(self.text, &chunk.text);
+        if !chunk.kind.is_auto() {
+            document.add_text(self.kind, chunk.kind.name());
+        }
         if let Some(source) = &chunk.metadata {
             document.add_text(self.metadata_source, source);
             document.add_object(self.metadata, metadata_object(source));
@@ -87,7 +93,8 @@ impl Fields {
     pub fn chunk(&self, document: &TantivyDocument) -> Option<Arc<Chunk>> {
         let text = |field| document.get_first(field).and_then(|value| value.as_str()).map(str::to_owned);
         let (id, title, metadata) = (text(self.id)?, text(self.title), text(self.metadata_source));
-        Some(Arc::new(Chunk { id, title, text: text(self.text)?, kind: Kind::Auto, metadata }))
+        let kind = text(self.kind).and_then(|name| Kind::named(&name)).unwrap_or_default();
+        Some(Arc::new(Chunk { id, title, text: text(self.text)?, kind, metadata }))
     }
 }
 

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use thresher_core::domain::Kind;
+
 use super::filter::Filter;
 use super::*;
 
@@ -79,6 +81,23 @@ fn each_change_has_an_outcome() {
     let texts: Vec<_> = found.iter().map(|chunk| chunk.as_ref().map(|chunk| &*chunk.text)).collect();
     assert_eq!(texts, [Some("sun"), None, Some("flood")]);
     assert_eq!(registry.missing(&["b", "none", "a", ""]), [1, 3]);
+}
+
+#[test]
+fn the_kind_of_a_chunk_is_stored() {
+    let without_cache = RegistrySettings { cache_bytes_max: 0, ..settings("".as_ref()) };
+    let registry = Registry::open(&without_cache).expect("without a cache");
+    let of_kind = |kind| Change::Put(Arc::new(Chunk { kind, ..chunk("a", "mia: hello") }));
+    let stored = || registry.get(&["a"]).expect("readable")[0].as_ref().expect("registered").kind;
+    let kinds = [Kind::Auto, Kind::Prose, Kind::Markdown, Kind::Code, Kind::Json, Kind::Table];
+    let kinds = kinds.into_iter().chain([Kind::Log, Kind::Chat, Kind::Html]);
+    for (index, kind) in kinds.enumerate() {
+        let expect = if index == 0 { "created unchanged" } else { "updated unchanged" };
+        assert_eq!(write(&registry, vec![of_kind(kind), of_kind(kind)]), expect, "{kind:?}");
+        assert_eq!(stored(), kind);
+        let changes = [of_kind(kind)];
+        assert_eq!(log::decode_changes(&log::encode_changes(&changes)).expect("intact"), changes);
+    }
 }
 
 #[test]

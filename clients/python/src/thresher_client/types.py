@@ -132,7 +132,8 @@ class CompressedChunk(Extensible):
     """What a compression kept of one chunk.
 
     `index` is the chunk's position in the request, `text` its text as it is in the context, and `empty` is true if the chunk
-    has no text to read. `kind` says how the text was divided; None if units are chunks or words. Scores rank chunks within one request; `score` is None in a degraded answer.
+    has no text to read. `kind` says how the text was divided; None if units are chunks or words. `lang` is the
+    language of its text as an ISO 639-3 code; None if it is unknown. Scores rank chunks within one request; `score` is None in a degraded answer.
     """
 
     id: str
@@ -145,6 +146,7 @@ class CompressedChunk(Extensible):
     metadata: Mapping[str, Any] | None = None
     empty: bool = False
     kind: str | None = None
+    lang: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +179,8 @@ class Rc(Extensible):
 
     `reach` is the mean over question tokens of each token's largest logit over all chunks. `related` is true if `reach` is high
     enough for at least one chunk to concern the question; if it is false, nothing is kept, and `reason` says why. Both are None
-    for decoders and in degraded answers. `turns_read` says how many turns of `messages` the question was read with.
+    for decoders and in degraded answers. `turns_read` says how many turns of `messages` the question was read with. `lang` is
+    the language of the question as an ISO 639-3 code; None if it is unknown.
     """
 
     estimator: str
@@ -187,6 +190,7 @@ class Rc(Extensible):
     related: bool | None = None
     reason: str | None = None
     turns_read: int | None = None
+    lang: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +366,7 @@ class RegisteredChunk(Extensible):
     id: str
     text: str
     title: str | None = None
+    kind: Kind | None = None
     metadata: Any = None
 
 
