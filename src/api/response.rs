@@ -12,6 +12,7 @@ use thresher_core::pipeline::clock::Timings;
 use thresher_core::pipeline::explain::{ChunkExplanation, Explanation};
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage, Warning, kv_export};
+use thresher_core::text::Lang;
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::kv::KvAnswer;
@@ -130,6 +131,9 @@ struct ChunkAnswer {
     /// The kind of text by which the chunk was divided; left out if units are not sentences.
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<Kind>,
+    /// The language of the text as an ISO 639-3 code; left out if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lang: Option<Lang>,
     /// The score; compares within a request only.
     score: Option<f32>,
     /// The text of the chunk in the context.
@@ -206,6 +210,9 @@ struct RcAnswer {
     /// How many turns of `messages` the question was read with; left out if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     turns_read: Option<usize>,
+    /// The language of the question as an ISO 639-3 code; left out if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lang: Option<Lang>,
     /// The name of the model; null while it is being loaded.
     model: Option<String>,
     /// The fingerprint of the model.
@@ -299,6 +306,7 @@ impl CompressAnswer {
             estimator: pipeline.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),
             reach: compressed.relevance.map(|r| r.max_sim),
             turns_read: compressed.turns_read,
+            lang: compressed.lang,
             related: compressed.relevance.map(|r| r.related),
             reason: compressed.relevance.filter(|r| !r.related).map(|r| {
                 format!("no chunk comes close to the question: reach is {:.2}, and {:.2} is the least (settings [auto])", r.max_sim, r.least)
@@ -369,6 +377,7 @@ impl ChunkAnswer {
             kept: outcome.kept,
             empty: outcome.empty,
             kind: outcome.kind,
+            lang: outcome.lang,
             score: outcome.score,
             text: text.to_owned(),
             spans,

@@ -80,7 +80,7 @@ use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
 use crate::text::outline::Layout;
-use crate::text::{self, Mentions};
+use crate::text::{self, Lang, Mentions};
 
 /// The most tokens of a conversation that are read before its last question. More hardly change the vectors
 /// of the question (`docs/evaluation.md`) but take time.
@@ -282,6 +282,7 @@ impl Pipeline {
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
             turns_read: (!request.history.is_empty()).then_some(reading.turns),
+            lang: Lang::of(&request.query),
             degraded: false,
             sources: Some(reading.blocks.sources),
             timings: clock.finish(),
@@ -554,11 +555,12 @@ fn chunk_outcomes(
 ) -> Vec<ChunkOutcome> {
     let outcome = |&index: &usize| {
         let spans = std::mem::take(&mut spans[index]);
-        let empty = reading.blocks.blocks[index].sentences().len() == 0;
+        let block = &reading.blocks.blocks[index];
+        let empty = block.sentences().len() == 0;
         let score = (!empty).then(|| scores.chunks[index]);
         let kind = (reading.granularity == Granularity::Sentence && !empty)
             .then(|| reading.outlines.layouts()[index].kind);
-        ChunkOutcome { index, kept: !spans.is_empty(), empty, kind, score, spans }
+        ChunkOutcome { index, kept: !spans.is_empty(), empty, kind, lang: block.lang(), score, spans }
     };
     order.iter().map(outcome).collect()
 }

@@ -12,6 +12,7 @@ mod arriving;
 mod bound;
 mod comparison;
 mod grams;
+mod lang;
 mod lines;
 mod mentions;
 mod numbers;
@@ -34,6 +35,7 @@ use lines::{GroupKind, LineGroup};
 pub use arriving::{Arriving, arrived};
 pub use comparison::compares_all;
 pub use grams::{Gram, GramWord, gram_words, script_of};
+pub use lang::Lang;
 pub use mentions::Mentions;
 pub use terms::{Term, markers, terms};
 

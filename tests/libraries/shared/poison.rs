@@ -110,6 +110,7 @@ fn poisons(sound: &Bytes, other: &Bytes) -> Vec<(&'static str, Bytes)> {
             title_tokens: block.title_tokens(),
             offsets: &offsets,
             sentences: &sentences,
+            lang: block.lang(),
         };
         Block::encode(parts, block.codec()).bytes().clone()
     };

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | magic number, the last byte of which is the version of the layout | 4 |
 //! | id of the codec | 1 |
-//! | unused | 3 |
+//! | the text's language as an ISO 639-3 code; zeros if it is unknown | 3 |
 //! | heads, head_dim, tokens, title tokens, sentences, offsets; each a little-endian `u32` | 24 |
 //! | unused | 32 |
 //! | keys, `[head]` in the layout of the codec | |
@@ -25,12 +25,16 @@ use thiserror::Error;
 
 use super::codec::{Codec, LANES};
 use crate::domain::{ByteRange, TokenSpan};
+use crate::text::Lang;
 
 /// The first bytes of every block. The last one is the version of the layout.
-const MAGIC: [u8; 4] = *b"thr\x01";
+const MAGIC: [u8; 4] = *b"thr\x02";
 
 /// Bytes before the keys.
 const HEADER_BYTES: usize = 64;
+
+/// The offset in the header at which the language stands.
+const LANG_AT: usize = MAGIC.len() + 1;
 
 /// Bytes of one sentence: the start and end of its text and of its tokens.
 const SENTENCE_BYTES: usize = 16;
@@ -51,6 +55,8 @@ pub struct Parts<'a> {
     pub offsets: &'a [ByteRange],
     /// The sentences of the text, in ascending order.
     pub sentences: &'a [Sentence],
+    /// The language of the text; `None` if it is unknown.
+    pub lang: Option<Lang>,
 }
 
 /// A sentence of a chunk, as a byte range of its text and as a span of its tokens.
@@ -109,7 +115,8 @@ impl Block {
                 + 3 * parts.offsets.len(),
         );
         bytes.extend(MAGIC);
-        bytes.extend([codec.id(), 0, 0, 0]);
+        bytes.push(codec.id());
+        bytes.extend(parts.lang.map_or([0; 3], Lang::as_bytes));
         let header =
             [heads, head_dim, tokens, parts.title_tokens, parts.sentences.len(), parts.offsets.len()];
         header.into_iter().for_each(|number| encoding::put_u32(&mut bytes, number));
@@ -242,6 +249,7 @@ impl Block {
             title_tokens: self.title_tokens,
             offsets: &offsets,
             sentences: &sentences,
+            lang: self.lang(),
         };
         Self::encode(parts, codec)
     }
@@ -254,6 +262,11 @@ impl Block {
             // `new` would panic for damaged numbers. `parse` calls this function and refuses them.
             Sentence { bytes: ByteRange { start, end }, tokens: TokenSpan { start: first, end: after } }
         })
+    }
+
+    /// Returns the language of the text; `None` if it is unknown.
+    pub fn lang(&self) -> Option<Lang> {
+        Lang::from_bytes(*self.bytes[LANG_AT..].first_chunk().expect("the header is longer"))
     }
 
     /// Returns the byte range in the text of each token after the title, in token order.
@@ -307,7 +320,7 @@ mod tests {
             tokens: TokenSpan::new((10 * t).min(tokens), (10 * t + 10).min(tokens)),
         };
         let sentences: Vec<_> = (0..tokens.div_ceil(10)).map(sentence).collect();
-        let parts = Parts { keys: keys.view(), title_tokens, offsets: &offsets, sentences: &sentences };
+        let parts = Parts { keys: keys.view(), title_tokens, offsets: &offsets, sentences: &sentences, lang: None };
         (Block::encode(parts, codec), offsets, sentences)
     }
 

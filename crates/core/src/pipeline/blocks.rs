@@ -17,7 +17,7 @@ use super::load::{LoadEstimator, OngoingRead};
 use super::tokenize::{self, Passage};
 use super::validate::RequestLimits;
 use crate::domain::{Chunk, Tenant, TokenSpan};
-use crate::kv::block::{Block, Parts, TokenCounts};
+use crate::kv::block::{Block, TokenCounts};
 use crate::kv::codec::{Codec, LANES};
 use crate::kv::key::{BlockKey, KeySpace};
 use crate::kv::store::{Claim, KvStore, Source, Sources, Unread};
@@ -347,8 +347,7 @@ impl<'a> PartialBlock<'a> {
     /// Encodes the block, and frees the values that were copied for it.
     fn encode(&self, codec: Codec) -> Block {
         let keys = std::mem::replace(&mut self.planes().values, Array3::zeros((0, 0, 0)));
-        let Passage { title_tokens, offsets, sentences, .. } = self.passage;
-        Block::encode(Parts { keys: keys.view(), title_tokens: *title_tokens, offsets, sentences }, codec)
+        Block::encode(self.passage.block_parts(keys.view()), codec)
     }
 
     fn planes(&self) -> MutexGuard<'_, PartialPlanes> {
@@ -439,9 +438,7 @@ mod tests {
                     let chunk = Chunk { title, ..Chunk::new(String::new(), text) };
                     let passage = tokenize::passage(&chunk, &tokenizer).expect("tokens");
                     let keys = Array3::from_elem((1, passage.ids.len(), 4), 0.5);
-                    let Passage { title_tokens, offsets, sentences, .. } = &passage;
-                    let parts = Parts { keys: keys.view(), title_tokens: *title_tokens, offsets, sentences };
-                    let block = Block::encode(parts, Codec::Int8);
+                    let block = Block::encode(passage.block_parts(keys.view()), Codec::Int8);
                     let name = paths.get(n);
                     assert_eq!(block.check(&chunk.text), Ok(()), "{name:?}: {:?}", chunk.text);
                     assert_eq!(block.check_tokens(passage.token_counts()), Ok(()), "{name:?}");

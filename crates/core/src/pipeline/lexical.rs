@@ -2,9 +2,10 @@
 //! question. Its values take the place of raw logits: RC is computed from them as from those of any other
 //! head. Knows nothing of models and blocks.
 //!
-//! Words in scripts that the model's tokenizer does not know are scored by this head alone. If some chunk is
-//! not prose, it also scores the names with digits in a question, such as order numbers, besides the model. A
-//! question with neither kind of word has no lexical head.
+//! Words in scripts that the model's tokenizer does not know are scored by this head alone, and with them all
+//! other words of a question that is mostly in such scripts. If some chunk is not prose or is in such a script,
+//! the head also scores the names with digits in a question, such as order numbers, besides the model. A
+//! question with none of these words has no lexical head.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::units::{Outlines, Unit, sentences_of};
 use crate::domain::{ByteRange, Chunk, Granularity};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::rc;
-use crate::text::{Gram, GramWord, gram_words};
+use crate::text::{Gram, GramWord, gram_words, script_of};
 
 /// How fast repetitions of an n-gram in one text count less: `k1` of BM25.
 const SATURATION: f64 = 0.5;
@@ -50,8 +51,10 @@ impl LexicalRc {
         chunks: &[Arc<Chunk>],
         (granularity, units, outlines): (Granularity, &[Unit], &Outlines),
     ) -> Option<Self> {
-        let scores_names = !outlines.is_prose();
-        let is_unknown = |word: &GramWord| !tokenizer.knows(word.script);
+        let scores_all = is_mostly_unknown(query, tokenizer);
+        let is_unknown = |word: &GramWord| scores_all || !tokenizer.knows(word.script);
+        let mut texts = chunks.iter().map(|chunk| &*chunk.text);
+        let scores_names = !outlines.is_prose() || texts.any(|text| is_mostly_unknown(text, tokenizer));
         let words = words(query, |word| is_unknown(word) || scores_names && is_name(word.bytes.of(query)));
         if words.is_empty() {
             return None;
@@ -181,6 +184,22 @@ impl LexicalHead {
             (found / all) as f32
         })
     }
+}
+
+/// The number of characters at the beginning of a text that tell its script.
+const SAMPLE_CHARS_MAX: usize = 200;
+
+/// Returns whether most letters at the beginning of `text` are of scripts that the tokenizer does not know.
+fn is_mostly_unknown(text: &str, tokenizer: &ModelTokenizer) -> bool {
+    if text.is_ascii() {
+        return false;
+    }
+    let (mut known, mut unknown) = (0, 0);
+    for letter in text.chars().take(SAMPLE_CHARS_MAX).filter(|c| c.is_alphabetic()) {
+        let count = if tokenizer.knows(script_of(letter)) { &mut known } else { &mut unknown };
+        *count += 1;
+    }
+    unknown > known
 }
 
 /// Returns whether a word is a number or a name with a digit, such as `20418` or `archive7`. Tokenizers divide such

@@ -1,4 +1,4 @@
-//! Neighbours: the turns before and after a turn of a dialogue whose chunks are turns. A turn such as "Yes, let's
+//! Neighbours: the turns around a turn of a dialogue, whose turns are chunks or units of one chunk. A turn such as "Yes, let's
 //! do that" belongs to an answer because of the turns around it. Knows nothing of models and scores of tokens.
 
 use std::collections::HashMap;
@@ -57,7 +57,6 @@ impl Neighbours {
         if self.of.is_empty() {
             return own;
         }
-        let share = |distance: u64| NEXT_SHARE * DECAY.powi(distance as i32 - 1);
         let total = 1.0 + 2.0 * (1..=DISTANCE_MAX).map(share).sum::<f32>();
         let smooth = |(own_score, neighbours): (&f32, &Vec<(usize, u64)>)| {
             let around: f32 = neighbours.iter().map(|&(other, distance)| share(distance) * own[other]).sum();
@@ -65,6 +64,21 @@ impl Neighbours {
         };
         own.iter().zip(&self.of).map(smooth).collect()
     }
+}
+
+/// Returns how much a turn at this distance counts, relative to the turn itself.
+fn share(distance: u64) -> f32 {
+    NEXT_SHARE * DECAY.powi(distance as i32 - 1)
+}
+
+/// Returns for each turn of one chat the mean of its score and those of the turns before it, in which a turn counts
+/// less the further away it is: what an answer is about is said before it. A turn that is not there counts as one
+/// with the score 0.
+pub fn with_turns_before(own: &[f32]) -> Vec<f32> {
+    let total = 1.0 + (1..=DISTANCE_MAX).map(share).sum::<f32>();
+    let before = |turn: usize| (1..=DISTANCE_MAX).zip(own[..turn].iter().rev());
+    let sum = |turn: usize| own[turn] + before(turn).map(|(distance, other)| share(distance) * other).sum::<f32>();
+    (0..own.len()).map(|turn| sum(turn) / total).collect()
 }
 
 /// Where a turn stands in its dialogue.
@@ -88,6 +102,17 @@ impl<'a> Place<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn turns_take_part_of_the_scores_of_the_turns_before_them() {
+        let total = 1.0 + (1..=8).map(|distance| 0.35 * 0.7_f32.powi(distance - 1)).sum::<f32>();
+        let found = with_turns_before(&[0.0, 1.0, 0.0, 2.0]);
+        let expect = [0.0, 1.0, 0.35, 2.0 + 0.35 * 0.7].map(|sum| sum / total);
+        assert!(found.iter().zip(expect).all(|(found, expect)| (found - expect).abs() < 1e-6), "{found:?}");
+        let far: Vec<f32> = std::iter::once(1.0).chain([0.0; 9]).collect();
+        assert_eq!(with_turns_before(&far).iter().filter(|&&score| score > 0.0).count(), 9, "itself and eight more");
+        assert!(with_turns_before(&[]).is_empty());
+    }
     use crate::domain::Kind;
 
     fn chunks(ids: &[&str], text: impl Fn(usize) -> String) -> Vec<Arc<Chunk>> {

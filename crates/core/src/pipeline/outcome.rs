@@ -9,6 +9,7 @@ use super::clock::Timings;
 use super::explain::Explanation;
 use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan, Kind};
 use crate::kv::store::Sources;
+use crate::text::Lang;
 
 /// The result of [`Pipeline::compress`](super::Pipeline::compress): a context for a language model, and where
 /// each part of it came from. All positions in texts are UTF-8 byte offsets.
@@ -29,6 +30,8 @@ pub struct Compressed {
     /// How many turns of the conversation the question was read with. `None` if the request has none, and in a
     /// degraded result.
     pub turns_read: Option<usize>,
+    /// The language of the question; `None` if it is unknown, and in a degraded result.
+    pub lang: Option<Lang>,
     /// Whether `context` holds the caller's chunks unchanged, because they could not be compressed.
     pub degraded: bool,
     /// How many blocks came from the cache and how many chunks the model read. `None` in a degraded result.
@@ -71,6 +74,8 @@ pub struct ChunkOutcome {
     pub empty: bool,
     /// The kind of text by which the chunk was divided; `None` if it was not divided into sentences or pieces.
     pub kind: Option<Kind>,
+    /// The language of the chunk's text; `None` if it is unknown, and in a degraded result.
+    pub lang: Option<Lang>,
     /// The score of the whole chunk, in units of a raw logit, or a probability if a probe gave it; at least
     /// 0. Scores of different requests are not comparable. `None` if the chunk was not scored: it is empty, or the result is degraded.
     pub score: Option<f32>,
@@ -137,7 +142,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         let kept = !chunk.text.is_empty();
         let all = kept.then(|| KeptSpan::unscored(index, ByteRange::new(0, chunk.text.len())));
         let empty = chunk.text.trim().is_empty();
-        ChunkOutcome { index, kept, empty, kind: None, score: None, spans: Vec::from_iter(all) }
+        ChunkOutcome { index, kept, empty, kind: None, lang: None, score: None, spans: Vec::from_iter(all) }
     };
     let mut chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
     let style = assemble::Style::of(request);
@@ -148,6 +153,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         usage: None,
         relevance: None,
         turns_read: None,
+        lang: None,
         degraded: true,
         sources: None,
         timings: Timings { total, ..Timings::default() },

@@ -9,11 +9,12 @@ use ndarray::{Array2, Array3, Axis};
 use serde::{Deserialize, Serialize};
 
 use super::cancel::Cancel;
+use super::neighbours;
 use super::probe::{self, Probabilities};
 use super::scan;
 use super::units::{Unit, sentences_of};
 use super::{PipelineError, Reading};
-use crate::domain::{Granularity, TokenSpan};
+use crate::domain::{Granularity, Kind, TokenSpan};
 use crate::model::RawLogits;
 use crate::rc::{self, Estimator, HeadMean, UnknownEstimator};
 use crate::text::Mentions;
@@ -136,7 +137,8 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
 /// - A chunk's score is its mean RC over the question's tokens, in which tokens that better chunks answer
 ///   count less (coverage, see [`rc::with_coverage`]). A turn of a dialogue takes part of its
 ///   neighbours' scores, and a chunk whose title a better chunk names has at least half of that chunk's score.
-/// - A sentence's score is its own mean RC times the square root of its chunk's score.
+/// - A sentence's score is its own mean RC times the square root of its chunk's score. An event of a log takes part
+///   of the score of related events, and a turn of a chat of the turns before it.
 /// - A word's score is the mean RC of its sentence, times (1 + z / z_max), where z is the word's own mean RC
 ///   and z_max the largest z of all words, times the square root of its chunk's score.
 pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
@@ -153,7 +155,7 @@ pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
         Granularity::Sentence => {
             let sentence_rc = rc::mean_over_queries(ranked.units.view());
             let own: Vec<f32> = units.iter().zip(sentence_rc).map(weighted_by_chunk).collect();
-            (with_related(own, reading), ranked.units)
+            (with_turns(with_related(own, reading), reading), ranked.units)
         }
         Granularity::Token => {
             let word_rc = rc::mean_over_queries(ranked.units.view());
@@ -243,6 +245,23 @@ fn with_related(own: Vec<f32>, reading: &Reading) -> Vec<f32> {
         true => own,
         false => reading.units.iter().enumerate().map(raised).collect(),
     }
+}
+
+/// Smooths the scores of the turns of each chat.
+fn with_turns(mut own: Vec<f32>, reading: &Reading) -> Vec<f32> {
+    if reading.outlines.is_prose() {
+        return own;
+    }
+    let mut start = 0;
+    for units in reading.units.chunk_by(|a, b| a.chunk == b.chunk) {
+        let of_chunk = start..start + units.len();
+        start = of_chunk.end;
+        if reading.outlines.layouts()[units[0].chunk].kind == Kind::Chat {
+            let smoothed = neighbours::with_turns_before(&own[of_chunk.clone()]);
+            own[of_chunk].copy_from_slice(&smoothed);
+        }
+    }
+    own
 }
 
 /// Scores chunks and units with the probe of the reading:

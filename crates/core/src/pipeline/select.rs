@@ -18,6 +18,10 @@ const EVIDENCE_SHARE: f64 = 0.97;
 /// The share of the total score that the units kept by [`Auto::select`] carry.
 const SCORE_SHARE: f64 = 0.6;
 
+/// The share of the best unit's score below which a unit is noise, which no budget is filled with. Larger shares
+/// lose answers of questions that need two passages (`docs/evaluation.md`).
+const NOISE_SHARE: f32 = 0.02;
+
 /// The units to select from, with their scores and costs.
 #[derive(Debug, Clone, Copy)]
 pub struct SelectionInput<'a> {
@@ -70,8 +74,19 @@ impl Selection {
 
 impl SelectionInput<'_> {
     /// Selects the required units and, in descending order of score, every other unit that still fits into a
-    /// budget of `tokens`. A unit that does not fit is skipped; a smaller one after it may fit.
+    /// budget of `tokens`. A unit that does not fit is skipped; a smaller one after it may fit. Units that score
+    /// far below the best one are left out, even if they fit.
     pub fn within(&self, tokens: usize) -> Selection {
+        let mut ranked = self.ranked();
+        if let Some(&best) = ranked.first() {
+            let least = NOISE_SHARE * self.scores[best];
+            ranked.truncate(ranked.partition_point(|&unit| !(self.scores[unit] < least)));
+        }
+        self.fill(tokens, &ranked)
+    }
+
+    /// Selects the required units and those of `ranked` that fit into a budget of `tokens`.
+    fn fill(&self, tokens: usize, ranked: &[usize]) -> Selection {
         let required = self.required();
         let mut has_frame = self.keep.to_vec();
         let mut tokens_left = tokens.saturating_sub(self.required_cost(&required));
@@ -79,7 +94,7 @@ impl SelectionInput<'_> {
         let mut taken = vec![false; self.units.len()];
         // The rows of a chunk are tried together once.
         let mut tries_rows = vec![self.compares_rows; self.keep.len()];
-        for unit in self.ranked() {
+        for &unit in ranked {
             let chunk = self.units[unit].chunk;
             let frame_cost = if has_frame[chunk] { 0 } else { self.frame_costs[chunk] };
             for compares_rows in [true, false] {
@@ -102,7 +117,7 @@ impl SelectionInput<'_> {
     /// Selects everything: the units in descending order of score, and then those that nothing requires and
     /// that are never chosen for themselves, such as a heading without text.
     pub fn everything(&self) -> Selection {
-        let mut selection = self.within(usize::MAX);
+        let mut selection = self.fill(usize::MAX, &self.ranked());
         let mut rest = vec![true; self.units.len()];
         selection.required.iter().chain(&selection.chosen).for_each(|&unit| rest[unit] = false);
         let rest: Vec<usize> = (0..rest.len()).filter(|&unit| rest[unit]).collect();
@@ -294,6 +309,8 @@ mod tests {
             11,
             (&[], &[1, 0]),
         );
+        check_within("noise is left out", &[(0, 3.0, 4), (0, 0.05, 1), (1, 0.06, 1)], &free, 99, (&[], &[0, 2]));
+        check_within("nothing scores", &[(0, 0.0, 4), (1, 0.0, 1)], &free, 99, (&[], &[0, 1]));
         check_within("all units, best first", &units, &free, 18, (&[], &[1, 2, 0]));
         check_within(
             "equal scores in the order of the text",

@@ -1,13 +1,15 @@
 //! Tokenization: turns the question into the model's tokens, and a chunk with its title into tokens and
 //! sentences.
 
+use ndarray::ArrayView3;
+
 use super::PipelineError;
 use super::validate::{InvalidRequest, RequestLimits};
 use crate::domain::{ByteRange, Chunk, TokenSpan};
 pub use crate::kv::block::tokens_under;
-use crate::kv::block::{Sentence, TokenCounts};
+use crate::kv::block::{Parts, Sentence, TokenCounts};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
-use crate::text;
+use crate::text::{self, Lang};
 
 /// A tokenized chunk: the tokens of `"title. "`, if it has a title, and then the tokens of its text.
 #[derive(Debug, Clone, Default)]
@@ -20,12 +22,20 @@ pub struct Passage {
     pub offsets: Vec<ByteRange>,
     /// The sentences of the chunk's text.
     pub sentences: Vec<Sentence>,
+    /// The language of the chunk's text; `None` if it is unknown.
+    pub lang: Option<Lang>,
 }
 
 impl Passage {
     /// Returns the ids in windows of at most `tokens_max`. No token is left out.
     pub fn windows(&self, tokens_max: usize) -> impl Iterator<Item = &[u32]> {
         self.ids.chunks(tokens_max)
+    }
+
+    /// Returns the contents of the block of this passage, whose keys are `[head, token, head_dim]`.
+    pub fn block_parts<'a>(&'a self, keys: ArrayView3<'a, f32>) -> Parts<'a> {
+        let Self { ids: _, title_tokens, offsets, sentences, lang } = self;
+        Parts { keys, title_tokens: *title_tokens, offsets, sentences, lang: *lang }
     }
 
     /// Returns the numbers of tokens that the block of this passage has.
@@ -127,7 +137,7 @@ pub fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<Passage, Pip
     ids.extend(text.ids);
     let sentence = |bytes| Sentence { bytes, tokens: tokens_under(&text.offsets, title_tokens, bytes) };
     let sentences = text::sentences(&chunk.text).into_iter().map(sentence).collect();
-    Ok(Passage { ids, title_tokens, offsets: text.offsets, sentences })
+    Ok(Passage { ids, title_tokens, offsets: text.offsets, sentences, lang: Lang::of(&chunk.text) })
 }
 
 #[cfg(test)]

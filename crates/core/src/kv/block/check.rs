@@ -97,7 +97,7 @@ mod tests {
     fn a_block_of_another_model_or_codec_is_refused() {
         let keys = Array3::zeros((2, 20, 12));
         let offsets = vec![ByteRange::new(0, 1); 20];
-        let parts = Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[] };
+        let parts = Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None };
         let block = Block::encode(parts, Codec::Int8);
         let fits = |shape, codec| block.check_shape(shape, codec).is_ok();
         assert!(fits((2, 12), Codec::Int8));
@@ -124,7 +124,7 @@ mod tests {
     fn of_words(codec: Codec, offsets: &[ByteRange], sentences: &[Sentence], key: f32) -> Block {
         let mut keys = Array3::from_elem((1, offsets.len() + 1, 4), 1.0);
         keys[[0, 3, 2]] = key;
-        Block::encode(Parts { keys: keys.view(), title_tokens: 1, offsets, sentences }, codec)
+        Block::encode(Parts { keys: keys.view(), title_tokens: 1, offsets, sentences, lang: None }, codec)
     }
 
     #[test]
