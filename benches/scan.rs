@@ -41,7 +41,10 @@ fn blocks(codec: Codec) -> Vec<Block> {
     let offsets: Vec<_> = (0..TOKENS).map(|t| (5 * t..5 * t + 4).into()).collect();
     let block = |i| {
         let keys = vectors(TOKENS, i);
-        Block::encode(Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[] }, codec)
+        Block::encode(
+            Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None },
+            codec,
+        )
     };
     (0..CHUNKS as u64).map(block).collect()
 }

@@ -7,12 +7,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind};
+use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind, Lang};
 use thresher_core::pipeline::clock::Timings;
 use thresher_core::pipeline::explain::{ChunkExplanation, Explanation};
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage, Warning, kv_export};
-use thresher_core::text::Lang;
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::kv::KvAnswer;

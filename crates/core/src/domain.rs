@@ -5,13 +5,14 @@
 //! attention are token indices ([`TokenSpan`]). The daemon converts the offsets of its JSON API, see
 //! [`OffsetMap`](crate::text::offsets::OffsetMap).
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// A half-open range `start..end` of UTF-8 byte offsets into a text. The field that holds the range says
 /// which text.
@@ -216,6 +217,41 @@ impl Kind {
     pub fn named(name: &str) -> Option<Self> {
         let name: StrDeserializer<ValueError> = name.into_deserializer();
         Self::deserialize(name).ok()
+    }
+}
+
+/// A language by its ISO 639-3 code, such as `eng` or `rus`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, JsonSchema)]
+#[schemars(with = "String")]
+pub struct Lang([u8; 3]);
+
+impl Lang {
+    /// Returns the language whose code has these bytes, or `None` if they are not three lower-case ASCII
+    /// letters.
+    pub fn from_bytes(code: [u8; 3]) -> Option<Self> {
+        code.iter().all(u8::is_ascii_lowercase).then_some(Self(code))
+    }
+
+    /// Returns the bytes of the code.
+    pub fn as_bytes(self) -> [u8; 3] {
+        self.0
+    }
+
+    /// Returns the code.
+    pub fn code(&self) -> &str {
+        std::str::from_utf8(&self.0).expect("the constructor takes only ASCII letters")
+    }
+}
+
+impl fmt::Debug for Lang {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.code())
+    }
+}
+
+impl Serialize for Lang {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.code())
     }
 }
 

@@ -56,7 +56,7 @@ use self::cancel::Cancel;
 use self::clock::Clock;
 use self::count::{FrameCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
-use self::lexical::LexicalRc;
+use self::lexical::{LexicalInput, LexicalRc};
 use self::load::Overload;
 use self::neighbours::Neighbours;
 pub use self::outcome::{
@@ -80,7 +80,7 @@ use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
 use crate::text::outline::Layout;
-use crate::text::{self, Lang, Mentions};
+use crate::text::{self, Mentions};
 
 /// The most tokens of a conversation that are read before its last question. More hardly change the vectors
 /// of the question (`docs/evaluation.md`) but take time.
@@ -282,7 +282,7 @@ impl Pipeline {
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
             turns_read: (!request.history.is_empty()).then_some(reading.turns),
-            lang: Lang::of(&request.query),
+            lang: text::lang_of(&request.query),
             degraded: false,
             sources: Some(reading.blocks.sources),
             timings: clock.finish(),
@@ -348,12 +348,19 @@ impl Pipeline {
             }
         };
         let decoder = model.info().decoder.as_ref();
-        let of_query = (&*request.query, &tokens);
         let lexical = || {
-            let units = (request.granularity, &*units, &outlines);
-            LexicalRc::of(of_query, &self.tokenizer, &request.chunks, units).map(Arc::new)
+            let input = LexicalInput {
+                query: &request.query,
+                tokens: &tokens,
+                tokenizer: &self.tokenizer,
+                chunks: &request.chunks,
+                granularity: request.granularity,
+                units: &units,
+                outlines: &outlines,
+            };
+            Ok::<_, PipelineError>(LexicalRc::of(input, limits, cancel)?.map(Arc::new))
         };
-        let lexical = if decoder.is_none() { clock.stage("lexical", lexical) } else { None };
+        let lexical = if decoder.is_none() { clock.stage("lexical", lexical)? } else { None };
         let mentions = || {
             let titled = request.chunks.iter().map(|chunk| (chunk.title.as_deref(), &*chunk.text));
             Mentions::of(titled)

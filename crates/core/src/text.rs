@@ -34,8 +34,8 @@ use lines::{GroupKind, LineGroup};
 
 pub use arriving::{Arriving, arrived};
 pub use comparison::compares_all;
-pub use grams::{Gram, GramWord, gram_words, script_of};
-pub use lang::Lang;
+pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};
+pub use lang::lang_of;
 pub use mentions::Mentions;
 pub use terms::{Term, markers, terms};
 

@@ -151,8 +151,10 @@ struct ChunkWire {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     title: Option<String>,
     text: String,
-    #[serde(default, skip_serializing_if = "Kind::is_auto")]
-    kind: Kind,
+    /// As text: a sidecar of an earlier version takes a kind that it does not know for `auto`, and can still read the
+    /// entry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
     /// JSON inside a string, so that it is read back exactly as it was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     metadata: Option<String>,
@@ -169,11 +171,13 @@ enum ChangeWire {
 impl ChunkWire {
     fn new(chunk: &Chunk) -> Self {
         let Chunk { id, title, text, kind, metadata } = chunk.clone();
+        let kind = (!kind.is_auto()).then(|| kind.name().to_owned());
         Self { id, title, text, kind, metadata }
     }
 
     fn into_chunk(self) -> Arc<Chunk> {
         let Self { id, title, text, kind, metadata } = self;
+        let kind = kind.and_then(|name| Kind::named(&name)).unwrap_or_default();
         Arc::new(Chunk { id, title, text, kind, metadata })
     }
 }

@@ -21,7 +21,8 @@ static BLOCKS: LazyLock<Vec<Block>> = LazyLock::new(|| {
     let offsets: Vec<ByteRange> = (0..TEXT.len()).map(|at| (at..at + 1).into()).collect();
     let sentences = SENTENCES
         .map(|(start, end)| Sentence { bytes: ByteRange { start, end }, tokens: TokenSpan { start, end } });
-    let parts = Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &sentences, lang: None };
+    let parts =
+        Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &sentences, lang: None };
     Codec::ALL.iter().map(|&codec| Block::encode(parts, codec)).collect()
 });
 

@@ -24,8 +24,7 @@ use ndarray::{Array3, ArrayView3};
 use thiserror::Error;
 
 use super::codec::{Codec, LANES};
-use crate::domain::{ByteRange, TokenSpan};
-use crate::text::Lang;
+use crate::domain::{ByteRange, Lang, TokenSpan};
 
 /// The first bytes of every block. The last one is the version of the layout.
 const MAGIC: [u8; 4] = *b"thr\x02";
@@ -320,7 +319,8 @@ mod tests {
             tokens: TokenSpan::new((10 * t).min(tokens), (10 * t + 10).min(tokens)),
         };
         let sentences: Vec<_> = (0..tokens.div_ceil(10)).map(sentence).collect();
-        let parts = Parts { keys: keys.view(), title_tokens, offsets: &offsets, sentences: &sentences, lang: None };
+        let parts =
+            Parts { keys: keys.view(), title_tokens, offsets: &offsets, sentences: &sentences, lang: None };
         (Block::encode(parts, codec), offsets, sentences)
     }
 

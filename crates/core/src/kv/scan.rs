@@ -262,7 +262,10 @@ mod tests {
     fn block(codec: Codec, shape: (usize, usize, usize)) -> Block {
         let keys = vectors(shape, 7 + shape.1 as u64);
         let offsets: Vec<_> = (0..shape.1).map(|t| (t..t + 1).into()).collect();
-        Block::encode(Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None }, codec)
+        Block::encode(
+            Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None },
+            codec,
+        )
     }
 
     fn question(exact: Array3<f32>) -> ScanQueries {
@@ -320,7 +323,8 @@ mod tests {
         for codec in [Codec::Int8, Codec::Int4] {
             let keys = vectors((1, 33, 64), 5).mapv(|v| v.signum() * 1e30);
             let offsets = vec![(0..1).into(); 33];
-            let parts = Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None };
+            let parts =
+                Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None };
             let block = Block::encode(parts, codec);
             let portable = logits_by(Kernel::Portable, &[whole(&question, &block)]);
             assert!(portable.iter().any(|logit| *logit != 0.0));

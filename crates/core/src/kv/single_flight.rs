@@ -166,7 +166,10 @@ mod tests {
 
     fn block() -> Block {
         let keys = Array3::zeros((1, 0, 4));
-        Block::encode(Parts { keys: keys.view(), title_tokens: 0, offsets: &[], sentences: &[], lang: None }, Codec::F32)
+        Block::encode(
+            Parts { keys: keys.view(), title_tokens: 0, offsets: &[], sentences: &[], lang: None },
+            Codec::F32,
+        )
     }
 
     fn leader(flights: &Arc<Flights>, caller_waits: &CallerWaits) -> Leader {

@@ -1,6 +1,7 @@
 //! Assembly: writes the kept spans of the chunks as a context. The caller's text is copied byte for byte;
 //! only the markup of the format is added around it.
 
+use std::cell::OnceCell;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -48,14 +49,9 @@ pub fn context<'a>(
         write_opening(&mut out, chunk, index + 1, style);
         let ranges: Vec<ByteRange> = spans.iter().map(|span| span.source).collect();
         let mut spans = spans.iter_mut();
-        write_spans(
-            &mut out,
-            Gaps { text: &chunk.text, layout, omissions: style.omissions },
-            &ranges,
-            |output| {
-                spans.next().expect("as many spans as ranges").output = output;
-            },
-        );
+        write_spans(&mut out, Gaps::new(&chunk.text, layout, style.omissions), &ranges, |output| {
+            spans.next().expect("as many spans as ranges").output = output;
+        });
         out.push_str(closing(style.format));
     }
     out
@@ -116,7 +112,7 @@ fn closing(format: Format) -> &'static str {
 /// disjoint.
 pub fn joined(text: &str, spans: &[ByteRange], (layout, omissions): (&Layout, Omissions)) -> String {
     let mut out = String::new();
-    write_spans(&mut out, Gaps { text, layout, omissions }, spans, |_| {});
+    write_spans(&mut out, Gaps::new(text, layout, omissions), spans, |_| {});
     out
 }
 
@@ -139,28 +135,33 @@ fn write_spans(out: &mut String, gaps: Gaps, spans: &[ByteRange], mut wrote: imp
 }
 
 /// What stands in a context for the parts of a text that were left out.
-#[derive(Clone, Copy)]
 struct Gaps<'a> {
     text: &'a str,
     layout: &'a Layout,
     omissions: Omissions,
+    /// What begins a comment in the text: found out once, because it takes several passes over the text.
+    comment_marker: OnceCell<&'static str>,
 }
 
-impl Gaps<'_> {
-    fn write_before(self, out: &mut String, first: ByteRange) {
+impl<'a> Gaps<'a> {
+    fn new(text: &'a str, layout: &'a Layout, omissions: Omissions) -> Self {
+        Self { text, layout, omissions, comment_marker: OnceCell::new() }
+    }
+
+    fn write_before(&self, out: &mut String, first: ByteRange) {
         if let Some(mark) = self.mark(ByteRange::new(0, first.start)) {
             let between = if self.text[..first.start].contains('\n') { "\n" } else { " " };
             out.extend([&mark, between]);
         }
     }
 
-    fn write_after(self, out: &mut String, last: ByteRange) {
+    fn write_after(&self, out: &mut String, last: ByteRange) {
         if let Some(mark) = self.mark(ByteRange::new(last.end, self.text.len())) {
             out.extend([separator(&self.text[last.end..]), &mark]);
         }
     }
 
-    fn write_between(self, out: &mut String, last: ByteRange, next: ByteRange) {
+    fn write_between(&self, out: &mut String, last: ByteRange, next: ByteRange) {
         let gap = ByteRange::new(last.end, next.start);
         let separator = separator(gap.of(self.text));
         match self.mark(gap) {
@@ -172,7 +173,7 @@ impl Gaps<'_> {
 
     /// Writes what keeps JSON valid: a comma between two members, and the line break with the indent of the
     /// next piece.
-    fn write_json_gap(self, out: &mut String, last: ByteRange, next: ByteRange) {
+    fn write_json_gap(&self, out: &mut String, last: ByteRange, next: ByteRange) {
         let pieces = &self.layout.pieces;
         let before = pieces.get(pieces.partition_point(|piece| piece.bytes.end < last.end));
         let after = pieces.get(pieces.partition_point(|piece| piece.bytes.start < next.start));
@@ -191,8 +192,8 @@ impl Gaps<'_> {
     /// Returns the mark for a part of the text that was left out; `None` if it has no mark. JSON has no marks,
     /// and neither has a log of JSON objects, because they would not be JSON. A part that is shorter than its mark
     /// has none.
-    fn mark(self, gap: ByteRange) -> Option<String> {
-        let Self { text, layout, omissions } = self;
+    fn mark(&self, gap: ByteRange) -> Option<String> {
+        let Self { text, layout, omissions, comment_marker: marker } = self;
         let is_marked = matches!(layout.kind, Kind::Code | Kind::Log | Kind::Table);
         let is_json = layout.kind == Kind::Json || layout.kind == Kind::Log && text.starts_with('{');
         let counts = match omissions {
@@ -210,7 +211,10 @@ impl Gaps<'_> {
             lines => format!("… {lines} lines"),
         };
         let mark = match layout.kind {
-            Kind::Code if is_lines => format!("{}{} {what}", indent_at(text, gap.end), comment_marker(text)),
+            Kind::Code if is_lines => {
+                let marker = marker.get_or_init(|| comment_marker(text));
+                format!("{}{marker} {what}", indent_at(text, gap.end))
+            }
             Kind::Html => format!("<!-- {what} -->"),
             _ => format!("[{what}]"),
         };

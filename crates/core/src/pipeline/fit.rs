@@ -278,8 +278,7 @@ impl Fitter<'_> {
         if !required.is_empty() {
             return Ok(("what `keep` names", self.render(&Selection::of_required(required), 0)?));
         }
-        let cheapest = input.ranked().into_iter().min_by_key(|&unit| input.cost_alone(unit));
-        let units = cheapest.map(|unit| input.with_required(unit)).unwrap_or_default();
+        let units = input.cheapest().map(|unit| input.with_required(unit)).unwrap_or_default();
         let rendered = self.render(&Selection::of_required(units), 0)?;
         Ok(("the shortest unit of this `granularity`", rendered))
     }

@@ -11,12 +11,16 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ndarray::{Array2, Axis, concatenate};
+use rayon::prelude::*;
 
+use super::PipelineError;
+use super::cancel::Cancel;
 use super::units::{Outlines, Unit, sentences_of};
+use super::validate::RequestLimits;
 use crate::domain::{ByteRange, Chunk, Granularity};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::rc;
-use crate::text::{Gram, GramWord, gram_words, script_of};
+use crate::text::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};
 
 /// How fast repetitions of an n-gram in one text count less: `k1` of BM25.
 const SATURATION: f64 = 0.5;
@@ -24,11 +28,14 @@ const SATURATION: f64 = 0.5;
 /// How much an n-gram counts less in a long text: `b` of BM25.
 const LENGTH_NORMALIZATION: f64 = 0.4;
 
+/// The number of characters at the beginning of a text that tell its script.
+const SAMPLE_CHARS_MAX: usize = 200;
+
 /// The RC of the lexical head, and which of the model's rows it replaces.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LexicalRc {
     /// `[question_token]`: whether the model's logits of the token count.
-    counts: Vec<bool>,
+    model_scores: Vec<bool>,
     /// `[word, chunk]`.
     pub chunks: Array2<f32>,
     /// `[word, unit]`; empty if units are chunks.
@@ -42,51 +49,83 @@ pub struct LexicalRc {
     pub knows_all: bool,
 }
 
+/// A question over chunks, and their units at one granularity.
+#[derive(Clone, Copy)]
+pub struct LexicalInput<'a> {
+    /// The text of the question.
+    pub query: &'a str,
+    /// The model's tokens of the question.
+    pub tokens: &'a Tokens,
+    /// The tokenizer of the model, which says which scripts the model knows.
+    pub tokenizer: &'a ModelTokenizer,
+    /// The chunks of the request.
+    pub chunks: &'a [Arc<Chunk>],
+    /// What the units are.
+    pub granularity: Granularity,
+    /// The units of the chunks.
+    pub units: &'a [Unit],
+    /// How the units belong together.
+    pub outlines: &'a Outlines,
+}
+
 impl LexicalRc {
-    /// Computes the RC of the question's words that the head scores; `None` if there are none. `units` are those
-    /// of `chunks` at this granularity.
+    /// Computes the RC of the question's words that the head scores; `None` if there are none.
+    ///
+    /// # Errors
+    /// Returns [`InvalidRequest`] if the question has more characters in scripts without spaces than it may have
+    /// tokens, or if words × chunks and units are more than the logits that a request may have, and the error of
+    /// `cancel` if it stops the work.
     pub fn of(
-        (query, tokens): (&str, &Tokens),
-        tokenizer: &ModelTokenizer,
-        chunks: &[Arc<Chunk>],
-        (granularity, units, outlines): (Granularity, &[Unit], &Outlines),
-    ) -> Option<Self> {
+        input: LexicalInput,
+        limits: &RequestLimits,
+        cancel: &Cancel,
+    ) -> Result<Option<Self>, PipelineError> {
+        let LexicalInput { query, tokens, tokenizer, chunks, granularity, units, outlines } = input;
         let scores_all = is_mostly_unknown(query, tokenizer);
         let is_unknown = |word: &GramWord| scores_all || !tokenizer.knows(word.script);
         let mut texts = chunks.iter().map(|chunk| &*chunk.text);
         let scores_names = !outlines.is_prose() || texts.any(|text| is_mostly_unknown(text, tokenizer));
+        // The model may have one token for a whole run of such characters, and each becomes several words.
+        limits.check_query(unknown_unspaced_chars(query, tokenizer))?;
         let words = words(query, |word| is_unknown(word) || scores_names && is_name(word.bytes.of(query)));
         if words.is_empty() {
-            return None;
+            return Ok(None);
         }
+        limits.check_logits(words.len(), chunks.len() + units.len())?;
         let of_unknown: Vec<ByteRange> =
             words.iter().filter(|word| is_unknown(word)).map(|word| word.bytes).collect();
         let head = LexicalHead::new(words);
-        let leaves = |bytes: ByteRange| {
+        let model_scores = |bytes: ByteRange| {
             let is_word = bytes.of(query).contains(char::is_alphanumeric);
             of_unknown.is_empty() || is_word && !of_unknown.iter().any(|word| word.overlaps(bytes))
         };
         let text = |chunk: usize, bytes: ByteRange| bytes.of(&chunks[chunk].text);
-        let titled = chunks.iter().map(|chunk| [chunk.title.as_deref().unwrap_or_default(), &chunk.text]);
+        let titled: Vec<_> =
+            chunks.iter().map(|chunk| [chunk.title.as_deref().unwrap_or_default(), &*chunk.text]).collect();
         let none = || Array2::zeros((head.words.len(), 0));
-        let of_chunks = head.logits(titled);
-        Some(Self {
-            counts: tokens.offsets.iter().map(|&bytes| leaves(bytes)).collect(),
+        let of_chunks = head.logits(&titled, cancel)?;
+        Ok(Some(Self {
+            model_scores: tokens.offsets.iter().map(|&bytes| model_scores(bytes)).collect(),
             reach: of_chunks.reach(),
             knows_all: of_unknown.is_empty(),
             chunks: of_chunks.rc(),
             units: match granularity {
                 Granularity::Chunk => none(),
-                _ => head.logits(units.iter().map(|unit| [text(unit.chunk, unit.bytes)])).rc(),
+                _ => {
+                    let texts: Vec<_> = units.iter().map(|unit| [text(unit.chunk, unit.bytes)]).collect();
+                    head.logits(&texts, cancel)?.rc()
+                }
             },
             sentences: match granularity {
                 Granularity::Token => {
                     let (sentences, _) = sentences_of(units);
-                    head.logits(sentences.iter().map(|(chunk, sentence)| [text(*chunk, sentence.bytes)])).rc()
+                    let texts: Vec<_> =
+                        sentences.iter().map(|(chunk, sentence)| [text(*chunk, sentence.bytes)]).collect();
+                    head.logits(&texts, cancel)?.rc()
                 }
                 _ => none(),
             },
-        })
+        }))
     }
 
     /// Returns `[row, segment]`: the model's RC `[question_token, segment]` of the tokens that count, and the
@@ -95,8 +134,9 @@ impl LexicalRc {
         if of_model.is_empty() {
             return of_model.clone();
         }
-        let counts: Vec<usize> = (0..self.counts.len()).filter(|&token| self.counts[token]).collect();
-        concatenate![Axis(0), of_model.select(Axis(0), &counts), *lexical]
+        let scored: Vec<usize> =
+            (0..self.model_scores.len()).filter(|&token| self.model_scores[token]).collect();
+        concatenate![Axis(0), of_model.select(Axis(0), &scored), *lexical]
     }
 }
 
@@ -112,29 +152,44 @@ fn words(query: &str, wanted: impl Fn(&GramWord) -> bool) -> Vec<GramWord> {
 struct LexicalHead {
     words: Vec<GramWord>,
     grams: HashMap<Gram, usize>,
+    /// `[gram]`: the words that have the n-gram.
+    words_with: Vec<Vec<usize>>,
 }
 
 /// How often the question's n-grams occur in one text.
 struct Counts {
-    /// `[gram]`.
-    grams: Vec<u32>,
+    /// The n-grams that the text has, by their indices, and how often.
+    found: HashMap<usize, u32>,
     /// The number of all n-grams of the text.
     total: usize,
 }
 
 impl LexicalHead {
     fn new(words: Vec<GramWord>) -> Self {
-        let mut grams = HashMap::new();
-        for gram in words.iter().flat_map(|word| &word.grams) {
-            let next = grams.len();
-            grams.entry(*gram).or_insert(next);
+        let (mut grams, mut words_with) = (HashMap::new(), Vec::new());
+        for (index, word) in words.iter().enumerate() {
+            for gram in &word.grams {
+                let gram = *grams.entry(*gram).or_insert_with(|| {
+                    words_with.push(Vec::new());
+                    words_with.len() - 1
+                });
+                words_with[gram].push(index);
+            }
         }
-        Self { words, grams }
+        Self { words, grams, words_with }
     }
 
     /// Returns the logits of texts, each of which may consist of several parts.
-    fn logits<'a, const PARTS: usize>(&self, texts: impl Iterator<Item = [&'a str; PARTS]>) -> LexicalLogits {
-        let counts: Vec<Counts> = texts.map(|parts| self.count(parts)).collect();
+    fn logits<const PARTS: usize>(
+        &self,
+        texts: &[[&str; PARTS]],
+        cancel: &Cancel,
+    ) -> Result<LexicalLogits, PipelineError> {
+        let count = |parts: &[&str; PARTS]| {
+            cancel.check()?;
+            Ok(self.count(parts))
+        };
+        let counts = texts.par_iter().map(count).collect::<Result<Vec<Counts>, PipelineError>>()?;
         let inverse_frequencies = self.inverse_frequencies(&counts);
         let most = inverse_frequency(counts.len(), 1);
         let weight = |word: &GramWord| {
@@ -142,18 +197,18 @@ impl LexicalHead {
                 word.grams.iter().map(|gram| inverse_frequencies[self.grams[gram]]).fold(0.0, f64::max);
             (rarest / most).min(1.0) as f32
         };
-        LexicalLogits {
+        Ok(LexicalLogits {
             logits: self.shares(&counts, &inverse_frequencies),
             weights: self.words.iter().map(weight).collect(),
-        }
+        })
     }
 
-    fn count<const PARTS: usize>(&self, parts: [&str; PARTS]) -> Counts {
-        let mut counts = Counts { grams: vec![0; self.grams.len()], total: 0 };
-        for gram in parts.into_iter().flat_map(gram_words).flat_map(|word| word.grams) {
+    fn count<const PARTS: usize>(&self, parts: &[&str; PARTS]) -> Counts {
+        let mut counts = Counts { found: HashMap::new(), total: 0 };
+        for gram in parts.iter().flat_map(|part| gram_words(part)).flat_map(|word| word.grams) {
             counts.total += 1;
             if let Some(&index) = self.grams.get(&gram) {
-                counts.grams[index] += 1;
+                *counts.found.entry(index).or_default() += 1;
             }
         }
         counts
@@ -161,8 +216,9 @@ impl LexicalHead {
 
     /// Returns `[gram]`: the inverse document frequency of each n-gram among the texts, as in BM25.
     fn inverse_frequencies(&self, counts: &[Counts]) -> Vec<f64> {
-        let with = |gram: usize| counts.iter().filter(|counts| counts.grams[gram] > 0).count();
-        (0..self.grams.len()).map(|gram| inverse_frequency(counts.len(), with(gram))).collect()
+        let mut with = vec![0; self.words_with.len()];
+        counts.iter().flat_map(|counts| counts.found.keys()).for_each(|&gram| with[gram] += 1);
+        with.into_iter().map(|with| inverse_frequency(counts.len(), with)).collect()
     }
 
     /// Returns `[word, text]`: the share of the word's n-grams that the text has, each weighted by
@@ -170,24 +226,35 @@ impl LexicalHead {
     fn shares(&self, counts: &[Counts], inverse_frequencies: &[f64]) -> Array2<f32> {
         let mean =
             counts.iter().map(|counts| counts.total).sum::<usize>() as f64 / counts.len().max(1) as f64;
-        Array2::from_shape_fn((self.words.len(), counts.len()), |(word, text)| {
-            let Counts { grams, total } = &counts[text];
+        let all_of = |word: &GramWord| {
+            word.grams.iter().map(|gram| inverse_frequencies[self.grams[gram]]).sum::<f64>()
+        };
+        let all: Vec<f64> = self.words.iter().map(all_of).collect();
+        let mut shares = Array2::zeros((self.words.len(), counts.len()));
+        for (mut shares, Counts { found, total }) in shares.columns_mut().into_iter().zip(counts) {
             let length = 1.0 - LENGTH_NORMALIZATION + LENGTH_NORMALIZATION * *total as f64 / mean.max(1.0);
-            let (mut found, mut all) = (0.0, 0.0);
-            for gram in &self.words[word].grams {
-                let index = self.grams[gram];
-                let count = f64::from(grams[index]);
-                all += inverse_frequencies[index];
-                found +=
-                    inverse_frequencies[index] * count * (SATURATION + 1.0) / (count + SATURATION * length);
+            // In the order of the n-grams, so that the sums have the same bits each time.
+            let mut grams: Vec<(usize, u32)> = found.iter().map(|(&gram, &count)| (gram, count)).collect();
+            grams.sort_unstable();
+            let mut sums: HashMap<usize, f64> = HashMap::new();
+            for (gram, count) in grams {
+                let count = f64::from(count);
+                let value =
+                    inverse_frequencies[gram] * count * (SATURATION + 1.0) / (count + SATURATION * length);
+                self.words_with[gram].iter().for_each(|&word| *sums.entry(word).or_default() += value);
             }
-            (found / all) as f32
-        })
+            sums.into_iter().for_each(|(word, sum)| shares[word] = (sum / all[word]) as f32);
+        }
+        shares
     }
 }
 
-/// The number of characters at the beginning of a text that tell its script.
-const SAMPLE_CHARS_MAX: usize = 200;
+/// Returns how many characters of `query` are of scripts that are compared by characters and that the tokenizer does
+/// not know.
+fn unknown_unspaced_chars(query: &str, tokenizer: &ModelTokenizer) -> usize {
+    let is_counted = |c: &char| is_compared_by_characters(*c) && !tokenizer.knows(script_of(*c));
+    query.chars().filter(is_counted).count()
+}
 
 /// Returns whether most letters at the beginning of `text` are of scripts that the tokenizer does not know.
 fn is_mostly_unknown(text: &str, tokenizer: &ModelTokenizer) -> bool {

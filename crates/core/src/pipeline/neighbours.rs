@@ -77,7 +77,8 @@ fn share(distance: u64) -> f32 {
 pub fn with_turns_before(own: &[f32]) -> Vec<f32> {
     let total = 1.0 + (1..=DISTANCE_MAX).map(share).sum::<f32>();
     let before = |turn: usize| (1..=DISTANCE_MAX).zip(own[..turn].iter().rev());
-    let sum = |turn: usize| own[turn] + before(turn).map(|(distance, other)| share(distance) * other).sum::<f32>();
+    let sum =
+        |turn: usize| own[turn] + before(turn).map(|(distance, other)| share(distance) * other).sum::<f32>();
     (0..own.len()).map(|turn| sum(turn) / total).collect()
 }
 
@@ -110,7 +111,11 @@ mod tests {
         let expect = [0.0, 1.0, 0.35, 2.0 + 0.35 * 0.7].map(|sum| sum / total);
         assert!(found.iter().zip(expect).all(|(found, expect)| (found - expect).abs() < 1e-6), "{found:?}");
         let far: Vec<f32> = std::iter::once(1.0).chain([0.0; 9]).collect();
-        assert_eq!(with_turns_before(&far).iter().filter(|&&score| score > 0.0).count(), 9, "itself and eight more");
+        assert_eq!(
+            with_turns_before(&far).iter().filter(|&&score| score > 0.0).count(),
+            9,
+            "itself and eight more"
+        );
         assert!(with_turns_before(&[]).is_empty());
     }
     use crate::domain::Kind;

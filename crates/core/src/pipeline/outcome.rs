@@ -7,9 +7,8 @@ use std::time::Duration;
 use super::assemble;
 use super::clock::Timings;
 use super::explain::Explanation;
-use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan, Kind};
+use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan, Kind, Lang};
 use crate::kv::store::Sources;
-use crate::text::Lang;
 
 /// The result of [`Pipeline::compress`](super::Pipeline::compress): a context for a language model, and where
 /// each part of it came from. All positions in texts are UTF-8 byte offsets.

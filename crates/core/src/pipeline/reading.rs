@@ -57,7 +57,7 @@ pub struct Reading {
     pub logits_have_fixed_scale: bool,
     /// The tokens of the question whose RC ranks chunks and units. For a sentence of an answer these are all.
     pub question_tokens: QuestionTokens,
-    /// The RC of the lexical head. `None` if the model knows all scripts of the question, and for decoders.
+    /// The RC of the lexical head. `None` if it scores no word of the question, and for decoders.
     pub lexical: Option<Arc<LexicalRc>>,
     /// The probe that scores this reading; the question is then encoded in all heads. `None` if RC scores it.
     pub probe: Option<Arc<Probe>>,

@@ -1,7 +1,7 @@
 //! Selection: chooses the units to keep, within a budget of tokens or, without a budget, by shares of the
 //! evidence. Knows nothing of texts and tokenizers: costs are given.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use ndarray::ArrayView1;
 use rayon::prelude::*;
@@ -101,6 +101,10 @@ impl SelectionInput<'_> {
                 if taken[unit] || compares_rows && !std::mem::take(&mut tries_rows[chunk]) {
                     continue;
                 }
+                // What it requires makes it only longer.
+                if frame_cost + self.costs[unit] > tokens_left {
+                    continue;
+                }
                 let group = self.group(unit, compares_rows, &|unit| taken[unit]);
                 let cost = frame_cost + group.iter().map(|&unit| self.costs[unit]).sum::<usize>();
                 if cost <= tokens_left {
@@ -127,10 +131,24 @@ impl SelectionInput<'_> {
         selection
     }
 
-    /// Returns the cost of a unit by itself: with its chunk's frame and all units that it requires.
-    pub fn cost_alone(&self, unit: usize) -> usize {
-        let costs = self.with_required(unit).into_iter().map(|unit| self.costs[unit]);
-        self.frame_costs[self.units[unit].chunk] + costs.sum::<usize>()
+    /// Returns the unit with the lowest cost by itself, with its chunk's frame and all units that it requires;
+    /// `None` if there are no units to choose. Of equal costs, the better unit wins.
+    pub fn cheapest(&self) -> Option<usize> {
+        // Neighbours, such as the members of an object, require the same units.
+        let mut required: HashMap<(usize, Vec<usize>), (BTreeSet<usize>, usize)> = HashMap::new();
+        let mut cost_alone = |unit: usize| {
+            let chunk = self.units[unit].chunk;
+            let direct: Vec<usize> = self.outlines.required_by(unit, chunk).collect();
+            let (all, cost) = required.entry((chunk, direct)).or_insert_with_key(|(_, direct)| {
+                let all: BTreeSet<usize> =
+                    direct.iter().flat_map(|&other| self.with_required(other)).collect();
+                let cost = all.iter().map(|&other| self.costs[other]).sum();
+                (all, cost)
+            });
+            let own = if all.contains(&unit) { 0 } else { self.costs[unit] };
+            self.frame_costs[chunk] + own + *cost
+        };
+        self.ranked().into_iter().min_by_key(|&unit| cost_alone(unit))
     }
 
     /// Returns a unit with all units that it requires, in the order of the text.
@@ -145,9 +163,8 @@ impl SelectionInput<'_> {
         let Some(piece) = self.outlines.piece(unit, chunk) else { return vec![unit] };
         let mut group = BTreeSet::from([unit]);
         if compares_rows && piece.is_row {
-            let is_row =
-                |other: &usize| self.units[*other].chunk == chunk && self.outlines.is_row(*other, chunk);
-            group.extend((0..self.units.len()).filter(is_row).filter(|&other| !taken(other)));
+            let is_row = |other: &usize| self.outlines.is_row(*other, chunk);
+            group.extend(self.outlines.units_of(chunk).filter(is_row).filter(|&other| !taken(other)));
         }
         let mut open: Vec<usize> = group.iter().copied().collect();
         while let Some(next) = open.pop() {
@@ -309,7 +326,13 @@ mod tests {
             11,
             (&[], &[1, 0]),
         );
-        check_within("noise is left out", &[(0, 3.0, 4), (0, 0.05, 1), (1, 0.06, 1)], &free, 99, (&[], &[0, 2]));
+        check_within(
+            "noise is left out",
+            &[(0, 3.0, 4), (0, 0.05, 1), (1, 0.06, 1)],
+            &free,
+            99,
+            (&[], &[0, 2]),
+        );
         check_within("nothing scores", &[(0, 0.0, 4), (1, 0.0, 1)], &free, 99, (&[], &[0, 1]));
         check_within("all units, best first", &units, &free, 18, (&[], &[1, 2, 0]));
         check_within(

@@ -5,11 +5,11 @@ use ndarray::ArrayView3;
 
 use super::PipelineError;
 use super::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{ByteRange, Chunk, TokenSpan};
+use crate::domain::{ByteRange, Chunk, Lang, TokenSpan};
 pub use crate::kv::block::tokens_under;
 use crate::kv::block::{Parts, Sentence, TokenCounts};
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
-use crate::text::{self, Lang};
+use crate::text;
 
 /// A tokenized chunk: the tokens of `"title. "`, if it has a title, and then the tokens of its text.
 #[derive(Debug, Clone, Default)]
@@ -137,7 +137,7 @@ pub fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<Passage, Pip
     ids.extend(text.ids);
     let sentence = |bytes| Sentence { bytes, tokens: tokens_under(&text.offsets, title_tokens, bytes) };
     let sentences = text::sentences(&chunk.text).into_iter().map(sentence).collect();
-    Ok(Passage { ids, title_tokens, offsets: text.offsets, sentences, lang: Lang::of(&chunk.text) })
+    Ok(Passage { ids, title_tokens, offsets: text.offsets, sentences, lang: text::lang_of(&chunk.text) })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Units: the smallest pieces of the chunks that selection keeps or drops (chunks, sentences or words), with
 //! their positions in the text and on the key axis.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::blocks::Blocks;
@@ -59,6 +60,12 @@ impl Outlines {
     /// Returns whether all chunks are prose.
     pub fn is_prose(&self) -> bool {
         !self.has_structure
+    }
+
+    /// Returns the units of a chunk that is not prose.
+    pub fn units_of(&self, chunk: usize) -> Range<usize> {
+        let first = self.first_units[chunk];
+        first..first + self.layouts[chunk].pieces.len()
     }
 
     /// Returns whether any chunk has rows of a table.

@@ -73,6 +73,11 @@ pub(super) fn by_characters(script: Script) -> bool {
     )
 }
 
+/// Returns whether a character is of such a script.
+pub fn is_compared_by_characters(c: char) -> bool {
+    !c.is_ascii() && by_characters(script_of(c))
+}
+
 /// Returns how many neighbouring characters of a script compared by characters are compared together. A pair of
 /// Chinese characters is a word in most cases; a pair of Thai letters is in every text.
 fn characters_together_max(script: Script) -> usize {
@@ -93,7 +98,7 @@ pub fn gram_words(text: &str) -> Vec<GramWord> {
             let lengths = 1..=characters_together_max(run.script);
             lengths.flat_map(|length| chars.windows(length)).for_each(|term| push(vec![Gram::of(term)]));
         } else if !chars.is_empty() {
-            push(grams_of_word(&chars));
+            push(grams_of_word(&chars[..chars.len().min(WORD_CHARS_MAX)]));
         }
     }
     found
@@ -134,12 +139,12 @@ fn runs(text: &str) -> Vec<Run> {
 /// Returns the characters of a word in the form in which words are compared.
 fn comparable(word: &str) -> Vec<char> {
     if word.is_ascii() {
-        return word.chars().take(WORD_CHARS_MAX).map(|c| c.to_ascii_lowercase()).collect();
+        return word.chars().map(|c| c.to_ascii_lowercase()).collect();
     }
     let lower = word.to_lowercase();
     let decomposed = DecomposingNormalizerBorrowed::new_nfkd().normalize(&lower);
     let bare: String = decomposed.chars().filter(|&c| !is_accent(c)).collect();
-    ComposingNormalizerBorrowed::new_nfc().normalize(&bare).chars().take(WORD_CHARS_MAX).collect()
+    ComposingNormalizerBorrowed::new_nfc().normalize(&bare).chars().collect()
 }
 
 /// Returns whether a character is an accent or a vowel point, which many texts leave out. The vowel signs of
@@ -178,6 +183,10 @@ mod tests {
         check("a number", "1859", &[("1859", Script::Common, 9)]);
         let han = |n| vec![("灯塔高", Script::Han, 1); n];
         check("characters and pairs", "灯塔高", &han(5));
+        let long = "灯".repeat(70);
+        check("a long text without spaces", &long, &vec![(&*long, Script::Han, 1); 70 + 69]);
+        let long = "ж".repeat(99);
+        check("a long word", &long, &[(&*long, Script::Cyrillic, 5 + 3)]);
         let thai = |n| vec![("ไทย", Script::Thai, 1); n];
         check("characters, pairs and triples", "ไทย", &thai(6));
         check(

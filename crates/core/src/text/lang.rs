@@ -1,63 +1,25 @@
-//! The language of a text.
+//! Finding out the language of a text.
 
-use std::fmt;
-
-use schemars::JsonSchema;
-use serde::{Serialize, Serializer};
+use crate::domain::Lang;
 
 /// The number of characters at the beginning of a text that tell its language. More make the answer hardly
 /// better and cost time.
 const SAMPLE_CHARS_MAX: usize = 300;
 
-/// A language by its ISO 639-3 code, such as `eng` or `rus`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, JsonSchema)]
-#[schemars(with = "String")]
-pub struct Lang([u8; 3]);
-
-impl Lang {
-    /// Returns the language of `text`, or `None` if it cannot be told reliably: because the text is short, or
-    /// reads the same in several languages. About half of all questions are too short.
-    ///
-    /// ```
-    /// use thresher_core::text::Lang;
-    ///
-    /// let german = Lang::of("Der Leuchtturm wurde nach zwei Jahren Bauzeit fertig.").expect("a long text");
-    /// assert_eq!(german.code(), "deu");
-    /// assert_eq!(Lang::of("42"), None);
-    /// ```
-    pub fn of(text: &str) -> Option<Self> {
-        let end = text.char_indices().nth(SAMPLE_CHARS_MAX).map_or(text.len(), |(end, _)| end);
-        let found = whatlang::detect(&text[..end]).filter(whatlang::Info::is_reliable)?;
-        Self::from_bytes(found.lang().code().as_bytes().try_into().ok()?)
-    }
-
-    /// Returns the language whose code has these bytes, or `None` if they are not three lower-case ASCII
-    /// letters.
-    pub fn from_bytes(bytes: [u8; 3]) -> Option<Self> {
-        bytes.iter().all(u8::is_ascii_lowercase).then_some(Self(bytes))
-    }
-
-    /// Returns the bytes of the code.
-    pub fn as_bytes(self) -> [u8; 3] {
-        self.0
-    }
-
-    /// Returns the code.
-    pub fn code(&self) -> &str {
-        std::str::from_utf8(&self.0).expect("the constructor takes only ASCII letters")
-    }
-}
-
-impl fmt::Debug for Lang {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(self.code())
-    }
-}
-
-impl Serialize for Lang {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.code())
-    }
+/// Returns the language of `text`, or `None` if it cannot be told reliably, because the text is short or reads the
+/// same in several languages. About half of all questions are too short.
+///
+/// ```
+/// use thresher_core::text::lang_of;
+///
+/// let german = lang_of("Der Leuchtturm wurde nach zwei Jahren Bauzeit fertig.").expect("a long text");
+/// assert_eq!(german.code(), "deu");
+/// assert_eq!(lang_of("42"), None);
+/// ```
+pub fn lang_of(text: &str) -> Option<Lang> {
+    let end = text.char_indices().nth(SAMPLE_CHARS_MAX).map_or(text.len(), |(end, _)| end);
+    let found = whatlang::detect(&text[..end]).filter(whatlang::Info::is_reliable)?;
+    Lang::from_bytes(found.lang().code().as_bytes().try_into().ok()?)
 }
 
 #[cfg(test)]
@@ -66,7 +28,7 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, expect: Option<&str>) {
-        assert_eq!(Lang::of(text).as_ref().map(Lang::code), expect, "{text}");
+        assert_eq!(lang_of(text).as_ref().map(Lang::code), expect, "{text}");
     }
 
     #[test]

@@ -97,7 +97,8 @@ mod tests {
     fn a_block_of_another_model_or_codec_is_refused() {
         let keys = Array3::zeros((2, 20, 12));
         let offsets = vec![ByteRange::new(0, 1); 20];
-        let parts = Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None };
+        let parts =
+            Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None };
         let block = Block::encode(parts, Codec::Int8);
         let fits = |shape, codec| block.check_shape(shape, codec).is_ok();
         assert!(fits((2, 12), Codec::Int8));

@@ -60,7 +60,10 @@ fn key(n: u8) -> BlockKey {
 fn block(n: u8) -> Block {
     let keys = Array3::zeros((1, usize::from(n), 4));
     let offsets = vec![(0..1).into(); usize::from(n)];
-    Block::encode(Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None }, Codec::F32)
+    Block::encode(
+        Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None },
+        Codec::F32,
+    )
 }
 
 fn always() -> CallerWaits {

@@ -123,13 +123,18 @@ fn front_matter(lines: &[Line]) -> Option<usize> {
     is_data.then_some(end + 1)
 }
 
+/// The most lines of a block whose fence has no name. Many such fences that are never closed would otherwise be
+/// searched for to the end of the text, each again.
+const BARE_FENCED_LINES_MAX: usize = 5_000;
+
 /// Returns one past the closing fence of a fenced block that begins here. One that is never closed ends with
 /// the text, unless it has no name: such a fence can be the closing one of a block that began above.
 fn fenced(lines: &[Line], at: usize) -> Option<usize> {
     let open = fence(lines[at].text)?;
     let closes =
         |line: &Line| fence(line.text).is_some_and(|f| f.bare && f.mark == open.mark && f.len >= open.len);
-    match lines[at + 1..].iter().position(closes) {
+    let max = if open.bare { BARE_FENCED_LINES_MAX } else { lines.len() };
+    match lines[at + 1..].iter().take(max).position(closes) {
         Some(skip) => Some(at + 2 + skip),
         None if open.bare => None,
         None => Some(lines.len()),
