@@ -42,9 +42,9 @@ UNITTEST    := $(PYTHON) -m unittest discover -p '*_test.py' -s
 BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 
 # The source files of this repository, without what is built or fetched.
-OURS := find . \( -path ./target -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
+OURS := find . \( -path ./target -o -path ./web/node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo decoder serve test client lint audit fuzz bench soak hostile eval clean distclean \
+.PHONY: help provision build model demo decoder serve test client lint audit fuzz bench soak hostile web screenshots eval clean distclean \
   python recent-python cargo redis packages sdk frameworks litellm contract kv_export audit-tools
 
 help: ## list the targets
@@ -88,6 +88,15 @@ client: provision frameworks litellm contract kv_export ## run the tests of Pyth
 	  $(STAGE) "OpenAPI document and Model Context Protocol" "2 minutes" $(UNITTEST) tests/contract
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(KV_EXPORT):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
 	  $(STAGE) "exported keys and values in transformers" "2 minutes" $(UNITTEST) tests/kv_export
+
+# The tests start daemons with the binary that `cargo test` builds.
+web: provision cargo ## test the page at /: types, units, and end to end in Chromium; needs Node.js 20 and installs Chromium
+	@$(CARGO) test $(CARGOFLAGS) --no-run --quiet --test daemon
+	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(DEBUG)
+	@$(WITH_RUNTIME) $(STAGE) "page: types, units, end to end" "3 minutes" scripts/web.sh $(DEBUG) $(MODEL_DIR) models/facts
+
+screenshots: model ## write pictures of every view of the page to docs/images
+	@$(WITH_RUNTIME) scripts/web.sh $(RELEASE) $(MODEL_DIR) models/facts "$(CURDIR)/docs/images"
 
 lint: python cargo ## check formatting, clippy, documentation and scripts
 	$(CARGO) fmt --all --check

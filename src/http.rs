@@ -15,6 +15,7 @@ pub mod observe;
 pub mod openapi;
 pub mod origin;
 mod originals;
+pub mod page;
 mod query;
 mod registry;
 mod rerank;
@@ -159,6 +160,8 @@ pub fn router(service: Service) -> Router {
         .layer(CatchPanicLayer::custom(error::from_panic))
         // Before any body is read, and around the fallback: a client without a key learns nothing.
         .layer(axum::middleware::from_fn_with_state(service.clone(), keys::authenticate))
+        // Outside the keys: the page asks for one.
+        .merge(page::router())
         // Around the keys: web pages that are not allowed do not even learn whether there are keys.
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard));
     // Around the keys, since a browser sends preflight requests without a key.

@@ -1,4 +1,4 @@
-//! The admin listener: probes for liveness and readiness, and metrics.
+//! The admin listener: probes for liveness and readiness, metrics, and the page.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use axum::routing::get;
 use metrics::gauge;
 
 use super::connections::RequestHandle;
-use super::{OriginPolicy, Service, memory, origin};
+use super::{OriginPolicy, Service, memory, origin, page};
 use crate::error::ApiError;
 
 /// The state of the admin routes.
@@ -23,7 +23,7 @@ pub struct Admin {
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
-/// The routes `/livez`, `/readyz` and `/metrics`, for the hosts that `origins` allows.
+/// The routes `/livez`, `/readyz` and `/metrics`, and the page that shows them, for the hosts that `origins` allows.
 pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
     Router::new()
         .route("/livez", get(async || "ok\n"))
@@ -31,6 +31,7 @@ pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
         .route("/metrics", get(metrics))
         .fallback(async || ApiError::not_found(&["/livez", "/readyz", "/metrics"]))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
+        .merge(page::router())
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard))
         .layer(axum::middleware::from_fn(accept))
         .with_state(admin)

@@ -5,6 +5,8 @@
 //! pointed at 127.0.0.1 after it was loaded (DNS rebinding), so that the browser takes the daemon for the page's own server. The first
 //! kind carries a foreign `Origin` or `Sec-Fetch-Site: cross-site`, the second a foreign `Host`. Programs send neither.
 //!
+//! A link on another site to the page at `/` may be followed: its files hold no data, and no other page may embed them.
+//!
 //! A request that repeats `Host` or `Origin` is refused: another program might read the other one, and decide differently.
 
 use std::borrow::Cow;
@@ -12,6 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::page;
 use crate::error::ApiError;
 use axum::extract::{Request, State};
 use axum::http::header::{HOST, ORIGIN};
@@ -24,6 +27,12 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
 
 /// The header in which browsers say how the page that sends a request relates to the server.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// The header in which browsers say whether a request follows a link.
+const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+
+/// The header in which browsers say what kind of resource they will use an answer as.
+const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
 /// How long a browser may cache that a page is allowed.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
@@ -117,7 +126,10 @@ impl OriginPolicy {
             return Ok(());
         }
         self.check_host(version, uri, headers)?;
-        self.check_origin(headers)
+        match uri.path() == page::PATH && is_followed_link(headers) {
+            true => Ok(()),
+            false => self.check_origin(headers),
+        }
     }
 
     /// HTTP/1.1 requires exactly one `Host` header. HTTP/2 puts the host into the URI and needs no header.
@@ -181,6 +193,15 @@ impl OriginPolicy {
         let is_allowed_address = || self.0.any_address && address(&name).is_some();
         is_loopback(&name) || self.0.hosts.contains(&name) || is_allowed_address()
     }
+}
+
+/// Whether a browser follows a link to a document that it will show by itself, and not within another page.
+fn is_followed_link(headers: &HeaderMap) -> bool {
+    let is = |name: HeaderName, value: &str| {
+        let mut values = headers.get_all(name).iter();
+        values.next().is_some_and(|sent| sent == value) && values.next().is_none()
+    };
+    is(SEC_FETCH_MODE, "navigate") && is(SEC_FETCH_DEST, "document") && !headers.contains_key(ORIGIN)
 }
 
 /// Layer that answers 403 to requests that [`OriginPolicy::check`] refuses.

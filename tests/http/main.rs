@@ -12,6 +12,7 @@ mod kv;
 mod middleware;
 mod openapi;
 mod origins;
+mod page;
 mod process;
 mod registry;
 mod rerank;

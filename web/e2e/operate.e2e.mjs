@@ -1,0 +1,76 @@
+import assert from "node:assert/strict";
+import { open, pageTest, setup, until, VIEWS } from "./browser.mjs";
+
+const state = setup();
+/** The page finds out which listener it is on by a path that only the other one has. */
+const expected = /404.*\/(v1\/models|metrics|readyz)/;
+
+pageTest(
+  state,
+  "numbers follow the requests",
+  async (page, { admin }) => {
+    await open(page, admin, "operate");
+    await page.locator('[data-ready="ok"]').waitFor();
+    assert.match(await page.locator(".health").innerText(), /The daemon is ready\. .+ runs on/);
+    const total = async (name) => Number((await page.locator(`[data-total=${name}]`).innerText()).replaceAll(",", ""));
+    const requests = await total("requests");
+    const saved = await total("saved");
+    const body = { query: "When was the tower built?", chunks: ["The tower was built in 1874. The weather was fine.", "Trains leave at noon."], budget: { tokens: 14 } };
+    for (let i = 0; i < 5; i++) {
+      const response = await fetch(`${process.env.THRESHER_URL}/v1/compress`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+      assert.equal(response.status, 200);
+    }
+    await until(() => total("requests"), (count) => count >= requests + 5, "requests are counted");
+    await until(() => total("saved"), (count) => count > saved, "tokens are saved");
+    const chart = page.locator('[data-chart="Time of requests"] .plot');
+    await until(() => chart.getAttribute("aria-label"), (label) => /p50: [\d.]+ ms; p95: [\d.]+ m?s; p99: /.test(label), "percentiles");
+    await until(() => page.locator('[data-chart="Tokens saved"] path.line').getAttribute("d"), (path) => path.includes("L"), "a line");
+    assert.match(await page.locator('[data-source="memory"]').innerText(), /memory\s+[\d,]+\s+\d+ %/);
+    await chart.focus();
+    await page.keyboard.press("ArrowLeft");
+    await page.locator('[data-chart="Time of requests"] .cursor').waitFor({ state: "attached" });
+  },
+  { expected },
+);
+
+pageTest(
+  state,
+  "on the public listener the view leads to the admin listener",
+  async (page, { api }) => {
+    await open(page, api, "operate");
+    await page.locator("[data-not-admin]").waitFor();
+    assert.match(await page.locator("[data-not-admin] a").getAttribute("href"), /:8081\/#\/operate$/);
+  },
+  { expected },
+);
+
+pageTest(
+  state,
+  "on the admin listener the other views lead to the public listener, and the page opens with Operate",
+  async (page, { admin }) => {
+    await page.goto(admin);
+    await page.getByRole("heading", { level: 1, name: "Operate" }).waitFor({ state: "attached" });
+    for (const view of VIEWS.filter((name) => name !== "operate")) {
+      await open(page, admin, view);
+      await page.locator("[data-admin]").waitFor();
+      assert.ok((await page.locator("[data-admin] a").getAttribute("href")).endsWith(`:8080/#/${view}`));
+    }
+  },
+  { expected },
+);
+
+pageTest(
+  state,
+  "a daemon that stops is reported, and the last numbers stay",
+  async (page, { admin }) => {
+    await open(page, admin, "operate");
+    await page.locator("[data-total=requests]").waitFor();
+    await page.route(/metrics|readyz/, (route) => route.abort());
+    await page.getByRole("alert").waitFor();
+    assert.match(await page.getByRole("alert").innerText(), /cannot be reached/);
+    assert.equal(await page.locator(".old [data-total=requests]").count(), 1);
+    await page.unroute(/metrics|readyz/);
+    await until(() => page.getByRole("alert").count(), (count) => count === 0, "it recovers by itself");
+  },
+  { expected: /404|ERR_FAILED/ },
+);

@@ -1,0 +1,433 @@
+// The Attribute view: an answer beside its sources, and which words of it no source supports.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { ChunkEditor } from "../components/chunk-editor";
+import { FailureNotice } from "../components/failure-notice";
+import { moveFocus } from "../components/roving";
+import { Segmented } from "../components/segmented";
+import { attribute, type AttributeRequest, attributeStream, type AttributeSource, Failure, type Part } from "../lib/api";
+import { requestChunks } from "../lib/chunks";
+import { lastCompression } from "../lib/compression";
+import { EXAMPLES } from "../lib/examples";
+import { score } from "../lib/format";
+import { useDebounced, useLatest } from "../lib/hooks";
+import { changeInputs, type EditedChunk, inputs, nameOf, withKeys } from "../lib/inputs";
+import { createSessionStore, useStore } from "../lib/store";
+import { partVerdict, unsupportedReason } from "../lib/verdict";
+
+type Mode = "whole" | "stream";
+
+const attributed = createSessionStore<{ answer: string; mode: Mode; onlyKept: boolean }>("attribute", {
+  answer: "",
+  mode: "whole",
+  onlyKept: false,
+});
+const change = (changed: Partial<ReturnType<typeof attributed.get>>) => attributed.set({ ...attributed.get(), ...changed });
+
+const TYPING_MS = 400;
+/** In the stream mode, requests start this far apart while text arrives. */
+const ARRIVING_MS = 200;
+/** A replay adds a word this often. */
+const REPLAY_MS = 70;
+
+export function AttributeView() {
+  const { chunks } = useStore(inputs);
+  const { answer, mode, onlyKept } = useStore(attributed);
+  const compression = useStore(lastCompression);
+  const [replayed, setReplayed] = useState<number | null>(null);
+  const compressId = compression && compression.inputs.chunks === chunks ? compression.answer.id : null;
+  const sources: AttributeRequest = useMemo(
+    () => (onlyKept && compressId ? { compress_id: compressId } : { chunks: requestChunks(chunks) }),
+    [onlyKept, compressId, chunks],
+  );
+  useReplay(answer, replayed, setReplayed);
+  const arrived = replayed === null ? answer : answer.slice(0, replayed);
+
+  return (
+    <>
+      <div class="columns">
+        <section class="inputs" aria-label="Input">
+          <div class="examples">
+            <h2>Examples</h2>
+            <ul>
+              {EXAMPLES.map((example) => (
+                <li key={example.name}>
+                  <button
+                    type="button"
+                    class="quiet"
+                    onClick={() => {
+                      changeInputs({ query: example.query, chunks: withKeys(example.chunks), ratio: null });
+                      change({ answer: example.answer });
+                    }}
+                  >
+                    {example.name}
+                  </button>
+                </li>
+              ))}
+            </ul>
+          </div>
+          <label class="field">
+            <span class="field-name">Answer of the language model</span>
+            <textarea rows={5} value={answer} placeholder="Paste or write an answer." onInput={(event) => change({ answer: event.currentTarget.value })} />
+          </label>
+          <div class="row">
+            <Segmented legend="Mode" options={[["whole", "Whole answer"], ["stream", "As it arrives"]]} value={mode} onChange={(next) => change({ mode: next })} />
+            {mode === "stream" && (
+              <button type="button" disabled={answer.trim() === ""} onClick={() => setReplayed(replayed === null ? 0 : null)}>
+                {replayed === null ? "Replay" : "Stop"}
+              </button>
+            )}
+          </div>
+          {compressId && (
+            <label class="check">
+              <input type="checkbox" checked={onlyKept} onChange={(event) => change({ onlyKept: event.currentTarget.checked })} />
+              Only the text that Compress kept, which is all that the model saw
+            </label>
+          )}
+          <details class="sources-editor" open={chunks.length === 0}>
+            <summary>Edit the chunks</summary>
+            <ChunkEditor />
+          </details>
+        </section>
+        {mode === "whole" ? <Whole answer={answer} sources={sources} chunks={chunks} /> : <Streamed answer={arrived} sources={sources} chunks={chunks} isReplay={replayed !== null} />}
+      </div>
+    </>
+  );
+}
+
+function useReplay(answer: string, replayed: number | null, setReplayed: (length: number | null) => void): void {
+  useEffect(() => {
+    if (replayed === null) return;
+    if (replayed >= answer.length) return setReplayed(null);
+    const timer = setTimeout(() => {
+      const word = /^\s*\S+/.exec(answer.slice(replayed));
+      setReplayed(replayed + (word?.[0].length ?? answer.length));
+    }, REPLAY_MS);
+    return () => clearTimeout(timer);
+  }, [answer, replayed]);
+}
+
+interface AttributionProps {
+  answer: string;
+  sources: AttributeRequest;
+  chunks: readonly EditedChunk[];
+}
+
+function Whole({ answer, sources, chunks }: AttributionProps) {
+  const typed = useDebounced(answer, TYPING_MS);
+  const request = useMemo(() => ({ ...sources, answer: typed }), [sources, typed]);
+  const key = useMemo(() => (typed.trim() === "" || chunks.length === 0 ? null : JSON.stringify(request)), [request]);
+  const result = useLatest(key, async (signal) => ({ answer: typed, ...(await attribute(request, signal)) }));
+  const isEmpty = answer.trim() === "" || chunks.length === 0;
+  const shown = isEmpty ? undefined : result.value;
+  return (
+    <section class="results" aria-label="Result">
+      {result.failure && <FailureNotice failure={result.failure} onRetry={result.retry} hasOldResult={shown !== undefined} />}
+      {isEmpty && <EmptyAttribution />}
+      {shown && (
+        <div class={result.failure ? "old" : ""} aria-busy={result.pending}>
+          <Attribution answer={shown.answer} parts={shown.parts} chunks={chunks} isComplete />
+        </div>
+      )}
+    </section>
+  );
+}
+
+function Streamed({ answer, sources, chunks, isReplay }: AttributionProps & { isReplay: boolean }) {
+  const isEmpty = answer.trim() === "" || chunks.length === 0;
+  const { parts, answered, failure, retry } = useStreamedParts(isEmpty ? null : answer, sources);
+  return (
+    <section class="results" aria-label="Result">
+      {failure && <FailureNotice failure={failure} onRetry={retry} hasOldResult={parts.length > 0} />}
+      {isEmpty && !isReplay && <EmptyAttribution />}
+      {!isEmpty && <Attribution answer={answer} parts={parts} chunks={chunks} isComplete={!isReplay && answered === answer} />}
+    </section>
+  );
+}
+
+function EmptyAttribution() {
+  return (
+    <div class="empty">
+      <p>Choose an example, or paste an answer and add the chunks that the model had when it wrote the answer.</p>
+      <p class="muted">The daemon says which chunk each sentence came from, and which words no chunk supports.</p>
+    </div>
+  );
+}
+
+/** The parts of an answer that is arriving. Earlier parts stay until the daemon sends them anew. */
+function useStreamedParts(answer: string | null, sources: AttributeRequest) {
+  const [parts, setParts] = useState<readonly Part[]>([]);
+  const [answered, setAnswered] = useState<string | null>(null);
+  const previous = useRef(sources);
+  const key = useMemo(() => (answer === null ? null : JSON.stringify([answer, sources])), [answer, sources]);
+  const latest = useLatest(
+    key,
+    async (signal) => {
+      let received = 0;
+      const done = await attributeStream(sources, answer ?? "", signal, (part) => {
+        const index = received++;
+        setParts((old) => [...old.slice(0, index), part, ...old.slice(index + 1)]);
+      });
+      setParts((old) => old.slice(0, done.parts));
+      setAnswered(answer);
+    },
+    ARRIVING_MS,
+  );
+  useEffect(() => {
+    // Sources of other chunks say nothing about these.
+    if (answer === null || previous.current !== sources) setParts([]);
+    previous.current = sources;
+  }, [answer === null, sources]);
+  // A part that no longer is what the answer says was edited since.
+  const current = useMemo(() => parts.filter((part) => answer?.slice(part.start, part.end) === part.text), [parts, answer]);
+  return { parts: current, answered, failure: latest.failure as Failure | null, retry: latest.retry };
+}
+
+interface ShownProps {
+  answer: string;
+  parts: readonly Part[];
+  chunks: readonly EditedChunk[];
+  /** Whether the daemon has seen the whole answer: until then its last sentence may go on. */
+  isComplete: boolean;
+}
+
+function Attribution({ answer, parts, chunks, isComplete }: ShownProps) {
+  const [active, setActive] = useState<number | null>(null);
+  const [pinned, setPinned] = useState<number | null>(null);
+  const shownIndex = active ?? pinned ?? firstToShow(parts);
+  const part = shownIndex === null ? undefined : parts[shownIndex];
+  const checked = parts.filter((each) => each.support !== null);
+  const supported = checked.filter((each) => each.supported).length;
+  return (
+    <>
+      <p class="summary" role="status">
+        {checked.length > 0 && (
+          <>
+            <b>
+              {supported} of {checked.length}
+            </b>{" "}
+            {checked.length === 1 ? "sentence is" : "sentences are"} supported.{!isComplete && " The answer is still arriving."}
+          </>
+        )}
+      </p>
+      <div class="beside">
+        <div>
+          <h2>Answer</h2>
+          <AnswerText answer={answer} parts={parts} active={shownIndex} pinned={pinned} isComplete={isComplete} onActive={setActive} onPin={(index) => setPinned(pinned === index ? null : index)} />
+          {part && <PartDetails part={part} chunks={chunks} />}
+        </div>
+        <div>
+          <h2>Sources</h2>
+          <Sources chunks={chunks} part={part} parts={parts} onActive={setActive} />
+        </div>
+      </div>
+    </>
+  );
+}
+
+/** A person wants to see first what is not supported. */
+function firstToShow(parts: readonly Part[]): number | null {
+  const index = parts.findIndex((part) => !part.supported && part.support !== null);
+  return index >= 0 ? index : parts.length > 0 ? 0 : null;
+}
+
+interface AnswerTextProps {
+  answer: string;
+  parts: readonly Part[];
+  active: number | null;
+  pinned: number | null;
+  isComplete: boolean;
+  onActive: (part: number | null) => void;
+  onPin: (part: number) => void;
+}
+
+function AnswerText({ answer, parts, active, pinned, isComplete, onActive, onPin }: AnswerTextProps) {
+  const pieces = [];
+  let at = 0;
+  parts.forEach((part, index) => {
+    if (part.start > at) pieces.push(answer.slice(at, part.start));
+    const isArriving = !isComplete && index === parts.length - 1 && part.end >= answer.trimEnd().length;
+    const state = part.support === null ? "unchecked" : part.supported ? "supported" : "unsupported";
+    const markers = part.sources.filter((source) => source.cited).map((source) => source.index + 1);
+    pieces.push(
+      <span
+        key={part.start}
+        role="button"
+        class={`part ${state}${index === active ? " active" : ""}${isArriving ? " arriving" : ""}`}
+        data-part={index}
+        data-state={state}
+        data-rove
+        tabIndex={index === 0 ? 0 : -1}
+        aria-pressed={pinned === index}
+        onPointerEnter={() => onActive(index)}
+        onFocus={() => onActive(index)}
+        onBlur={() => onActive(null)}
+        onClick={() => onPin(index)}
+        onKeyDown={(event) => {
+          if (event.key !== "Enter" && event.key !== " ") return;
+          event.preventDefault();
+          onPin(index);
+        }}
+      >
+        <span class="sr">{state}: </span>
+        <PartText part={part} />
+        {state !== "unchecked" && (
+          <span class="sign" aria-hidden="true">
+            {isArriving ? "…" : part.supported ? "✓" : "✗"}
+          </span>
+        )}
+      </span>,
+    );
+    if (markers.length > 0) pieces.push(<sup class="cite">{markers.join(", ")}</sup>);
+    at = part.end;
+  });
+  if (at < answer.length) pieces.push(<span class="muted">{answer.slice(at)}</span>);
+  return (
+    <div class="answer" role="group" aria-label="Sentences of the answer" onKeyDown={moveFocus} onPointerLeave={() => onActive(null)}>
+      {pieces}
+    </div>
+  );
+}
+
+/** The text of a part, in which unsupported words are underlined. */
+function PartText({ part }: { part: Part }) {
+  const pieces = [];
+  let at = part.start;
+  for (const word of [...part.unsupported].sort((a, b) => a.start - b.start)) {
+    // A dropped negation concerns the whole part.
+    if (word.reason === "negation_dropped" || word.start < at) continue;
+    pieces.push(part.text.slice(at - part.start, word.start - part.start));
+    pieces.push(
+      <span class="unsupported-word" title={unsupportedReason(word.reason)}>
+        {word.text}
+      </span>,
+    );
+    at = word.end;
+  }
+  pieces.push(part.text.slice(at - part.start));
+  return <>{pieces}</>;
+}
+
+function PartDetails({ part, chunks }: { part: Part; chunks: readonly EditedChunk[] }) {
+  return (
+    <section class="details" aria-label="The sentence in detail" data-details>
+      <p class="verdict-line">
+        <span>
+          <b class={part.supported ? "yes" : "no"}>{partVerdict(part)}</b>{" "}
+          {part.support !== null && <span class="muted">Support {part.support.toFixed(2)}, and 0.50 is needed.</span>}
+        </span>
+        {part.support !== null && (
+          <span class={`support-bar ${part.supported ? "yes" : "no"}`} aria-hidden="true">
+            <span style={{ width: `${part.support * 100}%` }} />
+          </span>
+        )}
+      </p>
+      {part.unsupported.length > 0 && (
+        <ul class="reasons">
+          {part.unsupported.map((word) => (
+            <li key={`${word.start}${word.reason}`}>
+              {word.reason === "negation_dropped" ? "The sentence" : `“${word.text}”`}: {unsupportedReason(word.reason)}.
+            </li>
+          ))}
+        </ul>
+      )}
+      <ol class="source-list">
+        {part.sources.map((source) => (
+          <li key={source.index}>
+            <SourceLine source={source} chunks={chunks} />
+          </li>
+        ))}
+      </ol>
+    </section>
+  );
+}
+
+function SourceLine({ source, chunks }: { source: AttributeSource; chunks: readonly EditedChunk[] }) {
+  const chunk = chunks[source.index];
+  const { sentence, run } = source;
+  const at = run.start - sentence.start;
+  return (
+    <>
+      <span class="small">
+        <b>{chunk ? nameOf(chunk, source.index) : source.chunk}</b>{" "}
+        <span class="muted">
+          {source.cited ? (source.tied ? "cited, says the same" : "cited") : "not cited"}, score {score(source.score)}
+        </span>
+      </span>
+      <q class="quote">
+        {sentence.text.slice(0, at)}
+        <b>{run.text}</b>
+        {sentence.text.slice(at + run.text.length)}
+      </q>
+    </>
+  );
+}
+
+interface SourcesProps {
+  chunks: readonly EditedChunk[];
+  part: Part | undefined;
+  parts: readonly Part[];
+  onActive: (part: number | null) => void;
+}
+
+function Sources({ chunks, part, parts, onActive }: SourcesProps) {
+  return (
+    <div class="sources" role="region" aria-label="Sources" tabIndex={0}>
+      {chunks.map((chunk, index) => {
+        const source = part?.sources.find((each) => each.index === index);
+        const isBest = source !== undefined && source === part?.sources[0];
+        const strength = !source ? "" : source.cited ? "cited-source" : isBest ? "best-source" : "other-source";
+        // The reverse: a chunk lights up the first part that cites it.
+        const citing = parts.findIndex((each) => each.sources.some((candidate) => candidate.index === index && candidate.cited));
+        return (
+          <article
+            key={chunk.key}
+            class={`source-chunk ${strength}`}
+            data-source={index}
+            data-strength={strength}
+            onPointerEnter={() => citing >= 0 && onActive(citing)}
+            onPointerLeave={() => onActive(null)}
+          >
+            <h3>
+              <span class="number">{index + 1}</span> {nameOf(chunk, index)}
+            </h3>
+            <SourceText text={chunk.text} source={source} isLit={strength === "cited-source" || strength === "best-source"} />
+          </article>
+        );
+      })}
+    </div>
+  );
+}
+
+/** Text of a chunk around its source sentence. Long texts are cut to what is near to it. */
+const CONTEXT_LENGTH = 400;
+
+function SourceText({ text, source, isLit }: { text: string; source: AttributeSource | undefined; isLit: boolean }) {
+  const box = useRef<HTMLDivElement>(null);
+  const sentence = source?.sentence;
+  const run = source?.run;
+  useEffect(() => {
+    // Within the list only: scrolling the page while the pointer moves would be confusing.
+    const lit = isLit ? box.current?.querySelector<HTMLElement>(".lit-sentence") : null;
+    const list = box.current?.closest<HTMLElement>(".sources");
+    if (!lit || !list || list.scrollHeight <= list.clientHeight) return;
+    const top = box.current!.closest<HTMLElement>(".source-chunk")!.offsetTop;
+    // The start of the chunk, unless the sentence would then be too far down.
+    list.scrollTop = lit.offsetTop - top < list.clientHeight / 2 ? top : lit.offsetTop - list.clientHeight / 3;
+  }, [isLit, sentence?.start]);
+  if (!sentence || !run) return <div class="source-text">{text.length > 2 * CONTEXT_LENGTH ? `${text.slice(0, 2 * CONTEXT_LENGTH)}…` : text}</div>;
+  const from = Math.max(0, sentence.start - CONTEXT_LENGTH);
+  const to = Math.min(text.length, sentence.end + CONTEXT_LENGTH);
+  return (
+    <div class="source-text" ref={box}>
+      {from > 0 && "…"}
+      {text.slice(from, sentence.start)}
+      <mark class="lit-sentence">
+        {text.slice(sentence.start, run.start)}
+        <b class="run">{text.slice(run.start, run.end)}</b>
+        {text.slice(run.end, sentence.end)}
+      </mark>
+      {text.slice(sentence.end, to)}
+      {to < text.length && "…"}
+    </div>
+  );
+}
