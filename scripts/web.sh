@@ -14,7 +14,7 @@ binary=$root/$1 model=$root/$2 decoder=$root/$3 screenshots=${4:-}
 for command in node npm curl; do
   command -v "$command" >/dev/null || { echo "error: $command not found: install Node.js 20 or later with npm, and curl" >&2; exit 1; }
 done
-node -e 'process.exit(parseInt(process.versions.node) < 20)' || { echo "error: Node.js 20 or later is needed, found $(node --version)" >&2; exit 1; }
+node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' || { echo "error: Node.js 20 or later is needed, found $(node --version)" >&2; exit 1; }
 if [ -z "${CHROMIUM:-}" ] && ! command -v chromium >/dev/null; then
   if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
     echo "error: chromium not found: install it, or set CHROMIUM to the path of Chromium or Chrome" >&2

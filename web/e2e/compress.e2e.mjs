@@ -23,9 +23,9 @@ pageTest(state, "moving the slider changes the context", async (page, { api }) =
   await openExample(page, api, "compress", "Two documents");
   const slider = page.locator(".budget input[type=range]");
   await slider.fill("90");
-  const large = await until(() => context(page), (text) => text.includes("old ice house"), "a large context has the ice house");
+  const large = await until(() => context(page), (text) => text.includes("small wooden boats"), "a large context has the boats");
   await slider.fill("20");
-  const small = await until(() => context(page), (text) => !text.includes("old ice house"), "a small context lacks it");
+  const small = await until(() => context(page), (text) => !text.includes("small wooden boats"), "a small context lacks them");
   assert.ok(small.length < large.length);
   assert.equal(await page.getByRole("checkbox", { name: "Auto" }).isChecked(), false);
   await page.getByRole("checkbox", { name: "Auto" }).check();

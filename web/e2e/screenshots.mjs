@@ -50,14 +50,13 @@ const VIEWS = {
   },
 };
 
-const DESKTOP = { viewport: { width: 1360, height: 900 }, deviceScaleFactor: 2, colorScheme: "light" };
+const DESKTOP = { viewport: { width: 1360, height: 900 }, deviceScaleFactor: 1, colorScheme: "light" };
 const SHOTS = [
-  ...Object.keys(VIEWS).map((view) => ({ name: view, view, context: DESKTOP, fullPage: view === "compress" })),
-  { name: "compress-dark", view: "compress", context: { ...DESKTOP, colorScheme: "dark" }, fullPage: true },
-  { name: "compress-phone", view: "compress", context: { ...DESKTOP, viewport: { width: 360, height: 740 }, isMobile: true, hasTouch: true }, fullPage: true },
+  ...Object.keys(VIEWS).map((view) => ({ name: view, view, context: DESKTOP })),
+  { name: "compress-dark", view: "compress", context: { ...DESKTOP, colorScheme: "dark" } },
 ];
 
-for (const { name, view, context: options, fullPage } of SHOTS) {
+for (const { name, view, context: options } of SHOTS) {
   const context = await browser.newContext(options);
   const page = await context.newPage();
   await VIEWS[view](page);
@@ -65,7 +64,7 @@ for (const { name, view, context: options, fullPage } of SHOTS) {
   await page.evaluate(() => scrollTo(0, 0));
   await page.waitForTimeout(300);
   const path = join(folder, `${name}.png`);
-  await page.screenshot({ path, fullPage });
+  await page.screenshot({ path });
   console.log(path);
   await context.close();
 }

@@ -12,8 +12,8 @@ const SAMPLE_CHARS_MAX: usize = 300;
 /// ```
 /// use thresher_core::text::lang_of;
 ///
-/// let german = lang_of("Der Leuchtturm wurde nach zwei Jahren Bauzeit fertig.").expect("a long text");
-/// assert_eq!(german.code(), "deu");
+/// let text = "Der Leuchtturm wurde nach zwei Jahren fertig und steht heute noch auf dem Felsen vor der Einfahrt des alten Hafens.";
+/// assert_eq!(lang_of(text).expect("a long text").code(), "deu");
 /// assert_eq!(lang_of("42"), None);
 /// ```
 pub fn lang_of(text: &str) -> Option<Lang> {
