@@ -80,7 +80,8 @@ impl SelectionInput<'_> {
         let mut ranked = self.ranked();
         if let Some(&best) = ranked.first() {
             let least = NOISE_SHARE * self.scores[best];
-            ranked.truncate(ranked.partition_point(|&unit| !(self.scores[unit] < least)));
+            let is_noise = |unit: usize| self.scores[unit] < least;
+            ranked.truncate(ranked.partition_point(|&unit| !is_noise(unit)));
         }
         self.fill(tokens, &ranked)
     }
