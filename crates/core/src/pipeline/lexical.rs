@@ -72,7 +72,7 @@ impl LexicalRc {
     /// Computes the RC of the question's words that the head scores; `None` if there are none.
     ///
     /// # Errors
-    /// Returns [`InvalidRequest`] if the question has more characters in scripts without spaces than it may have
+    /// Returns [`PipelineError::Invalid`] if the question has more characters in scripts without spaces than it may have
     /// tokens, or if words × chunks and units are more than the logits that a request may have, and the error of
     /// `cancel` if it stops the work.
     pub fn of(
