@@ -59,7 +59,7 @@ export function pageTest(state, name, run, { expected, context: options = {}, sk
   test(name, { skip }, async () => {
     const context = await state.browser.newContext(options);
     const page = await context.newPage();
-    page.setDefaultTimeout(10_000);
+    page.setDefaultTimeout(30_000);
     const problems = [];
     page.on("pageerror", (error) => problems.push(`uncaught: ${error}`));
     page.on("console", (message) => {
@@ -104,7 +104,7 @@ export async function setChunks(page, chunks) {
 
 /** Waits until `read` gives a value for which `isFine` is true, and returns it. */
 export async function until(read, isFine, message) {
-  const deadline = Date.now() + 10_000;
+  const deadline = Date.now() + 30_000;
   for (;;) {
     const value = await read();
     if (isFine(value)) return value;

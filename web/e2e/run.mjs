@@ -10,6 +10,6 @@ if (!process.env.THRESHER_URL || !process.env.THRESHER_ADMIN_URL) {
 const folder = fileURLToPath(new URL(".", import.meta.url));
 const chosen = process.argv.slice(2);
 const names = (await readdir(folder)).filter((name) => name.endsWith(".e2e.mjs") && (chosen.length === 0 || chosen.some((part) => name.includes(part))));
-const options = ["--test", "--test-concurrency=1", "--test-reporter=spec", "--test-timeout=120000"];
+const options = ["--test", "--test-concurrency=1", "--test-reporter=spec", "--test-timeout=300000"];
 const { status } = spawnSync(process.execPath, [...options, ...names.map((name) => folder + name)], { stdio: "inherit" });
 process.exit(status ?? 1);
