@@ -85,7 +85,11 @@ impl Layout {
     /// Returns the layout of a text of a kind, or of the kind that it looks like. A text that does not have
     /// the form of its kind is prose.
     pub fn of(text: &str, kind: Kind) -> Self {
-        let kind = if kind == Kind::Auto { detect(text) } else { kind };
+        let kind = match kind {
+            Kind::Auto => detect(text),
+            Kind::Json if !json::is_plausible(text) => Kind::Prose,
+            kind => kind,
+        };
         match outline(text, kind, &super::sentences) {
             Some(pieces) => Self { kind, pieces },
             None => Self::prose(),

@@ -46,6 +46,13 @@ const IDENTITY_KEYS: [&str; 20] = [
     "kind",
 ];
 
+/// Returns whether a text can be JSON, or a part of it: it has a key, or is a whole value. The reader takes brackets
+/// and quotes in any text for JSON, and would write commas between the pieces of a log.
+pub(super) fn is_plausible(text: &str) -> bool {
+    let is_value = || serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok();
+    text.contains("\":") || text.contains("\" :") || is_value()
+}
+
 /// Returns the pieces of a JSON text; none if the text has no key, no object and no array.
 pub(super) fn outline(text: &str) -> Pieces {
     let nodes = reader::read(text);

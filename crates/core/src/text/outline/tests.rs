@@ -1,7 +1,7 @@
 //! What holds for the pieces of every text, whole or damaged, and whether what is kept of a text still
 //! parses.
 
-use super::{Joint, Kind, Piece, detect, outline};
+use super::{Joint, Kind, Layout, Piece, detect, outline};
 use crate::domain::ByteRange;
 
 const KINDS: [Kind; 8] =
@@ -303,4 +303,13 @@ fn many_lines_of_anything_are_read_in_linear_time() {
             assert!(millis < 3000, "{kind:?} of {unit:?} took {millis} ms");
         }
     }
+}
+
+#[test]
+fn a_text_that_is_no_json_is_not_read_as_json() {
+    let check = |text: &str, expect| assert_eq!(Layout::of(text, Kind::Json).kind, expect, "{text}");
+    check("08:00:12 WARN [job-8] disk full\n08:00:15 ERROR [job-8] backup failed", Kind::Prose);
+    check("def connect(self):\n    self.session = {}\n    return [self]", Kind::Prose);
+    check("[\"a\", \"b\"]", Kind::Json);
+    check("{\"a\": 1, \"b\": [2", Kind::Json);
 }
