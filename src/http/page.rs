@@ -1,8 +1,6 @@
 //! The page at `/`: files for a browser, built from `web/` and part of the binary. They are the same for all callers and hold no data, so they
 //! need no key; what the page shows it requests from the other endpoints, with the key that the user typed.
 
-use std::sync::LazyLock;
-
 use axum::Router;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, REFERRER_POLICY,
@@ -41,24 +39,19 @@ static FILES: [File; 4] = [
     File { path: "/favicon.svg", content_type: "image/svg+xml", bytes: built!("favicon.svg") },
 ];
 
-/// `[file]`: the entity tag of each file, a hash of its bytes.
-static TAGS: LazyLock<[HeaderValue; 4]> = LazyLock::new(|| {
-    FILES.each_ref().map(|file| {
-        let hash = blake3::hash(file.bytes).to_hex();
-        HeaderValue::try_from(format!("\"{}\"", &hash[..16])).expect("hexadecimal digits")
-    })
-});
-
 /// The routes of the page's files.
 pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    let add = |router: Router<S>, (index, file): (usize, &'static File)| {
-        router.route(file.path, get(async move |headers: HeaderMap| answer(file, &TAGS[index], &headers)))
+    let add = |router: Router<S>, file: &'static File| {
+        let tag = tag_of(file);
+        router.route(file.path, get(async move |headers: HeaderMap| answer(file, &tag, &headers)))
     };
-    FILES
-        .iter()
-        .enumerate()
-        .fold(Router::new(), add)
-        .method_not_allowed_fallback(async || ApiError::method_not_allowed())
+    FILES.iter().fold(Router::new(), add).method_not_allowed_fallback(async || ApiError::method_not_allowed())
+}
+
+/// The entity tag of a file: a hash of its bytes.
+fn tag_of(file: &File) -> HeaderValue {
+    let hash = blake3::hash(file.bytes).to_hex();
+    HeaderValue::try_from(format!("\"{}\"", &hash[..16])).expect("hexadecimal digits")
 }
 
 /// The file, or 304 if the browser has it. Browsers ask each time, because the files of the next version have the same names.

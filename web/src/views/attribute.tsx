@@ -1,16 +1,16 @@
 // The Attribute view: an answer beside its sources, and which words of it no source supports.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ChunkEditor } from "../components/chunk-editor";
+import { Examples } from "../components/examples";
 import { FailureNotice } from "../components/failure-notice";
 import { moveFocus } from "../components/roving";
 import { Segmented } from "../components/segmented";
 import { attribute, type AttributeRequest, attributeStream, type AttributeSource, Failure, type Part } from "../lib/api";
 import { requestChunks } from "../lib/chunks";
 import { lastCompression } from "../lib/compression";
-import { EXAMPLES } from "../lib/examples";
 import { score } from "../lib/format";
 import { useDebounced, useLatest } from "../lib/hooks";
-import { changeInputs, type EditedChunk, inputs, nameOf, withKeys } from "../lib/inputs";
+import { type EditedChunk, inputs, nameOf } from "../lib/inputs";
 import { createSessionStore, useStore } from "../lib/store";
 import { partVerdict, unsupportedReason } from "../lib/verdict";
 
@@ -46,25 +46,7 @@ export function AttributeView() {
     <>
       <div class="columns">
         <section class="inputs" aria-label="Input">
-          <div class="examples">
-            <h2>Examples</h2>
-            <ul>
-              {EXAMPLES.map((example) => (
-                <li key={example.name}>
-                  <button
-                    type="button"
-                    class="quiet"
-                    onClick={() => {
-                      changeInputs({ query: example.query, chunks: withKeys(example.chunks), ratio: null });
-                      change({ answer: example.answer });
-                    }}
-                  >
-                    {example.name}
-                  </button>
-                </li>
-              ))}
-            </ul>
-          </div>
+          <Examples onChoose={(example) => change({ answer: example.answer })} />
           <label class="field">
             <span class="field-name">Answer of the language model</span>
             <textarea rows={5} value={answer} placeholder="Paste or write an answer." onInput={(event) => change({ answer: event.currentTarget.value })} />

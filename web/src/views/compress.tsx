@@ -5,17 +5,17 @@ import { ChunkCard } from "../components/chunk-card";
 import { ChunkEditor } from "../components/chunk-editor";
 import { ContextView } from "../components/context-view";
 import { CopyAs } from "../components/copy-as";
+import { Examples } from "../components/examples";
 import { FailureNotice } from "../components/failure-notice";
 import { QuestionWords } from "../components/question-words";
 import { cacheSources, Timings } from "../components/timings";
 import { apiKey } from "../lib/access";
 import { compress, type CompressAnswer, type Range } from "../lib/api";
 import { lastCompression } from "../lib/compression";
-import { EXAMPLES } from "../lib/examples";
 import { type ExplainedWords, explainWords, litWords, type LitWords } from "../lib/explanation";
 import { count, milliseconds, percent, score } from "../lib/format";
 import { useDebounced, useLatest } from "../lib/hooks";
-import { changeInputs, type Inputs, inputs, isComplete, nameOf, OPTION_NAMES, OPTIONS, requestOf, withKeys } from "../lib/inputs";
+import { changeInputs, type Inputs, inputs, isComplete, nameOf, OPTION_NAMES, OPTIONS, requestOf } from "../lib/inputs";
 import { useStore } from "../lib/store";
 import { subtract } from "../lib/text";
 import { bestScore, chunkVerdict } from "../lib/verdict";
@@ -48,28 +48,6 @@ export function CompressView() {
         <Options current={current} />
       </section>
       <Result current={current} />
-    </div>
-  );
-}
-
-function Examples() {
-  return (
-    <div class="examples">
-      <h2>Examples</h2>
-      <ul>
-        {EXAMPLES.map((example) => (
-          <li key={example.name}>
-            <button
-              type="button"
-              class="quiet"
-              title={example.about}
-              onClick={() => changeInputs({ query: example.query, chunks: withKeys(example.chunks), ratio: null })}
-            >
-              {example.name}
-            </button>
-          </li>
-        ))}
-      </ul>
     </div>
   );
 }

@@ -84,7 +84,9 @@ impl LexicalRc {
         let scores_all = is_mostly_unknown(query, tokenizer);
         let is_unknown = |word: &GramWord| scores_all || !tokenizer.knows(word.script);
         let mut texts = chunks.iter().map(|chunk| &*chunk.text);
-        let scores_names = !outlines.is_prose() || texts.any(|text| is_mostly_unknown(text, tokenizer));
+        // Most questions have no such name, and the chunks need not be looked at.
+        let scores_names =
+            is_name(query) && (!outlines.is_prose() || texts.any(|text| is_mostly_unknown(text, tokenizer)));
         // The model may have one token for a whole run of such characters, and each becomes several words.
         limits.check_query(unknown_unspaced_chars(query, tokenizer))?;
         let words = words(query, |word| is_unknown(word) || scores_names && is_name(word.bytes.of(query)));
