@@ -70,6 +70,10 @@ pub struct CompressBody {
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<TokenizerName>")]
     tokenizer: TokenizerName,
+    /// Whether nothing is kept if no chunk is related to the question. Default: true.
+    #[serde(default = "yes", deserialize_with = "or_yes")]
+    #[schemars(with = "Option<bool>")]
+    related_only: bool,
     /// The unit of every offset in the answer.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<OffsetUnit>")]
@@ -339,6 +343,7 @@ impl CompressBody {
             titles: self.titles,
             omissions: self.omissions,
             tokenizer: self.tokenizer,
+            related_only: self.related_only,
             explain: self.explain,
         };
         let kv = match self.kv {

@@ -1,5 +1,6 @@
 //! Answers of `POST /v1/compress` and `GET /v1/models`. Offsets are in the unit that the request names.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -77,7 +78,7 @@ struct WarningAnswer {
     /// `rows_left_out`, `kind_unfit` or `script_unknown`.
     code: &'static str,
     /// What it means, in words.
-    message: &'static str,
+    message: Cow<'static, str>,
     /// The id of the chunk that it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk: Option<String>,
@@ -89,17 +90,21 @@ impl WarningAnswer {
             Warning::RowsLeftOut { chunk } => (
                 "rows_left_out",
                 "the question compares all rows of a table, and some rows of this chunk are left out; name a larger budget, or \
-                 the chunk in `keep`",
+                 the chunk in `keep`"
+                    .into(),
                 Some(chunk),
             ),
-            Warning::KindUnfit { chunk } => (
-                "kind_unfit",
-                "the text of this chunk does not have the form of its `kind`; it was divided into sentences",
-                Some(chunk),
-            ),
+            Warning::KindUnfit { chunk, named } => {
+                let message = format!(
+                    "the text of this chunk does not have the form of {}, its `kind`; it was divided into sentences. Leave `kind` \
+                     out to have it found",
+                    named.name()
+                );
+                ("kind_unfit", message.into(), Some(chunk))
+            }
             Warning::ScriptUnknown => (
                 "script_unknown",
-                "the model does not know the script of the question, so the scores say little",
+                "the model does not know the script of the question, so the scores say little".into(),
                 None,
             ),
         };
@@ -308,7 +313,11 @@ impl CompressAnswer {
             lang: compressed.lang,
             related: compressed.relevance.map(|r| r.related),
             reason: compressed.relevance.filter(|r| !r.related).map(|r| {
-                format!("no chunk comes close to the question: reach is {:.2}, and {:.2} is the least (settings [auto])", r.max_sim, r.least)
+                format!(
+                    "no chunk comes close to the question: reach is {:.3}, and {} asks for {:.3}; send `related_only: false` to keep the \
+                     best text anyway",
+                    r.max_sim, r.setting, r.least
+                )
             }),
             model: model.map(|model| model.name.clone()),
             fingerprint: model.map(|model| model.fingerprint.clone()),

@@ -426,6 +426,8 @@ pub struct CompressRequest {
     pub omissions: Omissions,
     /// The tokenizer that counts the tokens of the budget and of usage; the model's by default.
     pub tokenizer: TokenizerName,
+    /// Whether nothing is kept if no chunk is related to the question; true by default.
+    pub related_only: bool,
     /// Whether the result contains RC per token.
     pub explain: bool,
 }
@@ -446,6 +448,7 @@ impl CompressRequest {
             titles: true,
             omissions: Omissions::default(),
             tokenizer: TokenizerName::default(),
+            related_only: true,
             explain: false,
         }
     }

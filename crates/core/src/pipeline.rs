@@ -297,7 +297,7 @@ impl Pipeline {
             let named = request.chunks[chunk].kind;
             let is_unfit =
                 named != Kind::Auto && named != layout.kind && !request.chunks[chunk].text.trim().is_empty();
-            is_unfit.then_some(Warning::KindUnfit { chunk })
+            is_unfit.then_some(Warning::KindUnfit { chunk, named })
         };
         let layouts: &[Layout] = match request.granularity {
             Granularity::Sentence => reading.outlines.layouts(),
@@ -493,7 +493,7 @@ impl Pipeline {
         };
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
         let are_probabilities = reading.probe.is_some();
-        let relevance = self.settings.auto.relevance(query, &reading.outlines, &scores);
+        let relevance = self.settings.auto.relevance(&request, &reading.outlines, &scores);
         Ok(Ranked { chunks: scores.chunks, relevance, are_probabilities, sentences, tokens })
     }
 

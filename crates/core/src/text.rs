@@ -15,6 +15,7 @@ mod grams;
 mod lang;
 mod lines;
 mod mentions;
+mod names;
 mod numbers;
 pub mod outline;
 mod stop_context;
@@ -37,6 +38,7 @@ pub use comparison::compares_all;
 pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};
 pub use lang::lang_of;
 pub use mentions::Mentions;
+pub use names::Names;
 pub use terms::{Term, markers, terms};
 
 /// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may

@@ -101,6 +101,7 @@ class Client:
         titles: bool | None = None,
         omissions: Omissions | None = None,
         tokenizer: Tokenizer | None = None,
+        related_only: bool | None = None,
         offsets: Offsets | None = None,
         explain: bool | None = None,
         deadline_ms: int | None = None,
@@ -128,6 +129,7 @@ class Client:
             omissions: how the places are marked at which text was left out: `"none"`, `"ellipsis"`, `"range"`, or `"auto"`
                 (default): marks in code, logs and tables.
             tokenizer: tokenizer that counts budgets and usage: `"model"` (default), `"o200k_base"` or `"cl100k_base"`.
+            related_only: whether nothing is kept if no chunk is related to the question (default True).
             offsets: unit of offsets in the answer: `"codepoint"` (default), `"byte"` or `"utf16"`.
             explain: True adds the RC of every token, and what each word of the question matched.
             deadline_ms: how long the daemon may take, in milliseconds, including the time in its queue (default 10,000).
@@ -155,6 +157,7 @@ class Client:
             titles=titles,
             omissions=omissions,
             tokenizer=tokenizer,
+            related_only=related_only,
             offsets=offsets,
             explain=explain,
             deadline_ms=deadline_ms,
@@ -493,6 +496,7 @@ class AsyncClient:
         titles: bool | None = None,
         omissions: Omissions | None = None,
         tokenizer: Tokenizer | None = None,
+        related_only: bool | None = None,
         offsets: Offsets | None = None,
         explain: bool | None = None,
         deadline_ms: int | None = None,
@@ -519,6 +523,7 @@ class AsyncClient:
             titles=titles,
             omissions=omissions,
             tokenizer=tokenizer,
+            related_only=related_only,
             offsets=offsets,
             explain=explain,
             deadline_ms=deadline_ms,

@@ -67,8 +67,8 @@ pub fn budget(
     let units = &reading.units;
     let order = order(request, units, scores);
     let compares_rows = reading.outlines.has_rows() && text::compares_all(&request.query);
-    let relevance = fit.auto.relevance(&request.query, &reading.outlines, scores);
-    let is_related = relevance.is_none_or(|relevance| relevance.related);
+    let relevance = fit.auto.relevance(request, &reading.outlines, scores);
+    let is_related = !request.related_only || relevance.is_none_or(|relevance| relevance.related);
     let fitter =
         Fitter { request, reading, units, scores, fit, keep: &keep, order, relevance, compares_rows };
     let costs = fitter.unit_costs()?;
@@ -107,7 +107,10 @@ pub fn budget(
     let needed = minimum.tokens;
     if needed > tokens {
         let is_ratio = matches!(request.budget, Budget::Ratio(_));
-        return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, reason, is_ratio }.into());
+        // Rounded up, so that a request with the ratio of the message fits.
+        let least_ratio =
+            is_ratio.then(|| (needed as f64 / tokens_in as f64 * 1000.0).ceil().min(1000.0) / 1000.0);
+        return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, reason, least_ratio }.into());
     }
     Ok(fitter.finish(minimum, tokens_in))
 }
@@ -456,8 +459,10 @@ mod tests {
             let reading =
                 pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
             assert!(!reading.outlines.is_prose(), "{granularity:?}");
-            let is_related = |query| {
-                let relevance = Auto::default().relevance(query, &reading.outlines, &unrelated);
+            let is_related = |query: &str| {
+                let query = query.to_owned();
+                let request = CompressRequest { query, ..request.clone() };
+                let relevance = Auto::default().relevance(&request, &reading.outlines, &unrelated);
                 relevance.expect("the model tells").related
             };
             assert!(is_related("Which room is the cheapest?"), "{granularity:?}");

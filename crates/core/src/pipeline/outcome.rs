@@ -57,6 +57,8 @@ pub enum Warning {
     KindUnfit {
         /// The index of the chunk in the request.
         chunk: usize,
+        /// The kind that the request names.
+        named: Kind,
     },
     /// The decoder does not know the script of the question, so scores say little.
     ScriptUnknown,
@@ -97,11 +99,14 @@ pub struct Relevance {
     /// The mean over the question's tokens of each token's largest raw logit over all keys of the chunks. The
     /// raw logits of encoders are cosines, so this is at most 1.
     pub max_sim: f32,
-    /// Whether `max_sim` reaches the threshold of the model and the kind of text ([`Auto`](super::select::Auto)),
-    /// or the question compares the rows of a table. If not, nothing is kept but the chunks that `keep` names.
+    /// Whether `max_sim` reaches the threshold of the model and the kind of text, or the question compares the
+    /// rows of a table; see [`Auto::relevance`](super::select::Auto::relevance). If not, nothing is kept but the
+    /// chunks that `keep` names, unless the request takes unrelated chunks, too.
     pub related: bool,
     /// The threshold.
     pub least: f32,
+    /// The setting that the threshold comes from.
+    pub setting: &'static str,
 }
 
 /// The result of [`Pipeline::rank`](super::Pipeline::rank): how well chunks and sentences answer a question.

@@ -2,6 +2,7 @@
 //! evidence. Knows nothing of texts and tokenizers: costs are given.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use ndarray::ArrayView1;
 use rayon::prelude::*;
@@ -10,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::outcome::Relevance;
 use super::score::{Measured, Scores};
 use super::units::{Outlines, Unit};
-use crate::text;
+use crate::domain::{Chunk, CompressRequest};
+use crate::text::{self, Names};
 
 /// The share of the evidence that the units kept by [`Auto::select`] carry.
 const EVIDENCE_SHARE: f64 = 0.97;
@@ -21,6 +23,10 @@ const SCORE_SHARE: f64 = 0.6;
 /// The share of the best unit's score below which a unit is noise, which no budget is filled with. Larger shares
 /// lose answers of questions that need two passages (`docs/evaluation.md`).
 const NOISE_SHARE: f32 = 0.02;
+
+/// The share of the threshold that `max_sim` reaches at least if a chunk has all names of the question
+/// (`docs/evaluation.md`).
+const NAMED_SHARE: f32 = 0.75;
 
 /// The units to select from, with their scores and costs.
 #[derive(Debug, Clone, Copy)]
@@ -216,7 +222,7 @@ pub struct Auto {
     /// As `max_sim_min`, if some chunk is not prose. The default, 0.45, was measured for all-MiniLM-L6-v2.
     pub structured_max_sim_min: f32,
     /// The share of the question's words and n-grams that a chunk has at least, where the model does not know
-    /// the question's script. 0 switches the test off.
+    /// the question's script. Half of it is enough over short texts. 0 switches the test off.
     pub lexical_min: f32,
 }
 
@@ -227,18 +233,27 @@ impl Default for Auto {
 }
 
 impl Auto {
-    /// Returns whether any chunk is related to the question `query`. Models whose logits have no fixed scale
-    /// do not tell; for these it returns `None`.
-    pub fn relevance(&self, query: &str, outlines: &Outlines, scores: &Scores) -> Option<Relevance> {
+    /// Returns whether any chunk is related to the question. Models whose logits have no fixed scale do not
+    /// tell; for these it returns `None`. A question whose names all stand in one chunk needs only 3/4 of the
+    /// threshold, and one that compares rows is always related to a table.
+    pub fn relevance(
+        &self,
+        request: &CompressRequest,
+        outlines: &Outlines,
+        scores: &Scores,
+    ) -> Option<Relevance> {
         let max_sim = scores.max_sim?;
-        let least = match scores.measured {
-            Measured::Prose => self.max_sim_min,
-            Measured::Structured => self.structured_max_sim_min,
-            Measured::Lexical => self.lexical_min,
+        let (least, setting) = match scores.measured {
+            Measured::Prose => (self.max_sim_min, "auto.max_sim_min"),
+            Measured::Structured => (self.structured_max_sim_min, "auto.structured_max_sim_min"),
+            Measured::Lexical => (self.lexical_min * lexical_share(&request.chunks), "auto.lexical_min"),
         };
         // "Which is the cheapest?" has no word of the table that answers it.
-        let compares_rows = outlines.has_rows() && text::compares_all(query);
-        Some(Relevance { max_sim, related: max_sim >= least || compares_rows, least })
+        let compares_rows = outlines.has_rows() && text::compares_all(&request.query);
+        let related = max_sim >= least
+            || compares_rows
+            || max_sim >= NAMED_SHARE * least && names_are_in_one(&request.query, &request.chunks);
+        Some(Relevance { max_sim, related, least, setting })
     }
 
     /// Selects the required units, and the units that the rule keeps of the others.
@@ -255,6 +270,21 @@ impl Auto {
         }
         selection
     }
+}
+
+/// Returns whether one chunk has all names of a question, and there are some.
+fn names_are_in_one(query: &str, chunks: &[Arc<Chunk>]) -> bool {
+    let names = Names::of(query);
+    let has_names =
+        |chunk: &Arc<Chunk>| names.are_in(&[chunk.title.as_deref().unwrap_or_default(), &chunk.text]);
+    chunks.iter().any(has_names)
+}
+
+/// Returns the share of `lexical_min` that holds for texts of this length: the longer they are, the more words of
+/// any question they have by chance. It grows with the logarithm, from 1/2 at 300 bytes to 1 at 3,000.
+fn lexical_share(chunks: &[Arc<Chunk>]) -> f32 {
+    let bytes: usize = chunks.iter().map(|chunk| chunk.text.len()).sum();
+    (0.5 + 0.5 * (bytes as f32 / 300.0).log10()).clamp(0.5, 1.0)
 }
 
 /// Returns how many of the best units, in the order of `ranked`, carry both shares.

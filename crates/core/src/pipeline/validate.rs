@@ -270,8 +270,8 @@ pub enum InvalidRequest {
     BudgetZero,
     #[error("budget.ratio is {ratio}; it must be greater than 0 and at most 1")]
     RatioOutOfRange { ratio: f64 },
-    #[error("a budget of {budget} tokens is too small: {reason} needs {needed} tokens; name a larger budget")]
-    BudgetImpossible { budget: usize, needed: usize, reason: &'static str, is_ratio: bool },
+    #[error("a budget of {budget} tokens is too small: {reason} needs {needed} tokens; {}", budget_advice(*.needed, *.least_ratio))]
+    BudgetImpossible { budget: usize, needed: usize, reason: &'static str, least_ratio: Option<f64> },
     #[error("{model} is an encoder, which has no keys and values to export; name a decoder in model.kv_dir")]
     KvOfEncoder { model: String },
     #[error(
@@ -330,8 +330,8 @@ impl InvalidRequest {
             Self::SourcesOutOfRange { .. } | Self::SourceTooMany { .. } => "sources_max".to_owned(),
             Self::SpansEmpty | Self::SpanTooMany { .. } => "spans".to_owned(),
             Self::SpanEmpty { index } | Self::SpansOverlap { index } => format!("spans[{index}]"),
-            Self::BudgetZero | Self::BudgetImpossible { is_ratio: false, .. } => "budget.tokens".to_owned(),
-            Self::RatioOutOfRange { .. } | Self::BudgetImpossible { is_ratio: true, .. } => {
+            Self::BudgetZero | Self::BudgetImpossible { least_ratio: None, .. } => "budget.tokens".to_owned(),
+            Self::RatioOutOfRange { .. } | Self::BudgetImpossible { least_ratio: Some(_), .. } => {
                 "budget.ratio".to_owned()
             }
             Self::KvPromptEmpty | Self::KvPromptTooLong { .. } => "kv.prompt".to_owned(),
@@ -473,5 +473,13 @@ fn check_keep(request: &CompressRequest) -> Result<(), InvalidRequest> {
     match request.keep.iter().position(|id| !ids.contains(id)) {
         Some(position) => Err(InvalidRequest::KeepUnknown { id: request.keep[position].clone(), position }),
         None => Ok(()),
+    }
+}
+
+/// Says which budget is large enough, in the form in which the request gave it.
+fn budget_advice(needed: usize, least_ratio: Option<f64>) -> String {
+    match least_ratio {
+        Some(ratio) => format!("send a ratio of at least {ratio}, or a smaller `granularity`"),
+        None => format!("send `tokens` of at least {needed}, or a smaller `granularity`"),
     }
 }
