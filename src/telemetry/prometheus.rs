@@ -86,7 +86,92 @@ pub fn install() -> Result<Prometheus, BuildError> {
         Unit::Count,
         "Share of the shared tier's servers that get no requests because they fail, 0 to 1"
     );
+    describe_access();
+    describe_connections();
+    describe_middleware();
     Ok(Prometheus(handle))
+}
+
+/// Describes the metrics of API keys, TLS, models and tools.
+fn describe_access() {
+    describe_counter!(
+        "key_requests_total",
+        Unit::Count,
+        "Requests by the name of their API key and by error code (ok: no error)"
+    );
+    describe_counter!("key_tokens_total", Unit::Count, "Tokens of the model charged to an API key");
+    describe_counter!(
+        "keys_reloads_total",
+        Unit::Count,
+        "Reloads of the changed keys file, by outcome (failed: the previous keys stay in use)"
+    );
+    describe_counter!(
+        "tls_reloads_total",
+        Unit::Count,
+        "Reloads of the changed certificate, by outcome (failed: the previous one stays in use)"
+    );
+    describe_counter!("tls_handshakes_total", Unit::Count, "TLS handshakes of clients, by outcome");
+    describe_gauge!("model_info", Unit::Count, "1 for each loaded model, with its name and its device");
+    describe_counter!(
+        "mcp_calls_total",
+        Unit::Count,
+        "Calls of MCP tools, by tool and error code (ok: no error)"
+    );
+}
+
+/// Describes the metrics of connections and of the memory of requests and answers.
+fn describe_connections() {
+    describe_gauge!("connections_open", Unit::Count, "Open connections, by listener");
+    describe_counter!(
+        "connections_refused_total",
+        Unit::Count,
+        "New connections that were closed at once because of a limit, by listener and reason"
+    );
+    describe_counter!(
+        "connections_closed_total",
+        Unit::Count,
+        "Connections that the daemon closed, by listener and reason"
+    );
+    describe_gauge!(
+        "body_bytes_held",
+        Unit::Bytes,
+        "Bytes of memory taken for request bodies, each counted twice"
+    );
+    describe_gauge!("answer_bytes_held", Unit::Bytes, "Bytes of answers that clients have not read yet");
+}
+
+/// Describes the metrics of the middleware and of the store of originals.
+fn describe_middleware() {
+    describe_counter!(
+        "middleware_requests_total",
+        Unit::Count,
+        "Conversations, by outcome: compressed, or whole (nothing was compressed)"
+    );
+    describe_counter!(
+        "middleware_tokens_before_total",
+        Unit::Count,
+        "Tokens (o200k_base) of the compressed texts of conversations before compression"
+    );
+    describe_counter!(
+        "middleware_tokens_after_total",
+        Unit::Count,
+        "Tokens (o200k_base) of the compressed texts of conversations after compression"
+    );
+    describe_counter!(
+        "middleware_citing_stopped_total",
+        Unit::Count,
+        "Answers of upstreams to which no further citations were added, by reason"
+    );
+    describe_counter!(
+        "originals_failures_total",
+        Unit::Count,
+        "Failed operations of the store of originals, by operation"
+    );
+    describe_counter!(
+        "originals_reopened_total",
+        Unit::Count,
+        "Times the store of originals was opened again after an I/O error"
+    );
 }
 
 /// Describes the metrics of the block store's local tiers.
@@ -108,7 +193,7 @@ fn describe_kv() {
     describe_counter!(
         "kv_writes_total",
         Unit::Count,
-        "Blocks to write to disk, by outcome (dropped: the queue was full)"
+        "Blocks to store in a tier, by outcome (dropped: the write queue of the disk was full)"
     );
     describe_gauge!("kv_failing", Unit::Count, "1 while blocks cannot be written, else 0");
 }
