@@ -5,9 +5,11 @@ mod calibrate;
 mod doctor;
 mod eval;
 mod export;
+mod init;
 mod key;
 #[cfg(feature = "mcp")]
 mod mcp;
+mod pages;
 mod request;
 mod serve;
 mod verify;
@@ -18,7 +20,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::error::{ApiError, ErrorAnswer};
 use crate::process;
 
@@ -26,9 +28,10 @@ use crate::process;
 #[derive(Parser)]
 #[command(name = "thresher", version)]
 struct Args {
-    /// The settings file. Without it, all settings have their defaults. Environment variables override both:
+    /// The settings file. Default: ~/.config/thresher/thresher.toml (written by `thresher init`), else /etc/thresher/thresher.toml; if
+    /// neither exists, or if this is empty, all settings have their defaults. Environment variables override all of them:
     /// THRESHER__SECTION__NAME=value.
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", env = "THRESHER_CONFIG")]
     config: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
@@ -36,6 +39,8 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Make this machine ready: fetch ONNX Runtime and the default model, and write a settings file.
+    Init(init::Args),
     /// Run the daemon.
     Serve,
     /// Compress one request: JSON in, JSON out, as POST /v1/compress.
@@ -59,6 +64,11 @@ enum Command {
     Bench(bench::Args),
     /// Check the installation and the settings, and say what to do about problems.
     Doctor,
+    /// Print completions of the command line for a shell.
+    Completions(pages::CompletionsArgs),
+    /// Write man pages.
+    #[command(hide = true)]
+    Man(pages::ManArgs),
 }
 
 /// Runs the command that the arguments name. An error is printed to standard error, in one line.
@@ -82,10 +92,17 @@ fn in_one_line(error: &anyhow::Error) -> String {
 }
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let load = || Config::load(args.config.as_deref(), environment());
+    let named = args.config.as_deref().filter(|file| !file.as_os_str().is_empty());
+    let file = match (named, &args.config) {
+        (Some(file), _) => Some(file.to_owned()),
+        (None, Some(_)) => None,
+        (None, None) => config::settings_file(),
+    };
+    let load = || Config::load(file.as_deref(), environment());
     let config =
         || load().inspect(|config| config.warnings.iter().for_each(|text| eprintln!("warning: {text}")));
     match args.command {
+        Command::Init(args) => init::run(&args, named),
         Command::Serve => serve::run(load()?),
         Command::Compress(args) => request::compress(&config()?, &args),
         Command::Attribute(args) => request::attribute(&config()?, &args),
@@ -98,6 +115,8 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Eval(args) => eval::run(&config()?, &args),
         Command::Bench(args) => bench::run(&config()?, &args),
         Command::Doctor => doctor::run(load()),
+        Command::Completions(args) => pages::completions(&args),
+        Command::Man(args) => pages::man(&args),
     }
 }
 

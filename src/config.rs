@@ -1,6 +1,7 @@
 //! All settings with their defaults and units: read from a TOML file, overridden by environment variables, then checked as a whole.
 //! The module knows the other modules' settings types and nothing else of the program.
 
+mod places;
 mod relations;
 mod sections;
 
@@ -16,6 +17,7 @@ use thresher_registry::RegistrySettings;
 use thresher_shared::SharedSettings;
 use toml::{Table, Value};
 
+pub use self::places::{root_of_user, settings_file, settings_file_of_user};
 pub use self::sections::{
     Admin, Admission, BlockSettings, Http, LayersRead, LogFormat, Model, Rc, Receipts, Telemetry,
 };
@@ -39,6 +41,8 @@ const RENAMED: [(&str, &str); 3] =
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    /// The folder that relative paths of the settings are relative to. [`Config::load`] resolves all paths.
+    pub root: PathBuf,
     /// `[http]`: the public listener.
     pub http: Http,
     /// `[access]`: API keys and tenants.
@@ -115,6 +119,9 @@ impl Config {
     /// Reads the settings: the defaults, overridden by the file at `path` if there is one, overridden by the variables of `environment`
     /// that begin with `THRESHER__`. Settings that were given under an old name are listed in [`Config::warnings`].
     ///
+    /// Relative paths of the file and relative defaults beside it are relative to `root`, and that to the folder of the file. Relative
+    /// paths of variables, and without a file all paths, are relative to the current directory.
+    ///
     /// # Errors
     /// Fails if the file cannot be read, or if a setting is unknown, has the wrong type, is out of range or contradicts another one.
     /// [`ConfigError`] names the setting and the file or environment variable that gave it.
@@ -129,7 +136,7 @@ impl Config {
             rename_settings(&mut table, path, &mut warnings)?;
         }
         let variables = apply_environment(&mut table, environment, &mut warnings)?;
-        let config: Self = serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
+        let mut config: Self = serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
             let setting = error.path().to_string();
             // If a section does not exist, the path is that of the section, but the variable sets one of its settings.
             let is_inside = |(name, _): &(&String, &Variable)| name.starts_with(&format!("{setting}."));
@@ -142,6 +149,7 @@ impl Config {
             };
             ConfigError::Setting { location, reason: plain::message(error.into_inner().message()) }
         })?;
+        places::resolve(&mut config, path, &variables);
         config.check()?;
         Ok(Self { warnings, ..config })
     }

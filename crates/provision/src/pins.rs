@@ -1,0 +1,89 @@
+//! The pins: which wheel of which package, and which of its files, with their checksums.
+
+use std::collections::BTreeMap;
+use std::env::consts::{ARCH, OS};
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use crate::error::ProvisionError;
+
+/// `models/pins.json`, which `models/provision.py` reads, too.
+static PINS: LazyLock<BTreeMap<String, Pin>> = LazyLock::new(|| {
+    serde_json::from_str(include_str!("../../../models/pins.json")).expect("the pins are checked by a test")
+});
+
+/// Something that is fetched as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Item {
+    /// ONNX Runtime for the CPU.
+    Runtime,
+    /// ONNX Runtime with CUDA.
+    RuntimeGpu,
+    /// The Hugging Face directory of the default model.
+    Model,
+}
+
+/// A package in one version.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Pin {
+    /// The name of the package on the index.
+    pub package: String,
+    /// The version.
+    pub version: String,
+    /// The name of the folder for its files.
+    pub folder: String,
+    /// The wheels by platform; `any` holds for all.
+    wheels: BTreeMap<String, Wheel>,
+}
+
+/// A wheel, and those of its files that are needed.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct Wheel {
+    /// The name of the wheel.
+    pub file: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Its SHA-256 in hexadecimal.
+    pub sha256: String,
+    /// Its files by the path that they get.
+    pub files: BTreeMap<String, Member>,
+}
+
+/// A file of a wheel.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct Member {
+    /// Its path in the wheel.
+    pub member: String,
+    /// Its SHA-256 in hexadecimal.
+    pub sha256: String,
+}
+
+impl Pin {
+    /// Returns the pin of an item.
+    pub fn of(item: Item) -> Self {
+        let name = match item {
+            Item::Runtime => "runtime",
+            Item::RuntimeGpu => "runtime-gpu",
+            Item::Model => "model",
+        };
+        PINS[name].clone()
+    }
+
+    pub(crate) fn wheel_for(&self, platform: &str) -> Result<&Wheel, ProvisionError> {
+        self.wheels.get(platform).or_else(|| self.wheels.get("any")).ok_or_else(|| ProvisionError::Platform {
+            package: self.package.clone(),
+            version: self.version.clone(),
+            platform: platform.to_owned(),
+            pinned: self.wheels.keys().cloned().collect::<Vec<_>>().join(", "),
+        })
+    }
+}
+
+/// Returns the name of this platform in the pins, such as `linux-x86_64`.
+pub fn platform() -> String {
+    match (OS, ARCH) {
+        ("macos", "aarch64") => "macos-arm64".to_owned(),
+        _ => format!("{OS}-{ARCH}"),
+    }
+}
