@@ -30,7 +30,8 @@ AUDIT          := models/.cache/audit
 FUZZ_SECONDS   ?= 6
 
 # Not exported to every command: `make provision` would take the variable for a runtime that the user provides.
-WITH_RUNTIME := THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)" $(if $(GPU),THRESHER__MODEL__DEVICE=auto)
+# Settings of this user or machine do not enter: an empty THRESHER_CONFIG means none.
+WITH_RUNTIME := THRESHER_CONFIG= THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)" $(if $(GPU),THRESHER__MODEL__DEVICE=auto)
 RELEASE      := target/release/thresher
 # The binary that `cargo test` builds.
 DEBUG        := target/debug/thresher

@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-with_runtime=(env "THRESHER_RUNTIME_LIB=$RUNTIME_LIB")
+with_runtime=(env THRESHER_CONFIG= "THRESHER_RUNTIME_LIB=$RUNTIME_LIB")
 [ -z "$GPU" ] || with_runtime+=(THRESHER__MODEL__DEVICE=auto)
 began=$SECONDS
 

@@ -14,8 +14,9 @@ mod request;
 mod serve;
 mod verify;
 
+use std::ffi::OsString;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -32,7 +33,7 @@ struct Args {
     /// neither exists, or if this is empty, all settings have their defaults. Environment variables override all of them:
     /// THRESHER__SECTION__NAME=value.
     #[arg(long, global = true, value_name = "FILE", env = "THRESHER_CONFIG")]
-    config: Option<PathBuf>,
+    config: Option<OsString>,
     #[command(subcommand)]
     command: Command,
 }
@@ -92,7 +93,7 @@ fn in_one_line(error: &anyhow::Error) -> String {
 }
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let named = args.config.as_deref().filter(|file| !file.as_os_str().is_empty());
+    let named = args.config.as_deref().filter(|file| !file.is_empty()).map(Path::new);
     let file = match (named, &args.config) {
         (Some(file), _) => Some(file.to_owned()),
         (None, Some(_)) => None,

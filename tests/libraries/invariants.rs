@@ -188,6 +188,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
             order,
             format,
             titles: relevance,
+            related_only: !relevance,
             omissions: if relevance { Omissions::Range } else { Omissions::None },
             tokenizer,
             explain,

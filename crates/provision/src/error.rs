@@ -46,7 +46,7 @@ pub enum ProvisionError {
     },
     /// The folder has neither the wheel nor its files.
     #[error(
-        "found neither {} nor the files of {}; on a machine with a network, `thresher init --download-only` fetches them into one folder",
+        "found neither {} nor the files of {}; on a machine with a network, `thresher init --download-to` fetches them into one folder",
         archive.display(), unpacked.display()
     )]
     NotInFolder {

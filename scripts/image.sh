@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Builds the container image of deploy/image/Dockerfile from files that are here already, and runs it: as a user without rights, on a
+# read-only root file system, with a request. Prints the size of the image and the time until the daemon is ready.
+#
+# It builds the Dockerfile's last stage. The two stages before it, which compile the program and fetch the model, are replaced by the files
+# that are given. The base image is replaced by the same libraries from Debian packages, so that no container registry is needed. The image
+# is written to an OCI archive, and podman runs what it loads from that archive.
+#
+# Needs root on Debian or Ubuntu, and installs podman, runc, mmdebstrap and curl with apt-get if one is missing.
+# usage: image.sh [THRESHER]    (default: target/release/thresher, from `make build`; `make model` makes the other files)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+thresher=${1:-target/release/thresher}
+runtime_lib=${THRESHER_RUNTIME_LIB:-models/.cache/onnxruntime/libonnxruntime.so}
+model=models/minilm-l6
+request=docs/examples/request.json
+archive=target/image/thresher.oci.tar
+ready_s_max=120
+
+fail() {
+  echo "error: $1" >&2
+  exit 1
+}
+for file in "$thresher" "$runtime_lib" "$model/contract.toml"; do
+  [ -f "$file" ] || fail "$file does not exist; run \`make model\` first"
+done
+[ "$(id -u)" = 0 ] || fail "this script needs root: it builds a base image and enters the network of a container"
+command -v apt-get >/dev/null || fail "this script needs Debian or Ubuntu: its base image is made of their packages"
+
+missing=()
+for tool in podman runc mmdebstrap curl; do
+  command -v "$tool" >/dev/null || missing+=("$tool")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "installing ${missing[*]} with apt-get" >&2
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+work=$(mktemp -d)
+# Its own storage, so that the script neither sees nor leaves images of this machine.
+podman=(podman --root "$work/storage" --runroot "$work/run" --runtime runc --cgroup-manager cgroupfs)
+finish() {
+  local status=$?
+  if [ "$status" -ne 0 ] && "${podman[@]}" container exists thresher; then
+    echo "the last lines of the daemon's log:" >&2
+    "${podman[@]}" logs --tail 20 thresher 2>&1 | sed 's/^/  /' >&2 || true
+  fi
+  "${podman[@]}" rm -f -a -t 1 >/dev/null 2>&1 || true
+  umount -l "$work/storage/overlay" 2>/dev/null || true
+  rm -rf "$work"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# --- build ---
+
+# glibc has to be at least as recent as that of the machine that built the program: the base is made of this machine's distribution.
+. /etc/os-release
+mmdebstrap --quiet --variant=extract --include=libc6,libgcc-s1,libstdc++6,ca-certificates "$VERSION_CODENAME" "$work/base.tar" ||
+  fail "mmdebstrap could not fetch the packages of the base image"
+"${podman[@]}" import -q "$work/base.tar" localhost/thresher-base >/dev/null 2>&1
+
+# The files that the stage `files` of the Dockerfile leaves below /out.
+out=$work/files/out
+mkdir -p "$out/onnxruntime" "$out/data/thresher"
+cp -L "$runtime_lib" "$out/onnxruntime/libonnxruntime.so"
+cp -r "$model" "$out/minilm-l6"
+strip -o "$out/thresher" "$thresher"
+chmod -R a+rX "$out"
+"${podman[@]}" build -q --isolation chroot --build-context "files=$work/files" --build-arg BASE=localhost/thresher-base \
+  -f deploy/image/Dockerfile -t localhost/thresher . >/dev/null
+
+mkdir -p "$(dirname "$archive")"
+rm -f "$archive"
+"${podman[@]}" save -q --format oci-archive -o "$archive" localhost/thresher
+"${podman[@]}" rmi -f -a >/dev/null
+"${podman[@]}" load -q -i "$archive" >/dev/null
+size=$("${podman[@]}" image inspect -f '{{.Size}}' localhost/thresher)
+echo "image: $((size / 1000000)) MB, of which the base $(($(stat -c %s "$work/base.tar") / 1000000)) MB; $archive: $(($(stat -c %s "$archive") / 1000000)) MB"
+
+# --- run ---
+
+# No limit that is higher than this machine's own, which podman could not set.
+limits=(--ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit "nproc=4096:4096")
+confined=("${limits[@]}" --network none --read-only --read-only-tmpfs=false --cap-drop all --security-opt no-new-privileges)
+
+# An address other than loopback without keys is refused.
+refusal=$("${podman[@]}" run --rm "${confined[@]}" localhost/thresher 2>&1) && fail "the daemon started on 0.0.0.0 without a keys file"
+grep -q "access.keys_file" <<<"$refusal" || fail "without a keys file, the daemon says: $refusal"
+
+mkdir "$work/keys"
+key=$("${podman[@]}" run --rm "${limits[@]}" --network none --user "$(id -u)" -v "$work/keys:/keys" localhost/thresher \
+  key new --name web --file /keys/keys.toml 2>/dev/null)
+chmod a+r "$work/keys/keys.toml"
+
+began=$(date +%s%N)
+"${podman[@]}" run -d --name thresher "${confined[@]}" -v data:/var/lib/thresher -v "$work/keys:/etc/thresher/keys:ro" \
+  localhost/thresher >/dev/null
+daemon=$("${podman[@]}" inspect -f '{{.State.Pid}}' thresher)
+[ "$daemon" != 0 ] || fail "the daemon ended at once"
+inside=(nsenter --net="/proc/$daemon/ns/net" curl --silent --show-error --noproxy '*' --max-time 60)
+until "${inside[@]}" --fail --output /dev/null http://127.0.0.1:8081/readyz 2>/dev/null; do
+  kill -0 "$daemon" 2>/dev/null || fail "the daemon ended before it was ready"
+  [ $(($(date +%s%N) - began)) -lt $((ready_s_max * 1000000000)) ] || fail "the daemon was not ready within $ready_s_max s"
+  sleep 0.05
+done
+echo "ready: after $((($(date +%s%N) - began) / 1000000)) ms, on a new volume"
+
+# The process has the user, the rights and the file system that docs/install-cluster.md promises.
+status=$(cat "/proc/$daemon/status")
+for line in 'Uid:\s*65532\s' 'CapEff:\s*0*$' 'CapBnd:\s*0*$' 'NoNewPrivs:\s*1$' 'Seccomp:\s*2$'; do
+  grep -qE "^$line" <<<"$status" || fail "/proc/$daemon/status has no line $line"
+done
+grep -qE '^[^ ]+ / [^ ]+ ro[, ]' "/proc/$daemon/mounts" || fail "the root file system is writable"
+
+answer=$work/answer.json
+send() {
+  "${inside[@]}" --header 'content-type: application/json' --data-binary "@$request" --output "$answer" --write-out '%{http_code}' \
+    "$@" http://127.0.0.1:8080/v1/compress
+}
+code=$(send)
+[ "$code" = 401 ] || fail "a request without a key got HTTP $code, not 401"
+code=$(send --header "authorization: Bearer $key")
+[ "$code" = 200 ] || fail "a request got HTTP $code: $(cat "$answer")"
+python3 - "$request" "$answer" <<'PYTHON'
+import json, sys
+request, answer = (json.load(open(path, encoding="utf-8")) for path in sys.argv[1:])
+texts = {chunk["id"]: chunk["text"] for chunk in request["chunks"]}
+assert answer["citations"], "error: the answer has no citations"
+for citation in answer["citations"]:
+    assert citation["text"] in texts[citation["chunk"]], "error: a citation is not in its chunk: {}".format(citation)
+usage = answer["usage"]
+print("answer: {} citations, {} of {} tokens".format(len(answer["citations"]), usage["tokens_out"], usage["tokens_in"]))
+PYTHON
+
+"${podman[@]}" stop -t 30 thresher >/dev/null 2>&1
+code=$("${podman[@]}" inspect -f '{{.State.ExitCode}}' thresher)
+[ "$code" = 0 ] || fail "the daemon ended with status $code after SIGTERM"
+
+# The same image as a sidecar: on loopback, without keys. `doctor` ends with 1 if it cannot run there.
+"${podman[@]}" run --rm "${confined[@]}" -v sidecar:/var/lib/thresher -e THRESHER__HTTP__LISTEN=127.0.0.1:8080 -e THRESHER__ACCESS__KEYS_FILE= \
+  localhost/thresher doctor --config /etc/thresher/thresher.toml > "$work/doctor.txt" || fail "$(cat "$work/doctor.txt")"
+echo "sidecar: $(tail -n 1 "$work/doctor.txt")"
