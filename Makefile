@@ -2,6 +2,7 @@
 #
 #   GPU=1                    use the CUDA runtime (Linux x86-64), and the GPU if there is one that works
 #   BENCHFLAGS               arguments for `thresher bench`, such as "--chunks 1000"
+#   PREFIX, DESTDIR          where `make install` puts files: in DESTDIR/PREFIX (default: /usr/local)
 #   FUZZ_SECONDS             seconds for each fuzz target (default: 6)
 #   THRESHER_ADVISORIES      "skip": do not check advisories about crates; "require": fail if they cannot be fetched
 #   THRESHER_RUNTIME_LIB     the path of your own libonnxruntime, in place of the one that is fetched
@@ -33,6 +34,9 @@ FUZZ_SECONDS   ?= 6
 # Settings of this user or machine do not enter: an empty THRESHER_CONFIG means none.
 WITH_RUNTIME := THRESHER_CONFIG= THRESHER_RUNTIME_LIB="$(RUNTIME_LIB)" $(if $(GPU),THRESHER__MODEL__DEVICE=auto)
 RELEASE      := target/release/thresher
+PREFIX       ?= /usr/local
+INSTALLED    := $(DESTDIR)$(PREFIX)
+INSTALLING   := $(or $(BINARY),$(RELEASE))
 # The binary that `cargo test` builds.
 DEBUG        := target/debug/thresher
 
@@ -45,7 +49,7 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 # The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -path ./web/node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model demo decoder serve test client lint audit fuzz bench soak hostile web screenshots eval clean distclean \
+.PHONY: help provision build model install packaging monitoring kubernetes image systemd book workflows demo decoder serve test client lint audit fuzz bench soak hostile web screenshots eval clean distclean \
   python recent-python cargo redis packages sdk frameworks litellm contract kv_export audit-tools
 
 help: ## list the targets
@@ -59,6 +63,14 @@ build: cargo ## build the release binary
 
 model: provision build ## export the default model to models/minilm-l6 (once)
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(RELEASE)
+
+install: $(if $(BINARY),,build) ## install the binary (BINARY, or the one of `make build`), man pages and completions below DESTDIR and PREFIX
+	mkdir -p $(INSTALLED)/bin $(addprefix $(INSTALLED)/share/,man/man1 bash-completion/completions zsh/site-functions fish/vendor_completions.d)
+	install -m 755 $(INSTALLING) $(INSTALLED)/bin/thresher
+	@$(INSTALLING) man $(INSTALLED)/share/man/man1
+	@$(INSTALLING) completions bash > $(INSTALLED)/share/bash-completion/completions/thresher
+	@$(INSTALLING) completions zsh > $(INSTALLED)/share/zsh/site-functions/_thresher
+	@$(INSTALLING) completions fish > $(INSTALLED)/share/fish/vendor_completions.d/thresher.fish
 
 demo: model ## start the daemon, send it a request, and print the compressed context
 	@$(WITH_RUNTIME) PYTHON="$(PYTHON)" scripts/demo.sh $(RELEASE) docs/examples/request.json

@@ -403,9 +403,11 @@ async fn load(
             warm_up_ms = warm_up.as_millis() as u64,
             "ready"
         );
+        http::observe::log_slow(config.telemetry.slow_ms);
         http::observe::model(model);
         kv_model.into_iter().for_each(http::observe::model);
         tenants.set_pipeline(pipeline);
+        process::notify_ready();
         Ok(tenants.read_ahead(admission)?)
     })
     .await?

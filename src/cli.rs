@@ -5,6 +5,7 @@ mod calibrate;
 mod doctor;
 mod eval;
 mod export;
+mod health;
 mod init;
 mod key;
 #[cfg(feature = "mcp")]
@@ -65,6 +66,8 @@ enum Command {
     Bench(bench::Args),
     /// Check the installation and the settings, and say what to do about problems.
     Doctor,
+    /// Ask the daemon of these settings whether it is ready: exits with 0 if it is, else with 1.
+    Health,
     /// Print completions of the command line for a shell.
     Completions(pages::CompletionsArgs),
     /// Write man pages.
@@ -116,6 +119,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Eval(args) => eval::run(&config()?, &args),
         Command::Bench(args) => bench::run(&config()?, &args),
         Command::Doctor => doctor::run(load()),
+        Command::Health => health::run(&config()?),
         Command::Completions(args) => pages::completions(&args),
         Command::Man(args) => pages::man(&args),
     }

@@ -31,6 +31,18 @@ pub fn keep_files_private() {
 #[cfg(not(unix))]
 pub fn keep_files_private() {}
 
+/// Tells the service manager that the daemon is ready, if it was started by one that wants to know (`Type=notify` of systemd).
+#[cfg(unix)]
+pub fn notify_ready() {
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!(%error, "cannot tell the service manager that the daemon is ready");
+    }
+}
+
+/// Does nothing: only systemd wants to know.
+#[cfg(not(unix))]
+pub fn notify_ready() {}
+
 /// Limits glibc to one arena instead of eight for each core. A thread that allocates in one arena cannot use memory that was freed in
 /// another one. Blocks are allocated by one thread and dropped by any thread, so with an arena for each thread the process grows to nearly
 /// twice the size of what it holds. `MALLOC_ARENA_MAX` in the environment overrides this, and so does another allocator.

@@ -158,6 +158,8 @@ pub struct Telemetry {
     pub log: String,
     /// The format of log lines.
     pub log_format: LogFormat,
+    /// Milliseconds from which on a request is logged as a warning, with the time of each stage and without any text; 0: none is.
+    pub slow_ms: u64,
     /// OTLP endpoint for traces over HTTP, such as `http://127.0.0.1:4318/v1/traces`. Empty: no traces.
     pub otlp_endpoint: String,
 }
@@ -246,6 +248,7 @@ impl Default for Telemetry {
         Self {
             log: "info,ort=warn,redis=off,tantivy=error".to_owned(),
             log_format: LogFormat::Json,
+            slow_ms: 2000,
             otlp_endpoint: String::new(),
         }
     }

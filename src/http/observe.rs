@@ -1,6 +1,7 @@
 //! Metrics and log lines of requests: the endpoint, the outcome and the time, never any text of a request.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::error::ResponseCode;
@@ -13,6 +14,20 @@ use thresher_core::pipeline::Compressed;
 use thresher_core::pipeline::clock::Timings;
 use tracing::Instrument;
 
+/// Milliseconds from which on a request is logged as slow (`telemetry.slow_ms`). As for the level of the log, there is one value for the
+/// whole process.
+static SLOW_MS: AtomicU64 = AtomicU64::new(0);
+
+/// Sets the milliseconds from which on a request is logged as slow, with the time of each stage; 0: none is.
+pub fn log_slow(slow_ms: u64) {
+    SLOW_MS.store(slow_ms, Ordering::Relaxed);
+}
+
+fn is_slow(took: Duration) -> bool {
+    let slow_ms = SLOW_MS.load(Ordering::Relaxed);
+    slow_ms > 0 && took >= Duration::from_millis(slow_ms)
+}
+
 /// The name of the key that a request was sent with: an extension of the response.
 #[derive(Debug, Clone)]
 pub struct KeyName(pub Arc<str>);
@@ -22,7 +37,8 @@ pub async fn request(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let endpoint = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).to_owned();
     let method = request.method().clone();
-    let span = tracing::info_span!("request", %method, endpoint, key = tracing::field::Empty);
+    let (key, stages) = (tracing::field::Empty, tracing::field::Empty);
+    let span = tracing::info_span!("request", %method, endpoint, key, stages);
     let mut guard = RequestGuard::start(started, endpoint.clone(), span.clone());
     let response = next.run(request).instrument(span.clone()).await;
     guard.answered = true;
@@ -32,8 +48,13 @@ pub async fn request(request: Request, next: Next) -> Response {
     if let Some(KeyName(key)) = response.extensions().get() {
         counter!("key_requests_total", "key" => key.to_string(), "code" => code).increment(1);
     }
-    histogram!("request_seconds", "endpoint" => endpoint).record(started.elapsed());
-    span.in_scope(|| tracing::info!(status, code, ms = started.elapsed().as_secs_f64() * 1e3, "answered"));
+    let took = started.elapsed();
+    histogram!("request_seconds", "endpoint" => endpoint).record(took);
+    let ms = took.as_secs_f64() * 1e3;
+    span.in_scope(|| match is_slow(took) {
+        true => tracing::warn!(status, code, ms, "answered slowly"),
+        false => tracing::info!(status, code, ms, "answered"),
+    });
     response
 }
 
@@ -75,6 +96,11 @@ pub fn sentence(time: Duration) {
 pub fn stages(timings: &Timings) {
     for (stage, time) in &timings.stages {
         histogram!("stage_seconds", "stage" => *stage).record(*time);
+    }
+    if is_slow(timings.total) {
+        let ms = |(stage, time): &(&str, Duration)| format!("{stage} {:.1}", time.as_secs_f64() * 1e3);
+        let stages: Vec<String> = timings.stages.iter().map(ms).collect();
+        tracing::Span::current().record("stages", stages.join(", "));
     }
 }
 

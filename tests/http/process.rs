@@ -164,6 +164,24 @@ async fn a_daemon_that_is_told_to_stop_while_the_model_loads_exits_with_0() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_request_is_logged_with_the_time_of_its_stages_and_without_its_text() {
+    let mut daemon = Running::start_with(&[("THRESHER__TELEMETRY__SLOW_MS", "1")]);
+    let mut log = Vec::new();
+    let (http, _) = daemon.ready(&mut log).await;
+    let chunks: Vec<_> = (0..8).map(|i| format!("{i} The {SECRET} rises. ").repeat(40)).collect();
+    let request = json!({"query": format!("Does the {SECRET} rise?"), "chunks": chunks}).to_string();
+    assert_eq!(post(http, "/v1/compress", request).await.status, 200);
+    daemon.terminate();
+    daemon.child.wait().expect("a child process");
+    log.extend(daemon.log.iter());
+    let slow = log.iter().find(|line| line.contains("answered slowly")).expect("a line about the request");
+    for part in ["\"level\":\"WARN\"", "/v1/compress", "blocks ", "\"ms\":"] {
+        assert!(slow.contains(part), "{slow} lacks {part}");
+    }
+    assert!(!slow.contains(SECRET), "{slow}");
+}
+
 #[test]
 fn an_old_name_of_a_setting_is_logged_at_start() {
     let daemon = Running::start_with(&[("THRESHER__KV__SALT", "s")]);

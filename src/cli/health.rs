@@ -1,0 +1,34 @@
+//! `thresher health`: asks the daemon of these settings whether it is ready. Containers use it as their health check.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use crate::config::Config;
+
+/// How long the daemon may take to answer. It answers at once unless its machine is overloaded.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
+    let mut address = config.admin.listen;
+    if address.ip().is_unspecified() {
+        let loopback =
+            if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+        address.set_ip(loopback);
+    }
+    let request = ureq::get(format!("http://{address}/readyz"))
+        .config()
+        .proxy(None)
+        .timeout_global(Some(ANSWER_MAX))
+        .http_status_as_error(false);
+    let mut answer = request.build().call().with_context(|| {
+        format!("no daemon answers at {address} (admin.listen); start it with `thresher serve` and the same settings")
+    })?;
+    let text = answer.body_mut().read_to_string()?;
+    match answer.status().is_success() {
+        true => super::success(text.trim_end()),
+        false => bail!("the daemon is not ready: {}", text.trim_end()),
+    }
+}
