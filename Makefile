@@ -49,7 +49,7 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 # The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -path ./web/node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model install packaging monitoring kubernetes image systemd book workflows demo decoder serve test client lint audit fuzz bench soak hostile web screenshots eval clean distclean \
+.PHONY: help provision build model install docs operate deploy demo decoder serve test client lint audit fuzz bench soak hostile web screenshots eval clean distclean \
   python recent-python cargo redis packages sdk frameworks litellm contract kv_export audit-tools
 
 help: ## list the targets
@@ -107,6 +107,20 @@ web: provision cargo ## test the page at /: types, units, and end to end in Chro
 	@$(CARGO) test $(CARGOFLAGS) --no-run --quiet --test daemon
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(DEBUG)
 	@$(WITH_RUNTIME) $(STAGE) "page: types, units, end to end" "3 minutes" scripts/web.sh $(DEBUG) $(MODEL_DIR) models/facts
+
+docs: python ## build the documentation site in target/book; check its links, the workflows and the shell scripts
+	@$(STAGE) "workflows and scripts" "10 seconds" scripts/workflows.sh
+	@$(STAGE) "documentation site" "15 seconds" scripts/book.sh
+
+# The binary that `make test` builds: a release build would take longer than all of these.
+operate: provision cargo ## check alerts, dashboard and runbook against the daemon's metrics; needs what `make test` builds
+	@$(WITH_RUNTIME) $(STAGE) "alerts, dashboard, runbook" "30 seconds" scripts/monitoring.sh $(DEBUG) $(MODEL_DIR)
+
+deploy: operate ## try every way to install and run: packages, image, Kubernetes, systemd; needs root on Debian and kubectl
+	@$(WITH_RUNTIME) $(STAGE) "Kubernetes manifests" "40 seconds" scripts/kubernetes.sh $(DEBUG)
+	@$(WITH_RUNTIME) $(STAGE) "systemd unit" "20 seconds" scripts/systemd.sh $(DEBUG)
+	@$(WITH_RUNTIME) $(STAGE) "container image" "1 minute" scripts/image.sh $(DEBUG)
+	@$(WITH_RUNTIME) CARGO="$(CARGO)" PYTHON="$(PYTHON)" $(STAGE) "packages in clean roots" "4 minutes" scripts/install.sh dev
 
 screenshots: model ## write pictures of every view of the page to docs/images
 	@$(WITH_RUNTIME) scripts/web.sh $(RELEASE) $(MODEL_DIR) models/facts "$(CURDIR)/docs/images"

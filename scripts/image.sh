@@ -1,30 +1,31 @@
 #!/usr/bin/env bash
 # Builds the container image of deploy/image/Dockerfile from files that are here already, and runs it: as a user without rights, on a
-# read-only root file system, with a request. Prints the size of the image and the time until the daemon is ready.
+# read-only root file system, with a request. Prints the size of the image and the time until its health check succeeds.
 #
-# It builds the Dockerfile's last stage. The two stages before it, which compile the program and fetch the model, are replaced by the files
-# that are given. The base image is replaced by the same libraries from Debian packages, so that no container registry is needed. The image
-# is written to an OCI archive, and podman runs what it loads from that archive.
+# It builds all stages of the Dockerfile except the one that compiles the program, which is given. The images of a registry are replaced by
+# packages of this machine's distribution, and `thresher init` takes the runtime and the model from a folder, so that neither a registry nor
+# a package index is needed. The image is written to an archive, and podman runs what it loads from that archive.
 #
 # Needs root on Debian or Ubuntu, and installs podman, runc, mmdebstrap and curl with apt-get if one is missing.
-# usage: image.sh [THRESHER]    (default: target/release/thresher, from `make build`; `make model` makes the other files)
+# usage: image.sh [THRESHER [FROM]]
+#   THRESHER   the program (default: target/release/thresher, from `make build`)
+#   FROM       a folder with the runtime and the model, as `thresher init --download-to` writes it (default: models/.cache, from `make provision`)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-thresher=${1:-target/release/thresher}
-runtime_lib=${THRESHER_RUNTIME_LIB:-models/.cache/onnxruntime/libonnxruntime.so}
-model=models/minilm-l6
+thresher=${1:-target/release/thresher} from=${2:-models/.cache}
 request=docs/examples/request.json
-archive=target/image/thresher.oci.tar
+archive=target/image/thresher.tar
 ready_s_max=120
+# podman would otherwise start timers of systemd for the health check, and fail where systemd does not run. The script runs the check itself.
+export DISABLE_HC_SYSTEMD=true
 
 fail() {
   echo "error: $1" >&2
   exit 1
 }
-for file in "$thresher" "$runtime_lib" "$model/contract.toml"; do
-  [ -f "$file" ] || fail "$file does not exist; run \`make model\` first"
-done
+[ -f "$thresher" ] || fail "$thresher does not exist; run \`make build\` first"
+[ -d "$from" ] || fail "$from does not exist; run \`make provision\` first"
 [ "$(id -u)" = 0 ] || fail "this script needs root: it builds a base image and enters the network of a container"
 command -v apt-get >/dev/null || fail "this script needs Debian or Ubuntu: its base image is made of their packages"
 
@@ -58,25 +59,30 @@ trap 'exit 143' TERM
 
 # --- build ---
 
-# glibc has to be at least as recent as that of the machine that built the program: the base is made of this machine's distribution.
+# packages NAME PACKAGE... makes an image of packages. glibc has to be at least as recent as that of the machine that built the program, so they
+# are of this machine's distribution.
 . /etc/os-release
-mmdebstrap --quiet --variant=extract --include=libc6,libgcc-s1,libstdc++6,ca-certificates "$VERSION_CODENAME" "$work/base.tar" ||
-  fail "mmdebstrap could not fetch the packages of the base image"
-"${podman[@]}" import -q "$work/base.tar" localhost/thresher-base >/dev/null 2>&1
+packages() {
+  local name=$1
+  shift
+  mmdebstrap --quiet --variant=extract --include="$(IFS=, && echo "$*")" "$VERSION_CODENAME" "$work/$name.tar" ||
+    fail "mmdebstrap could not fetch the packages of the image $name"
+  "${podman[@]}" import -q "$work/$name.tar" "localhost/$name" >/dev/null 2>&1
+}
+libraries=(libc6 libgcc-s1 libstdc++6 ca-certificates)
+packages base "${libraries[@]}"
+packages rust "${libraries[@]}" base-files dash coreutils
 
-# The files that the stage `files` of the Dockerfile leaves below /out.
-out=$work/files/out
-mkdir -p "$out/onnxruntime" "$out/data/thresher"
-cp -L "$runtime_lib" "$out/onnxruntime/libonnxruntime.so"
-cp -r "$model" "$out/minilm-l6"
-strip -o "$out/thresher" "$thresher"
-chmod -R a+rX "$out"
-"${podman[@]}" build -q --isolation chroot --build-context "files=$work/files" --build-arg BASE=localhost/thresher-base \
-  -f deploy/image/Dockerfile -t localhost/thresher . >/dev/null
+# The stage `build` of the Dockerfile leaves the program there.
+mkdir -p "$work/build/thresher/target/release"
+strip -o "$work/build/thresher/target/release/thresher" "$thresher"
+"${podman[@]}" build -q --format docker --isolation chroot --volume "$(realpath "$from"):/from:ro" \
+  --build-context "build=$work/build" --build-arg RUST=localhost/rust --build-arg BASE=localhost/base --build-arg INIT="--from /from" \
+  -f deploy/image/Dockerfile -t localhost/thresher . > "$work/log" 2>&1 || fail "$(cat "$work/log")"
 
 mkdir -p "$(dirname "$archive")"
 rm -f "$archive"
-"${podman[@]}" save -q --format oci-archive -o "$archive" localhost/thresher
+"${podman[@]}" save -q --format docker-archive -o "$archive" localhost/thresher
 "${podman[@]}" rmi -f -a >/dev/null
 "${podman[@]}" load -q -i "$archive" >/dev/null
 size=$("${podman[@]}" image inspect -f '{{.Size}}' localhost/thresher)
@@ -102,13 +108,15 @@ began=$(date +%s%N)
   localhost/thresher >/dev/null
 daemon=$("${podman[@]}" inspect -f '{{.State.Pid}}' thresher)
 [ "$daemon" != 0 ] || fail "the daemon ended at once"
+healthy() { "${podman[@]}" healthcheck run thresher >/dev/null 2>&1; }
 inside=(nsenter --net="/proc/$daemon/ns/net" curl --silent --show-error --noproxy '*' --max-time 60)
-until "${inside[@]}" --fail --output /dev/null http://127.0.0.1:8081/readyz 2>/dev/null; do
+until healthy; do
   kill -0 "$daemon" 2>/dev/null || fail "the daemon ended before it was ready"
   [ $(($(date +%s%N) - began)) -lt $((ready_s_max * 1000000000)) ] || fail "the daemon was not ready within $ready_s_max s"
   sleep 0.05
 done
-echo "ready: after $((($(date +%s%N) - began) / 1000000)) ms, on a new volume"
+echo "healthy: after $((($(date +%s%N) - began) / 1000000)) ms, on a new volume"
+"${inside[@]}" --fail --output /dev/null http://127.0.0.1:8081/readyz || fail "the health check succeeded before the daemon was ready"
 
 # The process has the user, the rights and the file system that docs/install-cluster.md promises.
 status=$(cat "/proc/$daemon/status")
@@ -143,5 +151,5 @@ code=$("${podman[@]}" inspect -f '{{.State.ExitCode}}' thresher)
 
 # The same image as a sidecar: on loopback, without keys. `doctor` ends with 1 if it cannot run there.
 "${podman[@]}" run --rm "${confined[@]}" -v sidecar:/var/lib/thresher -e THRESHER__HTTP__LISTEN=127.0.0.1:8080 -e THRESHER__ACCESS__KEYS_FILE= \
-  localhost/thresher doctor --config /etc/thresher/thresher.toml > "$work/doctor.txt" || fail "$(cat "$work/doctor.txt")"
+  localhost/thresher doctor > "$work/doctor.txt" || fail "$(cat "$work/doctor.txt")"
 echo "sidecar: $(tail -n 1 "$work/doctor.txt")"

@@ -34,9 +34,6 @@ FILES = (
     "README.md",
     "CHANGELOG.md",
     "config/thresher.toml",
-    "models/README.md",
-    "models/pins.json",
-    "models/provision.py",
 )
 # Shells, and the name of the file that each looks for.
 COMPLETIONS = {"bash": "thresher.bash", "zsh": "_thresher", "fish": "thresher.fish"}
@@ -155,7 +152,7 @@ def archive(binary, target):
     name = "{}-{}-{}".format(NAME, current, target)
     entries = {NAME: (binary.read_bytes(), 0o755)}
     for file in FILES:
-        entries[file] = ((ROOT / file).read_bytes(), 0o755 if file.endswith(".py") else 0o644)
+        entries[file] = ((ROOT / file).read_bytes(), 0o644)
     for file in sorted(GENERATED.rglob("*")):
         if file.is_file():
             entries[file.relative_to(GENERATED).as_posix()] = (file.read_bytes(), 0o644)

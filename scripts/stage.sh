@@ -8,6 +8,6 @@ shift 2
 echo "==> $name (about $estimate on two cores)"
 began=$SECONDS status=0
 "$@" || status=$?
-[ "$status" = 0 ] && outcome=done || outcome=FAILED
+[ "$status" = 0 ] && outcome="done" || outcome=FAILED
 echo "<== $name: $outcome after $((SECONDS - began)) s"
 exit "$status"

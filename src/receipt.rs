@@ -54,6 +54,11 @@ pub enum ReceiptError {
     OtherKey { found: String, expected: String },
     #[error("the signature does not match the payload; one of them was changed")]
     Signature,
+    #[error(
+        "the statement has version {0}, and this version of thresher reads {}; verify it with the version that it names",
+        statement::VERSION
+    )]
+    Version(u32),
     #[error("the payload is not a statement: {0}")]
     Payload(#[from] serde_json::Error),
 }
@@ -101,7 +106,11 @@ impl Receipt {
         if !key::verifies(&key, &signed_bytes(&self.payload_type, &payload), &sig) {
             return Err(ReceiptError::Signature);
         }
-        Ok(serde_json::from_slice(&payload)?)
+        let statement: Statement = serde_json::from_slice(&payload)?;
+        match statement.version() {
+            statement::VERSION => Ok(statement),
+            found => Err(ReceiptError::Version(found)),
+        }
     }
 
     /// Returns the public key (base64) that the receipt names as its signer. The signature is not checked here.
@@ -135,6 +144,13 @@ mod tests {
         let receipt = Receipt::sign(&statement(), &key);
         assert_eq!(receipt.statement(None).expect("just signed"), statement());
         assert_eq!(receipt.statement(Some(&key.public())).expect("by this key"), statement());
+        let newer = serde_json::from_value({
+            let mut newer = serde_json::to_value(statement()).expect("JSON");
+            newer["version"] = 2.into();
+            newer
+        });
+        let newer = Receipt::sign(&newer.expect("a statement"), &key);
+        assert!(matches!(newer.statement(None), Err(ReceiptError::Version(2))));
         let other = SigningKey::generate().expect("there is randomness").public();
         assert!(matches!(receipt.statement(Some(&other)), Err(ReceiptError::OtherKey { .. })));
     }

@@ -3,7 +3,8 @@
 It renders them with kustomize, alone and in the combinations that docs/install-cluster.md describes. It checks every object against the
 strict schemas of Kubernetes (unknown fields are errors), and what schemas cannot see: names that one object uses and another one has to
 define, and the Pod Security Standard "restricted". Then it starts the daemon as the pods would: with the settings, variables and Secrets of
-the manifests, and with redis-server in the place of Valkey. At the end it breaks manifests on purpose and requires that each error is found.
+the manifests, and with redis-server in the place of Valkey, until the probes of the manifests succeed. At the end it breaks manifests on
+purpose and requires that each error is found.
 """
 
 import contextlib
@@ -41,6 +42,9 @@ CUSTOM = {
         r"|\.podMetricsEndpoints(\.(port|path|interval|relabelings(\.(targetLabel|replacement))?))?)?)$"
     )
 }
+# Policies of components for one of the two arrangements: they select nothing next to the other one.
+OF_ONE_ARRANGEMENT = ["NetworkPolicy thresher-to-valkey", "NetworkPolicy retriever"]
+PROGRAM = "/usr/bin/thresher"
 RUN_S_MAX = 120
 # A proxy from the environment must not stand between two ports of this machine.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -50,7 +54,8 @@ class Mistake(Exception):
     """Something in the manifests is wrong."""
 
 
-def main(thresher, runtime_lib, model, redis_server):
+def main(thresher, installed, redis_server):
+    """Checks everything. `installed` is the folder that is /opt/thresher in the image."""
     builds = {name: render(*parts) for name, parts in BUILDS.items()}
     secrets = {s["metadata"]["name"]: s for s in read(HERE / "secrets.example.yaml")}
     for secret in secrets.values():
@@ -58,13 +63,13 @@ def main(thresher, runtime_lib, model, redis_server):
     for name, objects in builds.items():
         check(objects, secrets)
         print("{}: {} objects fit Kubernetes {}".format(name, len(objects), " and ".join(VERSIONS)))
-    files = {"runtime": Path(runtime_lib).resolve(), "model": Path(model).resolve(), "thresher": Path(thresher).resolve()}
-    for name in ["base", "example", "sidecar, valkey, monitor"]:
+    files = {"installed": Path(installed).resolve(), "thresher": Path(thresher).resolve()}
+    for name in ["base", "sidecar", "sidecar, valkey, monitor", "example"]:
         metrics = run(builds[name], secrets, files, redis_server)
         print("{}: the daemon is ready with these settings".format(name))
     check_autoscaler(builds["example"], metrics)
     print("the autoscaler's metric is one that the daemon has")
-    check_the_checks(builds["example"], secrets, files)
+    check_the_checks(builds["example"], builds["sidecar"], secrets, files)
 
 
 # --- rendering ---
@@ -106,9 +111,13 @@ def check(objects, secrets):
         wanted = one.get("spec", {})
         for field in selector.get(one["kind"], []):
             wanted = wanted[field]
-        # The policy that lets the service reach Valkey selects nothing next to the sidecars, whose connections are not restricted.
-        if one["kind"] in selector and title(one) != "NetworkPolicy thresher-to-valkey" and not any(wanted.items() <= have.items() for have in labels):
+        if one["kind"] in selector and title(one) not in OF_ONE_ARRANGEMENT and not any(wanted.items() <= have.items() for have in labels):
             raise Mistake("{} selects no pod: {}".format(title(one), wanted))
+    ports = {port["name"] for w in workloads(objects) for c in containers(w["spec"]["template"]["spec"]) for port in c.get("ports", [])}
+    for one in objects:
+        for endpoint in one["spec"]["podMetricsEndpoints"] if one["kind"] == "PodMonitor" else []:
+            if endpoint["port"] not in ports:
+                raise Mistake("{}: no container has the port {}".format(title(one), endpoint["port"]))
 
 
 def check_schema(one):
@@ -151,6 +160,8 @@ def check_names(workload, objects, secrets):
         ports = {port["name"] for port in container.get("ports", [])}
         for field in ["startupProbe", "readinessProbe", "livenessProbe"]:
             probe = container.get(field, {})
+            if "exec" in probe and probe["exec"]["command"][0] != PROGRAM:
+                raise Mistake("{}: {} does not run {}".format(title(workload), field, PROGRAM))
             for kind in ["httpGet", "tcpSocket"]:
                 if kind in probe and probe[kind]["port"] not in ports:
                     raise Mistake("{}: {} names no port of the container".format(title(workload), field))
@@ -224,10 +235,13 @@ def run(objects, secrets, files, redis_server):
         log = open(root / "log", "w+", encoding="utf-8")
         daemon = subprocess.Popen([files["thresher"], *container["args"]], env=environment, stderr=log)
         running.callback(lambda: (daemon.kill(), daemon.wait()))
-        port = environment["THRESHER__ADMIN__LISTEN"].rsplit(":")[-1]
-        for probe in ["livenessProbe", "startupProbe", "readinessProbe"]:
-            answer("http://127.0.0.1:{}{}".format(port, container[probe]["httpGet"]["path"]), daemon, log)
-        return answer("http://127.0.0.1:{}/metrics".format(port), daemon, log)
+        admin = "http://127.0.0.1:{}".format(environment["THRESHER__ADMIN__LISTEN"].rsplit(":")[-1])
+        for probe in ["startupProbe", "livenessProbe", "readinessProbe"]:
+            if "exec" in container.get(probe, {}):
+                succeed([files["thresher"], *container[probe]["exec"]["command"][1:]], environment, daemon, log)
+            elif probe in container:
+                answer(admin + container[probe]["httpGet"]["path"], daemon, log)
+        return answer(admin + "/metrics", daemon, log)
 
 
 def lay_out(objects, secrets, files, root, valkey):
@@ -242,8 +256,8 @@ def lay_out(objects, secrets, files, root, valkey):
             text = text.replace(folder, str(root) + folder)
         return text.replace("valkey://valkey:6379", "valkey://127.0.0.1:{}".format(valkey))
 
-    place(root / "opt/thresher/minilm-l6", files["model"])
-    place(root / "opt/thresher/onnxruntime/libonnxruntime.so", files["runtime"])
+    (root / "opt").mkdir()
+    (root / "opt/thresher").symlink_to(files["installed"])
     for mount in container["volumeMounts"]:
         volume, path = volumes[mount["name"]], root / mount["mountPath"].lstrip("/")
         if "configMap" in volume:
@@ -258,17 +272,19 @@ def lay_out(objects, secrets, files, root, valkey):
         else:
             path.mkdir(parents=True, exist_ok=True)
     environment = {one["name"]: moved(one["value"]) for one in container.get("env", [])}
-    # The addresses of the manifests, with free ports of this machine.
-    settings = (root / "etc/thresher/thresher.toml").read_text(encoding="utf-8")
-    hosts = dict(zip(["HTTP", "ADMIN"], re.findall(r'^listen = "([\d.]+):', settings, re.M)))
-    for (section, host), port in zip(hosts.items(), free_ports(2)):
-        environment["THRESHER__{}__LISTEN".format(section)] = "{}:{}".format(host, port)
+    # In a pod, the program finds this file without being told.
+    settings = root / "etc/thresher/thresher.toml"
+    environment["THRESHER_CONFIG"] = str(settings)
+    ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+    for (name, default), port in zip([("http", "127.0.0.1:8080"), ("admin", "127.0.0.1:8081")], free_ports(2)):
+        variable = "THRESHER__{}__LISTEN".format(name.upper())
+        of_file = re.search(r'^\[{}\]\nlisten = "([\d.:]+)"'.format(name), settings.read_text(encoding="utf-8"), re.M)
+        listen = environment.get(variable) or (of_file.group(1) if of_file else default)
+        if name in ports and listen != "0.0.0.0:{}".format(ports[name]):
+            raise Mistake("the port {} is {}, but the daemon listens on {}".format(name, ports[name], listen))
+        # The address of the manifests, with a free port of this machine.
+        environment[variable] = "{}:{}".format(listen.split(":")[0], port)
     return {**container, "args": [moved(argument) for argument in container["args"]]}, environment
-
-
-def place(path, target):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(target)
 
 
 def start_valkey(objects, secrets, root, redis_server, running):
@@ -310,10 +326,24 @@ def answer(url, daemon, log):
         time.sleep(0.05)
 
 
+def succeed(command, environment, daemon, log):
+    """Runs the command of a probe until it succeeds."""
+    deadline = time.monotonic() + RUN_S_MAX
+    while True:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        # 1: not ready yet.
+        if done.returncode != 1 or daemon.poll() is not None or time.monotonic() > deadline:
+            log.seek(0)
+            raise Mistake("{} fails: {}; the daemon's log:\n{}".format(command, done.stderr, log.read()))
+        time.sleep(0.05)
+
+
 # --- the checks themselves ---
 
 
-def check_the_checks(objects, secrets, files):
+def check_the_checks(objects, sidecar, secrets, files):
     """Breaks one thing at a time, and requires that it is found."""
 
     def deployment(broken):
@@ -337,6 +367,7 @@ def check_the_checks(objects, secrets, files):
         "a volume that does not exist": lambda b: thresher(b)["volumeMounts"][0].update(name="keyz"),
         "a container with capabilities": lambda b: thresher(b)["securityContext"].pop("capabilities"),
         "a Service without pods": lambda b: kind(b, "Service")["spec"]["selector"].update(app="thrasher"),
+        "a probe of another program": lambda b: thresher(b).update(livenessProbe={"exec": {"command": ["/bin/thresher", "health"]}}),
         "a Secret that does not exist": lambda b: deployment(b)["volumes"][1].update(secret={"secretName": "keys"}),
     }
     for what, break_it in broken_by.items():
@@ -346,7 +377,8 @@ def check_the_checks(objects, secrets, files):
     settings = {
         "a misspelt setting": ("disk_bytes_max", "disk_byte_max"),
         "an address without keys": ("keys_file =", "# keys_file ="),
-        "a folder that does not exist": ("/opt/thresher/minilm-l6", "/opt/thresher/minilm"),
+        "a folder that does not exist": ("/opt/thresher/models/minilm-l6", "/opt/thresher/models/minilm"),
+        "a port without a listener": ('"0.0.0.0:8081"', '"127.0.0.1:8081"'),
     }
     for what, (old, new) in settings.items():
         broken = [one for one in copy.deepcopy(objects) if title(one) != "StatefulSet valkey"]
@@ -355,7 +387,10 @@ def check_the_checks(objects, secrets, files):
         assert old in data["thresher.toml"], old
         data["thresher.toml"] = data["thresher.toml"].replace(old, new)
         require_mistake(what, lambda: run(broken, secrets, files, None))
-    print("{} mistakes were made on purpose, and all were found".format(len(broken_by) + len(settings)))
+    broken = copy.deepcopy(sidecar)
+    deployment(broken)["initContainers"][0]["startupProbe"]["exec"]["command"][1] = "healthy"
+    require_mistake("a misspelt command of a probe", lambda: run(broken, secrets, files, None))
+    print("{} mistakes were made on purpose, and all were found".format(len(broken_by) + len(settings) + 1))
 
 
 def require_mistake(what, checks):

@@ -14,6 +14,9 @@ use thresher_core::pipeline::{Codec, Pipeline, Placement};
 const SCORE_TOLERANCE_RELATIVE: f64 = 1e-3;
 const SCORE_TOLERANCE_ABSOLUTE: f64 = 1e-5;
 
+/// The version of the form of statements.
+pub const VERSION: u32 = 1;
+
 /// A record of one attribution. All ranges are in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -100,13 +103,18 @@ pub struct Difference {
 }
 
 impl Statement {
+    /// Returns the version of the form of the statement.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
     /// Creates the statement of an attribution by the pipeline `by`, issued now.
     pub fn new(request: &AttributeRequest, attributed: &Attributed, by: &Pipeline) -> Self {
         let model = by.model();
         let seen = |index: usize| request.seen.as_ref().map(|seen| seen[index].clone());
         let chunk = |(index, chunk): (usize, &Arc<Chunk>)| HashedChunk::of(chunk, seen(index));
         Self {
-            version: 1,
+            version: VERSION,
             issued_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             thresher: env!("CARGO_PKG_VERSION").to_owned(),
             model: model.name.clone(),

@@ -19,6 +19,14 @@ fn load(file: &str, environment: &[(&str, &str)]) -> Result<Config, String> {
     Config::load(Some(&path), environment).map_err(|e| e.to_string())
 }
 
+/// A line of a settings file with which paths do not depend on where the file is.
+const ROOT: &str = "root = \"/r\"\n";
+
+/// All settings of a file that has only [`ROOT`].
+fn defaults() -> Config {
+    load(ROOT, &[]).expect("the defaults")
+}
+
 /// `section.name` of every setting.
 fn names(table: &Table) -> Vec<String> {
     let of = |(section, settings): (&String, &Value)| match settings.as_table() {
@@ -189,10 +197,10 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[http]\nlisten = \"127.0.0.1:8081\"", "http.listen and admin.listen are both 127.0.0.1:8081");
     check("[http]\nbody_bytes_max = 0", "http.body_bytes_max is 0");
     check(
-        "[http]\ntls_cert_file = \"c\"",
-        "http.tls_cert_file is \"c\", but http.tls_key_file is empty; set both",
+        "[http]\ntls_cert_file = \"/c\"",
+        "http.tls_cert_file is \"/c\", but http.tls_key_file is empty; set both",
     );
-    check("[http]\ntls_key_file = \"k\"", "http.tls_key_file is \"k\", but http.tls_cert_file is empty");
+    check("[http]\ntls_key_file = \"/k\"", "http.tls_key_file is \"/k\", but http.tls_cert_file is empty");
     check(
         "[http]\nbodies_bytes_max = 1000000",
         "http.bodies_bytes_max is 1000000; it must be at least four times http.body_bytes_max (8388608)",
@@ -201,14 +209,14 @@ fn settings_that_contradict_each_other_are_refused() {
         "[http]\nbodies_bytes_max = 40000000",
         "it must be at least four times middleware.body_bytes_max (33554432)",
     );
-    check("[access]\nkeys_file = \"k\"\ntenant_count_max = 0", "access.tenant_count_max is 0");
+    check("[access]\nkeys_file = \"/k\"\ntenant_count_max = 0", "access.tenant_count_max is 0");
     check("[limits]\nchunk_count_max = 0", "limits.chunk_count_max is 0");
     check("[blocks]\nwrite_queue_bytes_max = 0", "blocks.write_queue_bytes_max is 0");
     check(
         "[blocks]\ndisk_bytes_max = 8",
         "blocks.disk_bytes_max is 8; set it to at least 16777216 (16 MiB), or to 0",
     );
-    check("[blocks]\ndir = \"d\"\n[registry]\ndir = \"d\"", "blocks.dir and registry.dir are both \"d\"");
+    check("[blocks]\ndir = \"/d\"\n[registry]\ndir = \"/d\"", "blocks.dir and registry.dir are both \"/d\"");
     check("[telemetry]\nlog = \"info,inof\"", "telemetry.log contains \"inof\"; write a level");
     assert!(load("[telemetry]\nlog = \"info, thresher=debug\"", &[]).is_ok());
     check("[model]\nworkers = 100000", "model.workers is 100000; the limit is 1024");
@@ -246,7 +254,7 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[shared]\nbreaker_failures = 0", "shared.breaker_failures is 0");
     check("[shared]\nbreaker_probe_ms = 0", "shared.breaker_probe_ms is 0");
     check("[receipts]\nkey_file = \"\"", "receipts.key_file is empty");
-    check("[shared]\nclient_key_file = \"k\"", "is set without the other");
+    check("[shared]\nclient_key_file = \"/k\"", "is set without the other");
     assert!(
         load("[registry]\nprefilter_above = 0", &[]).is_ok(),
         "without a prefilter, its size does not matter"
@@ -311,8 +319,10 @@ fn the_environment_overrides_the_file_in_every_section() {
         ("THRESHER__BLOCKS__SALT", "tenant", |c| c.blocks.salt = "tenant".to_owned()),
     ];
     let file = std::fs::read_to_string(shipped()).expect("the shipped file");
+    let of_repository = file.lines().find(|line| line.starts_with("root = ")).expect("a root");
+    let file = file.replace(of_repository, ROOT);
     for (name, value, set) in table {
-        let mut expect = Config::default();
+        let mut expect = defaults();
         set(&mut expect);
         assert_eq!(load(&file, &[(name, value)]), Ok(expect), "{name}={value}");
     }
@@ -331,8 +341,9 @@ fn the_long_variable_of_the_runtime_has_precedence_over_the_short_one() {
 fn renamed_settings_are_understood_with_a_warning() {
     type Set = fn(&mut Config);
     let check = |file: &str, environment: &[(&str, &str)], set: Set, warning: &str| {
-        let found = load(file, environment).unwrap_or_else(|error| panic!("{file} {environment:?}: {error}"));
-        let mut expect = Config::default();
+        let found = load(&format!("{ROOT}{file}"), environment)
+            .unwrap_or_else(|error| panic!("{file} {environment:?}: {error}"));
+        let mut expect = defaults();
         set(&mut expect);
         let [text] = &found.warnings[..] else { panic!("{file} {environment:?}: {:?}", found.warnings) };
         assert!(text.contains(warning), "{text:?} lacks {warning:?}");

@@ -325,6 +325,21 @@ mod tests {
     }
 
     #[test]
+    fn the_layout_of_blocks_changes_only_with_its_version() {
+        let version = MAGIC[3];
+        let layout: Vec<String> = Codec::ALL
+            .iter()
+            .map(|&codec| blake3::hash(block(codec, 37, 5).0.bytes()).to_hex()[..16].to_owned())
+            .collect();
+        let expect = ["", "", "", ""];
+        assert_eq!(layout, expect, "a new layout needs a new version in MAGIC and in CONTEXT of key.rs");
+        assert!(super::super::key::CONTEXT.ends_with(&format!(" {version}")), "both name the same version");
+        let mut old = block(Codec::Int8, 37, 5).0.bytes().to_vec();
+        old[3] = version - 1;
+        assert_eq!(Block::parse(old.into()).unwrap_err().0, "the layout version is unknown");
+    }
+
+    #[test]
     fn a_block_has_the_contents_it_was_encoded_from() {
         for codec in Codec::ALL {
             for (tokens, title) in [(0, 0), (1, 0), (16, 3), (37, 5), (200, 200)] {

@@ -7,7 +7,7 @@ use blake3::Hasher;
 
 /// The context of the hash, which separates block keys from all other hashes. A new layout of blocks needs a
 /// new number here.
-const CONTEXT: &str = "thresher 2026 chunk block 2";
+pub(super) const CONTEXT: &str = "thresher 2026 chunk block 2";
 
 /// The key of a block in every tier: a BLAKE3 hash. It is displayed as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
