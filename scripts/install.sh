@@ -79,7 +79,8 @@ fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14s", b"lo", 1, b""))'
 $install
 thresher --version
 thresher init --from /from $init
-if [ "$user" != root ]; then chown -R "$user" /var/lib/thresher; fi
+# As the systemd unit does.
+if [ "$user" != root ]; then install -d -m 700 -o "$user" /var/lib/thresher/data; fi
 setpriv --reuid "$user" --regid "$user" --clear-groups thresher serve > /tmp/daemon.log 2>&1 &
 for _ in \$(seq 100); do thresher health >/dev/null 2>&1 && break; sleep 0.2; done
 thresher health || { tail -n 5 /tmp/daemon.log; exit 1; }

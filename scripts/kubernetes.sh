@@ -35,5 +35,5 @@ fi
 # As in the image, where this is /opt/thresher.
 installed=$(mktemp -d)
 trap 'rm -rf "$installed"' EXIT
-"$thresher" init --root "$installed" --config "$installed/thresher.toml" --from "$from" >/dev/null
+"$thresher" init --root "$installed" --config "$installed/thresher.toml" --from "$from" >/dev/null 2> "$installed/log" || fail "$(cat "$installed/log")"
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$packages "$python" deploy/kubernetes/check.py "$thresher" "$installed" "$(command -v redis-server)"

@@ -123,7 +123,8 @@ grep -q "^error: cannot read /etc/thresher/thresher.toml" <<<"$said" || fail "wi
 
 # --- set up, and start ---
 
-"${inside[@]}" thresher init --system --from /from >/dev/null 2> "$work/init.log" || fail "$(cat "$work/init.log")"
+# The strictest umask that root may have: the service can read what `init` writes in any case.
+"${inside[@]}" sh -c "umask 077; exec thresher init --system --from /from" >/dev/null 2> "$work/init.log" || fail "$(cat "$work/init.log")"
 "${inside[@]}" systemctl enable --now --quiet thresher || fail "the service does not start"
 require_ready "after the start"
 daemon=$(state MainPID)

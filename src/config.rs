@@ -87,7 +87,7 @@ pub struct Config {
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The settings file cannot be read.
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {path}: {source}{}", advice(path, source))]
     Read {
         /// The settings file.
         path: PathBuf,
@@ -152,6 +152,17 @@ impl Config {
         places::resolve(&mut config, path, &variables);
         config.check()?;
         Ok(Self { warnings, ..config })
+    }
+}
+
+/// What to do about a settings file that cannot be read.
+fn advice(path: &Path, error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound if places::is_of_machine(path) => {
+            "; `thresher init --system` writes it".to_owned()
+        }
+        std::io::ErrorKind::NotFound => format!("; `thresher init --config {}` writes it", path.display()),
+        _ => String::new(),
     }
 }
 

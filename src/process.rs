@@ -43,6 +43,19 @@ pub fn notify_ready() {
 #[cfg(not(unix))]
 pub fn notify_ready() {}
 
+/// Sets the umask so that every user can read the files that the process creates from now on: those of a whole machine, which a service of
+/// another user reads.
+#[cfg(unix)]
+#[allow(unsafe_code, reason = "a call into the C library")]
+pub fn share_files() {
+    // SAFETY: as for `keep_files_private`.
+    unsafe { libc::umask(0o022) };
+}
+
+/// Does nothing: files have no modes on this platform.
+#[cfg(not(unix))]
+pub fn share_files() {}
+
 /// Limits glibc to one arena instead of eight for each core. A thread that allocates in one arena cannot use memory that was freed in
 /// another one. Blocks are allocated by one thread and dropped by any thread, so with an arena for each thread the process grows to nearly
 /// twice the size of what it holds. `MALLOC_ARENA_MAX` in the environment overrides this, and so does another allocator.

@@ -55,10 +55,10 @@ pub enum ReceiptError {
     #[error("the signature does not match the payload; one of them was changed")]
     Signature,
     #[error(
-        "the statement has version {0}, and this version of thresher reads {}; verify it with the version that it names",
+        "the statement has version {found}, and this version of thresher reads {}; verify it with the version that it names",
         statement::VERSION
     )]
-    Version(u32),
+    Version { found: u32 },
     #[error("the payload is not a statement: {0}")]
     Payload(#[from] serde_json::Error),
 }
@@ -109,7 +109,7 @@ impl Receipt {
         let statement: Statement = serde_json::from_slice(&payload)?;
         match statement.version() {
             statement::VERSION => Ok(statement),
-            found => Err(ReceiptError::Version(found)),
+            found => Err(ReceiptError::Version { found }),
         }
     }
 
@@ -150,7 +150,7 @@ mod tests {
             newer
         });
         let newer = Receipt::sign(&newer.expect("a statement"), &key);
-        assert!(matches!(newer.statement(None), Err(ReceiptError::Version(2))));
+        assert!(matches!(newer.statement(None), Err(ReceiptError::Version { found: 2 })));
         let other = SigningKey::generate().expect("there is randomness").public();
         assert!(matches!(receipt.statement(Some(&other)), Err(ReceiptError::OtherKey { .. })));
     }

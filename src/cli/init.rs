@@ -12,6 +12,7 @@ use thresher_export::{ExportOptions, Prefixes, export};
 use thresher_provision::{Item, Outcome, PUBLIC_INDEX, Pin, Source, ensure};
 
 use crate::config::{self, Config};
+use crate::process;
 
 /// The file that the project ships, with all settings and their defaults.
 const SETTINGS: &str = include_str!("../../config/thresher.toml");
@@ -67,6 +68,9 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         None => config::root_of_user().context("this user has no home; use --root")?,
     };
     let root = std::path::absolute(root)?;
+    if args.system {
+        process::share_files();
+    }
     fs::create_dir_all(&root).with_context(|| cannot("create", &root))?;
     // Two runs at a time would fetch twice, and replace each other's folders.
     let lock_path = root.join(".init.lock");
@@ -79,6 +83,9 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
     write_settings(&file, &root, args.gpu)?;
     // Whatever is wrong with an older settings file is better said now than at the start of the daemon.
     Config::load(Some(&file), super::environment())?;
+    if args.system {
+        return super::success("next: `systemctl enable --now thresher`, or `thresher serve`");
+    }
     let is_found = config::settings_file().is_some_and(|found| found == file);
     let option = if is_found { String::new() } else { format!(" --config {}", file.display()) };
     super::success(format_args!("next: `thresher serve{option}`, then open http://127.0.0.1:8080/"))

@@ -20,6 +20,11 @@ pub fn settings_file() -> Option<PathBuf> {
     of_user.into_iter().chain([OF_MACHINE.into()]).find(|path| path.exists())
 }
 
+/// Returns whether `path` is the settings file of the whole machine.
+pub(super) fn is_of_machine(path: &Path) -> bool {
+    path == Path::new(OF_MACHINE)
+}
+
 /// Returns the user's settings file, whether it exists or not: `$XDG_CONFIG_HOME/thresher/thresher.toml`, by default in `~/.config`.
 /// `None` if the user has no home.
 pub fn settings_file_of_user() -> Option<PathBuf> {

@@ -380,7 +380,7 @@ fn doctor_reports_failures_with_advice() {
             "no model",
             "THRESHER__MODEL__DIR",
             "/no/model",
-            "FAILED  model: no contract.toml in /no/model; run `make model`",
+            "FAILED  model: no contract.toml in /no/model; run `thresher init`",
         ),
         ("damaged model", "THRESHER__MODEL__DIR", damaged, "contract declares SHA-256 "),
         (
@@ -399,7 +399,7 @@ fn doctor_reports_failures_with_advice() {
             "no runtime",
             "THRESHER_RUNTIME_LIB",
             "/no/lib.so",
-            "set THRESHER_RUNTIME_LIB or run `make provision`",
+            "run `thresher init`",
         ),
         ("no directory for blocks", "THRESHER__BLOCKS__DIR", "/dev/null/kv", "FAILED  blocks.dir: "),
         (

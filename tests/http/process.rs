@@ -145,7 +145,8 @@ async fn a_daemon_that_is_told_to_stop_finishes_its_requests_and_logs_none_of_th
 
     log.extend(daemon.log.iter());
     for message in ["ready", "answered", "draining", "stopped"] {
-        let is_message = |line: &String| line.contains(&format!("\"message\":\"{message}\""));
+        // On a busy machine, a request is "answered slowly".
+        let is_message = |line: &String| line.contains(&format!("\"message\":\"{message}"));
         assert!(log.iter().any(is_message), "{message:?} was not logged: {log:#?}");
     }
     let quoting: Vec<_> = log.iter().filter(|line| line.contains(SECRET)).collect();

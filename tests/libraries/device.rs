@@ -173,7 +173,7 @@ fn a_gpu_that_does_not_exist_is_an_error_and_auto_falls_back_to_the_cpu() {
         panic!("no machine has a hundred GPUs")
     };
     assert!(matches!(&error, ModelError::Device { device, .. } if device == "cuda:99"), "{error}");
-    assert!(error.to_string().contains("make provision GPU=1"), "{error}");
+    assert!(error.to_string().contains("thresher init --gpu"), "{error}");
     let auto = load(&model_dir(), DeviceChoice::Auto);
     let device = &auto.info().device;
     println!("auto is {device}");

@@ -458,7 +458,7 @@ impl DecoderInfo {
 pub enum ModelError {
     /// The shared library of ONNX Runtime could not be loaded.
     #[error(
-        "cannot load ONNX Runtime from {path}: {reason}; set THRESHER_RUNTIME_LIB or run `make provision`"
+        "cannot load ONNX Runtime from {path}: {reason}; run `thresher init`, or set model.runtime_lib (THRESHER_RUNTIME_LIB)"
     )]
     Runtime {
         /// The path of the library.
@@ -479,7 +479,7 @@ pub enum ModelError {
     },
     /// The requested device cannot be used.
     #[error(
-        "cannot run on {device}: {reason}; a GPU needs the CUDA build of ONNX Runtime (`make provision GPU=1`), \
+        "cannot run on {device}: {reason}; a GPU needs the CUDA build of ONNX Runtime (`thresher init --gpu`), \
          CUDA 13 and a driver; `model.device = \"auto\"` uses the CPU if there is no usable GPU"
     )]
     Device {

@@ -511,7 +511,7 @@ pub enum ContractError {
         dir: PathBuf,
     },
     /// The folder contains no exported model.
-    #[error("no {CONTRACT_FILE} in {}; run `make model`, or export a model to this folder with `thresher export`", dir.display())]
+    #[error("no {CONTRACT_FILE} in {}; run `thresher init`, or export a model to this folder with `thresher export`", dir.display())]
     Missing {
         /// The path of the folder.
         dir: PathBuf,
@@ -570,7 +570,7 @@ pub enum ContractError {
         file: PathBuf,
     },
     /// The content of a file is not what was exported.
-    #[error("{}: contract declares SHA-256 {declared}, file has {found}; export the model again (`make model` creates the default model)", file.display())]
+    #[error("{}: contract declares SHA-256 {declared}, file has {found}; export the model again (`thresher init` does this for the default model)", file.display())]
     HashMismatch {
         /// The path of the file.
         file: PathBuf,

@@ -13,10 +13,11 @@ use super::count::{FrameCosts, TokenCounter};
 use super::score::Scores;
 use super::select::{Auto, Selection, SelectionInput};
 use super::units::Unit;
-use super::validate::InvalidRequest;
+use super::validate::{InvalidRequest, Minimum};
 use super::{PipelineError, Reading, Relevance, Usage};
 use crate::domain::{
-    Budget, ByteRange, Chunk, CompressRequest, KeptSpan, Omissions, Order, TokenSpan, TokenizerName,
+    Budget, ByteRange, Chunk, CompressRequest, Granularity, KeptSpan, Omissions, Order, TokenSpan,
+    TokenizerName,
 };
 use crate::model::tokenizer::is_blank;
 use crate::text;
@@ -103,16 +104,16 @@ pub fn budget(
     }) {
         return Ok(fitter.finish(rendered, tokens_in));
     }
-    let (reason, minimum) = fitter.render_minimum(&input)?;
-    let needed = minimum.tokens;
+    let (minimum, rendered) = fitter.render_minimum(&input)?;
+    let needed = rendered.tokens;
     if needed > tokens {
         let is_ratio = matches!(request.budget, Budget::Ratio(_));
         // Rounded up, so that a request with the ratio of the message fits.
         let least_ratio =
             is_ratio.then(|| (needed as f64 / tokens_in as f64 * 1000.0).ceil().min(1000.0) / 1000.0);
-        return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, reason, least_ratio }.into());
+        return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, minimum, least_ratio }.into());
     }
-    Ok(fitter.finish(minimum, tokens_in))
+    Ok(fitter.finish(rendered, tokens_in))
 }
 
 /// What all steps of fitting one request share.
@@ -273,17 +274,19 @@ impl Fitter<'_> {
     /// Writes the smallest context that the request allows, and says in words of an error message what it
     /// consists of: the required units, or else the unit with the lowest cost. Costs are those of units by
     /// themselves, so this context may fit even though no selection did.
-    fn render_minimum(
-        &self,
-        input: &SelectionInput,
-    ) -> Result<(&'static str, RenderedContext), PipelineError> {
+    fn render_minimum(&self, input: &SelectionInput) -> Result<(Minimum, RenderedContext), PipelineError> {
         let required = input.required();
         if !required.is_empty() {
-            return Ok(("what `keep` names", self.render(&Selection::of_required(required), 0)?));
+            let minimum = Minimum { of: "what `keep` names", instead: ", or keep fewer chunks" };
+            return Ok((minimum, self.render(&Selection::of_required(required), 0)?));
         }
         let units = input.cheapest().map(|unit| input.with_required(unit)).unwrap_or_default();
         let rendered = self.render(&Selection::of_required(units), 0)?;
-        Ok(("the shortest unit of this `granularity`", rendered))
+        let instead = match self.request.granularity {
+            Granularity::Token => "",
+            Granularity::Sentence | Granularity::Chunk => ", or choose a smaller `granularity`",
+        };
+        Ok((Minimum { of: "the shortest unit of this `granularity`", instead }, rendered))
     }
 
     /// Returns the chunks with a row within and a row outside `spans`, if the question compares all rows.
@@ -336,7 +339,7 @@ mod tests {
     use ndarray::Array2;
 
     use super::*;
-    use crate::domain::{Format, Granularity, Kind};
+    use crate::domain::{Format, Kind};
     use crate::kv::store::KvStore;
     use crate::model::scripted::ScriptedModel;
     use crate::pipeline::cancel::Cancel;
@@ -392,7 +395,9 @@ mod tests {
         let check = |name: &str, budget, expect: &str| check(name, request(budget), expect);
         let impossible = |budget| {
             format!(
-                "a budget of {budget} tokens is too small: the shortest unit of this `granularity` needs 14 tokens; name a larger budget"
+                "a budget of {budget} tokens is too small: the shortest unit of this `granularity` needs 14 tokens; send {}, or choose a smaller \
+                 `granularity`",
+                if budget == 0 { "a ratio of at least 0.242" } else { "`tokens` of at least 14" }
             )
         };
         let rain = "[1] Rain fell.";
@@ -427,8 +432,7 @@ mod tests {
             keep("a", 56),
             &format!("{whole}\n\n[2] Rain fell."),
         );
-        let needs =
-            "a budget of 39 tokens is too small: what `keep` names needs 40 tokens; name a larger budget";
+        let needs = "a budget of 39 tokens is too small: what `keep` names needs 40 tokens; send `tokens` of at least 40, or keep fewer chunks";
         check("a kept chunk that exceeds the budget", keep("a", 39), needs);
         let plain = CompressRequest { format: Format::Plain, ..request(Budget::Tokens(10)) };
         check("plain text has no marker to count", plain, "Rain fell.");

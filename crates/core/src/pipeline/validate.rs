@@ -270,8 +270,11 @@ pub enum InvalidRequest {
     BudgetZero,
     #[error("budget.ratio is {ratio}; it must be greater than 0 and at most 1")]
     RatioOutOfRange { ratio: f64 },
-    #[error("a budget of {budget} tokens is too small: {reason} needs {needed} tokens; {}", budget_advice(*.needed, *.least_ratio))]
-    BudgetImpossible { budget: usize, needed: usize, reason: &'static str, least_ratio: Option<f64> },
+    #[error(
+        "a budget of {budget} tokens is too small: {} needs {needed} tokens; send {}{}",
+        minimum.of, enough(*.needed, *.least_ratio), minimum.instead
+    )]
+    BudgetImpossible { budget: usize, needed: usize, minimum: Minimum, least_ratio: Option<f64> },
     #[error("{model} is an encoder, which has no keys and values to export; name a decoder in model.kv_dir")]
     KvOfEncoder { model: String },
     #[error(
@@ -476,10 +479,19 @@ fn check_keep(request: &CompressRequest) -> Result<(), InvalidRequest> {
     }
 }
 
+/// The smallest context of a request, for the message about a budget that is smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Minimum {
+    /// What it consists of.
+    pub of: &'static str,
+    /// What the caller can do instead of naming a larger budget, after a comma; empty if nothing.
+    pub instead: &'static str,
+}
+
 /// Says which budget is large enough, in the form in which the request gave it.
-fn budget_advice(needed: usize, least_ratio: Option<f64>) -> String {
+fn enough(needed: usize, least_ratio: Option<f64>) -> String {
     match least_ratio {
-        Some(ratio) => format!("send a ratio of at least {ratio}, or a smaller `granularity`"),
-        None => format!("send `tokens` of at least {needed}, or a smaller `granularity`"),
+        Some(ratio) => format!("a ratio of at least {ratio}"),
+        None => format!("`tokens` of at least {needed}"),
     }
 }
