@@ -395,12 +395,7 @@ fn doctor_reports_failures_with_advice() {
             encoder,
             "FAILED  model.kv_dir: tiny is an encoder",
         ),
-        (
-            "no runtime",
-            "THRESHER_RUNTIME_LIB",
-            "/no/lib.so",
-            "run `thresher init`",
-        ),
+        ("no runtime", "THRESHER_RUNTIME_LIB", "/no/lib.so", "run `thresher init`"),
         ("no directory for blocks", "THRESHER__BLOCKS__DIR", "/dev/null/kv", "FAILED  blocks.dir: "),
         (
             "no keys",
