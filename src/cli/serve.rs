@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use tokio::signal::unix::{SignalKind, signal};
 
+use thresher_core::model::contract::Contract;
+
 use crate::config::Config;
 use crate::{app, process, telemetry};
 
@@ -13,6 +15,8 @@ const THREADS_WITHOUT_PERMIT: usize = 256;
 /// Runs the daemon until SIGTERM or SIGINT.
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     process::keep_files_private();
+    // Before the folders of the data are created: without a model, the daemon cannot start.
+    Contract::load(&config.model.dir)?;
     let traces = telemetry::install_tracing(&config.telemetry)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     // Work with a permit occupies a thread while it waits for the model.

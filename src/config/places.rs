@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use etcetera::BaseStrategy as _;
 
-use super::{Config, Variable};
+use super::{Config, RUNTIME_FILE, Variable};
 
 /// The name of the settings file in its folder, which is `thresher` in every place.
 const FILE: &str = "thresher/thresher.toml";
@@ -40,15 +40,21 @@ pub fn root_of_user() -> Option<PathBuf> {
 /// Makes relative paths absolute or relative to the current directory. A path from the settings file at `file`, or a default beside it, is
 /// relative to `root`, which is itself relative to the folder of the file. A path from an environment variable stays as it is.
 pub(super) fn resolve(config: &mut Config, file: Option<&Path>, variables: &HashMap<String, Variable>) {
-    let is_of_variable = |setting: &str| variables.contains_key(setting);
+    // A variable can give a setting or, as a table, its whole section.
+    let is_of_variable = |setting: &str| {
+        let section = setting.split('.').next().unwrap_or_default();
+        variables.contains_key(setting) || variables.contains_key(section)
+    };
     let folder = file.and_then(Path::parent).unwrap_or(Path::new(""));
     if !is_of_variable("root") {
         config.root = folder.join(&config.root);
     }
-    if config.model.runtime_lib.as_os_str().is_empty() && !is_of_variable("model.runtime_lib") {
-        config.model.runtime_lib = config.model.runtime_lib();
-    }
     let root = config.root.clone();
+    if config.model.runtime_lib.as_os_str().is_empty() && !is_of_variable("model.runtime_lib") {
+        let installed = Path::new("runtime").join(RUNTIME_FILE);
+        config.model.runtime_lib =
+            if root.join(&installed).exists() { installed } else { config.model.runtime_lib() };
+    }
     for (setting, path) in paths(config) {
         if !path.as_os_str().is_empty() && !is_of_variable(setting) {
             *path = root.join(&path);

@@ -60,7 +60,8 @@ pub struct Admin {
 pub struct Model {
     /// Folder with `contract.toml`, written by `thresher export`.
     pub dir: PathBuf,
-    /// Path of ONNX Runtime's shared library. Empty: the path where `make provision` puts it. `THRESHER_RUNTIME_LIB` sets it as well.
+    /// Path of ONNX Runtime's shared library. Empty: `runtime/` in the root, where `thresher init` puts it, if it is there, else the path
+    /// where `make provision` puts it. `THRESHER_RUNTIME_LIB` sets it as well.
     pub runtime_lib: PathBuf,
     /// Windows that the model reads at the same time. 0: one per core.
     pub workers: usize,
@@ -254,14 +255,17 @@ impl Default for Telemetry {
     }
 }
 
+/// The name of ONNX Runtime's shared library on this platform.
+pub const RUNTIME_FILE: &str =
+    if cfg!(target_os = "macos") { "libonnxruntime.dylib" } else { "libonnxruntime.so" };
+
 impl Model {
     /// Returns the path of the runtime's library: `runtime_lib`, or the path where `make provision` puts it if `runtime_lib` is empty.
     pub fn runtime_lib(&self) -> PathBuf {
         if !self.runtime_lib.as_os_str().is_empty() {
             return self.runtime_lib.clone();
         }
-        let file = if cfg!(target_os = "macos") { "libonnxruntime.dylib" } else { "libonnxruntime.so" };
-        Path::new("models/.cache/onnxruntime").join(file)
+        Path::new("models/.cache/onnxruntime").join(RUNTIME_FILE)
     }
 
     /// Returns the number of windows that the model reads at the same time: `workers`, or the number of cores if `workers` is 0.

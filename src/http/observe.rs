@@ -37,8 +37,9 @@ pub async fn request(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let endpoint = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).to_owned();
     let method = request.method().clone();
+    // A span below the level of a line would be missing in it.
     let (key, stages) = (tracing::field::Empty, tracing::field::Empty);
-    let span = tracing::info_span!("request", %method, endpoint, key, stages);
+    let span = tracing::warn_span!("request", %method, endpoint, key, stages);
     let mut guard = RequestGuard::start(started, endpoint.clone(), span.clone());
     let response = next.run(request).instrument(span.clone()).await;
     guard.answered = true;

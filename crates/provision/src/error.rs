@@ -34,6 +34,14 @@ pub enum ProvisionError {
         /// What went wrong.
         reason: String,
     },
+    /// The name of the index is no URL.
+    #[error(
+        "--index (PIP_INDEX_URL) is {index:?}, which is not an http or https URL such as https://pypi.org/simple"
+    )]
+    NotUrl {
+        /// The name.
+        index: String,
+    },
     /// The index has no such file.
     #[error(
         "{index} has no {file}; name another index with --index, or give a folder that has it with --from"
@@ -46,7 +54,7 @@ pub enum ProvisionError {
     },
     /// The folder has neither the wheel nor its files.
     #[error(
-        "found neither {} nor the files of {}; on a machine with a network, `thresher init --download-to` fetches them into one folder",
+        "found neither {} nor the files of {}; on a machine of the same kind with a network, `thresher init --download-to` fetches them into one folder (with --gpu, if it is given here)",
         archive.display(), unpacked.display()
     )]
     NotInFolder {

@@ -49,8 +49,11 @@ pub fn download(
     progress: &dyn Fn(u64, u64),
 ) -> Result<(), ProvisionError> {
     let list = format!("{}/{}/", index.trim_end_matches('/'), pin.package);
-    let unreachable = |url: &str, reason: String| ProvisionError::Network { url: url.to_owned(), reason };
-    let base = Url::parse(&list).map_err(|error| unreachable(&list, error.to_string()))?;
+    let unreachable =
+        |url: &str, reason: String| ProvisionError::Network { url: without_password(url), reason };
+    let is_http = |url: &Url| matches!(url.scheme(), "http" | "https");
+    let base = Url::parse(&list).ok().filter(is_http);
+    let base = base.ok_or_else(|| ProvisionError::NotUrl { index: index.to_owned() })?;
     let agent = agent();
     let answer = agent.get(&list).header("accept", LIST_TYPE).call();
     let text = answer
@@ -59,9 +62,16 @@ pub fn download(
     let files: FileList = serde_json::from_slice(&text)
         .map_err(|_| unreachable(&list, "the answer is not a list of files as JSON (PEP 691)".to_owned()))?;
     let entry = files.files.into_iter().find(|entry| entry.filename == wheel.file);
-    let entry = entry
-        .ok_or_else(|| ProvisionError::NotOnIndex { index: index.to_owned(), file: wheel.file.clone() })?;
-    let url = base.join(&entry.url).map_err(|error| unreachable(&entry.url, error.to_string()))?;
+    let entry = entry.ok_or_else(|| ProvisionError::NotOnIndex {
+        index: without_password(index),
+        file: wheel.file.clone(),
+    })?;
+    let mut url = base.join(&entry.url).map_err(|error| unreachable(&entry.url, error.to_string()))?;
+    if url.origin() == base.origin() && url.username().is_empty() {
+        // A URL that can have a host can have both.
+        let _cannot = url.set_username(base.username());
+        let _cannot = url.set_password(base.password());
+    }
 
     let failed = |reason: String| unreachable(url.as_str(), reason);
     let request = agent.get(url.as_str()).config().timeout_recv_body(Some(DOWNLOAD_MAX)).build();
@@ -80,6 +90,14 @@ pub fn download(
         done += read as u64;
         progress(done.min(wheel.bytes), wheel.bytes);
     }
+}
+
+/// Returns a URL without the name and the password that it may hold. A text that is no URL is returned as it is.
+fn without_password(url: &str) -> String {
+    let Ok(mut shown) = Url::parse(url) else { return url.to_owned() };
+    let _cannot = shown.set_username("");
+    let _cannot = shown.set_password(None);
+    shown.to_string()
 }
 
 /// Returns a client that trusts the system's certificate authorities, since a company's proxy has one of its own there, and uses the proxy

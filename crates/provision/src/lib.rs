@@ -40,7 +40,8 @@ pub enum Outcome {
 ///
 /// # Errors
 /// Fails if the item is not pinned for this platform, if the index cannot be reached or lacks the wheel, if a file differs from its pin,
-/// or if a file cannot be read or written. `target` then stays as it was.
+/// or if a file cannot be read or written. `target` then stays as it was. If
+/// the process is killed between two renames at the end, `target` is missing, and the next call makes it again.
 pub fn ensure(
     item: Item,
     target: &Path,
@@ -96,7 +97,10 @@ fn replace(files: &Path, target: &Path, old: &Path) -> std::io::Result<()> {
     if target.exists() {
         std::fs::rename(target, old)?;
     }
-    std::fs::rename(files, target)
+    // The temporary folder is removed with what is in it, so the old files go back if the new ones cannot be put in their place.
+    std::fs::rename(files, target).inspect_err(|_| {
+        let _failed_too = std::fs::rename(old, target);
+    })
 }
 
 #[cfg(test)]

@@ -122,7 +122,7 @@ fn what_differs_from_its_pin_is_refused_and_the_old_files_stay() {
     check("another list", Source::Index(index(list_of("other.whl"), Vec::new())), "has no tool-1.0");
     check("no list", Source::Index(index("<html>".to_owned(), Vec::new())), "not a list of files");
     check("nobody listens", Source::Index("http://127.0.0.1:1/simple".to_owned()), "--from");
-    check("no URL", Source::Index("pypi".to_owned()), "cannot fetch pypi/tool/");
+    check("no URL", Source::Index("pypi".to_owned()), "is not an http or https URL");
     check("an empty folder", Source::Folder(folder.path().to_owned()), "found neither");
 }
 

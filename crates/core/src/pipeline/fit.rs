@@ -88,7 +88,7 @@ pub fn budget(
         Budget::Tokens(tokens) => tokens,
         // A ratio of 1 keeps everything, even if the whole context has a token more than its parts.
         Budget::Ratio(1.0) => usize::MAX,
-        Budget::Ratio(ratio) => (ratio * tokens_in as f64) as usize,
+        Budget::Ratio(ratio) => share_of(ratio, tokens_in),
         Budget::Auto => usize::MAX,
     };
     let selection = match request.budget {
@@ -108,12 +108,24 @@ pub fn budget(
     let needed = rendered.tokens;
     if needed > tokens {
         let is_ratio = matches!(request.budget, Budget::Ratio(_));
-        // Rounded up, so that a request with the ratio of the message fits.
-        let least_ratio =
-            is_ratio.then(|| (needed as f64 / tokens_in as f64 * 1000.0).ceil().min(1000.0) / 1000.0);
+        let least_ratio = is_ratio.then(|| least_ratio(needed, tokens_in));
         return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, minimum, least_ratio }.into());
     }
     Ok(fitter.finish(rendered, tokens_in))
+}
+
+/// Returns the tokens that a ratio allows.
+fn share_of(ratio: f64, tokens_in: usize) -> usize {
+    (ratio * tokens_in as f64) as usize
+}
+
+/// Returns a ratio with up to three decimals that allows `needed` tokens. It is at most 1, which keeps everything.
+fn least_ratio(needed: usize, tokens_in: usize) -> f64 {
+    let thousandths = (needed as f64 / tokens_in as f64 * 1000.0).ceil();
+    let ratio = |thousandths: f64| (thousandths / 1000.0).min(1.0);
+    // A product of two rounded numbers may be just below a whole one.
+    let is_enough = share_of(ratio(thousandths), tokens_in) >= needed;
+    ratio(if is_enough { thousandths } else { thousandths + 1.0 })
 }
 
 /// What all steps of fitting one request share.
@@ -415,6 +427,19 @@ mod tests {
         check("half of 58 tokens, the last break included", Budget::Ratio(0.5), rain);
         check("a ratio of less than a token", Budget::Ratio(0.01), &impossible(0));
         check("auto keeps the units with enough evidence and score", Budget::Auto, tide_and_rain);
+    }
+
+    #[test]
+    fn the_least_ratio_allows_what_is_needed() {
+        for tokens_in in 1..400 {
+            for needed in 1..=tokens_in {
+                let ratio = least_ratio(needed, tokens_in);
+                assert!(
+                    share_of(ratio, tokens_in) >= needed && ratio <= 1.0,
+                    "{needed} of {tokens_in}: {ratio}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -5,19 +5,22 @@ use unicode_segmentation::UnicodeSegmentation;
 use super::mentions::is_whole;
 use crate::domain::ByteRange;
 
-/// The names of a question: its words with a digit, and those of at least two characters after the first word
-/// that begin with a capital letter.
+/// The names of a question: its words of at least two characters with a digit, or with a capital letter at the
+/// beginning that are not the first word of a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names<'a>(Vec<&'a str>);
 
 impl<'a> Names<'a> {
     /// Finds the names in `question`. A possessive `'s` is not part of a name.
     pub fn of(question: &'a str) -> Self {
-        let is_name = |(index, word): &(usize, &str)| {
-            let is_capitalized = word.starts_with(char::is_uppercase) && word.chars().nth(1).is_some();
-            *index > 0 && is_capitalized || word.contains(|c: char| c.is_ascii_digit())
+        let is_name = |&(start, word): &(usize, &str)| {
+            let before =
+                question[..start].trim_end_matches(|c: char| !c.is_alphanumeric() && !".?!".contains(c));
+            let begins = before.is_empty() || before.ends_with(['.', '?', '!']);
+            let is_capitalized = !begins && word.starts_with(char::is_uppercase);
+            word.chars().nth(1).is_some() && (is_capitalized || word.contains(|c: char| c.is_ascii_digit()))
         };
-        let names = question.unicode_words().enumerate().filter(is_name).map(|(_, word)| word);
+        let names = question.unicode_word_indices().filter(is_name).map(|(_, word)| word);
         Self(names.map(|word| word.strip_suffix("'s").or(word.strip_suffix("’s")).unwrap_or(word)).collect())
     }
 
@@ -45,6 +48,8 @@ mod tests {
         check("Is ord_7718 paid?", &["ord_7718"]);
         check("7718: who sent it?", &["7718"]);
         check("когда умер Тесла?", &["Тесла"]);
+        check("I have a problem. What is in chapter 2?", &[]);
+        check("\"Why?\" asked Ann.", &["Ann"]);
         check("", &[]);
     }
 

@@ -366,7 +366,7 @@ fn an_error_names_the_missing_or_changed_file() {
     fs::remove_file(dir.path().join("query.onnx")).unwrap();
     check_message(Contract::load(dir.path()), &["contract.toml", "query.onnx", "does not exist"]);
     fs::remove_file(dir.path().join(CONTRACT_FILE)).unwrap();
-    check_message(Contract::load(dir.path()), &["no contract.toml in", "`make model`"]);
+    check_message(Contract::load(dir.path()), &["no contract.toml in", "`thresher init`"]);
     fs::write(dir.path().join("config.json"), "{}").unwrap();
     check_message(Contract::load(dir.path()), &["Hugging Face folder", "thresher export"]);
     fs::remove_file(dir.path().join("config.json")).unwrap();
