@@ -47,6 +47,8 @@ finish() {
     [ -z "$init" ] || nsenter --target "$init" --all journalctl --no-pager --quiet --unit thresher --output cat -n 20 2>&1 | sed 's/^/  /' >&2 || true
   fi
   if [ -n "$container" ]; then
+    # The end of its first process ends the container; systemd-nspawn alone would leave it behind.
+    [ -z "$init" ] || kill -KILL "$init" 2>/dev/null || true
     kill -KILL "$container" 2>/dev/null || true
     wait "$container" 2>/dev/null || true
   fi
