@@ -117,7 +117,9 @@ operate: provision cargo ## check alerts, dashboard and runbook against the daem
 	@$(WITH_RUNTIME) $(STAGE) "alerts, dashboard, runbook" "30 seconds" scripts/monitoring.sh $(DEBUG) $(MODEL_DIR)
 
 deploy: operate ## try every way to install and run: packages, image, Kubernetes, systemd; needs root on Debian and kubectl
-	@$(WITH_RUNTIME) $(STAGE) "Kubernetes manifests" "40 seconds" scripts/kubernetes.sh $(DEBUG)
+	@if command -v kubectl >/dev/null || command -v kustomize >/dev/null; then \
+	  $(WITH_RUNTIME) $(STAGE) "Kubernetes manifests" "40 seconds" scripts/kubernetes.sh $(DEBUG); \
+	else echo "neither kubectl nor kustomize is installed: the Kubernetes manifests were not checked" >&2; fi
 	@$(WITH_RUNTIME) $(STAGE) "systemd unit" "20 seconds" scripts/systemd.sh $(DEBUG)
 	@$(WITH_RUNTIME) $(STAGE) "container image" "1 minute" scripts/image.sh $(DEBUG)
 	@$(WITH_RUNTIME) CARGO="$(CARGO)" PYTHON="$(PYTHON)" $(STAGE) "packages in clean roots" "4 minutes" scripts/install.sh dev
