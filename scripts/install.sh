@@ -90,7 +90,8 @@ curl -sf http://127.0.0.1:8080/ | grep -q '<title>'
 kill %1
 wait %1
 TRY
-  unshare --mount --pid --fork --net --kill-child chroot "$root" /bin/bash /try.sh || fail "$name: the daemon could not be installed or run"
+  # Settings of this machine do not enter.
+  env -i PATH="$PATH" unshare --mount --pid --fork --net --kill-child chroot "$root" /bin/bash /try.sh || fail "$name: the daemon could not be installed or run"
   echo "$name: installed, set up, ready, answered, stopped" >&2
   rm -rf --one-file-system "$root"
 }
