@@ -175,9 +175,7 @@ python:
 # $(call fetched,REQUIREMENTS,DIRECTORY,FLAGS) installs packages into a directory of this repository, anew when the requirements change.
 # The host's packages and pip's settings for them have no part in this: pip neither uses them nor reports conflicts with them.
 define fetched
-@cmp -s $(1) "$(2)/requirements.txt" || { echo "$(2): installing the packages of $(1)" >&2 && rm -rf "$(2)" && \
-  PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0 $(PYTHON) -m pip install --quiet --no-input --disable-pip-version-check \
-    --root-user-action=ignore --no-warn-conflicts --no-warn-script-location $(3) --target "$(2)" -r $(1) && cp $(1) "$(2)/"; }
+@PYTHON="$(PYTHON)" scripts/packages.sh $(1) "$(2)" $(3)
 endef
 
 # All packages of the Python tests.

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3} tools=models/.cache/book site=target/book
-scripts/tools.sh scripts/book.txt "$tools"
+scripts/packages.sh scripts/book.txt "$tools" --no-deps --require-hashes
 
 # An error of a page is also an error of mdBook, but a warning of mdBook is not: a warning means that a page is not as it was meant.
 log=target/book.log

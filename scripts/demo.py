@@ -1,7 +1,8 @@
-"""Helper of scripts/demo.sh: waits for the daemon, sends a request without curl, and prints the response."""
+"""Helper of the scripts that start a daemon: finds ports, waits until it is ready, sends a request without curl, and prints the response."""
 
 import json
 import os
+import socket
 import sys
 import textwrap
 import time
@@ -11,6 +12,12 @@ import urllib.request
 WIDTH = 100
 # A proxy from the environment must not stand between two ports of this machine.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def ports():
+    """Prints two free ports. Both sockets stay open until both are known, so that they differ."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    print(*(one.getsockname()[1] for one in held))
 
 
 def wait(url, seconds_max, daemon):
@@ -85,4 +92,4 @@ def heading(words):
 
 
 if __name__ == "__main__":
-    {"wait": wait, "send": send, "show": show}[sys.argv[1]](*sys.argv[2:])
+    {"ports": ports, "wait": wait, "send": send, "show": show}[sys.argv[1]](*sys.argv[2:])

@@ -25,11 +25,7 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# Both sockets stay open until both ports are known, so that the ports differ.
-read -r http admin < <("$python" -c '
-import socket
-held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-print(*(one.getsockname()[1] for one in held))')
+read -r http admin < <("$python" scripts/demo.py ports)
 
 THRESHER__HTTP__LISTEN=127.0.0.1:$http THRESHER__ADMIN__LISTEN=127.0.0.1:$admin THRESHER__BLOCKS__DIR=$work/kv THRESHER__REGISTRY__DIR=$work/registry \
   "$thresher" serve --config config/thresher.toml > "$work/daemon.log" 2>&1 &

@@ -33,12 +33,7 @@ missing=()
 for tool in podman runc mmdebstrap curl; do
   command -v "$tool" >/dev/null || missing+=("$tool")
 done
-if [ ${#missing[@]} -gt 0 ]; then
-  echo "installing ${missing[*]} with apt-get" >&2
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq
-  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-fi
+[ ${#missing[@]} -eq 0 ] || scripts/apt.sh "${missing[@]}"
 
 work=$(mktemp -d)
 # Its own storage, so that the script neither sees nor leaves images of this machine.

@@ -23,12 +23,7 @@ fail() {
 }
 [ "$(id -u)" = 0 ] || fail "this script needs root: it makes root directories and enters them"
 command -v apt-get >/dev/null || fail "this script needs Debian or Ubuntu: its root directories are made of their packages"
-export DEBIAN_FRONTEND=noninteractive
-if ! command -v mmdebstrap >/dev/null; then
-  echo "installing mmdebstrap with apt-get" >&2
-  apt-get update -qq
-  apt-get install -y -qq --no-install-recommends mmdebstrap >/dev/null
-fi
+command -v mmdebstrap >/dev/null || scripts/apt.sh mmdebstrap
 
 # --- packages ---
 
@@ -53,8 +48,9 @@ make --no-print-directory install BINARY="$built/thresher" PREFIX=/usr/local DES
 
 work=$(mktemp -d)
 trap 'rm -rf --one-file-system "$work"' EXIT
-echo "a clean root of $(. /etc/os-release && echo "$VERSION_CODENAME"), with Python for the wheel" >&2
-mmdebstrap --quiet --variant=minbase --include=curl,python3-venv "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$work/clean.tar" 2> "$work/log" ||
+suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+echo "a clean root of $suite, with Python for the wheel" >&2
+mmdebstrap --quiet --variant=minbase --include=curl,python3-venv "$suite" "$work/clean.tar" 2> "$work/log" ||
   { cat "$work/log" >&2; fail "mmdebstrap failed"; }
 
 # try NAME INSTALL [INIT [USER]]: runs INSTALL in a clean root, then `thresher init`, and the daemon, as USER.

@@ -13,7 +13,6 @@ cd "$(dirname "$0")/.."
 thresher=${1:-target/release/thresher} from=${2:-models/.cache}
 python=${PYTHON:-python3}
 packages=models/.cache/kubernetes
-requirements=deploy/kubernetes/requirements.txt
 
 fail() {
   echo "error: $1" >&2
@@ -25,12 +24,7 @@ command -v kustomize >/dev/null || kubectl kustomize --help >/dev/null 2>&1 ||
   fail "neither kustomize nor kubectl was found: install kubectl 1.27 or later, or kustomize 5 (https://kubernetes.io/docs/tasks/tools)"
 THRESHER_TEST_REDIS='' scripts/redis.sh
 
-if ! cmp -s "$requirements" "$packages/requirements.txt"; then
-  rm -rf "$packages"
-  PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0 "$python" -m pip install --quiet --no-input --disable-pip-version-check --root-user-action=ignore \
-    --no-warn-conflicts --no-warn-script-location --target "$packages" -r "$requirements" || fail "pip could not install $requirements"
-  cp "$requirements" "$packages/"
-fi
+scripts/packages.sh deploy/kubernetes/requirements.txt "$packages"
 
 # As in the image, where this is /opt/thresher.
 installed=$(mktemp -d)

@@ -15,8 +15,5 @@ if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
   exit 1
 fi
 
-echo "installing redis-server with apt-get" >&2
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
 # The package may start a service, which the tests do not use.
-apt-get install -y -qq --no-install-recommends redis-server >/dev/null
+"$(dirname "$0")/apt.sh" redis-server

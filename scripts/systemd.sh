@@ -31,10 +31,7 @@ for tool in systemd-analyze:systemd systemd-nspawn:systemd-container curl:curl s
 done
 if [ ${#missing[@]} -gt 0 ]; then
   command -v apt-get >/dev/null || fail "not found: ${missing[*]}; install these packages"
-  echo "installing ${missing[*]} with apt-get" >&2
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq
-  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  scripts/apt.sh "${missing[@]}"
 fi
 
 work=$(mktemp -d)

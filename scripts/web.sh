@@ -20,10 +20,7 @@ if [ -z "${CHROMIUM:-}" ] && ! command -v chromium >/dev/null; then
     echo "error: chromium not found: install it, or set CHROMIUM to the path of Chromium or Chrome" >&2
     exit 1
   fi
-  echo "installing chromium with apt-get" >&2
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq
-  apt-get install -y -qq --no-install-recommends chromium >/dev/null
+  scripts/apt.sh chromium
 fi
 export CHROMIUM=${CHROMIUM:-$(command -v chromium)}
 

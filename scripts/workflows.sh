@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 tools=$PWD/models/.cache/workflows
-scripts/tools.sh scripts/workflows.txt "$tools"
+scripts/packages.sh scripts/workflows.txt "$tools" --no-deps --require-hashes
 
 # actionlint runs shellcheck on the commands of the workflows.
 PYTHONPATH="$tools" "$tools/bin/actionlint" -shellcheck "$tools/bin/shellcheck" .github/workflows/*.yml
