@@ -83,7 +83,8 @@ def metrics_of_code(sources):
 
 
 def check_descriptions(metrics):
-    described = dict(reversed(call) for call in re.findall(r'describe_(\w+)!\(\s*"(\w+)"', DESCRIPTIONS.read_text(encoding="utf-8")))
+    tables = re.findall(r"const (COUNTER|GAUGE|HISTOGRAM)S: (.*?)\n\];", DESCRIPTIONS.read_text(encoding="utf-8"), re.DOTALL)
+    described = {name: kind.lower() for kind, rows in tables for name in re.findall(r'\(\s*"(\w+)",', rows)}
     for name, metric in metrics.items():
         if name not in described:
             error(metric.place, "{} has no description (# HELP) in {}".format(name, name_of(DESCRIPTIONS)))
