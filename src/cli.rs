@@ -97,10 +97,9 @@ fn in_one_line(error: &anyhow::Error) -> String {
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {
     let named = args.config.as_deref().filter(|file| !file.is_empty()).map(Path::new);
-    let file = match (named, &args.config) {
-        (Some(file), _) => Some(file.to_owned()),
-        (None, Some(_)) => None,
-        (None, None) => config::settings_file(),
+    let file = match args.config {
+        Some(_) => named.map(Path::to_owned),
+        None => config::settings_file(),
     };
     let load = || Config::load(file.as_deref(), environment());
     let config =

@@ -17,7 +17,7 @@ use thresher_registry::RegistrySettings;
 use thresher_shared::SharedSettings;
 use toml::{Table, Value};
 
-pub use self::places::{root_of_user, settings_file, settings_file_of_user};
+pub use self::places::{SETTINGS_FILE_OF_SYSTEM, root_of_user, settings_file, settings_file_of_user};
 pub use self::sections::{
     Admin, Admission, BlockSettings, Http, LayersRead, LogFormat, Model, RUNTIME_FILE, Rc, Receipts,
     Telemetry,
@@ -159,7 +159,7 @@ impl Config {
 /// What to do about a settings file that cannot be read.
 fn advice(path: &Path, error: &std::io::Error) -> String {
     match error.kind() {
-        std::io::ErrorKind::NotFound if places::is_of_machine(path) => {
+        std::io::ErrorKind::NotFound if path == Path::new(SETTINGS_FILE_OF_SYSTEM) => {
             "; `thresher init --system` writes it".to_owned()
         }
         std::io::ErrorKind::NotFound => format!("; `thresher init --config {}` writes it", path.display()),

@@ -165,6 +165,9 @@ const OWNED: &[(&str, &[&str])] = &[
     ("rmcp", &["src/mcp.rs"]),
     ("hyper_rustls", &["src/http/middleware/upstream.rs"]),
     ("tokio_rustls", &["src/http/tls.rs"]),
+    ("ureq", &["src/cli/health.rs"]),
+    ("etcetera", &["src/config/places.rs"]),
+    ("sd_notify", &["src/process.rs"]),
 ];
 
 /// A source file: its path in the checkout, its path in its crate's source directory, and its code without

@@ -12,14 +12,14 @@ use thresher_core::model::device::DeviceChoice;
 use thresher_export::{ExportOptions, Prefixes, export};
 use thresher_provision::{Item, Outcome, PUBLIC_INDEX, Pin, Source, ensure, platform};
 
-use crate::config::{self, Config, RUNTIME_FILE};
+use crate::config::{self, Config, RUNTIME_FILE, SETTINGS_FILE_OF_SYSTEM};
 use crate::process;
 
 /// The file that the project ships, with all settings and their defaults.
 const SETTINGS: &str = include_str!("../../config/thresher.toml");
 
-/// The settings file and the folder of `--system`.
-const OF_SYSTEM: (&str, &str) = ("/etc/thresher/thresher.toml", "/var/lib/thresher");
+/// The folder of `--system`.
+const ROOT_OF_SYSTEM: &str = "/var/lib/thresher";
 
 /// The name of the default model, which is also the name of its folder.
 const MODEL: &str = "minilm-l6";
@@ -58,11 +58,11 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
     let file = match (settings, args.system) {
         (Some(file), true) => bail!(
             "--system writes {}; leave out --config and THRESHER_CONFIG, which name {}",
-            OF_SYSTEM.0,
+            SETTINGS_FILE_OF_SYSTEM,
             file.display()
         ),
         (Some(file), false) => file.to_owned(),
-        (None, true) => OF_SYSTEM.0.into(),
+        (None, true) => SETTINGS_FILE_OF_SYSTEM.into(),
         (None, false) => {
             config::settings_file_of_user().context("this user has no home; use --config and --root")?
         }
@@ -119,7 +119,7 @@ fn download(folder: &Path, gpu: bool, source: &Source) -> anyhow::Result<ExitCod
 
 /// The folder to install to: that of the command line, or of an older settings file, or the user's.
 fn root_of(args: &Args, file: &Path, older: Option<&Config>) -> anyhow::Result<PathBuf> {
-    let wanted = args.root.clone().or(args.system.then(|| OF_SYSTEM.1.into()));
+    let wanted = args.root.clone().or(args.system.then(|| ROOT_OF_SYSTEM.into()));
     let wanted = wanted.map(std::path::absolute).transpose()?;
     let named = older.map(|older| std::path::absolute(&older.root)).transpose()?;
     match (wanted, named) {

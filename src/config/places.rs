@@ -10,19 +10,14 @@ use super::{Config, RUNTIME_FILE, Variable};
 /// The name of the settings file in its folder, which is `thresher` in every place.
 const FILE: &str = "thresher/thresher.toml";
 
-/// The settings file of the whole machine.
-const OF_MACHINE: &str = "/etc/thresher/thresher.toml";
+/// The settings file of the whole system, which every user reads who has none.
+pub const SETTINGS_FILE_OF_SYSTEM: &str = "/etc/thresher/thresher.toml";
 
-/// Returns the settings file that `thresher` reads if the command line names none: the user's own, else that of the machine; `None` if
+/// Returns the settings file that `thresher` reads if the command line names none: the user's own, else that of the system; `None` if
 /// neither exists.
 pub fn settings_file() -> Option<PathBuf> {
     let of_user = settings_file_of_user();
-    of_user.into_iter().chain([OF_MACHINE.into()]).find(|path| path.exists())
-}
-
-/// Returns whether `path` is the settings file of the whole machine.
-pub(super) fn is_of_machine(path: &Path) -> bool {
-    path == Path::new(OF_MACHINE)
+    of_user.into_iter().chain([SETTINGS_FILE_OF_SYSTEM.into()]).find(|path| path.exists())
 }
 
 /// Returns the user's settings file, whether it exists or not: `$XDG_CONFIG_HOME/thresher/thresher.toml`, by default in `~/.config`.

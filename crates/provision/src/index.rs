@@ -53,7 +53,7 @@ pub fn download(
         |url: &str, reason: String| ProvisionError::Network { url: without_password(url), reason };
     let is_http = |url: &Url| matches!(url.scheme(), "http" | "https");
     let base = Url::parse(&list).ok().filter(is_http);
-    let base = base.ok_or_else(|| ProvisionError::NotUrl { index: index.to_owned() })?;
+    let base = base.ok_or_else(|| ProvisionError::NotUrl { index: without_password(index) })?;
     let agent = agent();
     let answer = agent.get(&list).header("accept", LIST_TYPE).call();
     let text = answer

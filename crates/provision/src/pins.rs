@@ -29,7 +29,7 @@ pub enum Item {
 pub struct Pin {
     /// The name of the package on the index.
     pub package: String,
-    /// The version.
+    /// The pinned version of the package.
     pub version: String,
     /// The name of the folder for its files.
     pub folder: String,
@@ -40,22 +40,19 @@ pub struct Pin {
 /// A wheel, and those of its files that are needed.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct Wheel {
-    /// The name of the wheel.
     pub file: String,
-    /// Its length.
     pub bytes: u64,
-    /// Its SHA-256 in hexadecimal.
+    /// In hexadecimal, as in [`Member`].
     pub sha256: String,
-    /// Its files by the path that they get.
+    /// Its files, by the path that each gets in the target.
     pub files: BTreeMap<String, Member>,
 }
 
 /// A file of a wheel.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct Member {
-    /// Its path in the wheel.
+    /// The path of the file in the wheel.
     pub member: String,
-    /// Its SHA-256 in hexadecimal.
     pub sha256: String,
 }
 
