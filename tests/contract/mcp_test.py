@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 import urllib.error
 import urllib.request
@@ -226,16 +228,22 @@ class Http(Tools, unittest.TestCase):
 class Recipes(unittest.TestCase):
     FOLDER = ROOT / "docs/recipes/mcp"
 
-    def test_a_host_can_start_the_server(self):
+    def test_a_host_in_any_folder_can_start_the_server_with_the_settings_of_the_user(self):
         server = json.loads((self.FOLDER / "host.json").read_text())["mcpServers"]["thresher"]
         self.assertEqual(server["command"], "thresher")
 
-        async def names():
-            parameters = StdioServerParameters(command=BINARY, args=server["args"], cwd=ROOT, env={**os.environ, **ENVIRONMENT})
+        async def names(home):
+            # The host's own folder and environment say nothing of where the settings are.
+            environment = {name: value for name, value in os.environ.items() if name != "THRESHER_CONFIG"}
+            parameters = StdioServerParameters(command=BINARY, args=server["args"], cwd=home, env={**environment, **ENVIRONMENT, "XDG_CONFIG_HOME": home})
             async with Client(parameters) as client:
                 return [tool.name for tool in (await client.list_tools()).tools]
 
-        self.assertEqual(asyncio.run(names()), ["compress", "attribute"])
+        with tempfile.TemporaryDirectory() as home:
+            settings = pathlib.Path(home, "thresher/thresher.toml")
+            settings.parent.mkdir()
+            settings.write_text(f"root = {json.dumps(str(ROOT))}\n")
+            self.assertEqual(asyncio.run(names(home)), ["compress", "attribute"])
 
     def test_a_client_can_call_the_daemon(self):
         run = subprocess.run(
