@@ -316,6 +316,7 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
             &config.http.origins_allowed,
             access_is_keyed,
         ),
+        has_page: config.http.page,
     }))
 }
 

@@ -117,8 +117,9 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     let chunks = chunks(&config.registry, access.as_ref().ok());
     report.line("keys", access.map(|access| keys(&access)));
     report.line("tls", tls(&config));
-    report.line("http.listen", listener(config.http.listen));
-    report.line("admin.listen", listener(config.admin.listen));
+    let is_alive = super::health::is_alive(&config);
+    report.line("http.listen", listener(config.http.listen, is_alive));
+    report.line("admin.listen", listener(config.admin.listen, is_alive));
     report.line("blocks.dir", blocks(&config));
     report.line("registry.dir", chunks);
     report.line("originals.dir", originals(&config));
@@ -303,12 +304,16 @@ fn tenants(access: Option<&Access>, registry: &RegistrySettings) -> anyhow::Resu
     Ok(())
 }
 
-fn listener(address: SocketAddr) -> anyhow::Result<Finding> {
+/// Whether the daemon can listen at an address. `is_alive` says whether a daemon of these settings runs already.
+fn listener(address: SocketAddr, is_alive: bool) -> anyhow::Result<Finding> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(Fine(format!("{address} is free"))),
-        Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            Ok(Warning(format!("{address} is taken by a running daemon or another program")))
-        }
+        Err(error) if error.kind() == ErrorKind::AddrInUse => match is_alive {
+            true => Ok(Fine(format!("{address} is in use; a daemon is running"))),
+            false => {
+                Ok(Warning(format!("{address} is taken by another program; stop it, or set another port")))
+            }
+        },
         Err(error) => Err(error).with_context(|| format!("cannot listen on {address}")),
     }
 }

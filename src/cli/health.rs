@@ -1,6 +1,6 @@
 //! `thresher health`: asks the daemon of these settings whether it is ready. Containers use it as their health check.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,18 +12,8 @@ use crate::config::Config;
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
-    let mut address = config.admin.listen;
-    if address.ip().is_unspecified() {
-        let loopback =
-            if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-        address.set_ip(loopback);
-    }
-    let request = ureq::get(format!("http://{address}/readyz"))
-        .config()
-        .proxy(None)
-        .timeout_global(Some(ANSWER_MAX))
-        .http_status_as_error(false);
-    let mut answer = request.build().call().with_context(|| {
+    let address = address(config);
+    let mut answer = get(address, "/readyz").with_context(|| {
         format!("no daemon answers at {address} (admin.listen); start it with `thresher serve` and the same settings")
     })?;
     let text = answer.body_mut().read_to_string()?;
@@ -31,4 +21,31 @@ pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
         true => super::success(text.trim_end()),
         false => bail!("the daemon is not ready: {}", text.trim_end()),
     }
+}
+
+/// Whether a daemon of these settings runs, ready or not.
+pub fn is_alive(config: &Config) -> bool {
+    let text =
+        get(address(config), "/livez").ok().and_then(|mut answer| answer.body_mut().read_to_string().ok());
+    text.is_some_and(|text| text == "ok\n")
+}
+
+/// The address of the daemon's admin listener, as seen from this machine.
+fn address(config: &Config) -> SocketAddr {
+    let mut address = config.admin.listen;
+    if address.ip().is_unspecified() {
+        let loopback =
+            if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+        address.set_ip(loopback);
+    }
+    address
+}
+
+fn get(address: SocketAddr, path: &str) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
+    let request = ureq::get(format!("http://{address}{path}"))
+        .config()
+        .proxy(None)
+        .timeout_global(Some(ANSWER_MAX))
+        .http_status_as_error(false);
+    request.build().call()
 }

@@ -20,6 +20,8 @@ pub struct Http {
     pub tls_cert_file: PathBuf,
     /// PEM file with the private key of the certificate; required if `tls_cert_file` is set.
     pub tls_key_file: PathBuf,
+    /// Whether this listener and that of operators serve the page at `/`.
+    pub page: bool,
     /// Host names that a daemon without keys accepts in the `Host` header, beside the names of loopback.
     pub hosts_allowed: Vec<String>,
     /// Origins of web pages that may send requests and read answers (CORS), such as `https://app.example.com`.
@@ -181,6 +183,7 @@ impl Default for Http {
             listen: ([127, 0, 0, 1], 8080).into(),
             tls_cert_file: PathBuf::new(),
             tls_key_file: PathBuf::new(),
+            page: true,
             hosts_allowed: Vec::new(),
             origins_allowed: Vec::new(),
             connection_count_max: 1_024,

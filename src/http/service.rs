@@ -38,6 +38,8 @@ pub struct Service {
     pub limits: ServeLimits,
     /// Which hosts and web pages may send requests.
     pub origins: OriginPolicy,
+    /// Whether both listeners serve the page.
+    pub has_page: bool,
     bodies: MemoryPool,
     answers: MemoryPool,
     access: Access,
@@ -63,6 +65,8 @@ pub struct ServiceParts {
     pub limits: ServeLimits,
     /// Which hosts and web pages may send requests.
     pub origins: OriginPolicy,
+    /// Whether both listeners serve the page.
+    pub has_page: bool,
 }
 
 /// The service as the caller of one request sees it: with the data of its tenant, and no other's.
@@ -101,11 +105,32 @@ impl ReceiptKey {
 impl Service {
     /// A service of these parts.
     pub fn new(parts: ServiceParts) -> Self {
-        let ServiceParts { access, tenants, originals, middleware, receipts, admission, limits, origins } =
-            parts;
+        let ServiceParts {
+            access,
+            tenants,
+            originals,
+            middleware,
+            receipts,
+            admission,
+            limits,
+            origins,
+            has_page,
+        } = parts;
         let bodies = MemoryPool::new(limits.bodies_bytes_max);
         let answers = MemoryPool::new(limits.answers_bytes_max);
-        Self { receipts, middleware, admission, limits, origins, bodies, answers, access, tenants, originals }
+        Self {
+            receipts,
+            middleware,
+            admission,
+            limits,
+            origins,
+            has_page,
+            bodies,
+            answers,
+            access,
+            tenants,
+            originals,
+        }
     }
 
     /// The caller with this key.

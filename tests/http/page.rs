@@ -1,8 +1,10 @@
 //! The page at `/`: its files on both listeners, without a key and after a link on another site.
 
+use thresher_core::kv::store::KvStore;
+
 use crate::keys::{Keyed, entry};
 use crate::support::wire::{ask_with, get};
-use crate::{daemon, registry_settings, scripted};
+use crate::{daemon, pipeline_of, registry_settings, scripted, serve, service};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn both_listeners_serve_the_page_without_a_key() {
@@ -33,6 +35,20 @@ async fn both_listeners_serve_the_page_without_a_key() {
     assert_eq!(get(keyed.daemon.http, "/v1/models").await.status, 401);
     let posted = ask_with(keyed.daemon.http, ("POST", "/"), &[], "{}").await;
     assert_eq!((posted.status, posted.json()["error"]["code"].as_str()), (405, Some("method_not_allowed")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_without_the_page_serves_none_of_its_files() {
+    let (mut service, tenants) =
+        service(Some(pipeline_of(scripted(), KvStore::without_tiers())), 4, 4, &registry_settings());
+    service.has_page = false;
+    let daemon = serve((service, tenants)).await;
+    for listener in [daemon.http, daemon.admin] {
+        for path in ["/", "/app.js", "/app.css", "/favicon.svg"] {
+            assert_eq!(get(listener, path).await.status, 404, "{path}");
+        }
+    }
+    assert_eq!(get(daemon.http, "/v1/models").await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

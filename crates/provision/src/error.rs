@@ -40,8 +40,8 @@ pub enum ProvisionError {
     NotInFolder { archive: PathBuf, unpacked: PathBuf },
     /// A file differs from its pin.
     #[error(
-        "{name} is not the pinned file: its SHA-256 is {found} and not {expected}; nothing of it was kept. Run again; if it differs \
-         again, the index, a proxy or the disk changes it: use another one"
+        "{name} is not the pinned file: its SHA-256 is {found} and not {expected}; nothing of it was kept. Fetch it again; if it \
+         differs again, the index, a proxy or the disk changes it: use another one"
     )]
     Checksum { name: String, expected: String, found: String },
     /// The wheel is no zip file, or lacks a member.

@@ -123,6 +123,15 @@ fn what_differs_from_its_pin_is_refused_and_the_old_files_stay() {
     check("no list", Source::Index(index("<html>".to_owned(), Vec::new())), "not a list of files");
     check("nobody listens", Source::Index("http://127.0.0.1:1/simple".to_owned()), "--from");
     check("no URL", Source::Index("pypi".to_owned()), "is not an http or https URL");
+    let damaged = |name: &str, file: &str| {
+        let from = folder.path().join(name);
+        let path = from.join(file);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        std::fs::write(path, &bytes[..9]).expect("written");
+        Source::Folder(from)
+    };
+    check("half of a wheel in a folder", damaged("half", WHEEL), "is not the pinned file");
+    check("half of a file in a folder", damaged("files", "tool/sub/lib.so"), "is not the pinned file");
     check("an empty folder", Source::Folder(folder.path().to_owned()), "found neither");
 }
 

@@ -15,6 +15,8 @@ mod decoder;
 mod stages;
 mod forward;
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -129,11 +131,45 @@ pub fn environment(lib: &Path) -> Result<Environment, ModelError> {
         Some((path, _)) => return Err(error(format!("this process has already loaded {}", path.display()))),
         None => {}
     }
+    check_is_whole(lib).map_err(error)?;
     let builder = ort::init_from(lib).map_err(|e| error(e.to_string()))?;
     let environment =
         builder.with_name("thresher").with_telemetry(false).build().map_err(|e| error(e.to_string()))?;
     *opened = Some((lib.to_owned(), environment.clone()));
     Ok(environment)
+}
+
+/// Checks that a shared library is not cut off. The system maps a library without this check, and the process
+/// dies of SIGBUS when it first touches a page that is missing.
+///
+/// In a 64-bit ELF file, the table of section headers is last. Its place is a little-endian `u64` at byte 40
+/// of the file header, the size and the number of its entries are `u16` at bytes 58 and 60 (ELF-64 Object File
+/// Format 1.5, section 3). Other formats are not checked.
+fn check_is_whole(lib: &Path) -> Result<(), String> {
+    const HEADER_BYTES: usize = 64;
+    const ELF_64_LITTLE_ENDIAN: &[u8] = b"\x7fELF\x02\x01";
+    let open = || File::open(lib).and_then(|file| Ok((file.metadata()?.len(), file)));
+    let (found, file) = open().map_err(|e| e.to_string())?;
+    let mut header = Vec::with_capacity(HEADER_BYTES);
+    file.take(HEADER_BYTES as u64).read_to_end(&mut header).map_err(|e| e.to_string())?;
+    if !header.starts_with(ELF_64_LITTLE_ENDIAN) {
+        return Ok(());
+    }
+    let expected = match header.len() == HEADER_BYTES {
+        true => {
+            let table = u64::from_le_bytes(header[40..48].try_into().expect("8 bytes"));
+            let entry = |at: usize| u64::from(u16::from_le_bytes([header[at], header[at + 1]]));
+            table.saturating_add(entry(58) * entry(60))
+        }
+        false => HEADER_BYTES as u64,
+    };
+    match found < expected {
+        true => Err(format!(
+            "the file is cut off: it has {found} bytes and should have at least {expected}; `thresher init` \
+             fetches it again"
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Loads the shared library of ONNX Runtime and returns the description of its build, with its version.
@@ -270,6 +306,30 @@ fn graph_error(graph: &str, e: impl std::fmt::Display) -> ModelError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_is_cut_off_is_not_loaded() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let lib = folder.path().join("lib.so");
+        // The table of section headers begins at byte 1000 and has 3 entries of 64 bytes.
+        let mut whole = vec![0; 1192];
+        whole[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        whole[40..48].copy_from_slice(&1000_u64.to_le_bytes());
+        (whole[58], whole[60]) = (64, 3);
+        let check = |name: &str, bytes: &[u8], expect: Option<&str>| {
+            std::fs::write(&lib, bytes).expect("written");
+            let found = check_is_whole(&lib).err();
+            let as_expected = match (&found, expect) {
+                (Some(found), Some(expect)) => found.contains(expect),
+                (found, expect) => found.is_none() && expect.is_none(),
+            };
+            assert!(as_expected, "{name}: {found:?}");
+        };
+        check("a whole file", &whole, None);
+        check("the last byte is missing", &whole[..1191], Some("1191 bytes and should have at least 1192"));
+        check("a part of the header", &whole[..32], Some("32 bytes and should have at least 64"));
+        check("another format", b"\xcf\xfa\xed\xfe", None);
+    }
 
     #[test]
     fn fingerprints_of_reduced_precision_depend_on_the_build_and_the_kernels() {
