@@ -109,8 +109,6 @@ pub fn evaluate(
         auto: Some(auto.report()),
         support: None,
         prefilter: Some(evaluate_prefilter(rows)?),
-        spans: Vec::new(),
-        judged: None,
     })
 }
 
