@@ -161,7 +161,7 @@ pub fn router(service: Service) -> Router {
         // Before any body is read, and around the fallback: a client without a key learns nothing.
         .layer(axum::middleware::from_fn_with_state(service.clone(), keys::authenticate))
         // Outside the keys: the page asks for one.
-        .merge(if service.has_page { page::router() } else { Router::new() })
+        .merge(page::router(service.has_page))
         // Around the keys: web pages that are not allowed do not even learn whether there are keys.
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard));
     // Around the keys, since a browser sends preflight requests without a key.

@@ -31,7 +31,7 @@ pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
         .route("/metrics", get(metrics))
         .fallback(async || ApiError::not_found(&["/livez", "/readyz", "/metrics"]))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
-        .merge(if admin.service.has_page { page::router() } else { Router::new() })
+        .merge(page::router(admin.service.has_page))
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard))
         .layer(axum::middleware::from_fn(accept))
         .with_state(admin)

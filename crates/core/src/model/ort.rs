@@ -16,7 +16,7 @@ mod stages;
 mod forward;
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -144,14 +144,19 @@ pub fn environment(lib: &Path) -> Result<Environment, ModelError> {
 ///
 /// In a 64-bit ELF file, the table of section headers is last. Its place is a little-endian `u64` at byte 40
 /// of the file header, the size and the number of its entries are `u16` at bytes 58 and 60 (ELF-64 Object File
-/// Format 1.5, section 3). Other formats are not checked.
+/// Format 1.5, section 3). Other formats are not checked, nor what cannot be read here: the loader may find the
+/// library by its name alone, and says best why it does not.
 fn check_is_whole(lib: &Path) -> Result<(), String> {
     const HEADER_BYTES: usize = 64;
     const ELF_64_LITTLE_ENDIAN: &[u8] = b"\x7fELF\x02\x01";
-    let open = || File::open(lib).and_then(|file| Ok((file.metadata()?.len(), file)));
-    let (found, file) = open().map_err(|e| e.to_string())?;
     let mut header = Vec::with_capacity(HEADER_BYTES);
-    file.take(HEADER_BYTES as u64).read_to_end(&mut header).map_err(|e| e.to_string())?;
+    let mut read = || -> io::Result<u64> {
+        let file = File::open(lib)?;
+        let found = file.metadata()?.len();
+        file.take(HEADER_BYTES as u64).read_to_end(&mut header)?;
+        Ok(found)
+    };
+    let Ok(found) = read() else { return Ok(()) };
     if !header.starts_with(ELF_64_LITTLE_ENDIAN) {
         return Ok(());
     }
