@@ -133,7 +133,8 @@ fn measure() {
     // The logits of the question over all keys, thrice; and the keys and values of two layers, twice, since a
     // graph concatenates old and new ones.
     let stage = 3 * logits + 2 * 2 * planes;
-    let bound = reading.max(stage) + (32 << 20);
+    // What allocators hold beyond that differs from run to run: 21 to 37 MB were seen.
+    let bound = reading.max(stage) + (64 << 20);
     println!("grown by {grown}; a window {reading}, a question {stage}, all layers {all_layers}");
     assert!(grown < bound, "grown by {grown}; a window {reading}, a question {stage}");
     assert!(all_layers > 2 * bound, "the bound would not notice all layers at once: {all_layers}");
