@@ -259,7 +259,8 @@ impl AttributeBody {
         let registered = self.chunk_ids.is_some() || self.compress_id.is_some();
         let chunks = chunks_of(self.chunks, registered, referenced)?;
         let sources_max = self.sources_max.unwrap_or(SOURCES_DEFAULT);
-        let request = AttributeRequest { answer, chunks, registered, seen: None, parts, sources_max };
+        let request =
+            AttributeRequest { answer, chunks, registered, seen: None, markers: None, parts, sources_max };
         let (offsets, receipt, format) = (self.offsets, self.receipt, self.format);
         Ok((request, AttributeOptions { offsets, receipt, format, fallback }))
     }

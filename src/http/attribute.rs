@@ -116,6 +116,7 @@ impl ParsedRequest {
                 into_request(body, chunks.as_ref().map(ReferencedChunks::chunks), &scope.limits.bodies)?;
             let recent = chunks.as_ref().and_then(ReferencedChunks::recent_request);
             request.seen = recent.map(|recent| recent.kept.clone());
+            request.markers = recent.map(|recent| recent.markers.clone());
             work(&scope, LoadedRequest { request, options, chunks }, cancel)
         });
         answer.await.map_err(|error| if by_ids { error.of_chunks_in("chunk_ids") } else { error })

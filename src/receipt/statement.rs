@@ -185,7 +185,15 @@ impl Statement {
         };
         let any_seen = self.chunks.iter().any(|chunk| chunk.seen.is_some());
         let seen = any_seen.then(|| chunks.iter().enumerate().map(seen).collect());
-        AttributeRequest { answer, chunks, registered: true, seen, parts, sources_max: self.sources_max }
+        AttributeRequest {
+            answer,
+            chunks,
+            registered: true,
+            seen,
+            markers: None,
+            parts,
+            sources_max: self.sources_max,
+        }
     }
 
     /// Compares two statements, except for the time and the version of Thresher that issued them. Scores may differ slightly, as two

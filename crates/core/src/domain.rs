@@ -489,6 +489,9 @@ pub struct AttributeRequest {
     /// `[chunk]`: the ascending byte ranges of the chunk's text that the author of the answer saw. `None`
     /// means all text of all chunks.
     pub seen: Option<Vec<Vec<ByteRange>>>,
+    /// `[chunk]`: the number by which the author of the answer knew the chunk, as in `[2]`. `None` means that
+    /// the chunks were numbered from 1.
+    pub markers: Option<Vec<Option<usize>>>,
     /// The parts of the answer that are attributed separately; its sentences by default.
     pub parts: Parts,
     /// How many of the best chunks are named as sources of one part. Cited chunks are named in any case.
@@ -535,6 +538,7 @@ impl AttributeRequest {
             chunks: chunks.into_iter().map(Arc::new).collect(),
             registered: false,
             seen: None,
+            markers: None,
             parts: Parts::Sentences,
             sources_max: SOURCES_DEFAULT,
         }

@@ -8,9 +8,11 @@
 pub mod offsets;
 
 mod abbreviations;
+mod amounts;
 mod arriving;
 mod bound;
 mod comparison;
+mod contrasts;
 mod grams;
 mod lang;
 mod lines;
@@ -18,6 +20,7 @@ mod mentions;
 mod names;
 mod numbers;
 pub mod outline;
+mod quotes;
 mod stop_context;
 mod stops;
 mod terms;
@@ -33,13 +36,16 @@ use icu_segmenter::{WordSegmenter, WordSegmenterBorrowed};
 use crate::domain::ByteRange;
 use lines::{GroupKind, LineGroup};
 
+pub use amounts::{Amount, Measure};
 pub use arriving::{Arriving, arrived};
 pub use comparison::compares_all;
+pub use contrasts::{Contrast, contrasts};
 pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};
 pub use lang::lang_of;
 pub use mentions::Mentions;
 pub use names::Names;
-pub use terms::{Term, markers, terms};
+pub use quotes::quotations;
+pub use terms::{Limit, Term, markers, terms};
 
 /// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may
 /// be longer.

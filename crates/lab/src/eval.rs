@@ -9,6 +9,7 @@ mod attribution;
 mod bm25;
 mod estimate;
 pub mod heads;
+pub mod judged;
 pub mod kinds;
 pub mod kv;
 mod logistic;
@@ -43,13 +44,18 @@ pub fn file(
     progress: &dyn Fn(usize, usize),
 ) -> anyhow::Result<Report> {
     let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-    let report = match data::read(path)? {
-        data::Rows::Selection(rows, unlabelled) => {
-            let report = selection::evaluate(&rows, pipeline, codec, progress);
-            report.map(|report| Report { unlabelled, ..report })
-        }
-        data::Rows::Attribution(rows) => attribution::evaluate(&rows, pipeline, codec, progress),
-    };
+    let report =
+        match data::read(path)? {
+            data::Rows::Selection(rows, unlabelled) => {
+                let report = selection::evaluate(&rows, pipeline, codec, progress);
+                report.map(|report| Report { unlabelled, ..report })
+            }
+            data::Rows::Attribution(rows) => attribution::evaluate(&rows, pipeline, codec, progress),
+            data::Rows::Claims(rows) => judged::claims(&rows, pipeline, codec, progress)
+                .map(|judged| Report { rows: rows.len(), judged: Some(judged), ..Report::default() }),
+            data::Rows::Answerable(rows) => judged::questions(&rows, pipeline, progress)
+                .map(|judged| Report { rows: rows.len(), judged: Some(judged), ..Report::default() }),
+        };
     let mut report = report.with_context(|| format!("evaluating {}", path.display()))?;
     report.data = name;
     Ok(report)

@@ -10,7 +10,8 @@ use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
 use thresher_core::kv::store::Sources;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::attribute::{
-    Attributed, ESTIMATOR, PartOutcome, Source, UnsupportedKind, UnsupportedSpan,
+    Attributed, Conflict, ConflictKind, ESTIMATOR, PartOutcome, Passage, QuoteOutcome, QuoteVerdict, Source,
+    UnsupportedKind, UnsupportedSpan, Verdict,
 };
 use thresher_core::text::offsets::OffsetUnit;
 
@@ -24,6 +25,8 @@ use crate::receipt::Receipt;
 pub struct AttributeAnswer {
     /// Parts of the answer, in its order.
     parts: Vec<PartAnswer>,
+    /// What stands between quotation marks, of at least three words, in the order of the answer; with format `json`, the values of as many.
+    quotes: Vec<QuoteAnswer>,
     /// The attribution in the format that the request names.
     #[serde(skip_serializing_if = "Option::is_none")]
     formatted: Option<Value>,
@@ -45,14 +48,37 @@ pub struct PartAnswer {
     range: Range,
     /// The text of the part.
     text: String,
-    /// Whether the chunks support it; null if it makes no claim.
+    /// What the chunks say of it; null if it makes no claim.
+    verdict: Option<Verdict>,
+    /// Whether the verdict is `supported`; null if it makes no claim.
     supported: Option<bool>,
-    /// How well the chunks support it, from 0 to 1.
+    /// The probability that the chunks support it. With a decoder, which is not calibrated, only a number that ranks parts.
     support: Option<f32>,
     /// The words in it that no chunk supports.
     unsupported: Vec<UnsupportedAnswer>,
+    /// What the chunks say instead, if the verdict is `contradicted`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    conflicts: Vec<ConflictAnswer>,
     /// The chunks that it came from, best first.
     sources: Vec<SourceAnswer>,
+}
+
+/// What a chunk says instead of a part.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Conflict")]
+struct ConflictAnswer {
+    #[serde(flatten)]
+    range: Range,
+    /// The words of the answer.
+    text: String,
+    /// Why the chunk excludes them.
+    reason: ConflictKind,
+    /// The id of the chunk.
+    chunk: String,
+    /// The index of the chunk in the request.
+    index: usize,
+    /// The word of the chunk.
+    source: SourceText,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -104,6 +130,46 @@ struct SourceText {
     text: String,
 }
 
+/// A quotation in the answer.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Quote")]
+struct QuoteAnswer {
+    #[serde(flatten)]
+    range: Range,
+    /// The text of the quotation, without its marks.
+    text: String,
+    /// Whether it stands in a chunk.
+    verdict: QuoteVerdict,
+    /// Whether a mark such as `…` says that something was left out.
+    has_ellipsis: bool,
+    /// The passages that it came from, in its order; none if it is fabricated.
+    passages: Vec<PassageAnswer>,
+    /// The words that the passages do not have.
+    altered: Vec<AlteredAnswer>,
+}
+
+/// A passage of a chunk that a quotation repeats.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "QuotePassage")]
+struct PassageAnswer {
+    /// The id of the chunk.
+    chunk: String,
+    /// The index of the chunk in the request.
+    index: usize,
+    #[serde(flatten)]
+    passage: SourceText,
+}
+
+/// A word of a quotation that its source does not have.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "AlteredWord")]
+struct AlteredAnswer {
+    #[serde(flatten)]
+    range: Range,
+    /// The word.
+    text: String,
+}
+
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "AttributeRc")]
 /// The model, and the statistic by which it scored.
@@ -131,6 +197,7 @@ impl AttributeAnswer {
         };
         Self {
             parts,
+            quotes: QuoteAnswer::all(&context, &attributed.quotes, options.offsets),
             formatted,
             rc: RcAnswer {
                 estimator: ESTIMATOR,
@@ -146,6 +213,35 @@ impl AttributeAnswer {
     /// The same answer with a receipt.
     pub fn with_receipt(self, receipt: Option<Receipt>) -> Self {
         Self { receipt, ..self }
+    }
+}
+
+impl QuoteAnswer {
+    fn all(context: &CitationContext, quotes: &[QuoteOutcome], unit: OffsetUnit) -> Vec<Self> {
+        if quotes.is_empty() {
+            return Vec::new();
+        }
+        let answer = Offsets::new(context.answer, unit);
+        let chunks = ChunkOffsets::new(context.chunks, unit);
+        let passage = |&Passage { chunk, bytes }: &Passage| PassageAnswer {
+            chunk: context.chunks[chunk].id.clone(),
+            index: context.index(chunk),
+            passage: SourceText {
+                range: chunks.range(chunk, bytes),
+                text: bytes.of(&context.chunks[chunk].text).to_owned(),
+            },
+        };
+        let text = |bytes: ByteRange| bytes.of(context.answer).to_owned();
+        let altered = |&bytes: &ByteRange| AlteredAnswer { range: answer.range(bytes), text: text(bytes) };
+        let quote = |quote: &QuoteOutcome| Self {
+            range: answer.range(quote.bytes),
+            text: text(quote.bytes),
+            verdict: quote.verdict,
+            has_ellipsis: quote.has_ellipsis,
+            passages: quote.passages.iter().map(passage).collect(),
+            altered: quote.altered.iter().map(altered).collect(),
+        };
+        quotes.iter().map(quote).collect()
     }
 }
 
@@ -180,6 +276,17 @@ impl PartAnswer {
             text: unsupported.bytes.of(context.answer).to_owned(),
             reason: unsupported.kind,
         };
+        let conflict = |conflict: &Conflict| ConflictAnswer {
+            range: answer.range(conflict.bytes),
+            text: conflict.bytes.of(context.answer).to_owned(),
+            reason: conflict.kind,
+            chunk: context.chunks[conflict.chunk].id.clone(),
+            index: context.index(conflict.chunk),
+            source: SourceText {
+                range: chunks.range(conflict.chunk, conflict.source),
+                text: conflict.source.of(&context.chunks[conflict.chunk].text).to_owned(),
+            },
+        };
         let source = |source: &Source| {
             let chunk = context.chunk(source);
             let passage = |bytes: ByteRange| SourceText {
@@ -188,7 +295,7 @@ impl PartAnswer {
             };
             SourceAnswer {
                 chunk: chunk.id.clone(),
-                index: context.index(source),
+                index: context.index(source.chunk),
                 score: source.score,
                 cited: source.cited,
                 tied: source.tied,
@@ -199,9 +306,11 @@ impl PartAnswer {
         Self {
             range: answer.range(part.bytes),
             text: part.bytes.of(context.answer).to_owned(),
+            verdict: part.verdict,
             supported: part.is_supported(),
             support: part.support,
             unsupported: part.unsupported.iter().map(unsupported).collect(),
+            conflicts: part.conflicts.iter().map(conflict).collect(),
             sources: part.sources.iter().map(source).collect(),
         }
     }
@@ -229,15 +338,20 @@ impl AttributeAnswer {
 
 impl PartAnswer {
     fn write_plain_text(&self, to: &mut String) {
-        let verdict = match self.supported {
-            Some(true) => "SUPPORTED",
-            Some(false) => "NOT SUPPORTED",
+        let verdict = match self.verdict {
+            Some(Verdict::Supported) => "SUPPORTED",
+            Some(Verdict::Partly) => "SUPPORTED IN PART",
+            Some(Verdict::Contradicted) => "CONTRADICTED",
+            Some(Verdict::NotFound) => "NOT FOUND",
             None => "NOTHING TO CHECK",
         };
         // Writing to a text cannot fail.
         let _ = writeln!(to, "{verdict}: {}", self.text);
         for source in self.sources.iter().filter(|source| source.cited) {
             let _ = writeln!(to, "  from [{}]: {}", source.chunk, source.sentence.text);
+        }
+        for ConflictAnswer { text, chunk, source, .. } in &self.conflicts {
+            let _ = writeln!(to, "  but [{chunk}] says: {} (for: {text})", source.text);
         }
         if !self.unsupported.is_empty() {
             let words: Vec<&str> = self.unsupported.iter().map(|unsupported| &*unsupported.text).collect();

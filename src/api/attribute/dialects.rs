@@ -90,14 +90,14 @@ impl<'a> CitationContext<'a> {
     }
 
     /// The index of the cited chunk in the caller's list.
-    pub(super) fn index(&self, source: &Source) -> usize {
-        self.numbers.indexes.map_or(source.chunk, |indexes| indexes[source.chunk])
+    pub(super) fn index(&self, chunk: usize) -> usize {
+        self.numbers.indexes.map_or(chunk, |indexes| indexes[chunk])
     }
 
     /// The number that stands for the cited chunk in texts.
     fn marker(&self, source: &Source) -> usize {
         let known = self.numbers.markers.and_then(|markers| markers[source.chunk]);
-        known.unwrap_or_else(|| self.index(source) + 1)
+        known.unwrap_or_else(|| self.index(source.chunk) + 1)
     }
 
     /// The cited sentence, as it stands in the chunk.
@@ -138,7 +138,7 @@ fn markers(context: &CitationContext, parts: &[PartOutcome]) -> Value {
             text.push_str(if first == 0 { " [" } else { "[" });
             text.push_str(&format!("{marker}]"));
             references.entry(marker).or_insert_with(|| {
-                json!({"marker": marker, "chunk": chunk.id, "index": context.index(source), "title": chunk.title})
+                json!({"marker": marker, "chunk": chunk.id, "index": context.index(source.chunk), "title": chunk.title})
             });
         }
     }
@@ -202,7 +202,7 @@ pub mod anthropic {
         json!({
             "type": "char_location",
             "cited_text": context.cited_text(source),
-            "document_index": context.index(source),
+            "document_index": context.index(source.chunk),
             "document_title": chunk.title,
             "start_char_index": range.start,
             "end_char_index": range.end,
@@ -215,7 +215,7 @@ pub mod anthropic {
         json!({
             "type": "content_block_location",
             "cited_text": context.cited_text(source),
-            "document_index": context.index(source),
+            "document_index": context.index(source.chunk),
             "document_title": context.chunk(source).title,
             "start_block_index": block,
             "end_block_index": block + 1,
@@ -229,7 +229,7 @@ pub mod anthropic {
         json!({
             "type": "search_result_location",
             "cited_text": context.cited_text(source),
-            "search_result_index": context.index(source),
+            "search_result_index": context.index(source.chunk),
             "source": context.url(source).unwrap_or(&chunk.id),
             "title": chunk.title,
             "start_block_index": block,

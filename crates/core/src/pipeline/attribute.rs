@@ -12,9 +12,12 @@
 
 mod candidates;
 mod cite;
+mod judge;
+mod quotes;
 mod sentence_scores;
 mod support;
 mod trace;
+mod verdict;
 
 use std::borrow::Cow;
 use std::slice;
@@ -24,8 +27,11 @@ use rayon::prelude::*;
 
 pub use self::candidates::Candidates;
 pub use self::cite::{PartOutcome, Source};
+pub use self::judge::{Conflict, ConflictKind};
+pub use self::quotes::{Passage, QuoteOutcome, QuoteVerdict};
 use self::sentence_scores::{AnswerSentence, SentenceScores};
-pub use self::support::{SUPPORT_MIN, UnsupportedKind, UnsupportedSpan};
+pub use self::support::{UnsupportedKind, UnsupportedSpan};
+pub use self::verdict::{Feature, Features, SUPPORT_MIN, Verdict};
 use super::cancel::Cancel;
 use super::clock::{Clock, Timings};
 use super::validate::{self, InvalidRequest};
@@ -45,6 +51,8 @@ const NAME_BYTES_MAX: usize = 200;
 pub struct Attributed {
     /// The parts, in the order of the answer.
     pub parts: Vec<PartOutcome>,
+    /// The quotations in the answer of at least three words, in its order.
+    pub quotes: Vec<QuoteOutcome>,
     /// How many blocks of the chunks came from each source.
     pub block_sources: store::Sources,
     /// The time that each stage took.
@@ -70,7 +78,8 @@ impl Pipeline {
         let mut clock = Clock::start();
         let candidates = self.candidates(request, &mut clock, cancel)?;
         let parts = clock.stage("answer", || self.parts(&candidates, request, cancel))?;
-        Ok(Attributed { parts, block_sources: candidates.block_sources(), timings: clock.finish() })
+        let quotes = clock.stage("quotes", || self::quotes::all(&candidates, request, cancel))?;
+        Ok(Attributed { parts, quotes, block_sources: candidates.block_sources(), timings: clock.finish() })
     }
 
     /// Attributes the parts of an answer whose chunks have been read with [`Self::candidates`].
@@ -286,13 +295,14 @@ impl<'a> SentenceGroup<'a> {
         if let Some(value) = self.value {
             let prefix = part.bytes.start;
             let is_verbatim = value.bytes.len() == value.text.len();
-            for unsupported in &mut part.unsupported {
-                unsupported.bytes = match is_verbatim && unsupported.bytes.start >= prefix {
-                    true => ByteRange::new(unsupported.bytes.start - prefix, unsupported.bytes.end - prefix)
-                        .shifted(value.bytes.start),
-                    false => value.bytes,
-                };
-            }
+            let in_answer = |bytes: ByteRange| match is_verbatim && bytes.start >= prefix {
+                true => ByteRange::new(bytes.start - prefix, bytes.end - prefix).shifted(value.bytes.start),
+                false => value.bytes,
+            };
+            part.unsupported
+                .iter_mut()
+                .for_each(|unsupported| unsupported.bytes = in_answer(unsupported.bytes));
+            part.conflicts.iter_mut().for_each(|conflict| conflict.bytes = in_answer(conflict.bytes));
             part.bytes = value.bytes;
         }
         part

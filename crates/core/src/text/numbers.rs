@@ -1,29 +1,10 @@
 //! Reads numbers by their value, so that `1,200`, `1200.0`, `1.2 thousand` and `twelve hundred` are the same
 //! number. Knows English words only.
 
-/// Numbers in words. `one` is missing because it is often not a number.
-const WORDS: [(&str, &str); 20] = [
-    ("two", "2"),
-    ("three", "3"),
-    ("four", "4"),
-    ("five", "5"),
-    ("six", "6"),
-    ("seven", "7"),
-    ("eight", "8"),
-    ("nine", "9"),
-    ("ten", "10"),
-    ("eleven", "11"),
-    ("twelve", "12"),
-    ("thirteen", "13"),
-    ("fourteen", "14"),
-    ("fifteen", "15"),
-    ("sixteen", "16"),
-    ("seventeen", "17"),
-    ("eighteen", "18"),
-    ("nineteen", "19"),
-    ("twenty", "20"),
-    ("thirty", "30"),
-];
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use text2num::{Language, Token, find_numbers};
 
 /// Words after a number that multiply it, with the number of zeros that they add.
 const SCALES: [(&str, usize); 5] =
@@ -36,10 +17,88 @@ const SUFFIXES: [(&str, usize); 6] = [("k", 3), ("K", 3), ("M", 6), ("mn", 6), (
 /// Endings of ordinals and decades, which are not units.
 const ENDINGS: [&str; 5] = ["st", "nd", "rd", "th", "s"];
 
-/// Returns the value of a word that is a number: the sign, the digits without separators, and the decimals
-/// without trailing zeros. Returns `None` for any other word.
+/// Words that name a number in one place and something else in the next, unless they are a part of a longer
+/// number such as `twenty-one`. `hundred` and the like are read with [`SCALES`].
+const AMBIGUOUS: [&str; 8] = ["one", "o", "first", "second", "hundred", "thousand", "million", "billion"];
+
+/// The longest word of a number, `seventeenth`, in bytes.
+const NUMBER_WORD_BYTES_MAX: usize = 11;
+
+/// A number in words.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Spelled {
+    /// The index of its first word.
+    pub start: usize,
+    /// The index after its last word.
+    pub end: usize,
+    /// Its value in digits, with the ending of an ordinal: `37`, `20th`.
+    pub value: String,
+}
+
+/// A word that may be a part of a number.
+struct Word<'a> {
+    text: Cow<'a, str>,
+    /// Whether more than a space or a hyphen is between the word before and this one.
+    is_apart: bool,
+    /// Whether the word cannot be a part of a number.
+    is_other: bool,
+}
+
+impl Token for Word<'_> {
+    fn text(&self) -> Cow<'_, str> {
+        Cow::Borrowed(&self.text)
+    }
+
+    fn text_lowercase(&self) -> Cow<'_, str> {
+        Cow::Borrowed(&self.text)
+    }
+
+    fn nt_separated(&self, _previous: &Self) -> bool {
+        self.is_apart
+    }
+
+    fn not_a_number_part(&self) -> bool {
+        self.is_other
+    }
+}
+
+/// Finds the numbers in words among `words`, such as `thirty-seven` and `one hundred and five`. `words` are
+/// pairs of a word and whether more than a space or a hyphen is between the word before and it.
+pub(super) fn spelled<'a>(words: impl Iterator<Item = (&'a str, bool)>) -> Vec<Spelled> {
+    static ENGLISH: LazyLock<Language> = LazyLock::new(Language::english);
+    let mut words: Vec<Word> = words
+        .map(|(word, is_apart)| {
+            let is_other =
+                word.len() > NUMBER_WORD_BYTES_MAX || !word.bytes().all(|b| b.is_ascii_alphabetic());
+            let text = match is_other || !word.bytes().any(|b| b.is_ascii_uppercase()) {
+                true => Cow::Borrowed(word),
+                false => Cow::Owned(word.to_ascii_lowercase()),
+            };
+            Word { text, is_apart, is_other }
+        })
+        .collect();
+    // "One hundred and two hundred" are two numbers, "one hundred and two" is one.
+    for at in 0..words.len() {
+        let is_scale = |word: &Word| SCALES.iter().any(|(name, _)| *name == word.text);
+        words[at].is_other |= words[at].text == "and" && words.get(at + 2).is_some_and(is_scale);
+    }
+    let texts: Vec<Cow<str>> = words.iter().map(|word| word.text.clone()).collect();
+    let is_clear = |found: &Spelled| {
+        let is_plural = texts[found.end - 1].ends_with('s');
+        let is_word = found.end - found.start == 1 && AMBIGUOUS.contains(&&*texts[found.start]);
+        !is_plural && !is_word
+    };
+    find_numbers(words.into_iter(), &*ENGLISH, 0.0)
+        .into_iter()
+        .map(|found| Spelled { start: found.start, end: found.end, value: found.text })
+        .filter(is_clear)
+        .collect()
+}
+
+/// Returns the value of a word that is a number in digits, or one of `twice` and `thrice`: the sign, the digits without separators, and the
+/// decimals without trailing zeros. Returns `None` for any other word.
 pub(super) fn value(word: &str) -> Option<String> {
-    if let Some((_, digits)) = WORDS.iter().find(|(name, _)| *name == word) {
+    if let Some((_, digits)) = [("twice", "2"), ("thrice", "3")].iter().find(|(name, _)| *name == word) {
         return Some((*digits).to_owned());
     }
     let (sign, number) = word.strip_prefix('-').map_or(("", word), |number| ("-", number));
@@ -55,15 +114,23 @@ pub(super) fn value(word: &str) -> Option<String> {
     Some(if decimals.is_empty() { format!("{sign}{whole}") } else { format!("{sign}{whole}.{decimals}") })
 }
 
-/// Returns how many zeros a word after a number adds to it. `touches` says whether the word touches the
-/// number; otherwise a space or a hyphen is between them.
-pub(super) fn zeros(word: &str, touches: bool) -> Option<usize> {
-    let table: &[(&str, usize)] = if touches { &SUFFIXES } else { &SCALES };
-    table.iter().find(|(name, _)| *name == word).map(|(_, zeros)| *zeros)
+/// Returns a value multiplied by a suffix that touches it, such as the `M` of `4.2M`.
+pub(super) fn times_suffix(value: &str, suffix: &str) -> Option<String> {
+    let (_, zeros) = SUFFIXES.iter().find(|(name, _)| *name == suffix)?;
+    Some(times_ten_to(value, *zeros))
+}
+
+/// Returns a value multiplied by a word after it, such as `million` or `dozen`.
+pub(super) fn times_word(value: &str, word: &str) -> Option<String> {
+    if word == "dozen" {
+        return value.parse::<u64>().ok()?.checked_mul(12).map(|product| product.to_string());
+    }
+    let (_, zeros) = SCALES.iter().find(|(name, _)| *name == word)?;
+    Some(times_ten_to(value, *zeros))
 }
 
 /// Returns a value multiplied by 10 to the power `zeros`.
-pub(super) fn times_ten_to(value: &str, zeros: usize) -> String {
+fn times_ten_to(value: &str, zeros: usize) -> String {
     let (whole, decimals) = value.split_once('.').unwrap_or((value, ""));
     let (moved, remaining) = decimals.split_at(zeros.min(decimals.len()));
     let whole = format!("{whole}{moved}{}", "0".repeat(zeros - moved.len()));
@@ -94,7 +161,7 @@ mod tests {
             ("1,234,567.50", Some("1234567.5")),
             ("1999.0", Some("1999")),
             ("-5", Some("-5")),
-            ("seven", Some("7")),
+            ("seven", None),
             ("007", Some("007")),
             ("1,2", None),
             ("1234,567", None),
@@ -105,6 +172,29 @@ mod tests {
         ] {
             assert_eq!(value(word).as_deref(), expect, "{word}");
         }
+    }
+
+    #[test]
+    fn numbers_in_words_are_found() {
+        for (text, expect) in [
+            ("thirty seven rooms", &["37"][..]),
+            ("Forty rooms", &["40"]),
+            ("between one hundred and two hundred", &["100", "200"]),
+            ("one hundred and twenty three", &["123"]),
+            ("two million three hundred thousand", &["2300000"]),
+            ("the twenty first of the twentieth", &["21st", "20th"]),
+            ("eighteen hundred", &["1800"]),
+            ("one of the first, a second", &[]),
+            ("hundreds of thirds, a million", &[]),
+            ("seven four", &["7", "4"]),
+            ("37 rooms", &[]),
+        ] {
+            let found = spelled(text.split(' ').map(|word| (word.trim_matches(','), false)));
+            let found: Vec<String> = found.into_iter().map(|found| found.value).collect();
+            assert_eq!(found, expect, "{text}");
+        }
+        assert_eq!(spelled([("twenty", false), ("one", true)].into_iter()).len(), 1, "something is between");
+        assert_eq!(spelled([("twenty", false), ("one", false)].into_iter())[0].value, "21");
     }
 
     #[test]

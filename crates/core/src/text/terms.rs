@@ -3,11 +3,12 @@
 
 use unicode_segmentation::UnicodeSegmentation;
 
-use super::numbers;
+use super::amounts::{self, Amount, Measure};
+use super::numbers::{self, Spelled};
 use crate::domain::ByteRange;
 
 /// A word of a text in normalized form.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Term {
     /// Byte range of the word in the text.
     pub bytes: ByteRange,
@@ -15,6 +16,10 @@ pub struct Term {
     /// its value, such as `1200` for `1,200`. `cannot` and words that end in `n't`, such as `doesn't`, are
     /// `not`.
     pub folded: String,
+    /// What the number counts; `None` if the term is no number.
+    pub amount: Option<Amount>,
+    /// Whether the term is the unit of the number before it.
+    pub is_unit: bool,
 }
 
 /// Returns the words of `text` in order, by the word boundaries of UAX #29. `1,000`, `3.5`, `-4`, `2 million`
@@ -29,7 +34,42 @@ pub struct Term {
 /// assert_eq!(folded, ["it", "1200", "mg", "not", "it"]);
 /// ```
 pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
-    let mut found: Vec<Term> = Vec::new();
+    let words = words(text, cuts);
+    let is_apart = |at: usize| {
+        let between = at.checked_sub(1).map(|before| ByteRange::new(words[before].end, words[at].start));
+        let is_close = |between: ByteRange| {
+            let is_cut = cuts
+                .get(cuts.partition_point(|&cut| cut < between.start))
+                .is_some_and(|&cut| cut <= between.end);
+            SPACES.contains(&between.of(text)) && !is_cut
+        };
+        !between.is_some_and(is_close)
+    };
+    let spelled = numbers::spelled((0..words.len()).map(|at| (words[at].of(text), is_apart(at))));
+    let mut spelled = spelled.into_iter().peekable();
+    let (mut found, mut at) = (Vec::new(), 0);
+    while let Some(&word) = words.get(at) {
+        match spelled.next_if(|number| number.start == at) {
+            Some(Spelled { end, value, .. }) => {
+                found.push(Term::new(ByteRange::new(word.start, words[end - 1].end), value));
+                at = end;
+            }
+            None => {
+                push(&mut found, (text, cuts), word);
+                at += 1;
+            }
+        }
+    }
+    amounts::set(text, &mut found);
+    found
+}
+
+/// What may be between the words of one number.
+const SPACES: [&str; 3] = [" ", "-", "\u{a0}"];
+
+/// Returns the byte ranges of the words of `text`, with digits and their unit as two words.
+fn words(text: &str, cuts: &[usize]) -> Vec<ByteRange> {
+    let mut found = Vec::new();
     for (start, word) in text.unicode_word_indices() {
         let end = start + word.len();
         let first = cuts.partition_point(|&cut| cut <= start);
@@ -44,7 +84,7 @@ pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
             {
                 let word = ByteRange::new(at + first, at + last);
                 if word.of(text).contains(char::is_alphanumeric) {
-                    push(&mut found, (text, cuts), word);
+                    found.push(word);
                 }
             }
             from = to;
@@ -53,29 +93,38 @@ pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
     found
 }
 
-/// Appends a word, or multiplies the number before it if the word is a scale such as `million`.
+/// Appends a word, or multiplies the number before it if the word is a scale such as `million` or `dozen`.
 fn push(found: &mut Vec<Term>, (text, cuts): (&str, &[usize]), bytes: ByteRange) {
+    let is_halved = found.len() > 1 && found[found.len() - 2].folded == "half";
     if let Some(number) = found.last_mut() {
         let next_cut = cuts.get(cuts.partition_point(|&cut| cut < number.bytes.end));
         let is_cut = next_cut.is_some_and(|&cut| cut <= bytes.start);
-        let between = &text[number.bytes.end..bytes.start];
-        let zeros = match between {
-            "" => numbers::zeros(bytes.of(text), true),
-            " " | "-" | "\u{a0}" => numbers::zeros(&bytes.of(text).to_lowercase(), false),
-            _ => None,
-        };
         let value = match &*number.folded {
-            "a" | "one" => Some("1".to_owned()),
+            // Half a million is not a million.
+            "a" | "one" if !is_halved => Some("1".to_owned()),
             folded => numbers::value(folded),
         };
-        if let (false, Some(zeros), Some(value)) = (is_cut, zeros, value) {
+        let between = &text[number.bytes.end..bytes.start];
+        let word = bytes.of(text);
+        let product = value.filter(|_| !is_cut).and_then(|value| match between {
+            "" => numbers::times_suffix(&value, word),
+            between if SPACES.contains(&between) => numbers::times_word(&value, &word.to_lowercase()),
+            _ => None,
+        });
+        if let Some(product) = product {
             number.bytes.end = bytes.end;
-            number.folded = numbers::times_ten_to(&value, zeros);
+            number.folded = product;
             return;
         }
     }
     let bytes = with_sign(text, cuts, bytes);
-    found.push(Term { bytes, folded: folded(bytes.of(text)) });
+    let mut folded = folded(bytes.of(text));
+    let compound = text[bytes.end..].strip_prefix('-').unwrap_or_default();
+    if folded == "no" && compound.starts_with(char::is_alphabetic) && !compound.starts_with("one") {
+        // A "no-hitter" is not the absence of a hitter.
+        folded.push('-');
+    }
+    found.push(Term::new(bytes, folded));
 }
 
 /// Extends a number by the minus sign in front of it. A dash after a word or after another dash is not a
@@ -145,6 +194,10 @@ pub fn markers(text: &str) -> Vec<ByteRange> {
 }
 
 impl Term {
+    fn new(bytes: ByteRange, folded: String) -> Self {
+        Self { bytes, folded, amount: None, is_unit: false }
+    }
+
     /// Returns whether the term is an English function word, which has little meaning by itself, such as
     /// `the` or `about`.
     pub fn is_function_word(&self) -> bool {
@@ -162,6 +215,52 @@ impl Term {
         WORDS.contains(&&*self.folded)
     }
 
+    /// Returns a second name for a number, which says what it counts: its amount in the base unit or, without a
+    /// unit, its value. It begins with `=`, as no [`Self::folded`] does.
+    pub fn number_key(&self) -> Option<String> {
+        match self.amount {
+            Some(Amount { measure: Measure::Unit(base), low, .. }) => Some(format!("={low} {base}")),
+            Some(_) => Some(self.key_without_unit()),
+            None => None,
+        }
+    }
+
+    /// Returns [`Self::number_key`] as it would be without a unit.
+    pub fn key_without_unit(&self) -> String {
+        format!("={}", self.folded)
+    }
+
+    /// Returns whether the term is a number with a known unit.
+    pub fn has_unit(&self) -> bool {
+        self.amount.is_some_and(|amount| matches!(amount.measure, Measure::Unit(_)))
+    }
+
+    /// Returns whether the term is the name of a weekday or a month. `may` and `march` are words, too.
+    pub fn is_calendar(&self) -> bool {
+        const NAMES: [&str; 19] = [
+            "monday",
+            "tuesday",
+            "wednesday",
+            "thursday",
+            "friday",
+            "saturday",
+            "sunday",
+            "january",
+            "february",
+            "march",
+            "april",
+            "may",
+            "june",
+            "july",
+            "august",
+            "september",
+            "october",
+            "november",
+            "december",
+        ];
+        NAMES.contains(&&*self.folded)
+    }
+
     /// Returns whether the term contains a digit.
     pub fn is_number(&self) -> bool {
         self.folded.contains(char::is_numeric)
@@ -173,6 +272,91 @@ impl Term {
             ["not", "no", "never", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere"];
         WORDS.contains(&&*self.folded)
     }
+
+    /// Returns whether the term is a negation, or an English word that says that something is not so, such as
+    /// `failed` or `unlike`.
+    pub fn is_denial(&self) -> bool {
+        const WORDS: [&str; 27] = [
+            "barely",
+            "denied",
+            "denies",
+            "deny",
+            "except",
+            "fail",
+            "failed",
+            "failing",
+            "fails",
+            "false",
+            "hardly",
+            "impossible",
+            "instead",
+            "lack",
+            "lacked",
+            "lacking",
+            "lacks",
+            "rarely",
+            "rather",
+            "refuse",
+            "refused",
+            "refuses",
+            "seldom",
+            "unable",
+            "unlike",
+            "unsuccessful",
+            "untrue",
+        ];
+        self.is_negation() || WORDS.contains(&&*self.folded)
+    }
+
+    /// Returns whether the term says that something stands against the expected, such as `although`.
+    pub fn is_contrastive(&self) -> bool {
+        const WORDS: [&str; 9] =
+            ["although", "but", "despite", "however", "instead", "rather", "though", "unlike", "while"];
+        WORDS.contains(&&*self.folded)
+    }
+
+    /// Returns whether the term is a verb that says the same of both sides, such as `married`.
+    pub fn is_mutual(&self) -> bool {
+        const WORDS: [&str; 14] = [
+            "and",
+            "borders",
+            "competed",
+            "debated",
+            "divorced",
+            "faced",
+            "fought",
+            "joined",
+            "married",
+            "met",
+            "partnered",
+            "played",
+            "resembles",
+            "with",
+        ];
+        WORDS.contains(&&*self.folded)
+    }
+
+    /// Returns how the term limits a number after it, as `over` does in `over 30`.
+    pub fn limits(&self) -> Option<Limit> {
+        const LEAST: [&str; 9] =
+            ["more", "over", "above", "least", "exceeding", "exceeds", "exceeded", "after", "since"];
+        const MOST: [&str; 9] =
+            ["less", "fewer", "under", "below", "most", "before", "nearly", "almost", "within"];
+        match &*self.folded {
+            word if LEAST.contains(&word) => Some(Limit::AtLeast),
+            word if MOST.contains(&word) => Some(Limit::AtMost),
+            _ => None,
+        }
+    }
+}
+
+/// How a word limits a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// `More than`, `after` and the like.
+    AtLeast,
+    /// `Less than`, `before` and the like.
+    AtMost,
 }
 
 #[cfg(test)]
@@ -199,6 +383,11 @@ mod tests {
             ("$4.2 million, 4.2B, twelve hundred, a million, 7 m", &[]),
             &["4200000", "4200000000", "1200", "1000000", "7", "m"],
         );
+        check(
+            "dozens",
+            ("a dozen, two dozen, half a dozen, dozens", &[]),
+            &["12", "24", "half", "a", "dozen", "dozens"],
+        );
         check("a cut between number and scale", ("4 million", &[2]), &["4", "million"]);
         check(
             "units",
@@ -211,6 +400,14 @@ mod tests {
         check("a cut inside a word", ("theSaudi bank", &[3]), &["the", "saudi", "bank"]);
         check("cuts at word boundaries", ("a b", &[0, 1, 2, 3]), &["a", "b"]);
         check("a number in words", ("Seven of one", &[]), &["7", "of", "one"]);
+        check(
+            "numbers of several words",
+            ("Thirty-seven, forty–five, one hundred and two", &[]),
+            &["37", "40", "5", "102"],
+        );
+        check("a cut in a number of several words", ("thirty-seven", &[7]), &["30", "7"]);
+        check("ordinals", ("the twentieth, the 20th", &[]), &["the", "20th", "the", "20th"]);
+        check("scales in words", ("five trillion, two billion", &[]), &["5000000000000", "2000000000"]);
         check("no words", ("— …", &[]), &[]);
     }
 

@@ -23,6 +23,7 @@ use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::data::{AttributionRow, LabelledChunk, LabelledSpan};
 use super::estimate::{SplitMix64, auroc, bootstrap_mean};
+use super::judged::Judged;
 use super::methods::{self, Method, RowReading};
 use super::perturb::{self, Kind};
 use super::report::{MethodReport, Report, SupportReport};
@@ -82,6 +83,7 @@ pub fn evaluate(
         default: ESTIMATOR.to_owned(),
         methods: std::iter::once(attribution).chain(baselines).collect(),
         support: samples.support(),
+        spans: samples.judged,
         ..Report::default()
     })
 }
@@ -97,6 +99,8 @@ struct AttributionSamples {
     unsupported: Vec<f64>,
     /// Support of perturbed spans, with the kind of perturbation.
     perturbed: Vec<(Kind, f64)>,
+    /// All of them, with the features.
+    judged: Vec<Judged>,
     /// 1 if support falls more without the best chunk than without another one, else 0.
     faithful: Vec<f64>,
 }
@@ -127,13 +131,20 @@ impl AttributionSamples {
             }
             let words = text::terms(bytes.of(&row.answer), &[]).len();
             match (span.supported, span.chunk) {
-                (Some(false), _) => self.unsupported.push(support),
-                (_, Some(_)) | (Some(true), _) if words >= perturb::WORDS_MIN => self.supported.push(support),
+                (Some(false), _) => {
+                    self.unsupported.push(support);
+                    self.judged.push(Judged::of_part(&outcome, false));
+                }
+                (_, Some(_)) | (Some(true), _) if words >= perturb::WORDS_MIN => {
+                    self.supported.push(support);
+                    self.judged.push(Judged::of_part(&outcome, true));
+                }
                 _ => {}
             }
             let Some(chunk) = span.chunk.filter(|_| words >= perturb::WORDS_MIN) else { continue };
             for perturbed in perturb::all(rows, index, (bytes, chunk), &mut rng) {
                 let outcome = attribute_span(pipeline, candidates, (&perturbed.answer, perturbed.span), 1)?;
+                self.judged.push(Judged::of_part(&outcome, false));
                 self.perturbed.extend(outcome.support.map(|support| (perturbed.kind, f64::from(support))));
             }
             self.add_removal_test((pipeline, candidates), (&row.answer, bytes), &outcome, &mut rng)?;

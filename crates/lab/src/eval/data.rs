@@ -1,5 +1,5 @@
-//! Labelled data of `eval`: JSON Lines, one object per line, in one of three shapes (selection, attribution or
-//! needed parts). A line may also hold several questions about the same chunks.
+//! Labelled data of `eval`: JSON Lines, one object per line, in one of five shapes (selection, attribution,
+//! needed parts, claims or answerable questions). A line may also hold several questions about the same chunks.
 
 use std::path::Path;
 
@@ -8,6 +8,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use thresher_core::domain::{Chunk, Kind};
 
+use super::judged::{AnswerableRow, ClaimRow};
+
 /// The rows of one file. All rows of a file have the same shape.
 pub enum Rows {
     /// Questions with the chunks that answer them, and the number of rows left out because their `gold` is
@@ -15,6 +17,10 @@ pub enum Rows {
     Selection(Vec<SelectionRow>, usize),
     /// Answers with the chunk that each span came from.
     Attribution(Vec<AttributionRow>),
+    /// Claims that the chunks support or not.
+    Claims(Vec<ClaimRow>),
+    /// Questions that a chunk answers or not.
+    Answerable(Vec<AnswerableRow>),
 }
 
 /// A question with its candidate chunks and the labels of the needed ones.
@@ -139,8 +145,13 @@ impl<'a> RowFile<'a> {
 
     /// Returns whether the first row is an answer: a row with `spans`.
     pub fn has_answers(&self) -> bool {
+        self.has_field("spans")
+    }
+
+    /// Returns whether the first row has a field.
+    fn has_field(&self, name: &str) -> bool {
         let first = self.lines().next().map(|(_, row)| serde_json::from_str::<Value>(row));
-        first.is_some_and(|row| row.is_ok_and(|row| row.get("spans").is_some()))
+        first.is_some_and(|row| row.is_ok_and(|row| row.get(name).is_some()))
     }
 
     /// Returns the rows in the shape `T`.
@@ -208,6 +219,12 @@ pub fn read(path: &Path) -> anyhow::Result<Rows> {
     let file = RowFile::read(path)?;
     if file.has_answers() {
         return Ok(Rows::Attribution(file.answers()?));
+    }
+    if file.has_field("claim") {
+        return Ok(Rows::Claims(file.rows()?));
+    }
+    if file.has_field("answerable") {
+        return Ok(Rows::Answerable(file.rows()?));
     }
     let rows: Vec<SelectionRow> = file.checked_rows(|row: &SelectionRow| {
         check_gold(row.gold.iter().chain(row.gold_sets.iter().flatten()), &row.chunks)

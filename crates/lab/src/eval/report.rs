@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use serde_json::{Map, Value, json};
 
 use super::estimate::Estimate;
+use super::judged::{Judged, JudgedReport};
 
 /// Results of one data file.
 #[derive(Debug, Clone, Default)]
@@ -27,6 +28,10 @@ pub struct Report {
     /// What the registry's prefilter keeps, among the distinct chunks of all rows; `None` for attribution
     /// data.
     pub prefilter: Option<PrefilterReport>,
+    /// What the support of each span of an answer was computed from; empty unless the rows are answers.
+    pub spans: Vec<Judged>,
+    /// How well judgements tell true from false; `None` unless the rows are claims or answerable questions.
+    pub judged: Option<JudgedReport>,
 }
 
 /// How well `support` separates supported from unsupported spans.
@@ -114,6 +119,12 @@ impl Report {
                 report["support"]["ci95"]["faithful"] = json!(faithful.interval);
             }
         }
+        if !self.spans.is_empty() {
+            report["spans"] = self.spans.iter().map(Judged::json).collect();
+        }
+        if let Some(judged) = &self.judged {
+            report["judged"] = judged.json();
+        }
         if let Some(prefilter) = &self.prefilter {
             report["prefilter"] = json!({"chunks": prefilter.chunks, "gold_share": {}, "ci95": {}});
             for (keep, share) in &prefilter.kept {
@@ -152,6 +163,9 @@ type Column = fn(&MethodReport) -> Option<Estimate>;
 
 /// Renders the report as a text table with 95 % intervals.
 pub fn table(report: &Report) -> String {
+    if let Some(judged) = &report.judged {
+        return format!("{}: {} rows\n{}", report.data, report.rows, judged.table());
+    }
     let unlabelled = match report.unlabelled {
         0 => String::new(),
         some => format!(" ({some} without gold left out)"),
@@ -217,7 +231,7 @@ pub fn cell_or_dash(e: Estimate) -> String {
 }
 
 /// Writes a mean with its interval.
-fn cell(e: Estimate) -> String {
+pub(super) fn cell(e: Estimate) -> String {
     format!("{:.3} [{:.3}, {:.3}]", e.mean, e.interval[0], e.interval[1])
 }
 

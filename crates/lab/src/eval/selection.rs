@@ -109,6 +109,8 @@ pub fn evaluate(
         auto: Some(auto.report()),
         support: None,
         prefilter: Some(evaluate_prefilter(rows)?),
+        spans: Vec::new(),
+        judged: None,
     })
 }
 

@@ -17,8 +17,8 @@ use crate::text::{self, Term};
 /// The chunks that an answer may have come from. They are read and indexed once for all sentences of the
 /// answer.
 ///
-/// A *term* is a normalized word; terms have ids in the order in which they first occur in the chunks. A
-/// *unit* is a title or a sentence of a chunk.
+/// A *term* is a normalized word; terms have ids in the order in which they first occur in the chunks. A number
+/// has a second id, for its [key](Term::number_key). A *unit* is a title or a sentence of a chunk.
 pub struct Candidates {
     pub(super) chunks: Vec<Arc<Chunk>>,
     pub(super) blocks: Arc<Blocks>,
@@ -109,11 +109,15 @@ impl Candidates {
             let next = |vocabulary: &HashMap<String, u32>| {
                 u32::try_from(vocabulary.len()).expect("a request has fewer than 2^32 words")
             };
-            let id = |term: Term| {
+            let id = |name: String| {
                 let next = next(&self.vocabulary);
-                *self.vocabulary.entry(term.folded).or_insert(next)
+                *self.vocabulary.entry(name).or_insert(next)
             };
-            sorted_distinct(terms.into_iter().map(id).collect())
+            let names = terms.into_iter().flat_map(|term| {
+                let key = term.number_key();
+                std::iter::once(term.folded).chain(key)
+            });
+            sorted_distinct(names.map(id).collect())
         };
         self.unit_terms = terms.into_iter().map(&mut ids).collect();
         let chunk_terms = |units: &Range<usize>| {
@@ -175,6 +179,25 @@ impl Candidates {
         let index = unit;
         let unit = &self.units[index];
         self.words[index].get_or_init(|| terms_of(unit, &self.chunks[unit.chunk]))
+    }
+
+    /// Returns `[token of the unit]`, the index of the unit's word that has the token.
+    pub(super) fn words_of_tokens(&self, unit: usize) -> Vec<Option<usize>> {
+        let words = self.words(unit);
+        let unit = &self.units[unit];
+        let block = &self.blocks.blocks[unit.chunk];
+        let first = unit.tokens.start - self.blocks.spans[unit.chunk].start;
+        let offsets = block.offsets();
+        let mut word = 0;
+        let word_of = |token: usize| {
+            let bytes = *offsets.get((first + token).checked_sub(block.title_tokens())?)?;
+            let bytes_of = |word: usize| words[word].bytes.shifted(unit.bytes.start);
+            while word < words.len() && bytes_of(word).end <= bytes.start {
+                word += 1;
+            }
+            (word < words.len() && bytes_of(word).overlaps(bytes)).then_some(word)
+        };
+        (0..unit.tokens.len()).map(word_of).collect()
     }
 
     /// Returns whether two units consist of the same terms. A unit without terms equals no unit.

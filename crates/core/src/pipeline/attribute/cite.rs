@@ -6,9 +6,11 @@ use std::collections::HashSet;
 use ndarray::{Array2, Axis};
 
 use super::candidates::Candidates;
+use super::judge::{self, Conflict};
 use super::sentence_scores::SentenceScores;
-use super::support::{self, SUPPORT_MIN, UnsupportedSpan};
+use super::support::{self, UnsupportedSpan};
 use super::trace;
+use super::verdict::{self, Features, Verdict};
 use crate::domain::{ByteRange, TokenSpan};
 use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
@@ -34,13 +36,20 @@ const RUN_SHARE: f32 = 0.8;
 pub struct PartOutcome {
     /// Byte range of the part in the answer.
     pub bytes: ByteRange,
-    /// How far the sources support the part, from 0 to 1; `None` if the part has no word. It ranks parts and
-    /// is not a probability.
+    /// What the sources say of the part; `None` if it has no word.
+    pub verdict: Option<Verdict>,
+    /// How far the sources support the part, from 0 to 1; `None` if it has no word. A probability if there are
+    /// `features`; otherwise the value of [`Feature::Evidence`](super::Feature::Evidence), which only ranks parts.
     pub support: Option<f32>,
     /// What the sources do not support, as byte ranges of the answer.
     pub unsupported: Vec<UnsupportedSpan>,
     /// The chunks that the part may have come from, best first.
     pub sources: Vec<Source>,
+    /// What the sources say that excludes the part, in the order of the answer.
+    pub conflicts: Vec<Conflict>,
+    /// What the support was computed from; `None` if the model's logits have no fixed scale, or if the part has no
+    /// source.
+    pub features: Option<Features>,
 }
 
 /// A chunk that a part of the answer may have come from.
@@ -51,7 +60,8 @@ pub struct Source {
     /// The score of the chunk for the part: the weighted mean evidence of the part's tokens, with coverage.
     /// Scores of different parts are not comparable.
     pub score: f32,
-    /// Whether to cite the chunk for the part; false for all sources of a part that is not supported.
+    /// Whether to cite the chunk for the part; false for all sources of a part that is neither supported nor
+    /// supported in part.
     pub cited: bool,
     /// Whether the chunk is cited only because it says the same as another cited chunk.
     pub tied: bool,
@@ -63,13 +73,25 @@ pub struct Source {
 }
 
 impl PartOutcome {
+    fn without_words(bytes: ByteRange) -> Self {
+        Self {
+            bytes,
+            verdict: None,
+            support: None,
+            unsupported: Vec::new(),
+            sources: Vec::new(),
+            conflicts: Vec::new(),
+            features: None,
+        }
+    }
+
     /// Returns whether the chunks support the part; `None` if the part has no word.
     pub fn is_supported(&self) -> Option<bool> {
-        self.support.map(|support| support >= SUPPORT_MIN)
+        self.verdict.map(|verdict| verdict == Verdict::Supported)
     }
 
     /// Returns the sources to cite for the part, without those that only say the same as another one. There
-    /// are none if the part is not supported.
+    /// are none if the part is neither supported nor supported in part.
     pub fn citations(&self) -> impl Iterator<Item = &Source> {
         self.sources.iter().filter(|source| source.cited && !source.tied)
     }
@@ -116,7 +138,7 @@ pub(super) fn attribute(
     cancel: &Cancel,
 ) -> Result<PartOutcome, PipelineError> {
     let Some(weights) = TokenWeights::of(scores, part) else {
-        return Ok(PartOutcome { bytes: part, support: None, unsupported: Vec::new(), sources: Vec::new() });
+        return Ok(PartOutcome::without_words(part));
     };
     let evidence = weighted_evidence(scores, &weights);
     let chunk_scores = chunk_scores(candidates, &evidence);
@@ -147,17 +169,25 @@ pub(super) fn attribute(
         let (sentence, score) = (candidates.units[unit].bytes, chunk_scores[chunk]);
         sources.push(Source { chunk, score, cited: is_cited || tied, tied, sentence, run });
     }
-    let (support, unsupported) = match support::of(candidates, scores, part) {
-        // Without a source to show, nothing is supported.
-        Some((_, unsupported)) if sources.is_empty() => (Some(0.0), unsupported),
-        Some((support, unsupported)) => (Some(support), unsupported),
-        None => (None, Vec::new()),
+    let Some(support) = support::of(candidates, scores, part, &cited_units) else {
+        return Ok(PartOutcome::without_words(part));
     };
-    let mut outcome = PartOutcome { bytes: part, support, unsupported, sources };
-    if outcome.is_supported() != Some(true) {
-        outcome.sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
+    let judgement = judge::judge(candidates, scores, part, &cited_units, &support);
+    let value = match &judgement {
+        // Without a source to show, nothing is supported.
+        _ if sources.is_empty() => 0.0,
+        Some(judgement) => verdict::probability(judgement),
+        None => support.value(),
+    };
+    let verdict = Verdict::of(value, support.mean, judgement.as_ref());
+    if !verdict.is_cited() {
+        sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
     }
-    Ok(outcome)
+    let features = judgement.as_ref().map(|judgement| judgement.features);
+    let conflicts =
+        judgement.filter(|_| verdict == Verdict::Contradicted).map_or_else(Vec::new, |j| j.conflicts);
+    let (verdict, support, unsupported) = (Some(verdict), Some(value), support.unsupported);
+    Ok(PartOutcome { bytes: part, verdict, support, unsupported, sources, conflicts, features })
 }
 
 /// Returns the evidence of the tokens of all sentences for each chunk, `[token, chunk]`, scaled so that the

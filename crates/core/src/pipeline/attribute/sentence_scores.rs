@@ -22,14 +22,17 @@ use crate::pipeline::units::Unit;
 use crate::pipeline::validate::InvalidRequest;
 use crate::pipeline::{PipelineError, Reading, Settings, score};
 use crate::rc::{self, HeadMean};
-use crate::text;
+use crate::text::{self, Contrast, Term};
 
 /// The weight of a token that belongs to no word, such as punctuation. A word that no chunk contains has the
 /// weight 1.
 const PUNCTUATION_WEIGHT: f32 = 0.3;
 
 /// The factor for the weight of function words, such as `the` and `of`.
-const FUNCTION_WORD_FACTOR: f32 = 0.3;
+pub(super) const FUNCTION_WORD_FACTOR: f32 = 0.3;
+
+/// The cosine that the vectors of two tokens of one word are taken to have.
+const WORD_COHESION: f32 = 0.6;
 
 /// A sentence of the answer, before it is scored.
 pub(super) struct AnswerSentence<'a> {
@@ -66,6 +69,8 @@ pub struct SentenceScores {
     reading: Reading,
     /// The results of [`Self::best_keys`], by unit.
     best_keys: RefCell<HashMap<usize, Rc<[usize]>>>,
+    /// The results of [`Self::word_similarities`], by unit.
+    word_similarities: RefCell<HashMap<usize, Rc<Array2<f32>>>>,
 }
 
 /// A word of the answer.
@@ -75,14 +80,38 @@ pub(super) struct AnswerTerm {
     pub bytes: ByteRange,
     /// The tokens of the word, counted from the first token of the sentence; never empty.
     pub tokens: TokenSpan,
+    /// The word as a term. Its byte range is relative to the sentence.
+    pub word: Term,
     /// The id of the term; `None` if no chunk contains it.
     pub id: Option<u32>,
+    /// The ids of what a source may say instead of a number with a unit: the same amount, or the number without a
+    /// unit. `None` for other words.
+    pub amount_ids: Option<[Option<u32>; 2]>,
+    /// The word's [contrasts](text::contrasts).
+    pub contrasts: &'static [Contrast],
+    /// Whether the word is the unit of the number before it.
+    pub is_unit: bool,
     /// The weight of the word: its [rarity](Candidates::rarity), reduced for function words.
     pub weight: f32,
+    /// Whether the word has meaning by itself: it is neither a function word nor a negation.
+    pub is_content: bool,
+    /// Whether the word begins with an upper-case letter.
+    pub is_capitalized: bool,
+    /// Whether the word is a number, or a weekday or month: a similar one is a different one.
     pub is_number: bool,
     /// Whether the word begins with an upper-case letter and is not the first word of the sentence.
     pub is_name: bool,
     pub is_negation: bool,
+}
+
+impl AnswerTerm {
+    /// Returns whether a source has the word, of which `has` tells whether it has a term.
+    pub fn is_in(&self, has: impl Fn(Option<u32>) -> bool) -> bool {
+        match self.amount_ids {
+            Some(ids) => ids.into_iter().any(has),
+            None => has(self.id),
+        }
+    }
 }
 
 /// Scores a sentence over the candidates.
@@ -165,6 +194,7 @@ pub(super) fn score(
         similarity,
         reading,
         best_keys: RefCell::default(),
+        word_similarities: RefCell::default(),
     };
     scores.traces = trace::terms(candidates, &scores);
     Ok(scores)
@@ -234,6 +264,11 @@ fn copy_to_duplicates(candidates: &Candidates, chunks: &mut Array2<f32>, units: 
     }
 }
 
+/// Returns the length of the mean of `count` unit vectors that have the cosine [`WORD_COHESION`] with each other.
+fn length_of_mean(count: usize) -> f32 {
+    ((1.0 + WORD_COHESION * (count as f32 - 1.0)) / count as f32).sqrt()
+}
+
 /// Returns the mean over rows of the largest value in each row.
 fn mean_of_row_maxima(values: &Array2<f32>) -> f32 {
     let maxima = values.outer_iter().map(|row| row.iter().copied().fold(0.0, f32::max));
@@ -265,15 +300,27 @@ fn answer_terms(
             term_of_token.get_or_insert(terms.len());
         }
         let id = candidates.term(&term.folded);
+        let is_capitalized = term.bytes.of(sentence).starts_with(char::is_uppercase);
         let factor = if term.is_function_word() { FUNCTION_WORD_FACTOR } else { 1.0 };
         terms.push(AnswerTerm {
             bytes: term.bytes.shifted(start),
             tokens: span,
             id,
+            amount_ids: term
+                .number_key()
+                .filter(|_| term.has_unit())
+                .map(|key| [candidates.term(&key), candidates.term(&term.key_without_unit())]),
+            contrasts: text::contrasts(&term, term.bytes.of(sentence)),
+            is_unit: term.is_unit
+                && terms.last().is_some_and(|before: &AnswerTerm| before.amount_ids.is_some()),
             weight: candidates.rarity(id) * factor,
-            is_number: term.is_number(),
-            is_name: index > 0 && term.bytes.of(sentence).starts_with(char::is_uppercase),
+            is_capitalized,
+            is_content: !term.is_function_word() && !term.is_negation(),
+            // A weekday or a month that is similar to another is a different one, like a number.
+            is_number: term.is_number() || is_capitalized && term.is_calendar(),
+            is_name: index > 0 && is_capitalized,
             is_negation: term.is_negation(),
+            word: term,
         });
     }
     (terms, term_of_token)
@@ -286,14 +333,48 @@ impl SentenceScores {
         if let Some(found) = self.best_keys.borrow().get(&unit) {
             return Rc::clone(found);
         }
-        let Unit { chunk, tokens, .. } = candidates.units[unit];
-        let first = candidates.blocks.spans[chunk].start;
-        let tokens = TokenSpan::new(tokens.start - first, tokens.end - first);
-        let logits = scan::mean_logits(&self.reading, chunk, tokens);
+        let logits = self.logits(candidates, unit);
         let best = |row: ArrayView1<f32>| trace::best(0..row.len(), |key| row[key]).unwrap_or(0);
         let found: Rc<[usize]> = logits.outer_iter().map(best).collect();
         self.best_keys.borrow_mut().insert(unit, Rc::clone(&found));
         found
+    }
+
+    /// Returns `[word, word of the unit]`, how similar the words are: an estimate of the cosine of the means of
+    /// their tokens' vectors. Returns `None` if the model's logits have no fixed scale.
+    pub(super) fn word_similarities(&self, candidates: &Candidates, unit: usize) -> Option<Rc<Array2<f32>>> {
+        self.similarity.as_ref()?;
+        if let Some(found) = self.word_similarities.borrow().get(&unit) {
+            return Some(Rc::clone(found));
+        }
+        let logits = self.logits(candidates, unit);
+        let mut keys = vec![Vec::new(); candidates.words(unit).len()];
+        for (key, word) in candidates.words_of_tokens(unit).into_iter().enumerate() {
+            if let Some(word) = word {
+                keys[word].push(key);
+            }
+        }
+        let mut found = Array2::from_elem((self.terms.len(), keys.len()), -1.0);
+        for ((term, word), similarity) in found.indexed_iter_mut() {
+            let (tokens, keys) = (self.terms[term].tokens.range(), &keys[word]);
+            if keys.is_empty() {
+                continue;
+            }
+            let pairs = tokens.clone().flat_map(|token| keys.iter().map(move |&key| (token, key)));
+            let mean = pairs.map(|(token, key)| logits[[token, key]]).sum::<f32>()
+                / (tokens.len() * keys.len()) as f32;
+            *similarity = mean / (length_of_mean(tokens.len()) * length_of_mean(keys.len()));
+        }
+        let found = Rc::new(found);
+        self.word_similarities.borrow_mut().insert(unit, Rc::clone(&found));
+        Some(found)
+    }
+
+    /// Returns `[token, token of the unit]`, the mean of the raw logits over heads.
+    fn logits(&self, candidates: &Candidates, unit: usize) -> Array2<f32> {
+        let Unit { chunk, tokens, .. } = candidates.units[unit];
+        let first = candidates.blocks.spans[chunk].start;
+        scan::mean_logits(&self.reading, chunk, TokenSpan::new(tokens.start - first, tokens.end - first))
     }
 
     /// Returns the number of scored tokens.

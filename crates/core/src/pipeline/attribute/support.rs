@@ -4,12 +4,9 @@ use schemars::JsonSchema;
 
 use super::candidates::Candidates;
 use super::sentence_scores::{AnswerTerm, SentenceScores};
-use super::trace::Trace;
+use super::trace::{IN_CHUNK_EVIDENCE, Trace};
 use crate::domain::ByteRange;
 use crate::text::Term;
-
-/// The support from which on a part counts as supported. `docs/attribution.md` describes how it is computed.
-pub const SUPPORT_MIN: f32 = 0.5;
 
 /// The weight of a word outside of the part, relative to a word inside, is [`CONTEXT_WEIGHT`] times
 /// [`CONTEXT_DECAY`] to the power of its distance from the part in tokens.
@@ -32,8 +29,11 @@ const WORST_WORD_SHARE: f32 = 0.5;
 /// A word is rare if its weight exceeds this. Words that most chunks contain, and function words, are not.
 const RARE_WEIGHT_MIN: f32 = 0.3;
 
-/// How many words before and after a negation it is taken to negate.
+/// How many words before and after a negation it is surely taken to negate.
 const NEGATION_SCOPE_WORDS: usize = 3;
+
+/// How many words before and after a negation it may negate: "does not expect to pay a dividend".
+const NEGATION_REACH_WORDS: usize = 6;
 
 /// A rare word or a name with less evidence than this is reported as unsupported.
 const EVIDENCE_MIN: f32 = 0.5;
@@ -63,17 +63,47 @@ pub enum UnsupportedKind {
     Word,
 }
 
-/// Returns the support of a part, from 0 to 1, and its unsupported spans; `None` if the part has no word.
-/// `scores` are the sentences that the part overlaps.
-///
-/// Support is the weighted mean evidence of the part's words, in which other words of the sentences count
-/// with the weight of [`context_weight`]; times (1 + e) / 2, where e is the least evidence of a rare word;
-/// times the smallest factor for a missing number, a missing name or a differing negation.
+/// How far the sources have the words of a part.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Support {
+    /// The weighted mean evidence of the part's words, in which other words of the sentences count with the
+    /// weight of [`context_weight`].
+    pub mean: f32,
+    /// The least evidence of a rare word; 1 if there is none.
+    pub worst: f32,
+    /// The least evidence of a name that no source contains; 1 if there is none.
+    pub names: f32,
+    /// Whether a number is missing in the sources.
+    pub number_missing: bool,
+    /// Whether either the part or its source is negated, but not both.
+    pub negation_differs: bool,
+    /// The words without evidence.
+    pub unsupported: Vec<UnsupportedSpan>,
+}
+
+impl Support {
+    /// Returns the support as one number from 0 to 1: the mean evidence, times (1 + e) / 2, where e is the least
+    /// evidence of a rare word, times the smallest factor for a missing number, a missing name or a differing
+    /// negation.
+    pub fn value(&self) -> f32 {
+        let number = if self.number_missing { NUMBER_MISSING_FACTOR } else { 1.0 };
+        let negation = if self.negation_differs { NEGATION_DIFFERS_FACTOR } else { 1.0 };
+        let name = NAME_MISSING_FACTOR + (1.0 - NAME_MISSING_FACTOR) * self.names;
+        let worst = 1.0 - WORST_WORD_SHARE + WORST_WORD_SHARE * self.worst;
+        self.mean * worst * number.min(negation).min(name)
+    }
+}
+
+/// Returns how far the sources have the words of a part; `None` if the part has no word.
+/// `scores` are the sentences that the part overlaps; `cited` are the chunks cited for the part, each with its
+/// best unit.
 pub(super) fn of(
     candidates: &Candidates,
     scores: &[SentenceScores],
     part: ByteRange,
-) -> Option<(f32, Vec<UnsupportedSpan>)> {
+    cited: &[(usize, usize)],
+) -> Option<Support> {
+    let found = |term: &AnswerTerm, trace: &Trace| Found::of(candidates, term, trace, cited);
     let is_inside = |term: &AnswerTerm| term.bytes.overlaps(part);
     let (mut sum, mut weight_sum) = (0.0, 0.0);
     // `[word of the part]`: the sentence, and the index of the word in it.
@@ -90,27 +120,29 @@ pub(super) fn of(
                 true => term.weight,
                 false => term.weight * context_weight(before + after),
             };
-            sum += weight * trace.evidence;
+            sum += weight * found(term, trace).evidence;
             weight_sum += weight;
         }
         part_terms.extend(inside.into_iter().map(|term| (scores, term)));
     }
     part_terms.first()?;
-    let (mut factor, mut worst): (f32, f32) = (1.0, 1.0);
+    let (mut worst, mut names): (f32, f32) = (1.0, 1.0);
+    let (mut number_missing, mut negation_differs) = (false, false);
     let mut unsupported = Vec::new();
     for &(scores, index) in &part_terms {
         let (term, trace) = (&scores.terms[index], &scores.traces[index]);
-        let evidence = trace.evidence;
+        let Found { evidence, in_unit, in_chunk } = found(term, trace);
+        let units = trace.unit.into_iter().chain(cited.iter().map(|&(_, unit)| unit));
         let source_negates =
-            || trace.unit.is_some_and(|unit| negates(candidates, unit, words_around(scores, index)));
+            || units.clone().any(|unit| has_negation_of(candidates, unit, words_around(scores, index)));
         let kind = if term.is_negation && !source_negates() {
-            factor = factor.min(NEGATION_DIFFERS_FACTOR);
+            negation_differs = true;
             Some(UnsupportedKind::Negation)
-        } else if term.is_number && !trace.in_chunk {
-            factor = factor.min(NUMBER_MISSING_FACTOR);
+        } else if term.is_number && !in_chunk {
+            number_missing = true;
             Some(UnsupportedKind::Number)
-        } else if term.is_name && !trace.in_unit {
-            factor = factor.min(NAME_MISSING_FACTOR + (1.0 - NAME_MISSING_FACTOR) * evidence);
+        } else if term.is_name && !in_unit {
+            names = names.min(evidence);
             (evidence < EVIDENCE_MIN).then_some(UnsupportedKind::Name)
         } else {
             (evidence < EVIDENCE_MIN && term.weight > RARE_WEIGHT_MIN).then_some(UnsupportedKind::Word)
@@ -122,13 +154,34 @@ pub(super) fn of(
     }
     let terms = || part_terms.iter().map(|&(scores, index)| &scores.terms[index]);
     let part_is_negated = terms().any(|term| term.is_negation);
-    let main_unit = main_unit(part_terms.iter().map(|&(scores, index)| &scores.traces[index]));
+    let is_cited = |trace: &&Trace| cited.iter().any(|&(chunk, _)| chunk == trace.chunk);
+    let traces = part_terms.iter().map(|&(scores, index)| &scores.traces[index]);
+    let main_unit = main_unit(traces.filter(is_cited));
     if !part_is_negated && main_unit.is_some_and(|unit| negates(candidates, unit, terms())) {
-        factor = factor.min(NEGATION_DIFFERS_FACTOR);
+        negation_differs = true;
         unsupported.push(UnsupportedSpan { bytes: part, kind: UnsupportedKind::NegationDropped });
     }
     let mean = if weight_sum > 0.0 { sum / weight_sum } else { 0.0 };
-    Some((mean * factor * (1.0 - WORST_WORD_SHARE + WORST_WORD_SHARE * worst), unsupported))
+    Some(Support { mean, worst, names, number_missing, negation_differs, unsupported })
+}
+
+/// How far the sources have a word: that to which it was traced, or any that is cited for the part.
+struct Found {
+    /// See [`Trace::evidence`].
+    evidence: f32,
+    in_unit: bool,
+    in_chunk: bool,
+}
+
+impl Found {
+    fn of(candidates: &Candidates, term: &AnswerTerm, trace: &Trace, cited: &[(usize, usize)]) -> Self {
+        let has = |chunk: usize| term.is_in(|id| candidates.chunk_has(chunk, id));
+        let in_chunk = trace.in_chunk || cited.iter().any(|&(chunk, _)| has(chunk));
+        let evidence = if in_chunk { trace.evidence.max(IN_CHUNK_EVIDENCE) } else { trace.evidence };
+        let in_unit =
+            trace.in_unit || cited.iter().any(|&(_, unit)| term.is_in(|id| candidates.unit_has(unit, id)));
+        Self { evidence, in_unit, in_chunk }
+    }
 }
 
 /// Returns the weight of a word or token that is `distance` tokens outside of a part, relative to one inside.
@@ -143,21 +196,48 @@ fn words_around(scores: &SentenceScores, index: usize) -> impl Iterator<Item = &
 }
 
 /// Returns whether a unit negates some words: it has a negation within [`NEGATION_SCOPE_WORDS`] of one of
-/// them, or it has a negation and none of the words. Function words do not count.
+/// them. Function words do not count.
 fn negates<'a>(candidates: &Candidates, unit: usize, words: impl Iterator<Item = &'a AnswerTerm>) -> bool {
+    let Some((negations, shared)) = negations_and_shared(candidates, unit, words) else { return false };
+    let is_close = |negation: &usize| shared.iter().any(|at| at.abs_diff(*negation) <= NEGATION_SCOPE_WORDS);
+    negations.iter().any(is_close)
+}
+
+/// Returns whether a unit says what a negation in the answer says of some words: it has a negation within
+/// [`NEGATION_REACH_WORDS`] of one of them, or it has a negation and none of the words.
+fn has_negation_of<'a>(
+    candidates: &Candidates,
+    unit: usize,
+    words: impl Iterator<Item = &'a AnswerTerm>,
+) -> bool {
+    let Some((negations, shared)) = negations_and_shared(candidates, unit, words) else { return false };
+    let is_near = |negation: &usize| shared.iter().any(|at| at.abs_diff(*negation) <= NEGATION_REACH_WORDS);
+    shared.is_empty() || negations.iter().any(is_near)
+}
+
+/// Returns the places of the negations in a unit, and of the words that it shares with `words`, without function
+/// words. Returns `None` if the unit has no negation.
+fn negations_and_shared<'a>(
+    candidates: &Candidates,
+    unit: usize,
+    words: impl Iterator<Item = &'a AnswerTerm>,
+) -> Option<(Vec<usize>, Vec<usize>)> {
     if !candidates.is_negated(unit) {
-        return false;
+        return None;
     }
     let ids: Vec<u32> = words.filter(|term| !term.is_negation).filter_map(|term| term.id).collect();
-    let unit_words = candidates.words(unit);
-    let is_content = |term: &Term| !term.is_function_word() && !term.is_negation();
-    let is_given = |term: &Term| candidates.term(&term.folded).is_some_and(|id| ids.contains(&id));
-    let shared: Vec<usize> = (0..unit_words.len())
-        .filter(|&at| is_content(&unit_words[at]) && is_given(&unit_words[at]))
-        .collect();
-    let mut negations = (0..unit_words.len()).filter(|&at| unit_words[at].is_negation());
-    shared.is_empty()
-        || negations.any(|negation| shared.iter().any(|&at| at.abs_diff(negation) <= NEGATION_SCOPE_WORDS))
+    let is_shared = |term: &Term| {
+        !term.is_function_word() && candidates.term(&term.folded).is_some_and(|id| ids.contains(&id))
+    };
+    let (mut negations, mut shared) = (Vec::new(), Vec::new());
+    for (at, term) in candidates.words(unit).iter().enumerate() {
+        match term.is_negation() {
+            true => negations.push(at),
+            false if is_shared(term) => shared.push(at),
+            false => {}
+        }
+    }
+    Some((negations, shared))
 }
 
 /// Returns the unit to which most words were traced; the first of several.

@@ -12,7 +12,7 @@ use super::sentence_scores::{AnswerTerm, SentenceScores};
 const NEIGHBOUR_DECAY: f32 = 0.9;
 
 /// The evidence for a word that the chunk contains, but not the unit to which the word was traced.
-const IN_CHUNK_EVIDENCE: f32 = 0.7;
+pub(super) const IN_CHUNK_EVIDENCE: f32 = 0.7;
 
 /// The similarities (cosines) between which the evidence for a word that the unit does not contain rises from
 /// 0 to [`SIMILARITY_EVIDENCE_MAX`].
@@ -54,8 +54,8 @@ pub(super) fn terms(candidates: &Candidates, scores: &SentenceScores) -> Vec<Tra
         let unit = best(candidates.sentences(chunk), |unit| sum(&units, unit));
         // Without any evidence for the chunk, the word came from no unit.
         let unit = unit.filter(|_| sum(&chunks, chunk) > 0.0);
-        let in_unit = unit.is_some_and(|unit| candidates.unit_has(unit, term.id));
-        let in_chunk = candidates.chunk_has(chunk, term.id);
+        let in_unit = unit.is_some_and(|unit| term.is_in(|id| candidates.unit_has(unit, id)));
+        let in_chunk = term.is_in(|id| candidates.chunk_has(chunk, id));
         let by_chunk = if in_chunk { IN_CHUNK_EVIDENCE } else { 0.0 };
         let by_similarity = || {
             let (similarity, unit) = (scores.similarity.as_ref()?, unit?);
@@ -76,7 +76,14 @@ pub(super) fn terms(candidates: &Candidates, scores: &SentenceScores) -> Vec<Tra
         };
         Trace { chunk, unit, evidence, in_unit, in_chunk }
     };
-    scores.terms.iter().map(trace).collect()
+    let mut traces: Vec<Trace> = scores.terms.iter().map(trace).collect();
+    // If the source has the same amount in another unit, it need not have this unit.
+    for at in 1..traces.len() {
+        if scores.terms[at].is_unit && traces[at - 1].in_unit {
+            traces[at].evidence = traces[at - 1].evidence;
+        }
+    }
+    traces
 }
 
 /// Returns the position of a value in a range: 0 at its start and below, 1 at its end and above.

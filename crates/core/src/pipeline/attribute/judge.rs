@@ -1,0 +1,548 @@
+//! Judgement: compares a part of the answer with the sentences that its words were traced to, and finds what in
+//! them excludes it. Gives the features from which [`super::verdict`] computes how probable it is that they support the part.
+//!
+//! A *claim word* is a word of the part. It is *aligned* with the word of the sentences that is most similar to it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+
+use super::candidates::Candidates;
+use super::sentence_scores::{AnswerTerm, FUNCTION_WORD_FACTOR, SentenceScores};
+use super::support::Support;
+use super::verdict::{Feature, Features};
+use crate::domain::ByteRange;
+use crate::text::{self, Amount, Contrast, Limit, Term};
+
+/// The most units with which a part is compared.
+const UNITS_MAX: usize = 4;
+
+/// The share of the part's words, by weight, that must be traced to a unit for the part to be compared with it.
+const UNIT_SHARE_MIN: f32 = 0.1;
+
+/// How many words a denial may be away from a word that it denies, in the sentences.
+const DENIAL_REACH_WORDS: usize = 3;
+
+/// The similarity from which on a claim word is taken to be in the sentences in other words.
+const SIMILAR_MIN: f32 = 0.6;
+
+/// The similarity from which on a denial beside the aligned word is taken to deny the claim word.
+const DENIED_SIMILARITY_MIN: f32 = 0.5;
+
+/// How many words two neighbours of the part may be apart in a unit.
+const NEAR_WORDS: usize = 4;
+
+/// The evidence below which a word counts as a gap.
+const GAP_EVIDENCE_MAX: f32 = 0.5;
+
+/// The fewest content words without evidence, in a row, that add something to what the sources say; and the mean
+/// evidence that the other content words then have at least.
+const ADDITION_WORDS_MIN: usize = 3;
+const ADDITION_EVIDENCE_MIN: f32 = 0.8;
+
+/// How many words before a number a word may be that limits it.
+const LIMIT_REACH_WORDS: usize = 4;
+
+/// Something in a sentence that excludes what the part says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conflict {
+    /// Byte range in the answer.
+    pub bytes: ByteRange,
+    /// Why it is excluded.
+    pub kind: ConflictKind,
+    /// The index of the chunk.
+    pub chunk: usize,
+    /// Byte range in the chunk's text of the word that excludes it.
+    pub source: ByteRange,
+}
+
+/// Why a sentence excludes what a part says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ConflictKind {
+    /// The sentence has another number of what the part counts.
+    Number,
+    /// The sentence has another name beside a name that both have.
+    Name,
+    /// The sentence has a word that excludes a word of the part, such as `Tuesday` for `Monday`.
+    Contrast,
+    /// The sentence denies what the part says.
+    Negation,
+    /// The sentence has two names of the part in the opposite order.
+    Roles,
+}
+
+/// What a comparison of a part with sentences gives.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Judgement {
+    /// What support is computed from.
+    pub features: Features,
+    /// What excludes the part, in the order of the answer.
+    pub conflicts: Vec<Conflict>,
+    /// Whether the part says something more than its sources, which have the rest of it.
+    pub has_addition: bool,
+}
+
+/// A claim word with the word that it is aligned with.
+struct Aligned<'a> {
+    term: &'a AnswerTerm,
+    /// How far the sources have it; see [`trace::Trace::evidence`](super::trace::Trace).
+    evidence: f32,
+    /// Their similarity; -1 if the units have no word.
+    similarity: f32,
+    /// The unit, as an index of [`Compared::units`], and the word in it.
+    to: Option<(usize, usize)>,
+}
+
+/// A part and the units that it is compared with.
+struct Compared<'a> {
+    candidates: &'a Candidates,
+    units: Vec<usize>,
+    claim: Vec<Aligned<'a>>,
+    part: ByteRange,
+}
+
+/// Compares a part with the units that its words were traced to, and with the `cited` ones. Returns `None` if the
+/// model's logits have no fixed scale, or if there is no such unit.
+pub(super) fn judge(
+    candidates: &Candidates,
+    scores: &[SentenceScores],
+    part: ByteRange,
+    cited: &[(usize, usize)],
+    support: &Support,
+) -> Option<Judgement> {
+    let units = units(scores, part, cited);
+    if units.is_empty() {
+        return None;
+    }
+    let mut claim = Vec::new();
+    for scores in scores {
+        for index in (0..scores.terms.len()).filter(|&term| scores.terms[term].bytes.overlaps(part)) {
+            claim.push(align(candidates, scores, index, &units)?);
+        }
+    }
+    if claim.is_empty() {
+        return None;
+    }
+    Some(Compared { candidates, units, claim, part }.judgement(support))
+}
+
+/// Returns the units to compare a part with, those with most of its words first.
+fn units(scores: &[SentenceScores], part: ByteRange, cited: &[(usize, usize)]) -> Vec<usize> {
+    let mut weights: BTreeMap<usize, f32> = BTreeMap::new();
+    let mut sum = 0.0;
+    for scores in scores {
+        for (term, trace) in scores.terms.iter().zip(&scores.traces) {
+            let Some(unit) = trace.unit.filter(|_| term.bytes.overlaps(part)) else { continue };
+            *weights.entry(unit).or_default() += term.weight;
+            sum += term.weight;
+        }
+    }
+    let mut traced: Vec<(usize, f32)> =
+        weights.into_iter().filter(|(_, weight)| *weight >= UNIT_SHARE_MIN * sum).collect();
+    traced.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let mut units: Vec<usize> = traced.into_iter().map(|(unit, _)| unit).collect();
+    for &(_, unit) in cited {
+        if !units.contains(&unit) {
+            units.push(unit);
+        }
+    }
+    units.truncate(UNITS_MAX);
+    units
+}
+
+/// Aligns a claim word, the one with this index in its sentence, with a word of `units`. Returns `None` if the
+/// model's logits have no fixed scale.
+fn align<'a>(
+    candidates: &Candidates,
+    scores: &'a SentenceScores,
+    index: usize,
+    units: &[usize],
+) -> Option<Aligned<'a>> {
+    let mut best = (-1.0, None);
+    for (at, &unit) in units.iter().enumerate() {
+        let similarities = scores.word_similarities(candidates, unit)?;
+        for (word, &similarity) in similarities.row(index).iter().enumerate() {
+            if similarity > best.0 {
+                best = (similarity, Some((at, word)));
+            }
+        }
+    }
+    let (term, evidence) = (&scores.terms[index], scores.traces[index].evidence);
+    Some(Aligned { term, evidence, similarity: best.0, to: best.1 })
+}
+
+impl Compared<'_> {
+    fn judgement(&self, support: &Support) -> Judgement {
+        let mut conflicts = Vec::new();
+        let numbers = self.numbers(&mut conflicts);
+        let denials = self.denials(&mut conflicts);
+        let contrasts = self.contrasts(&mut conflicts);
+        self.names(&mut conflicts);
+        self.roles(&mut conflicts);
+        conflicts.sort_by_key(|conflict| (conflict.bytes.start, conflict.chunk, conflict.source.start));
+        let content: Vec<&Aligned> = self.claim.iter().filter(|word| word.term.is_content).collect();
+        let gap = self.longest_gap(&content);
+        let beside_gap = content.iter().enumerate().filter(|(at, _)| !gap.contains(at));
+        let beside_gap: Vec<f32> = beside_gap.map(|(_, word)| word.evidence).collect();
+        let has_addition = gap.len() >= ADDITION_WORDS_MIN && mean(&beside_gap) >= ADDITION_EVIDENCE_MIN;
+        let flag = |is_set: bool| f32::from(u8::from(is_set));
+        let mut features = Features::default();
+        for (feature, value) in [
+            (Feature::SimilarityMean, self.mean_similarity()),
+            (Feature::NumbersFound, numbers[0]),
+            (Feature::NumbersExcluded, numbers[1]),
+            (Feature::NumbersMissing, numbers[2]),
+            (Feature::DenialsFound, denials[0]),
+            (Feature::DenialsMissing, denials[1]),
+            (Feature::Contrastive, flag(self.is_contrastive())),
+            (Feature::ContrastExcluded, contrasts[0]),
+            (Feature::ContrastFound, contrasts[1]),
+            (Feature::Paraphrased, self.paraphrased()),
+            (Feature::EvidenceMean, support.mean),
+            (Feature::EvidenceLeast, support.worst),
+            (Feature::Evidence, support.value()),
+            (Feature::Copied, self.copied()),
+            (Feature::Replaced, flag(conflicts.iter().any(|conflict| self.is_in_place(conflict)))),
+            (Feature::Gathered, self.gathered()),
+            (Feature::Gap, gap.len() as f32 / content.len().max(1) as f32),
+            (
+                Feature::ConflictBeside,
+                if conflicts.is_empty() { 0.0 } else { self.evidence_beside(&conflicts) },
+            ),
+        ] {
+            features.set(feature, value);
+        }
+        Judgement { features, conflicts, has_addition }
+    }
+
+    /// The words of the units, with the index of the unit.
+    fn words(&self) -> impl Iterator<Item = (usize, &Term)> {
+        let words = |at: usize| self.candidates.words(self.units[at]).iter().map(move |word| (at, word));
+        (0..self.units.len()).flat_map(words)
+    }
+
+    fn text_of(&self, unit: usize, word: &Term) -> &str {
+        self.place(unit, word)
+            .1
+            .of(&self.candidates.chunks[self.candidates.units[self.units[unit]].chunk].text)
+    }
+
+    /// The chunk of a unit's word, and its byte range there.
+    fn place(&self, unit: usize, word: &Term) -> (usize, ByteRange) {
+        let unit = &self.candidates.units[self.units[unit]];
+        (unit.chunk, word.bytes.shifted(unit.bytes.start))
+    }
+
+    fn conflict(&self, bytes: ByteRange, kind: ConflictKind, (unit, word): (usize, &Term)) -> Conflict {
+        let (chunk, source) = self.place(unit, word);
+        Conflict { bytes, kind, chunk, source }
+    }
+
+    fn mean_similarity(&self) -> f32 {
+        let weight_of = |word: &Aligned| if word.term.is_content { 1.0 } else { FUNCTION_WORD_FACTOR };
+        let weight: f32 = self.claim.iter().map(weight_of).sum();
+        self.claim.iter().map(|word| weight_of(word) * word.similarity).sum::<f32>() / weight
+    }
+
+    /// How many numbers of the part the units have, exclude by another one, and do not have.
+    fn numbers(&self, conflicts: &mut Vec<Conflict>) -> [f32; 3] {
+        let [mut found, mut excluded, mut missing] = [0.0; 3];
+        for (at, word) in self.claim.iter().enumerate() {
+            let Some(amount) = word.term.word.amount else { continue };
+            let is_there =
+                self.units.iter().any(|&unit| word.term.is_in(|id| self.candidates.unit_has(unit, id)));
+            let limit = self.claim[at.saturating_sub(LIMIT_REACH_WORDS)..at]
+                .iter()
+                .rev()
+                .find_map(|w| w.term.word.limits());
+            let same = self.words().filter_map(|(unit, word)| Some((unit, word, word.amount?)));
+            let same: Vec<_> = same.filter(|(.., other)| amount.is_comparable_with(other)).collect();
+            if is_there || same.iter().any(|(.., other)| is_met(&amount, limit, other)) {
+                found += 1.0;
+            } else if let Some(&(unit, other, _)) = same.first() {
+                excluded += 1.0;
+                conflicts.push(self.conflict(word.term.bytes, ConflictKind::Number, (unit, other)));
+            } else {
+                missing += 1.0;
+            }
+        }
+        [found, excluded, missing]
+    }
+
+    /// How many denials of the part the units have, and do not have.
+    fn denials(&self, conflicts: &mut Vec<Conflict>) -> [f32; 2] {
+        let denied_by = |word: &Aligned| {
+            let (unit, at) = word.to?;
+            let words = self.candidates.words(self.units[unit]);
+            let near = at.saturating_sub(DENIAL_REACH_WORDS)..words.len().min(at + DENIAL_REACH_WORDS + 1);
+            words[near].iter().find(|word| word.is_denial()).map(|denial| (unit, denial))
+        };
+        let is_denial = |at: usize| self.claim[at].term.word.is_denial();
+        let [mut found, mut missing] = [0.0; 2];
+        for at in (0..self.claim.len()).filter(|&at| is_denial(at)) {
+            let near = &self.claim[at.saturating_sub(3)..self.claim.len().min(at + 5)];
+            if near.iter().any(|word| word.term.is_content && denied_by(word).is_some()) {
+                found += 1.0;
+                continue;
+            }
+            missing += 1.0;
+            let said =
+                near.iter().filter(|word| word.term.is_content && word.similarity >= DENIED_SIMILARITY_MIN);
+            let said = said
+                .filter_map(|word| word.to)
+                .map(|(unit, at)| (unit, &self.candidates.words(self.units[unit])[at]));
+            conflicts.extend(
+                said.take(1)
+                    .map(|place| self.conflict(self.claim[at].term.bytes, ConflictKind::Negation, place)),
+            );
+        }
+        let extra = self.claim.iter().enumerate().find_map(|(at, word)| {
+            let near = at.saturating_sub(4)..self.claim.len().min(at + 5);
+            let is_candidate = word.term.is_content
+                && word.similarity >= DENIED_SIMILARITY_MIN
+                && !near.into_iter().any(is_denial);
+            is_candidate.then(|| denied_by(word)).flatten()
+        });
+        conflicts.extend(extra.map(|denial| self.conflict(self.part, ConflictKind::Negation, denial)));
+        [found, missing]
+    }
+
+    /// Whether the units have a word such as `although`, and the part has none.
+    fn is_contrastive(&self) -> bool {
+        let is_in_units = self.words().any(|(_, word)| word.is_contrastive());
+        let is_in_part = self.claim.iter().any(|word| word.term.word.is_contrastive());
+        is_in_units && !is_in_part
+    }
+
+    /// Whether the units exclude a word of the part by a [contrast](text::contrasts); and whether they have one that
+    /// is no opposite.
+    fn contrasts(&self, conflicts: &mut Vec<Conflict>) -> [f32; 2] {
+        // `[class]`: the groups in the part, and those in the units, each with the first word.
+        let mut part: BTreeMap<usize, BTreeMap<usize, (ByteRange, bool)>> = BTreeMap::new();
+        for word in &self.claim {
+            for Contrast { class, group, is_opposite } in word.term.contrasts {
+                part.entry(*class).or_default().entry(*group).or_insert((word.term.bytes, *is_opposite));
+            }
+        }
+        let mut units: BTreeMap<usize, BTreeMap<usize, (usize, &Term)>> = BTreeMap::new();
+        for (unit, word) in self.words() {
+            for Contrast { class, group, .. } in text::contrasts(word, self.text_of(unit, word)) {
+                units.entry(*class).or_default().entry(*group).or_insert((unit, word));
+            }
+        }
+        let (mut excluded, mut found) = (0.0, 0.0);
+        for (class, groups) in part {
+            let Some(others) = units.get(&class) else { continue };
+            let absent = groups.iter().find(|(group, _)| !others.contains_key(group));
+            let other = others.iter().find(|(group, _)| !groups.contains_key(group));
+            match (absent, other) {
+                (None, _) if groups.values().all(|(_, is_opposite)| !is_opposite) => found = 1.0,
+                (None, _) => {}
+                (Some((_, (bytes, _))), Some((_, &word))) => {
+                    excluded = 1.0;
+                    conflicts.push(self.conflict(*bytes, ConflictKind::Contrast, word));
+                }
+                (Some(_), None) => {}
+            }
+        }
+        [excluded, found]
+    }
+
+    /// How many words of the part the units do not have, but have in other words.
+    fn paraphrased(&self) -> f32 {
+        let is_there = |term: &AnswerTerm| {
+            self.units.iter().any(|&unit| term.is_in(|id| self.candidates.unit_has(unit, id)))
+        };
+        let is_paraphrased =
+            |word: &&Aligned| word.term.is_content && word.similarity >= SIMILAR_MIN && !is_there(word.term);
+        self.claim.iter().filter(is_paraphrased).count() as f32
+    }
+
+    /// The share of the pairs of neighbouring words of the part that are neighbours in a unit, too.
+    fn copied(&self) -> f32 {
+        let ids = |unit: usize| {
+            self.candidates.words(self.units[unit]).iter().map(|word| self.candidates.term(&word.folded))
+        };
+        let pairs = |unit: usize| ids(unit).zip(ids(unit).skip(1));
+        let known: HashSet<_> = (0..self.units.len()).flat_map(pairs).collect();
+        let pairs: Vec<_> = self.claim.windows(2).map(|pair| (pair[0].term.id, pair[1].term.id)).collect();
+        let found = pairs
+            .iter()
+            .filter(|(one, other)| one.is_some() && other.is_some() && known.contains(&(*one, *other)));
+        found.count() as f32 / pairs.len().max(1) as f32
+    }
+
+    /// The share of the pairs of content words of the part, without one between, that are near each other in a unit.
+    /// Numbers that no unit has are left out: they do not show that a text was not copied.
+    fn gathered(&self) -> f32 {
+        let places = |word: &Aligned| -> Vec<(usize, usize)> {
+            let amount = word.term.word.amount;
+            let is_it = |(_, other): &(usize, &Term)| {
+                let agrees = amount.zip(other.amount).is_some_and(|(one, other)| one.agrees_with(&other));
+                agrees || word.term.id.is_some() && self.candidates.term(&other.folded) == word.term.id
+            };
+            let in_unit = |unit: usize| {
+                let words = self.candidates.words(self.units[unit]).iter().enumerate();
+                words.filter(is_it).map(move |(at, _)| (unit, at)).collect::<Vec<_>>()
+            };
+            (0..self.units.len()).flat_map(in_unit).collect()
+        };
+        let content = self.claim.iter().filter(|word| word.term.is_content);
+        let places: Vec<_> = content
+            .map(|word| (word, places(word)))
+            .filter(|(word, places)| !word.term.is_number || !places.is_empty())
+            .map(|(_, places)| places)
+            .collect();
+        let is_near = |pair: &&[Vec<(usize, usize)>]| {
+            pair[0].iter().any(|a| pair[1].iter().any(|b| a.0 == b.0 && a.1.abs_diff(b.1) <= NEAR_WORDS))
+        };
+        let pairs = places.windows(2);
+        pairs.clone().filter(is_near).count() as f32 / pairs.len().max(1) as f32
+    }
+
+    /// The content words of the longest row of them for which there is no evidence, as a range of indices.
+    fn longest_gap(&self, content: &[&Aligned]) -> Range<usize> {
+        let (mut longest, mut start) = (0..0, 0);
+        for (at, word) in content.iter().enumerate() {
+            if word.evidence >= GAP_EVIDENCE_MAX {
+                start = at + 1;
+            } else if at + 1 - start > longest.len() {
+                longest = start..at + 1;
+            }
+        }
+        longest
+    }
+
+    /// The mean evidence of the part's content words that nothing excludes.
+    fn evidence_beside(&self, conflicts: &[Conflict]) -> f32 {
+        let is_excluded = |word: &Aligned| {
+            conflicts.iter().any(|c| {
+                c.bytes.start <= word.term.bytes.start
+                    && word.term.bytes.end <= c.bytes.end
+                    && c.kind != ConflictKind::Negation
+            })
+        };
+        let rest: Vec<f32> = self
+            .claim
+            .iter()
+            .filter(|word| word.term.is_content && !is_excluded(word))
+            .map(|word| word.evidence)
+            .collect();
+        mean(&rest)
+    }
+
+    /// Returns whether the word that excludes a word of the part stands in its place.
+    fn is_in_place(&self, conflict: &Conflict) -> bool {
+        let is_replacement =
+            matches!(conflict.kind, ConflictKind::Number | ConflictKind::Contrast | ConflictKind::Name);
+        let Some(at) =
+            self.claim.iter().position(|word| word.term.bytes == conflict.bytes).filter(|_| is_replacement)
+        else {
+            return false;
+        };
+        let content = |word: &&Aligned| word.term.is_content && word.term.id.is_some();
+        let before = self.claim[at.saturating_sub(NEAR_WORDS)..at].iter().rev().find(content);
+        let after = self.claim[at + 1..].iter().take(NEAR_WORDS).find(content);
+        let beside: Vec<Option<u32>> = before.into_iter().chain(after).map(|word| word.term.id).collect();
+        (0..self.units.len()).any(|unit| {
+            let words = self.candidates.words(self.units[unit]);
+            let place =
+                words.iter().position(|word| self.place(unit, word) == (conflict.chunk, conflict.source));
+            place.is_some_and(|place| {
+                let near = place.saturating_sub(NEAR_WORDS)..words.len().min(place + NEAR_WORDS + 1);
+                words[near].iter().any(|word| beside.contains(&self.candidates.term(&word.folded)))
+            })
+        })
+    }
+
+    /// Finds names of the part that no unit has where a unit has another name, beside the same word.
+    fn names(&self, conflicts: &mut Vec<Conflict>) {
+        let is_in =
+            |term: &AnswerTerm| self.units.iter().any(|&unit| self.candidates.unit_has(unit, term.id));
+        for (at, word) in self.claim.iter().enumerate() {
+            if !word.term.is_name || word.term.is_number || is_in(word.term) {
+                continue;
+            }
+            let beside = |neighbour: usize, step: isize| {
+                let neighbour = &self.claim.get(neighbour)?.term;
+                let id = neighbour.id.filter(|_| neighbour.is_name)?;
+                (0..self.units.len()).find_map(|unit| {
+                    let words = self.candidates.words(self.units[unit]);
+                    let place =
+                        words.iter().position(|word| self.candidates.term(&word.folded) == Some(id))?;
+                    let other = words.get(place.checked_add_signed(step)?)?;
+                    let begins_alike = |one: &str, other: &str| one.chars().take(4).eq(other.chars().take(4));
+                    let is_other = self.text_of(unit, other).starts_with(char::is_uppercase)
+                        && !begins_alike(&word.term.word.folded, &other.folded)
+                        && !self.claim.iter().any(|word| word.term.id == self.candidates.term(&other.folded));
+                    is_other.then_some((unit, other))
+                })
+            };
+            let other = beside(at + 1, -1).or_else(|| beside(at.checked_sub(1)?, 1));
+            conflicts.extend(other.map(|place| self.conflict(word.term.bytes, ConflictKind::Name, place)));
+        }
+    }
+
+    /// Finds two names that the part has before and after a word, and that one unit has in the opposite order
+    /// around the same word. A name after `by` does what the name before it suffers.
+    fn roles(&self, conflicts: &mut Vec<Conflict>) {
+        for (unit, &index) in self.units.iter().enumerate() {
+            let words = self.candidates.words(index);
+            let place = |term: &AnswerTerm| {
+                let mut places = (0..words.len())
+                    .filter(|&at| term.id.is_some() && self.candidates.term(&words[at].folded) == term.id);
+                places.next().filter(|_| places.next().is_none())
+            };
+            let is_name = |word: &Aligned| {
+                word.term.bytes.len() > 1 && word.term.is_capitalized && word.term.is_content
+            };
+            let names: Vec<(usize, usize)> = (0..self.claim.len())
+                .filter(|&at| is_name(&self.claim[at]))
+                .filter_map(|at| Some((at, place(self.claim[at].term)?)))
+                .collect();
+            // The first word with meaning after a name.
+            let verbs = (1..self.claim.len()).filter(|&at| {
+                let term = self.claim[at].term;
+                let before = self.claim[..at].iter().rev().find(|word| word.term.is_content);
+                let is_verb =
+                    term.is_content && !term.is_number && !term.is_capitalized && !term.word.is_mutual();
+                is_verb && before.is_some_and(is_name)
+            });
+            for (verb, verb_place) in verbs.filter_map(|at| Some((at, place(self.claim[at].term)?))) {
+                let before = names.iter().rev().find(|(at, _)| *at < verb);
+                let after = names.iter().find(|(at, _)| *at > verb);
+                let (Some(&(first, first_place)), Some(&(second, second_place))) = (before, after) else {
+                    continue;
+                };
+                if !(second_place < verb_place && verb_place < first_place) {
+                    continue;
+                }
+                let has_by =
+                    |mut words: std::slice::Iter<Aligned>| words.any(|word| word.term.word.folded == "by");
+                let is_passive = has_by(self.claim[verb..second].iter());
+                let was_passive = words[verb_place..first_place].iter().any(|word| word.folded == "by");
+                if is_passive == was_passive {
+                    let bytes =
+                        ByteRange::new(self.claim[first].term.bytes.start, self.claim[second].term.bytes.end);
+                    conflicts.push(self.conflict(bytes, ConflictKind::Roles, (unit, &words[verb_place])));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether a number of the source has the value that the part gives, or keeps within the part's limit.
+fn is_met(amount: &Amount, limit: Option<Limit>, other: &Amount) -> bool {
+    amount.agrees_with(other)
+        || match limit {
+            Some(Limit::AtLeast) => other.high > amount.low,
+            Some(Limit::AtMost) => other.low < amount.high,
+            None => false,
+        }
+}
+
+/// Returns the mean of some values; 0 if there are none.
+fn mean(values: &[f32]) -> f32 {
+    values.iter().sum::<f32>() / values.len().max(1) as f32
+}

@@ -1,0 +1,289 @@
+//! Quotations: checks whether what an answer puts between quotation marks stands in a chunk, word by word.
+//!
+//! Words are compared in their normalized form, so letter case and punctuation may differ. A *run* is a row of
+//! words that the quotation and a chunk have in the same order without a word between.
+
+use std::collections::HashMap;
+
+use schemars::JsonSchema;
+
+use super::candidates::Candidates;
+use crate::domain::{AttributeRequest, ByteRange, Parts, Value};
+use crate::pipeline::PipelineError;
+use crate::pipeline::cancel::Cancel;
+use crate::text::{self, Term};
+
+/// The fewest words of a quotation. Shorter ones are names and terms more often than quotations.
+const WORDS_MIN: usize = 3;
+
+/// The fewest words of a run. In quotations of fewer than twice as many words, two are enough.
+const RUN_WORDS_MIN: usize = 3;
+
+/// The least share of a quotation's words that runs of one chunk cover if the quotation was altered. With less,
+/// nothing says that it was taken from that chunk.
+const ALTERED_SHARE_MIN: f32 = 0.6;
+
+/// The most places at which a pair of words is looked up. It bounds the time for texts that repeat themselves.
+const PLACES_MAX: usize = 1_000;
+
+/// How many bytes after a quotation a marker may begin.
+const MARKER_BYTES_MAX: usize = 160;
+
+/// What is left out of a quotation is marked with one of these.
+const ELLIPSES: [&str; 2] = ["…", "..."];
+
+/// Whether a quotation stands in a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum QuoteVerdict {
+    /// All its words stand in one chunk, in this order, without a word between.
+    Exact,
+    /// It consists of several passages.
+    Stitched,
+    /// Most of its words stand in one chunk, and others do not.
+    Altered,
+    /// It stands in a chunk, but not in the one that the answer names after it.
+    Misattributed,
+    /// No chunk has most of its words in this order.
+    Fabricated,
+}
+
+/// What a quotation of the answer came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuoteOutcome {
+    /// Byte range in the answer, without the quotation marks.
+    pub bytes: ByteRange,
+    /// Whether it stands in a chunk.
+    pub verdict: QuoteVerdict,
+    /// Whether marks such as `…` say that something was left out.
+    pub has_ellipsis: bool,
+    /// The passages that it came from, in the order of the quotation. Empty if it is fabricated.
+    pub passages: Vec<Passage>,
+    /// The words that the passages do not have, as byte ranges of the answer. Empty unless it was altered.
+    pub altered: Vec<ByteRange>,
+}
+
+/// A passage of a chunk that a quotation repeats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Passage {
+    /// The index of the chunk in the request.
+    pub chunk: usize,
+    /// Byte range in the chunk's text.
+    pub bytes: ByteRange,
+}
+
+/// A run of words of a quotation.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// The index of its first word in the quotation.
+    start: usize,
+    /// The number of its words.
+    len: usize,
+    /// The index of the chunk.
+    chunk: usize,
+    /// The index of its first word in the chunk.
+    at: usize,
+}
+
+/// Checks the quotations of a request's answer: what is between quotation marks, or the values of a JSON answer.
+///
+/// # Errors
+/// Returns the error of `cancel` if it stops the work.
+pub(super) fn all(
+    candidates: &Candidates,
+    request: &AttributeRequest,
+    cancel: &Cancel,
+) -> Result<Vec<QuoteOutcome>, PipelineError> {
+    let answer = &*request.answer;
+    let mut found = Vec::new();
+    match &request.parts {
+        Parts::Values(values) => {
+            let passages = Passages::new(candidates, cancel)?;
+            for value in values {
+                let whole = ByteRange::new(0, value.text.len());
+                let outcome = passages.check(&value.text, whole, None, cancel)?;
+                found.extend(outcome.map(|outcome| outcome.in_value(value)));
+            }
+        }
+        Parts::Sentences | Parts::Words | Parts::Spans(_) => {
+            let quotations = text::quotations(answer);
+            if quotations.is_empty() {
+                return Ok(found);
+            }
+            let passages = Passages::new(candidates, cancel)?;
+            for bytes in quotations {
+                let named = marker_after(answer, bytes.end).and_then(|number| chunk_of(request, number));
+                found.extend(passages.check(answer, bytes, named, cancel)?);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the number of the marker that follows a quotation, such as `[2]`, before the next quotation, line or
+/// sentence. `end` is the byte offset of the quotation's end.
+fn marker_after(answer: &str, end: usize) -> Option<usize> {
+    let after = &answer[end..];
+    let line = after.split('\n').next().unwrap_or_default();
+    let line = &line[..line.floor_char_boundary(MARKER_BYTES_MAX)];
+    let marker = text::markers(line).into_iter().find(|marker| marker.of(line).starts_with(['[', '【']))?;
+    let between = &line[..marker.start];
+    let ends_sentence =
+        |at: usize| between[at..].chars().any(char::is_alphanumeric) || between[at..].contains('“');
+    if between.rfind(['.', '!', '?']).is_some_and(ends_sentence) {
+        return None;
+    }
+    let digits = marker.of(line).split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty())?;
+    digits.parse().ok()
+}
+
+/// Returns the chunk that the author of the answer knew by a number.
+fn chunk_of(request: &AttributeRequest, number: usize) -> Option<usize> {
+    match &request.markers {
+        Some(markers) => markers.iter().position(|marker| *marker == Some(number)),
+        None => number.checked_sub(1).filter(|&chunk| chunk < request.chunks.len()),
+    }
+}
+
+impl QuoteOutcome {
+    /// Changes the byte ranges from a JSON value's text to the answer. If the value's JSON notation differs from
+    /// its text, they become the whole value.
+    fn in_value(mut self, value: &Value) -> Self {
+        let is_verbatim = value.bytes.len() == value.text.len();
+        for altered in &mut self.altered {
+            *altered = if is_verbatim { altered.shifted(value.bytes.start) } else { value.bytes };
+        }
+        self.altered.dedup();
+        self.bytes = value.bytes;
+        self
+    }
+}
+
+/// The words of all chunks, by pairs of neighbours.
+pub(super) struct Passages<'a> {
+    candidates: &'a Candidates,
+    /// `[chunk]`: the id and the byte range of each visible word; empty for duplicates.
+    words: Vec<Vec<(u32, ByteRange)>>,
+    /// The places of each pair of words: the chunk, and the index of the first word.
+    places: HashMap<(u32, u32), Vec<(usize, usize)>>,
+}
+
+impl<'a> Passages<'a> {
+    /// Indexes the visible words of the chunks.
+    pub(super) fn new(candidates: &'a Candidates, cancel: &Cancel) -> Result<Self, PipelineError> {
+        let mut words = vec![Vec::new(); candidates.len()];
+        let mut places: HashMap<_, Vec<_>> = HashMap::new();
+        for (chunk, words) in
+            words.iter_mut().enumerate().filter(|(at, _)| candidates.duplicate_of[*at] == *at)
+        {
+            cancel.check()?;
+            for unit in candidates.sentences(chunk) {
+                let start = candidates.units[unit].bytes.start;
+                let id = |term: &Term| candidates.term(&term.folded).expect("a term of a unit");
+                words.extend(candidates.words(unit).iter().map(|term| (id(term), term.bytes.shifted(start))));
+            }
+            for (at, pair) in words.windows(2).enumerate() {
+                let places = places.entry((pair[0].0, pair[1].0)).or_default();
+                if places.len() < PLACES_MAX {
+                    places.push((chunk, at));
+                }
+            }
+        }
+        Ok(Self { candidates, words, places })
+    }
+
+    /// Checks a quotation: the byte range `bytes` of the answer, whose whole text is `answer`. `named` is the
+    /// chunk that the answer names as its source. Returns `None` if it is too short.
+    pub(super) fn check(
+        &self,
+        answer: &str,
+        bytes: ByteRange,
+        named: Option<usize>,
+        cancel: &Cancel,
+    ) -> Result<Option<QuoteOutcome>, PipelineError> {
+        let quoted = bytes.of(answer);
+        let terms = text::terms(quoted, &[]);
+        if terms.len() < WORDS_MIN {
+            return Ok(None);
+        }
+        let ids: Vec<Option<u32>> = terms.iter().map(|term| self.candidates.term(&term.folded)).collect();
+        let runs = self.runs(&ids, named, cancel)?;
+        let covered: usize = runs.iter().map(|run| run.len).sum();
+        let chunk = self.main_chunk(&runs);
+        let of_chunk: usize = runs.iter().filter(|run| Some(run.chunk) == chunk).map(|run| run.len).sum();
+        let verdict = match &*runs {
+            [run] if run.len == terms.len() => match named {
+                Some(named) if self.candidates.duplicate_of[named] != run.chunk => {
+                    QuoteVerdict::Misattributed
+                }
+                _ => QuoteVerdict::Exact,
+            },
+            _ if covered == terms.len() => QuoteVerdict::Stitched,
+            _ if of_chunk as f32 >= ALTERED_SHARE_MIN * terms.len() as f32 => QuoteVerdict::Altered,
+            _ => QuoteVerdict::Fabricated,
+        };
+        let (mut passages, mut altered) = (Vec::new(), Vec::new());
+        let is_altered = verdict == QuoteVerdict::Altered;
+        if verdict != QuoteVerdict::Fabricated {
+            let kept = |run: &&Run| !is_altered || Some(run.chunk) == chunk;
+            let kept: Vec<&Run> = runs.iter().filter(kept).collect();
+            passages.extend(kept.iter().map(|run| self.passage(run)));
+            let is_covered =
+                |at: usize| kept.iter().any(|run| (run.start..run.start + run.len).contains(&at));
+            let others = (0..terms.len()).filter(|&at| !is_covered(at));
+            altered.extend(others.map(|at| terms[at].bytes.shifted(bytes.start)));
+        }
+        let has_ellipsis = ELLIPSES.iter().any(|ellipsis| quoted.contains(ellipsis));
+        Ok(Some(QuoteOutcome { bytes, verdict, has_ellipsis, passages, altered }))
+    }
+
+    /// Divides a quotation into runs from its start to its end, each as long as possible; of equally long ones,
+    /// that of the `named` chunk, then that of the chunk of the run before.
+    fn runs(
+        &self,
+        ids: &[Option<u32>],
+        named: Option<usize>,
+        cancel: &Cancel,
+    ) -> Result<Vec<Run>, PipelineError> {
+        let named = named.map(|named| self.candidates.duplicate_of[named]);
+        let least = if ids.len() < 2 * RUN_WORDS_MIN { 2 } else { RUN_WORDS_MIN };
+        let (mut runs, mut start): (Vec<Run>, usize) = (Vec::new(), 0);
+        while start + 1 < ids.len() {
+            cancel.check()?;
+            let pair = ids[start].zip(ids[start + 1]);
+            let places = pair.and_then(|pair| self.places.get(&pair)).map_or(&[][..], Vec::as_slice);
+            let before = runs.last().map(|run| run.chunk);
+            let run = |&(chunk, at): &(usize, usize)| {
+                let pairs = ids[start..].iter().zip(&self.words[chunk][at..]);
+                let len = pairs.take_while(|(id, (word, _))| **id == Some(*word)).count();
+                Run { start, len, chunk, at }
+            };
+            let rank = |run: &Run| (run.len, Some(run.chunk) == named, Some(run.chunk) == before);
+            let best = places
+                .iter()
+                .map(run)
+                .reduce(|best, next| if rank(&next) > rank(&best) { next } else { best });
+            match best.filter(|run| run.len >= least) {
+                Some(run) => {
+                    start += run.len;
+                    runs.push(run);
+                }
+                None => start += 1,
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Returns the chunk whose runs have most words; the first of several.
+    fn main_chunk(&self, runs: &[Run]) -> Option<usize> {
+        let mut words = vec![0; self.words.len()];
+        runs.iter().for_each(|run| words[run.chunk] += run.len);
+        let best = words.iter().copied().max().filter(|&best| best > 0)?;
+        words.iter().position(|&words| words == best)
+    }
+
+    fn passage(&self, run: &Run) -> Passage {
+        let words = &self.words[run.chunk][run.at..run.at + run.len];
+        Passage { chunk: run.chunk, bytes: ByteRange::new(words[0].1.start, words[run.len - 1].1.end) }
+    }
+}

@@ -1,0 +1,191 @@
+//! Verdicts: computes from features how probable it is that the sources support a part, and says what they do with
+//! it. `docs/verdicts.md` describes the features, the data and the method by which the weights were fitted.
+
+use schemars::JsonSchema;
+
+use super::judge::{ConflictKind, Judgement};
+
+/// The support from which on a part counts as supported.
+pub const SUPPORT_MIN: f32 = 0.5;
+
+/// The share of a part's words, by weight, that the sources must have if they support a part of it, or contradict it.
+/// With less, they do not speak of it.
+const SHARED_MIN: f32 = 0.5;
+
+/// The values of [`Feature::Copied`] and [`Feature::Gathered`] from which on a part is taken to repeat its sources, so
+/// that a word that they do not have was changed. Below both, it tells in other words what they say.
+const COPIED_MIN: f32 = 0.6;
+const GATHERED_MIN: f32 = 0.75;
+
+/// The factor for the probability of a part that exchanges who does something and to whom. It is a rule: no data
+/// that the weights were fitted on has enough such parts.
+const ROLES_FACTOR: f32 = 0.3;
+
+/// The factor for the probability of a part that says something more than its sources. A rule, too.
+const ADDITION_FACTOR: f32 = 0.6;
+
+/// What the sources say of a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// They say the same.
+    Supported,
+    /// They say some of it. `unsupported` has the rest.
+    Partly,
+    /// They speak of it and say something else. `conflicts` has the places.
+    Contradicted,
+    /// They do not speak of it.
+    NotFound,
+}
+
+impl Verdict {
+    /// Returns the verdict on a part. `support` is its support, and `shared` the mean evidence of its words.
+    pub(super) fn of(support: f32, shared: f32, judgement: Option<&Judgement>) -> Self {
+        let is_contradicted = |judgement: &Judgement| {
+            !judgement.conflicts.is_empty() && judgement.features.get(Feature::ConflictBeside) >= SHARED_MIN
+        };
+        match () {
+            () if support >= SUPPORT_MIN => Self::Supported,
+            () if judgement.is_some_and(is_contradicted) => Self::Contradicted,
+            () if shared >= SHARED_MIN || judgement.is_some_and(|judgement| judgement.has_addition) => {
+                Self::Partly
+            }
+            () => Self::NotFound,
+        }
+    }
+
+    /// Returns whether the sources of a part with this verdict are cited.
+    pub(super) fn is_cited(self) -> bool {
+        matches!(self, Self::Supported | Self::Partly)
+    }
+}
+
+macro_rules! features {
+    ($($(#[doc = $doc:literal])+ $feature:ident = $name:literal,)+) => {
+        /// What the support of a part is computed from.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Feature {
+            $($(#[doc = $doc])+ $feature,)+
+        }
+
+        impl Feature {
+            /// All features.
+            pub const ALL: &[Self] = &[$(Self::$feature,)+];
+
+            /// Returns the name of the feature in reports.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$feature => $name,)+ }
+            }
+        }
+    };
+}
+
+features! {
+    /// The mean over the part's words of their similarity to the most similar word of the sources. Function words
+    /// count less.
+    SimilarityMean = "similarity_mean",
+    /// The number of the part's numbers that the sources have.
+    NumbersFound = "numbers_found",
+    /// The number of the part's numbers of which the sources have another one instead.
+    NumbersExcluded = "numbers_excluded",
+    /// The number of the part's other numbers.
+    NumbersMissing = "numbers_missing",
+    /// The number of the part's denials that the sources have.
+    DenialsFound = "denials_found",
+    /// The number of the part's other denials.
+    DenialsMissing = "denials_missing",
+    /// 1 if the sources have a word such as `although` and the part has none.
+    Contrastive = "contrastive",
+    /// 1 if the sources have a word that excludes a word of the part.
+    ContrastExcluded = "contrast_excluded",
+    /// 1 if the sources have the same thing of one kind, such as the same month.
+    ContrastFound = "contrast_found",
+    /// The number of the part's words that the sources have in other words.
+    Paraphrased = "paraphrased",
+    /// The mean evidence of the part's words (`docs/attribution.md`).
+    EvidenceMean = "evidence_mean",
+    /// The least evidence of a rare word of the part.
+    EvidenceLeast = "evidence_least",
+    /// The mean and the least evidence together, reduced for missing numbers and names and for a differing negation.
+    Evidence = "evidence",
+    /// The share of the pairs of neighbouring words of the part that are neighbours in the sources.
+    Copied = "copied",
+    /// 1 if something that excludes a word of the part stands in the place of that word: beside a word that stands
+    /// beside it in the part, too.
+    Replaced = "replaced",
+    /// The share of the pairs of content words of the part, without one between, that are near each other in a source.
+    Gathered = "gathered",
+    /// The share of the part's content words in the longest row of them without evidence.
+    Gap = "gap",
+    /// The mean evidence of the content words that nothing excludes, if something excludes others; else 0.
+    ConflictBeside = "conflict_beside",
+}
+
+/// `[feature]`: the features of one part.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Features([f32; Feature::ALL.len()]);
+
+impl Features {
+    /// Returns the value of a feature.
+    pub fn get(&self, feature: Feature) -> f32 {
+        self.0[feature as usize]
+    }
+
+    pub(super) fn set(&mut self, feature: Feature, value: f32) {
+        self.0[feature as usize] = value;
+    }
+}
+
+/// Returns the probability that the sources support a part.
+pub(super) fn probability(judgement: &Judgement) -> f32 {
+    let features = &judgement.features;
+    let is_copied =
+        features.get(Feature::Copied) >= COPIED_MIN || features.get(Feature::Gathered) >= GATHERED_MIN;
+    let weights = if is_copied { &COPIED } else { &TOLD };
+    let sum: f32 = weights.of.iter().map(|&(feature, weight)| weight * features.get(feature)).sum();
+    let roles_differ = judgement.conflicts.iter().any(|conflict| conflict.kind == ConflictKind::Roles);
+    let factor = match () {
+        () if roles_differ => ROLES_FACTOR,
+        () if judgement.has_addition => ADDITION_FACTOR,
+        () => 1.0,
+    };
+    factor / (1.0 + (-(weights.bias + sum)).exp())
+}
+
+/// A logistic regression: the logit of the probability is the bias plus the weighted features.
+struct Weights {
+    bias: f32,
+    of: &'static [(Feature, f32)],
+}
+
+/// The weights for parts that tell in other words what their sources say.
+const TOLD: Weights = Weights {
+    bias: -1.897,
+    of: &[
+        (Feature::SimilarityMean, 3.736),
+        (Feature::NumbersFound, 0.567),
+        (Feature::NumbersExcluded, -0.395),
+        (Feature::NumbersMissing, -0.168),
+        (Feature::DenialsFound, 1.048),
+        (Feature::DenialsMissing, -0.409),
+        (Feature::Contrastive, -0.703),
+        (Feature::ContrastExcluded, -1.114),
+        (Feature::ContrastFound, 0.546),
+        (Feature::Paraphrased, 0.272),
+        (Feature::Gap, -0.643),
+        (Feature::ConflictBeside, -0.668),
+        (Feature::Replaced, -0.654),
+    ],
+};
+
+/// The weights for parts that repeat their sources.
+const COPIED: Weights = Weights {
+    bias: -8.512,
+    of: &[
+        (Feature::Evidence, 1.496),
+        (Feature::EvidenceLeast, 3.209),
+        (Feature::ConflictBeside, -2.347),
+        (Feature::Copied, 6.506),
+        (Feature::Gap, -1.387),
+    ],
+};

@@ -1,0 +1,259 @@
+//! Amounts: what numbers count, in a form in which equal amounts are equal, such as `5 km` and `5,000 m`, and in
+//! which a year lies in its decade and its century. Converts units only where the factor is exact. Knows English
+//! and the international symbols.
+
+use super::Term;
+
+/// Units by their names: the base unit, and how many of it one unit is. Names that are also other words, such as
+/// `in`, and units of several sizes, such as `ton`, are missing.
+const UNITS: [(&[&str], &str, f64); 34] = [
+    (&["%", "percent"], "%", 1.0),
+    (&["$", "dollar", "dollars", "usd"], "$", 1.0),
+    (&["€", "euro", "euros", "eur"], "€", 1.0),
+    (&["£", "gbp"], "£", 1.0),
+    (&["¥", "yen", "jpy"], "¥", 1.0),
+    (&["mm", "millimetre", "millimetres", "millimeter", "millimeters"], "m", 0.001),
+    (&["cm", "centimetre", "centimetres", "centimeter", "centimeters"], "m", 0.01),
+    (&["m", "metre", "metres", "meter", "meters"], "m", 1.0),
+    (&["km", "kilometre", "kilometres", "kilometer", "kilometers"], "m", 1000.0),
+    (&["inch", "inches"], "m", 0.0254),
+    (&["foot", "feet", "ft"], "m", 0.3048),
+    (&["yard", "yards"], "m", 0.9144),
+    (&["mile", "miles"], "m", 1609.344),
+    (&["m²", "sqm"], "m²", 1.0),
+    (&["ha", "hectare", "hectares"], "m²", 10_000.0),
+    (&["km²"], "m²", 1_000_000.0),
+    (&["acre", "acres"], "m²", 4046.856_422_4),
+    (&["ml", "millilitre", "millilitres", "milliliter", "milliliters"], "l", 0.001),
+    (&["l", "litre", "litres", "liter", "liters"], "l", 1.0),
+    (&["mg", "milligram", "milligrams"], "g", 0.001),
+    (&["g", "gram", "grams"], "g", 1.0),
+    (&["kg", "kilogram", "kilograms", "kilo", "kilos"], "g", 1000.0),
+    (&["tonne", "tonnes"], "g", 1_000_000.0),
+    (&["lb", "lbs"], "g", 453.592_37),
+    (&["ms", "millisecond", "milliseconds"], "s", 0.001),
+    (&["seconds", "sec"], "s", 1.0),
+    (&["minute", "minutes", "min"], "s", 60.0),
+    (&["hour", "hours"], "s", 3600.0),
+    (&["day", "days"], "s", 86_400.0),
+    (&["week", "weeks"], "s", 604_800.0),
+    (&["month", "months"], "month", 1.0),
+    (&["year", "years"], "month", 12.0),
+    (&["decade", "decades"], "month", 120.0),
+    (&["century", "centuries"], "month", 1200.0),
+];
+
+/// The base units that are money. What something costs in one excludes the same number of another.
+const CURRENCIES: [&str; 4] = ["$", "€", "£", "¥"];
+
+/// Words that are amounts by themselves, in percent.
+const SHARES: [(&str, f64); 2] = [("half", 50.0), ("quarter", 25.0)];
+
+/// Words that are places in an order.
+const PLACES: [(&str, f64); 2] = [("first", 1.0), ("second", 2.0)];
+
+/// The numbers that are taken for years if they have no unit and no separator.
+const YEARS: std::ops::RangeInclusive<f64> = 1000.0..=2100.0;
+
+/// What may be between a number and its unit.
+const SPACES: [&str; 4] = ["", " ", "-", "\u{a0}"];
+
+/// What a number counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measure {
+    /// Units of a known kind, converted to this base unit.
+    Unit(&'static str),
+    /// Years of the calendar.
+    Year,
+    /// Places in an order: `20th`.
+    Ordinal,
+    /// Anything else.
+    Count,
+}
+
+/// A number, or a range of numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Amount {
+    /// What it counts. Amounts of different measures cannot be compared.
+    pub measure: Measure,
+    /// The least value.
+    pub low: f64,
+    /// The greatest value; that of `low` unless the amount is a decade or a century.
+    pub high: f64,
+}
+
+impl Amount {
+    fn exact(measure: Measure, value: f64) -> Self {
+        Self { measure, low: value, high: value }
+    }
+
+    /// Returns whether one of the two ranges contains the other.
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        let contains = |a: &Self, b: &Self| a.low <= b.low && b.high <= a.high;
+        self.measure == other.measure && (contains(self, other) || contains(other, self))
+    }
+
+    /// Returns whether the two amounts answer the same question, so that a different one excludes this one.
+    /// Counts up to 100 are compared only with each other.
+    pub fn is_comparable_with(&self, other: &Self) -> bool {
+        const SMALL_MAX: f64 = 100.0;
+        let is_small = |amount: &Self| amount.low <= SMALL_MAX;
+        match (self.measure, other.measure) {
+            (Measure::Count, Measure::Count) => is_small(self) == is_small(other),
+            (Measure::Unit(one), Measure::Unit(other)) => {
+                one == other || CURRENCIES.contains(&one) && CURRENCIES.contains(&other)
+            }
+            (one, other) => one == other,
+        }
+    }
+}
+
+/// Sets the amounts of `terms`, the words of `text` in order.
+pub(super) fn set(text: &str, terms: &mut [Term]) {
+    for at in 0..terms.len() {
+        terms[at].amount = amount(text, terms, at);
+    }
+    let has_unit = |term: &Term| term.amount.is_some_and(|amount| matches!(amount.measure, Measure::Unit(_)));
+    for at in 1..terms.len() {
+        terms[at].is_unit =
+            has_unit(&terms[at - 1]) && is_after(text, terms, at) && unit(&terms[at].folded).is_some();
+    }
+}
+
+fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
+    let term = &terms[at];
+    if let Some((_, share)) = SHARES.iter().find(|(word, _)| *word == term.folded) {
+        return Some(Amount::exact(Measure::Unit("%"), *share));
+    }
+    // Too often no number to be read as one everywhere, but in comparison with another place in an order.
+    if let Some((_, place)) = PLACES.iter().find(|(word, _)| *word == term.folded) {
+        return Some(Amount::exact(Measure::Ordinal, *place));
+    }
+    if !term.is_number() {
+        return None;
+    }
+    let Ok(value) = term.folded.parse::<f64>() else { return in_order(terms, at) };
+    let named = symbol_after(text, term)
+        .or_else(|| symbol_before(text, term))
+        .or_else(|| unit(&terms.get(at + 1).filter(|_| is_after(text, terms, at + 1))?.folded));
+    Some(match named {
+        Some((base, factor)) => {
+            // Ten digits are more than any text gives, and hide the rounding of the factor.
+            let scaled = format!("{:.9e}", value * factor).parse().ok()?;
+            Amount::exact(Measure::Unit(base), scaled)
+        }
+        None if term.bytes.len() == 4 && term.bytes.of(text) == term.folded && YEARS.contains(&value) => {
+            Amount::exact(Measure::Year, value)
+        }
+        None => Amount::exact(Measure::Count, value),
+    })
+}
+
+/// Returns the amount of `20th`, `19th century` or `1990s`.
+fn in_order(terms: &[Term], at: usize) -> Option<Amount> {
+    let folded = &terms[at].folded;
+    if let Some(decade) = folded.strip_suffix('s').and_then(|digits| digits.parse::<f64>().ok()) {
+        let years = if decade % 100.0 == 0.0 { 99.0 } else { 9.0 };
+        let is_decade = YEARS.contains(&decade) && decade % 10.0 == 0.0;
+        return is_decade.then_some(Amount { measure: Measure::Year, low: decade, high: decade + years });
+    }
+    let digits = ["st", "nd", "rd", "th"].iter().find_map(|ending| folded.strip_suffix(ending))?;
+    let value: f64 = digits.parse().ok()?;
+    let is_century = terms.get(at + 1).is_some_and(|next| ["century", "centuries"].contains(&&*next.folded));
+    Some(match is_century {
+        true => Amount { measure: Measure::Year, low: 100.0 * (value - 1.0), high: 100.0 * value },
+        false => Amount::exact(Measure::Ordinal, value),
+    })
+}
+
+/// Returns whether a term follows the one before it as a unit follows its number.
+fn is_after(text: &str, terms: &[Term], at: usize) -> bool {
+    SPACES.contains(&&text[terms[at - 1].bytes.end..terms[at].bytes.start])
+}
+
+fn symbol_after(text: &str, term: &Term) -> Option<(&'static str, f64)> {
+    let rest = text[term.bytes.end..].trim_start_matches([' ', '\u{a0}', '\u{202f}']);
+    if rest.get(..8).is_some_and(|rest| rest.eq_ignore_ascii_case("per cent")) {
+        return unit("%");
+    }
+    let first = rest.chars().next().filter(|c| !c.is_alphanumeric())?;
+    unit(first.encode_utf8(&mut [0; 4]))
+}
+
+fn symbol_before(text: &str, term: &Term) -> Option<(&'static str, f64)> {
+    let before = text[..term.bytes.start].trim_end_matches(' ');
+    let last = before.chars().next_back().filter(|c| !c.is_alphanumeric() && *c != '%')?;
+    unit(last.encode_utf8(&mut [0; 4]))
+}
+
+fn unit(name: &str) -> Option<(&'static str, f64)> {
+    UNITS.iter().find(|(names, ..)| names.contains(&name)).map(|(_, base, factor)| (*base, *factor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Amount, Measure};
+    use crate::text::terms;
+
+    fn amounts(text: &str) -> Vec<Amount> {
+        terms(text, &[]).into_iter().filter_map(|term| term.amount).collect()
+    }
+
+    #[test]
+    fn units_are_converted_to_a_base_unit() {
+        let check = |text: &str, base: &'static str, expect: &[f64]| {
+            let found = amounts(text);
+            assert!(found.iter().all(|amount| amount.measure == Measure::Unit(base)), "{text}: {found:?}");
+            let values: Vec<f64> = found.iter().map(|amount| amount.low).collect();
+            assert_eq!(values, expect, "{text}");
+        };
+        check("5 km, 5,000 m, a 5-kilometre walk", "m", &[5000.0, 5000.0, 5000.0]);
+        check("3 miles or 5km", "m", &[4828.032, 5000.0]);
+        check("50%, 50 percent, 50 per cent, half", "%", &[50.0, 50.0, 50.0, 50.0]);
+        check("$12 and 12 dollars, $4.2 million", "$", &[12.0, 12.0, 4_200_000.0]);
+        check("12 euros and € 12", "€", &[12.0, 12.0]);
+        check("ninety minutes, 1.5 hours", "s", &[5400.0, 5400.0]);
+        check("two years, 24 months", "month", &[24.0, 24.0]);
+        check("0.1 kg, 100 g", "g", &[100.0, 100.0]);
+    }
+
+    #[test]
+    fn numbers_without_a_unit_are_years_places_or_counts() {
+        let check = |text: &str, measure: Measure, low: f64, high: f64| {
+            assert_eq!(amounts(text), [Amount { measure, low, high }], "{text}");
+        };
+        check("in 1874", Measure::Year, 1874.0, 1874.0);
+        check("the 1990s", Measure::Year, 1990.0, 1999.0);
+        check("the 1800s", Measure::Year, 1800.0, 1899.0);
+        check("the nineteenth century", Measure::Year, 1800.0, 1900.0);
+        check("the 20th day", Measure::Ordinal, 20.0, 20.0);
+        check("1,874 men", Measure::Count, 1874.0, 1874.0);
+        check("37 rooms", Measure::Count, 37.0, 37.0);
+        assert_eq!(amounts("B12 and no number, %"), []);
+    }
+
+    #[test]
+    fn ranges_agree_with_what_they_contain() {
+        let of = |text: &str| amounts(text)[0];
+        let check = |one: &str, other: &str, agrees: bool, comparable: bool| {
+            let (one_amount, other_amount) = (of(one), of(other));
+            assert_eq!(one_amount.agrees_with(&other_amount), agrees, "{one}, {other}");
+            assert_eq!(one_amount.is_comparable_with(&other_amount), comparable, "{one}, {other}");
+        };
+        check("1874", "the 19th century", true, true);
+        check("the 1990s", "1994", true, true);
+        check("the 1990s", "2004", false, true);
+        check("5 km", "5 miles", false, true);
+        check("5 km", "5 kg", false, false);
+        check("$12", "12 euros", false, true);
+        check("12 men", "50,000 men", false, false);
+        check("12 men", "37 rooms", false, true);
+    }
+
+    #[test]
+    fn units_are_known_as_such() {
+        let found = terms("5 km away, km", &[]);
+        let units: Vec<bool> = found.iter().map(|term| term.is_unit).collect();
+        assert_eq!(units, [false, true, false, false]);
+    }
+}

@@ -1,0 +1,77 @@
+//! Contrasts: English words that exclude each other, such as `Monday` and `Tuesday`, or `rose` and `fell`.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use super::Term;
+
+/// The classes, one per line.
+const CLASSES: &str = include_str!("contrasts.txt");
+
+/// A word of a class whose groups exclude each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Contrast {
+    /// The number of the class.
+    pub class: usize,
+    /// The number of the group in the class. The words of a group mean the same.
+    pub group: usize,
+    /// Whether the groups are opposites, such as `high` and `low`, and not things of one kind.
+    pub is_opposite: bool,
+}
+
+/// Returns the contrasts of a term. `word` is the term as it is written: a small `may` is no month.
+///
+/// ```
+/// use thresher_core::text::{contrasts, terms};
+///
+/// let found = terms("rose fell may", &[]);
+/// let (rose, fell) = (contrasts(&found[0], "rose")[0], contrasts(&found[1], "fell")[0]);
+/// assert!(rose.class == fell.class && rose.group != fell.group);
+/// assert!(contrasts(&found[2], "may").is_empty());
+/// ```
+pub fn contrasts(term: &Term, word: &str) -> &'static [Contrast] {
+    static BY_WORD: LazyLock<HashMap<&str, Vec<Contrast>>> = LazyLock::new(by_word);
+    match term.is_calendar() && !word.starts_with(char::is_uppercase) {
+        true => &[],
+        false => BY_WORD.get(&*term.folded).map_or(&[], Vec::as_slice),
+    }
+}
+
+fn by_word() -> HashMap<&'static str, Vec<Contrast>> {
+    let mut found: HashMap<_, Vec<_>> = HashMap::new();
+    let (mut is_opposite, mut class) = (false, 0);
+    for line in CLASSES.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if line.starts_with('[') {
+            is_opposite = line == "[opposites]";
+            continue;
+        }
+        for (group, words) in line.split('|').enumerate() {
+            for word in words.split_whitespace() {
+                found.entry(word).or_default().push(Contrast { class, group, is_opposite });
+            }
+        }
+        class += 1;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_class_has_groups_without_a_common_word() {
+        let words = by_word();
+        let classes = words.values().flatten().map(|contrast| contrast.class).max().expect("classes");
+        for class in 0..=classes {
+            let of_class = words.values().flatten().filter(|contrast| contrast.class == class);
+            assert!(of_class.map(|contrast| contrast.group).max() >= Some(1), "class {class} has one group");
+        }
+        for (word, contrasts) in &words {
+            let mut classes: Vec<usize> = contrasts.iter().map(|contrast| contrast.class).collect();
+            classes.dedup();
+            assert_eq!(classes.len(), contrasts.len(), "{word} is in two groups of one class");
+            assert_eq!(*word, word.to_lowercase());
+        }
+    }
+}
