@@ -19,6 +19,7 @@ use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::store::{KvStore, Source, Tiers};
 use thresher_core::model::scripted::ScriptedModel;
 use thresher_core::model::tokenizer::ModelTokenizer;
+use thresher_core::pipeline::attribute::Verdict;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::{Clock, Timings};
 use thresher_core::pipeline::validate::{InvalidRequest, RequestLimits};
@@ -407,7 +408,8 @@ fn attribution_holds(request: &AttributeRequest) -> Result<(), TestCaseError> {
                 .iter()
                 .all(|span| request.answer.get(span.bytes.start..span.bytes.end).is_some())
         );
-        prop_assert_eq!(part.citations().next().is_some(), part.is_supported() == Some(true));
+        let is_cited = matches!(part.verdict, Some(Verdict::Supported | Verdict::Partly));
+        prop_assert_eq!(part.citations().next().is_some(), is_cited);
         for source in &part.sources {
             let text = &request.chunks[source.chunk].text;
             prop_assert!(text.get(source.sentence.start..source.sentence.end).is_some_and(|s| !s.is_empty()));

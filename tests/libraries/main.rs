@@ -18,3 +18,4 @@ mod registry_crash;
 mod shared;
 #[path = "../support/mod.rs"]
 mod support;
+mod verdicts;

@@ -251,8 +251,9 @@ mod tests {
     fn calibrated_values_have_no_error_and_shifted_ones_have_theirs() {
         // Of 100 rows with the value p, the share p is true.
         let rows = |shift: f64| -> Vec<Judged> {
+            // True and false rows alternate, because a bin may begin within the rows of one value.
             let rows =
-                (1..10).flat_map(|p| (0..100).map(move |row| (f64::from(p) / 10.0 + shift, row < p * 10)));
+                (1..10).flat_map(|p| (0..100).map(move |row| (f64::from(p) / 10.0 + shift, row % 10 < p)));
             rows.map(judged).collect()
         };
         let report = JudgedReport::of("claims", rows(0.0)).expect("both labels");

@@ -23,6 +23,10 @@ const RUN_WORDS_MIN: usize = 3;
 /// nothing says that it was taken from that chunk.
 const ALTERED_SHARE_MIN: f32 = 0.6;
 
+/// How many words beside those that were altered may be left out of the source, or added to it, where single words
+/// are looked up.
+const ALTERED_REACH: usize = 2;
+
 /// The most places at which a pair of words is looked up. It bounds the time for texts that repeat themselves.
 const PLACES_MAX: usize = 1_000;
 
@@ -225,8 +229,10 @@ impl<'a> Passages<'a> {
         let (mut passages, mut altered) = (Vec::new(), Vec::new());
         let is_altered = verdict == QuoteVerdict::Altered;
         if verdict != QuoteVerdict::Fabricated {
-            let kept = |run: &&Run| !is_altered || Some(run.chunk) == chunk;
-            let kept: Vec<&Run> = runs.iter().filter(kept).collect();
+            let kept = match chunk.filter(|_| is_altered) {
+                Some(chunk) => self.with_words_between(&ids, &runs, chunk),
+                None => runs,
+            };
             passages.extend(kept.iter().map(|run| self.passage(run)));
             let is_covered =
                 |at: usize| kept.iter().any(|run| (run.start..run.start + run.len).contains(&at));
@@ -272,6 +278,38 @@ impl<'a> Passages<'a> {
             }
         }
         Ok(runs)
+    }
+
+    /// Returns the runs of one chunk, and between them, before and after them, words that are too short a row for a
+    /// run of their own: they stand in the chunk where the quotation has them, beside words that were altered.
+    fn with_words_between(&self, ids: &[Option<u32>], runs: &[Run], chunk: usize) -> Vec<Run> {
+        let words = &self.words[chunk];
+        let mut kept: Vec<Run> = Vec::new();
+        // The next word of the quotation, and the next word of the chunk.
+        let (mut next, mut at) = (0, None);
+        for run in runs.iter().filter(|run| run.chunk == chunk).map(Some).chain([None]) {
+            let end = run.map_or(ids.len(), |run| run.start);
+            let reach = end - next + ALTERED_REACH;
+            let last = match run {
+                Some(run) => run.at,
+                None => words.len(),
+            };
+            let first = at.unwrap_or_else(|| last.saturating_sub(reach));
+            let last = if at.is_some() { last.min(first.saturating_add(reach)) } else { last };
+            let mut place = first;
+            for (start, id) in ids.iter().enumerate().take(end).skip(next) {
+                let between = words.get(place..last).unwrap_or_default();
+                if let Some(found) = between.iter().position(|(word, _)| Some(*word) == *id) {
+                    kept.push(Run { start, len: 1, chunk, at: place + found });
+                    place += found + 1;
+                }
+            }
+            if let Some(run) = run {
+                kept.push(*run);
+                (next, at) = (run.start + run.len, Some(run.at + run.len));
+            }
+        }
+        kept
     }
 
     /// Returns the chunk whose runs have most words; the first of several.
