@@ -51,13 +51,15 @@ const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// An engine with the configuration's model and settings. It has no cache: every block lives as long as its request.
 pub fn engine(config: &Config) -> EngineBuilder {
     let config::Model { device, device_memory_bytes_max, layers, .. } = config.model;
-    Engine::builder(&config.model.dir, config.model.runtime_lib())
+    let engine = Engine::builder(&config.model.dir, config.model.runtime_lib())
         .workers(config.model.workers())
         .device(device)
         .device_memory_bytes_max(device_memory_bytes_max)
         .all_layers(layers == LayersRead::All)
         .settings(pipeline_settings(config))
-        .store(Arc::new(KvStore::without_tiers()))
+        .store(Arc::new(KvStore::without_tiers()));
+    let calibration = &config.coverage.file;
+    if calibration.as_os_str().is_empty() { engine } else { engine.calibration(calibration) }
 }
 
 /// The same engine as a daemon serves it: with the model for KV export, if the configuration names one.
@@ -90,6 +92,8 @@ fn pipeline_settings(config: &Config) -> Settings {
     Settings {
         limits: config.limits.clone(),
         auto: config.auto,
+        answerable: config.answerable,
+        calibration: None,
         codec: blocks.codec,
         salt: blocks.salt.clone(),
         scan: blocks.scan,

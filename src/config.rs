@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use thresher_core::pipeline::answerable::AnswerableSettings;
 use thresher_core::pipeline::select::Auto;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::plain;
@@ -19,8 +20,8 @@ use toml::{Table, Value};
 
 pub use self::places::{SETTINGS_FILE_OF_SYSTEM, root_of_user, settings_file, settings_file_of_user};
 pub use self::sections::{
-    Admin, Admission, BlockSettings, Http, LayersRead, LogFormat, Model, RUNTIME_FILE, Rc, Receipts,
-    Telemetry,
+    Admin, Admission, BlockSettings, Coverage, Http, LayersRead, LogFormat, Model, RUNTIME_FILE, Rc,
+    Receipts, Telemetry,
 };
 use crate::access::AccessSettings;
 use crate::kv_export::KvExportSettings;
@@ -72,6 +73,10 @@ pub struct Config {
     pub receipts: Receipts,
     /// `[auto]`: the budget of requests that set none.
     pub auto: Auto,
+    /// `[coverage]`: budgets that promise a coverage.
+    pub coverage: Coverage,
+    /// `[answerable]`: when a question counts as answerable.
+    pub answerable: AnswerableSettings,
     /// `[admission]`: how many requests are worked on at the same time.
     pub admission: Admission,
     /// `[shared]`: the cache that all sidecars share.

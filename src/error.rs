@@ -125,9 +125,13 @@ impl From<&InvalidRequest> for ErrorCode {
             | InvalidRequest::KvWeightsUnknown { .. }
             | InvalidRequest::KvPositionsLearned { .. } => Self::KvUnavailable,
             InvalidRequest::KvTooLong { .. } => Self::KvTooLong,
-            InvalidRequest::RatioOutOfRange { .. } | InvalidRequest::KvShareOutOfRange { .. } => {
-                Self::RatioOutOfRange
+            InvalidRequest::CoverageTooHigh { .. } | InvalidRequest::CoverageUncalibrated => {
+                Self::CoverageUnavailable
             }
+            InvalidRequest::RatioOutOfRange { .. }
+            | InvalidRequest::CoverageOutOfRange { .. }
+            | InvalidRequest::MissedOutOfRange { .. }
+            | InvalidRequest::KvShareOutOfRange { .. } => Self::RatioOutOfRange,
             InvalidRequest::KvBudgetTooSmall { .. } => Self::KvBudgetTooSmall,
         }
     }

@@ -39,11 +39,22 @@ pub use self::middleware::{Middleware, UpstreamError};
 pub use self::origin::OriginPolicy;
 pub use self::serve::{Serving, serve};
 pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
+use thresher_core::pipeline::answerable::Answerable;
+
 use crate::api::{BodyLimits, ModelsAnswer, RegisterLimits, SearchLimits};
 use crate::error::ApiError;
 
+/// The response header that says whether the chunks answer the question, and with which probability.
+const ANSWERABLE: HeaderName = HeaderName::from_static("x-thresher-answerable");
+
 /// The response header that says whether any text is related to the question.
 const RELATED: HeaderName = HeaderName::from_static("x-thresher-related");
+
+/// The value of [`ANSWERABLE`], such as `false;p=0.031`.
+fn answerable_value(answerable: Answerable) -> HeaderValue {
+    let value = format!("{};p={:.3}", answerable.answerable, answerable.probability);
+    HeaderValue::try_from(value).expect("ASCII")
+}
 
 /// The value of a header that is true or false.
 fn boolean_value(value: bool) -> HeaderValue {

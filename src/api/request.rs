@@ -74,6 +74,10 @@ pub struct CompressBody {
     #[serde(default = "yes", deserialize_with = "or_yes")]
     #[schemars(with = "Option<bool>")]
     related_only: bool,
+    /// The share of answerable questions that may be taken for unanswerable. Default: that of the settings.
+    #[serde(default)]
+    #[schemars(range(min = 0.01, max = 0.5))]
+    missed_max: Option<f64>,
     /// The unit of every offset in the answer.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<OffsetUnit>")]
@@ -140,7 +144,7 @@ pub(super) struct ChunkFields {
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Budget", transform = one_form)]
-/// How much may be kept, in one of three forms.
+/// How much may be kept, in one of four forms.
 pub(super) struct BudgetBody {
     /// At most this many tokens of context.
     #[schemars(range(min = 1))]
@@ -150,6 +154,9 @@ pub(super) struct BudgetBody {
     ratio: Option<f64>,
     /// As much as the scores support.
     auto: Option<bool>,
+    /// As little as holds the needed evidence with at least this probability.
+    #[schemars(range(min = 0.5, max = 0.99))]
+    coverage: Option<f64>,
 }
 
 /// Parses a request body. The entries of its lists are counted while they are parsed, so that a list over its limit needs no more memory
@@ -344,6 +351,7 @@ impl CompressBody {
             omissions: self.omissions,
             tokenizer: self.tokenizer,
             related_only: self.related_only,
+            missed_max: self.missed_max,
             explain: self.explain,
         };
         let kv = match self.kv {
@@ -395,12 +403,13 @@ pub(super) fn chunks_of(
 
 impl BudgetBody {
     pub(super) fn into_domain(self) -> Result<Budget, ApiError> {
-        match self {
-            Self { tokens: Some(tokens), ratio: None, auto: None } => Ok(Budget::Tokens(tokens)),
-            Self { tokens: None, ratio: Some(ratio), auto: None } => Ok(Budget::Ratio(ratio)),
-            Self { tokens: None, ratio: None, auto: Some(true) } => Ok(Budget::Auto),
+        match (self.tokens, self.ratio, self.auto, self.coverage) {
+            (Some(tokens), None, None, None) => Ok(Budget::Tokens(tokens)),
+            (None, Some(ratio), None, None) => Ok(Budget::Ratio(ratio)),
+            (None, None, Some(true), None) => Ok(Budget::Auto),
+            (None, None, None, Some(coverage)) => Ok(Budget::Coverage(coverage)),
             _ => {
-                let message = "budget takes exactly one of \"tokens\": N, \"ratio\": R and \"auto\": true";
+                let message = "budget takes exactly one of \"tokens\": N, \"ratio\": R, \"coverage\": P and \"auto\": true";
                 Err(ApiError::with_param(ErrorCode::BudgetAmbiguous, message, "budget"))
             }
         }
@@ -429,7 +438,7 @@ fn either_chunks_or_ids(schema: &mut Schema) {
 }
 
 fn one_form(schema: &mut Schema) {
-    let mut forms = one_of(&["tokens", "ratio", "auto"]);
+    let mut forms = one_of(&["tokens", "ratio", "auto", "coverage"]);
     forms[2]["properties"]["auto"] = json!({"const": true});
     schema.insert("oneOf".to_owned(), forms);
 }

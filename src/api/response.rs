@@ -33,6 +33,8 @@ pub struct CompressAnswer {
     usage: Option<UsageAnswer>,
     /// The model, and the statistic by which it scored.
     rc: RcAnswer,
+    /// Whether the chunks answer the question; null where it was not measured (docs/verdicts.md).
+    answerable: Option<AnswerableAnswer>,
     /// The error because of which the chunks came back whole; null otherwise.
     degraded: Option<ApiError>,
     /// How many blocks (cached keys of chunks) came from which tier of the cache.
@@ -224,6 +226,22 @@ struct RcAnswer {
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Answerable")]
+/// Whether the chunks answer the question.
+struct AnswerableAnswer {
+    /// The probability that they do.
+    probability: f32,
+    /// Whether it is at least `least`.
+    answerable: bool,
+    /// The probability that `missed_max` asks for.
+    least: f32,
+    /// The id of the chunk that comes closest to an answer.
+    chunk: String,
+    /// Where in the chunk.
+    source: Range,
+}
+
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Explanation")]
 /// The RC of every token.
 struct ExplainAnswer {
@@ -304,6 +322,13 @@ impl CompressAnswer {
             };
             chunks.push(ChunkAnswer::new(chunk, outcome, text, spans));
         }
+        let answerable = compressed.answerable.map(|found| AnswerableAnswer {
+            probability: found.probability,
+            answerable: found.answerable,
+            least: found.least,
+            chunk: request.chunks[found.chunk].id.clone(),
+            source: sources[found.chunk].range(found.bytes),
+        });
         let explain = compressed.explanation.as_ref().map(|e| ExplainAnswer::new(request, e, unit, &sources));
         let usage = compressed.usage.map(UsageAnswer::from);
         let rc = RcAnswer {
@@ -334,6 +359,7 @@ impl CompressAnswer {
             citations,
             usage,
             rc,
+            answerable,
             degraded: None,
             blocks,
             timing_ms,

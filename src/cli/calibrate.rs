@@ -1,5 +1,5 @@
 //! `thresher calibrate`: chooses what suits a decoder on the user's own questions: the attention heads over which RC is computed, or the
-//! form of KV eviction; or trains its probe.
+//! form of KV eviction; or trains its probe. Or finds the limits of budgets that promise a coverage, for any model.
 
 mod probe;
 
@@ -15,6 +15,7 @@ use thresher_core::model::contract::{
 };
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{Pipeline, Reading};
+use thresher_lab::eval::coverage;
 use thresher_lab::eval::heads::{self, CalibrationRows, Choice, HeadScores, Measured, Question};
 use thresher_lab::eval::kv::RATIOS;
 use thresher_lab::eval::kv::forms::{self, FormChoice};
@@ -49,6 +50,13 @@ pub struct Args {
     /// The layers, from the first, whose heads the probe uses. Fewer layers make the model read chunks faster. Default: all layers.
     #[arg(long, value_name = "N", requires = "probe", value_parser = clap::value_parser!(u16).range(1..))]
     layers: Option<u16>,
+    /// Find the limits of budgets that promise a coverage (docs/verdicts.md), for any model. Every question needs gold, and better also
+    /// answers; or needed, the parts that the answer needs.
+    #[arg(long, conflicts_with_all = ["heads", "by", "probe", "kv"])]
+    coverage: bool,
+    /// With --coverage: the file to write, for the setting coverage.file.
+    #[arg(long, value_name = "FILE.toml", requires = "coverage", default_value = "calibration.toml")]
+    out: PathBuf,
     /// With --kv or --probe: the text that the model reads after the chunks; {question} stands for the question, \n for a line break.
     #[arg(long, value_name = "TEXT", default_value = TEMPLATE_DEFAULT, value_parser = template)]
     template: String,
@@ -75,6 +83,9 @@ impl From<By> for HeadChoice {
 }
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
+    if args.coverage {
+        return coverage(config, args);
+    }
     let dir = &config.model.dir;
     let mut contract = Contract::load(dir)?;
     let Family::Decoder(decoder) = &mut contract.family else {
@@ -151,6 +162,38 @@ fn save(contract: &Contract, dir: &Path, args: &Args, consequence: &str) -> anyh
     super::print(format_args!(
         "written to {}{consequence}. Restart the daemon",
         dir.join(CONTRACT_FILE).display()
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Finds the limits of budgets that promise a coverage, and writes them to a file of their own: they belong to the questions more than to
+/// the model.
+fn coverage(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
+    let data =
+        sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
+    // An earlier calibration has no influence on the new one, and may be of another model.
+    let mut own = config.clone();
+    own.coverage.file = PathBuf::new();
+    let pipeline = app::pipeline(&own)?;
+    let rankings =
+        with_progress(&args.questions, |progress| coverage::rank(&args.questions, &pipeline, progress))?;
+    let model = pipeline.model();
+    let calibration = rankings.calibration((&model.name, &model.fingerprint), pipeline.estimator(), data)?;
+    if rankings.without_evidence > 0 {
+        super::print(format_args!(
+            "{} rows are left out: their evidence is not in their chunks",
+            rankings.without_evidence
+        ));
+    }
+    super::print(rankings.table());
+    if args.dry_run {
+        super::print("nothing was written (--dry-run)");
+        return Ok(ExitCode::SUCCESS);
+    }
+    calibration.save(&args.out)?;
+    super::print(format_args!(
+        "written to {}: name it in coverage.file, and restart the daemon",
+        args.out.display()
     ));
     Ok(ExitCode::SUCCESS)
 }

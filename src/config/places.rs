@@ -59,8 +59,19 @@ pub(super) fn resolve(config: &mut Config, file: Option<&Path>, variables: &Hash
 
 /// Every setting that is a path of a file or folder, except `root`.
 fn paths(config: &mut Config) -> impl Iterator<Item = (&'static str, &mut PathBuf)> {
-    let Config { http, access, model, blocks, registry, originals, middleware, receipts, shared, .. } =
-        config;
+    let Config {
+        http,
+        access,
+        model,
+        blocks,
+        registry,
+        originals,
+        middleware,
+        receipts,
+        coverage,
+        shared,
+        ..
+    } = config;
     let of_upstreams = middleware.upstreams.iter_mut().flat_map(|upstream| {
         [("middleware.upstreams", &mut upstream.key_file), ("middleware.upstreams", &mut upstream.ca_file)]
     });
@@ -75,6 +86,7 @@ fn paths(config: &mut Config) -> impl Iterator<Item = (&'static str, &mut PathBu
         ("registry.dir", &mut registry.dir),
         ("originals.dir", &mut originals.dir),
         ("receipts.key_file", &mut receipts.key_file),
+        ("coverage.file", &mut coverage.file),
         ("shared.ca_file", &mut shared.ca_file),
         ("shared.client_cert_file", &mut shared.client_cert_file),
         ("shared.client_key_file", &mut shared.client_key_file),

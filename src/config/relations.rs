@@ -188,6 +188,10 @@ impl Config {
                 "auto.{name} is {found}; set it to a finite number, or to 0 to turn it off"
             ));
         }
+        let missed_max = self.answerable.missed_max;
+        if !(0.01..=0.5).contains(&missed_max) {
+            return Some(format!("answerable.missed_max is {missed_max}; it must be from 0.01 to 0.5"));
+        }
         let (default, max) = (registry.candidate_count_default, registry.candidate_count_max);
         if default == 0 || default > max {
             return Some(format!(

@@ -119,6 +119,14 @@ pub struct BlockSettings {
     pub scan: ScanBy,
 }
 
+/// `[coverage]`: budgets that promise a coverage.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Coverage {
+    /// File of `thresher calibrate --coverage`. Empty: the calibration that comes with Thresher, for encoders only.
+    pub file: PathBuf,
+}
+
 /// `[receipts]`: signed records of attributions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

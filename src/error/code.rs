@@ -74,6 +74,8 @@ error_codes! {
     ContentTypeUnsupported = "content_type_unsupported",
     /// A number is outside its range.
     CountOutOfRange = "count_out_of_range",
+    /// No calibration has a limit for the coverage that the budget promises.
+    CoverageUnavailable = "coverage_unavailable",
     /// The deadline passed before the answer was ready.
     DeadlineExceeded = "deadline_exceeded",
     /// The deadline in the request is over the limit.
@@ -328,6 +330,7 @@ impl ErrorCode {
             | Self::ChunksAmbiguous
             | Self::ChunksEmpty
             | Self::CountOutOfRange
+            | Self::CoverageUnavailable
             | Self::DeadlineOutOfRange
             | Self::DocumentsAmbiguous
             | Self::FilterFieldUnknown

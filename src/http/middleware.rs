@@ -16,6 +16,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use axum::response::Response;
 use thresher_core::domain::Granularity;
+use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 
 pub use self::upstream::{Middleware, UpstreamError};
@@ -158,6 +159,8 @@ struct CompressionReport {
     tokens: Option<(usize, usize)>,
     /// Whether any passage of the newest compressed turn is related to its question.
     related: Option<bool>,
+    /// Whether the passages of the newest compressed turn answer its question.
+    answerable: Option<Answerable>,
 }
 
 /// The body for the upstream. If compressing fails, the newest turn is sent whole.
@@ -199,9 +202,9 @@ async fn rewrite(
             request.dialect.remove_citations(body, &mut edits);
         }
         let body = edits.apply(&request.body).into_bytes();
-        let Rewritten { tokens, related, sources, records, .. } = rewritten;
+        let Rewritten { tokens, related, answerable, sources, records, .. } = rewritten;
         let sources = if cites && !request.upstream_cites { Sources::new(sources) } else { None };
-        let report = CompressionReport { outcome, reason, tokens, related };
+        let report = CompressionReport { outcome, reason, tokens, related, answerable };
         Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records }))
     };
     service.middleware.workers.run(time, finish).await
@@ -359,6 +362,9 @@ impl CompressionReport {
         }
         if let Some(related) = self.related {
             headers.insert(super::RELATED, super::boolean_value(related));
+        }
+        if let Some(answerable) = self.answerable {
+            headers.insert(super::ANSWERABLE, super::answerable_value(answerable));
         }
     }
 }

@@ -328,6 +328,9 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
     let related = json!({"x-thresher-related": {
         "description": "Whether any document is related to the question. Left out by models that do not tell (decoders).",
         "schema": {"enum": ["true", "false"]},
+    }, "x-thresher-answerable": {
+        "description": "Whether the documents answer the question, and the probability, such as `false;p=0.031`. Left out where it was not measured: docs/verdicts.md.",
+        "schema": {"type": "string"},
     }});
     let mut reranks = |id, summary, path| {
         let (_, _, mut operation) = Operation::new("rerank", id, summary)
@@ -377,6 +380,7 @@ fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
         "x-thresher-tokens-before": header("Tokens (`o200k_base`) of the texts that were compressed, before."),
         "x-thresher-tokens-after": header("The same, after."),
         "x-thresher-related": header("`false` if no text that was to be compressed is related to the question; then nothing of it is sent."),
+        "x-thresher-answerable": header("Whether the texts that were to be compressed answer the question, and the probability, such as `false;p=0.031`."),
         "x-thresher-cited": header("`true` if citations may have been added to the answer."),
     });
     let mut forwards = |id, summary, path, format| {

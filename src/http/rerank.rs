@@ -49,14 +49,16 @@ async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, path_dialect: 
         )?])
     };
     let answer = move |ranked: &[Ranked], model: &str| {
-        let related = ranked[0].relevance.map(|relevance| relevance.related);
-        (request.answer(&ranked[0], ttl_store::new_id("rerank"), model), related)
+        let related = ranked[0].relevance.map(|relevance| super::boolean_value(relevance.related));
+        let answerable = ranked[0].answerable.map(super::answerable_value);
+        let headers = [(super::RELATED, related), (super::ANSWERABLE, answerable)];
+        (request.answer(&ranked[0], ttl_store::new_id("rerank"), model), headers)
     };
     let answer = ranked(service, deadline, rank, answer);
     match (answer.await, dialect) {
-        (Ok((answer, related)), _) => {
-            let header = related.map(|related| (super::RELATED, super::boolean_value(related)));
-            (AppendHeaders(header), Json(answer)).into_response()
+        (Ok((answer, headers)), _) => {
+            let headers = headers.into_iter().filter_map(|(name, value)| Some((name, value?)));
+            (AppendHeaders(headers), Json(answer)).into_response()
         }
         (Err(error), RerankDialect::Tei) => error.of_chunks_in("texts").tei_response(),
         (Err(error), _) => error.of_chunks_in("documents").rerank_response(),

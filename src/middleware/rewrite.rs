@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use thresher_core::domain::{
     Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, KeptSpan, Kind, Omissions, TokenizerName,
 };
+use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::assemble::{self, Style};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
@@ -88,6 +89,8 @@ pub struct Rewritten {
     pub tokens: Option<(usize, usize)>,
     /// Whether any passage of the newest compressed turn is related to its question; `None` if the model does not tell.
     pub related: Option<bool>,
+    /// Whether the passages of the newest turn answer its question; `None` if this was not measured.
+    pub answerable: Option<Answerable>,
     /// The texts that the answer may have come from.
     pub sources: Vec<Source>,
     /// Keys of turns with what was sent of them, to be stored once the request has been sent.
@@ -343,6 +346,7 @@ impl TurnWork<'_> {
         let (before, after) = usage(&compressed);
         add_tokens(&mut out.tokens, (before, after));
         out.related = compressed.relevance.map(|relevance| relevance.related);
+        out.answerable = compressed.answerable;
         let mut kept = vec![Vec::new(); request.chunks.len()];
         for outcome in &compressed.chunks {
             kept[outcome.index] =

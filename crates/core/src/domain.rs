@@ -332,6 +332,9 @@ pub enum Budget {
     Ratio(f64),
     /// The pipeline decides from the scores how much is worth keeping.
     Auto,
+    /// As little as holds the evidence that the answer needs with at least this probability, from 0.5 to 0.99; see
+    /// [`conformal`](crate::pipeline::conformal).
+    Coverage(f64),
 }
 
 /// The unit of text that selection keeps or drops as a whole.
@@ -428,6 +431,8 @@ pub struct CompressRequest {
     pub tokenizer: TokenizerName,
     /// Whether nothing is kept if no chunk is related to the question; true by default.
     pub related_only: bool,
+    /// The share of answerable questions that may be taken for unanswerable; `None` means that of the settings.
+    pub missed_max: Option<f64>,
     /// Whether the result contains RC per token.
     pub explain: bool,
 }
@@ -449,6 +454,7 @@ impl CompressRequest {
             omissions: Omissions::default(),
             tokenizer: TokenizerName::default(),
             related_only: true,
+            missed_max: None,
             explain: false,
         }
     }

@@ -16,6 +16,7 @@ use crate::model::ort::{LoadedModel, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::attribute::Attributed;
 use crate::pipeline::cancel::Cancel;
+use crate::pipeline::conformal::{Calibration, CalibrationError};
 use crate::pipeline::scan::ScanBy;
 use crate::pipeline::score::Scoring;
 use crate::pipeline::validate::InvalidRequest;
@@ -56,6 +57,9 @@ pub enum EngineError {
     /// The cache directory cannot be used.
     #[error(transparent)]
     Cache(#[from] LocalError),
+    /// The calibration cannot be used.
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
     /// The model for exports has no keys and values that can be exported.
     #[error("{} cannot be the model for KV export: {reason}", .dir.display())]
     KvModel {
@@ -77,6 +81,7 @@ pub struct EngineBuilder {
     /// Used in place of a store over `cache`.
     store: Option<Arc<KvStore>>,
     kv_model_dir: Option<PathBuf>,
+    calibration: Option<PathBuf>,
 }
 
 /// The default size of the cache of chunk keys in memory: 256 MiB, which is enough for about 650,000 tokens
@@ -112,7 +117,14 @@ impl EngineBuilder {
             forward: false,
             long_windows: false,
         };
-        Self { load, settings: Settings::default(), cache: default_cache(), store: None, kv_model_dir: None }
+        Self {
+            load,
+            settings: Settings::default(),
+            cache: default_cache(),
+            store: None,
+            kv_model_dir: None,
+            calibration: None,
+        }
     }
 
     /// Sets the number of threads that read windows in parallel. The default is the number of cores.
@@ -199,6 +211,12 @@ impl EngineBuilder {
         self
     }
 
+    /// Sets the file with the limits of budgets that promise a coverage; `thresher calibrate --coverage` writes it.
+    pub fn calibration(mut self, file: impl AsRef<Path>) -> Self {
+        self.calibration = Some(file.as_ref().to_owned());
+        self
+    }
+
     /// Returns the settings with which the model is loaded.
     pub fn load_settings(&self) -> &OrtSettings {
         &self.load
@@ -219,6 +237,12 @@ impl EngineBuilder {
         let runtime = model.runtime();
         if runtime.info().decoder.is_some() && self.settings.scan == ScanBy::Onnx {
             return Err(ModelError::NoQueryGraph { model: runtime.info().name.clone() }.into());
+        }
+        if let Some(file) = &self.calibration {
+            let info = runtime.info();
+            let model = (&*info.name, &*info.fingerprint);
+            let calibration = Calibration::load(file, model, &self.settings.scoring.to_string())?;
+            self.settings.calibration = Some(Arc::new(calibration));
         }
         let tokenizer = Arc::new(ModelTokenizer::from_file(&dir.join(&contract.tokenizer.file))?);
         let store = match self.store {
@@ -243,7 +267,8 @@ impl EngineBuilder {
             ..self.load
         };
         let settings = Settings { scan: ScanBy::default(), scoring: Scoring::default(), ..self.settings };
-        let builder = Self { load, settings, cache: self.cache, store: Some(store), kv_model_dir: None };
+        let (store, kv_model_dir, calibration) = (Some(store), None, None);
+        let builder = Self { load, settings, cache: self.cache, store, kv_model_dir, calibration };
         let pipeline = builder.build()?.into_pipeline();
         match kv_export::check_model(pipeline.model()) {
             Ok(_) => Ok(pipeline),

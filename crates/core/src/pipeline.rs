@@ -20,11 +20,13 @@
 //! depends on the number of tokens of a context, and a context must be written before its tokens can be
 //! counted.
 
+pub mod answerable;
 pub mod assemble;
 pub mod attribute;
 pub mod blocks;
 pub mod cancel;
 pub mod clock;
+pub mod conformal;
 pub mod count;
 pub mod explain;
 pub mod fit;
@@ -44,16 +46,18 @@ pub mod tokenize;
 pub mod units;
 pub mod validate;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use ndarray::s;
 
 use thiserror::Error;
 
+use self::answerable::{Answerable, AnswerableSettings};
 use self::blocks::{Blocks, Reader};
 use self::cancel::Cancel;
 use self::clock::Clock;
+use self::conformal::Calibration;
 use self::count::{FrameCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
 use self::lexical::{LexicalInput, LexicalRc};
@@ -115,6 +119,11 @@ pub struct Settings {
     pub salt: String,
     /// What computes logits; the fused scan by default.
     pub scan: ScanBy,
+    /// The limits of budgets that promise a coverage; `None` means those of
+    /// [`Calibration::of_default_model`] for an encoder with the default scoring, and none for other models.
+    pub calibration: Option<Arc<Calibration>>,
+    /// When a question counts as answerable.
+    pub answerable: AnswerableSettings,
     /// How the chunks are positioned before a decoder's question; side by side by default. Encoders ignore
     /// it.
     pub placement: Placement,
@@ -270,6 +279,8 @@ impl Pipeline {
         let mut clock = Clock::start();
         let reading = self.read(request, cancel, &mut clock)?;
         let scores = self.score(&reading, cancel, &mut clock)?;
+        let answerable = || self.answerable(&reading, request, &scores, cancel);
+        let answerable = clock.stage("answerable", answerable)?;
         let fitted = clock.stage("select", || self.fit(request, &reading, &scores, cancel))?;
         // The RC of tokens does not explain the score of a probe.
         let explain = || clock.stage("explain", || explain::explanation(&reading, cancel));
@@ -281,6 +292,7 @@ impl Pipeline {
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
+            answerable,
             turns_read: (!request.history.is_empty()).then_some(reading.turns),
             lang: text::lang_of(&request.query),
             degraded: false,
@@ -288,6 +300,18 @@ impl Pipeline {
             timings: clock.finish(),
             explanation,
         })
+    }
+
+    /// Returns whether the chunks answer the question; `None` where it was not measured.
+    fn answerable(
+        &self,
+        reading: &Reading,
+        request: &CompressRequest,
+        scores: &Scores,
+        cancel: &Cancel,
+    ) -> Result<Option<Answerable>, PipelineError> {
+        let missed_max = request.missed_max.unwrap_or(self.settings.answerable.missed_max);
+        answerable::of(reading, (&request.query, &request.chunks), scores, missed_max, cancel)
     }
 
     fn warnings(&self, request: &CompressRequest, reading: &Reading, fitted: &Fitted) -> Vec<Warning> {
@@ -494,7 +518,8 @@ impl Pipeline {
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
         let are_probabilities = reading.probe.is_some();
         let relevance = self.settings.auto.relevance(&request, &reading.outlines, &scores);
-        Ok(Ranked { chunks: scores.chunks, relevance, are_probabilities, sentences, tokens })
+        let answerable = self.answerable(&reading, &request, &scores, cancel)?;
+        Ok(Ranked { chunks: scores.chunks, relevance, answerable, are_probabilities, sentences, tokens })
     }
 
     /// Has the model read those of `chunks` that are not cached, so that later requests find their blocks.
@@ -546,9 +571,21 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Fitted, PipelineError> {
         let counter = TokenCounter::new(request.tokenizer, &self.tokenizer);
-        let auto = self.settings.auto;
-        let context = FitContext { counter: &counter, frame_costs: &self.frame_costs, auto, cancel };
+        let context = FitContext {
+            counter: &counter,
+            frame_costs: &self.frame_costs,
+            auto: self.settings.auto,
+            calibration: self.calibration(),
+            cancel,
+        };
         fit::budget(request, reading, scores, &context)
+    }
+
+    /// Returns the limits of budgets that promise a coverage; `None` if there are none for this model.
+    fn calibration(&self) -> Option<&Calibration> {
+        static OF_DEFAULT_MODEL: LazyLock<Calibration> = LazyLock::new(Calibration::of_default_model);
+        let is_default = self.model.info().decoder.is_none() && self.settings.scoring == Scoring::default();
+        self.settings.calibration.as_deref().or(is_default.then(|| &*OF_DEFAULT_MODEL))
     }
 }
 

@@ -7,6 +7,7 @@
 pub mod data;
 mod attribution;
 mod bm25;
+pub mod coverage;
 mod estimate;
 pub mod heads;
 pub mod judged;

@@ -9,9 +9,10 @@ use rayon::prelude::*;
 
 use super::assemble::{self, Style};
 use super::cancel::Cancel;
+use super::conformal::{self, Calibration};
 use super::count::{FrameCosts, TokenCounter};
 use super::score::Scores;
-use super::select::{Auto, Selection, SelectionInput};
+use super::select::{Auto, Selection, SelectionInput, Step};
 use super::units::Unit;
 use super::validate::{InvalidRequest, Minimum};
 use super::{PipelineError, Reading, Relevance, Usage};
@@ -48,6 +49,8 @@ pub struct FitContext<'a> {
     pub frame_costs: &'a FrameCosts,
     /// The rule for requests without a budget.
     pub auto: Auto,
+    /// The limits of budgets that promise a coverage; `None` if the model has none.
+    pub calibration: Option<&'a Calibration>,
     /// Says when to stop.
     pub cancel: &'a Cancel,
 }
@@ -69,7 +72,10 @@ pub fn budget(
     let order = order(request, units, scores);
     let compares_rows = reading.outlines.has_rows() && text::compares_all(&request.query);
     let relevance = fit.auto.relevance(request, &reading.outlines, scores);
-    let is_related = !request.related_only || relevance.is_none_or(|relevance| relevance.related);
+    // A promise covers questions that look unrelated, too.
+    let limit = promised_limit(request.budget, fit.calibration)?;
+    let is_related =
+        !request.related_only || limit.is_some() || relevance.is_none_or(|relevance| relevance.related);
     let fitter =
         Fitter { request, reading, units, scores, fit, keep: &keep, order, relevance, compares_rows };
     let costs = fitter.unit_costs()?;
@@ -89,12 +95,13 @@ pub fn budget(
         // A ratio of 1 keeps everything, even if the whole context has a token more than its parts.
         Budget::Ratio(1.0) => usize::MAX,
         Budget::Ratio(ratio) => share_of(ratio, tokens_in),
-        Budget::Auto => usize::MAX,
+        Budget::Auto | Budget::Coverage(_) => usize::MAX,
     };
     let selection = match request.budget {
         Budget::Tokens(_) | Budget::Ratio(_) if tokens >= tokens_in => input.everything(),
         _ if !is_related => Selection::of_required(input.required()),
         Budget::Auto => fit.auto.select(&input, scores),
+        Budget::Coverage(_) => input.up_to(limit.unwrap_or(f32::INFINITY)),
         // Every frame includes the break after its chunk, but the last chunk of a context has none.
         _ => input.within(tokens + fit.counter.count(assemble::BETWEEN_CHUNKS)?),
     };
@@ -112,6 +119,36 @@ pub fn budget(
         return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, minimum, least_ratio }.into());
     }
     Ok(fitter.finish(rendered, tokens_in))
+}
+
+/// Returns the largest effort that a budget keeps; `None` if it promises no coverage.
+fn promised_limit(budget: Budget, calibration: Option<&Calibration>) -> Result<Option<f32>, InvalidRequest> {
+    let Budget::Coverage(coverage) = budget else { return Ok(None) };
+    let calibration = calibration.ok_or(InvalidRequest::CoverageUncalibrated)?;
+    let too_high = |max| InvalidRequest::CoverageTooHigh {
+        coverage,
+        max,
+        rows: calibration.rows,
+        needed: conformal::rows_needed(coverage),
+    };
+    calibration.limit(coverage).map(Some).map_err(too_high)
+}
+
+/// Returns the choices of units that a promise would keep for a request, in their order, each with its effort.
+pub fn steps(request: &CompressRequest, reading: &Reading, scores: &Scores) -> Vec<Step> {
+    // Costs have no influence on the order.
+    let free = vec![0; reading.units.len().max(request.chunks.len())];
+    let keep = vec![false; request.chunks.len()];
+    let input = SelectionInput {
+        units: &reading.units,
+        scores: &scores.units,
+        costs: &free,
+        frame_costs: &free,
+        keep: &keep,
+        outlines: &reading.outlines,
+        compares_rows: reading.outlines.has_rows() && text::compares_all(&request.query),
+    };
+    input.steps()
 }
 
 /// Returns the tokens that a ratio allows.
@@ -389,6 +426,7 @@ mod tests {
             units: UNITS.to_vec(),
             unit_rc,
             max_sim: Some(1.0),
+            chunk_max_sims: Vec::new(),
             measured: Measured::Prose,
         };
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
@@ -481,6 +519,7 @@ mod tests {
             units: Vec::new(),
             unit_rc: Array2::zeros((1, 0)),
             max_sim: Some(0.0),
+            chunk_max_sims: Vec::new(),
             measured: Measured::Structured,
         };
         for granularity in [Granularity::Chunk, Granularity::Sentence, Granularity::Token] {

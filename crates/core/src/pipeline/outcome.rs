@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::answerable::Answerable;
 use super::assemble;
 use super::clock::Timings;
 use super::explain::Explanation;
@@ -26,6 +27,9 @@ pub struct Compressed {
     /// How close the chunks come to the question at all. `None` in a degraded result, and for models whose
     /// logits have no fixed scale (decoders).
     pub relevance: Option<Relevance>,
+    /// Whether the chunks answer the question; `None` where it was not measured (see
+    /// [`answerable`](super::answerable)), and in a degraded result.
+    pub answerable: Option<Answerable>,
     /// How many turns of the conversation the question was read with. `None` if the request has none, and in a
     /// degraded result.
     pub turns_read: Option<usize>,
@@ -117,6 +121,8 @@ pub struct Ranked {
     pub chunks: Vec<f32>,
     /// Whether any chunk is related to the question; `None` for models that do not tell.
     pub relevance: Option<Relevance>,
+    /// Whether the chunks answer the question; `None` where it was not measured.
+    pub answerable: Option<Answerable>,
     /// Whether a probe gave all scores. They are then probabilities, from 0 to 1.
     pub are_probabilities: bool,
     /// The sentences of all chunks, in the order of the chunks. Empty unless the granularity was sentences.
@@ -156,6 +162,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         chunks,
         usage: None,
         relevance: None,
+        answerable: None,
         turns_read: None,
         lang: None,
         degraded: true,

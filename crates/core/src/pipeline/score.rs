@@ -52,6 +52,8 @@ pub struct Scores {
     /// chunk is best; this says whether any chunk is related to the question at all. `None` for models whose
     /// logits have no fixed scale (decoders).
     pub max_sim: Option<f32>,
+    /// `[chunk]`: as `max_sim`, over the keys of one chunk. Empty for methods and models that do not tell.
+    pub chunk_max_sims: Vec<f32>,
     /// What `max_sim` was measured on, which decides from which value on a chunk is related.
     pub measured: Measured,
 }
@@ -80,6 +82,8 @@ pub struct RankedRc {
     sentences: Array2<f32>,
     /// See [`Scores::max_sim`].
     max_sim: Option<f32>,
+    /// See [`Scores::chunk_max_sims`].
+    chunk_max_sims: Vec<f32>,
 }
 
 /// Scores a reading with any method.
@@ -102,7 +106,7 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
     let reading = &*reading.for_ranking();
     let [mut chunks, mut units, mut sentences] =
         [HeadMean::default(), HeadMean::default(), HeadMean::default()];
-    let mut max_sims = Vec::new();
+    let (mut max_sims, mut chunk_peaks) = (Vec::new(), HeadMean::default());
     let columns = 2 * reading.units.len() + reading.blocks.spans.len();
     let context = UnitContext::of(reading);
     for heads in reading.head_groups(columns) {
@@ -117,17 +121,23 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
             sentences.add(rc_of(&peaks.sentences));
         }
         max_sims.push(max_sim(&peaks.chunks));
+        chunk_peaks.add(peaks.chunks);
     }
     let max_sim = mean_max_sim(reading, &max_sims);
+    let chunk_max_sims = match max_sim {
+        Some(_) => rc::mean_over_queries(chunk_peaks.finish().view()),
+        None => Vec::new(),
+    };
     let [chunks, units, sentences] = [chunks.finish(), units.finish(), sentences.finish()];
     Ok(match &reading.lexical {
-        None => RankedRc { chunks, units, sentences, max_sim },
+        None => RankedRc { chunks, units, sentences, max_sim, chunk_max_sims },
         Some(lexical) => RankedRc {
             chunks: lexical.joined(&chunks, &lexical.chunks),
             units: lexical.joined(&units, &lexical.units),
             sentences: lexical.joined(&sentences, &lexical.sentences),
             // The model's own logits say nothing about words that it does not know.
             max_sim: if lexical.knows_all { max_sim } else { Some(lexical.reach) },
+            chunk_max_sims,
         },
     })
 }
@@ -169,7 +179,8 @@ pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
             (units.iter().zip(in_sentence).map(weighted_by_chunk).collect(), ranked.units)
         }
     };
-    Scores { chunks, units: scores, unit_rc, max_sim: ranked.max_sim, measured: measured(reading) }
+    let RankedRc { max_sim, chunk_max_sims, .. } = ranked;
+    Scores { chunks, units: scores, unit_rc, max_sim, chunk_max_sims, measured: measured(reading) }
 }
 
 /// What units other than sentences are scored with: a row of a table with the table's header, a statement with
@@ -296,7 +307,8 @@ pub fn by_probe(reading: &Reading, cancel: &Cancel) -> Result<Scores, PipelineEr
         }
     };
     let unit_rc = Array2::from_shape_vec((1, own.len()), own).expect("one row");
-    Ok(Scores { chunks, units: scores, unit_rc, max_sim: None, measured: measured(reading) })
+    let measured = measured(reading);
+    Ok(Scores { chunks, units: scores, unit_rc, max_sim: None, chunk_max_sims: Vec::new(), measured })
 }
 
 /// Scores chunks and units with one estimator. A unit's score is the sum of its own RC and its chunk's.
@@ -321,7 +333,8 @@ fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Sco
     let mean_rc = rc::mean_over_queries(unit_rc.view());
     let units = units.iter().zip(mean_rc).map(|(unit, rc)| rc + chunks[unit.chunk]).collect();
     let max_sim = mean_max_sim(reading, &max_sims);
-    Ok(Scores { chunks, units, unit_rc, max_sim, measured: measured(reading) })
+    let measured = measured(reading);
+    Ok(Scores { chunks, units, unit_rc, max_sim, chunk_max_sims: Vec::new(), measured })
 }
 
 fn measured(reading: &Reading) -> Measured {

@@ -8,6 +8,7 @@ use ndarray::ArrayView1;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use super::conformal;
 use super::outcome::Relevance;
 use super::score::{Measured, Scores};
 use super::units::{Outlines, Unit};
@@ -76,6 +77,15 @@ impl Selection {
         self.chosen.extend(group);
         self.ends.push(self.chosen.len());
     }
+}
+
+/// Units that a promise keeps together; see [`conformal`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// The effort of the first of them.
+    pub effort: f32,
+    /// The indices of the units.
+    pub units: Vec<usize>,
 }
 
 impl SelectionInput<'_> {
@@ -156,6 +166,31 @@ impl SelectionInput<'_> {
             self.frame_costs[chunk] + own + *cost
         };
         self.ranked().into_iter().min_by_key(|&unit| cost_alone(unit))
+    }
+
+    /// Returns the choices of units in the order in which a promise keeps them, each with its effort.
+    pub fn steps(&self) -> Vec<Step> {
+        let ranked = self.ranked();
+        let best = ranked.first().map_or(0.0, |&unit| self.scores[unit]);
+        let relative = |unit: usize| if best > 0.0 { self.scores[unit] / best } else { 1.0 };
+        let mut taken = vec![false; self.units.len()];
+        let mut steps = Vec::new();
+        for (rank, &unit) in ranked.iter().enumerate().map(|(at, unit)| (at + 1, unit)) {
+            if !taken[unit] {
+                let units = self.group(unit, self.compares_rows, &|unit| taken[unit]);
+                units.iter().for_each(|&unit| taken[unit] = true);
+                steps.push(Step { effort: conformal::effort(rank, relative(unit)), units });
+            }
+        }
+        steps
+    }
+
+    /// Selects the required units, and all others up to an effort.
+    pub fn up_to(&self, limit: f32) -> Selection {
+        let mut selection = Selection::of_required(self.required());
+        let steps = self.steps().into_iter().take_while(|step| step.effort <= limit);
+        steps.for_each(|step| selection.add(step.units));
+        selection
     }
 
     /// Returns a unit with all units that it requires, in the order of the text.
@@ -409,6 +444,7 @@ mod tests {
             units: units_scores,
             unit_rc,
             max_sim: Some(max_sim),
+            chunk_max_sims: Vec::new(),
             measured: Measured::Prose,
         };
         let span = UnitSpan { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };

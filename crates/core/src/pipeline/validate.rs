@@ -270,6 +270,20 @@ pub enum InvalidRequest {
     BudgetZero,
     #[error("budget.ratio is {ratio}; it must be greater than 0 and at most 1")]
     RatioOutOfRange { ratio: f64 },
+    #[error("missed_max is {missed_max}; it must be from 0.01 to 0.5")]
+    MissedOutOfRange { missed_max: f64 },
+    #[error("budget.coverage is {coverage}; it must be from 0.5 to 0.99")]
+    CoverageOutOfRange { coverage: f64 },
+    #[error(
+        "budget.coverage is {coverage}, but {rows} labelled questions promise at most {max}: {needed} are needed. \
+         Send a smaller coverage, or calibrate with more questions (`thresher calibrate --coverage`)"
+    )]
+    CoverageTooHigh { coverage: f64, max: f64, rows: usize, needed: usize },
+    #[error(
+        "budget.coverage needs a calibration of this model and scoring method: run `thresher calibrate --coverage` \
+         with labelled questions, and name its file in coverage.file"
+    )]
+    CoverageUncalibrated,
     #[error(
         "a budget of {budget} tokens is too small: {} needs {needed} tokens; send {}{}",
         minimum.of, enough(*.needed, *.least_ratio), minimum.instead
@@ -337,6 +351,10 @@ impl InvalidRequest {
             Self::RatioOutOfRange { .. } | Self::BudgetImpossible { least_ratio: Some(_), .. } => {
                 "budget.ratio".to_owned()
             }
+            Self::MissedOutOfRange { .. } => "missed_max".to_owned(),
+            Self::CoverageOutOfRange { .. } | Self::CoverageTooHigh { .. } | Self::CoverageUncalibrated => {
+                "budget.coverage".to_owned()
+            }
             Self::KvPromptEmpty | Self::KvPromptTooLong { .. } => "kv.prompt".to_owned(),
             Self::KvOfEncoder { .. }
             | Self::KvLayersMissing { .. }
@@ -359,18 +377,36 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
     }
     check_chunks(&request.chunks, request.registered, limits)?;
     check_keep(request)?;
+    if let Some(missed_max) = request.missed_max {
+        check_missed(missed_max)?;
+    }
     check_budget(request.budget)
+}
+
+/// Checks the share of answerable questions that may be missed.
+///
+/// # Errors
+/// Returns [`InvalidRequest::MissedOutOfRange`].
+pub fn check_missed(missed_max: f64) -> Result<(), InvalidRequest> {
+    match (0.01..=0.5).contains(&missed_max) {
+        true => Ok(()),
+        false => Err(InvalidRequest::MissedOutOfRange { missed_max }),
+    }
 }
 
 /// Checks that a budget is not zero and that a ratio is in range.
 ///
 /// # Errors
-/// Returns [`InvalidRequest::BudgetZero`] or [`InvalidRequest::RatioOutOfRange`].
+/// Returns [`InvalidRequest::BudgetZero`], [`InvalidRequest::RatioOutOfRange`] or
+/// [`InvalidRequest::CoverageOutOfRange`].
 pub fn check_budget(budget: Budget) -> Result<(), InvalidRequest> {
     match budget {
         Budget::Tokens(0) => Err(InvalidRequest::BudgetZero),
         Budget::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
             Err(InvalidRequest::RatioOutOfRange { ratio })
+        }
+        Budget::Coverage(coverage) if !(0.5..=0.99).contains(&coverage) => {
+            Err(InvalidRequest::CoverageOutOfRange { coverage })
         }
         _ => Ok(()),
     }

@@ -149,7 +149,7 @@ impl<'a> RowFile<'a> {
     }
 
     /// Returns whether the first row has a field.
-    fn has_field(&self, name: &str) -> bool {
+    pub fn has_field(&self, name: &str) -> bool {
         let first = self.lines().next().map(|(_, row)| serde_json::from_str::<Value>(row));
         first.is_some_and(|row| row.is_ok_and(|row| row.get(name).is_some()))
     }

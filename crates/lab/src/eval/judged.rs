@@ -16,7 +16,7 @@ use thresher_core::pipeline::clock::Clock;
 
 use super::attribution::{attribute_span, request};
 use super::data::LabelledChunk;
-use super::estimate::{Estimate, auroc, bootstrap_mean};
+use super::estimate::{Estimate, auroc, bootstrap_mean, wilson_proportion};
 use super::report::cell;
 
 /// The share of false rows that may be accepted while the recall of true rows is measured.
@@ -95,6 +95,8 @@ pub struct JudgedReport {
     pub of: &'static str,
     /// The number of true rows.
     pub positives: usize,
+    /// The number of rows left out, because Thresher says nothing of their kind of text or language.
+    pub unmeasured: usize,
     /// The probability that a true row has a higher value than a false one.
     pub auroc: Estimate,
     /// The share of true rows above the value that 10 % of the false rows exceed.
@@ -119,6 +121,15 @@ pub struct Bin {
     pub rows: usize,
 }
 
+impl Bin {
+    /// Returns the 95 % interval of the share of true rows.
+    pub(super) fn interval(&self) -> [f64; 2] {
+        let positives = (self.share * self.rows as f64).round() as usize;
+        let values: Vec<f64> = (0..self.rows).map(|row| f64::from(u8::from(row < positives))).collect();
+        wilson_proportion(&values).interval
+    }
+}
+
 /// Judges all claims.
 pub fn claims(
     rows: &[ClaimRow],
@@ -133,7 +144,7 @@ pub fn claims(
         let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None);
         let whole = ByteRange::new(0, row.claim.len());
         let outcome = attribute_span(pipeline, &candidates, (&row.claim, whole), 1)?;
-        Ok(Judged::of_part(&outcome, row.label == Label::Supports))
+        Ok(Some(Judged::of_part(&outcome, row.label == Label::Supports)))
     })
 }
 
@@ -146,10 +157,11 @@ pub fn questions(
     judge("questions", rows, progress, |row| {
         let chunks: Vec<Arc<Chunk>> = row.chunks.iter().map(LabelledChunk::chunk).map(Arc::new).collect();
         let ranked = pipeline.rank(&row.query, &chunks, Granularity::Chunk, &Cancel::default())?;
-        let Some(relevance) = ranked.relevance else {
-            bail!("the model does not tell whether a question is answerable");
-        };
-        Ok(Judged { value: f64::from(relevance.max_sim), truth: row.answerable, features: Vec::new() })
+        Ok(ranked.answerable.map(|found| Judged {
+            value: f64::from(found.probability),
+            truth: row.answerable,
+            features: Vec::new(),
+        }))
     })
 }
 
@@ -157,14 +169,15 @@ fn judge<Row>(
     of: &'static str,
     rows: &[Row],
     progress: &dyn Fn(usize, usize),
-    judge: impl Fn(&Row) -> Result<Judged>,
+    judge: impl Fn(&Row) -> Result<Option<Judged>>,
 ) -> Result<JudgedReport> {
     let mut judged = Vec::with_capacity(rows.len());
-    for row in rows {
-        judged.push(judge(row)?);
-        progress(judged.len(), rows.len());
+    for (done, row) in rows.iter().enumerate() {
+        judged.extend(judge(row)?);
+        progress(done + 1, rows.len());
     }
-    JudgedReport::of(of, judged)
+    let unmeasured = rows.len() - judged.len();
+    Ok(JudgedReport { unmeasured, ..JudgedReport::of(of, judged)? })
 }
 
 impl JudgedReport {
@@ -197,6 +210,7 @@ impl JudgedReport {
         Ok(Self {
             of,
             positives: positives.len(),
+            unmeasured: 0,
             auroc: auroc(&positives, &negatives),
             recall: bootstrap_mean(&found),
             calibration_error,
@@ -214,6 +228,7 @@ impl JudgedReport {
         json!({
             "of": self.of,
             "positives": self.positives,
+            "unmeasured": self.unmeasured,
             "auroc": self.auroc.mean,
             "recall_at_false_accepted": {"0.1": self.recall.mean},
             "calibration_error": self.calibration_error,
@@ -234,6 +249,13 @@ impl JudgedReport {
         );
         let bins: Vec<String> =
             self.bins.iter().map(|bin| format!("{:.2}:{:.2}", bin.value, bin.share)).collect();
+        if self.unmeasured > 0 {
+            let _ = writeln!(
+                out,
+                "  {} rows left out: nothing is said of their kind of text or language",
+                self.unmeasured
+            );
+        }
         let _ = writeln!(out, "  mean value:share of true rows, by tenths: {}", bins.join(" "));
         out
     }

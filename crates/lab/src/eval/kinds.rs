@@ -25,9 +25,9 @@ const RATIO: f64 = 0.25;
 
 /// A question, its chunks, and the parts of them that its answer needs.
 #[derive(Debug, Clone, Deserialize)]
-struct Row {
-    query: String,
-    chunks: Vec<LabelledChunk>,
+pub(super) struct Row {
+    pub query: String,
+    pub chunks: Vec<LabelledChunk>,
     needed: Vec<NeededPart>,
 }
 
@@ -209,13 +209,21 @@ impl Row {
     fn found(&self, fitted: Option<&Fitted>) -> Result<Vec<bool>> {
         let is_kept = |part: &NeededPart| -> Result<bool> {
             let Some(fitted) = fitted else { return Ok(false) };
-            let kept = joined(&fitted.spans[part.chunk], &self.chunks[part.chunk].text);
+            let spans = fitted.spans[part.chunk].iter().map(|span| span.source);
+            let kept = joined(spans, &self.chunks[part.chunk].text);
             let is_inside = |range: &ByteRange| {
                 kept.iter().any(|kept| kept.start <= range.start && range.end <= kept.end)
             };
             Ok(part.ranges(&self.chunks)?.iter().all(is_inside))
         };
         self.needed.iter().map(is_kept).collect()
+    }
+}
+
+impl Row {
+    /// Returns the chunk and the byte ranges of every needed part.
+    pub fn needed_ranges(&self) -> Result<Vec<(usize, Vec<ByteRange>)>> {
+        self.needed.iter().map(|part| Ok((part.chunk, part.ranges(&self.chunks)?))).collect()
     }
 }
 
@@ -265,9 +273,9 @@ impl NeededPart {
 }
 
 /// Returns the ranges of the spans, with those joined that only blanks divide.
-fn joined(spans: &[KeptSpan], text: &str) -> Vec<ByteRange> {
+pub(super) fn joined(spans: impl Iterator<Item = ByteRange>, text: &str) -> Vec<ByteRange> {
     let mut found: Vec<ByteRange> = Vec::new();
-    for span in spans.iter().map(|span| span.source) {
+    for span in spans {
         match found.last_mut().filter(|last| text[last.end..span.start].trim().is_empty()) {
             Some(last) => last.end = last.end.max(span.end),
             None => found.push(span),

@@ -156,6 +156,7 @@ impl Method {
             units,
             unit_rc: Array2::zeros((0, 0)),
             max_sim: None,
+            chunk_max_sims: Vec::new(),
             measured: Measured::default(),
         })
     }

@@ -235,16 +235,17 @@ pub(super) fn cell(e: Estimate) -> String {
     format!("{:.3} [{:.3}, {:.3}]", e.mean, e.interval[0], e.interval[1])
 }
 
-/// Draws the kept@N× metric against the compression ratio as SVG: one panel per report that has answers, one
-/// line per method.
+/// Draws one panel per report as SVG: for questions with answers, the kept@N× metric against the compression
+/// ratio, one line per method; for claims and answerable questions, a reliability diagram.
 ///
 /// # Errors
-/// Fails if no report has answers, if drawing fails, or if the crate was built without the feature `plots`.
+/// Fails if no report has either, if drawing fails, or if the crate was built without the feature `plots`.
 pub fn svg(reports: &[Report]) -> Result<String> {
-    let with_answers = |report: &&Report| report.methods.iter().any(|(_, method)| !method.kept.is_empty());
-    let reports: Vec<&Report> = reports.iter().filter(with_answers).collect();
+    let has_answers = |report: &Report| report.methods.iter().any(|(_, method)| !method.kept.is_empty());
+    let can_be_drawn = |report: &&Report| report.judged.is_some() || has_answers(report);
+    let reports: Vec<&Report> = reports.iter().filter(can_be_drawn).collect();
     if reports.is_empty() {
-        bail!("cannot plot: no data file has answers, so there is no compression to show");
+        bail!("cannot plot: no data file has answers, claims or answerable questions");
     }
     plot::svg(&reports)
 }
@@ -265,6 +266,7 @@ mod plot {
     use plotters::prelude::*;
 
     use super::{MethodReport, Report};
+    use crate::eval::judged::{Bin, JudgedReport};
 
     /// Width and height of a panel, in pixels.
     const WIDTH: u32 = 420;
@@ -277,14 +279,44 @@ mod plot {
                 SVGBackend::with_string(&mut out, (WIDTH * reports.len() as u32, HEIGHT)).into_drawing_area();
             root.fill(&WHITE)?;
             for (panel, report) in root.split_evenly((1, reports.len())).iter().zip(reports) {
-                draw_panel(panel, report)?;
+                match &report.judged {
+                    Some(judged) => draw_reliability(panel, &report.data, judged)?,
+                    None => draw_kept(panel, report)?,
+                }
             }
             root.present()?;
         }
         Ok(out)
     }
 
-    fn draw_panel(panel: &DrawingArea<SVGBackend, Shift>, report: &Report) -> Result<()> {
+    /// Draws for each bin the share of true rows over the mean probability, with its 95 % interval. The diagonal is
+    /// perfect calibration.
+    fn draw_reliability(
+        panel: &DrawingArea<SVGBackend, Shift>,
+        data: &str,
+        judged: &JudgedReport,
+    ) -> Result<()> {
+        let caption = format!("{data}: {}, calibration error {:.3}", judged.of, judged.calibration_error);
+        let mut chart = ChartBuilder::on(panel)
+            .caption(caption, ("sans-serif", 16))
+            .margin(8)
+            .x_label_area_size(34)
+            .y_label_area_size(44)
+            .build_cartesian_2d(0.0..1.0, 0.0..1.0)?;
+        chart.configure_mesh().x_desc("probability").y_desc("share of true rows").draw()?;
+        chart.draw_series(LineSeries::new([(0.0, 0.0), (1.0, 1.0)], BLACK.mix(0.3)))?;
+        let color = Palette99::pick(0).to_rgba();
+        let interval = |bin: &Bin| {
+            let [low, high] = bin.interval();
+            PathElement::new([(bin.value, low), (bin.value, high)], color.stroke_width(1))
+        };
+        chart.draw_series(judged.bins.iter().map(interval))?;
+        let point = |bin: &Bin| Circle::new((bin.value, bin.share), 3, color.filled());
+        chart.draw_series(judged.bins.iter().map(point))?;
+        Ok(())
+    }
+
+    fn draw_kept(panel: &DrawingArea<SVGBackend, Shift>, report: &Report) -> Result<()> {
         let lowest =
             report.methods.iter().flat_map(|(_, m)| &m.kept).map(|(_, e)| e.interval[0]).fold(1.0, f64::min);
         let mut chart = ChartBuilder::on(panel)

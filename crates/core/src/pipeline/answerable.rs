@@ -1,0 +1,165 @@
+//! Whether the chunks answer the question at all, as a probability.
+//!
+//! RC compares the chunks of a request with each other, so it always has a best one. This looks at how much of the
+//! question one place of a chunk says, and how much of that place is about the question:
+//!
+//! - *told* is the mean over the question's tokens of each token's largest raw logit in the place. A token that
+//!   the chunk's title has counts less: the title names the subject, and what is asked of it is the rest.
+//! - *about* is the mean over the tokens of the place of each one's largest raw logit over the question's tokens.
+//!
+//! A place is two adjacent sentences, which must say both together. The probability is the logistic function of the
+//! best place's mean of the two. `docs/verdicts.md` has the data and the measurements.
+
+use std::sync::Arc;
+
+use ndarray::{Array2, ArrayView1, Axis, s};
+use serde::{Deserialize, Serialize};
+
+use super::cancel::Cancel;
+use super::score::{Measured, Scores};
+use super::{PipelineError, Reading, scan};
+use crate::domain::{ByteRange, Chunk, Lang, TokenSpan};
+use crate::kv::block::Sentence;
+use crate::text;
+
+/// The number of chunks that are looked at: those with the largest mean of the question's largest logits.
+const CHUNKS_MAX: usize = 5;
+
+/// The least weight of a question's token that the title has.
+const WEIGHT_MIN: f32 = 0.02;
+
+/// The logistic regression of the probability on the best place's value, fitted on 300 questions of ClapNQ.
+const SLOPE: f32 = 22.474;
+const BIAS: f32 = -10.894;
+
+/// The probability below which so large a share of the answerable questions lies, on the same questions.
+const MISSED: [(f64, f32); 6] = [(0.01, 0.0), (0.02, 0.0), (0.05, 0.0), (0.1, 0.0), (0.2, 0.0), (0.5, 0.0)];
+
+/// The language of the questions that the probability was fitted on.
+const LANG_FITTED: &str = "eng";
+
+/// When a question counts as answerable (settings `[answerable]`).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AnswerableSettings {
+    /// The share of answerable questions that may be taken for unanswerable, from 0.01 to 0.5. The smaller it is,
+    /// the more unanswerable questions pass for answerable.
+    pub missed_max: f64,
+}
+
+impl Default for AnswerableSettings {
+    fn default() -> Self {
+        Self { missed_max: 0.05 }
+    }
+}
+
+/// Whether the chunks answer the question.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Answerable {
+    /// The probability that the chunks answer it.
+    pub probability: f32,
+    /// Whether the probability reaches `least`.
+    pub answerable: bool,
+    /// The least probability of a question that counts as answerable.
+    pub least: f32,
+    /// The index of the chunk with the place that says most of it.
+    pub chunk: usize,
+    /// The byte range of that place in the chunk's text.
+    pub bytes: ByteRange,
+}
+
+/// Returns whether the chunks answer the question, of which at most the share `missed_max` is missed. Returns `None`
+/// where it was not measured: for decoders, for texts that are not prose, and outside English.
+///
+/// # Errors
+/// Returns the error of `cancel` if it stops the work.
+pub fn of(
+    reading: &Reading,
+    (query, chunks): (&str, &[Arc<Chunk>]),
+    scores: &Scores,
+    missed_max: f64,
+    cancel: &Cancel,
+) -> Result<Option<Answerable>, PipelineError> {
+    if scores.measured != Measured::Prose || scores.chunk_max_sims.is_empty() {
+        return Ok(None);
+    }
+    let mut best_chunks: Vec<usize> = (0..chunks.len()).collect();
+    best_chunks.sort_by(|&a, &b| scores.chunk_max_sims[b].total_cmp(&scores.chunk_max_sims[a]));
+    best_chunks.truncate(CHUNKS_MAX);
+    let mut best: Option<(f32, usize, ByteRange)> = None;
+    for chunk in best_chunks {
+        cancel.check()?;
+        for (value, bytes) in places(reading, chunk) {
+            if best.is_none_or(|(best, ..)| value > best) {
+                best = Some((value, chunk, bytes));
+            }
+        }
+    }
+    let Some((value, chunk, bytes)) = best else { return Ok(None) };
+    let is_other = |lang: Option<Lang>| lang.is_some_and(|lang| lang.code() != LANG_FITTED);
+    if is_other(reading.blocks.blocks[chunk].lang()) || is_other(text::lang_of(query)) {
+        return Ok(None);
+    }
+    let probability = 1.0 / (1.0 + (-(SLOPE * value + BIAS)).exp());
+    let least = least(missed_max);
+    Ok(Some(Answerable { probability, answerable: probability >= least, least, chunk, bytes }))
+}
+
+/// Returns the places of a chunk, each with its value.
+fn places(reading: &Reading, chunk: usize) -> Vec<(f32, ByteRange)> {
+    let block = &reading.blocks.blocks[chunk];
+    let sentences: Vec<Sentence> = block.sentences().filter(|sentence| !sentence.tokens.is_empty()).collect();
+    if sentences.is_empty() {
+        return Vec::new();
+    }
+    let logits = scan::mean_logits(reading, chunk, TokenSpan::new(0, block.tokens()));
+    let title = logits.slice(s![.., ..block.title_tokens()]);
+    let weights = title.map_axis(Axis(1), |row| (1.0 - max(row)).clamp(WEIGHT_MIN, 1.0));
+    let weight_sum = weights.sum();
+    // `[question_token, sentence]`, and the sum over the sentence's tokens.
+    let mut told = Array2::zeros((logits.nrows(), sentences.len()));
+    let mut about = Vec::with_capacity(sentences.len());
+    for (at, sentence) in sentences.iter().enumerate() {
+        let logits = logits.slice(s![.., sentence.tokens.range()]);
+        told.column_mut(at).assign(&logits.map_axis(Axis(1), max));
+        about.push(logits.map_axis(Axis(0), max).sum());
+    }
+    let place = |first: usize| {
+        let last = (first + 1).min(sentences.len() - 1);
+        let pairs = told.column(first).into_iter().zip(told.column(last)).zip(&weights);
+        let told: f32 = pairs.map(|((&a, &b), weight)| weight * a.max(b)).sum::<f32>() / weight_sum;
+        let range = first..=last;
+        let tokens: usize = sentences[range.clone()].iter().map(|sentence| sentence.tokens.len()).sum();
+        let about = about[range].iter().sum::<f32>() / tokens as f32;
+        (0.5 * told + 0.5 * about, ByteRange::new(sentences[first].bytes.start, sentences[last].bytes.end))
+    };
+    (0..sentences.len().saturating_sub(1).max(1)).map(place).collect()
+}
+
+/// Returns the largest value; 0 if there is none, as for a chunk without a title.
+fn max(row: ArrayView1<f32>) -> f32 {
+    row.iter().copied().reduce(f32::max).unwrap_or(0.0)
+}
+
+/// Returns the probability below which the share `missed_max` of the answerable questions lies, between the measured
+/// shares on a straight line.
+fn least(missed_max: f64) -> f32 {
+    let after = MISSED.partition_point(|&(missed, _)| missed < missed_max).clamp(1, MISSED.len() - 1);
+    let [(low, from), (high, to)] = [MISSED[after - 1], MISSED[after]];
+    let share = ((missed_max - low) / (high - low)).clamp(0.0, 1.0) as f32;
+    from + share * (to - from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_threshold_grows_with_the_tolerance_and_has_the_measured_values() {
+        for (missed, probability) in MISSED {
+            assert_eq!(least(missed), probability, "{missed}");
+        }
+        let all: Vec<f32> = (0..60).map(|percent| least(f64::from(percent) / 100.0)).collect();
+        assert!(all.is_sorted(), "{all:?}");
+    }
+}
