@@ -9,6 +9,7 @@
 //! A body is never serialized anew: strings are replaced in the text of the body (`json`), and the rest of it does not change.
 
 pub mod answer;
+pub mod blocks;
 pub mod cite;
 pub mod dialect;
 pub mod find;
