@@ -14,6 +14,7 @@ pub mod cite;
 pub mod dialect;
 pub mod find;
 pub mod json;
+pub mod records;
 pub mod rewrite;
 pub mod settings;
 pub mod sse;

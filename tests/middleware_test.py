@@ -256,7 +256,7 @@ class OpenAI(Case):
         self.assertEqual(hit["url"], "u")
         self.assert_shorter(hit["text"])
         (annotation,) = answer.choices[0].message.annotations
-        self.assertEqual(annotation.url_citation.url, "urn:thresher:chunk:call_1")
+        self.assertEqual(annotation.url_citation.url, "u")
 
     def test_a_streamed_chat_has_a_citation(self):
         events = chat_events()

@@ -30,8 +30,11 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Prepares `sources`. Returns `None` if there are none, and so nothing to cite.
-    pub fn new(sources: Vec<Source>) -> Option<Self> {
+    /// Prepares `sources`, and as many of the newest of `records` as there may be sources (`count_max`). Returns `None` if there are none, and
+    /// so nothing to cite.
+    pub fn new(mut sources: Vec<Source>, records: Vec<Source>, count_max: usize) -> Option<Self> {
+        let too_many = (sources.len() + records.len()).saturating_sub(count_max);
+        sources.extend(records.into_iter().skip(too_many));
         if sources.is_empty() {
             return None;
         }

@@ -91,7 +91,7 @@ impl<'a> Located<'a> {
 const WHITESPACE: [char; 4] = [' ', '\n', '\r', '\t'];
 
 /// The position after the closing quote of the string that begins at `start` of a JSON text.
-fn end_of_string(json: &str, start: usize) -> usize {
+pub(super) fn end_of_string(json: &str, start: usize) -> usize {
     let bytes = json.as_bytes();
     let mut at = start + 1;
     while let Some(&byte) = bytes.get(at) {

@@ -1109,6 +1109,37 @@ async fn a_streamed_message_with_an_event_that_is_too_long_keeps_its_indexes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn short_values_of_json_results_are_cited_by_the_names_of_their_records() {
+    let call = json!({"id": "call_1", "type": "function", "function": {"name": "find", "arguments": "{}"}});
+    let check = async |name: &str, result: Value, expect: &[&str]| {
+        let upstream = Upstream::default();
+        let url = format!("http://{}", upstream.listen(200, answer()).await);
+        let daemon =
+            in_front(&MiddlewareSettings { tools: vec!["*".to_owned()], ..settings(url) }, true, 1).await;
+        let messages = json!([
+            {"role": "user", "content": "When is the tide?"},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": result.to_string()},
+        ]);
+        let response = send_chat(&daemon, &json!({"model": "m-1", "messages": messages})).await;
+        assert_eq!(upstream.last_body()["messages"], messages, "{name}: it is not compressed");
+        let body = response.json();
+        let annotations =
+            body["choices"][0]["message"]["annotations"].as_array().cloned().unwrap_or_default();
+        let urls: Vec<&str> =
+            annotations.iter().filter_map(|annotation| annotation["url_citation"]["url"].as_str()).collect();
+        assert_eq!(urls, expect, "{name}: {body}");
+    };
+    let tide = json!({"tide": "at noon", "gate": "B42"});
+    check("an object", tide.clone(), &["urn:thresher:chunk:call_1"]).await;
+    check("nothing of it", json!({"gate": "B42"}), &[]).await;
+    let moon = json!({"id": "m1", "moon": "is far"});
+    check("a list", json!([moon, {"id": "t1", "tide": "at noon"}]), &["urn:thresher:chunk:t1"]).await;
+    let url = json!({"url": "https://x.y", "title": "T", "tide": "at noon"});
+    check("an address", json!({"hits": [moon, url]}), &["https://x.y"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_streamed_message_that_takes_too_long_to_cite_is_forwarded_without_citations() {
     let closed = Gate::default();
     let pipeline = pipeline_of(double(move |go_on| closed.pass(go_on)), KvStore::without_tiers());
@@ -1165,4 +1196,37 @@ async fn annotations_name_their_sentence() {
         .map(|annotation| &SAID[at(annotation, "start_index")..at(annotation, "end_index")])
         .collect();
     assert_eq!(ranges, ["The tide is at noon.", "The moon is far."]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn search_results_and_documents_are_cited_by_their_names() {
+    let upstream = Upstream::default();
+    let answer = json!({"id": "msg", "type": "message", "content": [{"type": "text", "text": "The tide is at noon."}]});
+    let daemon = in_front(&settings(format!("http://{}", upstream.listen(200, answer).await)), true, 1).await;
+    let check = async |name: &str, block: Value, expect: Value| {
+        let question = json!({"type": "text", "text": "When is the tide?"});
+        let body = json!({"model": "m-1", "messages": [{"role": "user", "content": [block, question]}]});
+        let response = send_to(&daemon, "/v1/messages", &[], body.to_string()).await.json();
+        let mut citation = response["content"][0]["citations"][0].clone();
+        for (field, value) in expect.as_object().expect("fields") {
+            assert_eq!(&citation[field].take(), value, "{name}: {response}");
+        }
+    };
+    let text = json!([{"type": "text", "text": DOCUMENT}]);
+    check(
+        "a search result",
+        json!({"type": "search_result", "source": "tides.pdf", "title": "Tides", "content": text}),
+        json!({"type": "search_result_location", "source": "tides.pdf", "title": "Tides", "search_result_index": 0}),
+    )
+    .await;
+    let source = json!({"type": "text", "media_type": "text/plain", "data": DOCUMENT});
+    check(
+        "a document",
+        json!({"type": "document", "title": "Log", "source": source}),
+        json!({"type": "char_location", "document_title": "Log", "document_index": 0}),
+    )
+    .await;
+    let marked =
+        json!({"type": "text", "text": format!("<context>\n[doc-7] {DOCUMENT}\n\nTwo.\n</context>")});
+    check("a paragraph", marked, json!({"type": "search_result_location", "source": "doc-7"})).await;
 }
