@@ -148,3 +148,34 @@ fn source_numbers(sources: &[Source]) -> Vec<usize> {
     };
     sources.iter().map(number).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(id: &str) -> Source {
+        let seen = vec![ByteRange::new(0, 1)];
+        Source { chunk: Arc::new(Chunk::new(id, "x")), kind: None, seen }
+    }
+
+    #[test]
+    fn the_newest_records_are_sources_as_far_as_there_is_room() {
+        let check = |sources: &[&str], records: &[&str], expect: &[&str]| {
+            let all = |ids: &[&str]| ids.iter().map(|id| source(id)).collect::<Vec<_>>();
+            let found = Sources::new(all(sources), all(records), 3);
+            let ids: Vec<String> =
+                found.iter().flat_map(|found| &found.named).map(|chunk| chunk.id.clone()).collect();
+            assert_eq!(ids, expect);
+        };
+        check(&["a"], &["r", "s"], &["a", "r", "s"]);
+        check(&["a"], &["r", "s", "t"], &["a", "s", "t"]);
+        check(&["a", "b", "c", "d"], &["r"], &["a", "b", "c", "d"]);
+        check(&[], &["r"], &["r"]);
+        check(&[], &[], &[]);
+    }
+
+    #[test]
+    fn a_citation_is_listed_once() {
+        assert_eq!(distinct(vec![Value::from(1), Value::from(2), Value::from(1)]), [1, 2]);
+    }
+}
