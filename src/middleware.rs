@@ -9,10 +9,12 @@
 //! A body is never serialized anew: strings are replaced in the text of the body (`json`), and the rest of it does not change.
 
 pub mod answer;
+pub mod blocks;
 pub mod cite;
 pub mod dialect;
 pub mod find;
 pub mod json;
+pub mod records;
 pub mod rewrite;
 pub mod settings;
 pub mod sse;

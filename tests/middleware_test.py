@@ -256,7 +256,7 @@ class OpenAI(Case):
         self.assertEqual(hit["url"], "u")
         self.assert_shorter(hit["text"])
         (annotation,) = answer.choices[0].message.annotations
-        self.assertEqual(annotation.url_citation.url, "urn:thresher:chunk:call_1")
+        self.assertEqual(annotation.url_citation.url, "u")
 
     def test_a_streamed_chat_has_a_citation(self):
         events = chat_events()
@@ -433,7 +433,9 @@ class Anthropic(Case):
         return {"model": "claude-x", "max_tokens": 99, "system": FILLER, "messages": self.messages(), **more}
 
     def assert_cited(self, message):
-        (block,) = message.content
+        self.assertEqual("".join(block.text for block in message.content), ANSWER)
+        block, rest = message.content
+        self.assertEqual((rest.text, rest.citations), ("I hope that helps you.", None))
         (citation,) = block.citations
         self.assertEqual((citation.type, citation.document_index, citation.document_title), ("char_location", 0, "Log"))
         self.assertEqual(DOCUMENT[citation.start_char_index : citation.end_char_index], citation.cited_text)
@@ -451,12 +453,31 @@ class Anthropic(Case):
         self.assert_shorter(document["source"]["data"])
         self.assertEqual([image, text], self.messages()[0]["content"][2:])
         self.assertLess(len(found["content"][0]["text"]), len(FILLER) / 2)
+        said = {"role": "assistant", "content": [block.model_dump() for block in message.content]}
+        self.client().messages.create(**self.ask(messages=[*self.messages(), said, {"role": "user", "content": "Thanks."}]))
+        self.assertEqual(self.sent()["messages"][1]["content"], [{"type": "text", "text": ANSWER}], "as the model wrote it")
 
     def test_a_streamed_message_has_a_citation(self):
         self.streams(message_events(), pause=0.01)
         with self.client().messages.stream(**self.ask()) as stream:
             self.assertEqual("".join(stream.text_stream), ANSWER)
             self.assert_cited(stream.get_final_message())
+
+    def test_a_streamed_message_with_a_tool_call_is_valid(self):
+        *events, delta, stop = message_events()
+        tool = [
+            {"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "id": "t", "name": "search", "input": {}}},
+            {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '{"query": 1}'}},
+            {"type": "content_block_stop", "index": 1},
+        ]
+        self.streams([*events, *(event(one, one["type"]) for one in tool), delta, stop])
+        with self.client().messages.stream(**self.ask()) as stream:
+            kinds = [one.type for one in stream]
+            message = stream.get_final_message()
+        self.assertEqual(kinds.count("content_block_start"), 3)
+        *texts, call = message.content
+        self.assertEqual((call.type, call.input), ("tool_use", {"query": 1}))
+        self.assert_cited(message.model_copy(update={"content": texts}))
 
     def test_async(self):
         import asyncio

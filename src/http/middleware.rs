@@ -202,8 +202,13 @@ async fn rewrite(
             request.dialect.remove_citations(body, &mut edits);
         }
         let body = edits.apply(&request.body).into_bytes();
-        let Rewritten { tokens, related, answerable, sources, records, .. } = rewritten;
-        let sources = if cites && !request.upstream_cites { Sources::new(sources) } else { None };
+        let Rewritten { tokens, related, answerable, sources, cited_records, records, .. } = rewritten;
+        let count_max = scope.pipeline().map_or(0, |pipeline| pipeline.settings().limits.chunk_count_max);
+        let sources = if cites && !request.upstream_cites {
+            Sources::new(sources, cited_records, count_max)
+        } else {
+            None
+        };
         let report = CompressionReport { outcome, reason, tokens, related, answerable };
         Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records }))
     };

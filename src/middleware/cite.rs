@@ -1,17 +1,19 @@
 //! The citations of an answer, in the format of the API that the answer came from.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 use thresher_core::domain::{AttributeRequest, ByteRange, Chunk};
-use thresher_core::pipeline::attribute::{self, PartOutcome};
+use thresher_core::pipeline::attribute::{self, Candidates, PartOutcome};
 use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 
 use super::dialect::{Dialect, PartKind};
 use super::rewrite::{Source, with_unique_ids};
-use crate::api::{ChunkNumbers, CitationContext, anthropic, openai};
+use crate::api::anthropic::{self, CitedSpan};
+use crate::api::{ChunkNumbers, CitationContext, openai};
 
 /// The texts that an answer may have come from, prepared once for all texts of the answer.
 pub struct Sources {
@@ -21,55 +23,98 @@ pub struct Sources {
     /// The sources with unique ids.
     numbered: Vec<Arc<Chunk>>,
     seen: Vec<Vec<ByteRange>>,
+    /// The index of each source in citations.
+    numbers: Vec<usize>,
+    /// The sources as the pipeline reads them, once the first text is attributed.
+    candidates: OnceLock<Candidates>,
 }
 
 impl Sources {
-    /// Prepares `sources`. Returns `None` if there are none, and so nothing to cite.
-    pub fn new(sources: Vec<Source>) -> Option<Self> {
+    /// Prepares `sources`, and as many of the newest of `records` as there may be sources (`count_max`). Returns `None` if there are none, and
+    /// so nothing to cite.
+    pub fn new(mut sources: Vec<Source>, records: Vec<Source>, count_max: usize) -> Option<Self> {
+        let too_many = (sources.len() + records.len()).saturating_sub(count_max);
+        sources.extend(records.into_iter().skip(too_many));
+        if sources.is_empty() {
+            return None;
+        }
         let named: Vec<Arc<Chunk>> = sources.iter().map(|source| Arc::clone(&source.chunk)).collect();
-        let seen = sources.iter().map(|source| source.seen.clone()).collect();
-        (!sources.is_empty()).then(|| Self { numbered: with_unique_ids(&named), named, seen, sources })
+        Some(Self {
+            numbered: with_unique_ids(&named),
+            named,
+            seen: sources.iter().map(|source| source.seen.clone()).collect(),
+            numbers: source_numbers(&sources),
+            candidates: OnceLock::new(),
+            sources,
+        })
+    }
+
+    /// Reads the sources, or returns them as they were read for an earlier text.
+    fn candidates(&self, pipeline: &Pipeline, cancel: &Cancel) -> Result<&Candidates, PipelineError> {
+        if let Some(candidates) = self.candidates.get() {
+            return Ok(candidates);
+        }
+        let request = AttributeRequest {
+            chunks: self.numbered.clone(),
+            seen: Some(self.seen.clone()),
+            ..AttributeRequest::new("", Vec::new())
+        };
+        pipeline.check_sources(&request)?;
+        let candidates = pipeline.candidates(&request, &mut Clock::start(), cancel)?;
+        Ok(self.candidates.get_or_init(|| candidates))
     }
 }
 
-/// Attributes a text of an answer to its sources, and returns the citations in the format of the API.
+/// Attributes a text of an answer to its sources, and returns ranges that, put together, are the text, with their citations in the format of
+/// the API. Annotations (OpenAI) name their range themselves, so there is one range. In Messages, each sentence is a range with the white space
+/// behind it; adjacent sentences without citations are one range.
 ///
 /// # Errors
-/// Fails if [`Pipeline::attribute`] fails.
-pub fn citations(
+/// Fails as [`Pipeline::attribute`] does.
+pub fn cited_spans(
     dialect: Dialect,
     text: &str,
     from: &Sources,
     (pipeline, cancel): (&Pipeline, &Cancel),
-) -> Result<Vec<Value>, PipelineError> {
-    let request = AttributeRequest {
-        chunks: from.numbered.clone(),
-        seen: Some(from.seen.clone()),
-        ..AttributeRequest::new(text, Vec::new())
-    };
-    let attributed = pipeline.attribute(&request, cancel)?;
-    Ok(render(dialect, text, (&from.named, &from.sources), &attributed.parts))
+) -> Result<Vec<CitedSpan>, PipelineError> {
+    pipeline.check_answer_bytes(text.len())?;
+    let candidates = from.candidates(pipeline, cancel)?;
+    let parts = pipeline.parts(candidates, &AttributeRequest::new(text, Vec::new()), cancel)?;
+    Ok(render(dialect, text, from, &parts))
 }
 
-fn render(
-    dialect: Dialect,
-    text: &str,
-    (chunks, sources): (&[Arc<Chunk>], &[Source]),
-    parts: &[PartOutcome],
-) -> Vec<Value> {
-    let numbers = source_numbers(sources);
-    let context = CitationContext::new(text, chunks, ChunkNumbers { indexes: Some(&numbers), markers: None });
+fn render(dialect: Dialect, text: &str, from: &Sources, parts: &[PartOutcome]) -> Vec<CitedSpan> {
+    let numbers = ChunkNumbers { indexes: Some(&from.numbers), markers: None };
+    let context = CitationContext::new(text, &from.named, numbers);
+    let whole =
+        |citations| vec![CitedSpan { bytes: ByteRange::new(0, text.len()), citations: distinct(citations) }];
     match dialect {
-        Dialect::Chat => openai::annotations(&context, parts, openai::nested),
-        Dialect::Responses => openai::annotations(&context, parts, openai::flat),
+        Dialect::Chat => whole(openai::annotations(&context, parts, openai::nested)),
+        Dialect::Responses => whole(openai::annotations(&context, parts, openai::flat)),
         Dialect::Messages => {
-            let mut seen = HashSet::new();
-            let cited = parts.iter().flat_map(PartOutcome::citations);
-            let location = |source: &attribute::Source| location(&context, source, &sources[source.chunk]);
-            // These citations belong to the whole text, so a source that two sentences cite is listed once.
-            cited.map(location).filter(|location| seen.insert(location.to_string())).collect()
+            let location = |context: &CitationContext, source: &attribute::Source| {
+                location(context, source, &from.sources[source.chunk])
+            };
+            let mut spans: Vec<CitedSpan> = Vec::new();
+            for mut span in anthropic::spans(&context, parts, location) {
+                span.citations = distinct(span.citations);
+                match spans.last_mut() {
+                    Some(last) if last.citations.is_empty() && span.citations.is_empty() => {
+                        last.bytes.end = span.bytes.end;
+                    }
+                    _ => spans.push(span),
+                }
+            }
+            spans
         }
     }
+}
+
+/// Removes citations that say the same: two chunks may belong to one document.
+pub fn distinct(mut citations: Vec<Value>) -> Vec<Value> {
+    let mut seen = HashSet::new();
+    citations.retain(|citation| seen.insert(citation.to_string()));
+    citations
 }
 
 fn location(context: &CitationContext, cited: &attribute::Source, source: &Source) -> Value {
@@ -102,4 +147,35 @@ fn source_numbers(sources: &[Source]) -> Vec<usize> {
         }
     };
     sources.iter().map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(id: &str) -> Source {
+        let seen = vec![ByteRange::new(0, 1)];
+        Source { chunk: Arc::new(Chunk::new(id, "x")), kind: None, seen }
+    }
+
+    #[test]
+    fn the_newest_records_are_sources_as_far_as_there_is_room() {
+        let check = |sources: &[&str], records: &[&str], expect: &[&str]| {
+            let all = |ids: &[&str]| ids.iter().map(|id| source(id)).collect::<Vec<_>>();
+            let found = Sources::new(all(sources), all(records), 3);
+            let ids: Vec<String> =
+                found.iter().flat_map(|found| &found.named).map(|chunk| chunk.id.clone()).collect();
+            assert_eq!(ids, expect);
+        };
+        check(&["a"], &["r", "s"], &["a", "r", "s"]);
+        check(&["a"], &["r", "s", "t"], &["a", "s", "t"]);
+        check(&["a", "b", "c", "d"], &["r"], &["a", "b", "c", "d"]);
+        check(&[], &["r"], &["r"]);
+        check(&[], &[], &[]);
+    }
+
+    #[test]
+    fn a_citation_is_listed_once() {
+        assert_eq!(distinct(vec![Value::from(1), Value::from(2), Value::from(1)]), [1, 2]);
+    }
 }

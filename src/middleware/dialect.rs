@@ -123,21 +123,23 @@ impl Dialect {
         Conversation { messages: reader.messages, cites_itself: reader.cites_itself, is_cut }
     }
 
-    /// Removes citations of documents from earlier answers in the request. If the client did not ask the upstream for citations, the
-    /// middleware added them, and they may name passages that the upstream has not seen.
+    /// Removes citations of documents from earlier answers in the request, and joins the text blocks that were one block before the middleware
+    /// cited its sentences. If the client did not ask the upstream for citations, the middleware added them, and they may name passages that the
+    /// upstream has not seen.
     pub fn remove_citations(self, body: Located, edits: &mut Edits) {
         if self != Self::Messages {
             return;
         }
-        let ours = ["char_location", "content_block_location", "search_result_location"];
-        let is_ours =
-            |citation: &Located| citation.text_of("type").is_some_and(|kind| ours.contains(&&*kind));
         let answers = items(body, "messages").filter(|m| m.text_of("role").as_deref() == Some("assistant"));
-        for block in answers.flat_map(|message| items(message, "content")) {
-            let citations = items(block, "citations");
-            if citations.clone().next().is_some() && citations.clone().all(|citation| is_ours(&citation)) {
-                edits.remove_field(block, "citations");
+        for message in answers {
+            let mut run: Vec<TextBlock> = Vec::new();
+            for block in items(message, "content") {
+                match TextBlock::of(block) {
+                    Some(block) => run.push(block),
+                    None => join(&std::mem::take(&mut run), edits),
+                }
             }
+            join(&run, edits);
         }
     }
 
@@ -145,6 +147,47 @@ impl Dialect {
     pub fn messages(self, body: Located) -> Option<Located> {
         body.get(if self == Self::Responses { "input" } else { "messages" })
     }
+}
+
+/// A text block of an earlier answer that the upstream has not cited.
+struct TextBlock<'a> {
+    at: Located<'a>,
+    text: String,
+    /// Whether the middleware has cited it.
+    is_cited: bool,
+    /// Whether it has fields that the middleware does not write.
+    has_more: bool,
+}
+
+impl<'a> TextBlock<'a> {
+    /// Reads a block. Returns `None` if it is none of these.
+    fn of(at: Located<'a>) -> Option<Self> {
+        let ours = ["char_location", "content_block_location", "search_result_location"];
+        let mut citations = items(at, "citations").peekable();
+        let is_cited = citations.peek().is_some();
+        let is_text = at.text_of("type").as_deref() == Some("text");
+        let all_ours =
+            citations.all(|citation| citation.text_of("type").is_some_and(|kind| ours.contains(&&*kind)));
+        let text = at.text_of("text").filter(|_| is_text && all_ours)?;
+        let has_more = at.fields().any(|(name, _)| !["type", "text", "citations"].contains(&&*name));
+        Some(Self { at, text, is_cited, has_more })
+    }
+}
+
+/// Joins adjacent blocks into one without citations, if the middleware has cited one of them.
+fn join(run: &[TextBlock], edits: &mut Edits) {
+    if !run.iter().any(|block| block.is_cited) {
+        return;
+    }
+    // A cache mark on one of the blocks stays, because clients put it on the last one.
+    let kept = run.iter().rfind(|block| block.has_more).unwrap_or(&run[0]);
+    if let [first, .., last] = run {
+        let text: String = run.iter().map(|block| &*block.text).collect();
+        edits.replace(first.at.range().start..kept.at.range().start, "");
+        edits.set_field(kept.at, "text", &serde_json::Value::from(text).to_string());
+        edits.replace(kept.at.range().end..last.at.range().end, "");
+    }
+    edits.remove_field(kept.at, "citations");
 }
 
 #[derive(Default)]
@@ -473,6 +516,37 @@ mod tests {
         let blocks = r#"{"type":"text","text":" "},"#.repeat(PART_COUNT_MAX);
         let long = format!(r#"{{"role":"user","content":[{blocks}{{"type":"text","text":"Q3"}}]}}"#);
         check("in one message", &format!("{asks},{long}"), &["Q3"], true);
+    }
+
+    #[test]
+    fn blocks_of_one_text_are_joined_without_their_citations() {
+        let ours = r#""citations":[{"type":"char_location"}]"#;
+        let theirs = r#"{"type":"text","text":"T","citations":[{"type":"web_search_result_location"}]}"#;
+        let tool = r#"{"type":"tool_use"}"#;
+        let block = |text: &str, more: &str| format!(r#"{{"type":"text","text":"{text}"{more}}}"#);
+        let (first, second) = (block("A ", &format!(",{ours}")), block("b\\n", r#","citations":null"#));
+        let check = |name: &str, blocks: &[&str], expect: &[&str]| {
+            let message = |blocks: &[&str]| {
+                format!(r#"{{"messages":[{{"role":"assistant","content":[{}]}}]}}"#, blocks.join(" , "))
+            };
+            let (body, mut edits) = (message(blocks), Edits::default());
+            Dialect::Messages.remove_citations(Located::parse(&body).expect("JSON"), &mut edits);
+            assert_eq!(edits.apply(&body), message(expect), "{name}");
+        };
+        let joined = block("A b\\nC", "");
+        check("three", &[tool, &first, &second, &block("C", "")], &[tool, &joined]);
+        check("one", &[&first], &[&block("A ", "")]);
+        check("none of ours", &[&second, &second], &[&second, &second]);
+        check("the upstream's", &[&first, theirs, &second], &[&block("A ", ""), theirs, &second]);
+        let mark = r#","cache_control":{"type":"ephemeral"}"#;
+        let expect = block("A b\\nC", mark);
+        check("a mark at the end", &[&first, &second, &block("C", mark)], &[&expect]);
+        check(
+            "a mark inside",
+            &[&first, &block("b\\n", &format!("{mark},{ours}")), &block("C", "")],
+            &[&expect],
+        );
+        check("twice", &[&first, tool, &first, &second], &[&block("A ", ""), tool, &block("A b\\n", "")]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use thresher_core::text;
 
 use super::dialect::{Conversation, Message, PART_COUNT_MAX, Part, PartKind, Role};
 use super::json::Located;
+use super::records::{Names, Records};
 use crate::error::ErrorCode;
 
 /// The least bytes of a string in a JSON tool result that is compressed. Shorter strings are names, dates or addresses.
@@ -22,6 +23,9 @@ const JSON_STRING_BYTES_MIN: usize = 200;
 /// The most bytes of titles, sources, and names and ids of tools, counted for each text and each passage that has them: thousands of texts
 /// may share one long title.
 const NAME_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// The most bytes of records of one turn. The model has to read them before an answer is cited, although nothing is saved by it.
+const RECORD_BYTES_MAX: usize = 16 * 1024;
 
 /// The most bytes of the user's text that are read as the question. They are taken from the end, where the question usually is.
 const QUERY_BYTES_MAX: usize = 1_000;
@@ -102,10 +106,19 @@ pub struct Passage {
     pub text: String,
     /// The kind of text that contains the passage.
     pub kind: PartKind,
-    /// The title of the document or search result.
-    pub title: Option<Arc<str>>,
-    /// The source of the search result, such as a URL.
-    pub source: Option<Arc<str>>,
+    /// The names of the document, search result, record of a tool result, or paragraph.
+    pub names: Names,
+}
+
+/// A record of a tool result that is JSON. It is never compressed; answers may cite its short values.
+#[derive(Debug, Clone)]
+pub struct CitedRecord {
+    /// The JSON of the record, without long strings and the records inside it.
+    pub text: String,
+    /// The kind of text that contains the record.
+    pub kind: PartKind,
+    /// The names that the record gives itself.
+    pub names: Names,
 }
 
 /// How many texts before a question are kept for it.
@@ -125,6 +138,8 @@ pub struct Turn {
     pub history: Vec<Arc<str>>,
     /// The passages in the order of the conversation.
     pub passages: Vec<Passage>,
+    /// The records of tool results, which are cited but not compressed.
+    pub records: Vec<CitedRecord>,
     /// The range of the last message with a question in the turn, in bytes of the body.
     pub asked_at: Option<Range<usize>>,
 }
@@ -154,7 +169,8 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
     if conversation.is_cut {
         return Err(TooMany::Parts);
     }
-    let mut finder = PassageFinder { policy, passage_count: 0, name_bytes: 0 };
+    let mut finder =
+        PassageFinder { policy, passage_count: 0, name_bytes: 0, record_count: 0, record_name_bytes: 0 };
     let mut instructions = Turn::new(true);
     let mut turns: Vec<Turn> = Vec::new();
     let mut hasher = Hasher::new_derive_key("thresher 2026 conversation 1");
@@ -168,7 +184,7 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
     let mut beginning = hasher.clone();
     instructing.iter().chain(messages.first()).for_each(|message| hash(&mut beginning, message));
     for part in instructing.iter().flat_map(|message| &message.parts) {
-        finder.passages(part, &mut instructions.passages)?;
+        finder.passages(part, &mut instructions)?;
     }
     instructions.key = *beginning.finalize().as_bytes();
     for message in messages {
@@ -187,7 +203,7 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
         let turn = turns.last_mut().expect("a turn was just pushed");
         let mut user_text = String::new();
         for part in &message.parts {
-            let rest = finder.passages(part, &mut turn.passages)?;
+            let rest = finder.passages(part, turn)?;
             append_user_text(message, part, &rest, &mut user_text);
         }
         if let Some(question) = question(&user_text) {
@@ -263,6 +279,7 @@ impl Turn {
             query: String::new(),
             history: Vec::new(),
             passages: Vec::new(),
+            records: Vec::new(),
             asked_at: None,
         }
     }
@@ -273,40 +290,69 @@ struct PassageFinder<'a> {
     policy: &'a Policy,
     passage_count: usize,
     name_bytes: usize,
+    record_count: usize,
+    record_name_bytes: usize,
 }
 
 impl PassageFinder<'_> {
-    /// Appends the passages of `part` to `found`. Returns the text of a message part outside its contexts.
-    fn passages(&mut self, part: &Part, found: &mut Vec<Passage>) -> Result<String, TooMany> {
+    /// Appends the passages and records of `part` to `turn`. Returns the text of a message part outside its contexts.
+    fn passages(&mut self, part: &Part, turn: &mut Turn) -> Result<String, TooMany> {
         let whole = 0..part.text.len();
+        let found = &mut turn.passages;
+        let of_part = || Names { id: None, title: part.title.clone(), source: part.source.clone() };
         match &part.kind {
             PartKind::Document { .. } | PartKind::SearchResult { .. } if self.policy.keeps_documents => {}
             PartKind::Document { .. } | PartKind::SearchResult { .. } => {
-                self.passage(part, (whole, false), found)?;
+                self.passage(part, (whole, false), of_part(), found)?;
             }
             PartKind::ToolResult { name, .. } => {
                 if self.policy.tools.iter().any(|tool| tool == "*" || **tool == **name) {
                     match parse_json(&part.text) {
-                        Some(json) => json
-                            .strings(JSON_STRING_BYTES_MIN)
-                            .try_for_each(|string| self.passage(part, (string.range(), true), found))?,
-                        None => self.passage(part, (whole, false), found)?,
+                        Some(json) => {
+                            let records = Records::of(&part.text, json, JSON_STRING_BYTES_MIN);
+                            json.strings(JSON_STRING_BYTES_MIN).try_for_each(|string| {
+                                let names = records.names_at(string.range().start);
+                                self.passage(part, (string.range(), true), names, found)
+                            })?;
+                            self.records(part, records, &mut turn.records);
+                        }
+                        None => self.passage(part, (whole, false), of_part(), found)?,
                     }
                 }
             }
             PartKind::Message => {
                 return outside_contexts(&part.text, self.policy, |range| {
-                    self.passage(part, (range, false), found)
+                    let names = Names::of_paragraph(&part.text[range.clone()]);
+                    self.passage(part, (range, false), names, found)
                 });
             }
         }
         Ok(String::new())
     }
 
+    /// Appends the records that fit within the limits. They are counted by themselves, so that no passage exceeds a limit because of them.
+    fn records(&mut self, part: &Part, records: Records, found: &mut Vec<CitedRecord>) {
+        let mut bytes: usize = found.iter().map(|record| record.text.len()).sum();
+        for record in records.into_records() {
+            let Some(text) = record.text else { continue };
+            let name_bytes = part.name_bytes() + record.names.bytes();
+            if self.record_count < self.policy.bounds.piece_count_max
+                && bytes + text.len() <= RECORD_BYTES_MAX
+                && self.record_name_bytes + name_bytes <= NAME_BYTES_MAX
+            {
+                self.record_count += 1;
+                self.record_name_bytes += name_bytes;
+                bytes += text.len();
+                found.push(CitedRecord { text, kind: part.kind.clone(), names: record.names });
+            }
+        }
+    }
+
     fn passage(
         &mut self,
         part: &Part,
         (range, is_quoted): (Range<usize>, bool),
+        names: Names,
         found: &mut Vec<Passage>,
     ) -> Result<(), TooMany> {
         let source = &part.text[range.clone()];
@@ -329,8 +375,7 @@ impl PassageFinder<'_> {
             is_quoted,
             text,
             kind: part.kind.clone(),
-            title: part.title.clone(),
-            source: part.source.clone(),
+            names,
         });
         Ok(())
     }
@@ -547,6 +592,42 @@ mod tests {
         );
         let turns = found(&chat(&[("tool", "[1] not JSON")]), &policy());
         assert_eq!(turns[0].passages.len(), 1, "a text that begins like JSON");
+    }
+
+    #[test]
+    fn short_values_of_json_are_records_that_are_not_compressed() {
+        let flight = r#"{"flight":"BA 117","gate":"B42"}"#;
+        let turns = found(&chat(&[("tool", flight)]), &policy());
+        assert_eq!((turns[0].passages.len(), turns[0].records.len()), (0, 1));
+        assert_eq!(turns[0].records[0].text, flight);
+        let long = "A sentence of some length. ".repeat(10);
+        let hits =
+            serde_json::json!([{"id": "d7", "title": "T", "url": "https://u", "text": long}]).to_string();
+        let turns = found(&chat(&[("tool", &hits)]), &policy());
+        let names =
+            Names { id: Some("d7".into()), title: Some("T".into()), source: Some("https://u".into()) };
+        assert_eq!((&turns[0].passages[0].names, turns[0].records.len()), (&names, 0));
+        let none = Policy { tools: Vec::new(), ..policy() };
+        assert_eq!(found(&chat(&[("tool", flight)]), &none)[0].records.len(), 0, "a tool that is not named");
+        let many: Vec<String> = (0..2_000).map(|at| format!(r#"{{"at":{at},"is":"here"}}"#)).collect();
+        let many = format!("[{}]", many.join(","));
+        let bounded = Policy { bounds: Bounds { turn_count_max: 9, piece_count_max: 10 }, ..policy() };
+        let messages: Vec<(&str, &str)> = vec![("tool", &many); 3];
+        let records = |policy: &Policy| -> Vec<CitedRecord> {
+            found(&chat(&messages), policy).into_iter().flat_map(|turn| turn.records).collect()
+        };
+        assert_eq!(records(&bounded).len(), 10);
+        let bytes: usize = records(&policy()).iter().map(|record| record.text.len()).sum();
+        assert!((RECORD_BYTES_MAX - 100..=RECORD_BYTES_MAX).contains(&bytes), "of one turn: {bytes}");
+    }
+
+    #[test]
+    fn paragraphs_keep_the_ids_that_they_begin_with() {
+        let body = chat(&[("user", "<c>[doc-7] One.\n\nTwo.\n\n[3] Three.</c> When?")]);
+        let turns = found(&body, &policy());
+        let ids: Vec<Option<&str>> =
+            turns[0].passages.iter().map(|passage| passage.names.id.as_deref()).collect();
+        assert_eq!(ids, [Some("doc-7"), None, Some("3")]);
     }
 
     #[test]

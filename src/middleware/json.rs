@@ -91,7 +91,7 @@ impl<'a> Located<'a> {
 const WHITESPACE: [char; 4] = [' ', '\n', '\r', '\t'];
 
 /// The position after the closing quote of the string that begins at `start` of a JSON text.
-fn end_of_string(json: &str, start: usize) -> usize {
+pub(super) fn end_of_string(json: &str, start: usize) -> usize {
     let bytes = json.as_bytes();
     let mut at = start + 1;
     while let Some(&byte) = bytes.get(at) {
@@ -102,6 +102,32 @@ fn end_of_string(json: &str, start: usize) -> usize {
         }
     }
     json.len()
+}
+
+/// Returns the range of the number in a field of an object of which only the beginning is known. The object may follow other text.
+pub fn number_in_beginning(json: &str, name: &str) -> Option<Range<usize>> {
+    let (mut at, mut depth) = (0, 0_usize);
+    while let Some(byte) = json.as_bytes().get(at) {
+        match byte {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b'"' => {
+                let end = end_of_string(json, at);
+                let is_name = depth == 1 && json.get(at + 1..end - 1) == Some(name);
+                let value = json.get(end..).map(|rest| rest.trim_start_matches(WHITESPACE));
+                if let Some(value) = value.and_then(|rest| rest.strip_prefix(':')).filter(|_| is_name) {
+                    let start = json.len() - value.trim_start_matches(WHITESPACE).len();
+                    let digits = json[start..].bytes().take_while(u8::is_ascii_digit).count();
+                    // At the very end, digits may be missing.
+                    return (digits > 0 && start + digits < json.len()).then_some(start..start + digits);
+                }
+                at = end - 1;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    None
 }
 
 /// Iterator over the values of a list. It finds them one at a time, so a list of millions of values takes no memory.
@@ -284,6 +310,21 @@ mod tests {
         let text = r#"{"a long name" : "a \"long\" value", "b": ["short", {"c": "another: \\"}, 1]}"#;
         let found: Vec<&str> = Located::parse(text).expect("JSON").strings(9).map(Located::json).collect();
         assert_eq!(found, [r#""a \"long\" value""#, r#""another: \\""#]);
+    }
+
+    #[test]
+    fn a_number_is_found_in_the_beginning_of_an_object() {
+        let check = |json: &str, expect: Option<&str>| {
+            let found = number_in_beginning(json, "index").map(|range| &json[range]);
+            assert_eq!(found, expect, "{json}");
+        };
+        check(r#"data: {"type":"a","index" : 12 ,"b":["#, Some("12"));
+        check(r#"{"b":{"index":1},"c":"\"index\":2","index":3,"d"#, Some("3"));
+        check(r#"{"b":"index","index":"4","#, None);
+        check(r#"{"index":5"#, None);
+        check(r#"{"a":"inde"#, None);
+        check("{\"index", None);
+        check("{\"é", None);
     }
 
     #[test]

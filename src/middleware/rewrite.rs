@@ -16,8 +16,9 @@ use thresher_core::pipeline::{Pipeline, PipelineError};
 use thresher_core::text::outline::Layout;
 
 use super::dialect::{Dialect, PartKind};
-use super::find::{self, Passage, Turn};
+use super::find::{self, CitedRecord, Passage, Turn};
 use super::json::{Edits, Located};
+use super::records::Names;
 
 /// The text that replaces a passage of which nothing is kept. Some servers refuse an empty text.
 const NOTHING_KEPT: &str = "[...]";
@@ -93,6 +94,8 @@ pub struct Rewritten {
     pub answerable: Option<Answerable>,
     /// The texts that the answer may have come from.
     pub sources: Vec<Source>,
+    /// The records of tool results that the answer may have come from, in addition to the sources.
+    pub cited_records: Vec<Source>,
     /// Keys of turns with what was sent of them, to be stored once the request has been sent.
     pub records: Vec<([u8; 32], SentTurn)>,
     /// Bytes of the sources that the model sees.
@@ -184,7 +187,7 @@ pub fn newest_turn(
         cancel.check()?;
         let is_newest = at + 1 == turns.len();
         let added = if question_at == Some(at) { added } else { &nothing };
-        let chunks: Vec<Arc<Chunk>> = turn.passages.iter().map(|passage| ids.chunk(passage)).collect();
+        let chunks: Vec<Arc<Chunk>> = ids.passages(turn);
         let work =
             TurnWork { turn, chunks: &chunks, added, sent_bytes: out.seen_bytes, options: &options, cancel };
         let before = store.get(&turn.key).filter(|sent| sent.fits(turn));
@@ -216,6 +219,14 @@ pub fn newest_turn(
             }
         };
         apply(body, turn, (&chunks, &sent), &mut out);
+        for CitedRecord { text, kind, names } in &turn.records {
+            let seen = vec![ByteRange::new(0, text.len())];
+            out.cited_records.push(Source {
+                chunk: ids.chunk(kind, names, text),
+                kind: Some(kind.clone()),
+                seen,
+            });
+        }
         add_context((dialect, body), turn, (added, &kept_of_added), &mut out);
     }
     Ok(out)
@@ -250,7 +261,7 @@ pub fn all_turns(
     let options = compressor.options.id();
     for turn in turns {
         cancel.check()?;
-        let chunks: Vec<Arc<Chunk>> = turn.passages.iter().map(|passage| ids.chunk(passage)).collect();
+        let chunks: Vec<Arc<Chunk>> = ids.passages(turn);
         let (added, sent_bytes) = (&AddedContext::default(), out.seen_bytes);
         let work = TurnWork { turn, chunks: &chunks, added, sent_bytes, options: &options, cancel };
         let (sent, _) = work.compress(compressor, &mut out)?;
@@ -512,13 +523,28 @@ pub fn with_unique_ids(chunks: &[Arc<Chunk>]) -> Vec<Arc<Chunk>> {
     chunks.iter().enumerate().map(renamed).collect()
 }
 
-/// Creates chunks from passages. Their ids name the origin in the conversation, with a number if several passages have the same origin.
+/// Creates chunks from passages and records. Their ids are those of their documents, or name the origin in the conversation, with a number if
+/// several have the same origin.
 #[derive(Default)]
 struct ChunkIds(HashMap<String, usize>);
 
 impl ChunkIds {
-    fn chunk(&mut self, passage: &Passage) -> Arc<Chunk> {
-        let name = match &passage.kind {
+    fn passages(&mut self, turn: &Turn) -> Vec<Arc<Chunk>> {
+        turn.passages.iter().map(|passage| self.chunk(&passage.kind, &passage.names, &passage.text)).collect()
+    }
+
+    fn chunk(&mut self, kind: &PartKind, names: &Names, text: &str) -> Arc<Chunk> {
+        Arc::new(Chunk {
+            id: names.id.as_deref().map_or_else(|| self.id_of_origin(kind), str::to_owned),
+            title: names.title.as_deref().map(str::to_owned),
+            text: text.to_owned(),
+            kind: Kind::Auto,
+            metadata: names.source.as_ref().map(|source| json!({"url": &**source}).to_string()),
+        })
+    }
+
+    fn id_of_origin(&mut self, kind: &PartKind) -> String {
+        let name = match kind {
             PartKind::Document { index, .. } => format!("document-{index}"),
             PartKind::SearchResult { index, .. } => format!("search-result-{index}"),
             PartKind::ToolResult { id, .. } if !id.is_empty() => id.to_string(),
@@ -527,15 +553,7 @@ impl ChunkIds {
         };
         let count = self.0.entry(name.clone()).or_default();
         *count += 1;
-        let id = if *count == 1 { name } else { format!("{name}-{count}") };
-        let metadata = passage.source.as_ref().map(|source| json!({"source": &**source}).to_string());
-        Arc::new(Chunk {
-            id,
-            title: passage.title.as_deref().map(str::to_owned),
-            text: passage.text.clone(),
-            kind: Kind::Auto,
-            metadata,
-        })
+        if *count == 1 { name } else { format!("{name}-{count}") }
     }
 }
 

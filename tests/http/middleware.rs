@@ -957,3 +957,276 @@ async fn citations_of_the_daemon_are_not_sent_to_the_upstream() {
     let expect = json!([{"type": "text", "text": "A"}, block(&others)]);
     assert_eq!(upstream.last_body()["messages"][1]["content"], expect);
 }
+
+/// The text of a Messages answer, of which the sources support only the first and the last sentence.
+const SAID: &str =
+    "The tide is at noon.  In 1874 it had 42 zebras. Kings paid 99 euros in 1990.\n\nThe moon is far.";
+
+/// A Messages request with the document in a context.
+fn messages() -> Value {
+    let content = format!("<context>{DOCUMENT}</context> When is the tide, and where is the moon?");
+    json!({"model": "m-1", "max_tokens": 9, "messages": [{"role": "user", "content": content}]})
+}
+
+/// The texts of blocks, each with the sentences that it cites.
+fn cited_texts(blocks: &[Value]) -> Vec<(&str, Vec<&str>)> {
+    fn texts(block: &Value) -> Option<(&str, Vec<&str>)> {
+        let citations = block["citations"].as_array().into_iter().flatten();
+        Some((
+            block["text"].as_str()?,
+            citations.filter_map(|citation| citation["cited_text"].as_str()).collect(),
+        ))
+    }
+    blocks.iter().filter_map(texts).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_sentence_of_a_message_has_its_own_citations() {
+    let text = json!({"type": "text", "text": SAID, "cache_control": {"type": "ephemeral"}});
+    let theirs = json!({"type": "text", "text": SAID, "citations": [{"type": "web_search_result_location"}]});
+    let tool = json!({"type": "tool_use", "id": "t", "name": "n", "input": {}});
+    let answer = json!({"id": "msg", "type": "message", "content": [tool, text, theirs, tool]});
+    let upstream = Upstream::default();
+    let url = format!("http://{}", upstream.listen(200, answer).await);
+    let daemon = in_front(&settings(url), true, 1).await;
+    let response = send_to(&daemon, "/v1/messages", &[], messages().to_string()).await;
+    assert_eq!((response.status, response.header("x-thresher-cited")), (200, Some("true")));
+    let body = response.json();
+    let blocks = body["content"].as_array().expect("blocks");
+    let expect = [
+        ("The tide is at noon.  ", vec!["The tide is at noon."]),
+        ("In 1874 it had 42 zebras. Kings paid 99 euros in 1990.\n\n", vec![]),
+        ("The moon is far.", vec!["The moon is far."]),
+    ];
+    assert_eq!(cited_texts(&blocks[1..4]), expect);
+    assert_eq!(
+        (&blocks[0], &blocks[4..]),
+        (&tool, &[theirs, tool.clone()][..]),
+        "other blocks are unchanged"
+    );
+    assert_eq!(blocks[1]["cache_control"], json!({"type": "ephemeral"}));
+}
+
+/// The events of a Messages answer with two texts and a tool call between them.
+fn message_events(parts: &[&str]) -> Vec<Bytes> {
+    let event = |data: Value| {
+        let name = data["type"].as_str().expect("a type").to_owned();
+        Bytes::from(format!("event: {name}\ndata: {data}\n\n"))
+    };
+    let start = |index: usize, block: Value| {
+        event(json!({"type": "content_block_start", "index": index, "content_block": block}))
+    };
+    let delta = |index: usize, delta: Value| {
+        event(json!({"type": "content_block_delta", "index": index, "delta": delta}))
+    };
+    let stop = |index: usize| event(json!({"type": "content_block_stop", "index": index}));
+    let text = |index: usize| {
+        let deltas = parts.iter().map(move |text| delta(index, json!({"type": "text_delta", "text": text})));
+        [start(index, json!({"type": "text", "text": ""}))].into_iter().chain(deltas).chain([stop(index)])
+    };
+    let tool = [
+        start(1, json!({"type": "tool_use", "id": "t", "name": "n", "input": {}})),
+        delta(1, json!({"type": "input_json_delta", "partial_json": "{\"a\": 1}"})),
+        stop(1),
+    ];
+    let begin = event(json!({"type": "message_start", "message": {"id": "msg", "content": []}}));
+    let end = event(json!({"type": "message_stop"}));
+    [begin].into_iter().chain(text(0)).chain(tool).chain(text(2)).chain([end]).collect()
+}
+
+/// The blocks that a client accumulates from the events of a Messages answer. Fails if an index does not fit.
+fn accumulated(body: &str) -> Vec<Value> {
+    let mut blocks: Vec<Value> = Vec::new();
+    for event in body.split_inclusive("\n\n") {
+        let data = event.split_once("data: ").expect("data").1;
+        let data: Value = serde_json::from_str(data).expect("JSON");
+        let at = data["index"].as_u64().map(|index| usize::try_from(index).expect("an index"));
+        match data["type"].as_str().expect("a type") {
+            "content_block_start" => {
+                assert_eq!(at, Some(blocks.len()), "{event}");
+                blocks.push(data["content_block"].clone());
+            }
+            "content_block_delta" => {
+                assert_eq!(at, blocks.len().checked_sub(1), "{event}");
+                let (delta, block) = (&data["delta"], blocks.last_mut().expect("a block"));
+                if let Some(text) = delta["text"].as_str() {
+                    block["text"] = json!(block["text"].as_str().expect("a text").to_owned() + text);
+                } else if delta["type"] == "citations_delta" {
+                    let mut citations = block["citations"].as_array().cloned().unwrap_or_default();
+                    citations.push(delta["citation"].clone());
+                    block["citations"] = json!(citations);
+                }
+            }
+            "content_block_stop" => assert_eq!(at, blocks.len().checked_sub(1), "{event}"),
+            _ => {}
+        }
+    }
+    blocks
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_sentence_of_a_streamed_message_is_a_block() {
+    let words: Vec<&str> = SAID.split_inclusive(' ').collect();
+    for parts in [&words[..], &[SAID]] {
+        let url = format!("http://{}", framed("text/event-stream", Arc::new(message_events(parts))).await);
+        let daemon = in_front(&settings(url), true, 1).await;
+        let response = send_to(&daemon, "/v1/messages", &[], messages().to_string()).await;
+        let body = unchunked(&response.body);
+        let blocks = accumulated(&body);
+        let expect = [
+            ("The tide is at noon.  ", vec!["The tide is at noon."]),
+            ("In 1874 it had 42 zebras. ", vec![]),
+            ("Kings paid 99 euros in 1990.\n\n", vec![]),
+            ("The moon is far.", vec!["The moon is far."]),
+        ];
+        assert_eq!(cited_texts(&blocks), [&expect[..], &expect].concat(), "{body}");
+        assert_eq!((blocks.len(), &blocks[4]["type"]), (9, &json!("tool_use")));
+        assert!(body.ends_with("data: {\"type\":\"message_stop\"}\n\n"), "{body}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_streamed_message_with_an_event_that_is_too_long_keeps_its_indexes() {
+    // The limit of an event is 8,000 bytes here.
+    let mut frames = message_events(&[SAID]);
+    let long = json!({"type": "content_block_start", "index": 3, "content_block": {"type": "x", "x": "y".repeat(20_000)}});
+    let end = frames.pop().expect("the end");
+    frames.push(Bytes::from(format!("event: content_block_start\ndata: {long}\n\n")));
+    frames.push(Bytes::from(
+        "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":3}\n\n",
+    ));
+    frames.push(end);
+    let bytes = frames.concat();
+    for size in [bytes.len(), 1_000] {
+        let frames = bytes.chunks(size).map(Bytes::copy_from_slice).collect();
+        let url = format!("http://{}", framed("text/event-stream", Arc::new(frames)).await);
+        let daemon = in_front(&settings(url), true, 1).await;
+        let response = send_to(&daemon, "/v1/messages", &[], messages().to_string()).await;
+        let blocks = accumulated(&unchunked(&response.body));
+        assert_eq!((blocks.len(), &blocks[9]["type"]), (10, &json!("x")), "{size}");
+        assert_eq!(blocks[9]["x"].as_str().map(str::len), Some(20_000), "{size}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn short_values_of_json_results_are_cited_by_the_names_of_their_records() {
+    let call = json!({"id": "call_1", "type": "function", "function": {"name": "find", "arguments": "{}"}});
+    let check = async |name: &str, result: Value, expect: &[&str]| {
+        let upstream = Upstream::default();
+        let url = format!("http://{}", upstream.listen(200, answer()).await);
+        let daemon =
+            in_front(&MiddlewareSettings { tools: vec!["*".to_owned()], ..settings(url) }, true, 1).await;
+        let messages = json!([
+            {"role": "user", "content": "When is the tide?"},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": result.to_string()},
+        ]);
+        let response = send_chat(&daemon, &json!({"model": "m-1", "messages": messages})).await;
+        assert_eq!(upstream.last_body()["messages"], messages, "{name}: it is not compressed");
+        let body = response.json();
+        let annotations =
+            body["choices"][0]["message"]["annotations"].as_array().cloned().unwrap_or_default();
+        let urls: Vec<&str> =
+            annotations.iter().filter_map(|annotation| annotation["url_citation"]["url"].as_str()).collect();
+        assert_eq!(urls, expect, "{name}: {body}");
+    };
+    let tide = json!({"tide": "at noon", "gate": "B42"});
+    check("an object", tide.clone(), &["urn:thresher:chunk:call_1"]).await;
+    check("nothing of it", json!({"gate": "B42"}), &[]).await;
+    let moon = json!({"id": "m1", "moon": "is far"});
+    check("a list", json!([moon, {"id": "t1", "tide": "at noon"}]), &["urn:thresher:chunk:t1"]).await;
+    let url = json!({"url": "https://x.y", "title": "T", "tide": "at noon"});
+    check("an address", json!({"hits": [moon, url]}), &["https://x.y"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_streamed_message_that_takes_too_long_to_cite_is_forwarded_without_citations() {
+    let closed = Gate::default();
+    let pipeline = pipeline_of(double(move |go_on| closed.pass(go_on)), KvStore::without_tiers());
+    let words: Vec<&str> = SAID.split_inclusive(' ').collect();
+    let url = format!("http://{}", framed("text/event-stream", Arc::new(message_events(&words))).await);
+    let settings = MiddlewareSettings { deadline_ms: 200, compress: When::Asked, ..settings(url) };
+    let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
+    service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
+    let daemon = serve((service, tenants)).await;
+    let response = send_to(&daemon, "/v1/messages", &["x-thresher-cite: true"], messages().to_string()).await;
+    let blocks = accumulated(&unchunked(&response.body));
+    let texts =
+        |blocks: &[Value]| blocks.iter().filter_map(|block| block["text"].as_str()).collect::<String>();
+    assert_eq!((texts(&blocks[..2]), texts(&blocks[2..])), (SAID.to_owned(), SAID.to_owned()));
+    assert_eq!(
+        (&blocks[2]["type"], blocks.len()),
+        (&json!("tool_use"), 4),
+        "split once, while citing was tried"
+    );
+    assert!(!response.body.contains("citations_delta"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn annotations_name_their_sentence() {
+    let part = json!({"type": "output_text", "text": SAID, "annotations": []});
+    let output = json!([{"id": "m", "type": "message", "role": "assistant", "content": [part]}]);
+    let responses = Upstream::default();
+    let url = format!("http://{}", responses.listen(200, json!({"id": "r", "output": output})).await);
+    let body = json!({"model": "m-1", "input": messages()["messages"]});
+    let daemon = in_front(&settings(url), true, 1).await;
+    let response = send_to(&daemon, "/v1/responses", &[], body.to_string()).await.json();
+    let annotations =
+        response["output"][0]["content"][0]["annotations"].as_array().expect("annotations").clone();
+    let ends: Vec<&str> = annotations
+        .iter()
+        .map(|annotation| {
+            assert_eq!(annotation["type"], "file_citation", "{annotation}");
+            let end = annotation["index"].as_u64().expect("an index");
+            &SAID[..usize::try_from(end).expect("an index")]
+        })
+        .collect();
+    assert_eq!(ends, ["The tide is at noon.", SAID]);
+    let chat = Upstream::default();
+    let answer = json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": SAID}}]});
+    let daemon = in_front(&settings(format!("http://{}", chat.listen(200, answer).await)), true, 1).await;
+    let response = send_chat(&daemon, &messages()).await.json();
+    let annotations =
+        response["choices"][0]["message"]["annotations"].as_array().expect("annotations").clone();
+    let at = |annotation: &Value, name: &str| {
+        usize::try_from(annotation["url_citation"][name].as_u64().expect("an index")).expect("an index")
+    };
+    let ranges: Vec<&str> = annotations
+        .iter()
+        .map(|annotation| &SAID[at(annotation, "start_index")..at(annotation, "end_index")])
+        .collect();
+    assert_eq!(ranges, ["The tide is at noon.", "The moon is far."]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn search_results_and_documents_are_cited_by_their_names() {
+    let upstream = Upstream::default();
+    let answer = json!({"id": "msg", "type": "message", "content": [{"type": "text", "text": "The tide is at noon."}]});
+    let daemon = in_front(&settings(format!("http://{}", upstream.listen(200, answer).await)), true, 1).await;
+    let check = async |name: &str, block: Value, expect: Value| {
+        let question = json!({"type": "text", "text": "When is the tide?"});
+        let body = json!({"model": "m-1", "messages": [{"role": "user", "content": [block, question]}]});
+        let response = send_to(&daemon, "/v1/messages", &[], body.to_string()).await.json();
+        let mut citation = response["content"][0]["citations"][0].clone();
+        for (field, value) in expect.as_object().expect("fields") {
+            assert_eq!(&citation[field].take(), value, "{name}: {response}");
+        }
+    };
+    let text = json!([{"type": "text", "text": DOCUMENT}]);
+    check(
+        "a search result",
+        json!({"type": "search_result", "source": "tides.pdf", "title": "Tides", "content": text}),
+        json!({"type": "search_result_location", "source": "tides.pdf", "title": "Tides", "search_result_index": 0}),
+    )
+    .await;
+    let source = json!({"type": "text", "media_type": "text/plain", "data": DOCUMENT});
+    check(
+        "a document",
+        json!({"type": "document", "title": "Log", "source": source}),
+        json!({"type": "char_location", "document_title": "Log", "document_index": 0}),
+    )
+    .await;
+    let marked =
+        json!({"type": "text", "text": format!("<context>\n[doc-7] {DOCUMENT}\n\nTwo.\n</context>")});
+    check("a paragraph", marked, json!({"type": "search_result_location", "source": "doc-7"})).await;
+}

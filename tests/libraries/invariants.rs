@@ -167,6 +167,7 @@ fn budget() -> impl Strategy<Value = Budget> {
         2 => (1_usize..400).prop_map(Budget::Tokens),
         2 => (0.01..=1.0_f64).prop_map(Budget::Ratio),
         2 => Just(Budget::Auto),
+        1 => (0.5..=0.99_f64).prop_map(Budget::Coverage),
     ]
 }
 
@@ -192,6 +193,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
             related_only: !relevance,
             omissions: if relevance { Omissions::Range } else { Omissions::None },
             tokenizer,
+            missed_max: None,
             explain,
             registered: false,
         })
@@ -299,7 +301,7 @@ fn size_is_bounded(request: &CompressRequest, found: &Compressed) -> Result<(), 
     match request.budget {
         Budget::Tokens(tokens) => prop_assert!(usage.tokens_out <= tokens),
         Budget::Ratio(ratio) => prop_assert!(usage.tokens_out as f64 <= ratio * usage.tokens_in as f64),
-        Budget::Auto => {}
+        Budget::Auto | Budget::Coverage(_) => {}
     }
     if request.format == Format::Plain {
         let titled = |chunk: &Arc<Chunk>| match &chunk.title {

@@ -21,6 +21,7 @@ mod names;
 mod numbers;
 pub mod outline;
 mod quotes;
+mod relayed;
 mod stop_context;
 mod stops;
 mod terms;
@@ -45,6 +46,7 @@ pub use lang::lang_of;
 pub use mentions::Mentions;
 pub use names::Names;
 pub use quotes::quotations;
+pub use relayed::{Relayed, RelayedPiece};
 pub use terms::{Limit, Term, markers, terms};
 
 /// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may

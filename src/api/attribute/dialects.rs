@@ -154,45 +154,66 @@ pub mod anthropic {
 
     use super::CitationContext;
 
-    /// The answer as text blocks that, put together, are the answer, each with its citations. White space between two parts belongs to the first
-    /// part; other text between parts is a block without citations.
-    pub fn blocks(
+    /// A range of an answer, with its citations.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct CitedSpan {
+        /// The range of the answer, in bytes.
+        pub bytes: ByteRange,
+        /// The citations, each in the format of its API.
+        pub citations: Vec<Value>,
+    }
+
+    /// The answer as text blocks that, put together, are the answer, each with its citations.
+    pub(in crate::api) fn blocks(
         context: &CitationContext,
         parts: &[PartOutcome],
         citation: fn(&CitationContext, &Source) -> Value,
     ) -> Value {
+        let spans = spans(context, parts, citation).into_iter();
+        spans.map(|CitedSpan { bytes, citations }| block(bytes.of(context.answer), citations)).collect()
+    }
+
+    /// A text block; its citations are null if there are none.
+    pub fn block(text: &str, citations: Vec<Value>) -> Value {
+        let citations = if citations.is_empty() { Value::Null } else { Value::Array(citations) };
+        json!({"type": "text", "text": text, "citations": citations})
+    }
+
+    /// The answer as ranges that, put together, are the answer, each with its citations. White space between two parts belongs to the first
+    /// part; other text between parts is a range without citations.
+    pub fn spans(
+        context: &CitationContext,
+        parts: &[PartOutcome],
+        citation: impl Fn(&CitationContext, &Source) -> Value,
+    ) -> Vec<CitedSpan> {
         let answer = context.answer;
-        let mut blocks: Vec<(ByteRange, Vec<Value>)> = Vec::new();
+        let mut spans: Vec<CitedSpan> = Vec::new();
         let mut at = 0;
         for part in parts {
             let gap = ByteRange::new(at, part.bytes.start);
-            let start = match blocks.last_mut() {
+            let start = match spans.last_mut() {
                 _ if gap.is_empty() => part.bytes.start,
                 None if gap.of(answer).trim().is_empty() => gap.start,
-                Some((last, _)) if gap.of(answer).trim().is_empty() => {
-                    last.end = gap.end;
+                Some(last) if gap.of(answer).trim().is_empty() => {
+                    last.bytes.end = gap.end;
                     part.bytes.start
                 }
                 _ => {
-                    blocks.push((gap, Vec::new()));
+                    spans.push(CitedSpan { bytes: gap, citations: Vec::new() });
                     part.bytes.start
                 }
             };
             let citations = part.citations().map(|source| citation(context, source)).collect();
-            blocks.push((ByteRange::new(start, part.bytes.end), citations));
+            spans.push(CitedSpan { bytes: ByteRange::new(start, part.bytes.end), citations });
             at = part.bytes.end;
         }
         let rest = ByteRange::new(at, answer.len());
-        match blocks.last_mut() {
-            Some((last, _)) if rest.of(answer).trim().is_empty() => last.end = rest.end,
+        match spans.last_mut() {
+            Some(last) if rest.of(answer).trim().is_empty() => last.bytes.end = rest.end,
             _ if rest.is_empty() => {}
-            _ => blocks.push((rest, Vec::new())),
+            _ => spans.push(CitedSpan { bytes: rest, citations: Vec::new() }),
         }
-        let block = |(bytes, citations): (ByteRange, Vec<Value>)| {
-            let citations = if citations.is_empty() { Value::Null } else { Value::Array(citations) };
-            json!({"type": "text", "text": bytes.of(answer), "citations": citations})
-        };
-        blocks.into_iter().map(block).collect()
+        spans
     }
 
     /// A citation of a plain text document, by characters.

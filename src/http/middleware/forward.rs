@@ -12,11 +12,11 @@ use futures_util::stream;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use metrics::counter;
-use serde_json::Value;
 use thiserror::Error;
 
 use super::has_media_type;
 use crate::admission::Slot;
+use crate::api::anthropic::CitedSpan;
 use crate::error::ApiError;
 use crate::http::Scope;
 use crate::http::error::ResponseCode;
@@ -25,7 +25,7 @@ use crate::middleware::cite::{self, Sources};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::json::{Edits, Located};
 use crate::middleware::sse::Events;
-use crate::middleware::stream::AnswerStream;
+use crate::middleware::stream::{AnswerStream, FinishedText, Step};
 
 /// The most bytes of JSON that are buffered for each byte of text: JSON writes a letter in up to six bytes, and has fields beside the text.
 const JSON_BYTES_PER_TEXT_BYTE: usize = 8;
@@ -69,6 +69,8 @@ impl Forwarder {
             events: Events::new(text_bytes_max.saturating_mul(JSON_BYTES_PER_TEXT_BYTE)),
             arriving: AnswerStream::new(self.dialect, text_bytes_max),
             text_bytes_max,
+            steps: VecDeque::new(),
+            citing_left: Duration::ZERO,
             out: VecDeque::new(),
             state: State::Unchanged,
             body,
@@ -92,16 +94,19 @@ impl Forwarder {
     }
 
     /// The citations of a text; empty if attributing it fails. None: the deadline has passed, for this text and for those after it.
-    async fn citations(&self, text: String, deadline: Instant) -> Option<Vec<Value>> {
+    async fn citations(&self, text: String, deadline: Instant) -> Option<Vec<CitedSpan>> {
         let sources = self.sources.clone().filter(|_| Instant::now() < deadline)?;
         let (scope, dialect) = (self.service.clone(), self.dialect);
         let cited = self.service.executor().run(deadline, move |cancel| {
-            Ok(cite::citations(dialect, &text, &sources, (scope.ready()?, cancel))?)
+            Ok(cite::cited_spans(dialect, &text, &sources, (scope.ready()?, cancel))?)
         });
-        Some(cited.await.unwrap_or_else(|error| {
-            tracing::warn!(code = error.code.as_str(), "an answer is forwarded without citations");
-            Vec::new()
-        }))
+        match cited.await {
+            Ok(cited) => Some(cited),
+            Err(error) => {
+                tracing::warn!(code = error.code.as_str(), "an answer is forwarded without citations");
+                (Instant::now() < deadline).then(Vec::new)
+            }
+        }
     }
 }
 
@@ -128,6 +133,10 @@ struct ForwardStream {
     arriving: AnswerStream,
     /// The most bytes of text that are buffered of the answer.
     text_bytes_max: usize,
+    /// What is still to be done of the events that have arrived.
+    steps: VecDeque<Step>,
+    /// How much longer citing the texts of these events may take.
+    citing_left: Duration,
     out: VecDeque<Bytes>,
     state: State,
     _slot: Slot,
@@ -152,6 +161,10 @@ impl ForwardStream {
             if let Some(bytes) = self.out.pop_front() {
                 return Ok(Some(bytes));
             }
+            if let Some(step) = self.steps.pop_front() {
+                self.take_step(step).await;
+                continue;
+            }
             let cites = match std::mem::replace(&mut self.state, State::Done) {
                 State::Done => return Ok(None),
                 State::Failed(error) => return Err(error),
@@ -162,7 +175,7 @@ impl ForwardStream {
             match self.frame().await {
                 Ok(Some(bytes)) if cites => {
                     self.state = State::Citing;
-                    self.take(&bytes).await;
+                    self.take(&bytes);
                 }
                 Ok(Some(bytes)) => {
                     self.state = State::Unchanged;
@@ -190,45 +203,67 @@ impl ForwardStream {
         }
     }
 
-    async fn take(&mut self, bytes: &Bytes) {
+    fn take(&mut self, bytes: &Bytes) {
         let was_full = self.arriving.is_full();
         for event in self.events.push(bytes) {
-            self.cite(&event).await;
-            self.out.push_back(self.arriving.forward(event));
+            self.steps.extend(self.arriving.read(event));
         }
+        self.citing_left = self.forwarder.time();
         if self.arriving.is_full() && !was_full {
             citing_stopped("answer_too_long");
         }
         if self.events.is_too_long() {
-            citing_stopped("event_too_long");
+            if !self.arriving.is_full() {
+                citing_stopped("event_too_long");
+            }
+            self.stop_citing();
+            let beginning = self.events.skip();
+            self.steps.push_back(Step::Send(self.arriving.forward_beginning(beginning)));
         }
-        if self.arriving.is_over() || self.events.is_too_long() {
+        if self.arriving.is_over() {
             self.flush();
             self.state = State::Unchanged;
         }
-        self.out.retain(|bytes| !bytes.is_empty());
     }
 
-    /// Inserts citations before an event: those of the texts that end with it.
-    async fn cite(&mut self, event: &Bytes) {
-        // One deadline for all texts that end with the event.
-        let deadline = self.forwarder.deadline();
-        for ended in self.arriving.finished_texts(event) {
-            let Some(citations) = self.forwarder.citations(ended.text.clone(), deadline).await else {
-                return;
-            };
-            let cited = self.arriving.cite(ended, citations, event);
-            self.out.push_back(cited.into());
-            // Thousands of texts may end with one event: other connections get the thread in between.
-            tokio::task::yield_now().await;
+    fn stop_citing(&mut self) {
+        self.steps.extend(self.arriving.stop().map(Step::Send));
+    }
+
+    async fn take_step(&mut self, step: Step) {
+        let bytes = match step {
+            Step::Send(bytes) => bytes,
+            Step::Forward(event) => self.arriving.forward(event),
+            Step::Cite { finished, event } => self.cite(finished, &event).await,
+        };
+        if !bytes.is_empty() {
+            self.out.push_back(bytes);
         }
+    }
+
+    /// The events that cite a text.
+    async fn cite(&mut self, finished: FinishedText, event: &Bytes) -> Bytes {
+        // The time that a client takes to read events does not count.
+        let started = Instant::now();
+        let cited = self.forwarder.citations(finished.text.clone(), started + self.citing_left).await;
+        self.citing_left = self.citing_left.saturating_sub(started.elapsed());
+        // Thousands of texts may end with one event: other connections get the thread in between.
+        tokio::task::yield_now().await;
+        let Some(spans) = cited else {
+            // Every sentence could wait as long again, and the text behind it would wait, too.
+            if self.forwarder.dialect == Dialect::Messages && !self.arriving.is_full() {
+                citing_stopped("citing_too_slow");
+                self.stop_citing();
+            }
+            return Bytes::new();
+        };
+        let citations = spans.into_iter().flat_map(|span| span.citations).collect();
+        self.arriving.cite(finished, cite::distinct(citations), event)
     }
 
     fn flush(&mut self) {
-        let rest = self.events.rest();
-        if !rest.is_empty() {
-            self.out.push_back(rest);
-        }
+        self.steps.extend(self.arriving.end().map(Step::Send));
+        self.steps.push_back(Step::Send(self.events.rest()));
     }
 
     /// The response to an answer that is one JSON text. The answer is buffered until it is whole; one that is too long or takes too long is

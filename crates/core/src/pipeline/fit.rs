@@ -432,7 +432,14 @@ mod tests {
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
         let (cancel, auto) = (Cancel::default(), Auto::default());
         let frame_costs = FrameCosts::new();
-        let fit = FitContext { counter: &counter, frame_costs: &frame_costs, auto, cancel: &cancel };
+        let calibration = Some(Calibration::of_default_model());
+        let fit = FitContext {
+            counter: &counter,
+            frame_costs: &frame_costs,
+            auto,
+            calibration: calibration.as_ref(),
+            cancel: &cancel,
+        };
         let found = match budget(&request, &reading, &scores, &fit) {
             Ok(fitted) => fitted.context,
             Err(error) => error.to_string(),
@@ -465,6 +472,11 @@ mod tests {
         check("half of 58 tokens, the last break included", Budget::Ratio(0.5), rain);
         check("a ratio of less than a token", Budget::Ratio(0.01), &impossible(0));
         check("auto keeps the units with enough evidence and score", Budget::Auto, tide_and_rain);
+        check("the least promise keeps the best unit", Budget::Coverage(0.6), rain);
+        check("more is promised, more is kept", Budget::Coverage(0.61), tide_and_rain);
+        let three = "[1] Tide rises. Water falls.\n\n[2] Rain fell.";
+        check("units in the order of their scores", Budget::Coverage(0.75), three);
+        check("a large promise over few units", Budget::Coverage(0.9), all);
     }
 
     #[test]
