@@ -20,10 +20,10 @@ from openai.types.responses import ResponseOutputMessage  # noqa: E402
 
 BINARY = os.environ.get("THRESHER_TEST_BINARY", str(ROOT / "target/debug/thresher"))
 
-ANSWER = "Alexander Fleming discovered penicillin in 1928. 😀 The tower is 324 metres high, and it was painted green.\n"
+ANSWER = "Alexander Fleming discovered penicillin in 1928. 😀 The tower is 330 metres high, and it was painted green.\n"
 SENTENCES = [
     "Alexander Fleming discovered penicillin in 1928.",
-    "The tower is 324 metres high, and it was painted green.",
+    "The tower is 330 metres high, and it was painted green.",
 ]
 CHUNKS = [
     {

@@ -17,7 +17,7 @@ async def llm() -> AsyncIterator[str]:
 async def main() -> None:
     async with AsyncClient() as client, client.attribute_stream(llm(), CHUNKS) as parts:
         async for part in parts:
-            print(part.supported, part.text)
+            print(part.verdict, part.text)
 
 
 asyncio.run(main())

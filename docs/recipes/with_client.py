@@ -13,4 +13,4 @@ with Client() as client:  # THRESHER_URL, or http://127.0.0.1:8080
 
 print(found.context)
 for part in attribution.parts:
-    print(part.supported, [source.chunk for source in part.sources if source.cited], part.text)
+    print(part.verdict, [source.chunk for source in part.sources if source.cited], part.text)

@@ -37,7 +37,7 @@ CHUNKS = [
     ),
     Chunk("The tower is 324 metres high."),
 ]
-ANSWER = ["Alexander Fleming disc", "overed penicillin in 1928.", " The tower is 324 metres high,", " and it was painted green."]
+ANSWER = ["Alexander Fleming disc", "overed penicillin in 1928.", " The tower is 330 metres high,", " and it was painted green."]
 
 # Far longer than a busy machine needs, for what must happen in the end.
 WAIT_S = 60.0
@@ -51,9 +51,12 @@ def setUpModule() -> None:
     unittest.addModuleCleanup(daemon.stop)
 
 
-def summary(parts: Any) -> list[tuple[str, bool | None, list[str]]]:
-    """Text, support and cited chunks of each part."""
-    return [(part.text, part.supported, [one.chunk for one in part.sources if one.cited]) for part in parts]
+def summary(parts: Any) -> list[tuple[str, str | None, list[str], list[str]]]:
+    """Text, verdict, cited chunks and conflicts of each part."""
+    return [
+        (part.text, part.verdict, [one.chunk for one in part.sources if one.cited], [one.source.text for one in part.conflicts])
+        for part in parts
+    ]
 
 
 class Blocking(unittest.TestCase):
@@ -74,7 +77,26 @@ class Blocking(unittest.TestCase):
                 self.assertEqual(source, answer.context[span.output.start : span.output.end])
         self.assertEqual(answer.chunks[1].metadata, CHUNKS[1].metadata)
         self.assertEqual(answer.chunks[2].id, "2")
-        self.assertTrue(all(not one.extra for one in (answer, answer.rc, answer.usage, *answer.chunks)), "a field of the response is not in the types")
+        assert answer.answerable is not None
+        known = (answer, answer.rc, answer.usage, answer.answerable, *answer.chunks)
+        self.assertTrue(all(not one.extra for one in known), "a field of the response is not in the types")
+
+    def test_whether_the_chunks_answer_the_question(self) -> None:
+        for question, chunk, expected in [(QUESTION, "fleming", True), ("What colour is the bicycle?", None, False)]:
+            found = self.client.compress(question, CHUNKS).answerable
+            assert found is not None and found.source is not None and found.least is not None
+            self.assertEqual((found.answerable, found.probability >= found.least), (expected, expected), question)
+            if chunk is not None:
+                self.assertEqual(found.chunk, chunk)
+                self.assertIn("Fleming", CHUNKS[1].text[found.source.start : found.source.end])
+        strict, lenient = (self.client.compress(QUESTION, CHUNKS, missed_max=share).answerable for share in (0.5, 0.01))
+        assert strict is not None and strict.least is not None and lenient is not None and lenient.least is not None
+        self.assertGreater(strict.least, lenient.least)
+
+    def test_a_budget_of_coverage_keeps_more_if_it_promises_more(self) -> None:
+        less, more = (self.client.compress(QUESTION, CHUNKS, budget={"coverage": share}).usage for share in (0.5, 0.99))
+        assert less is not None and more is not None
+        self.assertLess(less.tokens_out, more.tokens_out)
 
     def test_a_follow_up_question_is_read_with_the_turns_before_it(self) -> None:
         people = [
@@ -117,6 +139,35 @@ class Blocking(unittest.TestCase):
         spans = self.client.attribute("".join(ANSWER), CHUNKS, spans=[(0, 17)])
         self.assertEqual([part.text for part in spans.parts], ["Alexander Fleming"])
 
+    def test_verdicts_and_what_the_chunks_say_instead(self) -> None:
+        found = self.client.attribute("".join(ANSWER), CHUNKS)
+        self.assertEqual([part.verdict for part in found.parts], ["supported", "contradicted"])
+        supports = [part.support or 0.0 for part in found.parts]
+        self.assertGreater(supports[0], supports[1])
+        (conflict,) = found.parts[1].conflicts
+        self.assertEqual((conflict.text, conflict.reason, conflict.chunk), ("330", "number", "2"))
+        self.assertEqual((conflict.source.text, CHUNKS[2].text[conflict.source.start : conflict.source.end]), ("324", "324"))
+        known = (found, *found.parts, conflict, *found.parts[0].sources)
+        self.assertTrue(all(not one.extra for one in known), "a field of the response is not in the types")
+
+    def test_quotations(self) -> None:
+        quoted = [
+            "Fleming discovered penicillin in 1928",
+            "Alexander Fleming discovered penicillin by accident in 1928, in London",
+            "a mouldy cheese from Bristol",
+        ]
+        found = self.client.attribute(". ".join(f"It says “{text}”" for text in quoted), CHUNKS)
+        self.assertEqual([quote.text for quote in found.quotes], quoted)
+        exact, altered, fabricated = found.quotes
+        self.assertEqual([quote.verdict for quote in found.quotes], ["exact", "altered", "fabricated"])
+        (passage,) = exact.passages
+        self.assertEqual((passage.chunk, passage.index, passage.text), ("fleming", 1, quoted[0]))
+        self.assertEqual(CHUNKS[1].text[passage.start : passage.end], quoted[0])
+        self.assertEqual([word.text for word in altered.altered], ["by", "accident"])
+        self.assertEqual((fabricated.passages, fabricated.has_ellipsis), ((), False))
+        known = (*found.quotes, passage, *altered.altered)
+        self.assertTrue(all(not one.extra for one in known), "a field of the response is not in the types")
+
     def test_registered_chunks(self) -> None:
         ids = ["a/b ü?#", "tides", "%2F"]
         chunks = [Chunk(f"The moon causes tides, says {at}.", id=id, metadata={"n": at}) for at, id in enumerate(ids)]
@@ -134,6 +185,9 @@ class Blocking(unittest.TestCase):
         answer = self.client.compress("What causes tides?", chunk_ids=ids)
         self.assertEqual([chunk.id for chunk in answer.chunks], ids)
         self.assertEqual(self.client.progress().registered, 3)
+        self.client.register_chunks([Chunk("def f(): pass", id="f", kind="code")])
+        self.assertEqual(self.client.get_chunk("f").kind, "code")
+        self.client.delete_chunks(["f"])
         gone = self.client.delete_chunks([*ids, "never there"])
         self.assertEqual([one.status for one in gone.chunks], ["deleted"] * 3 + ["unknown"])
         with self.assertRaises(NotFoundError) as raised:
@@ -148,6 +202,12 @@ class Blocking(unittest.TestCase):
         span = answer.results[0].relevant_spans[0]
         self.assertEqual(texts[1][span.start : span.end], "Alexander Fleming discovered penicillin in 1928, in London.")
         self.assertEqual(answer.results[0].document, {"text": texts[1]})
+        assert answer.answerable is not None
+        self.assertEqual((answer.related, answer.answerable.answerable), (True, True))
+        answer = self.client.rerank("What colour is the bicycle?", texts)
+        assert answer.answerable is not None
+        self.assertEqual((answer.related, answer.answerable.answerable), (False, False))
+        self.assertLess(answer.answerable.probability, 0.5)
 
     def test_models(self) -> None:
         (model,) = self.client.models()
@@ -158,6 +218,7 @@ class Blocking(unittest.TestCase):
             ("query_empty", "query", 422, lambda: self.client.compress(" ", ["x"])),
             ("chunks_empty", "chunks", 422, lambda: self.client.compress("x", [])),
             ("budget_impossible", "budget", 422, lambda: self.client.compress("a b c", ["a b c"], budget={"tokens": 1})),
+            ("ratio_out_of_range", "budget.coverage", 422, lambda: self.client.compress("x", ["a"], budget={"coverage": 0.3})),
             ("unknown_field", None, 400, lambda: self.client.compress("x", ["a"], extra_body={"nonsense": 1})),
             ("wrong_type", "chunks[1].text", 400, lambda: self.client.compress("x", ["a", {"text": 7}])),
             ("compress_id_unknown", "compress_id", 404, lambda: self.client.attribute("x", compress_id="cmp_no")),
@@ -189,7 +250,7 @@ class Asynchronous(unittest.TestCase):
                     attributed = await client.attribute(answer, CHUNKS)
                     self.assertEqual(attributed.parts, blocking.attribute(answer, CHUNKS).parts)
                 reranked = await client.rerank(QUESTION, [chunk.text for chunk in CHUNKS])
-                self.assertEqual(reranked.results[0].index, 1)
+                self.assertEqual((reranked.results[0].index, reranked.related), (1, True))
                 changes = await client.register_chunks([Chunk("The moon causes tides.", id="moon")], wait=True)
                 self.assertEqual(changes.chunks[0].status, "created")
                 self.assertEqual((await client.get_chunk("moon")).text, "The moon causes tides.")
@@ -208,7 +269,7 @@ class Asynchronous(unittest.TestCase):
             async with AsyncClient(daemon.url) as client:
                 self.assertTrue((await client.compress(QUESTION, CHUNKS)).context)
                 async with client.attribute_stream(ANSWER, CHUNKS) as parts:
-                    self.assertEqual([part.supported async for part in parts], [True, False])
+                    self.assertEqual([part.verdict async for part in parts], ["supported", "contradicted"])
 
         anyio.run(ask, backend="trio")
 

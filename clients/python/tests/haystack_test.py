@@ -58,6 +58,7 @@ class InAPipeline(unittest.TestCase):
         metadata = fleming.meta["thresher"]
         self.assertTrue(is_cut_from(metadata, fleming.content, TEXTS[FLEMING]))
         self.assertEqual((fleming.score, fleming.meta["page"]), (metadata["score"], FLEMING))
+        self.assertEqual((metadata["related"], metadata["answerable"]["answerable"]), (True, True))
         prompt = answer["prompt"]["prompt"]
         self.assertIn(SENTENCE, prompt)
         for absent in ABSENT:
@@ -73,7 +74,7 @@ class InAPipeline(unittest.TestCase):
 
     def test_a_pipeline_can_be_saved_and_loaded(self) -> None:
         pipeline = Pipeline()
-        component = ThresherCompressor(daemon.url, Secret.from_env_var("MY_KEY"), budget=BUDGET, top_n=2)
+        component = ThresherCompressor(daemon.url, Secret.from_env_var("MY_KEY"), budget={"coverage": 0.5}, top_n=1)
         pipeline.add_component("thresher", component)
         saved = pipeline.dumps()
         self.assertIn("MY_KEY", saved)

@@ -61,6 +61,7 @@ class Pipeline(unittest.TestCase):
         metadata = fleming.metadata["thresher"]
         self.assertEqual(fleming.metadata["relevance_score"], metadata["score"])
         self.assertTrue(metadata["id"].startswith("cmp_"))
+        self.assertEqual((metadata["related"], metadata["answerable"]["answerable"]), (True, True))
         self.assertTrue(is_cut_from(metadata, fleming.page_content, TEXTS[FLEMING]))
         self.assertLess(len(found), len(TEXTS), "documents without evidence are left out")
 
@@ -75,6 +76,8 @@ class Pipeline(unittest.TestCase):
     def test_rerank(self) -> None:
         found = self.retriever(mode="rerank", top_n=2).invoke(QUESTION)
         self.assertEqual((len(found), found[0].page_content), (2, TEXTS[FLEMING]))
+        metadata = found[0].metadata["thresher"]
+        self.assertEqual((metadata["related"], metadata["answerable"]["answerable"]), (True, True))
         self.assertGreater(found[0].metadata["relevance_score"], found[1].metadata["relevance_score"])
 
     def test_in_a_pipeline_of_compressors(self) -> None:
@@ -107,6 +110,21 @@ class Documents(unittest.TestCase):
         self.assertEqual([one.id for one in by_input], sorted(one.id or "" for one in by_input))
         self.assertEqual(by_score[0].id, "d1")
         self.assertEqual([one.id for one in self.compress(documents(), top_n=1, **many)], ["d1"])
+
+    def test_a_question_without_an_answer(self) -> None:
+        for mode in ("compress", "rerank"):
+            found = self.compress(documents(), "What colour is the bicycle?", mode=mode, keep_empty=True)
+            self.assertEqual(len(found), len(TEXTS))
+            for one in found:
+                answerable = one.metadata["thresher"]["answerable"]
+                self.assertFalse(answerable["answerable"], mode)
+                self.assertLess(answerable["probability"], 0.5)
+
+    def test_a_budget_of_coverage(self) -> None:
+        def length(coverage: float) -> int:
+            return sum(len(one.page_content) for one in self.compress(documents(), budget={"coverage": coverage}))
+
+        self.assertLess(length(0.5), length(0.99))
 
     def test_granularity(self) -> None:
         whole = self.compress(documents(), granularity="chunk", top_n=1)

@@ -14,8 +14,8 @@ from daemon import ROOT, Daemon
 RECIPES = ROOT / "docs" / "recipes"
 README = ROOT / "clients" / "python" / "README.md"
 EXPECTED = {
-    "with_client.py": ["[1] Cape Orrin Light was completed in 1874.", "True ['history'] The light was"],
-    "with_async_client.py": ["True The light was completed in 1874.", "False It was painted green."],
+    "with_client.py": ["[1] Cape Orrin Light was completed in 1874.", "supported ['history'] The light was"],
+    "with_async_client.py": ["supported The light was completed in 1874.", "not_found It was painted green."],
     "with_langchain.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,"],
     "with_llama_index.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,"],
     "with_haystack.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,"],

@@ -24,19 +24,23 @@ from .errors import (
     UnavailableError,
 )
 from .types import (
+    Answerable,
     Attribution,
     Budget,
     Chunk,
     ChunkInput,
     Compression,
+    Conflict,
     KvHandle,
     Part,
+    Quote,
     Reranking,
     SearchResults,
 )
 
 __all__ = [
     "AnswerInvalidError",
+    "Answerable",
     "ApiError",
     "AsyncAttributionStream",
     "AsyncClient",
@@ -48,6 +52,7 @@ __all__ = [
     "ChunkInput",
     "Client",
     "Compression",
+    "Conflict",
     "ConnectionFailedError",
     "DeadlineExceededError",
     "ErrorCode",
@@ -56,6 +61,7 @@ __all__ = [
     "NotFoundError",
     "OverloadedError",
     "Part",
+    "Quote",
     "RequestInvalidError",
     "Reranking",
     "Retries",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ import httpx
 from ._decode import DecodeError, decode
 from .errors import AnswerInvalidError, api_error
 from .types import (
+    Answerable,
     AnswerFormat,
     Attribution,
     Budget,
@@ -40,6 +42,11 @@ from .types import (
 
 T = TypeVar("T")
 
+_RELATED = "x-thresher-related"
+_ANSWERABLE = "x-thresher-answerable"
+# Such as `false;p=0.031`.
+_ANSWERABLE_VALUE = re.compile(r"(true|false);p=([01](?:\.\d+)?)")
+
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
@@ -63,6 +70,20 @@ class Call(Generic[T]):
         if self.answer_type is bytes and response.status_code < 400:
             return cast(T, response.content)
         return parse_answer(self.answer_type, response)
+
+
+class RerankCall(Call[Reranking]):
+    """The call of a rerank endpoint. Its body has Cohere's format, so the daemon's own results come in headers."""
+
+    def answer(self, response: httpx.Response) -> Reranking:
+        answer = super().answer(response)
+        related = response.headers.get(_RELATED)
+        answerable = _ANSWERABLE_VALUE.fullmatch(response.headers.get(_ANSWERABLE, ""))
+        return replace(
+            answer,
+            related=None if related is None else related == "true",
+            answerable=answerable and Answerable(probability=float(answerable[2]), answerable=answerable[1] == "true"),
+        )
 
 
 def to_json(body: Mapping[str, Any]) -> bytes:
@@ -136,6 +157,7 @@ def compress(
     omissions: Omissions | None = None,
     tokenizer: Tokenizer | None = None,
     related_only: bool | None = None,
+    missed_max: float | None = None,
     offsets: Offsets | None = None,
     explain: bool | None = None,
     deadline_ms: int | None = None,
@@ -159,6 +181,7 @@ def compress(
         omissions=omissions,
         tokenizer=tokenizer,
         related_only=related_only,
+        missed_max=missed_max,
         offsets=offsets,
         explain=explain,
         deadline_ms=deadline_ms,
@@ -302,7 +325,7 @@ def rerank(
         return_documents=return_documents,
         relevant_spans=relevant_spans,
     )
-    return Call(Reranking, "POST", "/v2/rerank", body)
+    return RerankCall(Reranking, "POST", "/v2/rerank", body)
 
 
 def documents_json(documents: Iterable[str | Mapping[str, Any]]) -> list[Any]:

@@ -102,6 +102,7 @@ class Client:
         omissions: Omissions | None = None,
         tokenizer: Tokenizer | None = None,
         related_only: bool | None = None,
+        missed_max: float | None = None,
         offsets: Offsets | None = None,
         explain: bool | None = None,
         deadline_ms: int | None = None,
@@ -119,8 +120,9 @@ class Client:
             chunk_ids: ids of registered chunks, instead of `chunks`.
             messages: the conversation before the question, oldest message first, each with `role` and `content`. With it, "When was
                 she born?" is about the person of the turns before.
-            budget: size of the context: `{"tokens": 800}`, `{"ratio": 0.25}` (share of what all chunks take), or
-                `{"auto": True}` (default): the fewest sentences that carry most of the evidence.
+            budget: size of the context: `{"tokens": 800}`, `{"ratio": 0.25}` (share of what all chunks take), `{"coverage": 0.95}`
+                (as little as holds all needed evidence with this probability, 0.5 to 0.99), or `{"auto": True}` (default): the
+                fewest sentences that carry most of the evidence.
             granularity: what is kept or dropped as a unit: `"sentence"` (default), `"chunk"`, or `"token"` (words).
             keep: ids of chunks to keep whole.
             order: order of chunks in the context: `"input"` (default) or `"relevance"`.
@@ -130,6 +132,8 @@ class Client:
                 (default): marks in code, logs and tables.
             tokenizer: tokenizer that counts budgets and usage: `"model"` (default), `"o200k_base"` or `"cl100k_base"`.
             related_only: whether nothing is kept if no chunk is related to the question (default True).
+            missed_max: share of answerable questions that `answerable` may miss, 0.01 to 0.5. The smaller it is, the more questions
+                without an answer pass for answerable. Default: the daemon's setting.
             offsets: unit of offsets in the answer: `"codepoint"` (default), `"byte"` or `"utf16"`.
             explain: True adds the RC of every token, and what each word of the question matched.
             deadline_ms: how long the daemon may take, in milliseconds, including the time in its queue (default 10,000).
@@ -158,6 +162,7 @@ class Client:
             omissions=omissions,
             tokenizer=tokenizer,
             related_only=related_only,
+            missed_max=missed_max,
             offsets=offsets,
             explain=explain,
             deadline_ms=deadline_ms,
@@ -204,9 +209,10 @@ class Client:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Attribution:
-        """Finds the chunk that each part of `answer` came from, and the words that no chunk supports.
+        """Finds the chunk that each part of `answer` came from, and says whether the chunks support the part.
 
-        Pass one of `chunks`, `chunk_ids` and `compress_id`.
+        The answer also has the words that no chunk supports, what the chunks say instead, and a verdict for each quotation. Pass one
+        of `chunks`, `chunk_ids` and `compress_id`.
 
         Args:
             answer: the answer of a language model.
@@ -497,6 +503,7 @@ class AsyncClient:
         omissions: Omissions | None = None,
         tokenizer: Tokenizer | None = None,
         related_only: bool | None = None,
+        missed_max: float | None = None,
         offsets: Offsets | None = None,
         explain: bool | None = None,
         deadline_ms: int | None = None,
@@ -524,6 +531,7 @@ class AsyncClient:
             omissions=omissions,
             tokenizer=tokenizer,
             related_only=related_only,
+            missed_max=missed_max,
             offsets=offsets,
             explain=explain,
             deadline_ms=deadline_ms,
@@ -564,7 +572,7 @@ class AsyncClient:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Attribution:
-        """Finds the chunk that each part of `answer` came from, and the words that no chunk supports.
+        """Finds the chunk that each part of `answer` came from, and says whether the chunks support the part.
 
         `Client.attribute` documents the arguments.
         """

@@ -17,7 +17,7 @@ from . import _calls
 from ._calls import Call
 from ._client import AsyncClient, Client
 from .errors import ThresherError
-from .types import Compression, Granularity, Order, Reranking, Tokenizer
+from .types import Answerable, Compression, Granularity, Order, Reranking, Tokenizer
 
 Mode = Literal["compress", "rerank"]
 OnFailure = Literal["raise", "originals"]
@@ -129,7 +129,14 @@ class Options:
                     result.index,
                     passages[result.index].text,
                     result.relevance_score,
-                    {"mode": "rerank", "id": answer.id, "index": result.index, "score": result.relevance_score},
+                    {
+                        "mode": "rerank",
+                        "id": answer.id,
+                        "index": result.index,
+                        "score": result.relevance_score,
+                        "related": answer.related,
+                        "answerable": _answerable(answer.answerable),
+                    },
                 )
                 for result in answer.results
             ]
@@ -144,6 +151,8 @@ class Options:
                 "marker": next(markers) if chunk.kept else None,
                 "score": chunk.score,
                 "spans": [{"start": span.start, "end": span.end, "score": span.score} for span in chunk.spans],
+                "related": answer.rc.related,
+                "answerable": _answerable(answer.answerable),
             }
             if answer.degraded is not None:
                 metadata["degraded"] = answer.degraded.code
@@ -167,6 +176,11 @@ class Options:
             Outcome(index, passage.text, None, {**metadata, "index": index}) for index, passage in enumerate(passages)
         ]
         return originals[: self.top_n]
+
+
+def _answerable(found: Answerable | None) -> dict[str, Any] | None:
+    """Returns what metadata say of all documents together. Frameworks save metadata, so it is plain data."""
+    return None if found is None else {"answerable": found.answerable, "probability": found.probability}
 
 
 def title_of(metadata: Mapping[str, Any], key: str | None) -> str | None:

@@ -32,6 +32,7 @@ ErrorCode = Literal[
     "compress_id_unknown",
     "content_type_unsupported",
     "count_out_of_range",
+    "coverage_unavailable",
     "deadline_exceeded",
     "deadline_out_of_range",
     "documents_ambiguous",

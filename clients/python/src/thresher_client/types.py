@@ -50,7 +50,13 @@ class AutoBudget(TypedDict):
     auto: bool
 
 
-Budget = Union[TokenBudget, RatioBudget, AutoBudget]
+class CoverageBudget(TypedDict):
+    """A budget that keeps the fewest sentences that hold all needed evidence with at least the probability `coverage` (0.5 to 0.99)."""
+
+    coverage: float
+
+
+Budget = Union[TokenBudget, RatioBudget, AutoBudget, CoverageBudget]
 
 
 class KvOptions(TypedDict, total=False):
@@ -194,6 +200,22 @@ class Rc(Extensible):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answerable(Extensible):
+    """Says whether the chunks answer the question.
+
+    `probability` is the probability that they do, and `answerable` is true if it is at least `least`, the limit that `missed_max`
+    sets. `source` is the range of the text that comes closest to an answer, in the chunk with the id `chunk`. These three are None
+    in a reranking.
+    """
+
+    probability: float
+    answerable: bool
+    least: float | None = None
+    chunk: str | None = None
+    source: Range | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompressionWarning(Extensible):
     """Something to know about a compression, though it is not an error: `code`, `message`, and the id of the `chunk`, if any.
 
@@ -238,6 +260,8 @@ class Compression(Extensible):
     - `chunks`: one entry for each chunk of the request
     - `citations`: one entry for each piece of the context
     - `usage`: size of the context in tokens; None in a degraded answer
+    - `answerable`: whether the chunks answer the question; None where this is not measured: for decoders, outside English prose, and
+      in a degraded answer
     - `degraded`: the error that made the daemon return the chunks unchanged (`on_error="passthrough"`), otherwise None
     - `blocks`: number of chunks by where their keys came from: `memory`, `disk`, `shared`, `joined`, `read`
     - `timing_ms`: milliseconds for each stage, and `total`
@@ -254,6 +278,7 @@ class Compression(Extensible):
     usage: Usage | None
     rc: Rc
     degraded: ErrorInfo | None
+    answerable: Answerable | None = None
     blocks: Mapping[str, int] | None = None
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[CompressionWarning, ...] = ()
@@ -295,28 +320,78 @@ class Source(Extensible):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Conflict(TextRange):
+    """Words of a part, and what a chunk says instead.
+
+    `reason` is `number`, `name`, `contrast` (a word that excludes the part's word, such as another weekday), `negation` or `roles`
+    (two names in the opposite order). `source` is the word of the chunk, `chunk` the chunk's id, and `index` its position in the
+    request.
+    """
+
+    reason: str
+    chunk: str
+    index: int
+    source: TextRange
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part(TextRange):
     """A part of an answer (a sentence, a word or a given span) with the chunks it may have come from, best first.
 
-    `support` says from 0 to 1 how far the sources say what the part says, and `supported` is true if it is at least 0.5. Both
-    are None for a part without words.
+    - `verdict`: `supported`, `partly` (the chunks say some of it, and `unsupported` has the rest), `contradicted` (the chunks say
+      something else, and `conflicts` says what) or `not_found` (the chunks do not speak of it)
+    - `supported`: whether the verdict is `supported`
+    - `support`: the probability that the chunks support the part. With a decoder, it is not calibrated and only ranks parts.
+    - `unsupported`: words that no source has
+    - `conflicts`: what the chunks say instead, if the part is contradicted
+    - `sources`: the chunks that the part may have come from
+
+    `verdict`, `supported` and `support` are None for a part that makes no claim.
     """
 
+    verdict: str | None
     supported: bool | None
     support: float | None
     unsupported: tuple[UnsupportedSpan, ...]
     sources: tuple[Source, ...]
+    conflicts: tuple[Conflict, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotePassage(TextRange):
+    """A passage of a chunk that a quotation repeats. `chunk` is the chunk's id, and `index` its position in the request."""
+
+    chunk: str
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quote(TextRange):
+    """A quotation of an answer: the text between its quotation marks.
+
+    - `verdict`: `exact`, `stitched` (it consists of several passages), `altered` (most of its words stand in one chunk),
+      `misattributed` (it stands in another chunk than the one that the answer names) or `fabricated` (no chunk has most of its words)
+    - `has_ellipsis`: whether a mark such as `…` says that something was left out
+    - `passages`: the passages that it came from; none if it is fabricated
+    - `altered`: its words that the passages do not have
+    """
+
+    verdict: str
+    has_ellipsis: bool
+    passages: tuple[QuotePassage, ...]
+    altered: tuple[TextRange, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution(Extensible):
     """Answer of `attribute`.
 
-    `formatted` has the shape that `format` requested. `receipt` is the signed record of the attribution, if requested. `blocks`
-    and `timing_ms` are those of `Compression`.
+    `quotes` has the quotations of the answer that have at least three words. `formatted` has the shape that `format` requested.
+    `receipt` is the signed record of the attribution, if requested. `blocks` and `timing_ms` are those of `Compression`.
     """
 
     parts: tuple[Part, ...]
+    quotes: tuple[Quote, ...]
     rc: Rc
     formatted: Any = None
     blocks: Mapping[str, int] | None = None
@@ -366,7 +441,7 @@ class RegisteredChunk(Extensible):
     id: str
     text: str
     title: str | None = None
-    kind: Kind | None = None
+    kind: str | None = None
     metadata: Any = None
 
 
@@ -418,10 +493,16 @@ class RerankResult(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Reranking(Extensible):
-    """Answer of `rerank`, best document first."""
+    """Answer of `rerank`, best document first.
+
+    `related` is true if at least one document concerns the question, and `answerable` says whether the documents answer it. Both
+    come from headers of the response, and are None where they are not measured.
+    """
 
     id: str
     results: tuple[RerankResult, ...]
+    related: bool | None = None
+    answerable: Answerable | None = None
     model: str | None = None
     usage: Mapping[str, int] | None = None
     meta: Any = None
